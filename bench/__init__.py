@@ -1,0 +1,1 @@
+"""What is measured and how: cases, launching, timing, records, collectives, point-to-point."""

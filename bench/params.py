@@ -1,0 +1,109 @@
+"""Parameters of a case: declared once, used by listing, validation, ``--set``, plan files and the docs."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.errors import UserError
+from bench.units import parse_size, parse_sizes
+from bench.words import did_you_mean, listed
+
+Value = bool | int | float | str
+Kind = Literal["int", "float", "str", "bool", "size"]
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a word",
+    "bool": "true or false",
+    "size": "a size such as 64K",
+}
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Param:
+    """A parameter of a case: ``minimum`` is inclusive, ``choices`` empty where every value of the kind is allowed."""
+
+    name: str
+    kind: Kind
+    default: Value
+    help: str
+    choices: tuple[Value, ...] = ()
+    minimum: float | None = None
+
+    def allowed(self) -> str:
+        """Say in words what values are allowed."""
+        if self.choices:
+            return listed(self.choices)
+        above = "" if self.minimum is None else f" of at least {self.minimum:g}"
+        return _WORDS[self.kind] + above
+
+    def parse(self, found: object) -> Value:
+        """Return ``found``, text or a value from a file, as this parameter's kind; ``UserError`` if it does not fit."""
+        try:
+            value = _convert(self.kind, found)
+        except ValueError:
+            raise self._refusal(found) from None
+        if self.choices and value not in self.choices:
+            raise self._refusal(found)
+        if self.minimum is not None and not isinstance(value, str) and value < self.minimum:
+            raise self._refusal(found)
+        return value
+
+    def parse_many(self, text: str) -> tuple[Value, ...]:
+        """Return the values of a comma-separated list; a size list may hold ranges such as ``1K:64M:x4``."""
+        if self.kind == "size":
+            return tuple(self.parse(size) for size in parse_sizes(text))
+        return tuple(dict.fromkeys(self.parse(word.strip()) for word in text.split(",")))
+
+    def _refusal(self, found: object) -> UserError:
+        hint = did_you_mean(str(found), map(str, self.choices)) if self.choices else ""
+        return UserError(f"{self.name} = {found!r} is not allowed: {self.name} is {self.allowed()}{hint}")
+
+
+def _convert(kind: Kind, found: object) -> Value:
+    if kind == "bool":
+        return _to_bool(found)
+    if isinstance(found, bool):
+        raise ValueError("a boolean is not a number")
+    if kind == "size":
+        return parse_size(found) if isinstance(found, str) else _to_int(found)
+    if kind == "int":
+        return _to_int(found)
+    if kind == "float":
+        return float(found) if isinstance(found, str | int | float) else _fail()
+    return found if isinstance(found, str) else _fail()
+
+
+def _to_bool(found: object) -> bool:
+    word = str(found).lower()
+    if word not in (*_TRUE, *_FALSE):
+        raise ValueError("neither true nor false")
+    return word in _TRUE
+
+
+def _to_int(found: object) -> int:
+    if isinstance(found, float) and found != int(found):
+        raise ValueError("not a whole number")
+    return int(found) if isinstance(found, str | int | float) else _fail()
+
+
+def _fail() -> int:
+    raise ValueError("of another kind")
+
+
+def resolve(params: Iterable[Param], given: Mapping[str, object], where: str) -> dict[str, Value]:
+    """Return every parameter with its given or default value, in declared order; ``where`` names the case in errors."""
+    declared = {param.name: param for param in params}
+    for name in given:
+        if name not in declared:
+            raise unknown_parameter(name, declared, where)
+    return {name: param.parse(given[name]) if name in given else param.default for name, param in declared.items()}
+
+
+def unknown_parameter(name: str, declared: Iterable[str], where: str) -> UserError:
+    """Return the refusal of a parameter that ``where`` does not have."""
+    names = sorted(declared)
+    has = listed(names) if names else "none"
+    return UserError(f"{where} has no parameter {name!r}: it has {has}{did_you_mean(name, names)}")

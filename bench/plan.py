@@ -1,0 +1,37 @@
+"""The plan: which cases, on how many ranks, measured how."""
+
+import msgspec
+
+from bench.cases import Case
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+    """A case of the plan that cannot run here, and why."""
+
+    case: Case
+    reason: str
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True):
+    """When a case has been measured enough: the interval's half-width relative to the median, or a count."""
+
+    warmup: int = 5
+    min_iterations: int = 6
+    max_iterations: int = 1000
+    precision: float = 0.025
+    seed: int = 0
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a run was asked to do; ``budget_seconds`` is for the whole run, ``timeout_seconds`` for one case."""
+
+    preset: str
+    cases: tuple[Case, ...]
+    skipped: tuple[Skipped, ...]
+    nproc: int
+    backend: str
+    device: str
+    launches: int
+    budget_seconds: float
+    timeout_seconds: float
+    measure: Measure = Measure()

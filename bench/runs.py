@@ -1,0 +1,153 @@
+"""A run's folder: ``run.json``, ``records.jsonl``, ``samples/``, ``traces/``, ``logs/``, ``report.html``.
+
+One process writes it, the driver, and holds a lock while it does.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from bench.errors import UserError
+from bench.plan import Plan
+from bench.records import SCHEMA, Record, encode, read_records
+
+FOLDERS = ("samples", "traces", "logs")
+_ROOM_BYTES = 8 << 20
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """``run.json``: what was asked, and the environment that all ranks share (None until the first ranks tell)."""
+
+    schema: int = SCHEMA
+    id: str
+    started: str
+    host: str
+    parbench: str
+    plan: Plan
+    environment: dict[str, Any] | None = None
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as read from its folder."""
+
+    path: Path
+    info: RunInfo
+    records: tuple[Record, ...]
+
+
+def utc_now() -> str:
+    """Return the time as UTC ISO 8601, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
+    """Make a new run folder under ``out``; ``UserError`` if it cannot be written or the disk is full."""
+    host = socket.gethostname()
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    name = f"{stamp}-{host}-{secrets.token_hex(3)}"
+    path = out / name
+    info = RunInfo(id=name, started=utc_now(), host=host, parbench=version, plan=plan)
+    try:
+        path.mkdir(parents=True)
+        for folder in FOLDERS:
+            (path / folder).mkdir()
+        _check_room(path)
+        write_info(path, info)
+        (path / "records.jsonl").touch()
+    except OSError as error:
+        shutil.rmtree(path, ignore_errors=True)
+        raise UserError(f"--out {out} cannot hold a run: {_os_reason(error)}") from error
+    return path, info
+
+
+def _check_room(path: Path) -> None:
+    """Write and remove a file of the size a run may take: free space alone does not show quotas."""
+    probe = path / ".room"
+    with probe.open("wb") as file:
+        file.write(b"\0" * _ROOM_BYTES)
+        file.flush()
+        os.fsync(file.fileno())
+    probe.unlink()
+
+
+def _os_reason(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full ({_ROOM_BYTES >> 20} MB are needed); free some, or choose another folder with --out"
+    return f"{error.strerror} ({error.filename}); choose another folder with --out"
+
+
+def write_info(path: Path, info: RunInfo) -> None:
+    """Write ``run.json``, whole or not at all."""
+    fresh = path / ".run.json"
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
+    fresh.replace(path / "run.json")
+
+
+def load_run(path: Path) -> Run:
+    """Return a run from its folder; ``UserError`` if it is none, or newer than this parbench."""
+    info = load_info(path)
+    return Run(path=path, info=info, records=tuple(read_records(path / "records.jsonl")))
+
+
+def load_info(path: Path) -> RunInfo:
+    """Return ``run.json``; ``UserError`` if the folder is no run."""
+    file = path / "run.json"
+    try:
+        info = msgspec.json.decode(file.read_bytes(), type=RunInfo)
+    except OSError as error:
+        raise UserError(f"{path} is no run: it holds no readable run.json") from error
+    except msgspec.MsgspecError as error:
+        raise UserError(f"{file} is not what parbench wrote: {error}") from error
+    if info.schema > SCHEMA:
+        raise UserError(f"{file}: schema {info.schema} is newer than {SCHEMA}, the newest this parbench reads")
+    return info
+
+
+class RecordWriter:
+    """Appends records, each flushed to disk before the next case begins."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self._file = file
+        self._path = path
+
+    def write(self, record: Record) -> None:
+        """Append one record; ``UserError`` if the disk does not take it."""
+        try:
+            self._file.write(encode(record))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise UserError(f"{self._path / 'records.jsonl'} takes no more records: {error.strerror}") from error
+
+    def write_samples(self, name: str, content: bytes) -> None:
+        """Write a case's raw samples of every rank (an ``.npz``)."""
+        target = self._path / "samples" / name
+        try:
+            target.write_bytes(content)
+        except OSError as error:
+            raise UserError(f"{target} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def open_writer(path: Path) -> Iterator[RecordWriter]:
+    """Yield the run's writer, a line cut short by a kill taken off first; ``UserError`` if another process writes it."""
+    records = path / "records.jsonl"
+    with records.open("r+b", buffering=0) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{path} is being written by another process; wait until it ends") from None
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+        file.seek(0, os.SEEK_END)
+        yield RecordWriter(file, path)

@@ -1,0 +1,150 @@
+"""Statistics of samples: medians, their intervals, noise. Pure Python; nothing here knows what was timed.
+
+Within one launch the interval of the median is the distribution-free one of order statistics (binomial). Across
+launches it is Student's t on the logarithms of the launches' medians: the launch is the unit of replication
+(Hunold & Carpen-Amarie, arXiv 1505.07734).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+Grade = Literal["quiet", "fair", "noisy", "wild"]
+
+CONFIDENCE = 0.95
+MIN_FOR_INTERVAL = 6
+MIN_FOR_P99 = 100
+_GRADES: tuple[tuple[float, Grade], ...] = ((0.05, "quiet"), (0.15, "fair"), (0.40, "noisy"))
+_STEADY_TOLERANCE = 0.10
+_MIN_FOR_STEADY = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A median with its 95 % interval, None where there are too few samples for one, and the method in words."""
+
+    value: float
+    low: float | None
+    high: float | None
+    method: str
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the interval's width relative to the value."""
+        if self.low is None or self.high is None or self.value == 0:
+            return None
+        return (self.high - self.low) / 2 / self.value
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median of at least one value."""
+    return quantile(values, 0.5)
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """Return the ``q`` quantile, linear between order statistics (Hyndman & Fan type 7, numpy's default)."""
+    ordered = sorted(values)
+    position = q * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+@cache
+def _outer_rank(n: int) -> int:
+    """Return the largest 1-based k for which [x(k), x(n+1-k)] covers the median with the confidence asked; 0 if none."""
+    tail, term, k = 0.0, 0.5**n, 0
+    while k < n // 2 and tail + term <= (1 - CONFIDENCE) / 2:
+        tail += term
+        term *= (n - k) / (k + 1)
+        k += 1
+    return k
+
+
+def within_launch(values: Sequence[float]) -> Estimate:
+    """Return the median of one launch with its order-statistics interval; samples are taken as independent."""
+    n = len(values)
+    method = f"median of {n} iterations of one launch"
+    k = _outer_rank(min(n, 1000)) if n >= MIN_FOR_INTERVAL else 0
+    if n > 1000:  # the binomial's normal approximation; 0.5**n leaves the range of a float soon after
+        k = math.floor(n / 2 - 0.98 * math.sqrt(n))
+    if k == 0:
+        return Estimate(value=median(values), low=None, high=None, method=f"{method}; too few for an interval")
+    ordered = sorted(values)
+    return Estimate(
+        value=median(values),
+        low=ordered[k - 1],
+        high=ordered[n - k],
+        method=f"{method}, order-statistics interval",
+    )
+
+
+def across_launches(medians: Sequence[float]) -> Estimate:
+    """Return the geometric mean of the launches' medians with Student's t interval on their logarithms."""
+    n = len(medians)
+    logs = [math.log(value) for value in medians]
+    mean = sum(logs) / n
+    method = f"geometric mean of {n} launch medians"
+    if n < 2:
+        return Estimate(value=math.exp(mean), low=None, high=None, method=f"{method}; one launch has no interval")
+    deviation = math.sqrt(sum((log - mean) ** 2 for log in logs) / (n - 1))
+    reach = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * deviation / math.sqrt(n)
+    return Estimate(
+        value=math.exp(mean),
+        low=math.exp(mean - reach),
+        high=math.exp(mean + reach),
+        method=f"{method}, t interval",
+    )
+
+
+def t_quantile(p: float, df: int) -> float:
+    """Return Student's t quantile for ``p`` in (0.5, 1), by bisection of its distribution function."""
+    low, high = 0.0, 1e4
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_distribution(middle, df) < p else (low, middle)
+    return (low + high) / 2
+
+
+def _t_distribution(t: float, df: int) -> float:
+    """Return P(T <= t): the finite series of Abramowitz & Stegun 26.7.3 and 26.7.4, exact for whole df."""
+    theta = math.atan(t / math.sqrt(df))
+    cosine, sine = math.cos(theta), math.sin(theta)
+    odd = df % 2
+    term = total = cosine if odd else 1.0
+    for i in range(3 if odd else 2, df - 1, 2):
+        term *= cosine**2 * (i - 1) / i
+        total += term
+    if odd:
+        inside = 2 / math.pi * (theta + (sine * total if df > 1 else 0.0))
+    else:
+        inside = sine * total
+    return 0.5 + inside / 2
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the interquartile range over the median."""
+    middle = median(values)
+    return (quantile(values, 0.75) - quantile(values, 0.25)) / middle if middle else 0.0
+
+
+def grade(relative_spread: float) -> Grade:
+    """Return the noise grade of a spread: quiet (under 5 %), fair (15 %), noisy (40 %) or wild."""
+    return next((name for limit, name in _GRADES if relative_spread < limit), "wild")
+
+
+def steadiness(values: Sequence[float]) -> str:
+    """Say whether samples are flat, warmed up late, or drift, from the medians of their quarters (10 % apart)."""
+    n = len(values)
+    if n < _MIN_FOR_STEADY:
+        return f"unknown (fewer than {_MIN_FOR_STEADY} iterations)"
+    first, *rest = [median(values[n * i // 4 : n * (i + 1) // 4]) for i in range(4)]
+    base = median(rest)
+    limit = _STEADY_TOLERANCE * base
+    if max(rest) - min(rest) > limit:
+        ordered = [first, *rest]
+        monotone = ordered in (sorted(ordered), sorted(ordered, reverse=True))
+        return "drifting" if monotone else "unsteady"
+    return f"warm-up ended by iteration {n // 4}" if abs(first - base) > limit else "flat"

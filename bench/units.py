@@ -1,0 +1,85 @@
+"""Sizes and durations as people write them.
+
+Sizes are 1024-based (``64K`` is 65536 bytes); bandwidths, printed elsewhere, are 1e9-based.
+"""
+
+import re
+
+from bench.errors import UserError
+
+_SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"(\d+)([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_DURATION_FACTORS = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|)")
+_SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4) or 1M:8M:+1M (plus 1M)"
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes meant by ``text``: a whole number with an optional K, M, G or T."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UserError(
+            f"size {text!r} is not understood: write a whole number of bytes with K, M, G or T (1024-based), "
+            "such as 64K"
+        )
+    return int(match[1]) * _SIZE_FACTORS[match[2].upper()]
+
+
+def format_size(num_bytes: int) -> str:
+    """Return ``num_bytes`` in the largest unit that holds it exactly, so that it parses back."""
+    for unit in ("T", "G", "M", "K"):
+        if num_bytes and num_bytes % _SIZE_FACTORS[unit] == 0:
+            return f"{num_bytes // _SIZE_FACTORS[unit]}{unit}"
+    return str(num_bytes)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Return the sizes meant by a list such as ``1K:64M:x4,3M``, in the order written, each once."""
+    sizes = [size for part in text.split(",") for size in _parse_range(part)]
+    return tuple(dict.fromkeys(sizes))
+
+
+def _parse_range(text: str) -> list[int]:
+    parts = text.split(":")
+    if len(parts) == 1:
+        return [parse_size(text)]
+    if len(parts) > 3:
+        raise UserError(f"sizes {text!r} are not understood: {_SIZES_HELP}")
+    start, stop = parse_size(parts[0]), parse_size(parts[1])
+    if start > stop:
+        raise UserError(f"sizes {text!r} start above their end: {parts[0]} > {parts[1]}; {_SIZES_HELP}")
+    step = parts[2] if len(parts) == 3 else "x2"
+    if step[:1] == "+" and parse_size(step[1:]) > 0:
+        return list(range(start, stop + 1, parse_size(step[1:])))
+    if step[:1] in ("x", "X") and step[1:].isdigit() and int(step[1:]) > 1 and start > 0:
+        return _geometric(start, stop, int(step[1:]))
+    raise UserError(
+        f"sizes {text!r} have no usable step: {step!r} is neither xFACTOR (above 1, from a start above 0) "
+        f"nor +BYTES (above 0); {_SIZES_HELP}"
+    )
+
+
+def _geometric(start: int, stop: int, factor: int) -> list[int]:
+    sizes = []
+    while start <= stop:
+        sizes.append(start)
+        start *= factor
+    return sizes
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds meant by ``text``: ``90``, ``90s``, ``2m``, ``1h`` or ``500ms``, above zero."""
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match[1]) * _DURATION_FACTORS[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise UserError(f"duration {text!r} is not understood: write a number above 0 with ms, s, m or h, such as 90s")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """Return ``seconds`` as a person says them: ``850 ms``, ``42 s``, ``3 min 20 s``."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes else f"{whole} s"

@@ -1,0 +1,1 @@
+"""Sweeps over nodes. Never imports torch."""

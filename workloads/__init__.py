@@ -1,0 +1,1 @@
+"""Training steps to measure: the model and one file per parallelism."""
