@@ -123,8 +123,9 @@ class RecordWriter:
     def write(self, record: Record) -> None:
         """Append one record; ``UserError`` if the disk does not take it."""
         try:
-            self._file.write(encode(record))
-            self._file.flush()
+            line = encode(record)
+            if self._file.write(line) != len(line):  # unbuffered: a full disk may take only a part
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file.fileno())
         except OSError as error:
             raise UserError(f"{self._path / 'records.jsonl'} takes no more records: {error.strerror}") from error
@@ -140,7 +141,7 @@ class RecordWriter:
 
 @contextmanager
 def open_writer(path: Path) -> Iterator[RecordWriter]:
-    """Yield the run's writer, a line cut short by a kill taken off first; ``UserError`` if another process writes it."""
+    """Yield the run's writer, first taking off a line cut short by a kill; ``UserError`` if another process writes."""
     records = path / "records.jsonl"
     with records.open("r+b", buffering=0) as file:
         try:

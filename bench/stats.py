@@ -54,7 +54,7 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 @cache
 def _outer_rank(n: int) -> int:
-    """Return the largest 1-based k for which [x(k), x(n+1-k)] covers the median with the confidence asked; 0 if none."""
+    """Return the largest 1-based k for which [x(k), x(n+1-k)] covers the median as often as asked; 0 if none does."""
     tail, term, k = 0.0, 0.5**n, 0
     while k < n // 2 and tail + term <= (1 - CONFIDENCE) / 2:
         tail += term
@@ -117,10 +117,7 @@ def _t_distribution(t: float, df: int) -> float:
     for i in range(3 if odd else 2, df - 1, 2):
         term *= cosine**2 * (i - 1) / i
         total += term
-    if odd:
-        inside = 2 / math.pi * (theta + (sine * total if df > 1 else 0.0))
-    else:
-        inside = sine * total
+    inside = 2 / math.pi * (theta + (sine * total if df > 1 else 0.0)) if odd else sine * total
     return 0.5 + inside / 2
 
 
