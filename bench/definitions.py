@@ -35,10 +35,9 @@ def _refuse(params: Mapping[str, Value], setting: Setting, *, shards: int) -> st
     if size % (shards * itemsize):
         ranks = f"{shards} ranks x " if shards > 1 else ""
         below = size - size % (shards * itemsize)
-        return (
-            f"size {size} B is not a multiple of {ranks}{itemsize} B ({dtype}); "
-            f"nearest are {below} and {below + shards * itemsize}"
-        )
+        above = below + shards * itemsize
+        nearest = f"nearest are {below} and {above}" if below else f"the least is {above}"
+        return f"size {size} B is not a multiple of {ranks}{itemsize} B ({dtype}); {nearest}"
     needed = size * _BUFFERS_PER_RANK * (setting.nproc if setting.device == "cpu" else 1)
     if setting.memory_bytes is not None and needed > setting.memory_bytes:
         return (

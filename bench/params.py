@@ -1,5 +1,6 @@
 """Parameters of a case: declared once, used by listing, validation, ``--set``, plan files and the docs."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -72,7 +73,7 @@ def _convert(kind: Kind, found: object) -> Value:
     if kind == "int":
         return _to_int(found)
     if kind == "float":
-        return float(found) if isinstance(found, str | int | float) else _fail()
+        return _to_float(found)
     return found if isinstance(found, str) else _fail()
 
 
@@ -84,9 +85,14 @@ def _to_bool(found: object) -> bool:
 
 
 def _to_int(found: object) -> int:
-    if isinstance(found, float) and found != int(found):
+    if isinstance(found, float) and not found.is_integer():
         raise ValueError("not a whole number")
     return int(found) if isinstance(found, str | int | float) else _fail()
+
+
+def _to_float(found: object) -> float:
+    number = float(found) if isinstance(found, str | int | float) else _fail()
+    return number if math.isfinite(number) else _fail()  # JSON has neither NaN nor infinity
 
 
 def _fail() -> int:

@@ -23,7 +23,10 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a run was asked to do; ``budget_seconds`` is for the whole run, ``timeout_seconds`` for one case."""
+    """Everything a run was asked to do; ``budget_seconds`` is for the whole run, ``timeout_seconds`` for one case.
+
+    ``notes`` say what no row of the run can claim; ranks import targets from ``path`` too, after everything else.
+    """
 
     preset: str
     cases: tuple[Case, ...]
@@ -35,3 +38,5 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     budget_seconds: float
     timeout_seconds: float
     measure: Measure = Measure()
+    notes: tuple[str, ...] = ()
+    path: str | None = None

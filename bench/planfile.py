@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -28,22 +29,22 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The whole file; what is absent is decided by the preset, what the command line says goes before it."""
 
     preset: str | None = None
-    nproc: int | None = None
+    nproc: Annotated[int, msgspec.Meta(ge=1)] | None = None
     backend: str | None = None
     device: str | None = None
-    launches: int | None = None
+    launches: Annotated[int, msgspec.Meta(ge=1)] | None = None
     budget: str | float | None = None
     timeout: str | float | None = None
     case: tuple[FileCase, ...] = ()
 
 
-_UNKNOWN = re.compile(r"unknown field `(\w+)`")
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 
 
 def read_plan_file(path: Path) -> PlanFile:
     """Return the file's contents; ``UserError`` names the file and the place in it that is wrong."""
     try:
-        raw = tomllib.loads(path.read_text())
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"plan file {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -8,7 +8,8 @@ from bench.cases import Case, Definition, Setting, matches, select
 from bench.errors import UserError
 from bench.params import Value, unknown_parameter
 from bench.plan import Plan, Skipped
-from bench.presets import PRESETS, Entry
+from bench.presets import PRESETS, Entry, Preset
+from bench.words import did_you_mean, listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +34,12 @@ Candidate = tuple[Case, str | None]
 
 def make_plan(request: Request, catalogue: Sequence[Definition], setting: Setting) -> Plan:
     """Return the plan; ``UserError`` if it names what does not exist, or asks for what cannot run here."""
-    preset = PRESETS[request.preset]
+    preset = _preset(request.preset)
     entries = request.entries or preset.entries
     chosen = _chosen(request, catalogue)
-    _check_settings(request.settings, chosen)
+    _check_settings(request.settings, chosen, "--set: what was chosen")
+    for entry in request.entries:
+        _check_settings(entry.set, select(catalogue, [entry.name]), f"case {entry.name!r}")
     candidates = [pair for definition in chosen for pair in _candidates(definition, entries, request, setting)]
     _check_possible(candidates, request.settings)
     skipped = {case.id: Skipped(case=case, reason=reason) for case, reason in candidates if reason is not None}
@@ -54,6 +57,12 @@ def make_plan(request: Request, catalogue: Sequence[Definition], setting: Settin
     )
 
 
+def _preset(name: str) -> Preset:
+    if name not in PRESETS:
+        raise UserError(f"no preset is named {name!r}: it is {listed(PRESETS)}{did_you_mean(name, PRESETS)}")
+    return PRESETS[name]
+
+
 def _chosen(request: Request, catalogue: Sequence[Definition]) -> tuple[Definition, ...]:
     """Return what is to be measured: the given entries' cases, or all, narrowed by ``only``."""
     named = select(catalogue, [entry.name for entry in request.entries])
@@ -64,11 +73,11 @@ def _chosen(request: Request, catalogue: Sequence[Definition]) -> tuple[Definiti
     return chosen
 
 
-def _check_settings(settings: Mapping[str, str], chosen: Sequence[Definition]) -> None:
+def _check_settings(settings: Mapping[str, str], chosen: Sequence[Definition], source: str) -> None:
     known = {param.name for definition in chosen for param in definition.params}
     for name in settings:
         if name not in known:
-            where = chosen[0].name if len(chosen) == 1 else f"--set: none of the {len(chosen)} chosen cases"
+            where = chosen[0].name if len(chosen) == 1 else f"{source} ({len(chosen)} cases)"
             raise unknown_parameter(name, known, where)
 
 

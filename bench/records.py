@@ -99,13 +99,25 @@ class _Versioned(msgspec.Struct):
 
 
 def encode(record: Record) -> bytes:
-    """Return the record as one line of JSON, with its newline; never NaN or Infinity."""
-    return msgspec.json.encode(record) + b"\n"
+    """Return the record as one line of JSON, with its newline; ``ValueError`` if it could not be read back.
+
+    NaN and infinity become null, which is unknown: allowed as a metric or a detail, not as a sample.
+    """
+    line = msgspec.json.encode(record)
+    try:
+        msgspec.json.decode(line, type=Record)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the record of {record.case.label} could not be read back: {error}") from error
+    return line + b"\n"
 
 
 def read_records(path: Path) -> Iterator[Record]:
     """Yield the records of a file; a last line that was cut short is passed over, any other bad line is refused."""
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
@@ -114,12 +126,17 @@ def read_records(path: Path) -> Iterator[Record]:
 
 def _decode(line: bytes, where: str) -> Record:
     try:
-        version = msgspec.json.decode(line, type=_Versioned).schema
-        if version > SCHEMA:
-            raise UserError(f"{where}: schema {version} is newer than {SCHEMA}, the newest this parbench reads")
+        refuse_newer(line, where)
         return msgspec.json.decode(line, type=Record)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UserError(f"{where} is no record: {error}") from error
+
+
+def refuse_newer(content: bytes, where: str) -> None:
+    """Refuse JSON of a newer schema before its other fields are looked at: they may differ."""
+    version = msgspec.json.decode(content, type=_Versioned).schema
+    if version > SCHEMA:
+        raise UserError(f"{where}: schema {version} is newer than {SCHEMA}, the newest this parbench reads")
 
 
 def json_schema() -> dict[str, Any]:

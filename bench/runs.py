@@ -19,7 +19,7 @@ import msgspec
 
 from bench.errors import UserError
 from bench.plan import Plan
-from bench.records import SCHEMA, Record, encode, read_records
+from bench.records import SCHEMA, Record, encode, read_records, refuse_newer
 
 FOLDERS = ("samples", "traces", "logs")
 _ROOM_BYTES = 8 << 20
@@ -103,14 +103,13 @@ def load_info(path: Path) -> RunInfo:
     """Return ``run.json``; ``UserError`` if the folder is no run."""
     file = path / "run.json"
     try:
-        info = msgspec.json.decode(file.read_bytes(), type=RunInfo)
+        content = file.read_bytes()
+        refuse_newer(content, str(file))
+        return msgspec.json.decode(content, type=RunInfo)
     except OSError as error:
         raise UserError(f"{path} is no run: it holds no readable run.json") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not what parbench wrote: {error}") from error
-    if info.schema > SCHEMA:
-        raise UserError(f"{file}: schema {info.schema} is newer than {SCHEMA}, the newest this parbench reads")
-    return info
 
 
 class RecordWriter:
@@ -143,12 +142,22 @@ class RecordWriter:
 def open_writer(path: Path) -> Iterator[RecordWriter]:
     """Yield the run's writer, first taking off a line cut short by a kill; ``UserError`` if another process writes."""
     records = path / "records.jsonl"
-    with records.open("r+b", buffering=0) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{path} is being written by another process; wait until it ends") from None
+    try:
+        file = records.open("r+b", buffering=0)
+    except OSError as error:
+        raise UserError(f"{records} cannot be written: {error.strerror}") from error
+    with file:
+        _lock(file, path)
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)
         yield RecordWriter(file, path)
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{path} is being written by another process; wait until it ends") from None
+    except OSError as error:  # Lustre mounted without flock
+        raise UserError(f"{path} cannot be locked: {error.strerror}; choose another folder with --out") from error

@@ -101,8 +101,10 @@ def across_launches(medians: Sequence[float]) -> Estimate:
 
 def t_quantile(p: float, df: int) -> float:
     """Return Student's t quantile for ``p`` in (0.5, 1), by bisection of its distribution function."""
-    low, high = 0.0, 1e4
-    for _ in range(80):
+    low, high = 0.0, 1.0
+    while _t_distribution(high, df) < p:
+        low, high = high, 2 * high
+    for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if _t_distribution(middle, df) < p else (low, middle)
     return (low + high) / 2

@@ -8,9 +8,11 @@ import re
 from bench.errors import UserError
 
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"(\d+)([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,18})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _DURATION_FACTORS = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|)")
+_DURATION = re.compile(r"(\d{1,18}(?:\.\d+)?)(ms|s|m|h|)", re.ASCII)
+_FACTOR = re.compile(r"\d{1,18}", re.ASCII)
+_MAX_STEPS = 10_000
 _SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4) or 1M:8M:+1M (plus 1M)"
 
 
@@ -49,9 +51,11 @@ def _parse_range(text: str) -> list[int]:
     if start > stop:
         raise UserError(f"sizes {text!r} start above their end: {parts[0]} > {parts[1]}; {_SIZES_HELP}")
     step = parts[2] if len(parts) == 3 else "x2"
-    if step[:1] == "+" and parse_size(step[1:]) > 0:
-        return list(range(start, stop + 1, parse_size(step[1:])))
-    if step[:1] in ("x", "X") and step[1:].isdigit() and int(step[1:]) > 1 and start > 0:
+    if step[:1] == "+" and (increment := parse_size(step[1:])) > 0:
+        if (stop - start) // increment > _MAX_STEPS:
+            raise UserError(f"sizes {text!r} are more than {_MAX_STEPS}: write a larger step")
+        return list(range(start, stop + 1, increment))
+    if step[:1] in ("x", "X") and _FACTOR.fullmatch(step[1:]) and int(step[1:]) > 1 and start > 0:
         return _geometric(start, stop, int(step[1:]))
     raise UserError(
         f"sizes {text!r} have no usable step: {step!r} is neither xFACTOR (above 1, from a start above 0) "
@@ -78,7 +82,7 @@ def parse_duration(text: str) -> float:
 
 def format_duration(seconds: float) -> str:
     """Return ``seconds`` as a person says them: ``850 ms``, ``42 s``, ``3 min 20 s``."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1e3:.0f} ms"
     whole = round(seconds)
     minutes, rest = divmod(whole, 60)

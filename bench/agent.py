@@ -1,0 +1,33 @@
+"""torchrun, as a child that ends with its driver and tells how each rank ended, in a file and not in a log."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from bench.parent import die_with_parent
+
+EXITS_VARIABLE = "PARBENCH_EXITS"
+DRIVER_VARIABLE = "PARBENCH_DRIVER_PID"
+
+
+def main() -> int:
+    """Run torchrun with this process's arguments; 0 if every rank ended well."""
+    die_with_parent(signal.SIGTERM)
+    if os.getppid() != int(os.environ[DRIVER_VARIABLE]):
+        return 1  # the driver had ended before we could ask to be told
+    try:
+        run.main(sys.argv[1:])
+    except ChildFailedError as error:
+        exits = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        Path(os.environ[EXITS_VARIABLE]).write_bytes(msgspec.json.encode(exits))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""The connection between the driver and each rank, on the standard library's authenticated listener.
+
+A rank whose driver is gone ends itself; the driver learns of a rank's death when its connection closes. Neither needs
+torch, a log file or a shared file system.
+"""
+
+import os
+import queue
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Self
+
+import msgspec
+
+from bench.messages import FromDriver, FromRank, Hello
+
+ADDRESS_VARIABLE = "PARBENCH_DRIVER"
+KEY_VARIABLE = "PARBENCH_KEY"
+_BACKLOG = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gone:
+    """A rank's connection has closed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something heard from a rank."""
+
+    rank: int
+    what: FromRank | Gone
+
+
+class Hub:
+    """The driver's end: listens on a free port of ``host`` and gathers what ranks say, in order of arrival."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._key = secrets.token_bytes(32)
+        self._listener = Listener((host, 0), backlog=_BACKLOG, authkey=self._key)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._connections: dict[int, Connection] = {}
+        self._closed = threading.Event()
+        threading.Thread(target=self._accept, name="hub", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables by which a rank finds the hub."""
+        host, port = self._listener.address
+        return {ADDRESS_VARIABLE: f"{host}:{port}", KEY_VARIABLE: self._key.hex()}
+
+    def next(self, timeout_seconds: float) -> Event | None:
+        """Return what is heard next, None if nothing is within the time."""
+        try:
+            return self._events.get(timeout=max(timeout_seconds, 0.0))
+        except queue.Empty:
+            return None
+
+    def send(self, rank: int, message: FromDriver) -> None:
+        """Tell one rank; a rank that is gone is told nothing, its ``Gone`` is among the events."""
+        try:
+            self._connections[rank].send_bytes(msgspec.msgpack.encode(message))
+        except (OSError, KeyError):
+            return
+
+    def close(self) -> None:
+        """Stop listening and hang up on every rank, which ends those still alive."""
+        self._closed.set()
+        _unblock(self._listener)
+        self._listener.close()
+        for connection in list(self._connections.values()):
+            _hang_up(connection)
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection = self._listener.accept()
+            except (AuthenticationError, EOFError, ConnectionError):
+                continue  # a stranger, or a rank that died while it said who it is
+            except OSError:
+                return
+            threading.Thread(target=self._listen, args=(connection,), name="rank", daemon=True).start()
+
+    def _listen(self, connection: Connection) -> None:
+        rank: int | None = None
+        try:
+            while True:
+                message = msgspec.msgpack.decode(connection.recv_bytes(), type=FromRank)
+                if isinstance(message, Hello):
+                    rank = message.rank
+                    self._connections[rank] = connection
+                if rank is not None:
+                    self._events.put(Event(rank=rank, what=message))
+        except (EOFError, OSError):
+            if rank is not None:
+                self._events.put(Event(rank=rank, what=Gone()))
+
+
+def _unblock(listener: Listener) -> None:
+    """Wake a thread that waits in accept: closing a socket does not."""
+    try:
+        socket.create_connection(listener.address, timeout=1).close()
+    except OSError:
+        return
+
+
+def _hang_up(connection: Connection) -> None:
+    """Close for both directions: a close alone would leave a thread that reads it waiting."""
+    try:
+        with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+class Line:
+    """A rank's end: says what it does, and answers the driver from a thread of its own."""
+
+    def __init__(self, address: str, key: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._connection = Client((host, int(port)), authkey=bytes.fromhex(key))
+        self._lock = threading.Lock()
+        self._decoder: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
+
+    def say(self, message: FromRank) -> None:
+        """Send a message; a driver that is gone is noticed by the listening thread."""
+        with self._lock:
+            try:
+                self._connection.send_bytes(msgspec.msgpack.encode(message))
+            except OSError:
+                return
+
+    def hear(self) -> FromDriver | None:
+        """Return the driver's next message, None once it has gone."""
+        try:
+            return self._decoder.decode(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            return None
+
+    def listen(self, answer: Callable[[], FromRank], on_gone: Callable[[], None]) -> None:
+        """Answer every further message from a thread, until the driver goes."""
+
+        def loop() -> None:
+            while self.hear() is not None:
+                self.say(answer())
+            on_gone()
+
+        threading.Thread(target=loop, name="driver", daemon=True).start()

@@ -1,0 +1,137 @@
+"""The command line of what is measured: run, list, doctor, schema."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from bench.errors import UserError
+from bench.units import format_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class House:
+    """What the other packages give to these commands: modules with definitions, and how a finished run is shown."""
+
+    modules: Sequence[str]
+    show: Callable[[Path], int]
+    exit_code: Callable[[Path], int]
+
+
+_RUN_EXAMPLES = """\b
+Examples:
+  parbench run                                        the main job, within two minutes
+  parbench run --preset smoke --only 'collective.*'
+  parbench run --only all_reduce --sizes 1K:64M:x4 --dtype float32,bfloat16
+  parbench run --only ddp --set layers=2,4 --launches 3
+  parbench run --target mypackage.mystep:prepare      a step of your own
+  parbench run --resume runs/20260101T000000Z-host-1a2b3c
+
+\b
+Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
+"""
+
+
+@click.command(epilog=_RUN_EXAMPLES)
+@click.option("--preset", help="smoke (under 30 s), node (the default, under 2 min) or full (about 10 min).")
+@click.option("--only", multiple=True, metavar="GLOB", help="Only cases of this name; without a dot, its last part.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE[,...]", help="A parameter; lists make a product.")
+@click.option("--sizes", help="Short for --set size_bytes=: 1K:64M:x4, 1K,3M or 1M:8M:+1M.")
+@click.option("--dtype", help="Short for --set dtype=: float32, bfloat16, ...")
+@click.option("--nproc", type=int, help="Ranks on this node; default: every GPU, or up to 8 cores.")
+@click.option("--backend", help="gloo or nccl; default: what fits the device.")
+@click.option("--device", help="cpu or cuda; default: cuda where there are two GPUs.")
+@click.option("--launches", type=int, help="How often all ranks are started afresh.")
+@click.option("--budget", metavar="TIME", help="Time for the whole run: 90s, 10m.")
+@click.option("--timeout", metavar="TIME", help="Time after which a case counts as hung.")
+@click.option("--allow-single", is_flag=True, help="Allow one rank, which moves nothing between ranks.")
+@click.option("--target", metavar="MODULE:FUNCTION", help="Measure a step of your own.")
+@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="A TOML file of these options and cases.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where runs go.")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Measure what a run has no record of.")
+@click.option("--json", "as_json", is_flag=True, help="Print records, one a line, instead of tables.")
+@click.pass_obj
+def run(
+    house: House,
+    /,
+    *,
+    settings: tuple[str, ...],
+    sizes: str | None,
+    dtype: str | None,
+    out: Path,
+    resume: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Measure collectives, point-to-point and training steps, and say what was seen."""
+    from bench.measuring import Options, run_options
+
+    short = {"size_bytes": sizes, "dtype": dtype}
+    texts = {**parse_settings(settings), **{name: text for name, text in short.items() if text is not None}}
+    path = run_options(Options(settings=texts, **given), house.modules, out=out, resume_path=resume, as_json=as_json)
+    if path is None:
+        return
+    if as_json:
+        click.echo(path, err=True)
+    code = house.exit_code(path) if as_json else house.show(path)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End with a code; a driver that lives among ranks may have a thread that waits for ever, and leaves it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if "RANK" in os.environ:
+        os._exit(code)
+    sys.exit(code)
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, str]:
+    """Return ``NAME=VALUE`` options by name; ``UserError`` if one has no equals sign or a name comes twice."""
+    texts: dict[str, str] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or not name.strip():
+            raise UserError(f"--set {setting!r} is not understood: write NAME=VALUE, or NAME=VALUE,VALUE")
+        if name.strip() in texts:
+            raise UserError(f"--set {name.strip()} is given twice; write its values together: {name}=VALUE,VALUE")
+        texts[name.strip()] = text
+    return texts
+
+
+@click.command("list", epilog="Example: parbench list 'collective.*'")
+@click.argument("pattern", nargs=-1)
+@click.pass_obj
+def list_cases(house: House, pattern: tuple[str, ...]) -> None:
+    """Show what can be measured, with its parameters."""
+    from bench.cases import load_catalogue, select
+
+    for definition in select(load_catalogue(house.modules), pattern):
+        click.echo(f"{definition.name}\n    {definition.help}")
+        for param in definition.params:
+            default = format_size(int(param.default)) if param.kind == "size" else param.default
+            click.echo(f"    --set {param.name}={default}".ljust(36) + f"{param.help} ({param.allowed()})")
+
+
+@click.command(epilog="Example: parbench doctor --json")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def doctor(*, as_json: bool) -> None:
+    """Show what this machine has, and what would disturb a measurement, with remedies."""
+    from bench import doctor as examination
+
+    findings = examination.examine_here(os.environ)
+    click.echo(examination.as_json(findings).decode() if as_json else examination.render(findings))
+
+
+@click.command(epilog="Example: parbench schema > record.schema.json")
+def schema() -> None:
+    """Print the JSON Schema of a record, one line of records.jsonl."""
+    import msgspec
+
+    from bench.records import json_schema
+
+    click.echo(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2).decode())

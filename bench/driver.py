@@ -1,0 +1,204 @@
+"""The driver: launches of gangs, cases in turn, a record for each. Without torch."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import msgspec
+
+from bench.cases import Case
+from bench.channel import Hub
+from bench.environment import difference, hoist
+from bench.gang import Gang
+from bench.messages import Hello, Job, Outcome
+from bench.metrics import metrics_of, noise_of
+from bench.records import Record, Samples, WorldInfo
+from bench.runs import RecordWriter, Run, utc_now, write_info
+from bench.watch import Trouble, Watch
+
+START_SECONDS = 120.0
+_FAREWELL_SECONDS = 10.0
+_MAX_FAILED_STARTS = 2
+# a step takes about as long as ten collectives of the usual sizes
+_WEIGHTS = {"workload": 10.0, "custom": 10.0}
+
+StartGang = Callable[[int, Mapping[str, str]], Gang]
+"""Starts the gang of a number, its ranks told by these variables where the hub is."""
+
+
+class Audience(Protocol):
+    """Who is told how the run goes."""
+
+    def launch(self, number: int, of: int, cases: int) -> None:
+        """A launch begins, with so many cases."""
+
+    def case(self, case: Case) -> None:
+        """A case begins."""
+
+    def record(self, record: Record) -> None:
+        """A case has ended."""
+
+
+def remaining(run: Run) -> tuple[tuple[int, Case], ...]:
+    """Return what has no record yet, launch by launch."""
+    done = {(record.launch, record.case.id) for record in run.records}
+    plan = run.info.plan
+    return tuple(
+        (launch, case) for launch in range(plan.launches) for case in plan.cases if (launch, case.id) not in done
+    )
+
+
+class Driver:
+    """Measures what is pending of one run and writes a record for each case."""
+
+    def __init__(
+        self, run: Run, writer: RecordWriter, start_gang: StartGang, audience: Audience, *, host: str = "127.0.0.1"
+    ) -> None:
+        self._path, self._info, self._plan = run.path, run.info, run.info.plan
+        self._writer, self._start_gang, self._audience = writer, start_gang, audience
+        self._host = host
+        self._bad = {record.case.id: record for record in run.records if record.status in ("failed", "hang")}
+        self._gangs = len(list((run.path / "logs").glob("gang-*")))
+        self._failed_starts = 0
+        self._environment: dict[str, Any] = {}
+        self._world = WorldInfo(size=self._plan.nproc, nodes=1, backend=self._plan.backend, device=self._plan.device)
+
+    def drive(self, pending: Sequence[tuple[int, Case]]) -> None:
+        """Measure everything pending within the plan's budget, each launch in new ranks."""
+        deadline = time.monotonic() + self._plan.budget_seconds
+        launches = sorted({launch for launch, _ in pending})
+        for done, launch in enumerate(launches):
+            cases = [case for number, case in pending if number == launch]
+            self._audience.launch(launch + 1, self._plan.launches, len(cases))
+            share = (deadline - time.monotonic()) / (len(launches) - done)
+            self._launch(launch, self._pass_over(launch, cases), time.monotonic() + share)
+
+    def write_skipped(self) -> None:
+        """Write the records of what the plan could not run here."""
+        for skipped in self._plan.skipped:
+            self._write(0, skipped.case, Outcome(status="skipped", reason=skipped.reason))
+
+    def _pass_over(self, launch: int, cases: list[Case]) -> list[Case]:
+        """Return the cases without those that broke a gang in an earlier launch, which are recorded as skipped."""
+        for case in cases:
+            if case.id in self._bad:
+                bad = self._bad[case.id]
+                told = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})"
+                self._write(launch, case, Outcome(status="skipped", reason=told))
+        return [case for case in cases if case.id not in self._bad]
+
+    def _launch(self, launch: int, cases: list[Case], deadline: float) -> None:
+        """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest."""
+        while cases:
+            with self._gang() as watch:
+                trouble = watch.assemble(START_SECONDS)
+                if trouble is None:
+                    self._failed_starts = 0
+                    self._learn(list(watch.hellos.values()))
+                    watch.send(self._job(cases, deadline))
+                    done = self._cases(watch, launch, cases)
+                else:
+                    done = self._no_start(launch, cases, trouble)
+                cases = cases[done:]
+                if not watch.can_restart:
+                    return
+
+    @contextmanager
+    def _gang(self) -> Iterator[Watch]:
+        with Hub(self._host) as hub:
+            gang = self._start_gang(self._gangs, hub.variables())
+            self._gangs += 1
+            watch = Watch(hub, gang, self._plan.nproc)
+            try:
+                yield watch
+            finally:
+                gang.end(watch.hellos.values())
+
+    def _job(self, cases: list[Case], deadline: float) -> Job:
+        return Job(
+            cases=cases,
+            weights=[_WEIGHTS.get(case.name.partition(".")[0], 1.0) for case in cases],
+            measure=self._plan.measure,
+            backend=self._plan.backend,
+            device=self._plan.device,
+            budget_seconds=max(deadline - time.monotonic(), 0.0),
+            timeout_seconds=self._plan.timeout_seconds,
+            path=self._plan.path,
+        )
+
+    def _cases(self, watch: Watch, launch: int, cases: list[Case]) -> int:
+        """Record each case as it ends; return how many have a record when the gang is done or broken."""
+        for index, case in enumerate(cases):
+            self._audience.case(case)
+            result = watch.outcome(index, self._plan.timeout_seconds)
+            self._write(launch, case, result)
+            if isinstance(result, Trouble):
+                return index + 1
+        watch.farewell(_FAREWELL_SECONDS)
+        return len(cases)
+
+    def _no_start(self, launch: int, cases: list[Case], trouble: Trouble) -> int:
+        """Try once more to start a gang, then record every case as failed; return how many have a record."""
+        self._failed_starts += 1
+        if self._failed_starts < _MAX_FAILED_STARTS:
+            return 0
+        for case in cases:
+            self._write(launch, case, trouble)
+        return len(cases)
+
+    def _learn(self, hellos: list[Hello]) -> None:
+        """Keep what all ranks share in run.json, and what is different from it for the records to come."""
+        hellos = sorted(hellos, key=lambda hello: hello.rank)
+        common, rest = hoist([hello.environment for hello in hellos])
+        if self._info.environment is None:
+            self._info = msgspec.structs.replace(self._info, environment=common)
+            write_info(self._path, self._info)
+        changed = difference(self._info.environment or {}, common)
+        by_rank = {f"rank {hello.rank}": odd for hello, odd in zip(hellos, rest, strict=True) if odd}
+        self._environment = {**({"changed": changed} if changed else {}), **by_rank}
+        self._world = msgspec.structs.replace(self._world, nodes=len({hello.host for hello in hellos}))
+
+    def _write(self, launch: int, case: Case, result: Outcome | Trouble) -> None:
+        record = (
+            self._trouble(launch, case, result) if isinstance(result, Trouble) else self._record(launch, case, result)
+        )
+        if record.status in ("failed", "hang"):
+            self._bad[case.id] = record
+        self._writer.write(record)
+        self._audience.record(record)
+
+    def _trouble(self, launch: int, case: Case, trouble: Trouble) -> Record:
+        return Record(
+            case=case,
+            world=self._world,
+            launch=launch,
+            status=trouble.status,
+            reason=trouble.reason,
+            notes=list(self._plan.notes),
+            environment=self._environment,
+            ranks=list(trouble.ranks),
+            started=utc_now(),
+            seconds=0.0,
+        )
+
+    def _record(self, launch: int, case: Case, outcome: Outcome) -> Record:
+        if outcome.raw:
+            self._writer.write_samples(f"{case.id}-{launch}.npz", outcome.raw)
+        return Record(
+            case=case,
+            world=self._world,
+            launch=launch,
+            status=outcome.status,
+            reason=outcome.reason,
+            stop=outcome.stop,
+            check=outcome.check,
+            samples=Samples(values=outcome.seconds),
+            metrics=metrics_of(outcome),
+            noise=noise_of(outcome),
+            details=outcome.details,
+            notes=[*self._plan.notes, *outcome.notes],
+            environment=self._environment,
+            started=utc_now(),
+            seconds=round(outcome.wall_seconds, 6),
+        )

@@ -1,0 +1,201 @@
+"""What this process may use: cores, memory and GPUs, found without importing torch."""
+
+import ast
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_QUERY = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+_QUERY_TIMEOUT_SECONDS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU; ``memory_bytes`` is None where the driver does not tell."""
+
+    name: str
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a process started here finds; ``cores`` and ``memory_bytes`` are what it may use of them."""
+
+    cores: int
+    physical_cores: int | None = None
+    memory_bytes: int | None = None
+    gpus: tuple[Gpu, ...] = ()
+    torch_version: str | None = None
+    torch_has_cuda: bool | None = None
+
+
+def look(environ: Mapping[str, str]) -> Machine:
+    """Return the machine as a process with these environment variables sees it."""
+    return Machine(
+        cores=available_cores(),
+        physical_cores=psutil.cpu_count(logical=False),
+        memory_bytes=available_memory_bytes(),
+        gpus=visible_gpus(environ),
+        torch_version=package_version("torch"),
+        torch_has_cuda=_torch_has_cuda(),
+    )
+
+
+def package_version(name: str) -> str | None:
+    """Return the installed version of a distribution, None if it is absent."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def contents(path: Path) -> str | None:
+    """Return a file's text without outer blanks, None if there is none to read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def affinity() -> frozenset[int]:
+    """Return the logical CPUs this process may be scheduled on; all of them where the system has no affinity."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def available_cores(root: Path = Path("/")) -> int:
+    """Return the size of the affinity, limited by the CPU quotas of the cgroups under ``root``; at least 1."""
+    quotas = [quota for folder in _cgroup_folders(root, "cpu") if (quota := _cpu_quota(folder)) is not None]
+    return max(1, int(min([len(affinity()), *quotas])))
+
+
+def available_memory_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes free without swapping, limited by the memory cgroups under ``root``."""
+    spare = [room for folder in _cgroup_folders(root, "memory") if (room := _memory_room(folder)) is not None]
+    return max(0, min([int(psutil.virtual_memory().available), *spare]))
+
+
+def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
+    """Yield this process's cgroup and those above it, any of which can limit it, in v1 and v2."""
+    base = root / "sys/fs/cgroup"
+    for line in (contents(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        # ".." leads out of a cgroup namespace; a path unknown here is the host's, and its limits lie at the mount.
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for mount in (base / controllers, base / controller) if controllers else (base, base / "unified"):
+            yield from (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    """Return the cores' worth of time a cgroup allows, None if it sets no limit."""
+    words = (contents(folder / "cpu.max") or "").split() or [
+        contents(folder / "cpu.cfs_quota_us") or "",
+        contents(folder / "cpu.cfs_period_us") or "",
+    ]
+    quota, period = (_whole(word) for word in words)
+    return quota / period if quota and period else None
+
+
+def _memory_room(folder: Path) -> int | None:
+    """Return the bytes a cgroup still allows, None if it sets no limit; an unlimited v1 cgroup gives a huge number."""
+    for limit_name, usage_name, cache_name in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit, usage = _whole(contents(folder / limit_name)), _whole(contents(folder / usage_name))
+        if limit is not None and usage is not None:
+            return limit - usage + _statistic(folder / "memory.stat", cache_name)
+    return None
+
+
+def _statistic(path: Path, name: str) -> int:
+    fields = dict(line.split(maxsplit=1) for line in (contents(path) or "").splitlines())
+    return _whole(fields.get(name)) or 0
+
+
+def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Return the GPUs ``nvidia-smi`` lists and ``CUDA_VISIBLE_DEVICES`` leaves; none if it is absent or fails."""
+    command = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    if command is None:
+        return ()
+    try:
+        done = subprocess.run(
+            [command, *_QUERY],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_QUERY_TIMEOUT_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    gpus = tuple(_parse_gpu(line) for line in done.stdout.splitlines() if "," in line)
+    return _restrict(gpus, environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _parse_gpu(line: str) -> Gpu:
+    name, _, mebibytes = line.rpartition(",")
+    memory = _whole(mebibytes)
+    return Gpu(name=name.strip(), memory_bytes=None if memory is None else memory << 20)
+
+
+def _restrict(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
+    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` names, in its order."""
+    if visible is None or not gpus:
+        return gpus
+    chosen: list[Gpu] = []
+    for entry in (word.strip() for word in visible.split(",")):
+        index = _whole(entry)
+        if index is not None and 0 <= index < len(gpus):
+            chosen.append(gpus[index])
+        elif entry.startswith(("GPU-", "MIG-")):
+            chosen.append(_by_uuid(entry, gpus))
+        else:
+            break  # CUDA hides an entry it does not know, and all that follow it
+    return tuple(chosen)
+
+
+def _by_uuid(entry: str, gpus: tuple[Gpu, ...]) -> Gpu:
+    """Return the GPU an identifier stands for: which one is known only where all are alike, a slice's size never."""
+    alike = len(set(gpus)) == 1 and entry.startswith("GPU-")
+    return gpus[0] if alike else Gpu(name=entry)
+
+
+def _torch_has_cuda() -> bool | None:
+    """Say whether the installed torch was built for CUDA, from its ``version.py``; None if that cannot be read."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    source = contents(Path(spec.origin).with_name("version.py"))
+    return None if source is None else _assigns_cuda(source)
+
+
+def _assigns_cuda(source: str) -> bool | None:
+    try:
+        statements = ast.parse(source).body
+    except SyntaxError:
+        return None
+    for statement in statements:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == "cuda" for target in targets):
+            value = getattr(statement, "value", None)
+            return bool(value.value) if isinstance(value, ast.Constant) else None
+    return None
+
+
+def _whole(text: str | None) -> int | None:
+    """Return the whole number a word stands for, None for ``max``, ``-1``, ``[N/A]`` and the like."""
+    word = (text or "").strip()
+    return int(word) if word.isascii() and word.isdigit() else None

@@ -1,0 +1,101 @@
+"""What the driver and the ranks say to each other: msgpack over an authenticated connection.
+
+Ranks announce each case before they begin it, so the driver, which needs no torch, always knows who arrived where.
+"""
+
+from typing import Any
+
+import msgspec
+
+from bench.cases import Case
+from bench.plan import Measure
+from bench.records import Check, Status, Stop
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank has connected; ``environment`` is its own, before what all share is hoisted."""
+
+    rank: int
+    size: int
+    host: str
+    pid: int
+    environment: dict[str, Any]
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank begins the case at ``index`` of its job."""
+
+    index: int
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """An amount of work done by one sample: ``amount / seconds`` is the metric ``name``."""
+
+    name: str
+    amount: float
+    unit: str
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks saw of one case; ``seconds`` holds one sample per iteration, ``raw`` every rank's (an npz)."""
+
+    status: Status
+    reason: str = ""
+    stop: Stop | None = None
+    check: Check = Check()
+    headline: str = "time"
+    seconds: list[float] = []
+    skew_seconds: list[float] = []
+    work: list[Work] = []
+    details: dict[str, Any] = {}
+    notes: list[str] = []
+    raw: bytes = b""
+    wall_seconds: float = 0.0
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Rank 0 tells the outcome of the case at ``index``."""
+
+    index: int
+    outcome: Outcome
+
+
+class Broken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank cannot go on: an exception in the case at ``index``, or before any case if None."""
+
+    index: int | None
+    error: str
+    stack: str
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to ``Ask``: the phase and iteration a rank is in, and its stack."""
+
+    phase: str
+    iteration: int
+    stack: str
+
+
+class Bye(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank has done its whole job."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The driver's order: cases in turn within a budget; ``path`` is added at the end of the import path."""
+
+    cases: list[Case]
+    weights: list[float]
+    measure: Measure
+    backend: str
+    device: str
+    budget_seconds: float
+    timeout_seconds: float
+    path: str | None = None
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The driver asks where a rank is."""
+
+
+FromRank = Hello | Started | Finished | Broken | Where | Bye
+FromDriver = Job | Ask

@@ -1,0 +1,187 @@
+"""Watching a gang: who said what, who died, who did not arrive."""
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.channel import Event, Gone, Hub
+from bench.gang import Gang, local_state
+from bench.messages import Ask, Broken, Bye, Finished, Hello, Job, Outcome, Started, Where
+from bench.records import RankState, Status
+
+_GRACE_SECONDS = 3.0
+_TICK_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """Why a case has no outcome, and where each rank was; the gang cannot go on."""
+
+    status: Status
+    reason: str
+    ranks: tuple[RankState, ...] = ()
+
+
+class Watch:
+    """Hears one gang's ranks for as long as it lives."""
+
+    def __init__(self, hub: Hub, gang: Gang, size: int) -> None:
+        self.hellos: dict[int, Hello] = {}
+        self.can_restart = gang.can_restart
+        self._hub, self._gang, self._size = hub, gang, size
+        self._started: dict[int, float] = {}
+        self._reached: dict[int, int] = {}
+        self._broken: dict[int, Broken] = {}
+        self._where: dict[int, Where] = {}
+        self._gone: list[int] = []
+        self._bye: set[int] = set()
+        self._finished: dict[int, Outcome] = {}
+        self._last_finished = time.monotonic()
+
+    def assemble(self, timeout_seconds: float) -> Trouble | None:
+        """Wait until every rank has said who it is."""
+        deadline = time.monotonic() + timeout_seconds
+        while len(self.hellos) < self._size:
+            self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
+            if self._gone or self._gang.ended():
+                return self._ended_early("before every rank had started")
+            if time.monotonic() > deadline:
+                missing = sorted(set(range(self._size)) - set(self.hellos))
+                told = f"{_ranks(missing)} did not start within {timeout_seconds:.0f} s"
+                return Trouble(status="failed", reason=told)
+        wrong = [hello for hello in self.hellos.values() if hello.size != self._size]
+        if wrong:
+            told = f"rank {wrong[0].rank} is in a world of {wrong[0].size} ranks; {self._size} were asked for"
+            return Trouble(status="failed", reason=told)
+        self._last_finished = time.monotonic()
+        return None
+
+    def send(self, job: Job) -> None:
+        """Give every rank its job."""
+        for rank in self.hellos:
+            self._hub.send(rank, job)
+
+    def outcome(self, index: int, timeout_seconds: float) -> Outcome | Trouble:
+        """Wait for the outcome of the case at ``index`` of the job, or for what went wrong instead."""
+        while index not in self._finished:
+            deadline = self._started.get(index, self._last_finished) + timeout_seconds
+            self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
+            if index in self._finished:
+                break
+            if self._broken or self._dead():
+                return self._ended_early(None)
+            if self._gang.ended():
+                return self._ended_early("while it was measured")
+            if time.monotonic() > deadline:
+                return self._hung(index, timeout_seconds)
+        self._last_finished = time.monotonic()
+        return self._finished[index]
+
+    def farewell(self, timeout_seconds: float) -> None:
+        """Wait, not for ever, until the ranks have done their job and ended by themselves."""
+        self._hear_until(lambda: len(self._bye) == self._size or self._gang.ended(), timeout_seconds)
+        if self.can_restart:
+            self._hear_until(self._gang.ended, timeout_seconds)
+
+    def _dead(self) -> list[int]:
+        return [rank for rank in self._gone if rank not in self._bye]
+
+    def _hear(self, timeout_seconds: float) -> None:
+        event = self._hub.next(timeout_seconds)
+        if event is not None:
+            self._take(event)
+
+    def _hear_until(self, done: Callable[[], bool], timeout_seconds: float) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while not done() and time.monotonic() < deadline:
+            self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
+
+    def _take(self, event: Event) -> None:
+        match event.what:
+            case Hello() as hello:
+                self.hellos[event.rank] = hello
+            case Started(index=index):
+                self._started.setdefault(index, time.monotonic())
+                self._reached[event.rank] = index
+            case Finished(index=index, outcome=outcome):
+                self._finished[index] = outcome
+            case Broken() as broken:
+                self._broken[event.rank] = broken
+            case Where() as where:
+                self._where[event.rank] = where
+            case Bye():
+                self._bye.add(event.rank)
+            case Gone():
+                self._gone.append(event.rank)
+
+    def _ended_early(self, when: str | None) -> Trouble:
+        """Explain the death or the exception of a rank; the first dead is the culprit, others fell with it."""
+        self._hear_until(self._gang.ended, _GRACE_SECONDS)
+        exits = self._gang.exits()
+        dead = [rank for rank in self._dead() if rank not in self._broken]
+        if dead:
+            killed = [rank for rank in dead if exits.get(rank, 0) < 0] or dead[:1]
+            reason = f"{_ranks(killed)} died: {_exit_words(exits.get(killed[0]))}"
+        elif self._broken:
+            rank, broken = next(iter(self._broken.items()))
+            reason = f"rank {rank} raised {broken.error}"
+        else:
+            reason = f"the ranks ended {when}; their output is in the run's logs"
+        return Trouble(status="failed", reason=reason, ranks=self._states(exits))
+
+    def _states(self, exits: dict[int, int]) -> tuple[RankState, ...]:
+        states = []
+        for rank, hello in sorted(self.hellos.items()):
+            broken = self._broken.get(rank)
+            if broken is not None:
+                state, stack = f"raised {broken.error}", broken.stack
+            elif rank in self._gone:
+                state, stack = f"died: {_exit_words(exits.get(rank))}", ""
+            else:
+                state, stack = "alive", ""
+            states.append(RankState(rank=rank, host=hello.host, pid=hello.pid, state=state, stack=stack))
+        return tuple(states)
+
+    def _hung(self, index: int, timeout_seconds: float) -> Trouble:
+        """Ask every rank where it is, and name those that did not arrive."""
+        self._where.clear()
+        for rank in self.hellos:
+            self._hub.send(rank, Ask())
+        self._hear_until(lambda: len(self._where) == self._size, _GRACE_SECONDS)
+        late = self._late(index)
+        told = f"{_ranks(late)} did not arrive" if late else "every rank arrived and waits; see their stacks"
+        return Trouble(
+            status="hang",
+            reason=f"no end within {timeout_seconds:g} s: {told}",
+            ranks=tuple(self._hung_state(rank) for rank in sorted(self.hellos)),
+        )
+
+    def _late(self, index: int) -> list[int]:
+        """Return the ranks that give no answer; else those not in this case yet; else those fewer steps into it."""
+        silent = [rank for rank in self.hellos if rank not in self._where]
+        absent = [rank for rank in self.hellos if self._reached.get(rank, -1) < index]
+        if silent or absent:
+            return sorted(silent or absent)
+        furthest = max(where.iteration for where in self._where.values())
+        return sorted(rank for rank, where in self._where.items() if where.iteration < furthest)
+
+    def _hung_state(self, rank: int) -> RankState:
+        hello, where = self.hellos[rank], self._where.get(rank)
+        if where is None:
+            seen = local_state(hello)
+            state, stack = "no answer" + (f" (process is {seen})" if seen else ""), ""
+        else:
+            state, stack = f"{where.phase}, {where.iteration} steps begun", where.stack
+        return RankState(rank=rank, host=hello.host, pid=hello.pid, state=state, stack=stack)
+
+
+def _ranks(ranks: list[int]) -> str:
+    numbers = ", ".join(map(str, ranks))
+    return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"
+
+
+def _exit_words(code: int | None) -> str:
+    if code is None:
+        return "its connection closed"
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

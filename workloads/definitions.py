@@ -1,0 +1,3 @@
+"""The training steps that can be measured, declared without torch."""
+
+DEFINITIONS = ()
