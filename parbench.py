@@ -64,7 +64,7 @@ def _exit_code(path: Path) -> int:
     from bench.runs import load_run
     from reports.summary import verdict
 
-    return verdict(load_run(path)).exit_code
+    return verdict(load_run(path)).code
 
 
 if __name__ == "__main__":

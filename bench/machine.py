@@ -90,8 +90,8 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        # ".." leads out of a cgroup namespace; a path unknown here is the host's, and its limits lie at the mount.
-        parts = [part for part in path.split("/") if part not in ("", "..")]
+        # In a container the path may be the host's, unknown here: its limits then lie at the mount, the last folder.
+        parts = [part for part in path.split("/") if part]
         for mount in (base / controllers, base / controller) if controllers else (base, base / "unified"):
             yield from (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
 

@@ -69,10 +69,11 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to ``Ask``: the phase and iteration a rank is in, and its stack."""
+    """The answer to ``Ask``: the phase a rank is in, the steps it has begun, whether it is in torch.distributed."""
 
     phase: str
-    iteration: int
+    steps: int
+    communicates: bool
     stack: str
 
 

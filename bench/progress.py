@@ -22,7 +22,12 @@ class Progress:
             self.steps = 0
 
     def where(self) -> Where:
-        """Return the phase, the steps begun, and the stack of the thread that measures."""
+        """Return where the thread that measures is."""
         frame = sys._current_frames().get(self._thread)
-        stack = "".join(traceback.format_stack(frame)) if frame else ""
-        return Where(phase=self.phase, iteration=self.steps, stack=stack)
+        modules = [deeper.f_globals.get("__name__", "") for deeper, _ in traceback.walk_stack(frame)] if frame else []
+        return Where(
+            phase=self.phase,
+            steps=self.steps,
+            communicates=any(name.startswith("torch.distributed") for name in modules),
+            stack="".join(traceback.format_stack(frame)) if frame else "",
+        )

@@ -75,11 +75,10 @@ def _measure(
     case: Case, subject: Subject, world: World, measure: Measure, budget_seconds: float, progress: Progress
 ) -> Outcome:
     description = subject.describe()
-    odd = [rank for rank, other in enumerate(world.gather(repr(description))) if other != repr(description)]
-    if world.sum(len(odd)):
-        return Outcome(
-            status="failed", reason=f"ranks disagree about what a step does: not as rank {world.rank}: {odd}"
-        )
+    told = world.gather(repr(description))
+    unlike = ", ".join(str(rank) for rank, other in enumerate(told) if other != told[0])
+    if unlike:
+        return Outcome(status="failed", reason=f"ranks disagree about what a step does: {unlike} unlike rank 0")
     before = _check(subject, world, progress, fresh=True)
     if before:
         return _wrong(before, "before the timed region")

@@ -11,6 +11,7 @@ from bench.messages import Ask, Broken, Bye, Finished, Hello, Job, Outcome, Star
 from bench.records import RankState, Status
 
 _GRACE_SECONDS = 3.0
+_SHORT_GRACE = 0.5
 _TICK_SECONDS = 0.2
 
 
@@ -117,7 +118,9 @@ class Watch:
 
     def _ended_early(self, when: str | None) -> Trouble:
         """Explain the death or the exception of a rank; the first dead is the culprit, others fell with it."""
-        self._hear_until(self._gang.ended, _GRACE_SECONDS)
+        self._hear_until(
+            lambda: self._gang.ended() or self._all_told(), _GRACE_SECONDS if self._dead() else _SHORT_GRACE
+        )
         exits = self._gang.exits()
         dead = [rank for rank in self._dead() if rank not in self._broken]
         if dead:
@@ -129,6 +132,10 @@ class Watch:
         else:
             reason = f"the ranks ended {when}; their output is in the run's logs"
         return Trouble(status="failed", reason=reason, ranks=self._states(exits))
+
+    def _all_told(self) -> bool:
+        """Say whether every rank has raised: nobody dies then, and torchrun waits with us."""
+        return len(self._broken) == self._size
 
     def _states(self, exits: dict[int, int]) -> tuple[RankState, ...]:
         states = []
@@ -158,13 +165,17 @@ class Watch:
         )
 
     def _late(self, index: int) -> list[int]:
-        """Return the ranks that give no answer; else those not in this case yet; else those fewer steps into it."""
+        """Return the ranks that did not arrive where the others wait, by the first of these that tells ranks apart.
+
+        They give no answer; are not in this case yet; have begun fewer steps; are not in torch.distributed.
+        """
         silent = [rank for rank in self.hellos if rank not in self._where]
         absent = [rank for rank in self.hellos if self._reached.get(rank, -1) < index]
-        if silent or absent:
-            return sorted(silent or absent)
-        furthest = max(where.iteration for where in self._where.values())
-        return sorted(rank for rank, where in self._where.items() if where.iteration < furthest)
+        furthest = max((where.steps for where in self._where.values()), default=0)
+        behind = [rank for rank, where in self._where.items() if where.steps < furthest]
+        elsewhere = [rank for rank, where in self._where.items() if not where.communicates]
+        late = silent or absent or behind or elsewhere
+        return sorted(late) if len(late) < self._size else []
 
     def _hung_state(self, rank: int) -> RankState:
         hello, where = self.hellos[rank], self._where.get(rank)
@@ -172,7 +183,7 @@ class Watch:
             seen = local_state(hello)
             state, stack = "no answer" + (f" (process is {seen})" if seen else ""), ""
         else:
-            state, stack = f"{where.phase}, {where.iteration} steps begun", where.stack
+            state, stack = f"{where.phase}, step {where.steps}", where.stack
         return RankState(rank=rank, host=hello.host, pid=hello.pid, state=state, stack=stack)
 
 

@@ -1,0 +1,83 @@
+"""Numbers as text: three significant digits, ``-`` for what is unknown."""
+
+import math
+from collections.abc import Sequence
+
+from bench.records import Metric
+from bench.units import format_size
+
+UNKNOWN = "-"
+GIGA = 1e9
+_SCALES = {
+    "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")),
+    "B": ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
+}
+
+
+def significant(value: float | None) -> str:
+    """Return ``value`` with three significant digits, never in scientific notation."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.2e}")
+    return f"{rounded:.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}"
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """Return a number with its unit: seconds and bytes in the unit that suits them, bandwidths in GB/s = 1e9 B/s."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    factor, shown = _scale(value, unit)
+    return f"{significant(value / factor)} {shown}".rstrip()
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds in the unit that suits them: s, ms or us."""
+    return quantity(seconds, "s")
+
+
+def gigabytes(bytes_per_second: float | None) -> str:
+    """Return a bandwidth's number in GB/s = 1e9 B/s, without the unit."""
+    return UNKNOWN if bytes_per_second is None else significant(bytes_per_second / GIGA)
+
+
+def size(value: object) -> str:
+    """Return a case's size as people write it: ``64K``."""
+    return format_size(value) if isinstance(value, int) and not isinstance(value, bool) else UNKNOWN
+
+
+def measured(metric: Metric | None) -> str:
+    """Return a metric's value with its interval where it has one: ``12.3 us [11.9, 12.8]``."""
+    if metric is None or metric.value is None:
+        return UNKNOWN
+    text = quantity(metric.value, metric.unit)
+    return text if metric.low is None or metric.high is None else f"{text} {interval(metric)}"
+
+
+def interval(metric: Metric | None) -> str:
+    """Return the interval in the unit that the value itself is shown in."""
+    if metric is None or metric.value is None or metric.low is None or metric.high is None:
+        return UNKNOWN
+    factor, _ = _scale(metric.value, metric.unit)
+    return f"[{significant(metric.low / factor)}, {significant(metric.high / factor)}]"
+
+
+def visible(text: str) -> str:
+    """Return ``text`` on one line, with what a terminal would obey or XML refuse written out: it may quote anything."""
+    line = " ".join(text.split())
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in line)
+
+
+def counted(pairs: Sequence[tuple[str, int]]) -> str:
+    """Return words with how often each occurred: ``precision x4, budget``."""
+    return ", ".join(word if count == 1 else f"{word} x{count}" for word, count in pairs) or UNKNOWN
+
+
+def _scale(value: float, unit: str) -> tuple[float, str]:
+    """Return what to divide by, and the unit that is then shown."""
+    if unit == "B/s":
+        return GIGA, "GB/s"
+    scales = _SCALES.get(unit, ((1.0, unit),))
+    shown = abs(float(f"{value:.2e}"))
+    return next((scale for scale in scales if shown >= scale[0]), scales[-1])

@@ -1,0 +1,173 @@
+"""The figures: bandwidth and time against size, and step times launch by launch."""
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from bench.records import Metric
+from bench.units import format_size
+from reports import cells
+from reports.labels import operation, short_labels
+from reports.summary import Row
+from reports.svg import SERIES, drawing
+
+Quantity = Literal["busbw", "time"]
+
+# of different lengths, so that series differ in all three long before any combination returns
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
+_MAX_SIZE_TICKS = 8
+_LOG_FROM_RATIO = 10
+_AXIS = {"busbw": "bus bandwidth (GB/s)", "time": "time"}
+
+
+def draw_curves(rows: Sequence[Row], quantity: Quantity) -> Figure | None:
+    """Return a quantity against size on log axes, a line for each operation with its interval as a band.
+
+    None if no row has both above zero: a log axis shows nothing else.
+    """
+    series: dict[str, list[Row]] = {}
+    for row in rows:
+        if _is_drawable(row.metrics.get(quantity)) and _size(row) > 0:
+            series.setdefault(operation(row.case), []).append(row)
+    if not series:
+        return None
+    with drawing():
+        figure = Figure(figsize=(5.2, 3.7), layout="constrained")
+        axes = figure.add_subplot()
+        lines = [_draw_line(axes, i, sorted(of, key=_size), quantity) for i, of in enumerate(series.values())]
+        _label_axes(axes, [_size(row) for of in series.values() for row in of], quantity)
+        figure.legend(lines, list(series), loc="outside upper center", ncols=3)
+    return figure
+
+
+def draw_steps(rows: Sequence[Row]) -> Figure | None:
+    """Return step times: for each step the launches' medians with their intervals, and below them all launches'."""
+    drawable = [row for row in rows if _is_drawable(row.metrics.get(row.headline))]
+    if not drawable:
+        return None
+    labels = short_labels(rows)
+    with drawing():
+        figure = Figure(figsize=(5.2, 1.0 + 0.5 * len(drawable)), layout="constrained")
+        axes = figure.add_subplot()
+        for place, row in enumerate(drawable):
+            _draw_step(axes, place, row)
+        axes.set_yticks(range(len(drawable)), [textwrap.shorten(labels[row.case.id], 36) for row in drawable])
+        axes.set_ylim(len(drawable) - 0.5, -0.5)
+        axes.grid(visible=False, axis="y")
+        _scale_times(axes, [value for row in drawable for value in _extent(row)])
+    return figure
+
+
+def _draw_line(axes: Axes, index: int, rows: Sequence[Row], quantity: Quantity) -> Line2D:
+    color = SERIES[index % len(SERIES)]
+    metrics = [row.metrics[quantity] for row in rows]
+    sizes = [_size(row) for row in rows]
+    scale = cells.GIGA if quantity == "busbw" else 1.0
+    (line,) = axes.plot(
+        sizes,
+        [_known(metric.value) / scale for metric in metrics],
+        color=color,
+        marker=_MARKERS[index % len(_MARKERS)],
+        linestyle=_DASHES[index % len(_DASHES)],
+        markersize=4.5,
+        linewidth=1.4,
+    )
+    bounds = [_bounds(metric) for metric in metrics]
+    lows = [low / scale for low, _ in bounds]
+    highs = [high / scale for _, high in bounds]
+    if len(rows) == 1:
+        axes.vlines(sizes, lows, highs, color=color, linewidth=1)
+    else:
+        axes.fill_between(sizes, lows, highs, color=color, alpha=0.15, linewidth=0)
+    return line
+
+
+def _label_axes(axes: Axes, sizes: Sequence[int], quantity: Quantity) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(_size_ticks(min(sizes), max(sizes))))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: format_size(round(x))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(_tick_format(cells.duration if quantity == "time" else cells.significant))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("size (bytes, 1024-based)")
+    axes.set_ylabel(_AXIS[quantity])
+
+
+def _size_ticks(smallest: int, largest: int) -> list[float]:
+    """Return powers of two around the sizes, few enough to be read side by side."""
+    first, last = math.floor(math.log2(smallest)), math.ceil(math.log2(largest))
+    step = max(1, math.ceil((last - first + 1) / _MAX_SIZE_TICKS))
+    return [2.0**exponent for exponent in range(first, last + 1, step)]
+
+
+def _tick_format(words: Callable[[float], str]) -> FuncFormatter:
+    def short(value: float, _: object) -> str:
+        number, _blank, unit = words(value).partition(" ")
+        return f"{float(number):.12g} {unit}".rstrip() if value else "0"
+
+    return FuncFormatter(short)
+
+
+def _draw_step(axes: Axes, place: int, row: Row) -> None:
+    launches = [record.metrics[row.headline] for record in row.measured if row.headline in record.metrics]
+    drawable = [metric for metric in launches if _is_drawable(metric)]
+    for i, metric in enumerate(drawable if len(launches) > 1 else []):
+        _draw_interval(axes, place - 0.32 + 0.42 * i / max(1, len(drawable) - 1), metric, SERIES[0], "o", 3.5, 0.9)
+    _draw_interval(axes, place + 0.25, row.metrics[row.headline], SERIES[1], "D", 5.5, 1.8)
+
+
+def _draw_interval(
+    axes: Axes, height: float, metric: Metric, color: str, marker: str, markersize: float, linewidth: float
+) -> None:
+    low, high = _bounds(metric)
+    axes.hlines([height], low, high, color=color, linewidth=linewidth)
+    axes.plot([_known(metric.value)], [height], color=color, marker=marker, markersize=markersize, linestyle="none")
+
+
+def _extent(row: Row) -> tuple[float, ...]:
+    metrics = [row.metrics[row.headline], *(r.metrics[row.headline] for r in row.measured if row.headline in r.metrics)]
+    return tuple(bound for metric in metrics if _is_drawable(metric) for bound in _bounds(metric))
+
+
+def _scale_times(axes: Axes, values: Sequence[float]) -> None:
+    """Begin at zero, where lengths compare; go to a log axis, and say so, where the shortest could not be seen."""
+    logarithmic = max(values) / min(values) > _LOG_FROM_RATIO
+    if logarithmic:
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_xlim(0, max(values) * 1.06)
+    axes.xaxis.set_major_formatter(_tick_format(cells.duration))
+    axes.set_xlabel("step time" + (" (log axis)" if logarithmic else ""))
+
+
+def _is_drawable(metric: Metric | None) -> bool:
+    return metric is not None and metric.value is not None and metric.value > 0
+
+
+def _bounds(metric: Metric) -> tuple[float, float]:
+    """Return the interval; the value twice where there is none that a log axis can show."""
+    value = _known(metric.value)
+    if metric.low is None or metric.high is None or metric.low <= 0:
+        return value, value
+    return metric.low, metric.high
+
+
+def _known(value: float | None) -> float:
+    assert value is not None
+    return value
+
+
+def _size(row: Row) -> int:
+    size = row.case.params.get("size_bytes")
+    return size if isinstance(size, int) else 0

@@ -1,0 +1,121 @@
+"""The report: one HTML file that needs no network, the same bytes for the same run."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from bench.runs import Run
+from bench.units import format_duration
+from reports.columns import Column, communication_columns, step_columns
+from reports.data import as_csv, as_json
+from reports.facts import flatten, row_facts
+from reports.figures import draw_curves, draw_steps
+from reports.footnotes import footnotes, heading, verdict_words
+from reports.problems import bad_rows, not_measured
+from reports.summary import Row, Summary
+from reports.svg import inline_svg
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """A table with the figures that show the same numbers; ``id`` is its anchor."""
+
+    id: str
+    title: str
+    figures: tuple[Markup, ...]
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+
+
+def render_page(run: Run, summary: Summary) -> str:
+    """Return the report of a run as HTML."""
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    shown = [row for row in summary.rows if row.metrics]
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("page.html.j2").render(
+        policy=_policy(script),
+        style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        run=run.info,
+        heading=heading(run, summary),
+        verdict=summary.verdict,
+        verdict_words=verdict_words(summary.verdict),
+        bad=bad_rows(summary),
+        not_measured=not_measured(summary),
+        environment=None if run.info.environment is None else flatten(run.info.environment),
+        communication=_communication_panels([row for row in shown if row.is_communication]),
+        steps=_step_panel([row for row in shown if not row.is_communication]),
+        notes=footnotes(run, summary),
+        facts=row_facts,
+        duration=format_duration,
+        data=_embedded(run, summary),
+    )
+
+
+def _policy(script: str) -> str:
+    """Return a content security policy that forbids the network and every script but ours."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _embedded(run: Run, summary: Summary) -> Markup:
+    """Return JSON and CSV as JSON that cannot end the element it stands in."""
+    both = msgspec.json.encode({"json": as_json(run, summary), "csv": as_csv(summary)}).decode()
+    return Markup(both.replace("<", "\\u003c"))
+
+
+def _communication_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
+    """Return a panel for each mode and dtype: they are different series."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        key = (str(row.case.params.get("mode", "-")), str(row.case.params.get("dtype", "-")))
+        groups.setdefault(key, []).append(row)
+    return tuple(
+        _communication_panel(f"communication-{i}", f"{mode}, {dtype}", group)
+        for i, ((mode, dtype), group) in enumerate(groups.items(), start=1)
+    )
+
+
+def _communication_panel(panel_id: str, title: str, rows: Sequence[Row]) -> Panel:
+    figures = [
+        _figure(draw_curves(rows, "busbw"), f"{panel_id}-busbw", f"Bus bandwidth against size: {title}"),
+        _figure(draw_curves(rows, "time"), f"{panel_id}-time", f"Time against size: {title}"),
+    ]
+    return Panel(
+        id=panel_id,
+        title=title,
+        figures=tuple(figure for figure in figures if figure),
+        # the title says what these two say
+        columns=tuple(column for column in communication_columns(rows) if column.title not in ("mode", "dtype")),
+        rows=tuple(rows),
+    )
+
+
+def _step_panel(rows: Sequence[Row]) -> Panel | None:
+    if not rows:
+        return None
+    title = "Step time, launch by launch (circles) and over all launches (diamonds)"
+    figure = _figure(draw_steps(rows), "steps-time", title)
+    figures = (figure,) if figure else ()
+    return Panel(id="steps-table", title="all steps", figures=figures, columns=step_columns(rows), rows=tuple(rows))
+
+
+def _figure(figure: Figure | None, name: str, title: str) -> Markup | None:
+    if figure is None:
+        return None
+    description = "Bands and bars are 95 % intervals. The table beside it holds the same numbers."
+    return Markup(inline_svg(figure, name=name, title=title, description=description))

@@ -1,0 +1,109 @@
+"""A matplotlib figure as SVG text to stand inside a page: the same bytes each time, in the page's own colours."""
+
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+# drawn in these, shown as the page's text colour and its variables, so that light and dark both fit
+INK = "#010203"
+FAINT = "#040506"
+SERIES = ("#0b62a4", "#c2410c", "#15803d", "#a21caf", "#946200", "#0e7490", "#be123c", "#4d5a6b")
+_COLORS = {INK: "currentColor", FAINT: "var(--faint)"} | {c: f"var(--series-{i})" for i, c in enumerate(SERIES)}
+_NAMESPACE = re.compile(r"\{[^}]*\}")
+_REFERENCE = re.compile(r"url\(#([^)]*)\)")
+_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "parbench",
+    "text.parse_math": False,
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.minor.bottom": False,
+    "ytick.minor.left": False,
+    "legend.frameon": False,
+    "legend.handlelength": 3.5,
+}
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Draw and write figures under these settings alone, whatever the user's own matplotlib file says."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_SETTINGS)
+        yield
+
+
+def inline_svg(figure: Figure, *, name: str, title: str, description: str) -> str:
+    """Return the figure as an ``<svg>`` element; ``name`` must be unique in the page, for it begins every id."""
+    buffer = io.StringIO()
+    with drawing(), warnings.catch_warnings():
+        # the reader's browser has the letters that matplotlib's font lacks
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        unsaid = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=unsaid)
+    root = ElementTree.fromstring(buffer.getvalue())
+    _drop_styles(root)
+    for element in root.iter():
+        _adapt(element, name)
+    _describe(root, name, title, description)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _drop_styles(root: ElementTree.Element) -> None:
+    """Remove style sheets, which would hold for the whole page."""
+    for parent in list(root.iter()):
+        for child in [child for child in parent if child.tag.endswith("}style")]:
+            parent.remove(child)
+
+
+def _adapt(element: ElementTree.Element, name: str) -> None:
+    """Take off namespaces, which HTML does not need; make ids the page's own and colours the page's choice."""
+    element.tag = _NAMESPACE.sub("", element.tag)
+    attributes = {_NAMESPACE.sub("", key): value for key, value in element.attrib.items()}
+    if "id" in attributes:
+        attributes["id"] = f"{name}-{attributes['id']}"
+    if "href" in attributes:
+        attributes["href"] = f"#{name}-{attributes['href'][1:]}"
+    if "clip-path" in attributes:
+        attributes["clip-path"] = _REFERENCE.sub(rf"url(#{name}-\1)", attributes["clip-path"])
+    if "style" in attributes:
+        attributes["style"] = _styled(element.tag, attributes["style"])
+    element.attrib.clear()
+    element.attrib.update(attributes)
+
+
+def _styled(tag: str, style: str) -> str:
+    for drawn, shown in _COLORS.items():
+        style = style.replace(drawn, shown)
+    if tag != "text":
+        return style
+    kept = [part for part in style.split("; ") if not part.startswith("font-family")]
+    return "; ".join(kept if "fill:" in style else [*kept, "fill: currentColor"])
+
+
+def _describe(root: ElementTree.Element, name: str, title: str, description: str) -> None:
+    """Say to those who do not see it what the figure shows."""
+    for attribute in ("width", "height", "version"):
+        root.attrib.pop(attribute, None)
+    root.attrib.update({"role": "img", "aria-labelledby": f"{name}-title {name}-desc"})
+    for tag, text in (("desc", description), ("title", title)):
+        element = ElementTree.Element(tag, {"id": f"{name}-{tag}"})
+        element.text = text
+        root.insert(0, element)

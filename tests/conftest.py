@@ -1,0 +1,56 @@
+"""Fixtures that more than one test file uses."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ranks import Ranks
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[Ranks]:
+    """Two gloo ranks that live as long as the session."""
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def parbench(tmp_path: Path) -> Command:
+    """Run ``parbench`` with the given words in an empty folder, as a person would; tests' own modules are importable."""
+
+    def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).with_name("parbench")), *words]
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**_environment(), **variables},
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+
+    return run
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs a GPU where there is none: it is collected where it can run."""
+    from bench.machine import look
+
+    import os
+
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not look(os.environ).gpus:
+        config.hook.pytest_deselected(items=marked)
+        items[:] = [item for item in items if item not in marked]

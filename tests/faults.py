@@ -1,0 +1,120 @@
+"""Subjects that go wrong on purpose, for tests that need real processes: measured with ``--target faults:NAME``."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from bench import collectives
+from bench.collectives import Operation
+from bench.errors import UserError
+from bench.subject import Description
+from bench.world import World
+
+
+class Steps:
+    """All-reduces one number a step; does ``mischief`` on one rank before the step of a given number."""
+
+    def __init__(self, world: World, mischief: Callable[[], object], rank: int, at: int) -> None:
+        self.world, self.mischief, self.rank, self.at = world, mischief, rank, at
+        self.taken = 0
+        self.number = torch.zeros(1)
+
+    def step(self) -> None:
+        self.taken += 1
+        if self.world.rank == self.rank and self.taken == self.at:
+            self.mischief()
+        time.sleep(0.001)
+        dist.all_reduce(self.number, group=self.world.group)
+
+    def reset(self) -> None:
+        self.number.fill_(1.0)
+
+    def check(self) -> int:
+        return int(self.number.item() != self.world.size)
+
+    def describe(self) -> Description:
+        return Description()
+
+    def close(self) -> None:
+        pass
+
+
+def fine(world: World, *, number: int = 0) -> Steps:
+    return Steps(world, lambda: None, rank=0, at=0)
+
+
+def killed(world: World, *, rank: int = 1, at: int = 10) -> Steps:
+    """at = 0 is never."""
+    return Steps(world, lambda: os.kill(os.getpid(), signal.SIGKILL), rank, at)
+
+
+def stopped(world: World, *, rank: int = 1, at: int = 10) -> Steps:
+    return Steps(world, lambda: os.kill(os.getpid(), signal.SIGSTOP), rank, at)
+
+
+def asleep(world: World, *, rank: int = 1, at: int = 10) -> Steps:
+    return Steps(world, lambda: time.sleep(3600), rank, at)
+
+
+def raising(world: World, *, rank: int = 1, at: int = 10) -> Steps:
+    def mischief() -> None:
+        raise RuntimeError("the roof is on fire")
+
+    return Steps(world, mischief, rank, at)
+
+
+def exiting(world: World, *, rank: int = 1, at: int = 10) -> Steps:
+    return Steps(world, lambda: os._exit(7), rank, at)
+
+
+def refusing(world: World, *, rank: int = -1) -> Steps:
+    """Refuse on one rank, on all if it is -1."""
+    if rank in (-1, world.rank):
+        raise UserError("this device has no flux capacitor")
+    return Steps(world, lambda: None, rank=0, at=0)
+
+
+class Disagreeing(Steps):
+    """Every rank describes another amount of work."""
+
+    def describe(self) -> Description:
+        return Description(details={"rank": self.world.rank})
+
+
+def disagreeing(world: World, *, number: int = 0) -> Steps:
+    return Disagreeing(world, lambda: None, rank=0, at=0)
+
+
+def swapped(world: World, *, size_bytes: int = 4096) -> Operation:
+    """An all_gather whose backend swaps two chunks: torch's own name is patched underneath the subject."""
+    names = vars(collectives)
+    right = names["all_gather_single"]
+
+    def wrong(output: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> None:
+        right(output, shard, group)
+        first, second = output.chunk(world.size)[:2]
+        kept = first.clone()
+        first.copy_(second)
+        second.copy_(kept)
+
+    names["all_gather_single"] = wrong
+    return collectives.all_gather(world, size_bytes=size_bytes, dtype="float32")
+
+
+def late_wrong(world: World, *, after: int = 20) -> Steps:
+    """Right at first, wrong later: only a check after the timed region sees it."""
+
+    class Late(Steps):
+        def check(self) -> int:
+            return int(self.taken > after)
+
+    return Late(world, lambda: None, rank=0, at=0)
+
+
+if __name__ == "__main__":
+    sys.exit("this module is measured with --target")

@@ -1,0 +1,77 @@
+"""Presets: every one makes a plan everywhere, and each is larger than the one before it."""
+
+from itertools import pairwise
+
+import pytest
+
+from bench.cases import Setting, select
+from bench.definitions import DEFINITIONS
+from bench.plan import Plan
+from bench.planning import Request, make_plan
+from bench.presets import PRESETS
+
+ORDER = ["smoke", "node", "full"]
+
+
+def plan(preset: str, backend: str = "gloo", nproc: int = 2) -> Plan:
+    device = "cpu" if backend == "gloo" else "cuda"
+    return make_plan(Request(preset=preset), DEFINITIONS, Setting(nproc=nproc, backend=backend, device=device))
+
+
+def test_there_are_three_and_each_is_tested_here() -> None:
+    assert list(PRESETS) == ORDER
+
+
+@pytest.mark.parametrize("preset", ORDER)
+def test_every_preset_measures_every_operation(preset: str) -> None:
+    assert {case.name for case in plan(preset).cases} == {definition.name for definition in DEFINITIONS}
+
+
+@pytest.mark.parametrize("preset", ORDER)
+@pytest.mark.parametrize("nproc", [2, 4, 8])
+def test_on_nccl_nothing_of_a_preset_is_skipped(preset: str, nproc: int) -> None:
+    assert plan(preset, "nccl", nproc).skipped == ()
+
+
+@pytest.mark.parametrize("preset", ["smoke", "node"])
+def test_on_gloo_nothing_of_the_small_presets_is_skipped(preset: str) -> None:
+    assert plan(preset).skipped == ()
+
+
+def test_on_gloo_the_full_preset_skips_float8_and_says_why() -> None:
+    skipped = plan("full").skipped
+    assert {entry.case.params["dtype"] for entry in skipped} == {"float8_e4m3fn"}
+    assert {entry.reason for entry in skipped} == {"gloo carries no float8_e4m3fn"}
+    assert len(skipped) == 3 * len(DEFINITIONS)
+
+
+@pytest.mark.parametrize("preset", ORDER)
+def test_every_parameter_of_a_preset_belongs_to_each_case_it_is_for(preset: str) -> None:
+    for entry in PRESETS[preset].entries:
+        for definition in select(DEFINITIONS, [entry.name]):
+            assert set(entry.set) <= {param.name for param in definition.params}
+
+
+def test_each_preset_asks_for_more_than_the_one_before() -> None:
+    for smaller, larger in pairwise(ORDER):
+        assert len(plan(smaller).cases) < len(plan(larger).cases)
+        assert PRESETS[smaller].launches < PRESETS[larger].launches
+        assert PRESETS[smaller].budget_seconds < PRESETS[larger].budget_seconds
+        assert PRESETS[smaller].measure.precision > PRESETS[larger].measure.precision
+
+
+def test_the_node_preset_has_the_launches_and_the_time_that_the_design_promises() -> None:
+    assert PRESETS["node"].launches == 5
+    assert PRESETS["node"].budget_seconds < 120
+
+
+def test_the_full_preset_goes_to_64m_in_three_types_and_both_modes() -> None:
+    cases = plan("full", "nccl").cases
+    assert max(int(case.params["size_bytes"]) for case in cases) == 64 << 20
+    assert {case.params["dtype"] for case in cases} == {"float32", "bfloat16", "float8_e4m3fn"}
+    assert {case.params["mode"] for case in cases} == {"blocking", "pipelined"}
+
+
+def test_a_case_that_two_entries_name_is_measured_once() -> None:
+    cases = plan("full", "nccl").cases
+    assert len({case.id for case in cases}) == len(cases)

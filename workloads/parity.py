@@ -1,0 +1,34 @@
+"""The parity gate: what ranks computed together equals what one process computes alone."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+RELATIVE_TOLERANCE = 1e-5
+"""Of a tensor's largest reference value: float32 sums in another order differ by a few 1e-7 of it."""
+
+
+def count_apart(found: Iterable[Tensor | None], expected: Iterable[Tensor | None]) -> int:
+    """Return how many elements are farther from the reference than the tolerance; a missing tensor is all wrong."""
+    wrong = 0
+    for ours, reference in zip(found, expected, strict=True):
+        assert reference is not None
+        if ours is None:
+            wrong += reference.numel()
+            continue
+        limit = RELATIVE_TOLERANCE * reference.abs().max()
+        wrong += int((~((ours - reference).abs() <= limit)).sum())  # a NaN is not within any limit
+    return wrong
+
+
+def count_unlike_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> int:
+    """Return how many elements on this rank differ in any bit from rank 0's."""
+    wrong = 0
+    for tensor in tensors:
+        reference = tensor.detach().clone()
+        dist.broadcast(reference, group=group, group_src=0)
+        unlike = tensor.detach().flatten().view(torch.uint8) != reference.flatten().view(torch.uint8)
+        wrong += int(unlike.view(-1, tensor.element_size()).any(dim=1).sum())
+    return wrong
