@@ -64,10 +64,10 @@ class Display:
         elif time.monotonic() - self._said > _PLAIN_EVERY_SECONDS:
             self._plain(f"{self._prefix}: {self._done} of {self._total} cases, {self._expected_end()}")
 
-    def interrupted(self, path: Path) -> None:
-        """Say what is kept of a run that was stopped, and how to go on."""
+    def stopped(self, why: str, path: Path) -> None:
+        """Say why a run stopped, what is kept of it, and how to go on."""
         self._bar.stop()
-        told = f"interrupted: {self._done} of {self._total} cases measured; go on with: parbench run --resume {path}"
+        told = f"{why}: {self._done} of {self._total} cases measured; go on with: parbench run --resume {path}"
         self._console.print(told, markup=False)
 
     def _expected_end(self) -> str:

@@ -160,13 +160,17 @@ class Driver:
         self._world = msgspec.structs.replace(self._world, nodes=len({hello.host for hello in hellos}))
 
     def _write(self, launch: int, case: Case, result: Outcome | Trouble) -> None:
-        record = (
-            self._trouble(launch, case, result) if isinstance(result, Trouble) else self._record(launch, case, result)
-        )
+        raw = b""
+        if isinstance(result, Trouble):
+            record = self._trouble(launch, case, result)
+        else:
+            record, raw = self._record(launch, case, result), result.raw
         if record.status in ("failed", "hang"):
             self._bad[case.id] = record
         self._writer.write(record)
         self._audience.record(record)
+        if raw:
+            self._writer.write_samples(f"{case.id}-{launch}.npz", raw)
 
     def _trouble(self, launch: int, case: Case, trouble: Trouble) -> Record:
         return Record(
@@ -183,8 +187,6 @@ class Driver:
         )
 
     def _record(self, launch: int, case: Case, outcome: Outcome) -> Record:
-        if outcome.raw:
-            self._writer.write_samples(f"{case.id}-{launch}.npz", outcome.raw)
         return Record(
             case=case,
             world=self._world,

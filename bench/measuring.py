@@ -174,7 +174,9 @@ def _drive(run: Run, joined: Joined | None, *, as_json: bool) -> Path:
                 driver.write_skipped()
             driver.drive(pending)
         except KeyboardInterrupt:
-            display.interrupted(run.path)
+            display.stopped("interrupted", run.path)
+        except UserError as error:
+            display.stopped(str(error), run.path)
     return run.path
 
 

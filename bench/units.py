@@ -12,7 +12,7 @@ _SIZE = re.compile(r"(\d{1,18})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _DURATION_FACTORS = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d{1,18}(?:\.\d+)?)(ms|s|m|h|)", re.ASCII)
 _FACTOR = re.compile(r"\d{1,18}", re.ASCII)
-_MAX_STEPS = 10_000
+_MAX_SIZES = 10_000
 _SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4) or 1M:8M:+1M (plus 1M)"
 
 
@@ -52,8 +52,8 @@ def _parse_range(text: str) -> list[int]:
         raise UserError(f"sizes {text!r} start above their end: {parts[0]} > {parts[1]}; {_SIZES_HELP}")
     step = parts[2] if len(parts) == 3 else "x2"
     if step[:1] == "+" and (increment := parse_size(step[1:])) > 0:
-        if (stop - start) // increment > _MAX_STEPS:
-            raise UserError(f"sizes {text!r} are more than {_MAX_STEPS}: write a larger step")
+        if (stop - start) // increment >= _MAX_SIZES:
+            raise UserError(f"sizes {text!r} are more than {_MAX_SIZES}: write a larger step")
         return list(range(start, stop + 1, increment))
     if step[:1] in ("x", "X") and _FACTOR.fullmatch(step[1:]) and int(step[1:]) > 1 and start > 0:
         return _geometric(start, stop, int(step[1:]))

@@ -75,11 +75,14 @@ class _Sheet:
             legacy_windows=False,
         )
 
-    def write(self, *parts: Table | Text | str) -> None:
-        """Print each part on lines of its own."""
+    def write(self, *parts: Table | Text | str, at_least: int = 0) -> None:
+        """Print each part on lines of its own, ``at_least`` so many columns wide."""
         for part in parts:
-            needed = self._console.measure(part).minimum if isinstance(part, Table) else 0
-            self._console.print(part, width=max(self.width, needed) if self.width else _UNBOUNDED)
+            self._console.print(part, width=max(self.width, at_least) if self.width else _UNBOUNDED)
+
+    def least_width(self, table: Table) -> int:
+        """Return the columns below which a table would break words or numbers."""
+        return self._console.measure(table).minimum
 
     def has_room(self, table: Table) -> bool:
         """Say whether a table fits without breaking lines."""
@@ -100,18 +103,20 @@ def _write_rows(sheet: _Sheet, title: str, columns: Sequence[Column], rows: Sequ
         if droppable.drop == 0:
             break
         kept.remove(droppable)
-    sheet.write("", table)
+    sheet.write("", table, at_least=sheet.least_width(table))
     if hidden := [_hidden(column, rows) for column in columns if column not in kept]:
         sheet.write(_clean(f"No room for: {', '.join(hidden)}; all is in the report."))
 
 
 def _rows_table(sheet: _Sheet, title: str, columns: Sequence[Column], rows: Sequence[Row]) -> Table:
     table = _table(sheet, title)
-    for column in columns:
+    texts = [[_cell(column.text(row)) for column in columns] for row in rows]
+    for i, column in enumerate(columns):
         # a name or a note may take several lines of a terminal, a number may not
-        table.add_column(column.title, justify="right" if column.number else "left", no_wrap=column.number)
-    for row in rows:
-        table.add_row(*(_cell(column.text(row)) for column in columns))
+        widest = max(len(column.title), *(line[i].cell_len for line in texts)) if column.number else None
+        table.add_column(column.title, justify="right" if column.number else "left", min_width=widest)
+    for line in texts:
+        table.add_row(*line)
     return table
 
 
@@ -120,7 +125,7 @@ def _write_problems(sheet: _Sheet, title: str, problems: Sequence[Problem]) -> N
         return
     table = _table(sheet, title)
     for name in ("case", "status", "launches", "reason"):
-        table.add_column(name, no_wrap=name in ("status", "launches"))
+        table.add_column(name, no_wrap=name in ("status", "launches"), overflow="fold")
     for one in problems:
         table.add_row(*(_cell(text) for text in (one.case, one.status, one.launches, one.reason)))
     sheet.write("", table)

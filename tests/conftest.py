@@ -1,13 +1,15 @@
 """Fixtures that more than one test file uses."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from ranks import Ranks
+
+from bench.machine import look
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -21,14 +23,14 @@ def two_ranks() -> Iterator[Ranks]:
 
 @pytest.fixture
 def parbench(tmp_path: Path) -> Command:
-    """Run ``parbench`` with the given words in an empty folder, as a person would; tests' own modules are importable."""
+    """Run ``parbench`` in an empty folder, as a person would; the tests' own modules are importable there."""
 
     def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).with_name("parbench")), *words]
         return subprocess.run(
             command,
             cwd=tmp_path,
-            env={**_environment(), **variables},
+            env={**environment(), **variables},
             capture_output=True,
             text=True,
             timeout=180,
@@ -38,18 +40,13 @@ def parbench(tmp_path: Path) -> Command:
     return run
 
 
-def _environment() -> dict[str, str]:
-    import os
-
+def environment() -> dict[str, str]:
+    """Return this process's environment with the tests' folder on the import path."""
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what needs a GPU where there is none: it is collected where it can run."""
-    from bench.machine import look
-
-    import os
-
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not look(os.environ).gpus:
         config.hook.pytest_deselected(items=marked)

@@ -28,6 +28,7 @@ def param(kind: Kind, *choices: Value, minimum: float | None = None, name: str =
         ("str", "word", "word"),
         ("str", "", ""),
         ("bool", "Yes", True),
+        ("bool", "no", False),
         ("bool", "on", True),
         ("bool", 1, True),
         ("bool", True, True),

@@ -93,6 +93,10 @@ def test_an_arithmetic_range_steps_by_its_increment_and_stops_at_its_end(
     assert sizes == tuple(start + i * increment for i in range(count + 1))
 
 
+def test_a_range_may_be_long() -> None:
+    assert len(parse_sizes("1:10000:+1")) == 10_000
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -120,6 +124,7 @@ def test_an_arithmetic_range_steps_by_its_increment_and_stops_at_its_end(
         ("1K:4K:+-1", "'-1' is not understood"),
         ("1K:4K:+", "'' is not understood"),
         ("0:1T:+1", "more than 10000: write a larger step"),
+        ("1:10001:+1", "more than 10000"),
     ],
 )
 def test_sizes_that_cannot_be_meant_are_refused_in_words(text: str, words: str) -> None:

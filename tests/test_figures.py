@@ -1,0 +1,152 @@
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.figure import Figure
+from reports_fixtures import collective, make_plan, make_run, ok, rate_metric, sample_run, seconds_metric, step
+
+from bench.records import Metric, Record
+from reports.figures import draw_curves, draw_steps
+from reports.summary import Row, summarize
+from reports.svg import inline_svg
+
+
+def rows_of(*records: Record, launches: int = 1) -> tuple[Row, ...]:
+    cases = {record.case.id: record.case for record in records}.values()
+    return summarize(make_run(make_plan(cases, launches=launches), records)).rows
+
+
+def sample_rows(mode: str) -> list[Row]:
+    return [row for row in summarize(sample_run()).rows if row.metrics and row.case.params.get("mode") == mode]
+
+
+def axes_of(figure: Figure | None) -> Axes:
+    assert figure is not None
+    (axes,) = figure.axes
+    return axes
+
+
+def values(data: Any) -> list[float]:
+    return [float(value) for value in np.asarray(data)]
+
+
+def svg_of(figure: Figure | None) -> str:
+    assert figure is not None
+    return inline_svg(figure, name="a", title="b", description="c")
+
+
+def labels_of(figure: Figure | None) -> list[str]:
+    assert figure is not None
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_each_operation_is_a_line_of_its_values_against_size() -> None:
+    figure = draw_curves(sample_rows("pipelined"), "busbw")
+    names = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"]
+    assert labels_of(figure) == names
+    lines = axes_of(figure).get_lines()
+    assert len(lines) == len(names)
+    assert values(lines[0].get_xdata()) == [1 << 10, 1 << 16, 1 << 20, 1 << 24]
+
+
+def test_lines_differ_in_colour_marker_and_dash() -> None:
+    lines = axes_of(draw_curves(sample_rows("blocking"), "time")).get_lines()
+    assert len({line.get_color() for line in lines}) == len(lines)
+    assert len({line.get_marker() for line in lines}) == len(lines)
+    drawn = re.findall(r"stroke-dasharray: ([^;]*)", svg_of(draw_curves(sample_rows("blocking"), "time")))
+    assert len(set(drawn)) == 4  # and the solid line, which has none
+
+
+def test_bandwidth_is_drawn_in_gigabytes_and_time_in_seconds() -> None:
+    rows = rows_of(ok(collective(), seconds=1e-3), ok(collective(size_bytes=2048), seconds=3e-3))
+    (bandwidth,) = axes_of(draw_curves(rows, "busbw")).get_lines()
+    (time,) = axes_of(draw_curves(rows, "time")).get_lines()
+    assert values(bandwidth.get_ydata()) == pytest.approx([1024e-6 * 1.5, 2048e-6 / 3 * 1.5])
+    assert values(time.get_ydata()) == [1e-3, 3e-3]
+
+
+def test_both_axes_are_logarithmic_and_sizes_are_words() -> None:
+    axes = axes_of(draw_curves(sample_rows("blocking"), "time"))
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    format_x, format_y = axes.xaxis.get_major_formatter(), axes.yaxis.get_major_formatter()
+    assert [format_x(size) for size in (1024, 1 << 20)] == ["1K", "1M"]
+    assert [format_y(seconds) for seconds in (1e-5, 2e-3, 1.0)] == ["10 us", "2 ms", "1 s"]
+    assert len(axes.get_xticks()) <= 8
+
+
+def test_points_are_joined_in_the_order_of_size() -> None:
+    rows = rows_of(*(ok(collective(size_bytes=size)) for size in (1 << 20, 1 << 10, 1 << 16)))
+    (line,) = axes_of(draw_curves(rows, "time")).get_lines()
+    assert values(line.get_xdata()) == [1 << 10, 1 << 16, 1 << 20]
+
+
+def test_the_interval_is_a_band() -> None:
+    rows = rows_of(ok(collective(), seconds=1e-3), ok(collective(size_bytes=2048), seconds=1e-3))
+    (band,) = [shape for shape in axes_of(draw_curves(rows, "time")).collections if isinstance(shape, PolyCollection)]
+    (path,) = band.get_paths()
+    heights = np.asarray(path.vertices)[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((0.9e-3, 1.1e-3))
+
+
+def test_a_single_size_has_its_interval_as_a_bar() -> None:
+    axes = axes_of(draw_curves(rows_of(ok(collective())), "time"))
+    (bar,) = [shape for shape in axes.collections if isinstance(shape, LineCollection)]
+    assert bar.get_segments()[0][:, 1].tolist() == pytest.approx([0.9e-3, 1.1e-3])
+
+
+def test_a_parameter_without_an_axis_makes_its_own_line() -> None:
+    rows = rows_of(*(ok(collective("broadcast", root=root)) for root in (0, 1)))
+    assert labels_of(draw_curves(rows, "time")) == ["broadcast root=0", "broadcast root=1"]
+
+
+@pytest.mark.parametrize("value", [None, 0.0])
+def test_what_a_log_axis_cannot_show_is_left_out(value: float | None) -> None:
+    hidden = ok(collective(), metrics={"busbw": rate_metric(value)})
+    assert draw_curves(rows_of(hidden), "busbw") is None
+    rows = rows_of(hidden, ok(collective(size_bytes=4096)))
+    (line,) = axes_of(draw_curves(rows, "busbw")).get_lines()
+    assert values(line.get_xdata()) == [4096]
+
+
+def test_an_interval_that_reaches_zero_is_not_drawn() -> None:
+    metric = Metric(value=1e-3, unit="s", better="lower", low=0.0, high=5e-3)
+    rows = rows_of(ok(collective(), metrics={"time": metric}))
+    (bar,) = axes_of(draw_curves(rows, "time")).collections
+    assert isinstance(bar, LineCollection)
+    assert bar.get_segments()[0][:, 1].tolist() == [1e-3, 1e-3]
+
+
+def test_steps_show_each_launch_and_all_launches() -> None:
+    records = [ok(step("ddp"), i, seconds) for i, seconds in enumerate((0.010, 0.011, 0.013))]
+    axes = axes_of(draw_steps(rows_of(*records, ok(step("fsdp"), 0, 0.02), launches=3)))
+    points = [(float(np.asarray(line.get_xdata())[0]), line.get_marker()) for line in axes.get_lines()]
+    assert [x for x, marker in points if marker == "o"] == [0.010, 0.011, 0.013]
+    assert [x for x, marker in points if marker == "D"] == pytest.approx([(0.010 * 0.011 * 0.013) ** (1 / 3), 0.02])
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["ddp", "fsdp"]
+
+
+def test_step_times_begin_at_zero_unless_they_differ_too_much() -> None:
+    near = axes_of(draw_steps(rows_of(ok(step("ddp"), seconds=0.01), ok(step("fsdp"), seconds=0.02))))
+    assert (near.get_xscale(), near.get_xlim()[0], near.get_xlabel()) == ("linear", 0, "step time")
+    far = axes_of(draw_steps(rows_of(ok(step("ddp"), seconds=0.01), ok(step("fsdp"), seconds=2.0))))
+    assert (far.get_xscale(), far.get_xlabel()) == ("log", "step time (log axis)")
+
+
+def test_zero_is_said_without_a_unit() -> None:
+    axes = axes_of(draw_steps(rows_of(ok(step("ddp"), seconds=0.01))))
+    assert axes.xaxis.get_major_formatter()(0.0) == "0"
+
+
+def test_without_step_times_there_is_no_figure() -> None:
+    assert draw_steps([]) is None
+    assert draw_steps(rows_of(ok(step("ddp"), metrics={"step_time": seconds_metric(None)}))) is None
+
+
+def test_pyplot_is_not_imported() -> None:
+    code = "import sys, reports.page; sys.exit('matplotlib.pyplot' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,33 @@
+from reports_fixtures import collective, make_plan, make_run, ok, step
+
+from bench.cases import Case, make_case
+from reports.labels import operation, short_labels
+from reports.summary import summarize
+
+
+def labels_of(*cases: Case) -> list[str]:
+    rows = summarize(make_run(make_plan(cases), [ok(case) for case in cases])).rows
+    return list(short_labels(rows).values())
+
+
+def test_an_operation_leaves_out_its_kind_and_what_has_an_axis() -> None:
+    assert operation(collective("all_reduce")) == "all_reduce"
+    assert operation(collective("broadcast", root=1)) == "broadcast root=1"
+    assert operation(make_case("lonely", "m:f", {})) == "lonely"
+
+
+def test_a_step_says_only_what_tells_it_apart() -> None:
+    cases = [step("ddp"), step("pipeline", schedule="1f1b"), step("pipeline", schedule="gpipe")]
+    assert labels_of(*cases) == ["ddp", "pipeline schedule=1f1b", "pipeline schedule=gpipe"]
+
+
+def test_a_parameter_that_only_one_has_tells_it_apart() -> None:
+    assert labels_of(step("ddp"), step("ddp", bucket_mb=1.0)) == ["ddp", "ddp bucket_mb=1.0"]
+
+
+def test_kinds_are_named_where_there_are_several() -> None:
+    assert labels_of(step("ddp"), make_case("mine.ddp", "m:f", {})) == ["step.ddp", "mine.ddp"]
+
+
+def test_labels_hold_nothing_that_a_terminal_obeys() -> None:
+    assert labels_of(step("a", word="\x1b[1m"), step("a", word="b")) == ["a word=\\x1b[1m", "a word=b"]

@@ -1,0 +1,170 @@
+import io
+import re
+
+import pytest
+from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, sample_run, step
+
+from bench.records import Record
+from bench.runs import Run
+from reports.summary import summarize
+from reports.tables import print_tables, render_tables
+
+ESCAPE = "\x1b"
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def run_of(*records: Record) -> Run:
+    return make_run(make_plan({record.case.id: record.case for record in records}.values()), records)
+
+
+def text_of(run: Run, width: int | None = None, color: bool = False) -> str:
+    return render_tables(run, summarize(run), width=width, color=color)
+
+
+def lines_after(text: str, title: str) -> list[list[str]]:
+    """Return the cells of the plain table under a title, its head included: two blanks part cells."""
+    block = text.split(f"\n{title}\n")[1].split("\n\n")[0]
+    return [re.split(r" {2,}", line.strip()) for line in block.splitlines()]
+
+
+def test_a_plain_table_has_a_line_for_each_row_and_cells_parted_by_blanks() -> None:
+    run = run_of(ok(collective()), ok(collective("broadcast", 65536, root=1), seconds=2e-3))
+    head, first, second = lines_after(text_of(run), "Collectives and point-to-point")
+    assert head == [
+        *("operation", "mode", "dtype", "size", "time", "algbw GB/s", "busbw GB/s", "p99", "noise", "n", "launches"),
+        *("stop", "check"),
+    ]
+    assert first[:5] == ["all_reduce", "blocking", "float32", "1K", "1.00 ms [0.900, 1.10]"]
+    assert second[:5] == ["broadcast root=1", "blocking", "float32", "64K", "2.00 ms [1.80, 2.20]"]
+    assert len(first) == len(head)
+
+
+def test_steps_have_a_table_of_their_own() -> None:
+    text = text_of(run_of(ok(step("ddp"), seconds=0.012, notes=["functional only"])))
+    head, row = lines_after(text, "Steps")
+    assert dict(zip(head, row, strict=True))["notes"] == "functional only"
+    assert row[:3] == ["ddp", "12.0 ms [10.8, 13.2]", "341000"]
+    assert "Collectives" not in text
+
+
+def test_a_pipe_cuts_and_wraps_nothing() -> None:
+    long = "x" * 500
+    text = text_of(run_of(bad(collective(), reason=long), ok(step("ddp", word="w" * 300), notes=["n" * 300])))
+    assert f" {long}\n" in text
+    assert "n" * 300 in text
+    assert "…" not in text
+
+
+def test_lines_end_without_blanks_and_without_colour() -> None:
+    text = text_of(sample_run())
+    assert ESCAPE not in text
+    assert not [line for line in text.splitlines() if line != line.rstrip()]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_terminal_keeps_numbers_whole(width: int) -> None:
+    text = text_of(sample_run(), width)
+    assert "21.1 us [19.2, 23.3]" in text
+    assert "12.5 ms [11.3, 13.7]" in text
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_terminal_is_not_overrun(width: int) -> None:
+    assert max(map(len, text_of(sample_run(), width).splitlines())) <= width
+
+
+def test_a_narrow_terminal_drops_columns_and_says_which_and_what_they_held() -> None:
+    run = run_of(ok(collective()), ok(collective(size_bytes=2048), stop="budget"))
+    text = " ".join(text_of(run, 80).split())
+    assert "No room for: dtype (float32), algbw GB/s, n (120), launches (1/1), stop, check (ok)" in text.replace(
+        " p99,", ""
+    ).replace(" p99 (2.00 ms),", "")
+    assert "mode" not in text.split("No room for")[1]
+    assert "blocking" in text
+
+
+def test_a_wide_terminal_has_room_for_all() -> None:
+    assert "No room" not in text_of(sample_run(), 250)
+
+
+def test_problems_come_after_the_results_and_the_verdict_after_them() -> None:
+    text = text_of(sample_run())
+    parts = ["\nCollectives", "\nSteps", "\nWrong, hung or failed", "\nNot measured", "\nVerdict: a result is wrong"]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert lines_after(text, "Wrong, hung or failed")[1][1:] == ["hang", "1/3", "rank 1 did not arrive within 60 s"]
+    assert lines_after(text, "Not measured")[2][1:] == ["not measured", "2/3", "no record: the run ended before"]
+
+
+def test_footnotes_name_convention_method_launches_and_limits() -> None:
+    text = text_of(sample_run())
+    for expected in ("nccl-tests", "geometric mean of 3 launch medians, t interval", "functional only", "3 launches"):
+        assert expected in text
+
+
+def test_hostile_text_is_shown_and_obeyed_by_nothing() -> None:
+    text = text_of(run_of(bad(collective(), reason=HOSTILE)), color=True, width=200)
+    assert "<script>alert('x')</script> [bold]$x$ & \\x1b[31mred" in text
+
+
+def test_a_wrong_row_has_no_numbers() -> None:
+    text = text_of(run_of(ok(collective(), 0), bad(collective(), 1, "wrong", "2 elements differ")))
+    assert "Collectives" not in text
+    assert "1.00 ms" not in text
+    assert "2 elements differ" in text
+
+
+def test_a_run_without_records_says_so() -> None:
+    text = text_of(make_run(make_plan([collective(), step()]), []))
+    assert "Verdict: something did not run: 2 of 2 measurements without a record" in text
+    assert "collective.all_reduce size_bytes=1024" in text
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, stream: io.TextIOBase, **environment: str) -> str:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"COLUMNS": "120", "TERM": "xterm", **environment}.items():
+        monkeypatch.setenv(name, value)
+    run = sample_run()
+    print_tables(run, summarize(run), stream)  # type: ignore[arg-type]
+    stream.seek(0)
+    return stream.read()
+
+
+def test_a_terminal_has_colour_and_its_own_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = printed(monkeypatch, Terminal())
+    assert ESCAPE in text
+    assert max(len(re.sub(r"\x1b\[[\d;]*m", "", line)) for line in text.splitlines()) <= 120
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_colour_can_be_refused(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    assert ESCAPE not in printed(monkeypatch, Terminal(), **environment)
+
+
+def test_a_pipe_has_no_colour_even_if_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = printed(monkeypatch, io.StringIO(), FORCE_COLOR="1", COLUMNS="40")
+    assert ESCAPE not in text
+    assert max(map(len, text.splitlines())) > 120
+
+
+def test_a_stream_that_knows_only_ascii_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    run = run_of(bad(collective(), reason="größer"))
+    print_tables(run, summarize(run), stream)
+    stream.flush()
+    assert b"gr\\xf6\\xdfer" in raw.getvalue()
+
+
+def test_standard_output_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(ok(collective()))
+    print_tables(run, summarize(run))
+    assert capsys.readouterr().out == text_of(run)
