@@ -109,8 +109,8 @@ def make_plan(cases: Iterable[Case], *, launches: int = 1, skipped: Sequence[Ski
         backend="gloo",
         device="cpu",
         launches=launches,
-        budget_seconds=90,
-        timeout_seconds=60,
+        budget_seconds=90.0,
+        timeout_seconds=60.0,
     )
 
 
