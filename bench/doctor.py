@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import psutil
 
-from bench.environment import load_average, parse_cpus
+from bench.environment import capture, load_average, parse_cpus
 from bench.errors import UserError
-from bench.machine import Machine
+from bench.machine import Machine, look
 from bench.setting import FUNCTIONAL_ONLY, Chosen, choose_setting
 from bench.words import listed
 
@@ -78,6 +78,11 @@ def examine(machine: Machine, environment: Mapping[str, Any], *, load: Load) -> 
         _swap(load),
         _threads(machine, setting, variables),
     )
+
+
+def examine_here(environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Return what there is to say of this machine, now."""
+    return examine(look(environ), capture(environ), load=sample_load())
 
 
 def render(findings: Sequence[Finding]) -> str:

@@ -57,7 +57,7 @@ def footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
     launches = run.info.plan.launches
     if launches == 1 and shown:
         sentences.append("One launch: intervals say nothing of what differs between launches; a comparison needs five.")
-    return (*sentences, *_notes(summary))
+    return (*sentences, *(f"Note (all cases): {note}" for note in run.info.plan.notes), *_notes(run, summary))
 
 
 def _conventions(rows: list[Row]) -> list[str]:
@@ -77,6 +77,7 @@ def _intervals(rows: list[Row]) -> list[str]:
     return [*(f"Times: {kind}." for kind in kinds), *brackets]
 
 
-def _notes(summary: Summary) -> list[str]:
-    counts = Counter(note for row in summary.rows for note in row.notes)
+def _notes(run: Run, summary: Summary) -> list[str]:
+    """Return what some rows cannot claim, and how many."""
+    counts = Counter(note for row in summary.rows for note in row.notes if note not in run.info.plan.notes)
     return [f"Note ({count} of {len(summary.rows)} cases): {note}" for note, count in counts.items()]

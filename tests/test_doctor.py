@@ -95,6 +95,30 @@ def test_what_is_unknown_prints_a_dash_and_does_not_disturb() -> None:
     assert known == ["device", "ranks", "cores", "threads"]
 
 
+def test_everything_that_disturbs_at_once_has_its_own_remedy() -> None:
+    bad = machine(cores=1, memory_bytes=0, gpus=(GPU,), torch_version="2.10.0", torch_has_cuda=True)
+    host = {"address": None, "governor": "powersave", "clock_source": "hpet", "virtualised": True}
+    strain = Load(one_minute=9.0, steal_percent=9.0, swap_used_bytes=GIB, shm_bytes=0)
+    findings = {found.topic: found for found in examine(bad, environment(host=host), load=strain)}
+    words = {
+        "torch": "pip install --upgrade 'torch>=2.11'",
+        "ranks": "a machine with a core for each rank",
+        "cores": "CPU quota",
+        "load average": "--launches",
+        "cpu governor": "cpupower frequency-set -g performance",
+        "clock source": "boot with tsc or arch_sys_counter",
+        "steal time": "dedicated cores",
+        "virtual machine": "compare within a run",
+        "interface": "GLOO_SOCKET_IFNAME",
+        "memory": "free some",
+        "/dev/shm": "--shm-size",
+        "swap": "swapoff",
+        "threads": "set OMP_NUM_THREADS=1",
+    }
+    assert [topic for topic in findings if findings[topic].disturbs] == list(words)
+    assert [topic for topic, word in words.items() if word not in findings[topic].remedy] == []
+
+
 def test_this_machine_can_be_examined() -> None:
     here = look(os.environ)
     findings = examine(here, capture(os.environ), load=sample_load(0.05))

@@ -94,6 +94,14 @@ def pretend_host_resolves(monkeypatch: pytest.MonkeyPatch, *addresses: str, erro
         "SLURM_TOPOLOGY_ADDR",
         "SLURM_JOB_NODELIST",
         "SLURM_CPUS_PER_TASK",
+        "SLURM_CLUSTER_NAME",
+        "SLURM_CPU_BIND",
+        "SLURM_DISTRIBUTION",
+        "SLURM_GPUS_ON_NODE",
+        "SLURM_JOB_NUM_NODES",
+        "SLURM_RESTART_COUNT",
+        "SLURM_TASKS_PER_NODE",
+        "SLURM_TOPOLOGY_ADDR_PATTERN",
     ],
 )
 def test_variables_that_bear_on_communication_are_recorded(name: str) -> None:

@@ -1,5 +1,6 @@
 from typing import Any
 
+import msgspec
 import pytest
 from reports_fixtures import ENVIRONMENT, METHOD, bad, collective, make_plan, make_run, ok, sample_run, step
 
@@ -74,6 +75,16 @@ def test_one_launch_says_what_it_cannot_tell() -> None:
 def test_what_cannot_be_claimed_is_said_with_how_many_cases() -> None:
     text = notes_of(ok(collective()), ok(step(), notes=["functional only"]))
     assert "Note (1 of 2 cases): functional only" in text
+
+
+def test_what_the_whole_run_cannot_claim_is_said_once_even_without_records() -> None:
+    plan = msgspec.structs.replace(make_plan([collective()]), notes=("functional only",))
+    for records in ([], [ok(collective(), notes=["functional only", "odd"])]):
+        run = make_run(plan, records)
+        text = "\n".join(footnotes(run, summarize(run)))
+        assert text.count("functional only") == 1
+        assert "Note (all cases): functional only" in text
+    assert "Note (1 of 1 cases): odd" in text
 
 
 def test_failures_alone_have_no_method() -> None:

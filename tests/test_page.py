@@ -146,6 +146,13 @@ def test_the_top_says_what_was_run_and_with_what_verdict() -> None:
     assert 'class="verdict fine"' in html_of(run_of(ok(collective())))
 
 
+def test_the_top_says_what_the_whole_run_cannot_show() -> None:
+    plan = msgspec.structs.replace(make_plan([collective()]), notes=("4 ranks on 2 cores: functional only",))
+    header = html_of(make_run(plan, [ok(collective())])).split("<main>")[0]
+    assert "cannot show:</strong> 4 ranks on 2 cores: functional only</p>" in header
+    assert "cannot show" not in sample()
+
+
 def test_what_was_not_measured_comes_before_any_result() -> None:
     html = sample()
     assert html.index('id="not-measured"') < html.index('id="problems"') < html.index('id="communication"')
