@@ -39,12 +39,15 @@ def make_case(name: str, target: str, params: Mapping[str, Value]) -> Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where cases are to run, as far as it is known before any rank starts; ``memory_bytes`` is None if unknown."""
+    """Where cases are to run, as far as it is known before any rank starts; ``rank_bytes`` is None if unknown.
+
+    ``rank_bytes`` is the memory that one rank can have.
+    """
 
     nproc: int
     backend: str
     device: str
-    memory_bytes: int | None = None
+    rank_bytes: int | None = None
 
 
 def never_refused(params: Mapping[str, Value], setting: Setting) -> str | None:

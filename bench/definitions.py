@@ -38,10 +38,11 @@ def _refuse(params: Mapping[str, Value], setting: Setting, *, shards: int) -> st
         above = below + shards * itemsize
         nearest = f"nearest are {below} and {above}" if below else f"the least is {above}"
         return f"size {size} B is not a multiple of {ranks}{itemsize} B ({dtype}); {nearest}"
-    needed = size * _BUFFERS_PER_RANK * (setting.nproc if setting.device == "cpu" else 1)
-    if setting.memory_bytes is not None and needed > setting.memory_bytes:
+    needed = size * _BUFFERS_PER_RANK
+    if setting.rank_bytes is not None and needed > setting.rank_bytes:
         return (
-            f"size {format_size(size)} needs about {needed / 1e9:.1f} GB; {setting.memory_bytes / 1e9:.1f} GB is free"
+            f"size {format_size(size)} needs about {needed / 1e9:.1f} GB a rank; "
+            f"a rank can have {setting.rank_bytes / 1e9:.1f} GB"
         )
     root = int(params.get("root", 0))
     return f"root {root} is not one of the {setting.nproc} ranks" if root >= setting.nproc else None

@@ -15,9 +15,8 @@ from bench.messages import Hello, Job, Outcome
 from bench.metrics import metrics_of, noise_of
 from bench.records import Record, Samples, WorldInfo
 from bench.runs import RecordWriter, Run, utc_now, write_info
-from bench.watch import Trouble, Watch
+from bench.watch import START_SECONDS, Trouble, Watch
 
-START_SECONDS = 120.0
 _FAREWELL_SECONDS = 10.0
 _MAX_FAILED_STARTS = 2
 # a step takes about as long as ten collectives of the usual sizes

@@ -15,7 +15,7 @@ import msgspec
 from bench.cases import load_catalogue
 from bench.custom import define
 from bench.display import Display, JsonLines
-from bench.driver import START_SECONDS, Driver, StartGang, remaining
+from bench.driver import Driver, StartGang, remaining
 from bench.errors import UserError
 from bench.gang import Gang, TorchrunGang, loopback_interface
 from bench.machine import Machine, look
@@ -26,6 +26,7 @@ from bench.presets import PRESETS
 from bench.runs import Run, create_run, load_run, open_writer
 from bench.setting import choose_setting
 from bench.units import parse_duration
+from bench.watch import START_SECONDS
 from bench.words import did_you_mean, listed
 
 
@@ -49,11 +50,11 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """The ranks that another launcher started: this one, how many there are, and whether they share a node."""
+    """The ranks that another launcher started: this one, how many there are, and how many are on this node."""
 
     rank: int
     size: int
-    one_node: bool
+    local_size: int
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Joined | None":
@@ -61,8 +62,7 @@ class Joined:
         if "RANK" not in environ or "WORLD_SIZE" not in environ:
             return None
         size = int(environ["WORLD_SIZE"])
-        one_node = int(environ.get("LOCAL_WORLD_SIZE", "0")) == size
-        return Joined(rank=int(environ["RANK"]), size=size, one_node=one_node)
+        return Joined(rank=int(environ["RANK"]), size=size, local_size=int(environ.get("LOCAL_WORLD_SIZE", size)))
 
 
 def run_options(
@@ -97,8 +97,9 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         nproc=_ranks(options.nproc, joined),
         backend=options.backend,
         device=options.device,
-        allow_single=options.allow_single,
+        allow_single=options.allow_single or (joined is not None and joined.size > 1),
     )
+    setting = chosen.setting if joined is None else replace(chosen.setting, nproc=joined.size)
     folder = Path.cwd()
     request = Request(
         preset=_preset(options.preset),
@@ -110,7 +111,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         timeout_seconds=parse_duration(options.timeout) if options.timeout else None,
     )
     catalogue = (define(options.target, folder),) if options.target else load_catalogue(modules)
-    plan = make_plan(request, catalogue, chosen.setting)
+    plan = make_plan(request, catalogue, setting)
     return msgspec.structs.replace(plan, notes=chosen.notes, path=str(folder) if options.target else None)
 
 
@@ -133,7 +134,7 @@ def _ranks(nproc: int | None, joined: Joined | None) -> int | None:
         return nproc
     if nproc not in (None, joined.size):
         raise UserError(f"--nproc {nproc}: {joined.size} ranks are there already (WORLD_SIZE); leave it out")
-    return joined.size
+    return joined.local_size
 
 
 def _launches(launches: int | None, joined: Joined | None) -> int | None:
@@ -166,7 +167,7 @@ def _drive(run: Run, joined: Joined | None, *, as_json: bool) -> Path:
         display = stack.enter_context(Display(total=len(pending)))
         audience = JsonLines(display) if as_json else display
         start = _starter(run, joined)
-        host = "127.0.0.1" if joined is None or joined.one_node else os.environ["MASTER_ADDR"]
+        host = "127.0.0.1" if joined is None or joined.local_size == joined.size else os.environ["MASTER_ADDR"]
         driver = Driver(run, writer, start, audience, host=host)
         stack.enter_context(_terminated_as_interrupted())
         try:

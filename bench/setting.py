@@ -40,7 +40,7 @@ def choose_setting(
     _check_backend(machine, means, where)
     ranks = _default_ranks(machine, where) if nproc is None else nproc
     _check_ranks(machine, ranks, means, where, allow_single=allow_single)
-    setting = Setting(nproc=ranks, backend=means, device=where, memory_bytes=_memory_bytes(machine, where, ranks))
+    setting = Setting(nproc=ranks, backend=means, device=where, rank_bytes=_rank_bytes(machine, where, ranks))
     notes = _fallback_notes(machine, where) if device is None else ()
     return Chosen(setting=setting, notes=(*notes, *_sharing_notes(machine, ranks, where)))
 
@@ -56,10 +56,10 @@ def _default_ranks(machine: Machine, device: str) -> int:
     return max(2, min(_MAX_DEFAULT_RANKS, machine.cores))
 
 
-def _memory_bytes(machine: Machine, device: str, ranks: int) -> int | None:
-    """Return what all ranks share on the CPU, or what each has on the smallest GPU."""
+def _rank_bytes(machine: Machine, device: str, ranks: int) -> int | None:
+    """Return the memory that one rank can have: its part of the host's, or of the smallest GPU's."""
     if device == "cpu":
-        return machine.memory_bytes
+        return None if machine.memory_bytes is None else machine.memory_bytes // ranks
     known = [gpu.memory_bytes for gpu in machine.gpus if gpu.memory_bytes is not None]
     ranks_per_gpu = math.ceil(ranks / len(machine.gpus))
     return min(known) // ranks_per_gpu if len(known) == len(machine.gpus) else None

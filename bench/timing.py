@@ -60,10 +60,10 @@ def time_steps(
     """Time a subject until it is known well enough; the result is on rank 0, None elsewhere."""
     started = time.perf_counter()
     progress.enter("warm-up")
-    first = _loop(subject, world, 1, 1, progress)
+    first = take_samples(subject, world, 1, 1, progress)
     each = time.perf_counter() - started
     warmup, steps = world.decide(_plan_warmup(first, each, measure, budget_seconds, pipelined=pipelined))
-    _loop(subject, world, 1, int(warmup), progress)
+    take_samples(subject, world, 1, int(warmup), progress)
 
     progress.enter("timed")
     pieces: list[Stamps] = []
@@ -71,7 +71,7 @@ def time_steps(
     batch, stop = measure.min_iterations, -1
     began = time.perf_counter()
     while stop < 0:
-        gathered = _gather(_loop(subject, world, int(steps), batch, progress), world)
+        gathered = gather_stamps(take_samples(subject, world, int(steps), batch, progress), world)
         next_batch, code = 0, -1
         if gathered is not None:
             pieces.append(gathered)
@@ -129,7 +129,7 @@ def _no_longer_shrinks(widths: list[float | None]) -> bool:
     return len(known) == 3 and all(b / a > _CONVERGED_RATIO for a, b in itertools.pairwise(known))
 
 
-def _loop(subject: Subject, world: World, steps: int, count: int, progress: Progress) -> torch.Tensor:
+def take_samples(subject: Subject, world: World, steps: int, count: int, progress: Progress) -> torch.Tensor:
     """Take ``count`` samples of ``steps`` steps; return this rank's stamps in ns, shape (3, count)."""
     timed = _timed_on_device if world.device.type == "cuda" else _timed_on_host
     rows = []
@@ -162,7 +162,7 @@ def _timed_on_device(step: Callable[[], None], steps: int, world: World) -> tupl
     return arrival, time.perf_counter_ns(), int(start.elapsed_time(end) * 1e6)
 
 
-def _gather(stamps: torch.Tensor, world: World) -> Stamps | None:
+def gather_stamps(stamps: torch.Tensor, world: World) -> Stamps | None:
     """Return all ranks' stamps on rank 0, shape (3, ranks, count), arrivals and exits on its clock."""
     contiguous = stamps.contiguous()
     parts = [torch.empty_like(contiguous) for _ in range(world.size)] if world.rank == 0 else None

@@ -10,6 +10,7 @@ from bench.gang import Gang, local_state
 from bench.messages import Ask, Broken, Bye, Finished, Hello, Job, Outcome, Started, Where
 from bench.records import RankState, Status
 
+START_SECONDS = 120.0
 _GRACE_SECONDS = 3.0
 _SHORT_GRACE = 0.5
 _TICK_SECONDS = 0.2
@@ -66,7 +67,7 @@ class Watch:
     def outcome(self, index: int, timeout_seconds: float) -> Outcome | Trouble:
         """Wait for the outcome of the case at ``index`` of the job, or for what went wrong instead."""
         while index not in self._finished:
-            deadline = self._started.get(index, self._last_finished) + timeout_seconds
+            deadline = self._deadline(index, timeout_seconds)
             self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
             if index in self._finished:
                 break
@@ -78,6 +79,12 @@ class Watch:
                 return self._hung(index, timeout_seconds)
         self._last_finished = time.monotonic()
         return self._finished[index]
+
+    def _deadline(self, index: int, timeout_seconds: float) -> float:
+        """Return when the case counts as hung; before the first one ranks may take long to find each other."""
+        if index in self._started:
+            return self._started[index] + timeout_seconds
+        return self._last_finished + (timeout_seconds if self._started else max(timeout_seconds, START_SECONDS))
 
     def farewell(self, timeout_seconds: float) -> None:
         """Wait, not for ever, until the ranks have done their job and ended by themselves."""

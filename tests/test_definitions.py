@@ -17,12 +17,12 @@ WHOLE = ("all_reduce", "broadcast", "sendrecv")
 GB = 1_000_000_000
 
 
-def gloo(nproc: int = 4, memory_bytes: int | None = None) -> Setting:
-    return Setting(nproc=nproc, backend="gloo", device="cpu", memory_bytes=memory_bytes)
+def gloo(nproc: int = 4, rank_bytes: int | None = None) -> Setting:
+    return Setting(nproc=nproc, backend="gloo", device="cpu", rank_bytes=rank_bytes)
 
 
-def nccl(nproc: int = 4, memory_bytes: int | None = None) -> Setting:
-    return Setting(nproc=nproc, backend="nccl", device="cuda", memory_bytes=memory_bytes)
+def nccl(nproc: int = 4, rank_bytes: int | None = None) -> Setting:
+    return Setting(nproc=nproc, backend="nccl", device="cuda", rank_bytes=rank_bytes)
 
 
 def refusal(name: str, setting: Setting, **given_params: object) -> str | None:
@@ -113,18 +113,14 @@ def test_a_size_runs_exactly_when_it_divides_and_what_is_named_instead_runs(
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_size_that_does_not_fit_in_memory_is_refused_with_both_amounts(name: str) -> None:
-    expected = "size 1G needs about 25.8 GB; 2.0 GB is free"
-    assert refusal(name, gloo(4, memory_bytes=2 * GB), size_bytes="1G") == expected
-
-
-def test_ranks_share_the_memory_of_a_host_and_have_a_gpu_each() -> None:
-    assert "needs about 6.4 GB" in str(refusal("all_reduce", nccl(4, memory_bytes=2 * GB), size_bytes="1G"))
+    expected = "size 1G needs about 6.4 GB a rank; a rank can have 2.0 GB"
+    assert refusal(name, gloo(4, rank_bytes=2 * GB), size_bytes="1G") == expected
 
 
 def test_memory_that_just_suffices_suffices() -> None:
-    needed = (1 << 20) * 6 * 2
-    assert refusal("all_reduce", gloo(2, memory_bytes=needed), size_bytes="1M") is None
-    assert refusal("all_reduce", gloo(2, memory_bytes=needed - 1), size_bytes="1M") is not None
+    needed = (1 << 20) * 6
+    assert refusal("all_reduce", gloo(2, rank_bytes=needed), size_bytes="1M") is None
+    assert refusal("all_reduce", gloo(2, rank_bytes=needed - 1), size_bytes="1M") is not None
 
 
 @pytest.mark.parametrize(("root", "expected"), [(0, None), (3, None), (4, "root 4 is not one of the 4 ranks")])

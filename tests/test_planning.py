@@ -194,14 +194,14 @@ def test_every_case_of_the_product_is_either_run_or_skipped() -> None:
 
 
 def test_a_size_that_does_not_fit_in_memory_is_refused_where_asked_for() -> None:
-    small = dataclasses.replace(GLOO, memory_bytes=1_000_000_000)
+    small = dataclasses.replace(GLOO, rank_bytes=1_000_000_000)
     assert refusal(small, settings={"size_bytes": "1K,1G"}) == (
-        "size_bytes = 1073741824: size 1G needs about 12.9 GB; 1.0 GB is free"
+        "size_bytes = 1073741824: size 1G needs about 6.4 GB a rank; a rank can have 1.0 GB"
     )
 
 
 def test_a_size_that_does_not_fit_in_memory_is_skipped_where_a_preset_has_it() -> None:
-    made = plan(dataclasses.replace(GLOO, memory_bytes=6 << 20))
+    made = plan(dataclasses.replace(GLOO, rank_bytes=3 << 20))
     assert {case.params["size_bytes"] for case in made.cases} == {1024}
     assert {skipped.case.params["size_bytes"] for skipped in made.skipped} == {1 << 20}
 

@@ -46,11 +46,11 @@ def refusal(
 
 
 def test_without_gpus_gloo_measures_the_cpu() -> None:
-    assert choose(CPU) == Chosen(setting=Setting(nproc=4, backend="gloo", device="cpu", memory_bytes=16 * GIB))
+    assert choose(CPU) == Chosen(setting=Setting(nproc=4, backend="gloo", device="cpu", rank_bytes=4 * GIB))
 
 
 def test_two_gpus_are_measured_with_nccl() -> None:
-    expected = Setting(nproc=2, backend="nccl", device="cuda", memory_bytes=40 * GIB)
+    expected = Setting(nproc=2, backend="nccl", device="cuda", rank_bytes=40 * GIB)
     assert choose(with_gpus(80, 40)) == Chosen(setting=expected)
 
 
@@ -74,7 +74,7 @@ def test_one_gpu_falls_to_the_cpu_and_says_how_to_measure_it() -> None:
 
 def test_one_gpu_is_measured_alone_where_that_is_meant() -> None:
     chosen = choose(with_gpus(80), nproc=1, allow_single=True)
-    assert chosen == Chosen(setting=Setting(nproc=1, backend="nccl", device="cuda", memory_bytes=80 * GIB))
+    assert chosen == Chosen(setting=Setting(nproc=1, backend="nccl", device="cuda", rank_bytes=80 * GIB))
 
 
 def test_what_the_note_about_one_gpu_proposes_works() -> None:
@@ -103,12 +103,12 @@ def test_a_device_that_was_asked_for_needs_no_explanation() -> None:
 
 def test_gloo_may_run_on_gpus() -> None:
     chosen = choose(with_gpus(80, 80), backend="gloo", device="cuda")
-    assert chosen == Chosen(setting=Setting(nproc=2, backend="gloo", device="cuda", memory_bytes=80 * GIB))
+    assert chosen == Chosen(setting=Setting(nproc=2, backend="gloo", device="cuda", rank_bytes=80 * GIB))
 
 
 def test_the_cpu_may_be_asked_for_on_a_machine_with_gpus() -> None:
     chosen = choose(with_gpus(80, 80), device="cpu")
-    assert chosen.setting == Setting(nproc=4, backend="gloo", device="cpu", memory_bytes=16 * GIB)
+    assert chosen.setting == Setting(nproc=4, backend="gloo", device="cpu", rank_bytes=4 * GIB)
 
 
 def test_fewer_ranks_than_gpus_may_be_asked_for() -> None:
@@ -123,16 +123,16 @@ def test_one_rank_on_the_cpu_may_be_asked_for() -> None:
 
 
 def test_memory_that_a_gpu_does_not_tell_is_unknown() -> None:
-    assert choose(with_gpus(80, None)).setting.memory_bytes is None
+    assert choose(with_gpus(80, None)).setting.rank_bytes is None
 
 
 def test_memory_that_the_system_does_not_tell_is_unknown() -> None:
-    assert choose(dataclasses.replace(CPU, memory_bytes=None)).setting.memory_bytes is None
+    assert choose(dataclasses.replace(CPU, memory_bytes=None)).setting.rank_bytes is None
 
 
 def test_ranks_that_share_a_gpu_share_its_memory() -> None:
     chosen = choose(with_gpus(80, 80), nproc=3, backend="gloo", device="cuda")
-    assert chosen.setting.memory_bytes == 40 * GIB
+    assert chosen.setting.rank_bytes == 40 * GIB
     assert chosen.notes == ("functional only: 3 ranks on 2 GPUs; times include waiting for a GPU",)
 
 
