@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import Self
 
 import msgspec
@@ -42,8 +42,9 @@ class Hub:
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self._key = secrets.token_bytes(32)
-        self._listener = Listener((host, 0), backlog=_BACKLOG, authkey=self._key)
+        self._listener = Listener((host, 0), backlog=_BACKLOG)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._open: set[Connection] = set()
         self._connections: dict[int, Connection] = {}
         self._closed = threading.Event()
         threading.Thread(target=self._accept, name="hub", daemon=True).start()
@@ -75,21 +76,37 @@ class Hub:
 
     def close(self) -> None:
         """Stop listening and hang up on every rank, which ends those still alive."""
+        if self._closed.is_set():
+            return
         self._closed.set()
         _unblock(self._listener)
         self._listener.close()
-        for connection in list(self._connections.values()):
+        for connection in list(self._open):
             _hang_up(connection)
 
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
                 connection = self._listener.accept()
-            except (AuthenticationError, EOFError, ConnectionError):
-                continue  # a stranger, or a rank that died while it said who it is
+            except ConnectionError:
+                continue
             except OSError:
                 return
-            threading.Thread(target=self._listen, args=(connection,), name="rank", daemon=True).start()
+            self._open.add(connection)
+            if self._closed.is_set():
+                _hang_up(connection)
+            threading.Thread(target=self._serve, args=(connection,), name="rank", daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        """Hear one rank; a stranger is tried here and not while others wait to be let in, for it may say nothing."""
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            self._listen(connection)
+        except (AuthenticationError, EOFError, OSError):
+            pass  # a stranger, or a rank that died while it said who it is
+        finally:
+            self._open.discard(connection)
 
     def _listen(self, connection: Connection) -> None:
         rank: int | None = None
@@ -101,7 +118,7 @@ class Hub:
                     self._connections[rank] = connection
                 if rank is not None:
                     self._events.put(Event(rank=rank, what=message))
-        except (EOFError, OSError):
+        except (EOFError, OSError, msgspec.DecodeError):  # the last is a rank of another parbench
             if rank is not None:
                 self._events.put(Event(rank=rank, what=Gone()))
 

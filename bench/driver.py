@@ -19,6 +19,7 @@ from bench.watch import START_SECONDS, Trouble, Watch
 
 _FAREWELL_SECONDS = 10.0
 _MAX_FAILED_STARTS = 2
+_NOT_AGAIN = ("failed", "hang", "wrong")
 # a step takes about as long as ten collectives of the usual sizes
 _WEIGHTS = {"workload": 10.0, "custom": 10.0}
 
@@ -57,7 +58,7 @@ class Driver:
         self._path, self._info, self._plan = run.path, run.info, run.info.plan
         self._writer, self._start_gang, self._audience = writer, start_gang, audience
         self._host = host
-        self._bad = {record.case.id: record for record in run.records if record.status in ("failed", "hang")}
+        self._bad = {record.case.id: record for record in run.records if record.status in _NOT_AGAIN}
         self._gangs = len(list((run.path / "logs").glob("gang-*")))
         self._failed_starts = 0
         self._environment: dict[str, Any] = {}
@@ -130,8 +131,9 @@ class Driver:
         """Record each case as it ends; return how many have a record when the gang is done or broken."""
         for index, case in enumerate(cases):
             self._audience.case(case)
+            began = time.monotonic()
             result = watch.outcome(index, self._plan.timeout_seconds)
-            self._write(launch, case, result)
+            self._write(launch, case, result, time.monotonic() - began)
             if isinstance(result, Trouble):
                 return index + 1
         watch.farewell(_FAREWELL_SECONDS)
@@ -158,20 +160,20 @@ class Driver:
         self._environment = {**({"changed": changed} if changed else {}), **by_rank}
         self._world = msgspec.structs.replace(self._world, nodes=len({hello.host for hello in hellos}))
 
-    def _write(self, launch: int, case: Case, result: Outcome | Trouble) -> None:
+    def _write(self, launch: int, case: Case, result: Outcome | Trouble, seconds: float = 0.0) -> None:
         raw = b""
         if isinstance(result, Trouble):
-            record = self._trouble(launch, case, result)
+            record = self._trouble(launch, case, result, seconds)
         else:
             record, raw = self._record(launch, case, result), result.raw
-        if record.status in ("failed", "hang"):
+        if record.status in _NOT_AGAIN:
             self._bad[case.id] = record
         self._writer.write(record)
         self._audience.record(record)
         if raw:
             self._writer.write_samples(f"{case.id}-{launch}.npz", raw)
 
-    def _trouble(self, launch: int, case: Case, trouble: Trouble) -> Record:
+    def _trouble(self, launch: int, case: Case, trouble: Trouble, seconds: float) -> Record:
         return Record(
             case=case,
             world=self._world,
@@ -182,7 +184,7 @@ class Driver:
             environment=self._environment,
             ranks=list(trouble.ranks),
             started=utc_now(),
-            seconds=0.0,
+            seconds=round(seconds, 6),
         )
 
     def _record(self, launch: int, case: Case, outcome: Outcome) -> Record:

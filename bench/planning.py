@@ -1,15 +1,18 @@
 """From what the user asked to a plan. Pure; done before any rank starts."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.cases import Case, Definition, Setting, matches, select
+from bench.dtypes import DTYPES
 from bench.errors import UserError
 from bench.params import Value, unknown_parameter
 from bench.plan import Plan, Skipped
 from bench.presets import PRESETS, Entry, Preset
 from bench.words import did_you_mean, listed
+
+_LARGEST_ITEMSIZE = max(dtype.itemsize for dtype in DTYPES.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,7 @@ def make_plan(request: Request, catalogue: Sequence[Definition], setting: Settin
     for entry in request.entries:
         _check_settings(entry.set, select(catalogue, [entry.name]), f"case {entry.name!r}")
     candidates = [pair for definition in chosen for pair in _candidates(definition, entries, request, setting)]
-    _check_possible(candidates, request.settings)
+    _check_possible(candidates, {*request.settings, *(name for entry in request.entries for name in entry.set)})
     skipped = {case.id: Skipped(case=case, reason=reason) for case, reason in candidates if reason is not None}
     return Plan(
         preset=request.preset,
@@ -88,9 +91,22 @@ def _candidates(
     candidates = []
     for entry in fitting:
         for given in _product(definition, entry.set, request.settings):
+            if not request.entries and "size_bytes" not in request.settings:
+                given = _divisible(given, setting.nproc)
             case = definition.case(given)
             candidates.append((case, definition.refuse(case.params, setting)))
     return candidates
+
+
+def _divisible(given: dict[str, Value], nproc: int) -> dict[str, Value]:
+    """Return a preset's parameters with the size rounded up to whole elements of any type on every rank.
+
+    A preset means a size about so large; what a user asks for is measured as asked, or refused.
+    """
+    if "size_bytes" not in given:
+        return given
+    step = nproc * _LARGEST_ITEMSIZE
+    return {**given, "size_bytes": -(-int(given["size_bytes"]) // step) * step}
 
 
 def _product(definition: Definition, preset: Mapping[str, str], settings: Mapping[str, str]) -> list[dict[str, Value]]:
@@ -101,9 +117,9 @@ def _product(definition: Definition, preset: Mapping[str, str], settings: Mappin
     return [dict(zip(texts, values, strict=True)) for values in itertools.product(*many)]
 
 
-def _check_possible(candidates: Sequence[Candidate], settings: Mapping[str, str]) -> None:
-    """Refuse a value asked for by name under which no case at all can run; a preset's is only skipped."""
-    for name in settings:
+def _check_possible(candidates: Sequence[Candidate], asked: Iterable[str]) -> None:
+    """Refuse a value of a parameter asked for by name under which no case can run; a preset's is only skipped."""
+    for name in asked:
         for value in dict.fromkeys(case.params[name] for case, _ in candidates if name in case.params):
             reasons = [reason for case, reason in candidates if case.params.get(name) == value]
             if None not in reasons:

@@ -81,12 +81,12 @@ def within_launch(values: Sequence[float]) -> Estimate:
     )
 
 
-def across_launches(medians: Sequence[float]) -> Estimate:
-    """Return the geometric mean of the launches' medians with Student's t interval on their logarithms."""
-    n = len(medians)
-    logs = [math.log(value) for value in medians]
+def across_launches(values: Sequence[float], noun: str = "medians") -> Estimate:
+    """Return the geometric mean of one value a launch, with Student's t interval on their logarithms."""
+    n = len(values)
+    logs = [math.log(value) for value in values]
     mean = sum(logs) / n
-    method = f"geometric mean of {n} launch medians"
+    method = f"geometric mean of {n} launch {noun}"
     if n < 2:
         return Estimate(value=math.exp(mean), low=None, high=None, method=f"{method}; one launch has no interval")
     deviation = math.sqrt(sum((log - mean) ** 2 for log in logs) / (n - 1))
@@ -146,4 +146,6 @@ def steadiness(values: Sequence[float]) -> str:
         ordered = [first, *rest]
         monotone = ordered in (sorted(ordered), sorted(ordered, reverse=True))
         return "drifting" if monotone else "unsteady"
-    return f"warm-up ended by iteration {n // 4}" if abs(first - base) > limit else "flat"
+    if abs(first - base) <= limit:
+        return "flat"
+    return f"warm-up ended by iteration {n // 4}" if first > base else f"slower from iteration {n // 4} on"

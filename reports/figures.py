@@ -120,8 +120,11 @@ def _tick_format(words: Callable[[float], str]) -> FuncFormatter:
 
 def _draw_step(axes: Axes, place: int, row: Row) -> None:
     launches = [record.metrics[row.headline] for record in row.measured if row.headline in record.metrics]
+    if len(launches) == 1:
+        _draw_interval(axes, place, row.metrics[row.headline], SERIES[1], "D", 5.5, 1.8)
+        return
     drawable = [metric for metric in launches if _is_drawable(metric)]
-    for i, metric in enumerate(drawable if len(launches) > 1 else []):
+    for i, metric in enumerate(drawable):
         _draw_interval(axes, place - 0.32 + 0.42 * i / max(1, len(drawable) - 1), metric, SERIES[0], "o", 3.5, 0.9)
     _draw_interval(axes, place + 0.25, row.metrics[row.headline], SERIES[1], "D", 5.5, 1.8)
 

@@ -106,6 +106,12 @@ def test_the_check_in_a_word(check: Check, word: str) -> None:
     assert check_word(row) == word
 
 
+def test_the_p99_is_that_of_the_headline() -> None:
+    metrics = {"step_time": seconds_metric(1.0), "step_time_p99": seconds_metric(3.0)}
+    (row,) = rows_of(ok(step(), metrics=metrics))
+    assert cells_of(step_columns([row]), row)["p99"] == "3.00 s"
+
+
 def test_launches_say_how_many_of_how_many() -> None:
     (row,) = rows_of(ok(collective()), launches=5)
     assert cells_of(communication_columns([row]), row)["launches"] == "1/5"

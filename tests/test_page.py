@@ -176,6 +176,8 @@ def test_there_is_a_panel_for_each_mode_and_dtype_with_two_figures_and_a_table()
         "communication-2-time-title",
         "steps-time-title",
     ]
+    heads = [text for text in page.texts("th") if text in ("operation", "mode", "dtype", "size")]
+    assert heads == ["operation", "size"] * 2
     half = html_of(run_of(ok(collective()), ok(collective(dtype="float16"))))
     assert "blocking, float16" in half
 

@@ -207,11 +207,35 @@ def test_a_size_that_does_not_fit_in_memory_is_skipped_where_a_preset_has_it() -
 
 
 def test_a_plan_of_which_nothing_can_run_is_refused_with_the_first_case_and_its_reason() -> None:
-    words = refusal(entries=(Entry(name="all_gather", set={"size_bytes": "4"}),))
+    words = refusal(dataclasses.replace(GLOO, rank_bytes=1), only=("all_gather",))
     assert words == (
-        "none of the 1 cases asked for can run here; collective.all_gather size_bytes=4 dtype=float32 mode=blocking: "
-        "size 4 B is not a multiple of 2 ranks x 4 B (float32); the least is 8"
+        "none of the 2 cases asked for can run here; collective.all_gather size_bytes=1024 dtype=float32 mode=blocking: "
+        "size 1K needs about 0.0 GB a rank; a rank can have 0.0 GB"
     )
+
+
+def test_a_value_of_a_plan_file_under_which_nothing_can_run_is_refused() -> None:
+    words = refusal(entries=(Entry(name="all_gather", set={"size_bytes": "4"}),))
+    assert words == "size_bytes = 4: size 4 B is not a multiple of 2 ranks x 4 B (float32); the least is 8"
+
+
+@pytest.mark.parametrize("nproc", [3, 5, 6, 7])
+def test_a_presets_sizes_are_rounded_up_to_what_any_number_of_ranks_can_share(nproc: int) -> None:
+    made = plan(dataclasses.replace(GLOO, nproc=nproc))
+    assert not made.skipped
+    sizes = sorted({int(case.params["size_bytes"]) for case in made.cases})
+    assert [size % (8 * nproc) for size in sizes] == [0, 0]
+    assert [0 <= size - about < 8 * nproc for size, about in zip(sizes, (1024, 1 << 20), strict=True)] == [True, True]
+
+
+def test_a_size_that_the_user_gives_is_never_rounded() -> None:
+    made = plan(dataclasses.replace(GLOO, nproc=3), settings={"size_bytes": "1K"})
+    assert {case.params["size_bytes"] for case in made.cases} == {1024}
+    assert {skipped.case.name for skipped in made.skipped} == {
+        "collective.all_gather",
+        "collective.reduce_scatter",
+        "collective.all_to_all",
+    }
 
 
 def test_planning_the_same_request_twice_gives_the_same_plan() -> None:

@@ -218,6 +218,15 @@ def test_a_record_can_be_read_as_soon_as_it_is_written(run: Path) -> None:
         assert len(load_run(run).records) == 2
 
 
+def test_a_record_is_synced_to_disk_before_the_next_case_begins(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes_synced: list[int] = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: sizes_synced.append(os.fstat(descriptor).st_size))
+    record = make_record()
+    with open_writer(run) as writer:
+        writer.write(record)
+        assert sizes_synced == [len(encode(record))]
+
+
 def test_writing_again_goes_on_after_what_is_there(run: Path) -> None:
     for launch in range(2):
         with open_writer(run) as writer:

@@ -90,6 +90,11 @@ def test_reasons_are_said_once_and_the_follow_up_is_no_reason() -> None:
     assert row_of(bad(CASE, 0, "skipped", "no float8")).reasons == ("no float8",)
 
 
+def test_more_launches_than_planned_are_never_more_than_all() -> None:
+    row = row_of(ok(CASE, 0), ok(CASE, 1), ok(CASE, 2), launches=1)
+    assert (row.launches, row.planned) == (3, 3)
+
+
 def test_stops_steadiness_noise_and_notes_are_gathered() -> None:
     records = [
         ok(CASE, 0, stop="budget", grade="quiet", steady="drifting", notes=["a"]),

@@ -68,13 +68,13 @@ def test_text_stays_text_in_the_pages_font_and_colour() -> None:
 
 
 def test_hostile_and_foreign_labels_are_text() -> None:
-    for label in ("<script>alert(1)</script>", "$\\frac{1}{", "漢字 🚀"):
+    for label in ("<script>alert(1)</script>", "$x^2$", "$\\frac{1}{", "漢字 🚀"):
         texts = [element.text for element in ElementTree.fromstring(svg_of(label)).iter("text")]
         assert label in texts
 
 
 def test_the_users_own_settings_change_nothing_and_are_left_alone() -> None:
     plain = svg_of()
-    with mpl.rc_context({"font.size": 31, "axes.facecolor": "red", "svg.fonttype": "path"}):
+    with mpl.rc_context({"font.size": 31, "lines.linewidth": 9, "svg.fonttype": "path"}):
         assert svg_of() == plain
         assert mpl.rcParams["font.size"] == 31
