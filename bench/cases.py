@@ -48,22 +48,42 @@ class Setting:
     backend: str
     device: str
     rank_bytes: int | None = None
+    nodes: int = 1
+
+    @property
+    def hosts(self) -> list[str]:
+        """A name for each rank's node, as far as it is known before any rank starts: nodes hold equal blocks."""
+        each = -(-self.nproc // self.nodes)
+        return [str(rank // each) for rank in range(self.nproc)]
 
 
-def never_refused(params: Mapping[str, Value], setting: Setting) -> str | None:
+Params = Mapping[str, Value]
+
+
+def never_refused(params: Params, setting: Setting) -> str | None:
     """Refuse nothing."""
     return None
 
 
+def only_itself(given: Params, setting: Setting) -> Iterable[Params]:
+    """Make one case of what is given."""
+    return (given,)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Definition:
-    """Something that can be measured; ``refuse`` says in words why given parameters cannot run in a setting."""
+    """Something that can be measured.
+
+    ``refuse`` says in words why given parameters cannot run in a setting; ``expand`` makes several cases of them where
+    one is not enough, such as one for each group of ranks.
+    """
 
     name: str
     target: str
     help: str
     params: tuple[Param, ...]
-    refuse: Callable[[Mapping[str, Value], Setting], str | None] = never_refused
+    refuse: Callable[[Params, Setting], str | None] = never_refused
+    expand: Callable[[Params, Setting], Iterable[Params]] = only_itself
 
     @property
     def kind(self) -> str:

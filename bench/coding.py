@@ -1,12 +1,17 @@
 """Data that shows what went wrong: exact integers coded by rank and index, and poison.
 
 All-ones data cannot see swapped chunks, a wrong root or a stale buffer. A value here depends on the rank and, through
-two patterns of prime period, on the index, so that any two chunks differ; sums over all ranks stay exact in the dtype.
+two patterns of prime period, on the index, so that any two chunks differ; what a reduction makes of all ranks' values
+stays exact in the dtype.
 """
+
+import math
 
 import torch
 
 from bench.dtypes import DTYPES
+
+REDOPS = ("sum", "avg", "min", "max", "product")
 
 _PERIODS = (65521, 4093)
 _RANK_STRIDES = (7919, 1031)
@@ -23,19 +28,19 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 class Code:
-    """Values for tensors of one dtype whose sum over ``num_summed`` ranks is exact.
+    """Values for tensors of one dtype whose reduction over ``num_ranks`` ranks by ``redop`` is exact.
 
-    Every value lies in 1..m with m * num_summed within the integers exact in the dtype. Where that leaves fewer than
-    four values, ranks take turns by index and the others hold 0.
+    For sums every value lies in 1..m, and the largest sum within the integers exact in the dtype; averages are of
+    multiples of n; factors are 1 or 2. Where that leaves too few values, ranks take turns by index: the others hold
+    what changes nothing, 0 or 1.
     """
 
-    def __init__(self, dtype: str, num_summed: int, device: torch.device) -> None:
-        limit = min(DTYPES[dtype].exact_up_to, _MAX_VALUE * num_summed)
-        self._turns = max(1, -(-num_summed * _MIN_CODES // limit))
-        self._modulus = limit // -(-num_summed // self._turns)
-        self._dtype = dtype_of(dtype)
-        self._num_summed = num_summed
-        self._device = device
+    def __init__(self, dtype: str, num_ranks: int, device: torch.device, redop: str = "sum") -> None:
+        self._dtype, self._num_ranks, self._device, self._redop = dtype_of(dtype), num_ranks, device, redop
+        self._scale = num_ranks if redop == "avg" else 1
+        self._idle = 1 if redop == "product" else 0
+        self._least = 0 if dtype == "bool" else 1
+        self._turns, self._modulus = _turns_and_modulus(dtype, num_ranks, redop)
         generator = torch.Generator().manual_seed(_SEED)
         self._patterns = [
             torch.randint(0, _MAX_VALUE, (period,), generator=generator, dtype=torch.int32).to(device)
@@ -46,22 +51,52 @@ class Code:
         """Return rank's elements ``start`` to ``start + count`` of its coded vector, in the dtype."""
         return self._integers(rank, start, count).to(self._dtype)
 
-    def sums(self, start: int, count: int) -> torch.Tensor:
-        """Return the sum over all ranks of the elements ``start`` to ``start + count``, in the dtype."""
-        total = torch.zeros(count, dtype=torch.int64, device=self._device)
-        for rank in range(self._num_summed):
-            total += self._integers(rank, start, count)
-        return total.to(self._dtype)
+    def reduced(self, start: int, count: int) -> torch.Tensor:
+        """Return what the reduction over all ranks makes of elements ``start`` to ``start + count``, in the dtype."""
+        total = self._integers(0, start, count).to(torch.int64)
+        for rank in range(1, self._num_ranks):
+            total = _combine(self._redop, total, self._integers(rank, start, count))
+        return (total // self._num_ranks if self._redop == "avg" else total).to(self._dtype)
 
     def _integers(self, rank: int, start: int, count: int) -> torch.Tensor:
         mixed = torch.zeros(count, dtype=torch.int32, device=self._device)
         for pattern, stride in zip(self._patterns, _RANK_STRIDES, strict=True):
             mixed += _cycle(pattern, start + rank * stride, count)
-        values = mixed.remainder_(self._modulus).add_(1)
+        values = mixed.remainder_(self._modulus).add_(self._least).mul_(self._scale)
         if self._turns > 1:
             index = torch.arange(start, start + count, device=self._device)
-            values *= (index + rank) % self._turns == 0
+            values[(index + rank) % self._turns != 0] = self._idle
         return values
+
+
+def _turns_and_modulus(dtype: str, n: int, redop: str) -> tuple[int, int]:
+    """Return how many ranks share a turn's slot, and the number of values; see ``Code``."""
+    if dtype == "bool":
+        return 1, 2
+    if redop == "product":
+        doublings = _exponent_limit(dtype)
+        return max(1, math.ceil(n / doublings)), 2
+    terms = {"min": 1, "max": 1, "avg": n * n}.get(redop, n)  # the largest result is terms times the largest code
+    limit = min(DTYPES[dtype].exact_up_to, _MAX_VALUE * terms)
+    if redop in ("min", "max"):
+        return 1, limit
+    turns = max(1, -(-terms * _MIN_CODES // limit))
+    scale = n if redop == "avg" else 1
+    return turns, max(1, limit // (scale * -(-n // turns)))
+
+
+def _exponent_limit(dtype: str) -> int:
+    """Return the largest k for which 2**k is exact in the dtype."""
+    kind = dtype_of(dtype)
+    return math.floor(math.log2(torch.finfo(kind).max if kind.is_floating_point else torch.iinfo(kind).max))
+
+
+def _combine(redop: str, total: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    if redop == "min":
+        return torch.minimum(total, values)
+    if redop == "max":
+        return torch.maximum(total, values)
+    return total * values if redop == "product" else total + values
 
 
 def _cycle(pattern: torch.Tensor, start: int, count: int) -> torch.Tensor:
@@ -71,12 +106,17 @@ def _cycle(pattern: torch.Tensor, start: int, count: int) -> torch.Tensor:
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """Fill with what no coded value or sum is: NaN, or the smallest integer."""
-    tensor.fill_(float("nan") if tensor.dtype.is_floating_point else torch.iinfo(tensor.dtype).min)
+    """Fill with what no coded value or result is: NaN, or the smallest integer; a bool has no such value."""
+    if tensor.dtype is torch.bool:
+        tensor.fill_(value=True)
+    else:
+        tensor.fill_(float("nan") if tensor.dtype.is_floating_point else torch.iinfo(tensor.dtype).min)
 
 
-def count_wrong(found: torch.Tensor, expected: torch.Tensor) -> int:
-    """Return how many elements differ; NaN differs from everything."""
+def count_wrong(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 0.0) -> int:
+    """Return how many elements differ by more than a relative ``tolerance``; NaN differs from everything."""
     if found.itemsize == 1 and found.dtype.is_floating_point:  # float8 compares on few devices
         found, expected = found.float(), expected.float()
+    if tolerance:
+        return int((~((found - expected).abs() <= tolerance * expected.abs())).sum())
     return int((found != expected).sum())

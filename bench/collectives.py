@@ -1,121 +1,136 @@
 """Collectives as subjects. Size and bus bandwidth follow nccl-tests (its doc/PERFORMANCE.md); n ranks, s = S / n."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from bench.coding import Code, count_wrong, dtype_of, poison
-from bench.compat import all_gather_single, reduce_scatter_single
+from bench.coding import Code, dtype_of, poison
+from bench.compat import REDUCE_OPS, all_gather_single, all_reduce_apart, reduce_scatter_single
 from bench.dtypes import DTYPES
-from bench.messages import Work
+from bench.operation import Operation, describe
 from bench.subject import Description
+from bench.traffic import parse_matrix, size_elements, skewed, whole_counts
 from bench.world import World
 
-CONVENTION = "nccl-tests"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """One communication as a subject: ``restore`` makes inputs right and outputs poison before each ``call``."""
-
-    call: Callable[[], object]
-    restore: Callable[[], object]
-    output: torch.Tensor
-    expected: Callable[[], torch.Tensor]
-    description: Description
-
-    def step(self) -> None:
-        """Communicate once."""
-        self.call()
-
-    def reset(self) -> None:
-        """Restore inputs and poison outputs."""
-        self.restore()
-
-    def check(self) -> int:
-        """Return how many output elements differ from the reference."""
-        return count_wrong(self.output, self.expected())
-
-    def describe(self) -> Description:
-        """Return the bytes and the rates."""
-        return self.description
-
-    def close(self) -> None:
-        """Nothing to give back: tensors go with the subject."""
-
-
-def describe(size_bytes: int, factor: float, send_bytes: int, recv_bytes: int) -> Description:
-    """Return what an operation of S = ``size_bytes`` moves: algbw = S / t, busbw = algbw * factor."""
-    return Description(
-        work=(
-            Work(name="algbw", amount=size_bytes, unit="B/s"),
-            Work(name="busbw", amount=size_bytes * factor, unit="B/s"),
-        ),
-        details={
-            "size_bytes": size_bytes,
-            "send_bytes": send_bytes,
-            "recv_bytes": recv_bytes,
-            "busbw_factor": factor,
-            "convention": CONVENTION,
-        },
-    )
+IN_PLACE, OUT_OF_PLACE = "in_place", "out_of_place"
 
 
 def _empty(world: World, count: int, dtype: str) -> torch.Tensor:
     return torch.empty(count, dtype=dtype_of(dtype), device=world.device)
 
 
-def all_reduce(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Sum a buffer of S bytes in place: factor 2(n-1)/n."""
-    n, count = world.size, size_bytes // DTYPES[dtype].itemsize
-    code = Code(dtype, n, world.device)
+def _count(size_bytes: int, dtype: str) -> int:
+    return size_bytes // DTYPES[dtype].itemsize
+
+
+def _rounding(redop: str, dtype: str, n: int) -> float:
+    """Return the relative error that an average may have: some backends multiply by a rounded 1/n before they add."""
+    kind = dtype_of(dtype)
+    exact = redop != "avg" or not kind.is_floating_point or n & (n - 1) == 0
+    return 0.0 if exact else n * torch.finfo(kind).eps
+
+
+def all_reduce(
+    world: World, *, size_bytes: int, dtype: str, redop: str = "sum", placement: str = IN_PLACE
+) -> Operation:
+    """Reduce a buffer of S bytes on every rank: factor 2(n-1)/n."""
+    n, count = world.size, _count(size_bytes, dtype)
+    code = Code(dtype, n, world.device, redop)
     mine, buffer = code.values(world.rank, 0, count), _empty(world, count, dtype)
+
+    def apart() -> None:
+        buffer.copy_(all_reduce_apart(mine, world.group, redop))
+
+    in_place = placement == IN_PLACE
+    notes = () if in_place else ("out of place: torch copies the input, and the result is copied once more",)
     return Operation(
-        call=lambda: dist.all_reduce(buffer, group=world.group),
-        restore=lambda: buffer.copy_(mine),
+        call=partial(dist.all_reduce, buffer, op=REDUCE_OPS[redop], group=world.group) if in_place else apart,
+        asynchronous=in_place,
+        restore=(lambda: buffer.copy_(mine)) if in_place else (lambda: poison(buffer)),
         output=buffer,
-        expected=lambda: code.sums(0, count),
-        description=describe(size_bytes, 2 * (n - 1) / n, size_bytes, size_bytes),
+        expected=lambda: code.reduced(0, count),
+        description=describe(size_bytes, 2 * (n - 1) / n, size_bytes, size_bytes, notes=notes),
+        tolerance=_rounding(redop, dtype, n),
     )
 
 
-def all_gather(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Gather shards of s bytes into S = n s on every rank: factor (n-1)/n."""
-    n, count = world.size, size_bytes // DTYPES[dtype].itemsize // world.size
+def all_reduce_two_step(world: World, *, size_bytes: int, dtype: str, redop: str = "sum") -> Operation:
+    """Reduce a buffer of S bytes as reduce_scatter and all_gather, in place: factor 2(n-1)/n."""
+    n, count = world.size, _count(size_bytes, dtype)
+    code = Code(dtype, n, world.device, redop)
+    mine, buffer = code.values(world.rank, 0, count), _empty(world, count, dtype)
+    shard = _empty(world, count // n, dtype)
+
+    def both() -> None:
+        reduce_scatter_single(shard, buffer, world.group, redop)
+        all_gather_single(buffer, shard, world.group)
+
+    return Operation(
+        call=both,
+        restore=lambda: buffer.copy_(mine),
+        output=buffer,
+        expected=lambda: code.reduced(0, count),
+        description=describe(size_bytes, 2 * (n - 1) / n, size_bytes, size_bytes),
+        tolerance=_rounding(redop, dtype, n),
+    )
+
+
+def all_gather(world: World, *, size_bytes: int, dtype: str, placement: str = OUT_OF_PLACE) -> Operation:
+    """Gather shards of s bytes into S = n s on every rank: factor (n-1)/n; in place, a shard lies in the output."""
+    n, count = world.size, _count(size_bytes, dtype) // world.size
     code = Code(dtype, 1, world.device)
     mine, gathered = code.values(world.rank, 0, count), _empty(world, n * count, dtype)
+    shard = gathered[world.rank * count :][:count] if placement == IN_PLACE else mine
+
+    def restore() -> None:
+        poison(gathered)
+        if placement == IN_PLACE:
+            shard.copy_(mine)
+
     return Operation(
-        call=lambda: all_gather_single(gathered, mine, world.group),
-        restore=lambda: poison(gathered),
+        call=partial(all_gather_single, gathered, shard, world.group),
+        asynchronous=True,
+        restore=restore,
         output=gathered,
         expected=lambda: torch.cat([code.values(rank, 0, count) for rank in range(n)]),
         description=describe(size_bytes, (n - 1) / n, size_bytes // n, size_bytes),
     )
 
 
-def reduce_scatter(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Sum an input of S = n s bytes and leave one shard of s on each rank: factor (n-1)/n."""
-    n, count = world.size, size_bytes // DTYPES[dtype].itemsize // world.size
-    code = Code(dtype, n, world.device)
-    mine, shard = code.values(world.rank, 0, n * count), _empty(world, count, dtype)
+def reduce_scatter(
+    world: World, *, size_bytes: int, dtype: str, redop: str = "sum", placement: str = OUT_OF_PLACE
+) -> Operation:
+    """Reduce an input of S = n s bytes, one shard of s to each rank: factor (n-1)/n; in place, within the input."""
+    n, count = world.size, _count(size_bytes, dtype) // world.size
+    code = Code(dtype, n, world.device, redop)
+    mine, whole = code.values(world.rank, 0, n * count), _empty(world, n * count, dtype)
+    shard = whole[world.rank * count :][:count] if placement == IN_PLACE else _empty(world, count, dtype)
+
+    def restore() -> None:
+        poison(shard)
+        whole.copy_(mine)
+
     return Operation(
-        call=lambda: reduce_scatter_single(shard, mine, world.group),
-        restore=lambda: poison(shard),
+        call=partial(reduce_scatter_single, shard, whole, world.group, redop),
+        asynchronous=True,
+        restore=restore,
         output=shard,
-        expected=lambda: code.sums(world.rank * count, count),
+        expected=lambda: code.reduced(world.rank * count, count),
         description=describe(size_bytes, (n - 1) / n, size_bytes, size_bytes // n),
+        tolerance=_rounding(redop, dtype, n),
     )
 
 
 def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
     """Send one shard of s bytes of S to each rank, itself included: factor (n-1)/n."""
-    n, count = world.size, size_bytes // DTYPES[dtype].itemsize // world.size
+    n, count = world.size, _count(size_bytes, dtype) // world.size
     code = Code(dtype, 1, world.device)
     mine, received = code.values(world.rank, 0, n * count), _empty(world, n * count, dtype)
     return Operation(
-        call=lambda: dist.all_to_all_single(received, mine, group=world.group),
+        call=partial(dist.all_to_all_single, received, mine, group=world.group),
+        asynchronous=True,
         restore=lambda: poison(received),
         output=received,
         expected=lambda: torch.cat([code.values(rank, world.rank * count, count) for rank in range(n)]),
@@ -123,9 +138,38 @@ def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
     )
 
 
-def broadcast(world: World, *, size_bytes: int, dtype: str, root: int) -> Operation:
+def all_to_all_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0, traffic: str = "") -> Operation:
+    """Send uneven shards: the busiest sender sends ``size_bytes``; S = max of sent and received, factor (n-1)/n."""
+    n, rank = world.size, world.rank
+    itemsize = DTYPES[dtype].itemsize
+    matrix = parse_matrix(traffic) if traffic else skewed(n, skew)
+    counts = whole_counts(matrix, _count(size_bytes, dtype))
+    sends, receives = list(counts[rank]), [row[rank] for row in counts]
+    starts = [[sum(row[:j]) for j in range(n)] for row in counts]
+    code = Code(dtype, 1, world.device)
+    mine, received = code.values(rank, 0, sum(sends)), _empty(world, sum(receives), dtype)
+
+    def expected() -> torch.Tensor:
+        return torch.cat([code.values(peer, starts[peer][rank], counts[peer][rank]) for peer in range(n)])
+
+    return Operation(
+        call=partial(dist.all_to_all_single, received, mine, receives, sends, group=world.group),
+        asynchronous=True,
+        restore=lambda: poison(received),
+        output=received,
+        expected=expected,
+        description=describe(
+            size_elements(counts) * itemsize,
+            (n - 1) / n,
+            max(sum(row) for row in counts) * itemsize,
+            max(sum(column) for column in zip(*counts, strict=True)) * itemsize,
+        ),
+    )
+
+
+def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
     """Send the root's buffer of S bytes to every rank: factor 1."""
-    count = size_bytes // DTYPES[dtype].itemsize
+    count = _count(size_bytes, dtype)
     code = Code(dtype, 1, world.device)
     mine, buffer = code.values(root, 0, count), _empty(world, count, dtype)
 
@@ -136,9 +180,102 @@ def broadcast(world: World, *, size_bytes: int, dtype: str, root: int) -> Operat
             poison(buffer)
 
     return Operation(
-        call=lambda: dist.broadcast(buffer, group=world.group, group_src=root),
+        call=partial(dist.broadcast, buffer, group=world.group, group_src=root),
+        asynchronous=True,
         restore=restore,
         output=buffer,
         expected=lambda: mine,
         description=describe(size_bytes, 1.0, size_bytes, size_bytes),
     )
+
+
+def reduce(world: World, *, size_bytes: int, dtype: str, redop: str = "sum", root: int = 0) -> Operation:
+    """Reduce every rank's buffer of S bytes into the root's: factor 1; other ranks' buffers are left undefined."""
+    count = _count(size_bytes, dtype)
+    code = Code(dtype, world.size, world.device, redop)
+    mine, buffer = code.values(world.rank, 0, count), _empty(world, count, dtype)
+    result = buffer if world.rank == root else buffer[:0]
+    return Operation(
+        call=partial(dist.reduce, buffer, op=REDUCE_OPS[redop], group=world.group, group_dst=root),
+        asynchronous=True,
+        restore=lambda: buffer.copy_(mine),
+        output=result,
+        expected=lambda: code.reduced(0, len(result)),
+        description=describe(size_bytes, 1.0, size_bytes, size_bytes),
+        tolerance=_rounding(redop, dtype, world.size),
+    )
+
+
+def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
+    """Gather shards of s bytes into S = n s at the root: factor (n-1)/n."""
+    n, count = world.size, _count(size_bytes, dtype) // world.size
+    code = Code(dtype, 1, world.device)
+    mine = code.values(world.rank, 0, count)
+    gathered = _empty(world, n * count if world.rank == root else 0, dtype)
+    parts = [gathered[rank * count :][:count] for rank in range(n)] if world.rank == root else None
+    return Operation(
+        call=partial(dist.gather, mine, parts, group=world.group, group_dst=root),
+        asynchronous=True,
+        restore=lambda: poison(gathered),
+        output=gathered,
+        expected=lambda: torch.cat([code.values(rank, 0, count) for rank in range(n)])[: len(gathered)],
+        description=describe(size_bytes, (n - 1) / n, size_bytes // n, size_bytes),
+    )
+
+
+def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
+    """Scatter the root's S = n s bytes as shards of s: factor (n-1)/n."""
+    n, count = world.size, _count(size_bytes, dtype) // world.size
+    code = Code(dtype, 1, world.device)
+    shard = _empty(world, count, dtype)
+    parts = [code.values(root, rank * count, count) for rank in range(n)] if world.rank == root else None
+    return Operation(
+        call=partial(dist.scatter, shard, parts, group=world.group, group_src=root),
+        asynchronous=True,
+        restore=lambda: poison(shard),
+        output=shard,
+        expected=lambda: code.values(root, world.rank * count, count),
+        description=describe(size_bytes, (n - 1) / n, size_bytes, size_bytes // n),
+    )
+
+
+def barrier(world: World) -> "Barrier":
+    """Wait for every rank."""
+    return Barrier(world)
+
+
+class Barrier:
+    """A barrier as a subject: right if no rank leaves before the last has come."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._arrived = self._left = 0
+
+    def step(self) -> None:
+        """Wait for every rank, and remember when this one came and left."""
+        self._arrived = time.perf_counter_ns()
+        dist.barrier(group=self._world.group)
+        self._left = time.perf_counter_ns()
+
+    def reset(self) -> None:
+        """Forget the last step."""
+        self._arrived = self._left = 0
+
+    def check(self) -> int:
+        """Return 1 if this rank left before the last had come, on one clock within its uncertainty."""
+        clock = self._world.clock
+        offset = clock.offsets_ns[self._world.global_rank]
+        last = torch.tensor([self._arrived - offset])
+        dist.all_reduce(last, op=dist.ReduceOp.MAX, group=self._world.control)
+        return int(self._left == 0 or self._left - offset < int(last) - clock.uncertainty_ns)
+
+    def corrupt(self) -> None:
+        """Pretend to have left before anyone came, as an injection."""
+        self._left = 1
+
+    def describe(self) -> Description:
+        """A barrier moves no bytes."""
+        return Description(details={"convention": "time only"})
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -3,72 +3,213 @@
 The conventions of size and bus bandwidth are nccl-tests' (its doc/PERFORMANCE.md).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 
-from bench.cases import Definition, Setting
+from bench.cases import Definition, Params, Setting
 from bench.dtypes import DTYPES, supports
-from bench.params import Param, Value
+from bench.errors import UserError
+from bench.groups import FORMS, groups_of
+from bench.params import Param
+from bench.traffic import parse_matrix
 from bench.units import format_size
 
-SIZE = Param(name="size_bytes", kind="size", default=1 << 20, minimum=1, help="total bytes, as nccl-tests counts them")
+REDOPS = ("sum", "avg", "min", "max", "product")
+PLACEMENTS = ("in_place", "out_of_place")
+
+SIZE = Param(name="size_bytes", kind="size", default=1 << 20, minimum=0, help="total bytes, as nccl-tests counts them")
 DTYPE = Param(name="dtype", kind="str", default="float32", choices=tuple(DTYPES), help="element type")
 MODE = Param(
     name="mode",
     kind="str",
     default="blocking",
-    choices=("blocking", "pipelined"),
-    help="one at a time from a barrier, or many back to back",
+    choices=("blocking", "pipelined", "coalesced", "graph"),
+    help="from a barrier each; back to back; in one launch; as a CUDA graph",
 )
-ROOT = Param(name="root", kind="int", default=0, minimum=0, help="rank that holds the data")
-COMMON = (SIZE, DTYPE, MODE)
+GROUP = (
+    Param(name="group", kind="str", default="world", optional=True, help=f"which ranks: {FORMS}"),
+    Param(name="member", kind="int", default=0, minimum=0, optional=True, help="which of the groups; all in turn"),
+    Param(name="together", kind="bool", default=False, optional=True, help="while all groups do the same; both"),
+)
+REDOP = Param(name="redop", kind="str", default="sum", choices=REDOPS, optional=True, help="how ranks' data are joined")
+ROOT = Param(name="root", kind="int", default=0, minimum=0, optional=True, help="rank of the group that holds the data")
+SOURCE = Param(name="source", kind="int", default=0, minimum=0, help="rank that sends first")
+TARGET = Param(name="target", kind="int", default=1, minimum=0, help="rank that it sends to")
+SKEW = Param(
+    name="skew",
+    kind="float",
+    default=0.0,
+    minimum=0,
+    maximum=1,
+    optional=True,
+    help="share that all send to rank 0",
+)
+TRAFFIC = Param(name="traffic", kind="matrix", default="", optional=True, help="who sends how much to whom")
 
 # input, output and reference of the largest operation, and room for a temporary of the check
 _BUFFERS_PER_RANK = 6
 
 
-def _refuse(params: Mapping[str, Value], setting: Setting, *, shards: int) -> str | None:
-    """Refuse a dtype that the backend lacks, a size that does not divide, a size that does not fit in memory."""
-    dtype, size = str(params["dtype"]), int(params["size_bytes"])
-    if not supports(setting.backend, dtype):
-        return f"{setting.backend} carries no {dtype}"
-    itemsize = DTYPES[dtype].itemsize
-    if size % (shards * itemsize):
+def _placement(default: str) -> Param:
+    return Param(
+        name="placement", kind="str", default=default, choices=PLACEMENTS, optional=True, help="where the result goes"
+    )
+
+
+def group_size(params: Params, setting: Setting) -> int:
+    """Return how many ranks the case's group has; ``UserError`` if the world cannot form it."""
+    groups = groups_of(str(params.get("group", "world")), setting.nproc, setting.hosts)
+    member = int(params.get("member", 0))
+    if member >= len(groups):
+        raise UserError(f"member {member} is not one of the {len(groups)} groups of {params['group']!r}")
+    return len(groups[member])
+
+
+def _refuse(params: Params, setting: Setting, *, sharded: bool = False) -> str | None:
+    """Say why the case cannot run here, None if it can."""
+    n = group_size(params, setting)
+    if n < 2 and "group" in params:
+        return f"group {params['group']!r} has one rank: nothing moves"
+    return (
+        _refuse_type(params, setting)
+        or _refuse_size(params, n if sharded else 1, setting)
+        or _refuse_ranks(params, n)
+        or _refuse_mode(params, setting)
+    )
+
+
+def _refuse_type(params: Params, setting: Setting) -> str | None:
+    dtype = str(params["dtype"])
+    return None if supports(setting.backend, dtype) else f"{setting.backend} carries no {dtype}"
+
+
+def _refuse_reduction(params: Params, setting: Setting, *, sharded: bool = False) -> str | None:
+    dtype, redop = str(params["dtype"]), params.get("redop", "sum")
+    if redop == "avg" and not dtype.startswith(("float", "bfloat")):
+        return f"the average of {dtype} is no {dtype}"
+    if dtype == "bool" and redop == "sum":
+        return "the sum of bool is no bool: use redop=max, min or product"
+    return _refuse(params, setting, sharded=sharded)
+
+
+def _refuse_size(params: Params, shards: int, setting: Setting) -> str | None:
+    size, dtype = int(params["size_bytes"]), str(params["dtype"])
+    step = shards * DTYPES[dtype].itemsize
+    if size % step:
         ranks = f"{shards} ranks x " if shards > 1 else ""
-        below = size - size % (shards * itemsize)
-        above = below + shards * itemsize
+        below, above = size - size % step, size - size % step + step
         nearest = f"nearest are {below} and {above}" if below else f"the least is {above}"
-        return f"size {size} B is not a multiple of {ranks}{itemsize} B ({dtype}); {nearest}"
+        return f"size {size} B is not a multiple of {ranks}{DTYPES[dtype].itemsize} B ({dtype}); {nearest}"
     needed = size * _BUFFERS_PER_RANK
     if setting.rank_bytes is not None and needed > setting.rank_bytes:
         return (
             f"size {format_size(size)} needs about {needed / 1e9:.1f} GB a rank; "
             f"a rank can have {setting.rank_bytes / 1e9:.1f} GB"
         )
-    root = int(params.get("root", 0))
-    return f"root {root} is not one of the {setting.nproc} ranks" if root >= setting.nproc else None
+    return None
 
 
-def _whole(params: Mapping[str, Value], setting: Setting) -> str | None:
-    return _refuse(params, setting, shards=1)
+def _refuse_ranks(params: Params, n: int) -> str | None:
+    for name in ("root", "source", "target"):
+        if int(params.get(name, 0)) >= n:
+            return f"{name} {params[name]} is not one of the {n} ranks"
+    if "source" in params and params["source"] == params["target"]:
+        return f"source {params['source']} and target {params['target']} are one rank"
+    if params.get("traffic") and len(parse_matrix(str(params["traffic"]))) != n:
+        return f"traffic has {len(parse_matrix(str(params['traffic'])))} rows; {n} ranks need {n}"
+    return None
 
 
-def _sharded(params: Mapping[str, Value], setting: Setting) -> str | None:
-    return _refuse(params, setting, shards=setting.nproc)
+def _refuse_mode(params: Params, setting: Setting) -> str | None:
+    if params["mode"] == "graph" and setting.device != "cuda":
+        return f"mode graph needs CUDA; this is {setting.device}"
+    return None
 
 
-def _operation(
-    name: str, help_text: str, refuse: Callable[[Mapping[str, Value], Setting], str | None], *more: Param
-) -> Definition:
-    module = "bench.p2p" if name.startswith("p2p.") else "bench.collectives"
-    function = name.partition(".")[2]
-    return Definition(name=name, target=f"{module}:{function}", help=help_text, params=(*COMMON, *more), refuse=refuse)
+def each_group(given: Params, setting: Setting) -> Iterable[Params]:
+    """Make a case of each group, alone and with all groups at once, unless it is said which."""
+    text = str(given.get("group", "world"))
+    groups = groups_of(text, setting.nproc, setting.hosts)
+    if text == "world":
+        return (given,)
+    members = [given["member"]] if "member" in given else range(len(groups))
+    together = [given["together"]] if "together" in given else [False, True] if len(groups) > 1 else [False]
+    return [{**given, "member": member, "together": both} for both in together for member in members]
 
+
+def each_pair(given: Params, setting: Setting) -> Iterable[Params]:
+    """Make a case of each ordered pair of ranks, unless it is said which."""
+    n = setting.nproc
+    sources = [int(given["source"])] if "source" in given else range(n)
+    targets = [int(given["target"])] if "target" in given else range(n)
+    return [{**given, "source": a, "target": b} for a in sources for b in targets if a != b or len(targets) == 1]
+
+
+Refuse = Callable[[Params, Setting], str | None]
+_whole: Refuse = partial(_refuse, sharded=False)
+_sharded: Refuse = partial(_refuse, sharded=True)
+_reduced: Refuse = partial(_refuse_reduction, sharded=False)
+_reduced_shards: Refuse = partial(_refuse_reduction, sharded=True)
+
+
+def _barrier_refused(params: Params, setting: Setting) -> str | None:
+    n = group_size(params, setting)
+    return f"group {params['group']!r} has one rank: nothing to wait for" if n < 2 and "group" in params else None
+
+
+def _collective(name: str, help_text: str, refuse: Refuse, *more: Param) -> Definition:
+    return Definition(
+        name=f"collective.{name}",
+        target=f"bench.collectives:{name}",
+        help=help_text,
+        params=(SIZE, DTYPE, MODE, *more, *GROUP),
+        refuse=refuse,
+        expand=each_group,
+    )
+
+
+def _pair(name: str, help_text: str, function: str, *, every: bool = False) -> Definition:
+    return Definition(
+        name=f"p2p.{name}",
+        target=f"bench.p2p:{function}",
+        help=help_text,
+        params=(SIZE, DTYPE, MODE, SOURCE, TARGET),
+        refuse=_whole,
+        **({"expand": each_pair} if every else {}),
+    )
+
+
+IN_PLACE, OUT_OF_PLACE = _placement("in_place"), _placement("out_of_place")
 
 DEFINITIONS = (
-    _operation("collective.all_reduce", "sum of one buffer, in place on every rank; size = the buffer", _whole),
-    _operation("collective.all_gather", "every rank's shard to every rank; size = the gathered output", _sharded),
-    _operation("collective.reduce_scatter", "sum, one shard to each rank; size = the whole input", _sharded),
-    _operation("collective.all_to_all", "one shard from each rank to each; size = what one rank sends", _sharded),
-    _operation("collective.broadcast", "one rank's buffer to every rank; size = the buffer", _whole, ROOT),
-    _operation("p2p.sendrecv", "ring: every rank sends to the next while it receives from the last", _whole),
+    _collective("all_reduce", "joins a buffer on every rank; size = the buffer", _reduced, REDOP, IN_PLACE),
+    _collective("all_gather", "every rank's shard to every rank; size = the output", _sharded, OUT_OF_PLACE),
+    _collective("reduce_scatter", "joins, a shard to each; size = the input", _reduced_shards, REDOP, OUT_OF_PLACE),
+    _collective("all_to_all", "one shard from each rank to each; size = what one rank sends", _sharded),
+    _collective("broadcast", "one rank's buffer to every rank; size = the buffer", _whole, ROOT),
+    _collective("all_to_all_v", "uneven shards; size = what the busiest rank sends", _whole, SKEW, TRAFFIC),
+    _collective("reduce", "joins a buffer on one rank; size = the buffer", _reduced, REDOP, ROOT),
+    _collective("gather", "every rank's shard to one; size = the output", _sharded, ROOT),
+    _collective("scatter", "one rank's shards to every rank; size = the input", _sharded, ROOT),
+    _collective("all_reduce_two_step", "all_reduce as reduce_scatter and all_gather", _reduced_shards, REDOP),
+    Definition(
+        name="collective.barrier",
+        target="bench.collectives:barrier",
+        help="waits for every rank; moves no data",
+        params=(MODE, *GROUP),
+        refuse=_barrier_refused,
+        expand=each_group,
+    ),
+    Definition(
+        name="p2p.sendrecv",
+        target="bench.p2p:sendrecv",
+        help="ring: every rank sends to the next while it receives from the last",
+        params=(SIZE, DTYPE, MODE, *GROUP),
+        refuse=_whole,
+        expand=each_group,
+    ),
+    _pair("pingpong", "there and back between two ranks; the time is half the round trip", "pingpong"),
+    _pair("unidirectional", "one rank sends to another", "unidirectional"),
+    _pair("bidirectional", "two ranks send to each other at once", "bidirectional"),
+    _pair("matrix", "every ordered pair of ranks in turn, one sends to the other", "unidirectional", every=True),
 )

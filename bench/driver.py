@@ -125,6 +125,7 @@ class Driver:
             budget_seconds=max(deadline - time.monotonic(), 0.0),
             timeout_seconds=self._plan.timeout_seconds,
             path=self._plan.path,
+            injection=self._plan.injection,
         )
 
     def _cases(self, watch: Watch, launch: int, cases: list[Case]) -> int:
@@ -199,6 +200,8 @@ class Driver:
             samples=Samples(values=outcome.seconds),
             metrics=metrics_of(outcome),
             noise=noise_of(outcome),
+            arrival=outcome.arrival,
+            injected=outcome.injected,
             details=outcome.details,
             notes=[*self._plan.notes, *outcome.notes],
             environment=self._environment,

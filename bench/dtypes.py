@@ -22,6 +22,7 @@ DTYPES = {
     "int32": Dtype(itemsize=4, exact_up_to=(1 << 31) - 1),
     "int8": Dtype(itemsize=1, exact_up_to=(1 << 7) - 1),
     "uint8": Dtype(itemsize=1, exact_up_to=(1 << 8) - 1),
+    "bool": Dtype(itemsize=1, exact_up_to=1),
 }
 
 # gloo answers float8 with "Invalid scalar type" (torch 2.13).

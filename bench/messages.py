@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
+from bench.arrival import Arrival
 from bench.cases import Case
+from bench.injection import Injection
 from bench.plan import Measure
 from bench.records import Check, Status, Stop
 
@@ -46,6 +48,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     headline: str = "time"
     seconds: list[float] = []
     skew_seconds: list[float] = []
+    transfer_seconds: list[float] = []
+    issue_seconds: list[float] = []
+    arrival: Arrival | None = None
+    injected: str = ""
     work: list[Work] = []
     details: dict[str, Any] = {}
     notes: list[str] = []
@@ -92,6 +98,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     budget_seconds: float
     timeout_seconds: float
     path: str | None = None
+    injection: Injection | None = None
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):

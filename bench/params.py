@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.errors import UserError
+from bench.traffic import read_matrix
 from bench.units import parse_size, parse_sizes
 from bench.words import did_you_mean, listed
 
 Value = bool | int | float | str
-Kind = Literal["int", "float", "str", "bool", "size"]
+Kind = Literal["int", "float", "str", "bool", "size", "matrix"]
 
 _WORDS = {
     "int": "a whole number",
@@ -18,13 +19,17 @@ _WORDS = {
     "str": "a word",
     "bool": "true or false",
     "size": "a size such as 64K",
+    "matrix": "a file with n rows of n numbers, or the rows themselves between semicolons",
 }
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Param:
-    """A parameter of a case: ``minimum`` is inclusive, ``choices`` empty where every value of the kind is allowed."""
+    """A parameter of a case; bounds are inclusive, ``choices`` empty where every value of the kind is allowed.
+
+    An optional one is left out of a case where it has its default, so that a new one changes no old case's id.
+    """
 
     name: str
     kind: Kind
@@ -32,28 +37,41 @@ class Param:
     help: str
     choices: tuple[Value, ...] = ()
     minimum: float | None = None
+    maximum: float | None = None
+    optional: bool = False
 
     def allowed(self) -> str:
         """Say in words what values are allowed."""
         if self.choices:
             return listed(self.choices)
         above = "" if self.minimum is None else f" of at least {self.minimum:g}"
-        return _WORDS[self.kind] + above
+        below = "" if self.maximum is None else f"{' and' if above else ' of'} at most {self.maximum:g}"
+        return _WORDS[self.kind] + above + below
 
     def parse(self, found: object) -> Value:
         """Return ``found``, text or a value from a file, as this parameter's kind; ``UserError`` if it does not fit."""
         try:
             value = _convert(self.kind, found)
+        except UserError:
+            raise
         except ValueError:
             raise self._refusal(found) from None
         if self.choices and value not in self.choices:
             raise self._refusal(found)
-        if self.minimum is not None and not isinstance(value, str) and value < self.minimum:
+        if not isinstance(value, str) and not self._low() <= value <= self._high():
             raise self._refusal(found)
         return value
 
+    def _low(self) -> float:
+        return -math.inf if self.minimum is None else self.minimum
+
+    def _high(self) -> float:
+        return math.inf if self.maximum is None else self.maximum
+
     def parse_many(self, text: str) -> tuple[Value, ...]:
         """Return the values of a comma-separated list; a size list may hold ranges such as ``1K:64M:x4``."""
+        if self.kind == "matrix":
+            return (self.parse(text),)
         if self.kind == "size":
             return tuple(self.parse(size) for size in parse_sizes(text))
         return tuple(dict.fromkeys(self.parse(word.strip()) for word in text.split(",")))
@@ -74,7 +92,9 @@ def _convert(kind: Kind, found: object) -> Value:
         return _to_int(found)
     if kind == "float":
         return _to_float(found)
-    return found if isinstance(found, str) else _fail()
+    if not isinstance(found, str):
+        return _fail()
+    return read_matrix(found) if kind == "matrix" and found else found
 
 
 def _to_bool(found: object) -> bool:
@@ -100,12 +120,18 @@ def _fail() -> int:
 
 
 def resolve(params: Iterable[Param], given: Mapping[str, object], where: str) -> dict[str, Value]:
-    """Return every parameter with its given or default value, in declared order; ``where`` names the case in errors."""
+    """Return the parameters with their given or default values, in declared order; ``where`` names the case in errors.
+
+    Optional ones are left out where they have their default.
+    """
     declared = {param.name: param for param in params}
     for name in given:
         if name not in declared:
             raise unknown_parameter(name, declared, where)
-    return {name: param.parse(given[name]) if name in given else param.default for name, param in declared.items()}
+    values = {name: param.parse(given[name]) if name in given else param.default for name, param in declared.items()}
+    return {
+        name: value for name, value in values.items() if not declared[name].optional or value != declared[name].default
+    }
 
 
 def unknown_parameter(name: str, declared: Iterable[str], where: str) -> UserError:

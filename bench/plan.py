@@ -3,6 +3,7 @@
 import msgspec
 
 from bench.cases import Case
+from bench.injection import Injection
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,4 +40,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float
     measure: Measure = Measure()
     notes: tuple[str, ...] = ()
+    injection: Injection | None = None
+    link_bytes_per_second: float | None = None
     path: str | None = None

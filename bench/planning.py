@@ -93,8 +93,9 @@ def _candidates(
         for given in _product(definition, entry.set, request.settings):
             if not request.entries and "size_bytes" not in request.settings:
                 given = _divisible(given, setting.nproc)
-            case = definition.case(given)
-            candidates.append((case, definition.refuse(case.params, setting)))
+            for one in definition.expand(given, setting):
+                case = definition.case(one)
+                candidates.append((case, definition.refuse(case.params, setting)))
     return candidates
 
 

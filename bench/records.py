@@ -1,7 +1,8 @@
 """What was seen: one JSON line for each case and launch.
 
 History of the format (``schema``):
-1  first: case, world, launch, status, reason, stop, check, samples, metrics, noise, details, notes, environment, ranks.
+1  first: case, world, launch, status, reason, stop, check, samples, metrics, noise, arrival, injected, details, notes,
+   environment, ranks.
 """
 
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from bench.arrival import Arrival
 from bench.cases import Case
 from bench.errors import UserError
 from bench.stats import Grade
@@ -86,6 +88,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     samples: Samples = Samples()
     metrics: dict[str, Metric] = {}
     noise: Noise | None = None
+    arrival: Arrival | None = None
+    injected: str = ""
     details: dict[str, Any] = {}
     notes: list[str] = []
     environment: dict[str, Any] = {}

@@ -9,35 +9,59 @@ from typing import cast
 import msgspec
 import numpy as np
 
+from bench.arrival import Arrival, blame
 from bench.cases import Case
+from bench.disturbance import Disturbed
 from bench.errors import UserError
+from bench.injection import Injection
 from bench.messages import Outcome
+from bench.parts import Idle, Part, Parts
 from bench.plan import Measure
 from bench.progress import Progress
 from bench.records import Check, Status
 from bench.subject import Description, Subject
-from bench.timing import Timed, time_steps
+from bench.timing import Timed, Timing, time_steps
 from bench.world import World
 
 Prepare = Callable[..., Subject]
+OF_THE_RUNNER = ("mode", "group", "member", "together")
+"""Parameters that say how and where a subject is measured; it is not told."""
 
 
-def run_case(case: Case, world: World, measure: Measure, budget_seconds: float, progress: Progress) -> Outcome:
+def run_case(
+    case: Case,
+    world: World,
+    parts: Parts,
+    measure: Measure,
+    budget_seconds: float,
+    progress: Progress,
+    injection: Injection | None = None,
+) -> Outcome:
     """Measure a case; every rank takes part, and rank 0's outcome is the one that counts."""
     began = time.perf_counter()
     progress.enter("prepare")
-    subject, refusal = _prepare(case, world)
-    reason = _common_refusal(world.gather(refusal))
-    if subject is None or reason is not None:
+    subject, refusal, part = _prepare(case, parts, injection)
+    refusals = world.gather(refusal)
+    reason = _common_refusal(refusals, part)
+    if subject is None or part is None or reason is not None:
         if subject is not None:
             subject.close()
-        status: Status = "skipped" if refusal and reason == refusal else "failed"
+        status: Status = "skipped" if reason in refusals else "failed"
         return Outcome(status=status, reason=reason or "", wall_seconds=time.perf_counter() - began)
+    late = injection.amount if injection and injection.kind == "late" and injection.rank == world.global_rank else 0.0
+    timing = Timing(
+        measure=measure,
+        mode=str(case.params.get("mode", "blocking")),
+        ranks=part.ranks,
+        budget_seconds=budget_seconds,
+        late_seconds=late,
+    )
     try:
-        outcome = _measure(case, subject, world, measure, budget_seconds, progress)
+        outcome = _measure(subject, world, part, timing, progress)
     finally:
         subject.close()
-    return msgspec.structs.replace(outcome, wall_seconds=time.perf_counter() - began)
+    injected = injection.text if injection else ""
+    return msgspec.structs.replace(outcome, injected=injected, wall_seconds=time.perf_counter() - began)
 
 
 def load_target(target: str) -> Prepare:
@@ -52,42 +76,48 @@ def load_target(target: str) -> Prepare:
     return cast(Prepare, getattr(module, name))
 
 
-def _prepare(case: Case, world: World) -> tuple[Subject | None, str | None]:
-    """Return the subject, or the words in which it refuses these parameters or this machine."""
-    params = {name: value for name, value in case.params.items() if name != "mode"}
+def _prepare(case: Case, parts: Parts, injection: Injection | None) -> tuple[Subject | None, str | None, Part | None]:
+    """Return the subject, or the words in which it refuses these parameters or this machine; and who takes part."""
+    params = {name: value for name, value in case.params.items() if name not in OF_THE_RUNNER}
+    part = None
     try:
-        return load_target(case.target)(world, **params), None
+        part = parts.of(case.params)
+        if part.world is None:
+            return Idle(), None, part
+        subject = load_target(case.target)(part.world, **params)
     except UserError as error:
-        return None, str(error)
+        return None, str(error), part
+    if injection is not None and injection.kind != "late" and injection.rank == part.world.global_rank:
+        return Disturbed(subject, injection), None, part
+    return subject, None, part
 
 
-def _common_refusal(refusals: list[object]) -> str | None:
+def _common_refusal(refusals: list[object], part: Part | None) -> str | None:
     """Return why the case cannot be measured: all ranks refuse, or they disagree; None if no rank refuses."""
     if not any(refusals):
         return None
-    if len(set(refusals)) == 1:
-        return str(refusals[0])
-    told = "; ".join(f"rank {rank}: {refusal or 'ready'}" for rank, refusal in enumerate(refusals))
+    active = range(len(refusals)) if part is None else part.active
+    if len({refusals[rank] for rank in active}) == 1:
+        return str(refusals[active[0]])
+    told = "; ".join(f"rank {rank}: {refusals[rank] or 'ready'}" for rank in active)
     return f"ranks disagree about whether this can run: {told}"
 
 
-def _measure(
-    case: Case, subject: Subject, world: World, measure: Measure, budget_seconds: float, progress: Progress
-) -> Outcome:
-    description = subject.describe()
-    told = world.gather(repr(description))
-    unlike = ", ".join(str(rank) for rank, other in enumerate(told) if other != told[0])
+def _measure(subject: Subject, world: World, part: Part, timing: Timing, progress: Progress) -> Outcome:
+    told = world.gather(subject.describe())
+    description = cast(Description, told[part.ranks[0]])
+    unlike = ", ".join(str(rank) for rank in part.ranks if repr(told[rank]) != repr(description))
     if unlike:
-        return Outcome(status="failed", reason=f"ranks disagree about what a step does: {unlike} unlike rank 0")
+        reason = f"ranks disagree about what a step does: {unlike} unlike rank {part.ranks[0]}"
+        return Outcome(status="failed", reason=reason)
     before = _check(subject, world, progress, fresh=True)
     if before:
         return _wrong(before, "before the timed region")
-    pipelined = case.params.get("mode") == "pipelined"
-    timed = time_steps(subject, world, measure, pipelined=pipelined, budget_seconds=budget_seconds, progress=progress)
-    after = _check(subject, world, progress, fresh=pipelined)
+    timed = time_steps(subject, world, timing, progress)
+    after = _check(subject, world, progress, fresh=timing.many)
     if after:
         return _wrong(after, "after the timed region")
-    return _outcome(description, world, timed)
+    return _outcome(description, world, part, timed)
 
 
 def _check(subject: Subject, world: World, progress: Progress, *, fresh: bool) -> dict[int, int]:
@@ -107,43 +137,61 @@ def _check(subject: Subject, world: World, progress: Progress, *, fresh: bool) -
 def _wrong(counts: dict[int, int], when: str) -> Outcome:
     """Return the outcome of a wrong result: it has no time."""
     told = ", ".join(f"{count} on rank {rank}" for rank, count in counts.items())
-    total = sum(counts.values())
     return Outcome(
         status="wrong",
         reason=f"results differ from the reference {when}: {told}",
-        check=Check(passed=False, wrong=total),
+        check=Check(passed=False, wrong=sum(counts.values())),
     )
 
 
-def _outcome(description: Description, world: World, timed: Timed | None) -> Outcome:
+def _outcome(description: Description, world: World, part: Part, timed: Timed | None) -> Outcome:
     passed = Check(passed=True, wrong=0)
     if timed is None:
         return Outcome(status="ok", check=passed)
-    clock = {"clock": world.clock.method, "clock_uncertainty_s": world.clock.uncertainty_ns / 1e9}
+    hops = description.hops
+    whole = len(part.ranks) == len(world.hosts)
+    where = {} if whole else {"group_size": len(part.ranks), "group_ranks": list(part.ranks)}
     counts = {"warmup": timed.warmup, "steps_per_sample": timed.steps_per_sample}
     return Outcome(
         status="ok",
         stop=timed.stop,
         check=passed,
         headline=description.headline,
-        seconds=timed.seconds(),
+        seconds=[value / hops for value in timed.seconds()],
         skew_seconds=timed.skew_seconds(),
+        transfer_seconds=[] if timed.steps_per_sample > 1 else [value / hops for value in timed.transfer_seconds()],
+        issue_seconds=timed.issue_seconds(),
+        arrival=_arrival(timed, world, part),
         work=list(description.work),
-        details={**description.details, **counts, **clock},
+        details={**description.details, **where, **counts},
         notes=list(description.notes),
-        raw=_pack(timed, world),
+        raw=_pack(timed, world, part),
     )
 
 
-def _pack(timed: Timed, world: World) -> bytes:
-    """Return every rank's samples as a compressed npz: ns since the first arrival, on rank 0's clock."""
-    first = timed.stamps[0].min()
+def _arrival(timed: Timed, world: World, part: Part) -> Arrival:
+    """Return who was late and who left last, by global rank."""
+    return blame(
+        [part.ranks[place] for place in timed.last_in()],
+        [part.ranks[place] for place in timed.last_out()],
+        timed.skew_seconds(),
+        world.clock.method,
+        world.clock.uncertainty_ns / 1e9,
+    )
+
+
+def _pack(timed: Timed, world: World, part: Part) -> bytes:
+    """Return every measured rank's samples as a compressed npz: ns since the first arrival, on rank 0's clock."""
+    arrivals, exits, durations, issues = timed.stamps
+    first = arrivals.min()
     with io.BytesIO() as file:
         np.savez_compressed(
             file,
-            arrival_ns=timed.stamps[0] - first,
-            exit_ns=timed.stamps[1] - first,
-            duration_ns=timed.stamps[2],
+            ranks=np.array(part.ranks, dtype=np.int64),
+            arrival_ns=arrivals - first,
+            exit_ns=exits - first,
+            duration_ns=durations,
+            issue_ns=issues,
             steps_per_sample=np.int64(timed.steps_per_sample),
             clock_offsets_ns=np.array(world.clock.offsets_ns, dtype=np.int64),
         )

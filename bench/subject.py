@@ -13,13 +13,15 @@ from bench.messages import Work
 class Description:
     """What one step does: ``work`` gives the rates, ``headline`` names the metric of its duration.
 
-    ``details`` are facts for the record (bytes, sizes, closed forms); ``notes`` say what the row cannot claim.
+    ``details`` are facts for the record (bytes, sizes, closed forms); ``notes`` say what the row cannot claim; a
+    duration counts as ``hops`` of what is measured (2 for a round trip).
     """
 
     headline: str = "time"
     work: tuple[Work, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    hops: int = 1
 
 
 class Subject(Protocol):

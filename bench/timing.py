@@ -1,12 +1,8 @@
-"""The timed loop. One sample is one iteration on every rank; rank 0 decides how many, and why to stop.
-
-Blocking: every iteration starts from a barrier. Pipelined: a sample is K steps back to back from one barrier, divided
-by K. They answer different questions and are never one series.
-"""
+"""The timed loop. One sample is one iteration on every rank; rank 0 decides how many, and why to stop."""
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -15,6 +11,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from bench.modes import MANY, Sample, sampler
 from bench.plan import Measure
 from bench.progress import Progress
 from bench.records import Stop
@@ -22,10 +19,10 @@ from bench.stats import within_launch
 from bench.subject import Subject
 from bench.world import World
 
-ARRIVAL, EXIT, DURATION = range(3)
+ARRIVAL, EXIT, DURATION, ISSUE = range(4)
 _STOPS: tuple[Stop, ...] = get_args(Stop)
-_PIPELINE_SECONDS = 5e-3
-_PIPELINE_STEPS = (4, 64)
+_MANY_SECONDS = 5e-3
+_MANY_STEPS = (4, 64)
 _WARMUP_SHARE = 0.2
 _MIN_FOR_PRECISION = 20
 _MIN_FOR_CONVERGED = 100
@@ -35,8 +32,27 @@ Stamps = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How a subject is timed: on which ranks, until when, and how late this one comes on purpose."""
+
+    measure: Measure
+    ranks: Sequence[int]
+    budget_seconds: float
+    mode: str = "blocking"
+    late_seconds: float = 0.0
+
+    @property
+    def many(self) -> bool:
+        """Whether a sample is several steps."""
+        return self.mode in MANY
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timed:
-    """All ranks' stamps in ns, shape (3, ranks, iterations): arrival and exit on rank 0's clock, and the duration."""
+    """All measured ranks' stamps in ns, shape (4, ranks, iterations).
+
+    Arrival and exit are on rank 0's clock; then come the duration, and of it the time to issue (0 if not apart).
+    """
 
     stamps: Stamps
     stop: Stop
@@ -45,60 +61,85 @@ class Timed:
 
     def seconds(self) -> list[float]:
         """Return one sample per iteration: the slowest rank's duration of one step, to the nanosecond."""
-        slowest = self.stamps[DURATION].max(axis=0) / self.steps_per_sample
-        return [round(float(value) / 1e9, 9) for value in slowest]
+        return _to_seconds(self.stamps[DURATION].max(axis=0) / self.steps_per_sample)
+
+    def issue_seconds(self) -> list[float]:
+        """Return, per iteration, the longest that a rank took to issue; nothing where issue and wait were not apart."""
+        return _to_seconds(self.stamps[ISSUE].max(axis=0)) if self.stamps[ISSUE].any() else []
 
     def skew_seconds(self) -> list[float]:
         """Return, per iteration, how long after the first rank the last one arrived."""
         arrivals = self.stamps[ARRIVAL]
-        return [round(float(value) / 1e9, 9) for value in arrivals.max(axis=0) - arrivals.min(axis=0)]
+        return _to_seconds(arrivals.max(axis=0) - arrivals.min(axis=0))
+
+    def transfer_seconds(self) -> list[float]:
+        """Return, per iteration, the time from the last arrival to the last exit."""
+        return _to_seconds(self.stamps[EXIT].max(axis=0) - self.stamps[ARRIVAL].max(axis=0))
+
+    def last_in(self) -> list[int]:
+        """Return, per iteration, which of the measured ranks arrived last, by its place among them."""
+        return [int(place) for place in self.stamps[ARRIVAL].argmax(axis=0)]
+
+    def last_out(self) -> list[int]:
+        """Return, per iteration, which of the measured ranks left last, by its place among them."""
+        return [int(place) for place in self.stamps[EXIT].argmax(axis=0)]
 
 
-def time_steps(
-    subject: Subject, world: World, measure: Measure, *, pipelined: bool, budget_seconds: float, progress: Progress
-) -> Timed | None:
-    """Time a subject until it is known well enough; the result is on rank 0, None elsewhere."""
+def _to_seconds(values_ns: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> list[float]:
+    return [round(float(value) / 1e9, 9) for value in values_ns]
+
+
+def time_steps(subject: Subject, world: World, timing: Timing, progress: Progress) -> Timed | None:
+    """Time a subject until it is known well enough; the result is on rank 0, None elsewhere.
+
+    Every rank takes part, those that are not measured too.
+    """
     started = time.perf_counter()
     progress.enter("warm-up")
-    first = take_samples(subject, world, 1, 1, progress)
+    warming = sampler("blocking" if timing.many else timing.mode, subject, world, 1)
+    first = take_samples(subject, warming, world, timing, 1, progress)
     each = time.perf_counter() - started
-    warmup, steps = world.decide(_plan_warmup(first, each, measure, budget_seconds, pipelined=pipelined))
-    take_samples(subject, world, 1, int(warmup), progress)
-
+    warmup, steps = (int(value) for value in world.decide(_plan_warmup(first, each, timing)))
+    take_samples(subject, warming, world, timing, warmup, progress)
+    sample = sampler(timing.mode, subject, world, steps)
     progress.enter("timed")
+    pieces, stop = _until_known(subject, sample, world, timing, started, progress)
+    if not pieces:
+        return None
+    return Timed(stamps=np.concatenate(pieces, axis=2), stop=stop, steps_per_sample=steps, warmup=warmup + 1)
+
+
+def _until_known(
+    subject: Subject, sample: Sample, world: World, timing: Timing, started: float, progress: Progress
+) -> tuple[list[Stamps], Stop]:
+    """Take batches until rank 0 says why to stop; return them on rank 0, none elsewhere."""
     pieces: list[Stamps] = []
     widths: list[float | None] = []
-    batch, stop = measure.min_iterations, -1
+    batch, stop = timing.measure.min_iterations, -1
     began = time.perf_counter()
     while stop < 0:
-        gathered = gather_stamps(take_samples(subject, world, int(steps), batch, progress), world)
+        gathered = gather_stamps(take_samples(subject, sample, world, timing, batch, progress), world, timing.ranks)
         next_batch, code = 0, -1
         if gathered is not None:
             pieces.append(gathered)
             now = time.perf_counter()
-            left = budget_seconds - (now - started)
-            reason = _decide(pieces, widths, measure, left)
+            left = timing.budget_seconds - (now - started)
+            reason = _decide(pieces, widths, timing.measure, left)
             code = -1 if reason is None else _STOPS.index(reason)
             done = sum(piece.shape[2] for piece in pieces)
-            next_batch = _next_batch(done, (now - began) / done, measure, left)
-        decided = world.decide([next_batch, code])
-        batch, stop = int(decided[0]), int(decided[1])
-    if not pieces:
-        return None
-    stamps = np.concatenate(pieces, axis=2)
-    return Timed(stamps=stamps, stop=_STOPS[stop], steps_per_sample=int(steps), warmup=int(warmup) + 1)
+            next_batch = _next_batch(done, (now - began) / done, timing.measure, left)
+        batch, stop = (int(value) for value in world.decide([next_batch, code]))
+    return pieces, _STOPS[stop]
 
 
-def _plan_warmup(
-    first: torch.Tensor, each_seconds: float, measure: Measure, budget_seconds: float, *, pipelined: bool
-) -> tuple[float, float]:
+def _plan_warmup(first: torch.Tensor, each_seconds: float, timing: Timing) -> tuple[float, float]:
     """Return how many more warm-up iterations there are, and the steps of one sample."""
-    affordable = int(_WARMUP_SHARE * budget_seconds / each_seconds)
-    warmup = max(0, min(measure.warmup - 1, affordable))
-    if not pipelined:
+    affordable = int(_WARMUP_SHARE * timing.budget_seconds / each_seconds)
+    warmup = max(0, min(timing.measure.warmup - 1, affordable))
+    if not timing.many:
         return warmup, 1
-    least, most = _PIPELINE_STEPS
-    wanted = int(_PIPELINE_SECONDS * 1e9 / max(int(first[DURATION, 0]), 1))
+    least, most = _MANY_STEPS
+    wanted = int(_MANY_SECONDS * 1e9 / max(int(first[DURATION, 0]), 1))
     return warmup, min(max(wanted, least), most)
 
 
@@ -129,8 +170,10 @@ def _no_longer_shrinks(widths: list[float | None]) -> bool:
     return len(known) == 3 and all(b / a > _CONVERGED_RATIO for a, b in itertools.pairwise(known))
 
 
-def take_samples(subject: Subject, world: World, steps: int, count: int, progress: Progress) -> torch.Tensor:
-    """Take ``count`` samples of ``steps`` steps; return this rank's stamps in ns, shape (3, count)."""
+def take_samples(
+    subject: Subject, sample: Sample, world: World, timing: Timing, count: int, progress: Progress
+) -> torch.Tensor:
+    """Take ``count`` samples; return this rank's stamps in ns, shape (4, count)."""
     timed = _timed_on_device if world.device.type == "cuda" else _timed_on_host
     rows = []
     for _ in range(count):
@@ -138,37 +181,38 @@ def take_samples(subject: Subject, world: World, steps: int, count: int, progres
         world.sync()
         progress.steps += 1
         world.barrier()
-        rows.append(timed(subject.step, steps, world))
-    return torch.tensor(rows, dtype=torch.int64).reshape(count, 3).T
+        if timing.late_seconds:
+            time.sleep(timing.late_seconds)
+        rows.append(timed(sample, world))
+    return torch.tensor(rows, dtype=torch.int64).reshape(count, 4).T
 
 
-def _timed_on_host(step: Callable[[], None], steps: int, world: World) -> tuple[int, int, int]:
+def _timed_on_host(sample: Sample, world: World) -> tuple[int, int, int, int]:
     arrival = time.perf_counter_ns()
-    for _ in range(steps):
-        step()
+    issued = sample()
     done = time.perf_counter_ns()
-    return arrival, done, done - arrival
+    return arrival, done, done - arrival, issued - arrival if issued else 0
 
 
-def _timed_on_device(step: Callable[[], None], steps: int, world: World) -> tuple[int, int, int]:
+def _timed_on_device(sample: Sample, world: World) -> tuple[int, int, int, int]:
     """Time by events on the stream: the host's launch and the wait for it are not in the duration."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     arrival = time.perf_counter_ns()
     start.record()
-    for _ in range(steps):
-        step()
+    issued = sample()
     end.record()
     world.sync()
-    return arrival, time.perf_counter_ns(), int(start.elapsed_time(end) * 1e6)
+    duration = int(start.elapsed_time(end) * 1e6)
+    return arrival, time.perf_counter_ns(), duration, issued - arrival if issued else 0
 
 
-def gather_stamps(stamps: torch.Tensor, world: World) -> Stamps | None:
-    """Return all ranks' stamps on rank 0, shape (3, ranks, count), arrivals and exits on its clock."""
+def gather_stamps(stamps: torch.Tensor, world: World, ranks: Sequence[int]) -> Stamps | None:
+    """Return the stamps of ``ranks`` on rank 0, shape (4, ranks, count), arrivals and exits on its clock."""
     contiguous = stamps.contiguous()
-    parts = [torch.empty_like(contiguous) for _ in range(world.size)] if world.rank == 0 else None
+    parts = [torch.empty_like(contiguous) for _ in world.hosts] if world.global_rank == 0 else None
     dist.gather(contiguous, parts, group=world.control, group_dst=0)
     if parts is None:
         return None
     together: Stamps = torch.stack(parts, dim=1).numpy()
     together[[ARRIVAL, EXIT]] -= np.array(world.clock.offsets_ns, dtype=np.int64)[None, :, None]
-    return together
+    return together[:, list(ranks)]

@@ -18,6 +18,7 @@ from bench.channel import ADDRESS_VARIABLE, KEY_VARIABLE, Line
 from bench.environment import capture
 from bench.messages import Broken, Bye, Finished, Hello, Job, Started
 from bench.parent import die_with_parent
+from bench.parts import Parts
 from bench.progress import Progress
 from bench.runner import run_case
 from bench.world import World, open_world
@@ -54,8 +55,9 @@ def work(address: str, key: str, store: Store | None = None, *, with_driver: boo
             sys.path.append(job.path)
         timeout = 2 * job.timeout_seconds + 60
         with open_world(job.backend, job.device, job.measure.seed, timeout, store) as world:
-            for index, outcome_budget in _budgets(job):
-                _one_case(line, job, index, outcome_budget, world, progress)
+            parts = Parts(world)
+            for index, budget_seconds in _budgets(job):
+                _one_case(line, job, index, budget_seconds, parts, progress, world)
     except Exception as error:  # noqa: BLE001 - whatever a case raises is told to the driver, which ends the gang
         line.say(Broken(index=index, error=_sentence(error), stack=traceback.format_exc()))
         threading.Event().wait()
@@ -72,9 +74,11 @@ def _budgets(job: Job) -> Iterator[tuple[int, float]]:
         yield index, max(left * weights[0] / sum(weights), _MIN_CASE_SECONDS)
 
 
-def _one_case(line: Line, job: Job, index: int, budget_seconds: float, world: World, progress: Progress) -> None:
+def _one_case(
+    line: Line, job: Job, index: int, budget_seconds: float, parts: Parts, progress: Progress, world: World
+) -> None:
     line.say(Started(index=index))
-    outcome = run_case(job.cases[index], world, job.measure, budget_seconds, progress)
+    outcome = run_case(job.cases[index], world, parts, job.measure, budget_seconds, progress, job.injection)
     if world.rank == 0:
         line.say(Finished(index=index, outcome=outcome))
 

@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -18,12 +18,15 @@ from bench.clock import Clock, calibrate
 class World:
     """The ranks of one launch.
 
-    ``group`` carries what is measured; ``control`` is a gloo group on host memory for decisions and checks, so that
-    they never mix with the traffic measured.
+    ``group`` carries what is measured, ``rank`` and ``size`` are its; it may be a part of all ranks, which
+    ``global_rank`` and ``hosts`` count. ``control`` is a gloo group of all ranks on host memory for decisions and
+    checks, so that they never mix with the traffic measured.
     """
 
     rank: int
     size: int
+    global_rank: int
+    hosts: tuple[str, ...]
     nodes: int
     device: torch.device
     backend: str
@@ -31,6 +34,10 @@ class World:
     control: dist.ProcessGroup
     clock: Clock
     seed: int
+
+    def narrowed(self, ranks: Sequence[int], group: dist.ProcessGroup) -> "World":
+        """Return the world of one group of global ``ranks``, this one among them."""
+        return replace(self, rank=list(ranks).index(self.global_rank), size=len(ranks), group=group)
 
     def sync(self) -> None:
         """Wait until the device has done what was given to it."""
@@ -54,8 +61,8 @@ class World:
         return [float(value) for value in shared]
 
     def gather(self, item: object) -> list[object]:
-        """Return every rank's item, in rank order, on every rank."""
-        items: list[object] = [None] * self.size
+        """Return every rank's item, in order of global rank, on every rank."""
+        items: list[object] = [None] * len(self.hosts)
         dist.all_gather_object(items, item, group=self.control)
         return items
 
@@ -82,11 +89,13 @@ def open_world(
     try:
         control = dist.new_group(backend="gloo", timeout=timeout)
         rank, size = dist.get_rank(), dist.get_world_size()
-        hosts: list[str | None] = [None] * size
+        hosts: list[str] = [""] * size
         dist.all_gather_object(hosts, socket.gethostname(), group=control)
         yield World(
             rank=rank,
             size=size,
+            global_rank=rank,
+            hosts=tuple(hosts),
             nodes=len(set(hosts)),
             device=place,
             backend=backend,
