@@ -43,7 +43,10 @@ def all_reduce_apart(tensor: torch.Tensor, group: dist.ProcessGroup, redop: str)
     return waited
 
 
-def coalescing(group: dist.ProcessGroup, device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which collectives are gathered and launched as one; torch keeps it private."""
+def coalescing(group: dist.ProcessGroup, device: torch.device | None) -> AbstractContextManager[object]:
+    """Return a context in which collectives are gathered and launched as one; torch keeps it private.
+
+    Without a device, as gloo needs it, only calls of one kind are gathered, and only some kinds.
+    """
     context: AbstractContextManager[object] = distributed_c10d._coalescing_manager(group=group, device=device)
     return context

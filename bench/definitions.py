@@ -3,10 +3,10 @@
 The conventions of size and bus bandwidth are nccl-tests' (its doc/PERFORMANCE.md).
 """
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from bench.cases import Definition, Params, Setting
+from bench.cases import Definition, Params, Setting, only_itself
 from bench.dtypes import DTYPES, supports
 from bench.errors import UserError
 from bench.groups import FORMS, groups_of
@@ -23,8 +23,8 @@ MODE = Param(
     name="mode",
     kind="str",
     default="blocking",
-    choices=("blocking", "pipelined", "coalesced", "graph"),
-    help="from a barrier each; back to back; in one launch; as a CUDA graph",
+    choices=("blocking", "pipelined", "async", "coalesced", "graph"),
+    help="each from a barrier; back to back; issue and wait apart; in one launch; as a CUDA graph",
 )
 GROUP = (
     Param(name="group", kind="str", default="world", optional=True, help=f"which ranks: {FORMS}"),
@@ -48,6 +48,17 @@ TRAFFIC = Param(name="traffic", kind="matrix", default="", optional=True, help="
 
 # input, output and reference of the largest operation, and room for a temporary of the check
 _BUFFERS_PER_RANK = 6
+_SEVERAL_CALLS = ("all_reduce_two_step", "barrier", "pingpong")
+_NEVER_COALESCED = (
+    "all_reduce_two_step",
+    "barrier",
+    "sendrecv",
+    "pingpong",
+    "unidirectional",
+    "bidirectional",
+    "matrix",
+)
+_GLOO_COALESCES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 def _placement(default: str) -> Param:
@@ -65,34 +76,48 @@ def group_size(params: Params, setting: Setting) -> int:
     return len(groups[member])
 
 
-def _refuse(params: Params, setting: Setting, *, sharded: bool = False) -> str | None:
-    """Say why the case cannot run here, None if it can."""
-    n = group_size(params, setting)
-    if n < 2 and "group" in params:
-        return f"group {params['group']!r} has one rank: nothing moves"
-    return (
-        _refuse_type(params, setting)
-        or _refuse_size(params, n if sharded else 1, setting)
-        or _refuse_ranks(params, n)
-        or _refuse_mode(params, setting)
-    )
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Says why an operation cannot run with given parameters in a setting, None if it can.
+
+    ``sharded`` operations divide their size among ranks; ``joins`` tells those that reduce.
+    """
+
+    name: str
+    sharded: bool = False
+    joins: bool = False
+
+    def __call__(self, params: Params, setting: Setting) -> str | None:
+        """Return the reason in words."""
+        n = group_size(params, setting)
+        if n < 2 and "group" in params:
+            return f"group {params['group']!r} has one rank: nothing moves"
+        return (
+            _refuse_type(params, setting)
+            or (_refuse_reduction(params) if self.joins else None)
+            or _refuse_size(params, n if self.sharded else 1, setting)
+            or _refuse_ranks(params, n)
+            or _refuse_mode(self.name, params, setting)
+        )
 
 
 def _refuse_type(params: Params, setting: Setting) -> str | None:
-    dtype = str(params["dtype"])
+    dtype = str(params.get("dtype", "float32"))
     return None if supports(setting.backend, dtype) else f"{setting.backend} carries no {dtype}"
 
 
-def _refuse_reduction(params: Params, setting: Setting, *, sharded: bool = False) -> str | None:
+def _refuse_reduction(params: Params) -> str | None:
     dtype, redop = str(params["dtype"]), params.get("redop", "sum")
     if redop == "avg" and not dtype.startswith(("float", "bfloat")):
         return f"the average of {dtype} is no {dtype}"
     if dtype == "bool" and redop == "sum":
         return "the sum of bool is no bool: use redop=max, min or product"
-    return _refuse(params, setting, sharded=sharded)
+    return None
 
 
 def _refuse_size(params: Params, shards: int, setting: Setting) -> str | None:
+    if "size_bytes" not in params:
+        return None
     size, dtype = int(params["size_bytes"]), str(params["dtype"])
     step = shards * DTYPES[dtype].itemsize
     if size % step:
@@ -120,9 +145,16 @@ def _refuse_ranks(params: Params, n: int) -> str | None:
     return None
 
 
-def _refuse_mode(params: Params, setting: Setting) -> str | None:
-    if params["mode"] == "graph" and setting.device != "cuda":
+def _refuse_mode(name: str, params: Params, setting: Setting) -> str | None:
+    mode = params["mode"]
+    if mode == "graph" and setting.device != "cuda":
         return f"mode graph needs CUDA; this is {setting.device}"
+    apart = name == "all_reduce" and params.get("placement") == "out_of_place"
+    if mode == "async" and (apart or name in _SEVERAL_CALLS):
+        return f"mode async: {name} is several calls, or has no asynchronous form"
+    limited = setting.backend == "gloo" and name not in _GLOO_COALESCES
+    if mode == "coalesced" and (limited or apart or name in _NEVER_COALESCED):
+        return f"mode coalesced: {setting.backend} cannot coalesce {name}"
     return None
 
 
@@ -145,71 +177,56 @@ def each_pair(given: Params, setting: Setting) -> Iterable[Params]:
     return [{**given, "source": a, "target": b} for a in sources for b in targets if a != b or len(targets) == 1]
 
 
-Refuse = Callable[[Params, Setting], str | None]
-_whole: Refuse = partial(_refuse, sharded=False)
-_sharded: Refuse = partial(_refuse, sharded=True)
-_reduced: Refuse = partial(_refuse_reduction, sharded=False)
-_reduced_shards: Refuse = partial(_refuse_reduction, sharded=True)
-
-
-def _barrier_refused(params: Params, setting: Setting) -> str | None:
-    n = group_size(params, setting)
-    return f"group {params['group']!r} has one rank: nothing to wait for" if n < 2 and "group" in params else None
-
-
-def _collective(name: str, help_text: str, refuse: Refuse, *more: Param) -> Definition:
+def _collective(
+    name: str, help_text: str, *more: Param, data: tuple[Param, ...] = (SIZE, DTYPE), **refusal: bool
+) -> Definition:
     return Definition(
         name=f"collective.{name}",
         target=f"bench.collectives:{name}",
         help=help_text,
-        params=(SIZE, DTYPE, MODE, *more, *GROUP),
-        refuse=refuse,
+        params=(*data, MODE, *more, *GROUP),
+        refuse=Refusal(name=name, **refusal),
         expand=each_group,
     )
 
 
-def _pair(name: str, help_text: str, function: str, *, every: bool = False) -> Definition:
+def _pair(name: str, help_text: str, *, function: str | None = None) -> Definition:
     return Definition(
         name=f"p2p.{name}",
-        target=f"bench.p2p:{function}",
+        target=f"bench.p2p:{function or name}",
         help=help_text,
         params=(SIZE, DTYPE, MODE, SOURCE, TARGET),
-        refuse=_whole,
-        **({"expand": each_pair} if every else {}),
+        refuse=Refusal(name=name),
+        expand=each_pair if function else only_itself,
     )
 
 
 IN_PLACE, OUT_OF_PLACE = _placement("in_place"), _placement("out_of_place")
 
 DEFINITIONS = (
-    _collective("all_reduce", "joins a buffer on every rank; size = the buffer", _reduced, REDOP, IN_PLACE),
-    _collective("all_gather", "every rank's shard to every rank; size = the output", _sharded, OUT_OF_PLACE),
-    _collective("reduce_scatter", "joins, a shard to each; size = the input", _reduced_shards, REDOP, OUT_OF_PLACE),
-    _collective("all_to_all", "one shard from each rank to each; size = what one rank sends", _sharded),
-    _collective("broadcast", "one rank's buffer to every rank; size = the buffer", _whole, ROOT),
-    _collective("all_to_all_v", "uneven shards; size = what the busiest rank sends", _whole, SKEW, TRAFFIC),
-    _collective("reduce", "joins a buffer on one rank; size = the buffer", _reduced, REDOP, ROOT),
-    _collective("gather", "every rank's shard to one; size = the output", _sharded, ROOT),
-    _collective("scatter", "one rank's shards to every rank; size = the input", _sharded, ROOT),
-    _collective("all_reduce_two_step", "all_reduce as reduce_scatter and all_gather", _reduced_shards, REDOP),
-    Definition(
-        name="collective.barrier",
-        target="bench.collectives:barrier",
-        help="waits for every rank; moves no data",
-        params=(MODE, *GROUP),
-        refuse=_barrier_refused,
-        expand=each_group,
+    _collective("all_reduce", "joins a buffer on every rank; size = the buffer", REDOP, IN_PLACE, joins=True),
+    _collective("all_gather", "every rank's shard to every rank; size = the output", OUT_OF_PLACE, sharded=True),
+    _collective(
+        "reduce_scatter", "joins, a shard to each; size = the input", REDOP, OUT_OF_PLACE, joins=True, sharded=True
     ),
+    _collective("all_to_all", "one shard from each rank to each; size = what one rank sends", sharded=True),
+    _collective("broadcast", "one rank's buffer to every rank; size = the buffer", ROOT),
+    _collective("all_to_all_v", "uneven shards; size = what the busiest rank sends", SKEW, TRAFFIC),
+    _collective("reduce", "joins a buffer on one rank; size = the buffer", REDOP, ROOT, joins=True),
+    _collective("gather", "every rank's shard to one; size = the output", ROOT, sharded=True),
+    _collective("scatter", "one rank's shards to every rank; size = the input", ROOT, sharded=True),
+    _collective("all_reduce_two_step", "all_reduce as reduce_scatter and all_gather", REDOP, joins=True, sharded=True),
+    _collective("barrier", "waits for every rank; moves no data", data=()),
     Definition(
         name="p2p.sendrecv",
         target="bench.p2p:sendrecv",
         help="ring: every rank sends to the next while it receives from the last",
         params=(SIZE, DTYPE, MODE, *GROUP),
-        refuse=_whole,
+        refuse=Refusal(name="sendrecv"),
         expand=each_group,
     ),
-    _pair("pingpong", "there and back between two ranks; the time is half the round trip", "pingpong"),
-    _pair("unidirectional", "one rank sends to another", "unidirectional"),
-    _pair("bidirectional", "two ranks send to each other at once", "bidirectional"),
-    _pair("matrix", "every ordered pair of ranks in turn, one sends to the other", "unidirectional", every=True),
+    _pair("pingpong", "there and back between two ranks; the time is half the round trip"),
+    _pair("unidirectional", "one rank sends to another"),
+    _pair("bidirectional", "two ranks send to each other at once"),
+    _pair("matrix", "every ordered pair of ranks in turn, one sends to the other", function="unidirectional"),
 )

@@ -62,7 +62,7 @@ def _issued(subject: Subject) -> Sample:
 
 def _coalesced(subject: Subject, world: World, steps: int) -> Sample:
     def sample() -> None:
-        with coalescing(world.group, world.device):
+        with coalescing(world.group, None if world.backend == "gloo" else world.device):
             _repeat(subject, steps)
 
     return sample
