@@ -46,6 +46,16 @@ SKEW = Param(
 )
 TRAFFIC = Param(name="traffic", kind="matrix", default="", optional=True, help="who sends how much to whom")
 
+BESIDE = Param(
+    name="beside",
+    kind="str",
+    default="nothing",
+    choices=("nothing", "gemm", "all_reduce", "all_gather", "all_to_all"),
+    optional=True,
+    help="what runs beside it on every rank",
+)
+GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")
+
 # input, output and reference of the largest operation, and room for a temporary of the check
 _BUFFERS_PER_RANK = 6
 _SEVERAL_CALLS = ("all_reduce_two_step", "barrier", "pingpong")
@@ -184,7 +194,7 @@ def _collective(
         name=f"collective.{name}",
         target=f"bench.collectives:{name}",
         help=help_text,
-        params=(*data, MODE, *more, *GROUP),
+        params=(*data, MODE, *more, BESIDE, *GROUP),
         refuse=Refusal(name=name, **refusal),
         expand=each_group,
     )
@@ -224,6 +234,12 @@ DEFINITIONS = (
         params=(SIZE, DTYPE, MODE, *GROUP),
         refuse=Refusal(name="sendrecv"),
         expand=each_group,
+    ),
+    Definition(
+        name="compute.gemm",
+        target="bench.compute:gemm",
+        help="a float32 matrix product on every rank, to see what communication beside it costs",
+        params=(GEMM_SIZE, BESIDE),
     ),
     _pair("pingpong", "there and back between two ranks; the time is half the round trip"),
     _pair("unidirectional", "one rank sends to another"),

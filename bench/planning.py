@@ -71,6 +71,9 @@ def _chosen(request: Request, catalogue: Sequence[Definition]) -> tuple[Definiti
     named = select(catalogue, [entry.name for entry in request.entries])
     wanted = select(catalogue, request.only)
     chosen = tuple(definition for definition in named if definition in wanted)
+    if not request.only and not request.entries:
+        omit = PRESETS[request.preset].omit
+        chosen = tuple(d for d in chosen if not any(matches(d.name, pattern) for pattern in omit))
     if not chosen:
         raise UserError(f"--only {' '.join(request.only)} leaves nothing of the plan's cases")
     return chosen

@@ -24,16 +24,29 @@ class Preset:
     budget_seconds: float
     timeout_seconds: float
     measure: Measure
+    omit: tuple[str, ...] = ()
 
 
-def _communication(**settings: str) -> tuple[Entry, Entry]:
-    return Entry(name="collective.*", set=settings), Entry(name="p2p.*", set=settings)
+_MAIN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv")
+_SIZED = (
+    *("all_to_all_v", "reduce", "gather", "scatter", "all_reduce_two_step"),
+    *("pingpong", "unidirectional", "bidirectional", "matrix"),
+)
+
+
+def _main(**settings: str) -> tuple[Entry, ...]:
+    return tuple(Entry(name=name, set=settings) for name in _MAIN)
+
+
+def _sized(**settings: str) -> tuple[Entry, ...]:
+    return tuple(Entry(name=name, set=settings) for name in _SIZED)
 
 
 PRESETS = {
     "smoke": Preset(
         help="does everything work? every case once, small, under 30 s on two cores",
-        entries=_communication(size_bytes="1K,1M"),
+        entries=(*_main(size_bytes="1K,1M"), *_sized(size_bytes="64K")),
+        omit=("matrix", "gemm"),
         launches=1,
         budget_seconds=15,
         timeout_seconds=30,
@@ -42,9 +55,11 @@ PRESETS = {
     "node": Preset(
         help="how does this node communicate, and what does a step cost? five launches, under 2 min on two cores",
         entries=(
-            *_communication(size_bytes="1K:16M:x4", mode="blocking"),
-            *_communication(size_bytes="1K,256K,16M", mode="pipelined"),
+            *_main(size_bytes="1K:16M:x4", mode="blocking"),
+            *_main(size_bytes="1K,256K,16M", mode="pipelined"),
+            *_sized(size_bytes="1K,1M"),
         ),
+        omit=("matrix", "gemm"),
         # the least with which a regression gate can decide
         launches=5,
         budget_seconds=90,
@@ -52,11 +67,16 @@ PRESETS = {
         measure=Measure(),
     ),
     "full": Preset(
-        help="every size to 64M, three types, both modes, ten launches: about 10 min",
+        help="every size to 64M, four types, all modes, interference, ten launches: about 10 min",
         entries=(
-            *_communication(size_bytes="1K:64M:x2", mode="blocking"),
-            *_communication(size_bytes="1K:64M:x4", mode="pipelined"),
-            *_communication(size_bytes="64K,1M,16M", dtype="bfloat16,float8_e4m3fn"),
+            *_main(size_bytes="1K:64M:x2", mode="blocking"),
+            *_main(size_bytes="1K:64M:x8", mode="pipelined"),
+            *_main(size_bytes="64K,16M", mode="async"),
+            *_main(size_bytes="1M", dtype="bfloat16,int32,float8_e4m3fn"),
+            *_sized(size_bytes="1K:64M:x16"),
+            Entry(name="matrix", set={"size_bytes": "1M"}),
+            Entry(name="all_reduce", set={"size_bytes": "1M", "beside": "gemm,all_reduce,all_to_all"}),
+            Entry(name="gemm", set={"beside": "nothing,all_reduce,all_to_all"}),
         ),
         launches=10,
         budget_seconds=600,

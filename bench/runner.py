@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from bench.arrival import Arrival, blame
+from bench.beside import NOTHING, load_beside
 from bench.cases import Case
 from bench.disturbance import Disturbed
 from bench.errors import UserError
@@ -24,7 +25,7 @@ from bench.timing import Timed, Timing, time_steps
 from bench.world import World
 
 Prepare = Callable[..., Subject]
-OF_THE_RUNNER = ("mode", "group", "member", "together")
+OF_THE_RUNNER = ("mode", "group", "member", "together", "beside")
 """Parameters that say how and where a subject is measured; it is not told."""
 
 
@@ -57,7 +58,8 @@ def run_case(
         late_seconds=late,
     )
     try:
-        outcome = _measure(subject, world, part, timing, progress)
+        beside = str(case.params.get("beside", NOTHING))
+        outcome = _measure(subject, world, part, timing, progress, beside)
     finally:
         subject.close()
     injected = injection.text if injection else ""
@@ -103,7 +105,7 @@ def _common_refusal(refusals: list[object], part: Part | None) -> str | None:
     return f"ranks disagree about whether this can run: {told}"
 
 
-def _measure(subject: Subject, world: World, part: Part, timing: Timing, progress: Progress) -> Outcome:
+def _measure(subject: Subject, world: World, part: Part, timing: Timing, progress: Progress, beside: str) -> Outcome:
     told = world.gather(subject.describe())
     description = cast(Description, told[part.ranks[0]])
     unlike = ", ".join(str(rank) for rank in part.ranks if repr(told[rank]) != repr(description))
@@ -113,7 +115,8 @@ def _measure(subject: Subject, world: World, part: Part, timing: Timing, progres
     before = _check(subject, world, progress, fresh=True)
     if before:
         return _wrong(before, "before the timed region")
-    timed = time_steps(subject, world, timing, progress)
+    with load_beside(beside, world):
+        timed = time_steps(subject, world, timing, progress)
     after = _check(subject, world, progress, fresh=timing.many)
     if after:
         return _wrong(after, "after the timed region")
