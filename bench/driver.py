@@ -11,16 +11,18 @@ from bench.cases import Case
 from bench.channel import Hub
 from bench.environment import difference, hoist
 from bench.gang import Gang
-from bench.messages import Hello, Job, Outcome
+from bench.messages import LEFT_OUT, Hello, Job, Outcome
 from bench.metrics import metrics_of, noise_of
 from bench.records import Record, Samples, WorldInfo
 from bench.runs import RecordWriter, Run, utc_now, write_info
+from bench.stats import within_launch
 from bench.watch import START_SECONDS, Trouble, Watch
 
 _FAREWELL_SECONDS = 10.0
 _MAX_FAILED_STARTS = 2
 _NOT_AGAIN = ("failed", "hang", "wrong")
 # a step takes about as long as ten collectives of the usual sizes
+_FOCUS = (0.2, 5.0)
 _WEIGHTS = {"workload": 10.0, "custom": 10.0}
 
 StartGang = Callable[[int, Mapping[str, str]], Gang]
@@ -61,18 +63,31 @@ class Driver:
         self._bad = {record.case.id: record for record in run.records if record.status in _NOT_AGAIN}
         self._gangs = len(list((run.path / "logs").glob("gang-*")))
         self._failed_starts = 0
+        self._start_seconds = 0.0
+        self._end = time.monotonic() + self._plan.budget_seconds
+        self._widths: dict[str, float | None] = {}
         self._environment: dict[str, Any] = {}
         self._world = WorldInfo(size=self._plan.nproc, nodes=1, backend=self._plan.backend, device=self._plan.device)
 
     def drive(self, pending: Sequence[tuple[int, Case]]) -> None:
-        """Measure everything pending within the plan's budget, each launch in new ranks."""
-        deadline = time.monotonic() + self._plan.budget_seconds
+        """Measure what is pending within the plan's budget, each launch in new ranks.
+
+        A later launch spends its time where intervals are still wide; what there is no time for is left out.
+        """
+        self._end = time.monotonic() + self._plan.budget_seconds
         launches = sorted({launch for launch, _ in pending})
         for done, launch in enumerate(launches):
             cases = [case for number, case in pending if number == launch]
             self._audience.launch(launch + 1, self._plan.launches, len(cases))
-            share = (deadline - time.monotonic()) / (len(launches) - done)
-            self._launch(launch, self._pass_over(launch, cases), time.monotonic() + share)
+            left = self._end - time.monotonic()
+            if done and left < self._start_seconds:
+                self._leave_out(launch, cases)
+            else:
+                self._launch(launch, self._pass_over(launch, cases), time.monotonic() + left / (len(launches) - done))
+
+    def _leave_out(self, launch: int, cases: list[Case]) -> None:
+        for case in cases:
+            self._write(launch, case, Outcome(status="skipped", reason=LEFT_OUT))
 
     def write_skipped(self) -> None:
         """Write the records of what the plan could not run here."""
@@ -92,7 +107,9 @@ class Driver:
         """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest."""
         while cases:
             with self._gang() as watch:
+                began = time.monotonic()
                 trouble = watch.assemble(START_SECONDS)
+                self._start_seconds = time.monotonic() - began
                 if trouble is None:
                     self._failed_starts = 0
                     self._learn(list(watch.hellos.values()))
@@ -118,15 +135,25 @@ class Driver:
     def _job(self, cases: list[Case], deadline: float) -> Job:
         return Job(
             cases=cases,
-            weights=[_WEIGHTS.get(case.name.partition(".")[0], 1.0) for case in cases],
+            weights=[self._weight(case) for case in cases],
             measure=self._plan.measure,
             backend=self._plan.backend,
             device=self._plan.device,
             budget_seconds=max(deadline - time.monotonic(), 0.0),
+            run_seconds=max(self._end - time.monotonic(), 0.0),
             timeout_seconds=self._plan.timeout_seconds,
             path=self._plan.path,
             injection=self._plan.injection,
         )
+
+    def _weight(self, case: Case) -> float:
+        """Return a case's share of time: more for steps than for collectives, and for what is not yet precise."""
+        usual = _WEIGHTS.get(case.name.partition(".")[0], 1.0)
+        width = self._widths.get(case.id)
+        if width is None:
+            return usual
+        least, most = _FOCUS
+        return usual * min(max(width / self._plan.measure.precision, least), most)
 
     def _cases(self, watch: Watch, launch: int, cases: list[Case]) -> int:
         """Record each case as it ends; return how many have a record when the gang is done or broken."""
@@ -169,6 +196,8 @@ class Driver:
             record, raw = self._record(launch, case, result), result.raw
         if record.status in _NOT_AGAIN:
             self._bad[case.id] = record
+        if isinstance(result, Outcome) and result.seconds:
+            self._widths[case.id] = within_launch(result.seconds).half_width
         self._writer.write(record)
         self._audience.record(record)
         if raw:

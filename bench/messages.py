@@ -13,6 +13,9 @@ from bench.injection import Injection
 from bench.plan import Measure
 from bench.records import Check, Status, Stop
 
+LEFT_OUT = "left out: the run's time was spent"
+"""Why a case has no measurement in a launch that came to it too late."""
+
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A rank has connected; ``environment`` is its own, before what all share is hoisted."""
@@ -88,7 +91,10 @@ class Bye(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The driver's order: cases in turn within a budget; ``path`` is added at the end of the import path."""
+    """The driver's order: cases in turn, each with its share, by weight, of this launch's budget.
+
+    When the whole run's time is spent, what is left is left out. ``path`` is added at the end of the import path.
+    """
 
     cases: list[Case]
     weights: list[float]
@@ -96,6 +102,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     backend: str
     device: str
     budget_seconds: float
+    run_seconds: float
     timeout_seconds: float
     path: str | None = None
     injection: Injection | None = None

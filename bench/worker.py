@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.distributed_c10d import Store
 
 from bench.channel import ADDRESS_VARIABLE, KEY_VARIABLE, Line
 from bench.environment import capture
-from bench.messages import Broken, Bye, Finished, Hello, Job, Started
+from bench.messages import LEFT_OUT, Broken, Bye, Finished, Hello, Job, Outcome, Started
 from bench.parent import die_with_parent
 from bench.parts import Parts
 from bench.progress import Progress
@@ -56,8 +57,8 @@ def work(address: str, key: str, store: Store | None = None, *, with_driver: boo
         timeout = 2 * job.timeout_seconds + 60
         with open_world(job.backend, job.device, job.measure.seed, timeout, store) as world:
             parts = Parts(world)
-            for index, budget_seconds in _budgets(job):
-                _one_case(line, job, index, budget_seconds, parts, progress, world)
+            for index, share in enumerate(_shares(job)):
+                _one_case(line, job, index, share, parts, progress, world)
     except Exception as error:  # noqa: BLE001 - whatever a case raises is told to the driver, which ends the gang
         line.say(Broken(index=index, error=_sentence(error), stack=traceback.format_exc()))
         threading.Event().wait()
@@ -65,20 +66,30 @@ def work(address: str, key: str, store: Store | None = None, *, with_driver: boo
     line.say(Bye())
 
 
-def _budgets(job: Job) -> Iterator[tuple[int, float]]:
-    """Yield each case's index with its fair share of the time that is left."""
-    deadline = time.monotonic() + job.budget_seconds
+@dataclass(frozen=True, kw_only=True)
+class _Share:
+    """What one case may take, and whether there is any time left for it, as this rank sees it."""
+
+    seconds: float
+    in_time: bool
+
+
+def _shares(job: Job) -> Iterator[_Share]:
+    """Yield each case's share of the time that is left when its turn comes."""
+    began = time.monotonic()
     for index in range(len(job.cases)):
-        left = deadline - time.monotonic()
+        spent = time.monotonic() - began
         weights = job.weights[index:]
-        yield index, max(left * weights[0] / sum(weights), _MIN_CASE_SECONDS)
+        share = (job.budget_seconds - spent) * weights[0] / sum(weights)
+        yield _Share(seconds=max(share, _MIN_CASE_SECONDS), in_time=spent < job.run_seconds)
 
 
-def _one_case(
-    line: Line, job: Job, index: int, budget_seconds: float, parts: Parts, progress: Progress, world: World
-) -> None:
+def _one_case(line: Line, job: Job, index: int, share: _Share, parts: Parts, progress: Progress, world: World) -> None:
     line.say(Started(index=index))
-    outcome = run_case(job.cases[index], world, parts, job.measure, budget_seconds, progress, job.injection)
+    if world.decide([float(share.in_time)])[0]:
+        outcome = run_case(job.cases[index], world, parts, job.measure, share.seconds, progress, job.injection)
+    else:
+        outcome = Outcome(status="skipped", reason=LEFT_OUT)
     if world.rank == 0:
         line.say(Finished(index=index, outcome=outcome))
 
