@@ -11,6 +11,7 @@ from bench.cases import Case
 from bench.channel import Hub
 from bench.environment import difference, hoist
 from bench.gang import Gang
+from bench.locality import gpu_links, relations
 from bench.messages import LEFT_OUT, Hello, Job, Outcome
 from bench.metrics import metrics_of, noise_of
 from bench.records import Record, Samples, WorldInfo
@@ -180,6 +181,8 @@ class Driver:
         """Keep what all ranks share in run.json, and what is different from it for the records to come."""
         hellos = sorted(hellos, key=lambda hello: hello.rank)
         common, rest = hoist([hello.environment for hello in hellos])
+        places = [hello.place for hello in hellos if hello.place is not None]
+        common = {**common, "locality": relations(places, gpu_links()) if len(places) == len(hellos) else {}}
         if self._info.environment is None:
             self._info = msgspec.structs.replace(self._info, environment=common)
             write_info(self._path, self._info)

@@ -10,6 +10,7 @@ import msgspec
 from bench.arrival import Arrival
 from bench.cases import Case
 from bench.injection import Injection
+from bench.locality import Place
 from bench.plan import Measure
 from bench.records import Check, Status, Stop
 
@@ -25,6 +26,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     host: str
     pid: int
     environment: dict[str, Any]
+    place: Place | None = None
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import Store
 
 from bench.channel import ADDRESS_VARIABLE, KEY_VARIABLE, Line
 from bench.environment import capture
+from bench.locality import place
 from bench.messages import LEFT_OUT, Broken, Bye, Finished, Hello, Job, Outcome, Started
 from bench.parent import die_with_parent
 from bench.parts import Parts
@@ -104,8 +105,16 @@ def _hello() -> Hello:
         size=int(os.environ["WORLD_SIZE"]),
         host=socket.gethostname(),
         pid=os.getpid(),
+        place=place(socket.gethostname(), os.environ, _local_gpu()),
         environment={**capture(os.environ), "torch": _torch_environment()},
     )
+
+
+def _local_gpu() -> int | None:
+    """Return the index of this rank's GPU among those it sees, None without one."""
+    if not torch.cuda.is_available():
+        return None
+    return int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
 
 
 def _torch_environment() -> dict[str, Any]:
@@ -115,8 +124,8 @@ def _torch_environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
     }
-    if torch.cuda.is_available():
-        local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    local = _local_gpu()
+    if local is not None:
         facts["gpu"] = torch.cuda.get_device_name(local)
         facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return facts

@@ -1,0 +1,104 @@
+"""How near two ranks are: same core, NUMA node, NVLink, PCIe, switch, or another node; unknown where nothing tells.
+
+``place`` is read by each rank of itself; ``relation`` compares two of them, without torch.
+"""
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench.environment import parse_cpus
+from bench.machine import affinity, contents
+
+MAX_RANKS = 64
+_TOPO_SECONDS = 10
+_LINKS = {"PIX": "PCIe", "PXB": "PCIe", "PHB": "PCIe", "NODE": "PCIe", "SYS": "other NUMA node"}
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank runs: CPUs it may use, their NUMA nodes, its GPU if it has one, its switch path under SLURM."""
+
+    host: str
+    cpus: tuple[int, ...]
+    numa_nodes: tuple[int, ...]
+    gpu: int | None = None
+    switches: str | None = None
+
+
+def place(host: str, environ: Mapping[str, str], gpu: int | None, root: Path = Path("/")) -> Place:
+    """Return where this process runs."""
+    cpus = tuple(sorted(affinity()))
+    return Place(
+        host=host,
+        cpus=cpus,
+        numa_nodes=_numa_nodes(cpus, root),
+        gpu=gpu,
+        switches=environ.get("SLURM_TOPOLOGY_ADDR"),
+    )
+
+
+def relations(places: Sequence[Place], links: Mapping[tuple[int, int], str]) -> dict[str, str | None]:
+    """Return the relation of each pair of ranks, as ``0-1``; nothing for more than 64 ranks, whose table none reads."""
+    n = len(places)
+    if n > MAX_RANKS:
+        return {}
+    return {f"{a}-{b}": relation(places[a], places[b], links) for a in range(n) for b in range(a + 1, n)}
+
+
+def relation(a: Place, b: Place, links: Mapping[tuple[int, int], str]) -> str | None:
+    """Return how near two ranks are, None where the system does not tell; ``links`` are those of one host's GPUs."""
+    if a.host != b.host:
+        return _across(a, b)
+    if a.gpu is not None and b.gpu is not None:
+        return "same GPU" if a.gpu == b.gpu else links.get((min(a.gpu, b.gpu), max(a.gpu, b.gpu)))
+    if len(a.cpus) == 1 and a.cpus == b.cpus:
+        return "same core"
+    if len(a.numa_nodes) != 1 or len(b.numa_nodes) != 1:
+        return None  # free to move between NUMA nodes, or no NUMA node is shown
+    return "same NUMA node" if a.numa_nodes == b.numa_nodes else "other NUMA node"
+
+
+def _across(a: Place, b: Place) -> str:
+    """Compare switch paths such as ``spine.leaf1.n1``; the last part is the node itself."""
+    if a.switches and b.switches and a.switches.rpartition(".")[0] == b.switches.rpartition(".")[0] != "":
+        return "same switch"
+    return "other node"
+
+
+def _numa_nodes(cpus: Sequence[int], root: Path) -> tuple[int, ...]:
+    nodes = []
+    for folder in sorted((root / "sys/devices/system/node").glob("node[0-9]*")):
+        owned = parse_cpus(contents(folder / "cpulist") or "")
+        if owned & set(cpus):
+            nodes.append(int(folder.name.removeprefix("node")))
+    return tuple(nodes)
+
+
+def gpu_links() -> dict[tuple[int, int], str]:
+    """Return how this host's GPUs are joined, by index, as ``nvidia-smi topo -m`` tells; empty where it does not."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=_TOPO_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return parse_topology(done.stdout)
+
+
+def parse_topology(text: str) -> dict[tuple[int, int], str]:
+    """Return the links in nvidia-smi's matrix: NV# is NVLink, SYS crosses NUMA nodes, the rest is PCIe."""
+    rows = [re.sub(r"\x1b\[[\d;]*m", "", line).split() for line in text.splitlines()]
+    found = {}
+    num_gpus = sum(1 for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row)
+    for row in rows:
+        match = re.fullmatch(r"GPU(\d+)", row[0]) if row else None
+        if match is None:
+            continue
+        for column, word in enumerate(row[1 : num_gpus + 1]):
+            link = "NVLink" if re.fullmatch(r"NV\d+", word) else _LINKS.get(word)
+            if link is not None and int(match[1]) < column:
+                found[int(match[1]), column] = link
+    return found
