@@ -6,11 +6,14 @@ import torch.distributed as dist
 from bench.coding import Code, dtype_of, poison
 from bench.collectives import Operation, describe
 from bench.dtypes import DTYPES
+from bench.errors import UserError
 from bench.world import World
 
 
 def sendrecv(world: World, *, size_bytes: int, dtype: str) -> Operation:
     """Ring: send S bytes to the next rank while S bytes come from the one before; factor 1, not doubled."""
+    if world.size < 2:
+        raise UserError(f"sendrecv needs a neighbour: size({world.size}) < 2 ranks")
     count = size_bytes // DTYPES[dtype].itemsize
     following, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     code = Code(dtype, 1, world.device)
