@@ -12,6 +12,8 @@ COMMANDS = {
     "list": "bench.commands:list_cases",
     "doctor": "bench.commands:doctor",
     "report": "reports.commands:report",
+    "import": "reports.commands:import_files",
+    "export": "reports.commands:export",
     "schema": "bench.commands:schema",
 }
 DEFINITIONS = ("bench.definitions", "workloads.definitions")

@@ -70,8 +70,8 @@ def run(
     """Measure collectives, point-to-point and training steps, and say what was seen."""
     from bench.measuring import Options, run_options
 
-    short = {"size_bytes": sizes, "dtype": dtype}
-    texts = {**parse_settings(settings), **{name: text for name, text in short.items() if text is not None}}
+    short = [f"{name}={text}" for name, text in (("size_bytes", sizes), ("dtype", dtype)) if text is not None]
+    texts = parse_settings([*settings, *short])
     path = run_options(Options(settings=texts, **given), house.modules, out=out, resume_path=resume, as_json=as_json)
     if path is None:
         return

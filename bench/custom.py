@@ -34,7 +34,7 @@ def define(target: str, folder: Path) -> Definition:
         done = subprocess.run(command, capture_output=True, timeout=_LOAD_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         raise UserError(f"--target {target!r} took more than {_LOAD_SECONDS} s to import") from None
-    if done.returncode:
+    if done.returncode or not done.stdout:  # a script may end well while it is imported
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise UserError(f"--target {target!r} cannot be used: {lines[-1] if lines else 'its import failed'}")
     params = msgspec.json.decode(done.stdout.splitlines()[-1], type=tuple[Param, ...])
@@ -50,6 +50,8 @@ def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
 
 
 def _param(parameter: inspect.Parameter, hint: Any) -> Param:
+    if parameter.name == MODE.name:
+        raise UserError(f"parameter {MODE.name!r} is parbench's own ({MODE.allowed()}): give it another name")
     if parameter.default is inspect.Parameter.empty:
         raise UserError(f"parameter {parameter.name!r} has no default: give it one, --set changes it")
     choices = get_args(hint) if get_origin(hint) is typing.Literal else ()

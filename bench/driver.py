@@ -117,7 +117,7 @@ class Driver:
                     watch.send(self._job(cases, deadline))
                     done = self._cases(watch, launch, cases)
                 else:
-                    done = self._no_start(launch, cases, trouble)
+                    done = self._no_start(launch, cases, trouble, can_retry=watch.can_restart)
                 cases = cases[done:]
                 if not watch.can_restart:
                     return
@@ -168,10 +168,10 @@ class Driver:
         watch.farewell(_FAREWELL_SECONDS)
         return len(cases)
 
-    def _no_start(self, launch: int, cases: list[Case], trouble: Trouble) -> int:
+    def _no_start(self, launch: int, cases: list[Case], trouble: Trouble, *, can_retry: bool) -> int:
         """Try once more to start a gang, then record every case as failed; return how many have a record."""
         self._failed_starts += 1
-        if self._failed_starts < _MAX_FAILED_STARTS:
+        if can_retry and self._failed_starts < _MAX_FAILED_STARTS:
             return 0
         for case in cases:
             self._write(launch, case, trouble)

@@ -50,19 +50,32 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """The ranks that another launcher started: this one, how many there are, and how many are on this node."""
+    """The ranks that another launcher started: this one, how many there are, and how many are on this node.
+
+    ``one_node`` is whether they are known to share a node; without LOCAL_WORLD_SIZE they may not.
+    """
 
     rank: int
     size: int
     local_size: int
+    one_node: bool
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Joined | None":
         """Return where this process stands among ranks that are there already, None if it was started alone."""
         if "RANK" not in environ or "WORLD_SIZE" not in environ:
             return None
-        size = int(environ["WORLD_SIZE"])
-        return Joined(rank=int(environ["RANK"]), size=size, local_size=int(environ.get("LOCAL_WORLD_SIZE", size)))
+        if not {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
+            raise UserError(
+                "RANK and WORLD_SIZE are set, so ranks are there already; set MASTER_ADDR and MASTER_PORT too"
+            )
+        try:
+            rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+            local_size = int(environ.get("LOCAL_WORLD_SIZE", size))
+        except ValueError:
+            raise UserError("RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are whole numbers where they are set") from None
+        one_node = "LOCAL_WORLD_SIZE" in environ and local_size == size
+        return Joined(rank=rank, size=size, local_size=local_size, one_node=one_node)
 
 
 def run_options(
@@ -76,15 +89,19 @@ def run_options(
         join(START_SECONDS)
         return None
     if resume_path is not None:
-        _refuse_with_resume(options)
+        _refuse_with_resume(options, joined)
         return resume(resume_path, as_json=as_json)
     return measure(plan_run(options, modules, joined), out, joined, as_json=as_json)
 
 
-def _refuse_with_resume(options: Options) -> None:
+def _refuse_with_resume(options: Options, joined: Joined | None) -> None:
+    if joined is not None:
+        raise UserError("--resume starts its own ranks, and this one is there already (RANK): start it by itself")
+    options_of = {"settings": "--set, --sizes and --dtype", "plan_file": "--plan"}
     given = [f.name for f in fields(Options) if getattr(options, f.name) != f.default and getattr(options, f.name)]
     if given:
-        raise UserError(f"--resume goes on with the run's own plan; leave out --{given[0].replace('_', '-')}")
+        option = options_of.get(given[0], f"--{given[0].replace('_', '-')}")
+        raise UserError(f"--resume goes on with the run's own plan; leave out {option}")
 
 
 def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
@@ -162,16 +179,17 @@ def resume(path: Path, *, as_json: bool) -> Path:
 
 def _drive(run: Run, joined: Joined | None, *, as_json: bool) -> Path:
     pending = remaining(run)
+    to_skip = () if run.records else run.info.plan.skipped
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
-        display = stack.enter_context(Display(total=len(pending)))
+        display = stack.enter_context(Display(total=len(pending) + len(to_skip)))
         audience = JsonLines(display) if as_json else display
         start = _starter(run, joined)
-        host = "127.0.0.1" if joined is None or joined.local_size == joined.size else os.environ["MASTER_ADDR"]
+        host = "127.0.0.1" if joined is None or joined.one_node else os.environ["MASTER_ADDR"]
         driver = Driver(run, writer, start, audience, host=host)
         stack.enter_context(_terminated_as_interrupted())
         try:
-            if not run.records:
+            if to_skip:
                 driver.write_skipped()
             driver.drive(pending)
         except KeyboardInterrupt:

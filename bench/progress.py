@@ -6,6 +6,9 @@ import traceback
 
 from bench.messages import Where
 
+# Where a rank waits for others: DDP's buckets are waited for in autograd's engine, NCCL's work in a synchronize.
+_WAITS = ("torch.distributed", "torch.autograd", "torch.cuda")
+
 
 class Progress:
     """Counts the steps that this rank has begun in its present case; one thread measures, another reads."""
@@ -28,6 +31,6 @@ class Progress:
         return Where(
             phase=self.phase,
             steps=self.steps,
-            communicates=any(name.startswith("torch.distributed") for name in modules),
+            communicates=any(name.startswith(_WAITS) for name in modules),
             stack="".join(traceback.format_stack(frame)) if frame else "",
         )

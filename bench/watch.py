@@ -69,14 +69,9 @@ class Watch:
         while index not in self._finished:
             deadline = self._deadline(index, timeout_seconds)
             self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
-            if index in self._finished:
-                break
-            if self._broken or self._dead():
-                return self._ended_early(None)
-            if self._gang.ended():
-                return self._ended_early("while it was measured")
-            if time.monotonic() > deadline:
-                return self._hung(index, timeout_seconds)
+            trouble = None if index in self._finished else self._trouble(index, deadline, timeout_seconds)
+            if trouble is not None and index not in self._finished:  # it may end well while we ask what is wrong
+                return trouble
         self._last_finished = time.monotonic()
         return self._finished[index]
 
@@ -91,6 +86,13 @@ class Watch:
         self._hear_until(lambda: len(self._bye) == self._size or self._gang.ended(), timeout_seconds)
         if self.can_restart:
             self._hear_until(self._gang.ended, timeout_seconds)
+
+    def _trouble(self, index: int, deadline: float, timeout_seconds: float) -> Trouble | None:
+        if self._broken or self._dead():
+            return self._ended_early(None)
+        if self._gang.ended():
+            return self._ended_early("while it was measured")
+        return self._hung(index, timeout_seconds) if time.monotonic() > deadline else None
 
     def _dead(self) -> list[int]:
         return [rank for rank in self._gone if rank not in self._bye]
@@ -128,6 +130,8 @@ class Watch:
         self._hear_until(
             lambda: self._gang.ended() or self._all_told(), _GRACE_SECONDS if self._dead() else _SHORT_GRACE
         )
+        if self._gang.ended():  # what the ranks said last is still on its way
+            self._hear_until(lambda: self.hellos.keys() <= set(self._gone), _SHORT_GRACE)
         exits = self._gang.exits()
         dead = [rank for rank in self._dead() if rank not in self._broken]
         if dead:
@@ -163,13 +167,20 @@ class Watch:
         for rank in self.hellos:
             self._hub.send(rank, Ask())
         self._hear_until(lambda: len(self._where) == self._size, _GRACE_SECONDS)
-        late = self._late(index)
-        told = f"{_ranks(late)} did not arrive" if late else "every rank arrived and waits; see their stacks"
         return Trouble(
             status="hang",
-            reason=f"no end within {timeout_seconds:g} s: {told}",
+            reason=f"no end within {timeout_seconds:g} s: {self._hung_words(index)}",
             ranks=tuple(self._hung_state(rank) for rank in sorted(self.hellos)),
         )
+
+    def _hung_words(self, index: int) -> str:
+        late = self._late(index)
+        if late:
+            return f"{_ranks(late)} did not arrive"
+        if not self._where:
+            return "no rank answers"
+        begun = any(reached >= index for reached in self._reached.values())
+        return f"{'every rank arrived and waits' if begun else 'no rank has begun it'}; see their stacks"
 
     def _late(self, index: int) -> list[int]:
         """Return the ranks that did not arrive where the others wait, by the first of these that tells ranks apart.
@@ -181,8 +192,7 @@ class Watch:
         furthest = max((where.steps for where in self._where.values()), default=0)
         behind = [rank for rank, where in self._where.items() if where.steps < furthest]
         elsewhere = [rank for rank, where in self._where.items() if not where.communicates]
-        late = silent or absent or behind or elsewhere
-        return sorted(late) if len(late) < self._size else []
+        return next((sorted(late) for late in (silent, absent, behind, elsewhere) if 0 < len(late) < self._size), [])
 
     def _hung_state(self, rank: int) -> RankState:
         hello, where = self.hellos[rank], self._where.get(rank)
@@ -202,4 +212,5 @@ def _ranks(ranks: list[int]) -> str:
 def _exit_words(code: int | None) -> str:
     if code is None:
         return "its connection closed"
-    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    names = {sign.value: sign.name for sign in signal.Signals}  # real-time signals have none
+    return f"ended by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"

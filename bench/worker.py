@@ -44,27 +44,45 @@ def work(address: str, key: str, store: Store | None = None, *, with_driver: boo
     ``store`` is the rendezvous already made, if there is one.
     """
     line = Line(address, key)
+    done = threading.Event()
+
+    def end() -> None:
+        if not (with_driver or done.is_set()):
+            os._exit(1)
+
     line.say(_hello())
     job = line.hear()
     if not isinstance(job, Job):
-        os._exit(1)
+        end()
+        return
     progress = Progress()
-    done = threading.Event()
-    line.listen(answer=progress.where, on_gone=lambda: None if with_driver or done.is_set() else os._exit(1))
-    index: int | None = None
+    line.listen(answer=progress.where, on_gone=end)
     try:
         if job.path is not None:
             sys.path.append(job.path)
         timeout = 2 * job.timeout_seconds + 60
         with open_world(job.backend, job.device, job.measure.seed, timeout, store) as world:
-            parts = Parts(world)
-            for index, share in enumerate(_shares(job)):
-                _one_case(line, job, index, share, parts, progress, world)
-    except Exception as error:  # noqa: BLE001 - whatever a case raises is told to the driver, which ends the gang
-        line.say(Broken(index=index, error=_sentence(error), stack=traceback.format_exc()))
-        threading.Event().wait()
+            _cases(line, job, world, progress)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
+        _stand_still(line, None, error)
     done.set()
     line.say(Bye())
+
+
+def _cases(line: Line, job: Job, world: World, progress: Progress) -> None:
+    parts = Parts(world)
+    for index, share in enumerate(_shares(job)):
+        try:
+            _one_case(line, job, index, share, parts, progress, world)
+        except Exception as error:  # noqa: BLE001 - whatever a case raises is told to the driver
+            # before this rank leaves the world: ranks that miss it raise too, and the first to tell is named
+            _stand_still(line, index, error)
+
+
+def _stand_still(line: Line, index: int | None, error: Exception) -> None:
+    """Tell the driver what was raised, and wait for the end: the driver ends the gang."""
+    line.say(Broken(index=index, error=_sentence(error), stack=traceback.format_exc()))
+    threading.Event().wait()
 
 
 @dataclass(frozen=True, kw_only=True)

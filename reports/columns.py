@@ -2,29 +2,35 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, TypeVar
 
+from bench.fit import Fit, Segment
 from bench.records import Metric
 from reports import cells
+from reports.fits import Curve
 from reports.labels import operation, short_labels
 from reports.summary import Row
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class Column(Generic[T]):
     """A column: its cells as text, what to sort them by (None is unknown and goes last), and when to drop it.
 
     A terminal too narrow for all columns drops those with the highest ``drop`` first, 0 never.
     """
 
     title: str
-    text: Callable[[Row], str]
-    sort: Callable[[Row], float | str | None]
+    text: Callable[[T], str]
+    sort: Callable[[T], float | str | None]
     help: str
     number: bool = True
     drop: int = 0
 
 
-def communication_columns(rows: Sequence[Row]) -> tuple[Column, ...]:
+def communication_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """Return the columns of collectives and point-to-point operations; what tells rows apart is never dropped."""
     alike = {name: len({row.case.params.get(name) for row in rows}) < 2 for name in ("mode", "dtype")}
     return (
@@ -44,7 +50,7 @@ def communication_columns(rows: Sequence[Row]) -> tuple[Column, ...]:
     )
 
 
-def step_columns(rows: Sequence[Row]) -> tuple[Column, ...]:
+def step_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """Return the columns of training steps; how a step is called depends on what it must be told apart from."""
     labels = short_labels(rows)
     return (
@@ -61,7 +67,23 @@ def step_columns(rows: Sequence[Row]) -> tuple[Column, ...]:
     )
 
 
-def _duration(title: str) -> Column:
+def fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
+    """Return the columns of fits: those of ranks, lines and efficiency only where they say something."""
+    firsts = [curve.rows[0] for curve in curves]
+    columns = communication_columns(firsts)
+    identity = [_of_first(column) for column in columns if column.title in ("operation", "mode", "dtype")]
+    ranks = _words("ranks", _ranks, "ranks, and over how many nodes")
+    efficient = any(curve.efficiency.fraction is not None for curve in curves)
+    return (
+        *identity,
+        *((ranks,) if len({row.world for row in firsts}) > 1 else ()),
+        *_fitted(curves),
+        *((_efficiency(),) if efficient else ()),
+        *((_lines(),) if any(curve.fit.knees for curve in curves) else ()),
+    )
+
+
+def _duration(title: str) -> Column[Row]:
     return Column(
         title=title,
         text=lambda row: cells.measured(row.metrics.get(row.headline)),
@@ -70,7 +92,7 @@ def _duration(title: str) -> Column:
     )
 
 
-def _quality() -> tuple[Column, ...]:
+def _quality() -> tuple[Column[Row], ...]:
     """Return the columns that say how far a row is to be trusted."""
     noise_help = "the worst launch's scatter: quiet, fair, noisy, wild"
     return (
@@ -110,11 +132,11 @@ def check_word(row: Row) -> str:
     return "wrong" if row.check.wrong is None else f"{row.check.wrong} wrong"
 
 
-def _words(title: str, text: Callable[[Row], str], help_text: str, drop: int = 0) -> Column:
+def _words(title: str, text: Callable[[T], str], help_text: str, drop: int = 0) -> Column[T]:
     return Column(title=title, text=text, sort=text, help=help_text, number=False, drop=drop)
 
 
-def _bandwidth(name: str) -> Column:
+def _bandwidth(name: str) -> Column[Row]:
     return Column(
         title=f"{name} GB/s",
         text=lambda row: cells.gigabytes(_value(row, name)),
@@ -135,3 +157,122 @@ def _value(row: Row, name: str) -> float | None:
 
 def _number(value: object) -> float | None:
     return value if isinstance(value, int | float) else None
+
+
+def _of_first(column: Column[Row]) -> Column[Curve]:
+    """Return a column of what all rows of a curve share."""
+    return _words(column.title, lambda curve: column.text(curve.rows[0]), column.help, column.drop)
+
+
+def _fitted(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
+    """Return the columns of what a fit found and how well it explains the times; those without news go early."""
+    knee_drop = 1 if any(curve.fit.knees for curve in curves) else 8
+    off_drop = 3 if any(curve.fit.off_curve for curve in curves) else 7
+    off_help = "sizes whose times the fit does not explain"
+    return (
+        Column(
+            title="latency",
+            text=lambda curve: cells.measured(_latency(curve.fit.segments[0])),
+            sort=lambda curve: curve.fit.segments[0].latency_seconds,
+            help="the time of an empty message, by the line of the smallest sizes, with its 95 % interval",
+        ),
+        _fitted_bandwidth("algbw", lambda curve: 1.0),
+        _fitted_bandwidth("busbw", lambda curve: curve.busbw_factor),
+        Column(
+            title="n_1/2",
+            text=lambda curve: cells.quantity(curve.fit.half_bandwidth_bytes, "B"),
+            sort=lambda curve: curve.fit.half_bandwidth_bytes,
+            help="the size at which half the bandwidth is reached: latency times bandwidth, by the line of the largest",
+            drop=5,
+        ),
+        Column(
+            title="knee",
+            text=lambda curve: _knees(curve.fit),
+            sort=lambda curve: curve.fit.knees[0] if curve.fit.knees else None,
+            help="the size at which another line begins, as where a protocol switches, and the sizes it lies between",
+            drop=knee_drop,
+        ),
+        _words("off the curve", lambda curve: _off_curve(curve.fit), off_help, off_drop),
+        Column(
+            title="residual",
+            text=lambda curve: _percent(curve.fit.residual),
+            sort=lambda curve: curve.fit.residual,
+            help="median distance of times from the fit",
+            drop=4,
+        ),
+    )
+
+
+def _fitted_bandwidth(name: str, factor: Callable[[Curve], float | None]) -> Column[Curve]:
+    def scaled(curve: Curve, bytes_per_second: float | None) -> float | None:
+        known = factor(curve)
+        return None if bytes_per_second is None or known is None else bytes_per_second * known
+
+    def text(curve: Curve) -> str:
+        last = curve.fit.segments[-1]
+        value, low, high = (
+            cells.gigabytes(scaled(curve, bound))
+            for bound in (last.bytes_per_second, last.bytes_per_second_low, last.bytes_per_second_high)
+        )
+        return value if value == cells.UNKNOWN else f"{value} [{low}, {high}]"
+
+    return Column(
+        title=f"{name} GB/s",
+        text=text,
+        sort=lambda curve: scaled(curve, curve.fit.segments[-1].bytes_per_second),
+        help=f"{name} of an endless message, by the line of the largest sizes, with its 95 % interval, in 1e9 B/s",
+        drop=0 if name == "busbw" else 9,
+    )
+
+
+def _efficiency() -> Column[Curve]:
+    return Column(
+        title="of link",
+        text=lambda curve: (
+            _percent(curve.efficiency.fraction) + (" (above: see note)" if curve.efficiency.note else "")
+        ),
+        sort=lambda curve: curve.efficiency.fraction,
+        help="fitted busbw over the declared link's speed",
+        drop=2,
+    )
+
+
+def _lines() -> Column[Curve]:
+    def text(curve: Curve) -> str:
+        return "; ".join(
+            f"{cells.size(segment.first_bytes)} to {cells.size(segment.last_bytes)}: "
+            f"{cells.duration(segment.latency_seconds)} + size / {cells.quantity(segment.bytes_per_second, 'B/s')}"
+            for segment in curve.fit.segments
+        )
+
+    return _words("lines", text, "each line of the fit, and the sizes it explains", drop=10)
+
+
+def _latency(segment: Segment) -> Metric:
+    return Metric(
+        value=segment.latency_seconds, unit="s", better="lower", low=segment.latency_low, high=segment.latency_high
+    )
+
+
+def _knees(found: Fit) -> str:
+    gaps = pairwise(found.segments)
+    return (
+        ", ".join(
+            f"{cells.quantity(knee, 'B')} [{cells.size(before.last_bytes)}, {cells.size(after.first_bytes)}]"
+            for knee, (before, after) in zip(found.knees, gaps, strict=True)
+        )
+        or cells.UNKNOWN
+    )
+
+
+def _off_curve(found: Fit) -> str:
+    return ", ".join(f"{cells.size(size)} {100 * error:+.0f} %" for size, error in found.off_curve) or cells.UNKNOWN
+
+
+def _percent(fraction: float | None) -> str:
+    return cells.UNKNOWN if fraction is None else f"{cells.significant(100 * fraction)} %"
+
+
+def _ranks(curve: Curve) -> str:
+    world = curve.rows[0].world
+    return f"{world.size} on {world.nodes} node{'s' * (world.nodes != 1)}"

@@ -3,47 +3,58 @@
 import math
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from bench.fit import Fit
 from bench.records import Metric
 from bench.units import format_size
 from reports import cells
+from reports.fits import Curve, size_of
 from reports.labels import operation, short_labels
 from reports.summary import Row
-from reports.svg import SERIES, drawing
+from reports.svg import INK, SERIES, drawing
 
 Quantity = Literal["busbw", "time"]
 
 # of different lengths, so that series differ in all three long before any combination returns
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
+_FIT_STYLE: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 0.8}
+_FIT_STEPS = 24
 _MAX_SIZE_TICKS = 8
 _LOG_FROM_RATIO = 10
 _AXIS = {"busbw": "bus bandwidth (GB/s)", "time": "time"}
 
 
-def draw_curves(rows: Sequence[Row], quantity: Quantity) -> Figure | None:
+def draw_curves(
+    rows: Sequence[Row], quantity: Quantity, curves: Sequence[Curve] = (), link_bytes_per_second: float | None = None
+) -> Figure | None:
     """Return a quantity against size on log axes, a line for each operation with its interval as a band.
 
-    None if no row has both above zero: a log axis shows nothing else.
+    Fits of the same rows are thin dashed lines of time, a declared link a level line of bus bandwidth. None if no row
+    has size and quantity above zero: a log axis shows nothing else.
     """
     series: dict[str, list[Row]] = {}
     for row in rows:
-        if _is_drawable(row.metrics.get(quantity)) and _size(row) > 0:
+        if _is_drawable(row.metrics.get(quantity)) and size_of(row) > 0:
             series.setdefault(operation(row.case), []).append(row)
     if not series:
         return None
     with drawing():
         figure = Figure(figsize=(5.2, 3.7), layout="constrained")
         axes = figure.add_subplot()
-        lines = [_draw_line(axes, i, sorted(of, key=_size), quantity) for i, of in enumerate(series.values())]
-        _label_axes(axes, [_size(row) for of in series.values() for row in of], quantity)
-        figure.legend(lines, list(series), loc="outside upper center", ncols=3)
+        lines = [_draw_line(axes, i, sorted(of, key=size_of), quantity) for i, of in enumerate(series.values())]
+        models = (
+            _draw_fits(axes, list(series), curves) if quantity == "time" else _draw_link(axes, link_bytes_per_second)
+        )
+        _label_axes(axes, [size_of(row) for of in series.values() for row in of], quantity)
+        figure.legend([*lines, *models.values()], [*series, *models], loc="outside upper center", ncols=3)
     return figure
 
 
@@ -68,7 +79,7 @@ def draw_steps(rows: Sequence[Row]) -> Figure | None:
 def _draw_line(axes: Axes, index: int, rows: Sequence[Row], quantity: Quantity) -> Line2D:
     color = SERIES[index % len(SERIES)]
     metrics = [row.metrics[quantity] for row in rows]
-    sizes = [_size(row) for row in rows]
+    sizes = [size_of(row) for row in rows]
     scale = cells.GIGA if quantity == "busbw" else 1.0
     (line,) = axes.plot(
         sizes,
@@ -87,6 +98,33 @@ def _draw_line(axes: Axes, index: int, rows: Sequence[Row], quantity: Quantity) 
     else:
         axes.fill_between(sizes, lows, highs, color=color, alpha=0.15, linewidth=0)
     return line
+
+
+def _draw_fits(axes: Axes, names: Sequence[str], curves: Sequence[Curve]) -> dict[str, Line2D]:
+    """Draw fits in their operations' colours, broken at knees; return what the legend says of them."""
+    for curve in curves:
+        color = SERIES[names.index(operation(curve.rows[0].case)) % len(SERIES)]
+        for sizes, seconds in _fitted_lines(curve.fit):
+            axes.plot(sizes, seconds, color=color, **_FIT_STYLE)
+    return {"fit": Line2D([], [], color=INK, **_FIT_STYLE)} if curves else {}
+
+
+def _fitted_lines(fit: Fit) -> list[tuple[list[float], list[float]]]:
+    """Return sizes and seconds of each line, so close that a straight line reads as the curve it is on log axes."""
+    ends = (fit.segments[0].first_bytes, *fit.knees, fit.segments[-1].last_bytes)
+    drawn = []
+    for segment, (low, high) in zip(fit.segments, pairwise(ends), strict=True):
+        sizes = [low * (high / low) ** (i / _FIT_STEPS) for i in range(_FIT_STEPS + 1)]
+        drawn.append((sizes, [segment.seconds(size) for size in sizes]))
+    return drawn
+
+
+def _draw_link(axes: Axes, bytes_per_second: float | None) -> dict[str, Line2D]:
+    """Draw the link's speed where it is known; return what the legend says of it."""
+    if bytes_per_second is None:
+        return {}
+    line = axes.axhline(bytes_per_second / cells.GIGA, color=INK, linewidth=1, linestyle=(0, (8, 3)))
+    return {f"link, {cells.quantity(bytes_per_second, 'B/s')}": line}
 
 
 def _label_axes(axes: Axes, sizes: Sequence[int], quantity: Quantity) -> None:
@@ -169,8 +207,3 @@ def _bounds(metric: Metric) -> tuple[float, float]:
 def _known(value: float | None) -> float:
     assert value is not None
     return value
-
-
-def _size(row: Row) -> int:
-    size = row.case.params.get("size_bytes")
-    return size if isinstance(size, int) else 0

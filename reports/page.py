@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -13,10 +14,11 @@ from matplotlib.figure import Figure
 
 from bench.runs import Run
 from bench.units import format_duration
-from reports.columns import Column, communication_columns, step_columns
+from reports.columns import Column, T, communication_columns, fit_columns, step_columns
 from reports.data import as_csv, as_json
 from reports.facts import flatten, row_facts
 from reports.figures import draw_curves, draw_steps
+from reports.fits import Curve, fit_curves, fit_notes, link_of
 from reports.footnotes import footnotes, heading, verdict_words
 from reports.problems import bad_rows, not_measured
 from reports.summary import Row, Summary
@@ -26,20 +28,23 @@ _HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Panel:
+class Panel(Generic[T]):
     """A table with the figures that show the same numbers; ``id`` is its anchor."""
 
     id: str
     title: str
     figures: tuple[Markup, ...]
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: tuple[Column[T], ...]
+    rows: tuple[T, ...]
 
 
 def render_page(run: Run, summary: Summary) -> str:
     """Return the report of a run as HTML."""
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     shown = [row for row in summary.rows if row.metrics]
+    communication = [row for row in shown if row.is_communication]
+    link = link_of(run)
+    curves = fit_curves(communication, link)
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -54,7 +59,9 @@ def render_page(run: Run, summary: Summary) -> str:
         bad=bad_rows(summary),
         not_measured=not_measured(summary),
         environment=None if run.info.environment is None else flatten(run.info.environment),
-        communication=_communication_panels([row for row in shown if row.is_communication]),
+        communication=_communication_panels(communication, curves, link),
+        fits=_fit_panel(curves),
+        fit_notes=fit_notes(curves, link),
         steps=_step_panel([row for row in shown if not row.is_communication]),
         notes=footnotes(run, summary),
         facts=row_facts,
@@ -78,22 +85,36 @@ def _embedded(run: Run, summary: Summary) -> Markup:
     return Markup(both.replace("<", "\\u003c"))
 
 
-def _communication_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
+def _communication_panels(
+    rows: Sequence[Row], curves: Sequence[Curve], link_bytes_per_second: float | None
+) -> tuple[Panel[Row], ...]:
     """Return a panel for each mode and dtype: they are different series."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        key = (str(row.case.params.get("mode", "-")), str(row.case.params.get("dtype", "-")))
-        groups.setdefault(key, []).append(row)
+        groups.setdefault(_series(row), []).append(row)
     return tuple(
-        _communication_panel(f"communication-{i}", f"{mode}, {dtype}", group)
-        for i, ((mode, dtype), group) in enumerate(groups.items(), start=1)
+        _communication_panel(
+            f"communication-{i}",
+            f"{series[0]}, {series[1]}",
+            group,
+            [curve for curve in curves if _series(curve.rows[0]) == series],
+            link_bytes_per_second,
+        )
+        for i, (series, group) in enumerate(groups.items(), start=1)
     )
 
 
-def _communication_panel(panel_id: str, title: str, rows: Sequence[Row]) -> Panel:
+def _series(row: Row) -> tuple[str, str]:
+    return str(row.case.params.get("mode", "-")), str(row.case.params.get("dtype", "-"))
+
+
+def _communication_panel(
+    panel_id: str, title: str, rows: Sequence[Row], curves: Sequence[Curve], link_bytes_per_second: float | None
+) -> Panel[Row]:
+    bandwidth = draw_curves(rows, "busbw", link_bytes_per_second=link_bytes_per_second)
     figures = [
-        _figure(draw_curves(rows, "busbw"), f"{panel_id}-busbw", f"Bus bandwidth against size: {title}"),
-        _figure(draw_curves(rows, "time"), f"{panel_id}-time", f"Time against size: {title}"),
+        _figure(bandwidth, f"{panel_id}-busbw", f"Bus bandwidth against size: {title}"),
+        _figure(draw_curves(rows, "time", curves), f"{panel_id}-time", f"Time against size: {title}"),
     ]
     return Panel(
         id=panel_id,
@@ -105,7 +126,13 @@ def _communication_panel(panel_id: str, title: str, rows: Sequence[Row]) -> Pane
     )
 
 
-def _step_panel(rows: Sequence[Row]) -> Panel | None:
+def _fit_panel(curves: Sequence[Curve]) -> Panel[Curve] | None:
+    if not curves:
+        return None
+    return Panel(id="fits", title="all curves", figures=(), columns=fit_columns(curves), rows=tuple(curves))
+
+
+def _step_panel(rows: Sequence[Row]) -> Panel[Row] | None:
     if not rows:
         return None
     title = "Step time, launch by launch (circles) and over all launches (diamonds)"

@@ -14,10 +14,11 @@ from rich.text import Text
 
 from bench.runs import Run
 from reports import cells
-from reports.columns import Column, communication_columns, step_columns
+from reports.columns import Column, T, communication_columns, fit_columns, step_columns
+from reports.fits import fit_curves, fit_notes, link_of
 from reports.footnotes import footnotes, heading, verdict_words
 from reports.problems import Problem, bad_rows, not_measured
-from reports.summary import Row, Summary
+from reports.summary import Summary
 
 _UNBOUNDED = 1_000_000
 _STYLES = {
@@ -49,6 +50,10 @@ def render_tables(run: Run, summary: Summary, *, width: int | None, color: bool 
     steps = [row for row in shown if not row.is_communication]
     sheet.write(_clean(heading(run, summary)))
     _write_rows(sheet, "Collectives and point-to-point", communication_columns(communication), communication)
+    link = link_of(run)
+    curves = fit_curves(communication, link)
+    _write_rows(sheet, "Fits", fit_columns(curves), curves)
+    sheet.write(*(_clean(note) for note in fit_notes(curves, link)))
     _write_rows(sheet, "Steps", step_columns(steps), steps)
     _write_problems(sheet, "Wrong, hung or failed", bad_rows(summary))
     _write_problems(sheet, "Not measured", not_measured(summary))
@@ -93,7 +98,7 @@ class _Sheet:
         return "".join(line.rstrip() + "\n" for line in self._buffer.getvalue().splitlines())
 
 
-def _write_rows(sheet: _Sheet, title: str, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+def _write_rows(sheet: _Sheet, title: str, columns: Sequence[Column[T]], rows: Sequence[T]) -> None:
     """Print a table, and below it what the columns say for which the terminal has no room."""
     if not rows:
         return
@@ -108,7 +113,7 @@ def _write_rows(sheet: _Sheet, title: str, columns: Sequence[Column], rows: Sequ
         sheet.write(_clean(f"No room for: {', '.join(hidden)}; all is in the report."))
 
 
-def _rows_table(sheet: _Sheet, title: str, columns: Sequence[Column], rows: Sequence[Row]) -> Table:
+def _rows_table(sheet: _Sheet, title: str, columns: Sequence[Column[T]], rows: Sequence[T]) -> Table:
     table = _table(sheet, title)
     texts = [[_cell(column.text(row)) for column in columns] for row in rows]
     for i, column in enumerate(columns):
@@ -142,7 +147,7 @@ def _table(sheet: _Sheet, title: str) -> Table:
     )
 
 
-def _hidden(column: Column, rows: Sequence[Row]) -> str:
+def _hidden(column: Column[T], rows: Sequence[T]) -> str:
     """Return the column's title, and its value where all rows share it."""
     values = {column.text(row) for row in rows}
     return f"{column.title} ({values.pop()})" if len(values) == 1 else column.title

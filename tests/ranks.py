@@ -74,13 +74,13 @@ class Ranks:
 
 def serve(address: str, folder: str) -> None:
     """Do, as one rank, what is sent until the connection closes."""
-    import torch.distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]  # exported at run time only
 
     from bench.world import open_world
 
     connection = Client(address, authkey=b"tests")
     connection.send(int(os.environ["RANK"]))
-    store = dist.FileStore(f"{folder}/store", int(os.environ["WORLD_SIZE"]))
+    store = FileStore(f"{folder}/store", int(os.environ["WORLD_SIZE"]))
     with open_world("gloo", "cpu", seed=0, timeout_seconds=60, store=store) as world:
         while True:
             try:

@@ -1,20 +1,26 @@
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from reports_fixtures import bad, collective, make_plan, make_run, ok, seconds_metric, step
 
 from bench.cases import make_case
+from bench.ceiling import Efficiency, efficiency
+from bench.fit import Fit, Segment
 from bench.records import Check, Record
-from reports.columns import Column, check_word, communication_columns, step_columns
+from reports.columns import Column, check_word, communication_columns, fit_columns, step_columns
+from reports.fits import Curve
 from reports.summary import Row, summarize
+
+T = TypeVar("T")
 
 
 def rows_of(*records: Record, launches: int = 1) -> tuple[Row, ...]:
     return summarize(make_run(make_plan([record.case for record in records], launches=launches), records)).rows
 
 
-def cells_of(columns: Sequence[Column], row: Row) -> dict[str, str]:
+def cells_of(columns: Sequence[Column[T]], row: T) -> dict[str, str]:
     return {column.title: column.text(row) for column in columns}
 
 
@@ -90,6 +96,7 @@ def test_what_a_row_is_and_its_time_are_never_dropped() -> None:
 
 def test_every_column_is_explained() -> None:
     assert all(column.help for column in (*communication_columns([]), *step_columns([])))
+    assert all(column.help for column in fit_columns([curve_of(TWO_LINES, of_link=efficiency(60e9, 50e9))]))
 
 
 @pytest.mark.parametrize(
@@ -115,3 +122,123 @@ def test_the_p99_is_that_of_the_headline() -> None:
 def test_launches_say_how_many_of_how_many() -> None:
     (row,) = rows_of(ok(collective()), launches=5)
     assert cells_of(communication_columns([row]), row)["launches"] == "1/5"
+
+
+FIRST = Segment(
+    first_bytes=1024,
+    last_bytes=65536,
+    latency_seconds=12e-6,
+    latency_low=11.5e-6,
+    latency_high=12.5e-6,
+    bytes_per_second=8e9,
+    bytes_per_second_low=7.5e9,
+    bytes_per_second_high=8.6e9,
+)
+LAST = Segment(
+    first_bytes=262144,
+    last_bytes=1 << 26,
+    latency_seconds=25e-6,
+    latency_low=24e-6,
+    latency_high=26e-6,
+    bytes_per_second=40e9,
+    bytes_per_second_low=38e9,
+    bytes_per_second_high=None,
+)
+FLAT = Segment(
+    first_bytes=1024,
+    last_bytes=65536,
+    latency_seconds=12e-6,
+    latency_low=11e-6,
+    latency_high=13e-6,
+    bytes_per_second=None,
+    bytes_per_second_low=1e12,
+    bytes_per_second_high=None,
+)
+TWO_LINES = Fit(
+    segments=(FIRST, LAST),
+    half_bandwidth_bytes=1e6,
+    off_curve=((4096, 0.583), (1 << 20, -0.31)),
+    residual=0.0213,
+    method="",
+)
+NO_SLOPE = Fit(segments=(FLAT,), half_bandwidth_bytes=None, off_curve=(), residual=0.001, method="")
+
+
+def curve_of(
+    found: Fit, factor: float | None = 1.5, of_link: Efficiency | None = None, record: Record | None = None
+) -> Curve:
+    rows = rows_of(record or ok(collective()))
+    return Curve(rows=rows, fit=found, busbw_factor=factor, efficiency=of_link or efficiency(None, None))
+
+
+def test_a_fit_with_a_knee() -> None:
+    curve = curve_of(TWO_LINES)
+    assert cells_of(fit_columns([curve]), curve) == {
+        "operation": "all_reduce",
+        "mode": "blocking",
+        "dtype": "float32",
+        "latency": "12.0 us [11.5, 12.5]",
+        "algbw GB/s": "40.0 [38.0, -]",
+        "busbw GB/s": "60.0 [57.0, -]",
+        "n_1/2": "977 KiB",
+        "knee": "127 KiB [64K, 256K]",
+        "off the curve": "4K +58 %, 1M -31 %",
+        "residual": "2.13 %",
+        "lines": "1K to 64K: 12.0 us + size / 8.00 GB/s; 256K to 64M: 25.0 us + size / 40.0 GB/s",
+    }
+
+
+def test_a_flat_fit_has_a_latency_and_dashes() -> None:
+    curve = curve_of(NO_SLOPE)
+    cells = cells_of(fit_columns([curve]), curve)
+    assert cells.pop("latency") == "12.0 us [11.0, 13.0]"
+    assert cells.pop("residual") == "0.100 %"
+    assert set(list(cells.values())[3:]) == {"-"}
+
+
+def test_without_its_factor_a_bus_bandwidth_is_unknown() -> None:
+    curve = curve_of(TWO_LINES, factor=None)
+    columns = {column.title: column for column in fit_columns([curve])}
+    assert (columns["busbw GB/s"].text(curve), columns["busbw GB/s"].sort(curve)) == ("-", None)
+    assert columns["algbw GB/s"].sort(curve) == 40e9
+
+
+@pytest.mark.parametrize(
+    ("busbw", "text"), [(20e9, "40.0 %"), (50e9, "100 %"), (60e9, "120 % (above: see note)"), (None, "-")]
+)
+def test_efficiency_has_a_column_where_a_link_is_declared(busbw: float | None, text: str) -> None:
+    curve, known = (curve_of(TWO_LINES, of_link=efficiency(rate, 50e9)) for rate in (busbw, 1e9))
+    assert cells_of(fit_columns([curve, known]), curve)["of link"] == text
+
+
+def test_ranks_have_a_column_where_curves_differ_in_them() -> None:
+    record = ok(collective())
+    other = msgspec.structs.replace(record, world=msgspec.structs.replace(record.world, size=16, nodes=2))
+    one, two = curve_of(NO_SLOPE), curve_of(NO_SLOPE, record=other)
+    assert cells_of(fit_columns([one, two]), one)["ranks"] == "4 on 1 node"
+    assert cells_of(fit_columns([one, two]), two)["ranks"] == "16 on 2 nodes"
+
+
+def test_fits_are_sorted_as_numbers() -> None:
+    curve = curve_of(TWO_LINES, of_link=efficiency(20e9, 50e9))
+    sort = {column.title: column.sort(curve) for column in fit_columns([curve]) if column.number}
+    assert sort == pytest.approx(
+        {
+            "latency": 12e-6,
+            "algbw GB/s": 40e9,
+            "busbw GB/s": 60e9,
+            "n_1/2": 1e6,
+            "knee": 13e-6 / (1 / 8e9 - 1 / 40e9),
+            "residual": 0.0213,
+            "of link": 0.4,
+        }
+    )
+
+
+def test_latency_and_bandwidth_are_never_dropped_and_news_goes_late() -> None:
+    news, none = (
+        {column.title: column.drop for column in fit_columns([curve_of(found)])} for found in (TWO_LINES, NO_SLOPE)
+    )
+    assert {title for title, drop in news.items() if not drop} == {"operation", "latency", "busbw GB/s"}
+    assert news["knee"] < news["residual"] < none["knee"]
+    assert news["off the curve"] < news["residual"] < none["off the curve"]

@@ -12,6 +12,7 @@ from reports_fixtures import collective, make_plan, make_run, ok, rate_metric, s
 
 from bench.records import Metric, Record
 from reports.figures import draw_curves, draw_steps
+from reports.fits import fit_curves
 from reports.summary import Row, summarize
 from reports.svg import inline_svg
 
@@ -119,6 +120,56 @@ def test_an_interval_that_reaches_zero_is_not_drawn() -> None:
     (bar,) = axes_of(draw_curves(rows, "time")).collections
     assert isinstance(bar, LineCollection)
     assert bar.get_segments()[0][:, 1].tolist() == [1e-3, 1e-3]
+
+
+def switching(size: int) -> float:
+    return 10e-6 + size / 1e9 if size <= 1 << 16 else 100e-6 + size / 5e9
+
+
+def test_a_fit_is_a_thin_dashed_line_of_its_operations_colour_broken_at_the_knee() -> None:
+    sizes = [1 << exponent for exponent in range(10, 25)]
+    other = [ok(collective("broadcast", size), seconds=50e-6 + size / 2e9) for size in sizes[:4]]
+    switch = [ok(collective(size_bytes=size), seconds=switching(size)) for size in sizes]
+    rows = rows_of(*other, *switch)
+    (broadcast, reduce) = curves = fit_curves(rows, None)
+    assert len(reduce.fit.segments) == 2
+    figure = draw_curves(rows, "time", curves)
+    first, second, *fits = axes_of(figure).get_lines()
+    assert [line.get_color() for line in fits] == [first.get_color(), *[second.get_color()] * 2]
+    assert all(line.get_linestyle() != "-" and line.get_linewidth() < first.get_linewidth() for line in fits)
+    ends = [values(line.get_xdata())[place] for line in fits for place in (0, -1)]
+    (knee,) = reduce.fit.knees
+    assert ends == pytest.approx([1024, 8192, 1024, knee, knee, 1 << 24])
+    assert values(fits[0].get_ydata())[0] == pytest.approx(broadcast.fit.predict(1024))
+    assert values(fits[2].get_ydata())[-1] == pytest.approx(reduce.fit.predict(1 << 24))
+    assert labels_of(figure) == ["broadcast", "all_reduce", "fit"]
+
+
+def test_a_fit_bends_as_its_line_does_on_log_axes() -> None:
+    rows = rows_of(*(ok(collective(size_bytes=size), seconds=20e-6 + size / 3e9) for size in (1024, 1 << 16, 1 << 24)))
+    _, fit = axes_of(draw_curves(rows, "time", fit_curves(rows, None))).get_lines()
+    sizes, seconds = values(fit.get_xdata()), values(fit.get_ydata())
+    assert len(sizes) > 10
+    assert seconds == pytest.approx([20e-6 + size / 3e9 for size in sizes])
+
+
+def test_fits_are_of_time_alone() -> None:
+    rows = sample_rows("blocking")
+    figure = draw_curves(rows, "busbw", fit_curves(rows, None))
+    assert len(axes_of(figure).get_lines()) == 6
+    assert "fit" not in labels_of(figure)
+
+
+def test_the_link_is_a_level_line_of_bandwidth_alone() -> None:
+    rows = sample_rows("blocking")
+    figure = draw_curves(rows, "busbw", link_bytes_per_second=25e9)
+    *_, link = axes_of(figure).get_lines()
+    assert values(link.get_ydata()) == [25.0, 25.0]
+    assert labels_of(figure)[-1] == "link, 25.0 GB/s"
+    low, high = axes_of(figure).get_ylim()
+    assert low < 25 < high
+    assert len(axes_of(draw_curves(rows, "busbw")).get_lines()) == 6
+    assert len(axes_of(draw_curves(rows, "time", link_bytes_per_second=25e9)).get_lines()) == 6
 
 
 def test_steps_show_each_launch_and_all_launches() -> None:

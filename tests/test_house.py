@@ -137,7 +137,7 @@ def test_constraints_pin_every_dependency() -> None:
 def test_every_module_has_a_test_file_of_its_own() -> None:
     tests = {path.stem for path in (ROOT / "tests").glob("test_*.py")}
     # what a module's only purpose is shown by, where it is not a file of its own name
-    shown_by = {"commands": "test_commands", "agent": "test_faults", "parent": "test_faults", "subject": "test_custom"}
+    shown_by = {"errors": "test_parbench", "plan": "test_planning", "agent": "test_faults", "parent": "test_faults"}
     for path in SOURCES:
         if path.stem != "__init__":
             assert shown_by.get(path.stem, f"test_{path.stem}") in tests, path

@@ -21,7 +21,7 @@ from reports_fixtures import (
 )
 
 from bench.cases import make_case
-from bench.plan import Skipped
+from bench.plan import Plan, Skipped
 from bench.records import Record
 from bench.runs import Run
 from reports.data import as_csv, as_json
@@ -177,18 +177,63 @@ def test_there_is_a_panel_for_each_mode_and_dtype_with_two_figures_and_a_table()
         "steps-time-title",
     ]
     heads = [text for text in page.texts("th") if text in ("operation", "mode", "dtype", "size")]
-    assert heads == ["operation", "size"] * 2
+    assert heads == [*["operation", "size"] * 2, "operation", "mode", "dtype"]
     half = html_of(run_of(ok(collective()), ok(collective(dtype="float16"))))
     assert "blocking, float16" in half
 
 
 def test_every_table_has_a_caption_and_scoped_heads() -> None:
     page = Page(sample())
-    assert len(page.all("caption")) == len(page.all("table")) == 5
+    assert len(page.all("caption")) == len(page.all("table")) == 6
     assert all(head.get("scope") in ("col", "row") for head in page.all("th"))
     regions = [one for one in page.all("div") if one.get("role") == "region"]
-    assert len(regions) == 5
+    assert len(regions) == 6
     assert all(region["tabindex"] == "0" and region["aria-label"] for region in regions)
+
+
+def curve(model_seconds: float = 20e-6) -> list[Record]:
+    sizes = [1024 * 4**i for i in range(8)]
+    return [ok(collective(size_bytes=size), seconds=model_seconds + size / 3e9) for size in sizes]
+
+
+def test_fits_stand_after_the_panels_with_their_method_and_terms() -> None:
+    html = html_of(run_of(*curve(), ok(step())))
+    assert html.index('id="communication-1"') < html.index('id="fits"') < html.index('id="steps"')
+    part = html.split('id="fits"')[1].split("</section>")[0]
+    assert '<th scope="row" data-sort="all_reduce">all_reduce</th>' in part
+    assert ">20.0 us [" in part
+    assert "least squares of relative errors" in part
+    page = Page(html)
+    assert {"fit", "knee", "off the curve"} <= set(page.texts("dt"))
+    assert "#fits" in [attributes["href"] for attributes in page.all("a")]
+
+
+def test_what_has_no_fit_does_not_speak_of_fits() -> None:
+    html = html_of(run_of(ok(collective())))
+    assert 'id="fits"' not in html
+    assert not {"fit", "knee", "off the curve"} & set(Page(html).texts("dt"))
+
+
+def test_fits_are_drawn_over_times_and_a_declared_link_over_bandwidths() -> None:
+    class Linked(Plan, frozen=True, kw_only=True):
+        link_bytes_per_second: float | None = None
+
+    run = run_of(*curve())
+    fields = {name: getattr(run.info.plan, name) for name in Plan.__struct_fields__}
+    plan = Linked(**{**fields, "link_bytes_per_second": 3e9})
+    html = html_of(msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, plan=plan)))
+    bandwidth, time = re.findall(r"<figure>(.*?)</figure>", html, re.DOTALL)
+    assert ("link, 3.00 GB/s" in bandwidth, "link, 3.00 GB/s" in time) == (True, False)
+    assert (">fit<" in bandwidth, ">fit<" in time) == (False, True)
+    assert "150 % (above: see note)" in html
+    assert "reduction in the network and caches" in html
+
+
+def test_each_series_has_its_own_fits() -> None:
+    pipelined = [ok(collective(size_bytes=1024, mode="pipelined"))]
+    html = html_of(run_of(*curve(), *pipelined))
+    figures = re.findall(r"<figure>(.*?)</figure>", html, re.DOTALL)
+    assert [">fit<" in figure for figure in figures] == [False, True, False, False]
 
 
 def test_cells_carry_what_to_sort_them_by() -> None:

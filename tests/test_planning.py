@@ -209,7 +209,8 @@ def test_a_size_that_does_not_fit_in_memory_is_skipped_where_a_preset_has_it() -
 def test_a_plan_of_which_nothing_can_run_is_refused_with_the_first_case_and_its_reason() -> None:
     words = refusal(dataclasses.replace(GLOO, rank_bytes=1), only=("all_gather",))
     assert words == (
-        "none of the 2 cases asked for can run here; collective.all_gather size_bytes=1024 dtype=float32 mode=blocking: "
+        "none of the 2 cases asked for can run here; "
+        "collective.all_gather size_bytes=1024 dtype=float32 mode=blocking: "
         "size 1K needs about 0.0 GB a rank; a rank can have 0.0 GB"
     )
 

@@ -53,6 +53,25 @@ def test_steps_have_a_table_of_their_own() -> None:
     assert "Collectives" not in text
 
 
+def curve(*sizes: int) -> list[Record]:
+    return [ok(collective(size_bytes=size), seconds=20e-6 + size / 3e9) for size in sizes]
+
+
+def test_fits_come_after_the_collectives_with_their_method() -> None:
+    text = text_of(run_of(*curve(1024, 1 << 16, 1 << 20, 1 << 24), ok(step())))
+    assert text.index("\nCollectives") < text.index("\nFits\n") < text.index("\nFits: time = ") < text.index("\nSteps")
+    head, row, *_ = lines_after(text, "Fits")
+    cells = dict(zip(head, row, strict=True))
+    assert cells["operation"] == "all_reduce"
+    assert cells["latency"].startswith("20.0 us [")
+    assert cells["busbw GB/s"].startswith("4.50 [")
+    assert "of link" not in cells
+
+
+def test_two_sizes_have_no_fit_and_say_nothing_of_it() -> None:
+    assert "Fits" not in text_of(run_of(*curve(1024, 1 << 20)))
+
+
 def test_a_pipe_cuts_and_wraps_nothing() -> None:
     long = "x" * 500
     text = text_of(run_of(bad(collective(), reason=long), ok(step("ddp", word="w" * 300), notes=["n" * 300])))

@@ -13,9 +13,7 @@ MODEL = (
     Param(name="vocabulary", kind="int", default=512, minimum=2, help="different tokens"),
     Param(name="microbatch", kind="int", default=4, minimum=1, help="sequences of one rank's step"),
 )
-BUCKET = Param(
-    name="bucket_mb", kind="float", default=25.0, minimum=0.001, help="gradient bucket, MiB"
-)
+BUCKET = Param(name="bucket_mb", kind="float", default=25.0, minimum=0.001, help="gradient bucket, MiB")
 
 
 def refuse_shape(params: Mapping[str, Value], setting: Setting) -> str | None:

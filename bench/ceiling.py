@@ -1,0 +1,40 @@
+"""How much of what a link could carry is carried: link speeds as people write them, and efficiency against them."""
+
+import re
+from dataclasses import dataclass
+
+from bench.errors import UserError
+
+_LINK = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([kKmMgGtT]?)([Bb]it(?:/s)?|bps|b/s|Bps|B/s)", re.ASCII)
+_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 200Gbps, 100mbit or 50GB/s"
+_ABOVE = "above the link's speed: reduction in the network and caches can read so, and so does too slow a declared link"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """The share of a ceiling that was reached, never clipped; None is unknown, and ``against`` names the ceiling."""
+
+    fraction: float | None
+    against: str
+    note: str = ""
+
+
+def parse_link(text: str) -> float:
+    """Return the bytes per second, one way, of a link such as ``400Gbit``, ``200Gbps``, ``100mbit`` or ``50GB/s``."""
+    match = _LINK.fullmatch(text.strip())
+    rate = float(match[1]) * _FACTORS[match[2].upper()] if match else 0.0
+    if match is None or rate == 0:
+        raise UserError(f"link speed {text!r} is not understood: {_LINK_HELP}")
+    prefix, unit = match[2], match[3]
+    if unit == "b/s" and prefix.islower():
+        raise UserError(f"link speed {text!r} could mean bits or bytes, which differ by eight: {_LINK_HELP}")
+    return rate if unit in ("B/s", "Bps") else rate / 8
+
+
+def efficiency(bytes_per_second: float | None, link_bytes_per_second: float | None) -> Efficiency:
+    """Return a bus bandwidth as a share of the declared link, with a note where it is above; unknown if either is."""
+    if bytes_per_second is None or link_bytes_per_second is None:
+        return Efficiency(fraction=None, against="link")
+    fraction = bytes_per_second / link_bytes_per_second
+    return Efficiency(fraction=fraction, against="link", note=_ABOVE if fraction > 1 else "")

@@ -1,0 +1,136 @@
+"""What another tool measured, in our convention (nccl-tests'): S in bytes, seconds, bytes per second. Pure."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.errors import UserError
+from bench.params import Value
+from bench.records import Check, Metric
+from bench.words import listed
+
+MICRO, GIGA, GIBI = 1e-6, 1e9, 1 << 30
+UNKNOWN = "unknown"
+
+_DIGITS_ENOUGH = 100  # steps of its last decimal: three significant digits
+_SHARDED = ("all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "gather", "scatter")
+_WHOLE = ("broadcast", "reduce", "sendrecv", "pingpong")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One result: ``name`` and ``params`` are the case's, ``time`` and the rates are None where unknown.
+
+    ``samples`` are seconds, one an iteration, the maximum over ranks.
+    """
+
+    name: str
+    params: Mapping[str, Value]
+    metrics: Mapping[str, Metric]
+    check: Check = field(default_factory=Check)
+    samples: Sequence[float] = ()
+    iterations: int | None = None
+    printed: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """What one file says; ``nodes`` is None if it does not tell, ``left_out`` says what could not be taken over."""
+
+    tool: str
+    version: str | None
+    ranks: int
+    nodes: int | None
+    backend: str
+    device: str
+    found: tuple[Found, ...]
+    hosts: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+
+def busbw_factor(operation: str, ranks: int) -> float | None:
+    """Return busbw / algbw of an operation on ``ranks`` ranks (nccl-tests, doc/PERFORMANCE.md); None if unknown."""
+    if operation == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if operation in _SHARDED:
+        return (ranks - 1) / ranks
+    return 1.0 if operation in _WHOLE else None
+
+
+def world_size(told: int | None, given: int | None, where: str) -> int:
+    """Return the number of ranks, by the file or by ``--nproc``; ``UserError`` if neither tells, or they disagree."""
+    if told is None and given is None:
+        raise UserError(f"{where} does not say on how many ranks it ran, which its bandwidths depend on: add --nproc N")
+    if told is not None and given is not None and told != given:
+        raise UserError(f"{where} was measured on {told} ranks, and --nproc says {given}; leave --nproc out")
+    return told if told is not None else given or 0
+
+
+def time_and_rates(
+    operation: str,
+    ranks: int,
+    size_bytes: int,
+    seconds: float | None,
+    *,
+    method: str,
+    algbw: float | None = None,
+    busbw: float | None = None,
+    last_decimal: float = 0.0,
+) -> dict[str, Metric]:
+    """Return the metrics of a result: the rates as printed, or of size and time where too few digits were printed.
+
+    ``algbw`` and ``busbw`` are B/s as printed, ``last_decimal`` what a step of their last decimal is worth.
+    """
+    factor = busbw_factor(operation, ranks)
+    computed = size_bytes / seconds if seconds else None
+    of_algbw, how = _rate(algbw, computed, last_decimal)
+    scaled = None if computed is None or factor is None else computed * factor
+    of_busbw, how_bus = _rate(busbw, scaled, last_decimal)
+    return {
+        "time": Metric(value=seconds, unit="s", better="lower", method=method),
+        "algbw": Metric(value=of_algbw, unit="B/s", better="higher", method=f"{how}; {method}"),
+        "busbw": Metric(value=of_busbw, unit="B/s", better="higher", method=f"{how_bus}; {method}"),
+    }
+
+
+def _rate(printed: float | None, computed: float | None, last_decimal: float) -> tuple[float | None, str]:
+    if printed is not None and (printed >= _DIGITS_ENOUGH * last_decimal or computed is None):
+        return printed, "as printed"
+    return computed, "size over time" if computed is not None else "unknown"
+
+
+def fields(words: Sequence[str], names: Sequence[str], needed: Sequence[str], where: str) -> dict[str, str]:
+    """Return a row's words by column; ``UserError`` if a needed column was not named, or the row was cut short."""
+    if missing := [name for name in needed if name not in names]:
+        raise UserError(f"{where}: the heading before this row names no column {listed(missing)}")
+    if len(words) < len(names):
+        raise UserError(f"{where}: {len(words)} of {len(names)} values, so the file seems to be cut short")
+    return dict(zip(names, words, strict=False))
+
+
+def number(word: str, where: str) -> float:
+    """Return a word as a finite number; ``UserError`` if it is none."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{where}: {word!r} is not a number")
+    return value
+
+
+def whole(word: str, where: str) -> int:
+    """Return a word as a whole number that is not negative; ``UserError`` if it is none."""
+    if not word.isdecimal():
+        raise UserError(f"{where}: {word!r} is not a whole number from 0 up")
+    return int(word)
+
+
+def only(values: Iterable[int]) -> int | None:
+    """Return the one value that all agree on, None if there is none or they differ."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None

@@ -1,0 +1,402 @@
+"""The latency and bandwidth of curves that are known, from their noisy times."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import scipy.integrate  # type: ignore[import-untyped]
+import scipy.optimize  # type: ignore[import-untyped]
+import scipy.stats  # type: ignore[import-untyped]
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench import fit as module
+from bench.fit import Fit, Point, Segment, fit
+from bench.stats import quantile, within_launch
+
+Model = Callable[[float], float]
+
+KIB = 1024
+OCTAVES = [1 << exponent for exponent in range(10, 31)]
+NODE_PRESET = [KIB * 4**i for i in range(8)]
+SEEDS = range(24)
+BAR = 0.05
+
+
+def switching(last: int, first: tuple[float, float], second: tuple[float, float]) -> Model:
+    """Return the time of two protocols, each a latency in s and a bandwidth in B/s, the first up to ``last`` bytes."""
+
+    def seconds(size: float) -> float:
+        latency, bandwidth = first if size <= last else second
+        return latency + size / bandwidth
+
+    return seconds
+
+
+def straight(latency: float = 15e-6, bandwidth: float = 5e9) -> Model:
+    return switching(0, (0, 1), (latency, bandwidth))
+
+
+def measured(model: Model, sizes: Sequence[int], seed: int, *, samples: int = 60, noise: float = 0.05) -> list[Point]:
+    """Return medians of noisy samples, as one launch gives them."""
+    source = random.Random(seed)
+    points = []
+    for size in sizes:
+        found = within_launch([model(size) * source.gauss(1, noise) for _ in range(samples)])
+        points.append(Point(size_bytes=size, seconds=found.value, low=found.low, high=found.high))
+    return points
+
+
+def bare(model: Model, sizes: Sequence[int], seed: int | None = None, noise: float = 0.0) -> list[Point]:
+    """Return times without intervals, exact where there is no noise."""
+    source = random.Random(seed)
+    return [Point(size_bytes=size, seconds=model(size) * math.exp(source.gauss(0, noise))) for size in sizes]
+
+
+def fitted(points: Sequence[Point]) -> Fit:
+    found = fit(points)
+    assert found is not None
+    return found
+
+
+def only(points: Sequence[Point]) -> Segment:
+    (segment,) = fitted(points).segments
+    return segment
+
+
+def bandwidth(segment: Segment) -> float:
+    assert segment.bytes_per_second is not None
+    return segment.bytes_per_second
+
+
+CASES: dict[str, tuple[Model, list[int], tuple[float, ...]]] = {
+    # the switch is bracketed, for no fit can know it better than the sizes do
+    "latency and bandwidth switch": (
+        switching(64 * KIB, (12e-6, 8e9), (25e-6, 45e9)),
+        sorted([*OCTAVES, 66 * KIB]),
+        (12e-6, 8e9, 25e-6, 45e9, 65 * KIB),
+    ),
+    "only latency switches": (
+        switching(64 * KIB, (12e-6, 8e9), (25e-6, 8e9)),
+        sorted([*OCTAVES, 66 * KIB]),
+        (12e-6, 8e9, 25e-6, 8e9, 65 * KIB),
+    ),
+    "the faster of two lines": (
+        lambda size: min(12e-6 + size / 2e9, 25e-6 + size / 45e9),
+        OCTAVES,
+        (12e-6, 2e9, 25e-6, 45e9, 13e-6 / (1 / 2e9 - 1 / 45e9)),
+    ),
+}
+
+
+@cache
+def fits_of(name: str) -> tuple[Fit, ...]:
+    model, sizes, _ = CASES[name]
+    return tuple(fitted(measured(model, sizes, seed)) for seed in SEEDS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_switch_of_protocol_is_found_with_what_is_on_either_side(name: str) -> None:
+    truth = CASES[name][2]
+    errors: list[list[float]] = [[] for _ in truth]
+    for found in fits_of(name):
+        first, second = found.segments
+        values = (first.latency_seconds, bandwidth(first), second.latency_seconds, bandwidth(second), *found.knees)
+        for of, value, true in zip(errors, values, truth, strict=True):
+            of.append(abs(value / true - 1))
+    assert [quantile(of, 0.9) <= BAR for of in errors] == [True] * len(truth), errors
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sizes_that_were_not_measured_are_predicted(name: str) -> None:
+    model, _, truth = CASES[name]
+    unseen = [round(size * 1.4) for size in OCTAVES[:-1] if abs(math.log(size * 1.4 / truth[4])) > 0.5]
+    errors = [abs(found.predict(size) / model(size) - 1) for found in fits_of(name) for size in unseen]
+    assert quantile(errors, 0.9) < 0.02
+    assert max(errors) < BAR
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_intervals_hold_the_truth(name: str) -> None:
+    latency, rate, *_ = CASES[name][2]
+    firsts = [found.segments[0] for found in fits_of(name)]
+    held = [one.latency_low <= latency <= one.latency_high for one in firsts]
+    held += [(one.bytes_per_second_low or 0) <= rate <= (one.bytes_per_second_high or math.inf) for one in firsts]
+    assert sum(held) / len(held) > 0.9
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.10])
+@pytest.mark.parametrize("sizes", [NODE_PRESET, OCTAVES[:17]], ids=["8 sizes", "17 sizes"])
+def test_a_single_line_is_not_broken_and_its_intervals_hold_it(sizes: list[int], noise: float) -> None:
+    found = [fitted(bare(straight(), sizes, seed, noise)) for seed in range(40)]
+    assert sum(len(one.segments) > 1 for one in found) <= 2
+    lines = [one.segments[0] for one in found if len(one.segments) == 1]
+    held = sum(line.latency_low <= 15e-6 <= line.latency_high for line in lines)
+    held += sum((line.bytes_per_second_low or 0) <= 5e9 <= (line.bytes_per_second_high or math.inf) for line in lines)
+    assert 0.85 < held / len(lines) / 2 < 1
+    assert all(line.latency_high - line.latency_low < 15 * noise * 15e-6 for line in lines)
+
+
+def test_a_single_line_with_measured_intervals_is_not_broken() -> None:
+    assert all(len(fitted(measured(straight(), OCTAVES, seed)).segments) == 1 for seed in SEEDS)
+
+
+def test_two_switches_are_found() -> None:
+    model = switching(8 * KIB, (3e-6, 20e9), (0.0, 1.0))
+    late = switching(2 << 20, (10e-6, 3e9), (400e-6, 30e9))
+    points = measured(lambda size: model(size) if size <= 8 * KIB else late(size), OCTAVES, 1)
+    found = fitted(points)
+    assert [segment.last_bytes for segment in found.segments] == [8 * KIB, 2 << 20, 1 << 30]
+    assert [segment.latency_seconds for segment in found.segments] == pytest.approx([3e-6, 10e-6, 400e-6], rel=0.1)
+
+
+def test_a_switch_is_found_among_the_eight_sizes_of_a_node() -> None:
+    found = fitted(measured(switching(64 * KIB, (60e-6, 1e9), (150e-6, 2.5e9)), NODE_PRESET, 3))
+    assert [segment.first_bytes for segment in found.segments] == [KIB, 256 * KIB]
+
+
+def test_noise_hides_a_switch_that_it_could_have_made() -> None:
+    model = switching(64 * KIB, (12e-6, 8e9), (18e-6, 8e9))
+    assert len(fitted(measured(model, OCTAVES, 1, samples=1000, noise=0.02)).segments) == 2
+    assert len(fitted(measured(model, OCTAVES, 1, samples=60, noise=0.5)).segments) == 1
+
+
+def test_what_is_below_the_noise_floor_is_no_switch() -> None:
+    assert len(fitted(bare(switching(64 * KIB, (10e-6, 8e9), (10.1e-6, 8e9)), OCTAVES)).segments) == 1
+
+
+def test_exact_times_give_the_line_exactly() -> None:
+    points = bare(straight(), NODE_PRESET)
+    found = fitted(points)
+    assert found.segments[0].latency_seconds == pytest.approx(15e-6, rel=1e-6)
+    assert bandwidth(found.segments[0]) == pytest.approx(5e9, rel=1e-6)
+    assert found.half_bandwidth_bytes == pytest.approx(75_000, rel=1e-6)
+    assert found.residual < 1e-6
+    assert (found.off_curve, found.knees) == ((), ())
+
+
+def test_at_half_its_bandwidth_an_operation_takes_twice_its_latency() -> None:
+    found = fitted(bare(straight(), NODE_PRESET))
+    assert found.half_bandwidth_bytes is not None
+    size = round(found.half_bandwidth_bytes)
+    assert found.predict(size) == pytest.approx(30e-6)
+    assert size / found.predict(size) == pytest.approx(5e9 / 2)
+
+
+@pytest.mark.parametrize("place", [0, 1, 10, 19, 20])
+@pytest.mark.parametrize("factor", [0.1, 1 / 3, 1.15, 1.5, 3, 10])
+def test_a_size_off_the_curve_is_named_and_bends_nothing(factor: float, place: int) -> None:
+    points = bare(straight(), OCTAVES, 7, 0.01)
+    spoilt = points[place]
+    points[place] = Point(size_bytes=spoilt.size_bytes, seconds=spoilt.seconds * factor)
+    found = fitted(points)
+    (line,) = found.segments
+    assert line.latency_seconds == pytest.approx(15e-6, rel=0.02)
+    assert bandwidth(line) == pytest.approx(5e9, rel=0.02)
+    if factor == 1.15:
+        assert found.off_curve == ()
+    else:
+        ((size, error),) = found.off_curve
+        assert size == spoilt.size_bytes
+        assert error == pytest.approx(factor - 1, rel=0.1)
+
+
+def test_two_sizes_off_the_curve_make_no_knee() -> None:
+    factors = {4: 2.5, 15: 1.6}
+    points = [
+        Point(size_bytes=point.size_bytes, seconds=point.seconds * factors.get(i, 1))
+        for i, point in enumerate(bare(straight(), OCTAVES, 2, 0.01))
+    ]
+    found = fitted(points)
+    assert len(found.segments) == 1
+    assert [size for size, _ in found.off_curve] == [OCTAVES[4], OCTAVES[15]]
+
+
+def test_sizes_off_the_curve_count_in_the_residual_but_do_not_rule_it() -> None:
+    points = bare(straight(), OCTAVES, 5, 0.02)
+    clean = fitted(points).residual
+    points[3] = Point(size_bytes=points[3].size_bytes, seconds=points[3].seconds * 50)
+    assert 0.008 < clean < 0.02
+    assert fitted(points).residual == pytest.approx(clean, rel=0.5)
+
+
+def test_in_wide_scatter_a_fifth_off_is_usual() -> None:
+    points = bare(straight(), OCTAVES, 5, 0.25)
+    errors = sorted(abs(point.seconds / fitted(points).predict(point.size_bytes) - 1) for point in points)
+    assert errors[-3] > 0.20
+    assert len(fitted(points).off_curve) <= 1
+
+
+@pytest.mark.parametrize("sizes", [[], [KIB], [KIB, 4 * KIB]])
+def test_fewer_than_three_sizes_have_no_fit(sizes: list[int]) -> None:
+    assert fit(bare(straight(), sizes)) is None
+    assert fit(bare(straight(), sizes) * 3) is None
+
+
+def test_three_sizes_have_a_line_and_wide_intervals() -> None:
+    few, more = only(bare(straight(), [KIB, 256 * KIB, 16 << 20])), only(bare(straight(), OCTAVES))
+    assert few.latency_seconds == pytest.approx(15e-6)
+    assert few.latency_high - few.latency_low > 3 * (more.latency_high - more.latency_low)
+
+
+def test_of_several_times_of_a_size_the_middle_one_counts() -> None:
+    points = bare(straight(), NODE_PRESET)
+    strays = [Point(size_bytes=point.size_bytes, seconds=point.seconds * f) for point in points for f in (0.5, 9)]
+    assert fit([*points, *strays]) == fit(points)
+
+
+def test_the_order_of_the_points_is_of_no_matter() -> None:
+    points = measured(CASES["only latency switches"][0], OCTAVES, 1)
+    shuffled = random.Random(0).sample(points, len(points))
+    assert fit(shuffled) == fit(points)
+
+
+def test_a_flat_curve_has_no_bandwidth_but_a_bound() -> None:
+    line = only(bare(lambda size: 10e-6, NODE_PRESET[:4], 1, 0.02))
+    assert line.bytes_per_second is None
+    assert line.bytes_per_second_high is None
+    assert line.bytes_per_second_low is not None
+    assert line.bytes_per_second_low > NODE_PRESET[3] / 10e-6
+    assert line.latency_low < 10e-6 < line.latency_high
+    assert line.seconds(1 << 40) == line.latency_seconds
+    assert fitted(bare(lambda size: 10e-6, NODE_PRESET)).half_bandwidth_bytes is None
+
+
+def test_a_curve_that_rises_beyond_its_noise_is_not_flat() -> None:
+    assert only(bare(straight(), [KIB, 2 * KIB, 1 << 30], 1, 0.3)).bytes_per_second is not None
+
+
+def test_nothing_is_faster_than_no_latency() -> None:
+    line = only(bare(lambda size: size / 1e9 - 0.3e-6, NODE_PRESET))
+    assert (line.latency_seconds, line.latency_low) == (0, 0)
+    assert line.latency_high > 0
+
+
+def test_times_that_fall_with_size_still_have_a_slope_of_zero_at_least() -> None:
+    for segment in fitted(bare(lambda size: 1e-3 / size, NODE_PRESET)).segments:
+        assert segment.seconds_per_byte >= 0
+
+
+def test_measured_intervals_widen_those_of_the_fit() -> None:
+    points = bare(straight(), NODE_PRESET)
+    wide = [
+        Point(size_bytes=p.size_bytes, seconds=p.seconds, low=p.seconds * 0.7, high=p.seconds * 1.3) for p in points
+    ]
+    narrow, broad = only(points), only(wide)
+    assert broad.latency_seconds == pytest.approx(narrow.latency_seconds)
+    assert broad.latency_high - broad.latency_low > 10 * (narrow.latency_high - narrow.latency_low)
+
+
+def test_intervals_are_those_of_weighted_least_squares() -> None:
+    """With noise at the floor all weights are those of relative errors, which scipy can fit too."""
+    points = bare(straight(), OCTAVES, 4, 1e-4)
+    line = only(points)
+    sizes = np.array([point.size_bytes for point in points], dtype=float)
+    times = np.array([point.seconds for point in points])
+    _, covariance = scipy.optimize.curve_fit(
+        lambda size, latency, slope: latency + size * slope,
+        sizes,
+        times,
+        p0=(15e-6, 2e-10),
+        sigma=module.NOISE_FLOOR * np.array([line.seconds(size) for size in sizes]),
+        absolute_sigma=True,
+    )
+    reach = scipy.stats.t.ppf(0.975, len(points) - 2) * np.sqrt(np.diag(covariance))
+    assert line.latency_high - line.latency_seconds == pytest.approx(reach[0], rel=1e-3)
+    assert 1 / (line.bytes_per_second_low or 1) - line.seconds_per_byte == pytest.approx(reach[1], rel=1e-3)
+
+
+def test_the_factor_of_normal_errors_is_what_integration_says() -> None:
+    tails = 4
+
+    def mean(of: Callable[[float], float]) -> float:
+        value, _ = scipy.integrate.quad(lambda error: of(error) * scipy.stats.norm.pdf(error), -12, 12)
+        return float(value)
+
+    def weight(error: float, scale: float) -> float:
+        return tails / (tails + (error / scale) ** 2)
+
+    def excess(scale: float) -> float:
+        return (tails + 1) / tails * mean(lambda error: weight(error, scale) * (error / scale) ** 2) - 1
+
+    scale = scipy.optimize.brentq(excess, 0.1, 1)
+    slope = mean(lambda e: (tails - (e / scale) ** 2) * tails / (tails + (e / scale) ** 2) ** 2)
+    variance = mean(lambda e: (weight(e, scale) * e) ** 2) / slope**2
+    squares, weights = mean(lambda e: weight(e, scale) * e**2), mean(lambda e: weight(e, scale))
+    assert variance / (squares / weights) == pytest.approx(module._NORMAL_VARIANCE, rel=1e-3)
+
+
+def test_the_time_of_a_thousand_sizes_is_not_their_square() -> None:
+    assert len(module._cuts(10_000, 3)) < 400
+    assert len(module._cuts(9, 3)) == 1
+    assert module._cuts(7, 2) == [(0, 3, 7), (0, 4, 7)]
+
+
+def line(first: int, last: int, latency: float, rate: float) -> Segment:
+    return Segment(
+        first_bytes=first,
+        last_bytes=last,
+        latency_seconds=latency,
+        latency_low=latency,
+        latency_high=latency,
+        bytes_per_second=rate,
+        bytes_per_second_low=rate,
+        bytes_per_second_high=rate,
+    )
+
+
+def test_the_knee_is_where_lines_cross_or_else_the_middle_of_the_gap() -> None:
+    parts = (line(1, 100, 1.0, 100.0), line(400, 1000, 3.0, math.inf))
+    found = Fit(segments=parts, half_bandwidth_bytes=None, off_curve=(), residual=0, method="")
+    assert found.knees == (200.0,)
+    assert found.predict(200) == pytest.approx(3.0)
+    assert found.predict(100) == pytest.approx(2.0)
+    jump = Fit(
+        segments=(parts[0], line(400, 1000, 9.0, 100.0)), half_bandwidth_bytes=1, off_curve=(), residual=0, method=""
+    )
+    assert jump.knees == pytest.approx((200.0,))
+    assert (jump.predict(200), jump.predict(201)) == pytest.approx((3.0, 11.01))
+
+
+def test_the_method_says_how() -> None:
+    assert fitted(bare(straight(), NODE_PRESET)).method == f"{module.METHOD}; 8 sizes, 6 degrees of freedom"
+    assert "least squares of relative errors" in module.METHOD
+
+
+def test_times_and_sizes_of_zero_are_refused() -> None:
+    with pytest.raises(AssertionError):
+        fit([*bare(straight(), NODE_PRESET), Point(size_bytes=5, seconds=0.0)])
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 1 << 40), st.floats(1e-9, 1e3)), min_size=3, max_size=9, unique_by=lambda pair: pair[0]
+    )
+)
+def test_any_curve_ends_in_finite_pieces_that_cover_it(pairs: list[tuple[int, float]]) -> None:
+    found = fitted([Point(size_bytes=size, seconds=seconds) for size, seconds in pairs])
+    sizes = sorted(size for size, _ in pairs)
+    assert found.segments[0].first_bytes == sizes[0]
+    assert found.segments[-1].last_bytes == sizes[-1]
+    for before, after in pairwise(found.segments):
+        assert sizes.index(after.first_bytes) == sizes.index(before.last_bytes) + 1
+    for segment in found.segments:
+        assert 0 <= segment.latency_low <= segment.latency_seconds <= segment.latency_high < math.inf
+        assert sum(segment.first_bytes <= size <= segment.last_bytes for size in sizes) >= 3
+        assert (segment.bytes_per_second_low or 0) <= (segment.bytes_per_second or math.inf)
+    assert all(0 < found.predict(size) < math.inf for size in sizes)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.floats(1e-6, 1e6), st.integers(0, 100))
+def test_the_fit_has_no_unit_of_time(scale: float, seed: int) -> None:
+    points = bare(straight(), NODE_PRESET, seed, 0.05)
+    scaled = [Point(size_bytes=point.size_bytes, seconds=point.seconds * scale) for point in points]
+    one, other = fitted(points), fitted(scaled)
+    assert [s.last_bytes for s in one.segments] == [s.last_bytes for s in other.segments]
+    assert other.predict(123_456) == pytest.approx(one.predict(123_456) * scale, rel=1e-4)
