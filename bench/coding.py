@@ -1,8 +1,9 @@
 """Data that shows what went wrong: exact integers coded by rank and index, and poison.
 
 All-ones data cannot see swapped chunks, a wrong root or a stale buffer. A value here depends on the rank and, through
-two patterns of prime period, on the index, so that any two chunks differ; what a reduction makes of all ranks' values
-stays exact in the dtype.
+a pattern of prime period, on the index, so that chunks differ wherever they are not whole periods apart; what a
+reduction makes of all ranks' values stays exact in the dtype. The pattern fits a core's cache, so that to restore a
+large buffer does not drive it out of there.
 """
 
 import math
@@ -13,8 +14,8 @@ from bench.dtypes import DTYPES
 
 REDOPS = ("sum", "avg", "min", "max", "product")
 
-_PERIODS = (65521, 4093)
-_RANK_STRIDES = (7919, 1031)
+_PERIOD = 65521
+_RANK_STRIDE = 7919
 _SEED = 20250101
 _MAX_VALUE = 1 << 20
 _MIN_CODES = 4
@@ -42,14 +43,24 @@ class Code:
         self._least = 0 if dtype == "bool" else 1
         self._turns, self._modulus = _turns_and_modulus(dtype, num_ranks, redop)
         generator = torch.Generator().manual_seed(_SEED)
-        self._patterns = [
-            torch.randint(0, _MAX_VALUE, (period,), generator=generator, dtype=torch.int32).to(device)
-            for period in _PERIODS
-        ]
+        numbers = torch.randint(0, _MAX_VALUE, (_PERIOD,), generator=generator, dtype=torch.int32).to(device)
+        self._pattern = numbers.remainder_(self._modulus).add_(self._least).mul_(self._scale)
 
     def values(self, rank: int, start: int, count: int) -> torch.Tensor:
         """Return rank's elements ``start`` to ``start + count`` of its coded vector, in the dtype."""
-        return self._integers(rank, start, count).to(self._dtype)
+        out = torch.empty(count, dtype=self._dtype, device=self._device)
+        self.fill(out, rank, start)
+        return out
+
+    def fill(self, out: torch.Tensor, rank: int, start: int = 0) -> None:
+        """Write rank's elements from ``start`` on into all of ``out``."""
+        if self._turns > 1:
+            out.copy_(self._integers(rank, start, len(out)))
+            return
+        period = self._period(rank, start).to(self._dtype)
+        whole = len(out) // _PERIOD * _PERIOD
+        out[:whole].view(-1, _PERIOD).copy_(period)
+        out[whole:].copy_(period[: len(out) - whole])
 
     def reduced(self, start: int, count: int) -> torch.Tensor:
         """Return what the reduction over all ranks makes of elements ``start`` to ``start + count``, in the dtype."""
@@ -58,11 +69,12 @@ class Code:
             total = _combine(self._redop, total, self._integers(rank, start, count))
         return (total // self._num_ranks if self._redop == "avg" else total).to(self._dtype)
 
+    def _period(self, rank: int, start: int) -> torch.Tensor:
+        """Return one period of a rank's integers, from ``start`` on."""
+        return self._pattern.roll(-((start + rank * _RANK_STRIDE) % _PERIOD))
+
     def _integers(self, rank: int, start: int, count: int) -> torch.Tensor:
-        mixed = torch.zeros(count, dtype=torch.int32, device=self._device)
-        for pattern, stride in zip(self._patterns, _RANK_STRIDES, strict=True):
-            mixed += _cycle(pattern, start + rank * stride, count)
-        values = mixed.remainder_(self._modulus).add_(self._least).mul_(self._scale)
+        values = self._period(rank, start).repeat(-(-count // _PERIOD))[:count]
         if self._turns > 1:
             index = torch.arange(start, start + count, device=self._device)
             values[(index + rank) % self._turns != 0] = self._idle
@@ -97,12 +109,6 @@ def _combine(redop: str, total: torch.Tensor, values: torch.Tensor) -> torch.Ten
     if redop == "max":
         return torch.maximum(total, values)
     return total * values if redop == "product" else total + values
-
-
-def _cycle(pattern: torch.Tensor, start: int, count: int) -> torch.Tensor:
-    """Return ``pattern`` repeated without end, from ``start``, ``count`` elements."""
-    rolled = pattern.roll(-(start % len(pattern)))
-    return rolled.repeat(-(-count // len(pattern)))[:count] if count > len(pattern) else rolled[:count]
 
 
 def poison(tensor: torch.Tensor) -> None:

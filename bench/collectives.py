@@ -38,17 +38,18 @@ def all_reduce(
     """Reduce a buffer of S bytes on every rank: factor 2(n-1)/n."""
     n, count = world.size, _count(size_bytes, dtype)
     code = Code(dtype, n, world.device, redop)
-    mine, buffer = code.values(world.rank, 0, count), _empty(world, count, dtype)
+    buffer = _empty(world, count, dtype)
+    in_place = placement == IN_PLACE
+    mine = buffer if in_place else code.values(world.rank, 0, count)
 
     def apart() -> None:
         buffer.copy_(all_reduce_apart(mine, world.group, redop))
 
-    in_place = placement == IN_PLACE
     notes = () if in_place else ("out of place: torch copies the input, and the result is copied once more",)
     return Operation(
         call=partial(dist.all_reduce, buffer, op=REDUCE_OPS[redop], group=world.group) if in_place else apart,
         asynchronous=in_place,
-        restore=(lambda: buffer.copy_(mine)) if in_place else (lambda: poison(buffer)),
+        restore=(lambda: code.fill(buffer, world.rank)) if in_place else (lambda: poison(buffer)),
         output=buffer,
         expected=lambda: code.reduced(0, count),
         description=describe(size_bytes, 2 * (n - 1) / n, size_bytes, size_bytes, notes=notes),
@@ -60,8 +61,7 @@ def all_reduce_two_step(world: World, *, size_bytes: int, dtype: str, redop: str
     """Reduce a buffer of S bytes as reduce_scatter and all_gather, in place: factor 2(n-1)/n."""
     n, count = world.size, _count(size_bytes, dtype)
     code = Code(dtype, n, world.device, redop)
-    mine, buffer = code.values(world.rank, 0, count), _empty(world, count, dtype)
-    shard = _empty(world, count // n, dtype)
+    buffer, shard = _empty(world, count, dtype), _empty(world, count // n, dtype)
 
     def both() -> None:
         reduce_scatter_single(shard, buffer, world.group, redop)
@@ -69,7 +69,7 @@ def all_reduce_two_step(world: World, *, size_bytes: int, dtype: str, redop: str
 
     return Operation(
         call=both,
-        restore=lambda: buffer.copy_(mine),
+        restore=lambda: code.fill(buffer, world.rank),
         output=buffer,
         expected=lambda: code.reduced(0, count),
         description=describe(size_bytes, 2 * (n - 1) / n, size_bytes, size_bytes),
@@ -105,12 +105,14 @@ def reduce_scatter(
     """Reduce an input of S = n s bytes, one shard of s to each rank: factor (n-1)/n; in place, within the input."""
     n, count = world.size, _count(size_bytes, dtype) // world.size
     code = Code(dtype, n, world.device, redop)
-    mine, whole = code.values(world.rank, 0, n * count), _empty(world, n * count, dtype)
+    whole = code.values(world.rank, 0, n * count)
     shard = whole[world.rank * count :][:count] if placement == IN_PLACE else _empty(world, count, dtype)
 
     def restore() -> None:
-        poison(shard)
-        whole.copy_(mine)
+        if placement == IN_PLACE:
+            code.fill(whole, world.rank)
+        else:
+            poison(shard)
 
     return Operation(
         call=partial(reduce_scatter_single, shard, whole, world.group, redop),
@@ -171,11 +173,11 @@ def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Op
     """Send the root's buffer of S bytes to every rank: factor 1."""
     count = _count(size_bytes, dtype)
     code = Code(dtype, 1, world.device)
-    mine, buffer = code.values(root, 0, count), _empty(world, count, dtype)
+    buffer = _empty(world, count, dtype)
 
     def restore() -> None:
         if world.rank == root:
-            buffer.copy_(mine)
+            code.fill(buffer, root)
         else:
             poison(buffer)
 
@@ -184,7 +186,7 @@ def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Op
         asynchronous=True,
         restore=restore,
         output=buffer,
-        expected=lambda: mine,
+        expected=lambda: code.values(root, 0, count),
         description=describe(size_bytes, 1.0, size_bytes, size_bytes),
     )
 
@@ -193,12 +195,12 @@ def reduce(world: World, *, size_bytes: int, dtype: str, redop: str = "sum", roo
     """Reduce every rank's buffer of S bytes into the root's: factor 1; other ranks' buffers are left undefined."""
     count = _count(size_bytes, dtype)
     code = Code(dtype, world.size, world.device, redop)
-    mine, buffer = code.values(world.rank, 0, count), _empty(world, count, dtype)
+    buffer = _empty(world, count, dtype)
     result = buffer if world.rank == root else buffer[:0]
     return Operation(
         call=partial(dist.reduce, buffer, op=REDUCE_OPS[redop], group=world.group, group_dst=root),
         asynchronous=True,
-        restore=lambda: buffer.copy_(mine),
+        restore=lambda: code.fill(buffer, world.rank),
         output=result,
         expected=lambda: code.reduced(0, len(result)),
         description=describe(size_bytes, 1.0, size_bytes, size_bytes),

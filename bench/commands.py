@@ -28,6 +28,8 @@ Examples:
   parbench run --preset smoke --only 'collective.*'
   parbench run --only all_reduce --sizes 1K:64M:x4 --dtype float32,bfloat16
   parbench run --only ddp --set layers=2,4 --launches 3
+  parbench run --only 'all_*' --mesh dp=2,tp=2 --group tp --nproc 4
+  parbench run --only all_reduce --inject late:1:3ms
   parbench run --target mypackage.mystep:prepare      a step of your own
   parbench run --resume runs/20260101T000000Z-host-1a2b3c
 
@@ -49,6 +51,10 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
 @click.option("--budget", metavar="TIME", help="Time for the whole run: 90s, 10m.")
 @click.option("--timeout", metavar="TIME", help="Time after which a case counts as hung.")
 @click.option("--allow-single", is_flag=True, help="Allow one rank, which moves nothing between ranks.")
+@click.option("--mesh", metavar="AXIS=SIZE,...", help="The ranks as a mesh, outermost axis first: dp=2,tp=4.")
+@click.option("--group", help="Which ranks: an axis of the mesh, node, across, pairs, contiguous:K or strided:K.")
+@click.option("--inject", metavar="WHAT", help="Disturb a rank on purpose: late:1:3ms, slow:1:10% or corrupt:1.")
+@click.option("--link", metavar="SPEED", help="The links' speed, such as 400Gbit, to print efficiency against.")
 @click.option("--target", metavar="MODULE:FUNCTION", help="Measure a step of your own.")
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="A TOML file of these options and cases.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where runs go.")
@@ -117,12 +123,21 @@ def list_cases(house: House, pattern: tuple[str, ...]) -> None:
             click.echo(f"    --set {param.name}={default}".ljust(36) + f"{param.help} ({param.allowed()})")
 
 
-@click.command(epilog="Example: parbench doctor --json")
+@click.command(epilog="Example: parbench doctor --prove")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def doctor(*, as_json: bool) -> None:
+@click.option("--prove", is_flag=True, help="Disturb one rank on purpose, and see that it is found and blamed.")
+@click.option("--nproc", type=int, help="Ranks for --prove; default: as parbench run.")
+@click.pass_obj
+def doctor(house: House, /, *, as_json: bool, prove: bool, nproc: int | None) -> None:
     """Show what this machine has, and what would disturb a measurement, with remedies."""
     from bench import doctor as examination
 
+    if prove:
+        from bench import prove as proving
+
+        proofs = proving.prove(house.modules, nproc)
+        click.echo(proving.render(proofs))
+        sys.exit(0 if all(proof.found for proof in proofs) else 1)
     findings = examination.examine_here(os.environ)
     click.echo(examination.as_json(findings).decode() if as_json else examination.render(findings))
 

@@ -12,12 +12,15 @@ from types import FrameType
 
 import msgspec
 
-from bench.cases import load_catalogue
+from bench.cases import Setting, load_catalogue
+from bench.ceiling import parse_link
 from bench.custom import define
 from bench.display import Display, JsonLines
 from bench.driver import Driver, StartGang, remaining
 from bench.errors import UserError
 from bench.gang import Gang, TorchrunGang, loopback_interface
+from bench.groups import mesh_group, parse_mesh
+from bench.injection import parse_injection
 from bench.machine import Machine, look
 from bench.plan import Plan
 from bench.planfile import PlanFile, read_plan_file
@@ -45,6 +48,10 @@ class Options:
     budget: str | None = None
     timeout: str | None = None
     allow_single: bool = False
+    mesh: str | None = None
+    group: str | None = None
+    inject: str | None = None
+    link: str | None = None
     plan_file: Path | None = None
 
 
@@ -59,6 +66,10 @@ class Joined:
     size: int
     local_size: int
     one_node: bool
+
+    def setting(self, local: Setting) -> Setting:
+        """Return the setting of all ranks from that of this node's."""
+        return replace(local, nproc=self.size, nodes=-(-self.size // self.local_size))
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Joined | None":
@@ -116,20 +127,40 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         device=options.device,
         allow_single=options.allow_single or (joined is not None and joined.size > 1),
     )
-    setting = chosen.setting if joined is None else replace(chosen.setting, nproc=joined.size)
+    setting = chosen.setting if joined is None else joined.setting(chosen.setting)
     folder = Path.cwd()
     request = Request(
         preset=_preset(options.preset),
         only=options.only,
         entries=tuple(case.entry() for case in file.case),
-        settings=options.settings,
+        settings=_with_group(options),
         launches=_launches(options.launches, joined),
         budget_seconds=parse_duration(options.budget) if options.budget else None,
         timeout_seconds=parse_duration(options.timeout) if options.timeout else None,
     )
     catalogue = (define(options.target, folder),) if options.target else load_catalogue(modules)
     plan = make_plan(request, catalogue, setting)
-    return msgspec.structs.replace(plan, notes=chosen.notes, path=str(folder) if options.target else None)
+    injection = parse_injection(options.inject, setting.nproc) if options.inject else None
+    injected = (f"injected: {injection.text}",) if injection else ()
+    return msgspec.structs.replace(
+        plan,
+        notes=(*chosen.notes, *injected),
+        path=str(folder) if options.target else None,
+        injection=injection,
+        link_bytes_per_second=parse_link(options.link) if options.link else None,
+    )
+
+
+def _with_group(options: Options) -> Mapping[str, str]:
+    """Return the settings with the group that ``--mesh`` and ``--group`` mean together."""
+    if options.mesh is None and options.group is None:
+        return options.settings
+    if options.group is None:
+        raise UserError(
+            f"--mesh {options.mesh} needs --group, one of its axes: {listed(parse_mesh(options.mesh or ''))}"
+        )
+    group = options.group if options.mesh is None else mesh_group(options.mesh, options.group)
+    return {**options.settings, "group": group}
 
 
 def _with_file(options: Options, file: PlanFile) -> Options:

@@ -1,4 +1,4 @@
-"""``parbench doctor --prove``: disturb one rank on purpose, and see that the suite finds it and blames the right one."""
+"""``parbench doctor --prove``: disturb one rank on purpose, and see that the suite finds it and blames it."""
 
 import tempfile
 from collections.abc import Callable, Sequence

@@ -32,16 +32,20 @@ OF_THE_RUNNER = ("mode", "group", "member", "together", "beside")
 def run_case(
     case: Case,
     world: World,
-    parts: Parts,
     measure: Measure,
     budget_seconds: float,
     progress: Progress,
+    *,
+    parts: Parts | None = None,
     injection: Injection | None = None,
 ) -> Outcome:
-    """Measure a case; every rank takes part, and rank 0's outcome is the one that counts."""
+    """Measure a case; every rank takes part, and rank 0's outcome is the one that counts.
+
+    ``parts`` keeps process groups from case to case.
+    """
     began = time.perf_counter()
     progress.enter("prepare")
-    subject, refusal, part = _prepare(case, parts, injection)
+    subject, refusal, part = _prepare(case, parts or Parts(world), injection)
     refusals = world.gather(refusal)
     reason = _common_refusal(refusals, part)
     if subject is None or part is None or reason is not None:

@@ -106,7 +106,9 @@ def _shares(job: Job) -> Iterator[_Share]:
 def _one_case(line: Line, job: Job, index: int, share: _Share, parts: Parts, progress: Progress, world: World) -> None:
     line.say(Started(index=index))
     if world.decide([float(share.in_time)])[0]:
-        outcome = run_case(job.cases[index], world, parts, job.measure, share.seconds, progress, job.injection)
+        outcome = run_case(
+            job.cases[index], world, job.measure, share.seconds, progress, parts=parts, injection=job.injection
+        )
     else:
         outcome = Outcome(status="skipped", reason=LEFT_OUT)
     if world.rank == 0:

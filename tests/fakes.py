@@ -56,7 +56,8 @@ def where(**more: Any) -> Where:
 
 
 def job(cases: Sequence[Case], **more: Any) -> Job:
-    fields = {"measure": Measure(), "backend": "gloo", "device": "cpu", "budget_seconds": 1.0, "timeout_seconds": 30.0}
+    fields = {"measure": Measure(), "backend": "gloo", "device": "cpu", "budget_seconds": 1.0, "run_seconds": 60.0}
+    fields["timeout_seconds"] = 30.0
     return Job(**{"cases": list(cases), "weights": [1.0] * len(cases), **fields, **more})
 
 

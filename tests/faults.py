@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from bench import collectives
-from bench.collectives import Operation
 from bench.errors import UserError
+from bench.operation import Operation
 from bench.subject import Description
 from bench.world import World
 

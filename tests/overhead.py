@@ -14,11 +14,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from bench.collectives import Operation, all_reduce
+from bench.collectives import all_reduce
 from bench.gang import loopback_interface
+from bench.modes import sampler
+from bench.operation import Operation
+from bench.plan import Measure
 from bench.progress import Progress
 from bench.stats import median
-from bench.timing import DURATION, gather_stamps, take_samples
+from bench.timing import DURATION, Timing, gather_stamps, take_samples
 from bench.units import format_size
 from bench.world import World, open_world
 
@@ -38,7 +41,9 @@ def bare(buffer: torch.Tensor, count: int, world: World) -> torch.Tensor:
 
 def measured(subject: Operation, count: int, world: World) -> list[float]:
     """Return the ns of each of ``count`` steps by parbench's loop, on rank 0."""
-    stamps = gather_stamps(take_samples(subject, world, 1, count, Progress()), world)
+    timing = Timing(measure=Measure(), ranks=range(world.size), budget_seconds=0.0)
+    sample = sampler("blocking", subject, world, 1)
+    stamps = gather_stamps(take_samples(subject, sample, world, timing, count, Progress()), world, timing.ranks)
     return [] if stamps is None else stamps[DURATION].max(axis=0).tolist()
 
 

@@ -40,8 +40,8 @@ def test_sums_are_exact_in_any_order_of_ranks(dtype: str, num_summed: int) -> No
     total = terms.sum(dim=0)
     assert int(terms.min()) >= 0
     assert int(total.max()) <= DTYPES[dtype].exact_up_to
-    assert code.sums(0, COUNT).dtype == dtype_of(dtype)
-    assert torch.equal(code.sums(0, COUNT).double().long(), total)
+    assert code.reduced(0, COUNT).dtype == dtype_of(dtype)
+    assert torch.equal(code.reduced(0, COUNT).double().long(), total)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -53,7 +53,7 @@ def test_adding_in_the_type_itself_gives_the_sums(dtype: str) -> None:
         term = code.values(rank, 0, COUNT)
         # float8 adds in no type of its own
         total = (total.float() + term.float()).to(total.dtype) if dtype.startswith("float8") else total + term
-    assert count_wrong(total, code.sums(0, COUNT)) == 0
+    assert count_wrong(total, code.reduced(0, COUNT)) == 0
 
 
 @pytest.mark.parametrize("num_summed", SUMMED)
@@ -62,7 +62,7 @@ def test_every_rank_has_at_least_three_codes_and_every_index_a_rank(dtype: str, 
     code = Code(dtype, num_summed, CPU)
     values = integers(code, num_summed - 1, count=20_000)
     assert len({*values.tolist()} - {0}) >= 3
-    assert int(code.sums(0, 20_000 // num_summed).double().min()) > 0
+    assert int(code.reduced(0, 20_000 // num_summed).double().min()) > 0
 
 
 @pytest.mark.parametrize("num_summed", [2, 8, 300])
@@ -70,7 +70,7 @@ def test_every_rank_has_at_least_three_codes_and_every_index_a_rank(dtype: str, 
 def test_a_rank_that_is_lost_or_counted_for_another_changes_the_sums(dtype: str, num_summed: int) -> None:
     code = Code(dtype, num_summed, CPU)
     count = 4 * 1024
-    total = code.sums(0, count).double().long()
+    total = code.reduced(0, count).double().long()
     first, last = integers(code, 0, count=count), integers(code, num_summed - 1, count=count)
     assert not torch.equal(total - last, total)
     assert not torch.equal(total - last + first, total)
@@ -86,7 +86,7 @@ def test_no_two_chunks_of_any_ranks_are_alike(dtype: str, summed: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_two_chunks_of_the_sums_are_alike(dtype: str) -> None:
-    sums = Code(dtype, 8, CPU).sums(0, 64 * 64).double().reshape(64, 64)
+    sums = Code(dtype, 8, CPU).reduced(0, 64 * 64).double().reshape(64, 64)
     assert len({*map(tuple, sums.tolist())}) == 64
 
 
@@ -106,7 +106,7 @@ def test_a_part_is_a_window_of_the_whole(dtype: str, start: int, num_summed: int
     code = Code(dtype, num_summed, CPU)
     whole = code.values(5, 0, start + COUNT)
     assert torch.equal(code.values(5, start, COUNT), whole[start:])
-    assert torch.equal(code.sums(start, COUNT), code.sums(start - 1, COUNT + 1)[1:])
+    assert torch.equal(code.reduced(start, COUNT), code.reduced(start - 1, COUNT + 1)[1:])
 
 
 def test_codes_do_not_depend_on_when_or_after_what_they_are_made() -> None:
@@ -122,7 +122,7 @@ def test_codes_do_not_depend_on_when_or_after_what_they_are_made() -> None:
 def test_poison_is_never_a_sum_nor_a_value_that_is_only_moved(dtype: str, num_summed: int) -> None:
     bad = torch.empty(COUNT, dtype=dtype_of(dtype))
     poison(bad)
-    assert count_wrong(bad, Code(dtype, num_summed, CPU).sums(0, COUNT)) == COUNT
+    assert count_wrong(bad, Code(dtype, num_summed, CPU).reduced(0, COUNT)) == COUNT
     assert count_wrong(bad, Code(dtype, 1, CPU).values(num_summed - 1, 0, COUNT)) == COUNT
 
 

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from ranks import Ranks
 
 from bench.cases import Definition
-from bench.collectives import Operation
 from bench.definitions import DEFINITIONS
 from bench.dtypes import DTYPES, supports
+from bench.operation import Operation
 from bench.runner import load_target
 from bench.world import World
 

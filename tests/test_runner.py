@@ -135,7 +135,9 @@ def test_details_say_how_it_was_timed_and_on_which_clock(two_ranks: Ranks) -> No
 def test_raw_samples_are_every_ranks_and_make_the_seconds(two_ranks: Ranks) -> None:
     outcome, _ = runs(two_ranks)
     raw = unpack(outcome)
-    assert set(raw) == {"arrival_ns", "exit_ns", "duration_ns", "steps_per_sample", "clock_offsets_ns"}
+    assert set(raw) == {
+        *("ranks", "arrival_ns", "exit_ns", "duration_ns", "issue_ns", "steps_per_sample", "clock_offsets_ns"),
+    }
     shape = (2, len(outcome.seconds))
     assert raw["arrival_ns"].shape == raw["exit_ns"].shape == raw["duration_ns"].shape == shape
     assert (raw["duration_ns"].max(axis=0) / 1e9).tolist() == pytest.approx(outcome.seconds, rel=1e-12)

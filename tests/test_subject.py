@@ -70,7 +70,7 @@ def test_a_subject_has_five_methods_that_take_nothing() -> None:
 
 def test_the_type_checker_takes_operations_and_steps_for_subjects() -> None:
     """mypy proves the assignments; that they run at all is proved above."""
-    from bench.collectives import Operation
+    from bench.operation import Operation
     from workloads.ddp import DdpStep
 
     kinds: list[type[Subject]] = [Operation, DdpStep]

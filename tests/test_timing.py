@@ -17,11 +17,12 @@ import torch.distributed as dist
 from ranks import Ranks
 
 from bench import timing
+from bench.modes import sampler
 from bench.plan import Measure
 from bench.progress import Progress
 from bench.records import Stop
 from bench.subject import Description
-from bench.timing import ARRIVAL, DURATION, EXIT, Stamps, Timed, gather_stamps, take_samples, time_steps
+from bench.timing import ARRIVAL, DURATION, EXIT, Stamps, Timed, Timing, gather_stamps, take_samples, time_steps
 from bench.world import World
 
 MS = 1_000_000
@@ -103,9 +104,15 @@ def fake_time() -> Iterator[FakeTime]:
         yield clock
 
 
+def timing_of(world: World, measure: Measure, budget_seconds: float, *, pipelined: bool = False) -> Timing:
+    mode = "pipelined" if pipelined else "blocking"
+    return Timing(measure=measure, ranks=range(world.size), budget_seconds=budget_seconds, mode=mode)
+
+
 def see(world: World, subject: Scripted, measure: Measure, budget_seconds: float, *, pipelined: bool) -> Seen:
     progress = Progress()
-    timed = time_steps(subject, world, measure, pipelined=pipelined, budget_seconds=budget_seconds, progress=progress)
+    how = timing_of(world, measure, budget_seconds, pipelined=pipelined)
+    timed = time_steps(subject, world, how, progress)
     return Seen(timed=timed, log=subject.log, phase=progress.phase, samples_begun=progress.steps)
 
 
@@ -149,15 +156,16 @@ def sampled(world: World, steps: int, count: int) -> tuple[list[list[int]], list
     progress = Progress()
     with fake_time() as clock:
         subject = Scripted(on_step=lambda: clock.pass_ns(3 * MS), on_reset=lambda: clock.pass_ns(10 * MS))
-        stamps = take_samples(subject, world, steps, count, progress)
+        sample = sampler("pipelined", subject, world, steps)
+        stamps = take_samples(subject, sample, world, timing_of(world, QUICK, 0.0), count, progress)
     return stamps.tolist(), subject.log, progress.steps
 
 
 def stamps_together(world: World, offsets_ns: tuple[int, ...]) -> Any:
     """Gather stamps that name rank and iteration; rank r's clock is ahead by ``offsets_ns[r]``."""
     place = replace(world, clock=replace(world.clock, offsets_ns=offsets_ns))
-    own = torch.tensor([[base + 10 * world.rank + i for i in range(4)] for base in (1000, 2000, 3000)])
-    together = gather_stamps(own.T.contiguous().T, place)
+    own = torch.tensor([[base + 10 * world.rank + i for i in range(4)] for base in (1000, 2000, 3000, 0)])
+    together = gather_stamps(own.T.contiguous().T, place, range(world.size))
     return None if together is None else together.tolist()
 
 
@@ -243,7 +251,7 @@ def test_arrivals_and_exits_are_on_rank_0s_clock_and_durations_need_none(two_ran
 
 def timed(arrivals: list[list[int]], durations: list[list[int]], steps: int = 1) -> Timed:
     starts, lasted = np.array(arrivals), np.array(durations)
-    stamps = np.stack([starts, starts + lasted, lasted])
+    stamps = np.stack([starts, starts + lasted, lasted, np.zeros_like(lasted)])
     return Timed(stamps=stamps, stop="budget", steps_per_sample=steps, warmup=1)
 
 
@@ -281,7 +289,7 @@ def test_each_reason_to_stop_is_reached_when_it_is_true(
     seen, other = two_ranks.call(
         "test_timing:scripted", steps_ns=[steps_ns] * 2, measure=measure, budget_seconds=budget_seconds
     )
-    assert (seen.result.stop, seen.result.stamps.shape) == (stop, (3, 2, iterations))
+    assert (seen.result.stop, seen.result.stamps.shape) == (stop, (4, 2, iterations))
     assert seen.log == other.log == ["reset", "step"] * (iterations + 1)
 
 
@@ -350,8 +358,10 @@ def test_a_watcher_sees_the_phase_and_every_sample_that_was_begun(two_ranks: Ran
 
 
 def planned(first_ns: int, each_seconds: float, budget_seconds: float, *, pipelined: bool) -> tuple[float, float]:
-    first = torch.tensor([[0], [first_ns], [first_ns]])
-    return timing._plan_warmup(first, each_seconds, Measure(warmup=5), budget_seconds, pipelined=pipelined)
+    first = torch.tensor([[0], [first_ns], [first_ns], [0]])
+    mode = "pipelined" if pipelined else "blocking"
+    how = Timing(measure=Measure(warmup=5), ranks=range(2), budget_seconds=budget_seconds, mode=mode)
+    return timing._plan_warmup(first, each_seconds, how)
 
 
 @pytest.mark.parametrize(

@@ -153,14 +153,18 @@ def test_the_budget_is_shared_by_weight_and_what_is_not_used_goes_to_those_after
     clock = Clock()
     monkeypatch.setattr(worker, "time", clock)
     cases = [fault("fine", number=number) for number in range(4)]
-    shares = worker._budgets(job(cases, weights=[1.0, 10.0, 1.0, 1.0], budget_seconds=13.0))
-    assert list(next(shares)) == pytest.approx([0, 1.0])
+    asked = job(cases, weights=[1.0, 10.0, 1.0, 1.0], budget_seconds=13.0, run_seconds=50.0)
+    shares = worker._shares(asked)
+    assert next(shares).seconds == pytest.approx(1.0)
     clock.now += 7.0  # it took longer: half is left
-    assert list(next(shares)) == pytest.approx([1, 5.0])
+    assert next(shares).seconds == pytest.approx(5.0)
     clock.now += 0.0  # it took nothing
-    assert list(next(shares)) == pytest.approx([2, 3.0])
-    clock.now += 60.0  # the budget is spent
-    assert next(shares) == (3, worker._MIN_CASE_SECONDS)
+    third = next(shares)
+    assert third.in_time
+    assert third.seconds == pytest.approx(3.0)
+    clock.now += 60.0  # the budget is spent, and the run's time too
+    last = next(shares)
+    assert (last.seconds, last.in_time) == (worker._MIN_CASE_SECONDS, False)
     assert list(shares) == []
 
 
