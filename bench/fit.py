@@ -182,7 +182,7 @@ def _best(curve: tuple[Point, ...], count: int, scale: float) -> _Pieces:
 def _cuts(length: int, count: int) -> list[tuple[int, ...]]:
     """Return the ways to cut into parts of three sizes or more, each as the ends of its parts.
 
-    Of many places only every so many-th is tried, so that ten thousand sizes end too.
+    Of many places only every so many-th is tried, so that a thousand sizes take seconds.
     """
     places = range(MIN_SIZES, length - MIN_SIZES + 1)
     tried = places[:: max(1, math.ceil(len(places) / _MAX_CUTS))]

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -113,7 +113,7 @@ class FakeRank:
     def die(self) -> None:
         """Close the connection in both directions, as a process that ends does."""
         connection = self.line._connection
-        with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:  # the hub may be gone
             duplicate.shutdown(socket.SHUT_RDWR)
 
 

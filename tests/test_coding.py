@@ -1,5 +1,6 @@
 """Coded data is exact in every type, differs wherever it could be swapped, and poison is seen."""
 
+from collections.abc import Iterator
 from itertools import combinations
 
 import pytest
@@ -10,7 +11,16 @@ from bench.dtypes import DTYPES
 
 CPU = torch.device("cpu")
 COUNT = 97
-SUMMED = [1, 2, 3, 8, 64]
+SUMMED = [1, 2, 3, 8, 64, 2048]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Thousands of short calls: on a busy machine threads that wait for one another make them ten times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def integers(code: Code, rank: int, start: int = 0, count: int = COUNT) -> torch.Tensor:

@@ -156,6 +156,14 @@ def test_efficiency_is_that_of_the_fitted_bus_bandwidth() -> None:
     assert only(fit_curves(rows, None)).efficiency.fraction is None
 
 
+def test_efficiency_is_that_of_the_largest_sizes() -> None:
+    sizes = [1024 * 2**i for i in range(17)]
+    switching = curve_records(model=lambda s: 10e-6 + s / 1e9 if s <= 1 << 16 else 100e-6 + s / 5e9, sizes=sizes)
+    curve = only(fit_curves(rows_of(*switching), 15e9))
+    assert len(curve.fit.segments) == 2
+    assert curve.efficiency.fraction == pytest.approx(0.5, rel=1e-3)
+
+
 def test_a_flat_curve_has_no_efficiency() -> None:
     assert only(fit_curves(rows_of(*curve_records(model=lambda size: 1e-5)), 9e9)).efficiency.fraction is None
 

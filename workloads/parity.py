@@ -6,8 +6,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-RELATIVE_TOLERANCE = 1e-5
-"""Of a tensor's largest reference value: float32 sums in another order differ by a few 1e-7 of it."""
+RELATIVE_TOLERANCE = 1e-4
+"""Of a tensor's largest reference value.
+
+float32 sums in another order were seen to differ by up to 1e-5 of it at 256 sequences a rank; traffic in bfloat16
+would differ by 5e-4 and more.
+"""
 
 
 def count_apart(found: Iterable[Tensor | None], expected: Iterable[Tensor | None]) -> int:
