@@ -7,6 +7,7 @@ large buffer does not drive it out of there.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -54,13 +55,25 @@ class Code:
 
     def fill(self, out: torch.Tensor, rank: int, start: int = 0) -> None:
         """Write rank's elements from ``start`` on into all of ``out``."""
+        self.filler(out, rank, start)()
+
+    def filler(self, out: torch.Tensor, rank: int, start: int = 0) -> Callable[[], object]:
+        """Return what writes rank's elements from ``start`` on into all of ``out``, made ready to do so often."""
         if self._turns > 1:
-            out.copy_(self._integers(rank, start, len(out)))
-            return
+            values = self._integers(rank, start, len(out)).to(self._dtype)
+            return lambda: out.copy_(values)
         period = self._period(rank, start).to(self._dtype)
-        whole = len(out) // _PERIOD * _PERIOD
-        out[:whole].view(-1, _PERIOD).copy_(period)
-        out[whole:].copy_(period[: len(out) - whole])
+        periods = out[: len(out) // _PERIOD * _PERIOD].view(-1, _PERIOD)
+        rest = out[periods.numel() :]
+        end = period[: len(rest)].clone()
+        if not len(periods):
+            return lambda: rest.copy_(end)
+
+        def fill() -> None:
+            periods.copy_(period)
+            rest.copy_(end)
+
+        return fill
 
     def reduced(self, start: int, count: int) -> torch.Tensor:
         """Return what the reduction over all ranks makes of elements ``start`` to ``start + count``, in the dtype."""

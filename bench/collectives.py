@@ -49,7 +49,7 @@ def all_reduce(
     return Operation(
         call=partial(dist.all_reduce, buffer, op=REDUCE_OPS[redop], group=world.group) if in_place else apart,
         asynchronous=in_place,
-        restore=(lambda: code.fill(buffer, world.rank)) if in_place else (lambda: poison(buffer)),
+        restore=code.filler(buffer, world.rank) if in_place else partial(poison, buffer),
         output=buffer,
         expected=lambda: code.reduced(0, count),
         description=describe(size_bytes, 2 * (n - 1) / n, size_bytes, size_bytes, notes=notes),
@@ -69,7 +69,7 @@ def all_reduce_two_step(world: World, *, size_bytes: int, dtype: str, redop: str
 
     return Operation(
         call=both,
-        restore=lambda: code.fill(buffer, world.rank),
+        restore=code.filler(buffer, world.rank),
         output=buffer,
         expected=lambda: code.reduced(0, count),
         description=describe(size_bytes, 2 * (n - 1) / n, size_bytes, size_bytes),
@@ -108,16 +108,10 @@ def reduce_scatter(
     whole = code.values(world.rank, 0, n * count)
     shard = whole[world.rank * count :][:count] if placement == IN_PLACE else _empty(world, count, dtype)
 
-    def restore() -> None:
-        if placement == IN_PLACE:
-            code.fill(whole, world.rank)
-        else:
-            poison(shard)
-
     return Operation(
         call=partial(reduce_scatter_single, shard, whole, world.group, redop),
         asynchronous=True,
-        restore=restore,
+        restore=code.filler(whole, world.rank) if placement == IN_PLACE else partial(poison, shard),
         output=shard,
         expected=lambda: code.reduced(world.rank * count, count),
         description=describe(size_bytes, (n - 1) / n, size_bytes, size_bytes // n),
@@ -175,16 +169,10 @@ def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Op
     code = Code(dtype, 1, world.device)
     buffer = _empty(world, count, dtype)
 
-    def restore() -> None:
-        if world.rank == root:
-            code.fill(buffer, root)
-        else:
-            poison(buffer)
-
     return Operation(
         call=partial(dist.broadcast, buffer, group=world.group, group_src=root),
         asynchronous=True,
-        restore=restore,
+        restore=code.filler(buffer, root) if world.rank == root else partial(poison, buffer),
         output=buffer,
         expected=lambda: code.values(root, 0, count),
         description=describe(size_bytes, 1.0, size_bytes, size_bytes),
@@ -200,7 +188,7 @@ def reduce(world: World, *, size_bytes: int, dtype: str, redop: str = "sum", roo
     return Operation(
         call=partial(dist.reduce, buffer, op=REDUCE_OPS[redop], group=world.group, group_dst=root),
         asynchronous=True,
-        restore=lambda: code.fill(buffer, world.rank),
+        restore=code.filler(buffer, world.rank),
         output=result,
         expected=lambda: code.reduced(0, len(result)),
         description=describe(size_bytes, 1.0, size_bytes, size_bytes),

@@ -1,7 +1,8 @@
 """What the measured loop costs: ours and a bare ``torch.distributed`` loop, alternated in the same processes.
 
-python tests/overhead.py [--rounds 30] prints, for each size, the median time of both and their ratio. A script, not a
-test: ratios on a busy machine scatter.
+python tests/overhead.py [--rounds 60] prints, for each size, the median time of both and their ratio; the bare loop
+writes its data anew before each barrier as ours does, or never (a large buffer is then still where the last operation
+left it in the caches). A script, not a test: ratios on a busy machine scatter.
 """
 
 import argparse
@@ -25,13 +26,16 @@ from bench.timing import DURATION, Timing, gather_stamps, take_samples
 from bench.units import format_size
 from bench.world import World, open_world
 
-SIZES = {1 << 10: 100, 64 << 10: 50, 1 << 20: 20, 16 << 20: 5, 64 << 20: 3}
+SIZES = {1 << 10: 40, 64 << 10: 40, 1 << 20: 15, 16 << 20: 3, 64 << 20: 1}
+LOOPS = ("ours", "fresh", "stale")
 
 
-def bare(buffer: torch.Tensor, count: int, world: World) -> torch.Tensor:
-    """Return the ns of each of ``count`` bare all_reduces, each from a barrier."""
+def bare(buffer: torch.Tensor, count: int, world: World, *, fresh: bool) -> torch.Tensor:
+    """Return the ns of each of ``count`` bare all_reduces, each from a barrier, on ``fresh`` data or its own sums."""
     times = []
     for _ in range(count):
+        if fresh:
+            buffer.fill_(1)
         dist.barrier(group=world.control)
         start = time.perf_counter_ns()
         dist.all_reduce(buffer)
@@ -54,29 +58,35 @@ def slowest(times: torch.Tensor, world: World) -> list[float]:
 
 
 def compare(world: World, size_bytes: int, count: int, rounds: int) -> None:
-    """Print the median time of both loops, and the median over rounds of ABBA of their ratio."""
+    """Print the median times, and the median over rounds of ABCCBA, BCAACB, CABBAC of the ratios to both bare loops."""
     subject = all_reduce(world, size_bytes=size_bytes, dtype="float32")
     buffer = torch.ones(size_bytes // 4)
-    pairs: list[tuple[float, float]] = []
+    rows: list[tuple[float, float, float]] = []
     for number in range(rounds + 1):
-        ours, theirs = [], []
-        for is_ours in (True, False, False, True):
-            if is_ours:
-                ours += measured(subject, count, world)
+        seen: dict[str, list[float]] = {"ours": [], "fresh": [], "stale": []}
+        turned = LOOPS[number % 3 :] + LOOPS[: number % 3]
+        for which in (*turned, *reversed(turned)):
+            if which == "ours":
+                seen[which] += measured(subject, count, world)
             else:
-                theirs += slowest(bare(buffer.fill_(1), count, world), world)
+                seen[which] += slowest(bare(buffer.fill_(1), count, world, fresh=which == "fresh"), world)
         if number and world.rank == 0:  # the first round warms up
-            pairs.append((median(ours), median(theirs)))
+            ours, fresh, stale = (median(times) / 1e3 for times in seen.values())
+            rows.append((ours, fresh, stale))
     if world.rank == 0:
-        a, b, ratio = (median(column) for column in zip(*((x, y, x / y) for x, y in pairs), strict=True))
-        shown = f"parbench {a / 1e3:10.1f} us   bare {b / 1e3:10.1f} us   median ratio {ratio:.3f}"
-        print(f"{format_size(size_bytes):>6}  {shown}", flush=True)
+        ours, fresh, stale = (median(column) for column in zip(*rows, strict=True))
+        to_fresh, to_stale = median([a / b for a, b, _ in rows]), median([a / c for a, _, c in rows])
+        print(
+            f"{format_size(size_bytes):>6}  parbench {ours:9.1f} us   bare {fresh:9.1f} us, median ratio {to_fresh:.3f}"
+            f"   bare, data never written again {stale:9.1f} us, median ratio {to_stale:.3f}",
+            flush=True,
+        )
 
 
 def main() -> None:
     """Start two ranks, or be one of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.rank:
