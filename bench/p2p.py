@@ -48,7 +48,7 @@ def pingpong(world: World, *, size_bytes: int, dtype: str, source: int = 0, targ
         call=bounce,
         restore=lambda: poison(received),
         output=received,
-        expected=lambda: mine[: len(received)],
+        expected=lambda: code.values(source, 0, len(received)),
         description=describe(size_bytes, 1.0, size_bytes, size_bytes, hops=2),
     )
 

@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -9,14 +10,30 @@ import torch
 import torch.distributed as dist
 from ranks import Ranks
 
-from bench.cases import Definition
+from bench.cases import Definition, Setting
 from bench.definitions import DEFINITIONS
 from bench.dtypes import DTYPES, supports
 from bench.operation import Operation
-from bench.runner import load_target
+from bench.runner import OF_THE_RUNNER, load_target
 from bench.world import World
 
-OPERATIONS = {definition.name: definition for definition in DEFINITIONS}
+OPERATIONS = {
+    definition.name: definition
+    for definition in DEFINITIONS
+    if definition.name not in ("collective.barrier", "compute.gemm")  # they have no data of their own to check
+}
+JOINING = {name for name, definition in OPERATIONS.items() if "redop" in {param.name for param in definition.params}}
+PLACED = [
+    (name, placement)
+    for name, definition in OPERATIONS.items()
+    for param in definition.params
+    if param.name == "placement"
+    for placement in param.choices
+]
+NOTHING_OF_RANK_1 = {
+    *("collective.broadcast", "collective.scatter"),
+    *("p2p.unidirectional", "p2p.matrix", "p2p.pingpong"),
+}
 GLOO_DTYPES = [dtype for dtype in DTYPES if supports("gloo", dtype)]
 CONTRACT = {
     # name: (busbw factor, sent / size, received / size) for two ranks
@@ -25,13 +42,22 @@ CONTRACT = {
     "collective.reduce_scatter": (0.5, 1.0, 0.5),
     "collective.all_to_all": (0.5, 1.0, 1.0),
     "collective.broadcast": (1.0, 1.0, 1.0),
+    "collective.all_to_all_v": (0.5, 1.0, 1.0),
+    "collective.reduce": (1.0, 1.0, 1.0),
+    "collective.gather": (0.5, 0.5, 1.0),
+    "collective.scatter": (0.5, 1.0, 0.5),
+    "collective.all_reduce_two_step": (1.0, 1.0, 1.0),
     "p2p.sendrecv": (1.0, 1.0, 1.0),
+    "p2p.pingpong": (1.0, 1.0, 1.0),
+    "p2p.unidirectional": (1.0, 1.0, 1.0),
+    "p2p.bidirectional": (1.0, 1.0, 1.0),
+    "p2p.matrix": (1.0, 1.0, 1.0),
 }
 
 
 def prepared(world: World, name: str, **params: Any) -> Operation:
     case = OPERATIONS[name].case(params)
-    given = {key: value for key, value in case.params.items() if key != "mode"}
+    given = {key: value for key, value in case.params.items() if key not in OF_THE_RUNNER}
     return cast(Operation, load_target(case.target)(world, **given))
 
 
@@ -56,6 +82,8 @@ def check_mutant(world: World, name: str, mutation: str, dtype: str) -> int:
 def _swapped(operation: Operation, world: World) -> Any:
     def call() -> None:
         operation.call()
+        if len(operation.output) < 2:
+            return  # nothing is received here
         first, second = operation.output.chunk(2)
         kept = first.clone()
         first.copy_(second)
@@ -83,7 +111,7 @@ def _dropped(operation: Operation, world: World) -> Any:
 def _one_late_element(operation: Operation, world: World) -> Any:
     def call() -> None:
         operation.call()
-        operation.output[-1] = 0
+        operation.corrupt()
 
     return call
 
@@ -92,9 +120,14 @@ MUTATIONS = {"swapped": _swapped, "stale": _stale, "dropped": _dropped, "one ele
 
 
 def tensors_of(operation: Operation) -> list[torch.Tensor]:
-    """Return every tensor that the operation's call closes over: its inputs and outputs."""
-    cells = inspect.getclosurevars(operation.call).nonlocals.values()
-    return [value for value in cells if isinstance(value, torch.Tensor)]
+    """Return every tensor that the operation's call holds: its inputs and outputs."""
+    call = operation.call
+    if isinstance(call, partial):
+        held = [*call.args, *call.keywords.values()]
+        held += [item for value in held if isinstance(value, list) for item in value]
+    else:
+        held = list(inspect.getclosurevars(call).nonlocals.values())
+    return [value for value in held if isinstance(value, torch.Tensor)]
 
 
 def broadcast_from_another_root(world: World) -> int:
@@ -118,15 +151,49 @@ def described(world: World, name: str) -> dict[str, Any]:
     return {**description.details, **{work.name: work.amount for work in description.work}}
 
 
+def around_step(ranks: Ranks, name: str, **params: Any) -> tuple[int, list[int]]:
+    """Return how much is wrong on all ranks before a step, and on each after it."""
+    answers = ranks.call("test_collectives:check_around_step", name=name, params=params)
+    return sum(before for before, _ in answers), [after for _, after in answers]
+
+
 @pytest.mark.parametrize("dtype", GLOO_DTYPES)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_step_is_right_and_nothing_is_right_before_it(two_ranks: Ranks, name: str, dtype: str) -> None:
-    for before, after in two_ranks.call(
-        "test_collectives:check_around_step", name=name, params={"size_bytes": 48_000, "dtype": dtype}
-    ):
-        assert after == 0
-        # a broadcast's root has nothing to receive, so nothing of its own to get wrong
-        assert before > 0 or name == "collective.broadcast"
+    redop = {"redop": "max"} if dtype == "bool" and name in JOINING else {}
+    before, after = around_step(two_ranks, name, size_bytes=48_000, dtype=dtype, **redop)
+    assert after == [0, 0]
+    assert before > 0
+
+
+@pytest.mark.parametrize("redop", ["sum", "avg", "min", "max", "product"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int8", "int64", "bool"])
+@pytest.mark.parametrize("name", sorted(JOINING))
+def test_every_reduction_is_right_or_refused(two_ranks: Ranks, name: str, dtype: str, redop: str) -> None:
+    definition = OPERATIONS[name]
+    case = definition.case({"size_bytes": 48_000, "dtype": dtype, "redop": redop})
+    reason = definition.refuse(case.params, Setting(nproc=2, backend="gloo", device="cpu"))
+    if reason is None:
+        assert around_step(two_ranks, name, size_bytes=48_000, dtype=dtype, redop=redop)[1] == [0, 0]
+    else:
+        assert reason.startswith(("the average of", "the sum of bool"))
+
+
+@pytest.mark.parametrize(("name", "placement"), PLACED)
+def test_either_placement_is_right(two_ranks: Ranks, name: str, placement: str) -> None:
+    before, after = around_step(two_ranks, name, size_bytes=48_000, placement=placement)
+    assert after == [0, 0]
+    assert before > 0
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_nothing_at_all_can_be_sent(two_ranks: Ranks, name: str) -> None:
+    assert around_step(two_ranks, name, size_bytes=0) == (0, [0, 0])
+
+
+@pytest.mark.parametrize("params", [{"skew": 0.0}, {"skew": 0.7}, {"skew": 1.0}, {"traffic": "1 0;5 2"}])
+def test_uneven_shards_arrive_as_they_were_sent(two_ranks: Ranks, params: dict[str, Any]) -> None:
+    assert around_step(two_ranks, "collective.all_to_all_v", size_bytes=48_004, **params)[1] == [0, 0]
 
 
 @pytest.mark.parametrize("size_bytes", [16, 24, 8 * 65_521, 8 * 100_003])
@@ -141,8 +208,8 @@ def test_small_odd_and_prime_sizes_are_right(two_ranks: Ranks, name: str, size_b
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_mutation_is_caught(two_ranks: Ranks, name: str, mutation: str, dtype: str) -> None:
     wrong = two_ranks.call("test_collectives:check_mutant", name=name, mutation=mutation, dtype=dtype)
-    if name == "collective.broadcast" and mutation == "dropped":
-        assert wrong == [0, 0]  # rank 1 is not the root: nothing of it is needed
+    if mutation == "dropped" and name in NOTHING_OF_RANK_1:
+        assert wrong == [0, 0]
     else:
         assert sum(wrong) > 0
 
@@ -158,6 +225,12 @@ def test_either_root_is_right(two_ranks: Ranks, root: int) -> None:
     )
     assert [after for _, after in answers] == [0, 0]
     assert answers[1 - root][0] > 0
+
+
+@pytest.mark.parametrize("root", [0, 1])
+@pytest.mark.parametrize("name", ["collective.reduce", "collective.gather", "collective.scatter"])
+def test_every_rooted_operation_is_right_from_either_root(two_ranks: Ranks, name: str, root: int) -> None:
+    assert around_step(two_ranks, name, size_bytes=4096, root=root)[1] == [0, 0]
 
 
 def test_data_of_the_wrong_rank_is_caught(two_ranks: Ranks) -> None:
@@ -177,15 +250,20 @@ def test_bytes_and_bus_bandwidth_follow_the_convention(two_ranks: Ranks, name: s
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
 def test_the_function_takes_exactly_the_declared_parameters(definition: Definition) -> None:
     taken = list(inspect.signature(load_target(definition.target)).parameters)
-    assert taken == ["world", *(param.name for param in definition.params if param.name != "mode")]
+    assert taken == ["world", *(param.name for param in definition.params if param.name not in OF_THE_RUNNER)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 4])
 def test_more_ranks_are_right_too(size: int) -> None:
     with Ranks(size) as ranks:
-        for name in OPERATIONS:
-            answers = ranks.call(
-                "test_collectives:check_around_step", name=name, params={"size_bytes": 24 * 1001, "dtype": "int8"}
-            )
-            assert [after for _, after in answers] == [0] * size, name
+        for name, definition in OPERATIONS.items():
+            names = {param.name for param in definition.params}
+            for dtype in ("int8", "bfloat16", "float32"):
+                for redop in ("sum", "avg", "min", "max", "product") if "redop" in names else ("",):
+                    if redop != "avg" or dtype != "int8":
+                        more = {"redop": redop} if redop else {}
+                        found = around_step(ranks, name, size_bytes=48 * 1001, dtype=dtype, **more)[1]
+                        assert found == [0] * size, (name, dtype, redop)
+            for root in range(size) if "root" in names else ():
+                assert around_step(ranks, name, size_bytes=48 * 1001, root=root)[1] == [0] * size, (name, root)

@@ -17,6 +17,7 @@ from reports_fixtures import (
     write_run,
 )
 
+from bench.messages import LEFT_OUT
 from bench.plan import Skipped
 from bench.records import Check, Record, Status
 from bench.runs import Run, load_run
@@ -63,6 +64,12 @@ def test_the_worst_launch_decides_whichever_came_first(statuses: tuple[Status, S
     for order in (statuses, statuses[::-1]):
         records = [ok(CASE, i) if status == "ok" else bad(CASE, i, status) for i, status in enumerate(order)]
         assert row_of(*records, launches=2).status == worst
+
+
+def test_a_launch_that_had_no_time_for_a_case_does_not_unmake_what_others_measured() -> None:
+    row = row_of(ok(CASE, 0), bad(CASE, 1, "skipped", LEFT_OUT), launches=2)
+    assert (row.status, row.launches, row.planned) == ("ok", 1, 2)
+    assert row_of(bad(CASE, 0, "skipped", LEFT_OUT)).status == "skipped"
 
 
 def test_a_wrong_result_has_no_time_even_where_other_launches_were_right() -> None:

@@ -230,7 +230,7 @@ def test_a_pipelined_sample_has_one_reset_and_no_barrier_within(two_ranks: Ranks
 
 
 def test_no_samples_are_stamps_of_no_iterations(two_ranks: Ranks) -> None:
-    assert two_ranks.call("test_timing:sampled", steps=1, count=0) == [([[], [], []], [], 0)] * 2
+    assert two_ranks.call("test_timing:sampled", steps=1, count=0) == [([[], [], [], []], [], 0)] * 2
 
 
 # ---- all ranks' stamps, on one clock
@@ -239,7 +239,7 @@ def test_no_samples_are_stamps_of_no_iterations(two_ranks: Ranks) -> None:
 def test_stamps_are_gathered_by_rank_and_iteration(two_ranks: Ranks) -> None:
     first, second = two_ranks.call("test_timing:stamps_together", offsets_ns=(0, 0))
     assert second is None
-    assert first == [[[base + 10 * rank + i for i in range(4)] for rank in range(2)] for base in (1000, 2000, 3000)]
+    assert first == [[[base + 10 * rank + i for i in range(4)] for rank in range(2)] for base in (1000, 2000, 3000, 0)]
 
 
 def test_arrivals_and_exits_are_on_rank_0s_clock_and_durations_need_none(two_ranks: Ranks) -> None:
