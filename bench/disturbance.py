@@ -29,9 +29,8 @@ class Disturbed:
             corrupt()
 
     def issue(self) -> Sequence[dist.Work]:
-        """Issue the subject's step; only a late rank is disturbed here, before."""
-        works: Sequence[dist.Work] = getattr(self._subject, "issue")()  # noqa: B009 - not every subject has it
-        return works
+        """Refuse: what is issued and waited for apart can only be disturbed by coming late."""
+        raise UserError(f"--inject {self._injection.text}: mode async knows only late")
 
     def reset(self) -> None:
         """Reset the subject."""

@@ -182,7 +182,8 @@ class Driver:
         hellos = sorted(hellos, key=lambda hello: hello.rank)
         common, rest = hoist([hello.environment for hello in hellos])
         places = [hello.place for hello in hellos if hello.place is not None]
-        common = {**common, "locality": relations(places, gpu_links()) if len(places) == len(hellos) else {}}
+        if len(places) == len(hellos):
+            common = {**common, "locality": relations(places, gpu_links())}
         if self._info.environment is None:
             self._info = msgspec.structs.replace(self._info, environment=common)
             write_info(self._path, self._info)

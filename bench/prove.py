@@ -1,5 +1,6 @@
 """``parbench doctor --prove``: disturb one rank on purpose, and see that the suite finds it and blames it."""
 
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def _judge_slow(record: Record) -> Proof:
 
 
 def _judge_corrupt(record: Record) -> Proof:
-    blamed = f"on rank {_RANK}" in record.reason and record.reason.count("on rank") == 1
+    blamed = re.findall(r"on rank (\d+)", record.reason) == [str(_RANK)]
     found = record.status == "wrong" and blamed and not record.metrics
     return Proof(injection="corrupt", found=found, told=record.reason or "nothing was wrong")
 
