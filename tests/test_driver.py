@@ -15,7 +15,7 @@ from bench import watch as watch_module
 from bench.cases import Case
 from bench.channel import ADDRESS_VARIABLE
 from bench.driver import Driver, remaining
-from bench.messages import Bye, Job, Outcome
+from bench.messages import LEFT_OUT, Bye, Job, Outcome
 from bench.plan import Plan, Skipped
 from bench.records import Record, read_records
 from bench.runs import create_run, load_info, load_run, open_writer
@@ -384,10 +384,14 @@ def test_the_gang_after_a_broken_one_has_what_is_left_of_its_launch(stage: Calla
     assert built.jobs[0].budget_seconds == pytest.approx(40, abs=2)
 
 
-def test_a_budget_that_is_spent_is_zero_and_every_case_is_still_tried(stage: Callable[..., Stage]) -> None:
+def test_a_budget_that_is_spent_leaves_later_launches_out_and_says_so(stage: Callable[..., Stage]) -> None:
     built = stage(CASES[:2], launches=2, budget_seconds=1e-6)
-    assert {record.status for record in built.drive()} == {"ok"}
-    assert [asked.budget_seconds for asked in built.jobs] == [0.0, 0.0]
+    records = built.drive()
+    assert [(record.launch, record.status) for record in records] == [
+        *((0, "ok"), (0, "ok"), (1, "skipped"), (1, "skipped")),
+    ]
+    assert {record.reason for record in records[2:]} == {LEFT_OUT}
+    assert [(asked.budget_seconds, asked.run_seconds) for asked in built.jobs] == [(0.0, 0.0)]
 
 
 def test_the_hub_listens_where_it_is_told(stage: Callable[..., Stage]) -> None:

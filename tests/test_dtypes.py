@@ -11,7 +11,7 @@ MANTISSA_BITS = {"bfloat16": 7, "float8_e4m3fn": 3, "float8_e5m2": 2}
 
 
 def test_every_type_is_held_against_an_oracle() -> None:
-    assert set(DTYPES) == {*NUMPY_HAS, *MANTISSA_BITS}
+    assert set(DTYPES) == {*NUMPY_HAS, *MANTISSA_BITS, "bool"}
 
 
 @pytest.mark.parametrize("name", NUMPY_HAS)
@@ -22,6 +22,10 @@ def test_itemsize_is_numpys(name: str) -> None:
 @pytest.mark.parametrize(("name", "itemsize"), [("bfloat16", 2), ("float8_e4m3fn", 1), ("float8_e5m2", 1)])
 def test_itemsize_of_what_numpy_lacks_is_in_the_name(name: str, itemsize: int) -> None:
     assert DTYPES[name].itemsize == itemsize
+
+
+def test_a_bool_is_a_byte_and_exact_up_to_one() -> None:
+    assert (DTYPES["bool"].itemsize, DTYPES["bool"].exact_up_to) == (1, 1)
 
 
 @pytest.mark.parametrize("name", ["float64", "float32", "float16"])
