@@ -29,8 +29,11 @@ class Disturbed:
             corrupt()
 
     def issue(self) -> Sequence[dist.Work]:
-        """Refuse: what is issued and waited for apart can only be disturbed by coming late."""
-        raise UserError(f"--inject {self._injection.text}: mode async knows only late")
+        """Issue the subject's step; ``UserError`` if it is to be slow or wrong: apart, it can only come late."""
+        if self._injection.kind != "late":
+            raise UserError(f"--inject {self._injection.text}: mode async knows only late")
+        works: Sequence[dist.Work] = getattr(self._subject, "issue")()  # noqa: B009 - not every subject has it
+        return works
 
     def reset(self) -> None:
         """Reset the subject."""

@@ -75,7 +75,7 @@ def test_annotations_are_not_needed() -> None:
         (of_a_list, "'sizes' is no bool, int, float or str"),
         (of_none, "'depth' is no bool, int, float or str"),
         (of_everything, "'params' has no default"),
-        (with_mode, "'mode' is parbench's own (blocking or pipelined): give it another name"),
+        (with_mode, "'mode' is parbench's own (blocking, pipelined, async, coalesced or graph): give it another name"),
     ],
 )
 def test_a_parameter_that_cannot_be_set_on_a_command_line_is_refused(function: Callable[..., Any], told: str) -> None:
