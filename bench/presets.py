@@ -56,13 +56,13 @@ PRESETS = {
         help="how does this node communicate, and what does a step cost? five launches, under 2 min on two cores",
         entries=(
             *_main(size_bytes="1K:16M:x4", mode="blocking"),
-            *_main(size_bytes="1K,256K,16M", mode="pipelined"),
-            *_sized(size_bytes="1K,1M"),
+            *_main(size_bytes="1K,16M", mode="pipelined"),
+            *_sized(size_bytes="1M"),
         ),
         omit=("matrix", "gemm"),
         # the least with which a regression gate can decide
         launches=5,
-        budget_seconds=90,
+        budget_seconds=100,
         timeout_seconds=60,
         measure=Measure(),
     ),

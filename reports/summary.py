@@ -127,9 +127,9 @@ def exit_code(statuses: Iterable[Status], *, missing: int = 0) -> int:
 
 
 def _row(found: Sequence[Record], planned: int) -> Row:
+    if any(record.status == "ok" for record in found):  # what a later launch had no time for was measured before
+        found = [record for record in found if record.reason != LEFT_OUT]
     records = tuple({record.launch: record for record in found}.values())
-    if any(record.status == "ok" for record in records):  # what a later launch had no time for was measured before
-        records = tuple(record for record in records if record.reason != LEFT_OUT)
     status = next(status for status in WORST_FIRST if any(record.status == status for record in records))
     measured = [record for record in records if record.status == "ok"]
     first = (measured or records)[0]
