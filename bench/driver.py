@@ -23,6 +23,7 @@ _FAREWELL_SECONDS = 10.0
 _MAX_FAILED_STARTS = 2
 _NOT_AGAIN = ("failed", "hang", "wrong")
 # a step takes about as long as ten collectives of the usual sizes
+_OVERTIME_SHARE, _OVERTIME_SECONDS = 0.1, 10.0
 _FOCUS = (0.2, 5.0)
 _WEIGHTS = {"workload": 10.0, "custom": 10.0}
 
@@ -141,11 +142,15 @@ class Driver:
             backend=self._plan.backend,
             device=self._plan.device,
             budget_seconds=max(deadline - time.monotonic(), 0.0),
-            run_seconds=max(self._end - time.monotonic(), 0.0),
+            run_seconds=max(self._end + self._overtime() - time.monotonic(), 0.0),
             timeout_seconds=self._plan.timeout_seconds,
             path=self._plan.path,
             injection=self._plan.injection,
         )
+
+    def _overtime(self) -> float:
+        """Return what the last cases may take beyond the budget, rather than be left out after all others."""
+        return min(_OVERTIME_SHARE * self._plan.budget_seconds, _OVERTIME_SECONDS)
 
     def _weight(self, case: Case) -> float:
         """Return a case's share of time: more for steps than for collectives, and for what is not yet precise."""

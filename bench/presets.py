@@ -62,7 +62,7 @@ PRESETS = {
         omit=("matrix", "gemm"),
         # the least with which a regression gate can decide
         launches=5,
-        budget_seconds=100,
+        budget_seconds=95,
         timeout_seconds=60,
         measure=Measure(),
     ),
