@@ -56,10 +56,10 @@ def main(ctx: click.Context) -> None:
     ctx.obj = House(modules=DEFINITIONS, show=_show, exit_code=_exit_code)
 
 
-def _show(path: Path) -> int:
+def _show(path: Path, form: str) -> int:
     from reports.show import show_run
 
-    return show_run(path)
+    return show_run(path, form)
 
 
 def _exit_code(path: Path) -> int:

@@ -1,14 +1,29 @@
-"""How much of what a link could carry is carried: link speeds as people write them, and efficiency against them."""
+"""How much of what could be carried is carried: a link's declared speed or a copy in memory, and the share of it."""
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from bench.errors import UserError
 
+CeilingName = Literal["link", "copy"]
+LINK: CeilingName = "link"
+COPY: CeilingName = "copy"
 _LINK = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([kKmMgGtT]?)([Bb]it(?:/s)?|bps|b/s|Bps|B/s)", re.ASCII)
 _FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 200Gbps, 100mbit or 50GB/s"
-_ABOVE = "above the link's speed: reduction in the network and caches can read so, and so does too slow a declared link"
+_ABOVE = {
+    LINK: "above the link's speed: reduction in the network, caches or too slow a declared link can read so",
+    COPY: "above the copy in memory: caches that hold the data, or memory that ranks share, can read so",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """What cannot be exceeded, one way: the declared speed of a link, or a copy in memory on the same host."""
+
+    name: CeilingName
+    bytes_per_second: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +31,7 @@ class Efficiency:
     """The share of a ceiling that was reached, never clipped; None is unknown, and ``against`` names the ceiling."""
 
     fraction: float | None
-    against: str
+    against: CeilingName | None
     note: str = ""
 
 
@@ -32,9 +47,9 @@ def parse_link(text: str) -> float:
     return rate if unit in ("B/s", "Bps") else rate / 8
 
 
-def efficiency(bytes_per_second: float | None, link_bytes_per_second: float | None) -> Efficiency:
-    """Return a bus bandwidth as a share of the declared link, with a note where it is above; unknown if either is."""
-    if bytes_per_second is None or link_bytes_per_second is None:
-        return Efficiency(fraction=None, against="link")
-    fraction = bytes_per_second / link_bytes_per_second
-    return Efficiency(fraction=fraction, against="link", note=_ABOVE if fraction > 1 else "")
+def efficiency(bytes_per_second: float | None, ceiling: Ceiling | None) -> Efficiency:
+    """Return a bus bandwidth as a share of the ceiling, with a note where it is above; unknown if either is."""
+    if bytes_per_second is None or ceiling is None:
+        return Efficiency(fraction=None, against=None if ceiling is None else ceiling.name)
+    fraction = bytes_per_second / ceiling.bytes_per_second
+    return Efficiency(fraction=fraction, against=ceiling.name, note=_ABOVE[ceiling.name] if fraction > 1 else "")

@@ -15,13 +15,17 @@ from bench.units import format_size
 
 @dataclass(frozen=True, kw_only=True)
 class House:
-    """What the other packages give to these commands: modules with definitions, and how a finished run is shown."""
+    """What the other packages give to these commands: modules with definitions, and how a finished run is shown.
+
+    ``show`` takes the run's folder and one of ``FORMATS`` and returns the exit code.
+    """
 
     modules: Sequence[str]
-    show: Callable[[Path], int]
+    show: Callable[[Path, str], int]
     exit_code: Callable[[Path], int]
 
 
+FORMATS = ("tables", "nccl-tests", "nccl-tests-json")
 _RUN_EXAMPLES = """\b
 Examples:
   parbench run                                        the main job, within two minutes
@@ -30,6 +34,7 @@ Examples:
   parbench run --only ddp --set layers=2,4 --launches 3
   parbench run --only 'all_*' --mesh dp=2,tp=2 --group tp --nproc 4
   parbench run --only all_reduce --inject late:1:3ms
+  parbench run --only all_reduce --sizes 1K:64M:x4 --format nccl-tests
   parbench run --target mypackage.mystep:prepare      a step of your own
   parbench run --resume runs/20260101T000000Z-host-1a2b3c
 
@@ -60,6 +65,9 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where runs go.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Measure what a run has no record of.")
 @click.option("--json", "as_json", is_flag=True, help="Print records, one a line, instead of tables.")
+@click.option(
+    "--format", "form", type=click.Choice(FORMATS), default="tables", show_default=True, help="What to print."
+)
 @click.pass_obj
 def run(
     house: House,
@@ -71,11 +79,14 @@ def run(
     out: Path,
     resume: Path | None,
     as_json: bool,
+    form: str,
     **given: Any,
 ) -> None:
     """Measure collectives, point-to-point and training steps, and say what was seen."""
     from bench.measuring import Options, run_options
 
+    if as_json and form != "tables":
+        raise UserError(f"--json and --format {form} both say what to print: leave out one of them")
     short = [f"{name}={text}" for name, text in (("size_bytes", sizes), ("dtype", dtype)) if text is not None]
     texts = parse_settings([*settings, *short])
     path = run_options(Options(settings=texts, **given), house.modules, out=out, resume_path=resume, as_json=as_json)
@@ -83,7 +94,7 @@ def run(
         return
     if as_json:
         click.echo(path, err=True)
-    code = house.exit_code(path) if as_json else house.show(path)
+    code = house.exit_code(path) if as_json else house.show(path, form)
     _leave(code)
 
 

@@ -54,6 +54,7 @@ BESIDE = Param(
     optional=True,
     help="what runs beside it on every rank",
 )
+COPY_MODE = Param(name="mode", kind="str", default="blocking", choices=("blocking", "pipelined"), help=MODE.help)
 GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")
 
 # input, output and reference of the largest operation, and room for a temporary of the check
@@ -104,7 +105,7 @@ class Refusal:
             return f"group {params['group']!r} has one rank: nothing moves"
         return (
             _refuse_type(params, setting)
-            or (_refuse_reduction(params) if self.joins else None)
+            or (_refuse_reduction(params, n) if self.joins else None)
             or _refuse_size(params, n if self.sharded else 1, setting)
             or _refuse_ranks(params, n)
             or _refuse_mode(self.name, params, setting)
@@ -116,10 +117,14 @@ def _refuse_type(params: Params, setting: Setting) -> str | None:
     return None if supports(setting.backend, dtype) else f"{setting.backend} carries no {dtype}"
 
 
-def _refuse_reduction(params: Params) -> str | None:
+def _refuse_reduction(params: Params, n: int) -> str | None:
     dtype, redop = str(params["dtype"]), params.get("redop", "sum")
     if redop == "avg" and not dtype.startswith(("float", "bfloat")):
         return f"the average of {dtype} is no {dtype}"
+    if redop == "avg" and n > DTYPES[dtype].exact_up_to:
+        return (
+            f"the average of {n} ranks cannot be checked in {dtype}, which is exact up to {DTYPES[dtype].exact_up_to}"
+        )
     if dtype == "bool" and redop == "sum":
         return "the sum of bool is no bool: use redop=max, min or product"
     return None
@@ -240,6 +245,13 @@ DEFINITIONS = (
         target="bench.compute:gemm",
         help="a float32 matrix product on every rank, to see what communication beside it costs",
         params=(GEMM_SIZE, BESIDE),
+    ),
+    Definition(
+        name="memory.copy",
+        target="bench.memory:copy",
+        help="a copy in memory on every rank at once: what no message between them on this node can exceed",
+        params=(SIZE, DTYPE, COPY_MODE),
+        refuse=Refusal(name="copy"),
     ),
     _pair("pingpong", "there and back between two ranks; the time is half the round trip"),
     _pair("unidirectional", "one rank sends to another"),

@@ -135,19 +135,19 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         entries=tuple(case.entry() for case in file.case),
         settings=_with_group(options),
         launches=_launches(options.launches, joined),
-        budget_seconds=parse_duration(options.budget) if options.budget else None,
-        timeout_seconds=parse_duration(options.timeout) if options.timeout else None,
+        budget_seconds=None if options.budget is None else parse_duration(options.budget),
+        timeout_seconds=None if options.timeout is None else parse_duration(options.timeout),
     )
-    catalogue = (define(options.target, folder),) if options.target else load_catalogue(modules)
+    catalogue = load_catalogue(modules) if options.target is None else (define(options.target, folder),)
     plan = make_plan(request, catalogue, setting)
-    injection = parse_injection(options.inject, setting.nproc) if options.inject else None
+    injection = None if options.inject is None else parse_injection(options.inject, setting.nproc)
     injected = (f"injected: {injection.text}",) if injection else ()
     return msgspec.structs.replace(
         plan,
         notes=(*chosen.notes, *injected),
         path=str(folder) if options.target else None,
         injection=injection,
-        link_bytes_per_second=parse_link(options.link) if options.link else None,
+        link_bytes_per_second=None if options.link is None else parse_link(options.link),
     )
 
 

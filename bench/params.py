@@ -52,8 +52,8 @@ class Param:
         """Return ``found``, text or a value from a file, as this parameter's kind; ``UserError`` if it does not fit."""
         try:
             value = _convert(self.kind, found)
-        except ValueError:
-            if self.kind == "matrix":
+        except ValueError as error:
+            if self.kind == "matrix" and isinstance(error, UserError):
                 raise  # its own words name the row and the column
             raise self._refusal(found) from None
         if self.choices and value not in self.choices:

@@ -96,10 +96,17 @@ def _candidates(
         for given in _product(definition, entry.set, request.settings):
             if not request.entries and "size_bytes" not in request.settings:
                 given = _divisible(given, setting.nproc)
-            for one in definition.expand(given, setting):
-                case = definition.case(one)
-                candidates.append((case, definition.refuse(case.params, setting)))
+            candidates += _expanded(definition, given, setting)
     return candidates
+
+
+def _expanded(definition: Definition, given: Mapping[str, Value], setting: Setting) -> list[Candidate]:
+    """Return the cases that ``given`` means, or itself with the reason why it means none here."""
+    try:
+        cases = [definition.case(one) for one in definition.expand(given, setting)]
+    except UserError as error:
+        return [(definition.case(given), str(error))]
+    return [(case, definition.refuse(case.params, setting)) for case in cases]
 
 
 def _divisible(given: dict[str, Value], nproc: int) -> dict[str, Value]:

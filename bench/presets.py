@@ -34,6 +34,9 @@ _SIZED = (
 )
 
 
+_GROUPED = ("all_reduce", "all_to_all")
+
+
 def _main(**settings: str) -> tuple[Entry, ...]:
     return tuple(Entry(name=name, set=settings) for name in _MAIN)
 
@@ -58,6 +61,7 @@ PRESETS = {
             *_main(size_bytes="1K:16M:x4", mode="blocking"),
             *_main(size_bytes="1K,16M", mode="pipelined"),
             *_sized(size_bytes="1M"),
+            Entry(name="copy", set={"size_bytes": "16M"}),
         ),
         omit=("matrix", "gemm"),
         # the least with which a regression gate can decide
@@ -67,14 +71,19 @@ PRESETS = {
         measure=Measure(),
     ),
     "full": Preset(
-        help="every size to 64M, four types, all modes, interference, ten launches: about 10 min",
+        help="every size to 64M, four types, all modes, groups, interference, ten launches: about 10 min",
         entries=(
             *_main(size_bytes="1K:64M:x2", mode="blocking"),
             *_main(size_bytes="1K:64M:x8", mode="pipelined"),
             *_main(size_bytes="64K,16M", mode="async"),
             *_main(size_bytes="1M", dtype="bfloat16,int32,float8_e4m3fn"),
             *_sized(size_bytes="1K:64M:x16"),
+            Entry(name="copy", set={"size_bytes": "1K:64M:x8"}),
             Entry(name="matrix", set={"size_bytes": "1M"}),
+            Entry(name="all_reduce", set={"size_bytes": "1M", "redop": "avg,min,max,product"}),
+            Entry(name="all_reduce", set={"size_bytes": "1M", "placement": "out_of_place"}),
+            Entry(name="all_to_all_v", set={"size_bytes": "1M", "skew": "0.5"}),
+            *(Entry(name=name, set={"size_bytes": "1M", "group": "node,across,pairs"}) for name in _GROUPED),
             Entry(name="all_reduce", set={"size_bytes": "1M", "beside": "gemm,all_reduce,all_to_all"}),
             Entry(name="gemm", set={"beside": "nothing,all_reduce,all_to_all"}),
         ),

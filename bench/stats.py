@@ -99,6 +99,22 @@ def across_launches(values: Sequence[float], noun: str = "medians") -> Estimate:
     )
 
 
+def ratio_within_launch(one: Estimate, other: Estimate) -> Estimate:
+    """Return one median above zero over another of the same launch.
+
+    The intervals' half-widths on log axes add in quadrature, as those of independent estimates do.
+    """
+    value = one.value / other.value
+    reaches = [math.log(of.high / of.low) / 2 for of in (one, other) if of.low and of.high]
+    if len(reaches) < 2:
+        return Estimate(
+            value=value, low=None, high=None, method="medians of one launch; one has no interval above zero"
+        )
+    reach = math.exp(math.hypot(*reaches))
+    method = "medians of one launch, their intervals in quadrature"
+    return Estimate(value=value, low=value / reach, high=value * reach, method=method)
+
+
 def t_quantile(p: float, df: int) -> float:
     """Return Student's t quantile for ``p`` in (0.5, 1), by bisection of its distribution function."""
     low, high = 0.0, 1.0

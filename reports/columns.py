@@ -8,11 +8,13 @@ from typing import Generic, TypeVar
 from bench.fit import Fit, Segment
 from bench.records import Metric
 from reports import cells
+from reports.contrasts import Pairs, Slowed, loads
 from reports.fits import Curve
 from reports.labels import operation, short_labels
 from reports.summary import Row
 
 T = TypeVar("T")
+_IDENTITY = ("operation", "mode", "dtype", "size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +73,55 @@ def fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
     """Return the columns of fits: those of ranks, lines and efficiency only where they say something."""
     firsts = [curve.rows[0] for curve in curves]
     columns = communication_columns(firsts)
-    identity = [_of_first(column) for column in columns if column.title in ("operation", "mode", "dtype")]
+    identity = [_of(column, _first_row) for column in columns if column.title in _IDENTITY[:3]]
     ranks = _words("ranks", _ranks, "ranks, and over how many nodes")
     efficient = any(curve.efficiency.fraction is not None for curve in curves)
     return (
         *identity,
         *((ranks,) if len({row.world for row in firsts}) > 1 else ()),
         *_fitted(curves),
-        *((_efficiency(),) if efficient else ()),
+        *((_efficiency(curves),) if efficient else ()),
         *((_lines(),) if any(curve.fit.knees for curve in curves) else ()),
+    )
+
+
+def slowed_columns(slowed: Sequence[Slowed], prefix: str) -> tuple[Column[Slowed], ...]:
+    """Return the columns of rows and what slows them, a column for each load, its title after ``prefix``."""
+    bases = [one.base for one in slowed]
+    identity = [column for column in communication_columns(bases) if column.title in _IDENTITY]
+    return (
+        *(_of(column, lambda one: one.base) for column in identity),
+        _of(_duration("time"), lambda one: one.base),
+        *(_factor(load, prefix) for load in loads(slowed)),
+    )
+
+
+def pair_columns(pairs: Pairs) -> tuple[Column[int], ...]:
+    """Return the columns of a rank-by-rank matrix: the sender, then each receiver with the bus bandwidth to it."""
+    return (
+        Column(title="from \\ to", text=str, sort=float, help="the rank that sends, and those that receive"),
+        *(_receiver(pairs, target) for target in pairs.ranks),
+    )
+
+
+def _receiver(pairs: Pairs, target: int) -> Column[int]:
+    return Column(
+        title=str(target),
+        text=lambda source: cells.gigabytes(pairs.rate(source, target)),
+        sort=lambda source: pairs.rate(source, target),
+        help=f"bus bandwidth to rank {target} in 1e9 B/s",
+    )
+
+
+def _factor(load: str, prefix: str) -> Column[Slowed]:
+    def value(one: Slowed) -> float | None:
+        return one.factors[load].value if load in one.factors else None
+
+    return Column(
+        title=f"{prefix}{load}",
+        text=lambda one: cells.measured(one.factors.get(load)),
+        sort=value,
+        help="how many times as long it takes, with its 95 % interval",
     )
 
 
@@ -159,9 +201,20 @@ def _number(value: object) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _of_first(column: Column[Row]) -> Column[Curve]:
-    """Return a column of what all rows of a curve share."""
-    return _words(column.title, lambda curve: column.text(curve.rows[0]), column.help, column.drop)
+def _first_row(curve: Curve) -> Row:
+    return curve.rows[0]
+
+
+def _of(column: Column[Row], row_of: Callable[[T], Row]) -> Column[T]:
+    """Return a column of rows as one of what has such a row."""
+    return Column(
+        title=column.title,
+        text=lambda item: column.text(row_of(item)),
+        sort=lambda item: column.sort(row_of(item)),
+        help=column.help,
+        number=column.number,
+        drop=column.drop,
+    )
 
 
 def _fitted(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
@@ -225,14 +278,15 @@ def _fitted_bandwidth(name: str, factor: Callable[[Curve], float | None]) -> Col
     )
 
 
-def _efficiency() -> Column[Curve]:
+def _efficiency(curves: Sequence[Curve]) -> Column[Curve]:
+    against = next(curve.efficiency.against for curve in curves if curve.efficiency.against)
     return Column(
-        title="of link",
+        title=f"of {against}",
         text=lambda curve: (
             _percent(curve.efficiency.fraction) + (" (above: see note)" if curve.efficiency.note else "")
         ),
         sort=lambda curve: curve.efficiency.fraction,
-        help="fitted busbw over the declared link's speed",
+        help="fitted busbw over the declared link's speed, or over a copy in memory on the same host",
         drop=2,
     )
 

@@ -64,11 +64,9 @@ def export(run: Path, form: str, output: Path | None) -> None:
     """Write the collectives of RUN, a run's folder, as another tool would: a table for each series."""
     from bench.errors import UserError
     from bench.runs import load_run
-    from reports.nccl_json import render_json
-    from reports.nccl_text import render_text
+    from reports.show import export_run
 
-    found = load_run(run)
-    content = render_json(found) if form == "nccl-tests-json" else render_text(found).encode(errors="replace")
+    content = export_run(load_run(run), form)
     if output is None:
         click.echo(content, nl=False)
         return

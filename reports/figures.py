@@ -9,12 +9,15 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from bench.ceiling import Ceiling
 from bench.fit import Fit
 from bench.records import Metric
 from bench.units import format_size
 from reports import cells
+from reports.contrasts import Pairs
 from reports.fits import Curve, size_of
 from reports.labels import operation, short_labels
 from reports.summary import Row
@@ -28,16 +31,18 @@ _DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 _FIT_STYLE: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 0.8}
 _FIT_STEPS = 24
 _MAX_SIZE_TICKS = 8
+_MAX_RANK_TICKS = 16
+_MAX_NUMBERED = 10
 _LOG_FROM_RATIO = 10
 _AXIS = {"busbw": "bus bandwidth (GB/s)", "time": "time"}
 
 
 def draw_curves(
-    rows: Sequence[Row], quantity: Quantity, curves: Sequence[Curve] = (), link_bytes_per_second: float | None = None
+    rows: Sequence[Row], quantity: Quantity, curves: Sequence[Curve] = (), ceiling: Ceiling | None = None
 ) -> Figure | None:
     """Return a quantity against size on log axes, a line for each operation with its interval as a band.
 
-    Fits of the same rows are thin dashed lines of time, a declared link a level line of bus bandwidth. None if no row
+    Fits of the same rows are thin dashed lines of time, a ceiling a level line of bus bandwidth. None if no row
     has size and quantity above zero: a log axis shows nothing else.
     """
     series: dict[str, list[Row]] = {}
@@ -50,9 +55,7 @@ def draw_curves(
         figure = Figure(figsize=(5.2, 3.7), layout="constrained")
         axes = figure.add_subplot()
         lines = [_draw_line(axes, i, sorted(of, key=size_of), quantity) for i, of in enumerate(series.values())]
-        models = (
-            _draw_fits(axes, list(series), curves) if quantity == "time" else _draw_link(axes, link_bytes_per_second)
-        )
+        models = _draw_fits(axes, list(series), curves) if quantity == "time" else _draw_ceiling(axes, ceiling)
         _label_axes(axes, [size_of(row) for of in series.values() for row in of], quantity)
         figure.legend([*lines, *models.values()], [*series, *models], loc="outside upper center", ncols=3)
     return figure
@@ -74,6 +77,36 @@ def draw_steps(rows: Sequence[Row]) -> Figure | None:
         axes.grid(visible=False, axis="y")
         _scale_times(axes, [value for row in drawable for value in _extent(row)])
     return figure
+
+
+def draw_pairs(matrix: Pairs) -> Figure | None:
+    """Return bus bandwidth from rank to rank as a heat map, with numbers if there is room; None if all is unknown."""
+    rates = [[matrix.rate(source, target) for target in matrix.ranks] for source in matrix.ranks]
+    known = [rate for row in rates for rate in row if rate]
+    if not known:
+        return None
+    n = len(matrix.ranks)
+    with drawing():
+        figure = Figure(figsize=(5.2, 4.2), layout="constrained")
+        axes = figure.add_subplot()
+        axes.grid(visible=False)
+        axes.set(xlabel="to rank", ylabel="from rank", xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5), aspect="equal")
+        places = range(0, n, -(-n // _MAX_RANK_TICKS))
+        axes.set_xticks(places, [str(matrix.ranks[place]) for place in places])
+        axes.set_yticks(places, [str(matrix.ranks[place]) for place in places])
+        for i, row in enumerate(rates):
+            for j, rate in enumerate(row):
+                if rate:
+                    _draw_cell(axes, (i, j), rate, max(known), with_number=n <= _MAX_NUMBERED)
+    return figure
+
+
+def _draw_cell(axes: Axes, place: tuple[int, int], rate: float, fastest: float, *, with_number: bool) -> None:
+    """Draw a square, the fuller of colour the faster: the slowest link stands out as the palest."""
+    i, j = place
+    axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, color=SERIES[0], alpha=0.1 + 0.6 * rate / fastest, linewidth=0))
+    if with_number:
+        axes.text(j, i, cells.gigabytes(rate), ha="center", va="center")
 
 
 def _draw_line(axes: Axes, index: int, rows: Sequence[Row], quantity: Quantity) -> Line2D:
@@ -119,12 +152,12 @@ def _fitted_lines(fit: Fit) -> list[tuple[list[float], list[float]]]:
     return drawn
 
 
-def _draw_link(axes: Axes, bytes_per_second: float | None) -> dict[str, Line2D]:
-    """Draw the link's speed where it is known; return what the legend says of it."""
-    if bytes_per_second is None:
+def _draw_ceiling(axes: Axes, ceiling: Ceiling | None) -> dict[str, Line2D]:
+    """Draw the ceiling where it is known; return what the legend says of it."""
+    if ceiling is None:
         return {}
-    line = axes.axhline(bytes_per_second / cells.GIGA, color=INK, linewidth=1, linestyle=(0, (8, 3)))
-    return {f"link, {cells.quantity(bytes_per_second, 'B/s')}": line}
+    line = axes.axhline(ceiling.bytes_per_second / cells.GIGA, color=INK, linewidth=1, linestyle=(0, (8, 3)))
+    return {f"{ceiling.name}, {cells.quantity(ceiling.bytes_per_second, 'B/s')}": line}
 
 
 def _label_axes(axes: Axes, sizes: Sequence[int], quantity: Quantity) -> None:

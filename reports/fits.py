@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.ceiling import Efficiency, efficiency
+from bench.ceiling import COPY, LINK, Ceiling, Efficiency, efficiency
 from bench.fit import METHOD, Fit, Point, fit
 from bench.runs import Run
 from reports import cells
 from reports.summary import Row
+
+_CEILINGS = {LINK: "the declared link", COPY: "a copy in memory that every rank of the host makes at once"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +17,7 @@ class Curve:
     """Rows of one operation, mode, dtype and world in the order of size, with the fit that explains their times.
 
     ``busbw_factor`` is bus bandwidth over algorithm bandwidth, None if unknown; the efficiency is that of the fitted
-    bus bandwidth against the declared link.
+    bus bandwidth against the ceiling.
     """
 
     rows: tuple[Row, ...]
@@ -24,20 +26,22 @@ class Curve:
     efficiency: Efficiency
 
 
-def link_of(run: Run) -> float | None:
-    """Return the declared link's bytes per second, None where none was declared."""
-    # plans written before links could be declared have no such field
-    declared: float | None = getattr(run.info.plan, "link_bytes_per_second", None)
-    return declared
+def ceiling_of(run: Run, rows: Sequence[Row]) -> Ceiling | None:
+    """Return the declared link, else the copy in memory of the largest size where all ranks share a host, else None."""
+    if run.info.plan.link_bytes_per_second is not None:
+        return Ceiling(name=LINK, bytes_per_second=run.info.plan.link_bytes_per_second)
+    copies = [row for row in rows if row.kind == "memory" and row.world.nodes == 1 and "algbw" in row.metrics]
+    rate = max(copies, key=size_of).metrics["algbw"].value if copies else None
+    return Ceiling(name=COPY, bytes_per_second=rate) if rate else None
 
 
-def fit_curves(rows: Sequence[Row], link_bytes_per_second: float | None) -> tuple[Curve, ...]:
+def fit_curves(rows: Sequence[Row], ceiling: Ceiling | None) -> tuple[Curve, ...]:
     """Return the curves that have a fit, in the order of their first rows; too few sizes have none."""
     groups: dict[object, list[Row]] = {}
     for row in rows:
         if row.is_communication and size_of(row) > 0 and _seconds(row) is not None:
             groups.setdefault(_identity(row), []).append(row)
-    curves = (_curve(sorted(group, key=size_of), link_bytes_per_second) for group in groups.values())
+    curves = (_curve(sorted(group, key=size_of), ceiling) for group in groups.values())
     return tuple(curve for curve in curves if curve is not None)
 
 
@@ -58,7 +62,7 @@ def size_of(row: Row) -> int:
     return size if isinstance(size, int) else 0
 
 
-def fit_notes(curves: Sequence[Curve], link_bytes_per_second: float | None) -> tuple[str, ...]:
+def fit_notes(curves: Sequence[Curve], ceiling: Ceiling | None) -> tuple[str, ...]:
     """Return what a reader of the fits must know, each a sentence; nothing where there are none."""
     if not curves:
         return ()
@@ -66,9 +70,9 @@ def fit_notes(curves: Sequence[Curve], link_bytes_per_second: float | None) -> t
         f"Fits: {METHOD}.",
         "Fits: latency is that of the smallest sizes, bandwidth that of the largest; a knee lies between [low, high].",
     ]
-    if link_bytes_per_second is not None:
-        link = cells.quantity(link_bytes_per_second, "B/s")
-        notes.append(f"Efficiency: fitted bus bandwidth over the declared link's {link}.")
+    if ceiling is not None:
+        rate = cells.quantity(ceiling.bytes_per_second, "B/s")
+        notes.append(f"Efficiency: fitted bus bandwidth over {_CEILINGS[ceiling.name]}, {rate}.")
     above = dict.fromkeys(curve.efficiency.note for curve in curves if curve.efficiency.note)
     return (*notes, *(f"Efficiency over 100 %: {note}." for note in above))
 
@@ -79,14 +83,14 @@ def _identity(row: Row) -> object:
     return row.case.name, row.case.target, params, row.world
 
 
-def _curve(rows: Sequence[Row], link_bytes_per_second: float | None) -> Curve | None:
+def _curve(rows: Sequence[Row], ceiling: Ceiling | None) -> Curve | None:
     found = fit(points_of(rows))
     if found is None:
         return None
     factor = next((known for row in reversed(rows) if (known := _busbw_factor(row)) is not None), None)
     rate = found.segments[-1].bytes_per_second
     busbw = None if factor is None or rate is None else factor * rate
-    return Curve(rows=tuple(rows), fit=found, busbw_factor=factor, efficiency=efficiency(busbw, link_bytes_per_second))
+    return Curve(rows=tuple(rows), fit=found, busbw_factor=factor, efficiency=efficiency(busbw, ceiling))
 
 
 def _busbw_factor(row: Row) -> float | None:

@@ -12,13 +12,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from bench.ceiling import Ceiling
 from bench.runs import Run
 from bench.units import format_duration
-from reports.columns import Column, T, communication_columns, fit_columns, step_columns
+from reports.columns import Column, T, communication_columns, fit_columns, slowed_columns, step_columns
+from reports.contrasts import Pairs, Slowed, contrasts, matrix_title, pairs
 from reports.data import as_csv, as_json
 from reports.facts import flatten, row_facts
-from reports.figures import draw_curves, draw_steps
-from reports.fits import Curve, fit_curves, fit_notes, link_of
+from reports.figures import draw_curves, draw_pairs, draw_steps
+from reports.fits import Curve, ceiling_of, fit_curves, fit_notes
 from reports.footnotes import footnotes, heading, verdict_words
 from reports.problems import bad_rows, not_measured
 from reports.summary import Row, Summary
@@ -42,9 +44,11 @@ def render_page(run: Run, summary: Summary) -> str:
     """Return the report of a run as HTML."""
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     shown = [row for row in summary.rows if row.metrics]
-    communication = [row for row in shown if row.is_communication]
-    link = link_of(run)
-    curves = fit_curves(communication, link)
+    matrices = pairs(shown)
+    in_matrices = {row.case.id for matrix in matrices for row in matrix.rows.values()}
+    communication = [row for row in shown if row.is_communication and row.case.id not in in_matrices]
+    ceiling = ceiling_of(run, communication)
+    curves = fit_curves(communication, ceiling)
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -59,9 +63,11 @@ def render_page(run: Run, summary: Summary) -> str:
         bad=bad_rows(summary),
         not_measured=not_measured(summary),
         environment=None if run.info.environment is None else flatten(run.info.environment),
-        communication=_communication_panels(communication, curves, link),
+        communication=_communication_panels(communication, curves, ceiling),
         fits=_fit_panel(curves),
-        fit_notes=fit_notes(curves, link),
+        fit_notes=fit_notes(curves, ceiling),
+        contrasts=[_contrast_panel(i, *one) for i, one in enumerate(contrasts(shown), start=1)],
+        pairs=[_pair_panel(i, matrix) for i, matrix in enumerate(matrices, start=1)],
         steps=_step_panel([row for row in shown if not row.is_communication]),
         notes=footnotes(run, summary),
         facts=row_facts,
@@ -86,7 +92,7 @@ def _embedded(run: Run, summary: Summary) -> Markup:
 
 
 def _communication_panels(
-    rows: Sequence[Row], curves: Sequence[Curve], link_bytes_per_second: float | None
+    rows: Sequence[Row], curves: Sequence[Curve], ceiling: Ceiling | None
 ) -> tuple[Panel[Row], ...]:
     """Return a panel for each mode and dtype: they are different series."""
     groups: dict[tuple[str, str], list[Row]] = {}
@@ -98,7 +104,7 @@ def _communication_panels(
             f"{series[0]}, {series[1]}",
             group,
             [curve for curve in curves if _series(curve.rows[0]) == series],
-            link_bytes_per_second,
+            ceiling,
         )
         for i, (series, group) in enumerate(groups.items(), start=1)
     )
@@ -109,9 +115,9 @@ def _series(row: Row) -> tuple[str, str]:
 
 
 def _communication_panel(
-    panel_id: str, title: str, rows: Sequence[Row], curves: Sequence[Curve], link_bytes_per_second: float | None
+    panel_id: str, title: str, rows: Sequence[Row], curves: Sequence[Curve], ceiling: Ceiling | None
 ) -> Panel[Row]:
-    bandwidth = draw_curves(rows, "busbw", link_bytes_per_second=link_bytes_per_second)
+    bandwidth = draw_curves(rows, "busbw", ceiling=ceiling)
     figures = [
         _figure(bandwidth, f"{panel_id}-busbw", f"Bus bandwidth against size: {title}"),
         _figure(draw_curves(rows, "time", curves), f"{panel_id}-time", f"Time against size: {title}"),
@@ -130,6 +136,19 @@ def _fit_panel(curves: Sequence[Curve]) -> Panel[Curve] | None:
     if not curves:
         return None
     return Panel(id="fits", title="all curves", figures=(), columns=fit_columns(curves), rows=tuple(curves))
+
+
+def _contrast_panel(number: int, title: str, prefix: str, slowed: Sequence[Slowed]) -> Panel[Slowed]:
+    columns = slowed_columns(slowed, prefix)
+    return Panel(id=f"contrast-{number}", title=title, figures=(), columns=columns, rows=tuple(slowed))
+
+
+def _pair_panel(number: int, matrix: Pairs) -> Panel[Row]:
+    title = matrix_title(matrix)
+    figure = _figure(draw_pairs(matrix), f"pairs-{number}-rates", title)
+    rows = tuple(matrix.rows.values())
+    figures = (figure,) if figure else ()
+    return Panel(id=f"pairs-{number}", title=title, figures=figures, columns=communication_columns(rows), rows=rows)
 
 
 def _step_panel(rows: Sequence[Row]) -> Panel[Row] | None:

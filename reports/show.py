@@ -14,23 +14,36 @@ REPORT = "report.html"
 DID_NOT_RUN = 4
 
 
-def show_run(path: Path, *, page: bool = True) -> int:
-    """Print a run's tables and, last, its folder; write its report unless told not to; return the exit code.
+def show_run(path: Path, form: str = "tables", *, page: bool = True) -> int:
+    """Print a run and its folder, write its report unless told not to, and return the exit code.
 
-    A report that cannot be written does not hide the results: it is a warning, and the exit code 4 if all else is fine.
+    As tables, the folder is their last line; in another tool's format, it goes to standard error, out of the way of
+    parsers. A report that cannot be written does not hide the results: it is a warning, and the exit code 4 if all
+    else is fine.
     """
     run = load_run(path)
     summary = summarize(run)
     code = summary.verdict.code
-    print_tables(run, summary)
+    if form == "tables":
+        print_tables(run, summary)
+    else:
+        click.echo(export_run(run, form), nl=False)
     if page:
         try:
             _write_page(run, summary, path / REPORT)
         except UserError as error:
             click.echo(f"no report: {error}", err=True)
             code = code or DID_NOT_RUN
-    click.echo(str(path))
+    click.echo(str(path), err=form != "tables")
     return code
+
+
+def export_run(run: Run, form: str) -> bytes:
+    """Return a run's collectives as another tool would write them: ``nccl-tests`` text, or ``nccl-tests-json``."""
+    from reports.nccl_json import render_json
+    from reports.nccl_text import render_text
+
+    return render_json(run) if form == "nccl-tests-json" else render_text(run).encode(errors="replace")
 
 
 def build_report(path: Path, out: Path | None = None) -> Path:

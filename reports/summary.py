@@ -15,7 +15,7 @@ from reports.merge import merge_metrics
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
 NOISIEST_FIRST: tuple[Grade, ...] = ("wild", "noisy", "fair", "quiet")
-COMMUNICATION = ("collective", "p2p")
+COMMUNICATION = ("collective", "p2p", "memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Row:
 
     @property
     def is_communication(self) -> bool:
-        """Whether this is a collective or point-to-point operation, not a step."""
+        """Whether this moves data, as a collective, point-to-point or in memory, and is no step."""
         return self.kind in COMMUNICATION
 
     @property

@@ -14,11 +14,12 @@ from rich.text import Text
 
 from bench.runs import Run
 from reports import cells
-from reports.columns import Column, T, communication_columns, fit_columns, step_columns
-from reports.fits import fit_curves, fit_notes, link_of
+from reports.columns import Column, T, communication_columns, fit_columns, pair_columns, slowed_columns, step_columns
+from reports.contrasts import Pairs, contrasts, matrix_title, pairs
+from reports.fits import ceiling_of, fit_curves, fit_notes
 from reports.footnotes import footnotes, heading, verdict_words
 from reports.problems import Problem, bad_rows, not_measured
-from reports.summary import Summary
+from reports.summary import Row, Summary
 
 _UNBOUNDED = 1_000_000
 _STYLES = {
@@ -46,14 +47,17 @@ def render_tables(run: Run, summary: Summary, *, width: int | None, color: bool 
     """Return the tables as text; ``width`` is the terminal's columns, None for a pipe: nothing is cut or wrapped."""
     sheet = _Sheet(width, color)
     shown = [row for row in summary.rows if row.metrics]
-    communication = [row for row in shown if row.is_communication]
+    matrices = pairs(shown)
+    in_matrices = {row.case.id for matrix in matrices for row in matrix.rows.values()}
+    communication = [row for row in shown if row.is_communication and row.case.id not in in_matrices]
     steps = [row for row in shown if not row.is_communication]
     sheet.write(_clean(heading(run, summary)))
     _write_rows(sheet, "Collectives and point-to-point", communication_columns(communication), communication)
-    link = link_of(run)
-    curves = fit_curves(communication, link)
+    ceiling = ceiling_of(run, communication)
+    curves = fit_curves(communication, ceiling)
     _write_rows(sheet, "Fits", fit_columns(curves), curves)
-    sheet.write(*(_clean(note) for note in fit_notes(curves, link)))
+    sheet.write(*(_clean(note) for note in fit_notes(curves, ceiling)))
+    _write_contrasts(sheet, shown, matrices)
     _write_rows(sheet, "Steps", step_columns(steps), steps)
     _write_problems(sheet, "Wrong, hung or failed", bad_rows(summary))
     _write_problems(sheet, "Not measured", not_measured(summary))
@@ -103,18 +107,26 @@ def _write_rows(sheet: _Sheet, title: str, columns: Sequence[Column[T]], rows: S
     if not rows:
         return
     kept = list(columns)
-    while not sheet.has_room(table := _rows_table(sheet, title, kept, rows)):
+    while not sheet.has_room(table := _rows_table(sheet, kept, rows)):
         droppable = max(kept, key=lambda column: column.drop)
         if droppable.drop == 0:
             break
         kept.remove(droppable)
-    sheet.write("", table, at_least=sheet.least_width(table))
+    sheet.write("", _title(title), table, at_least=sheet.least_width(table))
     if hidden := [_hidden(column, rows) for column in columns if column not in kept]:
         sheet.write(_clean(f"No room for: {', '.join(hidden)}; all is in the report."))
 
 
-def _rows_table(sheet: _Sheet, title: str, columns: Sequence[Column[T]], rows: Sequence[T]) -> Table:
-    table = _table(sheet, title)
+def _write_contrasts(sheet: _Sheet, rows: Sequence[Row], matrices: Sequence[Pairs]) -> None:
+    """Print what rows cost beside others, and rates from rank to rank."""
+    for title, prefix, slowed in contrasts(rows):
+        _write_rows(sheet, title, slowed_columns(slowed, prefix), slowed)
+    for matrix in matrices:
+        _write_rows(sheet, matrix_title(matrix), pair_columns(matrix), matrix.ranks)
+
+
+def _rows_table(sheet: _Sheet, columns: Sequence[Column[T]], rows: Sequence[T]) -> Table:
+    table = _table(sheet)
     texts = [[_cell(column.text(row)) for column in columns] for row in rows]
     for i, column in enumerate(columns):
         # a name or a note may take several lines of a terminal, a number may not
@@ -128,19 +140,20 @@ def _rows_table(sheet: _Sheet, title: str, columns: Sequence[Column[T]], rows: S
 def _write_problems(sheet: _Sheet, title: str, problems: Sequence[Problem]) -> None:
     if not problems:
         return
-    table = _table(sheet, title)
+    table = _table(sheet)
     for name in ("case", "status", "launches", "reason"):
         table.add_column(name, no_wrap=name in ("status", "launches"), overflow="fold")
     for one in problems:
         table.add_row(*(_cell(text) for text in (one.case, one.status, one.launches, one.reason)))
-    sheet.write("", table)
+    sheet.write("", _title(title), table)
 
 
-def _table(sheet: _Sheet, title: str) -> Table:
+def _title(text: str) -> Text:
+    return Text(text, style="bold")
+
+
+def _table(sheet: _Sheet) -> Table:
     return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
         box=box.SIMPLE_HEAD if sheet.width else None,
         pad_edge=False,
         padding=(0, 2, 0, 0),

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from bench.cases import Case, make_case
+from bench.ceiling import LINK, Ceiling
 from bench.plan import Plan, Skipped
 from bench.records import Check, Metric, Noise, RankState, Record, Samples, Status, Stop, WorldInfo, encode
 from bench.runs import Run, RunInfo, create_run, open_writer, write_info
@@ -98,6 +99,10 @@ def hang(case: Case, launch: int = 0) -> Record:
         RankState(rank=1, host="node-b", pid=42, state="did not arrive", stack="File b.py, line 9, in <listcomp>"),
     ]
     return bad(case, launch, "hang", "rank 1 did not arrive within 60 s", ranks=ranks)
+
+
+def link(bytes_per_second: float) -> Ceiling:
+    return Ceiling(name=LINK, bytes_per_second=bytes_per_second)
 
 
 def make_plan(cases: Iterable[Case], *, launches: int = 1, skipped: Sequence[Skipped] = ()) -> Plan:

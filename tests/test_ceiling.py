@@ -2,8 +2,10 @@
 
 import pytest
 
-from bench.ceiling import efficiency, parse_link
+from bench.ceiling import COPY, LINK, Ceiling, efficiency, parse_link
 from bench.errors import UserError
+
+LINK_25 = Ceiling(name=LINK, bytes_per_second=25e9)
 
 
 @pytest.mark.parametrize(
@@ -49,26 +51,33 @@ def test_what_could_be_bits_or_bytes_is_refused(text: str) -> None:
 
 
 def test_efficiency_is_a_share_of_the_link() -> None:
-    found = efficiency(20e9, 25e9)
+    found = efficiency(20e9, LINK_25)
     assert found.fraction == pytest.approx(0.8)
     assert (found.against, found.note) == ("link", "")
 
 
 def test_efficiency_at_the_link_needs_no_note() -> None:
-    assert efficiency(25e9, 25e9).note == ""
+    assert efficiency(25e9, LINK_25).note == ""
 
 
 def test_efficiency_above_the_link_is_noted_not_clipped() -> None:
-    found = efficiency(30e9, 25e9)
+    found = efficiency(30e9, LINK_25)
     assert found.fraction == pytest.approx(1.2)
     assert "reduction in the network" in found.note
 
 
-@pytest.mark.parametrize(("rate", "link"), [(None, 25e9), (20e9, None), (None, None)])
-def test_unknown_stays_unknown(rate: float | None, link: float | None) -> None:
-    found = efficiency(rate, link)
-    assert (found.fraction, found.note) == (None, "")
+@pytest.mark.parametrize(("rate", "ceiling", "against"), [(None, LINK_25, "link"), (20e9, None, None)])
+def test_unknown_stays_unknown(rate: float | None, ceiling: Ceiling | None, against: str | None) -> None:
+    found = efficiency(rate, ceiling)
+    assert (found.fraction, found.against, found.note) == (None, against, "")
+
+
+def test_efficiency_above_a_copy_speaks_of_memory() -> None:
+    found = efficiency(30e9, Ceiling(name=COPY, bytes_per_second=20e9))
+    assert found.fraction == pytest.approx(1.5)
+    assert found.against == "copy"
+    assert found.note.startswith("above the copy in memory")
 
 
 def test_nothing_carried_is_known() -> None:
-    assert efficiency(0.0, 25e9).fraction == 0
+    assert efficiency(0.0, LINK_25).fraction == 0

@@ -1,6 +1,7 @@
 """Every operation is right in every type, and its check sees every kind of wrong."""
 
 import inspect
+import itertools
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -13,14 +14,16 @@ from ranks import Ranks
 from bench.cases import Definition, Setting
 from bench.definitions import DEFINITIONS
 from bench.dtypes import DTYPES, supports
+from bench.groups import groups_of
 from bench.operation import Operation
+from bench.parts import Parts
 from bench.runner import OF_THE_RUNNER, load_target
 from bench.world import World
 
 OPERATIONS = {
     definition.name: definition
     for definition in DEFINITIONS
-    if definition.name not in ("collective.barrier", "compute.gemm")  # they have no data of their own to check
+    if definition.name.startswith(("collective", "p2p")) and definition.name != "collective.barrier"  # it has no data
 }
 JOINING = {name for name, definition in OPERATIONS.items() if "redop" in {param.name for param in definition.params}}
 PLACED = [
@@ -34,6 +37,7 @@ NOTHING_OF_RANK_1 = {
     *("collective.broadcast", "collective.scatter"),
     *("p2p.unidirectional", "p2p.matrix", "p2p.pingpong"),
 }
+ONE_ROOT = {"collective.reduce", "collective.gather"}  # nothing is received elsewhere
 GLOO_DTYPES = [dtype for dtype in DTYPES if supports("gloo", dtype)]
 CONTRACT = {
     # name: (busbw factor, sent / size, received / size) for two ranks
@@ -70,9 +74,9 @@ def check_around_step(world: World, name: str, params: dict[str, Any]) -> tuple[
     return before, operation.check()
 
 
-def check_mutant(world: World, name: str, mutation: str, dtype: str) -> int:
+def check_mutant(world: World, name: str, mutation: str, dtype: str, size_bytes: int = 4096) -> int:
     """Return how much is wrong after a step that goes wrong on purpose."""
-    operation = prepared(world, name, size_bytes=4096, dtype=dtype)
+    operation = prepared(world, name, size_bytes=size_bytes, dtype=dtype)
     mutant = replace(operation, call=MUTATIONS[mutation](operation, world))
     mutant.reset()
     mutant.step()
@@ -253,17 +257,64 @@ def test_the_function_takes_exactly_the_declared_parameters(definition: Definiti
     assert taken == ["world", *(param.name for param in definition.params if param.name not in OF_THE_RUNNER)]
 
 
+def wrong_in_groups(world: World, name: str, groups: list[str]) -> tuple[int, list[str]]:
+    """Return how many variants of an operation ran in groups, all at once, and which of them went wrong here."""
+    parts = _PARTS.setdefault(id(world), Parts(world))
+    ran, wrong = 0, []
+    for group in groups:
+        world_of = parts.of({"group": group, "together": True}).world
+        assert world_of is not None
+        for params in variants(name, group, world):
+            ran += 1
+            before, after = check_around_step(world_of, name, params)
+            if after or not (before or name in NOTHING_OF_RANK_1 | ONE_ROOT):
+                wrong.append(f"{group} {params}: {before} wrong before, {after} after")
+    return ran, wrong
+
+
+_PARTS: dict[int, Parts] = {}
+
+
+def variants(name: str, group: str, world: World) -> list[dict[str, Any]]:
+    """Return every type, reduction, placement and root that is not refused, at an odd size."""
+    definition = OPERATIONS[name]
+    setting = Setting(nproc=len(world.hosts), backend="gloo", device="cpu")
+    choices = {param.name: param.choices for param in definition.params if param.name in ("redop", "placement")}
+    found = []
+    for dtype, *rest in itertools.product(GLOO_DTYPES, *choices.values()):
+        given = {"size_bytes": 96 * 1001, "dtype": dtype, **dict(zip(choices, rest, strict=True))}
+        if definition.refuse(definition.case({**given, "group": group}).params, setting) is None:
+            found.append(given)
+    if "root" in {param.name for param in definition.params}:
+        n = len(groups_of(group, setting.nproc)[0])
+        found += [{"size_bytes": 96 * 1001, "dtype": "float32", "root": root} for root in range(1, n)]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "groups"),
+    [
+        (3, ["world", "node"]),
+        (4, ["world", "node", "pairs", "contiguous:2", "strided:2", "dp=2 tp=2:dp", "dp=2 tp=2:tp", "dp=4 tp=1:dp"]),
+    ],
+)
+def test_every_variant_is_right_in_every_group_of_more_ranks(size: int, groups: list[str]) -> None:
+    in_groups = [name for name, definition in OPERATIONS.items() if "group" in {p.name for p in definition.params}]
+    with Ranks(size) as ranks:
+        for name in in_groups:
+            for ran, wrong in ranks.call("test_collectives:wrong_in_groups", name=name, groups=groups):
+                assert ran >= len(groups) * len(GLOO_DTYPES)
+                assert wrong == []
+        for name in set(OPERATIONS) - set(in_groups):
+            assert around_step(ranks, name, size_bytes=96 * 1001)[1] == [0] * size
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 4])
-def test_more_ranks_are_right_too(size: int) -> None:
+def test_every_mutation_is_caught_on_more_ranks(size: int) -> None:
     with Ranks(size) as ranks:
-        for name, definition in OPERATIONS.items():
-            names = {param.name for param in definition.params}
-            for dtype in ("int8", "bfloat16", "float32"):
-                for redop in ("sum", "avg", "min", "max", "product") if "redop" in names else ("",):
-                    if redop != "avg" or dtype != "int8":
-                        more = {"redop": redop} if redop else {}
-                        found = around_step(ranks, name, size_bytes=48 * 1001, dtype=dtype, **more)[1]
-                        assert found == [0] * size, (name, dtype, redop)
-            for root in range(size) if "root" in names else ():
-                assert around_step(ranks, name, size_bytes=48 * 1001, root=root)[1] == [0] * size, (name, root)
+        for name, mutation in itertools.product(OPERATIONS, MUTATIONS):
+            arguments = {"name": name, "mutation": mutation, "dtype": "float32", "size_bytes": 4096 * 3}
+            wrong = ranks.call("test_collectives:check_mutant", **arguments)
+            assert (sum(wrong) > 0) != (mutation == "dropped" and name in NOTHING_OF_RANK_1), (name, mutation)

@@ -3,13 +3,22 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
-from reports_fixtures import bad, collective, make_plan, make_run, ok, seconds_metric, step
+from reports_fixtures import bad, collective, link, make_plan, make_run, ok, rate_metric, seconds_metric, step
 
 from bench.cases import make_case
 from bench.ceiling import Efficiency, efficiency
 from bench.fit import Fit, Segment
 from bench.records import Check, Record
-from reports.columns import Column, check_word, communication_columns, fit_columns, step_columns
+from reports.columns import (
+    Column,
+    check_word,
+    communication_columns,
+    fit_columns,
+    pair_columns,
+    slowed_columns,
+    step_columns,
+)
+from reports.contrasts import interference, pairs
 from reports.fits import Curve
 from reports.summary import Row, summarize
 
@@ -96,7 +105,7 @@ def test_what_a_row_is_and_its_time_are_never_dropped() -> None:
 
 def test_every_column_is_explained() -> None:
     assert all(column.help for column in (*communication_columns([]), *step_columns([])))
-    assert all(column.help for column in fit_columns([curve_of(TWO_LINES, of_link=efficiency(60e9, 50e9))]))
+    assert all(column.help for column in fit_columns([curve_of(TWO_LINES, of_link=efficiency(60e9, link(50e9)))]))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +216,7 @@ def test_without_its_factor_a_bus_bandwidth_is_unknown() -> None:
     ("busbw", "text"), [(20e9, "40.0 %"), (50e9, "100 %"), (60e9, "120 % (above: see note)"), (None, "-")]
 )
 def test_efficiency_has_a_column_where_a_link_is_declared(busbw: float | None, text: str) -> None:
-    curve, known = (curve_of(TWO_LINES, of_link=efficiency(rate, 50e9)) for rate in (busbw, 1e9))
+    curve, known = (curve_of(TWO_LINES, of_link=efficiency(rate, link(50e9))) for rate in (busbw, 1e9))
     assert cells_of(fit_columns([curve, known]), curve)["of link"] == text
 
 
@@ -220,7 +229,7 @@ def test_ranks_have_a_column_where_curves_differ_in_them() -> None:
 
 
 def test_fits_are_sorted_as_numbers() -> None:
-    curve = curve_of(TWO_LINES, of_link=efficiency(20e9, 50e9))
+    curve = curve_of(TWO_LINES, of_link=efficiency(20e9, link(50e9)))
     sort = {column.title: column.sort(curve) for column in fit_columns([curve]) if column.number}
     assert sort == pytest.approx(
         {
@@ -242,3 +251,41 @@ def test_latency_and_bandwidth_are_never_dropped_and_news_goes_late() -> None:
     assert {title for title, drop in news.items() if not drop} == {"operation", "latency", "busbw GB/s"}
     assert news["knee"] < news["residual"] < none["knee"]
     assert news["off the curve"] < news["residual"] < none["off the curve"]
+
+
+def test_what_slows_a_row_has_a_column_for_each_load() -> None:
+    records = [ok(collective(), seconds=1e-3), ok(collective(beside="gemm"), seconds=2e-3)]
+    (found,) = interference(rows_of(*records))
+    cells = cells_of(slowed_columns([found], "beside "), found)
+    assert cells["operation"] == "all_reduce"
+    assert cells["time"] == "1.00 ms [0.900, 1.10]"
+    assert cells["beside gemm"].startswith("2.00 [1.7")
+    assert list(cells) == ["operation", "mode", "dtype", "size", "time", "beside gemm"]
+
+
+def test_a_load_that_a_row_did_not_meet_is_a_dash() -> None:
+    records = [ok(collective(size_bytes=size, **more)) for size in (1, 2) for more in ({}, {"beside": "gemm"})]
+    records.append(ok(collective(size_bytes=1, beside="all_to_all")))
+    one, two = interference(rows_of(*records))
+    columns = {column.title: column for column in slowed_columns([one, two], "beside ")}
+    assert columns["beside all_to_all"].text(two) == "-"
+    assert columns["beside all_to_all"].sort(two) is None
+    assert columns["beside all_to_all"].sort(one) == 1.0
+
+
+def test_a_matrix_has_a_column_for_each_receiver() -> None:
+    rates = {(0, 1): 1e9, (1, 0): 2e9}
+    cases = {
+        ends: make_case("p2p.matrix", "x:y", {"size_bytes": 1, "source": ends[0], "target": ends[1]}) for ends in rates
+    }
+    records = [
+        ok(cases[ends], metrics={"time": seconds_metric(1.0), "busbw": rate_metric(rate)})
+        for ends, rate in rates.items()
+    ]
+    (matrix,) = pairs(rows_of(*records))
+    columns = pair_columns(matrix)
+    assert [[column.text(source) for column in columns] for source in matrix.ranks] == [
+        ["0", "-", "1.00"],
+        ["1", "2.00", "-"],
+    ]
+    assert [column.sort(1) for column in columns] == [1, 2e9, None]

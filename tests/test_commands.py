@@ -23,6 +23,7 @@ from bench.messages import Bye, Outcome
 from bench.runs import Run, load_run
 
 Call = Callable[..., Result]
+ONE_TABLE = ("--set", "mode=blocking", "--launches", "1")
 MACHINE = Machine(cores=2, physical_cores=2, memory_bytes=16 << 30, torch_version="2.13.0", torch_has_cuda=False)
 
 
@@ -198,7 +199,7 @@ def test_a_run_is_gone_on_with_by_its_folder(call: Call, said: list[Outcome]) ->
 
 
 def test_a_rank_that_only_joins_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(path: Path) -> int:
+    def never(path: Path, form: str = "") -> int:
         raise AssertionError("shown by a rank that only joins")
 
     monkeypatch.setattr(measuring, "run_options", lambda *_, **__: None)
@@ -217,8 +218,30 @@ def test_a_driver_among_ranks_leaves_at_once_with_its_code(monkeypatch: pytest.M
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(measuring, "run_options", lambda *_, **__: Path("runs/x"))
-    house = House(modules=(), show=lambda path: 4, exit_code=lambda path: 0)
+    house = House(modules=(), show=lambda path, form: 4, exit_code=lambda path: 0)
     assert CliRunner().invoke(run, [], obj=house).exception.args == (4,)  # type: ignore[union-attr]
+
+
+def test_a_run_can_be_printed_as_nccl_tests_would_with_its_folder_out_of_the_way(
+    call: Call, said: list[Outcome]
+) -> None:
+    done = call("run", "--only", "all_reduce", "--sizes", "4K,64K", *ONE_TABLE, "--format", "nccl-tests")
+    lines = [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
+    assert [len(line.split()) for line in lines] == [13, 13]
+    assert [line.split()[0] for line in lines] == ["4096", "65536"]
+    assert "runs/" not in done.stdout
+    assert Path(done.stderr.splitlines()[-1]).is_dir()
+
+
+def test_a_run_can_be_printed_as_nccl_tests_json(call: Call, said: list[Outcome]) -> None:
+    done = call("run", "--only", "all_reduce", "--sizes", "4K", *ONE_TABLE, "--format", "nccl-tests-json")
+    assert json.loads(done.stdout)["version"] == 3
+
+
+def test_two_ways_to_print_are_refused_together(call: Call) -> None:
+    refused = call("run", "--json", "--format", "nccl-tests")
+    assert (refused.exit_code, Path("runs").exists()) == (2, False)
+    assert "--json and --format nccl-tests both say what to print" in refused.stderr
 
 
 # --- list, doctor, schema ---
@@ -265,5 +288,5 @@ def test_the_schema_is_one_and_refuses_what_is_no_record(call: Call) -> None:
 
 def test_every_option_of_run_is_one_of_the_options_or_is_known_here() -> None:
     names = {param.name for param in run.params if isinstance(param, click.Option)}
-    assert names - set(Options.__dataclass_fields__) == {"sizes", "dtype", "out", "resume", "as_json"}
+    assert names - set(Options.__dataclass_fields__) == {"sizes", "dtype", "out", "resume", "as_json", "form"}
     assert set(Options.__dataclass_fields__) <= names

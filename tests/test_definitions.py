@@ -15,7 +15,7 @@ from bench.errors import UserError
 BY_NAME = {definition.name.partition(".")[2]: definition for definition in DEFINITIONS}
 SHARDED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "all_reduce_two_step")
 PAIRS = ("pingpong", "unidirectional", "bidirectional", "matrix")
-WHOLE = ("all_reduce", "broadcast", "sendrecv", "all_to_all_v", "reduce", *PAIRS)
+WHOLE = ("all_reduce", "broadcast", "sendrecv", "all_to_all_v", "reduce", "copy", *PAIRS)
 SIZELESS = ("barrier", "gemm")
 JOINING = ("all_reduce", "reduce_scatter", "reduce", "all_reduce_two_step")
 GB = 1_000_000_000

@@ -3,15 +3,19 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
-from reports_fixtures import collective, make_plan, make_run, ok, rate_metric, sample_run, seconds_metric, step
+from matplotlib.patches import Rectangle
+from reports_fixtures import collective, link, make_plan, make_run, ok, rate_metric, sample_run, seconds_metric, step
 
+from bench.cases import Case
 from bench.records import Metric, Record
-from reports.figures import draw_curves, draw_steps
+from reports.contrasts import Pairs, pairs
+from reports.figures import draw_curves, draw_pairs, draw_steps
 from reports.fits import fit_curves
 from reports.summary import Row, summarize
 from reports.svg import inline_svg
@@ -162,14 +166,14 @@ def test_fits_are_of_time_alone() -> None:
 
 def test_the_link_is_a_level_line_of_bandwidth_alone() -> None:
     rows = sample_rows("blocking")
-    figure = draw_curves(rows, "busbw", link_bytes_per_second=25e9)
-    *_, link = axes_of(figure).get_lines()
-    assert values(link.get_ydata()) == [25.0, 25.0]
+    figure = draw_curves(rows, "busbw", ceiling=link(25e9))
+    *_, level = axes_of(figure).get_lines()
+    assert values(level.get_ydata()) == [25.0, 25.0]
     assert labels_of(figure)[-1] == "link, 25.0 GB/s"
     low, high = axes_of(figure).get_ylim()
     assert low < 25 < high
     assert len(axes_of(draw_curves(rows, "busbw")).get_lines()) == 6
-    assert len(axes_of(draw_curves(rows, "time", link_bytes_per_second=25e9)).get_lines()) == 6
+    assert len(axes_of(draw_curves(rows, "time", ceiling=link(25e9))).get_lines()) == 6
 
 
 def test_steps_show_each_launch_and_all_launches() -> None:
@@ -201,3 +205,40 @@ def test_without_step_times_there_is_no_figure() -> None:
 def test_pyplot_is_not_imported() -> None:
     code = "import sys, reports.page; sys.exit('matplotlib.pyplot' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def matrix(ranks: int) -> Pairs:
+    rows = rows_of(*(ok(pair(i, j), metrics=rates(i, j)) for i in range(ranks) for j in range(ranks) if i != j))
+    (found,) = pairs(rows)
+    return found
+
+
+def pair(source: int, target: int) -> Case:
+    case = collective("matrix", 1 << 20, source=source, target=target)
+    return msgspec.structs.replace(case, name="p2p.matrix")
+
+
+def rates(source: int, target: int) -> dict[str, Metric]:
+    return {"time": seconds_metric(1e-3), "busbw": rate_metric((1 + source * 10 + target) * 1e9)}
+
+
+def test_pairs_are_a_heat_map_with_a_square_each_and_none_on_the_diagonal() -> None:
+    axes = axes_of(draw_pairs(matrix(3)))
+    squares = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    corners = [(patch.get_x() + 0.5, patch.get_y() + 0.5) for patch in squares]
+    assert sorted(corners) == [(j, i) for j in range(3) for i in range(3) if i != j]
+    assert {text.get_text() for text in axes.texts} == {"2.00", "3.00", "11.0", "13.0", "21.0", "22.0"}
+    alphas = {patch.get_y(): patch.get_alpha() for patch in squares if patch.get_x() == -0.5}
+    assert (alphas[1.5] or 0) > (alphas[0.5] or 1)  # from 2 to 0 is faster than from 1 to 0
+
+
+def test_many_ranks_have_no_numbers_and_few_ticks() -> None:
+    axes = axes_of(draw_pairs(matrix(20)))
+    assert len(axes.texts) == 0
+    assert len(axes.get_xticks()) == 10
+
+
+def test_pairs_without_rates_have_no_figure() -> None:
+    rows = rows_of(*(ok(pair(*ends), metrics={"time": seconds_metric(1e-3)}) for ends in ((0, 1), (1, 0))))
+    (found,) = pairs(rows)
+    assert draw_pairs(found) is None

@@ -5,23 +5,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from reports_fixtures import bad, collective, make_plan, make_run, ok, rate_metric, seconds_metric, step
+from reports_fixtures import WORLD, bad, collective, link, make_plan, make_run, ok, rate_metric, seconds_metric, step
 
 from bench.cases import make_case
+from bench.ceiling import COPY, Ceiling
 from bench.fit import METHOD, Point
-from bench.plan import Plan
+from bench.params import Value
 from bench.records import Metric, Record
 from bench.runs import Run
-from reports.fits import Curve, fit_curves, fit_notes, link_of, points_of, size_of
+from reports.fits import Curve, ceiling_of, fit_curves, fit_notes, points_of, size_of
 from reports.summary import Row, summarize
 
 SIZES = [1024 * 4**i for i in range(8)]
-
-
-class Linked(Plan, frozen=True, kw_only=True):
-    """A plan for which a link was declared."""
-
-    link_bytes_per_second: float | None = None
 
 
 def run_of(*records: Record, launches: int = 1) -> Run:
@@ -47,10 +42,16 @@ def only(curves: tuple[Curve, ...]) -> Curve:
     return curve
 
 
-def linked(run: Run, link: float | None) -> Run:
-    fields = {name: getattr(run.info.plan, name) for name in Plan.__struct_fields__}
-    plan = Linked(**{**fields, "link_bytes_per_second": link})
+def linked(run: Run, bytes_per_second: float | None) -> Run:
+    plan = msgspec.structs.replace(run.info.plan, link_bytes_per_second=bytes_per_second)
     return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, plan=plan))
+
+
+def copied(seconds: float, size_bytes: int = 1 << 24, nodes: int = 1) -> Record:
+    params: dict[str, Value] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking"}
+    metrics = {"time": seconds_metric(seconds), "algbw": rate_metric(size_bytes / seconds)}
+    world = msgspec.structs.replace(WORLD, nodes=nodes)
+    return ok(make_case("memory.copy", "bench.memory:copy", params), metrics=metrics, world=world)
 
 
 def test_rows_of_an_operation_make_a_curve_in_the_order_of_size() -> None:
@@ -92,8 +93,8 @@ def test_curves_come_in_the_order_of_their_rows() -> None:
 
 
 def test_fewer_than_three_sizes_say_nothing() -> None:
-    assert fit_curves(rows_of(*curve_records(sizes=SIZES[:2])), 1e9) == ()
-    assert len(fit_curves(rows_of(*curve_records(sizes=SIZES[:3])), 1e9)) == 1
+    assert fit_curves(rows_of(*curve_records(sizes=SIZES[:2])), link(1e9)) == ()
+    assert len(fit_curves(rows_of(*curve_records(sizes=SIZES[:3])), link(1e9))) == 1
 
 
 def test_what_has_no_time_or_size_is_not_on_the_curve() -> None:
@@ -144,49 +145,60 @@ def test_without_a_bus_bandwidth_its_factor_is_unknown(metrics: dict[str, Metric
         ok(collective(size_bytes=size), metrics={**metrics, "time": seconds_metric(1e-5 + size / 1e9)})
         for size in SIZES
     ]
-    curve = only(fit_curves(rows_of(*records), 25e9))
+    curve = only(fit_curves(rows_of(*records), link(25e9)))
     assert curve.busbw_factor is None
     assert curve.efficiency.fraction is None
 
 
 def test_efficiency_is_that_of_the_fitted_bus_bandwidth() -> None:
     rows = rows_of(*curve_records())
-    assert only(fit_curves(rows, 9e9)).efficiency.fraction == pytest.approx(0.5)
-    assert only(fit_curves(rows, 3e9)).efficiency.fraction == pytest.approx(1.5)
+    assert only(fit_curves(rows, link(9e9))).efficiency.fraction == pytest.approx(0.5)
+    assert only(fit_curves(rows, link(3e9))).efficiency.fraction == pytest.approx(1.5)
     assert only(fit_curves(rows, None)).efficiency.fraction is None
 
 
 def test_efficiency_is_that_of_the_largest_sizes() -> None:
     sizes = [1024 * 2**i for i in range(17)]
     switching = curve_records(model=lambda s: 10e-6 + s / 1e9 if s <= 1 << 16 else 100e-6 + s / 5e9, sizes=sizes)
-    curve = only(fit_curves(rows_of(*switching), 15e9))
+    curve = only(fit_curves(rows_of(*switching), link(15e9)))
     assert len(curve.fit.segments) == 2
     assert curve.efficiency.fraction == pytest.approx(0.5, rel=1e-3)
 
 
 def test_a_flat_curve_has_no_efficiency() -> None:
-    assert only(fit_curves(rows_of(*curve_records(model=lambda size: 1e-5)), 9e9)).efficiency.fraction is None
+    assert only(fit_curves(rows_of(*curve_records(model=lambda size: 1e-5)), link(9e9))).efficiency.fraction is None
 
 
-@pytest.mark.parametrize("link", [None, 25e9])
-def test_the_link_is_the_plans(link: float | None) -> None:
-    assert link_of(linked(run_of(ok(collective())), link)) == link
+def test_the_ceiling_is_the_plans_link_whatever_was_copied() -> None:
+    run = linked(run_of(ok(collective()), copied(1e-3)), 25e9)
+    assert ceiling_of(run, summarize(run).rows) == link(25e9)
 
 
-def test_a_plan_that_declares_no_link_has_none() -> None:
-    assert link_of(run_of(ok(collective()))) is None
+def test_without_a_link_it_is_the_largest_copy_on_the_same_host() -> None:
+    run = run_of(copied(1e-3, 1 << 20), copied(4e-3, 1 << 24), copied(1e-6, 1 << 10))
+    assert ceiling_of(run, summarize(run).rows) == Ceiling(name=COPY, bytes_per_second=(1 << 24) / 4e-3)
+
+
+def test_a_copy_says_nothing_of_what_lies_between_nodes() -> None:
+    run = run_of(copied(1e-3, nodes=2))
+    assert ceiling_of(run, summarize(run).rows) is None
+
+
+def test_without_link_and_copy_there_is_no_ceiling() -> None:
+    run = run_of(ok(collective()))
+    assert ceiling_of(run, summarize(run).rows) is None
 
 
 def test_notes_tell_method_link_and_what_is_above_it() -> None:
     rows = rows_of(*curve_records())
     assert METHOD in fit_notes(fit_curves(rows, None), None)[0]
     assert len(fit_notes(fit_curves(rows, None), None)) == 2
-    below = fit_notes(fit_curves(rows, 9e9), 9e9)
-    assert below[2:] == ("Efficiency: fitted bus bandwidth over the declared link's 9.00 GB/s.",)
-    above = fit_notes(fit_curves((*rows, *rows_of(*curve_records("broadcast"))), 3e9), 3e9)
+    below = fit_notes(fit_curves(rows, link(9e9)), link(9e9))
+    assert below[2:] == ("Efficiency: fitted bus bandwidth over the declared link, 9.00 GB/s.",)
+    above = fit_notes(fit_curves((*rows, *rows_of(*curve_records("broadcast"))), link(3e9)), link(3e9))
     assert len(above) == 4
     assert "reduction in the network" in above[3]
 
 
 def test_without_fits_there_are_no_notes() -> None:
-    assert fit_notes((), 9e9) == ()
+    assert fit_notes((), link(9e9)) == ()

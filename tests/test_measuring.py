@@ -112,7 +112,7 @@ def test_without_options_the_plan_is_the_node_presets() -> None:
     plan = planned(Options())
     assert (plan.preset, plan.launches, plan.budget_seconds, plan.timeout_seconds) == ("node", 5, 95, 60)
     assert (plan.nproc, plan.backend, plan.device, plan.path) == (4, "gloo", "cpu", None)
-    assert {asked.name.partition(".")[0] for asked in plan.cases} == {"collective", "p2p", "workload"}
+    assert {asked.name.partition(".")[0] for asked in plan.cases} == {"collective", "p2p", "memory", "workload"}
 
 
 FILE = """

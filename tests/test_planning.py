@@ -244,3 +244,12 @@ def test_a_size_that_the_user_gives_is_never_rounded() -> None:
 
 def test_planning_the_same_request_twice_gives_the_same_plan() -> None:
     assert plan(preset="full") == plan(preset="full")
+
+
+def test_a_group_that_cannot_be_formed_is_refused_where_asked_for_and_skipped_where_a_preset_has_it() -> None:
+    three = dataclasses.replace(GLOO, nproc=3)
+    assert refusal(three, only=(ALL_REDUCE,), settings={"group": "pairs"}) == (
+        "group = pairs: group 'pairs' cannot be formed: world size(3) % 2 != 0"
+    )
+    skipped = [entry for entry in plan(three, preset="full").skipped if entry.case.params.get("group") == "pairs"]
+    assert {entry.reason for entry in skipped} == {"group 'pairs' cannot be formed: world size(3) % 2 != 0"}

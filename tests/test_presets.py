@@ -30,8 +30,13 @@ def test_every_preset_measures_every_operation(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", ORDER)
 @pytest.mark.parametrize("nproc", [2, 3, 4, 8])
-def test_on_nccl_nothing_of_a_preset_is_skipped(preset: str, nproc: int) -> None:
-    assert plan(preset, "nccl", nproc).skipped == ()
+def test_on_nccl_only_groups_that_need_more_nodes_or_an_even_number_of_ranks_are_skipped(
+    preset: str, nproc: int
+) -> None:
+    skipped = plan(preset, "nccl", nproc).skipped
+    groups = {"across", *(("pairs",) if nproc % 2 else ())} if preset == "full" else set()
+    assert {entry.case.params.get("group") for entry in skipped} == groups
+    assert all("2 nodes" in entry.reason or "% 2 != 0" in entry.reason for entry in skipped)
 
 
 @pytest.mark.parametrize("preset", ["smoke", "node"])
@@ -40,7 +45,7 @@ def test_on_gloo_nothing_of_the_small_presets_is_skipped(preset: str) -> None:
 
 
 def test_on_gloo_the_full_preset_skips_float8_and_says_why() -> None:
-    skipped = plan("full").skipped
+    skipped = [entry for entry in plan("full").skipped if "group" not in entry.case.params]
     assert {entry.case.params["dtype"] for entry in skipped} == {"float8_e4m3fn"}
     assert {entry.reason for entry in skipped} == {"gloo carries no float8_e4m3fn"}
     assert {entry.case.params["size_bytes"] for entry in skipped} == {1 << 20}
@@ -73,6 +78,9 @@ def test_the_full_preset_goes_to_64m_in_four_types_three_modes_and_beside_loads(
     assert {case.params.get("dtype") for case in cases} == {"float32", "bfloat16", "int32", "float8_e4m3fn", None}
     assert {case.params.get("mode") for case in cases} == {"blocking", "pipelined", "async", None}
     assert {case.params.get("beside") for case in cases} == {None, "gemm", "all_reduce", "all_to_all"}
+    assert {case.params.get("group") for case in cases} == {None, "node", "pairs"}
+    assert {case.params.get("together") for case in plan("full", "nccl", 4).cases} == {None, True}
+    assert {case.params.get("redop") for case in cases} == {None, "avg", "min", "max", "product"}
 
 
 def test_a_case_that_two_entries_name_is_measured_once() -> None:

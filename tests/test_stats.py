@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -19,6 +20,7 @@ from bench.stats import (
     grade,
     median,
     quantile,
+    ratio_within_launch,
     spread,
     steadiness,
     t_quantile,
@@ -235,3 +237,19 @@ def test_a_count_that_does_not_divide_by_four_leaves_out_no_sample(n: int) -> No
     """The last quarter's median must see its end: the last quarter is raised from its middle on."""
     values = [1.0] * (n - 3) + [2.0] * 3
     assert steadiness(values) == "drifting"
+
+
+def test_a_ratio_of_two_medians_joins_their_intervals_in_quadrature() -> None:
+    one = Estimate(value=6.0, low=6.0 / 1.3, high=6.0 * 1.3, method="")
+    other = Estimate(value=2.0, low=2.0 / 1.4, high=2.0 * 1.4, method="")
+    found = ratio_within_launch(one, other)
+    reach = math.exp(math.hypot(math.log(1.3), math.log(1.4)))
+    assert (found.value, found.low, found.high) == pytest.approx((3.0, 3.0 / reach, 3.0 * reach))
+
+
+@pytest.mark.parametrize("low", [None, 0.0])
+def test_a_ratio_without_both_intervals_has_none(low: float | None) -> None:
+    whole = Estimate(value=2.0, low=1.0, high=3.0, method="")
+    for one, other in ((whole, replace(whole, low=low)), (replace(whole, low=low), whole)):
+        found = ratio_within_launch(one, other)
+        assert (found.value, found.low, found.high) == (1.0, None, None)

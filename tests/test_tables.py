@@ -1,6 +1,7 @@
 import io
 import re
 
+import msgspec
 import pytest
 from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, sample_run, step
 
@@ -187,3 +188,30 @@ def test_standard_output_is_the_default(capsys: pytest.CaptureFixture[str]) -> N
     run = run_of(ok(collective()))
     print_tables(run, summarize(run))
     assert capsys.readouterr().out == text_of(run)
+
+
+def test_what_rows_cost_beside_each_other_has_tables() -> None:
+    text = text_of(
+        run_of(
+            ok(collective(), seconds=1e-3),
+            ok(collective(beside="gemm"), seconds=2e-3),
+            ok(collective(group="pairs"), seconds=1e-3),
+            ok(collective(group="pairs", together=True), seconds=3e-3),
+        )
+    )
+    head, row = lines_after(text, "Contention: all groups at once against one alone")
+    assert dict(zip(head, row, strict=True))["factor together"].startswith("3.00 [")
+    head, row = lines_after(text, "Interference: slow-down beside a load")
+    assert dict(zip(head, row, strict=True))["beside gemm"].startswith("2.00 [")
+
+
+def test_pairs_are_a_matrix_and_not_rows() -> None:
+    ends = [(source, target) for source in range(3) for target in range(3) if source != target]
+    cases = [collective("matrix", 1 << 20, source=source, target=target) for source, target in ends]
+    cases = [msgspec.structs.replace(case, name="p2p.matrix") for case in cases]
+    text = text_of(run_of(*(ok(case) for case in cases)))
+    head, *rows = lines_after(text, "Rank to rank: bus bandwidth in GB/s, 1M float32, blocking")
+    assert head == ["from \\ to", "0", "1", "2"]
+    assert [row[0] for row in rows] == ["0", "1", "2"]
+    assert rows[1][2] == "-"
+    assert "Collectives" not in text
