@@ -22,9 +22,9 @@ from bench.watch import START_SECONDS, Trouble, Watch
 _FAREWELL_SECONDS = 10.0
 _MAX_FAILED_STARTS = 2
 _NOT_AGAIN = ("failed", "hang", "wrong")
-# a step takes about as long as ten collectives of the usual sizes
-_OVERTIME_SHARE, _OVERTIME_SECONDS = 0.1, 10.0
+_OVERTIME_SHARE, _OVERTIME_SECONDS = 0.1, 5.0
 _FOCUS = (0.2, 5.0)
+# a step takes about as long as ten collectives of the usual sizes
 _WEIGHTS = {"workload": 10.0, "custom": 10.0}
 
 StartGang = Callable[[int, Mapping[str, str]], Gang]

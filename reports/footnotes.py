@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from bench.messages import LEFT_OUT
 from bench.runs import Run
 from bench.units import format_duration
 from reports.summary import Row, Summary, Verdict
@@ -57,6 +58,7 @@ def footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
     launches = run.info.plan.launches
     if launches == 1 and shown:
         sentences.append("One launch: intervals say nothing of what differs between launches; a comparison needs five.")
+    sentences += _left_out(run)
     return (*sentences, *(f"Note (all cases): {note}" for note in run.info.plan.notes), *_notes(run, summary))
 
 
@@ -75,6 +77,18 @@ def _intervals(rows: list[Row]) -> list[str]:
     kinds = dict.fromkeys(re.sub(r"\d+ (?=iterations)", "", method) for method, _ in methods.most_common())
     brackets = ["[low, high] is a 95 % interval."] if kinds else []
     return [*(f"Times: {kind}." for kind in kinds), *brackets]
+
+
+def _left_out(run: Run) -> list[str]:
+    """Return how many launches of how many cases the budget left out."""
+    by_case = Counter(record.case.id for record in run.records if record.reason == LEFT_OUT)
+    counts = Counter(by_case.values())
+    parts = [
+        f"{launches} of {run.info.plan.launches} launches of {cases} case{'s' * (cases != 1)}"
+        for launches, cases in counts.items()
+    ]
+    budget = format_duration(run.info.plan.budget_seconds)
+    return [f"Left out when the budget of {budget} was spent: {', '.join(parts)}."] if parts else []
 
 
 def _notes(run: Run, summary: Summary) -> list[str]:

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from reports_fixtures import ENVIRONMENT, METHOD, bad, collective, make_plan, make_run, ok, sample_run, step
 
+from bench.messages import LEFT_OUT
 from bench.records import Record, Status
 from reports.footnotes import footnotes, heading, verdict_words
 from reports.summary import Verdict, summarize
@@ -96,3 +97,18 @@ def test_the_sample_names_both_methods() -> None:
     text = "\n".join(footnotes(run, summarize(run)))
     assert "geometric mean of 3 launch medians" in text
     assert "median of iterations of one launch" in text
+
+
+def test_what_the_budget_left_out_is_counted() -> None:
+    cases = [collective(size_bytes=size) for size in (1, 2, 3)]
+    records = [ok(case) for case in cases]
+    records += [bad(case, launch, "skipped", LEFT_OUT) for case in cases[:2] for launch in (1, 2)]
+    records += [ok(cases[2], 1), bad(cases[2], 2, "skipped", LEFT_OUT)]
+    run = make_run(make_plan(cases, launches=3), records)
+    told = "Left out when the budget of 1 min 30 s was spent: 2 of 3 launches of 2 cases, 1 of 3 launches of 1 case."
+    assert told in footnotes(run, summarize(run))
+
+
+def test_nothing_left_out_is_not_spoken_of() -> None:
+    run = make_run(make_plan([collective()]), [ok(collective())])
+    assert not any("Left out" in sentence for sentence in footnotes(run, summarize(run)))

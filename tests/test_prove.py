@@ -1,14 +1,17 @@
 """A proof is found only where the records name the cause and the right rank."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Command
 
 from bench import prove as proving
 from bench.arrival import Arrival
 from bench.cases import make_case
 from bench.prove import Proof, prove, render
 from bench.records import Metric, Record, WorldInfo
+from bench.runs import load_run
 
 DIFFER = "results differ from the reference before the timed region: "
 METRIC = Metric(value=1e-3, unit="s", better="lower")
@@ -95,6 +98,28 @@ def test_proofs_are_aligned_lines() -> None:
         "late     proved  rank 1 arrived last",
         "corrupt  NOT FOUND  nothing was wrong",
     ]
+
+
+def measured_by_four(parbench: Command, tmp_path: Path, *words: str) -> Record:
+    chosen = ("--only", "all_reduce", "--sizes", "64K", "--set", "mode=blocking", "--launches", "1", "--budget", "10s")
+    done = parbench("run", "--preset", "smoke", "--nproc", "4", *chosen, *words)
+    assert done.returncode == 0, done.stderr
+    (record,) = load_run(tmp_path / done.stdout.splitlines()[-1]).records
+    return record
+
+
+@pytest.mark.slow
+def test_a_late_rank_among_four_is_blamed_and_the_transfer_is_not(parbench: Command, tmp_path: Path) -> None:
+    before = measured_by_four(parbench, tmp_path)
+    late = measured_by_four(parbench, tmp_path, "--inject", "late:1:3ms")
+    assert late.arrival is not None
+    assert late.arrival.late_rank == 1
+    assert (late.arrival.share or 0) >= 0.95
+    skew, transfer, usual = late.metrics["skew"].value, late.metrics["transfer"].value, before.metrics["transfer"].value
+    assert None not in (skew, transfer, usual)
+    assert (skew or 0) >= 3e-3
+    # four ranks on two cores scatter: what would be wrong is the delay in it
+    assert (transfer or 1) < (usual or 0) + 1.5e-3
 
 
 @pytest.mark.slow
