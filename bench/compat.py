@@ -3,11 +3,18 @@
 torch 2.13 has ``all_gather_single`` and ``reduce_scatter_single`` and deprecates the older names; 2.11 has only those.
 """
 
+import importlib
+import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch._C._autograd import DeviceType
 from torch.distributed import _functional_collectives, distributed_c10d
+from torch.profiler import profile
 
 REDUCE_OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -16,6 +23,35 @@ REDUCE_OPS = {
     "max": dist.ReduceOp.MAX,
     "product": dist.ReduceOp.PRODUCT,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceEvent:
+    """What torch's profiler saw, in ns of its clock; ``device`` is the device's, not the host's."""
+
+    name: str
+    start_ns: int
+    stop_ns: int
+    thread: int
+    device: bool
+    asynchronous: bool
+
+
+def trace_events(profiler: profile) -> list[TraceEvent]:
+    """Return all events of a finished profile; torch's own ``events()`` takes a hundred times as long to make trees."""
+    results = None if profiler.profiler is None else profiler.profiler.kineto_results
+    assert results is not None, "the profile is finished"
+    return [
+        TraceEvent(
+            name=event.name(),
+            start_ns=event.start_ns(),
+            stop_ns=event.start_ns() + event.duration_ns(),
+            thread=event.start_thread_id(),
+            device=event.device_type() != DeviceType.CPU,
+            asynchronous=event.is_async(),
+        )
+        for event in results.events()
+    ]
 
 
 def all_gather_single(
@@ -50,3 +86,40 @@ def coalescing(group: dist.ProcessGroup, device: torch.device | None) -> Abstrac
     """
     context: AbstractContextManager[object] = distributed_c10d._coalescing_manager(group=group, device=device)
     return context
+
+
+def fake_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a group of the same ranks on torch's fake backend, on which nothing moves; its ranks take part."""
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
+    ranks = dist.get_process_group_ranks(group)
+    made: dist.ProcessGroup = dist.new_group(ranks, backend="fake", use_local_synchronization=True)
+    return made
+
+
+def group_named(name: str) -> dist.ProcessGroup:
+    """Return the process group that functional collectives call by this name."""
+    resolve: Callable[[str], dist.ProcessGroup] = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009 - private
+    return resolve(name)
+
+
+def done_work(tensors: torch.Tensor | list[torch.Tensor]) -> object:
+    """Return work that is done, with its tensors as its future's value, as operators return it."""
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+    make: Callable[..., dist.Work] = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009 - private
+    return make(future).boxed()
+
+
+def sharding_optimizer() -> Callable[..., torch.optim.Optimizer]:
+    """Return torch's ZeroRedundancyOptimizer, whose module takes a second to import and warns of torch's own code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        module = importlib.import_module("torch.distributed.optim")
+    make: Callable[..., torch.optim.Optimizer] = module.ZeroRedundancyOptimizer
+    return make
+
+
+def forget_meshes() -> None:
+    """Let DTensor forget meshes: to it those of the same ranks and names are one, whatever their groups."""
+    debug = importlib.import_module("torch.distributed.tensor.debug")
+    debug._clear_sharding_prop_cache()

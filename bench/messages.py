@@ -12,7 +12,7 @@ from bench.cases import Case
 from bench.injection import Injection
 from bench.locality import Place
 from bench.plan import Measure
-from bench.records import Check, Status, Stop
+from bench.records import Check, Metric, Status, Stop
 
 LEFT_OUT = "left out: the run's time was spent"
 """Why a case has no measurement in a launch that came to it too late."""
@@ -57,6 +57,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     issue_seconds: list[float] = []
     arrival: Arrival | None = None
     injected: str = ""
+    explained: dict[str, Metric] = {}
     work: list[Work] = []
     details: dict[str, Any] = {}
     notes: list[str] = []

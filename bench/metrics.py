@@ -26,7 +26,7 @@ def metrics_of(outcome: Outcome) -> dict[str, Metric]:
     metrics["skew"] = _median(outcome.skew_seconds, "last arrival - first")
     if outcome.transfer_seconds:
         metrics["transfer"] = _median(outcome.transfer_seconds, "last exit - last arrival")
-    return metrics
+    return metrics | outcome.explained
 
 
 def _seconds(estimate: Estimate, what: str = "") -> Metric:

@@ -4,6 +4,7 @@ import importlib
 import io
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -20,11 +21,12 @@ from bench.parts import Idle, Part, Parts
 from bench.plan import Measure
 from bench.progress import Progress
 from bench.records import Check, Status
-from bench.subject import Description, Subject
-from bench.timing import Timed, Timing, time_steps
+from bench.subject import Description, Explained, Explanation, Subject
+from bench.timing import Timed, Timing, start_line, time_steps
 from bench.world import World
 
 Prepare = Callable[..., Subject]
+_EXPLAIN_SHARE = 0.4
 OF_THE_RUNNER = ("mode", "group", "member", "together", "beside")
 """Parameters that say how and where a subject is measured; it is not told."""
 
@@ -53,21 +55,40 @@ def run_case(
             subject.close()
         status: Status = "skipped" if reason in refusals else "failed"
         return Outcome(status=status, reason=reason or "", wall_seconds=time.perf_counter() - began)
-    late = injection.amount if injection and injection.kind == "late" and injection.rank == world.global_rank else 0.0
+    # a disturbed rank cannot explain itself, and the others wait for nobody
+    explains = all(world.gather(isinstance(subject, Explained)))
+    explain_seconds = _EXPLAIN_SHARE * budget_seconds if explains else 0.0
     timing = Timing(
         measure=measure,
         mode=str(case.params.get("mode", "blocking")),
         ranks=part.ranks,
-        budget_seconds=budget_seconds,
-        late_seconds=late,
+        budget_seconds=budget_seconds - explain_seconds,
+        late_seconds=_late_seconds(injection, world),
     )
     try:
-        beside = str(case.params.get("beside", NOTHING))
-        outcome = _measure(subject, world, part, timing, progress, beside)
+        outcome = _measure(subject, world, part, timing, progress, str(case.params.get("beside", NOTHING)))
+        if explains and outcome.status == "ok":
+            progress.enter("explain")
+            begin = partial(start_line, subject, world, timing, progress)
+            outcome = _with_explanation(outcome, cast(Explained, subject).explain(begin, explain_seconds))
     finally:
         subject.close()
     injected = injection.text if injection else ""
     return msgspec.structs.replace(outcome, injected=injected, wall_seconds=time.perf_counter() - began)
+
+
+def _late_seconds(injection: Injection | None, world: World) -> float:
+    late = injection is not None and injection.kind == "late" and injection.rank == world.global_rank
+    return injection.amount if late and injection is not None else 0.0
+
+
+def _with_explanation(outcome: Outcome, found: Explanation) -> Outcome:
+    return msgspec.structs.replace(
+        outcome,
+        explained=found.metrics,
+        details={**outcome.details, **found.details},
+        notes=[*outcome.notes, *found.notes],
+    )
 
 
 def load_target(target: str) -> Prepare:

@@ -3,10 +3,12 @@
 ``prepare(world, **params) -> Subject``: a subject knows nothing of timing, records or tables.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from bench.messages import Work
+from bench.records import Metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,15 @@ class Description:
     details: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     hops: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Where the time of a step goes, and what it sends and holds: more metrics, facts and notes for its record."""
+
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class Subject(Protocol):
@@ -41,3 +52,15 @@ class Subject(Protocol):
 
     def close(self) -> None:
         """Give back what ``prepare`` took."""
+
+
+@runtime_checkable
+class Explained(Protocol):
+    """A subject that can say where its time goes."""
+
+    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+        """Look into some more steps, on every rank; rank 0's answer counts.
+
+        ``begin`` before each step resets the subject and brings all ranks to the line, one of them late where that was
+        asked for. Called last, after all checks: it may leave the subject worth nothing.
+        """

@@ -177,14 +177,19 @@ def take_samples(
     timed = _timed_on_device if world.device.type == "cuda" else _timed_on_host
     rows = []
     for _ in range(count):
-        subject.reset()
-        world.sync()
-        progress.steps += 1
-        world.barrier()
-        if timing.late_seconds:
-            time.sleep(timing.late_seconds)
+        start_line(subject, world, timing, progress)
         rows.append(timed(sample, world))
     return torch.tensor(rows, dtype=torch.int64).reshape(count, 4).T
+
+
+def start_line(subject: Subject, world: World, timing: Timing, progress: Progress) -> None:
+    """Bring all ranks to the beginning of a step, and come late to it where that was asked for."""
+    subject.reset()
+    world.sync()
+    progress.steps += 1
+    world.barrier()
+    if timing.late_seconds:
+        time.sleep(timing.late_seconds)
 
 
 def _timed_on_host(sample: Sample, world: World) -> tuple[int, int, int, int]:

@@ -26,6 +26,8 @@ from bench.runner import run_case
 from bench.world import World, open_world
 
 _MIN_CASE_SECONDS = 0.02
+# the rest is for preparing, checking and what cannot be cut short
+_TIMEOUT_SHARE = 0.5
 
 
 def main() -> None:
@@ -100,7 +102,8 @@ def _shares(job: Job) -> Iterator[_Share]:
         spent = time.monotonic() - began
         weights = job.weights[index:]
         share = (job.budget_seconds - spent) * weights[0] / sum(weights)
-        yield _Share(seconds=max(share, _MIN_CASE_SECONDS), in_time=spent < job.run_seconds)
+        most = _TIMEOUT_SHARE * job.timeout_seconds
+        yield _Share(seconds=min(max(share, _MIN_CASE_SECONDS), most), in_time=spent < job.run_seconds)
 
 
 def _one_case(line: Line, job: Job, index: int, share: _Share, parts: Parts, progress: Progress, world: World) -> None:

@@ -42,6 +42,11 @@ def gigabytes(bytes_per_second: float | None) -> str:
     return UNKNOWN if bytes_per_second is None else significant(bytes_per_second / GIGA)
 
 
+def percent(fraction: float | None) -> str:
+    """Return a fraction as a percentage: ``34.5 %``."""
+    return UNKNOWN if fraction is None or not math.isfinite(fraction) else f"{significant(100 * fraction)} %"
+
+
 def size(value: object) -> str:
     """Return a case's size as people write it: ``64K``."""
     return format_size(value) if isinstance(value, int) and not isinstance(value, bool) else UNKNOWN

@@ -10,7 +10,7 @@ from bench.records import Metric
 from reports import cells
 from reports.contrasts import Pairs, Slowed, loads
 from reports.fits import Curve
-from reports.labels import operation, short_labels
+from reports.labels import operation
 from reports.summary import Row
 
 T = TypeVar("T")
@@ -36,36 +36,19 @@ def communication_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """Return the columns of collectives and point-to-point operations; what tells rows apart is never dropped."""
     alike = {name: len({row.case.params.get(name) for row in rows}) < 2 for name in ("mode", "dtype")}
     return (
-        _words("operation", lambda row: operation(row.case), "what is done; its parameters where it has any"),
-        _words("mode", lambda row: _param(row, "mode"), "blocking or pipelined", drop=2 * alike["mode"]),
-        _words("dtype", lambda row: _param(row, "dtype"), "element type", drop=3 * alike["dtype"]),
+        words("operation", lambda row: operation(row.case), "what is done; its parameters where it has any"),
+        words("mode", lambda row: _param(row, "mode"), "blocking or pipelined", drop=2 * alike["mode"]),
+        words("dtype", lambda row: _param(row, "dtype"), "element type", drop=3 * alike["dtype"]),
         Column(
             title="size",
             text=lambda row: cells.size(row.case.params.get("size_bytes")),
             sort=lambda row: _number(row.case.params.get("size_bytes")),
             help="total bytes as nccl-tests counts them, 1024-based",
         ),
-        _duration("time"),
+        headline("time"),
         _bandwidth("algbw"),
         _bandwidth("busbw"),
-        *_quality(),
-    )
-
-
-def step_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
-    """Return the columns of training steps; how a step is called depends on what it must be told apart from."""
-    labels = short_labels(rows)
-    return (
-        _words("step", lambda row: labels[row.case.id], "the step, with the parameters in which steps differ"),
-        _duration("step time"),
-        Column(
-            title="tokens/s",
-            text=lambda row: cells.significant(_value(row, "tokens_per_second")),
-            sort=lambda row: _value(row, "tokens_per_second"),
-            help="tokens that all ranks together train on in a second",
-        ),
-        *_quality(),
-        _words("notes", lambda row: "; ".join(row.notes) or cells.UNKNOWN, "what the row cannot claim", drop=10),
+        *quality(),
     )
 
 
@@ -74,7 +57,7 @@ def fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
     firsts = [curve.rows[0] for curve in curves]
     columns = communication_columns(firsts)
     identity = [_of(column, _first_row) for column in columns if column.title in _IDENTITY[:3]]
-    ranks = _words("ranks", _ranks, "ranks, and over how many nodes")
+    ranks = words("ranks", _ranks, "ranks, and over how many nodes")
     efficient = any(curve.efficiency.fraction is not None for curve in curves)
     return (
         *identity,
@@ -91,7 +74,7 @@ def slowed_columns(slowed: Sequence[Slowed], prefix: str) -> tuple[Column[Slowed
     identity = [column for column in communication_columns(bases) if column.title in _IDENTITY]
     return (
         *(_of(column, lambda one: one.base) for column in identity),
-        _of(_duration("time"), lambda one: one.base),
+        _of(headline("time"), lambda one: one.base),
         *(_factor(load, prefix) for load in loads(slowed)),
     )
 
@@ -101,6 +84,52 @@ def pair_columns(pairs: Pairs) -> tuple[Column[int], ...]:
     return (
         Column(title="from \\ to", text=str, sort=float, help="the rank that sends, and those that receive"),
         *(_receiver(pairs, target) for target in pairs.ranks),
+    )
+
+
+def words(title: str, text: Callable[[T], str], help_text: str, drop: int = 0) -> Column[T]:
+    """Return a column of text, sorted as text."""
+    return Column(title=title, text=text, sort=text, help=help_text, number=False, drop=drop)
+
+
+def headline(title: str) -> Column[Row]:
+    """Return the column of how long a row took, with its interval."""
+    return Column(
+        title=title,
+        text=lambda row: cells.measured(row.metrics.get(row.headline)),
+        sort=lambda row: row.value(row.headline),
+        help="median with its 95 % interval",
+    )
+
+
+def quality() -> tuple[Column[Row], ...]:
+    """Return the columns that say how far a row is to be trusted."""
+    noise_help = "the worst launch's scatter: quiet, fair, noisy, wild"
+    return (
+        Column(
+            title="p99",
+            text=lambda row: cells.duration(row.value(f"{row.headline}_p99")),
+            sort=lambda row: row.value(f"{row.headline}_p99"),
+            help="99th percentile, from launches of at least 100 iterations",
+            drop=4,
+        ),
+        words("noise", lambda row: row.grade or cells.UNKNOWN, noise_help, drop=1),
+        Column(
+            title="n",
+            text=lambda row: str(row.iterations) if row.iterations else cells.UNKNOWN,
+            sort=lambda row: row.iterations,
+            help="iterations of all launches",
+            drop=7,
+        ),
+        Column(
+            title="launches",
+            text=lambda row: f"{row.launches}/{row.planned}",
+            sort=lambda row: row.launches,
+            help="launches that measured the case, of those planned",
+            drop=5,
+        ),
+        words("stop", lambda row: cells.counted(row.stops), "why measuring ended, by launch", drop=8),
+        words("check", check_word, "whether results equal the reference", drop=6),
     )
 
 
@@ -125,46 +154,6 @@ def _factor(load: str, prefix: str) -> Column[Slowed]:
     )
 
 
-def _duration(title: str) -> Column[Row]:
-    return Column(
-        title=title,
-        text=lambda row: cells.measured(row.metrics.get(row.headline)),
-        sort=lambda row: _value(row, row.headline),
-        help="median with its 95 % interval",
-    )
-
-
-def _quality() -> tuple[Column[Row], ...]:
-    """Return the columns that say how far a row is to be trusted."""
-    noise_help = "the worst launch's scatter: quiet, fair, noisy, wild"
-    return (
-        Column(
-            title="p99",
-            text=lambda row: cells.duration(_value(row, f"{row.headline}_p99")),
-            sort=lambda row: _value(row, f"{row.headline}_p99"),
-            help="99th percentile, from launches of at least 100 iterations",
-            drop=4,
-        ),
-        _words("noise", lambda row: row.grade or cells.UNKNOWN, noise_help, drop=1),
-        Column(
-            title="n",
-            text=lambda row: str(row.iterations) if row.iterations else cells.UNKNOWN,
-            sort=lambda row: row.iterations,
-            help="iterations of all launches",
-            drop=7,
-        ),
-        Column(
-            title="launches",
-            text=lambda row: f"{row.launches}/{row.planned}",
-            sort=lambda row: row.launches,
-            help="launches that measured the case, of those planned",
-            drop=5,
-        ),
-        _words("stop", lambda row: cells.counted(row.stops), "why measuring ended, by launch", drop=8),
-        _words("check", check_word, "whether results equal the reference", drop=6),
-    )
-
-
 def check_word(row: Row) -> str:
     """Say in a word whether the row's results were right."""
     if row.check.passed is None:
@@ -174,15 +163,11 @@ def check_word(row: Row) -> str:
     return "wrong" if row.check.wrong is None else f"{row.check.wrong} wrong"
 
 
-def _words(title: str, text: Callable[[T], str], help_text: str, drop: int = 0) -> Column[T]:
-    return Column(title=title, text=text, sort=text, help=help_text, number=False, drop=drop)
-
-
 def _bandwidth(name: str) -> Column[Row]:
     return Column(
         title=f"{name} GB/s",
-        text=lambda row: cells.gigabytes(_value(row, name)),
-        sort=lambda row: _value(row, name),
+        text=lambda row: cells.gigabytes(row.value(name)),
+        sort=lambda row: row.value(name),
         help=f"{'bus' if name == 'busbw' else 'algorithm'} bandwidth in 1e9 B/s, nccl-tests' convention",
         drop=0 if name == "busbw" else 9,
     )
@@ -190,11 +175,6 @@ def _bandwidth(name: str) -> Column[Row]:
 
 def _param(row: Row, name: str) -> str:
     return str(row.case.params.get(name, cells.UNKNOWN))
-
-
-def _value(row: Row, name: str) -> float | None:
-    metric: Metric | None = row.metrics.get(name)
-    return metric.value if metric else None
 
 
 def _number(value: object) -> float | None:
@@ -245,10 +225,10 @@ def _fitted(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
             help="the size at which another line begins, as where a protocol switches, and the sizes it lies between",
             drop=knee_drop,
         ),
-        _words("off the curve", lambda curve: _off_curve(curve.fit), off_help, off_drop),
+        words("off the curve", lambda curve: _off_curve(curve.fit), off_help, off_drop),
         Column(
             title="residual",
-            text=lambda curve: _percent(curve.fit.residual),
+            text=lambda curve: cells.percent(curve.fit.residual),
             sort=lambda curve: curve.fit.residual,
             help="median distance of times from the fit",
             drop=4,
@@ -283,7 +263,7 @@ def _efficiency(curves: Sequence[Curve]) -> Column[Curve]:
     return Column(
         title=f"of {against}",
         text=lambda curve: (
-            _percent(curve.efficiency.fraction) + (" (above: see note)" if curve.efficiency.note else "")
+            cells.percent(curve.efficiency.fraction) + (" (above: see note)" if curve.efficiency.note else "")
         ),
         sort=lambda curve: curve.efficiency.fraction,
         help="fitted busbw over the declared link's speed, or over a copy in memory on the same host",
@@ -299,7 +279,7 @@ def _lines() -> Column[Curve]:
             for segment in curve.fit.segments
         )
 
-    return _words("lines", text, "each line of the fit, and the sizes it explains", drop=10)
+    return words("lines", text, "each line of the fit, and the sizes it explains", drop=10)
 
 
 def _latency(segment: Segment) -> Metric:
@@ -321,10 +301,6 @@ def _knees(found: Fit) -> str:
 
 def _off_curve(found: Fit) -> str:
     return ", ".join(f"{cells.size(size)} {100 * error:+.0f} %" for size, error in found.off_curve) or cells.UNKNOWN
-
-
-def _percent(fraction: float | None) -> str:
-    return cells.UNKNOWN if fraction is None else f"{cells.significant(100 * fraction)} %"
 
 
 def _ranks(curve: Curve) -> str:

@@ -64,6 +64,8 @@ def _differences(row: Row) -> list[Fact]:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, Mapping) and value:
+        return " ".join(f"{name}={_text(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(_text(item) for item in value) or cells.UNKNOWN
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""The figures: bandwidth and time against size, and step times launch by launch."""
+"""The figures: bandwidth and time against size, step times launch by launch, and where they went."""
 
 import math
 import textwrap
@@ -17,6 +17,7 @@ from bench.fit import Fit
 from bench.records import Metric
 from bench.units import format_size
 from reports import cells
+from reports.breakdown import broken_down, parts
 from reports.contrasts import Pairs
 from reports.fits import Curve, size_of
 from reports.labels import operation, short_labels
@@ -34,6 +35,7 @@ _MAX_SIZE_TICKS = 8
 _MAX_RANK_TICKS = 16
 _MAX_NUMBERED = 10
 _LOG_FROM_RATIO = 10
+_MIN_LABELLED = 0.12
 _AXIS = {"busbw": "bus bandwidth (GB/s)", "time": "time"}
 
 
@@ -72,10 +74,30 @@ def draw_steps(rows: Sequence[Row]) -> Figure | None:
         axes = figure.add_subplot()
         for place, row in enumerate(drawable):
             _draw_step(axes, place, row)
-        axes.set_yticks(range(len(drawable)), [textwrap.shorten(labels[row.case.id], 36) for row in drawable])
-        axes.set_ylim(len(drawable) - 0.5, -0.5)
-        axes.grid(visible=False, axis="y")
+        _name_places(axes, [labels[row.case.id] for row in drawable])
         _scale_times(axes, [value for row in drawable for value in _extent(row)])
+    return figure
+
+
+def draw_breakdown(rows: Sequence[Row]) -> Figure | None:
+    """Return a bar for each traced step, stacked of its known parts; None where none is above zero."""
+    known = {row.case.id: {name: value for name, value in parts(row).items() if value > 0} for row in broken_down(rows)}
+    bars = [row for row in rows if known.get(row.case.id)]
+    if not bars:
+        return None
+    labels = short_labels(rows)
+    stacks = [known[row.case.id] for row in bars]
+    names = _merged_order([list(parts(row)) for row in bars], {name for stack in stacks for name in stack})
+    longest = max(sum(stack.values()) for stack in stacks)
+    with drawing():
+        figure = Figure(figsize=(5.2, 1.4 + 0.5 * len(bars)), layout="constrained")
+        axes = figure.add_subplot()
+        patches = [_draw_part(axes, i, name, stacks, names, longest) for i, name in enumerate(names)]
+        _name_places(axes, [labels[row.case.id] for row in bars])
+        axes.set_xlim(0, longest * 1.06)
+        axes.xaxis.set_major_formatter(_tick_format(cells.duration))
+        axes.set_xlabel("time of a traced step")
+        figure.legend(patches, names, loc="outside upper center", ncols=3)
     return figure
 
 
@@ -99,6 +121,35 @@ def draw_pairs(matrix: Pairs) -> Figure | None:
                 if rate:
                     _draw_cell(axes, (i, j), rate, max(known), with_number=n <= _MAX_NUMBERED)
     return figure
+
+
+def _merged_order(lists: Sequence[Sequence[str]], drawn: set[str]) -> list[str]:
+    """Return the drawn parts in an order that all bars share: computing first, then every axis, copy and idle last."""
+    found = dict.fromkeys(name for one in lists for name in one if name in drawn)
+    return sorted(found, key=lambda name: (name != "compute", name == "idle", name == "copy"))
+
+
+def _draw_part(
+    axes: Axes, index: int, name: str, stacks: Sequence[dict[str, float]], names: Sequence[str], longest: float
+) -> Rectangle:
+    """Draw one part of every bar, with its share where there is room; return what stands for it in the legend."""
+    style: dict[str, Any] = {"color": SERIES[index % len(SERIES)], "alpha": 0.55, "linewidth": 0}
+    for place, stack in enumerate(stacks):
+        width = stack.get(name, 0.0)
+        left = sum(stack.get(before, 0.0) for before in names[:index])
+        if width:
+            axes.barh(place, width, left=left, height=0.6, **style)
+        if width > _MIN_LABELLED * longest:
+            share = f"{100 * width / sum(stack.values()):.0f} %"
+            axes.text(left + width / 2, place, share, ha="center", va="center")
+    return Rectangle((0, 0), 1, 1, **style)
+
+
+def _name_places(axes: Axes, labels: Sequence[str]) -> None:
+    """Write what stands at each height, from the top."""
+    axes.set_yticks(range(len(labels)), [textwrap.shorten(label, 36) for label in labels])
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
 
 
 def _draw_cell(axes: Axes, place: tuple[int, int], rate: float, fastest: float, *, with_number: bool) -> None:

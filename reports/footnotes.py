@@ -8,6 +8,8 @@ from typing import Any
 from bench.messages import LEFT_OUT
 from bench.runs import Run
 from bench.units import format_duration
+from reports.breakdown import broken_down
+from reports.predict import calls_of
 from reports.summary import Row, Summary, Verdict
 
 PLAIN = {0: "fine", 1: "a result is wrong", 4: "something did not run"}
@@ -54,7 +56,7 @@ def verdict_words(verdict: Verdict) -> str:
 def footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
     """Return what a reader of the tables must know, each a sentence."""
     shown = [row for row in summary.rows if row.metrics]
-    sentences = [*_conventions(shown), *_intervals(shown)]
+    sentences = [*_conventions(shown), *_intervals(shown), *_steps(shown)]
     launches = run.info.plan.launches
     if launches == 1 and shown:
         sentences.append("One launch: intervals say nothing of what differs between launches; a comparison needs five.")
@@ -77,6 +79,22 @@ def _intervals(rows: list[Row]) -> list[str]:
     kinds = dict.fromkeys(re.sub(r"\d+ (?=iterations)", "", method) for method, _ in methods.most_common())
     brackets = ["[low, high] is a 95 % interval."] if kinds else []
     return [*(f"Times: {kind}." for kind in kinds), *brackets]
+
+
+def _steps(rows: list[Row]) -> list[str]:
+    """Return how a step's communication is predicted, and what its parts add up to, where a row speaks of them."""
+    sentences = []
+    if any(calls_of(row) is not None for row in rows):
+        sentences.append(
+            "Predicted comm: each collective of one step as long as this run's blocking fit of that operation on as "
+            "many ranks says, one after another and with nothing beside it; unknown where the run has no such fit."
+        )
+    if broken_down(rows):
+        sentences.append(
+            "Where the time went: compute + exposed communication + copy + idle = the wall time of a traced step; "
+            "the residual is what they leave of it, and tracing what that step takes longer than a timed one."
+        )
+    return sentences
 
 
 def _left_out(run: Run) -> list[str]:

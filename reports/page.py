@@ -15,14 +15,16 @@ from matplotlib.figure import Figure
 from bench.ceiling import Ceiling
 from bench.runs import Run
 from bench.units import format_duration
-from reports.columns import Column, T, communication_columns, fit_columns, slowed_columns, step_columns
+from reports.breakdown import MemoryLine, broken_down, memory_lines
+from reports.columns import Column, T, communication_columns, fit_columns, slowed_columns
 from reports.contrasts import Pairs, Slowed, contrasts, matrix_title, pairs
 from reports.data import as_csv, as_json
 from reports.facts import flatten, row_facts
-from reports.figures import draw_curves, draw_pairs, draw_steps
+from reports.figures import draw_breakdown, draw_curves, draw_pairs, draw_steps
 from reports.fits import Curve, ceiling_of, fit_curves, fit_notes
 from reports.footnotes import footnotes, heading, verdict_words
 from reports.problems import bad_rows, not_measured
+from reports.step_columns import memory_columns, step_columns, time_columns
 from reports.summary import Row, Summary
 from reports.svg import inline_svg
 
@@ -47,6 +49,7 @@ def render_page(run: Run, summary: Summary) -> str:
     matrices = pairs(shown)
     in_matrices = {row.case.id for matrix in matrices for row in matrix.rows.values()}
     communication = [row for row in shown if row.is_communication and row.case.id not in in_matrices]
+    steps = [row for row in shown if not row.is_communication]
     ceiling = ceiling_of(run, communication)
     curves = fit_curves(communication, ceiling)
     environment = Environment(
@@ -68,7 +71,9 @@ def render_page(run: Run, summary: Summary) -> str:
         fit_notes=fit_notes(curves, ceiling),
         contrasts=[_contrast_panel(i, *one) for i, one in enumerate(contrasts(shown), start=1)],
         pairs=[_pair_panel(i, matrix) for i, matrix in enumerate(matrices, start=1)],
-        steps=_step_panel([row for row in shown if not row.is_communication]),
+        steps=_step_panel(steps, curves),
+        step_time=_time_panel(steps),
+        step_memory=_memory_panel(steps),
         notes=footnotes(run, summary),
         facts=row_facts,
         duration=format_duration,
@@ -151,17 +156,38 @@ def _pair_panel(number: int, matrix: Pairs) -> Panel[Row]:
     return Panel(id=f"pairs-{number}", title=title, figures=figures, columns=communication_columns(rows), rows=rows)
 
 
-def _step_panel(rows: Sequence[Row]) -> Panel[Row] | None:
+def _step_panel(rows: Sequence[Row], curves: Sequence[Curve]) -> Panel[Row] | None:
     if not rows:
         return None
     title = "Step time, launch by launch (circles) and over all launches (diamonds)"
     figure = _figure(draw_steps(rows), "steps-time", title)
     figures = (figure,) if figure else ()
-    return Panel(id="steps-table", title="all steps", figures=figures, columns=step_columns(rows), rows=tuple(rows))
+    columns = step_columns(rows, curves)
+    return Panel(id="steps-table", title="all steps", figures=figures, columns=columns, rows=tuple(rows))
 
 
-def _figure(figure: Figure | None, name: str, title: str) -> Markup | None:
+def _time_panel(steps: Sequence[Row]) -> Panel[Row] | None:
+    title, rows = "Where the time went", broken_down(steps)
+    if not rows:
+        return None
+    what = "Each bar is a traced step, its parts in the legend's order."
+    figure = _figure(draw_breakdown(steps), "steps-breakdown", f"{title}: the parts of each step", what)
+    figures = (figure,) if figure else ()
+    return Panel(id="step-time", title=title, figures=figures, columns=time_columns(steps), rows=rows)
+
+
+def _memory_panel(steps: Sequence[Row]) -> Panel[MemoryLine] | None:
+    lines = memory_lines(steps)
+    if not lines:
+        return None
+    title, columns = "Memory by component", memory_columns(steps)
+    return Panel(id="step-memory", title=title, figures=(), columns=columns, rows=lines)
+
+
+def _figure(
+    figure: Figure | None, name: str, title: str, what: str = "Bands and bars are 95 % intervals."
+) -> Markup | None:
     if figure is None:
         return None
-    description = "Bands and bars are 95 % intervals. The table beside it holds the same numbers."
+    description = f"{what} The table beside it holds the same numbers.".lstrip()
     return Markup(inline_svg(figure, name=name, title=title, description=description))

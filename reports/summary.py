@@ -57,6 +57,11 @@ class Row:
         usual, other = ("time", "step_time") if self.is_communication else ("step_time", "time")
         return other if other in self.metrics and usual not in self.metrics else usual
 
+    def value(self, name: str) -> float | None:
+        """Return a metric's value, None if it is unknown."""
+        metric = self.metrics.get(name)
+        return metric.value if metric else None
+
     @property
     def measured(self) -> tuple[Record, ...]:
         """The records of the launches whose samples count."""

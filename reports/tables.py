@@ -14,11 +14,13 @@ from rich.text import Text
 
 from bench.runs import Run
 from reports import cells
-from reports.columns import Column, T, communication_columns, fit_columns, pair_columns, slowed_columns, step_columns
+from reports.breakdown import broken_down, memory_lines
+from reports.columns import Column, T, communication_columns, fit_columns, pair_columns, slowed_columns
 from reports.contrasts import Pairs, contrasts, matrix_title, pairs
 from reports.fits import ceiling_of, fit_curves, fit_notes
 from reports.footnotes import footnotes, heading, verdict_words
 from reports.problems import Problem, bad_rows, not_measured
+from reports.step_columns import memory_columns, step_columns, time_columns
 from reports.summary import Row, Summary
 
 _UNBOUNDED = 1_000_000
@@ -58,7 +60,9 @@ def render_tables(run: Run, summary: Summary, *, width: int | None, color: bool 
     _write_rows(sheet, "Fits", fit_columns(curves), curves)
     sheet.write(*(_clean(note) for note in fit_notes(curves, ceiling)))
     _write_contrasts(sheet, shown, matrices)
-    _write_rows(sheet, "Steps", step_columns(steps), steps)
+    _write_rows(sheet, "Steps", step_columns(steps, curves), steps)
+    _write_rows(sheet, "Where the time went", time_columns(steps), broken_down(steps))
+    _write_rows(sheet, "Memory by component", memory_columns(steps), memory_lines(steps))
     _write_problems(sheet, "Wrong, hung or failed", bad_rows(summary))
     _write_problems(sheet, "Not measured", not_measured(summary))
     fine = summary.verdict.fine

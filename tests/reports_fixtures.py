@@ -59,6 +59,38 @@ def step_metrics(seconds: float) -> dict[str, Metric]:
     }
 
 
+def plain(value: float | None, unit: str) -> Metric:
+    return Metric(value=value, unit=unit, better="lower", method="counted")
+
+
+def training_metrics(seconds: float = 0.010, axes: Sequence[str] = ("dp",)) -> dict[str, Metric]:
+    """Return all that a training step on these axes can know; its parts add up to 98 % of ``seconds``."""
+    shares = {"compute": 0.6, "exposed_copy": 0.02, "idle": 0.06, "residual": 0.02, "ect": 0.33, "comm_wait": 0.25}
+    shares |= {"comm_skew": 0.04, "contention": 0.05}
+    shares |= {f"exposed_comm.{axis}": 0.3 / len(axes) for axis in axes}
+    shares |= {f"comm_transfer.{axis}": 0.2 / len(axes) for axis in axes}
+    memory = {"parameters": 1 << 20, "gradients": 1 << 20, "optimizer": 2 << 20, "activations": 3 << 20}
+    found = step_metrics(seconds) | {name: plain(share * seconds, "s") for name, share in shares.items()}
+    for axis in axes:
+        found |= {f"bytes_{name}.{axis}": plain(3 << 20, "B") for name in ("sent", "expected")}
+        found[f"bytes_ratio.{axis}"] = plain(1.0, "")
+    for source in ("memory", "memory_formula", "memory_counted"):
+        found |= {f"{source}.{name}": plain(num_bytes, "B") for name, num_bytes in memory.items()}
+    found["mfu"] = rate_metric(0.345, "")
+    found["tracing_overhead"] = plain(0.03, "")
+    return found
+
+
+def comm_call(op: str = "all_reduce", num_bytes: int = 1 << 20, axis: str = "dp", **more: Any) -> dict[str, Any]:
+    return {"axis": axis, "op": op, "bytes": num_bytes, "ranks": 4, "count": 1, **more}
+
+
+def curve_records(operation: str = "all_reduce", latency: float = 20e-6, **params: Any) -> list[Record]:
+    """Return an operation's records whose fit is that latency and 3 GB/s, from 1K to 16M."""
+    sizes = [1024 * 4**i for i in range(8)]
+    return [ok(collective(operation, size, **params), seconds=latency + size / 3e9) for size in sizes]
+
+
 def ok(
     case: Case,
     launch: int = 0,

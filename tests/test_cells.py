@@ -102,3 +102,9 @@ def test_words_are_counted() -> None:
 def test_what_cannot_be_seen_is_written_out() -> None:
     assert cells.visible("a\x1b[31m\n  b\x00") == "a\\x1b[31m b\\x00"
     assert cells.visible("Größe 64K") == "Größe 64K"
+
+
+def test_a_fraction_as_a_percentage() -> None:
+    assert cells.percent(0.345) == "34.5 %"
+    assert cells.percent(-0.02) == "-2.00 %"
+    assert cells.percent(None) == cells.percent(float("nan")) == "-"

@@ -3,7 +3,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
-from reports_fixtures import bad, collective, link, make_plan, make_run, ok, rate_metric, seconds_metric, step
+from reports_fixtures import bad, collective, link, make_plan, make_run, ok, rate_metric, seconds_metric
 
 from bench.cases import make_case
 from bench.ceiling import Efficiency, efficiency
@@ -16,7 +16,6 @@ from reports.columns import (
     fit_columns,
     pair_columns,
     slowed_columns,
-    step_columns,
 )
 from reports.contrasts import interference, pairs
 from reports.fits import Curve
@@ -52,23 +51,6 @@ def test_a_communication_row() -> None:
     }
 
 
-def test_a_step_row() -> None:
-    (row,) = rows_of(ok(step("ddp"), seconds=0.012, notes=["functional only", "timed compute"]))
-    cells = cells_of(step_columns([row]), row)
-    assert cells["step"] == "ddp"
-    assert cells["step time"] == "12.0 ms [10.8, 13.2]"
-    assert cells["tokens/s"] == "341000"
-    assert cells["p99"] == "-"
-    assert cells["notes"] == "functional only; timed compute"
-
-
-def test_a_step_without_notes_or_rates_shows_dashes() -> None:
-    (row,) = rows_of(ok(step("mine"), metrics={"time": seconds_metric(2.0)}, noise=None, samples={"values": []}))
-    cells = cells_of(step_columns([row]), row)
-    assert cells["step time"] == "2.00 s [1.80, 2.20]"
-    assert (cells["tokens/s"], cells["notes"], cells["noise"], cells["n"]) == ("-", "-", "-", "-")
-
-
 def test_a_case_of_another_shape_shows_dashes() -> None:
     (row,) = rows_of(ok(make_case("p2p.mine", "m:f", {}), metrics={"time": seconds_metric(None)}))
     cells = cells_of(communication_columns([row]), row)
@@ -100,11 +82,10 @@ def test_what_tells_rows_apart_is_never_dropped(given: dict[str, Any], dropped: 
 def test_what_a_row_is_and_its_time_are_never_dropped() -> None:
     kept = {column.title for column in communication_columns([]) if not column.drop}
     assert kept == {"operation", "size", "time", "busbw GB/s"}
-    assert {column.title for column in step_columns([]) if not column.drop} == {"step", "step time", "tokens/s"}
 
 
 def test_every_column_is_explained() -> None:
-    assert all(column.help for column in (*communication_columns([]), *step_columns([])))
+    assert all(column.help for column in communication_columns([]))
     assert all(column.help for column in fit_columns([curve_of(TWO_LINES, of_link=efficiency(60e9, link(50e9)))]))
 
 
@@ -120,12 +101,6 @@ def test_every_column_is_explained() -> None:
 def test_the_check_in_a_word(check: Check, word: str) -> None:
     (row,) = rows_of(bad(collective(), check=check))
     assert check_word(row) == word
-
-
-def test_the_p99_is_that_of_the_headline() -> None:
-    metrics = {"step_time": seconds_metric(1.0), "step_time_p99": seconds_metric(3.0)}
-    (row,) = rows_of(ok(step(), metrics=metrics))
-    assert cells_of(step_columns([row]), row)["p99"] == "3.00 s"
 
 
 def test_launches_say_how_many_of_how_many() -> None:

@@ -1,237 +1,86 @@
-"""The DDP step trains as one process would, its gate sees every way in which it might not, and it says what it does."""
+"""DDP sums gradients in the buckets that were asked for, when it should, and its gate sees every way it might not."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import Ranks
+from test_training import small
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.cases import make_case
-from bench.messages import Outcome
-from bench.plan import Measure
-from bench.progress import Progress
-from bench.runner import run_case
-from bench.subject import Description
 from bench.world import World
-from workloads.ddp import DdpStep, prepare
-from workloads.model import Shape, build, draw_tokens, loss_of
+from workloads.communication import Call, counted
+from workloads.training import TrainingStep
 
-SMALL = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocabulary": 64, "microbatch": 3, "bucket_mb": 25.0}
-NUM_SMALL = 30_080  # 2 (12 h^2 + 13 h) + (vocabulary + sequence) h + 2 h + h vocabulary with h = 32
-SMALL_MICROBATCH, SMALL_VOCABULARY = 3, 64
+NUM_SMALL = 27_936  # 2 (2 h^2 + h^2 + 8 h^2 + 4 h + 3 h + h / 2 + 4 h) + (2 * 64 + 16) h + 2 h with h = 32
 
 
-def small(world: World, **params: Any) -> DdpStep:
-    return prepare(world, **{**SMALL, **params})
+def module_of(step: TrainingStep) -> DistributedDataParallel:
+    module = step.layout.module
+    assert isinstance(module, DistributedDataParallel)
+    return module
 
 
-def weights_of(step: DdpStep) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in step._model.parameters()]
+def stepped(step: TrainingStep) -> TrainingStep:
+    step.reset()
+    step.step()
+    assert step.check() == 0
+    return step
 
 
 # ---- what ranks do
 
 
-def wrong_after(world: World, steps: int, params: dict[str, Any]) -> list[int]:
-    """Return how much is wrong after each step."""
-    step = small(world, **params)
-    wrong = []
-    for _ in range(steps):
-        step.reset()
-        step.step()
-        wrong.append(step.check())
-    return wrong
-
-
-def distance_from_one_process(world: World, steps: int) -> tuple[float, float]:
-    """Return how far weights are, after some steps, from those of one process that trains on the whole batches, and
-    how far they have come.
-    """
-    step = small(world)
-    alone = build(step._shape, world.seed, world.device)
-    start = [parameter.detach().clone() for parameter in alone.parameters()]
-    optimizer = torch.optim.AdamW(alone.parameters())
-    for number in range(1, steps + 1):
-        step.reset()
-        step.step()
-        optimizer.zero_grad()
-        tokens = draw_tokens(step._shape, world.size * SMALL_MICROBATCH, world.seed, number)
-        loss_of(alone, tokens).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    ours, theirs = weights_of(step), [parameter.detach() for parameter in alone.parameters()]
-    far = max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
-    come = min(float((a - b).abs().max()) for a, b in zip(theirs, start, strict=True))
-    return far, come
-
-
-def drawn(world: World) -> tuple[list[list[int]], list[list[list[int]]]]:
-    """Return this rank's tokens of the first two steps, and the whole batches."""
-    step = small(world)
-    mine, batches = [], []
+def calls_of_step(world: World, params: dict[str, Any]) -> list[Call]:
+    step = small(world, "ddp", params)
     for _ in range(2):
-        step.reset()
-        mine.append(step._mine.tolist())
-        batches.append(step._batch.tolist())
-    return mine, batches
+        step.step()  # the first finds the order of gradients, after which DDP makes its buckets anew
+    return list(counted(step.step, step.layout.axes))
 
 
-def changed_by_check(world: World) -> tuple[bool, bool, list[int]]:
-    """Return whether a check moves weights or the random state, and what three checks in a row find."""
-    step = small(world)
-    step.reset()
-    step.step()
-    before, state = weights_of(step), torch.get_rng_state()
-    wrong = [step.check() for _ in range(3)]
-    moved = any(not torch.equal(a, b) for a, b in zip(before, weights_of(step), strict=True))
-    return moved, not torch.equal(state, torch.get_rng_state()), wrong
+def wrong_of_hook(world: World, hook: str) -> int:
+    """Return how much is wrong in a check alone where DDP sums what a hook makes of each bucket."""
+    step = stepped(small(world, "ddp", {}))
+    change = HOOKS[hook]
 
-
-def described(world: World, params: dict[str, Any]) -> Description:
-    return small(world, **params).describe()
-
-
-def measured(world: World, params: dict[str, Any]) -> Outcome:
-    case = make_case("workload.ddp", "workloads.ddp:prepare", {**SMALL, **params})
-    return run_case(case, world, Measure(warmup=2, max_iterations=6), 30.0, Progress())
-
-
-def num_buckets(world: World, bucket_mb: float) -> int:
-    """Return how many gradient buckets go round in a step."""
-    seen = []
-
-    def count(buffer: Tensor) -> Tensor:
-        seen.append(len(buffer))
-        return buffer / world.size
-
-    step = _hooked(small(world, bucket_mb=bucket_mb), world, count)
-    step.reset()
-    step.step()  # the first step finds the order of gradients, after which DDP makes its buckets anew
-    seen.clear()
-    step.step()
-    assert sum(seen) == NUM_SMALL
-    return len(seen)
-
-
-# ---- mutants: each makes one thing wrong, on rank 1 or on all
-
-
-def wrong_of_mutant(world: World, mutant: str) -> int:
-    """Return how much is wrong after two steps of a mutant."""
-    return MUTANTS[mutant](world)
-
-
-def _stepped(step: DdpStep) -> DdpStep:
-    for _ in range(2):
-        step.reset()
-        step.step()
-    return step
-
-
-def _gradients_stay_local(world: World) -> int:
-    """DDP never sums, which shows in the weights: they part."""
-    step = small(world)
-    with step._ddp.no_sync():
-        return _stepped(step).check()
-
-
-def _gradients_stay_local_in_the_check_alone(world: World) -> int:
-    """Weights are alike, since the steps were right: only the gradients can tell."""
-    step = _stepped(small(world))
-    with step._ddp.no_sync():
-        return step.check()
-
-
-def _hooked(step: DdpStep, world: World, change: Callable[[Tensor], Tensor]) -> DdpStep:
-    """Let DDP sum what ``change`` makes of each bucket."""
-
-    def hook(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        changed = change(bucket.buffer())
+    def summed(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        changed = change(bucket.buffer(), world)
         dist.all_reduce(changed, group=world.group)
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(changed)
         return done
 
-    step._ddp.register_comm_hook(None, hook)
-    return step
-
-
-def _gradients_are_summed_and_not_averaged(world: World) -> int:
-    return _stepped(_hooked(small(world), world, lambda buffer: buffer)).check()
-
-
-def _gradients_travel_in_bfloat16(world: World) -> int:
-    return _stepped(_hooked(small(world), world, lambda buffer: (buffer / world.size).bfloat16().float())).check()
-
-
-def averaged_by_hook(world: World) -> int:
-    """Return how much is wrong where the hook does what DDP does: the mutants' own machinery is right."""
-    return _stepped(_hooked(small(world), world, lambda buffer: buffer / world.size)).check()
-
-
-def _one_rank_draws_other_tokens(world: World) -> int:
-    step = _stepped(small(world))
-    if world.rank == 1:
-        step._mine = (step._mine + 1) % SMALL_VOCABULARY
+    module_of(step).register_comm_hook(None, summed)
     return step.check()
 
 
-def _both_ranks_draw_the_same_tokens(world: World) -> int:
-    step = _stepped(small(world))
-    step._mine = step._batch[:SMALL_MICROBATCH]
-    return step.check()
+HOOKS: dict[str, Callable[[Tensor, World], Tensor]] = {
+    "averaged": lambda buffer, world: buffer / world.size,
+    "summed": lambda buffer, world: buffer,
+    "travels in bfloat16": lambda buffer, world: (buffer / world.size).bfloat16().float(),
+    "of rank 0 twice": lambda buffer, world: buffer * (1 - world.rank),
+}
 
 
-def _one_weight_is_an_ulp_off(world: World) -> int:
-    step = _stepped(small(world))
-    if world.rank == 1:
-        weight = next(step._model.parameters()).detach().view(-1)
-        weight[7] = torch.nextafter(weight[7], torch.tensor(1.0))
-    return step.check()
+def wrong_without_sync(world: World, params: dict[str, Any]) -> int:
+    """Return how much is wrong in a check alone whose gradients stay on their ranks."""
+    step = stepped(small(world, "ddp", params))
+    with module_of(step).no_sync():
+        return step.check()
 
 
-def _one_rank_skips_the_optimizer(world: World) -> int:
-    step = small(world)
-    if world.rank == 1:
-        step._optimizer.step = lambda: None  # type: ignore[assignment,method-assign,misc]
-    return _stepped(step).check()
-
-
-def _one_parameter_is_left_out(world: World) -> int:
-    """Its gradient is there, of this rank's tokens alone."""
-    step = small(world)
-    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-    ignore(step._model, ["head.weight"])  # type: ignore[no-untyped-call]
-    step._ddp = DistributedDataParallel(step._model, process_group=world.group)
+def wrong_with_a_parameter_left_out(world: World) -> int:
+    """Return how much is wrong where a parameter's gradient is there, but of this rank's tokens alone."""
+    step = small(world, "ddp", {})
+    module_of(step)._set_params_and_buffers_to_ignore_for_model(step.layout.model, ["head.weight"])  # type: ignore[no-untyped-call]
+    alone = DistributedDataParallel(step.layout.model, process_group=world.group)
+    object.__setattr__(step.layout, "module", alone)
     step.reset()
     return step.check()
-
-
-def _every_rank_is_a_group_of_its_own(world: World) -> int:
-    """Ranks that do not know of each other: each is alike itself, but its gradients are of its own tokens."""
-    groups = [dist.new_group([rank]) for rank in range(world.size)]
-    wrong = _stepped(small(replace(world, group=groups[world.rank]))).check()
-    dist.destroy_process_group(groups[world.rank])
-    return wrong
-
-
-MUTANTS: dict[str, Callable[[World], int]] = {
-    "gradients stay local": _gradients_stay_local,
-    "gradients stay local in the check alone": _gradients_stay_local_in_the_check_alone,
-    "gradients are summed, not averaged": _gradients_are_summed_and_not_averaged,
-    "gradients travel in bfloat16": _gradients_travel_in_bfloat16,
-    "one rank draws other tokens": _one_rank_draws_other_tokens,
-    "both ranks draw the same tokens": _both_ranks_draw_the_same_tokens,
-    "one weight of one rank is an ulp off": _one_weight_is_an_ulp_off,
-    "one rank skips the optimizer": _one_rank_skips_the_optimizer,
-    "one parameter is left out": _one_parameter_is_left_out,
-    "every rank is a group of its own": _every_rank_is_a_group_of_its_own,
-}
 
 
 # ---- tests
@@ -240,78 +89,60 @@ MUTANTS: dict[str, Callable[[World], int]] = {
 @pytest.mark.parametrize(
     "params",
     [
-        {},
         {"bucket_mb": 0.001},  # a bucket for nearly every parameter
-        {"layers": 1, "hidden": 8, "heads": 1, "vocabulary": 16, "microbatch": 1},
-        {"sequence": 1, "microbatch": 1},
-        {"layers": 4, "hidden": 128, "sequence": 64, "vocabulary": 512, "microbatch": 4},  # the defaults
+        {"static_graph": True},
+        {"no_sync": True, "accumulation": 3},
+        {"no_sync": True, "accumulation": 2, "precision": "bfloat16"},
+        {"static_graph": True, "checkpointing": "full"},
     ],
     ids=str,
 )
-def test_weights_are_alike_and_gradients_are_those_of_one_process(two_ranks: Ranks, params: dict[str, Any]) -> None:
-    assert two_ranks.call("test_ddp:wrong_after", steps=3, params=params) == [[0, 0, 0]] * 2
+def test_every_way_of_summing_computes_what_one_process_would(two_ranks: Ranks, params: dict[str, Any]) -> None:
+    found = two_ranks.call("test_training:wrong_after", name="ddp", params=params)
+    assert found == [[0, 0, 0]] * 2
 
 
-def test_training_goes_where_one_process_would_go(two_ranks: Ranks) -> None:
-    """AdamW moves by about its learning rate, 1e-3, whatever the gradient's size; roundings of it part by far less."""
-    for far, come in two_ranks.call("test_ddp:distance_from_one_process", steps=3):
-        assert come > 1e-3
-        assert far < 1e-4
+@pytest.mark.parametrize(("params", "rounds"), [({}, 1), ({"accumulation": 3}, 3)])
+def test_all_gradients_go_round_once_a_synchronisation(two_ranks: Ranks, params: dict[str, Any], rounds: int) -> None:
+    for calls in two_ranks.call("test_ddp:calls_of_step", params=params):
+        assert {(call.axis, call.op, call.ranks) for call in calls} == {("dp", "all_reduce", 2)}
+        assert sum(call.num_bytes for call in calls) == rounds * 4 * NUM_SMALL
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_every_mutant_is_caught(two_ranks: Ranks, mutant: str) -> None:
-    assert max(two_ranks.call("test_ddp:wrong_of_mutant", mutant=mutant)) > 0
+def test_without_sync_only_the_last_microbatch_sums(two_ranks: Ranks) -> None:
+    for calls in two_ranks.call("test_ddp:calls_of_step", params={"accumulation": 3, "no_sync": True}):
+        assert sum(call.num_bytes for call in calls) == 4 * NUM_SMALL
 
 
-def test_the_mutants_own_hook_is_right_when_it_averages(two_ranks: Ranks) -> None:
-    assert two_ranks.call("test_ddp:averaged_by_hook") == [0, 0]
-
-
-def test_one_ulp_is_one_wrong_element_on_the_rank_that_is_off(two_ranks: Ranks) -> None:
-    assert two_ranks.call("test_ddp:wrong_of_mutant", mutant="one weight of one rank is an ulp off") == [0, 1]
-
-
-def test_ranks_share_the_batch_that_any_other_layout_would_draw(two_ranks: Ranks) -> None:
-    (first, batches), (second, same) = two_ranks.call("test_ddp:drawn")
-    shape = Shape(layers=2, hidden=32, heads=4, sequence=16, vocabulary=64)
-    assert batches == same == [draw_tokens(shape, 6, seed=0, step=number).tolist() for number in (1, 2)]
-    for number in range(2):
-        assert first[number] + second[number] == batches[number]
-    assert first[0] != first[1]
-
-
-def test_a_check_disturbs_nothing(two_ranks: Ranks) -> None:
-    assert two_ranks.call("test_ddp:changed_by_check") == [(False, False, [0, 0, 0])] * 2
-
-
-def test_bytes_are_counted_in_closed_form(two_ranks: Ranks) -> None:
-    """Of float32: two ranks' ring sends 2 (n-1)/n = 1 times the gradients."""
-    for description in two_ranks.call("test_ddp:described", params={}):
-        assert description.details["parameters"] == NUM_SMALL
-        assert description.details["gradient_bytes"] == 4 * NUM_SMALL
-        assert description.details["send_bytes_formula"] == 4 * NUM_SMALL
-        assert description.details["bucket_mb"] == 25.0
-
-
-@pytest.mark.parametrize(("microbatch", "sequence"), [(3, 16), (1, 5)])
-def test_a_rate_is_of_the_tokens_of_all_ranks(two_ranks: Ranks, microbatch: int, sequence: int) -> None:
-    params = {"microbatch": microbatch, "sequence": sequence}
-    for description in two_ranks.call("test_ddp:described", params=params):
-        [work] = description.work
-        assert (work.name, work.amount, work.unit) == ("tokens_per_second", 2 * microbatch * sequence, "tokens/s")
-        assert description.details["tokens_per_step"] == work.amount
-        assert description.headline == "step_time"
-
-
-def test_the_runner_measures_it_like_any_other_subject(two_ranks: Ranks) -> None:
-    outcome, _ = two_ranks.call("test_ddp:measured", params={})
-    assert (outcome.status, outcome.check.wrong, outcome.headline) == ("ok", 0, "step_time")
-    assert len(outcome.seconds) == 6
-    assert min(outcome.seconds) > 1e-4
+@pytest.mark.parametrize("no_sync", [False, True])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_bytes_are_those_of_the_closed_form(two_ranks: Ranks, precision: str, no_sync: bool) -> None:
+    variants = [{"precision": precision, "no_sync": no_sync, "accumulation": number} for number in (1, 2)]
+    for found in two_ranks.call("test_training:sent_and_expected", name="ddp", variants=variants):
+        assert [sent == expected for sent, expected in found] == [True, True]
 
 
 def test_small_buckets_are_really_many(two_ranks: Ranks) -> None:
-    few, many = (two_ranks.call("test_ddp:num_buckets", bucket_mb=bucket_mb)[0] for bucket_mb in (25.0, 0.001))
-    assert few == 1
-    assert many > 10
+    few, many = (
+        two_ranks.call("test_ddp:calls_of_step", params={"bucket_mb": bucket_mb})[0] for bucket_mb in (25.0, 0.001)
+    )
+    assert len(few) == 1
+    assert len(many) > 10
+
+
+@pytest.mark.parametrize("hook", [hook for hook in HOOKS if hook != "averaged"])
+def test_wrong_sums_are_caught(two_ranks: Ranks, hook: str) -> None:
+    assert max(two_ranks.call("test_ddp:wrong_of_hook", hook=hook)) > 0
+
+
+def test_the_hooks_themselves_are_right_when_they_average(two_ranks: Ranks) -> None:
+    assert two_ranks.call("test_ddp:wrong_of_hook", hook="averaged") == [0, 0]
+
+
+@pytest.mark.parametrize("params", [{}, {"precision": "bfloat16"}, {"accumulation": 2}], ids=str)
+def test_gradients_that_stay_on_their_ranks_are_caught(two_ranks: Ranks, params: dict[str, Any]) -> None:
+    assert max(two_ranks.call("test_ddp:wrong_without_sync", params=params)) > 0
+
+
+def test_a_parameter_left_out_is_caught(two_ranks: Ranks) -> None:
+    assert max(two_ranks.call("test_ddp:wrong_with_a_parameter_left_out")) > 0

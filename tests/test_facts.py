@@ -55,3 +55,8 @@ def test_several_launches_are_told_one_by_one_from_1() -> None:
 def test_a_launch_of_another_environment_says_so() -> None:
     facts = facts_of(ok(collective(), environment={"changed": {"host.cpu_model": ["A", "B"]}}))
     assert facts["environment, launch 1: changed.host.cpu_model"] == "A, B"
+
+
+def test_a_list_of_mappings_is_told_name_by_name() -> None:
+    calls = [{"axis": "dp", "ranks": 4}, {"axis": "tp", "ranks": None}]
+    assert flatten({"calls": calls}) == [("calls", "axis=dp ranks=4, axis=tp ranks=-")]

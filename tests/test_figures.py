@@ -10,12 +10,24 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from reports_fixtures import collective, link, make_plan, make_run, ok, rate_metric, sample_run, seconds_metric, step
+from reports_fixtures import (
+    collective,
+    link,
+    make_plan,
+    make_run,
+    ok,
+    plain,
+    rate_metric,
+    sample_run,
+    seconds_metric,
+    step,
+    training_metrics,
+)
 
 from bench.cases import Case
 from bench.records import Metric, Record
 from reports.contrasts import Pairs, pairs
-from reports.figures import draw_curves, draw_pairs, draw_steps
+from reports.figures import draw_breakdown, draw_curves, draw_pairs, draw_steps
 from reports.fits import fit_curves
 from reports.summary import Row, summarize
 from reports.svg import inline_svg
@@ -242,3 +254,41 @@ def test_pairs_without_rates_have_no_figure() -> None:
     rows = rows_of(*(ok(pair(*ends), metrics={"time": seconds_metric(1e-3)}) for ends in ((0, 1), (1, 0))))
     (found,) = pairs(rows)
     assert draw_pairs(found) is None
+
+
+def bars_of(axes: Axes) -> list[tuple[float, float, float]]:
+    """Return middle height, left end and width of each part."""
+    found = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    return [(bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_width()) for bar in found]
+
+
+def test_the_parts_of_a_step_are_stacked_in_the_order_of_the_legend() -> None:
+    figure = draw_breakdown(rows_of(ok(step(), metrics=training_metrics(1.0, ("dp", "tp")))))
+    assert labels_of(figure) == ["compute", "exposed dp", "exposed tp", "copy", "idle"]
+    axes = axes_of(figure)
+    heights, lefts, widths = zip(*bars_of(axes), strict=True)
+    assert set(heights) == {0.0}
+    assert lefts == pytest.approx([0, 0.6, 0.75, 0.9, 0.92])
+    assert widths == pytest.approx([0.6, 0.15, 0.15, 0.02, 0.06])
+    assert [text.get_text() for text in axes.texts] == ["61 %", "15 %", "15 %"]
+    assert axes.get_xlim()[0] == 0
+
+
+def test_each_step_is_a_bar_and_a_part_has_one_colour() -> None:
+    other = training_metrics(1.0, ("shard",)) | {"compute": plain(0.2, "s")}
+    rows = rows_of(ok(step("ddp"), metrics=training_metrics(1.0)), ok(step("mine")), ok(step("fsdp"), metrics=other))
+    figure = draw_breakdown(rows)
+    axes = axes_of(figure)
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["ddp", "fsdp"]
+    assert labels_of(figure) == ["compute", "exposed dp", "exposed shard", "copy", "idle"]
+    compute = [patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_x() == 0]
+    assert [bar.get_width() for bar in compute] == pytest.approx([0.6, 0.2])
+    assert len({bar.get_facecolor() for bar in compute}) == 1
+    assert len({patch.get_facecolor() for patch in axes.patches}) == 5
+    assert [left for height, left, _ in bars_of(axes) if height == 1] == pytest.approx([0, 0.2, 0.5, 0.52])
+
+
+def test_steps_with_nothing_to_stack_have_no_breakdown() -> None:
+    assert draw_breakdown([]) is None
+    assert draw_breakdown(rows_of(ok(step()))) is None
+    assert draw_breakdown(rows_of(ok(step(), metrics={"compute": plain(0.0, "s")}))) is None

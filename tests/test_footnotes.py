@@ -2,7 +2,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from reports_fixtures import ENVIRONMENT, METHOD, bad, collective, make_plan, make_run, ok, sample_run, step
+from reports_fixtures import (
+    ENVIRONMENT,
+    METHOD,
+    bad,
+    collective,
+    comm_call,
+    make_plan,
+    make_run,
+    ok,
+    sample_run,
+    step,
+    training_metrics,
+)
 
 from bench.messages import LEFT_OUT
 from bench.records import Record, Status
@@ -112,3 +124,14 @@ def test_what_the_budget_left_out_is_counted() -> None:
 def test_nothing_left_out_is_not_spoken_of() -> None:
     run = make_run(make_plan([collective()]), [ok(collective())])
     assert not any("Left out" in sentence for sentence in footnotes(run, summarize(run)))
+
+
+def test_a_steps_prediction_and_identity_are_explained_where_there_are_any() -> None:
+    plain = notes_of(ok(step()))
+    assert "Predicted comm" not in plain
+    assert "Where the time went" not in plain
+    called = notes_of(ok(step(), details={"comm_calls": [comm_call()]}))
+    assert called.count("Predicted comm: each collective of one step") == 1
+    assert "Where the time went" not in called
+    traced = notes_of(ok(step(), metrics=training_metrics()))
+    assert "compute + exposed communication + copy + idle = the wall time of a traced step" in traced

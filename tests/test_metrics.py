@@ -84,6 +84,29 @@ def test_the_skew_is_the_median_of_how_late_the_last_one_came() -> None:
     assert skew.method.startswith("last arrival - first, ")
 
 
+EXPLAINED = {
+    "compute": Metric(value=4e-4, unit="s", better="lower", method="the slowest rank's"),
+    "memory.parameters": Metric(value=None, unit="B", better="lower", method="measured"),
+}
+
+
+def test_what_explains_a_step_comes_after_its_own_numbers_as_it_is() -> None:
+    plain = outcome(seconds=1e-3, work=[BANDWIDTH])
+    metrics = metrics_of(msgspec.structs.replace(plain, explained=EXPLAINED))
+    assert list(metrics) == [*metrics_of(plain), "compute", "memory.parameters"]
+    assert {name: metrics[name] for name in EXPLAINED} == EXPLAINED
+    assert {name: metrics[name] for name in metrics_of(plain)} == metrics_of(plain)
+
+
+def test_an_explanation_is_neither_a_sample_nor_noise() -> None:
+    plain = outcome(seconds=1e-3)
+    assert noise_of(msgspec.structs.replace(plain, explained=EXPLAINED)) == noise_of(plain)
+
+
+def test_what_has_no_time_has_no_explanation() -> None:
+    assert metrics_of(Outcome(status="ok", explained=EXPLAINED)) == {}
+
+
 @pytest.mark.parametrize("status", ["failed", "skipped", "wrong", "ok"])
 def test_without_samples_there_is_no_number(status: str) -> None:
     told = msgspec.convert({"status": status, "work": [{"name": "algbw", "amount": 1.0, "unit": "B/s"}]}, Outcome)

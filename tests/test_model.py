@@ -7,17 +7,89 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from ranks import Ranks
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
-from workloads.model import Attention, Layer, Shape, Transformer, build, draw_tokens, loss_of
+from bench.world import World
+from workloads.model import Attention, Ffn, Layer, Transformer, attend, build, draw_tokens, fill, loss_of, rotate
+from workloads.shapes import SHAPES as NAMED
+from workloads.shapes import Shape, num_parameters
 
 CPU = torch.device("cpu")
-SHAPE = Shape(layers=2, hidden=32, heads=4, sequence=16, vocabulary=64)
+SHAPE = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=4, ffn=128, sequence=16, vocabulary=64)
+LLAMA = replace(SHAPE, recipe="llama", kv_heads=2, ffn=80)
+RECIPES = [SHAPE, LLAMA]
 SHAPES = [
     SHAPE,
-    Shape(layers=1, hidden=8, heads=1, sequence=3, vocabulary=2),
-    Shape(layers=3, hidden=24, heads=8, sequence=5, vocabulary=17),
+    LLAMA,
+    replace(SHAPE, layers=1, hidden=8, heads=1, kv_heads=1, ffn=7, sequence=3, vocabulary=2),
+    replace(SHAPE, layers=3, hidden=24, heads=8, kv_heads=4, ffn=50, sequence=5, vocabulary=17),
+    replace(LLAMA, layers=1, hidden=24, heads=6, kv_heads=1, ffn=10, sequence=1, vocabulary=5),
 ]
+
+
+# ---- what ranks do
+
+
+def styles(layers: int) -> dict[str, ParallelStyle]:
+    """Return torch's tensor and sequence parallelism for every part of the model."""
+    whole, part = Replicate(), Shard(1)
+    plan: dict[str, ParallelStyle] = {
+        "layers.0": PrepareModuleInput(input_layouts=whole, desired_input_layouts=part, use_local_output=True),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=part, output_layouts=whole),
+    }
+    for number in range(layers):
+        name = f"layers.{number}"
+        gather = PrepareModuleInput(input_layouts=part, desired_input_layouts=whole)
+        plan |= {f"{name}.{norm}": SequenceParallel() for norm in ("attention_norm", "ffn_norm")}
+        plan |= {f"{name}.{block}": gather for block in ("attention", "ffn")}
+        plan |= {f"{name}.attention.{one}": ColwiseParallel() for one in ("q", "k", "v")}
+        plan |= {f"{name}.ffn.{one}": ColwiseParallel() for one in ("gate", "up")}
+        plan |= {f"{name}.{one}": RowwiseParallel(output_layouts=part) for one in ("attention.out", "ffn.down")}
+    return plan
+
+
+def sharded(model: Transformer, world: World) -> Transformer:
+    """Return the model on a mesh of the world's ranks."""
+    plan = {name: style for name, style in styles(len(model.layers)).items() if _has(model, name)}
+    parallelize_module(model, DeviceMesh.from_group(world.group, "cpu"), plan)
+    return model
+
+
+def _has(model: nn.Module, name: str) -> bool:
+    return dict(model.named_modules()).get(name) is not None
+
+
+def apart_when_sharded(world: World, shape: Shape, refill: bool) -> tuple[float, float]:
+    """Return how far loss and gradients are from one process's, where weights and sequence lie on two ranks."""
+    alone, model = build(shape, 7, CPU), sharded(build(shape, 8 if refill else 7, CPU), world)
+    if refill:
+        fill(model, 7)
+    tokens = draw_tokens(shape, 3, seed=7, step=0)
+    ours, theirs = loss_of(model, tokens), loss_of(alone, tokens)
+    ours.backward()  # type: ignore[no-untyped-call]
+    theirs.backward()  # type: ignore[no-untyped-call]
+    far = 0.0
+    for mine, reference in zip(model.parameters(), alone.parameters(), strict=True):
+        assert mine.grad is not None
+        assert reference.grad is not None
+        gradient = mine.grad.full_tensor() if isinstance(mine.grad, DTensor) else mine.grad
+        far = max(far, float((gradient - reference.grad).abs().max() / reference.grad.abs().max()))
+    return abs(ours.item() - theirs.item()), far
+
+
+# ---- tests
 
 
 @pytest.fixture
@@ -65,13 +137,11 @@ def test_no_two_matrices_are_alike() -> None:
     assert len({*map(tuple, first_values)}) == len(first_values)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, *NAMED.values()], ids=str)
 def test_parameters_are_as_many_as_the_closed_form_says(shape: Shape) -> None:
-    """Per layer 4 h^2 + 4 h of attention, 8 h^2 + 5 h of ffn, 4 h of norms; embeddings, the last norm, the head."""
-    h = shape.hidden
-    per_layer = 12 * h * h + 13 * h
-    expected = shape.layers * per_layer + (shape.vocabulary + shape.sequence) * h + 2 * h + h * shape.vocabulary
-    assert sum(weight.numel() for weight in weights(shape, seed=0).values()) == expected
+    with torch.device("meta"):
+        model = Transformer(shape)
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters(shape)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -80,9 +150,10 @@ def test_logits_are_one_per_token_and_word(shape: Shape) -> None:
     assert build(shape, 0, CPU)(tokens).shape == (3, shape.sequence, shape.vocabulary)
 
 
+@pytest.mark.parametrize("shape", RECIPES, ids=str)
 @pytest.mark.parametrize("position", [0, 1, 9, 15])
-def test_a_token_changes_no_earlier_logits_and_its_own_and_all_later_ones(position: int) -> None:
-    model = build(SHAPE, 7, CPU)
+def test_a_token_changes_no_earlier_logits_and_its_own_and_all_later_ones(position: int, shape: Shape) -> None:
+    model = build(shape, 7, CPU)
     tokens = draw_tokens(SHAPE, 2, seed=7, step=0)[:, :-1]
     other = tokens.clone()
     other[:, position] = (other[:, position] + 1) % SHAPE.vocabulary
@@ -96,39 +167,143 @@ def test_positions_count() -> None:
     assert not torch.allclose(logits[1:], logits[:-1])
 
 
-def test_a_shorter_sequence_is_the_beginning_of_a_longer_one() -> None:
-    model = build(SHAPE, 7, CPU)
+@pytest.mark.parametrize("shape", RECIPES, ids=str)
+def test_a_shorter_sequence_is_the_beginning_of_a_longer_one(shape: Shape) -> None:
+    model = build(shape, 7, CPU)
     tokens = draw_tokens(SHAPE, 2, seed=7, step=0)[:, :-1]
     torch.testing.assert_close(model(tokens[:, :5]), model(tokens)[:, :5])
 
 
-@pytest.mark.parametrize("heads", [1, 2, 8])
-def test_attention_is_the_papers(heads: int) -> None:
-    """softmax(q k^T / sqrt(d)) v over what is not later, head by head (Vaswani et al., 2017)."""
+def of_16(recipe: str, heads: int, kv_heads: int) -> Shape:
+    shape = SHAPE if recipe == "gpt" else LLAMA
+    return replace(shape, hidden=16, heads=heads, kv_heads=kv_heads, ffn=40)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (2, 2), (8, 8), (8, 2), (4, 1)])
+@pytest.mark.parametrize("recipe", ["gpt", "llama"])
+def test_attention_is_the_papers(recipe: str, heads: int, kv_heads: int) -> None:
+    """softmax(q k^T / sqrt(d)) v over what is not later, head by head (Vaswani et al., 2017), grouped (2305.13245)."""
     torch.manual_seed(heads)
-    attention, x = Attention(16, heads).double(), torch.randn(2, 6, 16, dtype=torch.float64)
-    q, k, v = attention.qkv(x).split(16, dim=-1)
+    attention, x = Attention(of_16(recipe, heads, kv_heads)).double(), torch.randn(2, 6, 16, dtype=torch.float64)
+    attention.rotate = None
+    q, k, v = attention.q(x), attention.k(x), attention.v(x)
     d = 16 // heads
     later = torch.ones(6, 6).triu(1).bool()
     parts = []
     for head in range(heads):
-        of_head = slice(head * d, (head + 1) * d)
-        scores = q[..., of_head] @ k[..., of_head].transpose(1, 2) / math.sqrt(d)
-        parts.append(scores.masked_fill(later, -math.inf).softmax(dim=-1) @ v[..., of_head])
+        of_head, of_group = (slice(at * d, (at + 1) * d) for at in (head, head * kv_heads // heads))
+        scores = q[..., of_head] @ k[..., of_group].transpose(1, 2) / math.sqrt(d)
+        parts.append(scores.masked_fill(later, -math.inf).softmax(dim=-1) @ v[..., of_group])
     torch.testing.assert_close(attention(x), attention.out(torch.cat(parts, dim=-1)))
 
 
-def test_a_layer_is_two_blocks_each_beside_a_way_past_it() -> None:
-    """x + attention(norm(x)), then x + W2 gelu(W1 norm(x)), written out."""
-    torch.manual_seed(0)
-    layer, x = Layer(16, 2).double(), torch.randn(2, 6, 16, dtype=torch.float64)
-    inner, _, outer = layer.ffn
-    assert isinstance(inner, nn.Linear)
-    assert isinstance(outer, nn.Linear)
-    past = x + layer.attention(F.layer_norm(x, (16,)))
-    wide = F.linear(F.layer_norm(past, (16,)), inner.weight, inner.bias)
+def test_rotation_multiplies_complex_numbers_of_length_one() -> None:
+    """The pair (i, i + d/2) as a complex number, times e^(i position base^(-2i/d)) (arXiv 2104.09864)."""
+    x = torch.randn(2, 3, 7, 8)
+    angles = torch.arange(7)[:, None] * torch.tensor([500_000.0 ** (-2 * i / 8) for i in range(4)])
+    turned = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones(7, 4), angles)
+    torch.testing.assert_close(rotate(x), torch.cat((turned.real, turned.imag), dim=-1))
+
+
+def test_rotated_scores_depend_on_distance_alone() -> None:
+    q, k = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
+    scores = [(rotate(q, torch.tensor([at])) * rotate(k, torch.tensor([at - 3]))).sum().item() for at in (3, 10, 500)]
+    assert scores == pytest.approx([scores[0]] * 3, abs=1e-3)
+    assert scores[0] != pytest.approx((q * k).sum().item(), abs=1e-3)
+
+
+def test_parts_of_a_sequence_are_rotated_by_their_own_positions() -> None:
+    x = torch.randn(1, 2, 6, 8)
+    picked = torch.tensor([0, 1, 4, 5])
+    assert torch.equal(rotate(x[:, :, picked], picked), rotate(x)[:, :, picked])
+
+
+def test_rotation_keeps_the_dtype_and_computes_in_float32() -> None:
+    x = torch.randn(1, 1, 300, 8).bfloat16()
+    assert torch.equal(rotate(x), rotate(x.float()).bfloat16())
+
+
+@pytest.mark.parametrize(("recipe", "rotates"), [("gpt", False), ("llama", True)])
+def test_only_llama_rotates_queries_and_keys_before_they_meet(recipe: str, rotates: bool) -> None:
+    attention, x = Attention(of_16(recipe, 4, 2)), torch.randn(2, 6, 16)
+    q, k, v = (part(x).view(2, 6, -1, 4).transpose(1, 2) for part in (attention.q, attention.k, attention.v))
+    if rotates:
+        q, k = rotate(q), rotate(k)
+    expected = attention.out(attend(q, k, v).transpose(1, 2).reshape(2, 6, 16))
+    torch.testing.assert_close(attention(x), expected)
+
+
+def test_the_core_may_be_exchanged() -> None:
+    attention, x = Attention(of_16("gpt", 4, 4)), torch.randn(2, 6, 16)
+    attention.core = lambda q, k, v: v
+    torch.testing.assert_close(attention(x), attention.out(attention.v(x)))
+
+
+def test_gpts_ffn_is_gelu_between_two_matrices() -> None:
+    ffn, x = Ffn(of_16("gpt", 2, 2)).double(), torch.randn(2, 6, 16, dtype=torch.float64)
+    wide = F.linear(x, ffn.up.weight, ffn.up.bias)
     gelu = wide * (1 + torch.erf(wide / math.sqrt(2))) / 2
-    torch.testing.assert_close(layer(x), past + F.linear(gelu, outer.weight, outer.bias))
+    torch.testing.assert_close(ffn(x), F.linear(gelu, ffn.down.weight, ffn.down.bias))
+
+
+def test_llamas_ffn_is_gated_by_silu() -> None:
+    """W2 (silu(W1 x) * W3 x) (arXiv 2002.05202)."""
+    ffn, x = Ffn(of_16("llama", 2, 2)).double(), torch.randn(2, 6, 16, dtype=torch.float64)
+    assert ffn.gate is not None
+    gate = x @ ffn.gate.weight.T
+    torch.testing.assert_close(ffn(x), (gate * gate.sigmoid() * (x @ ffn.up.weight.T)) @ ffn.down.weight.T)
+
+
+@pytest.mark.parametrize("recipe", ["gpt", "llama"])
+def test_a_layer_is_two_blocks_each_beside_a_way_past_it(recipe: str) -> None:
+    """x + attention(norm(x)), then x + ffn(norm(x)), with the norms written out."""
+    torch.manual_seed(0)
+    layer, x = Layer(of_16(recipe, 2, 2)).double(), torch.randn(2, 6, 16, dtype=torch.float64)
+
+    def norm(x: Tensor) -> Tensor:
+        centred = x - x.mean(dim=-1, keepdim=True) if recipe == "gpt" else x
+        return centred / (centred.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+
+    past = x + layer.attention(norm(x))
+    torch.testing.assert_close(layer(x), past + layer.ffn(norm(past)))
+
+
+def test_llama_has_no_biases_and_no_table_of_positions() -> None:
+    names = weights(LLAMA, seed=0)
+    assert not [name for name in names if "bias" in name or "positions" in name]
+    assert "layers.0.ffn.gate.weight" in names
+
+
+def test_a_parameters_weights_depend_on_its_name_and_no_other_parameter() -> None:
+    """So a rank that holds one layer draws that layer, and a deeper model begins like a shallower one."""
+    deep, shallow = weights(replace(SHAPE, layers=3), seed=7), weights(replace(SHAPE, layers=1), seed=7)
+    assert all(torch.equal(weight, deep[name]) for name, weight in shallow.items())
+    assert not torch.equal(deep["layers.0.attention.q.weight"], deep["layers.1.attention.q.weight"])
+    model = build(replace(SHAPE, layers=3), 8, CPU)
+    del model.layers[0]
+    part = nn.ModuleDict({"layers": nn.ModuleDict({"1": model.layers[0]})})
+    fill(part, 7)
+    assert all(torch.equal(weight, deep[name]) for name, weight in part.named_parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_another_dtype_holds_the_same_weights_rounded(dtype: torch.dtype) -> None:
+    exact = weights(LLAMA, seed=7)
+    for name, weight in build(LLAMA, 7, CPU, dtype).named_parameters():
+        assert torch.equal(weight, exact[name].to(dtype)), name
+
+
+def test_everything_on_the_meta_device_is_given_values() -> None:
+    """Whatever to_empty leaves uninitialised is filled: there are no buffers that could be forgotten."""
+    assert not list(build(LLAMA, 7, CPU).buffers())
+
+
+@pytest.mark.parametrize("refill", [False, True])
+@pytest.mark.parametrize("shape", RECIPES, ids=str)
+def test_heads_and_sequence_may_lie_on_two_ranks(two_ranks: Ranks, shape: Shape, refill: bool) -> None:
+    for loss, gradient in two_ranks.call("test_model:apart_when_sharded", shape=shape, refill=refill):
+        assert loss < 1e-5
+        assert gradient < 1e-3
 
 
 def test_the_loss_at_first_is_that_of_guessing() -> None:
@@ -155,8 +330,9 @@ def test_the_loss_of_a_batch_is_the_mean_of_its_parts() -> None:
     torch.testing.assert_close(parts.mean(), loss_of(model, tokens))
 
 
-def test_training_on_one_batch_learns_it() -> None:
-    model, tokens = build(SHAPE, 7, CPU), draw_tokens(SHAPE, 2, seed=7, step=0)
+@pytest.mark.parametrize("shape", RECIPES, ids=str)
+def test_training_on_one_batch_learns_it(shape: Shape) -> None:
+    model, tokens = build(shape, 7, CPU), draw_tokens(shape, 2, seed=7, step=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     first = loss_of(model, tokens).item()
     for _ in range(30):
@@ -166,12 +342,13 @@ def test_training_on_one_batch_learns_it() -> None:
     assert loss_of(model, tokens).item() < first / 4
 
 
-def test_every_weight_has_a_gradient() -> None:
-    model = build(SHAPE, 7, CPU)
+@pytest.mark.parametrize("shape", RECIPES, ids=str)
+def test_every_weight_has_a_gradient(shape: Shape) -> None:
+    model = build(shape, 7, CPU)
     loss_of(model, draw_tokens(SHAPE, 8, seed=7, step=0)).backward()  # type: ignore[no-untyped-call]
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
-        assert float(parameter.grad.abs().max()) > 0, name
+        assert float(parameter.grad.abs().max()) > 1e-6, name
 
 
 def test_tokens_are_words_of_the_vocabulary_and_use_all_of_it() -> None:

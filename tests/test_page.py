@@ -12,12 +12,15 @@ from reports_fixtures import (
     bad,
     collective,
     collective_metrics,
+    comm_call,
+    curve_records,
     hang,
     make_plan,
     make_run,
     ok,
     sample_run,
     step,
+    training_metrics,
 )
 
 from bench.cases import make_case
@@ -338,3 +341,40 @@ def test_dark_print_narrow_and_still_readers_are_served() -> None:
         assert expected in style
     used = set(re.findall(r"var\((--[\w-]+)\)", sample()))
     assert used <= set(re.findall(r"(--[\w-]+):", style))
+
+
+def training_page() -> str:
+    trained = ok(step("ddp"), metrics=training_metrics(), details={"comm_calls": [comm_call()]})
+    return html_of(run_of(*curve_records(), trained, ok(step("fsdp"))))
+
+
+def test_steps_tell_where_their_time_and_memory_went() -> None:
+    html = training_page()
+    page = Page(html)
+    assert len(page.ids) == len(set(page.ids))
+    assert html.index('id="steps-table"') < html.index('id="step-time"') < html.index('id="step-memory"')
+    time = html.split('id="step-time"')[1].split("</section>")[0]
+    assert '<th scope="row" data-sort="ddp">ddp</th>' in time
+    assert 'data-sort="0.006" class="number">6.00 ms</td>' in time
+    memory = html.split('id="step-memory"')[1].split("</section>")[0]
+    assert f'data-sort="{2 << 20}.0" class="number">2.00 MiB</td>' in memory
+    assert {"exposed", "ect"} <= set(page.texts("dt"))
+    names = [str(svg["aria-labelledby"]).split()[0] for svg in page.all("svg")]
+    assert names[-2:] == ["steps-time-title", "steps-breakdown-title"]
+    assert "Each bar is a traced step" in time
+    assert "95 % intervals" not in time
+
+
+def test_the_page_predicts_communication_as_the_terminal_does() -> None:
+    html = training_page()
+    steps = html.split('id="steps-table"')[1].split("</table>")[0]
+    assert ">predicted comm</th>" in steps
+    assert 'class="number">370 us</td>' in steps
+    assert "axis=dp op=all_reduce bytes=1048576 ranks=4 count=1" in html
+
+
+def test_steps_that_know_nothing_of_it_have_neither_section() -> None:
+    html = html_of(run_of(ok(step())))
+    assert 'id="step-time"' not in html
+    assert 'id="step-memory"' not in html
+    assert "ect" not in Page(html).texts("dt")

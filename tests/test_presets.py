@@ -4,13 +4,33 @@ from itertools import pairwise
 
 import pytest
 
-from bench.cases import Setting, select
-from bench.definitions import DEFINITIONS
+from bench.cases import Setting, load_catalogue, select
 from bench.plan import Plan
 from bench.planning import Request, make_plan
 from bench.presets import PRESETS
+from parbench import DEFINITIONS as MODULES
 
+DEFINITIONS = load_catalogue(MODULES)
 ORDER = ["smoke", "node", "full"]
+STEPS = {f"workload.{name}" for name in ("ddp", "zero1", "zero2", "zero3", "hsdp", "tp", "tp_sp", "tp_fsdp")}
+BEYOND_SMOKE = {"p2p.matrix", "compute.gemm"}
+OMITTED = {
+    "smoke": BEYOND_SMOKE,
+    "node": BEYOND_SMOKE | STEPS - {"workload.ddp", "workload.zero3"},
+    "full": set[str](),
+}
+REFUSED_STEPS = {
+    2: {},
+    3: {
+        "workload.hsdp": "replicate(1) * shard(2) != world size(3)",
+        "workload.tp": "heads(4) % tp(3) != 0",
+        "workload.tp_sp": "heads(4) % tp(3) != 0",
+        "workload.tp_fsdp": "dp(1) * tp(2) != world size(3)",
+    },
+    4: {},
+    8: {"workload.tp": "heads(4) % tp(8) != 0", "workload.tp_sp": "heads(4) % tp(8) != 0"},
+}
+"""Which training steps of the tiny shape cannot be divided among so many ranks, and the equation."""
 
 
 def plan(preset: str, backend: str = "gloo", nproc: int = 2) -> Plan:
@@ -23,9 +43,12 @@ def test_there_are_three_and_each_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("preset", ORDER)
-def test_every_preset_measures_every_operation(preset: str) -> None:
-    omitted = {"smoke": {"p2p.matrix", "compute.gemm"}, "node": {"p2p.matrix", "compute.gemm"}}.get(preset, set())
-    assert {case.name for case in plan(preset).cases} == {definition.name for definition in DEFINITIONS} - omitted
+def test_every_preset_measures_every_operation_and_step_but_what_it_omits(preset: str) -> None:
+    assert {case.name for case in plan(preset).cases} == {d.name for d in DEFINITIONS} - OMITTED[preset]
+
+
+def test_the_steps_are_those_of_this_list() -> None:
+    assert {definition.name for definition in DEFINITIONS if definition.kind == "workload"} == STEPS
 
 
 @pytest.mark.parametrize("preset", ORDER)
@@ -33,10 +56,21 @@ def test_every_preset_measures_every_operation(preset: str) -> None:
 def test_on_nccl_only_groups_that_need_more_nodes_or_an_even_number_of_ranks_are_skipped(
     preset: str, nproc: int
 ) -> None:
-    skipped = plan(preset, "nccl", nproc).skipped
+    skipped = [entry for entry in plan(preset, "nccl", nproc).skipped if entry.case.name not in STEPS]
     groups = {"across", *(("pairs",) if nproc % 2 else ())} if preset == "full" else set()
     assert {entry.case.params.get("group") for entry in skipped} == groups
     assert all("2 nodes" in entry.reason or "% 2 != 0" in entry.reason for entry in skipped)
+
+
+@pytest.mark.parametrize("preset", ORDER)
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("nproc", REFUSED_STEPS)
+def test_a_step_that_cannot_be_divided_is_skipped_with_the_equation(preset: str, backend: str, nproc: int) -> None:
+    planned = plan(preset, backend, nproc)
+    skipped = {entry.case.name: entry.reason for entry in planned.skipped if entry.case.name in STEPS}
+    expected = {name: why for name, why in REFUSED_STEPS[nproc].items() if name not in OMITTED[preset]}
+    assert skipped == expected
+    assert {case.name for case in planned.cases} & STEPS == STEPS - OMITTED[preset] - expected.keys()
 
 
 @pytest.mark.parametrize("preset", ["smoke", "node"])

@@ -2,6 +2,8 @@
 
 import io
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,17 +15,18 @@ from ranks import RankError, Ranks
 
 from bench.cases import make_case
 from bench.errors import UserError
+from bench.injection import Injection
 from bench.messages import Outcome, Work
 from bench.params import Value
 from bench.plan import Measure
 from bench.progress import Progress
-from bench.records import Check
+from bench.records import Check, Metric
 from bench.runner import load_target, run_case
-from bench.subject import Description
+from bench.subject import Description, Explanation
 from bench.world import World
 
 MEASURE = Measure(warmup=3, min_iterations=6, max_iterations=8)
-Fault = Literal["none", "refuse", "before", "after", "describe", "raise", "describe raises"]
+Fault = Literal["none", "refuse", "before", "after", "describe", "raise", "describe raises", "explain"]
 calls: list[str] = []
 """What this rank's last subject was asked, in order."""
 
@@ -259,6 +262,153 @@ def test_a_target_that_is_not_there_is_skipped_with_the_reason(two_ranks: Ranks)
 def test_a_parameter_that_the_target_does_not_take_is_an_error_on_every_rank(two_ranks: Ranks) -> None:
     with pytest.raises(RankError, match="unexpected keyword argument 'colour'"):
         runs(two_ranks, colour="red")
+
+
+# ---- what explains itself
+
+LATE_SECONDS = 0.02
+COMPUTE = Metric(value=4e-4, unit="s", better="lower", method="the slowest rank's")
+
+
+class Explaining(Faulty):
+    """Says where its time goes, and takes three steps for it; keeps how long each beginning and its steps took."""
+
+    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+        calls.append("explain")
+        self.begins: list[float] = []
+        self.waits: list[float] = []
+        for _ in range(3):
+            began = time.perf_counter()
+            begin()
+            self.begins.append(time.perf_counter() - began)
+            assert self.number.item() == 1.0
+            calls.append("begun")
+            began = time.perf_counter()
+            self.step()
+            self.waits.append(time.perf_counter() - began)
+        if self.fault == "explain":
+            raise RuntimeError("lost for words")
+        return Explanation(
+            metrics={"compute": COMPUTE},
+            details={"rank": self.world.rank, "budget": budget_seconds, "begins": self.begins, "waits": self.waits},
+            notes=("explained in three steps",),
+        )
+
+
+def prepare_explaining(world: World, *, fault: Fault = "none", ranks: str = "0,1", only: str = "0,1") -> Faulty:
+    """Return a subject that explains itself on the ranks named by ``only``."""
+    calls.clear()
+    mine: Fault = fault if str(world.rank) in ranks.split(",") else "none"
+    return (Explaining if str(world.rank) in only.split(",") else Faulty)(world, mine)
+
+
+def explained(
+    world: World, params: dict[str, Value], injection: Injection | None = None
+) -> tuple[Outcome, list[str], tuple[str, int]]:
+    """Run a case whose subject explains itself."""
+    progress = Progress()
+    case = make_case("custom.explaining", "test_runner:prepare_explaining", params)
+    outcome = run_case(case, world, MEASURE, 60.0, progress, injection=injection)
+    return outcome, list(calls), (progress.phase, progress.steps)
+
+
+def explained_until_it_raised(world: World, params: dict[str, Value]) -> tuple[str, list[str]]:
+    try:
+        explained(world, params)
+    except RuntimeError as error:
+        return str(error), list(calls)
+    return "", list(calls)
+
+
+def explanations(two_ranks: Ranks, **params: Value) -> list[Any]:
+    return two_ranks.call("test_runner:explained", params=params)
+
+
+def injected(ranks: Ranks, kind: str, amount: float) -> list[Any]:
+    injection = Injection(kind=kind, rank=1, amount=amount, text=f"rank 1 is {kind}")  # type: ignore[arg-type]
+    return ranks.call("test_runner:explained", params={}, injection=injection)
+
+
+@pytest.mark.parametrize("mode", ["blocking", "pipelined"])
+def test_a_subject_explains_itself_last_on_every_rank_after_all_checks(two_ranks: Ranks, mode: str) -> None:
+    for outcome, log, _ in explanations(two_ranks, mode=mode):
+        assert outcome.status == "ok"
+        assert log[log.index("explain") :] == ["explain", *["reset", "begun", "step"] * 3, "close"]
+        assert log[log.index("explain") - 1] == "check"
+        assert log.count("check") == 2
+
+
+def test_each_beginning_resets_and_counts_a_step_and_the_watcher_knows_the_phase(two_ranks: Ranks) -> None:
+    for _, log, (phase, steps) in explanations(two_ranks):
+        assert phase == "explain"
+        assert steps == log.count("reset")
+        assert log.count("begun") == 3
+
+
+def test_an_explanation_joins_what_the_subject_says_of_itself(two_ranks: Ranks) -> None:
+    outcome, other = (outcome for outcome, _, _ in explanations(two_ranks))
+    assert outcome.explained == {"compute": COMPUTE}
+    assert outcome.notes == ["emulated", "explained in three steps"]
+    assert (outcome.details["told by"], outcome.details["warmup"]) == ("all", 3)
+    assert [found.details["rank"] for found in (outcome, other)] == [0, 1]
+    assert len(outcome.seconds) >= 6
+    assert (outcome.headline, outcome.check) == ("step_time", Check(passed=True, wrong=0))
+
+
+def test_an_explanation_has_a_share_of_the_budget_that_is_the_same_on_every_rank(two_ranks: Ranks) -> None:
+    shares = {outcome.details["budget"] for outcome, _, _ in explanations(two_ranks)}
+    assert len(shares) == 1
+    assert 0 < shares.pop() < 60
+
+
+def test_a_subject_without_an_explanation_has_none(two_ranks: Ranks) -> None:
+    for outcome in runs(two_ranks):
+        assert outcome.explained == {}
+        assert outcome.status == "ok"
+
+
+def test_no_rank_explains_what_another_cannot(two_ranks: Ranks) -> None:
+    for outcome, log, (phase, _) in explanations(two_ranks, only="0"):
+        assert (outcome.status, outcome.explained) == ("ok", {})
+        assert "explained in three steps" not in outcome.notes
+        assert "explain" not in log
+        assert phase == "check"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_wrong_result_is_not_explained(two_ranks: Ranks, when: str) -> None:
+    for outcome, log, _ in explanations(two_ranks, fault=when, ranks="1"):
+        assert (outcome.status, outcome.explained) == ("wrong", {})
+        assert "explain" not in log
+        assert log[-1] == "close"
+
+
+def test_ranks_that_would_do_different_steps_explain_none(two_ranks: Ranks) -> None:
+    for outcome, log, _ in explanations(two_ranks, fault="describe", ranks="1"):
+        assert (outcome.status, outcome.explained) == ("failed", {})
+        assert log == ["close"]
+
+
+def test_a_subject_is_closed_when_its_explanation_raises(two_ranks: Ranks) -> None:
+    for error, log in two_ranks.call("test_runner:explained_until_it_raised", params={"fault": "explain"}):
+        assert error == "lost for words"
+        assert log[-1] == "close"
+
+
+def test_a_disturbed_rank_explains_nothing_and_neither_do_the_others(two_ranks: Ranks) -> None:
+    for outcome, log, _ in injected(two_ranks, "slow", 0.005):
+        assert (outcome.status, outcome.explained) == ("ok", {})
+        assert outcome.injected == "rank 1 is slow"
+        assert "explain" not in log
+
+
+def test_a_late_rank_is_late_at_every_beginning_and_the_others_wait_for_it_in_the_step(two_ranks: Ranks) -> None:
+    [(outcome, log, _), (late, _, _)] = injected(two_ranks, "late", LATE_SECONDS)
+    assert outcome.explained == {"compute": COMPUTE}
+    assert "explain" in log
+    assert all(seconds >= LATE_SECONDS for seconds in late.details["begins"])
+    assert all(seconds >= LATE_SECONDS / 2 for seconds in outcome.details["waits"])
+    assert late.injected == outcome.injected == "rank 1 is late"
 
 
 # ---- targets

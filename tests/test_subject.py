@@ -3,6 +3,7 @@
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from bench.messages import Outcome
 from bench.plan import Measure
 from bench.progress import Progress
 from bench.runner import load_target, run_case
-from bench.subject import Description, Subject
+from bench.subject import Description, Explained, Explanation, Subject
 from bench.world import World
 from workloads.definitions import DEFINITIONS as STEPS
 
@@ -71,10 +72,11 @@ def test_a_subject_has_five_methods_that_take_nothing() -> None:
 def test_the_type_checker_takes_operations_and_steps_for_subjects() -> None:
     """mypy proves the assignments; that they run at all is proved above."""
     from bench.operation import Operation
-    from workloads.ddp import DdpStep
+    from workloads.training import TrainingStep
 
-    kinds: list[type[Subject]] = [Operation, DdpStep]
-    assert len(kinds) == 2
+    kinds: list[type[Subject]] = [Operation, TrainingStep]
+    explained: list[type[Explained]] = [TrainingStep]
+    assert (len(kinds), len(explained)) == (2, 1)
 
 
 def test_a_description_says_nothing_that_it_was_not_told() -> None:
@@ -82,6 +84,24 @@ def test_a_description_says_nothing_that_it_was_not_told() -> None:
     assert (description.headline, description.work, description.notes) == ("time", (), ())
     assert description.details == {}
     assert description.details is not Description().details
+
+
+def test_an_explanation_says_nothing_that_it_was_not_told() -> None:
+    explanation = Explanation()
+    assert (explanation.metrics, explanation.details, explanation.notes) == ({}, {}, ())
+    assert explanation.metrics is not Explanation().metrics
+
+
+def test_what_can_explain_itself_is_known_by_its_method_and_nothing_else_has_to_be() -> None:
+    class Mute:
+        def step(self) -> None: ...
+
+    class Talkative(Mute):
+        def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+            return Explanation()
+
+    assert isinstance(Talkative(), Explained)
+    assert not isinstance(Mute(), Explained)
 
 
 @pytest.mark.parametrize("num_elements", [1024, 65536])

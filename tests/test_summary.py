@@ -204,3 +204,8 @@ def test_a_hang_keeps_its_ranks() -> None:
     row = row_of(hang(CASE))
     assert [rank.state for rank in row.records[0].ranks] == ["waiting in all_reduce", "did not arrive"]
     assert row.measured == ()
+
+
+def test_a_metric_that_is_missing_or_unknown_has_no_value() -> None:
+    row = row_of(ok(collective(), seconds=0.25, metrics={"time": seconds_metric(0.25), "busbw": seconds_metric(None)}))
+    assert (row.value("time"), row.value("busbw"), row.value("algbw")) == (0.25, None, None)

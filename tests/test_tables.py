@@ -3,7 +3,19 @@ import re
 
 import msgspec
 import pytest
-from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, sample_run, step
+from reports_fixtures import (
+    HOSTILE,
+    bad,
+    collective,
+    comm_call,
+    curve_records,
+    make_plan,
+    make_run,
+    ok,
+    sample_run,
+    step,
+    training_metrics,
+)
 
 from bench.records import Record
 from bench.runs import Run
@@ -215,3 +227,42 @@ def test_pairs_are_a_matrix_and_not_rows() -> None:
     assert [row[0] for row in rows] == ["0", "1", "2"]
     assert rows[1][2] == "-"
     assert "Collectives" not in text
+
+
+def training_run() -> Run:
+    trained = ok(step("ddp"), metrics=training_metrics(0.010), details={"comm_calls": [comm_call()]})
+    return run_of(*curve_records(), trained, ok(step("fsdp"), seconds=0.02))
+
+
+def test_steps_are_linked_to_the_collectives_of_their_run() -> None:
+    head, first, second = lines_after(text_of(training_run()), "Steps")
+    cells = dict(zip(head, first, strict=True))
+    assert (cells["exposed comm"], cells["predicted comm"], cells["bytes ratio"]) == ("3.00 ms", "370 us", "1.000")
+    assert dict(zip(head, second, strict=True))["predicted comm"] == "-"
+
+
+def test_where_the_time_went_and_memory_stand_after_the_steps() -> None:
+    text = text_of(training_run())
+    head, *rows = lines_after(text, "Where the time went")
+    assert [row[0] for row in rows] == ["ddp"]
+    assert dict(zip(head, rows[0], strict=True))["exposed dp"] == "3.00 ms"
+    head, *rows = lines_after(text, "Memory by component")
+    assert rows[0] == ["ddp", "parameters", "1.00 MiB", "1.00 MiB", "1.00 MiB"]
+    assert [row[1] for row in rows] == ["parameters", "gradients", "optimizer", "activations"]
+    places = [text.index(f"\n{title}\n") for title in ("Steps", "Where the time went", "Memory by component")]
+    assert places == sorted(places)
+
+
+def test_steps_that_know_nothing_of_it_have_neither_table() -> None:
+    text = text_of(run_of(ok(step())))
+    assert "Where the time went" not in text
+    assert "Memory by component" not in text
+
+
+def test_a_narrow_terminal_keeps_exposed_and_predicted() -> None:
+    text = text_of(training_run(), 80)
+    assert max(map(len, text.splitlines())) <= 80
+    steps = text.split("\nSteps\n")[1].split("No room for")[0]
+    for expected in ("exposed comm", "predicted comm", "tokens/s", "10.0 ms [9.00, 11.0]"):
+        assert expected in steps
+    assert "mfu" not in steps

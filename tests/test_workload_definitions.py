@@ -1,52 +1,82 @@
-"""What is declared of a training step is what its function takes, and what cannot be built is refused in words."""
+"""What is declared of a training step is what its function takes, and what cannot be built is refused by equation."""
 
 import inspect
+from collections.abc import Callable
 
 import pytest
+from ranks import Ranks
 
 from bench.cases import Definition, Setting
 from bench.definitions import DEFINITIONS as OPERATIONS
 from bench.errors import UserError
-from bench.params import Value
+from bench.params import Param, Value
 from bench.runner import load_target
-from workloads.definitions import DEFINITIONS
+from bench.world import World
+from workloads.definitions import COMMON, DEFINITIONS, with_defaults
+from workloads.shapes import SHAPES, shape_of
+from workloads.training import Options, TrainingStep
 
-SETTINGS = [Setting(nproc=nproc, backend="gloo", device="cpu") for nproc in (1, 2, 3, 8)]
-[DDP] = [definition for definition in DEFINITIONS if definition.name == "workload.ddp"]
+OF_NAME = {definition.name.removeprefix("workload."): definition for definition in DEFINITIONS}
+TINY = SHAPES["tiny"]
+SPLIT = ["tp", "tp_sp", "tp_fsdp"]
+OVERRIDES = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocabulary"]
+
+each_definition = pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
 
 
-def refusal(definition: Definition, **given: Value) -> str | None:
-    return definition.refuse(definition.case(given).params, SETTINGS[1])
+def refusal(name: str, nproc: int, **given: Value) -> str | None:
+    definition = OF_NAME[name]
+    return definition.refuse(definition.case(given).params, Setting(nproc=nproc, backend="gloo", device="cpu"))
 
 
-@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
-def test_the_function_takes_exactly_the_declared_parameters(definition: Definition) -> None:
-    signature = inspect.signature(load_target(definition.target))
-    world, *params = signature.parameters.values()
+def prepared_by_defaults(world: World, name: str) -> tuple[list[int], list[str], str]:
+    """Take two steps of a definition as ``list`` shows it; return what is wrong, its axes and its notes."""
+    definition = OF_NAME[name]
+    step = load_target(definition.target)(world, **definition.case({}).params)
+    assert isinstance(step, TrainingStep)
+    wrong = []
+    for _ in range(2):
+        step.reset()
+        step.step()
+        wrong.append(step.check())
+    axes, headline = list(step.layout.axes), step.describe().headline
+    step.close()
+    return wrong, axes, headline
+
+
+def error_of(world: World, name: str, params: dict[str, Value]) -> str:
+    """Return in which words a target itself refuses parameters."""
+    definition = OF_NAME[name]
+    try:
+        load_target(definition.target)(world, **{**definition.case({}).params, **params})
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_every_parallelism_is_there_once() -> None:
+    assert list(OF_NAME) == ["ddp", "zero1", "zero2", "zero3", "hsdp", "tp", "tp_sp", "tp_fsdp"]
+    assert len({definition.target for definition in DEFINITIONS}) == len(DEFINITIONS)
+
+
+@each_definition
+def test_every_target_exists_and_takes_a_world_and_any_parameters(definition: Definition) -> None:
+    world, params = inspect.signature(load_target(definition.target)).parameters.values()
     assert world.name == "world"
-    assert [param.name for param in params] == [param.name for param in definition.params]
-    assert all(param.kind is inspect.Parameter.KEYWORD_ONLY for param in params)
+    assert params.kind is inspect.Parameter.VAR_KEYWORD
 
 
-@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
-def test_annotations_say_the_declared_kinds(definition: Definition) -> None:
-    kinds = {"int": int, "float": float, "str": str, "bool": bool, "size": int}
-    hints = inspect.get_annotations(load_target(definition.target), eval_str=True)
-    for param in definition.params:
-        assert hints[param.name] is kinds[param.kind], param.name
-
-
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"{setting.nproc} ranks")
-@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
-def test_the_defaults_are_refused_nowhere(definition: Definition, setting: Setting) -> None:
-    assert definition.refuse(definition.case({}).params, setting) is None
-
-
-@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
+@each_definition
 def test_every_definition_and_parameter_explains_itself(definition: Definition) -> None:
     assert definition.kind == "workload"
     assert definition.help
     assert all(param.help for param in definition.params)
+    assert len({param.name for param in definition.params}) == len(definition.params)
+
+
+@each_definition
+def test_what_all_steps_share_is_declared_of_each(definition: Definition) -> None:
+    assert definition.params[: len(COMMON)] == COMMON
 
 
 def test_no_step_bears_the_name_of_an_operation() -> None:
@@ -55,27 +85,240 @@ def test_no_step_bears_the_name_of_an_operation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hidden", "heads", "told"),
+    ("name", "axes"),
     [
-        (128, 3, "hidden(128) % heads(3) != 0"),
-        (4, 8, "hidden(4) % heads(8) != 0"),
-        (128, 4, None),
-        (5, 5, None),
-        (7, 1, None),
+        ("ddp", ["dp"]),
+        ("zero1", ["dp"]),
+        ("zero2", ["dp"]),
+        ("zero3", ["dp"]),
+        ("hsdp", ["replicate", "shard"]),
+        ("tp", ["tp"]),
+        ("tp_sp", ["tp"]),
+        ("tp_fsdp", ["dp", "tp"]),
     ],
 )
-def test_heads_must_divide_the_hidden_size_and_the_refusal_is_the_equation(
-    hidden: int, heads: int, told: str | None
+def test_the_defaults_of_every_step_run_and_are_right_on_two_ranks(
+    two_ranks: Ranks, name: str, axes: list[str]
 ) -> None:
-    assert refusal(DDP, hidden=hidden, heads=heads) == told
+    assert (
+        two_ranks.call("test_workload_definitions:prepared_by_defaults", name=name) == [([0, 0], axes, "step_time")] * 2
+    )
 
 
-@pytest.mark.parametrize("name", ["layers", "hidden", "heads", "sequence", "microbatch", "vocabulary", "bucket_mb"])
-def test_no_size_may_be_nothing(name: str) -> None:
+# ---- defaults
+
+
+def test_a_parameter_that_a_case_leaves_out_has_its_default() -> None:
+    filled = with_defaults({"shape": "tiny", "microbatch": 4})
+    assert filled == {
+        "shape": "tiny",
+        "microbatch": 4,
+        "recipe": "",
+        **dict.fromkeys(OVERRIDES, 0),
+        "accumulation": 1,
+        "precision": "float32",
+        "checkpointing": "none",
+        "compute": "real",
+        "static_graph": False,
+        "no_sync": False,
+        "prefetch": "default",
+        "shard": 0,
+    }
+
+
+def test_what_is_given_stays_and_what_is_no_ones_default_is_passed_on() -> None:
+    given: dict[str, Value] = {"precision": "bfloat16", "layers": 2, "bucket_mb": 1.0, "shard": 2}
+    filled = with_defaults(given)
+    assert {name: filled[name] for name in given} == given
+    assert given == {"precision": "bfloat16", "layers": 2, "bucket_mb": 1.0, "shard": 2}
+
+
+@each_definition
+def test_a_case_of_defaults_and_its_options_are_the_same_as_with_every_default_written_out(
+    definition: Definition,
+) -> None:
+    written_out = {param.name: param.default for param in definition.params}
+    short = with_defaults(definition.case({}).params)
+    assert {name: short[name] for name in written_out} == written_out
+    assert Options.of(short) == Options.of(with_defaults(written_out))
+
+
+@each_definition
+def test_an_optional_parameter_is_in_no_id_unless_it_is_set(definition: Definition) -> None:
+    """What was measured before a parameter was added keeps its id."""
+    plain = definition.case({})
+    for param in (param for param in definition.params if param.optional):
+        assert param.name not in plain.params
+        assert definition.case({param.name: param.default}).id == plain.id
+        assert definition.case({param.name: another(param)}).id != plain.id
+
+
+def another(param: Param) -> Value:
+    if param.kind == "bool":
+        return not param.default
+    if param.choices:
+        return next(choice for choice in param.choices if choice != param.default)
+    return "timed:5ms" if param.kind == "str" else int(param.default) + 1
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 4])
+@pytest.mark.parametrize("name", sorted(OF_NAME.keys() - {"hsdp", "tp_fsdp"}))
+def test_the_defaults_are_refused_on_no_small_power_of_two(name: str, nproc: int) -> None:
+    assert refusal(name, nproc) is None
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "zero3"])
+def test_data_parallelism_takes_any_number_of_ranks(name: str, nproc: int) -> None:
+    assert refusal(name, nproc) is None
+
+
+@each_definition
+def test_every_step_refuses_a_model_that_cannot_be_built(definition: Definition) -> None:
+    name = definition.name.removeprefix("workload.")
+    assert refusal(name, 2, hidden=130) == "hidden(130) % heads(4) != 0"
+    assert refusal(name, 2, kv_heads=3) == "heads(4) % kv_heads(3) != 0"
+    assert refusal(name, 2, vocabulary=1) == "vocabulary(1) < 2: one word leaves nothing to predict"
+    assert refusal(name, 2, recipe="llama", hidden=12, heads=4) == (
+        "hidden(12) / heads(4) % 2 != 0: llama's RoPE turns pairs"
+    )
+
+
+@each_definition
+def test_every_step_refuses_compute_in_other_words(definition: Definition) -> None:
+    name = definition.name.removeprefix("workload.")
+    told = refusal(name, 2, compute="fast")
+    assert told == "compute = 'fast' is not allowed: compute is real or timed:DURATION, such as timed:20ms"
+    assert refusal(name, 2, compute="timed:20 apples") is not None
+    assert refusal(name, 2, compute="timed:20ms") is None
+
+
+@pytest.mark.parametrize("name", ["tp", "tp_sp"])
+@pytest.mark.parametrize(
+    ("nproc", "given", "told"),
+    [
+        (3, {}, "heads(4) % tp(3) != 0"),
+        (8, {}, "heads(4) % tp(8) != 0"),
+        (4, {"kv_heads": 2}, "kv_heads(2) % tp(4) != 0"),
+        (4, {"shape": "tiny-llama"}, "kv_heads(2) % tp(4) != 0"),
+        (4, {"ffn": 514}, "ffn(514) % tp(4) != 0"),
+        (2, {"ffn": 513}, "ffn(513) % tp(2) != 0"),
+        (4, {}, None),
+        (2, {"kv_heads": 2, "ffn": 514}, None),
+        (1, {"heads": 1, "hidden": 7, "kv_heads": 1, "ffn": 3}, None),
+    ],
+)
+def test_a_layer_that_does_not_divide_is_refused_with_its_numbers(
+    name: str, nproc: int, given: dict[str, Value], told: str | None
+) -> None:
+    assert refusal(name, nproc, **given) == told
+
+
+def test_the_hidden_size_divides_where_heads_do() -> None:
+    """It is heads times their size; the equation is there for whoever lets it be otherwise."""
+    for nproc in (1, 2, 4, 8):
+        for heads in (4, 8):
+            told = refusal("tp", nproc, hidden=heads * 3, heads=heads, kv_heads=heads, ffn=64)
+            assert told == (f"heads({heads}) % tp({nproc}) != 0" if heads % nproc else None)
+
+
+def test_a_sequence_that_does_not_divide_is_refused_only_where_it_is_split() -> None:
+    assert refusal("tp_sp", 4, sequence=66) == "sequence(66) % tp(4) != 0"
+    assert refusal("tp_sp", 2, sequence=66) is None
+    assert refusal("tp", 4, sequence=66) is None
+    assert refusal("tp_fsdp", 4, sequence=67) is None
+
+
+def test_heads_are_refused_before_the_sequence() -> None:
+    assert refusal("tp_sp", 3, sequence=64) == "heads(4) % tp(3) != 0"
+
+
+@pytest.mark.parametrize(
+    ("nproc", "tp", "told"),
+    [
+        (1, 2, "dp(0) * tp(2) != world size(1)"),
+        (3, 2, "dp(1) * tp(2) != world size(3)"),
+        (4, 3, "dp(1) * tp(3) != world size(4)"),
+        (8, 8, "heads(4) % tp(8) != 0"),
+        (6, 3, "heads(4) % tp(3) != 0"),
+        (8, 2, None),
+        (8, 4, None),
+        (3, 1, None),
+    ],
+)
+def test_a_mesh_of_tensor_and_data_ranks_is_the_world(nproc: int, tp: int, told: str | None) -> None:
+    assert refusal("tp_fsdp", nproc, tp=tp) == told
+
+
+@pytest.mark.parametrize(
+    ("nproc", "shard", "told"),
+    [
+        (1, 0, "replicate(0) * shard(2) != world size(1)"),
+        (3, 0, "replicate(1) * shard(2) != world size(3)"),
+        (4, 3, "replicate(1) * shard(3) != world size(4)"),
+        (2, 4, "replicate(0) * shard(4) != world size(2)"),
+        (7, 0, "replicate(2) * shard(3) != world size(7)"),
+        (6, 0, None),
+        (8, 0, None),
+        (4, 1, None),
+        (4, 4, None),
+    ],
+)
+def test_a_mesh_of_shards_and_replicas_is_the_world(nproc: int, shard: int, told: str | None) -> None:
+    assert refusal("hsdp", nproc, shard=shard) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("shape", "huge", "shape"),
+        ("precision", "float8", "precision"),
+        ("checkpointing", "some", "checkpointing"),
+        ("recipe", "bert", "recipe"),
+        *((name, -1, name) for name in OVERRIDES),
+        ("microbatch", 0, "microbatch"),
+        ("accumulation", 0, "accumulation"),
+    ],
+)
+@each_definition
+def test_a_value_that_is_none_of_a_parameters_is_refused_by_name(
+    definition: Definition, name: str, value: Value, told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        definition.case({name: value})
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "value"), [("ddp", "bucket_mb", 0), ("tp_fsdp", "tp", 0), ("zero3", "prefetch", "some")]
+)
+def test_so_is_one_of_a_steps_own(step: str, name: str, value: Value) -> None:
     with pytest.raises(UserError, match=name):
-        DDP.case({name: 0})
+        OF_NAME[step].case({name: value})
 
 
-def test_one_word_leaves_nothing_to_predict() -> None:
-    with pytest.raises(UserError, match="vocabulary"):
-        DDP.case({"vocabulary": 1})
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_a_size_of_0_is_the_shapes(name: str) -> None:
+    assert getattr(shape_of({"shape": "tiny", name: 0}), name) == getattr(TINY, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "told"),
+    [
+        ("ddp", {"hidden": 130}, "hidden(130) % heads(4) != 0"),
+        ("zero3", {"compute": "fast"}, "compute = 'fast' is not allowed"),
+        ("ddp", {"checkpointing": "some"}, "checkpointing = 'some' is not allowed"),
+    ],
+)
+def test_what_is_not_refused_before_is_refused_by_the_target_in_the_same_words(
+    two_ranks: Ranks, name: str, params: dict[str, Value], told: str
+) -> None:
+    for error in two_ranks.call("test_workload_definitions:error_of", name=name, params=params):
+        assert error.startswith(told)
+
+
+def test_refusing_needs_no_more_than_a_setting() -> None:
+    refuse: Callable[..., str | None] = OF_NAME["tp"].refuse
+    assert refuse({"shape": "tiny"}, Setting(nproc=3, backend="nccl", device="cuda")) == "heads(4) % tp(3) != 0"

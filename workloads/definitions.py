@@ -1,33 +1,127 @@
 """The training steps that can be measured, declared without torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from bench.cases import Definition, Setting
+from bench.errors import UserError
 from bench.params import Param, Value
+from workloads.compute_kind import COMPUTE, parse_compute
+from workloads.shapes import MODEL, Shape, shape_of
 
-MODEL = (
-    Param(name="layers", kind="int", default=4, minimum=1, help="decoder layers"),
-    Param(name="hidden", kind="int", default=128, minimum=1, help="hidden size"),
-    Param(name="heads", kind="int", default=4, minimum=1, help="attention heads; divides hidden"),
-    Param(name="sequence", kind="int", default=64, minimum=1, help="tokens of one sequence"),
-    Param(name="vocabulary", kind="int", default=512, minimum=2, help="different tokens"),
-    Param(name="microbatch", kind="int", default=4, minimum=1, help="sequences of one rank's step"),
+Refuse = Callable[[Shape, Mapping[str, Value], int], str | None]
+
+BATCH = (
+    Param(name="microbatch", kind="int", default=4, minimum=1, help="sequences of one rank's microbatch"),
+    Param(name="accumulation", kind="int", default=1, minimum=1, optional=True, help="microbatches of one step"),
 )
+PRECISION = Param(
+    name="precision",
+    kind="str",
+    default="float32",
+    choices=("float32", "bfloat16"),
+    optional=True,
+    help="of weights and gradients; bfloat16 has float32 masters",
+)
+CHECKPOINTING = Param(
+    name="checkpointing",
+    kind="str",
+    default="none",
+    choices=("none", "selective", "full"),
+    optional=True,
+    help="what a layer's forward pass forgets and computes again",
+)
+COMMON = (*MODEL, *BATCH, PRECISION, CHECKPOINTING, COMPUTE)
 BUCKET = Param(name="bucket_mb", kind="float", default=25.0, minimum=0.001, help="gradient bucket, MiB")
+STATIC_GRAPH = Param(name="static_graph", kind="bool", default=False, optional=True, help="DDP's static graph")
+NO_SYNC = Param(
+    name="no_sync", kind="bool", default=False, optional=True, help="sum gradients after the last microbatch alone"
+)
+PREFETCH = Param(
+    name="prefetch",
+    kind="str",
+    default="default",
+    choices=("default", "explicit"),
+    optional=True,
+    help="explicit: gather each layer's parameters one layer ahead",
+)
+SHARD = Param(name="shard", kind="int", default=0, minimum=0, optional=True, help="ranks of a copy; 0 = half of all")
+TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a layer")
 
 
-def refuse_shape(params: Mapping[str, Value], setting: Setting) -> str | None:
-    """Refuse heads that do not divide the hidden size."""
-    hidden, heads = int(params["hidden"]), int(params["heads"])
-    return f"hidden({hidden}) % heads({heads}) != 0" if hidden % heads else None
+def with_defaults(params: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a step's parameters with those that its case leaves out, as they have their defaults."""
+    optional = (*COMMON, STATIC_GRAPH, NO_SYNC, PREFETCH, SHARD)
+    return {**{param.name: param.default for param in optional}, **params}
+
+
+def refuse_nothing(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
+    """Refuse nothing beyond the shape."""
+    return None
+
+
+def refuse_split(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
+    """Refuse layers that do not divide among the ranks that split them; the equation with its numbers."""
+    tp = int(params.get("tp", nproc))
+    for name in ("heads", "kv_heads", "hidden", "ffn"):
+        if getattr(shape, name) % tp:
+            return f"{name}({getattr(shape, name)}) % tp({tp}) != 0"
+    return None
+
+
+def refuse_sequence(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
+    """Refuse what cannot be split, and sequences that do not divide."""
+    reason = refuse_split(shape, params, nproc)
+    return reason or (f"sequence({shape.sequence}) % tp({nproc}) != 0" if shape.sequence % nproc else None)
+
+
+def refuse_mesh(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
+    """Refuse a tensor axis that does not divide the ranks."""
+    tp = int(params["tp"])
+    if nproc % tp:
+        return f"dp({nproc // tp}) * tp({tp}) != world size({nproc})"
+    return refuse_split(shape, params, nproc)
+
+
+def refuse_shards(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
+    """Refuse shards that do not divide the ranks."""
+    shard = int(params.get("shard", 0)) or max(2, nproc // 2)
+    if nproc % shard:
+        return f"replicate({nproc // shard}) * shard({shard}) != world size({nproc})"
+    return None
+
+
+def _step(name: str, target: str, help_text: str, *more: Param, refuse: Refuse = refuse_nothing) -> Definition:
+    def refused(params: Mapping[str, Value], setting: Setting) -> str | None:
+        try:
+            shape = shape_of(params)
+            parse_compute(str(params.get("compute", COMPUTE.default)))
+        except UserError as error:
+            return str(error)
+        return refuse(shape, params, setting.nproc)
+
+    return Definition(
+        name=f"workload.{name}",
+        target=f"workloads.{target}",
+        help=help_text,
+        params=(*COMMON, *more),
+        refuse=refused,
+    )
 
 
 DEFINITIONS = (
-    Definition(
-        name="workload.ddp",
-        target="workloads.ddp:prepare",
-        help="one DDP training step of a decoder Transformer: forward, backward with bucketed all_reduce, AdamW",
-        params=(*MODEL, BUCKET),
-        refuse=refuse_shape,
+    _step("ddp", "ddp:prepare", "DDP: gradients summed in buckets under backward", BUCKET, STATIC_GRAPH, NO_SYNC),
+    _step("zero1", "zero1:prepare", "ZeRO-1: DDP with the optimizer's state sharded", BUCKET),
+    _step("zero2", "fsdp:zero2", "ZeRO-2: FSDP2 that keeps parameters gathered until backward", PREFETCH, NO_SYNC),
+    _step("zero3", "fsdp:zero3", "ZeRO-3: FSDP2 that gathers parameters for each pass", PREFETCH, NO_SYNC),
+    _step(
+        "hsdp",
+        "fsdp:hsdp",
+        "FSDP2 sharded within groups, replicated across them",
+        PREFETCH,
+        SHARD,
+        refuse=refuse_shards,
     ),
+    _step("tp", "tp:tp", "tensor parallel attention and FFN, activations whole between them", refuse=refuse_split),
+    _step("tp_sp", "tp:tp_sp", "tensor parallel, the sequence sharded between blocks", refuse=refuse_sequence),
+    _step("tp_fsdp", "tp:tp_fsdp", "tensor parallel layers inside FSDP2's shards", TP, refuse=refuse_mesh),
 )

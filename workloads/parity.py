@@ -1,10 +1,23 @@
-"""The parity gate: what ranks computed together equals what one process computes alone."""
+"""The parity gate: what ranks computed together equals what one process computes alone, on the same tokens.
 
-from collections.abc import Iterable
+float32 is compared element by element. A narrower type is compared by distance: from gradients in float32, ours may be
+no farther than those of one process in the same type, but for a margin.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+
+from bench.world import World
+from workloads.checkpointing import plain_name
+from workloads.layout import Layout, whole
+from workloads.model import build, loss_of
+from workloads.optimizer import LEARNING_RATE, make_optimizer
+from workloads.shapes import Shape
+from workloads.timed import TimedLinear
 
 RELATIVE_TOLERANCE = 1e-4
 """Of a tensor's largest reference value.
@@ -12,22 +25,143 @@ RELATIVE_TOLERANCE = 1e-4
 float32 sums in another order were seen to differ by up to 1e-5 of it at 256 sequences a rank; traffic in bfloat16
 would differ by 5e-4 and more.
 """
+FLOOR = 1e-2
+"""Of the largest gradient of the whole model: a tensor whose gradients are below it is compared as if it had such."""
+DISTANCE_MARGIN = 1.5
+_DECIDED = 1e-3
+_UPDATE_TOLERANCE = 0.05
+# a right run was seen at 0.01 of what two steps move, one step missing at 0.5
+_MOVEMENT_TOLERANCE = 0.3
+
+Tensors = Mapping[str, Tensor]
 
 
-def count_apart(found: Iterable[Tensor | None], expected: Iterable[Tensor | None]) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """One process's mean loss over the global batch, and its gradients by name."""
+
+    loss: float
+    gradients: Tensors
+
+
+class Parity:
+    """Compares a layout with a single process; every rank builds its own reference and takes part in every check."""
+
+    def __init__(self, world: World, layout: Layout, shape: Shape, dtype: torch.dtype) -> None:
+        self._world, self._layout, self._shape, self._dtype = world, layout, shape, dtype
+        self._steps_compared = False
+
+    def count_wrong(self, batch: Tensor, gradients_of: Callable[[], Tensor], step: Callable[[], None]) -> int:
+        """Return how many elements are wrong: of weights, unlike rank 0's; of gradients, losses and two steps.
+
+        The first time the layout has taken one step on ``batch``, and here takes the second.
+        """
+        wrong = 0
+        if not self._steps_compared:
+            self._steps_compared = True
+            step()
+            wrong += self._count_wrong_updates(batch)
+        weights = self._weights()
+        wrong += count_unlike_rank_0(weights.values(), self._world.group)
+        reference = self._reference(weights, batch, torch.float32)
+        loss = self._mean(gradients_of())
+        found = {name: whole(gradient).detach() for name, gradient in self._gradients().items()}
+        if self._dtype == torch.float32:
+            wrong += count_apart(found, reference.gradients)
+            return wrong + int(not abs(loss - reference.loss) <= RELATIVE_TOLERANCE * abs(reference.loss))
+        alone = self._reference(weights, batch, self._dtype)
+        limit = DISTANCE_MARGIN * distance(alone.gradients, reference.gradients)
+        apart = distance(found, reference.gradients)
+        return wrong + (0 if apart <= limit else sum(gradient.numel() for gradient in found.values()))
+
+    def count_wrong_fills(self, accumulation: int) -> int:
+        """Return how many weight gradients of timed compute are not the mean over data ranks of their fills."""
+        expected = accumulation * (self._layout.data_size + 1) / 2
+        wrong = 0
+        for module in self._layout.model.modules():
+            if isinstance(module, TimedLinear):
+                gradient = module.weight.grad
+                found = None if gradient is None else whole(gradient).float()
+                wrong += 1 if found is None else int((found != expected).sum())
+        return wrong
+
+    def _count_wrong_updates(self, batch: Tensor) -> int:
+        """Compare weights after two steps with a single process's, where the gradients leave no doubt of their sign."""
+        start = build(self._shape, self._world.seed, self._world.device, self._dtype)
+        alone = build(self._shape, self._world.seed, self._world.device, self._dtype)
+        optimizer = make_optimizer(alone.parameters(), self._dtype)
+        decided: dict[str, Tensor] = {}
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(alone, batch).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            for name, gradient in _named_gradients(alone).items():
+                large = gradient.abs() > _DECIDED * gradient.abs().max()
+                decided[name] = large & decided.get(name, large)
+        found, expected, before = self._weights(), _named(alone), _named(start)
+        apart = {name: (found[name].float() - expected[name].float())[mask] for name, mask in decided.items()}
+        if self._dtype == torch.float32:
+            return sum(int((~(values.abs() <= _UPDATE_TOLERANCE * LEARNING_RATE)).sum()) for values in apart.values())
+        moved = {name: (before[name].float() - expected[name].float())[mask] for name, mask in decided.items()}
+        return 0 if _norm(apart) <= _MOVEMENT_TOLERANCE * _norm(moved) else sum(map(len, apart.values()))
+
+    def _reference(self, weights: Tensors, batch: Tensor, dtype: torch.dtype) -> Reference:
+        alone = build(self._shape, self._world.seed, self._world.device, dtype)
+        with torch.no_grad():
+            for name, parameter in alone.named_parameters():
+                parameter.copy_(weights[name])
+        loss = loss_of(alone, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return Reference(loss=float(loss.detach()), gradients=_named_gradients(alone))
+
+    def _weights(self) -> dict[str, Tensor]:
+        named = self._layout.model.named_parameters()
+        return {plain_name(name): whole(parameter).detach() for name, parameter in named}
+
+    def _gradients(self) -> dict[str, Tensor]:
+        return {plain_name(name): gradient for name, gradient in _named_gradients(self._layout.model).items()}
+
+    def _mean(self, loss: Tensor) -> float:
+        """Return the mean of the ranks' losses; ranks that share their tokens have the same."""
+        losses = [float(loss)] * self._world.size
+        dist.all_gather_object(losses, float(loss), group=self._world.control)
+        return sum(losses) / len(losses)
+
+
+def _named(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _norm(tensors: Tensors) -> float:
+    return float(sum(float(values.square().sum()) for values in tensors.values()) ** 0.5)
+
+
+def _named_gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def count_apart(found: Tensors, expected: Tensors) -> int:
     """Return how many elements are farther from the reference than the tolerance; a missing tensor is all wrong."""
+    floor = FLOOR * max((float(reference.abs().max()) for reference in expected.values()), default=0.0)
     wrong = 0
-    for ours, reference in zip(found, expected, strict=True):
-        assert reference is not None
-        if ours is None:
+    for name, reference in expected.items():
+        if name not in found:
             wrong += reference.numel()
             continue
-        limit = RELATIVE_TOLERANCE * reference.abs().max()
-        apart = (ours - reference).abs()
-        wrong += int(
-            (~((apart <= limit) & apart.isfinite())).sum()
-        )  # a NaN is in no limit, infinity in an infinite one
+        limit = RELATIVE_TOLERANCE * reference.abs().max().clamp(min=floor)
+        apart = (found[name] - reference).abs()
+        # a NaN is in no limit, infinity in an infinite one
+        wrong += int((~((apart <= limit) & apart.isfinite())).sum())
     return wrong
+
+
+def distance(found: Tensors, expected: Tensors) -> float:
+    """Return the distance of all gradients together, relative to the length of the reference; infinite if one lacks."""
+    if found.keys() != expected.keys():
+        return float("inf")
+    apart = sum(float((found[name].float() - reference).square().sum()) for name, reference in expected.items())
+    size = sum(float(reference.square().sum()) for reference in expected.values())
+    return float((apart / size) ** 0.5)
 
 
 def count_unlike_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> int:

@@ -1,0 +1,126 @@
+"""A training step's communication, predicted from the collectives that the same run measured. Pure.
+
+Each call of the step takes what the fit of its operation, on as many ranks, says of its size; calls add up, as if each
+ran alone. What a step exposes lies below where it overlaps, and above where it waits for peers or contends.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from bench.units import format_size
+from reports.fits import Curve, size_of
+from reports.summary import Row, common_details
+
+# other parameters, such as a load beside it or another reduction, make it another operation
+_PLAIN = {"size_bytes", "dtype", "mode", "group", "member", "together"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """Calls of one step that are alike: ``bytes`` is one call's size as nccl-tests counts it, ``ranks`` its group's."""
+
+    axis: str
+    op: str
+    bytes: int
+    ranks: int
+    count: int
+
+    @property
+    def words(self) -> str:
+        """The axis, the operation and its ranks, for people."""
+        return f"{self.axis}: {self.op} on {self.ranks} ranks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Seconds of one step's communication by axis; an axis with an operation that has no curve is not in it.
+
+    ``missing`` names those operations, ``extrapolated`` the calls whose size lies beyond those measured.
+    """
+
+    seconds_by_axis: Mapping[str, float]
+    missing: tuple[str, ...] = ()
+    extrapolated: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float | None:
+        """The sum over all axes, None if any is unknown."""
+        return None if self.missing else sum(self.seconds_by_axis.values())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the prediction cannot claim."""
+        lacking = (f"predicted comm: no blocking float32 curve for {', '.join(self.missing)}",) if self.missing else ()
+        return (*lacking, *(f"predicted comm is extrapolated: {words}" for words in self.extrapolated))
+
+
+def predict_comm(row: Row, curves: Sequence[Curve]) -> Prediction | None:
+    """Return the time of the step's calls by the run's curves; None if its calls are unknown or launches disagree."""
+    calls = calls_of(row)
+    if calls is None:
+        return None
+    found = [(call, _slowest(call, _curves_for(call, row, curves))) for call in calls]
+    unknown = {call.axis for call, curve in found if curve is None}
+    seconds: dict[str, float] = {}
+    for call, curve in found:
+        if curve is not None and call.axis not in unknown:
+            seconds[call.axis] = seconds.get(call.axis, 0.0) + call.count * curve.fit.predict(call.bytes)
+    beyond = (_beyond(call, curve) for call, curve in found if curve is not None)
+    return Prediction(
+        seconds_by_axis=seconds,
+        missing=tuple(dict.fromkeys(call.words for call, curve in found if curve is None)),
+        extrapolated=tuple(dict.fromkeys(words for words in beyond if words)),
+    )
+
+
+def calls_of(row: Row) -> tuple[Call, ...] | None:
+    """Return the calls of one step, None if the records hold none, or not the same."""
+    try:
+        return msgspec.convert(common_details(row).get("comm_calls"), tuple[Call, ...])
+    except msgspec.ValidationError:
+        return None
+
+
+def _curves_for(call: Call, row: Row, curves: Sequence[Curve]) -> list[Curve]:
+    """Return the curves of the call's operation on as many ranks: of whole worlds if there are any, else of groups.
+
+    Of groups, those that all communicate at once come first: so do the groups of a mesh's axis.
+    """
+    alike = [curve for curve in curves if _is_alike(call, row, curve)]
+    worlds = [curve for curve in alike if "group" not in curve.rows[0].case.params]
+    together = [curve for curve in alike if curve.rows[0].case.params.get("together")]
+    return worlds or together or alike
+
+
+def _is_alike(call: Call, row: Row, curve: Curve) -> bool:
+    first = curve.rows[0]
+    params = first.case.params
+    return (
+        first.case.name.partition(".")[2] == call.op
+        and params.get("mode") == "blocking"
+        and params.get("dtype") == "float32"
+        and params.keys() <= _PLAIN
+        and (first.world.backend, first.world.device) == (row.world.backend, row.world.device)
+        and _num_ranks(first) == call.ranks
+    )
+
+
+def _num_ranks(row: Row) -> int:
+    """Return the ranks of the row's group; a group that is the whole world does not say its size."""
+    size = common_details(row).get("group_size") if "group" in row.case.params else None
+    return size if isinstance(size, int) else row.world.size
+
+
+def _slowest(call: Call, curves: Sequence[Curve]) -> Curve | None:
+    """Return the curve of the slowest group: which ranks an axis joins is not known, and a step waits for the last."""
+    return max(curves, key=lambda curve: curve.fit.predict(call.bytes), default=None)
+
+
+def _beyond(call: Call, curve: Curve) -> str:
+    low, high = size_of(curve.rows[0]), size_of(curve.rows[-1])
+    if low <= call.bytes <= high:
+        return ""
+    measured = f"{format_size(low)} to {format_size(high)} were measured"
+    return f"{call.words}, {format_size(call.bytes)} a call, {measured}"

@@ -1,0 +1,459 @@
+"""Timed compute waits as long as it says, and otherwise leaves a step as it was: shapes, names, gradients, traffic."""
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+from ranks import Ranks
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.profiler import profile
+
+from bench.world import World
+from workloads.checkpointing import checkpoint
+from workloads.model import Transformer, build, draw_tokens, loss_of
+from workloads.shapes import Shape, shape_of
+from workloads.timed import COMPUTE_RANGE, TimedLinear, Waiter, calibrate, make_timed
+
+CPU = torch.device("cpu")
+GPT = shape_of({"shape": "tiny", "layers": 2, "hidden": 32, "vocabulary": 32, "sequence": 16})
+LLAMA = shape_of({"shape": "tiny-llama", "layers": 2, "hidden": 32, "ffn": 64, "vocabulary": 32, "sequence": 16})
+COLUMNS, ROWS = ("attention.q", "attention.k", "attention.v", "ffn.gate", "ffn.up"), ("attention.out", "ffn.down")
+
+
+class FakeTime:
+    """A clock on which sleeping takes as long as asked and ``late_seconds`` more."""
+
+    def __init__(self, late_seconds: float = 0.0) -> None:
+        self.now, self.late_seconds = 100.0, late_seconds
+        self.sleeps: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds + self.late_seconds
+
+    def waiter(self) -> Waiter:
+        return Waiter(CPU, self.clock, self.sleep)
+
+
+class Noted(Waiter):
+    """Waits for nothing and notes how long it should have."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.asked: list[float] = []
+
+    @contextmanager
+    def waiting(self, seconds: float) -> Iterator[None]:
+        if seconds:
+            self.asked.append(seconds)
+        yield
+
+
+def timed_model(shape: Shape, waiter: Waiter, *, seconds: float = 1.0, fill: float = 1.0) -> Transformer:
+    model = build(shape, 7, CPU)
+    make_timed(model, seconds, waiter, fill)
+    return model
+
+
+def loss(model: nn.Module, shape: Shape) -> Tensor:
+    return loss_of(model, draw_tokens(shape, 3, seed=7, step=0))
+
+
+def backward(tensor: Tensor) -> None:
+    tensor.backward()  # type: ignore[no-untyped-call]
+
+
+def on_gradient(tensor: Tensor, act: Callable[[], None]) -> None:
+    tensor.register_post_accumulate_grad_hook(lambda _: act())  # type: ignore[no-untyped-call]
+
+
+def linears(model: nn.Module) -> dict[str, nn.Linear]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+# ---- what ranks do
+
+
+def sharded_step(world: World, shape: Shape) -> tuple[float, list[str], float]:
+    """Return the seconds asked for in a step with weights on two ranks, what was wrong, and the seconds it took."""
+    noted, wrong = Noted(), []
+    model = _shard(timed_model(shape, noted, fill=world.rank + 3.0), world)
+    whole = loss(model, shape)
+    backward(whole)
+    for name, linear in linears(model).items():
+        for gradient in (parameter.grad for parameter in linear.parameters()):
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            if local is not None and not bool((local == world.rank + 3.0).all()):
+                wrong.append(f"{name}: {local}")
+        if not isinstance(linear.weight.grad, DTensor) and name != "head":
+            wrong.append(f"{name} is not sharded")
+    if not whole.isfinite():
+        wrong.append(f"loss {whole}")
+    started = time.perf_counter()
+    real = _shard(timed_model(shape, Waiter(CPU), seconds=0.05), world)
+    backward(loss(real, shape))
+    return sum(noted.asked), wrong, time.perf_counter() - started
+
+
+def _shard(model: Transformer, world: World) -> Transformer:
+    names: list[tuple[str, ParallelStyle]] = [
+        (f"layers.{number}.{name}", style)
+        for number in range(len(model.layers))
+        for of_kind, style in ((COLUMNS, ColwiseParallel()), (ROWS, RowwiseParallel()))
+        for name in of_kind
+    ]
+    have = linears(model)
+    plan = {name: style for name, style in names if name in have}
+    parallelize_module(model, DeviceMesh.from_group(world.group, "cpu"), plan)
+    return model
+
+
+def shapes_of_real_and_timed(world: World) -> list[bool]:
+    """Return whether sharded Linears, timed as real, have the same sizes, gradients and number of collectives."""
+    mesh = DeviceMesh.from_group(world.group, "cpu")
+    same = []
+    for style, width in ((ColwiseParallel(), 8), (RowwiseParallel(), 4)):
+        real = nn.Linear(8, 6)
+        timed = copy.deepcopy(real)
+        make_timed(nn.ModuleDict({"layers": nn.ModuleList([timed])}), 1.0, Noted())
+        results = []
+        for linear in (real, timed):
+            x = torch.ones(2, 3, width, requires_grad=True)
+            with CommDebugMode() as traffic:  # type: ignore[no-untyped-call]
+                y = parallelize_module(linear, mesh, style)(x)
+                backward(y.sum())
+            assert x.grad is not None
+            assert isinstance(linear.weight.grad, DTensor)
+            sizes = (y.shape, x.grad.shape, linear.weight.grad.shape)
+            results.append((sizes, linear.weight.grad.placements, dict(traffic.get_comm_counts())))
+        same.append(results[0] == results[1] and results[0][1] in ((Shard(0),), (Shard(1),)))
+    return same
+
+
+# ---- tests of waiting
+
+
+@pytest.mark.parametrize("late_seconds", [0.0, 0.002, 0.02])
+def test_what_a_wait_takes_too_long_the_next_ones_take_less(late_seconds: float) -> None:
+    fake = FakeTime(late_seconds)
+    waiter = fake.waiter()
+    for _ in range(100):
+        with waiter.waiting(0.01):
+            pass
+    assert fake.now - 100 == pytest.approx(1.0, abs=late_seconds + 1e-9)
+    assert min(fake.sleeps) > 0
+
+
+def test_what_runs_inside_a_wait_is_part_of_it() -> None:
+    fake = FakeTime()
+    with fake.waiter().waiting(0.01):
+        fake.now += 0.004
+    assert fake.now == pytest.approx(100.01)
+    assert fake.sleeps == pytest.approx([0.006])
+
+
+def test_what_runs_between_waits_is_not() -> None:
+    fake = FakeTime()
+    waiter = fake.waiter()
+    for _ in range(2):
+        with waiter.waiting(0.01):
+            pass
+        fake.now += 5.0
+    assert fake.sleeps == pytest.approx([0.01, 0.01])
+
+
+def test_a_body_longer_than_its_wait_is_owed_by_the_next() -> None:
+    fake = FakeTime()
+    waiter = fake.waiter()
+    with waiter.waiting(0.01):
+        fake.now += 0.03
+    with waiter.waiting(0.05):
+        pass
+    assert fake.now == pytest.approx(100.06)
+
+
+def test_a_step_may_start_owing_nothing() -> None:
+    fake = FakeTime(late_seconds=0.004)
+    waiter = fake.waiter()
+    for _ in range(2):
+        with waiter.waiting(0.01):
+            pass
+        waiter.forget()
+    assert fake.sleeps == pytest.approx([0.01, 0.01])
+
+
+def test_no_seconds_are_no_wait_and_pay_no_debt() -> None:
+    fake = FakeTime()
+    with fake.waiter().waiting(0.0):
+        fake.now += 1.0
+    assert fake.sleeps == []
+
+
+def test_real_waits_sum_to_what_was_asked_within_a_hundredth() -> None:
+    """The best of a few tries: others use this machine too."""
+    waiter, apart = Waiter(CPU), []
+    for _ in range(5):
+        waiter.forget()
+        started = time.perf_counter()
+        for _ in range(50):
+            with waiter.waiting(0.004):
+                pass
+        apart.append(abs(time.perf_counter() - started - 0.2) / 0.2)
+    assert min(apart) < 0.01
+
+
+# ---- tests of calibration
+
+T = 0.02
+
+
+class FakeModel:
+    """Waits T, then 2 T, on a fake clock, and works on the host besides; the first pass takes ``first_seconds`` more.
+
+    It is its own loss.
+    """
+
+    def __init__(self, waiter: Waiter, fake: FakeTime, host_seconds: float, first_seconds: float = 0.0) -> None:
+        self._waiter, self._fake, self._host_seconds = waiter, fake, host_seconds
+        self._extra_seconds = first_seconds
+
+    def forward(self) -> Tensor:
+        self._pass(T * self._waiter.forward_scale)
+        return cast(Tensor, self)
+
+    def backward(self) -> None:
+        self._pass(2 * T * self._waiter.backward_scale)
+        self._extra_seconds = 0.0
+
+    def _pass(self, seconds: float) -> None:
+        with self._waiter.waiting(seconds):
+            pass
+        self._fake.now += self._host_seconds + self._extra_seconds
+
+
+def calibrated(
+    monkeypatch: pytest.MonkeyPatch, host_seconds: float, first_seconds: float = 0.0
+) -> tuple[FakeModel, Waiter, FakeTime]:
+    fake = FakeTime()
+    waiter = fake.waiter()
+    model = FakeModel(waiter, fake, host_seconds, first_seconds)
+    monkeypatch.setattr("workloads.timed.time", SimpleNamespace(perf_counter=fake.clock))
+    calibrate(T, waiter, model.forward)
+    return model, waiter, fake
+
+
+@pytest.mark.parametrize("first_seconds", [0.0, 1.0])
+def test_waits_shrink_by_what_the_host_takes_once_it_is_warm(
+    monkeypatch: pytest.MonkeyPatch, first_seconds: float
+) -> None:
+    model, waiter, fake = calibrated(monkeypatch, 0.005, first_seconds)
+    assert waiter.forward_scale == pytest.approx(1 - 0.005 / T)
+    assert waiter.backward_scale == pytest.approx(1 - 0.005 / (2 * T))
+    began = fake.now
+    loss = model.forward()
+    assert fake.now - began == pytest.approx(T)
+    backward(loss)
+    assert fake.now - began == pytest.approx(3 * T)
+
+
+def test_a_host_that_takes_no_time_leaves_the_waits_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, waiter, _ = calibrated(monkeypatch, 0.0)
+    assert (waiter.forward_scale, waiter.backward_scale) == pytest.approx((1, 1))
+
+
+def test_a_host_slower_than_the_waits_leaves_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, waiter, _ = calibrated(monkeypatch, 3 * T)
+    assert (waiter.forward_scale, waiter.backward_scale) == (0, 0)
+
+
+def test_a_debt_from_before_is_not_paid_in_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round owes nothing of what the one before took too long."""
+    fake = FakeTime(late_seconds=0.004)
+    waiter = fake.waiter()
+    model = FakeModel(waiter, fake, 0.0)
+    monkeypatch.setattr("workloads.timed.time", SimpleNamespace(perf_counter=fake.clock))
+    calibrate(T, waiter, model.forward)
+    assert waiter.forward_scale == pytest.approx(1 - 0.004 / T)
+    assert waiter.backward_scale == pytest.approx(1)
+
+
+def test_real_linears_wait_as_much_less_as_the_host_takes() -> None:
+    model = timed_model(GPT, noted := Noted(), seconds=0.6)
+    noted.forward_scale, noted.backward_scale = 0.75, 0.5
+    whole = loss(model, GPT)
+    assert sum(noted.asked) == pytest.approx(0.75 * 0.6)
+    noted.asked.clear()
+    backward(whole)
+    assert sum(noted.asked) == pytest.approx(0.5 * 1.2)
+
+
+# ---- tests of the model
+
+
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=str)
+def test_forward_takes_t_and_backward_twice_t(shape: Shape) -> None:
+    noted = Noted()
+    whole = loss(timed_model(shape, noted, seconds=0.6), shape)
+    assert sum(noted.asked) == pytest.approx(0.6)
+    noted.asked.clear()
+    backward(whole)
+    assert sum(noted.asked) == pytest.approx(1.2)
+
+
+def test_without_gradients_only_the_forward_waits() -> None:
+    noted = Noted()
+    with torch.no_grad():
+        loss(timed_model(GPT, noted, seconds=0.6), GPT)
+    assert sum(noted.asked) == pytest.approx(0.6)
+
+
+def test_layers_share_evenly_and_linears_by_their_weights() -> None:
+    model = timed_model(GPT, Noted(), seconds=2.4)
+    for layer in model.layers:
+        seconds = {name: module.seconds for name, module in layer.named_modules() if isinstance(module, TimedLinear)}
+        assert seconds == pytest.approx(
+            {f"attention.{name}": 0.1 for name in ("q", "k", "v", "out")} | {"ffn.up": 0.4, "ffn.down": 0.4}
+        )
+    assert isinstance(model.head, TimedLinear)
+    assert model.head.seconds == 0
+
+
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=str)
+def test_weight_gradients_are_the_fill_and_all_parameters_have_one(shape: Shape) -> None:
+    model = timed_model(shape, Noted(), fill=3.0)
+    backward(loss(model, shape))
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.shape == parameter.shape
+        assert bool(parameter.grad.isfinite().all()), name
+    for linear in linears(model).values():
+        for parameter in linear.parameters():
+            assert parameter.grad is not None
+            assert parameter.grad.unique().tolist() == [3.0]  # type: ignore[no-untyped-call]
+
+
+def test_gradients_of_microbatches_add_up() -> None:
+    model = timed_model(GPT, Noted(), fill=3.0)
+    for _ in range(2):
+        backward(loss(model, GPT))
+    gradient = model.layers.get_submodule("0.ffn.up").get_parameter("weight").grad
+    assert gradient is not None
+    assert gradient.unique().tolist() == [6.0]  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=str)
+def test_names_sizes_dtypes_and_types_stay(shape: Shape, dtype: torch.dtype) -> None:
+    real, timed = build(shape, 7, CPU, dtype), build(shape, 7, CPU, dtype)
+    make_timed(timed, 1.0, Noted())
+    assert [(name, p.shape, p.dtype) for name, p in real.named_parameters()] == [
+        (name, p.shape, p.dtype) for name, p in timed.named_parameters()
+    ]
+    tokens = draw_tokens(shape, 2, seed=0, step=0)[:, :-1]
+    assert (timed(tokens).shape, timed(tokens).dtype) == (real(tokens).shape, dtype)
+    backward(timed(tokens).float().sum())
+    assert all(p.grad is not None and p.grad.dtype == dtype for p in timed.parameters())
+    assert linears(real).keys() == linears(timed).keys()
+
+
+def test_an_input_gradient_is_there_before_the_weight_gradient_begins() -> None:
+    """Of one Linear: the input's gradient is accumulated while the weight's is still to be waited for."""
+    model = timed_model(GPT, noted := Noted())
+    linear, x = model.layers.get_submodule("0.ffn.up"), torch.ones(1, 2, 32, requires_grad=True)
+    assert isinstance(linear, nn.Linear)
+    y, seen = linear(x), []
+    noted.asked.clear()
+    on_gradient(x, lambda: seen.append(("input", len(noted.asked))))
+    on_gradient(linear.weight, lambda: seen.append(("weight", len(noted.asked))))
+    backward(y.sum())
+    assert seen == [("input", 1), ("weight", 2)]
+
+
+def test_either_gradient_can_be_computed_alone_and_waits_for_itself_alone() -> None:
+    """As schedules do that split the backward."""
+    model = timed_model(GPT, noted := Noted(), seconds=2.4)
+    linear, x = model.layers.get_submodule("0.ffn.up"), torch.ones(1, 2, 32, requires_grad=True)
+    y = linear(x)
+    noted.asked.clear()
+    torch.autograd.grad(y.sum(), x, retain_graph=True)
+    torch.autograd.grad(y.sum(), linear.get_parameter("weight"))
+    assert noted.asked == pytest.approx([0.4, 0.4])
+
+
+def test_an_input_is_kept_for_the_weight_gradient_as_a_real_linear_keeps_it() -> None:
+    """Or activations in flight would weigh less than those of a real step."""
+    linear, x = timed_model(GPT, Noted()).layers.get_submodule("0.ffn.up"), torch.ones(1, 2, 32, requires_grad=True)
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        linear(x)
+    assert [tensor.data_ptr() for tensor in kept] == [x.data_ptr()]
+
+
+def test_layers_run_back_in_order_each_linear_before_the_one_below() -> None:
+    """No weight gradient is put off to the end, or its traffic would have nothing to hide under."""
+    model = timed_model(GPT, Noted())
+    order: list[int] = []
+    for number, layer in enumerate(model.layers):
+        for parameter in layer.parameters():
+            on_gradient(parameter, partial(order.append, number))
+    backward(loss(model, GPT))
+    assert order == sorted(order, reverse=True)
+
+
+@pytest.mark.parametrize(("how", "times"), [("none", 1), ("full", 2)])
+def test_a_checkpointed_layer_waits_again(how: str, times: int) -> None:
+    """For nearly a whole forward: nobody needs the last Linear's result again."""
+    model = timed_model(GPT, noted := Noted(), seconds=2.4)
+    checkpoint(model, how)
+    backward(loss(model, GPT))
+    last_linears = 2 * 0.4 * (times - 1)
+    assert sum(noted.asked) == pytest.approx(3 * 2.4 + (times - 1) * 2.4 - last_linears)
+
+
+def test_a_profiler_sees_every_wait() -> None:
+    model = timed_model(GPT, Waiter(CPU), seconds=0.001)
+    with profile() as profiled:
+        backward(loss(model, GPT))
+    assert sum(event.name == COMPUTE_RANGE for event in profiled.events()) == 3 * 2 * 6
+
+
+def test_a_copy_waits_too() -> None:
+    model = copy.deepcopy(timed_model(GPT, Noted()))
+    backward(loss(model, GPT))
+    waiter = next(module.waiter for module in model.modules() if isinstance(module, TimedLinear))
+    assert isinstance(waiter, Noted)
+    assert sum(waiter.asked) == pytest.approx(3.0)
+
+
+# ---- tests on two ranks
+
+
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=str)
+def test_each_tensor_parallel_rank_waits_the_whole_t(two_ranks: Ranks, shape: Shape) -> None:
+    for asked, wrong, took in two_ranks.call("test_timed:sharded_step", shape=shape):
+        assert wrong == []
+        assert asked == pytest.approx(3.0)
+        assert took > 0.149
+
+
+def test_sharded_linears_give_and_take_what_real_ones_do(two_ranks: Ranks) -> None:
+    assert two_ranks.call("test_timed:shapes_of_real_and_timed") == [[True, True]] * 2

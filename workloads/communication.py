@@ -1,0 +1,165 @@
+"""What a step sends, seen where it is sent: every call to a process group, by mesh axis, and the step without them.
+
+A dispatch mode sees the calls of DDP's reducer, of FSDP2, of DTensor and of functional collectives alike.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench.compat import done_work, fake_group, group_named
+
+OTHER = "other"
+"""The axis of calls on groups that belong to no axis."""
+
+_NAMESPACES = ("c10d::", "_c10d_functional::")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One communication: ``num_bytes`` is its size as nccl-tests counts it, on ``ranks`` ranks of an axis."""
+
+    axis: str
+    op: str
+    num_bytes: int
+    ranks: int
+
+
+# how an operation is called, and which of its arguments has the size: 0 the output or the buffer, 1 the input
+_OPERATIONS = {
+    "c10d::allreduce_": ("all_reduce", 0),
+    "c10d::allreduce_coalesced_": ("all_reduce", 0),
+    "c10d::_allgather_base_": ("all_gather", 0),
+    "c10d::allgather_": ("all_gather", 0),
+    "c10d::allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
+    "c10d::reduce_scatter_": ("reduce_scatter", 1),
+    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "c10d::broadcast_": ("broadcast", 0),
+    "c10d::reduce_": ("reduce", 0),
+    "c10d::gather_": ("gather", 0),
+    "c10d::scatter_": ("scatter", 1),
+    "c10d::alltoall_base_": ("all_to_all", 1),
+    "c10d::alltoall_": ("all_to_all", 1),
+    "c10d::send": ("send", 0),
+    "_c10d_functional::all_reduce": ("all_reduce", 0),
+    "_c10d_functional::all_reduce_": ("all_reduce", 0),
+    "_c10d_functional::all_reduce_coalesced": ("all_reduce", 0),
+    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", 0),
+    "_c10d_functional::reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
+    "_c10d_functional::all_to_all_single": ("all_to_all", 0),
+    "_c10d_functional::broadcast": ("broadcast", 0),
+}
+# functional gathers take the shard: the whole is as many times as large as there are ranks
+_OF_SHARDS = {
+    "_c10d_functional::all_gather_into_tensor": "all_gather",
+    "_c10d_functional::all_gather_into_tensor_coalesced": "all_gather",
+}
+
+
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered, keeps every call in ``calls``, in order."""
+
+    def __init__(self, axes: Mapping[str, dist.ProcessGroup]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._axes = {group.group_name: name for name, group in axes.items()}
+        self.calls: list[Call] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Count what goes to a process group; a DTensor's operator is taken apart first, into those it is made of."""
+        if _is_of_dtensors(types):
+            return NotImplemented
+        name = func.name().partition(".")[0]
+        if name.startswith(_NAMESPACES):
+            self._count(name, args)
+        return func(*args, **(kwargs or {}))
+
+    def _count(self, name: str, args: tuple[Any, ...]) -> None:
+        group = group_of(args)
+        if group is None or name not in _OPERATIONS.keys() | _OF_SHARDS.keys():
+            return
+        if name in _OF_SHARDS:
+            op, num_bytes = _OF_SHARDS[name], _bytes(args[0]) * group.size()
+        else:
+            op, place = _OPERATIONS[name]
+            num_bytes = _bytes(args[place])
+        axis = self._axes.get(group.group_name, OTHER)
+        self.calls.append(Call(axis=axis, op=op, num_bytes=num_bytes, ranks=group.size()))
+
+
+class Silenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered, communication costs nothing: it goes to a group of torch's fake backend, and is done at once.
+
+    Results are meaningless numbers of the right shape. The twins of process groups are made by ``fake_twins``.
+    """
+
+    def __init__(self, twins: Mapping[str, dist.ProcessGroup]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._twins = twins
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Send what goes to a process group to its twin instead, and of a DTensor's operator what it is made of."""
+        if _is_of_dtensors(types):
+            return NotImplemented
+        name = func.name()
+        group = group_of(args) if name.startswith(_NAMESPACES) else None
+        if group is None or group.group_name not in self._twins:
+            return func(*args, **(kwargs or {}))
+        twin = self._twins[group.group_name]
+        swapped = [_swap(arg, group.group_name, twin) for arg in args]
+        return _done(func(*swapped, **(kwargs or {})))
+
+
+def fake_twins(axes: Mapping[str, dist.ProcessGroup]) -> dict[str, dist.ProcessGroup]:
+    """Return by name a silent group of the same ranks for each axis; every rank of the world takes part."""
+    return {group.group_name: fake_group(group) for group in axes.values()}
+
+
+def counted(step: Callable[[], object], axes: Mapping[str, dist.ProcessGroup]) -> tuple[Call, ...]:
+    """Return the calls of one step."""
+    with Counted(axes) as mode:
+        step()
+    return tuple(mode.calls)
+
+
+def group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
+    """Return the process group among a call's arguments: an object of c10d's, a name in functional collectives."""
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+            return dist.ProcessGroup.unbox(arg)
+    names = [arg for arg in args if isinstance(arg, str)]
+    # a functional reduction names its kind before its group
+    return group_named(names[-1]) if names else None
+
+
+def _is_of_dtensors(types: Any) -> bool:
+    return any(issubclass(kind, DTensor) for kind in types)
+
+
+def _bytes(tensors: Any) -> int:
+    if isinstance(tensors, Tensor):
+        return tensors.numel() * tensors.element_size()
+    return sum(_bytes(tensor) for tensor in tensors)
+
+
+def _swap(arg: Any, name: str, twin: dist.ProcessGroup) -> Any:
+    if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+        return twin.boxed()
+    return twin.group_name if isinstance(arg, str) and arg == name else arg
+
+
+def _done(result: Any) -> Any:
+    """Return what a c10d call returns, with work that holds its tensors, as DDP's reducer expects of it."""
+    if not (isinstance(result, tuple | list) and result and isinstance(result[-1], torch.ScriptObject)):
+        return result
+    return (*result[:-1], done_work(result[0]))

@@ -1,0 +1,257 @@
+"""Where a step's time, bytes and memory go, from passes of their own beside the timed one.
+
+A pass that counts what is sent; steps with and without communication in turns, whose difference is what communication
+costs (ECT); traced steps with and without it, whose spans add up to the wall; and a pass that looks at memory.
+"""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch.distributed as dist
+
+from bench.records import Metric
+from bench.stats import Estimate, median, within_launch
+from bench.subject import Explanation
+from bench.world import World
+from workloads.communication import OTHER, Call, Silenced, counted, fake_twins
+from workloads.costs import sent_bytes
+from workloads.footprint import Footprint
+from workloads.intervals import Breakdown, Span, break_down, difference, gaps, intersection, length, union
+from workloads.layout import Layout
+from workloads.trace import Trace, trace_step
+
+_REPEATS = (3, 12)
+
+Begin = Callable[[], None]
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """One rank's steps: plain ones' walls in seconds and traces, and both of ``watched`` and ``silenced`` ones.
+
+    What silences communication looks at every operator, which takes time; a watched step is looked at in the same way
+    and communicates, so that the difference is communication's alone.
+    """
+
+    plain: list[float] = field(default_factory=list)
+    watched: list[float] = field(default_factory=list)
+    silenced: list[float] = field(default_factory=list)
+    traces: list[Trace] = field(default_factory=list)
+    watched_traces: list[Trace] = field(default_factory=list)
+    silenced_traces: list[Trace] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What one rank tells the others of its traced steps."""
+
+    breakdowns: list[Breakdown]
+    comm: list[list[Span]]
+    wait_seconds: list[float]
+    contention_seconds: float
+    plain: list[float]
+    watched: list[float]
+    silenced: list[float]
+    traced_walls: list[float]
+
+
+def explain(world: World, layout: Layout, step: Step, begin: Begin, memory: Footprint, seconds: float) -> Explanation:
+    """Return what a step sends, how its time divides and, as ``memory`` says, what it holds; every rank takes part."""
+    begin()
+    calls = counted(step, layout.axes)
+    passes = _take(world, layout, step, begin, seconds)
+    told = cast(list[Seen], world.gather(_seen(world, passes, calls)))
+    metrics = {**_bytes(calls, layout), **_times(told, layout), **_peers(told, calls, layout, world), **memory.metrics}
+    details = {
+        "comm_calls": _summed(calls),
+        "plain_step_seconds": median([max(walls) for walls in zip(*(seen.plain for seen in told), strict=True)]),
+        **memory.details,
+    }
+    return Explanation(metrics=metrics, details=details, notes=memory.notes)
+
+
+def _take(world: World, layout: Layout, step: Step, begin: Begin, seconds: float) -> Passes:
+    """Take steps of all kinds in turns, as many as there is time for."""
+    twins = fake_twins(layout.axes)
+    passes = Passes()
+    try:
+        began, done, wanted = time.perf_counter(), 0, _REPEATS[1]
+        while done < wanted:
+            _take_each(world, step, begin, passes, twins)
+            done += 1
+            affordable = int(seconds / ((time.perf_counter() - began) / done))
+            wanted = int(world.decide([max(_REPEATS[0], min(_REPEATS[1], affordable))])[0])
+    finally:
+        for twin in twins.values():
+            dist.destroy_process_group(twin)
+    return passes
+
+
+def _take_each(world: World, step: Step, begin: Begin, passes: Passes, twins: Mapping[str, dist.ProcessGroup]) -> None:
+    begin()
+    passes.plain.append(_timed(step, world))
+    begin()
+    passes.traces.append(trace_step(step, world.device))
+    for groups, walls, traces in (
+        ({}, passes.watched, passes.watched_traces),
+        (twins, passes.silenced, passes.silenced_traces),
+    ):
+        begin()
+        with Silenced(groups):
+            walls.append(_timed(step, world))
+        begin()
+        with Silenced(groups):
+            traces.append(trace_step(step, world.device))
+
+
+def _timed(step: Step, world: World) -> float:
+    began = time.perf_counter()
+    step()
+    world.sync()
+    return time.perf_counter() - began
+
+
+def _seen(world: World, passes: Passes, calls: Sequence[Call]) -> Seen:
+    beside = [length(trace.compute) for trace in passes.watched_traces]
+    alone = [length(trace.compute) for trace in passes.silenced_traces]
+    return Seen(
+        breakdowns=[_broken_down(trace, calls) for trace in passes.traces],
+        comm=[trace.comm for trace in passes.traces],
+        wait_seconds=[_waited(trace) for trace in passes.traces],
+        contention_seconds=(median(beside) - median(alone)) / 1e9,
+        plain=passes.plain,
+        watched=passes.watched,
+        silenced=passes.silenced,
+        traced_walls=[trace.wall_seconds for trace in passes.traces],
+    )
+
+
+def _broken_down(trace: Trace, calls: Sequence[Call]) -> Breakdown:
+    by_axis: dict[str, list[Span]] = {}
+    for axis, span in zip(_axes_of(trace, calls), trace.comm, strict=True):
+        by_axis.setdefault(axis, []).append(span)
+    return break_down(trace.step, trace.compute, by_axis, trace.copies, measured_wall_seconds=trace.wall_seconds)
+
+
+def _axes_of(trace: Trace, calls: Sequence[Call]) -> list[str]:
+    """Return the axis of each communication of a trace: a step makes the same calls in the same order each time."""
+    if len(trace.comm) == len(calls):
+        return [call.axis for call in calls]
+    axes = {call.axis for call in calls}
+    return [axes.pop() if len(axes) == 1 else OTHER] * len(trace.comm)
+
+
+def _waited(trace: Trace) -> float:
+    """Return the seconds in which the host issued communication, or did nothing while some was under way."""
+    still = gaps(trace.busy, trace.step)
+    return length(union([*trace.called, *intersection(still, union(trace.comm))])) / 1e9
+
+
+def _bytes(calls: Sequence[Call], layout: Layout) -> dict[str, Metric]:
+    """Return what a rank sends by axis, the closed form, and their ratio."""
+    sent: defaultdict[str, float] = defaultdict(float)
+    for call in calls:
+        sent[call.axis] += sent_bytes(call.op, call.num_bytes, call.ranks)
+    metrics = {}
+    for axis in dict.fromkeys([*layout.axes, *sent]):
+        expected = layout.expected_bytes.get(axis)
+        metrics[f"bytes_sent.{axis}"] = _fact(float(sent[axis]), "B", "counted at the process group, ring-optimal")
+        if expected is not None:
+            metrics[f"bytes_expected.{axis}"] = _fact(expected, "B", "closed form")
+            ratio = sent[axis] / expected if expected else None
+            metrics[f"bytes_ratio.{axis}"] = _fact(ratio, "", "counted over closed form")
+    return metrics
+
+
+def _times(told: Sequence[Seen], layout: Layout) -> dict[str, Metric]:
+    """Return how the wall of a traced step divides on the slowest rank, in the iteration of median wall."""
+    walls = [max(seen.breakdowns[i].wall_seconds for seen in told) for i in range(len(told[0].breakdowns))]
+    middle = sorted(range(len(walls)), key=lambda i: walls[i])[(len(walls) - 1) // 2]
+    slowest = max(told, key=lambda seen: seen.breakdowns[middle].wall_seconds)
+    one = slowest.breakdowns[middle]
+    how = f"the slowest rank's traced step of median wall, of {len(walls)}"
+    exposed = {f"exposed_comm.{axis}": one.exposed_comm_seconds.get(axis, 0.0) for axis in layout.axes}
+    exposed |= {f"exposed_comm.{axis}": seconds for axis, seconds in one.exposed_comm_seconds.items()}
+    parts = {"compute": one.compute_seconds, **exposed, "exposed_copy": one.copy_seconds, "idle": one.idle_seconds}
+    metrics = {name: _fact(seconds, "s", how) for name, seconds in parts.items()}
+    metrics["residual"] = _fact(one.residual_seconds, "s", f"wall - compute - exposed - copy - idle, {how}")
+    plain, watched, silenced, traced = (
+        [max(walls) for walls in zip(*(getattr(seen, name) for seen in told), strict=True)]
+        for name in ("plain", "watched", "silenced", "traced_walls")
+    )
+    metrics["ect"] = _difference(within_launch(watched), within_launch(silenced))
+    metrics["comm_wait"] = _fact(slowest.wait_seconds[middle], "s", f"host in communication or waiting for it, {how}")
+    contention = max(seen.contention_seconds for seen in told)
+    metrics["contention"] = _fact(
+        contention, "s", "traced arithmetic with communication less without, medians, max rank"
+    )
+    overhead = median(traced) / median(plain) - 1
+    metrics["tracing_overhead"] = _fact(overhead, "", "traced step over plain step, medians, less 1")
+    return metrics
+
+
+def _difference(one: Estimate, other: Estimate) -> Metric:
+    return _fact(one.value - other.value, "s", f"step less step without communication, {one.method}, in turns")
+
+
+def _peers(told: Sequence[Seen], calls: Sequence[Call], layout: Layout, world: World) -> dict[str, Metric]:
+    """Return how long communication itself takes, and how long a rank waits in it for a peer to come.
+
+    A call takes as long as on the rank of its group where it took least; what another rank spends before that in it, it
+    waits. Calls at the same time count once.
+    """
+    if any(len(comm) != len(calls) for seen in told for comm in seen.comm):
+        return {}  # the trace cannot be held against the calls
+    mine = {name: dist.get_process_group_ranks(group) for name, group in layout.axes.items()}
+    members = cast(list[dict[str, list[int]]], world.gather(mine))
+    iterations = range(len(told[0].comm))
+    split = [[_split(told, calls, members[rank], rank, i) for i in iterations] for rank in range(len(told))]
+    how = f"traced steps, median of {len(iterations)}, the rank with the most"
+    metrics = {}
+    for name in layout.axes:
+        seconds = max(median([parts.transfer.get(name, 0.0) for parts in of]) for of in split)
+        metrics[f"comm_transfer.{name}"] = _fact(seconds, "s", f"each call as long as on the rank it took least, {how}")
+    waited = max(median([parts.skew for parts in of]) for of in split)
+    return {**metrics, "comm_skew": _fact(waited, "s", f"in communication before it moves: waiting for a peer, {how}")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """Seconds of one rank's traced step in which communication moved, by axis, and in which it waited for a peer."""
+
+    transfer: dict[str, float]
+    skew: float
+
+
+def _split(
+    told: Sequence[Seen], calls: Sequence[Call], members: dict[str, list[int]], rank: int, iteration: int
+) -> _Parts:
+    moving: dict[str, list[Span]] = {}
+    waiting: list[Span] = []
+    for k, call in enumerate(calls):
+        peers = members.get(call.axis, range(len(told)))
+        least = min(stop - start for start, stop in (told[peer].comm[iteration][k] for peer in peers))
+        start, stop = told[rank].comm[iteration][k]
+        moving.setdefault(call.axis, []).append((stop - least, stop))
+        waiting.append((start, stop - least))
+    everything = [span for spans in moving.values() for span in spans]
+    return _Parts(
+        transfer={axis: length(spans) / 1e9 for axis, spans in moving.items()},
+        skew=length(difference(waiting, everything)) / 1e9,
+    )
+
+
+def _summed(calls: Sequence[Call]) -> list[dict[str, object]]:
+    """Return equal calls together, with how often they were made."""
+    return [
+        {"axis": call.axis, "op": call.op, "bytes": call.num_bytes, "ranks": call.ranks, "count": count}
+        for call, count in Counter(calls).items()
+    ]
+
+
+def _fact(value: float | None, unit: str, method: str) -> Metric:
+    return Metric(value=value, unit=unit, better="lower", method=method)

@@ -1,0 +1,182 @@
+"""What a step holds in memory, by component: by formula, as counted, and as measured, on every rank."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from bench.records import Metric
+from bench.world import World
+from workloads.costs import (
+    LayerShape,
+    gpt_activation_bytes,
+    recompute_activation_bytes,
+    state_bytes,
+    swiglu_activation_bytes,
+)
+from workloads.layout import Layout, local
+from workloads.memory import SavedTensors, gradients, peak_during, state_tensors, storage_bytes
+from workloads.shapes import Shape, num_parameters
+
+COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "buffers")
+_HOW = {
+    "parameters": "storages between forward and backward, where FSDP may hold them gathered",
+    "gradients": "storages after backward",
+    "optimizer": "storages after a step",
+    "activations": "peak of a forward pass above its start, parameters gathered meanwhile included",
+    "buffers": "buffers, and shards kept beside gathered parameters",
+}
+
+Held = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Metrics by component, the largest over ranks, and every rank's in the details."""
+
+    metrics: Mapping[str, Metric]
+    details: dict[str, Any]
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What the formula of activations needs beside the shape."""
+
+    microbatch: int
+    element_bytes: int
+    checkpointing: str
+
+
+def footprint(
+    world: World,
+    layout: Layout,
+    shape: Shape,
+    batch: Batch,
+    forward: Callable[[], Tensor],
+    begin: Callable[[], None],
+) -> Footprint:
+    """Return what each component takes; every rank takes part, and has taken a whole step before."""
+    measured, counted = _look(layout, forward, begin, world)
+    kept_elsewhere = {"activations"} if batch.checkpointing == "selective" else set()
+    told = cast(list[tuple[Held, Held]], world.gather((measured, counted)))
+    formula = _formula(layout, shape, batch)
+    metrics = {}
+    for name in COMPONENTS:
+        metrics[f"memory.{name}"] = _largest([rank[0] for rank in told], name, f"measured: {_HOW[name]}")
+        if name not in kept_elsewhere:
+            metrics[f"memory_counted.{name}"] = _largest([rank[1] for rank in told], name, "counted from tensors")
+        if name in formula:
+            metrics[f"memory_formula.{name}"] = _metric(formula[name], "closed form")
+    by_rank = {name: [rank[0][name] for rank in told] for name in COMPONENTS}
+    return Footprint(metrics=metrics, details={"memory_by_rank": by_rank}, notes=_notes(layout, batch))
+
+
+def _look(layout: Layout, forward: Callable[[], Tensor], begin: Callable[[], None], world: World) -> tuple[Held, Held]:
+    """Return what is measured and what is counted on this rank."""
+    shards = list(layout.model.parameters())
+    layout.optimizer.zero_grad()
+    begin()
+    with SavedTensors(layout.model) as saved:
+        loss = forward()
+    between = list(layout.model.parameters())
+    parameters = (storage_bytes(between), _size(between))
+    _backward(loss)
+    layout.optimizer.zero_grad()
+    begin()
+    losses: list[Tensor] = []
+    peak = peak_during(lambda: losses.append(forward()), world.device)
+    _backward(losses.pop())
+    grads, optimizer = gradients(layout.model.parameters()), state_tensors(layout.optimizer)
+    buffers = list(layout.model.buffers())
+    # gathered parameters are plain tensors, and the shards that they were gathered from are still there
+    gathered = [not isinstance(now, DTensor) for now in between]
+    beside = [s for s, now_whole in zip(shards, gathered, strict=True) if isinstance(s, DTensor) and now_whole]
+    measured = {
+        "parameters": parameters[0],
+        "gradients": storage_bytes(grads),
+        "optimizer": storage_bytes(optimizer),
+        "activations": 0 if peak is None else peak,
+        "buffers": storage_bytes([*buffers, *beside]),
+    }
+    counted = {
+        "parameters": parameters[1],
+        "gradients": _size(grads),
+        "optimizer": _size(optimizer),
+        "activations": saved.num_bytes,
+        "buffers": _size([*buffers, *beside]),
+    }
+    return measured, counted
+
+
+def _backward(loss: Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _size(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of the elements on this rank, whatever storages hold them."""
+    return sum(local(tensor).numel() * tensor.element_size() for tensor in tensors)
+
+
+def _formula(layout: Layout, shape: Shape, batch: Batch) -> dict[str, float]:
+    """Return the closed forms of model state and of the layers' activations."""
+    state = state_bytes(
+        layout.state,
+        num_parameters(shape),
+        layout.sharded_by,
+        mixed=batch.element_bytes < 4,
+        tp=layout.divided_by,
+        num_replicated=_num_replicated(layout.model) if layout.divided_by > 1 else 0,
+    )
+    return {
+        "parameters": state.parameters,
+        "gradients": state.gradients,
+        "optimizer": state.optimizer,
+        "activations": shape.layers * _layer_activations(layout, shape, batch),
+    }
+
+
+def _layer_activations(layout: Layout, shape: Shape, batch: Batch) -> float:
+    layer = LayerShape(
+        microbatch=batch.microbatch,
+        sequence=shape.sequence,
+        hidden=shape.hidden,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        ffn=shape.ffn,
+    )
+    if batch.checkpointing == "full":
+        return recompute_activation_bytes(layer, batch.element_bytes)
+    formula = swiglu_activation_bytes if shape.recipe == "llama" else gpt_activation_bytes
+    along_sequence = layout.state == "tp_sp"
+    return formula(layer, batch.element_bytes, tp=layout.divided_by, sequence_parallel=along_sequence)
+
+
+def _num_replicated(model: nn.Module) -> int:
+    """Return the elements of parameters that the tensor axis does not divide."""
+    return sum(parameter.numel() for parameter in model.parameters() if not _is_divided(parameter))
+
+
+def _is_divided(parameter: Tensor) -> bool:
+    if not isinstance(parameter, DTensor) or "tp" not in (parameter.device_mesh.mesh_dim_names or ()):
+        return False
+    return parameter.placements[-1].is_shard()
+
+
+def _largest(values: Sequence[Held], name: str, how: str) -> Metric:
+    return _metric(max(value[name] for value in values), f"{how}, largest over ranks")
+
+
+def _metric(value: float, method: str) -> Metric:
+    return Metric(value=value, unit="B", better="lower", method=method)
+
+
+def _notes(layout: Layout, batch: Batch) -> tuple[str, ...]:
+    notes = []
+    if layout.state == "zero2":
+        notes.append("zero2: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer")
+    if batch.checkpointing == "selective":
+        notes.append("selective checkpointing: the formula of activations is that of none; torch keeps them uncounted")
+    return tuple(notes)

@@ -1,0 +1,101 @@
+"""A traced step as spans of time: what torch's profiler saw of arithmetic, communication and copies."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from bench.compat import TraceEvent, trace_events
+from workloads.intervals import Span, difference, union
+
+STEP = "parbench:step"
+COMPUTE = "parbench:compute"
+_ISSUE = "c10d::"
+_WAIT = "_c10d_functional::wait_tensor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Spans in ns of a step on the host, arithmetic, each communication in order and copies; the wall by our own clock.
+
+    A communication lasts from its issue to its end. ``busy`` is when the host was in any operation, ``called`` when it
+    was issuing communication or waiting for it in an operation of torch's.
+    """
+
+    step: Span
+    wall_seconds: float
+    compute: list[Span]
+    comm: list[Span]
+    copies: list[Span]
+    called: list[Span]
+    busy: list[Span]
+
+
+def trace_step(step: Callable[[], object], device: torch.device) -> Trace:
+    """Return the trace of one step; on CUDA its end is when the device is done."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with profile(activities=activities) as profiler:
+        began = time.perf_counter()
+        with record_function(STEP):
+            step()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        wall_seconds = time.perf_counter() - began
+    events = trace_events(profiler)
+    return _on_device(events, wall_seconds) if device.type == "cuda" else _on_host(events, wall_seconds)
+
+
+def _on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
+    """Read a step whose arithmetic is the host's: operations of the step's own thread, gloo's own events."""
+    whole = next(event for event in events if event.name == STEP)
+    mine = [event for event in events if event.thread == whole.thread and not event.asynchronous]
+    issued = _spans(event for event in events if event.name.startswith(_ISSUE) and not event.asynchronous)
+    moved = _spans(event for event in events if event.name.startswith("gloo:") and event.asynchronous)
+    arithmetic = _spans(event for event in mine if event.name.startswith("aten::") or event.name == COMPUTE)
+    called = union([*issued, *_spans(event for event in mine if event.name == _WAIT)])
+    return Trace(
+        step=_span(whole),
+        wall_seconds=wall_seconds,
+        compute=difference(union(arithmetic), called),
+        comm=_joined(issued, moved),
+        copies=[],
+        called=called,
+        busy=union([*arithmetic, *called]),
+    )
+
+
+def _on_device(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
+    """Read a step whose arithmetic is the device's: its kernels, NCCL's among them, and its copies."""
+    whole = next(event for event in events if event.name == STEP and not event.device)
+    kernels = [event for event in events if event.device and event.name != STEP]
+    comm = [event for event in kernels if event.name.startswith("nccl")]
+    copies = [event for event in kernels if event.name.startswith(("Memcpy", "Memset"))]
+    rest = [event for event in kernels if event not in comm and event not in copies]
+    host = [event for event in events if not event.device and not event.asynchronous]
+    called = union(_spans(event for event in host if event.name.startswith(_ISSUE) or event.name == _WAIT))
+    return Trace(
+        step=_span(whole),
+        wall_seconds=wall_seconds,
+        compute=union(_spans(rest)),
+        comm=_spans(comm),
+        copies=union(_spans(copies)),
+        called=called,
+        busy=union([*_spans(event for event in host if event.name.startswith("aten::")), *called]),
+    )
+
+
+def _joined(issued: Sequence[Span], moved: Sequence[Span]) -> list[Span]:
+    """Return each communication from its issue to its end; those of gloo begin in the order of their issue."""
+    if len(issued) != len(moved):
+        return list(moved) or list(issued)
+    return [(min(issue[0], move[0]), max(issue[1], move[1])) for issue, move in zip(issued, moved, strict=True)]
+
+
+def _spans(events: Iterable[TraceEvent]) -> list[Span]:
+    return sorted(_span(event) for event in events)
+
+
+def _span(event: TraceEvent) -> Span:
+    return event.start_ns, event.stop_ns
