@@ -44,7 +44,7 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
 
 
 @click.command(epilog=_RUN_EXAMPLES)
-@click.option("--preset", help="smoke (under 1 min), node (the default, under 2 min) or full (about 10 min).")
+@click.option("--preset", help="smoke (about 1 min), node (the default, under 2 min) or full (about 10 min).")
 @click.option("--only", multiple=True, metavar="GLOB", help="Only cases of this name; without a dot, its last part.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE[,...]", help="A parameter; lists make a product.")
 @click.option("--sizes", help="Short for --set size_bytes=: 1K:64M:x4, 1K,3M or 1M:8M:+1M.")

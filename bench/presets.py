@@ -47,11 +47,11 @@ def _sized(**settings: str) -> tuple[Entry, ...]:
 
 PRESETS = {
     "smoke": Preset(
-        help="does everything work? every case once, small, under a minute on two cores",
+        help="does everything work? every case once, small, about a minute on two cores",
         entries=(*_main(size_bytes="1K,1M"), *_sized(size_bytes="64K")),
         omit=("matrix", "gemm"),
         launches=1,
-        budget_seconds=40,
+        budget_seconds=55,
         timeout_seconds=30,
         measure=Measure(precision=0.05, max_iterations=200),
     ),

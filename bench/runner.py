@@ -57,12 +57,13 @@ def run_case(
         return Outcome(status=status, reason=reason or "", wall_seconds=time.perf_counter() - began)
     # a disturbed rank cannot explain itself, and the others wait for nobody
     explains = all(world.gather(isinstance(subject, Explained)))
-    explain_seconds = _EXPLAIN_SHARE * budget_seconds if explains else 0.0
+    # what explains itself is a step, whose preparing takes a noticeable part of its share
+    share = (1 - _EXPLAIN_SHARE) * budget_seconds - (time.perf_counter() - began) if explains else budget_seconds
     timing = Timing(
         measure=measure,
         mode=str(case.params.get("mode", "blocking")),
         ranks=part.ranks,
-        budget_seconds=budget_seconds - explain_seconds,
+        budget_seconds=max(share, 0.0),
         late_seconds=_late_seconds(injection, world),
     )
     try:
@@ -70,7 +71,8 @@ def run_case(
         if explains and outcome.status == "ok":
             progress.enter("explain")
             begin = partial(start_line, subject, world, timing, progress)
-            outcome = _with_explanation(outcome, cast(Explained, subject).explain(begin, explain_seconds))
+            left = world.decide([max(budget_seconds - (time.perf_counter() - began), 0.0)])[0]
+            outcome = _with_explanation(outcome, cast(Explained, subject).explain(begin, left))
     finally:
         subject.close()
     injected = injection.text if injection else ""
