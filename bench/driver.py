@@ -24,8 +24,8 @@ _MAX_FAILED_STARTS = 2
 _NOT_AGAIN = ("failed", "hang", "wrong")
 _OVERTIME_SHARE, _OVERTIME_SECONDS = 0.1, 5.0
 _FOCUS = (0.2, 5.0)
-# a step takes about as long as ten collectives of the usual sizes
-_WEIGHTS = {"workload": 10.0, "custom": 10.0}
+# a step with its explanation takes about as long as twenty collectives of the usual sizes
+_WEIGHTS = {"workload": 20.0, "custom": 10.0}
 
 StartGang = Callable[[int, Mapping[str, str]], Gang]
 """Starts the gang of a number, its ranks told by these variables where the hub is."""

@@ -63,7 +63,7 @@ PRESETS = {
             *_sized(size_bytes="1M"),
             Entry(name="copy", set={"size_bytes": "16M"}),
         ),
-        omit=("matrix", "gemm", "zero1", "zero2", "hsdp", "tp", "tp_sp", "tp_fsdp"),
+        omit=("matrix", "gemm", "zero*", "hsdp", "tp*"),
         # the least with which a regression gate can decide
         launches=5,
         budget_seconds=95,

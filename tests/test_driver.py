@@ -363,7 +363,7 @@ def test_steps_weigh_more_than_collectives(stage: Callable[..., Stage]) -> None:
     names = ["collective.all_reduce", "p2p.sendrecv", "workload.ddp", "custom.mystep"]
     built = stage([case(number, name) for number, name in enumerate(names)])
     built.drive()
-    assert built.jobs[0].weights == [1.0, 1.0, 10.0, 10.0]
+    assert built.jobs[0].weights == [1.0, 1.0, 20.0, 10.0]
 
 
 def test_the_budget_is_shared_by_the_launches_that_are_left(stage: Callable[..., Stage]) -> None:

@@ -16,7 +16,7 @@ STEPS = {f"workload.{name}" for name in ("ddp", "zero1", "zero2", "zero3", "hsdp
 BEYOND_SMOKE = {"p2p.matrix", "compute.gemm"}
 OMITTED = {
     "smoke": BEYOND_SMOKE,
-    "node": BEYOND_SMOKE | STEPS - {"workload.ddp", "workload.zero3"},
+    "node": BEYOND_SMOKE | STEPS - {"workload.ddp"},
     "full": set[str](),
 }
 REFUSED_STEPS = {
