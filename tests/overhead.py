@@ -6,17 +6,13 @@ left it in the caches). A script, not a test: ratios on a busy machine scatter.
 """
 
 import argparse
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from on_two_ranks import on_two_ranks
 
 from bench.collectives import all_reduce
-from bench.gang import loopback_interface
 from bench.modes import sampler
 from bench.operation import Operation
 from bench.plan import Measure
@@ -24,7 +20,7 @@ from bench.progress import Progress
 from bench.stats import median
 from bench.timing import DURATION, Timing, gather_stamps, take_samples
 from bench.units import format_size
-from bench.world import World, open_world
+from bench.world import World
 
 SIZES = {1 << 10: 40, 64 << 10: 40, 1 << 20: 15, 16 << 20: 3, 64 << 20: 1}
 LOOPS = ("ours", "fresh", "stale")
@@ -83,21 +79,13 @@ def compare(world: World, size_bytes: int, count: int, rounds: int) -> None:
         )
 
 
-def main() -> None:
-    """Start two ranks, or be one of them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if not options.rank:
-        command = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
-        words = [str(Path(__file__)), "--rank", "--rounds", str(options.rounds)]
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback_interface() or ""}
-        sys.exit(subprocess.run([sys.executable, *command, *words], env=variables, check=False).returncode)
-    with open_world("gloo", "cpu", seed=0, timeout_seconds=600) as world:
-        for size_bytes, count in SIZES.items():
-            compare(world, size_bytes, count, options.rounds)
+def measure(world: World, options: argparse.Namespace) -> None:
+    """Compare at every size."""
+    for size_bytes, count in SIZES.items():
+        compare(world, size_bytes, count, options.rounds)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60)
+    on_two_ranks(parser, measure)

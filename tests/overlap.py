@@ -6,20 +6,16 @@ compute and communication, the median of rounds in turns. A script, not a test: 
 """
 
 import argparse
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from on_two_ranks import on_two_ranks
 
 from bench.compat import all_gather_single, reduce_scatter_single
-from bench.gang import loopback_interface
 from bench.stats import median
-from bench.world import World, open_world
+from bench.world import World
 from workloads import ddp, fsdp
 from workloads.communication import Call, counted
 from workloads.training import TrainingStep
@@ -110,20 +106,7 @@ def compare(world: World, rounds: int) -> None:
             )
 
 
-def main() -> None:
-    """Start two ranks, or be one of them."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if not options.rank:
-        command = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
-        words = [str(Path(__file__)), "--rank", "--rounds", str(options.rounds)]
-        variables = {**MALLOC, **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback_interface() or ""}
-        sys.exit(subprocess.run([sys.executable, *command, *words], env=variables, check=False).returncode)
-    with open_world("gloo", "cpu", seed=0, timeout_seconds=600) as world:
-        compare(world, options.rounds)
-
-
-if __name__ == "__main__":
-    main()
+    on_two_ranks(parser, lambda world, options: compare(world, options.rounds), MALLOC)

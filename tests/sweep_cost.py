@@ -7,21 +7,18 @@ scatters.
 """
 
 import argparse
-import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
+
+from on_two_ranks import on_two_ranks
 
 from bench.collectives import all_reduce
-from bench.gang import loopback_interface
 from bench.plan import Measure
 from bench.progress import Progress
 from bench.stats import within_launch
 from bench.timing import Timing, time_steps
 from bench.units import format_size
-from bench.world import World, open_world
+from bench.world import World
 
 SIZES = [128 << i for i in range(20)]
 FIRST_COUNT = 20
@@ -102,20 +99,7 @@ def show(found: Sweep, precision: float) -> None:
     )
 
 
-def main() -> None:
-    """Start two ranks, or be one of them."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--precision", type=float, default=0.05)
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if not options.rank:
-        command = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
-        words = [str(Path(__file__)), "--rank", "--precision", str(options.precision)]
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback_interface() or ""}
-        sys.exit(subprocess.run([sys.executable, *command, *words], env=variables, check=False).returncode)
-    with open_world("gloo", "cpu", seed=0, timeout_seconds=600) as world:
-        compare(world, options.precision)
-
-
-if __name__ == "__main__":
-    main()
+    on_two_ranks(parser, lambda world, options: compare(world, options.precision))

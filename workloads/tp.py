@@ -6,6 +6,7 @@ inside FSDP's shards, on a mesh of two axes.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -50,8 +51,26 @@ def tp_fsdp(world: World, **params: Value) -> TrainingStep:
 
 def lay_out_tp(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
     """Split every layer over all ranks."""
+    return _split(model, world, options, along_sequence=False)
+
+
+def lay_out_tp_sp(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+    """Split every layer over all ranks, and what lies between along the sequence."""
+    layout = _split(model, world, options, along_sequence=True)
+    expected = layout.expected_bytes["tp"] + _edge_bytes(model, options, world.size)
+    formula = "8 b s h e (t-1)/t a layer; 2 b s h e (t-1)/t at the ends; 2 h e (t-1)/t a norm's tensor"
+    return replace(
+        layout,
+        expected_bytes={"tp": expected},
+        settle=partial(sum_partial_gradients, model),
+        state="tp_sp",
+        details={"bytes_formula": formula},
+    )
+
+
+def _split(model: Transformer, world: World, options: Options, *, along_sequence: bool) -> Layout:
     mesh, made = make_mesh(world, tp=world.size)
-    split_layers(model, mesh)
+    split_layers(model, mesh, along_sequence=along_sequence)
     return Layout(
         module=model,
         model=model,
@@ -63,29 +82,6 @@ def lay_out_tp(model: Transformer, world: World, options: Options, params: Mappi
         state="tp",
         divided_by=world.size,
         made_groups=made,
-    )
-
-
-def lay_out_tp_sp(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
-    """Split every layer over all ranks, and what lies between along the sequence."""
-    mesh, made = make_mesh(world, tp=world.size)
-    split_layers(model, mesh, along_sequence=True)
-    edges = _edge_bytes(model, options, world.size)
-    return Layout(
-        module=model,
-        model=model,
-        optimizer=make_optimizer(model.parameters(), options.dtype, timed=options.timed),
-        axes={"tp": mesh.get_group("tp")},
-        data_rank=0,
-        data_size=1,
-        expected_bytes={"tp": _layer_bytes(options, world.size)["tp"] + edges},
-        settle=partial(sum_partial_gradients, model),
-        state="tp_sp",
-        divided_by=world.size,
-        made_groups=made,
-        details={
-            "bytes_formula": "8 b s h e (t-1)/t a layer; 2 b s h e (t-1)/t at the ends; 2 h e (t-1)/t a norm's tensor"
-        },
     )
 
 
