@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from bench.world import World
 from workloads.communication import Counted, counted
+from workloads.fsdp import what_stays_exposed
 
 NAMES = ("zero2", "zero3", "hsdp")
 
@@ -107,3 +108,20 @@ def test_explicit_prefetch_gathers_one_layer_ahead(two_ranks: Ranks, name: str) 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_that_are_not_reduced_are_caught(two_ranks: Ranks, name: str) -> None:
     assert max(two_ranks.call("test_fsdp:wrong_without_sync", name=name)) > 0
+
+
+class Gloo:
+    backend = "gloo"
+
+
+class Nccl:
+    backend = "nccl"
+
+
+def test_a_row_names_what_stays_exposed_on_gloo_and_says_nothing_elsewhere() -> None:
+    gloo, nccl = cast(World, Gloo()), cast(World, Nccl())
+    (default,), (explicit,) = (what_stays_exposed(gloo, prefetch) for prefetch in ("default", "explicit"))
+    assert "reduce_scatter blocks" in default
+    assert "prefetches no all_gather" in default
+    assert "the first all_gather" in explicit
+    assert what_stays_exposed(nccl, "default") == ()

@@ -74,6 +74,7 @@ def _sharded(
         state="zero3" if reshard else "zero2",
         sharded_by=world.size,
         made_groups=made,
+        notes=what_stays_exposed(world, str(params["prefetch"])),
     )
 
 
@@ -105,6 +106,7 @@ def lay_out_hsdp(model: Transformer, world: World, options: Options, params: Map
         made_groups=made,
         notes=(
             "hsdp: the root keeps its parameters gathered, as torch does by default; memory's formula shards them too",
+            *what_stays_exposed(world, str(params["prefetch"])),
         ),
     )
 
@@ -122,6 +124,15 @@ def shard(
 def root_parameters(model: Transformer) -> list[nn.Parameter]:
     """Return the parameters that are in no layer: embeddings, the last norm, the head."""
     return [parameter for name, parameter in model.named_parameters() if not name.startswith("layers.")]
+
+
+def what_stays_exposed(world: World, prefetch: str) -> tuple[str, ...]:
+    """Return why a step cannot hide all of its communication here; nothing where it can."""
+    if world.backend != "gloo":
+        return ()
+    if prefetch == "explicit":
+        return ("exposed on gloo: reduce_scatter, which blocks where it is issued, and the first all_gather",)
+    return ("exposed on gloo: reduce_scatter blocks where it is issued, and torch prefetches no all_gather on a CPU",)
 
 
 def shard_ranks(asked: int, size: int) -> int:
