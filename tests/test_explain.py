@@ -48,7 +48,7 @@ def explained(world: World, name: str, late_seconds: float = 0.0) -> tuple[Expla
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("workloads.explain.trace_step", remember)
-        explanation = step.explain(begin, 0.0)
+        explanation = step.explain(begin, 1e-6)
     step.close()
     return explanation, [trace.wall_seconds for trace in traces[::3]]
 

@@ -75,16 +75,17 @@ def explain(world: World, layout: Layout, step: Step, begin: Begin, memory: Foot
 
 
 def _take(world: World, layout: Layout, step: Step, begin: Begin, seconds: float) -> Passes:
-    """Take steps of all kinds in turns, as many as there is time for."""
+    """Take steps of all kinds in turns, as many as there is time for; without any, once."""
     twins = fake_twins(layout.axes)
     passes = Passes()
+    least = _REPEATS[0] if seconds > 0 else 1
     try:
         began, done, wanted = time.perf_counter(), 0, _REPEATS[1]
         while done < wanted:
             _take_each(world, step, begin, passes, twins)
             done += 1
             affordable = int(seconds / ((time.perf_counter() - began) / done))
-            wanted = int(world.decide([max(_REPEATS[0], min(_REPEATS[1], affordable))])[0])
+            wanted = int(world.decide([max(least, min(_REPEATS[1], affordable))])[0])
     finally:
         for twin in twins.values():
             dist.destroy_process_group(twin)
