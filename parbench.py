@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,6 +13,13 @@ COMMANDS = {
     "list": "bench.commands:list_cases",
     "doctor": "bench.commands:doctor",
     "report": "reports.commands:report",
+    "show": "reports.commands:show",
+    "compare": "reports.commands:compare",
+    "plan": "workloads.commands:plan",
+    "history": "reports.comparing.history_commands:history",
+    "ab": "reports.comparing.ab_commands:ab",
+    "aa": "reports.comparing.ab_commands:aa",
+    "slurm": "slurm.commands:slurm",
     "import": "reports.commands:import_files",
     "export": "reports.commands:export",
     "schema": "bench.commands:schema",
@@ -53,7 +61,7 @@ def main(ctx: click.Context) -> None:
     """Measure how this machine communicates and what that costs a training step, with proof and honest numbers."""
     from bench.commands import House
 
-    ctx.obj = House(modules=DEFINITIONS, show=_show, exit_code=_exit_code)
+    ctx.obj = House(modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report)
 
 
 def _show(path: Path, form: str) -> int:
@@ -67,6 +75,12 @@ def _exit_code(path: Path) -> int:
     from reports.summary import verdict
 
     return verdict(load_run(path)).code
+
+
+def _report(paths: Sequence[Path], output: Path) -> None:
+    from reports.build import write_report
+
+    write_report(paths, output)
 
 
 if __name__ == "__main__":

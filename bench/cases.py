@@ -49,12 +49,14 @@ class Setting:
     device: str
     rank_bytes: int | None = None
     nodes: int = 1
+    placement: str = "block"
 
     @property
     def hosts(self) -> list[str]:
-        """A name for each rank's node, as far as it is known before any rank starts: nodes hold equal blocks."""
+        """A name for each rank's node, as far as it is known before any rank starts: nodes hold equally many."""
         each = -(-self.nproc // self.nodes)
-        return [str(rank // each) for rank in range(self.nproc)]
+        cyclic = self.placement == "cyclic"
+        return [str(rank % self.nodes if cyclic else rank // each) for rank in range(self.nproc)]
 
 
 Params = Mapping[str, Value]

@@ -22,6 +22,9 @@ from bench.messages import FromDriver, FromRank, Hello
 ADDRESS_VARIABLE = "PARBENCH_DRIVER"
 KEY_VARIABLE = "PARBENCH_KEY"
 _BACKLOG = 1024
+_CONNECT_SECONDS = 10.0
+# a peer behind a dead link is found out after 15 + 3 * 5 s, not after hours
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +41,15 @@ class Event:
 
 
 class Hub:
-    """The driver's end: listens on a free port of ``host`` and gathers what ranks say, in order of arrival."""
+    """The driver's end: listens on a free port and gathers what ranks say, in order of arrival.
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    ``hosts`` are the addresses under which ranks may find it, tried in turn; with several it listens on all interfaces.
+    """
+
+    def __init__(self, *hosts: str) -> None:
         self._key = secrets.token_bytes(32)
-        self._listener = Listener((host, 0), backlog=_BACKLOG)
+        self._hosts = hosts or ("127.0.0.1",)
+        self._listener = Listener((self._hosts[0] if len(self._hosts) == 1 else "", 0), backlog=_BACKLOG)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._open: set[Connection] = set()
         self._connections: dict[int, Connection] = {}
@@ -57,8 +64,10 @@ class Hub:
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables by which a rank finds the hub."""
-        host, port = self._listener.address
-        return {ADDRESS_VARIABLE: f"{host}:{port}", KEY_VARIABLE: self._key.hex()}
+        bound, port = self._listener.address
+        hosts = self._hosts if len(self._hosts) > 1 else (bound,)
+        addresses = ",".join(f"{host}:{port}" for host in hosts)
+        return {ADDRESS_VARIABLE: addresses, KEY_VARIABLE: self._key.hex()}
 
     def next(self, timeout_seconds: float) -> Event | None:
         """Return what is heard next, None if nothing is within the time."""
@@ -93,6 +102,7 @@ class Hub:
             except OSError:
                 return
             self._open.add(connection)
+            _keep_alive(connection)
             if self._closed.is_set():
                 _hang_up(connection)
             threading.Thread(target=self._serve, args=(connection,), name="rank", daemon=True).start()
@@ -140,14 +150,45 @@ def _hang_up(connection: Connection) -> None:
         return
 
 
+def _keep_alive(connection: Connection) -> None:
+    """Let the system find out that the other end has vanished without a word, as behind a dead link."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+        duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, seconds_or_count in _KEEPALIVE:
+            duplicate.setsockopt(socket.IPPROTO_TCP, option, seconds_or_count)
+
+
+def _connect(addresses: str, key: bytes) -> Connection:
+    """Return a connection to the first of ``HOST:PORT,...`` that answers; ``OSError`` of the last if none does."""
+    *others, last = addresses.split(",")
+    for address in others:
+        try:
+            socket.create_connection(_parts(address), timeout=_CONNECT_SECONDS).close()
+        except OSError:
+            continue
+        return Client(_parts(address), authkey=key)
+    return Client(_parts(last), authkey=key)
+
+
+def _parts(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
 class Line:
     """A rank's end: says what it does, and answers the driver from a thread of its own."""
 
     def __init__(self, address: str, key: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._connection = Client((host, int(port)), authkey=bytes.fromhex(key))
+        self._connection = _connect(address, bytes.fromhex(key))
+        _keep_alive(self._connection)
         self._lock = threading.Lock()
         self._decoder: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
+
+    @property
+    def own_address(self) -> str:
+        """The address of this host by which it reaches the driver's."""
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as duplicate:
+            return str(duplicate.getsockname()[0])
 
     def say(self, message: FromRank) -> None:
         """Send a message; a driver that is gone is noticed by the listening thread."""

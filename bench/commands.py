@@ -17,12 +17,14 @@ from bench.units import format_size
 class House:
     """What the other packages give to these commands: modules with definitions, and how a finished run is shown.
 
-    ``show`` takes the run's folder and one of ``FORMATS`` and returns the exit code.
+    ``show`` takes the run's folder and one of ``FORMATS`` and returns the exit code; ``report`` writes one page of many
+    runs.
     """
 
     modules: Sequence[str]
     show: Callable[[Path, str], int]
     exit_code: Callable[[Path], int]
+    report: Callable[[Sequence[Path], Path], None]
 
 
 FORMATS = ("tables", "nccl-tests", "nccl-tests-json")
@@ -33,8 +35,10 @@ Examples:
   parbench run --only all_reduce --sizes 1K:64M:x4 --dtype float32,bfloat16
   parbench run --only ddp --set layers=2,4 --launches 3
   parbench run --only 'all_*' --mesh dp=2,tp=2 --group tp --nproc 4
+  parbench run --only hybrid --mesh dp=2,pp=2,tp=2    a step on a mesh, of as many ranks
   parbench run --only all_reduce --inject late:1:3ms
   parbench run --only all_reduce --sizes 1K:64M:x4 --format nccl-tests
+  parbench run --launcher srun --nodes 4 --ntasks-per-node 8    within an allocation
   parbench run --target mypackage.mystep:prepare      a step of your own
   parbench run --resume runs/20260101T000000Z-host-1a2b3c
 
@@ -49,14 +53,32 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE[,...]", help="A parameter; lists make a product.")
 @click.option("--sizes", help="Short for --set size_bytes=: 1K:64M:x4, 1K,3M or 1M:8M:+1M.")
 @click.option("--dtype", help="Short for --set dtype=: float32, bfloat16, ...")
-@click.option("--nproc", type=int, help="Ranks on this node; default: every GPU, or up to 8 cores.")
+@click.option(
+    "--nproc", type=int, help="Ranks on this node; default: those of a step's mesh, every GPU, or up to 8 cores."
+)
 @click.option("--backend", help="gloo or nccl; default: what fits the device.")
 @click.option("--device", help="cpu or cuda; default: cuda where there are two GPUs.")
 @click.option("--launches", type=int, help="How often all ranks are started afresh.")
 @click.option("--budget", metavar="TIME", help="Time for the whole run: 90s, 10m.")
 @click.option("--timeout", metavar="TIME", help="Time after which a case counts as hung.")
 @click.option("--allow-single", is_flag=True, help="Allow one rank, which moves nothing between ranks.")
-@click.option("--mesh", metavar="AXIS=SIZE,...", help="The ranks as a mesh, outermost axis first: dp=2,tp=4.")
+@click.option(
+    "--launcher",
+    type=click.Choice(("torchrun", "srun")),
+    default="torchrun",
+    show_default=True,
+    help="What starts ranks: torchrun on this node, or srun on the nodes of a Slurm allocation.",
+)
+@click.option("--nodes", type=int, help="With srun: on how many nodes; default: all of the allocation.")
+@click.option("--ntasks-per-node", type=int, help="With srun: ranks on each node; default: the allocation's.")
+@click.option("--placement", metavar="ORDER", help="With srun: block (fills a node first; the default) or cyclic.")
+@click.option("--nodelist", metavar="NODES", help="With srun: on which nodes of the allocation, as n1,n[3-4].")
+@click.option(
+    "--mesh",
+    metavar="AXIS=SIZE,...",
+    help="The ranks as a mesh, outermost axis first: dp=2,tp=4. With --group, for groups of ranks; without, the mesh "
+    "of the step named by --only, of as many ranks as its axes multiply to (ep and etp lie inside others).",
+)
 @click.option("--group", help="Which ranks: an axis of the mesh, node, across, pairs, contiguous:K or strided:K.")
 @click.option("--inject", metavar="WHAT", help="Disturb a rank on purpose: late:1:3ms, slow:1:10% or corrupt:1.")
 @click.option("--link", metavar="SPEED", help="The links' speed, such as 400Gbit, to print efficiency against.")
@@ -83,7 +105,8 @@ def run(
     **given: Any,
 ) -> None:
     """Measure collectives, point-to-point and training steps, and say what was seen."""
-    from bench.measuring import Options, run_options
+    from bench.measuring import run_options
+    from bench.options import Options
 
     if as_json and form != "tables":
         raise UserError(f"--json and --format {form} both say what to print: leave out one of them")

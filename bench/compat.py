@@ -5,9 +5,10 @@ torch 2.13 has ``all_gather_single`` and ``reduce_scatter_single`` and deprecate
 
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -123,3 +124,40 @@ def forget_meshes() -> None:
     """Let DTensor forget meshes: to it those of the same ranks and names are one, whatever their groups."""
     debug = importlib.import_module("torch.distributed.tensor.debug")
     debug._clear_sharding_prop_cache()
+
+
+def stage_backward_input(
+    outputs: list[torch.Tensor],
+    output_gradients: object,
+    inputs: list[torch.Tensor],
+    weights: Iterator[torch.nn.Parameter],
+) -> tuple[tuple[torch.Tensor | None, ...], list[dict[str, Any]]]:
+    """Return the inputs' gradients, and what ``stage_backward_weight`` needs to go on; torch's pipelines' own."""
+    module = importlib.import_module("torch.distributed.pipelining._backward")
+    found: tuple[tuple[torch.Tensor | None, ...], list[dict[str, Any]]] = module.stage_backward_input(
+        outputs, output_gradients, inputs, weights
+    )
+    return found
+
+
+def stage_backward_weight(weights: Iterator[torch.nn.Parameter], groups: list[dict[str, Any]]) -> None:
+    """Add the weights' gradients."""
+    importlib.import_module("torch.distributed.pipelining._backward").stage_backward_weight(weights, groups)
+
+
+def pipeline_runtime(
+    stages: list[Any],
+    order: Mapping[int, Sequence[str]],
+    microbatches: int,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Any:
+    """Return torch's runtime of pipelines with an order of actions, by rank, that torch has no class for.
+
+    Gradients are added up as they come: ``loss`` is a microbatch's part of the mean.
+    """
+    module = importlib.import_module("torch.distributed.pipelining.schedules")
+    runtime = module._PipelineScheduleRuntime(stages, microbatches, loss_fn=loss, scale_grads=False)
+    actions = {rank: [module._Action.from_str(action) for action in of] for rank, of in order.items()}
+    runtime.pipeline_order = {rank: list(of) for rank, of in actions.items()}
+    runtime._prepare_schedule_with_comms(actions)
+    return runtime

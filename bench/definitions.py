@@ -11,6 +11,7 @@ from bench.dtypes import DTYPES, supports
 from bench.errors import UserError
 from bench.groups import FORMS, groups_of
 from bench.params import Param
+from bench.rounds import num_rounds, pairs_of
 from bench.traffic import parse_matrix
 from bench.units import format_size
 
@@ -35,6 +36,17 @@ REDOP = Param(name="redop", kind="str", default="sum", choices=REDOPS, optional=
 ROOT = Param(name="root", kind="int", default=0, minimum=0, optional=True, help="rank of the group that holds the data")
 SOURCE = Param(name="source", kind="int", default=0, minimum=0, help="rank that sends first")
 TARGET = Param(name="target", kind="int", default=1, minimum=0, help="rank that it sends to")
+ROUND = Param(name="round", kind="int", default=0, minimum=0, help="which round of a tournament of all ranks")
+PAIRS = Param(name="pairs", kind="str", default="", optional=True, help="who meets whom instead, as '0-3 1-2'")
+WAYS = Param(
+    name="ways",
+    kind="str",
+    default="at_once",
+    choices=("at_once", "in_turn"),
+    optional=True,
+    help="both ways at once, or there and then back",
+)
+REPEAT = Param(name="repeat", kind="int", default=0, minimum=0, optional=True, help="which measurement of the same")
 SKEW = Param(
     name="skew",
     kind="float",
@@ -68,6 +80,7 @@ _NEVER_COALESCED = (
     "unidirectional",
     "bidirectional",
     "matrix",
+    "round",
 )
 _GLOO_COALESCES = ("all_reduce", "all_gather", "reduce_scatter")
 
@@ -192,6 +205,24 @@ def each_pair(given: Params, setting: Setting) -> Iterable[Params]:
     return [{**given, "source": a, "target": b} for a in sources for b in targets if a != b or len(targets) == 1]
 
 
+def each_round(given: Params, setting: Setting) -> Iterable[Params]:
+    """Make a case of each round of a tournament, unless it is said which, or who meets whom."""
+    if "round" in given or given.get("pairs"):
+        return (given,)
+    return [{**given, "round": index} for index in range(num_rounds(setting.nproc))]
+
+
+def refuse_round(params: Params, setting: Setting) -> str | None:
+    """Say why a round cannot be measured: a round or a rank that there is not, or what any operation may refuse."""
+    try:
+        pairs_of(setting.nproc, int(params.get("round", 0)), str(params.get("pairs", "")))
+    except UserError as error:
+        return str(error)
+    if params["mode"] == "async" and params.get("ways") == "in_turn":
+        return "mode async: round with ways=in_turn is several calls"
+    return Refusal(name="round")(params, setting)
+
+
 def _collective(
     name: str, help_text: str, *more: Param, data: tuple[Param, ...] = (SIZE, DTYPE), **refusal: bool
 ) -> Definition:
@@ -257,4 +288,12 @@ DEFINITIONS = (
     _pair("unidirectional", "one rank sends to another"),
     _pair("bidirectional", "two ranks send to each other at once"),
     _pair("matrix", "every ordered pair of ranks in turn, one sends to the other", function="unidirectional"),
+    Definition(
+        name="p2p.round",
+        target="bench.p2p:round_of_pairs",
+        help="every rank and one other send to each other, all pairs at once; a tournament's rounds in turn",
+        params=(SIZE, DTYPE, MODE, ROUND, PAIRS, WAYS, REPEAT),
+        refuse=refuse_round,
+        expand=each_round,
+    ),
 )

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
@@ -15,12 +16,15 @@ from bench.locality import gpu_links, relations
 from bench.messages import LEFT_OUT, Hello, Job, Outcome
 from bench.metrics import metrics_of, noise_of
 from bench.records import Record, Samples, WorldInfo
-from bench.runs import RecordWriter, Run, utc_now, write_info
+from bench.runs import RecordWriter, Run, trace_name, utc_now, write_info
+from bench.seating import seating, seating_doubts
 from bench.stats import within_launch
 from bench.watch import START_SECONDS, Trouble, Watch
 
 _FAREWELL_SECONDS = 10.0
 _MAX_FAILED_STARTS = 2
+# enough for ranks on a host that was only busy; a dead one is not waited for as long as at first
+_RETRY_SECONDS = 30.0
 _NOT_AGAIN = ("failed", "hang", "wrong")
 _OVERTIME_SHARE, _OVERTIME_SECONDS = 0.1, 5.0
 _FOCUS = (0.2, 5.0)
@@ -57,11 +61,20 @@ class Driver:
     """Measures what is pending of one run and writes a record for each case."""
 
     def __init__(
-        self, run: Run, writer: RecordWriter, start_gang: StartGang, audience: Audience, *, host: str = "127.0.0.1"
+        self,
+        run: Run,
+        writer: RecordWriter,
+        start_gang: StartGang,
+        audience: Audience,
+        *,
+        hosts: Sequence[str] = ("127.0.0.1",),
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         self._path, self._info, self._plan = run.path, run.info, run.info.plan
         self._writer, self._start_gang, self._audience = writer, start_gang, audience
-        self._host = host
+        self._hosts, self._facts = hosts, facts or {}
+        self._silent: set[str] = set()
+        self._doubts: tuple[str, ...] = ()
         self._bad = {record.case.id: record for record in run.records if record.status in _NOT_AGAIN}
         self._gangs = len(list((run.path / "logs").glob("gang-*")))
         self._failed_starts = 0
@@ -110,22 +123,23 @@ class Driver:
         while cases:
             with self._gang() as watch:
                 began = time.monotonic()
-                trouble = watch.assemble(START_SECONDS)
+                trouble = watch.assemble(_RETRY_SECONDS if self._silent else START_SECONDS)
                 self._start_seconds = time.monotonic() - began
                 if trouble is None:
                     self._failed_starts = 0
                     self._learn(list(watch.hellos.values()))
-                    watch.send(self._job(cases, deadline))
+                    watch.send(self._job(cases, deadline, watch))
                     done = self._cases(watch, launch, cases)
                 else:
-                    done = self._no_start(launch, cases, trouble, can_retry=watch.can_restart)
+                    can_retry = watch.can_restart and not self._silent
+                    done = self._no_start(launch, cases, trouble, can_retry=can_retry)
                 cases = cases[done:]
                 if not watch.can_restart:
                     return
 
     @contextmanager
     def _gang(self) -> Iterator[Watch]:
-        with Hub(self._host) as hub:
+        with Hub(*self._hosts) as hub:
             gang = self._start_gang(self._gangs, hub.variables())
             self._gangs += 1
             watch = Watch(hub, gang, self._plan.nproc)
@@ -134,7 +148,7 @@ class Driver:
             finally:
                 gang.end(watch.hellos.values())
 
-    def _job(self, cases: list[Case], deadline: float) -> Job:
+    def _job(self, cases: list[Case], deadline: float, watch: Watch) -> Job:
         return Job(
             cases=cases,
             weights=[self._weight(case) for case in cases],
@@ -146,6 +160,8 @@ class Driver:
             timeout_seconds=self._plan.timeout_seconds,
             path=self._plan.path,
             injection=self._plan.injection,
+            hosts=tuple(watch.hellos[rank].host for rank in sorted(watch.hellos)),
+            meeting=watch.meeting,
         )
 
     def _overtime(self) -> float:
@@ -169,6 +185,7 @@ class Driver:
             result = watch.outcome(index, self._plan.timeout_seconds)
             self._write(launch, case, result, time.monotonic() - began)
             if isinstance(result, Trouble):
+                self._silent = watch.silent_hosts() if result.status == "hang" else set()
                 return index + 1
         watch.farewell(_FAREWELL_SECONDS)
         return len(cases)
@@ -176,6 +193,9 @@ class Driver:
     def _no_start(self, launch: int, cases: list[Case], trouble: Trouble, *, can_retry: bool) -> int:
         """Try once more to start a gang, then record every case as failed; return how many have a record."""
         self._failed_starts += 1
+        if self._silent:
+            told = f"{trouble.reason}; {', '.join(sorted(self._silent))} did not answer when the last gang hung"
+            trouble = replace(trouble, reason=told)
         if can_retry and self._failed_starts < _MAX_FAILED_STARTS:
             return 0
         for case in cases:
@@ -186,9 +206,10 @@ class Driver:
         """Keep what all ranks share in run.json, and what is different from it for the records to come."""
         hellos = sorted(hellos, key=lambda hello: hello.rank)
         common, rest = hoist([hello.environment for hello in hellos])
+        common = {**common, **self._facts}
         places = [hello.place for hello in hellos if hello.place is not None]
         if len(places) == len(hellos):
-            common = {**common, "locality": relations(places, gpu_links())}
+            common = {**common, "locality": relations(places, gpu_links()), **seating(hellos)}
         if self._info.environment is None:
             self._info = msgspec.structs.replace(self._info, environment=common)
             write_info(self._path, self._info)
@@ -196,6 +217,7 @@ class Driver:
         by_rank = {f"rank {hello.rank}": odd for hello, odd in zip(hellos, rest, strict=True) if odd}
         self._environment = {**({"changed": changed} if changed else {}), **by_rank}
         self._world = msgspec.structs.replace(self._world, nodes=len({hello.host for hello in hellos}))
+        self._doubts = seating_doubts(self._plan.spread, hellos) if self._plan.spread else ()
 
     def _write(self, launch: int, case: Case, result: Outcome | Trouble, seconds: float = 0.0) -> None:
         raw = b""
@@ -211,6 +233,8 @@ class Driver:
         self._audience.record(record)
         if raw:
             self._writer.write_samples(f"{case.id}-{launch}.npz", raw)
+        if isinstance(result, Outcome) and result.timeline:
+            self._writer.write_trace(trace_name(record), result.timeline)
 
     def _trouble(self, launch: int, case: Case, trouble: Trouble, seconds: float) -> Record:
         return Record(
@@ -219,7 +243,7 @@ class Driver:
             launch=launch,
             status=trouble.status,
             reason=trouble.reason,
-            notes=list(self._plan.notes),
+            notes=[*self._plan.notes, *self._doubts],
             environment=self._environment,
             ranks=list(trouble.ranks),
             started=utc_now(),
@@ -241,7 +265,7 @@ class Driver:
             arrival=outcome.arrival,
             injected=outcome.injected,
             details=outcome.details,
-            notes=[*self._plan.notes, *outcome.notes],
+            notes=[*self._plan.notes, *self._doubts, *outcome.notes],
             environment=self._environment,
             started=utc_now(),
             seconds=round(outcome.wall_seconds, 6),

@@ -165,15 +165,16 @@ def hoist(environments: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], li
 
 def difference(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return each leaf that differs, as dotted path -> [base, other], None where it is absent; volatile ones aside."""
-    ours, theirs = dict(_leaves(base)), dict(_leaves(other))
+    ours, theirs = dict(leaves(base)), dict(leaves(other))
     pairs = {path: [ours.get(path), theirs.get(path)] for path in sorted({*ours, *theirs})}
     return {path: pair for path, pair in pairs.items() if pair[0] != pair[1] and path.partition(".")[0] != VOLATILE}
 
 
-def _leaves(group: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def leaves(group: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield the path of each value in nested groups, its names joined by dots, and the value."""
     for key, value in group.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -1,11 +1,11 @@
-"""The gang: all ranks of one launch. torchrun starts them on this node, or they are there already."""
+"""The gang: all ranks of one launch. torchrun starts them on this node, or they are there already; srun's is apart."""
 
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +27,9 @@ class Gang(Protocol):
 
     def exits(self) -> dict[int, int]:
         """Return the exit codes of the ranks that ended badly, as far as they are known."""
+
+    def told(self) -> str:
+        """Return what the launcher itself said went wrong, nothing if it said nothing worth repeating."""
 
     def end(self, ranks: Iterable[Hello]) -> None:
         """End every rank, stopped ones too."""
@@ -50,15 +53,7 @@ class TorchrunGang:
             "PARBENCH_EXITS": str(self._exits),
             "PARBENCH_DRIVER_PID": str(os.getpid()),
         }
-        with (self._folder / "torchrun.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [*command, "-m", "bench.worker"],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is the driver's alone
-            )
+        self._process = start_process([*command, "-m", "bench.worker"], environment, self._folder / "torchrun.log")
 
     def ended(self) -> bool:
         """Say whether torchrun has ended."""
@@ -70,18 +65,17 @@ class TorchrunGang:
             return {}
         return msgspec.json.decode(self._exits.read_bytes(), type=dict[int, int])
 
+    def told(self) -> str:
+        """Nothing: torchrun's words are about itself."""
+        return ""
+
     def end(self, ranks: Iterable[Hello]) -> None:
         """Kill the ranks and end torchrun; returns when they are gone."""
         host = socket.gethostname()
         for hello in ranks:
             if hello.host == host:
-                _kill(hello.pid)
-        self._process.terminate()
-        try:
-            self._process.wait(_PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+                kill(hello.pid)
+        end_process(self._process)
 
 
 class JoinedGang:
@@ -96,6 +90,10 @@ class JoinedGang:
     def exits(self) -> dict[int, int]:
         """Nothing is known: the exit codes are the launcher's."""
         return {}
+
+    def told(self) -> str:
+        """Nothing is known."""
+        return ""
 
     def end(self, ranks: Iterable[Hello]) -> None:
         """Nothing to do: ranks end when the driver hangs up, and their launcher sees it."""
@@ -119,7 +117,31 @@ def loopback_interface() -> str | None:
     return None
 
 
-def _kill(pid: int) -> None:
+def start_process(command: Sequence[str], environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
+    """Start a launcher whose output goes to a file; Ctrl-C is the driver's alone."""
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def end_process(process: "subprocess.Popen[bytes]") -> None:
+    """Ask a launcher to end, and kill it if it does not."""
+    process.terminate()
+    try:
+        process.wait(_PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def kill(pid: int) -> None:
+    """Kill a process of this host, if it is still there."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

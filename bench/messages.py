@@ -19,7 +19,11 @@ LEFT_OUT = "left out: the run's time was spent"
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A rank has connected; ``environment`` is its own, before what all share is hoisted."""
+    """A rank has connected; ``environment`` is its own, before what all share is hoisted.
+
+    ``meeting`` is the address of the store that rank 0 has bound for all, where no launcher gave them one; ``step`` is
+    the rank's job step under Slurm.
+    """
 
     rank: int
     size: int
@@ -27,6 +31,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pid: int
     environment: dict[str, Any]
     place: Place | None = None
+    meeting: str = ""
+    step: str = ""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -44,7 +50,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks saw of one case; ``seconds`` holds one sample per iteration, ``raw`` every rank's (an npz)."""
+    """What the ranks saw of one case; ``seconds`` holds one sample per iteration, ``raw`` every rank's (an npz).
+
+    ``timeline`` is one step of all ranks as ``bench.timeline`` writes it; empty if none was seen.
+    """
 
     status: Status
     reason: str = ""
@@ -62,6 +71,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     details: dict[str, Any] = {}
     notes: list[str] = []
     raw: bytes = b""
+    timeline: bytes = b""
     wall_seconds: float = 0.0
 
 
@@ -97,6 +107,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The driver's order: cases in turn, each with its share, by weight, of this launch's budget.
 
     When the whole run's time is spent, what is left is left out. ``path`` is added at the end of the import path.
+    ``hosts`` names each rank's, as they told; ``meeting`` is where rank 0 has bound a store for them.
     """
 
     cases: list[Case]
@@ -109,6 +120,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     timeout_seconds: float
     path: str | None = None
     injection: Injection | None = None
+    hosts: tuple[str, ...] = ()
+    meeting: str = ""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -1,5 +1,7 @@
 """Point-to-point operations as subjects: a ring, and pairs of ranks while the others stand by."""
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
@@ -7,6 +9,7 @@ from bench.coding import Code, dtype_of, poison
 from bench.dtypes import DTYPES
 from bench.errors import UserError
 from bench.operation import Operation, describe
+from bench.rounds import format_pairs, pairs_of
 from bench.world import World
 
 
@@ -51,6 +54,46 @@ def pingpong(world: World, *, size_bytes: int, dtype: str, source: int = 0, targ
         expected=lambda: code.values(source, 0, len(received)),
         description=describe(size_bytes, 1.0, size_bytes, size_bytes, hops=2),
     )
+
+
+def round_of_pairs(
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    round: int = 0,  # noqa: A002 - a subject takes its declared parameters by name
+    pairs: str = "",
+    ways: str = "at_once",
+    repeat: int = 0,
+) -> Operation:
+    """Send S bytes each way between the two ranks of every pair of a round, all pairs at once; factor 1, not doubled.
+
+    The rounds are a round-robin tournament's (``bench.rounds``) unless ``pairs`` are given; a rank that is in no pair
+    stands by. Each rank's own samples are its pair's. With ``ways`` in_turn the smaller rank sends first and then
+    receives, so that S bytes go there and S back. ``repeat`` only tells measurements of the same round apart.
+    """
+    if world.size < 2:
+        raise UserError(f"a round needs a pair: size({world.size}) < 2 ranks")
+    met = pairs_of(world.size, round, pairs)
+    peer = {one: other for pair in met for one, other in (pair, pair[::-1])}.get(world.rank)
+    operation = _exchange(world, size_bytes, dtype, peer, peer)
+    details = {**operation.description.details, "pairs": format_pairs(met)}
+    told = replace(operation, description=replace(operation.description, details=details))
+    if ways == "at_once":
+        return told
+    mine = Code(dtype, 1, world.device).values(world.rank, 0, len(told.output))
+    return replace(told, call=lambda: _there_and_back(world, mine, told.output, peer), asynchronous=False)
+
+
+def _there_and_back(world: World, mine: torch.Tensor, received: torch.Tensor, peer: int | None) -> None:
+    """Send to the peer and receive from it, one after the other; the smaller rank sends first."""
+    if peer is None:
+        return
+    if world.rank < peer:
+        dist.send(mine, group=world.group, group_dst=peer)
+    dist.recv(received, group=world.group, group_src=peer)
+    if world.rank > peer:
+        dist.send(mine, group=world.group, group_dst=peer)
 
 
 def _exchange(world: World, size_bytes: int, dtype: str, to: int | None, source: int | None) -> Operation:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.errors import UserError
+from bench.groups import parse_mesh
+from bench.rows import read_rows
 from bench.traffic import read_matrix
 from bench.units import parse_size, parse_sizes
 from bench.words import did_you_mean, listed
 
 Value = bool | int | float | str
-Kind = Literal["int", "float", "str", "bool", "size", "matrix"]
+Kind = Literal["int", "float", "str", "bool", "size", "matrix", "rows", "mesh"]
 
 _WORDS = {
     "int": "a whole number",
@@ -20,7 +22,12 @@ _WORDS = {
     "bool": "true or false",
     "size": "a size such as 64K",
     "matrix": "a file with n rows of n numbers, or the rows themselves between semicolons",
+    "rows": "a file, or its rows between semicolons",
+    "mesh": "axes and their ranks, outermost first, such as dp=2,tp=2",
 }
+_OF_FILES = ("matrix", "rows")
+_IN_THEIR_OWN_WORDS = (*_OF_FILES, "mesh")
+"""Kinds whose refusal says more than that they were not understood."""
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -53,8 +60,8 @@ class Param:
         try:
             value = _convert(self.kind, found)
         except ValueError as error:
-            if self.kind == "matrix" and isinstance(error, UserError):
-                raise  # its own words name the row and the column
+            if self.kind in _IN_THEIR_OWN_WORDS and isinstance(error, UserError):
+                raise  # its own words name the file, the row and the column, or the axis
             raise self._refusal(found) from None
         if self.choices and value not in self.choices:
             raise self._refusal(found)
@@ -69,12 +76,16 @@ class Param:
         return math.inf if self.maximum is None else self.maximum
 
     def parse_many(self, text: str) -> tuple[Value, ...]:
-        """Return the values of a comma-separated list; a size list may hold ranges such as ``1K:64M:x4``."""
-        if self.kind == "matrix":
+        """Return the values of a comma-separated list; a size list may hold ranges such as ``1K:64M:x4``.
+
+        Meshes, which have commas of their own, stand between semicolons.
+        """
+        if self.kind in _OF_FILES:
             return (self.parse(text),)
         if self.kind == "size":
             return tuple(self.parse(size) for size in parse_sizes(text))
-        return tuple(dict.fromkeys(self.parse(word.strip()) for word in text.split(",")))
+        between = ";" if self.kind == "mesh" else ","
+        return tuple(dict.fromkeys(self.parse(word.strip()) for word in text.split(between)))
 
     def _refusal(self, found: object) -> UserError:
         hint = did_you_mean(str(found), map(str, self.choices)) if self.choices else ""
@@ -94,6 +105,10 @@ def _convert(kind: Kind, found: object) -> Value:
         return _to_float(found)
     if not isinstance(found, str):
         return _fail()
+    if kind == "rows" and found:
+        return read_rows(found)
+    if kind == "mesh" and found:
+        return ",".join(f"{axis}={size}" for axis, size in parse_mesh(found).items())
     return read_matrix(found) if kind == "matrix" and found else found
 
 

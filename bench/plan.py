@@ -1,5 +1,7 @@
 """The plan: which cases, on how many ranks, measured how."""
 
+from typing import Literal
+
 import msgspec
 
 from bench.cases import Case
@@ -11,6 +13,19 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
     case: Case
     reason: str
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """How srun spreads ranks over nodes: ``block`` fills a node first, ``cyclic`` deals to all in turn."""
+
+    nodes: int
+    ntasks_per_node: int
+    placement: Literal["block", "cyclic"] = "block"
+
+    @property
+    def ranks(self) -> int:
+        """Of all nodes."""
+        return self.nodes * self.ntasks_per_node
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +42,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a run was asked to do; ``budget_seconds`` is for the whole run, ``timeout_seconds`` for one case.
 
     ``notes`` say what no row of the run can claim; ranks import targets from ``path`` too, after everything else.
+    Without a ``spread`` all ranks are on the driver's node, or were started by another launcher.
     """
 
     preset: str
@@ -43,3 +59,4 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     injection: Injection | None = None
     link_bytes_per_second: float | None = None
     path: str | None = None
+    spread: Spread | None = None

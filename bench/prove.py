@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.measuring import Options, run_options
+from bench.measuring import run_options
+from bench.options import Options
 from bench.records import Record
 from bench.runs import load_run
 

@@ -22,6 +22,7 @@ from bench.plan import Measure
 from bench.progress import Progress
 from bench.records import Check, Status
 from bench.subject import Description, Explained, Explanation, Subject
+from bench.timeline import encode_timeline
 from bench.timing import Timed, Timing, start_line, time_steps
 from bench.world import World
 
@@ -90,6 +91,7 @@ def _with_explanation(outcome: Outcome, found: Explanation) -> Outcome:
         explained=found.metrics,
         details={**outcome.details, **found.details},
         notes=[*outcome.notes, *found.notes],
+        timeline=b"" if found.timeline is None else encode_timeline(found.timeline),
     )
 
 

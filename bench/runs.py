@@ -20,6 +20,7 @@ import msgspec
 from bench.errors import UserError
 from bench.plan import Plan
 from bench.records import SCHEMA, Record, encode, read_records, refuse_newer
+from bench.timeline import Timeline, decode_timeline
 
 FOLDERS = ("samples", "traces", "logs")
 _ROOM_BYTES = 8 << 20
@@ -112,6 +113,24 @@ def load_info(path: Path) -> RunInfo:
         raise UserError(f"{file} is not what parbench wrote: {error}") from error
 
 
+def trace_name(record: Record) -> str:
+    """Return the name of the file in ``traces/`` that may tell of a record's step."""
+    return f"{record.case.id}-{record.launch}.json.gz"
+
+
+def load_timeline(run: Run, record: Record) -> Timeline | None:
+    """Return one step of all ranks of a record's case; None where none was written, ``UserError`` if it is damaged."""
+    file = run.path / "traces" / trace_name(record)
+    try:
+        return decode_timeline(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{file} is not what parbench wrote: {error}") from error
+
+
 class RecordWriter:
     """Appends records, each flushed to disk before the next case begins."""
 
@@ -131,7 +150,14 @@ class RecordWriter:
 
     def write_samples(self, name: str, content: bytes) -> None:
         """Write a case's raw samples of every rank (an ``.npz``)."""
-        target = self._path / "samples" / name
+        self._write_file("samples", name, content)
+
+    def write_trace(self, name: str, content: bytes) -> None:
+        """Write one step of all ranks of a case, as ``bench.timeline`` encodes it."""
+        self._write_file("traces", name, content)
+
+    def _write_file(self, folder: str, name: str, content: bytes) -> None:
+        target = self._path / folder / name
         try:
             target.write_bytes(content)
         except OSError as error:

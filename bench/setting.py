@@ -42,7 +42,7 @@ def choose_setting(
     _check_ranks(machine, ranks, means, where, allow_single=allow_single)
     setting = Setting(nproc=ranks, backend=means, device=where, rank_bytes=_rank_bytes(machine, where, ranks))
     notes = _fallback_notes(machine, where) if device is None else ()
-    return Chosen(setting=setting, notes=(*notes, *_sharing_notes(machine, ranks, where)))
+    return Chosen(setting=setting, notes=(*notes, *sharing_notes(machine, ranks, where)))
 
 
 def _default_device(machine: Machine, *, nproc: int | None, allow_single: bool) -> str:
@@ -121,7 +121,8 @@ def _fallback_notes(machine: Machine, device: str) -> tuple[str, ...]:
     )
 
 
-def _sharing_notes(machine: Machine, ranks: int, device: str) -> tuple[str, ...]:
+def sharing_notes(machine: Machine, ranks: int, device: str) -> tuple[str, ...]:
+    """Say in words where so many ranks share what each should have alone."""
     if device == "cpu" and ranks > machine.cores:
         waiting = f"{_count(ranks, 'rank')} on {_count(machine.cores, 'core')}; times include waiting for a core"
     elif device == "cuda" and ranks > len(machine.gpus):

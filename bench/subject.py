@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from bench.messages import Work
 from bench.records import Metric
+from bench.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +29,15 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Where the time of a step goes, and what it sends and holds: more metrics, facts and notes for its record."""
+    """Where the time of a step goes, and what it sends and holds: more metrics, facts and notes for its record.
+
+    ``timeline`` is one step of all ranks, where it was seen.
+    """
 
     metrics: dict[str, Metric] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    timeline: Timeline | None = None
 
 
 class Subject(Protocol):

@@ -23,6 +23,8 @@ ARRIVAL, EXIT, DURATION, ISSUE = range(4)
 _STOPS: tuple[Stop, ...] = get_args(Stop)
 _MANY_SECONDS = 5e-3
 _MANY_STEPS = (4, 64)
+_LEAST_ITERATIONS = 2
+_SHORT_SECONDS = 5.0
 _WARMUP_SHARE = 0.2
 _MIN_FOR_PRECISION = 20
 _MIN_FOR_CONVERGED = 100
@@ -103,19 +105,20 @@ def time_steps(subject: Subject, world: World, timing: Timing, progress: Progres
     take_samples(subject, warming, world, timing, warmup, progress)
     sample = sampler(timing.mode, subject, world, steps)
     progress.enter("timed")
-    pieces, stop = _until_known(subject, sample, world, timing, started, progress)
+    [least] = world.decide([_first_batch(each * steps, timing, time.perf_counter() - started)])
+    pieces, stop = _until_known(subject, sample, world, timing, started, progress, int(least))
     if not pieces:
         return None
     return Timed(stamps=np.concatenate(pieces, axis=2), stop=stop, steps_per_sample=steps, warmup=warmup + 1)
 
 
 def _until_known(
-    subject: Subject, sample: Sample, world: World, timing: Timing, started: float, progress: Progress
+    subject: Subject, sample: Sample, world: World, timing: Timing, started: float, progress: Progress, batch: int
 ) -> tuple[list[Stamps], Stop]:
-    """Take batches until rank 0 says why to stop; return them on rank 0, none elsewhere."""
+    """Take batches, the first of ``batch``, until rank 0 says why to stop; return them on rank 0, none elsewhere."""
     pieces: list[Stamps] = []
     widths: list[float | None] = []
-    batch, stop = timing.measure.min_iterations, -1
+    stop = -1
     began = time.perf_counter()
     while stop < 0:
         gathered = gather_stamps(take_samples(subject, sample, world, timing, batch, progress), world, timing.ranks)
@@ -141,6 +144,12 @@ def _plan_warmup(first: torch.Tensor, each_seconds: float, timing: Timing) -> tu
     least, most = _MANY_STEPS
     wanted = int(_MANY_SECONDS * 1e9 / max(int(first[DURATION, 0]), 1))
     return warmup, min(max(wanted, least), most)
+
+
+def _first_batch(each_seconds: float, timing: Timing, spent_seconds: float) -> int:
+    """Return the least count, or what there is time for where steps are long: two tell at least how they differ."""
+    seconds = max(timing.budget_seconds - spent_seconds, _SHORT_SECONDS)
+    return min(timing.measure.min_iterations, max(_LEAST_ITERATIONS, int(seconds / each_seconds)))
 
 
 def _next_batch(done: int, each_seconds: float, measure: Measure, left_seconds: float) -> int:

@@ -6,9 +6,9 @@ by ``;`` or new lines, entries by blanks or commas. Only proportions count: the 
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from bench.errors import UserError
+from bench.rows import read_text
 
 Matrix = tuple[tuple[float, ...], ...]
 Counts = tuple[tuple[int, ...], ...]
@@ -19,12 +19,7 @@ def read_matrix(text: str) -> str:
     where = "traffic"
     if not _looks_like_matrix(text):
         where = f"traffic file {text}"
-        try:
-            text = Path(text).read_text(encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{where} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{where} is no text: {error.reason}") from error
+        text = read_text(text, where)
     matrix = _parse(text, where)
     return ";".join(" ".join(f"{entry:g}" for entry in row) for row in matrix)
 

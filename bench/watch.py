@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.channel import Event, Gone, Hub
@@ -50,7 +50,7 @@ class Watch:
                 return self._ended_early("before every rank had started")
             if time.monotonic() > deadline:
                 missing = sorted(set(range(self._size)) - set(self.hellos))
-                told = f"{_ranks(missing)} did not start within {timeout_seconds:.0f} s"
+                told = f"{self._named(missing)} did not start within {timeout_seconds:.0f} s"
                 return Trouble(status="failed", reason=told)
         wrong = [hello for hello in self.hellos.values() if hello.size != self._size]
         if wrong:
@@ -58,6 +58,11 @@ class Watch:
             return Trouble(status="failed", reason=told)
         self._last_finished = time.monotonic()
         return None
+
+    @property
+    def meeting(self) -> str:
+        """Where rank 0 has bound a store for all ranks, if it has."""
+        return self.hellos[0].meeting
 
     def send(self, job: Job) -> None:
         """Give every rank its job."""
@@ -80,6 +85,11 @@ class Watch:
         if index in self._started:
             return self._started[index] + timeout_seconds
         return self._last_finished + (timeout_seconds if self._started else max(timeout_seconds, START_SECONDS))
+
+    def silent_hosts(self) -> set[str]:
+        """Return the hosts none of whose ranks has answered when all were asked where they are."""
+        answering = {self.hellos[rank].host for rank in self._where}
+        return {hello.host for hello in self.hellos.values()} - answering if answering else set()
 
     def farewell(self, timeout_seconds: float) -> None:
         """Wait, not for ever, until the ranks have done their job and ended by themselves."""
@@ -136,13 +146,21 @@ class Watch:
         dead = [rank for rank in self._dead() if rank not in self._broken]
         if dead:
             killed = [rank for rank in dead if exits.get(rank, 0) < 0] or dead[:1]
-            reason = f"{_ranks(killed)} died: {_exit_words(exits.get(killed[0]))}"
+            reason = f"{self._named(killed)} died: {_exit_words(exits.get(killed[0]))}"
         elif self._broken:
             rank, broken = next(iter(self._broken.items()))
-            reason = f"rank {rank} raised {broken.error}"
+            reason = f"{self._named([rank])} raised {broken.error}"
         else:
-            reason = f"the ranks ended {when}; their output is in the run's logs"
+            told = self._gang.told() or "their output is in the run's logs"
+            reason = f"the ranks ended {when}; {told}"
         return Trouble(status="failed", reason=reason, ranks=self._states(exits))
+
+    def _named(self, ranks: list[int]) -> str:
+        """Return ranks in words, with their hosts where there is more than one."""
+        hosts = {rank: hello.host for rank, hello in self.hellos.items()}
+        if len(set(hosts.values())) < 2:
+            return _ranks([str(rank) for rank in ranks])
+        return _ranks([f"{rank} ({hosts[rank]})" if rank in hosts else str(rank) for rank in ranks])
 
     def _all_told(self) -> bool:
         """Say whether every rank has raised: nobody dies then, and torchrun waits with us."""
@@ -176,7 +194,7 @@ class Watch:
     def _hung_words(self, index: int) -> str:
         late = self._late(index)
         if late:
-            return f"{_ranks(late)} did not arrive"
+            return f"{self._named(late)} did not arrive"
         if not self._where:
             return "no rank answers"
         begun = any(reached >= index for reached in self._reached.values())
@@ -204,9 +222,8 @@ class Watch:
         return RankState(rank=rank, host=hello.host, pid=hello.pid, state=state, stack=stack)
 
 
-def _ranks(ranks: list[int]) -> str:
-    numbers = ", ".join(map(str, ranks))
-    return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"
+def _ranks(names: Sequence[str]) -> str:
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
 
 
 def _exit_words(code: int | None) -> str:

@@ -1,5 +1,6 @@
 """One rank: tells the driver who it is, takes its job, and does one case after another."""
 
+import gc
 import importlib.metadata
 import os
 import signal
@@ -8,9 +9,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.distributed_c10d import Store
@@ -39,11 +40,23 @@ def main() -> None:
     os._exit(0)  # the interpreter's own way out takes a noticeable part of a launch
 
 
-def work(address: str, key: str, store: Store | None = None, *, with_driver: bool = False) -> None:
+class Meeting(Protocol):
+    """How ranks find each other where no launcher has told them."""
+
+    def offer(self, own_address: str) -> str:
+        """Return where the ranks may meet, if this one has bound a store for them."""
+
+    def join(self, where: str) -> Store:
+        """Return the store that a rank has bound there."""
+
+
+def work(
+    address: str, key: str, store: Store | None = None, *, with_driver: bool = False, meeting: Meeting | None = None
+) -> None:
     """Connect to the driver at ``address`` and do its job.
 
     This process ends when the driver goes before the job is done, unless the driver lives in it (``with_driver``).
-    ``store`` is the rendezvous already made, if there is one.
+    ``store`` is the rendezvous already made, if there is one; ``meeting`` makes one with the driver's help.
     """
     line = Line(address, key)
     done = threading.Event()
@@ -52,7 +65,7 @@ def work(address: str, key: str, store: Store | None = None, *, with_driver: boo
         if not (with_driver or done.is_set()):
             os._exit(1)
 
-    line.say(_hello())
+    line.say(_hello(meeting.offer(line.own_address) if meeting else ""))
     job = line.hear()
     if not isinstance(job, Job):
         end()
@@ -63,12 +76,22 @@ def work(address: str, key: str, store: Store | None = None, *, with_driver: boo
         if job.path is not None:
             sys.path.append(job.path)
         timeout = 2 * job.timeout_seconds + 60
+        if meeting is not None:
+            _sit_down(job.hosts)
+            store = meeting.join(job.meeting)
         with open_world(job.backend, job.device, job.measure.seed, timeout, store) as world:
             _cases(line, job, world, progress)
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
         _stand_still(line, None, error)
     done.set()
     line.say(Bye())
+
+
+def _sit_down(hosts: Sequence[str]) -> None:
+    """Tell torch this rank's place on its host, from the hosts that all ranks named."""
+    here = [rank for rank, host in enumerate(hosts) if host == socket.gethostname()]
+    os.environ["LOCAL_RANK"] = str(here.index(int(os.environ["RANK"])))
+    os.environ["LOCAL_WORLD_SIZE"] = str(len(here))
 
 
 def _cases(line: Line, job: Job, world: World, progress: Progress) -> None:
@@ -116,13 +139,15 @@ def _one_case(line: Line, job: Job, index: int, share: _Share, parts: Parts, pro
         outcome = Outcome(status="skipped", reason=LEFT_OUT)
     if world.rank == 0:
         line.say(Finished(index=index, outcome=outcome))
+    if outcome.explained:
+        gc.collect()  # a step's model and groups hold each other in cycles: their memory and threads would stay
 
 
 def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _hello() -> Hello:
+def _hello(meeting: str) -> Hello:
     return Hello(
         rank=int(os.environ["RANK"]),
         size=int(os.environ["WORLD_SIZE"]),
@@ -130,7 +155,15 @@ def _hello() -> Hello:
         pid=os.getpid(),
         place=place(socket.gethostname(), os.environ, _local_gpu()),
         environment={**capture(os.environ), "torch": _torch_environment()},
+        meeting=meeting,
+        step=_step(os.environ),
     )
+
+
+def _step(environ: Mapping[str, str]) -> str:
+    """Return this rank's job step as ``JOB.STEP``, nothing outside one."""
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    return ".".join(environ[name] for name in names) if all(name in environ for name in names) else ""
 
 
 def _local_gpu() -> int | None:

@@ -1,0 +1,140 @@
+"""A pytest plug-in: the fixture ``parbench`` measures a distributed case and hands its samples to pytest-benchmark.
+
+pytest-benchmark chooses its rounds in each process by itself, which a collective does not survive. So the case is
+measured by ``parbench run``, and its samples are replayed through pytest-benchmark's public interface: what it stores
+is its own JSON, for ``--benchmark-json``, ``--benchmark-compare`` and ``pytest-benchmark compare``.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bench.records import Record
+from bench.runs import load_run
+
+_CHANGES_BY_ITSELF = ("hz_actual", "hz_actual_friendly")
+"""What of a processor differs from moment to moment, so that every comparison would warn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """A clock that shows durations in turn; give it to pytest-benchmark as its timer."""
+
+    times: list[float]
+
+    def load(self, seconds: Sequence[float]) -> None:
+        """Let each two readings from now on be one of these durations apart."""
+        self.times[:] = [time for duration in reversed(seconds) for time in (duration, 0.0)]
+
+    def timer(self) -> Callable[[], float]:
+        """Return the clock as a function, under whose name pytest-benchmark stores it."""
+
+        def parbench() -> float:
+            return self.times.pop()
+
+        return parbench
+
+
+@pytest.fixture
+def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]]:
+    """Measure one case as this test's benchmark: ``parbench("all_reduce", mode="blocking", size_bytes="1M", nproc=2)``.
+
+    Takes a case's name, its parameters, and by their names the options of ``parbench run``: nproc, launches, budget,
+    backend, device, preset, timeout, target, group, mesh. Returns a record for each launch; a case that fails, hangs or
+    computes wrongly fails the test.
+    """
+
+    def measure(case: str | None = None, **given: object) -> tuple[Record, ...]:
+        _need_pytest_benchmark(request)
+        records = run_case(words_of(case, given))
+        replay = Replay(times=[])
+        benchmark = _benchmark(request, replay)  # not before: one that a failed test leaves unused makes a warning
+        seconds = [value for record in records for value in record.samples.values]
+        benchmark.extra_info.update(extra_info(records))
+        replay.load(seconds)
+        benchmark.pedantic(_nothing, rounds=len(seconds), iterations=1)
+        return records
+
+    return measure
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
+    """Take out the clock speed of this moment: it makes every comparison warn that the machine is another."""
+    cpu = machine_info.get("cpu")
+    if isinstance(cpu, dict):
+        for name in _CHANGES_BY_ITSELF:
+            cpu.pop(name, None)
+
+
+OPTIONS = ("nproc", "launches", "budget", "backend", "device", "preset", "timeout", "target", "group", "mesh")
+
+
+def words_of(case: str | None, given: dict[str, object]) -> list[str]:
+    """Return the words of the command line: options by their names, everything else as a parameter."""
+    words = [] if case is None else ["--only", case]
+    for name, value in given.items():
+        words += [f"--{name}", str(value)] if name in OPTIONS else ["--set", f"{name}={value}"]
+    return words
+
+
+def run_case(words: Sequence[str]) -> tuple[Record, ...]:
+    """Run one case in processes of its own and return its records; what is not fine fails the test."""
+    with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
+        # -P: a folder named bench where pytest runs would be taken for ours
+        command = [sys.executable, "-P", "-m", "parbench", "run", *words, "--out", folder, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        found = sorted(Path(folder).glob("*/run.json"))
+        if not found:
+            pytest.fail(done.stderr.strip() or f"parbench run ended with {done.returncode}", pytrace=False)
+        records = load_run(found[0].parent).records
+    return one_case(records)
+
+
+def one_case(records: Sequence[Record]) -> tuple[Record, ...]:
+    """Return the records if they are of one case and fine; anything else fails the test."""
+    labels = {record.case.label for record in records}
+    if len(labels) != 1:
+        pytest.fail(
+            f"a test measures one case, and this names {len(labels)}: {'; '.join(sorted(labels))}", pytrace=False
+        )
+    bad = [record for record in records if record.status != "ok"]
+    if bad:
+        pytest.fail(f"{bad[0].case.label}: {bad[0].status}: {bad[0].reason}", pytrace=False)
+    return tuple(records)
+
+
+def extra_info(records: Sequence[Record]) -> dict[str, Any]:
+    """Return what durations do not tell, in plain data: the case, the world, the metrics of each launch."""
+    first = records[0]
+    return {
+        "case": msgspec.to_builtins(first.case),
+        "world": msgspec.to_builtins(first.world),
+        "launches": len(records),
+        "metrics": [{name: metric.value for name, metric in record.metrics.items()} for record in records],
+        "notes": list(dict.fromkeys(note for record in records for note in record.notes)),
+    }
+
+
+def _need_pytest_benchmark(request: pytest.FixtureRequest) -> None:
+    if not request.config.pluginmanager.has_plugin("benchmark"):
+        pytest.fail("the fixture parbench needs pytest-benchmark: pip install pytest-benchmark", pytrace=False)
+
+
+def _benchmark(request: pytest.FixtureRequest, replay: Replay) -> Any:
+    """Return pytest-benchmark's own fixture with our clock, beside what the test's marker says."""
+    own = request.node.get_closest_marker("benchmark")
+    options = {**(own.kwargs if own else {}), "timer": replay.timer()}
+    request.node.add_marker(pytest.mark.benchmark(**options), append=False)
+    return request.getfixturevalue("benchmark")
+
+
+def _nothing() -> None:
+    """Take no time: what is timed was timed before."""
