@@ -1,0 +1,1 @@
+"""Pipeline parallel steps: schedules as data, and what runs and explains them."""
