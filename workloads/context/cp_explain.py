@@ -1,0 +1,206 @@
+"""What attention over ranks does in a step: bytes each way, how even its pairs are, and what hops leave exposed."""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from bench.records import Metric
+from bench.stats import median
+from bench.subject import Explanation
+from bench.world import World
+from workloads.communication import Call, counted
+from workloads.context.cp_costs import AttentionBytes
+from workloads.context.cp_plan import ContextPlan, balance
+from workloads.context.cp_recorder import Recorder, Wait
+from workloads.costs import sent_bytes
+from workloads.layout import Layout
+
+_MOVES = 5
+
+Hop = tuple[str, int, str]
+"""Direction, step and what moved."""
+Size = tuple[str, tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What is looked at; ``forwards`` is 2 where backward computes the forward pass again."""
+
+    plan: ContextPlan
+    sent: AttentionBytes
+    recorder: Recorder
+    layers: int
+    forwards: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What one rank tells the others: its pairs by direction and step, and each round's waits."""
+
+    pairs: dict[tuple[str, int], int]
+    rounds: list[list[Wait]]
+
+
+def explain_attention(
+    world: World,
+    layout: Layout,
+    look: Look,
+    forward: Callable[[], Tensor],
+    step: Callable[[], None],
+    begin: Callable[[], None],
+    rounds: int,
+) -> Explanation:
+    """Return what attention sends, computes and waits for in ``rounds`` steps; every rank takes part."""
+    metrics = _bytes_each_way(layout, look, forward, begin)
+    if not look.recorder.moves and look.plan.method == "torch_cp":
+        return Explanation(metrics=metrics)
+    seen = _recorded(world, look.recorder, step, begin, rounds)
+    told = cast(list[Seen], world.gather(seen))
+    alone = _seconds_alone(world, look.recorder, seen.rounds[-1])
+    pairs = [[seen.pairs.get(("forward", i), 0) for i in range(look.plan.num_steps)] for seen in told]
+    metrics |= {
+        "balance": _rate(balance(pairs), "pairs counted at the kernels: mean rank over the slowest of each step"),
+        "balance_ceiling": _rate(look.plan.balance_ceiling(), "closed form of this mask and token order"),
+    }
+    hops = _hops(told, alone)
+    return Explanation(metrics={**metrics, **_times(told, hops)}, details={"attention_steps": hops})
+
+
+def _recorded(
+    world: World, recorder: Recorder, step: Callable[[], None], begin: Callable[[], None], rounds: int
+) -> Seen:
+    """Take some steps and return what they show, by the clock of rank 0."""
+    ahead_seconds = world.clock.offsets_ns[world.global_rank] / 1e9
+    waits = []
+    for _ in range(rounds):
+        begin()
+        with recorder.recording():
+            step()
+        waits.append([wait.earlier(ahead_seconds) for wait in recorder.waits()])
+    return Seen(pairs=dict(recorder.pairs), rounds=waits)
+
+
+def _bytes_each_way(
+    layout: Layout, look: Look, forward: Callable[[], Tensor], begin: Callable[[], None]
+) -> dict[str, Metric]:
+    """Return the bytes of one microbatch's passes by axis: counted, by formula, and their ratio."""
+    layout.optimizer.zero_grad()
+    begin()
+    losses: list[Tensor] = []
+    calls = {"forward": counted(lambda: losses.append(forward()), layout.axes)}
+    calls["backward"] = counted(losses.pop().backward, layout.axes)
+    formula = {
+        "forward": look.sent.forward,
+        "backward": look.sent.step(1, 1, forwards=look.forwards - 1),
+    }
+    metrics = {}
+    for direction, expected in formula.items():
+        sent = _sent_by_axis(calls[direction])
+        for axis, num_bytes in expected.items():
+            name, closed = f"{axis}.{direction}", num_bytes * look.layers
+            metrics[f"bytes_sent.{name}"] = _fact(sent[axis], "B", "counted at the process group, one microbatch")
+            metrics[f"bytes_expected.{name}"] = _fact(closed, "B", "closed form, one microbatch")
+            ratio = sent[axis] / closed if closed else None
+            metrics[f"bytes_ratio.{name}"] = _fact(ratio, "", "counted over closed form")
+    return metrics
+
+
+def _sent_by_axis(calls: Sequence[Call]) -> Mapping[str, float]:
+    sent: defaultdict[str, float] = defaultdict(float)
+    for call in calls:
+        sent[call.axis] += sent_bytes(call.op, call.num_bytes, call.ranks)
+    return sent
+
+
+def _seconds_alone(world: World, recorder: Recorder, waits: Sequence[Wait]) -> dict[Size, float]:
+    """Return how long each communication takes with nothing beside it: the median, on the slowest rank."""
+    found = {}
+    for what, shape, dtype in dict.fromkeys(_size(wait) for wait in waits):
+        moved = torch.zeros(shape, dtype=dtype, device=world.device)
+        seconds = []
+        for _ in range(1 + _MOVES):
+            world.sync()
+            world.barrier()
+            began = time.perf_counter()
+            recorder.moves[what](moved)
+            world.sync()
+            seconds.append(time.perf_counter() - began)
+        told = cast(list[list[float]], world.gather(seconds[1:]))
+        found[what, shape, dtype] = median([max(of) for of in zip(*told, strict=True)])
+    return found
+
+
+def _hops(told: Sequence[Seen], alone: Mapping[Size, float]) -> list[dict[str, object]]:
+    """Return each hop of a step: its bytes, how often it is made, how long it takes and what of it is exposed."""
+    kinds: Counter[tuple[Hop, Size]] = Counter((_hop(wait), _size(wait)) for wait in told[0].rounds[-1])
+    found: list[dict[str, object]] = []
+    for (hop, size), count in kinds.items():
+        direction, step, what = hop
+        shape, dtype = size[1], size[2]
+        found.append(
+            {
+                "direction": direction,
+                "step": step,
+                "what": what,
+                "bytes": torch.Size(shape).numel() * dtype.itemsize,
+                "count": count,
+                "comm_seconds": count * alone[size],
+                "exposed_seconds": _slowest(told, lambda i, r, k: _exposed(told, i, r, k), hop),
+                "wait_seconds": _slowest(told, lambda i, r, k: told[r].rounds[i][k].seconds, hop),
+                "pairs_by_rank": [seen.pairs.get((direction, step), 0) for seen in told],
+            }
+        )
+    return found
+
+
+def _times(told: Sequence[Seen], hops: Sequence[Mapping[str, object]]) -> dict[str, Metric]:
+    """Return a step's sums: of communication alone, of what of it is exposed, and of all that attention waits."""
+    comm = sum(cast(float, hop["comm_seconds"]) for hop in hops)
+    exposed = _slowest(told, lambda i, r, k: _exposed(told, i, r, k))
+    waited = _slowest(told, lambda i, r, k: told[r].rounds[i][k].seconds)
+    how = f"the rank with the most, median of {len(told[0].rounds)} steps"
+    return {
+        "attention_comm": _fact(
+            comm, "s", "attention's communication of a step, each timed alone, on the slowest rank"
+        ),
+        "attention_exposed": _fact(exposed, "s", f"waits, each from when all its peers had issued it, {how}"),
+        "attention_wait": _fact(waited, "s", f"waits, for peers that come late too, {how}"),
+    }
+
+
+def _exposed(told: Sequence[Seen], i: int, rank: int, k: int) -> float:
+    """Return the seconds of a wait in which nothing was missing but the transfer: all peers had begun with theirs."""
+    wait = told[rank].rounds[i][k]
+    ready = max([wait.began, *(told[peer].rounds[i][k].issued for peer in wait.peers)])
+    return max(0.0, wait.ended - ready)
+
+
+def _slowest(told: Sequence[Seen], seconds: Callable[[int, int, int], float], hop: Hop | None = None) -> float:
+    """Return the sum over waits (of one hop) on the rank where it is most, the median of rounds.
+
+    ``seconds`` are those of a round's wait on a rank; ranks wait for the same in the same order.
+    """
+    chosen = [k for k, wait in enumerate(told[0].rounds[-1]) if hop in (None, _hop(wait))]
+    rounds, ranks = range(len(told[0].rounds)), range(len(told))
+    return median([max(sum(seconds(i, rank, k) for k in chosen) for rank in ranks) for i in rounds])
+
+
+def _hop(wait: Wait) -> Hop:
+    return wait.direction, wait.step, wait.what
+
+
+def _size(wait: Wait) -> Size:
+    return wait.what, wait.shape, wait.dtype
+
+
+def _rate(value: float, method: str) -> Metric:
+    return Metric(value=value, unit="", better="higher", method=method)
+
+
+def _fact(value: float | None, unit: str, method: str) -> Metric:
+    return Metric(value=value, unit=unit, better="lower", method=method)

@@ -1,0 +1,150 @@
+"""What attention over ranks was seen to do while it was looked at: pairs it computed, and time it waited for peers."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Direction = Literal["forward", "backward"]
+Moment = float | torch.cuda.Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """One communication that attention stood still for: ``what`` moved, of this size, in a step of the ring.
+
+    Issued, waited for and ended at these seconds of this rank's clock; ``peers`` are the global ranks that take part.
+    """
+
+    direction: str
+    step: int
+    what: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    peers: tuple[int, ...]
+    issued: float
+    began: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it was waited for."""
+        return self.ended - self.began
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that moved."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def earlier(self, seconds: float) -> "Wait":
+        """Return it as a clock tells it that is so far behind."""
+        return replace(self, issued=self.issued - seconds, began=self.began - seconds, ended=self.ended - seconds)
+
+
+class Recorder:
+    """Notes what happens within ``recording``; outside it costs nothing. On CUDA the device's clock is read.
+
+    ``moves`` has, by name, what makes each communication again with a tensor like the one that moved.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._on = device, False
+        self._noted: list[_Noted] = []
+        self._began: tuple[float, Moment] = (0.0, 0.0)
+        self.pairs: Counter[tuple[str, int]] = Counter()
+        self.moves: dict[str, Callable[[Tensor], object]] = {}
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Forget what was noted, and note what comes."""
+        self.pairs.clear()
+        self._noted.clear()
+        self._on = True
+        moment = self._now()
+        self._sync()
+        self._began = (time.perf_counter(), moment)
+        try:
+            yield
+        finally:
+            self._on = False
+
+    def computed(self, direction: Direction, step: int, pairs: int) -> None:
+        """Note that a kernel was given so many pairs of a query and a key."""
+        if self._on:
+            self.pairs[direction, step] += pairs
+
+    def issued(self) -> Moment | None:
+        """Return when this is called, for ``waiting``; None outside of ``recording``."""
+        return self._now() if self._on else None
+
+    @contextmanager
+    def waiting(
+        self,
+        direction: Direction,
+        step: int,
+        what: str,
+        moved: Tensor,
+        peers: Sequence[int],
+        issued: Moment | None = None,
+    ) -> Iterator[None]:
+        """Note how long the body takes: a wait for what was issued before, or else a whole communication."""
+        if not self._on:
+            yield
+            return
+        began = self._now()
+        yield
+        ended = self._now()
+        size = (tuple(moved.shape), moved.dtype)
+        moments = (began if issued is None else issued, began, ended)
+        self._noted.append(_Noted(direction, step, what, size, tuple(peers), moments))
+
+    def waits(self) -> list[Wait]:
+        """Return what was waited for, in order; on CUDA after the device is done."""
+        self._sync()
+        return [
+            Wait(
+                direction=noted.direction,
+                step=noted.step,
+                what=noted.what,
+                shape=noted.size[0],
+                dtype=noted.size[1],
+                peers=noted.peers,
+                issued=self._seconds(noted.moments[0]),
+                began=self._seconds(noted.moments[1]),
+                ended=self._seconds(noted.moments[2]),
+            )
+            for noted in self._noted
+        ]
+
+    def _now(self) -> Moment:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _seconds(self, moment: Moment) -> float:
+        """Return a moment on the host's clock: that of an event is counted from the recording's first."""
+        if isinstance(moment, float):
+            return moment
+        seconds, first = self._began
+        assert not isinstance(first, float)
+        return seconds + float(first.elapsed_time(moment)) / 1e3
+
+    def _sync(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+class _Noted(NamedTuple):
+    direction: str
+    step: int
+    what: str
+    size: tuple[tuple[int, ...], torch.dtype]
+    peers: tuple[int, ...]
+    moments: tuple[Moment, Moment, Moment]
