@@ -1,0 +1,1 @@
+"""Expert parallel steps: mixtures of experts, their routes and their traffic."""
