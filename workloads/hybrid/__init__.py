@@ -1,0 +1,1 @@
+"""Hybrid steps: several parallelisms on one mesh."""
