@@ -1,0 +1,153 @@
+"""Machines as numbers: what a GPU holds and computes, what its links carry, what share of that a step reaches. Pure.
+
+Rates are of one GPU; links count one direction. ``PRESETS`` are 8-GPU nodes with one network card for each GPU:
+
+========  ======  ==========  ============  ============  ==================
+preset    memory  memory      NVLink, one   card for      bfloat16, dense
+                  rate        direction     each GPU
+========  ======  ==========  ============  ============  ==================
+a100      80 GB   2.039 TB/s  300 GB/s      200 Gbit/s    312 TFLOP/s
+h100      80 GB   3.35 TB/s   450 GB/s      400 Gbit/s    989.4 TFLOP/s
+h200      141 GB  4.8 TB/s    450 GB/s      400 Gbit/s    989.4 TFLOP/s
+b200      180 GB  8 TB/s      900 GB/s      400 Gbit/s    2250 TFLOP/s
+========  ======  ==========  ============  ============  ==================
+
+Each preset's ``source`` names where its figures are from, which of them were read there or in a quotation of it, and
+which nobody checked; peaks are those of ``workloads.peaks``. The vendor counts NVLink in both directions together, and
+peaks with sparsity: half of both is here. A DGX has one card of its cluster network for each GPU. Latencies and
+efficiencies are assumptions of this planner, not measured: print them, and replace them.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from bench.errors import UserError
+from bench.words import did_you_mean, listed
+from workloads.peaks import datasheet_peak
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Some = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+_HIDEABLE = ("dp", "edp", "fsdp", "cp")
+
+
+class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What share of a rate a step reaches, and of the communication that could hide how much does; all assumptions.
+
+    ``gemm`` is of the dense peak, over whole layers with what is not a matrix product; ``memory`` is what a step may
+    fill, the rest is the runtime's. An axis that is not in ``overlap`` is exposed.
+    """
+
+    gemm: Some = 0.55
+    links_inside: Some = 0.80
+    links_across: Some = 0.80
+    memory_rate: Some = 0.80
+    memory: Some = 0.92
+    overlap: dict[str, Share] = msgspec.field(default_factory=lambda: dict.fromkeys(_HIDEABLE, 0.9))
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of GPU, and how its nodes are built.
+
+    ``flops_per_second`` are bfloat16's, ``float32_share`` is what of them float32 has: TF32 is half on all presets.
+    ``across_bytes_per_second`` is one GPU's own card. ``rails`` is how many of a node's cards one collective can drive
+    at once, 0 for as many as it has ranks there. Latencies are of one hop of a ring, ``launch_seconds`` of any call.
+    ``links_from`` says what tells a call's time where these rates do not.
+    """
+
+    name: str
+    source: str
+    flops_per_second: Positive
+    float32_share: Some = 0.5
+    memory_bytes: Positive
+    memory_bytes_per_second: Positive
+    gpus_per_node: Annotated[int, msgspec.Meta(ge=1)] = 8
+    inside_bytes_per_second: Positive
+    across_bytes_per_second: Positive
+    rails: Annotated[int, msgspec.Meta(ge=0)] = 0
+    launch_seconds: Seconds = 8e-6
+    inside_hop_seconds: Seconds = 2e-6
+    across_hop_seconds: Seconds = 6e-6
+    links_from: str = ""
+    efficiency: Efficiency = Efficiency()
+
+    @property
+    def usable_bytes(self) -> float:
+        """The memory that a step may fill."""
+        return self.memory_bytes * self.efficiency.memory
+
+
+_A100 = (
+    "NVIDIA A100 datasheet (nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
+    "nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf): peak, memory, NVLink as "
+    "glennklockwood.com/garden/processors/A100 quotes it; DGX A100's cards of 200 Gbit/s not checked"
+)
+_H100 = (
+    "NVIDIA H100 datasheet: peak, memory, NVLink as glennklockwood.com/garden/processors/h100 quotes it, which doubts "
+    "the memory's rate; DGX H100's cards of 400 Gbit/s not checked"
+)
+_H200 = (
+    "NVIDIA's submission to MLPerf inference (github.com/mlcommons/inference_results_v4.1, closed/NVIDIA/systems/"
+    "H200-SXM-141GBx8_TRT_MaxQ.json): memory, NVLink, cards of 400 Gbit/s; the memory's rate and the peak, H100's, "
+    "not checked with the vendor"
+)
+_B200 = (
+    "NVIDIA DGX B200 user guide (docs.nvidia.com/dgx/dgxb200-user-guide/introduction-to-dgxb200.html): memory, NVLink, "
+    "eight ConnectX-7; peak and the memory's rate as glennklockwood.com/garden/processors/B200 quotes the datasheet; "
+    "the cards' 400 Gbit/s not checked"
+)
+
+
+def _preset(name: str, source: str, memory: float, memory_rate: float, nvlink: float, card: float) -> Hardware:
+    peak = datasheet_peak({"h100": "H100 SXM5"}.get(name, name), "bfloat16")
+    assert peak is not None
+    return Hardware(
+        name=name,
+        source=source,
+        flops_per_second=peak,
+        memory_bytes=memory,
+        memory_bytes_per_second=memory_rate,
+        inside_bytes_per_second=nvlink,
+        across_bytes_per_second=card,
+    )
+
+
+PRESETS = {
+    "a100": _preset("a100", _A100, 80e9, 2.039e12, 300e9, 25e9),
+    "h100": _preset("h100", _H100, 80e9, 3.35e12, 450e9, 50e9),
+    "h200": _preset("h200", _H200, 141e9, 4.8e12, 450e9, 50e9),
+    "b200": _preset("b200", _B200, 180e9, 8e12, 900e9, 50e9),
+}
+
+
+def hardware_of(text: str) -> Hardware:
+    """Return a preset, or what a ``.toml`` file declares; ``UserError`` names what there is."""
+    if text.endswith(".toml"):
+        return read_hardware(Path(text))
+    if text.lower() not in PRESETS:
+        raise UserError(
+            f"hardware {text!r} is not {listed(PRESETS)}, nor a file ending in .toml"
+            f"{did_you_mean(text.lower(), PRESETS)}"
+        )
+    return PRESETS[text.lower()]
+
+
+def read_hardware(path: Path) -> Hardware:
+    """Return the machine that a file declares: the fields of ``Hardware``, with a table ``[efficiency]``."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"hardware file {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"hardware file {path} is no TOML: {error}") from error
+    try:
+        return msgspec.convert({"name": path.stem, "source": str(path), **raw}, Hardware)
+    except msgspec.ValidationError as error:
+        allowed = Efficiency if "$.efficiency" in str(error) else Hardware
+        raise UserError(f"hardware file {path}: {error}; fields are {listed(allowed.__struct_fields__)}") from error
