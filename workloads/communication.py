@@ -23,12 +23,16 @@ _NAMESPACES = ("c10d::", "_c10d_functional::")
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One communication: ``num_bytes`` is its size as nccl-tests counts it, on ``ranks`` ranks of an axis."""
+    """One communication: ``num_bytes`` is its size as nccl-tests counts it, on ``ranks`` ranks of an axis.
+
+    ``peer`` is the rank of the group that a send goes to, None of all else.
+    """
 
     axis: str
     op: str
     num_bytes: int
     ranks: int
+    peer: int | None = None
 
 
 # how an operation is called, and which of its arguments has the size: 0 the output or the buffer, 1 the input
@@ -48,6 +52,7 @@ _OPERATIONS = {
     "c10d::alltoall_base_": ("all_to_all", 1),
     "c10d::alltoall_": ("all_to_all", 1),
     "c10d::send": ("send", 0),
+    "c10d::recv_": ("recv", 0),
     "_c10d_functional::all_reduce": ("all_reduce", 0),
     "_c10d_functional::all_reduce_": ("all_reduce", 0),
     "_c10d_functional::all_reduce_coalesced": ("all_reduce", 0),
@@ -56,6 +61,7 @@ _OPERATIONS = {
     "_c10d_functional::all_to_all_single": ("all_to_all", 0),
     "_c10d_functional::broadcast": ("broadcast", 0),
 }
+_PEER_OF_SEND = 2
 # functional gathers take the shard: the whole is as many times as large as there are ranks
 _OF_SHARDS = {
     "_c10d_functional::all_gather_into_tensor": "all_gather",
@@ -92,7 +98,8 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
             op, place = _OPERATIONS[name]
             num_bytes = _bytes(args[place])
         axis = self._axes.get(group.group_name, OTHER)
-        self.calls.append(Call(axis=axis, op=op, num_bytes=num_bytes, ranks=group.size()))
+        peer = int(args[_PEER_OF_SEND]) if op == "send" else None
+        self.calls.append(Call(axis=axis, op=op, num_bytes=num_bytes, ranks=group.size(), peer=peer))
 
 
 class Silenced(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -37,6 +37,7 @@ _FACTORS: Mapping[str, Callable[[int], float]] = {
     "broadcast": _whole,
     "reduce": _whole,
     "send": _whole,
+    "recv": _none,  # the sender counts it
     "barrier": _none,
 }
 OPERATIONS = tuple(_FACTORS)

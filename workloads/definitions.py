@@ -1,11 +1,19 @@
 """The training steps that can be measured, declared without torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
-from bench.cases import Definition, Setting
+from bench.cases import Definition, Params, Setting, only_itself
 from bench.errors import UserError
 from bench.params import Param, Value
 from workloads.compute_kind import COMPUTE, parse_compute
+from workloads.context.cp_case import PARAMS as CONTEXT
+from workloads.context.cp_case import refuse_context, refuse_place
+from workloads.experts.moe_case import LAYER_PARAMS, STEP_PARAMS, refuse_moe
+from workloads.hybrid.hybrid_case import PARAMS as HYBRID
+from workloads.hybrid.hybrid_case import refuse_hybrid, with_experts
+from workloads.pipeline.pipeline_case import PARAMS as PIPELINE
+from workloads.pipeline.pipeline_case import each_schedule, refuse_pipeline
 from workloads.shapes import MODEL, Shape, shape_of
 
 Refuse = Callable[[Shape, Mapping[str, Value], int], str | None]
@@ -48,10 +56,13 @@ SHARD = Param(name="shard", kind="int", default=0, minimum=0, optional=True, hel
 TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a layer")
 
 
-def with_defaults(params: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a step's parameters with those that its case leaves out, as they have their defaults."""
-    optional = (*COMMON, STATIC_GRAPH, NO_SYNC, PREFETCH, SHARD)
-    return {**{param.name: param.default for param in optional}, **params}
+def with_defaults(params: Mapping[str, Value], name: str = "") -> dict[str, Value]:
+    """Return the parameters of the step of this name with those that its case leaves out, as they have their defaults.
+
+    A step without a name is one's own: only what all steps share is filled in.
+    """
+    own = [param for definition in DEFINITIONS if definition.name == f"workload.{name}" for param in definition.params]
+    return {**{param.name: param.default for param in (*COMMON, *own) if param.optional or param in COMMON}, **params}
 
 
 def refuse_nothing(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
@@ -90,7 +101,15 @@ def refuse_shards(shape: Shape, params: Mapping[str, Value], nproc: int) -> str 
     return None
 
 
-def _step(name: str, target: str, help_text: str, *more: Param, refuse: Refuse = refuse_nothing) -> Definition:
+def _step(
+    name: str,
+    target: str,
+    help_text: str,
+    *more: Param,
+    refuse: Refuse = refuse_nothing,
+    expand: Callable[[Params, Setting], Iterable[Params]] = only_itself,
+    common: tuple[Param, ...] = COMMON,
+) -> Definition:
     def refused(params: Mapping[str, Value], setting: Setting) -> str | None:
         try:
             shape = shape_of(params)
@@ -103,9 +122,26 @@ def _step(name: str, target: str, help_text: str, *more: Param, refuse: Refuse =
         name=f"workload.{name}",
         target=f"workloads.{target}",
         help=help_text,
-        params=(*COMMON, *more),
+        params=(*common, *more),
         refuse=refused,
+        expand=expand,
     )
+
+
+def _context_parallel() -> Definition:
+    """Return the step whose methods are not all there on every device."""
+    step = _step(
+        "cp",
+        "context.cp:prepare",
+        "context parallel: each rank holds a part of every sequence, attention reaches all of it",
+        *CONTEXT,
+        refuse=refuse_context,
+    )
+
+    def refused(params: Mapping[str, Value], setting: Setting) -> str | None:
+        return step.refuse(params, setting) or refuse_place(params, setting)
+
+    return replace(step, refuse=refused)
 
 
 DEFINITIONS = (
@@ -124,4 +160,46 @@ DEFINITIONS = (
     _step("tp", "tp:tp", "tensor parallel attention and FFN, activations whole between them", refuse=refuse_split),
     _step("tp_sp", "tp:tp_sp", "tensor parallel, the sequence sharded between blocks", refuse=refuse_sequence),
     _step("tp_fsdp", "tp:tp_fsdp", "tensor parallel layers inside FSDP2's shards", TP, refuse=refuse_mesh),
+    _step(
+        "ep_dispatch",
+        "experts.ep_dispatch:prepare",
+        "expert parallel dispatch and combine alone: tokens to their experts' ranks and back",
+        *LAYER_PARAMS,
+        refuse=refuse_moe,
+        common=(*MODEL, BATCH[0], PRECISION),
+    ),
+    _step(
+        "ep_layer",
+        "experts.ep_layer:prepare",
+        "one expert parallel mixture of experts, forward and backward",
+        *LAYER_PARAMS,
+        refuse=refuse_moe,
+        common=(*MODEL, BATCH[0], PRECISION, COMPUTE),
+    ),
+    _step(
+        "ep_step",
+        "experts.ep:prepare",
+        "a step with mixtures of experts, expert parallel inside data parallel, attention split where asked",
+        *STEP_PARAMS,
+        refuse=refuse_moe,
+    ),
+    _step(
+        "pp",
+        "pipeline.pp:prepare",
+        "pipeline parallel: layers on ranks, microbatches through them, by any of ten schedules or your own",
+        *PIPELINE,
+        refuse=refuse_pipeline,
+        expand=each_schedule,
+        common=tuple(param for param in COMMON if param.name != "accumulation"),
+    ),
+    _context_parallel(),
+    _step(
+        "hybrid",
+        "hybrid.hybrid:prepare",
+        "several parallelisms on one mesh: data, shards, pipeline, context, tensor and expert parallel in one step",
+        *HYBRID,
+        refuse=refuse_hybrid,
+        expand=with_experts,
+        common=tuple(param for param in COMMON if param.name != "accumulation"),
+    ),
 )

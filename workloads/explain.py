@@ -7,7 +7,7 @@ costs (ECT); traced steps with and without it, whose spans add up to the wall; a
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from workloads.costs import sent_bytes
 from workloads.footprint import Footprint
 from workloads.intervals import Breakdown, Span, break_down, difference, gaps, intersection, length, union
 from workloads.layout import Layout
+from workloads.merged_timeline import merged_timeline
 from workloads.trace import Trace, trace_step
 
 _REPEATS = (3, 12)
@@ -65,13 +66,16 @@ def explain(world: World, layout: Layout, step: Step, begin: Begin, memory: Foot
     calls = counted(step, layout.axes)
     passes = _take(world, layout, step, begin, seconds)
     told = cast(list[Seen], world.gather(_seen(world, passes, calls)))
-    metrics = {**_bytes(calls, layout), **_times(told, layout), **_peers(told, calls, layout, world), **memory.metrics}
+    middle = _middle(told)
+    times = _times(told, layout, middle)
+    metrics = {**_bytes(calls, layout), **times, **_peers(told, calls, layout, world), **memory.metrics}
     details = {
         "comm_calls": _summed(calls),
         "plain_step_seconds": median([max(walls) for walls in zip(*(seen.plain for seen in told), strict=True)]),
         **memory.details,
     }
-    return Explanation(metrics=metrics, details=details, notes=memory.notes)
+    shown = merged_timeline(world, passes.traces[middle], _axes_of(passes.traces[middle], calls), calls)
+    return Explanation(metrics=metrics, details=details, notes=memory.notes, timeline=shown)
 
 
 def _take(world: World, layout: Layout, step: Step, begin: Begin, seconds: float) -> Passes:
@@ -168,14 +172,20 @@ def _bytes(calls: Sequence[Call], layout: Layout) -> dict[str, Metric]:
     return metrics
 
 
-def _times(told: Sequence[Seen], layout: Layout) -> dict[str, Metric]:
-    """Return how the wall of a traced step divides on the slowest rank, in the iteration of median wall."""
+def _middle(told: Sequence[Seen]) -> int:
+    """Return which traced step has the median wall, that of the slowest rank."""
     walls = [max(seen.breakdowns[i].wall_seconds for seen in told) for i in range(len(told[0].breakdowns))]
-    middle = sorted(range(len(walls)), key=lambda i: walls[i])[(len(walls) - 1) // 2]
+    return sorted(range(len(walls)), key=lambda i: walls[i])[(len(walls) - 1) // 2]
+
+
+def _times(told: Sequence[Seen], layout: Layout, middle: int) -> dict[str, Metric]:
+    """Return how the wall of a traced step divides on the slowest rank, in the iteration of median wall."""
     slowest = max(told, key=lambda seen: seen.breakdowns[middle].wall_seconds)
     one = slowest.breakdowns[middle]
-    how = f"the slowest rank's traced step of median wall, of {len(walls)}"
-    exposed = {f"exposed_comm.{axis}": one.exposed_comm_seconds.get(axis, 0.0) for axis in layout.axes}
+    how = f"the slowest rank's traced step of median wall, of {len(slowest.breakdowns)}"
+    # where spans were not told apart by axis, an axis' 0 would be untrue
+    axes = () if OTHER in one.exposed_comm_seconds else layout.axes
+    exposed = {f"exposed_comm.{axis}": one.exposed_comm_seconds.get(axis, 0.0) for axis in axes}
     exposed |= {f"exposed_comm.{axis}": seconds for axis, seconds in one.exposed_comm_seconds.items()}
     parts = {"compute": one.compute_seconds, **exposed, "exposed_copy": one.copy_seconds, "idle": one.idle_seconds}
     metrics = {name: _fact(seconds, "s", how) for name, seconds in parts.items()}
@@ -205,8 +215,8 @@ def _peers(told: Sequence[Seen], calls: Sequence[Call], layout: Layout, world: W
     A call takes as long as on the rank of its group where it took least; what another rank spends before that in it, it
     waits. Calls at the same time count once.
     """
-    if any(len(comm) != len(calls) for seen in told for comm in seen.comm):
-        return {}  # the trace cannot be held against the calls
+    if layout.staged or any(len(comm) != len(calls) for seen in told for comm in seen.comm):
+        return {}  # ranks make other calls, or the trace cannot be held against them
     mine = {name: dist.get_process_group_ranks(group) for name, group in layout.axes.items()}
     members = cast(list[dict[str, list[int]]], world.gather(mine))
     iterations = range(len(told[0].comm))
@@ -250,7 +260,7 @@ def _summed(calls: Sequence[Call]) -> list[dict[str, object]]:
     """Return equal calls together, with how often they were made."""
     return [
         {"axis": call.axis, "op": call.op, "bytes": call.num_bytes, "ranks": call.ranks, "count": count}
-        for call, count in Counter(calls).items()
+        for call, count in Counter(replace(call, peer=None) for call in calls).items()
     ]
 
 

@@ -134,11 +134,13 @@ def _formula(layout: Layout, shape: Shape, batch: Batch) -> dict[str, float]:
         "parameters": state.parameters,
         "gradients": state.gradients,
         "optimizer": state.optimizer,
-        "activations": shape.layers * _layer_activations(layout, shape, batch),
+        "activations": shape.layers
+        * layer_activation_bytes(shape, batch, tp=layout.divided_by, sequence_parallel=layout.state == "tp_sp"),
     }
 
 
-def _layer_activations(layout: Layout, shape: Shape, batch: Batch) -> float:
+def layer_activation_bytes(shape: Shape, batch: Batch, *, tp: int = 1, sequence_parallel: bool = False) -> float:
+    """Return what backward needs of one layer and one microbatch, by closed form."""
     layer = LayerShape(
         microbatch=batch.microbatch,
         sequence=shape.sequence,
@@ -150,8 +152,7 @@ def _layer_activations(layout: Layout, shape: Shape, batch: Batch) -> float:
     if batch.checkpointing == "full":
         return recompute_activation_bytes(layer, batch.element_bytes)
     formula = swiglu_activation_bytes if shape.recipe == "llama" else gpt_activation_bytes
-    along_sequence = layout.state == "tp_sp"
-    return formula(layer, batch.element_bytes, tp=layout.divided_by, sequence_parallel=along_sequence)
+    return formula(layer, batch.element_bytes, tp=tp, sequence_parallel=sequence_parallel)
 
 
 def _num_replicated(model: nn.Module) -> int:

@@ -1,6 +1,6 @@
 """What a parallelism makes of the model: what its file gives, and all that a training step needs of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from bench.compat import forget_meshes
 from bench.world import World
+from workloads.model import loss_of
 
 
 def nothing() -> None:
@@ -32,6 +33,14 @@ class Layout:
     backward pass of a microbatch, ``settle`` comes after the last one's. ``expected_bytes`` is the closed form of what
     a rank sends in a step, by axis. ``state`` names the closed form of its memory, which ``sharded_by`` ranks of a data
     axis and ``divided_by`` of a tensor axis share; ``made_groups`` end with it.
+
+    ``loss`` is the mean loss of this rank's part of a microbatch (b, s + 1), where that is not what calling the module
+    gives; ``forward_backward`` takes all microbatches in its own order and returns their mean loss, None on ranks that
+    do not know it. Where ``staged``, a rank holds the parameters of its own stages alone. ``exact_order`` are the
+    microbatches as their gradients are accumulated: a single process that does the same gets the same bits. ``twins``
+    hold the same parameters as this rank: all ranks where nothing else is said, nobody where stages are. ``alone``
+    builds the model of a single process, with the weights of the seed, and ``loss_alone`` is its mean loss over a
+    global batch, where they are not the Transformer's.
     """
 
     module: nn.Module
@@ -43,12 +52,23 @@ class Layout:
     expected_bytes: Mapping[str, float]
     synchronized: Callable[[bool], AbstractContextManager[object]] = always
     settle: Callable[[], None] = nothing
+    loss: Callable[[Tensor], Tensor] | None = None
+    forward_backward: Callable[[Sequence[Tensor]], Tensor | None] | None = None
+    staged: bool = False
+    exact_order: Sequence[int] = ()
+    twins: dist.ProcessGroup | None = None
+    alone: Callable[[torch.dtype], nn.Module] | None = None
+    loss_alone: Callable[[nn.Module, Tensor], Tensor] = loss_of
     state: str = "ddp"
     sharded_by: int = 1
     divided_by: int = 1
     made_groups: tuple[dist.ProcessGroup, ...] = ()
     details: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def loss_of(self, tokens: Tensor) -> Tensor:
+        """Return the mean loss of this rank's part of a microbatch."""
+        return loss_of(self.module, tokens) if self.loss is None else self.loss(tokens)
 
     def close(self) -> None:
         """Give back the groups that were made for it."""

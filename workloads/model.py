@@ -107,11 +107,15 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder from tokens (b, s) to the logits of the next token (b, s, vocabulary)."""
+    """A decoder from tokens (b, s) to the logits of the next token (b, s, vocabulary).
+
+    ``places`` (s) are where the tokens stand in their sequence, for learned positions; 0, 1, ... if None.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.hidden)
+        self.places: Tensor | None = None
         self.positions = nn.Embedding(shape.sequence, shape.hidden) if shape.recipe == "gpt" else None
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = _norm(shape.recipe, shape.hidden)
@@ -121,7 +125,8 @@ class Transformer(nn.Module):
         """Return logits."""
         x = self.tokens(tokens)
         if self.positions is not None:
-            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+            places = torch.arange(tokens.shape[1], device=tokens.device) if self.places is None else self.places
+            x = x + self.positions(places)
         for layer in self.layers:
             x = layer(x)
         logits: Tensor = self.head(self.norm(x))

@@ -4,8 +4,9 @@ float32 is compared element by element. A narrower type is compared by distance:
 no farther than those of one process in the same type, but for a margin.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from bench.world import World
 from workloads.checkpointing import plain_name
 from workloads.layout import Layout, whole
-from workloads.model import build, loss_of
+from workloads.model import build
 from workloads.optimizer import LEARNING_RATE, make_optimizer
 from workloads.shapes import Shape
 from workloads.timed import TimedLinear
@@ -34,6 +35,8 @@ _UPDATE_TOLERANCE = 0.05
 _MOVEMENT_TOLERANCE = 0.3
 
 Tensors = Mapping[str, Tensor]
+Microbatches = Sequence[Tensor]
+Gradients = Callable[[], Tensor | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,27 +54,31 @@ class Parity:
         self._world, self._layout, self._shape, self._dtype = world, layout, shape, dtype
         self._steps_compared = False
 
-    def count_wrong(self, batch: Tensor, gradients_of: Callable[[], Tensor], step: Callable[[], None]) -> int:
-        """Return how many elements are wrong: of weights, unlike rank 0's; of gradients, losses and two steps.
+    def count_wrong(self, batch: Microbatches, gradients_of: Gradients, step: Callable[[], None]) -> int:
+        """Return how many elements are wrong: of weights, unlike their twins'; of gradients, losses and two steps.
 
-        The first time the layout has taken one step on ``batch``, and here takes the second.
+        The first time the layout has taken one step on ``batch``, and here takes the second. ``batch`` are all data
+        ranks' microbatches, one after the other.
         """
         wrong = 0
         if not self._steps_compared:
             self._steps_compared = True
             step()
             wrong += self._count_wrong_updates(batch)
-        weights = self._weights()
-        wrong += count_unlike_rank_0(weights.values(), self._world.group)
+        mine = self._weights()
+        wrong += self._count_unlike_twins(mine)
+        weights = self._united(mine)
         reference = self._reference(weights, batch, torch.float32)
         loss = self._mean(gradients_of())
         found = {name: whole(gradient).detach() for name, gradient in self._gradients().items()}
+        expected = {name: reference.gradients[name] for name in mine}
+        wrong += sum(gradient.numel() for name, gradient in reference.gradients.items() if name not in weights)
         if self._dtype == torch.float32:
-            wrong += count_apart(found, reference.gradients)
-            return wrong + int(not abs(loss - reference.loss) <= RELATIVE_TOLERANCE * abs(reference.loss))
+            count = count_unlike if self._exact else count_apart
+            return wrong + count(found, expected) + int(not _near(loss, reference.loss))
         alone = self._reference(weights, batch, self._dtype)
-        limit = DISTANCE_MARGIN * distance(alone.gradients, reference.gradients)
-        apart = distance(found, reference.gradients)
+        limit = DISTANCE_MARGIN * distance({name: alone.gradients[name] for name in mine}, expected)
+        apart = distance(found, expected)
         return wrong + (0 if apart <= limit else sum(gradient.numel() for gradient in found.values()))
 
     def count_wrong_fills(self, accumulation: int) -> int:
@@ -85,34 +92,66 @@ class Parity:
                 wrong += 1 if found is None else int((found != expected).sum())
         return wrong
 
-    def _count_wrong_updates(self, batch: Tensor) -> int:
+    def _count_wrong_updates(self, batch: Microbatches) -> int:
         """Compare weights after two steps with a single process's, where the gradients leave no doubt of their sign."""
-        start = build(self._shape, self._world.seed, self._world.device, self._dtype)
-        alone = build(self._shape, self._world.seed, self._world.device, self._dtype)
+        start, alone = self._alone(self._dtype), self._alone(self._dtype)
         optimizer = make_optimizer(alone.parameters(), self._dtype)
         decided: dict[str, Tensor] = {}
         for _ in range(2):
             optimizer.zero_grad()
-            loss_of(alone, batch).backward()  # type: ignore[no-untyped-call]
+            self._backward(alone, batch)
             optimizer.step()
             for name, gradient in _named_gradients(alone).items():
                 large = gradient.abs() > _DECIDED * gradient.abs().max()
                 decided[name] = large & decided.get(name, large)
         found, expected, before = self._weights(), _named(alone), _named(start)
+        decided = {name: mask for name, mask in decided.items() if name in found}
         apart = {name: (found[name].float() - expected[name].float())[mask] for name, mask in decided.items()}
         if self._dtype == torch.float32:
             return sum(int((~(values.abs() <= _UPDATE_TOLERANCE * LEARNING_RATE)).sum()) for values in apart.values())
         moved = {name: (before[name].float() - expected[name].float())[mask] for name, mask in decided.items()}
         return 0 if _norm(apart) <= _MOVEMENT_TOLERANCE * _norm(moved) else sum(map(len, apart.values()))
 
-    def _reference(self, weights: Tensors, batch: Tensor, dtype: torch.dtype) -> Reference:
-        alone = build(self._shape, self._world.seed, self._world.device, dtype)
+    def _reference(self, weights: Tensors, batch: Microbatches, dtype: torch.dtype) -> Reference:
+        alone = self._alone(dtype)
         with torch.no_grad():
             for name, parameter in alone.named_parameters():
-                parameter.copy_(weights[name])
-        loss = loss_of(alone, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return Reference(loss=float(loss.detach()), gradients=_named_gradients(alone))
+                if name in weights:
+                    parameter.copy_(weights[name])
+        return Reference(loss=self._backward(alone, batch), gradients=_named_gradients(alone))
+
+    def _alone(self, dtype: torch.dtype) -> nn.Module:
+        """Return a single process's model with the weights of the seed."""
+        if self._layout.alone is not None:
+            return self._layout.alone(dtype)
+        return build(self._shape, self._world.seed, self._world.device, dtype)
+
+    def _backward(self, alone: nn.Module, batch: Microbatches) -> float:
+        """Take the gradients of the mean loss, as the layout accumulates them if they are to be equal; return it."""
+        order = self._layout.exact_order
+        parts = [batch[i] for i in order] if order else [torch.cat(tuple(batch))]
+        total = 0.0
+        for part in parts:
+            loss = self._layout.loss_alone(alone, part) / len(parts)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        return total
+
+    @property
+    def _exact(self) -> bool:
+        """Whether gradients are to be equal bit for bit; a device may add in another order each time."""
+        return bool(self._layout.exact_order) and self._world.device.type == "cpu"
+
+    def _united(self, mine: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights of all stages; what no rank holds is missing."""
+        if not self._layout.staged:
+            return mine
+        told = cast(list[dict[str, Tensor]], self._world.gather({name: w.cpu() for name, w in mine.items()}))
+        return {name: weights for of in told for name, weights in of.items()}
+
+    def _count_unlike_twins(self, mine: Tensors) -> int:
+        twins = self._layout.twins or (None if self._layout.staged else self._world.group)
+        return 0 if twins is None else count_unlike_rank_0(mine.values(), twins)
 
     def _weights(self) -> dict[str, Tensor]:
         named = self._layout.model.named_parameters()
@@ -121,11 +160,16 @@ class Parity:
     def _gradients(self) -> dict[str, Tensor]:
         return {plain_name(name): gradient for name, gradient in _named_gradients(self._layout.model).items()}
 
-    def _mean(self, loss: Tensor) -> float:
-        """Return the mean of the ranks' losses; ranks that share their tokens have the same."""
-        losses = [float(loss)] * self._world.size
-        dist.all_gather_object(losses, float(loss), group=self._world.control)
-        return sum(losses) / len(losses)
+    def _mean(self, loss: Tensor | None) -> float:
+        """Return the mean of the losses that ranks know; ranks that share their tokens have the same."""
+        losses: list[float | None] = [None] * self._world.size
+        dist.all_gather_object(losses, None if loss is None else float(loss), group=self._world.control)
+        known = [value for value in losses if value is not None]
+        return sum(known) / len(known)
+
+
+def _near(loss: float, reference: float) -> bool:
+    return abs(loss - reference) <= RELATIVE_TOLERANCE * abs(reference)
 
 
 def _named(model: nn.Module) -> dict[str, Tensor]:
@@ -153,6 +197,14 @@ def count_apart(found: Tensors, expected: Tensors) -> int:
         # a NaN is in no limit, infinity in an infinite one
         wrong += int((~((apart <= limit) & apart.isfinite())).sum())
     return wrong
+
+
+def count_unlike(found: Tensors, expected: Tensors) -> int:
+    """Return how many elements differ from the reference at all; a missing tensor is all wrong."""
+    return sum(
+        reference.numel() if name not in found else int((found[name] != reference).sum())
+        for name, reference in expected.items()
+    )
 
 
 def distance(found: Tensors, expected: Tensors) -> float:

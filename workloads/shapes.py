@@ -119,12 +119,21 @@ def num_layer_weights(shape: Shape) -> int:
 
 def num_parameters(shape: Shape) -> int:
     """Return the parameters of the whole model, exactly: matrices, norms, biases, embedding tables, untied head."""
-    hidden, table = shape.hidden, shape.vocabulary * shape.hidden
-    matrices = shape.layers * num_layer_weights(shape) + 2 * table
+    tables = (shape.vocabulary + (shape.sequence if shape.recipe == "gpt" else 0)) * shape.hidden
+    return shape.layers * num_layer_parameters(shape) + tables + num_head_parameters(shape)
+
+
+def num_layer_parameters(shape: Shape) -> int:
+    """Return the parameters of one layer: matrices, two norms, and for gpt all biases but the keys'."""
     if shape.recipe == "llama":
-        return matrices + shape.layers * 2 * hidden + hidden
-    biases = 3 * hidden + shape.kv_heads * shape.head_size + shape.ffn  # keys have none
-    return matrices + shape.layers * (4 * hidden + biases) + 2 * hidden + shape.sequence * hidden
+        return num_layer_weights(shape) + 2 * shape.hidden
+    biases = 3 * shape.hidden + shape.kv_heads * shape.head_size + shape.ffn
+    return num_layer_weights(shape) + 4 * shape.hidden + biases
+
+
+def num_head_parameters(shape: Shape) -> int:
+    """Return the parameters after the last layer: its norm and the head."""
+    return (shape.vocabulary + (2 if shape.recipe == "gpt" else 1)) * shape.hidden
 
 
 def flops_per_token(shape: Shape) -> float:

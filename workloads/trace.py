@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -12,6 +12,8 @@ from workloads.intervals import Span, difference, union
 
 STEP = "parbench:step"
 COMPUTE = "parbench:compute"
+PHASE = "parbench:"
+"""How the ranges begin that a step names itself."""
 _ISSUE = "c10d::"
 _WAIT = "_c10d_functional::wait_tensor"
 
@@ -21,7 +23,8 @@ class Trace:
     """Spans in ns of a step on the host, arithmetic, each communication in order and copies; the wall by our own clock.
 
     A communication lasts from its issue to its end. ``busy`` is when the host was in any operation, ``called`` when it
-    was issuing communication or waiting for it in an operation of torch's.
+    was issuing communication or waiting for it in an operation of torch's. ``began_ns`` is the step's start on
+    ``time.perf_counter_ns``'s clock; ``phases`` are the ranges that the step names itself, such as forward.
     """
 
     step: Span
@@ -31,20 +34,30 @@ class Trace:
     copies: list[Span]
     called: list[Span]
     busy: list[Span]
+    began_ns: int = 0
+    phases: list[tuple[str, Span]] = field(default_factory=list)
 
 
 def trace_step(step: Callable[[], object], device: torch.device) -> Trace:
     """Return the trace of one step; on CUDA its end is when the device is done."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities) as profiler:
-        began = time.perf_counter()
+        began_ns = time.perf_counter_ns()
         with record_function(STEP):
             step()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-        wall_seconds = time.perf_counter() - began
+        wall_seconds = (time.perf_counter_ns() - began_ns) / 1e9
     events = trace_events(profiler)
-    return _on_device(events, wall_seconds) if device.type == "cuda" else _on_host(events, wall_seconds)
+    found = _on_device(events, wall_seconds) if device.type == "cuda" else _on_host(events, wall_seconds)
+    return replace(found, began_ns=began_ns, phases=_phases(events))
+
+
+def _phases(events: Sequence[TraceEvent]) -> list[tuple[str, Span]]:
+    """Return the host's own ranges, by the names that follow the prefix."""
+    mine = [event for event in events if event.name.startswith(PHASE) and not event.device]
+    named = [(event.name.removeprefix(PHASE), _span(event)) for event in mine]
+    return sorted((one for one in named if f"{PHASE}{one[0]}" not in (STEP, COMPUTE)), key=lambda one: one[1])
 
 
 def _on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from bench.messages import Work
 from bench.params import Value
@@ -67,10 +68,13 @@ class Options:
 
 
 class TrainingStep:
-    """One step of training; every data rank takes ``accumulation`` microbatches of the same global batch."""
+    """One step of training; every data rank takes ``accumulation`` microbatches of the same global batch.
 
-    def __init__(self, world: World, given: Mapping[str, Value], lay_out: LayOut) -> None:
-        params = with_defaults(given)
+    ``name`` is the definition's, whose parameters have defaults; a step of one's own needs none.
+    """
+
+    def __init__(self, world: World, given: Mapping[str, Value], lay_out: LayOut, name: str = "") -> None:
+        params = with_defaults(given, name)
         self._world, self._options = world, Options.of(params)
         model = build(self._options.shape, world.seed, world.device, self._options.dtype)
         self._waiter = Waiter(world.device)
@@ -78,6 +82,8 @@ class TrainingStep:
             self._make_timed(model, self._options.timed_seconds)
         checkpoint(model, self._options.checkpointing)
         self.layout = lay_out(model, world, self._options, params)
+        if self.layout.made_groups:
+            world.barrier()  # a group that one rank gives back while another still connects breaks that one
         self._tell_ranks_apart()
         self._parity = Parity(world, self.layout, self._options.shape, self._options.dtype)
         self._peak = self._agreed_peak()
@@ -88,7 +94,8 @@ class TrainingStep:
         """Train on this rank's part of the present batch."""
         self.layout.optimizer.zero_grad()
         self._forward_backward()
-        self.layout.optimizer.step()
+        with record_function("parbench:update"):
+            self.layout.optimizer.step()
 
     def reset(self) -> None:
         """Draw the next batch."""
@@ -100,7 +107,8 @@ class TrainingStep:
         """Return how many elements fail the parity gate; see ``Parity``."""
         if self._options.timed:
             return self._parity.count_wrong_fills(self._options.accumulation)
-        return self._parity.count_wrong(self._batch, self._losses_and_gradients, self.step)
+        microbatches = self._batch.chunk(self.layout.data_size * self._options.accumulation)
+        return self._parity.count_wrong(microbatches, self._losses_and_gradients, self.step)
 
     def describe(self) -> Description:
         """Return tokens, parameters and FLOPs, and what the row cannot claim."""
@@ -126,19 +134,20 @@ class TrainingStep:
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         """Say where the step's time, bytes and memory go; the model is worth nothing afterwards."""
-        options = self._options
-        batch = Batch(
-            microbatch=options.microbatch,
-            element_bytes=options.dtype.itemsize,
-            checkpointing=options.checkpointing,
-        )
-        memory = footprint(self._world, self.layout, options.shape, batch, self._forward, begin)
+        memory = footprint(self._world, self.layout, self._options.shape, self._batch_sizes(), self._forward, begin)
         found = explain(self._world, self.layout, self.step, begin, memory, budget_seconds)
         return replace(found, notes=(*found.notes, *self._doubts_of_peak(float(found.details["plain_step_seconds"]))))
 
     def close(self) -> None:
         """Give back the process groups that the layout made."""
         self.layout.close()
+
+    def _batch_sizes(self) -> Batch:
+        return Batch(
+            microbatch=self._options.microbatch,
+            element_bytes=self._options.dtype.itemsize,
+            checkpointing=self._options.checkpointing,
+        )
 
     def _doubts_of_peak(self, step_seconds: float) -> tuple[str, ...]:
         """Return what to say of a measured peak that a step exceeds; of a datasheet's that is a ``ValueError``."""
@@ -169,22 +178,26 @@ class TrainingStep:
             if isinstance(module, TimedLinear):
                 module.fill = float(self.layout.data_rank + 1)
 
-    def _forward_backward(self) -> Tensor:
+    def _forward_backward(self) -> Tensor | None:
         """Return the mean loss of this rank's microbatches; gradients are of the mean over all data ranks."""
+        if self.layout.forward_backward is not None:
+            return self.layout.forward_backward(self._mine)
         total = torch.zeros((), device=self._world.device)
         for i, tokens in enumerate(self._mine):
             last = i == len(self._mine) - 1
             with self.layout.synchronized(last):
-                loss = loss_of(self.layout.module, tokens) / len(self._mine)
-                loss.backward()  # type: ignore[no-untyped-call]
+                with record_function("parbench:forward"):
+                    loss = self.layout.loss_of(tokens) / len(self._mine)
+                with record_function("parbench:backward"):
+                    loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         self.layout.settle()
         return total
 
     def _forward(self) -> Tensor:
-        return loss_of(self.layout.module, self._mine[0])
+        return self.layout.loss_of(self._mine[0])
 
-    def _losses_and_gradients(self) -> Tensor:
+    def _losses_and_gradients(self) -> Tensor | None:
         self.layout.optimizer.zero_grad()
         return self._forward_backward()
 
