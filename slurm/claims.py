@@ -1,0 +1,153 @@
+"""Who measures a point: claims that exactly one process holds, however many jobs work on a sweep.
+
+A point's claims are numbered, ``claims/<point>.0``, ``.1``, ...; the highest counts and none is ever removed. Whoever
+wants a point that is given back, or whose owner is gone, makes the next number: that succeeds once, so no two processes
+can take over the same claim. A claim is written whole and then linked to its name, which is atomic on NFS too.
+"""
+
+import errno
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from bench.errors import UserError
+from slurm.system import ENDED, Slurm, SlurmError
+
+FOLDER = "claims"
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that works on a sweep: its job, how often that was requeued, and where it runs."""
+
+    job: str
+    restart: int
+    host: str
+    pid: int
+    token: str
+
+    @property
+    def writer(self) -> str:
+        """The owner as part of a file's name."""
+        return f"{self.job}-r{self.restart}-{self.host}-{self.pid}"
+
+
+def this_owner(environ: Mapping[str, str]) -> Owner:
+    """Return this process as an owner."""
+    return Owner(
+        job=environ.get("SLURM_JOB_ID", "none"),
+        restart=int(environ.get("SLURM_RESTART_COUNT", "0")),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        token=secrets.token_hex(8),
+    )
+
+
+def is_gone(owner: Owner, me: Owner, job_lives: Callable[[Owner], bool | None]) -> bool:
+    """Say whether an owner is known to be gone; where nobody can tell, it counts as alive.
+
+    ``job_lives`` is Slurm's answer for the owner's job, None where it gives none.
+    """
+    if owner.job != me.job:
+        return job_lives(owner) is False
+    if owner.restart != me.restart:
+        return owner.restart < me.restart
+    return owner.host == me.host and owner.pid != me.pid and not _process_lives(owner.pid)
+
+
+def job_lives(slurm: Slurm, owner: Owner) -> bool | None:
+    """Return whether the owner's job still runs as it did then, None where Slurm does not answer.
+
+    A job that Slurm has forgotten, that has ended or that was requeued since does not.
+    """
+    if not owner.job.isdecimal():
+        return None
+    try:
+        facts = slurm.show_job(owner.job)
+    except SlurmError:
+        return None
+    return any(
+        job.get("JobState") not in ENDED and int(job.get("Restarts", "0")) <= owner.restart
+        for job in facts
+        if job.get("JobId") == owner.job
+    )
+
+
+def _process_lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class Claims:
+    """The claims of one sweep, as one owner takes and gives them back."""
+
+    def __init__(self, sweep: Path, owner: Owner, gone: Callable[[Owner], bool]) -> None:
+        self._folder, self._owner, self._gone = sweep / FOLDER, owner, gone
+        self._held: dict[str, Path] = {}
+        self._folder.mkdir(exist_ok=True)
+
+    def take(self, point: str) -> Owner | None:
+        """Claim a point; return None if it is now ours, else who holds it."""
+        number = self._highest(point)
+        if number is not None:
+            claim = self._folder / f"{point}.{number}"
+            holder = _read(claim)
+            if not _given_back(claim).exists() and not self._gone(holder):
+                return holder
+        return self._make(point, 0 if number is None else number + 1)
+
+    def give_back(self, point: str) -> None:
+        """Let others have the point at once, without asking Slurm whether this owner is gone."""
+        _given_back(self._held.pop(point)).touch()
+
+    def _highest(self, point: str) -> int | None:
+        numbers = [path.name.removeprefix(f"{point}.") for path in self._folder.glob(f"{point}.*")]
+        return max((int(number) for number in numbers if number.isdecimal()), default=None)
+
+    def _make(self, point: str, number: int) -> Owner | None:
+        claim = self._folder / f"{point}.{number}"
+        draft = self._folder / f".{self._owner.token}"
+        try:
+            draft.write_bytes(msgspec.json.encode(self._owner))
+            _link(draft, claim)
+        except OSError as error:
+            raise UserError(f"{claim} cannot be made: {error.strerror}") from error
+        finally:
+            draft.unlink(missing_ok=True)
+        holder = _read(claim)  # NFS may say that a link exists which it has just made
+        if holder != self._owner:
+            return holder
+        self._held[point] = claim
+        return None
+
+
+def _link(draft: Path, claim: Path) -> None:
+    try:
+        claim.hardlink_to(draft)
+    except FileExistsError:
+        return
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+            raise UserError(f"{claim.parent} is on a file system without hard links, which claims need") from error
+        raise
+
+
+def _given_back(claim: Path) -> Path:
+    return claim.with_name(f"{claim.name}.free")
+
+
+def _read(claim: Path) -> Owner:
+    try:
+        return msgspec.json.decode(claim.read_bytes(), type=Owner)
+    except OSError as error:
+        raise UserError(f"{claim} cannot be read: {error.strerror}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UserError(f"{claim} is not what parbench wrote: {error}") from error

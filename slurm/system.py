@@ -1,0 +1,215 @@
+"""Slurm's own programs, called: each with a time limit, its words made one sentence, its output made values.
+
+Only formats that are documented for scripts are read: ``--parsable``, ``-h -o`` and ``scontrol show ... -o``.
+"""
+
+import math
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import UserError
+
+ENDED = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
+)
+"""States from which a job does not come back, unless it is requeued."""
+
+_UNKNOWN_JOB = ("Invalid job id", "Job/step already completing or completed")
+_QUEUE_FORMAT = "%F|%K|%A|%T|%r|%S|%e|%N"
+_PARTITION_FORMAT = "%P|%D|%l|%a"
+_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
+_PREFIX = re.compile(r"^\w+: (?:(?:error|fatal): )?")
+_PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
+
+
+class SlurmError(UserError):
+    """One sentence: which of Slurm's programs could not be had, did not answer, or refused, and its own words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A partition; ``limit_seconds`` is infinite where it sets none."""
+
+    name: str
+    nodes: int
+    limit_seconds: float
+    is_default: bool = False
+    is_up: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedJob:
+    """One line of squeue: ``id`` is what sbatch told, ``task`` the array's index, ``own_id`` what Slurm knows it by.
+
+    Times are Slurm's own text, such as 2026-01-31T12:00:00 (local time), ``N/A`` where it has none.
+    """
+
+    id: str
+    task: int | None
+    own_id: str
+    state: str
+    reason: str
+    start: str
+    end: str
+    nodes: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slurm:
+    """Slurm as this process reaches it; every method raises ``SlurmError`` if it does not answer or refuses."""
+
+    timeout_seconds: float = 30.0
+
+    def check_program(self, name: str) -> None:
+        """Refuse where a program is not in the PATH."""
+        if shutil.which(name) is None:
+            raise SlurmError(f"{name} is not in the PATH: submit where Slurm's programs are installed")
+
+    def sbatch(self, script: Path, *options: str) -> str:
+        """Submit a batch script and return the job's id, that of the whole array for an array."""
+        return parse_job_id(self.call("sbatch", "--parsable", *options, str(script)))
+
+    def scancel(self, ids: Sequence[str]) -> None:
+        """Cancel jobs by id; those that have ended already are passed over."""
+        if ids:
+            self.call("scancel", *ids)
+
+    def requeue(self, job_id: str) -> None:
+        """Put a job back into the queue, to run its script again from the start."""
+        self.call("scontrol", "requeue", job_id)
+
+    def queue(self) -> tuple[QueuedJob, ...]:
+        """Return this user's jobs that wait or run, one for each task of an array."""
+        return parse_queue(self.call("squeue", "-h", "-r", "--me", "-o", _QUEUE_FORMAT))
+
+    def show_job(self, job_id: str) -> tuple[Mapping[str, str], ...]:
+        """Return what the controller remembers of a job, one mapping for each task; nothing if it knows none."""
+        try:
+            text = self.call("scontrol", "show", "job", "-o", job_id)
+        except SlurmError as error:
+            if any(words in str(error) for words in _UNKNOWN_JOB):
+                return ()
+            raise
+        return tuple(parse_pairs(line) for line in text.splitlines() if line.startswith("JobId="))
+
+    def partitions(self) -> tuple[Partition, ...]:
+        """Return the partitions, in Slurm's order."""
+        return parse_partitions(self.call("sinfo", "-h", "-o", _PARTITION_FORMAT))
+
+    def node_states(self, nodes: Sequence[str] = ()) -> dict[str, str]:
+        """Return the states (``idle``, ``allocated``, ``down*``...) of the named nodes, of all without names."""
+        only = ("-n", ",".join(nodes)) if nodes else ()
+        return dict(line.split("|", 1) for line in self.call("sinfo", "-h", "-N", *only, "-o", "%N|%T").splitlines())
+
+    def host_names(self, node_list: str) -> tuple[str, ...]:
+        """Return the names that a list such as ``n[1-3,7]`` stands for."""
+        return tuple(self.call("scontrol", "show", "hostnames", node_list).split()) if node_list else ()
+
+    def call(self, program: str, *words: str) -> str:
+        """Run one of Slurm's programs and return what it printed."""
+        try:
+            done = subprocess.run(
+                [program, *words],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                encoding="utf-8",
+                errors="replace",
+                timeout=self.timeout_seconds,
+                env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
+            )
+        except FileNotFoundError as error:
+            raise SlurmError(f"{program} is not in the PATH: go where Slurm's programs are installed") from error
+        except OSError as error:
+            raise SlurmError(f"{program} cannot be started: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise SlurmError(f"{program} did not answer within {self.timeout_seconds:g} s") from error
+        if done.returncode != 0:
+            raise SlurmError(f"{program} refused: {_sentence(done.stderr) or f'it ended with {done.returncode}'}")
+        return done.stdout
+
+
+def _sentence(text: str) -> str:
+    """Return what a program complained of as one line, each complaint once, without its own name before it."""
+    lines = [_PREFIX.sub("", line.strip()) for line in text.splitlines()]
+    return "; ".join(dict.fromkeys(line for line in lines if line))
+
+
+def parse_job_id(text: str) -> str:
+    """Return the job id of ``sbatch --parsable``, which prints ``17`` or ``17;cluster``."""
+    lines = text.split()
+    found = lines[-1].partition(";")[0] if lines else ""
+    if not found.isdigit():
+        raise SlurmError(f"sbatch told no job id but {text.strip()!r}")
+    return found
+
+
+def parse_queue(text: str) -> tuple[QueuedJob, ...]:
+    """Return the jobs of ``squeue`` lines in the format ``%F|%K|%A|%T|%r|%S|%e|%N``."""
+    jobs = []
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) != 8:
+            raise SlurmError(f"squeue told {line!r}, which is not of the form {_QUEUE_FORMAT}")
+        base, task, own, state, reason, start, end, nodes = fields
+        index = int(task) if task.isdigit() else None
+        jobs.append(
+            QueuedJob(id=base, task=index, own_id=own, state=state, reason=reason, start=start, end=end, nodes=nodes)
+        )
+    return tuple(jobs)
+
+
+def parse_partitions(text: str) -> tuple[Partition, ...]:
+    """Return the partitions of ``sinfo`` lines in the format ``%P|%D|%l|%a``, lines of one partition summed up."""
+    found: dict[str, Partition] = {}
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) != 4 or not fields[1].isdigit():
+            raise SlurmError(f"sinfo told {line!r}, which is not of the form {_PARTITION_FORMAT}")
+        name, nodes, limit, available = fields
+        plain = name.removesuffix("*")
+        before = found[plain].nodes if plain in found else 0
+        found[plain] = Partition(
+            name=plain,
+            nodes=before + int(nodes),
+            limit_seconds=parse_limit(limit),
+            is_default=name.endswith("*"),
+            is_up=available == "up",
+        )
+    return tuple(found.values())
+
+
+def parse_limit(text: str) -> float:
+    """Return the seconds of Slurm's ``minutes``, ``minutes:seconds``, ``hours:minutes:seconds`` or ``days-hours...``.
+
+    What sets no limit (``infinite``, ``UNLIMITED``, ``n/a``) is infinite.
+    """
+    match = _LIMIT.fullmatch(text.strip())
+    if match is None:
+        return math.inf
+    days, *parts = match.groups()
+    numbers = [int(part) for part in parts if part is not None]
+    if days is not None:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+        return float(((int(days) * 24 + hours) * 60 + minutes) * 60 + seconds)
+    if len(numbers) == 1:
+        return numbers[0] * 60.0
+    return float(sum(number * 60**power for power, number in enumerate(reversed(numbers))))
+
+
+def format_limit(seconds: float) -> str:
+    """Return seconds as Slurm's ``--time`` takes them, rounded up to whole minutes: ``0:42:00``, ``26:00:00``."""
+    hours, minutes = divmod(math.ceil(seconds / 60), 60)
+    return f"{hours}:{minutes:02}:00"
+
+
+def parse_pairs(line: str) -> dict[str, str]:
+    """Return the ``Name=value`` pairs of one line of ``scontrol show ... -o``; values may hold blanks."""
+    matches = list(_PAIR.finditer(line))
+    ends = [match.start() for match in matches[1:]] + [len(line)]
+    return {match[1]: line[match.end() : end].strip() for match, end in zip(matches, ends, strict=True)}
