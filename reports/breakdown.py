@@ -45,6 +45,7 @@ def parts(row: Row) -> dict[str, float]:
         **{f"exposed {axis}": seconds for axis, seconds in by_axis(row, "exposed_comm").items()},
         "copy": row.value("exposed_copy"),
         "idle": row.value("idle"),
+        "outside": row.value("outside_pipeline"),
     }
     return {name: seconds for name, seconds in found.items() if seconds is not None}
 
@@ -68,8 +69,8 @@ def state_bytes(row: Row) -> float | None:
 
 
 def broken_down(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Return the rows that know any part of where their time went."""
-    return tuple(row for row in rows if parts(row))
+    """Return the rows that know where their time went: what they compute, and the rest beside it."""
+    return tuple(row for row in rows if "compute" in parts(row))
 
 
 def memory_lines(rows: Sequence[Row]) -> tuple[MemoryLine, ...]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from bench.records import Metric
 from bench.units import format_size
 
+_ROUNDING_SECONDS = 1e-12
+"""Below it a difference of sums is nothing but rounding."""
 UNKNOWN = "-"
 GIGA = 1e9
 _SCALES = {
@@ -34,7 +36,7 @@ def quantity(value: float | None, unit: str) -> str:
 
 def duration(seconds: float | None) -> str:
     """Return seconds in the unit that suits them: s, ms or us."""
-    return quantity(seconds, "s")
+    return quantity(seconds if seconds is None or abs(seconds) > _ROUNDING_SECONDS else 0.0, "s")
 
 
 def gigabytes(bytes_per_second: float | None) -> str:

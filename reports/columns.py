@@ -92,6 +92,18 @@ def words(title: str, text: Callable[[T], str], help_text: str, drop: int = 0) -
     return Column(title=title, text=text, sort=text, help=help_text, number=False, drop=drop)
 
 
+def figure(
+    title: str, value: Callable[[T], float | None], text: Callable[[float | None], str], help_text: str, drop: int = 0
+) -> Column[T]:
+    """Return a column of numbers, sorted as numbers."""
+    return Column(title=title, text=lambda item: text(value(item)), sort=value, help=help_text, drop=drop)
+
+
+def known(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[Column[T], ...]:
+    """Return the columns that say something of any row."""
+    return tuple(column for column in columns if any(column.sort(row) is not None for row in rows))
+
+
 def headline(title: str) -> Column[Row]:
     """Return the column of how long a row took, with its interval."""
     return Column(
@@ -238,8 +250,8 @@ def _fitted(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
 
 def _fitted_bandwidth(name: str, factor: Callable[[Curve], float | None]) -> Column[Curve]:
     def scaled(curve: Curve, bytes_per_second: float | None) -> float | None:
-        known = factor(curve)
-        return None if bytes_per_second is None or known is None else bytes_per_second * known
+        times = factor(curve)
+        return None if bytes_per_second is None or times is None else bytes_per_second * times
 
     def text(curve: Curve) -> str:
         last = curve.fit.segments[-1]

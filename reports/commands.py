@@ -6,22 +6,172 @@ import click
 
 # spelt out here too, so that --help imports nothing; a test compares them
 TOOLS = ("nccl-tests", "param", "osu", "gloo")
-EXPORTS = ("nccl-tests", "nccl-tests-json")
+EXPORTS = (
+    "nccl-tests",
+    "nccl-tests-json",
+    "chrome-trace",
+    "hta",
+    "pytest-benchmark",
+    "github-action-benchmark",
+    "bencher",
+    "openmetrics",
+)
+_FOLDER_FORMATS = {"hta": "a file for each rank", "github-action-benchmark": "a file for each direction"}
+REPORTS = ("html", "markdown", "csv", "json")
+COMPARISONS = ("table", "markdown", "json", "junit")
+_COMPARE_EXAMPLES = """\b
+Examples:
+  parbench compare runs/20260102T030405Z-node1-1a2b3c runs/20260109T030405Z-node1-4d5e6f
+  parbench compare BASE NEW --format markdown >> $GITHUB_STEP_SUMMARY
+  parbench compare BASE NEW --across versions.torch
+  parbench compare last:10 runs/20260109T030405Z-node1-4d5e6f
+  parbench compare BASE NEW --confirm --base-python .venv-base/bin/python --across 'versions.*'
+
+\b
+Exit codes: 0 fine; 1 slower or wrong; 2 bad input; 3 cannot tell, where asked to fail on it; 4 failed or missing.
+"""
+_REPORT_EXAMPLES = """\b
+Examples:
+  parbench report runs/20260102T030405Z-node1-1a2b3c -o report.html
+  parbench report RUN_ON_2 RUN_ON_4 RUN_ON_8 -o scaling.html
+  parbench report sweeps/links
+  parbench report RUN --format markdown >> $GITHUB_STEP_SUMMARY
+"""
+_EXPORT_EXAMPLES = """\b
+Examples:
+  parbench export runs/20260102T030405Z-node1-1a2b3c --format nccl-tests -o run.txt
+  parbench export runs/20260102T030405Z-node1-1a2b3c --format chrome-trace -o trace.json
+  parbench export runs/20260102T030405Z-node1-1a2b3c --format hta -o traces
+  parbench export runs/20260102T030405Z-node1-1a2b3c --format openmetrics -o parbench.prom
+"""
 
 
-@click.command(epilog="Example: parbench report runs/20260102T030405Z-node1-1a2b3c -o report.html")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.command(epilog=_REPORT_EXAMPLES)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write, instead of report.html in the run's folder.",
+    help="The file to write, instead of report.html in the run's folder (here, for several runs) or standard output.",
 )
-def report(run: Path, output: Path | None) -> None:
-    """Build the HTML report of RUN, a run's folder, and print where it is."""
+@click.option("--format", "form", type=click.Choice(REPORTS), default="html", show_default=True, help="The form.")
+def report(runs: tuple[Path, ...], output: Path | None, form: str) -> None:
+    """Build the report of RUN, a run's folder, and print where it is; of several, how they scale and differ.
+
+    A sweep's folder stands for all its runs, each under the label of its point.
+
+    One HTML file for offline reading; markdown, csv and json go to standard output.
+    """
     from reports.show import build_report
 
-    click.echo(str(build_report(run, output)))
+    click.get_current_context().exit(build_report(runs, form, output))
+
+
+@click.command(epilog="Example: parbench show runs/20260102T030405Z-node1-1a2b3c --watch")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--watch", is_flag=True, help="Follow a run in progress until it ends.")
+def show(run: Path, watch: bool) -> None:
+    """Print the tables of RUN, a run's folder, or what a sweep's runs say together: all its report holds as tables.
+
+    The exit code is the run's own: 0 fine, 1 a wrong result, 4 something did not run.
+    """
+    if watch:
+        from reports.follow import follow
+
+        click.get_current_context().exit(follow(run))
+    from reports.show import show_again
+
+    click.get_current_context().exit(show_again(run))
+
+
+@click.command(epilog=_COMPARE_EXAMPLES)
+@click.argument("base")
+@click.argument("new")
+@click.option("--format", "form", type=click.Choice(COMPARISONS), default="table", show_default=True, help="The form.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write, instead of standard output.",
+)
+@click.option(
+    "--floor",
+    envvar="PARBENCH_FLOOR",
+    help="The change below which times count as the same, or the file that parbench aa wrote, also $PARBENCH_FLOOR; "
+    "default: 3%, and runs/floor.json where it is there.",
+)
+@click.option(
+    "--across",
+    multiple=True,
+    metavar="GLOB",
+    help="A difference of the environment that is what you test, such as versions.torch: it forbids nothing.",
+)
+@click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if something cannot be told and all else is fine.")
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path),
+    envvar="PARBENCH_HISTORY",
+    default=Path("runs/history.sqlite"),
+    show_default=True,
+    help="The file of the history that main~1 and last:10 are runs of, also $PARBENCH_HISTORY.",
+)
+@click.option("--confirm", is_flag=True, help="Launch what is SLOWER or AMBIGUOUS again, both sides in turns.")
+@click.option("--base-python", default="", metavar="PYTHON", help="With --confirm: the Python of BASE's code.")
+@click.option("--new-python", default="", metavar="PYTHON", help="That of NEW's code, instead of this one.")
+@click.option("--budget", default="10m", show_default=True, metavar="TIME", help="With --confirm: the time for it.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs/confirm"),
+    show_default=True,
+    help="With --confirm: for the fresh runs.",
+)
+def compare(
+    base: str,
+    new: str,
+    form: str,
+    output: Path | None,
+    floor: str | None,
+    across: tuple[str, ...],
+    fail_on_unknown: bool,
+    history: Path,
+    confirm: bool,
+    base_python: str,
+    new_python: str,
+    budget: str,
+    out: Path,
+) -> None:
+    """Say of each series of NEW whether it is slower than in BASE, with the effect and what differs around it.
+
+    BASE and NEW are runs' folders or runs of the history: main, main~1, last:10 (ten runs as one), or an id. One launch
+    is one observation, and five a side are the least that decide. A series is SLOWER or FASTER only if the 95 %
+    interval of its change clears the floor, SAME only if it lies within.
+    """
+    from bench.errors import UserError
+    from bench.units import parse_duration
+    from reports.comparing.compare_show import Asked, compare_runs
+    from reports.comparing.confirm import Confirming
+
+    if not confirm and (base_python or new_python):
+        raise UserError("--base-python and --new-python go with --confirm alone: nothing else is launched")
+    how = Confirming(
+        base_python=base_python,
+        new_python=new_python,
+        budget_seconds=parse_duration(budget),
+        out=out,
+        tell=lambda text: click.echo(text, err=True),
+    )
+    asked = Asked(
+        floor=floor,
+        across=across,
+        form=form,
+        fail_on_unknown=fail_on_unknown,
+        history=history,
+        confirming=how if confirm else None,
+    )
+    text, code = compare_runs(base, new, asked)
+    _write(text.encode(errors="replace"), output)
+    click.get_current_context().exit(code)
 
 
 @click.command("import", epilog="Example: parbench import all_reduce.log osu_allreduce.txt --nproc 8")
@@ -45,28 +195,50 @@ def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, o
 
     Sizes and bandwidths become nccl-tests' convention, which is ours; what was converted stands in each row's notes.
     """
-    from reports.imports import import_file
+    from reports.exchange.imports import import_file
 
     for file in files:
         click.echo(str(import_file(file, out, nproc=nproc, tool=tool)))
 
 
-@click.command(epilog="Example: parbench export runs/20260102T030405Z-node1-1a2b3c --format nccl-tests -o run.txt")
+@click.command(epilog=_EXPORT_EXAMPLES)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(EXPORTS), required=True, help="The format to write.")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write, instead of standard output.",
+    type=click.Path(path_type=Path),
+    help="The file to write, instead of standard output; or the folder, for hta and a chrome-trace for each case.",
 )
 def export(run: Path, form: str, output: Path | None) -> None:
-    """Write the collectives of RUN, a run's folder, as another tool would: a table for each series."""
+    """Write RUN, a run's folder, as another tool would.
+
+    nccl-tests and nccl-tests-json hold its collectives, a table for each series. chrome-trace holds the timelines of
+    its training steps for Perfetto or chrome://tracing: each rank of each step is a process on one clock, its streams
+    are threads, and a pipeline's prediction stands beside it; all in one file, or in a folder, one that is there or a
+    name without a suffix, a file for each step. hta is a folder for HolisticTraceAnalysis: in it one for each step, and
+    in that a file for each rank. github-action-benchmark is a folder with a file for what is better smaller, and one
+    for what is better bigger. pytest-benchmark, bencher (Bencher Metric Format) and openmetrics hold every case.
+    """
     from bench.errors import UserError
     from bench.runs import load_run
-    from reports.show import export_run
+    from reports.show import export_files, export_run, write_files
 
-    content = export_run(load_run(run), form)
+    is_folder = output is not None and (output.is_dir() or not output.suffix)
+    if form in _FOLDER_FORMATS and not is_folder:
+        raise UserError(f"--format {form} writes {_FOLDER_FORMATS[form]}: name their folder with -o FOLDER")
+    loaded = load_run(run)
+    if output is not None and is_folder and form in (*_FOLDER_FORMATS, "chrome-trace"):
+        for file in write_files(output, export_files(loaded, form)):
+            click.echo(str(file))
+        return
+    _write(export_run(loaded, form), output)
+
+
+def _write(content: bytes, output: Path | None) -> None:
+    """Write to a file, or to standard output where none is named."""
+    from bench.errors import UserError
+
     if output is None:
         click.echo(content, nl=False)
         return

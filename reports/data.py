@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +10,8 @@ import msgspec
 from bench.runs import Run
 from reports.summary import Row, Summary, common_details
 
+MOST_EMBEDDED_BYTES = 400_000
+"""What of a page of at most a megabyte is left to its data."""
 CSV_COLUMNS = (
     "case",
     "name",
@@ -51,9 +54,41 @@ def as_csv(summary: Summary) -> str:
     return buffer.getvalue()
 
 
+def several_json(runs: Sequence[tuple[Run, Summary]]) -> str:
+    """Return several runs as ``{"runs": [...]}``."""
+    return f'{{"runs":[{",".join(as_json(run, summary) for run, summary in runs)}]}}'
+
+
+def embedded_json(runs: Sequence[tuple[Run, Summary]], most_bytes: int = MOST_EMBEDDED_BYTES) -> str:
+    """Return the same to stand in a page: where it is too long, without plans, and rows without details and notes."""
+    whole = several_json(runs)
+    if len(whole) <= most_bytes:
+        return whole
+    told = [
+        {"run": {"id": run.info.id, "started": run.info.started}, "rows": [_brief(row) for row in summary.rows]}
+        for run, summary in runs
+    ]
+    return msgspec.json.encode({"runs": told}).decode()
+
+
+def several_csv(runs: Sequence[tuple[Run, Summary]]) -> str:
+    """Return several runs' lines, each after its run's id."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(("run", *CSV_COLUMNS))
+    for run, summary in runs:
+        writer.writerows([run.info.id, *line] for row in summary.rows for line in _lines(row))
+    return buffer.getvalue()
+
+
 def _row(row: Row) -> dict[str, Any]:
     fields = {name: getattr(row, name) for name in Row.__dataclass_fields__ if name != "records"}
     return {**fields, "details": common_details(row)}
+
+
+def _brief(row: Row) -> dict[str, Any]:
+    kept = ("case", "world", "status", "launches", "planned", "iterations", "check", "metrics", "grade")
+    return {name: getattr(row, name) for name in kept}
 
 
 def _lines(row: Row) -> list[list[Any]]:

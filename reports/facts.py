@@ -7,6 +7,8 @@ from reports import cells
 from reports.summary import Row, common_details
 
 Fact = tuple[str, str]
+PAIRS = "pairs of ranks: "
+_MOST_PAIRS, _MOST_LAUNCHES = 12, 12
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[Fact]:
@@ -18,6 +20,18 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> list[Fact]:
         else:
             facts.append((f"{prefix}{name}", _text(value)))
     return facts
+
+
+def environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
+    """Return the environment's leaves; of pairs of ranks, whose number grows as their square, each kind is one."""
+    locality = environment.get("locality")
+    if not isinstance(locality, Mapping):
+        return flatten(environment)
+    kinds: dict[str, list[str]] = {}
+    for pair, kind in locality.items():
+        kinds.setdefault(_text(kind), []).append(str(pair))
+    rest = {name: value for name, value in environment.items() if name != "locality"}
+    return [*flatten(rest), *((f"{PAIRS}{kind}", _few(pairs)) for kind, pairs in kinds.items())]
 
 
 def row_facts(row: Row) -> list[Fact]:
@@ -43,13 +57,13 @@ def _metrics(row: Row) -> list[Fact]:
 
 
 def _launches(row: Row) -> list[Fact]:
-    """Return the headline of each launch, where there are several."""
+    """Return the headline of each launch, where there are several, as far as there is room."""
     if len(row.measured) < 2:
         return []
-    name = row.headline
-    return [
-        (f"{name}, launch {record.launch + 1}", cells.measured(record.metrics.get(name))) for record in row.measured
-    ]
+    name, shown = row.headline, row.measured[:_MOST_LAUNCHES]
+    facts = [(f"{name}, launch {record.launch + 1}", cells.measured(record.metrics.get(name))) for record in shown]
+    left = len(row.measured) - len(shown)
+    return [*facts, (f"{name}, other launches", f"{left} more, in records.jsonl")] if left else facts
 
 
 def _differences(row: Row) -> list[Fact]:
@@ -59,6 +73,11 @@ def _differences(row: Row) -> list[Fact]:
         for record in row.records
         for name, text in flatten(record.environment)
     ]
+
+
+def _few(pairs: list[str]) -> str:
+    more = f", ... ({len(pairs)} pairs)" if len(pairs) > _MOST_PAIRS else ""
+    return f"{', '.join(pairs[:_MOST_PAIRS])}{more}"
 
 
 def _text(value: Any) -> str:

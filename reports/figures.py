@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -10,15 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullLocator
 
 from bench.ceiling import Ceiling
 from bench.fit import Fit
 from bench.records import Metric
 from bench.units import format_size
 from reports import cells
-from reports.breakdown import broken_down, parts
-from reports.contrasts import Pairs
+from reports.breakdown import broken_down, memory_lines, parts
 from reports.fits import Curve, size_of
 from reports.labels import operation, short_labels
 from reports.summary import Row
@@ -32,10 +31,13 @@ _DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 _FIT_STYLE: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 0.8}
 _FIT_STEPS = 24
 _MAX_SIZE_TICKS = 8
-_MAX_RANK_TICKS = 16
-_MAX_NUMBERED = 10
-_LOG_FROM_RATIO = 10
+MAX_RANK_TICKS = 16
+_LOG_FROM_RATIO, _MANY_DECADES = 10, 1000
 _MIN_LABELLED = 0.12
+_MAX_TIME_TICKS = 5
+_MAX_LATE, _MAX_LAUNCHES = 8, 20
+LEGEND: Literal["outside upper center"] = "outside upper center"
+_LEGEND_LETTERS, _MOST_LETTERS, _LINE_LETTERS, _LEGEND_LINE_INCHES = 26, 72, 72, 0.18
 _AXIS = {"busbw": "bus bandwidth (GB/s)", "time": "time"}
 
 
@@ -54,17 +56,18 @@ def draw_curves(
     if not series:
         return None
     with drawing():
-        figure = Figure(figsize=(5.2, 3.7), layout="constrained")
+        figure = Figure(figsize=(5.2, 3.2 + legend_inches([*series])), layout="constrained")
         axes = figure.add_subplot()
         lines = [_draw_line(axes, i, sorted(of, key=size_of), quantity) for i, of in enumerate(series.values())]
         models = _draw_fits(axes, list(series), curves) if quantity == "time" else _draw_ceiling(axes, ceiling)
         _label_axes(axes, [size_of(row) for of in series.values() for row in of], quantity)
-        figure.legend([*lines, *models.values()], [*series, *models], loc="outside upper center", ncols=3)
+        names = in_legend([*series, *models])
+        figure.legend([*lines, *models.values()], names, loc=LEGEND, ncols=num_columns(names))
     return figure
 
 
 def draw_steps(rows: Sequence[Row]) -> Figure | None:
-    """Return step times: for each step the launches' medians with their intervals, and below them all launches'."""
+    """Return step times: for each step the first launches' medians with intervals, and below them all launches'."""
     drawable = [row for row in rows if _is_drawable(row.metrics.get(row.headline))]
     if not drawable:
         return None
@@ -95,32 +98,113 @@ def draw_breakdown(rows: Sequence[Row]) -> Figure | None:
         patches = [_draw_part(axes, i, name, stacks, names, longest) for i, name in enumerate(names)]
         _name_places(axes, [labels[row.case.id] for row in bars])
         axes.set_xlim(0, longest * 1.06)
-        axes.xaxis.set_major_formatter(_tick_format(cells.duration))
+        axes.xaxis.set_major_locator(MaxNLocator(_MAX_TIME_TICKS))
+        axes.xaxis.set_major_formatter(tick_format(cells.duration))
         axes.set_xlabel("time of a traced step")
-        figure.legend(patches, names, loc="outside upper center", ncols=3)
+        figure.legend(patches, names, loc=LEGEND, ncols=3)
     return figure
 
 
-def draw_pairs(matrix: Pairs) -> Figure | None:
-    """Return bus bandwidth from rank to rank as a heat map, with numbers if there is room; None if all is unknown."""
-    rates = [[matrix.rate(source, target) for target in matrix.ranks] for source in matrix.ranks]
-    known = [rate for row in rates for rate in row if rate]
+def draw_memory(rows: Sequence[Row]) -> Figure | None:
+    """Return a bar for each step, stacked of the components whose memory was measured; None where there are none."""
+    lines = [line for line in memory_lines(rows) if (line.num_bytes("memory") or 0) > 0]
+    bars = [row for row in rows if any(line.row is row for line in lines)]
+    if not bars:
+        return None
+    labels = short_labels(rows)
+    stacks = [{one.component: one.num_bytes("memory") or 0.0 for one in lines if one.row is row} for row in bars]
+    names = list(dict.fromkeys(name for stack in stacks for name in stack))
+    longest = max(sum(stack.values()) for stack in stacks)
+    with drawing():
+        figure = Figure(figsize=(5.2, 1.4 + 0.5 * len(bars)), layout="constrained")
+        axes = figure.add_subplot()
+        patches = [_draw_part(axes, i, name, stacks, names, longest) for i, name in enumerate(names)]
+        _name_places(axes, [labels[row.case.id] for row in bars])
+        axes.set_xlim(0, longest * 1.06)
+        axes.xaxis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(longest / _MAX_TIME_TICKS))))
+        axes.xaxis.set_major_formatter(tick_format(lambda value: cells.quantity(value, "B")))
+        axes.set_xlabel("memory of the fullest rank")
+        figure.legend(patches, names, loc=LEGEND, ncols=3)
+    return figure
+
+
+def draw_arrivals(strips: Sequence[tuple[str, Mapping[int, float]]]) -> Figure | None:
+    """Return a strip for each case, a cell for each rank, the fuller the later it arrives; None if no rank is known.
+
+    Each strip is scaled by its own latest rank, which is what it names.
+    """
+    known = [(label, late) for label, late in strips if late]
     if not known:
         return None
-    n = len(matrix.ranks)
+    ranks = sorted({rank for _, late in known for rank in late})
     with drawing():
-        figure = Figure(figsize=(5.2, 4.2), layout="constrained")
+        figure = Figure(figsize=(5.2, 1.0 + 0.26 * len(known)), layout="constrained")
         axes = figure.add_subplot()
         axes.grid(visible=False)
-        axes.set(xlabel="to rank", ylabel="from rank", xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5), aspect="equal")
-        places = range(0, n, -(-n // _MAX_RANK_TICKS))
-        axes.set_xticks(places, [str(matrix.ranks[place]) for place in places])
-        axes.set_yticks(places, [str(matrix.ranks[place]) for place in places])
-        for i, row in enumerate(rates):
-            for j, rate in enumerate(row):
-                if rate:
-                    _draw_cell(axes, (i, j), rate, max(known), with_number=n <= _MAX_NUMBERED)
+        for place, (_, late) in enumerate(known):
+            latest = max(late.values())
+            for rank, seconds in late.items():
+                _draw_late(axes, (place, ranks.index(rank)), seconds, latest, with_number=len(ranks) <= _MAX_LATE)
+        places = range(0, len(ranks), -(-len(ranks) // MAX_RANK_TICKS))
+        axes.set_xticks(places, [str(ranks[place]) for place in places])
+        axes.set(xlabel="rank", xlim=(-0.5, len(ranks) - 0.5))
+        _name_places(axes, [label for label, _ in known])
     return figure
+
+
+def draw_scaling(lines: Sequence[tuple[str, Mapping[int, float]]]) -> Figure | None:
+    """Return efficiency against ranks, a line for each case; None if none has two worlds."""
+    known = [(label, points) for label, points in lines if len(points) > 1]
+    if not known:
+        return None
+    ranks = sorted({n for _, points in known for n in points})
+    with drawing():
+        names = in_legend([label for label, _ in known])
+        figure = Figure(figsize=(5.2, 3.2 + legend_inches(names)), layout="constrained")
+        axes = figure.add_subplot()
+        drawn = [_draw_efficiency(axes, i, points) for i, (_, points) in enumerate(known)]
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(ranks))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: str(round(x))))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.axhline(1.0, color=INK, linewidth=0.8, linestyle=(0, (8, 3)))
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:.0f} %"))
+        axes.set(xlabel="ranks", ylabel="efficiency")
+        figure.legend(drawn, names, loc=LEGEND, ncols=num_columns(names))
+    return figure
+
+
+def _draw_efficiency(axes: Axes, index: int, points: Mapping[int, float]) -> Line2D:
+    ranks = sorted(points)
+    (line,) = axes.plot(ranks, [points[n] for n in ranks], **line_style(index))
+    return line
+
+
+def _draw_late(axes: Axes, place: tuple[int, int], seconds: float, latest: float, *, with_number: bool) -> None:
+    i, j = place
+    share = seconds / latest if latest else 0.0
+    square = Rectangle((j - 0.5, i - 0.4), 1, 0.8, color=SERIES[1], alpha=0.08 + 0.6 * share, linewidth=0)
+    axes.add_patch(square)
+    if with_number:
+        axes.text(j, i, cells.duration(seconds), ha="center", va="center", fontsize=7)
+
+
+def in_legend(names: Sequence[str]) -> list[str]:
+    """Return names short enough for two columns, or whole where short ones could not be told apart."""
+    short = [name if len(name) <= _LEGEND_LETTERS else f"{name[: _LEGEND_LETTERS - 3]}..." for name in names]
+    return short if len(set(short)) == len(short) else [name[:_MOST_LETTERS] for name in names]
+
+
+def num_columns(names: Sequence[str]) -> int:
+    """Return how many of the longest names, with their markers, stand side by side without leaving the figure."""
+    return max(1, min(3, _LINE_LETTERS // (max(map(len, names)) + 8)))
+
+
+def legend_inches(names: Sequence[str]) -> float:
+    """Return the height of a legend of these names and one or two more."""
+    shown = in_legend(names)
+    return _LEGEND_LINE_INCHES * math.ceil((len(shown) + 2) / num_columns(shown))
 
 
 def _merged_order(lists: Sequence[Sequence[str]], drawn: set[str]) -> list[str]:
@@ -145,19 +229,32 @@ def _draw_part(
     return Rectangle((0, 0), 1, 1, **style)
 
 
+def elided(label: str, most: int = 48) -> str:
+    """Return a label that fits: its first word and its last ones, which tell it apart."""
+    if len(label) <= most:
+        return label
+    [head, *rest] = label.split(" ")
+    while rest and len(f"{head} ... {' '.join(rest)}") > most:
+        rest.pop(0)
+    return f"{head} ... {' '.join(rest)}" if rest else textwrap.shorten(label, most)
+
+
 def _name_places(axes: Axes, labels: Sequence[str]) -> None:
     """Write what stands at each height, from the top."""
-    axes.set_yticks(range(len(labels)), [textwrap.shorten(label, 36) for label in labels])
+    axes.set_yticks(range(len(labels)), [elided(label) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
 
 
-def _draw_cell(axes: Axes, place: tuple[int, int], rate: float, fastest: float, *, with_number: bool) -> None:
-    """Draw a square, the fuller of colour the faster: the slowest link stands out as the palest."""
-    i, j = place
-    axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, color=SERIES[0], alpha=0.1 + 0.6 * rate / fastest, linewidth=0))
-    if with_number:
-        axes.text(j, i, cells.gigabytes(rate), ha="center", va="center")
+def line_style(index: int) -> dict[str, Any]:
+    """Return how the line of a place in the legend is drawn: colour, marker and dash differ together."""
+    return {
+        "color": SERIES[index % len(SERIES)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "linestyle": _DASHES[index % len(_DASHES)],
+        "markersize": 4.5,
+        "linewidth": 1.4,
+    }
 
 
 def _draw_line(axes: Axes, index: int, rows: Sequence[Row], quantity: Quantity) -> Line2D:
@@ -168,11 +265,7 @@ def _draw_line(axes: Axes, index: int, rows: Sequence[Row], quantity: Quantity) 
     (line,) = axes.plot(
         sizes,
         [_known(metric.value) / scale for metric in metrics],
-        color=color,
-        marker=_MARKERS[index % len(_MARKERS)],
-        linestyle=_DASHES[index % len(_DASHES)],
-        markersize=4.5,
-        linewidth=1.4,
+        **line_style(index),
     )
     bounds = [_bounds(metric) for metric in metrics]
     lows = [low / scale for low, _ in bounds]
@@ -214,25 +307,27 @@ def _draw_ceiling(axes: Axes, ceiling: Ceiling | None) -> dict[str, Line2D]:
 def _label_axes(axes: Axes, sizes: Sequence[int], quantity: Quantity) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(_size_ticks(min(sizes), max(sizes))))
+    axes.xaxis.set_major_locator(FixedLocator(size_ticks(min(sizes), max(sizes))))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: format_size(round(x))))
     axes.xaxis.set_minor_locator(NullLocator())
     low, high = axes.get_ylim()
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(_tick_format(cells.duration if quantity == "time" else cells.significant))
+    axes.yaxis.set_major_formatter(tick_format(cells.duration if quantity == "time" else cells.significant))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("size (bytes, 1024-based)")
     axes.set_ylabel(_AXIS[quantity])
 
 
-def _size_ticks(smallest: int, largest: int) -> list[float]:
+def size_ticks(smallest: int, largest: int) -> list[float]:
     """Return powers of two around the sizes, few enough to be read side by side."""
     first, last = math.floor(math.log2(smallest)), math.ceil(math.log2(largest))
     step = max(1, math.ceil((last - first + 1) / _MAX_SIZE_TICKS))
     return [2.0**exponent for exponent in range(first, last + 1, step)]
 
 
-def _tick_format(words: Callable[[float], str]) -> FuncFormatter:
+def tick_format(words: Callable[[float], str]) -> FuncFormatter:
+    """Return a writer of ticks without noughts that say nothing."""
+
     def short(value: float, _: object) -> str:
         number, _blank, unit = words(value).partition(" ")
         return f"{float(number):.12g} {unit}".rstrip() if value else "0"
@@ -245,7 +340,7 @@ def _draw_step(axes: Axes, place: int, row: Row) -> None:
     if len(launches) == 1:
         _draw_interval(axes, place, row.metrics[row.headline], SERIES[1], "D", 5.5, 1.8)
         return
-    drawable = [metric for metric in launches if _is_drawable(metric)]
+    drawable = [metric for metric in launches if _is_drawable(metric)][:_MAX_LAUNCHES]
     for i, metric in enumerate(drawable):
         _draw_interval(axes, place - 0.32 + 0.42 * i / max(1, len(drawable) - 1), metric, SERIES[0], "o", 3.5, 0.9)
     _draw_interval(axes, place + 0.25, row.metrics[row.headline], SERIES[1], "D", 5.5, 1.8)
@@ -269,10 +364,13 @@ def _scale_times(axes: Axes, values: Sequence[float]) -> None:
     logarithmic = max(values) / min(values) > _LOG_FROM_RATIO
     if logarithmic:
         axes.set_xscale("log")
+        spread = max(values) / min(values)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if spread > _MANY_DECADES else (1.0, 3.0)))
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         axes.set_xlim(0, max(values) * 1.06)
-    axes.xaxis.set_major_formatter(_tick_format(cells.duration))
+        axes.xaxis.set_major_locator(MaxNLocator(_MAX_TIME_TICKS))
+    axes.xaxis.set_major_formatter(tick_format(cells.duration))
     axes.set_xlabel("step time" + (" (log axis)" if logarithmic else ""))
 
 

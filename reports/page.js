@@ -1,5 +1,5 @@
 "use strict";
-// The page reads without this: it only sorts tables and offers the embedded data as files.
+// The page reads without this: it only sorts and filters tables and offers the embedded data as files.
 
 function sortRows(table, index, ascending) {
   const value = (row) => row.cells[index].dataset.sort ?? row.cells[index].textContent;
@@ -30,13 +30,81 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 
+// a table of a few rows needs no filter
+const FEWEST_TO_FILTER = 6;
+
+function filterRows(table, text, told) {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  let shown = 0;
+  for (const row of table.tBodies[0].rows) {
+    const content = row.textContent.toLowerCase();
+    row.hidden = !words.every((word) => content.includes(word));
+    shown += !row.hidden;
+  }
+  told.textContent = words.length ? `${shown} of ${table.tBodies[0].rows.length} rows` : "";
+}
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  if (table.tBodies[0].rows.length < FEWEST_TO_FILTER) continue;
+  const label = document.createElement("label");
+  const input = document.createElement("input");
+  const told = document.createElement("span");
+  const name = table.caption.textContent.split(":")[0];
+  input.type = "search";
+  input.setAttribute("aria-label", `Filter rows: ${name}`);
+  told.setAttribute("role", "status");
+  label.className = "filter";
+  label.append("Filter rows ", input, " ", told);
+  table.parentElement.before(label);
+  input.addEventListener("input", () => filterRows(table, input.value, told));
+}
+
+// a link to a row told in full opens what holds it
+function openTarget() {
+  let place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const target = place;
+  for (; place; place = place.parentElement) if (place.tagName === "DETAILS") place.open = true;
+  target?.scrollIntoView();
+}
+addEventListener("hashchange", openTarget);
+if (location.hash) openTarget();
+
+const COLUMNS = ["case", "name", "params", "status", "launches", "planned", "iterations", "check_passed", "noise",
+  "metric", "value", "low", "high", "unit", "better", "method"];
+
+function csvOf(whole) {
+  const runs = whole.runs ?? [whole];
+  const start = whole.runs ? (run) => [run.run.id] : () => [];
+  const lines = [whole.runs ? ["run", ...COLUMNS] : COLUMNS];
+  for (const run of runs) for (const row of run.rows) {
+    const params = Object.entries(row.case.params).map(([name, value]) => `${name}=${word(value)}`).join(" ");
+    const counts = [row.launches, row.planned, row.iterations, row.check.passed, row.grade];
+    const known = [...start(run), row.case.id, row.case.name, params, row.status, ...counts];
+    const metrics = Object.entries(row.metrics);
+    if (!metrics.length) lines.push([...known, ...Array(7).fill(null)]);
+    for (const [name, metric] of metrics) {
+      lines.push([...known, name, metric.value, metric.low, metric.high, metric.unit, metric.better, metric.method]);
+    }
+  }
+  return lines.map((line) => line.map(quoted).join(",") + "\n").join("");
+}
+
+function word(value) {
+  return value === true ? "True" : value === false ? "False" : String(value);
+}
+
+function quoted(value) {
+  const text = value === null || value === undefined ? "" : word(value);
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
 const embedded = document.getElementById("embedded");
 for (const button of document.querySelectorAll("[data-download]")) {
   const kind = button.dataset.download;
   button.hidden = false;
   button.addEventListener("click", () => {
     const link = document.createElement("a");
-    const content = JSON.parse(embedded.textContent)[kind];
+    const content = kind === "csv" ? csvOf(JSON.parse(embedded.textContent)) : embedded.textContent;
     link.href = URL.createObjectURL(new Blob([content], { type: button.dataset.type }));
     link.download = `${embedded.dataset.name}.${kind}`;
     link.click();

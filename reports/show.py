@@ -1,14 +1,18 @@
 """A finished run, shown: tables on standard output and the report in its folder."""
 
-import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from bench.errors import UserError
 from bench.runs import Run, load_run
+from reports.folder import warnings_of, write_whole
+from reports.nodes.gathered import gather
+from reports.nodes.sweep_folder import is_sweep
+from reports.several_sections import terminal_sections
 from reports.summary import Summary, summarize
-from reports.tables import print_tables
+from reports.tables import print_several, print_tables
 
 REPORT = "report.html"
 DID_NOT_RUN = 4
@@ -38,38 +42,78 @@ def show_run(path: Path, form: str = "tables", *, page: bool = True) -> int:
     return code
 
 
-def export_run(run: Run, form: str) -> bytes:
-    """Return a run's collectives as another tool would write them: ``nccl-tests`` text, or ``nccl-tests-json``."""
-    from reports.nccl_json import render_json
-    from reports.nccl_text import render_text
+def show_again(path: Path) -> int:
+    """Print the tables of a run, or of a sweep's runs, and the folder; write nothing, and return the exit code."""
+    if is_sweep(path):
+        found = gather([path])
+        print_several(found, terminal_sections(found))
+        click.echo(str(path))
+        return found.code
+    run = load_run(path)
+    summary = summarize(run)
+    print_tables(run, summary, full=True)
+    click.echo(str(path))
+    return summary.verdict.code
 
+
+def export_run(run: Run, form: str) -> bytes:
+    """Return a run as another tool would write it: ``nccl-tests`` text, ``nccl-tests-json``, a ``chrome-trace``, ..."""
+    from reports.chrome_trace import render_trace
+    from reports.exchange.exports import FORMATS
+    from reports.exchange.nccl_json import render_json
+    from reports.exchange.nccl_text import render_text
+
+    if form in FORMATS:
+        return FORMATS[form](run)
+    if form == "chrome-trace":
+        return render_trace(run)
     return render_json(run) if form == "nccl-tests-json" else render_text(run).encode(errors="replace")
 
 
-def build_report(path: Path, out: Path | None = None) -> Path:
-    """Write the report of a run to ``out``, by default in its folder; return where."""
-    run = load_run(path)
-    target = path / REPORT if out is None else out
-    _write_page(run, summarize(run), target)
-    return target
+def export_files(run: Run, form: str) -> dict[str, bytes]:
+    """Return a run as files: a ``chrome-trace`` for each case, for ``hta`` one for each case and rank, ..."""
+    from reports.chrome_trace import render_for_analysis, render_traces
+    from reports.exchange.exports import FOLDERS
+
+    if form in FOLDERS:
+        return FOLDERS[form](run)
+    return render_for_analysis(run) if form == "hta" else render_traces(run)
+
+
+def build_report(paths: Sequence[Path], form: str = "html", out: Path | None = None) -> int:
+    """Write the report of one run or several, and return the exit code.
+
+    A page goes to ``out``, by default ``report.html`` in the run's or the sweep's folder, or here for several, and
+    where it is is printed; another format goes to ``out`` or to standard output.
+    """
+    from reports.build import build
+
+    built = build(paths, form)
+    target = out
+    if target is None and form == "html":
+        target = paths[0] / REPORT if len(paths) == 1 else Path(REPORT)
+    if target is None:
+        click.echo(built.content, nl=False)
+    else:
+        write_whole(target, built.content)
+        click.echo(str(target))
+    return built.code
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
+    """Write files under a folder that is made where it is not there; return where they are."""
+    for name, content in files.items():
+        target = folder / name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{target.parent} cannot be made: {error.strerror}") from error
+        write_whole(target, content)
+    return [folder / name for name in files]
 
 
 def _write_page(run: Run, summary: Summary, target: Path) -> None:
     # matplotlib takes a second to import, which tables alone need not wait for
     from reports.page import render_page
 
-    content = render_page(run, summary).encode(errors="replace")
-    try:
-        _write_whole(target, content)
-    except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror}") from error
-
-
-def _write_whole(target: Path, content: bytes) -> None:
-    """Write the file whole or not at all."""
-    fresh = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        fresh.write_bytes(content)
-        fresh.replace(target)
-    finally:
-        fresh.unlink(missing_ok=True)
+    write_whole(target, render_page(run, summary, warnings_of(run)).encode(errors="replace"))

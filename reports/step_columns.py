@@ -15,7 +15,7 @@ from reports.breakdown import (
     state_bytes,
     worst_ratio,
 )
-from reports.columns import Column, T, headline, quality, words
+from reports.columns import Column, T, figure, headline, known, quality, words
 from reports.fits import Curve
 from reports.labels import short_labels
 from reports.predict import Prediction, predict_comm
@@ -27,21 +27,39 @@ def step_columns(rows: Sequence[Row], curves: Sequence[Curve] = ()) -> tuple[Col
     predictions = {row.case.id: predict_comm(row, curves) for row in rows} if curves else {}
     tokens_help = "tokens that all ranks together train on in a second"
     measured: tuple[Column[Row], ...] = (
-        _figure("mfu", lambda row: row.value("mfu"), cells.percent, "model FLOPs over the peak's, PaLM's formula", 2),
+        figure("mfu", lambda row: row.value("mfu"), cells.percent, "model FLOPs over the peak's, PaLM's formula", 2),
         _metric("compute", "compute", "time in which a rank computes, of the traced step", 5),
-        _figure("exposed comm", exposed_seconds, cells.duration, "communication that no computation hides", 0),
+        figure("exposed comm", exposed_seconds, cells.duration, "communication that no computation hides", 0),
         _predicted(predictions),
         _bytes_ratio(),
-        _figure("memory", state_bytes, _bytes, "parameters, gradients and optimizer, measured, the fullest rank", 4),
+        figure("memory", state_bytes, _bytes, "parameters, gradients and optimizer, measured, the fullest rank", 4),
     )
     return (
         _step(rows, lambda row: row),
         headline("step time"),
-        _figure("tokens/s", lambda row: row.value("tokens_per_second"), cells.significant, tokens_help, 0),
-        *_known(measured, rows),
+        figure("tokens/s", lambda row: row.value("tokens_per_second"), cells.significant, tokens_help, 0),
+        *known(measured, rows),
         *quality(),
         words("notes", lambda row: _notes(row, predictions), "what the row cannot claim", drop=10),
     )
+
+
+def step_notes(rows: Sequence[Row], curves: Sequence[Curve] = ()) -> tuple[str, ...]:
+    """Return what steps cannot claim, each note once with the steps that say so."""
+    labels = short_labels(rows)
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        prediction = predict_comm(row, curves) if curves else None
+        for note in (*row.notes, *(prediction.notes if prediction else ())):
+            found.setdefault(note, []).append(labels[row.case.id])
+    return tuple(_attributed(note, names, len(rows)) for note, names in found.items())
+
+
+def _attributed(note: str, names: Sequence[str], num_steps: int) -> str:
+    """Return a note after the steps that say so, unless it names its step itself."""
+    if note.startswith(f"{names[0]}:"):
+        return note
+    return f"{'all steps' if len(names) == num_steps > 1 else ', '.join(names)}: {note}"
 
 
 def time_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
@@ -58,6 +76,7 @@ def time_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
         ),
         _metric("copy", "exposed_copy", "copies that neither computation nor communication hides", 0),
         _metric("idle", "idle", "time in which a rank does nothing at all", 0),
+        _metric("outside", "outside_pipeline", "what a pipeline's step takes beyond it, such as the update", 5),
         _metric("ect", "ect", "effective communication time: the step less the step without communication", 1),
         _metric("wait", "comm_wait", wait_help, 3),
         _metric("contention", "contention", "how much longer computing takes with communication beside it", 2),
@@ -66,10 +85,10 @@ def time_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
             _metric(f"transfer {axis}", f"comm_transfer.{axis}", f"communication on {axis} of the last to arrive", 7)
             for axis in axes(rows, "comm_transfer")
         ),
-        _figure("tracing", lambda row: row.value("tracing_overhead"), cells.percent, tracing_help, 5),
-        _figure("residual", residual_fraction, _hundredths, residual_help, 6),
+        figure("tracing", lambda row: row.value("tracing_overhead"), cells.percent, tracing_help, 5),
+        figure("residual", residual_fraction, _hundredths, residual_help, 6),
     )
-    return (_step(rows, lambda row: row), *_known(columns, rows))
+    return (_step(rows, lambda row: row), *known(columns, rows))
 
 
 def memory_columns(rows: Sequence[Row]) -> tuple[Column[MemoryLine], ...]:
@@ -90,22 +109,12 @@ def _step(rows: Sequence[Row], row_of: Callable[[T], Row]) -> Column[T]:
     return words("step", lambda item: labels[row_of(item).case.id], help_text)
 
 
-def _known(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[Column[T], ...]:
-    return tuple(column for column in columns if any(column.sort(row) is not None for row in rows))
-
-
-def _figure(
-    title: str, value: Callable[[T], float | None], text: Callable[[float | None], str], help_text: str, drop: int
-) -> Column[T]:
-    return Column(title=title, text=lambda item: text(value(item)), sort=value, help=help_text, drop=drop)
-
-
 def _metric(title: str, name: str, help_text: str, drop: int) -> Column[Row]:
-    return _figure(title, lambda row: row.value(name), cells.duration, help_text, drop)
+    return figure(title, lambda row: row.value(name), cells.duration, help_text, drop)
 
 
 def _source(title: str, source: str, help_text: str) -> Column[MemoryLine]:
-    return _figure(title, lambda line: line.num_bytes(source), _bytes, help_text, 0)
+    return figure(title, lambda line: line.num_bytes(source), _bytes, help_text, 0)
 
 
 def _predicted(predictions: dict[str, Prediction | None]) -> Column[Row]:

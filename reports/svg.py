@@ -37,7 +37,7 @@ _SETTINGS: dict[Any, Any] = {
     "xtick.minor.bottom": False,
     "ytick.minor.left": False,
     "legend.frameon": False,
-    "legend.handlelength": 3.5,
+    "legend.handlelength": 3.0,
 }
 
 

@@ -4,7 +4,7 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from rich import box
@@ -16,12 +16,39 @@ from bench.runs import Run
 from reports import cells
 from reports.breakdown import broken_down, memory_lines
 from reports.columns import Column, T, communication_columns, fit_columns, pair_columns, slowed_columns
-from reports.contrasts import Pairs, contrasts, matrix_title, pairs
-from reports.fits import ceiling_of, fit_curves, fit_notes
+from reports.communication_section import late_columns
+from reports.contrasts import contrasts, matrix_title
+from reports.doubts import doubts
+from reports.emulated import emulations, told_of_runs
+from reports.findings import Findings, find
+from reports.fits import fit_notes
+from reports.folder import warnings_of
 from reports.footnotes import footnotes, heading, verdict_words
+from reports.group_table import grouped, grouped_columns
+from reports.nodes.group_kinds import kind_columns, largest, ratio_words
+from reports.nodes.node_columns import (
+    distance_words,
+    distances,
+    matrix_columns,
+    matrix_ranks,
+    node_columns,
+    node_notes,
+    node_rows,
+)
+from reports.panels import Section
+from reports.parallel.context import hops, unreadable_contexts
+from reports.parallel.context_columns import context_columns, hop_columns
+from reports.parallel.experts import distinct, shares, unreadable_mixtures
+from reports.parallel.experts_atlas import atlas_columns, atlases
+from reports.parallel.experts_columns import mixture_columns, share_columns
+from reports.parallel.pipeline_columns import compared_columns, pipeline_columns
+from reports.parallel.schedule_comparison import comparisons
 from reports.problems import Problem, bad_rows, not_measured
+from reports.several import Several
 from reports.step_columns import memory_columns, step_columns, time_columns
-from reports.summary import Row, Summary
+from reports.summary import Summary
+from reports.timeline_columns import busy_columns
+from reports.timelines import busy_ranks
 
 _UNBOUNDED = 1_000_000
 _STYLES = {
@@ -34,40 +61,75 @@ _STYLES = {
 }
 
 
-def print_tables(run: Run, summary: Summary, file: TextIO | None = None) -> None:
+def print_tables(run: Run, summary: Summary, file: TextIO | None = None, *, full: bool = False) -> None:
     """Write all tables to ``file``, by default standard output, as suits a terminal or a pipe."""
+    _print(lambda width, color: render_tables(run, summary, width=width, color=color, full=full), file)
+
+
+def print_several(several: Several, sections: Sequence[Section], file: TextIO | None = None) -> None:
+    """Write several runs' sections to ``file``, by default standard output, as suits a terminal or a pipe."""
+    _print(lambda width, color: render_several_tables(several, sections, width=width, color=color), file)
+
+
+def _print(render: Callable[[int | None, bool], str], file: TextIO | None) -> None:
     out = sys.stdout if file is None else file
     terminal = out.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
-    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    text = render_tables(run, summary, width=width, color=color)
+    text = render(width, terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
     encoding = out.encoding or "utf-8"
     out.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
-def render_tables(run: Run, summary: Summary, *, width: int | None, color: bool = False) -> str:
-    """Return the tables as text; ``width`` is the terminal's columns, None for a pipe: nothing is cut or wrapped."""
+def render_tables(run: Run, summary: Summary, *, width: int | None, color: bool = False, full: bool = False) -> str:
+    """Return the tables as text; ``width`` is the terminal's columns, None for a pipe: nothing is cut or wrapped.
+
+    ``full`` adds what takes reading more of the run's folder: traced steps rank by rank, and who comes late.
+    """
     sheet = _Sheet(width, color)
-    shown = [row for row in summary.rows if row.metrics]
-    matrices = pairs(shown)
-    in_matrices = {row.case.id for matrix in matrices for row in matrix.rows.values()}
-    communication = [row for row in shown if row.is_communication and row.case.id not in in_matrices]
-    steps = [row for row in shown if not row.is_communication]
+    found = find(run, summary)
+    curves, steps = found.curves, found.steps
     sheet.write(_clean(heading(run, summary)))
-    _write_rows(sheet, "Collectives and point-to-point", communication_columns(communication), communication)
-    ceiling = ceiling_of(run, communication)
-    curves = fit_curves(communication, ceiling)
+    sheet.write(*(Text(cells.visible(note), style="bold yellow") for note in emulations(run)))
+    if found.nodes:
+        _write_rows(sheet, "Nodes", node_columns(), node_rows(found.nodes))
+        sheet.write(*(_clean(note) for note in node_notes(found.nodes)))
+    _write_rows(
+        sheet, "Collectives and point-to-point", communication_columns(found.communication), found.communication
+    )
     _write_rows(sheet, "Fits", fit_columns(curves), curves)
-    sheet.write(*(_clean(note) for note in fit_notes(curves, ceiling)))
-    _write_contrasts(sheet, shown, matrices)
+    sheet.write(*(_clean(note) for note in fit_notes(curves, found.ceiling)))
+    _write_contrasts(sheet, found)
     _write_rows(sheet, "Steps", step_columns(steps, curves), steps)
     _write_rows(sheet, "Where the time went", time_columns(steps), broken_down(steps))
+    _write_pipelines(sheet, found)
+    _write_contexts(sheet, found)
+    _write_mixtures(sheet, found)
     _write_rows(sheet, "Memory by component", memory_columns(steps), memory_lines(steps))
+    if full:
+        _write_full(sheet, found)
     _write_problems(sheet, "Wrong, hung or failed", bad_rows(summary))
     _write_problems(sheet, "Not measured", not_measured(summary))
+    if doubted := doubts(found):
+        sheet.write("", _title("Slow or noisy"), *(_clean(doubt) for doubt in doubted))
     fine = summary.verdict.fine
     sheet.write("", Text(f"Verdict: {verdict_words(summary.verdict)}", style="" if fine else "bold red"))
-    sheet.write(*(_clean(note) for note in footnotes(run, summary)))
+    sheet.write(*(_clean(note) for note in (*warnings_of(run), *footnotes(run, summary))))
+    return sheet.text()
+
+
+def render_several_tables(
+    several: Several, sections: Sequence[Section], *, width: int | None, color: bool = False
+) -> str:
+    """Return sections of several runs as text, what they say first and the verdict last."""
+    sheet = _Sheet(width, color)
+    emulated = told_of_runs([one.run for one in several.runs], emulations)
+    sheet.write(*(Text(cells.visible(note), style="bold yellow") for note in emulated))
+    for section in sections:
+        sheet.write(*(_clean(note) for note in section.notes))
+        for panel in section.panels:
+            _write_rows(sheet, panel.title, panel.columns, panel.rows)
+            sheet.write(*(_clean(note) for note in panel.notes))
+    sheet.write("", Text(f"Verdict: {several.verdict_words}", style="" if several.fine else "bold red"))
     return sheet.text()
 
 
@@ -121,12 +183,55 @@ def _write_rows(sheet: _Sheet, title: str, columns: Sequence[Column[T]], rows: S
         sheet.write(_clean(f"No room for: {', '.join(hidden)}; all is in the report."))
 
 
-def _write_contrasts(sheet: _Sheet, rows: Sequence[Row], matrices: Sequence[Pairs]) -> None:
-    """Print what rows cost beside others, and rates from rank to rank."""
-    for title, prefix, slowed in contrasts(rows):
+def _write_contrasts(sheet: _Sheet, found: Findings) -> None:
+    """Print what rows cost beside others, groups side by side, and rates from rank to rank."""
+    for title, prefix, slowed in contrasts(found.shown):
         _write_rows(sheet, title, slowed_columns(slowed, prefix), slowed)
-    for matrix in matrices:
-        _write_rows(sheet, matrix_title(matrix), pair_columns(matrix), matrix.ranks)
+    _write_rows(sheet, "Within and across nodes: bus bandwidth in GB/s", kind_columns(found.kinds), found.kinds)
+    sheet.write(*(_clean(ratio_words(one)) for one in largest(found.kinds)))
+    groups = grouped(found.communication)
+    _write_rows(sheet, "Operation x group: bus bandwidth in GB/s", grouped_columns(groups), groups)
+    for matrix in found.matrices:
+        if found.nodes is None:
+            _write_rows(sheet, matrix_title(matrix), pair_columns(matrix), matrix.ranks)
+            continue
+        columns, ranks = matrix_columns(matrix, found.nodes), matrix_ranks(matrix, found.nodes)
+        _write_rows(sheet, matrix_title(matrix), columns, ranks)
+        sheet.write(*(_clean(sentence) for sentence in distance_words(distances(matrix, found.nodes))))
+
+
+def _write_pipelines(sheet: _Sheet, found: Findings) -> None:
+    """Print what pipeline steps know of their bubbles, and how their schedules compare."""
+    _write_rows(sheet, "Pipelines", pipeline_columns(found.pipelines), found.pipelines)
+    for comparison in comparisons(found.pipelines):
+        _write_rows(sheet, comparison.title, compared_columns(comparison.entries), comparison.entries)
+    if found.unreadable:
+        sheet.write("", *(_clean(sentence) for sentence in found.unreadable))
+
+
+def _write_contexts(sheet: _Sheet, found: Findings) -> None:
+    """Print what attention over ranks costs, and how its methods compare."""
+    _write_rows(sheet, "Context parallelism", context_columns(found.contexts), found.contexts)
+    told = [sentence for one in found.context_comparisons for sentence in one.sentences]
+    sheet.write(*(_clean(sentence) for sentence in (*told, *unreadable_contexts(found.steps))))
+
+
+def _write_mixtures(sheet: _Sheet, found: Findings) -> None:
+    """Print what routing does to experts and ranks, and each scope's atlas of it."""
+    _write_rows(sheet, "Expert parallelism", mixture_columns(found.mixtures), found.mixtures)
+    for atlas in atlases(found.mixtures):
+        _write_rows(sheet, atlas.title, atlas_columns(atlas), atlas.routings)
+    sheet.write(*(_clean(sentence) for sentence in unreadable_mixtures(found.steps)))
+
+
+def _write_full(sheet: _Sheet, found: Findings) -> None:
+    """Print what a table tells of the page's timelines and strips, from the run's folder."""
+    lines = busy_ranks(found.timelines)
+    _write_rows(sheet, "Traced steps, rank by rank", busy_columns(found.steps, lines), lines)
+    moved, chosen = hops(found.contexts), shares(distinct(found.mixtures))
+    _write_rows(sheet, "Attention's communications", hop_columns(moved), moved)
+    _write_rows(sheet, "Who is chosen", share_columns(chosen), chosen)
+    _write_rows(sheet, "Who comes late", late_columns(found.late), found.late)
 
 
 def _rows_table(sheet: _Sheet, columns: Sequence[Column[T]], rows: Sequence[T]) -> Table:

@@ -14,11 +14,11 @@ from bench.records import Check, Noise, Record, Samples, Status, WorldInfo
 from bench.runs import create_run, open_writer, utc_now, write_info
 from bench.stats import grade, spread, steadiness
 from bench.words import listed
-from reports.foreign import UNKNOWN, Foreign, Found, busbw_factor
-from reports.import_gloo import parse_gloo
-from reports.import_nccl import parse_nccl
-from reports.import_osu import parse_osu
-from reports.import_param import parse_param
+from reports.exchange.foreign import UNKNOWN, Foreign, Found, busbw_factor
+from reports.exchange.import_gloo import parse_gloo
+from reports.exchange.import_nccl import parse_nccl
+from reports.exchange.import_osu import parse_osu
+from reports.exchange.import_param import parse_param
 
 PARSERS: dict[str, Callable[[str, str, int | None], Foreign]] = {
     "nccl-tests": parse_nccl,

@@ -12,7 +12,7 @@ from bench.params import Value
 from bench.records import Check, Metric
 from bench.stats import MIN_FOR_P99
 from bench.words import listed
-from reports.foreign import GIBI, Foreign, Found, fields, number, time_and_rates, whole, world_size
+from reports.exchange.foreign import GIBI, Foreign, Found, fields, number, time_and_rates, whole, world_size
 
 TOOL = "gloo"
 METHOD = "median of rank 0's iterations, gloo's benchmark of unknown version"

@@ -15,7 +15,7 @@ from bench.errors import UserError
 from bench.params import Value
 from bench.records import Check
 from bench.words import listed
-from reports.foreign import (
+from reports.exchange.foreign import (
     GIGA,
     MICRO,
     UNKNOWN,
@@ -27,8 +27,8 @@ from reports.foreign import (
     whole,
     world_size,
 )
-from reports.nccl_json import JSON_VERSION
-from reports.nccl_table import IN_PLACE, OUT_OF_PLACE, PROGRAMS, REDUCTIONS, TYPES
+from reports.exchange.nccl_json import JSON_VERSION
+from reports.exchange.nccl_table import IN_PLACE, OUT_OF_PLACE, PROGRAMS, REDUCTIONS, TYPES
 
 TOOL = "nccl-tests"
 MEAN = "mean over iterations and ranks"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from bench.errors import UserError
 from bench.params import Value
 from bench.records import Check
-from reports.foreign import MICRO, UNKNOWN, Foreign, Found, fields, number, time_and_rates, whole, world_size
+from reports.exchange.foreign import MICRO, UNKNOWN, Foreign, Found, fields, number, time_and_rates, whole, world_size
 
 TOOL = "osu"
 

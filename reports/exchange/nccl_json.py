@@ -7,7 +7,7 @@ import msgspec
 from bench.environment import recorded_variables
 from bench.errors import UserError
 from bench.runs import Run
-from reports.nccl_table import IN_PLACE, OUT_OF_PLACE, Line, Placed, Table, devices, nccl_code, step, tables
+from reports.exchange.nccl_table import IN_PLACE, OUT_OF_PLACE, Line, Placed, Table, devices, nccl_code, step, tables
 
 JSON_VERSION = 3
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bench.runs import Run
-from reports.nccl_table import (
+from reports.exchange.nccl_table import (
     IN_PLACE,
     OUT_OF_PLACE,
     VERSION,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from bench.params import Value
-from reports.foreign import (
+from reports.exchange.foreign import (
     GIGA,
     MICRO,
     UNKNOWN,

@@ -1,0 +1,226 @@
+"""The report on collectives and point-to-point: bandwidth, latency, fits, loads, groups, pairs, lateness."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from reports import cells
+from reports.columns import Column, communication_columns, fit_columns, headline, slowed_columns, words
+from reports.contrasts import Pairs, contrasts, matrix_title
+from reports.findings import Findings
+from reports.fits import Curve, fit_notes
+from reports.group_table import grouped, grouped_columns
+from reports.labels import operation
+from reports.lateness import Late
+from reports.nodes.group_kinds import kind_columns, largest, ratio_words
+from reports.nodes.node_columns import distance_words, distances, matrix_columns, matrix_ranks
+from reports.nodes.rank_hosts import Nodes
+from reports.panels import Panel, Section
+from reports.summary import Row
+from reports.terms import terms
+
+MOST_RANKS = 16
+_SAYS_IT = ("mode", "dtype")
+_TRUST = "what the figures show, and how far to trust it"
+
+
+def communication_section(found: Findings) -> Section | None:
+    """Return the tables of operations, one for each mode and type, and their fits."""
+    if not found.communication:
+        return None
+    panels = [
+        Panel(
+            id=f"communication-{i}",
+            title=series_words(series),
+            caption=_TRUST,
+            # the title says what these two say
+            columns=tuple(column for column in communication_columns(rows) if column.title not in _SAYS_IT),
+            rows=rows,
+            has_facts=True,
+        )
+        for i, (series, rows) in enumerate(series_of(found.communication).items(), start=1)
+    ]
+    fitted = ("fit", "knee", "off the curve") if found.curves else ()
+    return Section(
+        id="communication",
+        title="Communication",
+        panels=(*panels, *_fits(found)),
+        terms=terms(("algbw", "busbw", "blocking, pipelined", *fitted)),
+    )
+
+
+def contrast_section(found: Findings) -> Section | None:
+    """Return what operations cost beside others."""
+    told = contrasts(found.shown)
+    panels = tuple(
+        Panel(
+            id=f"contrast-{i}",
+            title=title,
+            caption="1 is as fast as undisturbed",
+            columns=slowed_columns(slowed, prefix),
+            rows=slowed,
+        )
+        for i, (title, prefix, slowed) in enumerate(told, start=1)
+    )
+    if not panels:
+        return None
+    return Section(id="contrasts", title="Beside each other", panels=panels, terms=terms(("factor, beside",)))
+
+
+def group_section(found: Findings) -> Section | None:
+    """Return operations against the groups that ran them, within and across nodes first."""
+    rows = grouped(found.communication)
+    panels = _kinds(found)
+    if rows:
+        panel = Panel(
+            id="operation-group",
+            title="Operation x group",
+            caption="bus bandwidth in GB/s of each group of ranks, alone and, where measured, all together",
+            columns=grouped_columns(rows),
+            rows=rows,
+        )
+        panels = (*panels, panel)
+    return Section(id="groups", title="Groups", panels=panels, terms=terms(("busbw",))) if panels else None
+
+
+def pair_section(found: Findings) -> Section | None:
+    """Return the rank-by-rank matrices; node by node where ranks are on several."""
+    panels = [
+        panel for i, matrix in enumerate(found.matrices, start=1) for panel in _pair_panels(matrix, i, found.nodes)
+    ]
+    return Section(id="pairs", title="Rank to rank", panels=tuple(panels)) if panels else None
+
+
+def arrival_section(found: Findings) -> Section | None:
+    """Return who comes late to what, the operations and steps with the largest skew."""
+    late = found.late
+    if not late:
+        return None
+    panel = Panel(
+        id="arrivals-table",
+        title="Who comes late",
+        caption=f"arrivals on one clock, the {len(late)} cases with the largest skew",
+        columns=late_columns(late),
+        rows=late,
+        notes=_clocks(late),
+    )
+    return Section(id="arrivals", title="Arrivals", panels=(panel,), terms=terms(("skew, transfer, late",)))
+
+
+def series_of(rows: Sequence[Row]) -> dict[tuple[str, str], tuple[Row, ...]]:
+    """Return rows by mode and type: they are different series."""
+    groups: dict[tuple[str, str], tuple[Row, ...]] = {}
+    for row in rows:
+        series = str(row.case.params.get("mode", cells.UNKNOWN)), str(row.case.params.get("dtype", cells.UNKNOWN))
+        groups[series] = (*groups.get(series, ()), row)
+    return groups
+
+
+def series_words(series: tuple[str, str]) -> str:
+    """Return a series as headings call it."""
+    return ", ".join(word for word in series if word != cells.UNKNOWN) or "without mode or type"
+
+
+def _kinds(found: Findings) -> tuple[Panel[Any], ...]:
+    if not found.kinds:
+        return ()
+    panel = Panel(
+        id="group-kinds",
+        title="Within and across nodes",
+        caption="bus bandwidth in GB/s by kind of group, the median of its groups",
+        columns=kind_columns(found.kinds),
+        rows=found.kinds,
+        notes=tuple(ratio_words(one) for one in largest(found.kinds)),
+    )
+    return (panel,)
+
+
+def _pair_panels(matrix: Pairs, number: int, nodes: Nodes | None) -> Iterator[Panel[Any]]:
+    rows = tuple(matrix.rows.values())
+    title, columns = matrix_title(matrix), communication_columns(rows)
+    notes = distance_words(distances(matrix, nodes)) if nodes else ()
+    yield Panel(
+        id=f"pairs-{number}", title=title, caption=_TRUST, columns=columns, rows=rows, notes=notes, has_facts=True
+    )
+    if nodes is not None and len(matrix.ranks) <= MOST_RANKS:
+        yield Panel(
+            id=f"pairs-{number}-matrix",
+            title=f"{title}, node by node",
+            caption="a line for each sender, a column for each receiver, those of one node side by side",
+            columns=matrix_columns(matrix, nodes),
+            rows=matrix_ranks(matrix, nodes),
+        )
+
+
+def _fits(found: Findings) -> tuple[Panel[Curve], ...]:
+    if not found.curves:
+        return ()
+    panel = Panel(
+        id="fits",
+        title="Fits: latency and bandwidth",
+        caption="what explains their times, and how well",
+        columns=fit_columns(found.curves),
+        rows=found.curves,
+        notes=fit_notes(found.curves, found.ceiling),
+    )
+    return (panel,)
+
+
+def late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
+    """Return the columns of who comes late, with each of the first ranks' lateness."""
+    times = headline("time")
+    ranks = sorted({rank for one in late for rank in one.seconds_by_rank})
+    return (
+        words("case", lambda one: late_label(one.row), "what is done, its size and its mode"),
+        Column(
+            title="time", text=lambda one: times.text(one.row), sort=lambda one: times.sort(one.row), help=times.help
+        ),
+        _seconds("skew", "skew", "the last rank's arrival less the first's, the median"),
+        _seconds("transfer", "transfer", "the last rank's exit less the last's arrival, the median"),
+        _rank("late rank", lambda one: one.arrival.late_rank, "the rank that most often arrives last"),
+        Column(
+            title="in",
+            text=lambda one: cells.percent(one.arrival.share),
+            sort=lambda one: one.arrival.share,
+            help="the share of iterations in which it does",
+        ),
+        _rank("last out", lambda one: one.arrival.last_out_rank, "the rank that most often leaves last"),
+        *(_lateness(rank) for rank in ranks[:MOST_RANKS]),
+    )
+
+
+def late_label(row: Row) -> str:
+    """Return a row's operation with its size, mode and type, for a line that stands alone."""
+    params = row.case.params
+    size = cells.size(params["size_bytes"]) if "size_bytes" in params else ""
+    return " ".join(word for word in (operation(row.case), size, *(str(params.get(n, "")) for n in _SAYS_IT)) if word)
+
+
+def _seconds(title: str, name: str, help_text: str) -> Column[Late]:
+    return Column(
+        title=title,
+        text=lambda one: cells.duration(one.row.value(name)),
+        sort=lambda one: one.row.value(name),
+        help=help_text,
+    )
+
+
+def _lateness(rank: int) -> Column[Late]:
+    return Column(
+        title=f"rank {rank}",
+        text=lambda one: cells.duration(one.seconds_by_rank.get(rank)),
+        sort=lambda one: one.seconds_by_rank.get(rank),
+        help=f"how long after the first rank {rank} arrives, the median",
+    )
+
+
+def _rank(title: str, rank_of: Callable[[Late], int | None], help_text: str) -> Column[Late]:
+    def text(one: Late) -> str:
+        rank = rank_of(one)
+        return cells.UNKNOWN if rank is None else f"rank {rank}"
+
+    return Column(title=title, text=text, sort=rank_of, help=help_text, number=False)
+
+
+def _clocks(late: Sequence[Late]) -> tuple[str, ...]:
+    methods = dict.fromkeys((one.arrival.method, one.arrival.uncertainty) for one in late)
+    return tuple(f"Clocks: {method}, right within {cells.duration(seconds)}." for method, seconds in methods)

@@ -1,0 +1,147 @@
+"""``parbench ab``: two settings of this machine, launch by launch in turns (ABBA), until they are told apart.
+
+Drift that is linear in time falls on both sides alike. The comparison is looked at a few times, each at its share of
+the false discovery rate, so that looking often finds no more.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.errors import UserError
+from bench.runs import Run
+from reports.comparing.compare import Comparison, compare
+from reports.comparing.compare_rule import Rule
+from reports.comparing.history_select import pool
+from reports.comparing.noise_floor import Floor
+
+LOOKS = (6, 8, 12, 16, 24)
+"""Launches a side after which the comparison is looked at; the last is the end."""
+_DECIDED = frozenset({"SLOWER", "FASTER", "SAME", "WRONG", "FAILED", "MISSING", "NEW", "ENV-CHANGED"})
+"""Verdicts that more launches would not change."""
+
+FOLLOWS = {
+    "OMP_NUM_THREADS": "torch.threads",
+    "MKL_NUM_THREADS": "torch.threads",
+    "GLOO_SOCKET_IFNAME": "process.interface",
+}
+"""What a variable sets elsewhere in the environment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of two settings: its letter, the variables that are set, and the Python it runs with, empty for this one."""
+
+    name: str
+    variables: Mapping[str, str]
+    python: str = ""
+
+    @property
+    def text(self) -> str:
+        """The setting in words."""
+        words = [f"{name}={value}" for name, value in self.variables.items()]
+        return " ".join([*([self.python] if self.python else []), *words]) or "as it is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The comparison of B with A, and why no more launches were made."""
+
+    comparison: Comparison
+    launches: int
+    reason: str
+
+
+Launch = Callable[[Side], Run]
+"""Measures one launch of a side."""
+
+
+def measure_in_turns(
+    sides: tuple[Side, Side],
+    launch: Launch,
+    *,
+    budget_seconds: float,
+    floor: float,
+    across: Sequence[str] = (),
+    floors: Mapping[str, Floor] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Outcome:
+    """Launch both sides in turns until every series is decided, the last look is past, or no time is left.
+
+    ``floors`` are those that this machine was measured to need, by the fingerprints of series.
+    """
+    runs: Mapping[str, Sequence[Run]] = {}
+    reason = "the budget ended"
+    for runs in launch_in_turns(sides, launch, LOOKS[-1], budget_seconds=budget_seconds, clock=clock):
+        number = len(runs[sides[0].name])
+        if number in LOOKS and _is_decided(_compared(sides, runs, floor, across, floors)):
+            reason = "every series is decided"
+            break
+        if number == LOOKS[-1]:
+            reason = f"{LOOKS[-1]} launches a side were made"
+    found = _compared(sides, runs, floor, across, floors)
+    return Outcome(comparison=found, launches=len(runs[sides[0].name]), reason=reason)
+
+
+def launch_in_turns(
+    sides: tuple[Side, Side],
+    launch: Launch,
+    count: int,
+    *,
+    budget_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Mapping[str, Sequence[Run]]]:
+    """Launch both sides in turns (ABBA) and yield all runs by side after each pair, of which one is always made.
+
+    It ends after ``count`` pairs, or where one as long as the longest would pass the budget.
+    """
+    begun, slowest = clock(), 0.0
+    runs: dict[str, list[Run]] = {side.name: [] for side in sides}
+    for number in range(count):
+        before = clock()
+        if number and before - begun + slowest > budget_seconds:
+            return
+        for side in sides if number % 2 == 0 else sides[::-1]:
+            runs[side.name].append(launch(side))
+        slowest = max(slowest, clock() - before)
+        yield runs
+
+
+def parse_side(name: str, text: str, python: str = "") -> Side:
+    """Return a side from ``NAME=VALUE`` words; ``UserError`` if one has no name or no equals sign."""
+    variables = {}
+    for word in text.split():
+        variable, equals, value = word.partition("=")
+        if not equals or not variable.isidentifier():
+            raise UserError(f"--{name} {word!r} is not understood: write variables as NAME=VALUE, with spaces between")
+        variables[variable] = value
+    return Side(name=name, variables=variables, python=python)
+
+
+def check_sides(sides: tuple[Side, Side]) -> None:
+    """Refuse two sides that are the same; ``UserError``."""
+    one, other = sides
+    if (one.variables, one.python) == (other.variables, other.python):
+        raise UserError(f"--a and --b are the same, {one.text!r}: nothing would be compared")
+
+
+def _compared(
+    sides: tuple[Side, Side],
+    runs: Mapping[str, Sequence[Run]],
+    floor: float,
+    across: Sequence[str],
+    floors: Mapping[str, Floor] | None,
+) -> Comparison:
+    ours, theirs = (pool(runs[side.name], f"{side.name.upper()} ({side.text})") for side in sides)
+    rule = Rule(floor=floor, false_discovery_rate=Rule().false_discovery_rate / len(LOOKS))
+    return compare(ours, theirs, rule, (*_meant(sides), *across), floors)
+
+
+def _meant(sides: tuple[Side, Side]) -> tuple[str, ...]:
+    """Return the paths of the environment that differ because they are what is tested."""
+    names = dict.fromkeys([*sides[0].variables, *sides[1].variables])
+    return (*(f"variables.{name}" for name in names), *(FOLLOWS[name] for name in names if name in FOLLOWS))
+
+
+def _is_decided(comparison: Comparison) -> bool:
+    return {one.word for one in comparison.series} <= _DECIDED

@@ -1,0 +1,131 @@
+"""What differs between the surroundings of two runs, and whether it keeps their times from being compared. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from bench.environment import VOLATILE, leaves
+from bench.plan import Plan
+from bench.records import Record
+from bench.runs import Run
+from reports import cells
+
+HARMLESS = (
+    "host.address",
+    "host.boot_id",
+    "host.memory_bytes",
+    "slurm.job",
+    "slurm.nodelist",
+    "variables.SLURM_JOB_ID",
+    "variables.SLURM_JOB_NODELIST",  # the ranks' own host names tell
+    "variables.SLURM_RESTART_COUNT",
+)
+"""What may change from run to run on one machine without a word on its speed."""
+NOT_SET = "not set"
+_VARIABLES = "variables."
+_Values = tuple[str, ...]
+Surroundings = Mapping[str, tuple[_Values, ...]]
+"""By path the values of a record's ranks, as text; several such where records differ: the run changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A value that differs between base and new, as text; ``decisive`` is whether it forbids a comparison.
+
+    ``within`` names the run that changed within itself, or is empty; ``meant`` is whether the user declared it.
+    """
+
+    path: str
+    base: str
+    new: str
+    decisive: bool
+    meant: bool = False
+    within: str = ""
+
+    @property
+    def text(self) -> str:
+        """The change in words: ``versions.torch: 2.12.0 -> 2.13.0``."""
+        return f"{self.path}: {self.base} -> {self.new}"
+
+
+def surroundings(run: Run, records: Sequence[Record]) -> Surroundings:
+    """Return what the ranks of these records saw: the run's environment, with each record's own in its place."""
+    seen = [_of_record(run.info.environment or {}, record.environment) for record in records]
+    paths = sorted({path for one in seen for path in one})
+    return {path: tuple(dict.fromkeys(one.get(path, _absent(path)) for one in seen)) for path in paths}
+
+
+def changes(base: Surroundings, new: Surroundings, meant: Sequence[str] = ()) -> tuple[Change, ...]:
+    """Return what differs, decisive first; a path that fits a glob of ``meant`` is shown and decides nothing.
+
+    A variable that one side has not set is a difference like any other; what one side does not know otherwise
+    decides nothing.
+    """
+    found = [_change(path, base, new, meant) for path in sorted({*base, *new})]
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: not one.decisive))
+
+
+def plan_changes(base: Plan, new: Plan) -> tuple[Change, ...]:
+    """Return how the runs were asked for differently, apart from their cases: none of it decides."""
+    ours, theirs = (_plan_leaves(plan) for plan in (base, new))
+    return tuple(
+        Change(path=f"plan.{name}", base=ours[name], new=theirs[name], decisive=False)
+        for name in ours
+        if ours[name] != theirs[name]
+    )
+
+
+def _of_record(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, _Values]:
+    """Return the values by path: what ranks do not share stands in the record under ``rank N``."""
+    values: dict[str, list[Any]] = {path: [value] for path, value in leaves(common)}
+    for path, pair in own.get("changed", {}).items():
+        values[path] = [pair[1]]
+    by_rank = [dict(leaves(part)) for name, part in own.items() if name.startswith("rank ")]
+    for path in sorted({path for part in by_rank for path in part}):
+        values[path] = [part.get(path) for part in by_rank]
+    return {
+        path: tuple(sorted({_text(path, value) for value in found}))
+        for path, found in values.items()
+        if path.partition(".")[0] != VOLATILE
+    }
+
+
+def _change(path: str, base: Surroundings, new: Surroundings, meant: Sequence[str]) -> Change | None:
+    ours, theirs = (side.get(path, (_absent(path),)) for side in (base, new))
+    if ours == theirs and len(ours) == 1:
+        return None
+    unsteady = [name for name, values in (("BASE", ours), ("NEW", theirs)) if len(values) > 1]
+    is_meant = any(fnmatchcase(path, pattern) for pattern in meant)
+    unknown = any((cells.UNKNOWN,) in values for values in (ours, theirs))
+    return Change(
+        path=path,
+        base=_words(ours),
+        new=_words(theirs),
+        decisive=not (is_meant or unknown or path in HARMLESS),
+        meant=is_meant,
+        within=" and ".join(unsteady),
+    )
+
+
+def _words(values: Sequence[_Values]) -> str:
+    return " then ".join(", ".join(one) for one in values)
+
+
+def _absent(path: str) -> _Values:
+    return (NOT_SET if path.startswith(_VARIABLES) else cells.UNKNOWN,)
+
+
+def _text(path: str, value: Any) -> str:
+    return _absent(path)[0] if value is None else cells.visible(str(value))
+
+
+def _plan_leaves(plan: Plan) -> dict[str, str]:
+    """Return what a plan says beside its cases and its world, which belong to the series."""
+    apart = ("cases", "skipped", "nproc", "backend", "device", "notes", "path", "injection")
+    asked = {name: value for name, value in msgspec.structs.asdict(plan).items() if name not in apart}
+    asked |= {f"measure.{name}": value for name, value in msgspec.structs.asdict(asked.pop("measure")).items()}
+    asked["injection"] = plan.injection.text if plan.injection else "none"
+    return {name: cells.UNKNOWN if value is None else str(value) for name, value in asked.items()}

@@ -1,0 +1,206 @@
+"""The statistics by which two runs are compared: Welch's t, a rank test, false discovery rates. Pure Python.
+
+All take one value a launch, the unit of replication (Hunold & Carpen-Amarie, arXiv 1505.07734).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+
+CONFIDENCE = 0.95
+_EXACT_UP_TO = 24
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The mean of ``new`` minus that of ``base`` with its standard error and Welch's degrees of freedom."""
+
+    value: float
+    error: float
+    df: float
+
+    @property
+    def reach(self) -> float:
+        """Half the 95 % interval's width."""
+        return t_quantile(0.5 + CONFIDENCE / 2, self.df) * self.error if self.error else 0.0
+
+
+def welch(base: Sequence[float], new: Sequence[float]) -> Difference:
+    """Return the difference of two means whose variances may differ, of at least two values each (Welch 1947)."""
+    shares = [_variance(values) / len(values) for values in (base, new)]
+    total = sum(shares)
+    of_df = sum(share**2 / (len(values) - 1) for share, values in zip(shares, (base, new), strict=True))
+    return Difference(
+        value=_mean(new) - _mean(base),
+        error=math.sqrt(total),
+        df=total**2 / of_df if of_df else float(len(base) + len(new) - 2),
+    )
+
+
+def p_outside(found: Difference, floor: float) -> float:
+    """Return the two-sided p-value of a difference no larger than ``floor``: small if it is surely larger."""
+    beyond = abs(found.value) - floor
+    if found.error == 0:
+        return float(beyond <= 0)
+    return min(1.0, 2 * t_tail(beyond / found.error, found.df))
+
+
+def detectable(found: Difference, floor: float, power: float = 0.8) -> float:
+    """Return the smallest difference that clears ``floor`` with this power at the scatter seen, from 0.5 up.
+
+    It is floor + (t(0.975) + t(power)) * error, the usual approximation of the noncentral t.
+    """
+    return floor + found.reach + (t_quantile(power, found.df) * found.error if found.error else 0.0)
+
+
+def drift_between(base: Sequence[float], new: Sequence[float]) -> Difference:
+    """Return what the common trend inside both sides would make of their difference, were ``new`` taken after ``base``.
+
+    The trend is one least-squares slope through both, each around its own mean; of at least two values each.
+    """
+    places = [i - (len(side) - 1) / 2 for side in (base, new) for i in range(len(side))]
+    values = [value - _mean(side) for side in (base, new) for value in side]
+    weight = math.fsum(place**2 for place in places)
+    slope = math.fsum(place * value for place, value in zip(places, values, strict=True)) / weight
+    rest = math.fsum((value - slope * place) ** 2 for place, value in zip(places, values, strict=True))
+    df = len(values) - 3
+    distance = len(values) / 2
+    return Difference(value=slope * distance, error=distance * math.sqrt(rest / df / weight), df=df)
+
+
+def t_tail(t: float, df: float) -> float:
+    """Return P(T > t) of Student's t, for any df above zero (Abramowitz & Stegun 26.7.1)."""
+    half = _incomplete_beta(df / 2, 0.5, df / (df + t * t)) / 2
+    return half if t >= 0 else 1 - half
+
+
+def t_quantile(p: float, df: float) -> float:
+    """Return Student's t quantile for ``p`` in [0.5, 1) and any df above zero.
+
+    The tail is convex above zero, so Newton's steps from there rise to the quantile and never pass it.
+    """
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+    t, step = 0.0, 1.0
+    while step > 1e-12 * (1 + t):
+        density = scale * math.exp(-(df + 1) / 2 * math.log1p(t * t / df))
+        step = (t_tail(t, df) - (1 - p)) / density
+        t += step
+    return t
+
+
+def rank_test(base: Sequence[float], new: Sequence[float]) -> float:
+    """Return the two-sided p-value of Mann-Whitney's test: exact, ties included, up to 24 values, normal above."""
+    ranks = _doubled_midranks((*base, *new))
+    statistic = sum(ranks[: len(base)])
+    if len(ranks) > _EXACT_UP_TO:
+        return _normal_rank_p(ranks, len(base), statistic)
+    counts = _rank_sums(tuple(sorted(ranks)), len(base))
+    total = math.comb(len(ranks), len(base))
+    below = sum(count for value, count in enumerate(counts) if value <= statistic) / total
+    above = sum(counts[statistic:]) / total
+    return min(1.0, 2 * min(below, above))
+
+
+def simes(p_values: Sequence[float]) -> float:
+    """Return the p-value of a family in which nothing moved, from its members' (Simes 1986)."""
+    ordered = sorted(p_values)
+    return min(1.0, *(p * len(ordered) / rank for rank, p in enumerate(ordered, start=1)))
+
+
+def discoveries(p_values: Sequence[float], q: float) -> tuple[bool, ...]:
+    """Return which hypotheses fall if a share ``q`` of those that fall may be false (Benjamini & Hochberg 1995)."""
+    ordered = sorted(p_values)
+    passing = [p for rank, p in enumerate(ordered, start=1) if p <= q * rank / len(ordered)]
+    limit = max(passing, default=-1.0)
+    return tuple(p <= limit for p in p_values)
+
+
+def discoveries_in_families(families: Sequence[Sequence[float]], q: float) -> tuple[tuple[bool, ...], ...]:
+    """Return which members of which families fall: families first, then members at the share of families that fell.
+
+    A family falls exactly if one of its members does (Benjamini & Bogomolov 2014).
+    """
+    fallen = discoveries([simes(family) for family in families], q)
+    share = q * sum(fallen) / len(families) if families else 0.0
+    return tuple(
+        discoveries(family, share) if fell else (False,) * len(family)
+        for family, fell in zip(families, fallen, strict=True)
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """Return the regularised incomplete beta function I_x(a, b) (Abramowitz & Stegun 26.5.8)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly, the mirrored one does not
+        return 1 - _incomplete_beta(b, a, 1 - x)
+    front = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    return math.exp(front) / (a * _continued_fraction(lambda i: _beta_term(i, a, b, x)))
+
+
+def _beta_term(i: int, a: float, b: float, x: float) -> float:
+    m = i // 2
+    if i % 2:
+        return -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+    return m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+
+
+def _continued_fraction(term: Callable[[int], float]) -> float:
+    """Return 1 + term(1) / (1 + term(2) / (1 + ...)) by Lentz's method."""
+    value = upper = 1.0
+    lower, i, factor = 0.0, 1, 0.0
+    while abs(factor - 1) > 1e-14 and i < 1000:
+        lower = 1 / ((1 + term(i) * lower) or _TINY)
+        upper = 1 + term(i) / upper or _TINY
+        factor = upper * lower
+        value *= factor
+        i += 1
+    return value
+
+
+def _doubled_midranks(values: Sequence[float]) -> list[int]:
+    """Return twice the rank of each value, equal ones sharing their mean: whole numbers."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    ranks, done = [0] * len(values), 0
+    for _, group in groupby(order, key=lambda i: values[i]):
+        tied = list(group)
+        for i in tied:
+            ranks[i] = 2 * done + len(tied) + 1
+        done += len(tied)
+    return ranks
+
+
+@cache
+def _rank_sums(ranks: tuple[int, ...], chosen: int) -> tuple[int, ...]:
+    """Return in how many ways ``chosen`` of these ranks add up to 0, 1, 2, ..."""
+    most = sum(ranks[-chosen:])
+    ways = [[0] * (most + 1) for _ in range(chosen + 1)]
+    ways[0][0] = 1
+    for rank in ranks:
+        for count in range(chosen, 0, -1):
+            fewer, here = ways[count - 1], ways[count]
+            for total in range(rank, most + 1):
+                here[total] += fewer[total - rank]
+    return tuple(ways[chosen])
+
+
+def _normal_rank_p(doubled: Sequence[int], n: int, statistic: int) -> float:
+    """Return the rank test's p-value by the normal approximation, corrected for ties and continuity."""
+    total = len(doubled)
+    m = total - n
+    tied = sum(len(list(group)) ** 3 for _, group in groupby(sorted(doubled)))
+    variance = n * m / 12 * (total + 1 - (tied - total) / (total * (total - 1)))
+    distance = abs(statistic / 2 - n * (total + 1) / 2) - 0.5
+    return min(1.0, math.erfc(distance / math.sqrt(2 * variance))) if variance > 0 else 1.0

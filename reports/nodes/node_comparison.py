@@ -1,0 +1,214 @@
+"""Several runs over nodes as sections: what went wrong, scaling, within and across nodes, environments. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from reports import cells
+from reports.columns import Column, T, figure, words
+from reports.labels import operation_without
+from reports.nodes.group_kinds import ACROSS, OVER, Kinds, kinds, largest
+from reports.nodes.node_scaling import Environments, OverNodes, environments, node_counts, over_nodes
+from reports.nodes.rank_hosts import WITHIN
+from reports.panels import Panel, Section
+from reports.problems import Problem, bad_rows
+from reports.several import One, Several
+from reports.terms import terms
+
+MOST_LINES = 12
+Lines = list[tuple[str, dict[int, float]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bad:
+    """What went wrong in a run."""
+
+    one: One
+    problem: Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Far:
+    """An operation of a run within and across nodes, at the largest size of both."""
+
+    one: One
+    kinds: Kinds
+
+
+def problem_section(several: Several) -> Section | None:
+    """Return every case of every run that is wrong, hung or failed, with the reason, which names ranks and hosts."""
+    rows = tuple(Bad(one=one, problem=problem) for one in several.runs for problem in bad_rows(one.summary))
+    if not rows:
+        return None
+    columns: tuple[Column[Bad], ...] = (
+        words("run", lambda bad: run_words(bad.one), "the run, and the point of a sweep that it measured"),
+        words("case", lambda bad: bad.problem.case, "what ran"),
+        words("status", lambda bad: bad.problem.status, "what became of it"),
+        words("launches", lambda bad: bad.problem.launches, "in how many launches, of those planned"),
+        words("reason", lambda bad: bad.problem.reason, "why, with the ranks and their hosts"),
+    )
+    title = "Wrong, hung or failed"
+    panel = Panel(id="problems-table", title=title, caption="run by run", columns=columns, rows=rows)
+    return Section(id="problems", title=title, panels=(panel,))
+
+
+def over_nodes_section(several: Several) -> Section | None:
+    """Return rates or times at each number of nodes, and the efficiency against the smallest."""
+    found = over_nodes(several)
+    if not found:
+        return None
+    notes = (f"The first {MOST_LINES} of each kind are drawn.",) if len(found) > MOST_LINES else ()
+    repeats = max(one.repeats for one in found)
+    if repeats > 1:
+        notes = (*notes, f"Up to {repeats} repeats: the one with the median time is shown.")
+    panel = Panel(
+        id="over-nodes-table",
+        title="Over nodes",
+        caption="bus bandwidth of operations and time of steps on as many nodes, and efficiency against the fewest",
+        columns=_over_nodes_columns(found),
+        rows=found,
+        notes=notes,
+    )
+    return Section(id="over-nodes", title="Over nodes", panels=(panel,), terms=terms(("speed-up, efficiency", "busbw")))
+
+
+def rate_lines(several: Several) -> Lines:
+    """Return the bus bandwidth in GB/s by nodes of the first operations, under their names."""
+    found = [one for one in over_nodes(several) if one.scaled.first.is_communication][:MOST_LINES]
+    return [(one.label, {n: rate / cells.GIGA for n in one.scaled.rows if (rate := _shown(one, n))}) for one in found]
+
+
+def time_lines(several: Several) -> Lines:
+    """Return the step time in seconds by nodes of the first steps, under their names."""
+    found = [one for one in over_nodes(several) if not one.scaled.first.is_communication][:MOST_LINES]
+    return [(one.label, {n: time for n in one.scaled.rows if (time := _shown(one, n))}) for one in found]
+
+
+def efficiency_lines(several: Several) -> Lines:
+    """Return the efficiency by nodes of the first series, under their names."""
+    found = over_nodes(several)[:MOST_LINES]
+    return [
+        (one.label, {n: share for n in one.scaled.rows if (share := one.scaled.efficiency(n)) is not None})
+        for one in found
+    ]
+
+
+def far_section(several: Several) -> Section | None:
+    """Return what of each operation's bus bandwidth is left across nodes, run by run."""
+    rows = tuple(Far(one=one, kinds=found) for one in several.runs for found in largest(kinds(one.shown, one.nodes)))
+    if not rows:
+        return None
+    columns: tuple[Column[Far], ...] = (
+        words("run", lambda far: run_words(far.one), "the run, and the point of a sweep that it measured"),
+        words("operation", lambda far: _operation(far), "what is done, at the largest size that both have"),
+        _reach("within", (WITHIN,)),
+        _reach("across", (ACROSS, OVER)),
+        figure("across / within", lambda far: far.kinds.ratio(), cells.significant, "what is left across nodes"),
+    )
+    title = "Within and across nodes"
+    caption = "bus bandwidth in GB/s by kind of group, the median of its groups, each alone"
+    panel = Panel(id="far-table", title=title, caption=caption, columns=columns, rows=rows)
+    return Section(id="far", title=title, panels=(panel,), terms=terms(("busbw",)))
+
+
+def environment_section(several: Several) -> Section | None:
+    """Return the times in each environment of a sweep, side by side."""
+    found = environments(several)
+    if not found:
+        return None
+    names = found[0].names
+    columns: tuple[Column[Environments], ...] = (
+        words("case", lambda one: one.label, "what ran"),
+        _count("nodes", lambda one: one.nodes, "on how many nodes"),
+        *(_time(i, name) for i, name in enumerate(names)),
+        *(_ratio(i, name) for i, name in enumerate(names) if i),
+    )
+    title = "Environments side by side"
+    caption = "times in each environment, and their ratio to the first that has one"
+    panel = Panel(id="environments-table", title=title, caption=caption, columns=columns, rows=found)
+    return Section(id="environments", title=title, panels=(panel,), terms=terms(("ratio", "interval")))
+
+
+def run_words(one: One) -> str:
+    """Return what a line on a run calls it: its number, and the point that it measured."""
+    return f"{one.name}: {one.point.name}" if one.point else one.name
+
+
+def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], ...]:
+    counts = node_counts(found)
+    return (
+        words("case", lambda one: one.label, "what ran, and how its ranks were placed where that differs"),
+        _count("ranks a node", lambda one: one.layout.ranks_per_node, "how many ranks each node had", drop=2),
+        words("placement", lambda one: one.layout.placement or cells.UNKNOWN, "how ranks lie on nodes, as found", 3),
+        words("what", lambda one: "busbw" if one.scaled.first.is_communication else "step time", "what is shown", 1),
+        *(_at(n) for n in counts),
+        *(_efficiency(n) for n in counts[1:]),
+    )
+
+
+def _shown(one: OverNodes, nodes: int) -> float | None:
+    """Return the bus bandwidth of an operation, the time of a step."""
+    row = one.scaled.rows.get(nodes)
+    return row.value("busbw" if row.is_communication else row.headline) if row else None
+
+
+def _at(nodes: int) -> Column[OverNodes]:
+    def text(one: OverNodes) -> str:
+        unit = "B/s" if one.scaled.first.is_communication else "s"
+        return cells.quantity(_shown(one, nodes), unit)
+
+    title = _nodes(nodes)
+    return Column(title=title, text=text, sort=lambda one: _shown(one, nodes), help=f"the rate or time on {title}")
+
+
+def _efficiency(nodes: int) -> Column[OverNodes]:
+    def share(one: OverNodes) -> float | None:
+        return one.scaled.efficiency(nodes) if nodes > min(one.scaled.rows) else None
+
+    told = f"the speed-up from the fewest nodes of the series to {_nodes(nodes)} over what they let hope for"
+    return figure(f"efficiency {_nodes(nodes)}", share, cells.percent, told)
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count != 1)}"
+
+
+def _count(title: str, value: Callable[[T], float | None], told: str, drop: int = 0) -> Column[T]:
+    return figure(title, value, lambda count: cells.UNKNOWN if count is None else f"{count:g}", told, drop)
+
+
+def _operation(far: Far) -> str:
+    params = far.kinds.first.case.params
+    name = operation_without(far.kinds.first.case, ("group", "member", "together"))
+    told = (str(params.get(key, "")) for key in ("mode", "dtype"))
+    return " ".join(word for word in (name, cells.size(far.kinds.size_bytes), *told) if word)
+
+
+def _reach(title: str, reaches: tuple[str, ...]) -> Column[Far]:
+    def rate(far: Far) -> float | None:
+        kind = far.kinds.standing_for(*reaches)
+        return far.kinds.rate(kind) if kind else None
+
+    return figure(title, rate, cells.gigabytes, f"bus bandwidth {' or '.join(reaches)}, in 1e9 B/s")
+
+
+def _time(index: int, name: str) -> Column[Environments]:
+    def text(one: Environments) -> str:
+        row = one.beside.rows.get(index)
+        return cells.measured(row.metrics.get(row.headline)) if row else cells.UNKNOWN
+
+    def seconds(one: Environments) -> float | None:
+        row = one.beside.rows.get(index)
+        return row.value(row.headline) if row else None
+
+    return Column(title=name, text=text, sort=seconds, help=f"time in {name}, with its 95 % interval")
+
+
+def _ratio(index: int, name: str) -> Column[Environments]:
+    def value(one: Environments) -> float | None:
+        found = one.beside.ratio(index) if index in one.beside.rows else None
+        return found.value if found else None
+
+    def text(one: Environments) -> str:
+        return cells.measured(one.beside.ratio(index)) if value(one) is not None else cells.UNKNOWN
+
+    return Column(title=f"{name} / first", text=text, sort=value, help=f"time in {name} over that in the first")

@@ -1,0 +1,1 @@
+"""What a report says of pipeline, context and expert parallel steps."""

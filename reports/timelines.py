@@ -1,0 +1,112 @@
+"""The traced steps of a run: which launch tells of each, and whether its ranks can be drawn on one axis of time. Pure.
+
+Communication of one axis may overlap itself, so it is spread over lanes in which nothing overlaps.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.errors import UserError
+from bench.runs import Run, load_timeline
+from bench.timeline import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline, streams_of
+from reports.summary import Row
+
+NO_CLOCK = "the trace names no clock that its ranks share, and ranks on different clocks must not be merged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A step's row with one launch's timeline of all ranks; ``why_not`` says why there is none to draw."""
+
+    row: Row
+    launch: int
+    timeline: Timeline | None
+    why_not: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Busy:
+    """What one rank of a traced step was busy with, in seconds: each stream's union, and each phase's sum."""
+
+    traced: Traced
+    rank: int
+    wall_seconds: float
+    by_stream: Mapping[str, float]
+    by_phase: Mapping[str, float]
+
+
+def traced_steps(run: Run, rows: Iterable[Row]) -> tuple[Traced, ...]:
+    """Return the rows of which some launch left a trace, the first such launch's; one that is damaged says so."""
+    return tuple(found for row in rows if (found := _traced(run, row)) is not None)
+
+
+def busy_ranks(traced: Sequence[Traced]) -> tuple[Busy, ...]:
+    """Return a line for each rank of each step that can be drawn."""
+    return tuple(_busy(one, rank) for one in traced if one.timeline for rank in one.timeline.ranks)
+
+
+def lanes(intervals: Iterable[Interval]) -> tuple[tuple[Interval, ...], ...]:
+    """Return the intervals in as few lanes as hold them without overlap, each in order of time."""
+    found: list[list[Interval]] = []
+    for interval in sorted(intervals, key=lambda one: (one.start_us, one.stop_us)):
+        free = next((lane for lane in found if lane[-1].stop_us <= interval.start_us), None)
+        if free is None:
+            found.append([interval])
+        else:
+            free.append(interval)
+    return tuple(map(tuple, found))
+
+
+def by_stream(rank: RankTimeline) -> dict[str, list[Interval]]:
+    """Return a rank's intervals by stream, in the order in which streams are shown."""
+    found: dict[str, list[Interval]] = {stream: [] for stream in streams_of(rank.intervals)}
+    for interval in rank.intervals:
+        found[interval.stream].append(interval)
+    return found
+
+
+def stream_words(stream: str) -> str:
+    """Return a stream as tables and legends call it: ``exposed dp`` there is part of ``comm dp`` here."""
+    return {PHASE: "phases", COMPUTE: "compute", COPY: "copies"}.get(stream, stream)
+
+
+def axis_of(stream: str) -> str | None:
+    """Return the mesh's axis of a stream of communication, None for any other."""
+    start = f"{COMM} "
+    return stream.removeprefix(start) if stream.startswith(start) else None
+
+
+def covered_us(intervals: Iterable[Interval]) -> float:
+    """Return the microseconds that the intervals' union covers."""
+    covered, end = 0.0, float("-inf")
+    for one in sorted(intervals, key=lambda one: one.start_us):
+        covered += max(0.0, one.stop_us - max(end, one.start_us))
+        end = max(end, one.stop_us)
+    return covered
+
+
+def _traced(run: Run, row: Row) -> Traced | None:
+    for record in row.measured:
+        try:
+            timeline = load_timeline(run, record)
+        except UserError as error:
+            return Traced(row=row, launch=record.launch, timeline=None, why_not=str(error))
+        if timeline is not None and not timeline.clock:
+            return Traced(row=row, launch=record.launch, timeline=None, why_not=NO_CLOCK)
+        if timeline is not None:
+            return Traced(row=row, launch=record.launch, timeline=timeline)
+    return None
+
+
+def _busy(traced: Traced, rank: RankTimeline) -> Busy:
+    streams = by_stream(rank)
+    phases: dict[str, float] = {}
+    for one in streams.pop(PHASE, []):
+        phases[one.name] = phases.get(one.name, 0.0) + (one.stop_us - one.start_us) / 1e6
+    return Busy(
+        traced=traced,
+        rank=rank.rank,
+        wall_seconds=(rank.stop_us - rank.start_us) / 1e6,
+        by_stream={stream: covered_us(intervals) / 1e6 for stream, intervals in streams.items()},
+        by_phase=phases,
+    )
