@@ -1,6 +1,7 @@
 """Fixtures that more than one test file uses."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,13 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 def two_ranks() -> Iterator[Ranks]:
     """Two gloo ranks that live as long as the session."""
     with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[Ranks]:
+    """Four gloo ranks that live as long as the session."""
+    with Ranks(4) as ranks:
         yield ranks
 
 
@@ -45,8 +53,18 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
 
+def pytest_configure() -> None:
+    """Take signals as a terminal's foreground does: a shell's background ignores SIGINT, and nohup SIGHUP."""
+    for sign, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(sign) == signal.SIG_IGN:
+            signal.signal(sign, usual)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a GPU where there is none: it is collected where it can run."""
+    """Leave out what needs a GPU where there is none, and try again what a busy machine may have disturbed."""
+    for item in items:
+        if item.get_closest_marker("measures"):
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not look(os.environ).gpus:
         config.hook.pytest_deselected(items=marked)

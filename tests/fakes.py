@@ -124,6 +124,7 @@ class FakeGang:
         self.can_restart = can_restart
         self.has_ended = False
         self.known_exits: dict[int, int] = {}
+        self.said = ""
         self.told_to_end: list[int] | None = None
         self._threads: list[threading.Thread] = []
 
@@ -139,6 +140,9 @@ class FakeGang:
 
     def exits(self) -> dict[int, int]:
         return self.known_exits
+
+    def told(self) -> str:
+        return self.said
 
     def end(self, ranks: Iterable[Hello]) -> None:
         self.told_to_end = sorted(hello.rank for hello in ranks)

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -12,7 +13,8 @@ import torch.distributed as dist
 from bench import collectives
 from bench.errors import UserError
 from bench.operation import Operation
-from bench.subject import Description
+from bench.records import Metric
+from bench.subject import Description, Explanation
 from bench.world import World
 
 
@@ -70,6 +72,25 @@ def raising(world: World, *, rank: int = 1, at: int = 10) -> Steps:
 
 def exiting(world: World, *, rank: int = 1, at: int = 10) -> Steps:
     return Steps(world, lambda: os._exit(7), rank, at)
+
+
+class Tangled(Steps):
+    """Holds itself in a cycle, as a model and its hooks do; ``last`` is the one before it."""
+
+    last: "weakref.ref[Tangled] | None" = None
+
+    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+        self.me = self
+        return Explanation(metrics={"cycle": Metric(value=1.0, unit="", better="lower", method="as it is")})
+
+
+def tangled(world: World, *, number: int = 0) -> Tangled:
+    """Refuse where the one before it is still there."""
+    if Tangled.last is not None and Tangled.last() is not None:
+        raise UserError("the last one is still here")
+    made = Tangled(world, lambda: None, rank=0, at=0)
+    Tangled.last = weakref.ref(made)
+    return made
 
 
 def refusing(world: World, *, rank: int = -1) -> Steps:

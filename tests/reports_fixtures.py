@@ -133,6 +133,109 @@ def hang(case: Case, launch: int = 0) -> Record:
     return bad(case, launch, "hang", "rank 1 did not arrive within 60 s", ranks=ranks)
 
 
+# --- pipeline steps ---
+
+PIPELINE_MICROSECONDS = {"F": 1000, "B": 2000, "I": 1000, "W": 900}
+
+
+def pp(schedule: str = "1f1b", microbatches: int = 4, **params: Any) -> Case:
+    given = {"schedule": schedule, "microbatches": microbatches, "layers": 4, **params}
+    return make_case("workload.pp", "workloads.pipeline.pp:prepare", given)
+
+
+def pipeline_orders(schedule: str, ranks: int, microbatches: int) -> list[list[str]]:
+    """Return each rank's actions, one stage a rank: ``gpipe``, else 1F1B, its backward split for ``zb``."""
+    orders = []
+    for rank in range(ranks):
+        ahead = microbatches if schedule == "gpipe" else min(ranks - rank, microbatches)
+        order = [f"{rank}F{i}" for i in range(ahead)]
+        for i in range(microbatches):
+            order += [f"{rank}I{i}", f"{rank}W{i}"] if schedule.startswith("zb") else [f"{rank}B{i}"]
+            order += [f"{rank}F{ahead + i}"] if ahead + i < microbatches else []
+        orders.append(order)
+    return orders
+
+
+def pipeline_timeline(orders: Sequence[Sequence[str]], delay: int = 0) -> list[list[tuple[str, int, int]]]:
+    """Return when each action runs, as soon as its rank and what it needs are done; messages take ``delay``."""
+    stops: dict[str, int] = {}
+    ran: list[list[tuple[str, int, int]]] = [[] for _ in orders]
+    while any(len(done) < len(order) for done, order in zip(ran, orders, strict=True)):
+        for rank, (done, order) in enumerate(zip(ran, orders, strict=True)):
+            action = order[len(done)] if len(done) < len(order) else ""
+            what = action.lstrip("0123456789")
+            needs = {"F": rank - 1, "B": rank + 1, "I": rank + 1}.get(what[:1], -1)
+            is_first = needs in (-1, len(orders))
+            if action and (is_first or f"{needs}{what}" in stops):
+                start = done[-1][2] if done else 0
+                start = start if is_first else max(start, stops[f"{needs}{what}"] + delay)
+                stops[action] = start + PIPELINE_MICROSECONDS[what[0]]
+                done.append((action, start, stops[action]))
+    return ran
+
+
+def pipeline_idle(timeline: Sequence[Sequence[tuple[str, int, int]]]) -> list[tuple[int, int, int, str]]:
+    """Return every gap, cut into causes by turns."""
+    end = max(done[-1][2] for done in timeline)
+    found = []
+    for rank, done in enumerate(timeline):
+        starts = [0, *(stop for _, _, stop in done)]
+        gaps = [gap for gap in zip(starts, [*(start for _, start, _ in done), end], strict=True) if gap[0] < gap[1]]
+        for i, (start, stop) in enumerate(gaps):
+            middle = (start + stop) // 2
+            found += [(rank, start, middle, "schedule"), (rank, middle, stop, ("imbalance", "p2p", "rest")[i % 3])]
+    return found
+
+
+def pipeline_details(schedule: str = "1f1b", ranks: int = 2, microbatches: int = 4, **more: Any) -> dict[str, Any]:
+    """Return what a record says of a pipeline of one stage a rank, its measured messages 100 us long."""
+    orders = pipeline_orders(schedule, ranks, microbatches)
+    measured = pipeline_timeline(orders, delay=100)
+    return {
+        "schedule": schedule,
+        "ranks": ranks,
+        "microbatches": microbatches,
+        "chunks": 1,
+        "layers_by_stage": [2] * ranks,
+        "stages_by_rank": [[rank] for rank in range(ranks)],
+        "in_flight_by_rank": [ranks - rank for rank in range(ranks)],
+        "activation_bytes_by_rank": [(ranks - rank) << 20 for rank in range(ranks)],
+        "clock": "one host, one monotonic clock",
+        "clock_uncertainty_seconds": 0.0,
+        "measured": measured,
+        "predicted": pipeline_timeline(orders),
+        "idle": pipeline_idle(measured),
+        **more,
+    }
+
+
+def simulated(schedule: str, seconds: float | None = None, chunks: int = 1, **more: Any) -> dict[str, Any]:
+    told = {"step_seconds": seconds, "bubble_fraction": 0.05, "in_flight": 4.0, "activation_bytes": 3 << 20}
+    known = told if seconds is not None else {}
+    return {"schedule": schedule, "chunks": chunks, "measured": False, **known, **more}
+
+
+def pipeline_metrics(seconds: float = 0.020) -> dict[str, Metric]:
+    """Return all that a pipeline step can know; idle is a quarter of ``seconds``."""
+    causes = {"schedule": 0.15, "imbalance": 0.05, "p2p": 0.03, "rest": 0.02}
+    shares = {"compute": 0.7, "idle": 0.25, "makespan": 0.95, "outside_pipeline": 0.05}
+    shares |= {f"idle_{cause}": share for cause, share in causes.items()}
+    ratios = {"bubble_fraction": 0.263, "bubble_fraction_span": 0.2, "bubble_overhead": 0.357}
+    found = step_metrics(seconds) | {name: plain(share * seconds, "s") for name, share in shares.items()}
+    for suffix, factor in (("", 1.0), ("_simulated", 0.9), ("_formula", 0.8)):
+        found |= {f"{name}{suffix}": plain(ratio * factor, "") for name, ratio in ratios.items()}
+    found |= {"in_flight": plain(2.0, "microbatches"), "memory.activations": plain(5 << 20, "B")}
+    return found
+
+
+def pipeline_record(schedule: str = "1f1b", launch: int = 0, seconds: float = 0.020, **more: Any) -> Record:
+    """Return a record of a pipeline step; ``more`` changes its details, or its parameters if they are of the model."""
+    params = {name: more.pop(name) for name in ("split", "hidden") if name in more}
+    details = {"pipeline": pipeline_details(schedule, **more)}
+    case = pp(schedule, more.get("microbatches", 4), **params)
+    return ok(case, launch, seconds, metrics=pipeline_metrics(seconds), details=details)
+
+
 def link(bytes_per_second: float) -> Ceiling:
     return Ceiling(name=LINK, bytes_per_second=bytes_per_second)
 
@@ -218,3 +321,102 @@ def sample_run(*, launches: int = 3) -> Run:
     cases = [case for case, _ in (*curve, *steps)] + [broken, wrong, failed, lost]
     plan = make_plan(cases, launches=launches, skipped=[skipped])
     return make_run(plan, records, ENVIRONMENT)
+
+
+# --- context-parallel steps ---
+
+
+def cp(method: str = "ring", sequence: int = 64, **params: Any) -> Case:
+    given = {"shape": "tiny", "sequence": sequence, "microbatch": 4, "method": method, **params}
+    return make_case("workload.cp", "workloads.context.cp:prepare", given)
+
+
+def hop(direction: str = "forward", step: int = 0, what: str = "keys and values", **more: Any) -> dict[str, Any]:
+    told = {"direction": direction, "step": step, "what": what, "bytes": 128 << 10, "count": 4, "comm_seconds": 0.002}
+    return {**told, "exposed_seconds": 0.0005, "wait_seconds": 0.003, "pairs_by_rank": [30, 10], **more}
+
+
+def context_details(method: str = "ring", sequence: int = 64, ranks: int = 2, **more: Any) -> dict[str, Any]:
+    """Return what a record says of attention over ranks; usp on half of them by heads."""
+    axes = {"ulysses": {"ranks": 2}, "ring": {"ranks": ranks // 2}} if method == "usp" else {"cp": {"ranks": ranks}}
+    return {
+        "method": method,
+        "mask": "causal",
+        "sequence": sequence,
+        "tokens_per_rank": sequence // ranks,
+        "axes": {**axes, "dp": {"ranks": ranks}},
+        "attention_bytes": {"forward": {}, "backward": {}},
+        "crossover_ranks": 2.0,
+        "attention_steps": [hop(), hop("backward", 1, "gradients", exposed_seconds=0.003)],
+        **more,
+    }
+
+
+def context_metrics(seconds: float, axes: Iterable[str] = ("cp",), num_bytes: float = 1 << 20) -> dict[str, Metric]:
+    """Return what a context-parallel step knows, the same on each axis of attention; backward sends twice as much."""
+    found = step_metrics(seconds)
+    for axis in axes:
+        found |= {f"exposed_comm.{axis}": plain(0.3 * seconds, "s"), f"bytes_sent.{axis}": plain(3 * num_bytes, "B")}
+        for direction, times, ratio in (("forward", 1, 1.0), ("backward", 2, 1.25)):
+            found[f"bytes_sent.{axis}.{direction}"] = plain(times * num_bytes, "B")
+            found[f"bytes_ratio.{axis}.{direction}"] = plain(ratio, "")
+    found |= {"exposed_comm.dp": plain(0.1 * seconds, "s"), "memory.activations": plain(5 << 20, "B")}
+    found |= {"balance": rate_metric(0.65, ""), "balance_ceiling": rate_metric(0.67, "")}
+    waits = {"comm": 0.004, "exposed": 0.003, "wait": 0.006}
+    return found | {f"attention_{name}": plain(value, "s") for name, value in waits.items()}
+
+
+def context_record(
+    method: str = "ring", seconds: float = 0.02, sequence: int = 64, *, num_bytes: float = 1 << 20, **more: Any
+) -> Record:
+    """Return a record of a context-parallel step; ``more`` changes its details."""
+    details = context_details(method, sequence, **more)
+    axes = [axis for axis in details["axes"] if axis != "dp"]
+    metrics = context_metrics(seconds, axes, num_bytes)
+    return ok(cp(method, sequence), seconds=seconds, metrics=metrics, details=details)
+
+
+# --- expert-parallel steps ---
+
+EXPERT_LOADS = {"balanced": [128] * 8, "hot_rank": [192] * 4 + [64] * 4, "zipf": [94, 62, 55, 123, 190, 46, 76, 378]}
+
+
+def ep(scope: str = "ep_layer", routing: str = "balanced", capacity: float = 0.0, **params: Any) -> Case:
+    given: dict[str, Any] = {
+        "shape": "tiny",
+        "ep": 0,
+        "experts": 8,
+        "top_k": 2,
+        "capacity": capacity,
+        "variant": "all_to_all",
+    }
+    return make_case(f"workload.{scope}", f"workloads.{scope}:prepare", {**given, "routing": routing, **params})
+
+
+def mixture_metrics(routing: str, capacity: float, seconds: float) -> dict[str, Metric]:
+    """Return what an expert-parallel step knows; balanced routes know of no slow-down."""
+    found = step_metrics(seconds) | {"exposed_comm.ep": plain(0.4 * seconds, "s"), "bytes_ratio.ep": plain(1.0, "")}
+    ratios = {"imbalance.rank": 1.35, "imbalance.expert": 2.95, "dedup_ratio": 0.75}
+    found |= {name: plain(value, "") for name, value in ratios.items()}
+    found |= {name: plain(0.125 if capacity else 0.0, "") for name in ("drop_rate", "drop_rate_expected")}
+    for way in ("dispatch", "combine"):
+        found |= {f"{way}_bandwidth.{kind}": rate_metric(rate) for kind, rate in (("logical", 2e9), ("wire", 1e9))}
+    if routing == "balanced":
+        return found | {"imbalance_lost": plain(0.0, "s")}
+    return found | {"imbalance_lost": plain(0.2 * seconds, "s"), "imbalance_slowdown": plain(1.25, "")}
+
+
+def mixture_record(
+    scope: str = "ep_layer", routing: str = "balanced", capacity: float = 0.0, seconds: float = 0.02, **more: Any
+) -> Record:
+    """Return a record of an expert-parallel step of one layer on two ranks; ``more`` changes its details."""
+    load = EXPERT_LOADS[routing]
+    ranks = [sum(load[:4]), sum(load[4:])]
+    details = {"expert_load": [load], "rank_load": [ranks], "axes": {"ep": {"ranks": 2}}, **more}
+    return ok(
+        ep(scope, routing, capacity),
+        seconds=seconds,
+        metrics=mixture_metrics(routing, capacity, seconds),
+        details=details,
+        notes=["another note", f"{scope}: what it may claim"],
+    )

@@ -171,3 +171,12 @@ def test_an_unknown_case_is_refused_with_the_nearest_name_and_where_to_look(patt
 def test_a_setting_does_not_know_its_memory_unless_told() -> None:
     params: Mapping[str, Value] = DEFINITIONS[0].case({"size_bytes": "1T"}).params
     assert DEFINITIONS[0].refuse(params, Setting(nproc=2, backend="gloo", device="cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("nproc", "nodes", "placement", "hosts"),
+    [(4, 1, "block", "0000"), (4, 2, "block", "0011"), (4, 2, "cyclic", "0101"), (6, 3, "cyclic", "012012")],
+)
+def test_ranks_sit_on_nodes_as_they_are_placed(nproc: int, nodes: int, placement: str, hosts: str) -> None:
+    setting = Setting(nproc=nproc, backend="gloo", device="cpu", nodes=nodes, placement=placement)
+    assert "".join(setting.hosts) == hosts

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from fakes import FakeRank, case, connect, job, outcome, wait_until, where, within
 
+from bench import channel as module
 from bench.channel import ADDRESS_VARIABLE, KEY_VARIABLE, Event, Gone, Hub, Line
 from bench.messages import Ask, Bye, Finished, FromRank, Hello, Started
 
@@ -31,6 +32,7 @@ threading.Event().wait()
 """
 DRIVER = """
 import sys, threading
+from bench import channel as module
 from bench.channel import ADDRESS_VARIABLE, KEY_VARIABLE, Hub
 hub = Hub()
 print(hub.variables()[ADDRESS_VARIABLE], hub.variables()[KEY_VARIABLE], flush=True)
@@ -213,6 +215,35 @@ def test_a_rank_that_speaks_another_tongue_counts_as_gone(hub: Hub) -> None:
     [rank] = connect(hub, 1)
     rank.line._connection.send_bytes(msgspec.msgpack.encode({"type": "Novelty"}))
     assert heard(hub, 2)[1] == Event(rank=0, what=Gone())
+
+
+def test_a_rank_tries_one_address_after_the_other() -> None:
+    with Hub("192.0.2.1", "127.0.0.1") as hub, socket.create_server(("127.0.0.1", 0)) as closed:
+        refusing = f"127.0.0.1:{closed.getsockname()[1]}"
+        closed.close()
+        good = hub.variables()[ADDRESS_VARIABLE].split(",")[1]
+        for addresses in (f"{refusing},{good}", f"{good},{refusing}", good):
+            line = Line(addresses, hub.variables()[KEY_VARIABLE])
+            assert line.own_address == "127.0.0.1"
+        with pytest.raises(ConnectionError):
+            Line(f"{refusing},{refusing}", hub.variables()[KEY_VARIABLE])
+
+
+def test_a_hub_of_several_addresses_tells_them_all_with_one_port() -> None:
+    with Hub("10.1.2.3", "10.4.5.6") as hub:
+        first, second = (word.rpartition(":") for word in hub.variables()[ADDRESS_VARIABLE].split(","))
+        assert (first[0], second[0]) == ("10.1.2.3", "10.4.5.6")
+        assert first[2] == second[2]
+
+
+def test_both_ends_look_after_a_peer_that_says_nothing(hub: Hub) -> None:
+    [rank] = connect(hub, 1)
+    heard(hub, 1)
+    for connection in (rank.line._connection, *hub._open):
+        with socket.socket(fileno=os.dup(connection.fileno())) as end:
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            idle, every, count = (end.getsockopt(socket.IPPROTO_TCP, option) for option, _ in module._KEEPALIVE)
+            assert idle + every * count <= 60
 
 
 # --- the end ---

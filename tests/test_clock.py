@@ -14,6 +14,8 @@ from bench import clock
 from bench.clock import Clock, calibrate
 from bench.world import World
 
+pytestmark = pytest.mark.measures
+
 SHIFT_NS = 5_000_000
 
 

@@ -56,6 +56,7 @@ CONTRACT = {
     "p2p.unidirectional": (1.0, 1.0, 1.0),
     "p2p.bidirectional": (1.0, 1.0, 1.0),
     "p2p.matrix": (1.0, 1.0, 1.0),
+    "p2p.round": (1.0, 1.0, 1.0),
 }
 
 
@@ -259,7 +260,7 @@ def test_the_function_takes_exactly_the_declared_parameters(definition: Definiti
 
 def wrong_in_groups(world: World, name: str, groups: list[str]) -> tuple[int, list[str]]:
     """Return how many variants of an operation ran in groups, all at once, and which of them went wrong here."""
-    parts = _PARTS.setdefault(id(world), Parts(world))
+    parts = Parts(world)
     ran, wrong = 0, []
     for group in groups:
         world_of = parts.of({"group": group, "together": True}).world
@@ -270,9 +271,6 @@ def wrong_in_groups(world: World, name: str, groups: list[str]) -> tuple[int, li
             if after or not (before or name in NOTHING_OF_RANK_1 | ONE_ROOT):
                 wrong.append(f"{group} {params}: {before} wrong before, {after} after")
     return ran, wrong
-
-
-_PARTS: dict[int, Parts] = {}
 
 
 def variants(name: str, group: str, world: World) -> list[dict[str, Any]]:

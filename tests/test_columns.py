@@ -13,7 +13,9 @@ from reports.columns import (
     Column,
     check_word,
     communication_columns,
+    figure,
     fit_columns,
+    known,
     pair_columns,
     slowed_columns,
 )
@@ -264,3 +266,14 @@ def test_a_matrix_has_a_column_for_each_receiver() -> None:
         ["1", "2.00", "-"],
     ]
     assert [column.sort(1) for column in columns] == [1, 2e9, None]
+
+
+def test_a_column_of_numbers_sorts_by_them_and_unknown_ones_have_no_column() -> None:
+    columns: tuple[Column[str], ...] = (
+        figure("length", len, lambda value: f"{value} letters", "how long it is"),
+        figure("nothing", lambda text: None, str, "unknown"),
+    )
+    kept = known(columns, ["ab", "c"])
+    assert [column.title for column in kept] == ["length"]
+    assert (kept[0].text("ab"), kept[0].sort("ab"), kept[0].number, kept[0].drop) == ("2 letters", 2, True, 0)
+    assert known(columns, []) == ()

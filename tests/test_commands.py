@@ -18,8 +18,8 @@ from bench.commands import House, parse_settings, run
 from bench.driver import StartGang
 from bench.errors import UserError
 from bench.machine import Machine
-from bench.measuring import Joined, Options
 from bench.messages import Bye, Outcome
+from bench.options import Joined, Options
 from bench.runs import Run, load_run
 
 Call = Callable[..., Result]
@@ -49,7 +49,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
                 rank.finish(index, outcomes[min(index, len(outcomes) - 1)])
         rank.say(Bye())
 
-    def starter(run: Run, joined: Joined | None) -> StartGang:
+    def starter(run: Run, joined: Joined | None, nodelist: str | None) -> StartGang:
         def start(number: int, variables: Mapping[str, str]) -> FakeGang:
             gang = FakeGang()
             gang.run([FakeRank(variables, rank, run.info.plan.nproc) for rank in range(run.info.plan.nproc)], act)
@@ -203,7 +203,7 @@ def test_a_rank_that_only_joins_prints_nothing(monkeypatch: pytest.MonkeyPatch) 
         raise AssertionError("shown by a rank that only joins")
 
     monkeypatch.setattr(measuring, "run_options", lambda *_, **__: None)
-    house = House(modules=(), show=never, exit_code=never)
+    house = House(modules=(), show=never, exit_code=never, report=lambda paths, output: None)
     done = CliRunner().invoke(run, [], obj=house)
     assert (done.exit_code, done.output) == (0, "")
 
@@ -218,7 +218,7 @@ def test_a_driver_among_ranks_leaves_at_once_with_its_code(monkeypatch: pytest.M
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(measuring, "run_options", lambda *_, **__: Path("runs/x"))
-    house = House(modules=(), show=lambda path, form: 4, exit_code=lambda path: 0)
+    house = House(modules=(), show=lambda path, form: 4, exit_code=lambda path: 0, report=lambda paths, output: None)
     assert CliRunner().invoke(run, [], obj=house).exception.args == (4,)  # type: ignore[union-attr]
 
 

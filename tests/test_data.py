@@ -2,10 +2,11 @@ import csv
 import io
 import json
 
+import msgspec
 import pytest
 from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, sample_run, seconds_metric
 
-from reports.data import CSV_COLUMNS, as_csv, as_json
+from reports.data import CSV_COLUMNS, as_csv, as_json, embedded_json, several_csv, several_json
 from reports.summary import summarize
 
 
@@ -54,3 +55,26 @@ def test_csv_names_a_case_that_has_no_metrics() -> None:
     run = make_run(make_plan([collective()]), [bad(collective(), reason=HOSTILE)])
     (line,) = csv.DictReader(io.StringIO(as_csv(summarize(run))))
     assert (line["status"], line["metric"], line["method"]) == ("failed", "", "")
+
+
+def test_several_runs_keep_their_lines_apart_by_run() -> None:
+    run = make_run(make_plan([collective()]), [ok(collective())])
+    other = msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, id="run-2"))
+    both = [(one, summarize(one)) for one in (run, other)]
+    lines = list(csv.DictReader(io.StringIO(several_csv(both))))
+    assert list(lines[0]) == ["run", *CSV_COLUMNS]
+    assert [line["run"] for line in lines] == ["run-1"] * 4 + ["run-2"] * 4
+    assert [one["run"]["id"] for one in json.loads(several_json(both))["runs"]] == ["run-1", "run-2"]
+    assert json.loads(several_json(both))["runs"][0] == json.loads(as_json(*both[0]))
+
+
+def test_data_too_long_for_a_page_keeps_every_metric_and_leaves_out_the_rest() -> None:
+    runs = [(run, summarize(run)) for run in (sample_run(), sample_run())]
+    assert embedded_json(runs, 10_000_000) == several_json(runs)
+    brief = embedded_json(runs, 1000)
+    assert len(brief) < len(several_json(runs))
+    whole, read = json.loads(several_json(runs)), json.loads(brief)
+    assert [run["run"]["id"] for run in read["runs"]] == ["run-1", "run-1"]
+    for full, short in zip(whole["runs"][0]["rows"], read["runs"][0]["rows"], strict=True):
+        assert {"details", "notes", "reasons"} & set(short) == set()
+        assert all(full[name] == short[name] for name in ("case", "metrics", "check", "grade", "status", "iterations"))

@@ -15,7 +15,7 @@ from bench.errors import UserError
 BY_NAME = {definition.name.partition(".")[2]: definition for definition in DEFINITIONS}
 SHARDED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "all_reduce_two_step")
 PAIRS = ("pingpong", "unidirectional", "bidirectional", "matrix")
-WHOLE = ("all_reduce", "broadcast", "sendrecv", "all_to_all_v", "reduce", "copy", *PAIRS)
+WHOLE = ("all_reduce", "broadcast", "sendrecv", "all_to_all_v", "reduce", "copy", "round", *PAIRS)
 SIZELESS = ("barrier", "gemm")
 JOINING = ("all_reduce", "reduce_scatter", "reduce", "all_reduce_two_step")
 GB = 1_000_000_000
@@ -112,6 +112,31 @@ def test_a_group_is_measured_member_by_member_alone_and_with_all_at_once() -> No
 def test_a_matrix_is_every_ordered_pair() -> None:
     made = [(case["source"], case["target"]) for case in BY_NAME["matrix"].expand({}, gloo(3))]
     assert made == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+
+
+def test_a_tournament_is_every_round_unless_it_is_said_which_or_who_meets_whom() -> None:
+    expand = BY_NAME["round"].expand
+    assert [case["round"] for case in expand({}, gloo(4))] == [0, 1, 2]
+    assert [case["round"] for case in expand({}, gloo(5))] == [0, 1, 2, 3, 4]
+    assert list(expand({"round": 2}, gloo(4))) == [{"round": 2}]
+    assert list(expand({"pairs": "0-2"}, gloo(4))) == [{"pairs": "0-2"}]
+
+
+def test_a_round_or_a_pair_that_there_is_not_is_refused_in_words() -> None:
+    assert refusal("round", gloo(4), round=3) == "round 3 is not one of the 3 rounds of 4 ranks, 0 to 2"
+    assert refusal("round", gloo(4), pairs="0-4") == "pairs '0-4': rank 4 is not one of the 4 ranks"
+    assert refusal("round", gloo(4), pairs="0-3 1-2") is None
+    assert refusal("round", gloo(4), mode="async") is None
+    assert refusal("round", gloo(4), mode="async", ways="in_turn") == (
+        "mode async: round with ways=in_turn is several calls"
+    )
+    assert refusal("round", gloo(4), mode="coalesced") == "mode coalesced: gloo cannot coalesce round"
+
+
+def test_what_tells_measurements_of_a_round_apart_is_left_out_where_there_is_one() -> None:
+    definition = BY_NAME["round"]
+    assert definition.case({"repeat": 0}).id == definition.case({}).id != definition.case({"repeat": 1}).id
+    assert "pairs" not in definition.case({}).params
 
 
 def test_traffic_has_a_row_for_each_rank() -> None:

@@ -14,6 +14,8 @@ from bench.injection import parse_injection
 from bench.operation import Operation
 from bench.subject import Description
 
+pytestmark = pytest.mark.measures
+
 STEP_SECONDS = 0.02
 WORK = cast(dist.Work, object())
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from fakes import FakeGang, FakeRank, case, outcome, plan, within
+from fakes import FakeGang, FakeRank, case, outcome, plan, wait_until, where, within
 
 from bench import driver as module
 from bench import watch as watch_module
 from bench.cases import Case
 from bench.channel import ADDRESS_VARIABLE
 from bench.driver import Driver, remaining
+from bench.locality import Place
 from bench.messages import LEFT_OUT, Bye, Job, Outcome
-from bench.plan import Plan, Skipped
+from bench.plan import Plan, Skipped, Spread
 from bench.records import Record, read_records
 from bench.runs import create_run, load_info, load_run, open_writer
 
@@ -72,6 +73,7 @@ class Stage:
         self.hello: Callable[[int, int], dict[str, Any]] = lambda gang, rank: {}
         self.can_restart = True
         self.host = "127.0.0.1"
+        self.facts: dict[str, Any] = {}
 
     def start(self, number: int, variables: Mapping[str, str]) -> FakeGang:
         gang = FakeGang(can_restart=self.can_restart)
@@ -88,7 +90,7 @@ class Stage:
         """Drive what is pending and return the records written by now."""
         run = load_run(self.path)
         with open_writer(self.path) as writer:
-            Driver(run, writer, self.start, self.audience, host=self.host).drive(remaining(run))
+            Driver(run, writer, self.start, self.audience, hosts=(self.host,), facts=self.facts).drive(remaining(run))
         return self.records()
 
     def records(self) -> list[Record]:
@@ -496,3 +498,78 @@ def test_hosts_are_counted(stage: Callable[..., Stage]) -> None:
     built = stage(CASES[:1], nproc=3)
     built.hello = lambda gang, rank: {"host": f"node-{rank // 2}"}
     assert built.drive()[0].world.nodes == 2
+
+
+# --- ranks on several nodes ---
+
+
+def on_nodes(*hosts: str) -> Callable[[int, int], dict[str, Any]]:
+    def hello(gang: int, rank: int) -> dict[str, Any]:
+        place = Place(host=hosts[rank], cpus=(0,), numa_nodes=(0,))
+        return {"host": hosts[rank], "place": place, "meeting": "" if rank else f"n1:{gang}"}
+
+    return hello
+
+
+def falls_silent(number: int) -> Act:
+    """Return an act in which rank 1 says nothing more in the case of a number, and its host starts no rank again."""
+    fell: list[bool] = []
+
+    def act(gang: FakeGang, rank: FakeRank) -> None:
+        if fell:
+            rank.line.hear()  # until the driver hangs up
+            return
+        rank.hello()
+        for index, asked in enumerate(rank.job().cases):
+            rank.start(index)
+            if asked.params["number"] == number:
+                if rank.rank == 0:
+                    rank.answer(where())
+                fell.append(True)  # before the end: the next gang may start as soon as this one is told to end
+                wait_until(lambda: gang.told_to_end is not None)
+                return
+            if rank.rank == 0:
+                rank.finish(index)
+        rank.say(Bye())
+
+    return act
+
+
+def test_a_job_tells_all_ranks_their_hosts_and_where_to_meet(stage: Callable[..., Stage]) -> None:
+    built = stage(CASES[:1])
+    built.hello = on_nodes("n1", "n2")
+    built.drive()
+    assert built.jobs[0].hosts == ("n1", "n2")
+    assert built.jobs[0].meeting == "n1:0"
+
+
+def test_hosts_by_rank_and_the_drivers_facts_are_in_the_run(stage: Callable[..., Stage]) -> None:
+    built = stage(CASES[:1])
+    built.hello, built.facts = on_nodes("n1", "n2"), {"slurm": {"job": "17"}}
+    built.drive()
+    environment = load_info(built.path).environment
+    assert environment is not None
+    assert environment["hosts"] == ["n1", "n2"]
+    assert environment["slurm"] == {"job": "17"}
+    assert environment["locality"] == {"0-1": "other node"}
+
+
+def test_ranks_that_sit_otherwise_than_asked_are_noted_in_every_record(stage: Callable[..., Stage]) -> None:
+    built = stage(CASES[:2], spread=Spread(nodes=1, ntasks_per_node=2), notes=("of the plan",))
+    built.hello = on_nodes("n1", "n2")
+    told = "1 nodes with 2 ranks each were asked for; there are 1 on n1, 1 on n2"
+    assert [record.notes for record in built.drive()] == [["of the plan", told]] * 2
+
+
+def test_a_host_that_fell_silent_is_not_waited_for_again_as_long_and_is_named(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.5)
+    built = stage(CASES[:3], falls_silent(1), timeout_seconds=1.0)
+    built.hello = on_nodes("n1", "n2")
+    first, hung, rest = built.drive()
+    assert (first.status, hung.status, rest.status) == ("ok", "hang", "failed")
+    assert hung.reason == "no end within 1 s: rank 1 (n2) did not arrive"
+    assert "did not start within" in rest.reason
+    assert rest.reason.endswith("n2 did not answer when the last gang hung")
+    assert len(built.gangs) == 2

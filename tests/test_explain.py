@@ -12,6 +12,8 @@ from bench.subject import Explanation
 from bench.world import World
 from workloads.trace import Trace, trace_step
 
+pytestmark = pytest.mark.measures
+
 LATE_SECONDS = 0.01
 ONCE = {
     "compute",

@@ -4,7 +4,7 @@ import pytest
 from reports_fixtures import collective, make_plan, make_run, ok
 
 from bench.records import Record
-from reports.facts import flatten, row_facts
+from reports.facts import environment_facts, flatten, row_facts
 from reports.summary import summarize
 
 
@@ -60,3 +60,24 @@ def test_a_launch_of_another_environment_says_so() -> None:
 def test_a_list_of_mappings_is_told_name_by_name() -> None:
     calls = [{"axis": "dp", "ranks": 4}, {"axis": "tp", "ranks": None}]
     assert flatten({"calls": calls}) == [("calls", "axis=dp ranks=4, axis=tp ranks=-")]
+
+
+def test_pairs_of_ranks_are_told_by_kind_however_many() -> None:
+    pairs = {f"{i}-{j}": "same node" if i // 8 == j // 8 else "other node" for i in range(64) for j in range(i + 1, 64)}
+    told = dict(environment_facts({"host": {"name": "a"}, "locality": pairs}))
+    assert list(told) == ["host.name", "pairs of ranks: same node", "pairs of ranks: other node"]
+    assert told["pairs of ranks: same node"].startswith("0-1, 0-2, ")
+    assert told["pairs of ranks: same node"].endswith("... (224 pairs)")
+    assert environment_facts({"locality": {"0-1": "same core"}}) == [("pairs of ranks: same core", "0-1")]
+
+
+def test_an_environment_without_pairs_is_flat() -> None:
+    assert environment_facts({"a": {"b": 1}, "locality": None}) == [("a.b", "1"), ("locality", "-")]
+
+
+def test_of_very_many_launches_the_first_are_told_and_the_rest_counted() -> None:
+    told = facts_of(*(ok(collective(), launch) for launch in range(15)))
+    assert "time, launch 12" in told
+    assert "time, launch 13" not in told
+    assert told["time, other launches"] == "3 more, in records.jsonl"
+    assert "time, other launches" not in facts_of(*(ok(collective(), launch) for launch in range(12)))

@@ -20,6 +20,8 @@ from conftest import Command, environment
 from bench.records import Record, read_records
 from bench.runs import load_run
 
+pytestmark = pytest.mark.measures
+
 PARBENCH = str(Path(sys.executable).with_name("parbench"))
 QUICK = ("--preset", "smoke", "--budget", "20s")
 

@@ -3,7 +3,6 @@ import subprocess
 import sys
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
@@ -24,10 +23,16 @@ from reports_fixtures import (
     training_metrics,
 )
 
-from bench.cases import Case
 from bench.records import Metric, Record
-from reports.contrasts import Pairs, pairs
-from reports.figures import draw_breakdown, draw_curves, draw_pairs, draw_steps
+from reports.figures import (
+    draw_arrivals,
+    draw_breakdown,
+    draw_curves,
+    draw_memory,
+    draw_scaling,
+    draw_steps,
+    elided,
+)
 from reports.fits import fit_curves
 from reports.summary import Row, summarize
 from reports.svg import inline_svg
@@ -219,43 +224,6 @@ def test_pyplot_is_not_imported() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def matrix(ranks: int) -> Pairs:
-    rows = rows_of(*(ok(pair(i, j), metrics=rates(i, j)) for i in range(ranks) for j in range(ranks) if i != j))
-    (found,) = pairs(rows)
-    return found
-
-
-def pair(source: int, target: int) -> Case:
-    case = collective("matrix", 1 << 20, source=source, target=target)
-    return msgspec.structs.replace(case, name="p2p.matrix")
-
-
-def rates(source: int, target: int) -> dict[str, Metric]:
-    return {"time": seconds_metric(1e-3), "busbw": rate_metric((1 + source * 10 + target) * 1e9)}
-
-
-def test_pairs_are_a_heat_map_with_a_square_each_and_none_on_the_diagonal() -> None:
-    axes = axes_of(draw_pairs(matrix(3)))
-    squares = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
-    corners = [(patch.get_x() + 0.5, patch.get_y() + 0.5) for patch in squares]
-    assert sorted(corners) == [(j, i) for j in range(3) for i in range(3) if i != j]
-    assert {text.get_text() for text in axes.texts} == {"2.00", "3.00", "11.0", "13.0", "21.0", "22.0"}
-    alphas = {patch.get_y(): patch.get_alpha() for patch in squares if patch.get_x() == -0.5}
-    assert (alphas[1.5] or 0) > (alphas[0.5] or 1)  # from 2 to 0 is faster than from 1 to 0
-
-
-def test_many_ranks_have_no_numbers_and_few_ticks() -> None:
-    axes = axes_of(draw_pairs(matrix(20)))
-    assert len(axes.texts) == 0
-    assert len(axes.get_xticks()) == 10
-
-
-def test_pairs_without_rates_have_no_figure() -> None:
-    rows = rows_of(*(ok(pair(*ends), metrics={"time": seconds_metric(1e-3)}) for ends in ((0, 1), (1, 0))))
-    (found,) = pairs(rows)
-    assert draw_pairs(found) is None
-
-
 def bars_of(axes: Axes) -> list[tuple[float, float, float]]:
     """Return middle height, left end and width of each part."""
     found = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
@@ -292,3 +260,72 @@ def test_steps_with_nothing_to_stack_have_no_breakdown() -> None:
     assert draw_breakdown([]) is None
     assert draw_breakdown(rows_of(ok(step()))) is None
     assert draw_breakdown(rows_of(ok(step(), metrics={"compute": plain(0.0, "s")}))) is None
+
+
+def test_memory_is_a_bar_for_each_step_stacked_of_its_components() -> None:
+    rows = rows_of(ok(step("ddp"), metrics=training_metrics()), ok(step("tp")))
+    figure = draw_memory(rows)
+    assert labels_of(figure) == ["parameters", "gradients", "optimizer", "activations"]
+    bars = [patch for patch in axes_of(figure).patches if isinstance(patch, Rectangle)]
+    assert [bar.get_width() / 2**20 for bar in bars] == [1, 1, 2, 3]
+    assert [bar.get_x() / 2**20 for bar in bars] == [0, 1, 2, 4]
+    ticks = [text.get_text() for text in axes_of(figure).get_xticklabels()]
+    assert {"0", "2 MiB", "4 MiB"} <= set(ticks)
+    assert draw_memory(rows[1:]) is None
+
+
+def test_a_strip_is_fullest_where_its_rank_is_latest() -> None:
+    figure = draw_arrivals([("a", {0: 0.0, 1: 2e-6}), ("unknown", {}), ("b", {0: 8e-6, 1: 4e-6})])
+    axes = axes_of(figure)
+    alphas = [float(patch.get_alpha() or 0) for patch in axes.patches]
+    assert alphas[1] == alphas[2]  # each strip is scaled by its own latest rank
+    assert alphas[0] < alphas[3] < alphas[2]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b"]
+    assert [text.get_text() for text in axes.texts] == ["0 us", "2.00 us", "8.00 us", "4.00 us"]
+    assert draw_arrivals([("unknown", {})]) is None
+
+
+def test_many_ranks_have_strips_without_numbers() -> None:
+    figure = draw_arrivals([("a", {rank: rank * 1e-6 for rank in range(64)})])
+    assert list(axes_of(figure).texts) == []
+    assert len(axes_of(figure).get_xticks()) <= 16
+
+
+def test_scaling_is_a_line_for_each_case_below_perfection() -> None:
+    figure = draw_scaling([("ddp", {2: 1.0, 8: 0.5, 4: 0.8}), ("lonely", {2: 1.0})])
+    first, perfect = axes_of(figure).get_lines()
+    assert values(first.get_xdata()) == [2, 4, 8]
+    assert values(first.get_ydata()) == [1.0, 0.8, 0.5]
+    assert values(perfect.get_ydata()) == [1.0, 1.0]
+    assert labels_of(figure) == ["ddp"]
+    assert draw_scaling([("lonely", {2: 1.0})]) is None
+
+
+def test_long_names_are_cut_only_where_they_stay_apart() -> None:
+    long, other = "unidirectional source=0 target=1", "unidirectional source=0 target=2"
+    rows = rows_of(ok(collective(long)), ok(collective("broadcast")))
+    assert labels_of(draw_curves(rows, "busbw")) == ["unidirectional source=0...", "broadcast"]
+    both = rows_of(ok(collective(long)), ok(collective(other)))
+    assert labels_of(draw_curves(both, "busbw")) == [long, other]
+    assert len(labels_of(draw_curves(rows_of(ok(collective("x" * 9999)), ok(collective("y"))), "time"))[0]) == 26
+
+
+def test_times_of_several_seconds_have_few_ticks() -> None:
+    rows = rows_of(ok(step("a"), seconds=0.6), ok(step("b"), seconds=2.4))
+    labels = [text.get_text() for text in axes_of(draw_steps(rows)).get_xticklabels()]
+    assert len([label for label in labels if label]) <= 7
+
+
+def test_of_very_many_launches_the_first_are_drawn() -> None:
+    rows = rows_of(*(ok(step(), launch) for launch in range(60)), launches=60)
+    circles = [line for line in axes_of(draw_steps(rows)).get_lines() if line.get_marker() == "o"]
+    assert len(circles) == 20
+
+
+def test_a_long_label_keeps_its_first_word_and_its_last_ones() -> None:
+    """What tells steps apart stands last."""
+    assert elided("ddp layers=2") == "ddp layers=2"
+    long = "ep_layer ep=1 experts=16 variant=all_to_all capacity=1.5 routing=hot_experts"
+    assert elided(long) == "ep_layer ... capacity=1.5 routing=hot_experts"
+    assert len(elided(long)) <= 48
+    assert len(elided("x" * 100)) <= 48

@@ -11,6 +11,7 @@ from reports_fixtures import (
     make_plan,
     make_run,
     ok,
+    pipeline_record,
     sample_run,
     step,
     training_metrics,
@@ -135,3 +136,9 @@ def test_a_steps_prediction_and_identity_are_explained_where_there_are_any() -> 
     assert "Where the time went" not in called
     traced = notes_of(ok(step(), metrics=training_metrics()))
     assert "compute + exposed communication + copy + idle = the wall time of a traced step" in traced
+
+
+def test_a_pipelines_identity_has_what_lies_outside_it() -> None:
+    told = notes_of(pipeline_record())
+    assert "copy + idle + outside (a pipeline's, such as the update) = the wall time of a traced step" in told
+    assert "outside" not in notes_of(ok(step(), metrics=training_metrics()))

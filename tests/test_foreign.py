@@ -1,7 +1,7 @@
 import pytest
 
 from bench.errors import UserError
-from reports.foreign import busbw_factor, fields, number, only, time_and_rates, whole, world_size
+from reports.exchange.foreign import busbw_factor, fields, number, only, time_and_rates, whole, world_size
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from bench.channel import Hub
 from bench.gang import JoinedGang, TorchrunGang, local_state, loopback_interface
 from bench.messages import Hello
 
+pytestmark = pytest.mark.measures
+
 Start = Callable[..., TorchrunGang]
 
 

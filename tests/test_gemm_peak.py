@@ -8,6 +8,8 @@ import torch
 
 from workloads.gemm_peak import measured_peak
 
+pytestmark = pytest.mark.measures
+
 CPU = torch.device("cpu")
 
 

@@ -14,11 +14,12 @@ import parbench as command_line
 
 ROOT = Path(__file__).parent.parent
 LAYERS = {"parbench": 2, "slurm": 1, "reports": 1, "workloads": 1, "bench": 0}
+INNER = {"workloads": ("pipeline", "context", "experts", "hybrid")}
+COMPOSING = (["hybrid"], ["planner"])
+"""What alone may import kinds of steps: the step that composes them, and the planner of all."""
 TORCH_FREE_PACKAGES = ("reports", "slurm")
 HEAVY = ("torch", "pandas", "matplotlib")
-SOURCES = sorted(
-    path for path in [ROOT / "parbench.py", *ROOT.glob("*/*.py")] if path.relative_to(ROOT).parts[0] != "tests"
-)
+SOURCES = sorted([ROOT / "parbench.py", *(path for name in LAYERS for path in (ROOT / name).glob("**/*.py"))])
 README = (ROOT / "README.md").read_text()
 CONTEXT = click.Context(command_line.main)
 COMMANDS = {name: command_line.main.get_command(CONTEXT, name) for name in command_line.COMMANDS}
@@ -106,13 +107,35 @@ def test_every_command_has_help_an_example_and_a_place_in_the_readme(name: str) 
             assert param.help, f"parbench {name} {param.opts[0]} has no help"
 
 
+def leaf(words: list[str]) -> tuple[click.Command, list[str]]:
+    """Return the command that a line of the shell calls, within its groups, and the words after its name."""
+    command: click.Command = command_line.main
+    rest = words[1:]
+    while isinstance(command, click.Group):
+        assert rest, words
+        assert rest[0].split("|")[0] in command.list_commands(click.Context(command)), words
+        command, rest = command.get_command(click.Context(command), rest[0].split("|")[0]) or command, rest[1:]
+    return command, rest
+
+
 def test_every_command_and_option_in_the_readme_exists() -> None:
-    for line in re.findall(r"^(?:torchrun .* )?(parbench .*)$", README, re.MULTILINE):
-        words = line.partition("#")[0].split()
-        command = COMMANDS[words[1]]
-        assert command is not None, line
-        known = {opt for param in command.params for opt in param.opts}
-        assert {word for word in words if word.startswith("--")} <= known, line
+    lines = re.findall(r"^(?:\$ )?(?:(?:torchrun|salloc) .*?)?(parbench .*)$", README, re.MULTILINE)
+    assert len(lines) > 20
+    for line in lines:
+        for part in line.partition("#")[0].split(" -- "):
+            if part.startswith("parbench "):
+                command, rest = leaf(part.split())
+                known = {opt for param in command.params for opt in param.opts}
+                assert {word for word in rest if word.startswith("--")} <= known, line
+
+
+@pytest.mark.parametrize("group", [name for name, command in COMMANDS.items() if isinstance(command, click.Group)])
+def test_every_command_of_a_group_has_help_and_an_example(group: str) -> None:
+    commands = COMMANDS[group]
+    assert isinstance(commands, click.Group)
+    for name, command in commands.commands.items():
+        assert command.help, name
+        assert f"parbench {group} {name}" in (command.epilog or ""), name
 
 
 def test_the_presets_in_the_readme_are_the_presets() -> None:
@@ -123,7 +146,17 @@ def test_the_presets_in_the_readme_are_the_presets() -> None:
 
 def test_what_is_packaged_is_what_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert set(project["tool"]["setuptools"]["packages"]) == LAYERS.keys() - {"parbench"}
+    folders = {".".join(path.relative_to(ROOT).parent.parts) for path in SOURCES}
+    assert set(project["tool"]["setuptools"]["packages"]) == folders - {""}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_kinds_of_steps_do_not_import_one_another(path: Path) -> None:
+    [package, *inner] = path.relative_to(ROOT).parent.parts or [""]
+    others = {f"{package}.{name}" for name in INNER.get(package, ()) if [name] != inner}
+    if inner and inner not in COMPOSING:
+        for name in imported(path):
+            assert not any(name == other or name.startswith(f"{other}.") for other in others), f"{path} imports {name}"
 
 
 def test_constraints_pin_every_dependency() -> None:
@@ -143,7 +176,7 @@ def test_every_module_has_a_test_file_of_its_own() -> None:
             assert shown_by.get(path.stem, f"test_{path.stem}") in tests, path
 
 
-@pytest.mark.parametrize("folder", ["bench", "workloads", "reports", "slurm"])
-def test_every_folder_says_what_lives_in_it(folder: str) -> None:
-    text = (ROOT / folder / "README.md").read_text()
+@pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES} - {ROOT}), ids=lambda path: path.name)
+def test_every_folder_says_what_lives_in_it(folder: Path) -> None:
+    text = (folder / "README.md").read_text()
     assert "import" in text.lower()

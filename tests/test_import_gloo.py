@@ -1,8 +1,8 @@
 import pytest
 
 from bench.errors import UserError
-from reports.foreign import Found
-from reports.import_gloo import parse_gloo
+from reports.exchange.foreign import Found
+from reports.exchange.import_gloo import parse_gloo
 
 RULE = "=" * 100
 HEAD = f"""\

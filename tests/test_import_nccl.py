@@ -7,10 +7,10 @@ from reports_fixtures import collective, make_plan, make_run, ok, sample_run
 
 from bench.errors import UserError
 from bench.runs import Run
-from reports.foreign import Found
-from reports.import_nccl import parse_nccl
-from reports.nccl_json import render_json
-from reports.nccl_text import render_text
+from reports.exchange.foreign import Found
+from reports.exchange.import_nccl import parse_nccl
+from reports.exchange.nccl_json import render_json
+from reports.exchange.nccl_text import render_text
 from reports.summary import Row, summarize
 
 HEAD = """\

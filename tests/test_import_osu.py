@@ -1,8 +1,8 @@
 import pytest
 
 from bench.errors import UserError
-from reports.foreign import Found
-from reports.import_osu import parse_osu
+from reports.exchange.foreign import Found
+from reports.exchange.import_osu import parse_osu
 
 ALLREDUCE = """\
 

@@ -1,8 +1,8 @@
 import pytest
 
 from bench.errors import UserError
-from reports.foreign import Found
-from reports.import_param import parse_param
+from reports.exchange.foreign import Found
+from reports.exchange.import_param import parse_param
 
 HELLO = """\
 [Rank   0] host trainer01, device: cuda:0, local_rank: 0 world_size: 4, master_ip: 127.0.0.1

@@ -11,9 +11,9 @@ from reports_fixtures import make_plan, make_run, ok, sample_run, step
 
 from bench.errors import UserError
 from bench.runs import Run, load_run
-from reports.imports import PARSERS, detect, import_file
-from reports.nccl_json import render_json
-from reports.nccl_text import render_text
+from reports.exchange.imports import PARSERS, detect, import_file
+from reports.exchange.nccl_json import render_json
+from reports.exchange.nccl_text import render_text
 from reports.page import render_page
 from reports.summary import summarize, verdict
 

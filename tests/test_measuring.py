@@ -12,14 +12,16 @@ import pytest
 from fakes import FakeGang, FakeRank, case, outcome, wait_until
 from fakes import plan as make_plan
 
-from bench import measuring
+from bench import measuring, options
+from bench.addresses import reachable
 from bench.display import Display
 from bench.driver import StartGang
 from bench.errors import UserError
 from bench.machine import Machine
-from bench.measuring import Joined, Options, plan_run, resume, run_options
+from bench.measuring import resume, run_options
 from bench.messages import Bye
-from bench.plan import Plan, Skipped
+from bench.options import Joined, Options, plan_run
+from bench.plan import Skipped
 from bench.records import Record
 from bench.runs import Run, create_run, load_run, open_writer
 
@@ -45,7 +47,7 @@ class Ranks:
         self.mischief: Callable[[int], None] = lambda count: None
         self.said = outcome()
 
-    def starter(self, run: Run, joined: Joined | None) -> StartGang:
+    def starter(self, run: Run, joined: Joined | None, nodelist: str | None = None) -> StartGang:
         size = run.info.plan.nproc
 
         def start(number: int, variables: Mapping[str, str]) -> FakeGang:
@@ -71,7 +73,8 @@ class Ranks:
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(measuring, "look", lambda environ: MACHINE)
+    for module in (options, measuring):
+        monkeypatch.setattr(module, "look", lambda environ: MACHINE)
     monkeypatch.chdir(tmp_path)
 
 
@@ -93,163 +96,6 @@ def run(options: Options = ONE, *, resume_path: Path | None = None, as_json: boo
     path = run_options(options, MODULES, out=Path("runs"), resume_path=resume_path, as_json=as_json)
     assert path is not None
     return path
-
-
-def planned(options: Options, joined: Joined | None = None) -> Plan:
-    return plan_run(options, MODULES, joined)
-
-
-def refusal(options: Options, joined: Joined | None = None) -> str:
-    with pytest.raises(UserError) as caught:
-        planned(options, joined)
-    return str(caught.value)
-
-
-# --- the plan: preset, then file, then command line ---
-
-
-def test_without_options_the_plan_is_the_node_presets() -> None:
-    plan = planned(Options())
-    assert (plan.preset, plan.launches, plan.budget_seconds, plan.timeout_seconds) == ("node", 5, 95, 60)
-    assert (plan.nproc, plan.backend, plan.device, plan.path) == (4, "gloo", "cpu", None)
-    assert {asked.name.partition(".")[0] for asked in plan.cases} == {"collective", "p2p", "memory", "workload"}
-
-
-FILE = """
-preset = "full"
-nproc = 3
-backend = "gloo"
-device = "cpu"
-launches = 7
-budget = "5m"
-timeout = 45
-
-[[case]]
-name = "all_reduce"
-set = { size_bytes = "1K,3K", dtype = "float16" }
-"""
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "plan.toml"
-    path.write_text(FILE)
-    return path
-
-
-def test_a_plan_file_goes_before_the_preset(file: Path) -> None:
-    plan = planned(Options(plan_file=file))
-    assert (plan.preset, plan.nproc, plan.launches) == ("full", 3, 7)
-    assert (plan.budget_seconds, plan.timeout_seconds) == (300.0, 45.0)
-    assert [asked.params for asked in plan.cases] == [
-        {"size_bytes": 1024, "dtype": "float16", "mode": "blocking"},
-        {"size_bytes": 3072, "dtype": "float16", "mode": "blocking"},
-    ]
-    assert plan.measure.precision == 0.01  # of the file's preset
-
-
-GIVEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "preset": ({"preset": "smoke"}, {"preset": "smoke", "launches": 7}),
-    "nproc": ({"nproc": 2}, {"nproc": 2}),
-    "launches": ({"launches": 2}, {"launches": 2}),
-    "budget": ({"budget": "30s"}, {"budget_seconds": 30.0, "timeout_seconds": 45.0}),
-    "timeout": ({"timeout": "500ms"}, {"timeout_seconds": 0.5, "budget_seconds": 300.0}),
-}
-
-
-@pytest.mark.parametrize("name", GIVEN)
-def test_the_command_line_goes_before_the_plan_file(file: Path, name: str) -> None:
-    given, wanted = GIVEN[name]
-    plan = planned(Options(plan_file=file, **given))
-    assert {name: getattr(plan, name) for name in wanted} == wanted
-
-
-def test_set_replaces_a_value_of_the_file_and_leaves_the_others(file: Path) -> None:
-    plan = planned(Options(plan_file=file, settings={"size_bytes": "8K"}))
-    assert [asked.params["size_bytes"] for asked in plan.cases] == [8192]
-    assert [asked.params["dtype"] for asked in plan.cases] == ["float16"]
-
-
-def test_only_narrows_the_cases_of_the_file(file: Path) -> None:
-    file.write_text(FILE + '\n[[case]]\nname = "broadcast"\n')
-    assert {asked.name for asked in planned(Options(plan_file=file, only=("broadcast",))).cases} == {
-        "collective.broadcast"
-    }
-
-
-def test_a_preset_of_the_file_that_does_not_exist_is_refused(file: Path) -> None:
-    file.write_text('preset = "fulll"')
-    assert refusal(Options(plan_file=file)).endswith("did you mean 'full'?")
-
-
-def test_more_ranks_than_cores_are_noted_in_the_plan() -> None:
-    assert any(note.startswith("functional only") for note in planned(Options(nproc=6)).notes)
-
-
-def test_a_target_is_planned_with_the_folder_it_lies_in(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def prepare(world, *, depth: int = 3): ...\n")
-    plan = planned(Options(target="mine:prepare", settings={"depth": "1,2"}))
-    assert plan.path == str(tmp_path)
-    assert [(asked.name, asked.params["depth"]) for asked in plan.cases] == [("custom.mine", 1), ("custom.mine", 2)]
-
-
-# --- ranks that are there already ---
-
-
-def test_ranks_that_are_there_are_found_in_the_variables() -> None:
-    assert Joined.find(TORCHRUN) == Joined(rank=0, size=2, local_size=2, one_node=True)
-    assert Joined.find({**TORCHRUN, "RANK": "5", "WORLD_SIZE": "8"}) == Joined(
-        rank=5, size=8, local_size=2, one_node=False
-    )
-    assert Joined.find({}) is None
-    assert Joined.find({"WORLD_SIZE": "2"}) is None
-
-
-def test_ranks_may_lie_on_several_nodes_where_nothing_is_known_of_it() -> None:
-    unknown = {name: value for name, value in TORCHRUN.items() if name != "LOCAL_WORLD_SIZE"}
-    found = Joined.find(unknown)
-    assert found is not None
-    assert not found.one_node
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"RANK": "zero"}, "whole numbers"),
-        ({"WORLD_SIZE": ""}, "whole numbers"),
-        ({"MASTER_PORT": None}, "MASTER_PORT"),
-    ],
-)
-def test_variables_that_make_no_sense_are_refused(change: dict[str, str | None], told: str) -> None:
-    changed = {name: value for name, value in {**TORCHRUN, **change}.items() if value is not None}
-    with pytest.raises(UserError, match=told):
-        Joined.find(changed)
-
-
-JOINED = Joined(rank=0, size=3, local_size=3, one_node=True)
-
-
-def test_ranks_that_are_there_make_one_launch_of_all_of_them() -> None:
-    plan = planned(Options(), JOINED)
-    assert (plan.nproc, plan.launches) == (3, 1)
-    assert planned(Options(nproc=3, launches=1), JOINED).nproc == 3
-
-
-def test_what_ranks_that_are_there_cannot_do_is_refused(file: Path) -> None:
-    assert "--nproc 4: 3 ranks are there already" in refusal(Options(nproc=4), JOINED)
-    assert "--launches 2: ranks that are there already make one launch" in refusal(Options(launches=2), JOINED)
-    assert "--launches 7" in refusal(Options(plan_file=file), JOINED)
-
-
-def test_one_rank_that_is_there_is_refused_unless_it_is_meant() -> None:
-    single = Joined(rank=0, size=1, local_size=1, one_node=True)
-    assert "--allow-single" in refusal(Options(), single)
-    assert planned(Options(allow_single=True), single).nproc == 1
-
-
-def test_one_rank_on_each_of_several_nodes_is_no_single_rank() -> None:
-    spread = Joined(rank=0, size=4, local_size=1, one_node=False)
-    assert planned(Options(), spread).nproc == 4
 
 
 # --- a run ---
@@ -406,7 +252,7 @@ def test_gangs_are_started_in_the_runs_folder_with_the_hubs_variables(
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(measuring, "TorchrunGang", lambda *given: calls.append(given))
     path, info = create_run(tmp_path, make_plan([case()]), "0.1.0")
-    measuring._starter(Run(path=path, info=info, records=()), None)(3, {"PARBENCH_DRIVER": "here"})
+    measuring._starter(Run(path=path, info=info, records=()), None, None)(3, {"PARBENCH_DRIVER": "here"})
     [(nproc, logs, number, variables)] = calls
     assert (nproc, logs, number) == (2, path / "logs", 3)
     assert variables["PARBENCH_DRIVER"] == "here"
@@ -417,3 +263,57 @@ def test_the_finished_folder_is_json_throughout(ranks: Ranks) -> None:
     for line in (path / "records.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     json.loads((path / "run.json").read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+# --- ranks on the nodes of an allocation ---
+
+FOUR_NODES = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_JOB_NODELIST": "n[1-4]",
+    "SLURM_NTASKS_PER_NODE": "2",
+}
+SRUN = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K"}, launcher="srun")
+
+
+@pytest.fixture
+def allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PARBENCH_EMULATED", raising=False)
+    for name, value in FOUR_NODES.items():
+        monkeypatch.setenv(name, value)
+    for module in (options, measuring):
+        monkeypatch.setattr(module, "check_srun", lambda: None)
+
+
+def test_srun_is_given_the_spread_the_nodes_and_threads_that_fit_a_node(
+    allocation: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(measuring, "SrunGang", lambda *given: calls.append(given))
+    plan = plan_run(SRUN, MODULES, None)
+    path, info = create_run(tmp_path, plan, "0.1.0")
+    measuring._starter(Run(path=path, info=info, records=()), None, "n[2-4]")(3, {"PARBENCH_DRIVER": "here"})
+    variables = {"OMP_NUM_THREADS": "2", "PARBENCH_DRIVER": "here"}
+    assert calls == [(plan.spread, path / "logs", 3, variables, "n[2-4]")]
+    assert measuring._facts(plan) == {"slurm": {"job": "17", "nodelist": "n[1-4]", "placement": "block"}}
+    assert measuring._hosts(plan, None) == reachable(os.environ)
+
+
+def test_a_run_over_nodes_goes_on_in_an_allocation_that_holds_it_on_nodes_that_may_be_others(
+    allocation: None, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run(SRUN)
+    kept = (path / "records.jsonl").read_bytes().splitlines(keepends=True)
+    (path / "records.jsonl").write_bytes(b"")
+    assert run(Options(nodelist="n[1-4]"), resume_path=path) == path
+    assert len((path / "records.jsonl").read_bytes().splitlines()) == len(kept)
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    with pytest.raises(UserError, match="--nodes 4: job 17 has 2"):
+        run(Options(), resume_path=path)
+
+
+def test_a_run_of_one_node_goes_on_without_a_list_of_nodes(ranks: Ranks) -> None:
+    path = run()
+    with pytest.raises(UserError, match=r"--nodelist n1: .* was not measured by srun"):
+        run(Options(nodelist="n1"), resume_path=path)

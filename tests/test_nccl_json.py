@@ -6,7 +6,7 @@ from reports_fixtures import ENVIRONMENT, bad, collective, make_plan, make_run, 
 
 from bench.errors import UserError
 from bench.records import Check, Metric, Record
-from reports.nccl_json import render_json
+from reports.exchange.nccl_json import render_json
 
 
 def document(*records: Record, environment: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from bench.cases import make_case
 from bench.plan import Skipped
 from bench.records import Check, Record
 from bench.runs import Run
-from reports.nccl_table import IN_PLACE, OUT_OF_PLACE, PROGRAMS, Table, devices, nccl_code, tables
-from reports.nccl_table import step as distance
+from reports.exchange.nccl_table import IN_PLACE, OUT_OF_PLACE, PROGRAMS, Table, devices, nccl_code, tables
+from reports.exchange.nccl_table import step as distance
 
 
 def run_of(*records: Record, environment: dict[str, object] | None = None) -> Run:

@@ -2,7 +2,7 @@ import pytest
 from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, sample_run, step
 
 from bench.records import Check, Record
-from reports.nccl_text import fit, render_text
+from reports.exchange.nccl_text import fit, render_text
 
 
 def text_of(*records: Record) -> str:

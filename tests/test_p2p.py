@@ -1,5 +1,6 @@
 """The ring sends to the next rank and receives from the one before, at once, whatever the size."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from ranks import Ranks
 
 from bench.coding import Code, count_wrong
 from bench.errors import UserError
-from bench.p2p import sendrecv
+from bench.p2p import round_of_pairs, sendrecv
 from bench.world import World
 
 
@@ -69,6 +70,95 @@ def refused_alone(world: World) -> str:
 def moved(world: World, size_bytes: int) -> dict[str, object]:
     description = sendrecv(world, size_bytes=size_bytes, dtype="float32").describe()
     return {"headline": description.headline, **{work.name: (work.amount, work.unit) for work in description.work}}
+
+
+def met(
+    world: World, pairs: str, index: int = 0, size_bytes: int = 4096, ways: str = "at_once"
+) -> tuple[int | None, int, int]:
+    """Return whose data a round brings, None if nobody's, and how much the check finds wrong before and after."""
+    operation = round_of_pairs(world, size_bytes=size_bytes, dtype="float32", round=index, pairs=pairs, ways=ways)
+    operation.reset()
+    before = operation.check()
+    operation.step()
+    code = Code("float32", 1, world.device)
+    count = len(operation.output)
+    found = [r for r in range(world.size) if count and not count_wrong(operation.output, code.values(r, 0, count))]
+    return (found[0] if found else None), before, operation.check()
+
+
+def told_of_a_round(world: World, index: int) -> dict[str, object]:
+    description = round_of_pairs(world, size_bytes=4096, dtype="float32", round=index).describe()
+    return {**description.details, **{work.name: work.amount for work in description.work}}
+
+
+def round_alone(world: World) -> str:
+    try:
+        round_of_pairs(replace(world, rank=0, size=1), size_bytes=4096, dtype="float32")
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("ways", ["at_once", "in_turn"])
+@pytest.mark.parametrize("size_bytes", [4096, 8 << 20])
+@pytest.mark.parametrize(
+    ("index", "pairs", "partners"), [(0, "", [3, 2, 1, 0]), (2, "", [1, 0, 3, 2]), (0, "0-2 1-3", [2, 3, 0, 1])]
+)
+def test_all_pairs_of_a_round_exchange_at_once(
+    four_ranks: Ranks, index: int, pairs: str, partners: list[int], size_bytes: int, ways: str
+) -> None:
+    answers = four_ranks.call("test_p2p:met", pairs=pairs, index=index, size_bytes=size_bytes, ways=ways)
+    assert answers == [(partner, size_bytes // 4, 0) for partner in partners]
+
+
+@pytest.mark.parametrize("ways", ["at_once", "in_turn"])
+def test_a_rank_in_no_pair_stands_by_and_the_others_are_right(four_ranks: Ranks, ways: str) -> None:
+    assert four_ranks.call("test_p2p:met", pairs="1-3", ways=ways) == [
+        (None, 0, 0),
+        (3, 1024, 0),
+        (None, 0, 0),
+        (1, 1024, 0),
+    ]
+
+
+def order_of_calls(world: World, ways: str) -> list[str]:
+    """Return which sends and receives a step makes, in order."""
+    operation = round_of_pairs(world, size_bytes=64, dtype="float32", ways=ways)
+    operation.reset()
+    calls: list[str] = []
+    known = {name: getattr(dist, name) for name in ("send", "recv", "batch_isend_irecv")}
+
+    def noted(name: str) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            calls.append(name)
+            return known[name](*args, **kwargs)
+
+        return call
+
+    try:
+        for name in known:
+            setattr(dist, name, noted(name))
+        operation.step()
+    finally:
+        for name, function in known.items():
+            setattr(dist, name, function)
+    return calls
+
+
+def test_there_and_back_the_smaller_rank_sends_first_and_the_other_waits_for_it(two_ranks: Ranks) -> None:
+    assert two_ranks.call("test_p2p:order_of_calls", ways="in_turn") == [["send", "recv"], ["recv", "send"]]
+    assert two_ranks.call("test_p2p:order_of_calls", ways="at_once") == [["batch_isend_irecv"]] * 2
+
+
+def test_a_round_tells_the_same_on_every_rank(four_ranks: Ranks) -> None:
+    [told, *others] = four_ranks.call("test_p2p:told_of_a_round", index=1)
+    assert told["pairs"] == "0-2 1-3"
+    assert (told["algbw"], told["busbw"], told["send_bytes"], told["recv_bytes"]) == (4096, 4096, 4096, 4096)
+    assert others == [told] * 3
+
+
+def test_a_rank_alone_meets_nobody_and_is_refused_in_words(two_ranks: Ranks) -> None:
+    assert two_ranks.call("test_p2p:round_alone")[0] == "a round needs a pair: size(1) < 2 ranks"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8"])

@@ -4,6 +4,7 @@ import json
 import re
 from functools import cache
 from html.parser import HTMLParser
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,9 @@ from reports_fixtures import (
     make_plan,
     make_run,
     ok,
+    pipeline_record,
     sample_run,
+    simulated,
     step,
     training_metrics,
 )
@@ -27,7 +30,7 @@ from bench.cases import make_case
 from bench.plan import Skipped
 from bench.records import Record
 from bench.runs import Run
-from reports.data import as_csv, as_json
+from reports.data import as_json
 from reports.page import render_page
 from reports.summary import summarize
 
@@ -156,9 +159,14 @@ def test_the_top_says_what_the_whole_run_cannot_show() -> None:
     assert "cannot show" not in sample()
 
 
-def test_what_was_not_measured_comes_before_any_result() -> None:
+def test_what_is_wrong_slow_and_not_measured_comes_before_any_result_in_this_order() -> None:
     html = sample()
-    assert html.index('id="not-measured"') < html.index('id="problems"') < html.index('id="communication"')
+    places = [
+        html.index(f'id="{name}"') for name in ("problems", "slow", "not-measured", "environment", "communication")
+    ]
+    assert places == sorted(places)
+    assert "Wild scatter, the interquartile range over 40 %" in html_of(run_of(ok(collective(), grade="wild")))
+    assert "Nothing stands out" in html_of(run_of(ok(collective())))
     part = html.split('id="not-measured"')[1].split("</section>")[0]
     assert "size 1001 B is not a multiple of 4 ranks x 4 B" in part
     assert "no record: the run ended before" in part
@@ -167,7 +175,7 @@ def test_what_was_not_measured_comes_before_any_result() -> None:
 
 def test_there_is_a_panel_for_each_mode_and_dtype_with_two_figures_and_a_table() -> None:
     page = Page(sample())
-    assert [title for title in page.texts("h3") if "float32" in title and "," in title] == [
+    assert [title.strip() for title in page.texts("h3") if "float32" in title and "," in title] == [
         "blocking, float32",
         "pipelined, float32",
     ]
@@ -278,23 +286,23 @@ def test_hostile_text_is_shown_as_text() -> None:
     assert "<i>host</i>" in words
 
 
-def embedded(html: str) -> dict[str, str]:
+def embedded(html: str) -> dict[str, Any]:
     (text,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html, re.DOTALL)
-    found: dict[str, str] = json.loads(text)
+    found: dict[str, Any] = json.loads(text)
     return found
 
 
 def test_the_data_is_embedded_whole() -> None:
     run = sample_run()
     summary = summarize(run)
-    assert embedded(sample()) == {"json": as_json(run, summary), "csv": as_csv(summary)}
+    assert embedded(sample()) == json.loads(as_json(run, summary))
 
 
 def test_embedded_data_cannot_end_its_element() -> None:
     html = html_of(run_of(bad(collective(), reason="</script><!--<script>")))
     (text,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html, re.DOTALL)
     assert "<" not in text
-    assert json.loads(embedded(html)["json"])["rows"][0]["reasons"] == ["</script><!--<script>"]
+    assert embedded(html)["rows"][0]["reasons"] == ["</script><!--<script>"]
 
 
 def test_buttons_are_hidden_from_those_without_scripts() -> None:
@@ -315,8 +323,8 @@ def test_terms_and_method_are_explained() -> None:
 
 
 def test_the_environment_is_flat_and_unknown_is_a_dash() -> None:
-    assert '<th scope="row">host.cpu_model</th><td class="words">Example CPU</td>' in sample()
-    assert '<th scope="row">host.governor</th><td class="words">-</td>' in sample()
+    assert '<th scope="row" class="words">host.cpu_model</th><td class="words">Example CPU</td>' in sample()
+    assert '<th scope="row" class="words">host.governor</th><td class="words">-</td>' in sample()
     assert "Unknown: no rank lived long enough to tell." in html_of(run_of(bad(collective())))
 
 
@@ -360,7 +368,7 @@ def test_steps_tell_where_their_time_and_memory_went() -> None:
     assert f'data-sort="{2 << 20}.0" class="number">2.00 MiB</td>' in memory
     assert {"exposed", "ect"} <= set(page.texts("dt"))
     names = [str(svg["aria-labelledby"]).split()[0] for svg in page.all("svg")]
-    assert names[-2:] == ["steps-time-title", "steps-breakdown-title"]
+    assert names[-3:] == ["steps-time-title", "steps-breakdown-title", "steps-memory-title"]
     assert "Each bar is a traced step" in time
     assert "95 % intervals" not in time
 
@@ -378,3 +386,74 @@ def test_steps_that_know_nothing_of_it_have_neither_section() -> None:
     assert 'id="step-time"' not in html
     assert 'id="step-memory"' not in html
     assert "ect" not in Page(html).texts("dt")
+
+
+@cache
+def pipeline_page() -> str:
+    others = [simulated("zb_v", 0.018, 2), simulated("dualpipe_v", chunks=2, why_not="it needs <4> microbatches")]
+    return html_of(run_of(ok(step("ddp")), pipeline_record(comparison=others), pipeline_record("gpipe", seconds=0.03)))
+
+
+def test_pipelines_have_a_chart_each_a_table_and_their_schedules() -> None:
+    html = pipeline_page()
+    page = Page(html)
+    assert len(page.ids) == len(set(page.ids))
+    part = html.split('id="pipelines"')[1].split('id="step-memory"')[0]
+    assert html.index('id="step-time"') < html.index('id="pipelines"') < html.index('id="step-memory"')
+    assert re.findall(r'<title id="pipelines-\d-title">(.*?)</title>', part) == [
+        "Pipeline, predicted and measured: 1f1b",
+        "Pipeline, predicted and measured: gpipe",
+    ]
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", part)
+    assert [caption.split(" ")[0] for caption in captions] == ["<strong>1f1b</strong>", "<strong>gpipe</strong>"]
+    assert all("below, what launch 1 measured, each gap in the colour of its cause." in one for one in captions)
+    assert '<th scope="row" data-sort="gpipe">gpipe</th>' in part
+    assert 'data-sort="0.263" class="number">26.3 %</td>' in part
+    other = part.split('id="schedules-1"')[1]
+    assert re.findall(r'<th scope="row"[^>]*>(.*?)</th>', other) == ["zb_v", "1f1b", "gpipe", "dualpipe_v"]
+    assert "it needs &lt;4&gt; microbatches" in other
+    assert {"bubble fraction, bubble overhead", "F, B, I, W"} <= set(page.texts("dt"))
+    assert "#pipelines" in [attributes["href"] for attributes in page.all("a")]
+
+
+def test_a_page_with_pipelines_is_the_same_bytes_again() -> None:
+    again = pipeline_page.__wrapped__()
+    assert again == pipeline_page()
+
+
+def test_timelines_are_drawn_and_not_embedded() -> None:
+    html = pipeline_page()
+    assert "0F0" not in html
+    facts = html.split(f'id="facts-{pipeline_record().case.id}"')[1].split("</details>")[0]
+    assert "<dt>pipeline.schedule</dt><dd>1f1b</dd>" in facts
+    assert "<dt>pipeline.measured</dt>" not in facts
+    (row,) = [one for one in embedded(html)["rows"] if one["case"]["params"].get("schedule") == "1f1b"]
+    assert row["details"]["pipeline"]["microbatches"] == 4
+    assert "measured" not in row["details"]["pipeline"]
+
+
+def test_many_pipelines_share_the_pages_room() -> None:
+    records = [pipeline_record(f"zb_{i}", ranks=8, microbatches=32) for i in range(12)]
+    html = html_of(run_of(*records))
+    assert len(re.findall("<figcaption>", html)) == 12
+    assert "are drawn as one" in html
+    assert len(html.encode()) < 1_000_000
+
+
+def test_a_pipeline_without_a_timeline_has_a_row_and_no_chart() -> None:
+    html = html_of(run_of(pipeline_record(measured=None)))
+    assert 'id="pipelines"' in html
+    assert "<figcaption>" not in html
+
+
+def test_pipeline_facts_that_cannot_be_read_are_said_so() -> None:
+    html = html_of(run_of(pipeline_record(measured=[[["<nonsense>", 0, 1]], []])))
+    assert 'id="pipelines"' not in html
+    assert "No pipeline facts: the pipeline of workload.pp" in html
+    assert "&lt;nonsense&gt;" in html
+
+
+def test_runs_without_pipelines_do_not_speak_of_them() -> None:
+    html = training_page()
+    assert 'id="pipelines"' not in html
+    assert "F, B, I, W" not in html

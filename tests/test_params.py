@@ -152,3 +152,14 @@ def test_resolving_refuses_an_unknown_parameter_with_the_known_ones_and_the_near
 
 def test_what_has_no_parameters_says_so() -> None:
     assert str(unknown_parameter("size", [], "a.case")) == "a.case has no parameter 'size': it has none"
+
+
+def test_a_mesh_keeps_its_commas_and_its_order() -> None:
+    assert param("mesh").parse_many("dp=2,pp=2 tp=2") == ("dp=2,pp=2,tp=2",)
+    assert param("mesh").parse_many("tp=2,dp=2; dp=4") == ("tp=2,dp=2", "dp=4")
+    assert param("mesh").parse("") == ""
+
+
+def test_a_mesh_that_is_none_is_refused_in_its_own_words() -> None:
+    with pytest.raises(UserError, match="mesh 'dp,tp=2' is not understood at 'dp'"):
+        param("mesh").parse("dp,tp=2")

@@ -52,6 +52,10 @@ BAD_INPUT = {
     "mesh": (["--only", "tp_fsdp", "--nproc", "4", "--set", "tp=3"], ["dp(1) * tp(3) != world size(4)"]),
     "shards": (["--only", "hsdp", "--nproc", "4", "--set", "shard=3"], ["replicate(1) * shard(3) != world size(4)"]),
     "compute": (["--only", "ddp", "--set", "compute=timed:fast"], ["'fast'", "ms, s, m or h"]),
+    "microbatches": (["--only", "pp", "--set", "schedule=dualpipe_v", "--set", "microbatches=3"], ["(3) >= stages(4)"]),
+    "stages": (["--only", "pp", "--nproc", "3"], ["layers(4) % stages(3) != 0"]),
+    "checkpointed halves": (["--only", "pp", "--set", "schedule=zb_h1", "--set", "checkpointing=full"], ["splits the"]),
+    "no order": (["--only", "pp", "--set", "order=absent.csv"], ["absent.csv cannot be read"]),
     "empty injection": (["--inject", ""], ["--inject ''", "late:RANK:3ms"]),
     "empty link": (["--link", ""], ["link speed ''", "400Gbit"]),
     "preset": (["--preset", "nodes"], ["nodes", "did you mean 'node'"]),
@@ -69,6 +73,20 @@ BAD_INPUT = {
     "odd size": (["--only", "all_reduce", "--sizes", "1001"], ["1001", "1000 and 1004"]),
     "too large": (["--only", "all_reduce", "--sizes", "64T"], ["64T", "a rank can have"]),
 }
+
+
+def test_an_order_that_deadlocks_is_drawn_and_starts_nothing(parbench: Command, tmp_path: Path) -> None:
+    order = "order=0F0,0B0,0F1,0B1;1F1,1B1,1F0,1B0"
+    refused = parbench("run", "--only", "pp", "--set", "microbatches=2", "--set", order)
+    assert refused.returncode == 2
+    said, head, *rows = refused.stderr.strip().splitlines()
+    assert "deadlocks: rank 0 waits with 0B0 for 1B0, rank 1 waits with 1F1 for 0F1" in said
+    assert head.split() == ["step", "0", "1", "2", "3"]
+    assert [row.split() for row in rows] == [
+        ["rank", "0", "0F0", ">0B0<", "0F1", "0B1"],
+        ["rank", "1", ">1F1<", "1B1", "1F0", "1B0"],
+    ]
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import Ranks
-from torch import Tensor
+from torch import Tensor, nn
 
 from bench.world import World
 from workloads.layout import Layout
@@ -170,7 +170,7 @@ class Trainer:
         self.spoil_update(self)
 
     def check(self) -> int:
-        return self.parity.count_wrong(self.batch, self.gradients, self.step)
+        return self.parity.count_wrong([self.batch], self.gradients, self.step)
 
     def all_gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
@@ -300,7 +300,7 @@ def wrong_losses(world: World, by_rank: list[float]) -> int:
     trainer.step()
     trainer.check()
     return trainer.parity.count_wrong(
-        trainer.batch, lambda: trainer.gradients() * (1 + by_rank[world.rank]), trainer.step
+        [trainer.batch], lambda: trainer.gradients() * (1 + by_rank[world.rank]), trainer.step
     )
 
 
@@ -495,3 +495,83 @@ def test_transposed_elements_are_compared_by_their_place(two_ranks: Ranks) -> No
 
 def test_comparing_mends_nothing(two_ranks: Ranks) -> None:
     assert two_ranks.call("test_parity:unlike_and_kept") == [(0, [0.0] * 3, True), (3, [1.0] * 3, True)]
+
+
+# ---- stages, and gradients that are to be equal
+
+
+class Staged(Trainer):
+    """Two stages: each rank holds every other parameter of the same replica, and takes its gradients in parts."""
+
+    def __init__(self, world: World, order: tuple[int, ...] = (0, 1)) -> None:
+        super().__init__(world)
+        held = nn.Module()
+        names = [name for name, _ in self.model.named_parameters()]
+        self.held = {name: self.model.get_parameter(name) for name in names[world.rank :: world.size]}
+        object.__setattr__(held, "named_parameters", lambda: iter(self.held.items()))
+        layout = Layout(
+            module=held,
+            model=held,
+            optimizer=self.optimizer,
+            axes={"pp": world.group},
+            data_rank=0,
+            data_size=1,
+            expected_bytes={},
+            staged=True,
+            exact_order=order,
+        )
+        self.parity = Parity(world, layout, SHAPE, torch.float32)
+
+    def gradients(self) -> Tensor:
+        self.optimizer.zero_grad()
+        parts = self.batch.chunk(2)
+        losses = [loss_of(self.model, part) / 2 for part in parts]
+        for loss in losses:
+            loss.backward()  # type: ignore[no-untyped-call]
+        self.spoil(self)
+        return torch.stack(losses).sum().detach()
+
+    def check(self) -> int:
+        return self.parity.count_wrong(self.batch.chunk(2), self._losses, self.step)
+
+    def _losses(self) -> Tensor | None:
+        loss = self.gradients()
+        return loss if self.world.rank == 1 else None
+
+
+def wrong_in_stages(world: World, order: tuple[int, ...], spoil: str) -> list[int]:
+    """Return what is found in a right step, and then after ``spoil`` on rank 0."""
+    trainer = Staged(world, order)
+    trainer.step()
+    found = [trainer.check()]
+    if world.rank == 0 and spoil == "one bit":
+        trainer.spoil = _last_bit
+    elif world.rank == 0:
+        trainer.held.pop("tokens.weight")
+    return [*found, trainer.check()]
+
+
+def _last_bit(trainer: Trainer) -> None:
+    assert isinstance(trainer, Staged)
+    gradient = next(iter(trainer.held.values())).grad
+    assert gradient is not None
+    value = gradient.view(-1)[3]
+    value.copy_(torch.nextafter(value, torch.tensor(1e9)))
+
+
+def test_each_stage_is_held_against_its_own_part_of_the_reference(two_ranks: Ranks) -> None:
+    found = two_ranks.call("test_parity:wrong_in_stages", order=(0, 1), spoil="one bit")
+    assert found == [[0, 1], [0, 0]]
+
+
+def test_gradients_taken_in_another_order_are_not_equal(two_ranks: Ranks) -> None:
+    """With two parts a + b is b + a, so that nothing differs; with a part taken twice it does."""
+    assert two_ranks.call("test_parity:wrong_in_stages", order=(1, 0), spoil="one bit") == [[0, 1], [0, 0]]
+    found = two_ranks.call("test_parity:wrong_in_stages", order=(0, 0), spoil="one bit")
+    assert all(one[0] > 0 for one in found)
+
+
+def test_a_parameter_that_no_stage_holds_is_all_wrong_on_every_rank(two_ranks: Ranks) -> None:
+    first, second = two_ranks.call("test_parity:wrong_in_stages", order=(0, 1), spoil="a parameter lost")
+    assert first[0] == second[0] == 0
+    assert min(first[1], second[1]) >= SHAPE.vocabulary * SHAPE.hidden

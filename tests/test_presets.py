@@ -12,10 +12,28 @@ from parbench import DEFINITIONS as MODULES
 
 DEFINITIONS = load_catalogue(MODULES)
 ORDER = ["smoke", "node", "full"]
-STEPS = {f"workload.{name}" for name in ("ddp", "zero1", "zero2", "zero3", "hsdp", "tp", "tp_sp", "tp_fsdp")}
-BEYOND_SMOKE = {"p2p.matrix", "compute.gemm"}
+NAMES = (
+    "ddp",
+    "zero1",
+    "zero2",
+    "zero3",
+    "hsdp",
+    "tp",
+    "tp_sp",
+    "tp_fsdp",
+    "pp",
+    "cp",
+    "ep_dispatch",
+    "ep_layer",
+    "ep_step",
+    "hybrid",
+)
+STEPS = {f"workload.{name}" for name in NAMES}
+ALIKE = {f"workload.{name}" for name in ("zero1", "zero2", "hsdp", "tp", "ep_dispatch", "ep_layer", "hybrid")}
+"""Steps of whose kind there is another."""
+BEYOND_SMOKE = {"p2p.matrix", "p2p.round", "compute.gemm"}
 OMITTED = {
-    "smoke": BEYOND_SMOKE,
+    "smoke": BEYOND_SMOKE | ALIKE,
     "node": BEYOND_SMOKE | STEPS - {"workload.ddp"},
     "full": set[str](),
 }
@@ -26,9 +44,16 @@ REFUSED_STEPS = {
         "workload.tp": "heads(4) % tp(3) != 0",
         "workload.tp_sp": "heads(4) % tp(3) != 0",
         "workload.tp_fsdp": "dp(1) * tp(2) != world size(3)",
+        "workload.pp": "layers(4) % stages(3) != 0: split = 2+1+... says how many each stage takes",
+        "workload.cp": "sequence(64) % cp(3) != 0",
+        **{f"workload.{name}": "experts(8) % ep(3) != 0" for name in ("ep_dispatch", "ep_layer", "ep_step")},
     },
     4: {},
-    8: {"workload.tp": "heads(4) % tp(8) != 0", "workload.tp_sp": "heads(4) % tp(8) != 0"},
+    8: {
+        "workload.tp": "heads(4) % tp(8) != 0",
+        "workload.tp_sp": "heads(4) % tp(8) != 0",
+        "workload.pp": "layers(4) % stages(8) != 0: split = 2+1+... says how many each stage takes",
+    },
 }
 """Which training steps of the tiny shape cannot be divided among so many ranks, and the equation."""
 

@@ -13,6 +13,8 @@ from bench.prove import Proof, prove, render
 from bench.records import Metric, Record, WorldInfo
 from bench.runs import load_run
 
+pytestmark = pytest.mark.measures
+
 DIFFER = "results differ from the reference before the timed region: "
 METRIC = Metric(value=1e-3, unit="s", better="lower")
 

@@ -23,7 +23,18 @@ from bench.errors import UserError
 from bench.plan import Plan
 from bench.planning import Request, make_plan
 from bench.records import SCHEMA, Record, Samples, WorldInfo, encode
-from bench.runs import FOLDERS, create_run, load_info, load_run, open_writer, utc_now, write_info
+from bench.runs import (
+    FOLDERS,
+    create_run,
+    load_info,
+    load_run,
+    load_timeline,
+    open_writer,
+    trace_name,
+    utc_now,
+    write_info,
+)
+from bench.timeline import Timeline, encode_timeline
 
 ROOT = Path(str(bench.__file__)).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -387,3 +398,16 @@ def test_a_bad_record_is_refused_with_its_run_and_line(run: Path) -> None:
 
 def test_a_plan_reads_back_from_a_run_equal_in_every_field(run: Path, plan: Plan) -> None:
     assert load_info(run).plan == plan
+
+
+def test_a_timeline_lies_beside_its_record_and_one_that_is_damaged_is_named(run: Path) -> None:
+    record, timeline = make_record(), Timeline(clock="one", uncertainty_seconds=0.0, ranks=())
+    with open_writer(run) as writer:
+        writer.write(record)
+        writer.write_trace(trace_name(record), encode_timeline(timeline))
+    read = load_run(run)
+    assert load_timeline(read, record) == timeline
+    assert load_timeline(read, make_record(launch=1)) is None
+    (run / "traces" / trace_name(record)).write_bytes(b"no timeline")
+    with pytest.raises(UserError, match=r"traces/.*\.json\.gz is not what parbench wrote"):
+        load_timeline(read, record)

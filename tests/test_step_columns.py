@@ -22,7 +22,7 @@ from bench.records import Metric, Record
 from reports.breakdown import broken_down, memory_lines
 from reports.columns import Column
 from reports.fits import Curve, fit_curves
-from reports.step_columns import memory_columns, step_columns, time_columns
+from reports.step_columns import memory_columns, step_columns, step_notes, time_columns
 from reports.summary import Row, summarize
 
 T = TypeVar("T")
@@ -209,3 +209,17 @@ def test_every_column_is_explained() -> None:
     for column in (*step_columns(rows, curves_of(*curve_records())), *time_columns(rows)):
         assert column.help
     assert all(column.help for column in memory_columns(rows))
+
+
+def test_notes_are_told_once_with_the_steps_that_say_so() -> None:
+    records = [ok(step(name), notes=["few cores", *more]) for name, more in (("ddp", ["ddp: own"]), ("tp", ["odd"]))]
+    rows = rows_of(*records, ok(step("fsdp"), notes=["odd"]))
+    assert step_notes(rows) == ("ddp, tp: few cores", "ddp: own", "tp, fsdp: odd")
+    assert step_notes(rows[:1]) == ("ddp: few cores", "ddp: own")
+    assert step_notes(rows[1:]) == ("tp: few cores", "all steps: odd")
+
+
+def test_what_a_prediction_lacks_is_a_note() -> None:
+    rows = rows_of(ok(step(), details={"comm_calls": [comm_call("all_gather")]}))
+    (told,) = step_notes(rows, curves_of(*curve_records()))
+    assert told.startswith("ddp: predicted comm: no blocking float32 curve for dp: all_gather")

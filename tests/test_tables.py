@@ -1,8 +1,11 @@
 import io
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
+from late import late_record, samples
+from nodes_fixtures import node_run, scaling_run
 from reports_fixtures import (
     HOSTILE,
     bad,
@@ -12,15 +15,20 @@ from reports_fixtures import (
     make_plan,
     make_run,
     ok,
+    pipeline_record,
     sample_run,
+    simulated,
     step,
     training_metrics,
 )
+from traced import run_with, timeline, traced_record
 
 from bench.records import Record
-from bench.runs import Run
+from bench.runs import Run, load_run
+from reports.several import several
+from reports.several_sections import terminal_sections
 from reports.summary import summarize
-from reports.tables import print_tables, render_tables
+from reports.tables import print_several, print_tables, render_several_tables, render_tables
 
 ESCAPE = "\x1b"
 
@@ -266,3 +274,117 @@ def test_a_narrow_terminal_keeps_exposed_and_predicted() -> None:
     for expected in ("exposed comm", "predicted comm", "tokens/s", "10.0 ms [9.00, 11.0]"):
         assert expected in steps
     assert "mfu" not in steps
+
+
+def pipeline_run() -> Run:
+    others = [simulated("zb_v", 0.018, 2), simulated("dualpipe_v", chunks=2, why_not="it needs 4 microbatches more")]
+    return run_of(ok(step("ddp")), pipeline_record(comparison=others), pipeline_record("gpipe", seconds=0.03))
+
+
+def test_pipelines_and_their_schedules_have_tables_of_their_own() -> None:
+    text = text_of(pipeline_run())
+    head, first, second = lines_after(text, "Pipelines")
+    cells = dict(zip(head, first, strict=True))
+    assert (cells["schedule"], cells["P"], cells["M"], cells["v"]) == ("1f1b", "2", "4", "1")
+    assert (cells["bubble fraction"], cells["simulated"], cells["formula"]) == ("26.3 %", "23.7 %", "21.0 %")
+    assert (cells["idle: schedule"], cells["activations"]) == ("3.00 ms", "5.00 MiB")
+    assert second[0] == "gpipe"
+    head, *rows = lines_after(text, "Schedules compared: 2 ranks, 4 microbatches")
+    assert [row[:4] for row in rows] == [
+        ["zb_v", "2", "18.0 ms", "simulated"],
+        ["1f1b", "1", "20.0 ms", "measured"],
+        ["gpipe", "1", "30.0 ms", "measured"],
+        ["dualpipe_v", "2", "-", "-"],
+    ]
+    assert rows[-1][-1] == "it needs 4 microbatches more"
+    places = [
+        text.index(f"\n{title}") for title in ("Steps", "Where the time went", "Pipelines", "Schedules", "Memory")
+    ]
+    assert places == sorted(places)
+
+
+def test_runs_without_pipelines_do_not_speak_of_them() -> None:
+    text = text_of(training_run())
+    assert "Pipelines" not in text
+    assert "Schedules compared" not in text
+
+
+def test_pipeline_facts_that_cannot_be_read_are_said_so() -> None:
+    text = text_of(run_of(pipeline_record(measured=[[["nonsense", 0, 1]], []])))
+    assert "Pipelines" not in text
+    assert "\nNo pipeline facts: the pipeline of workload.pp schedule=1f1b" in text
+    assert "'nonsense' on rank 0 is no action" in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_keeps_schedule_step_time_and_bubble(width: int) -> None:
+    text = text_of(pipeline_run(), width)
+    assert max(map(len, text.splitlines())) <= width
+    table = text.split("\nPipelines\n")[1].split("No room for")[0]
+    for expected in ("1f1b", "20.0 ms [18.0, 22.0]", "26.3 %"):
+        assert expected in table
+
+
+def test_what_stands_out_comes_before_the_verdict() -> None:
+    text = text_of(run_of(ok(collective(), grade="wild")))
+    assert text.index("Slow or noisy\nWild scatter") < text.index("Verdict: fine")
+    assert "Slow or noisy" not in text_of(run_of(ok(collective())))
+
+
+def test_groups_stand_side_by_side() -> None:
+    members = [ok(collective(group="pairs", member=i), details={"group_ranks": [i, i + 4]}) for i in range(2)]
+    head, first = lines_after(text_of(run_of(*members)), "Operation x group: bus bandwidth in GB/s")
+    assert head[-3:] == ["pairs 0,4", "pairs 1,5", "slowest alone"]
+    assert first[:4] == ["all_reduce", "blocking", "float32", "1K"]
+
+
+def test_in_full_the_folder_is_read_too(tmp_path: Path) -> None:
+    record = late_record()
+    run = run_with(tmp_path, [(traced_record(), timeline()), (record, None)])
+    (run.path / "samples" / f"{record.case.id}-0.npz").write_bytes(samples([[0, 0], [3000, 7000]]))
+    text = render_tables(run, summarize(run), width=None, full=True)
+    head, first, _ = lines_after(text, "Traced steps, rank by rank")
+    assert dict(zip(head, first, strict=True))["comm dp"] == "4.00 ms"
+    head, line = lines_after(text, "Who comes late")
+    assert dict(zip(head, line, strict=True))["rank 1"] == "5.00 us"
+    assert "rank by rank" not in render_tables(run, summarize(run), width=None)
+
+
+def test_a_line_cut_short_is_told(tmp_path: Path) -> None:
+    path = run_with(tmp_path, [(traced_record(), None)]).path
+    (path / "records.jsonl").write_text((path / "records.jsonl").read_text() + '{"case"')
+    run = load_run(path)
+    assert "was cut short by a kill" in render_tables(run, summarize(run), width=None)
+
+
+# --- several nodes ---
+
+
+def test_nodes_groups_and_pairs_are_told_node_by_node() -> None:
+    text = text_of(node_run("cyclic"))
+    assert lines_after(text, "Nodes")[:2] == [
+        ["host", "ranks", "ranks a node", "switches", "cores"],
+        ["n1", "0,4", "2", "spine.leaf1", "0"],
+    ]
+    assert "Placement of 8 ranks on 4 nodes: cyclic." in text
+    assert "across nodes 4M runs at 0.127 of within a node" in text
+    matrix = lines_after(text, "Rank to rank: bus bandwidth in GB/s, 1M float32, blocking")
+    assert matrix[0] == ["from \\ to", "0 n1", "4 n1", "1 n2", "5 n2", "2 n3", "6 n3", "3 n4", "7 n4"]
+    assert "Medians: within a node 3.84 GB/s (8 pairs), same switch" in text
+
+
+def test_one_node_has_none_of_it() -> None:
+    text = text_of(sample_run())
+    assert "Nodes" not in text.splitlines()
+    assert "Within and across nodes" not in text
+
+
+def test_several_runs_tables_fit_a_terminal_and_end_with_the_verdict() -> None:
+    found = several([(run, summarize(run)) for run in (scaling_run(nodes, 2) for nodes in (1, 2, 4))])
+    text = render_several_tables(found, terminal_sections(found), width=100)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "Over nodes" in text.splitlines()
+    assert text.splitlines()[-1] == "Verdict: fine: all 3 runs"
+    out = Terminal()
+    print_several(found, terminal_sections(found), out)
+    assert "Over nodes" in out.getvalue()

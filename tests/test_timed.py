@@ -25,6 +25,8 @@ from workloads.model import Transformer, build, draw_tokens, loss_of
 from workloads.shapes import Shape, shape_of
 from workloads.timed import COMPUTE_RANGE, TimedLinear, Waiter, calibrate, make_timed
 
+pytestmark = pytest.mark.measures
+
 CPU = torch.device("cpu")
 GPT = shape_of({"shape": "tiny", "layers": 2, "hidden": 32, "vocabulary": 32, "sequence": 16})
 LLAMA = shape_of({"shape": "tiny-llama", "layers": 2, "hidden": 32, "ffn": 64, "vocabulary": 32, "sequence": 16})
@@ -204,9 +206,10 @@ def test_no_seconds_are_no_wait_and_pay_no_debt() -> None:
 
 
 def test_real_waits_sum_to_what_was_asked_within_a_hundredth() -> None:
-    """The best of a few tries: others use this machine too."""
-    waiter, apart = Waiter(CPU), []
-    for _ in range(5):
+    """The best of some tries: others use this machine too."""
+    waiter = Waiter(CPU)
+    apart: list[float] = []
+    while len(apart) < 40 and min(apart, default=1.0) >= 0.01:
         waiter.forget()
         started = time.perf_counter()
         for _ in range(50):

@@ -317,6 +317,18 @@ def test_however_small_the_budget_there_are_enough_iterations_for_an_interval(tw
     assert (seen.result.stop, seen.result.stamps.shape[2]) == ("budget", 6)
 
 
+def test_of_steps_of_seconds_there_are_as_many_as_there_is_time_for(two_ranks: Ranks) -> None:
+    """An interval of six steps of 2 s would cost 12 s of a budget of 6."""
+    for budget_seconds, iterations in ((6.0, 2), (0.001, 2), (9.0, 4), (60.0, 6)):
+        seen, _ = two_ranks.call(
+            "test_timing:scripted",
+            steps_ns=[[2000 * MS]] * 2,
+            budget_seconds=budget_seconds,
+            measure=Measure(warmup=1, max_iterations=6, precision=-1.0),
+        )
+        assert seen.result.stamps.shape[2] == iterations
+
+
 def test_the_budget_counts_resets_and_warm_up(two_ranks: Ranks) -> None:
     """A step of 1 ms with a reset of 99: a second is over after ten iterations, not after a thousand."""
     seen, _ = two_ranks.call(

@@ -235,7 +235,7 @@ def _every_gradient_is_a_thousandth_larger(step: TrainingStep, world: World) -> 
 def _one_parameters_gradient_is_a_thousandth_larger(step: TrainingStep, world: World) -> None:
     right = step._forward_backward
 
-    def forward_backward() -> Tensor:
+    def forward_backward() -> Tensor | None:
         loss = right()
         gradient = step.layout.model.get_parameter("layers.1.ffn.up.weight").grad
         assert gradient is not None
@@ -265,7 +265,7 @@ def _targets_are_not_moved(step: TrainingStep, world: World) -> None:
 def _a_missing_gradient(step: TrainingStep, world: World) -> None:
     right = step._forward_backward
 
-    def forward_backward() -> Tensor:
+    def forward_backward() -> Tensor | None:
         loss = right()
         step.layout.model.get_parameter("layers.0.attention.v.weight").grad = None
         return loss
@@ -275,7 +275,13 @@ def _a_missing_gradient(step: TrainingStep, world: World) -> None:
 
 def _every_loss_is_a_thousandth_larger(step: TrainingStep, world: World) -> None:
     right = step._forward_backward
-    step._forward_backward = lambda: right() * 1.001  # type: ignore[method-assign]
+
+    def forward_backward() -> Tensor | None:
+        loss = right()
+        assert loss is not None
+        return loss * 1.001
+
+    step._forward_backward = forward_backward  # type: ignore[method-assign]
 
 
 MUTANTS: dict[str, Callable[[TrainingStep, World], None]] = {

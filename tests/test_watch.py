@@ -92,6 +92,50 @@ def test_a_gang_that_ends_before_a_rank_has_come_is_no_reason_to_wait(hub: Hub) 
     assert trouble.reason == "the ranks ended before every rank had started; their output is in the run's logs"
 
 
+def test_what_the_launcher_said_is_told_where_ranks_ended_early(hub: Hub) -> None:
+    gang = FakeGang()
+    gang.has_ended, gang.said = True, "srun: error: n3: no answer"
+    trouble = Watch(hub, gang, 2).assemble(TIMEOUT)
+    assert trouble is not None
+    assert trouble.reason == "the ranks ended before every rank had started; srun: error: n3: no answer"
+
+
+def test_ranks_of_several_hosts_are_named_with_theirs(hub: Hub) -> None:
+    watch = Watch(hub, FakeGang(), 3)
+    ranks = [FakeRank(hub.variables(), rank, 3, host=f"n{rank + 1}") for rank in range(3)]
+    for rank in ranks:
+        rank.hello()
+    assert watch.assemble(TIMEOUT) is None
+    ranks[0].answer(where())
+    ranks[1].answer(where())
+    for rank in ranks:
+        rank.start(0)
+    trouble = watch.outcome(0, 0.3)
+    assert isinstance(trouble, Trouble)
+    assert trouble.reason == "no end within 0.3 s: rank 2 (n3) did not arrive"
+    assert watch.silent_hosts() == {"n3"}
+
+
+def test_where_nobody_answers_no_host_is_blamed_for_it(hub: Hub) -> None:
+    watch = Watch(hub, FakeGang(), 2)
+    for rank in (ranks := [FakeRank(hub.variables(), rank, 2, host=f"n{rank}") for rank in range(2)]):
+        rank.hello()
+    assert watch.assemble(TIMEOUT) is None
+    for rank in ranks:
+        rank.start(0)
+    assert isinstance(watch.outcome(0, 0.2), Trouble)
+    assert watch.silent_hosts() == set()
+
+
+def test_rank_0_tells_where_all_meet(hub: Hub) -> None:
+    watch = Watch(hub, FakeGang(), 2)
+    for rank in (ranks := [FakeRank(hub.variables(), rank, 2, meeting="h:1" if rank == 0 else "") for rank in (1, 0)]):
+        rank.hello()
+    assert watch.assemble(TIMEOUT) is None
+    assert watch.meeting == "h:1"
+    assert len(ranks) == 2
+
+
 def test_a_rank_that_dies_before_the_others_have_come_is_named(hub: Hub) -> None:
     gang = FakeGang()
     gang.known_exits = {1: 3}

@@ -1,5 +1,6 @@
 """One rank: what it tells the driver, in which order, and that it never outlives what it was started for."""
 
+import gc
 import os
 import socket
 import subprocess
@@ -65,11 +66,12 @@ def everything(hub: Hub) -> list[FromRank]:
 
 
 @contextmanager
-def working(hub: Hub, store: Store | None = None) -> Iterator[threading.Thread]:
+def working(hub: Hub, store: Store | None = None, meeting: worker.Meeting | None = None) -> Iterator[threading.Thread]:
     """Work as a rank in a thread, with the driver in this process."""
     variables = hub.variables()
     words = (variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE], store)
-    thread = threading.Thread(target=worker.work, args=words, kwargs={"with_driver": True}, daemon=True)
+    more = {"with_driver": True, "meeting": meeting}
+    thread = threading.Thread(target=worker.work, args=words, kwargs=more, daemon=True)
     thread.start()
     yield thread
     hub.close()
@@ -114,6 +116,19 @@ def test_a_rank_says_who_it_is_then_each_case_then_goodbye(hub: Hub, alone: None
     assert [outcome.status for outcome in outcomes] == ["ok", "skipped", "ok"]
     assert outcomes[0].seconds
     assert outcomes[0].raw
+
+
+def test_nothing_of_a_step_stays_when_the_next_one_begins(hub: Hub, alone: None) -> None:
+    gc.disable()  # the collector might come by just then
+    try:
+        with working(hub, HashStore()):
+            heard(hub, Hello)
+            hub.send(0, job([fault("tangled", number=number) for number in range(2)], budget_seconds=2.0))
+            outcomes = [heard(hub, Finished).outcome for _ in range(2)]
+            heard(hub, Bye)
+    finally:
+        gc.enable()
+    assert [(outcome.status, outcome.reason) for outcome in outcomes] == [("ok", ""), ("ok", "")]
 
 
 def test_a_rank_finds_targets_in_the_folder_of_the_job_after_everything_else(
@@ -251,3 +266,54 @@ def test_the_rank_that_raises_is_the_first_and_only_one_to_tell(
     finally:
         gang.end(hellos)
     wait_until(gang.ended)
+
+
+# --- ranks that no launcher has told where to meet ---
+
+
+class Table:
+    """A meeting of one."""
+
+    def __init__(self) -> None:
+        self.store = HashStore()
+        self.offered: list[str] = []
+        self.joined: list[str] = []
+
+    def offer(self, own_address: str) -> str:
+        self.offered.append(own_address)
+        return f"{own_address}:77"
+
+    def join(self, where: str) -> Store:
+        self.joined.append(where)
+        return self.store
+
+
+def test_a_rank_offers_where_to_meet_and_joins_where_the_driver_says(
+    hub: Hub, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "9")
+    table = Table()
+    with working(hub, meeting=table):
+        assert heard(hub, Hello).meeting == "127.0.0.1:77"
+        hub.send(0, job([fault("fine")], hosts=(HERE,), meeting="elsewhere:5"))
+        assert heard(hub, Finished).outcome.status == "ok"
+        heard(hub, Bye)
+    assert (table.offered, table.joined) == (["127.0.0.1"], ["elsewhere:5"])
+    assert (os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]) == ("0", "1")
+
+
+@pytest.mark.parametrize(("rank", "seat"), [("0", ("0", "2")), ("2", ("1", "2"))])
+def test_a_ranks_place_on_its_host_is_counted_from_what_all_told(
+    monkeypatch: pytest.MonkeyPatch, rank: str, seat: tuple[str, str]
+) -> None:
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "9")
+    monkeypatch.setenv("RANK", rank)
+    worker._sit_down((HERE, "elsewhere", HERE, "elsewhere"))
+    assert (os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]) == seat
+
+
+def test_a_rank_tells_its_job_step_where_it_is_in_one() -> None:
+    assert worker._step({"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "3"}) == "17.3"
+    assert worker._step({"SLURM_JOB_ID": "17"}) == ""

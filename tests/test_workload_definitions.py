@@ -21,6 +21,10 @@ TINY = SHAPES["tiny"]
 SPLIT = ["tp", "tp_sp", "tp_fsdp"]
 OVERRIDES = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocabulary"]
 
+EXPERTS_ALONE = ["ep_dispatch", "ep_layer"]
+"""No whole steps: they share fewer parameters."""
+STEPS = [name for name in OF_NAME if name not in EXPERTS_ALONE]
+
 each_definition = pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
 
 
@@ -33,13 +37,13 @@ def prepared_by_defaults(world: World, name: str) -> tuple[list[int], list[str],
     """Take two steps of a definition as ``list`` shows it; return what is wrong, its axes and its notes."""
     definition = OF_NAME[name]
     step = load_target(definition.target)(world, **definition.case({}).params)
-    assert isinstance(step, TrainingStep)
+    assert isinstance(step, TrainingStep) == (name not in EXPERTS_ALONE)
     wrong = []
     for _ in range(2):
         step.reset()
         step.step()
         wrong.append(step.check())
-    axes, headline = list(step.layout.axes), step.describe().headline
+    axes, headline = list(step.describe().details["axes"]), step.describe().headline
     step.close()
     return wrong, axes, headline
 
@@ -55,7 +59,8 @@ def error_of(world: World, name: str, params: dict[str, Value]) -> str:
 
 
 def test_every_parallelism_is_there_once() -> None:
-    assert list(OF_NAME) == ["ddp", "zero1", "zero2", "zero3", "hsdp", "tp", "tp_sp", "tp_fsdp"]
+    of_layers = ["ddp", "zero1", "zero2", "zero3", "hsdp", "tp", "tp_sp", "tp_fsdp"]
+    assert list(OF_NAME) == [*of_layers, "ep_dispatch", "ep_layer", "ep_step", "pp", "cp", "hybrid"]
     assert len({definition.target for definition in DEFINITIONS}) == len(DEFINITIONS)
 
 
@@ -74,9 +79,18 @@ def test_every_definition_and_parameter_explains_itself(definition: Definition) 
     assert len({param.name for param in definition.params}) == len(definition.params)
 
 
-@each_definition
-def test_what_all_steps_share_is_declared_of_each(definition: Definition) -> None:
-    assert definition.params[: len(COMMON)] == COMMON
+@pytest.mark.parametrize("name", STEPS)
+def test_what_all_steps_share_is_declared_of_each(name: str) -> None:
+    """A pipeline has microbatches anyway, and so have meshes: they accumulate no others."""
+    common = [param for param in COMMON if name not in ("pp", "hybrid") or param.name != "accumulation"]
+    assert list(OF_NAME[name].params[: len(common)]) == common
+
+
+@pytest.mark.parametrize("name", EXPERTS_ALONE)
+def test_experts_without_a_step_take_no_parameters_that_would_mean_nothing(name: str) -> None:
+    declared = {param.name for param in OF_NAME[name].params}
+    assert not declared & {"accumulation", "checkpointing", "aux", "fsdp"}
+    assert ("compute" in declared) == (name == "ep_layer")
 
 
 def test_no_step_bears_the_name_of_an_operation() -> None:
@@ -95,6 +109,9 @@ def test_no_step_bears_the_name_of_an_operation() -> None:
         ("tp", ["tp"]),
         ("tp_sp", ["tp"]),
         ("tp_fsdp", ["dp", "tp"]),
+        ("ep_step", ["dp", "ep"]),
+        ("pp", ["pp"]),
+        ("cp", ["cp", "dp"]),
     ],
 )
 def test_the_defaults_of_every_step_run_and_are_right_on_two_ranks(
@@ -109,8 +126,7 @@ def test_the_defaults_of_every_step_run_and_are_right_on_two_ranks(
 
 
 def test_a_parameter_that_a_case_leaves_out_has_its_default() -> None:
-    filled = with_defaults({"shape": "tiny", "microbatch": 4})
-    assert filled == {
+    common = {
         "shape": "tiny",
         "microbatch": 4,
         "recipe": "",
@@ -119,16 +135,21 @@ def test_a_parameter_that_a_case_leaves_out_has_its_default() -> None:
         "precision": "float32",
         "checkpointing": "none",
         "compute": "real",
-        "static_graph": False,
-        "no_sync": False,
-        "prefetch": "default",
-        "shard": 0,
     }
+    given: dict[str, Value] = {"shape": "tiny", "microbatch": 4}
+    assert with_defaults(given) == common
+    assert with_defaults(given, "ddp") == {**common, "static_graph": False, "no_sync": False}
+    assert with_defaults(given, "hsdp") == {**common, "prefetch": "default", "shard": 0}
+
+
+def test_names_that_two_steps_share_have_each_steps_own_default() -> None:
+    assert with_defaults({}, "pp")["chunks"] == 0
+    assert with_defaults({}, "ep_step")["chunks"] == 1
 
 
 def test_what_is_given_stays_and_what_is_no_ones_default_is_passed_on() -> None:
     given: dict[str, Value] = {"precision": "bfloat16", "layers": 2, "bucket_mb": 1.0, "shard": 2}
-    filled = with_defaults(given)
+    filled = with_defaults(given, "hsdp")
     assert {name: filled[name] for name in given} == given
     assert given == {"precision": "bfloat16", "layers": 2, "bucket_mb": 1.0, "shard": 2}
 
@@ -138,9 +159,10 @@ def test_a_case_of_defaults_and_its_options_are_the_same_as_with_every_default_w
     definition: Definition,
 ) -> None:
     written_out = {param.name: param.default for param in definition.params}
-    short = with_defaults(definition.case({}).params)
+    name = definition.name.removeprefix("workload.")
+    short = with_defaults(definition.case({}).params, name)
     assert {name: short[name] for name in written_out} == written_out
-    assert Options.of(short) == Options.of(with_defaults(written_out))
+    assert Options.of(short) == Options.of(with_defaults(written_out, name))
 
 
 @each_definition
@@ -158,14 +180,16 @@ def another(param: Param) -> Value:
         return not param.default
     if param.choices:
         return next(choice for choice in param.choices if choice != param.default)
-    return "timed:5ms" if param.kind == "str" else int(param.default) + 1
+    if param.name == "order":
+        return "0F0,0B0;1F0,1B0"
+    return "timed:5ms" if isinstance(param.default, str) else int(param.default) + 1
 
 
 # ---- refusals
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 4])
-@pytest.mark.parametrize("name", sorted(OF_NAME.keys() - {"hsdp", "tp_fsdp"}))
+@pytest.mark.parametrize("name", sorted(OF_NAME.keys() - {"hsdp", "tp_fsdp", "pp"}))
 def test_the_defaults_are_refused_on_no_small_power_of_two(name: str, nproc: int) -> None:
     assert refusal(name, nproc) is None
 
@@ -187,9 +211,8 @@ def test_every_step_refuses_a_model_that_cannot_be_built(definition: Definition)
     )
 
 
-@each_definition
-def test_every_step_refuses_compute_in_other_words(definition: Definition) -> None:
-    name = definition.name.removeprefix("workload.")
+@pytest.mark.parametrize("name", [name for name in OF_NAME if name != "ep_dispatch"])
+def test_every_step_that_computes_refuses_compute_in_other_words(name: str) -> None:
     told = refusal(name, 2, compute="fast")
     assert told == "compute = 'fast' is not allowed: compute is real or timed:DURATION, such as timed:20ms"
     assert refusal(name, 2, compute="timed:20 apples") is not None

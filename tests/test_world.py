@@ -17,6 +17,8 @@ from torch._C._distributed_c10d import FileStore
 
 from bench.world import World, _device, open_world
 
+pytestmark = pytest.mark.measures
+
 Alone = Callable[..., AbstractContextManager[World]]
 
 

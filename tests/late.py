@@ -1,0 +1,26 @@
+"""Records of operations whose ranks come late, and raw samples that say by how much."""
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from reports_fixtures import collective, collective_metrics, ok, seconds_metric
+
+from bench.arrival import Arrival
+from bench.records import Record
+
+
+def arrival(rank: int | None = 1) -> Arrival:
+    return Arrival(method="one clock", uncertainty=1e-6, late_rank=rank, share=0.8, last_out_rank=0, last_out_share=0.6)
+
+
+def late_record(size: int = 1024, launch: int = 0, skew: float | None = 50e-6) -> Record:
+    case = collective(size_bytes=size)
+    metrics = collective_metrics(case, 1e-3) | {"skew": seconds_metric(skew), "transfer": seconds_metric(9e-4)}
+    return ok(case, launch, metrics=metrics, arrival=arrival())
+
+
+def samples(arrivals_ns: Sequence[Sequence[int]], ranks: Sequence[int] = (0, 1)) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, ranks=np.array(ranks), arrival_ns=np.array(arrivals_ns))
+    return buffer.getvalue()

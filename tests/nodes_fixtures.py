@@ -1,0 +1,186 @@
+"""Synthetic runs over several nodes for the tests of reports/: hosts, switches, groups, pairs; and a sweep of them."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from reports_fixtures import (
+    ENVIRONMENT,
+    METHOD,
+    bad,
+    make_plan,
+    make_run,
+    ok,
+    rate_metric,
+    seconds_metric,
+    step,
+    write_run,
+)
+
+from bench.cases import Case, make_case
+from bench.records import Metric, RankState, Record, WorldInfo
+from bench.runs import Run
+
+WITHIN_RATE, SWITCH_RATE, FAR_RATE = 4e9, 1e9, 0.5e9
+EMULATION = "emulated: 4 nodes on one machine of 2 cores, links of 200mbit"
+
+
+def hosts_of(num_nodes: int, each: int, placement: str = "block") -> list[str]:
+    names = [f"n{i}" for i in range(1, num_nodes + 1)]
+    return [name for name in names for _ in range(each)] if placement == "block" else names * each
+
+
+def environment_of(hosts: Sequence[str], placement: str = "block", **more: Any) -> dict[str, Any]:
+    """Return what the run's environment tells of its nodes: n1 and n2 are under leaf1, n3 and n4 under leaf2."""
+    if len(set(hosts)) < 2:
+        return {**ENVIRONMENT, **more}
+    switches = {host: f"spine.leaf{(int(host[1:]) + 1) // 2}.{host}" for host in set(hosts)}
+    slurm = {"job": "17", "nodelist": "n[1-4]", "placement": placement}
+    return {**ENVIRONMENT, "hosts": list(hosts), "switches": switches, "slurm": slurm, **more}
+
+
+def world_of(hosts: Sequence[str]) -> WorldInfo:
+    return WorldInfo(size=len(hosts), nodes=len(set(hosts)), backend="gloo", device="cpu")
+
+
+def rates_of(size_bytes: int, busbw: float) -> dict[str, Metric]:
+    return {
+        "time": seconds_metric(20e-6 + size_bytes / busbw),
+        "algbw": rate_metric(size_bytes / (20e-6 + size_bytes / busbw)),
+        "busbw": Metric(value=size_bytes / (20e-6 + size_bytes / busbw), unit="B/s", better="higher", method=METHOD),
+    }
+
+
+def operation(size_bytes: int, name: str = "all_reduce", **params: Any) -> Case:
+    given: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking", **params}
+    return make_case(f"collective.{name}", f"bench.collectives:{name}", given)
+
+
+def pair(source: int, target: int, size_bytes: int = 1 << 20) -> Case:
+    given: dict[str, Any] = {
+        "size_bytes": size_bytes,
+        "dtype": "float32",
+        "mode": "blocking",
+        "source": source,
+        "target": target,
+    }
+    return make_case("p2p.matrix", "bench.p2p:matrix", given)
+
+
+def pair_rate(one: str, other: str) -> float:
+    if one == other:
+        return WITHIN_RATE
+    return SWITCH_RATE if (int(one[1:]) + 1) // 2 == (int(other[1:]) + 1) // 2 else FAR_RATE
+
+
+def group_records(hosts: Sequence[str], sizes: Iterable[int] = (1 << 16, 1 << 20, 1 << 22)) -> list[Record]:
+    """Return an all_reduce by node, across nodes, alone and together, and over the world."""
+    world = world_of(hosts)
+    names = list(dict.fromkeys(hosts))
+    nodes = [[rank for rank, host in enumerate(hosts) if host == name] for name in names]
+    across = [list(ranks) for ranks in zip(*nodes, strict=True)]
+    records = []
+    for size in sizes:
+        records.append(ok(operation(size), world=world, metrics=rates_of(size, FAR_RATE * 1.1)))
+        for group, members, rate in (("node", nodes, WITHIN_RATE), ("across", across, FAR_RATE)):
+            for i, ranks in enumerate(members):
+                for together in (False, True):
+                    more: dict[str, Any] = {"together": True} if together else {}
+                    case = operation(size, group=group, member=i, **more)
+                    share = rate / (len(members) if together and group == "across" else 1)
+                    details = {"group_size": len(ranks), "group_ranks": ranks}
+                    records.append(ok(case, world=world, metrics=rates_of(size, share), details=details))
+    return records
+
+
+def pair_records(hosts: Sequence[str]) -> list[Record]:
+    world = world_of(hosts)
+    ranks = range(len(hosts))
+    ends = [(a, b) for a in ranks for b in ranks if a != b]
+    return [
+        ok(pair(a, b), world=world, metrics=rates_of(1 << 20, pair_rate(hosts[a], hosts[b]) * (1 + 0.01 * b)))
+        for a, b in ends
+    ]
+
+
+def own_environment(hosts: Sequence[str]) -> dict[str, Any]:
+    """Return what a record says of ranks that do not share a host."""
+    return {
+        f"rank {rank}": {"host": {"name": host}, "process": {"affinity": str(rank % 2)}}
+        for rank, host in enumerate(hosts)
+    }
+
+
+def run_of(
+    records: Iterable[Record], hosts: Sequence[str], placement: str = "block", notes: Sequence[str] = (), **more: Any
+) -> Run:
+    """Return a run of these records on these hosts, each record with what its ranks do not share."""
+    own = own_environment(hosts) if len(set(hosts)) > 1 else {}
+    told = [msgspec.structs.replace(one, environment=own, notes=[*one.notes, *notes]) for one in records]
+    run = make_run(make_plan([one.case for one in told]), told, environment_of(hosts, placement, **more))
+    plan = msgspec.structs.replace(run.info.plan, nproc=len(hosts))
+    return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, plan=plan, host=hosts[0]))
+
+
+def node_run(placement: str = "block", notes: Sequence[str] = (EMULATION,), **more: Any) -> Run:
+    """Return a run on 4 nodes x 2 ranks that has groups, pairs and a step."""
+    hosts = hosts_of(4, 2, placement)
+    records = [*group_records(hosts), *pair_records(hosts), ok(step(), world=world_of(hosts))]
+    return run_of(records, hosts, placement, notes, **more)
+
+
+def scaling_run(num_nodes: int, each: int = 1, placement: str = "block", factor: float = 1.0, **more: Any) -> Run:
+    """Return a run of two operations and a step, whose rates fall with the nodes; cyclic halves them."""
+    hosts = hosts_of(num_nodes, each, placement)
+    world = world_of(hosts)
+    share = (1.0 if num_nodes == 1 else 0.25 / num_nodes) / (2 if placement == "cyclic" and num_nodes > 1 else 1)
+    records = [
+        ok(operation(size), world=world, metrics=rates_of(size, factor * 4e9 * share)) for size in (1 << 16, 1 << 22)
+    ]
+    seconds = 0.01 / share**0.25 / factor
+    tokens = rate_metric(1024 * len(hosts) / seconds, "tokens/s")
+    records.append(ok(step(), world=world, metrics={"step_time": seconds_metric(seconds), "tokens_per_second": tokens}))
+    return run_of(records, hosts, placement, **more)
+
+
+def lost_run() -> Run:
+    """Return a run on 4 nodes whose third did not arrive."""
+    hosts = hosts_of(4, 1)
+    ranks = [RankState(rank=i, host=host, pid=40 + i, state="waiting") for i, host in enumerate(hosts)]
+    reason = "no end within 10 s: rank 2 (n3) did not arrive"
+    return run_of([bad(operation(1 << 22), 0, "hang", reason, world=world_of(hosts), ranks=ranks)], hosts)
+
+
+def point_of_sweep(number: int, label: str, **more: Any) -> dict[str, Any]:
+    """Return a point as sweep.json has it, with fields that no report reads."""
+    told = {"placement": "block", "environment": "", "repeat": 1, "variables": {"A": "1"}, "seconds": 60.0}
+    return {"id": f"{number:012x}", "label": label, **told, **more}
+
+
+def write_sweep(folder: Path, points: Sequence[tuple[dict[str, Any], Sequence[Run]]]) -> Path:
+    """Write a sweep's folder: its points, and the runs of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {"schema": 1, "name": "links", "mode": "one", "points": [point for point, _ in points]}
+    (folder / "sweep.json").write_bytes(msgspec.json.encode(told))
+    for point, runs in points:
+        for run in runs:
+            write_run(folder / "runs" / str(point["id"]), run)
+    return folder
+
+
+def sample_sweep(folder: Path) -> Path:
+    """Write a sweep of 1, 2 and 4 nodes x 2 ranks, block and cyclic, in two environments; a point lost, one not run."""
+    points: list[tuple[dict[str, Any], Sequence[Run]]] = []
+    for environment, factor in (("plain", 1.0), ("tuned", 1.2)):
+        for nodes in (4, 2, 1):
+            for placement in ("block", "cyclic"):
+                if nodes == 1 and placement == "cyclic":
+                    continue
+                label = f"{nodes} nodes x 2, {placement}, {environment}"
+                more = {"placement": placement, "environment": environment}
+                run = scaling_run(nodes, 2, placement, factor, notes=[EMULATION])
+                points.append((point_of_sweep(len(points), label, **more), [run]))
+    points.append((point_of_sweep(98, "4 nodes x 1, block"), [lost_run()]))
+    points.append((point_of_sweep(99, "8 nodes x 1, block"), []))
+    return write_sweep(folder, points)

@@ -1,0 +1,29 @@
+"""What a batch script of a test starts in the place of Python: ``slurm work`` whose children are stand-ins.
+
+Usage: standin_job.py CASES PACE -P -m parbench slurm work FOLDER [--point ID | --array]
+
+PACE is a file with the seconds from one record to the next; each child reads it when it starts.
+"""
+
+import sys
+from pathlib import Path
+
+from standin import standin
+
+from slurm.point_run import Attempt
+from slurm.work import work
+
+
+def main(words: list[str]) -> int:
+    cases, pace, *rest = words
+    folder, *more = rest[rest.index("work") + 1 :]
+
+    def command(attempt: Attempt) -> list[str]:
+        return standin(cases=int(cases), each=float(Path(pace).read_text()))(attempt)
+
+    point = more[1] if more[:1] == ["--point"] else None
+    return work(Path(folder), point_id=point, array=more == ["--array"], command=command)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""A launch of a side: the command it is, the variables it has, and the words for what goes wrong."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from history_fixtures import put
+
+from bench.errors import UserError
+from reports.comparing.ab import parse_side
+from reports.comparing.ab_launch import OURS, SHORTEST_SECONDS, Launcher, check_words
+
+FAKE = """#!{python}
+import os, shutil, sys
+from pathlib import Path
+folder = Path(sys.argv[sys.argv.index("--out") + 1])
+number = len(list(folder.glob("*"))) if folder.exists() else 0
+shutil.copytree({run!r}, folder / f"run-{{number}}")
+(folder / f"run-{{number}}" / "told").write_text("\\n".join([os.environ.get("X", ""), *sys.argv[1:]]))
+"""
+
+
+def fake(tmp_path: Path) -> str:
+    """Return a Python that writes a run instead of measuring one, and what it was told."""
+    script = tmp_path / "python"
+    script.write_text(FAKE.format(python=sys.executable, run=str(put(tmp_path / "template", 0))))
+    script.chmod(0o755)
+    return str(script)
+
+
+def launcher(tmp_path: Path, seconds: float = 60.0, words: tuple[str, ...] = ("--only", "ddp")) -> Launcher:
+    return Launcher(out=tmp_path / "out", words=words, seconds=seconds, tell=lambda text: None)
+
+
+def test_a_launch_is_a_run_with_the_sides_variables(tmp_path: Path) -> None:
+    side = parse_side("b", "X=7", fake(tmp_path))
+    runs = [launcher(tmp_path).launch(side) for _ in range(2)]
+    assert [run.path for run in runs] == [tmp_path / "out" / "b" / f"run-{i}" for i in range(2)]
+    variable, *words = (runs[0].path / "told").read_text().splitlines()
+    assert variable == "7"
+    assert words[:6] == ["-P", "-m", "parbench", "run", "--only", "ddp"]
+    assert words[6:10] == ["--launches", "1", "--budget", "60s"]
+
+
+def test_a_launch_has_time_to_start(tmp_path: Path) -> None:
+    run = launcher(tmp_path, seconds=1.0).launch(parse_side("a", "", fake(tmp_path)))
+    assert f"{SHORTEST_SECONDS:.0f}s" in (run.path / "told").read_text().splitlines()
+
+
+def test_who_waits_is_told_of_each_launch(tmp_path: Path) -> None:
+    told: list[str] = []
+    one = Launcher(out=tmp_path / "out", words=(), seconds=1.0, tell=told.append)
+    one.launch(parse_side("a", "X=7", python := fake(tmp_path)))
+    assert told == [f"A: {python} X=7"]
+
+
+def test_a_python_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="absent-python cannot be started"):
+        launcher(tmp_path).launch(parse_side("a", "", "absent-python"))
+
+
+def test_bad_options_of_run_are_told_in_its_words(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="side A has no run: no case is named 'all_reduse'"):
+        launcher(tmp_path, words=("--only", "all_reduse", "--nproc", "2")).launch(parse_side("a", "X=1"))
+
+
+@pytest.mark.parametrize("word", [*OURS, "--budget=5s"])
+def test_what_ab_sets_itself_is_refused(word: str) -> None:
+    with pytest.raises(UserError, match="is for parbench ab to set"):
+        check_words(["--only", "ddp", word])
+    check_words(["--only", "ddp", "--nproc", "2"])
