@@ -105,6 +105,7 @@ def test_a_rank_answers_from_a_thread_while_it_measures(hub: Hub) -> None:
     assert heard(hub, 2) == [Event(rank=0, what=where(steps=41))] * 2
 
 
+@pytest.mark.measures
 def test_nothing_heard_in_time_is_none(hub: Hub) -> None:
     began = time.monotonic()
     assert hub.next(0.05) is None

@@ -29,6 +29,7 @@ def test_seventy_billion_on_a_thousand_gpus_is_of_the_right_size() -> None:
     assert run.mfu == pytest.approx(run.model_flops_per_second / 989.4e12)
 
 
+@pytest.mark.measures
 def test_sixteen_thousand_ranks_take_no_longer_than_a_person_waits() -> None:
     began = time.perf_counter()
     run = dry_run(ask("dp=128,pp=16,tp=8", "llama3-70b", microbatches=64, checkpointing="full"), H100)

@@ -11,6 +11,8 @@ from bench.world import World
 from workloads.hybrid.hybrid_explain import bytes_by_axis
 from workloads.pipeline import pp_explain
 
+pytestmark = pytest.mark.measures
+
 
 def test_bytes_are_those_of_the_rank_that_sends_most() -> None:
     found = bytes_by_axis([({"pp": 4.0}, {"pp": 4.0}), ({"pp": 8.0, "dp": 2.0}, {"pp": 8.0, "dp": 2.0})])

@@ -10,6 +10,7 @@ import pytest
 from conftest import Command
 
 
+@pytest.mark.measures
 def test_help_has_examples_and_comes_at_once(parbench: Command) -> None:
     began = time.perf_counter()
     shown = parbench("plan", "--help")

@@ -102,6 +102,7 @@ def test_a_child_gets_the_points_variables_and_its_words_are_kept(tmp_path: Path
     assert child.last_words() == "7 ['--container-image=a', '--mem=0']"
 
 
+@pytest.mark.measures
 def test_a_child_told_to_stop_keeps_what_is_done(tmp_path: Path) -> None:
     asked = attempt(tmp_path)
     child = Child(asked, standin(cases=200, each=0.05))

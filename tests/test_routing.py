@@ -256,6 +256,7 @@ def test_ragged_sources_send_shares_of_their_tokens() -> None:
     assert count_loads(routes(generator, 0, 0, 256), 8) == [16] * 8
 
 
+@pytest.mark.measures
 def test_64k_tokens_are_drawn_in_a_fifth_of_a_second() -> None:
     """The least of three: other processes may have the core."""
     generator, times = made("zipf", experts=64, tokens=8192), []

@@ -145,6 +145,7 @@ def test_a_calls_time_can_come_from_elsewhere() -> None:
     assert free.time.exposed_seconds == 0
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize(("gpus", "limit"), [(64, 10), (1024, 20), (16384, 60)])
 def test_a_search_takes_no_longer_than_it_may(gpus: int, limit: float) -> None:
     began = time.perf_counter()
