@@ -3,6 +3,8 @@
 torch 2.13 has ``all_gather_single`` and ``reduce_scatter_single`` and deprecates the older names; 2.11 has only those.
 """
 
+import functools
+import gc
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,9 +123,15 @@ def sharding_optimizer() -> Callable[..., torch.optim.Optimizer]:
 
 
 def forget_meshes() -> None:
-    """Let DTensor forget meshes: to it those of the same ranks and names are one, whatever their groups."""
-    debug = importlib.import_module("torch.distributed.tensor.debug")
-    debug._clear_sharding_prop_cache()
+    """Let DTensor forget meshes: to it those of the same ranks and names are one, whatever their groups.
+
+    Its caches hold the meshes, and with them their groups and these groups' threads, as long as the process lives.
+    """
+    importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
+    importlib.import_module("torch.distributed.tensor._redistribute").clear_redistribute_planner_cache()
+    for cached in gc.get_objects():
+        if type(cached) is functools._lru_cache_wrapper and cached.__module__.startswith("torch.distributed"):
+            cached.cache_clear()
 
 
 def stage_backward_input(

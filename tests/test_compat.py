@@ -1,15 +1,19 @@
 """The renamed calls move the same data under either name, and what torch keeps private does what it is used for."""
 
+import gc
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import RankError, Ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from bench.compat import all_gather_single, done_work, fake_group, group_named, reduce_scatter_single
+from bench.compat import all_gather_single, done_work, fake_group, forget_meshes, group_named, reduce_scatter_single
 from bench.world import World
 
 RENAMED = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
@@ -105,6 +109,29 @@ def sharded_moments(world: World) -> tuple[list[int], list[float]]:
 
 
 # of rank r: gathered is every rank's [1, 2, 3] + 10 r; scattered is 2 * arange + 100, rank r's third
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def threads_of_a_mesh(world: World) -> tuple[int, int, int]:
+    """Return the threads before a mesh of its own groups, with it, and after DTensor used and then forgot it."""
+    gc.collect()
+    before = threads()
+    mesh = init_device_mesh("cpu", (1, world.size), mesh_dim_names=("outer", "inner"))["inner"]
+    rows = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+    sums = (rows * 2).sum()
+    assert isinstance(sums, DTensor)
+    assert sums.redistribute(placements=[Replicate()]).to_local().item() == 16.0
+    during = threads()
+    world.barrier()
+    for group in {mesh.get_group(), mesh._get_root_mesh().get_group("outer")} - {world.group}:
+        dist.destroy_process_group(group)
+    del mesh, rows, sums, group
+    forget_meshes()
+    gc.collect()
+    return before, during, threads()
+
+
 EXPECTED = [([1, 2, 3, 11, 12, 13], [100, 102, 104]), ([1, 2, 3, 11, 12, 13], [106, 108, 110])]
 
 
@@ -140,6 +167,13 @@ def test_a_fake_group_is_of_the_same_ranks(two_ranks: Ranks) -> None:
 
 def test_a_group_is_found_by_its_name_while_it_lives(two_ranks: Ranks) -> None:
     assert two_ranks.call("test_compat:named") == [(True, True, True)] * 2
+
+
+def test_a_forgotten_mesh_takes_the_threads_of_its_groups_along(two_ranks: Ranks) -> None:
+    """Any of DTensor's caches that still held it would hold them too."""
+    for before, during, after in two_ranks.call("test_compat:threads_of_a_mesh"):
+        assert during > before
+        assert after == before
 
 
 @pytest.mark.parametrize("many", [False, True])
