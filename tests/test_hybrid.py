@@ -385,13 +385,23 @@ def drawn(world: World, params: Params) -> list[list[list[int]]]:
     return found
 
 
-def test_routes_of_a_generator_do_not_depend_on_the_mesh(two_ranks: Ranks) -> None:
-    given = {"experts": 4, "routing": "zipf", "microbatch": 2}
+@pytest.mark.parametrize("routing", ["zipf", "hot_rank", "ragged"])
+def test_routes_of_a_generator_do_not_depend_on_the_mesh(two_ranks: Ranks, routing: str) -> None:
+    given = {"experts": 4, "routing": routing, "microbatch": 2}
     over_data = two_ranks.call("test_hybrid:drawn", params={"mesh": "dp=2", **given})
+    over_experts = two_ranks.call("test_hybrid:drawn", params={"mesh": "dp=2,ep=2", **given})
     over_stages = two_ranks.call("test_hybrid:drawn", params={"mesh": "pp=2", **given, "microbatches": 4})
     for step in (0, 1):
         assert [*over_data[0][step], *over_data[1][step]] == over_stages[0][step] == over_stages[1][step]
+    assert over_experts == over_data
     assert over_data[0][0] != over_data[0][1]
+
+
+def test_the_last_of_ragged_sources_alone_sends_all_its_tokens(two_ranks: Ranks) -> None:
+    params = {"mesh": "dp=2,ep=2", "experts": 4, "routing": "ragged", "microbatch": 2}
+    first, last = two_ranks.call("test_hybrid:drawn", params=params)
+    sent = [sum(route[0] >= 0 for route in routes[0]) / len(routes[0]) for routes in (first, last)]
+    assert sent == [0.25, 1.0]
 
 
 def test_a_mesh_of_other_ranks_is_refused_by_equation(two_ranks: Ranks) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from workloads.experts.moe import MoeLayer
 from workloads.experts.moe_case import moe_of
+from workloads.hybrid import hybrid_routes
 from workloads.hybrid.hybrid_routes import Routes, mixtures_of
 from workloads.shapes import SHAPES
 
@@ -22,8 +23,10 @@ def layers(count: int = 2) -> dict[int, MoeLayer]:
 
 
 def routes(mine: list[int], *, generated: bool = True) -> Routes:
-    generator = MOE.generator(0, 1, 64) if generated else None
-    return Routes(generator, SIZE, mine, torch.device("cpu"))
+    """Return the routes of a step that takes eight microbatches."""
+    found = Routes(MOE.generator(0, 1, 64) if generated else None, SIZE, mine, torch.device("cpu"))
+    found.begin(0, range(8))
+    return found
 
 
 def given(mixture: MoeLayer) -> torch.Tensor:
@@ -46,12 +49,23 @@ def test_routes_change_with_step_and_microbatch() -> None:
     seen = []
     taken = routes(list(range(8)))
     for step, microbatch in ((0, 0), (0, 1), (1, 0), (0, 0)):
-        taken.begin(step)
+        taken.begin(step, [microbatch])
         taken.give(mixture, microbatch)
         seen.append(given(mixture[2]).tolist())
     assert seen[0] == seen[3]
     assert seen[0] != seen[1]
     assert seen[0] != seen[2]
+
+
+def test_routes_are_drawn_before_the_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator's routes are the same in all layers; in a step, none is drawn."""
+    taken, mixtures = routes([0, 1]), layers(3)
+    monkeypatch.setattr(hybrid_routes, "routes", lambda *_: pytest.fail("drawn within the step"))
+    for microbatch in (0, 7, 0):
+        taken.give(mixtures, microbatch)
+        assert len({id(mixture.given) for mixture in mixtures.values()}) == 1
+    with pytest.raises(KeyError, match="8"):
+        taken.give(mixtures, 8)
 
 
 def test_without_a_generator_the_router_chooses() -> None:

@@ -214,7 +214,8 @@ def source_share(generator: Generator, source: int) -> float:
     """Return which part of its tokens a rank sends: all, unless sources are ragged."""
     if generator.name != "ragged" or generator.parts < 2:
         return 1.0
-    return generator.strength + (1 - generator.strength) * source / (generator.parts - 1)
+    # tokens that no even split gives to a rank are the last one's
+    return generator.strength + (1 - generator.strength) * min(source / (generator.parts - 1), 1.0)
 
 
 def count_loads(drawn: Routes, experts: int) -> list[int]:

@@ -192,7 +192,11 @@ class HybridStep(TrainingStep):
         return None if loss is None else loss * (self.hybrid.gradient_ranks // self.hybrid.size("fsdp"))
 
     def _begin(self, mixtures: Mapping[int, MoeLayer], microbatch: int) -> None:
-        self._routes.give(mixtures, self.layout.data_rank * self._options.accumulation + microbatch)
+        self._routes.give(mixtures, self._number(microbatch))
+
+    def _number(self, microbatch: int) -> int:
+        """Return the number in the global batch of one of this rank's microbatches."""
+        return self.layout.data_rank * self._options.accumulation + microbatch
 
     def _expected_bytes(self, options: Options) -> dict[str, float]:
         """Return the closed forms but for experts' tokens, whose bytes are those of the step's own routes."""
@@ -208,12 +212,12 @@ class HybridStep(TrainingStep):
 
     def _generator_of(self, world: World, options: Options) -> Generator | None:
         moe = self.hybrid.moe
-        tokens = options.num_sequences * options.shape.sequence
-        return None if moe is None else moe.generator(world.seed, moe.ep, tokens)
+        tokens = options.num_sequences * options.shape.sequence * self.hybrid.size("dp", "fsdp") // world.size
+        return None if moe is None else moe.generator(world.seed, world.size, max(1, tokens))
 
     def _draw(self) -> None:
         super()._draw()
-        self._routes.begin(self._step_number)
+        self._routes.begin(self._step_number, (self._number(i) for i in range(self._options.accumulation)))
 
     def _flops_per_rank(self) -> float:
         moe = self.hybrid.moe

@@ -27,17 +27,18 @@ class Routes:
         self._generator, self._size, self._mine = generator, size, list(mine)
         self.frozen: Mapping[int, ByLayer] | None = None
         self._step = 0
+        self._kept: dict[int, Tensor] = {}
 
-    def begin(self, step: int) -> None:
-        """Take another step's."""
+    def begin(self, step: int, microbatches: Iterable[int]) -> None:
+        """Draw what another step takes of these microbatches: drawing is no part of a step's time."""
         self._step = step
+        self._kept = {} if self._generator is None else {n: self._mine_of(self._draw(n)) for n in microbatches}
 
     def give(self, mixtures: Mapping[int, MoeLayer], microbatch: int) -> None:
-        """Let mixtures, by number of their layer, take this rank's routes of a microbatch of the global batch."""
+        """Let mixtures, by number of their layer, take this rank's routes of a microbatch that was drawn."""
         for layer, mixture in mixtures.items():
-            whole = self._whole(microbatch, layer)
             mixture.microbatch = microbatch
-            mixture.given = None if whole is None else whole[:, self._mine].flatten(0, 1)
+            mixture.given = self._part(microbatch, layer)
 
     def give_all(self, mixtures: Mapping[int, MoeLayer], microbatch: int) -> None:
         """Let the mixtures of one process take a whole microbatch's."""
@@ -65,14 +66,23 @@ class Routes:
             by_layer[layer][:, positions] = chosen
         return found
 
+    def _part(self, microbatch: int, layer: int) -> Tensor | None:
+        if self.frozen is not None:
+            return self._mine_of(self.frozen[microbatch][layer])
+        return None if self._generator is None else self._kept[microbatch]
+
     def _whole(self, microbatch: int, layer: int) -> Tensor | None:
         if self.frozen is not None:
             return self.frozen[microbatch][layer].to(self._device)
-        if self._generator is None:
-            return None
+        return None if self._generator is None else self._draw(microbatch).to(self._device)
+
+    def _mine_of(self, whole: Tensor) -> Tensor:
+        return whole[:, self._mine].flatten(0, 1).to(self._device)
+
+    def _draw(self, microbatch: int) -> Tensor:
+        assert self._generator is not None, "routers draw nothing"
         tokens = self._size[0] * self._size[1]
-        drawn = routes(self._generator, self._step, microbatch * tokens, tokens)
-        return torch.tensor(drawn, device=self._device).view(*self._size, -1)
+        return torch.tensor(routes(self._generator, self._step, microbatch * tokens, tokens)).view(*self._size, -1)
 
 
 def mixtures_of(layers: Iterable[tuple[str, nn.Module]]) -> dict[int, MoeLayer]:
