@@ -1,6 +1,7 @@
 """Questions and answers: what is asked becomes a step, a search or a check, and bad input one sentence."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         ({}, "--mesh is missing"),
         ({"mesh": "dp=2", "search": True, "gpus": 2}, "--mesh and --search do not go together"),
         ({"search": True}, "--gpus is missing"),
+        ({"search": True, "gpus": 8, "microbatches": 4}, "--microbatches and --search do not go together"),
+        ({"search": True, "gpus": 8, "checkpointing": "ful"}, r"--checkpointing 'ful' is not .*did you mean 'full'"),
+        ({"search": True, "gpus": 8, "microbatch": 0}, r"--microbatch\(0\) < 1"),
         ({"search": True, "gpus": 8, "top": 0}, r"--top\(0\) < 1"),
         ({"mesh": "dp=2", "microbatches": 2, "global_batch": 4}, "say the same thing"),
         ({"mesh": "dp=2", "precision": "bf16"}, r"--precision 'bf16' is not float32 or bfloat16"),
@@ -154,3 +158,30 @@ def test_bad_input_is_one_sentence(more: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
         answer(given(**more))
     assert "\n" not in str(caught.value)
+
+
+def test_a_search_takes_what_is_said_of_its_candidates() -> None:
+    asked = given(search=True, gpus=8, global_batch=16, top=50, as_json=True)
+    every, told = (
+        json.loads(answer(one).text)["best"] for one in (asked, replace(asked, microbatch=2, checkpointing="full"))
+    )
+    assert {run["microbatch"] for run in told} == {2}
+    assert {run["checkpointing"] for run in told} == {"full"}
+    assert len({(run["microbatch"], run["checkpointing"]) for run in every}) > 1
+
+
+def test_a_search_takes_the_chunks_that_are_asked_for() -> None:
+    asked = given(search=True, gpus=16, global_batch=64, top=200, schedule="interleaved", chunks=4)
+    meshes = [line.split()[0] for line in answer(asked).text.splitlines() if "pp=" in line.split(" ")[0]]
+    assert meshes
+    default = answer(replace(asked, chunks=0)).text
+    assert answer(asked).text != default
+    with pytest.raises(UserError, match=r"chunks\(3\)"):
+        answer(given(search=True, model="tiny", gpus=2, global_batch=1, schedule="interleaved", chunks=3, sequence=63))
+
+
+def test_a_step_too_large_names_the_fewest_gpus_with_its_own_chunks() -> None:
+    asked = given(mesh="pp=2", model="gpt-175b", schedule="interleaved", microbatches=4)
+    plain, own = (answer(replace(asked, chunks=chunks)).problem for chunks in (2, 48))
+    assert "smallest feasible: 48 GPUs as pp=3,tp=16" in plain
+    assert "smallest feasible: 64 GPUs as pp=2,tp=32" in own  # 96 layers are no 48 chunks on 3 ranks

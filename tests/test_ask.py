@@ -95,6 +95,12 @@ def test_a_pipeline_has_the_chunks_of_its_schedule() -> None:
         ("dp=2,ep=2", {}, r"ep\(2\) > 1 without experts"),
         ("dp=2", {"checkpointing": "some"}, r"checkpointing 'some' is not none, selective or full"),
         ("pp=2", {"schedule": "1f2b"}, r"schedule\(1f2b\) is not .*did you mean '1f1b'"),
+        ("fsdp=2,pp=2", {"schedule": "zb_v", "microbatches": 4}, r"schedule = zb_v is not allowed with fsdp\(2\)"),
+        (
+            "pp=2",
+            {"schedule": "zb_v", "microbatches": 4, "checkpointing": "full"},
+            "checkpointing = full is not allowed with schedule = zb_v",
+        ),
     ],
 )
 def test_a_step_is_refused_by_the_rule_that_it_breaks(mesh: str, more: dict[str, Any], told: str) -> None:

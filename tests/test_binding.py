@@ -27,7 +27,14 @@ def made(
         Axis(name=name, seconds=seconds, exposed_seconds=seconds, sent_bytes=0, where="", assumption="")
         for name, seconds in (("tp", tp), ("dp", dp))
     )
-    time = StepTime(compute_seconds=compute, update_seconds=1e-9, bubble_seconds=bubble, bubble_method="", axes=axes)
+    time = StepTime(
+        busiest=run.time.busiest,
+        compute_seconds=compute,
+        update_seconds=1e-9,
+        bubble_seconds=bubble,
+        bubble_method="",
+        axes=axes,
+    )
     return replace(run, time=time)
 
 

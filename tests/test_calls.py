@@ -1,17 +1,21 @@
 """The calls of a step: their bytes are the measured hybrid step's closed forms, axis by axis."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from planner_asks import ask
 
 from workloads.costs import sent_bytes as sent_in_call
+from workloads.experts.moe_case import moe_of
 from workloads.experts.moe_costs import even_dispatch_bytes
 from workloads.hybrid.hybrid_costs import sent_bytes
-from workloads.planner.ask import Ask, refusal
+from workloads.planner.ask import Ask, as_measured, refusal
 from workloads.planner.calls import BUCKET_BYTES, calls_of
+from workloads.planner.catalog import model_of
+from workloads.planner.expert_places import expert_shards
 from workloads.planner.link_time import Call
-from workloads.planner.stage_parts import Part, elements_of, expert_shards, parts_of
+from workloads.planner.stage_parts import Part, elements_of, parts_of
 
 
 def by_axis(step: Ask, part: Part) -> dict[str, float]:
@@ -139,7 +143,7 @@ def test_tensor_ranks_share_the_tokens_that_go_to_experts_and_only_attention() -
 def test_copies_shards_and_parts_of_an_expert_are_all_its_ranks(mesh: str) -> None:
     step = ask(mesh, "mixtral-8x7b")
     copies = calls(step, "edp")[0].place.ranks if calls(step, "edp") else 1
-    assert copies * expert_shards(step) * step.ep == step.world
+    assert copies * expert_shards(step.mesh) * step.ep == step.world
 
 
 def test_a_pipelines_ends_have_one_neighbour() -> None:
@@ -183,3 +187,19 @@ def test_sixteen_bits_send_half() -> None:
     [part] = parts_of(wide)
     halves = {axis: sent / 2 for axis, sent in by_axis(wide, part).items()}
     assert by_axis(narrow, part) == pytest.approx(halves)
+
+
+def test_a_mixture_that_is_computed_again_sends_over_tensor_ranks_what_the_measured_step_does() -> None:
+    """Of its layer attention alone is split: it scatters again, for the experts after it need what it gives."""
+    mixture = replace(model_of("tiny-llama"), num_experts=4, top_k=2)
+    moe = moe_of({"ep": 2, "experts": 4, "top_k": 2}, mixture.shape, 4)
+    more = []
+    for how in ("none", "full"):
+        step = as_measured(ask("dp=2,tp=2,ep=2", mixture, checkpointing=how))
+        [part] = parts_of(step)
+        theirs = sent_bytes(
+            mixture.shape, step.mesh, microbatch=1, microbatches=1, element_bytes=2, moe=moe, checkpointing=how
+        )
+        more.append((by_axis(step, part)["tp"], theirs["tp"]))
+    (plain, their_plain), (full, their_full) = more
+    assert full - plain == their_full - their_plain > 0

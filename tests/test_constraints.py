@@ -154,3 +154,22 @@ def test_what_is_let_through_gives_every_rank_as_many_heads_layers_and_tokens(me
         assert TINY.sequence % (cp * tp) == 0
         assert len({tuple(coordinate_of(mesh, rank).items()) for rank in range(dp * pp * cp * tp)}) == dp * pp * cp * tp
     assert seen >= 4 * 3 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("mesh", "more", "told"),
+    [
+        ({"pp": 2}, {"checkpointing": "full"}, "checkpointing = full is not allowed with schedule = zb_h1"),
+        ({"pp": 2}, {"checkpointing": "selective"}, "checkpointing = selective is not allowed with schedule = zb_h1"),
+        ({"fsdp": 4, "pp": 2}, {}, "schedule = zb_h1 is not allowed with fsdp(4)"),
+        ({"dp": 2, "pp": 2}, {"num_experts": 8}, "schedule = zb_h1 is not allowed with experts(8)"),
+    ],
+)
+def test_a_split_backward_pass_carries_nothing_that_needs_it_whole(
+    mesh: dict[str, int], more: dict[str, Any], told: str
+) -> None:
+    sentence = reason(mesh, schedule="zb_h1", **more)
+    assert sentence is not None
+    assert sentence.startswith(told)
+    assert reason(mesh, schedule="1f1b", **more) is None
+    assert reason({**mesh, "pp": 1}, schedule="zb_h1", **more) is None

@@ -173,3 +173,14 @@ def test_all_numbers_are_finite_and_not_negative(axis: str, how: str, schedule: 
         numbers += [held.memory.state, held.memory.activations, held.memory.buffers]
     assert all(math.isfinite(number) and number >= 0 for number in numbers)
     assert 0 < run.mfu < _MOST_MFU
+
+
+def test_what_counts_more_than_is_run_says_so_above_the_peak() -> None:
+    step = ask("cp=64,tp=8", model_of("llama3-8b", 4194304), checkpointing="selective")
+    run = dry_run(step, H100)
+    assert run.mfu > 1
+    [caveat] = run.caveats
+    assert caveat.startswith(f"MFU {run.mfu:.1%} is above 100%: it counts attention whole")
+    assert caveat.endswith(f"executed is {run.executed_share:.1%} of the peak")
+    assert run.executed_share == pytest.approx(0.55 * run.time.compute_seconds / run.time.seconds, rel=1e-3)
+    assert dry_run(ask("fsdp=8", "llama3-8b"), H100).caveats == ()

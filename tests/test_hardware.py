@@ -110,6 +110,8 @@ def test_a_file_may_give_itself_a_name(file: Path) -> None:
         (WHOLE.replace("rails", "rail"), r"unknown field `rail`.*rails"),
         (WHOLE.replace("memory_bytes = 96e9", ""), r"missing required field `memory_bytes`"),
         ("flops_per_second = ", "is no TOML"),
+        (WHOLE.replace("fsdp = 0.5", "tp = 0.9"), r": overlap of 'tp' is not of dp, edp, fsdp or cp$"),
+        (WHOLE.replace("fsdp = 0.5", "fsd = 0.5"), r"overlap of 'fsd' is not of dp, .*did you mean 'fsdp'"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_place_and_what_is_allowed(file: Path, text: str, told: str) -> None:

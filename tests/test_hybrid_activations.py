@@ -167,6 +167,18 @@ def test_a_fused_norm_keeps_its_input_alone() -> None:
     assert composed.total - fused.total == (2 * 4 + 1) * n * h * (8 - 2)
 
 
+def test_float32_on_cuda_keeps_what_attention_gives_once() -> None:
+    def layers(mesh: dict[str, int], element_bytes: int, *, fused: bool) -> float:
+        of = kept(LLAMA, mesh, element_bytes=element_bytes, fused_norms=fused)
+        return stage_activations(of, 1, first=False, last=False).layers
+
+    n, h = 3 * 64, 128
+    norms = {e: 2 * n * h * (8 - e) for e in (2, 4)}
+    assert layers({}, 4, fused=False) - layers({}, 4, fused=True) == norms[4] + n * h * 4
+    assert layers({}, 2, fused=False) - layers({}, 2, fused=True) == norms[2]
+    assert layers({"cp": 2}, 4, fused=False) - layers({"cp": 2}, 4, fused=True) == norms[4] / 2
+
+
 @pytest.mark.parametrize("shape", [TINY, LLAMA], ids=["gpt", "llama"])
 def test_activations_fall_with_cp_and_tp(shape: Shape) -> None:
     def layers(mesh: dict[str, int]) -> float:

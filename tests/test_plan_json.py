@@ -73,3 +73,9 @@ def test_every_mesh_encodes(mesh: str) -> None:
     assert set(found["axes"]) == {axis.name for axis in run.time.axes}
     assert found["global_batch"] == run.ask.global_batch
     assert found["tokens_per_second"] == run.tokens_per_second
+
+
+def test_what_a_reader_must_know_is_a_note() -> None:
+    run = dry_run(ask("cp=64,tp=8", model_of("llama3-8b", 4194304), checkpointing="selective"), H100)
+    assert dry_run_json(run, ["a note"])["notes"] == [*run.caveats, "a note"]
+    assert run.caveats

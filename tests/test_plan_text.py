@@ -109,3 +109,12 @@ def test_claims_stand_quoted_beside_predicted() -> None:
 
 def test_no_line_ends_in_blanks() -> None:
     assert all(line == line.rstrip() for line in (TEXT + claims_text(claims())).splitlines())
+
+
+def test_what_a_reader_must_know_stands_below_its_number() -> None:
+    run = dry_run(ask("cp=64,tp=8", model_of("llama3-8b", 4194304), checkpointing="selective"), H100)
+    [caveat] = run.caveats
+    assert f"MFU {run.mfu:.1%}\n{caveat}\n" in dry_run_text(run)
+    found = search(Wanted(model=model_of("llama3-8b", 4194304), gpus=512, global_batch=1), H100, top=1)
+    [best] = found.best
+    assert f"\n{best.ask.mesh_text}: {best.caveats[0]}\n" in search_text(found, "some words")

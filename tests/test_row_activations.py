@@ -8,8 +8,9 @@ import torch
 
 from workloads.checkpointing import checkpoint
 from workloads.definitions import with_defaults
+from workloads.hybrid.hybrid_activations import Kept, stage_activations
 from workloads.memory import SavedTensors
-from workloads.model import build, draw_tokens, loss_of
+from workloads.model import build, draw_tokens, loss_of, rotate
 from workloads.planner.row_activations import (
     Pass,
     activations_of,
@@ -123,14 +124,48 @@ def test_a_pipeline_tells_of_its_fullest_rank() -> None:
     )
 
 
-def test_another_device_has_fused_norms_and_no_copy_of_attention() -> None:
+def test_another_device_has_fused_norms() -> None:
     taken = Pass(shape=SHAPES["tiny-llama"], microbatch=4, element_bytes=2)
     fused = replace(taken, device="cuda")
     tokens, hidden = 4 * 64, 128
     assert norm_bytes(taken) == tokens * (8 * hidden + 4) + tokens * hidden * 2
     assert norm_bytes(fused) == tokens * (2 * hidden + 4) + tokens * hidden * 2
-    assert layer_bytes(taken) - layer_bytes(fused) == 2 * tokens * 6 * hidden + tokens * hidden * 2
+    assert layer_bytes(taken) - layer_bytes(fused) == 2 * tokens * 6 * hidden
     assert activations("ddp", shape="tiny-llama", device="cuda") < activations("ddp", shape="tiny-llama")
+
+
+@pytest.mark.parametrize(("element_bytes", "tp", "copies"), [(2, 1, 1), (2, 2, 1), (4, 1, 0), (2, 4, 0)])
+def test_what_attention_gives_is_copied_where_torchs_kernel_leaves_it_by_head(
+    element_bytes: int, tp: int, copies: int
+) -> None:
+    """Queries turned by RoPE are laid out by head; torch's own shapes of CUDA's kernels say what comes of them."""
+    shape = SHAPES["tiny-llama"]
+    dtype = {2: torch.bfloat16, 4: torch.float32}[element_bytes]
+    heads = shape.heads // tp
+    projected = torch.empty(2, 64, heads, shape.head_size, dtype=dtype, device="meta").transpose(1, 2)
+    q = rotate(projected)
+    kernels = torch.ops.aten
+    if element_bytes == 2:
+        out = kernels._scaled_dot_product_flash_attention(q, q, q, 0.0, True, False)[0]
+    else:
+        out = kernels._scaled_dot_product_efficient_attention(q, q, q, None, True, 0.0, True)[0]
+    assert out.transpose(1, 2).flatten(2)._is_view() == (copies == 0)
+
+    taken = Pass(shape=shape, microbatch=4, element_bytes=element_bytes, tp=tp, device="cuda", sequence_parallel=True)
+    between = 2 * norm_bytes(taken) + 4 * taken.hidden_bytes * shape.ffn / shape.hidden / tp
+    rest = 4 * taken.tokens * shape.heads / tp + 8 * shape.sequence * shape.head_size
+    heads_of = taken.hidden_bytes * (2 + 2 * shape.kv_heads / shape.heads + copies) / tp
+    assert layer_bytes(taken) == between + heads_of + rest
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("element_bytes", [2, 4])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_a_layer_keeps_the_same_by_both_closed_forms(device: str, element_bytes: int, tp: int) -> None:
+    shape = SHAPES["tiny-llama"]
+    taken = Pass(shape=shape, microbatch=4, element_bytes=element_bytes, tp=tp, sequence_parallel=True, device=device)
+    kept = Kept(shape=shape, mesh={"tp": tp}, microbatch=4, element_bytes=element_bytes, fused_norms=device != "cpu")
+    assert layer_bytes(taken) == stage_activations(kept, 1, first=False, last=False).layers
 
 
 def test_a_dense_hybrid_keeps_its_fullest_rank() -> None:

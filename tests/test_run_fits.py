@@ -142,3 +142,10 @@ def test_a_run_without_records_is_refused() -> None:
 def test_a_case_without_a_time_is_passed_over(tmp_path: Path) -> None:
     odd = [ok(collective(size_bytes=1024 * 4**i), metrics={}) for i in range(8)]
     assert curves_of(run_of(*odd)) == {}
+
+
+def test_a_run_of_one_rank_has_no_links_to_fit() -> None:
+    alone = msgspec.structs.replace(curve_records()[0].world, size=1)
+    records = [msgspec.structs.replace(record, world=alone) for record in curve_records()]
+    assert curves_of(run_of(*records)) == {}
+    assert set(curves_of(run_of(*records, *curve_records()))) == {("all_reduce", 4)}

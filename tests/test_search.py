@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from planner_asks import H100
 
 from bench.errors import UserError
+from bench.params import Value
 from workloads.hybrid.constraints import refuse
+from workloads.hybrid.hybrid_case import refuse_hybrid
 from workloads.planner.ask import Ask, refusal
 from workloads.planner.catalog import model_of
 from workloads.planner.dry_run import DryRun, dry_run
@@ -86,9 +88,28 @@ def test_nothing_is_proposed_that_its_own_rules_or_the_memory_refuse(
             num_experts=ask.model.num_experts or None,
             schedule=schedule,
             cp_method=method,
+            checkpointing=ask.checkpointing,
             global_batch=batch,
         )
         assert theirs is None
+
+
+@pytest.mark.parametrize("schedule", ["zb_h1", "zb_v"])
+def test_nothing_is_proposed_that_the_measured_step_refuses(schedule: str) -> None:
+    found = search(wanted("llama3-8b", 64, 256, schedule=schedule), H100, top=100)
+    assert any(run.ask.pp > 1 for run in found.best)
+    for run in found.best:
+        ask = run.ask
+        params: dict[str, Value] = {
+            "mesh": ",".join(f"{name}={size}" for name, size in ask.mesh.items()),
+            "microbatch": ask.microbatch,
+            "microbatches": ask.microbatches,
+            "schedule": schedule,
+            "cp_method": ask.cp_method,
+            "checkpointing": ask.checkpointing,
+        }
+        assert refuse_hybrid(ask.model.shape, params, ask.world) is None
+    assert {"schedule", "checkpointing"} <= found.refused.keys()  # each rule by its first word
 
 
 def test_the_best_is_the_fastest_of_all_that_fit() -> None:

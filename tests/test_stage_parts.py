@@ -8,9 +8,9 @@ from workloads.pipeline.pp_held import peak_held
 from workloads.pipeline.schedules import NAMES, make_schedule
 from workloads.planner.ask import refusal
 from workloads.planner.catalog import model_of, num_model_parameters
+from workloads.planner.expert_places import expert_shards
 from workloads.planner.stage_parts import (
     elements_of,
-    expert_shards,
     in_flight,
     parts_of,
     sends_of,
@@ -117,7 +117,7 @@ def test_what_tensor_ranks_must_sum_are_norms_and_whole_ends() -> None:
     [("fsdp=8", 8), ("fsdp=8,ep=8", 1), ("fsdp=8,ep=2", 4), ("dp=2,fsdp=4,ep=8", 1), ("fsdp=8,cp=2,ep=4", 4)],
 )
 def test_experts_are_sharded_by_what_their_axis_leaves(mesh: str, shards: int) -> None:
-    assert expert_shards(ask(mesh, "mixtral-8x7b")) == shards
+    assert expert_shards(ask(mesh, "mixtral-8x7b").mesh) == shards
 
 
 def test_experts_are_dealt_out() -> None:

@@ -12,10 +12,11 @@ from workloads.pipeline.bubbles import closed_form
 from workloads.pipeline.schedules import NAMES
 from workloads.planner.ask import Ask, refusal
 from workloads.planner.catalog import Model, model_of
+from workloads.planner.expert_places import expert_shards
 from workloads.planner.hardware import Efficiency, Hardware
 from workloads.planner.link_time import by_hardware
 from workloads.planner.stage_flops import again_bytes, stage_flops
-from workloads.planner.stage_parts import elements_of, expert_shards, parts_of
+from workloads.planner.stage_parts import elements_of, parts_of
 from workloads.planner.step_time import Axis, StepTime, step_time
 
 
@@ -174,7 +175,7 @@ def test_the_update_touches_what_a_rank_owns() -> None:
 def test_the_update_touches_a_ranks_experts_once(mesh: str) -> None:
     step = ask(mesh, "mixtral-8x7b")
     dense, experts = elements_of(step, parts_of(step)[0])
-    expected = dense / step.fsdp + experts / expert_shards(step)
+    expected = dense / step.fsdp + experts / expert_shards(step.mesh)
     assert timed(step).update_seconds == pytest.approx(expected * 28 / 1e12)
 
 

@@ -1,7 +1,7 @@
 """When a mesh can carry a step: each rule an equation, each refusal the equation with its numbers. Pure.
 
 The rules come in the order in which one fixes them: the mesh itself, layers over ``tp``, the sequence over ``cp`` and
-``tp``, layers and microbatches over ``pp``, experts over ``ep``, the global batch.
+``tp``, layers and microbatches over ``pp``, experts over ``ep``, the global batch; last, what does not go together.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from bench.errors import UserError
 from bench.words import did_you_mean, listed
 from workloads.context.token_order import indivisible
-from workloads.pipeline.schedules import require_schedule
+from workloads.pipeline.schedules import require_schedule, splits_backward
 from workloads.pipeline.split import layers_of_stages
 from workloads.shapes import Shape
 
@@ -44,6 +44,7 @@ def refuse(
     split: str = "",
     global_batch: int | None = None,
     split_experts: bool = False,
+    checkpointing: str = "none",
 ) -> str | None:
     """Return the first equation that a step on a mesh breaks, with its numbers; None where it can run.
 
@@ -57,6 +58,7 @@ def refuse(
         or refuse_stages(shape, mesh, microbatches=microbatches, schedule=schedule, chunks=chunks, split=split)
         or refuse_experts(mesh, num_experts)
         or refuse_batch(mesh, microbatch=microbatch, microbatches=microbatches, global_batch=global_batch)
+        or refuse_split_backward(mesh, schedule=schedule, checkpointing=checkpointing, num_experts=num_experts)
     )
 
 
@@ -156,6 +158,30 @@ def refuse_batch(mesh: Mesh, *, microbatch: int, microbatches: int, global_batch
         f"{_product(replicas)} * microbatch({microbatch}) * microbatches({microbatches}) = {found} "
         f"!= global batch({global_batch})"
     )
+
+
+def refuse_split_backward(
+    mesh: Mesh, *, schedule: str, checkpointing: str = "none", num_experts: int | None = None
+) -> str | None:
+    """Refuse what needs a backward pass whole where the pipeline's schedule splits it in two."""
+    if mesh.get("pp", 1) == 1 or not splits_backward(schedule):
+        return None
+    if checkpointing != "none":
+        return (
+            f"checkpointing = {checkpointing} is not allowed with schedule = {schedule}, which splits the backward "
+            "pass: layers would be computed again for the input gradient and once more for the weight gradient"
+        )
+    if mesh.get("fsdp", 1) > 1:
+        return (
+            f"schedule = {schedule} is not allowed with fsdp({mesh['fsdp']}): torch's FSDP reduces gradients "
+            "after a whole backward pass, and this schedule splits it"
+        )
+    if num_experts:
+        return (
+            f"schedule = {schedule} is not allowed with experts({num_experts}): tokens come back from "
+            "their experts once in a backward pass, and this schedule splits it"
+        )
+    return None
 
 
 def sequences_of(mesh: Mesh, *, microbatch: int, microbatches: int) -> int:

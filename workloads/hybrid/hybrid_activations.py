@@ -6,8 +6,8 @@ the bytes of an element; c t the ranks of cp and tp. A rank has n = b s / (c t) 
 * norm: n (h + 2) e for LayerNorm, input and two values a token; n (h e + 4) for a fused RMSNorm, n (8 h + 4) for one
   composed of elementary operations in float32, which keeps what it makes of its input, too.
 * attention: G h e of its input; G h e (2 + 2g) / t of q, k, v and output; G h e / t of the output as the next product
-  wants it, where it lies otherwise: for turned queries (llama), or c > 1, of several heads; 4 G a / t of log-sum-exps;
-  8 (s/c) d of llama's angles.
+  wants it, where it lies otherwise: for turned queries (llama), or c > 1, of several heads, but where c = 1 not in
+  float32 on CUDA, whose kernel lays it out by token; 4 G a / t of log-sum-exps; 8 (s/c) d of llama's angles.
 * FFN: G h e of its input; G f e / t twice (before and after GELU), or four times (gate, its SiLU, up, their product).
 * mixture of E experts of f' inside, k a token, E' on a rank: n (4 h + 4 E + 8 k) of router and scores, and 4 E h of its
   weights where e < 4; n k ((3 h + m f' + 1) e + 16) + 4 E' of experts where routes are even, m as for FFN, and 16 n k
@@ -55,7 +55,7 @@ class StageActivations:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """The sizes from which the terms follow; ``fused_norms`` is whether an RMSNorm is one kernel, as on CUDA."""
+    """The sizes from which the terms follow; ``fused_norms`` is whether an RMSNorm is one kernel, which means CUDA."""
 
     shape: Shape
     mesh: Mapping[str, int]
@@ -178,7 +178,9 @@ def _norm(kept: Kept) -> float:
 
 def _attention(kept: Kept) -> float:
     shape = kept.shape
-    turned = shape.recipe == "llama" or size_of(kept.mesh, "cp") > 1
+    shared = size_of(kept.mesh, "cp") > 1
+    by_token = kept.fused_norms and kept.element_bytes == _WIDE_BYTES
+    turned = shared or (shape.recipe == "llama" and not by_token)
     outputs = 2 if turned and shape.heads > size_of(kept.mesh, "tp") else 1
     heads = kept.split(shape.hidden * (1 + outputs + 2 * shape.kv_heads / shape.heads))
     angles = 2 * kept.sequence * shape.head_size * _WIDE_BYTES if shape.recipe == "llama" else 0

@@ -13,7 +13,7 @@ from workloads.hybrid.axes import DATA, mesh_of, size_of
 from workloads.hybrid.constraints import CP_METHODS, INSIDE, refuse
 from workloads.pipeline import schedules
 from workloads.pipeline.pipeline_case import Pipeline
-from workloads.pipeline.schedules import make_schedule, splits_backward
+from workloads.pipeline.schedules import make_schedule
 from workloads.pipeline.split import layers_of_stages
 from workloads.shapes import Shape
 
@@ -110,8 +110,8 @@ def hybrid_of(params: Mapping[str, Value], shape: Shape, world: int) -> Hybrid:
         chunks=int(given["chunks"]),
         split=str(given["split"]),
         split_experts=True,
+        checkpointing=str(given.get("checkpointing", "none")),
     )
-    reason = reason or _refuse_together(mesh, given)
     if reason is not None:
         raise UserError(reason)
     return Hybrid(
@@ -119,7 +119,7 @@ def hybrid_of(params: Mapping[str, Value], shape: Shape, world: int) -> Hybrid:
         microbatches=microbatches,
         pipeline=_pipeline_of(given, shape, mesh.get("pp", 1)),
         cp_method=str(given["cp_method"]),
-        moe=_moe_of(given, shape, mesh.get("ep", 1), mesh.get("etp", 1)) if experts else None,
+        moe=_moe_of(given, shape, mesh, world) if experts else None,
     )
 
 
@@ -148,28 +148,7 @@ def _pipeline_of(given: Mapping[str, Value], shape: Shape, pp: int) -> Pipeline 
     return Pipeline(schedule=schedule, layers_by_stage=layers)
 
 
-def _moe_of(given: Mapping[str, Value], shape: Shape, ep: int, etp: int) -> Moe:
+def _moe_of(given: Mapping[str, Value], shape: Shape, mesh: Mapping[str, int], world: int) -> Moe:
     names = ("experts", "top_k", "routing", "checkpointing")
-    return moe_of({"ep": ep, "etp": etp, **{name: given[name] for name in names if name in given}}, shape, ep * etp)
-
-
-def _refuse_together(mesh: Mapping[str, int], given: Mapping[str, Value]) -> str | None:
-    """Refuse what this step does not compose."""
-    splits = mesh.get("pp", 1) > 1 and splits_backward(str(given["schedule"]))
-    how = str(given.get("checkpointing", "none"))
-    if splits and how != "none":
-        return (
-            f"checkpointing = {how} is not allowed with schedule = {given['schedule']}, which splits the backward "
-            "pass: layers would be computed again for the input gradient and once more for the weight gradient"
-        )
-    if splits and mesh.get("fsdp", 1) > 1:
-        return (
-            f"schedule = {given['schedule']} is not allowed with fsdp({mesh['fsdp']}): torch's FSDP reduces gradients "
-            "after a whole backward pass, and this schedule splits it"
-        )
-    if splits and int(given["experts"]):
-        return (
-            f"schedule = {given['schedule']} is not allowed with experts({given['experts']}): tokens come back from "
-            "their experts once in a backward pass, and this schedule splits it"
-        )
-    return None
+    dealt = {"ep": mesh.get("ep", 1), "etp": mesh.get("etp", 1)}
+    return moe_of({**dealt, **{name: given[name] for name in names if name in given}}, shape, world)

@@ -1,6 +1,6 @@
 """What ``parbench plan`` was asked, answered: text or one line of JSON, and the exit code."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.errors import UserError
@@ -30,14 +30,14 @@ class Given:
     model: str | None = None
     gpus: int = 0
     mesh: str | None = None
-    microbatch: int = 1
+    microbatch: int | None = None
     microbatches: int = 0
     global_batch: int = 0
     sequence: int = 0
     precision: str = "bfloat16"
     schedule: str = "1f1b"
     chunks: int = 0
-    checkpointing: str = "none"
+    checkpointing: str | None = None
     cp_method: str = "zigzag"
     hardware: str | None = None
     fits: Path | None = None
@@ -100,10 +100,10 @@ def ask_of(given: Given) -> Ask:
     ask = Ask(
         model=model_of(_model(given), given.sequence),
         mesh=mesh,
-        microbatch=given.microbatch,
+        microbatch=given.microbatch or 1,
         microbatches=given.microbatches or 1,
         element_bytes=_element_bytes(given),
-        checkpointing=_checkpointing(given),
+        checkpointing=_checkpointing(given) or "none",
         schedule=given.schedule,
         chunks=given.chunks,
         cp_method=given.cp_method,
@@ -132,9 +132,15 @@ def _searched(given: Given, machine: Machine) -> Answer:
         raise UserError("--mesh and --search do not go together: a search finds the mesh")
     if not given.gpus:
         raise UserError("--gpus is missing: --search needs to know how many")
+    if given.microbatches:
+        raise UserError("--microbatches and --search do not go together: a search takes what makes the --global-batch")
     if given.top < 1:
         raise UserError(f"--top({given.top}) < 1")
-    wanted = _wanted(given, given.gpus, given.global_batch or given.gpus * _SEQUENCES_A_GPU)
+    wanted = replace(
+        _wanted(given, given.gpus, given.global_batch or given.gpus * _SEQUENCES_A_GPU),
+        microbatch=given.microbatch or 0,
+        checkpointing=_checkpointing(given),
+    )
     found = search(wanted, machine.hardware, top=given.top, seconds=machine.seconds)
     require_found(wanted, machine.hardware, found)
     if given.as_json:
@@ -156,6 +162,7 @@ def _wanted(given: Given, gpus: int, global_batch: int) -> Wanted:
         global_batch=global_batch,
         element_bytes=_element_bytes(given),
         schedule=given.schedule,
+        chunks=given.chunks,
         cp_method=given.cp_method,
     )
 
@@ -176,8 +183,9 @@ def _refuse_words(given: Given) -> None:
             f"--cp-method {given.cp_method!r} is not {listed(CP_METHODS)}{did_you_mean(given.cp_method, CP_METHODS)}"
         )
     for name, least in (("microbatch", 1), ("microbatches", 0), ("global_batch", 0), ("gpus", 0), ("chunks", 0)):
-        if getattr(given, name) < least:
-            raise UserError(f"--{name.replace('_', '-')}({getattr(given, name)}) < {least}")
+        value = getattr(given, name)
+        if value is not None and value < least:
+            raise UserError(f"--{name.replace('_', '-')}({value}) < {least}")
 
 
 def _model(given: Given) -> str:
@@ -194,8 +202,8 @@ def _element_bytes(given: Given) -> int:
     return PRECISIONS[given.precision]
 
 
-def _checkpointing(given: Given) -> Checkpointing:
-    if given.checkpointing not in CHECKPOINTING:
+def _checkpointing(given: Given) -> Checkpointing | None:
+    if given.checkpointing is not None and given.checkpointing not in CHECKPOINTING:
         raise UserError(
             f"--checkpointing {given.checkpointing!r} is not {listed(CHECKPOINTING)}"
             f"{did_you_mean(given.checkpointing, CHECKPOINTING)}"

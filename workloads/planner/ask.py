@@ -156,6 +156,7 @@ def refusal(ask: Ask) -> str | None:
         schedule=ask.schedule,
         cp_method=ask.cp_method,
         chunks=ask.chunks,
+        checkpointing=ask.checkpointing,
     )
 
 

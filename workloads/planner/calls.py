@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from workloads.context.cp_costs import AttentionSizes, attention_bytes
 from workloads.planner.ask import Ask
+from workloads.planner.expert_places import expert_places, expert_shards
 from workloads.planner.link_time import Call
-from workloads.planner.placement import Place, place_of, place_of_experts
-from workloads.planner.stage_parts import Part, elements_of, expert_shards, sends_of, summed_elements
+from workloads.planner.placement import Place, place_of
+from workloads.planner.stage_parts import Part, elements_of, sends_of, summed_elements
 
 BUCKET_BYTES = 25 * 2**20  # DDP's own
 _COLLECTIVE_CP = ("ulysses", "allgather_kv")
@@ -30,8 +31,19 @@ def _activation(ask: Ask) -> float:
     return float(ask.local_tokens * ask.model.shape.hidden * ask.element_bytes)
 
 
-def _forwards(ask: Ask) -> int:
+def forwards_of(ask: Ask) -> int:
+    """Return how often a layer's forward pass communicates: ``full`` checkpointing repeats it."""
     return 2 if ask.checkpointing == "full" else 1
+
+
+def split_blocks(ask: Ask) -> int:
+    """Return the blocks of a layer that ``tp`` splits: attention, and the FFN unless it is a mixture's."""
+    return 1 if ask.model.num_experts else 2
+
+
+def ended_scatters(ask: Ask) -> int:
+    """Return the scatters of a layer that ``stops_early`` does not repeat: the FFN's, which a mixture has not."""
+    return 1 if ask.stops_early and ask.checkpointing == "full" and not ask.model.num_experts else 0
 
 
 def _tensor(ask: Ask, part: Part, gpus_per_node: int) -> Iterator[Call]:
@@ -41,10 +53,9 @@ def _tensor(ask: Ask, part: Part, gpus_per_node: int) -> Iterator[Call]:
     on every rank sums its gradients.
     """
     place = place_of(ask.mesh, ("tp",), gpus_per_node)
-    blocks = 1 if ask.model.num_experts else 2
     ends = part.embedding + part.head if ask.sharded_vocabulary else 0
-    count = (blocks * (_forwards(ask) + 1) * part.layers + ends) * ask.microbatches
-    ended = part.layers * ask.microbatches if ask.stops_early and ask.checkpointing == "full" else 0
+    count = (split_blocks(ask) * (forwards_of(ask) + 1) * part.layers + ends) * ask.microbatches
+    ended = ended_scatters(ask) * part.layers * ask.microbatches
     for op, times in (("all_gather", count), ("reduce_scatter", count - ended)):
         yield Call(axis="tp", op=op, num_bytes=_activation(ask), count=times, place=place, why="activations")
     whole = summed_elements(ask, part) / ask.fsdp * ask.element_bytes
@@ -65,8 +76,10 @@ def _context(ask: Ask, part: Part, gpus_per_node: int) -> Iterator[Call]:
         element_bytes=ask.element_bytes,
     )
     method = ask.cp_method if ask.cp_method in _COLLECTIVE_CP else "ring"
-    sent = attention_bytes(method, sizes, ask.cp, 1).step(part.layers, ask.microbatches, forwards=_forwards(ask))["cp"]
-    passes = part.layers * ask.microbatches * (_forwards(ask) + 1)
+    sent = attention_bytes(method, sizes, ask.cp, 1).step(part.layers, ask.microbatches, forwards=forwards_of(ask))[
+        "cp"
+    ]
+    passes = part.layers * ask.microbatches * (forwards_of(ask) + 1)
     if method == "ring":
         hops = passes * (ask.cp - 1)
         yield Call(axis="cp", op="send", num_bytes=sent / hops, count=hops, place=place, why="keys and values")
@@ -79,13 +92,13 @@ def _context(ask: Ask, part: Part, gpus_per_node: int) -> Iterator[Call]:
 def _experts(ask: Ask, part: Part, gpus_per_node: int) -> Iterator[Call]:
     """EP: dispatch and combine, each direction T k h e (EP-1)/EP if experts are equally liked."""
     tokens = ask.local_tokens / ask.tp
-    count = 2 * (_forwards(ask) + 1) * part.layers * ask.microbatches
+    count = 2 * (forwards_of(ask) + 1) * part.layers * ask.microbatches
     yield Call(
         axis="ep",
         op="all_to_all",
         num_bytes=tokens * ask.model.top_k * ask.model.shape.hidden * ask.element_bytes,
         count=count,
-        place=place_of_experts(ask.mesh, gpus_per_node),
+        place=expert_places(ask.mesh, gpus_per_node).dealt,
         why="tokens to their experts and back",
     )
 
@@ -115,7 +128,7 @@ def _shards(ask: Ask, part: Part, gpus_per_node: int) -> Iterator[Call]:
     units = part.layers + (part.embedding or part.head)
     whole = [(dense, place)]
     if experts:
-        whole.append((experts, Place(ranks=expert_shards(ask), on_node=min(place.on_node, expert_shards(ask)))))
+        whole.append((experts, expert_places(ask.mesh, gpus_per_node).shards))
     for elements, where in whole:
         each = elements * ask.element_bytes / units
         gathers = units * rounds * (1 if once else 2)
@@ -133,10 +146,9 @@ def _replicas(ask: Ask, part: Part, gpus_per_node: int) -> Iterator[Call]:
     dense, experts = elements_of(ask, part)
     place = place_of(ask.mesh, ("dp", "cp"), gpus_per_node)
     yield _summed("dp", dense / ask.fsdp * ask.element_bytes, place)
-    shards = expert_shards(ask)
     if experts:
-        copies = Place(ranks=ask.dp * ask.fsdp * ask.cp * ask.tp // (ask.ep * shards), on_node=1)
-        yield _summed("edp", experts / shards * ask.element_bytes, copies)
+        held = experts / expert_shards(ask.mesh) * ask.element_bytes
+        yield _summed("edp", held, expert_places(ask.mesh, gpus_per_node).copies)
 
 
 def _summed(axis: str, num_bytes: float, place: Place) -> Call:

@@ -6,7 +6,7 @@ from workloads.planner.ask import Ask
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Seconds, by_hardware
 from workloads.planner.rank_memory import RankMemory, memory_of
-from workloads.planner.stage_flops import model_flops_per_token
+from workloads.planner.stage_flops import model_flops_per_token, stage_flops
 from workloads.planner.stage_parts import Part, parts_of
 from workloads.planner.step_time import StepTime, step_time
 
@@ -52,6 +52,22 @@ class DryRun:
     def mfu(self) -> float:
         """The share of the dense bfloat16 peak."""
         return self.model_flops_per_second / self.hardware.flops_per_second
+
+    @property
+    def executed_share(self) -> float:
+        """The share of that peak in what the busiest rank executes: half of attention, and what is computed again."""
+        flops = max(stage_flops(self.ask, held.part).total for held in self.ranks)
+        return flops * self.ask.microbatches / self.time.seconds / self.hardware.flops_per_second
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What a reader must know of the numbers, one sentence each."""
+        if self.mfu <= 1:
+            return ()
+        return (
+            f"MFU {self.mfu:.1%} is above 100%: it counts attention whole, of which a causal mask leaves half; what is "
+            f"executed is {self.executed_share:.1%} of the peak",
+        )
 
     @property
     def missing(self) -> str:

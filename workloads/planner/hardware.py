@@ -33,15 +33,15 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Some = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
-
-_HIDEABLE = ("dp", "edp", "fsdp", "cp")
+HIDEABLE = ("dp", "edp", "fsdp", "cp")
+"""The axes whose communication compute may hide; what the others send stands between two operations."""
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What share of a rate a step reaches, and of the communication that could hide how much does; all assumptions.
 
     ``gemm`` is of the dense peak, over whole layers with what is not a matrix product; ``memory`` is what a step may
-    fill, the rest is the runtime's. An axis that is not in ``overlap`` is exposed.
+    fill, the rest is the runtime's. ``overlap`` is by axis; one that is not there is exposed.
     """
 
     gemm: Some = 0.55
@@ -49,7 +49,13 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     links_across: Some = 0.80
     memory_rate: Some = 0.80
     memory: Some = 0.92
-    overlap: dict[str, Share] = msgspec.field(default_factory=lambda: dict.fromkeys(_HIDEABLE, 0.9))
+    overlap: dict[str, Share] = msgspec.field(default_factory=lambda: dict.fromkeys(HIDEABLE, 0.9))
+
+    def __post_init__(self) -> None:
+        """Refuse an axis that nothing would ask for."""
+        for name in self.overlap:
+            if name not in HIDEABLE:
+                raise ValueError(f"overlap of {name!r} is not of {listed(HIDEABLE)}{did_you_mean(name, HIDEABLE)}")
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,5 +155,7 @@ def read_hardware(path: Path) -> Hardware:
     try:
         return msgspec.convert({"name": path.stem, "source": str(path), **raw}, Hardware)
     except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ValueError):
+            raise UserError(f"hardware file {path}: {error.__cause__}") from error
         allowed = Efficiency if "$.efficiency" in str(error) else Hardware
         raise UserError(f"hardware file {path}: {error}; fields are {listed(allowed.__struct_fields__)}") from error

@@ -88,7 +88,5 @@ def _lack(wanted: Wanted, hardware: Hardware, found: Found) -> str:
 def _batch_words(wanted: Wanted) -> str:
     """Return the equation of the mesh that asks for the fewest sequences."""
     mesh = min(meshes(wanted), key=lambda mesh: mesh["dp"] * mesh["fsdp"])
-    return (
-        f"global batch({wanted.global_batch}) % (dp({mesh['dp']}) * fsdp({mesh['fsdp']}) * microbatch(1)) != 0 even "
-        f"with the fewest data ranks"
-    )
+    data = f"dp({mesh['dp']}) * fsdp({mesh['fsdp']}) * microbatch({wanted.microbatch or 1})"
+    return f"global batch({wanted.global_batch}) % ({data}) != 0 even with the fewest data ranks"

@@ -49,7 +49,7 @@ def dry_run_json(run: DryRun, notes: Sequence[str] = ()) -> dict[str, Any]:
         "mfu": run.mfu,
         "hardware": msgspec.to_builtins(run.hardware),
         "formulas": [asdict(formula) for formula in formulas_of(run)],
-        "notes": list(notes),
+        "notes": [*run.caveats, *notes],
     }
 
 

@@ -95,6 +95,7 @@ def _step(run: DryRun) -> str:
         table(["step of the busiest rank", "time", "share"], rows)
         + f"\n{bubble}{run.tokens_per_second:,.0f} tokens/s, {run.tokens_per_second / run.ask.world:,.0f} a GPU, "
         f"{run.model_flops_per_second / 1e12:.4g} TFLOP/s a GPU, MFU {run.mfu:.1%}"
+        + "".join(f"\n{caveat}" for caveat in run.caveats)
     )
 
 
@@ -163,11 +164,16 @@ def search_text(found: Found, wanted_words: str, notes: Sequence[str] = ()) -> s
         [
             f"Predicted, not measured: {wanted_words}; {found.tried} candidates, {found.too_large} too large, "
             f"{sum(found.refused.values())} refused by a rule",
-            table(head, rows, left=5),
+            "\n".join([table(head, rows, left=5), *caveats_of(found)]),
             "Why the first:\n" + "\n".join(f"  {line}" for line in rationale(found)),
             assumptions(best.hardware, best.ask.element_bytes, notes),
         ]
     )
+
+
+def caveats_of(found: Found) -> list[str]:
+    """Return what a reader must know of the best candidates' numbers, each with its mesh."""
+    return [f"{run.ask.mesh_text}: {caveat}" for run in found.best for caveat in run.caveats]
 
 
 def claims_text(claims: Sequence[Claim]) -> str:

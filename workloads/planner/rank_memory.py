@@ -16,7 +16,8 @@ from workloads.costs import (
 )
 from workloads.planner.ask import Ask
 from workloads.planner.catalog import Model, num_model_parameters
-from workloads.planner.stage_parts import Part, elements_of, expert_shards
+from workloads.planner.expert_places import expert_shards
+from workloads.planner.stage_parts import Part, elements_of
 
 _FLOAT_BYTES = 4
 
@@ -48,7 +49,7 @@ def memory_of(ask: Ask, part: Part) -> RankMemory:
     mixed = ask.element_bytes < 4
     states = [
         state_bytes("zero3", round(dense), ask.fsdp, mixed=mixed),
-        state_bytes("zero3", round(experts), expert_shards(ask), mixed=mixed),
+        state_bytes("zero3", round(experts), expert_shards(ask.mesh), mixed=mixed),
     ]
     return RankMemory(
         parameters=sum(each.parameters for each in states),
@@ -72,7 +73,7 @@ def gathered_bytes(ask: Ask, part: Part, dense: float, experts: float) -> float:
     """
     if ask.fsdp == 1:
         return 0.0
-    of_experts = experts if expert_shards(ask) > 1 else 0.0
+    of_experts = experts if expert_shards(ask.mesh) > 1 else 0.0
     if ask.pp > 1:
         return 2 * (dense + of_experts) * ask.element_bytes
     return 3 * (dense + of_experts) / max(1, part.layers) * ask.element_bytes
@@ -133,12 +134,16 @@ def head_bytes(ask: Ask, part: Part) -> float:
     holds those of one microbatch. Where the vocabulary is whole, ``tp`` has sequence parallelism split its tokens.
     """
     shape = ask.model.shape
-    held = part.in_flight if ask.schedule in ("gpipe", "looped_bfs") else 1
     output = 1 if ask.sharded_vocabulary else 1 / ask.tp
     norm = ask.local_tokens * shape.hidden * ask.element_bytes * (1 / ask.tp + output)
     composed = 0.0 if ask.fused_kernels or shape.recipe != "llama" else _composed_bytes(ask)
     each = ask.element_bytes + (_FLOAT_BYTES if ask.float32_loss else 0)
-    return held * (norm + composed + ask.local_tokens * shape.vocabulary / ask.tp * each)
+    return held_logits(ask, part) * (norm + composed + ask.local_tokens * shape.vocabulary / ask.tp * each)
+
+
+def held_logits(ask: Ask, part: Part) -> float:
+    """Return the microbatches whose logits are kept at once."""
+    return part.in_flight if ask.schedule in ("gpipe", "looped_bfs") else 1
 
 
 def _composed_bytes(ask: Ask) -> float:

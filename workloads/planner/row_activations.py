@@ -8,7 +8,8 @@ vocabulary, e the bytes of an element, t the ranks that split a layer, g = a_kv 
 * llama: the same, and 4f/(ht) for gate, SiLU, up and their product.
 
 On a CPU torch's RMSNorm is made of elementary operations: it keeps its input and that over its root mean square in
-float32. Rotated queries are laid out by head there, and so is what attention makes of them: it is copied once more.
+float32. Rotated queries are laid out by head, and so is what attention makes of them: it is copied once more. Only
+CUDA's kernel for float32 (memory-efficient attention, for as many key heads as query heads) lays it out by token.
 """
 
 from dataclasses import dataclass
@@ -147,7 +148,8 @@ def _attention_bytes(taken: Pass) -> float:
         return taken.hidden_bytes / taken.tp
     shape = taken.shape
     rotary = shape.recipe == "llama"
-    copies = 1 if rotary and taken.device == "cpu" else 0
+    by_token = taken.device != "cpu" and taken.element_bytes == _FLOAT_BYTES
+    copies = 1 if rotary and shape.heads > taken.tp and not by_token else 0
     split = taken.hidden_bytes * (2 + 2 * shape.kv_heads / shape.heads + copies)
     split += _FLOAT_BYTES * taken.tokens * shape.heads
     return split / taken.tp + (2 * _FLOAT_BYTES * shape.sequence * shape.head_size if rotary else 0)

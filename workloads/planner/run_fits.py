@@ -125,6 +125,8 @@ def _point(record: Record) -> tuple[str, int, float] | None:
     plain = params.keys() <= {"size_bytes", "dtype", "mode", "source", "target"}
     if kind not in ("collective", "p2p") or record.status != "ok" or not plain:
         return None
+    if record.world.size < 2:  # a call that nobody answers moves nothing, so that nothing scales with it
+        return None
     if params.get("mode") != "blocking" or params.get("dtype") != "float32":
         return None
     size = params.get("size_bytes")

@@ -4,13 +4,14 @@ At a fixed global batch the axes leave each data rank a number of microbatches; 
 the order dp, pp, fsdp, cp, tp, outermost first, so that what talks most talks inside a node.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bench.errors import UserError
 from workloads.hybrid.constraints import refuse_experts, refuse_heads, refuse_sequence
-from workloads.planner.ask import CHECKPOINTING, Ask, refusal
+from workloads.planner.ask import CHECKPOINTING, Ask, Checkpointing, refusal
 from workloads.planner.binding import binding_of
 from workloads.planner.catalog import Model
 from workloads.planner.dry_run import DryRun, dry_run
@@ -28,14 +29,20 @@ Mesh = dict[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is searched for: the model, how many GPUs, and what all candidates share."""
+    """What is searched for: the model, how many GPUs, and what all candidates share.
+
+    ``microbatch`` 0 and ``checkpointing`` None try all.
+    """
 
     model: Model
     gpus: int
     global_batch: int
     element_bytes: int = 2
     schedule: str = "1f1b"
+    chunks: int = 0
     cp_method: str = "zigzag"
+    microbatch: int = 0
+    checkpointing: Checkpointing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +84,7 @@ def search(wanted: Wanted, hardware: Hardware, *, top: int = 10, seconds: Second
         tried += 1
         reason = refusal(ask)
         if reason is not None:
-            rule = reason.partition("(")[0]
+            rule = _first_word(reason)
             refused[rule] += 1
             equations.setdefault(rule, f"{ask.mesh_text}: {reason}")
             continue
@@ -100,6 +107,10 @@ def search(wanted: Wanted, hardware: Hardware, *, top: int = 10, seconds: Second
     )
 
 
+def _first_word(reason: str) -> str:
+    return re.split(r"\W+", reason.lstrip("("), maxsplit=1)[0]
+
+
 def _only_recomputes_more(ask: Ask, fits: Ask) -> bool:
     """Say whether a candidate is one that fits already, but slower: what is not computed again need not be."""
     return ask.mesh is fits.mesh and ask.microbatch == fits.microbatch
@@ -112,10 +123,10 @@ def candidates(wanted: Wanted) -> Iterator[Ask]:
     """
     for mesh in meshes(wanted):
         data = mesh["dp"] * mesh["fsdp"]
-        for microbatch in _MICROBATCHES:
+        for microbatch in (wanted.microbatch,) if wanted.microbatch else _MICROBATCHES:
             if wanted.global_batch % (data * microbatch):
                 continue
-            for checkpointing in CHECKPOINTING:
+            for checkpointing in CHECKPOINTING if wanted.checkpointing is None else (wanted.checkpointing,):
                 yield Ask(
                     model=wanted.model,
                     mesh=mesh,
@@ -124,6 +135,7 @@ def candidates(wanted: Wanted) -> Iterator[Ask]:
                     element_bytes=wanted.element_bytes,
                     checkpointing=checkpointing,
                     schedule=wanted.schedule,
+                    chunks=wanted.chunks,
                     cp_method=wanted.cp_method,
                 )
 

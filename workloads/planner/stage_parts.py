@@ -4,7 +4,6 @@ Sources: arXiv 2104.04473 for 1F1B and the interleaved order, arXiv 2401.10241 f
 the orders of ``workloads.pipeline``.
 """
 
-import math
 from dataclasses import dataclass
 
 from workloads.hybrid.hybrid_tensors import stages_of_rank
@@ -82,10 +81,10 @@ def _part(ask: Ask, rank: int) -> Part:
 def elements_of(ask: Ask, part: Part) -> tuple[float, float]:
     """Return the dense and the expert parameters of a rank before ``fsdp`` shards them: after pp, tp and ep."""
     model = ask.model
-    whole = _whole_of_layer(model)
+    whole = whole_of_layer(model)
     layer = whole + (model.dense_layer_parameters - whole) / ask.tp
     experts = part.layers * model.num_experts // ask.ep * model.expert_parameters
-    return part.layers * layer + _ends(ask, part), float(experts)
+    return part.layers * layer + end_elements(ask, part), float(experts)
 
 
 def summed_elements(ask: Ask, part: Part) -> float:
@@ -96,22 +95,17 @@ def summed_elements(ask: Ask, part: Part) -> float:
     """
     shape = ask.model.shape
     norm = (2 if shape.recipe == "gpt" else 1) * shape.hidden
-    ends = (norm if part.head else 0) if ask.sharded_vocabulary else _ends(ask, part)
+    ends = (norm if part.head else 0) if ask.sharded_vocabulary else end_elements(ask, part)
     return part.layers * (2 * norm + shape.hidden * ask.model.num_experts) + ends
 
 
-def _whole_of_layer(model: Model) -> int:
-    """Norms, a router, and the biases after a row-split product: 2h a layer for llama, 6h for gpt."""
+def whole_of_layer(model: Model) -> int:
+    """Return what of a layer ``tp`` does not split: norms, a router, biases after a row-split product; 2h or 6h."""
     return (2 if model.shape.recipe == "llama" else 6) * model.shape.hidden + model.shape.hidden * model.num_experts
 
 
-def expert_shards(ask: Ask) -> int:
-    """Return over how many ranks ``fsdp`` still shards an expert, once ``ep`` has taken the innermost data ranks."""
-    left = ask.ep // math.gcd(ask.ep, ask.cp)
-    return ask.fsdp // math.gcd(ask.fsdp, left)
-
-
-def _ends(ask: Ask, part: Part) -> float:
+def end_elements(ask: Ask, part: Part) -> float:
+    """Return the parameters of the embedding, the last norm and the head that a rank holds."""
     shape = ask.model.shape
     tables = shape.hidden * (shape.vocabulary + (shape.sequence if shape.recipe == "gpt" else 0))
     split = ask.tp if ask.sharded_vocabulary else 1

@@ -14,10 +14,11 @@ from workloads.pipeline.schedules import make_schedule
 from workloads.pipeline.simulate import simulate
 from workloads.planner.ask import Ask
 from workloads.planner.calls import calls_of
+from workloads.planner.expert_places import expert_shards
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Call, Seconds
 from workloads.planner.stage_flops import again_bytes, stage_flops
-from workloads.planner.stage_parts import Part, elements_of, expert_shards, sends_of, stages_of
+from workloads.planner.stage_parts import Part, elements_of, sends_of, stages_of
 
 UPDATE_BYTES = 28  # AdamW in float32 reads and writes weight and two moments, reads a gradient, writes a 16-bit weight
 MOST_ACTIONS = 40_000
@@ -45,6 +46,7 @@ class Axis:
 class StepTime:
     """What the busiest rank's step is made of: they sum to ``seconds``; ``bubble_method`` says how it was found."""
 
+    busiest: Part
     compute_seconds: float
     update_seconds: float
     bubble_seconds: float
@@ -91,6 +93,7 @@ def step_time(
     axes = [max((each.axes[name] for each in work if name in each.axes), key=_exposed) for name in _names(work)]
     shown = [busiest.axes.get(axis.name, axis) if axis.name in ("tp", "cp", "ep") else axis for axis in axes]
     return StepTime(
+        busiest=busiest.part,
         compute_seconds=busiest.compute_seconds * ask.microbatches,
         update_seconds=max(_update_seconds(ask, part, hardware) for part in parts),
         bubble_seconds=bubble,
@@ -169,9 +172,14 @@ def _axis(name: str, calls: list[Call], overlap: float, window: float, seconds: 
 
 def _update_seconds(ask: Ask, part: Part, hardware: Hardware) -> float:
     """AdamW touches 28 bytes a parameter that the rank owns, at the memory's rate."""
+    rate = hardware.memory_bytes_per_second * hardware.efficiency.memory_rate
+    return owned_elements(ask, part) * UPDATE_BYTES / rate
+
+
+def owned_elements(ask: Ask, part: Part) -> float:
+    """Return the parameters that a rank updates: its shard of what it holds."""
     dense, experts = elements_of(ask, part)
-    owned = dense / ask.fsdp + experts / expert_shards(ask)
-    return owned * UPDATE_BYTES / (hardware.memory_bytes_per_second * hardware.efficiency.memory_rate)
+    return dense / ask.fsdp + experts / expert_shards(ask.mesh)
 
 
 def _hop_seconds(ask: Ask, busiest: _Work) -> float:
