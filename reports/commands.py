@@ -143,9 +143,11 @@ def compare(
 ) -> None:
     """Say of each series of NEW whether it is slower than in BASE, with the effect and what differs around it.
 
-    BASE and NEW are runs' folders or runs of the history: main, main~1, last:10 (ten runs as one), or an id. One launch
-    is one observation, and five a side are the least that decide. A series is SLOWER or FASTER only if the 95 %
-    interval of its change clears the floor, SAME only if it lies within.
+    BASE and NEW are runs' folders or runs of the history: main, main~1, last:10 (ten runs as one, of each case those on
+    the ranks of its newest), or an id. One launch is one observation, and five a side are the least that decide. A
+    series is SLOWER or FASTER only if the 95 % interval of its change clears the floor, SAME only if it lies within.
+
+    --confirm launches on ranks such as NEW's: what srun spread over nodes needs an allocation of as many.
     """
     from bench.errors import UserError
     from bench.units import parse_duration

@@ -11,7 +11,7 @@ import msgspec
 
 from bench.units import format_size
 from reports.fits import Curve, size_of
-from reports.summary import Row, common_details
+from reports.summary import Row, common_details, num_ranks
 
 # other parameters, such as a load beside it or another reduction, make it another operation
 _PLAIN = {"size_bytes", "dtype", "mode", "group", "member", "together"}
@@ -103,14 +103,8 @@ def _is_alike(call: Call, row: Row, curve: Curve) -> bool:
         and params.get("dtype") == "float32"
         and params.keys() <= _PLAIN
         and (first.world.backend, first.world.device) == (row.world.backend, row.world.device)
-        and _num_ranks(first) == call.ranks
+        and num_ranks(first) == call.ranks
     )
-
-
-def _num_ranks(row: Row) -> int:
-    """Return the ranks of the row's group; a group that is the whole world does not say its size."""
-    size = common_details(row).get("group_size") if "group" in row.case.params else None
-    return size if isinstance(size, int) else row.world.size
 
 
 def _slowest(call: Call, curves: Sequence[Curve]) -> Curve | None:

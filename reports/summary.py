@@ -206,6 +206,12 @@ def _verdict(run: Run, rows: Sequence[Row], missing: Sequence[Missing]) -> Verdi
     )
 
 
+def num_ranks(row: Row) -> int:
+    """Return the ranks of the row's group; a group that is the whole world does not say its size."""
+    size = common_details(row).get("group_size") if "group" in row.case.params else None
+    return size if isinstance(size, int) else row.world.size
+
+
 def common_details(row: Row) -> dict[str, Any]:
     """Return the details of the row's records: a value where launches agree, the list of theirs where they do not."""
     names = dict.fromkeys(name for record in row.records for name in record.details)

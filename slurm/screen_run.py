@@ -1,14 +1,13 @@
 """One run of rounds as a child, and what it saw: exchanges of pairs, and the nodes that did not answer."""
 
 import io
-import signal
-import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.child import run_child
 from bench.errors import UserError
 from bench.records import Record
 from bench.rounds import parse_pairs
@@ -49,7 +48,7 @@ class Means:
 def measure(nodes: Sequence[str], turns: Turns, means: Means) -> Seen:
     """Measure rounds on these nodes, one rank each, and return what was seen; ``UserError`` if no run came of it."""
     before = set(means.out.glob("*/run.json"))
-    code = _run(run_command(nodes, turns, means))
+    code = run_child(run_command(nodes, turns, means)).code
     fresh = sorted(set(means.out.glob("*/run.json")) - before)
     if not fresh:
         raise UserError(f"parbench run ended with {code} and left no run in {means.out}; it said why above")
@@ -70,19 +69,6 @@ def run_command(nodes: Sequence[str], turns: Turns, means: Means) -> list[str]:
         words += ["--set", setting]
     words += ["--launches", "1", "--budget", budget, "--timeout", means.timeout, "--out", str(means.out)]
     return [*words, "--json"]  # records go nowhere, and no report is made
-
-
-def _run(command: Sequence[str]) -> int:
-    """Run a child whose progress is seen; SIGTERM and Ctrl-C are passed on, and it is waited for."""
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as child:
-        before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-        try:
-            return child.wait()
-        except KeyboardInterrupt:
-            child.wait()  # the terminal has told it too
-            raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
 
 
 def read(run: Run, nodes: Sequence[str]) -> Seen:

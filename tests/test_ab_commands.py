@@ -114,6 +114,23 @@ def test_a_file_that_is_none_of_ours_is_refused_before_anything_is_launched(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("given", [["--floor", "5%"], []])
+def test_a_percentage_is_no_file_to_keep_floors_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("reports.comparing.ab_launch.sys.executable", fake(tmp_path))
+    out = tmp_path / "out"
+    refused = CliRunner().invoke(parbench.main, ["aa", *given, "--out", str(out)], env={"PARBENCH_FLOOR": "5%"})
+    assert refused.exit_code == 2
+    [line] = refused.stderr.splitlines()
+    assert line == (
+        "parbench: --floor 5% is a percentage, and aa measures one: name the file for it, or unset PARBENCH_FLOOR"
+    )
+    assert not out.exists()
+    assert not (tmp_path / "5%").exists()
+
+
 def test_what_aa_sets_itself_is_refused() -> None:
     done = CliRunner().invoke(parbench.main, ["aa", "--", "--launches", "3"])
     assert done.exit_code == 2

@@ -1,10 +1,13 @@
 """A launch of a side: the command it is, the variables it has, and the words for what goes wrong."""
 
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from history_fixtures import put
+from test_child import wait_for
 
 from bench.errors import UserError
 from reports.comparing.ab import parse_side
@@ -62,6 +65,40 @@ def test_a_python_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_bad_options_of_run_are_told_in_its_words(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="side A has no run: no case is named 'all_reduse'"):
         launcher(tmp_path, words=("--only", "all_reduse", "--nproc", "2")).launch(parse_side("a", "X=1"))
+
+
+SLOW = """#!{python}
+import signal, sys, time
+from pathlib import Path
+folder = Path(sys.argv[sys.argv.index("--out") + 1])
+def stop(number, frame):
+    time.sleep(0.2)
+    (folder / "stopped").touch()
+    sys.exit(4)
+signal.signal(signal.SIGTERM, stop)
+folder.mkdir(parents=True)
+(folder / "begun").touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("command", ["ab", "aa"])
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_launch_and_begins_no_other(tmp_path: Path, command: str, sign: signal.Signals) -> None:
+    python, out = tmp_path / "python", tmp_path / "out"
+    python.write_text(SLOW.format(python=sys.executable))
+    python.chmod(0o755)
+    script = f"import sys; from parbench import main; sys.executable = {str(python)!r}; main()"
+    sides = ["--a", "X=1", "--b", "X=2"] if command == "ab" else ["--floor", str(tmp_path / "floor.json")]
+    words = [sys.executable, "-c", script, command, *sides, "--out", str(out)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as session:
+        wait_for((out / "a" / "begun").exists)
+        session.send_signal(sign)
+        _, told = session.communicate(timeout=20)
+    assert session.returncode == 4, "1 would be a regression"
+    assert (out / "a" / "stopped").exists(), "it was waited for"
+    assert not (out / "b").exists()
+    assert told.splitlines()[-1] == f"interrupted: nothing more is launched, and what was measured is in {out}"
 
 
 @pytest.mark.parametrize("word", [*OURS, "--budget=5s"])

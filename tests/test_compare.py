@@ -123,6 +123,12 @@ def test_without_times_the_environment_is_not_the_reason() -> None:
     assert only(found).word == "INSUFFICIENT"
 
 
+def test_what_was_never_measured_has_no_surroundings_to_differ_in() -> None:
+    failed = run_of([*launches(), bad(OTHER, 0, "failed", "no rank came")])
+    found = compare(failed, run_of([*launches(), *launches(OTHER)]), Rule())
+    assert (only(found, OTHER).word, only(found, OTHER).changes, found.changes) == ("INSUFFICIENT", (), ())
+
+
 def test_only_the_series_whose_launches_changed_are_forbidden() -> None:
     moved = launches(OTHER, environment={"changed": {"host.cpu_model": ["Example CPU", "Another CPU"]}})
     found = compared([*launches(), *launches(OTHER)], [*launches(), *moved])

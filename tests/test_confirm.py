@@ -9,19 +9,22 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from compare_fixtures import CASE, OTHER, compared, launches, only, run_of
 from history_fixtures import put
-from reports_fixtures import ENVIRONMENT, collective, make_plan
+from reports_fixtures import ENVIRONMENT, WORLD, bad, collective, make_plan
 from test_ab_launch import FAKE
 
+import parbench
 from bench.cases import Case
 from bench.errors import UserError
+from bench.plan import Spread
 from bench.planfile import read_plan_file
 from bench.runs import Run
 from reports.comparing.ab import LOOKS, Launch, Outcome, Side, measure_in_turns
 from reports.comparing.compare import Comparison, compare
 from reports.comparing.compare_rule import Rule
-from reports.comparing.confirm import Confirming, confirm, plan_text, sides_of, suspects, with_fresh
+from reports.comparing.confirm import Confirming, confirm, plan_text, run_words, sides_of, suspects, with_fresh
 
 SLOW, QUIET = collective(size_bytes=4096), OTHER
 ALGO = {**ENVIRONMENT, "variables": {"OMP_NUM_THREADS": "1", "NCCL_ALGO": "Ring"}}
@@ -74,6 +77,30 @@ def test_a_plan_asks_for_the_same_cases(tmp_path: Path) -> None:
     assert [case.name for case in read.case] == [CASE.name, odd.name]
     assert [case.set for case in read.case] == [CASE.params, odd.params]
     assert "preset" not in tomllib.loads(plan_text([CASE], msgspec.structs.replace(plan, preset="imported")))
+
+
+def test_ranks_over_nodes_are_asked_for_as_they_were(tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    assert run_words(file, make_plan([CASE])) == ("--plan", str(file))
+    alone = msgspec.structs.replace(make_plan([CASE]), nproc=1)
+    assert run_words(file, alone) == ("--plan", str(file), "--allow-single")
+    spread = Spread(nodes=4, ntasks_per_node=2, placement="cyclic")
+    plan = msgspec.structs.replace(make_plan([CASE]), nproc=8, spread=spread)
+    words = run_words(file, plan)
+    assert " ".join(words[2:]) == "--launcher srun --nodes 4 --ntasks-per-node 2 --placement cyclic"
+    file.write_text(plan_text([CASE], plan))
+    assert read_plan_file(file).nproc is None, "with srun parbench run refuses it"
+
+
+def test_ranks_over_nodes_need_an_allocation_and_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr("bench.options.check_srun", lambda: None)
+    plan = msgspec.structs.replace(make_plan([CASE]), nproc=8, spread=Spread(nodes=4, ntasks_per_node=2))
+    file = tmp_path / "plan.toml"
+    file.write_text(plan_text([CASE], plan))
+    done = CliRunner().invoke(parbench.main, ["run", *run_words(file, plan)])
+    assert done.exit_code == 2
+    assert "--launcher srun needs an allocation, and SLURM_JOB_ID is not set" in done.stderr
 
 
 # --- the sides ---
@@ -168,6 +195,42 @@ def test_what_was_not_launched_again_keeps_its_verdict() -> None:
     found = with_fresh(first(), fresh(1.0, cases=(CASE,)))
     assert (only(found, CASE).word, only(found, SLOW).word) == ("SAME", "SLOWER")
     assert f"{SLOW.label}: SLOWER stands, as it was not launched again." in found.notes
+
+
+def over(comparison: Comparison, nodes: int) -> Comparison:
+    """Return a comparison with all its series on so many nodes."""
+
+    def moved(run: Run) -> Run:
+        world = msgspec.structs.replace(WORLD, nodes=nodes)
+        records = tuple(msgspec.structs.replace(one, world=world) for one in run.records if one.status == "ok")
+        rest = tuple(one for one in run.records if one.status != "ok")
+        return msgspec.structs.replace(run, records=(*records, *rest))
+
+    return compare(moved(comparison.base), moved(comparison.new), comparison.rule)
+
+
+def test_a_fresh_verdict_on_another_world_is_none() -> None:
+    found = with_fresh(over(first(), nodes=2), fresh(1.0))
+    assert (only(found, SLOW).word, only(found, SLOW).world.nodes, found.code()) == ("SLOWER", 2, 1)
+    assert (
+        f"{SLOW.label}: SLOWER stands, as the fresh launches ran on 4 ranks on 1 node, gloo, cpu, "
+        "and it on 4 ranks on 2 nodes, gloo, cpu."
+    ) in found.notes
+
+
+def test_fresh_launches_that_failed_to_start_are_a_verdict_over_any_nodes() -> None:
+    records = [[*launches(SLOW, count=6)], [bad(SLOW, 0, "failed", "no rank came")]]
+    failed = over(compared(*records), nodes=2)
+    assert only(failed, SLOW).world.nodes == 1, "which is not known"
+    found = with_fresh(over(first(), nodes=2), Outcome(comparison=failed, launches=6, reason="it is decided"))
+    assert only(found, SLOW).word == "FAILED"
+
+
+def test_what_was_noted_before_stays() -> None:
+    noted = replace(first(), notes=("Left out of main:2: 5 records.",))
+    assert with_fresh(noted, fresh(1.0)).notes[0] == "Left out of main:2: 5 records."
+    quiet = replace(compared(launches(), launches()), notes=noted.notes)
+    assert len(confirm(quiet, Confirming(), (), {}).notes) == 2
 
 
 def test_a_fresh_verdict_on_what_was_no_suspect_is_not_taken() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from history_fixtures import entry, fill, put
 from bench.errors import UserError
 from bench.runs import load_run
 from reports.comparing.history import ANNOTATIONS, open_history
+from reports.comparing.history_entry import About
 
 FIXTURES = Path(__file__).parent
 
@@ -39,6 +41,36 @@ def test_a_run_that_has_grown_replaces_itself(tmp_path: Path) -> None:
         [value] = history.points_of_series(number)
         assert value.launches == 5
         assert len(history.runs()) == 1
+
+
+def test_a_branch_or_commit_that_is_meant_moves_a_run_and_its_annotations(tmp_path: Path) -> None:
+    night = entry(tmp_path, 1, branch="wrong", commit="abc")
+    right = replace(night, about=About(branch="main", commit="def"))
+    with open_history(tmp_path / "h.sqlite", create=True) as history:
+        history.add(night)
+        history.annotate("run-001", "*", "meant")
+        before = history.run("run-001")
+        assert history.add(right) == "unchanged", "it is not meant"
+        assert history.add(replace(right, meant=frozenset({"branch"}))) == "moved"
+        [line] = history.runs()
+        assert (line.branch, line.commit) == ("main", "abc")
+        assert [one.branch for one in history.annotations()] == ["main"]
+        assert history.add(replace(right, meant=frozenset({"branch", "commit"}))) == "moved"
+        assert history.line("run-001").commit == "def"
+        assert history.add(replace(right, meant=frozenset({"branch", "commit"}))) == "unchanged"
+        assert history.run("run-001") == before
+
+
+def test_a_run_that_has_grown_stays_on_its_branch_unless_another_is_meant(tmp_path: Path) -> None:
+    sizes = [entry(tmp_path / str(n), 1, records=launches(count=n)) for n in (2, 4, 5)]
+    few, more, most = (replace(one, about=About(branch="main")) for one in sizes)
+    with open_history(tmp_path / "h.sqlite", create=True) as history:
+        history.add(replace(few, about=About(branch="topic", commit="abc")))
+        assert history.add(more) == "updated"
+        assert [(line.branch, line.commit) for line in history.runs()] == [("topic", "abc")]
+        assert history.add(replace(most, meant=frozenset({"branch"}))) == "moved"
+        assert [(line.branch, line.commit) for line in history.runs()] == [("main", "abc")]
+        assert len(history.run("run-001").records) == 5
 
 
 def test_runs_come_in_the_order_of_time_and_by_branch(tmp_path: Path) -> None:

@@ -67,6 +67,26 @@ def test_ci_says_the_branch(variables: dict[str, str], branch: str) -> None:
         assert [(line.branch, line.commit) for line in kept.runs()] == [(branch, "abc")]
 
 
+def test_a_branch_given_here_moves_a_run_and_says_so() -> None:
+    put(Path("runs"), 0)
+    assert fine("add", "runs", "--branch", "wrong") == "added run-000\n"
+    assert fine("add", "runs") == "unchanged run-000\n", "a default means nothing"
+    assert fine("add", "runs", GITHUB_REF_NAME="nightly") == "unchanged run-000\n", "nor does a later job's branch"
+    assert fine("add", "runs", "--branch", "main", "--commit", "abc") == "moved run-000: branch main, commit abc\n"
+    assert fine("add", "runs", "--commit", "abc") == "unchanged run-000\n"
+    assert "run-000" in fine("list", "--branch", "main")
+    assert "0 runs" in fine("list", "--branch", "wrong")
+
+
+def test_an_export_says_its_branches_itself() -> None:
+    put(Path("runs"), 0)
+    fine("add", "runs", "--branch", "topic")
+    fine("export", "out")
+    fine("add", "runs", "--branch", "main")
+    assert fine("add", "out", "--branch", "main") == "unchanged run-000\n"
+    assert "run-000" in fine("list", "--branch", "main")
+
+
 def test_a_measured_floor_counts_and_is_told() -> None:
     fill()
     fill(9, 1.1, first=12)

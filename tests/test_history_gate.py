@@ -4,15 +4,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from compare_fixtures import CASE, OTHER, launches
 from history_fixtures import entry, fill, nightly
-from reports_fixtures import ENVIRONMENT, bad, collective
+from reports_fixtures import ENVIRONMENT, WORLD, bad, collective
 
 from bench.errors import UserError
 from reports.comparing.changepoints import StepRule
+from reports.comparing.compare import Word
 from reports.comparing.history import History, open_history
-from reports.comparing.history_gate import Check, Finding, check, newest
+from reports.comparing.history_gate import MISSED_RUNS, Check, Finding, check, newest
 from reports.comparing.noise_floor import Floor
 
 RULE = StepRule()
@@ -145,6 +147,55 @@ def test_a_case_that_vanished_is_missing(tmp_path: Path) -> None:
     found = again(tmp_path)
     assert of(found).word == "MISSING"
     assert found.code() == 4
+
+
+def test_a_vanished_case_is_missing_while_one_of_the_last_three_runs_has_it(tmp_path: Path) -> None:
+    checked(tmp_path, [1.0] * 3)
+    for i in range(3, 3 + MISSED_RUNS):
+        add(tmp_path, i, records=nightly(i, cases=[OTHER]))
+        found = again(tmp_path)
+        assert (of(found).word, found.code()) == ("MISSING", 4)
+    assert of(found).reason == "one of the 3 runs before that share a case with this one has it, and this one has not"
+    add(tmp_path, 9, records=nightly(9, cases=[OTHER]))
+    assert again(tmp_path).counts == {"INSUFFICIENT": 1}, "seven nights of one case"
+
+
+def of_two(tmp_path: Path, kinds: Sequence[Sequence[Any]]) -> list[dict[Word, int]]:
+    """Return the counts of verdicts, night by night, of two kinds of runs in turns."""
+    counts = []
+    with open_history(tmp_path / "h.sqlite", create=True) as history:
+        for i in range(8):
+            history.add(entry(tmp_path, i, records=kinds[i % 2]))
+            counts.append(dict(check(history, newest(history, "main"), RULE).counts))
+    return counts
+
+
+def test_nights_of_two_worlds_do_not_miss_each_others_cases(tmp_path: Path) -> None:
+    pair = msgspec.structs.replace(WORLD, size=2)
+    both = [nightly(0), [*launches(CASE, world=pair), *launches(OTHER, world=pair)]]
+    assert of_two(tmp_path, both) == [{"INSUFFICIENT": 2}] * 8
+    add(tmp_path, 8, records=nightly(8, cases=[OTHER]))
+    found = again(tmp_path)
+    assert (of(found).word, of(found).world.size, len(found.findings)) == ("MISSING", 4, 2), "on its own world it is"
+
+
+def test_nights_of_two_selections_do_not_miss_each_others_cases(tmp_path: Path) -> None:
+    assert of_two(tmp_path, [nightly(0, cases=[CASE]), nightly(1, cases=[OTHER])]) == [{"INSUFFICIENT": 1}] * 8
+
+
+def test_a_first_night_on_another_world_says_so(tmp_path: Path) -> None:
+    checked(tmp_path, [1.0] * 3)
+    add(tmp_path, 3, records=launches(CASE, world=msgspec.structs.replace(WORLD, size=2)))
+    found = again(tmp_path)
+    assert found.counts == {"INSUFFICIENT": 1}
+    assert of(found).reason.endswith("a new series: another world")
+
+
+def test_a_night_without_any_case_misses_all(tmp_path: Path) -> None:
+    checked(tmp_path, [1.0] * 3)
+    add(tmp_path, 3, records=[])
+    found = again(tmp_path)
+    assert (found.counts, found.code()) == ({"MISSING": 2}, 4)
 
 
 def many(i: int, moved: float, count: int) -> list[Any]:

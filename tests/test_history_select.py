@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from compare_fixtures import CASE, OTHER, launches, run_of
-from history_fixtures import entry, fill
-from reports_fixtures import ENVIRONMENT
+from history_fixtures import entry, fill, put
+from reports_fixtures import ENVIRONMENT, WORLD, bad
 
 from bench.errors import UserError
 from bench.plan import Skipped
@@ -13,7 +14,7 @@ from reports.comparing.compare import compare
 from reports.comparing.compare_rule import Rule
 from reports.comparing.compare_show import Asked, compare_runs, find_run
 from reports.comparing.history import Line, open_history
-from reports.comparing.history_select import means_run, pool, select_lines, select_run
+from reports.comparing.history_select import means_run, notes_of_pools, pool, select_lines, select_run
 from reports.summary import summarize
 
 
@@ -122,6 +123,58 @@ def test_what_one_run_skipped_and_another_measured_is_measured() -> None:
     pooled = pool([old, new], "last:2")
     assert {row.case.id for row in summarize(pooled).rows} == {CASE.id, OTHER.id}
     assert pooled.info.plan.skipped == ()
+
+
+# --- runs of different worlds ---
+
+PAIR = msgspec.structs.replace(WORLD, size=2)
+TWO_NODES = msgspec.structs.replace(WORLD, nodes=2)
+
+
+def test_runs_of_another_world_are_left_out_and_told(tmp_path: Path) -> None:
+    """Two ranks are faster than four: together they would make any run of four look slower."""
+    with open_history(tmp_path / "h.sqlite", create=True) as history:
+        for i in range(6):
+            records = launches(CASE) if i % 2 else launches(CASE, 0.7, world=PAIR)
+            history.add(entry(tmp_path, i, records=records))
+    text, code = compare_runs(
+        "main:6", str(put(tmp_path, 9, records=launches(CASE))), Asked(history=tmp_path / "h.sqlite")
+    )
+    assert code == 0
+    assert "Verdict: 1 SAME" in text
+    assert "BASE: main:6, host node-a, started 2026-01-06T00:00:00.000Z, 15 launches" in text
+    assert (
+        "Left out of main:6: 15 records on another world than the newest of their case, 2 ranks on 1 node, gloo, cpu."
+    ) in text
+
+
+def test_each_case_has_the_world_of_its_own_newest() -> None:
+    old = run_of([*launches(CASE, world=PAIR), *launches(OTHER, world=PAIR)])
+    pooled = pool([old, run_of(launches(CASE))], "last:2")
+    assert {row.case.id: row.world.size for row in summarize(pooled).rows} == {CASE.id: 4, OTHER.id: 2}
+    assert notes_of_pools([pooled]) == (
+        "Left out of last:2: 5 records on another world than the newest of their case, 2 ranks on 1 node, gloo, cpu.",
+    )
+
+
+def test_what_is_on_one_world_is_pooled_without_a_note() -> None:
+    pooled = pool([run_of(launches(CASE)), run_of(launches(CASE))], "last:2")
+    assert (len(pooled.records), notes_of_pools([pooled])) == (10, ())
+
+
+def test_ranks_that_never_started_do_not_say_on_how_many_nodes() -> None:
+    failed = run_of([bad(CASE, 0, "failed", "no rank came")])
+    assert failed.records[0].world != TWO_NODES
+    for runs in ([failed, run_of(launches(CASE, world=TWO_NODES))], [run_of(launches(CASE, world=TWO_NODES)), failed]):
+        [row] = summarize(pool(runs, "last:2")).rows
+        assert (row.status, row.launches, len(row.records)) == ("failed", 5, 6)
+
+
+def test_a_case_that_the_newest_world_has_no_ranks_for_keeps_its_own() -> None:
+    needs_four = bad(CASE, 0, "skipped", "needs 4 ranks", world=PAIR)
+    pooled = pool([run_of(launches(CASE)), run_of([needs_four, *launches(OTHER, world=PAIR)])], "last:2")
+    found = {row.case.id: (row.world.size, row.launches) for row in summarize(pooled).rows}
+    assert found == {CASE.id: (4, 5), OTHER.id: (2, 5)}
 
 
 def test_compare_takes_the_words(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 from reports_fixtures import collective, make_plan, make_run, ok, sample_run
+from test_nccl_table import on_pairs
 
 from bench.errors import UserError
 from bench.runs import Run
@@ -355,6 +356,44 @@ def test_placements_roots_and_other_parameters_survive() -> None:
         found = parse_nccl(content, "f", None).found
         assert found[0].params == cases[0].params
         assert found[1].params == cases[1].params
+
+
+def test_groups_there_and_back_keep_their_ranks_beside_those_of_the_world() -> None:
+    world, pair = ok(collective("all_gather", 4096)), on_pairs()
+    run = make_run(make_plan([world.case, pair.case]), [world, pair])
+    for content in (render_text(run), render_json(run).decode()):
+        foreign = parse_nccl(content, "f", None)
+        assert foreign.ranks == 4
+        whole, group = foreign.found
+        assert (whole.group_ranks, group.group_ranks) == (None, 2)
+        assert (group.params["group"], "world" in group.params) == ("pairs", False)
+        # the text has too few digits of so low a rate, so it is computed, for two ranks and not for four
+        assert value(group, "busbw") == pytest.approx(value(group, "algbw") / 2)
+
+
+@pytest.mark.parametrize("name", ["time", "alg_bw", "bus_bw", "nwrong"])
+def test_a_negative_number_is_refused_with_its_place(name: str) -> None:
+    document = report()
+    document["results"][0]["in_place"][name] = -3.5
+    with pytest.raises(
+        UserError, match=r"^f, line 1: \S+ -3.5 at 4194304 B is negative, and nccl-tests prints numbers"
+    ):
+        parse_nccl(json.dumps(document), "f", None)
+
+
+def test_negative_numbers_of_text_iterations_and_sizes_are_refused() -> None:
+    with pytest.raises(UserError, match=r"f, line 14: time -18\.9 at 1024 B is negative"):
+        parse_nccl(TEXT.replace("18.93", "-18.9"), "f", None)
+    for change in (
+        {"size": -1},
+        {"actual_iterations": -1},
+        {"out_of_place_per_iter": {"times_us": [1.0, -1.0]}},
+        {"out_of_place_per_iter": {"times_us": [1.0], "skipped_iterations": -1}},
+    ):
+        document = report()
+        document["results"][0] |= change
+        with pytest.raises(UserError, match=r"is not what nccl-tests writes: Expected .* >= 0"):
+            parse_nccl(json.dumps(document), "f", None)
 
 
 def test_unknown_nodes_stay_as_they_are() -> None:

@@ -7,15 +7,17 @@ import test_import_gloo
 import test_import_nccl
 import test_import_osu
 import test_import_param
-from reports_fixtures import make_plan, make_run, ok, sample_run, step
+from reports_fixtures import collective, make_plan, make_run, ok, sample_run, step, write_run
+from test_nccl_table import on_pairs
 
 from bench.errors import UserError
 from bench.runs import Run, load_run
+from reports.build import build
 from reports.exchange.imports import PARSERS, detect, import_file
 from reports.exchange.nccl_json import render_json
 from reports.exchange.nccl_text import render_text
 from reports.page import render_page
-from reports.summary import summarize, verdict
+from reports.summary import num_ranks, summarize, verdict
 
 SAMPLES = {
     "nccl-tests": test_import_nccl.TEXT,
@@ -161,6 +163,32 @@ def test_an_export_that_is_imported_exports_the_same(tmp_path: Path, render: Any
     for one, two in zip(once.records, twice.records, strict=True):
         for name in ("time", "algbw", "busbw"):
             assert two.metrics[name].value == pytest.approx(one.metrics[name].value, rel=1e-12)
+
+
+def test_a_groups_export_is_imported_with_its_ranks(tmp_path: Path) -> None:
+    world, pair = ok(collective("all_gather", 1 << 20)), on_pairs(1 << 20)
+    run = imported(tmp_path, render_text(make_run(make_plan([world.case, pair.case]), [world, pair])))
+    whole, group = summarize(run).rows
+    assert [row.world.size for row in (whole, group)] == [4, 4]
+    assert [num_ranks(row) for row in (whole, group)] == [4, 2]
+    assert [row.records[0].details["busbw_factor"] for row in (whole, group)] == [0.75, 0.5]
+    again = imported(tmp_path, render_text(run))
+    assert [num_ranks(row) for row in summarize(again).rows] == [4, 2]
+
+
+def test_a_negative_time_makes_no_run(tmp_path: Path) -> None:
+    document = test_import_nccl.report()
+    document["results"][0]["in_place"]["time"] = -71.0
+    with pytest.raises(UserError, match=r"other\.log, line 1: time -71 at 4194304 B is negative"):
+        imported(tmp_path, json.dumps(document))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("tool", PARSERS)
+def test_an_imported_run_is_reported_beside_another(tmp_path: Path, tool: str) -> None:
+    run = imported(tmp_path, SAMPLES[tool], nproc=4)
+    found = build([run.path, write_run(tmp_path / "ours", sample_run())], "markdown")
+    assert b"all_reduce" in found.content
 
 
 def test_an_export_without_collectives_is_refused(tmp_path: Path) -> None:

@@ -53,6 +53,30 @@ def test_another_world_is_another_table() -> None:
     assert [table.ranks for table in found] == [4, 2]
 
 
+def on_pairs(size_bytes: int = 4096) -> Record:
+    """Return an all_gather of a pair of the four ranks; its busbw is that of two."""
+    record = ok(collective("all_gather", size_bytes, group="pairs", member=0))
+    algbw = record.metrics["algbw"].value or 0
+    busbw = msgspec.structs.replace(record.metrics["busbw"], value=algbw / 2)
+    details = {"group_size": 2, "group_ranks": [0, 1]}
+    return msgspec.structs.replace(record, metrics={**record.metrics, "busbw": busbw}, details=details)
+
+
+def test_a_group_is_a_table_of_its_own_ranks() -> None:
+    found = table_of(on_pairs())
+    assert (found.ranks, found.world, found.lines[0].count) == (2, 4, 512)
+    assert len(devices(run_of(on_pairs()), found)) == 2
+    whole = table_of(ok(collective("all_gather", 4096, group="world")))
+    assert (whole.ranks, whole.world, whole.lines[0].count) == (4, 4, 256)
+
+
+def test_what_failed_stays_in_the_table_of_its_group() -> None:
+    failed = bad(collective("all_gather", 8192, group="pairs", member=0))
+    for records in ((on_pairs(), failed), (failed, on_pairs())):
+        found = table_of(*records)
+        assert (found.ranks, len(found.lines), len(found.left_out)) == (2, 1, 1)
+
+
 def test_both_placements_share_a_line() -> None:
     table = table_of(
         ok(collective(placement="out_of_place"), seconds=2e-6), ok(collective(placement="in_place"), seconds=4e-6)

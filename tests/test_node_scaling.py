@@ -107,6 +107,17 @@ def test_one_number_of_nodes_scales_nowhere_and_groups_are_left_out() -> None:
     assert over_nodes(of(*grouped)) == ()
 
 
+def test_rows_of_an_unknown_number_of_nodes_have_no_place() -> None:
+    """As an imported file's, which does not tell it."""
+    runs = [scaling_run(nodes) for nodes in (1, 2)]
+    unknown = msgspec.structs.replace(runs[0].records[0].world, nodes=0)
+    records = tuple(msgspec.structs.replace(one, world=unknown) for one in runs[0].records)
+    foreign = msgspec.structs.replace(runs[0], records=records)
+    assert over_nodes(of(foreign, *runs)) == over_nodes(of(*runs))
+    assert over_nodes(of(foreign, runs[1])) == ()
+    assert environments(of(foreign)) == ()
+
+
 def test_environments_stand_beside_each_other_where_all_else_is_alike() -> None:
     runs = [scaling_run(nodes, factor=factor) for factor in (1.0, 2.0) for nodes in (2, 4)]
     points = [point(f"{name}{nodes}", name) for name in ("plain", "tuned") for nodes in (2, 4)]

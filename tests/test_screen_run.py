@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bench.cases import Case, Setting
+from bench.child import Ended
 from bench.commands import parse_settings
 from bench.commands import run as run_of_the_command_line
 from bench.definitions import DEFINITIONS
@@ -195,15 +196,15 @@ def test_a_run_is_found_by_what_it_leaves(tmp_path: Path, monkeypatch: pytest.Mo
     out = tmp_path / "out"
     a_run(out, [], list(NODES))
 
-    def leave(command: list[str]) -> int:
+    def leave(command: list[str]) -> Ended:
         a_run(out, [record(0)], list(NODES), {0: npz([[10**6]] * 4)})
-        return 0
+        return Ended(code=0)
 
-    monkeypatch.setattr(screen_run, "_run", leave)
+    monkeypatch.setattr(screen_run, "run_child", leave)
     assert len(measure(NODES, tournament(4, 5), means(out)).exchanges) == 2
 
 
 def test_a_child_that_leaves_no_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screen_run, "_run", lambda command: 2)
+    monkeypatch.setattr(screen_run, "run_child", lambda command: Ended(code=2))
     with pytest.raises(UserError, match="parbench run ended with 2 and left no run in"):
         measure(NODES, tournament(4, 5), means(tmp_path))

@@ -21,7 +21,7 @@ from bench.messages import LEFT_OUT
 from bench.plan import Skipped
 from bench.records import Check, Record, Status
 from bench.runs import Run, load_run
-from reports.summary import Row, common_details, exit_code, summarize, verdict
+from reports.summary import Row, common_details, exit_code, num_ranks, summarize, verdict
 
 CASE = collective()
 
@@ -147,6 +147,13 @@ def test_other_metrics_are_carried() -> None:
 def test_details_that_differ_are_listed_by_launch() -> None:
     records = [ok(CASE, i, details={"same": 1, "ops_per_sample": 10 + i}) for i in range(2)]
     assert common_details(row_of(*records, launches=2)) == {"same": 1, "ops_per_sample": [10, 11]}
+
+
+def test_the_ranks_are_the_groups_and_those_of_the_world_where_that_is_the_group() -> None:
+    pair, whole, none = collective(group="pairs"), collective(group="world"), collective()
+    records = [ok(pair, details={"group_size": 2}), ok(whole), ok(none, details={"group_size": 2})]
+    rows = summarize(make_run(make_plan([pair, whole, none]), records)).rows
+    assert [num_ranks(row) for row in rows] == [2, 4, 4]
 
 
 def test_missing_records_are_counted_by_case() -> None:

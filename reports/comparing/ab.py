@@ -6,13 +6,13 @@ the false discovery rate, so that looking often finds no more.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.errors import UserError
 from bench.runs import Run
 from reports.comparing.compare import Comparison, compare
 from reports.comparing.compare_rule import Rule
-from reports.comparing.history_select import pool
+from reports.comparing.history_select import notes_of_pools, pool
 from reports.comparing.noise_floor import Floor
 
 LOOKS = (6, 8, 12, 16, 24)
@@ -134,7 +134,8 @@ def _compared(
 ) -> Comparison:
     ours, theirs = (pool(runs[side.name], f"{side.name.upper()} ({side.text})") for side in sides)
     rule = Rule(floor=floor, false_discovery_rate=Rule().false_discovery_rate / len(LOOKS))
-    return compare(ours, theirs, rule, (*_meant(sides), *across), floors)
+    found = compare(ours, theirs, rule, (*_meant(sides), *across), floors)
+    return replace(found, notes=notes_of_pools((ours, theirs)))
 
 
 def _meant(sides: tuple[Side, Side]) -> tuple[str, ...]:

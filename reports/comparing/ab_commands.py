@@ -85,7 +85,7 @@ def ab(
     envvar="PARBENCH_FLOOR",
     default=Path("runs/floor.json"),
     show_default=True,
-    help="The file that keeps the floors, also $PARBENCH_FLOOR.",
+    help="The file that keeps the floors, also $PARBENCH_FLOOR; no percentage, which is what is measured.",
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("runs/aa"), show_default=True, help="For the runs."
@@ -97,6 +97,7 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
     What is measured is said as for parbench run, after --. A series' floor is the least one under which at most 1 % of
     the comparisons among these launches find a change; compare and history check use it for that series from then on.
     """
+    from bench.errors import UserError
     from bench.units import parse_duration
     from reports.comparing.ab import Side, launch_in_turns
     from reports.comparing.ab_launch import Launcher, check_words
@@ -104,6 +105,10 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
     from reports.comparing.noise_floor import MIN_LAUNCHES, as_text, keep_floors, measure_floors, read_floors
 
     check_words(words, "aa")
+    if file.name.strip().endswith("%"):
+        raise UserError(
+            f"--floor {file} is a percentage, and aa measures one: name the file for it, or unset PARBENCH_FLOOR"
+        )
     if file.exists():
         read_floors(file)  # before an hour is spent
     seconds = parse_duration(budget)

@@ -1,18 +1,19 @@
 """One launch of a side of ``parbench ab``: ``parbench run`` in processes of its own, with the side's variables."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.child import run_child
 from bench.errors import UserError
 from bench.runs import Run, load_run
 from reports.comparing.ab import Side
 
 OURS = ("--launches", "--budget", "--out", "--json", "--format", "--resume")
 """Options of ``parbench run`` that ``parbench ab`` sets itself."""
+DID_NOT_RUN = 4
 SHORTEST_SECONDS = 30.0
 """The least that a launch is given, for starting ranks is part of it; it ends before where it is precise enough."""
 
@@ -27,7 +28,10 @@ class Launcher:
     tell: Callable[[str], None]
 
     def launch(self, side: Side) -> Run:
-        """Measure one launch and return its run; ``UserError`` with the run's own words if there is none."""
+        """Measure one launch and return its run; ``UserError`` with the run's own words if there is none.
+
+        SIGTERM and Ctrl-C stop the launch, which keeps what it has measured, and end this process with 4.
+        """
         folder = self.out / side.name
         before = set(folder.glob("*/run.json"))
         self.tell(f"{side.name.upper()}: {side.text}")
@@ -43,14 +47,15 @@ class Launcher:
             "--json",
         ]
         try:
-            done = subprocess.run(
-                command, env={**os.environ, **side.variables}, capture_output=True, text=True, check=False
-            )
+            done = run_child(command, env={**os.environ, **side.variables}, catch_stderr=True)
         except OSError as error:
             raise UserError(f"{command[0]} cannot be started: {error.strerror}") from error
+        except KeyboardInterrupt:
+            self.tell(f"interrupted: nothing more is launched, and what was measured is in {self.out}")
+            raise SystemExit(DID_NOT_RUN) from None  # click would end with 1, which is a regression
         made = set(folder.glob("*/run.json")) - before
         if not made:
-            told = (done.stderr.strip().splitlines() or [f"parbench run ended with {done.returncode}"])[-1]
+            told = (done.told.strip().splitlines() or [f"parbench run ended with {done.code}"])[-1]
             raise UserError(f"side {side.name.upper()} has no run: {told.removeprefix('parbench: ')}")
         return load_run(made.pop().parent)
 

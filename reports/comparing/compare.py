@@ -251,7 +251,8 @@ def _compare(one: _Candidate, base: Run, new: Run, rule: Rule, meant: Sequence[s
     if one.base is None or one.new is None:
         return one
     sides = _seconds(one.base), _seconds(one.new)
-    found = changes(surroundings(base, one.base.measured), surroundings(new, one.new.measured), meant)
+    both = one.base.measured and one.new.measured  # what was not measured saw nothing: that is no difference
+    found = changes(surroundings(base, one.base.measured), surroundings(new, one.new.measured), meant) if both else ()
     measured = replace(one, base_seconds=sides[0], new_seconds=sides[1], changes=found)
     if all(sides):
         floor = one.measured.floor if one.measured else 0.0

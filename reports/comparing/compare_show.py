@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.errors import UserError
@@ -11,7 +11,7 @@ from reports.comparing.compare import Comparison, compare
 from reports.comparing.compare_formats import as_json, as_junit, as_markdown, as_table
 from reports.comparing.compare_rule import Rule
 from reports.comparing.confirm import Confirming, confirm
-from reports.comparing.history_select import means_run, select_run
+from reports.comparing.history_select import means_run, notes_of_pools, select_run
 from reports.comparing.noise_floor import FILE, Floor, read_floors
 
 
@@ -39,6 +39,7 @@ def compare_runs(base: str, new: str, asked: Asked) -> tuple[str, int]:
         raise UserError(f"BASE and NEW are the same run, {runs[0].path}: name two runs")
     floor, floors = find_floor(asked.floor)
     comparison = compare(*runs, Rule(floor=floor), asked.across, floors)
+    comparison = replace(comparison, notes=notes_of_pools(runs))
     if asked.confirming is not None:
         comparison = confirm(comparison, asked.confirming, asked.across, floors)
     code = comparison.code(fail_on_unknown=asked.fail_on_unknown)

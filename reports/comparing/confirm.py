@@ -14,10 +14,11 @@ from bench.errors import UserError
 from bench.params import Value
 from bench.plan import Plan
 from bench.presets import PRESETS
+from bench.records import WorldInfo
 from bench.units import format_duration
 from reports.comparing.ab import FOLLOWS, LOOKS, Launch, Outcome, Side, measure_in_turns
 from reports.comparing.ab_launch import Launcher
-from reports.comparing.compare import Comparison, Family, Series, Word
+from reports.comparing.compare import Comparison, Family, Series, Word, world_words
 from reports.comparing.compare_environment import NOT_SET, Change
 from reports.comparing.noise_floor import Floor
 
@@ -47,7 +48,8 @@ def confirm(comparison: Comparison, how: Confirming, across: Sequence[str], floo
     """
     found = suspects(comparison)
     if not found:
-        return replace(comparison, notes=("Nothing was launched again: nothing is SLOWER or AMBIGUOUS.",))
+        nothing = "Nothing was launched again: nothing is SLOWER or AMBIGUOUS."
+        return replace(comparison, notes=(*comparison.notes, nothing))
     sides = sides_of(comparison, how, os.environ)
     again = [one.case for one in found if one.case.target.partition(".")[0] in _OWN]
     if not again:
@@ -97,7 +99,8 @@ def sides_of(comparison: Comparison, how: Confirming, environment: Mapping[str, 
 def plan_text(cases: Sequence[Case], plan: Plan) -> str:
     """Return a plan file that asks for these cases as a run's plan did."""
     lines = [f"preset = {json.dumps(plan.preset)}"] if plan.preset in PRESETS else []
-    lines += [f"nproc = {plan.nproc}", f"backend = {json.dumps(plan.backend)}", f"device = {json.dumps(plan.device)}"]
+    lines += [f"nproc = {plan.nproc}"] if plan.spread is None else []  # srun's ranks are counted by nodes
+    lines += [f"backend = {json.dumps(plan.backend)}", f"device = {json.dumps(plan.device)}"]
     lines.append(f"timeout = {plan.timeout_seconds}")
     for case in cases:
         lines += ["", "[[case]]", f"name = {json.dumps(case.name)}", "[case.set]"]
@@ -105,25 +108,48 @@ def plan_text(cases: Sequence[Case], plan: Plan) -> str:
     return "\n".join([*lines, ""])
 
 
+def run_words(file: Path, plan: Plan) -> tuple[str, ...]:
+    """Return the options of ``parbench run`` that measure a plan file's cases on ranks such as a run's plan had."""
+    words = ("--plan", str(file))
+    if plan.spread is None:
+        return (*words, "--allow-single") if plan.nproc == 1 else words
+    spread = plan.spread
+    where = ("--launcher", "srun", "--nodes", str(spread.nodes), "--ntasks-per-node", str(spread.ntasks_per_node))
+    return (*words, *where, "--placement", spread.placement)
+
+
 def with_fresh(comparison: Comparison, outcome: Outcome) -> Comparison:
-    """Return the comparison with the verdicts that the fresh launches gave, and sentences on each suspect."""
-    fresh = {one.case.id: one for one in outcome.comparison.series if one.word not in _NO_VERDICT}
+    """Return the comparison with the verdicts that the fresh launches gave, and sentences on each suspect.
+
+    A verdict on another world is none on the suspect's.
+    """
+    fresh = {_key(one): one for one in outcome.comparison.series if one.word not in _NO_VERDICT}
     told = f"{outcome.launches} fresh launches a side"
     notes = [f"Suspects were launched again in turns, {told}; it ended because {outcome.reason}."]
     for one in suspects(comparison):
         name = one.case.label
-        if one.case.id in fresh:
-            notes.append(f"{name}: {one.word} at first, {fresh[one.case.id].word} by the fresh launches.")
+        if _key(one) in fresh:
+            notes.append(f"{name}: {one.word} at first, {fresh[_key(one)].word} by the fresh launches.")
         else:
             notes.append(f"{name}: {one.word} stands, as {_why_not(one, outcome)}.")
     families = tuple(
         Family(series=tuple(_taken(one, fresh, told) for one in family.series)) for family in comparison.families
     )
-    return replace(comparison, families=families, notes=tuple(notes))
+    return replace(comparison, families=families, notes=(*comparison.notes, *outcome.comparison.notes, *notes))
 
 
-def _taken(one: Series, fresh: Mapping[str, Series], told: str) -> Series:
-    found = fresh.get(one.case.id) if one.word in SUSPECTS else None
+def _key(one: Series) -> tuple[str, WorldInfo]:
+    return one.case.id, _world(one)
+
+
+def _world(one: Series) -> WorldInfo:
+    """Return the world of the side that was measured: ranks that never started do not know over how many nodes."""
+    rows = [row for row in (one.new, one.base) if row is not None and row.launches]
+    return rows[0].world if rows else one.world
+
+
+def _taken(one: Series, fresh: Mapping[tuple[str, WorldInfo], Series], told: str) -> Series:
+    found = fresh.get(_key(one)) if one.word in SUSPECTS else None
     if found is None:
         return one
     return replace(found, reason="; ".join(part for part in (found.reason, f"by {told}") if part))
@@ -132,9 +158,12 @@ def _taken(one: Series, fresh: Mapping[str, Series], told: str) -> Series:
 def _why_not(one: Series, outcome: Outcome) -> str:
     """Return why the fresh launches say nothing of a suspect."""
     found = [other for other in outcome.comparison.series if other.case.id == one.case.id]
-    return (
-        f"the fresh launches tell nothing: {found[0].word}, {found[0].reason}" if found else "it was not launched again"
-    )
+    if not found:
+        return "it was not launched again"
+    alike = [other for other in found if _world(other) == _world(one)]
+    if not alike:
+        return f"the fresh launches ran on {world_words(_world(found[0]))}, and it on {world_words(_world(one))}"
+    return f"the fresh launches tell nothing: {alike[0].word}, {alike[0].reason}"
 
 
 def _launcher(cases: Sequence[Case], plan: Plan, how: Confirming) -> Launch:
@@ -146,9 +175,8 @@ def _launcher(cases: Sequence[Case], plan: Plan, how: Confirming) -> Launch:
         raise UserError(f"{file} cannot be written: {error.strerror}") from error
     what = "1 suspect is" if len(cases) == 1 else f"{len(cases)} suspects are"
     how.tell(f"{what} launched again, within {format_duration(how.budget_seconds)}")
-    words = ("--plan", str(file), *(("--allow-single",) if plan.nproc == 1 else ()))
     seconds = how.budget_seconds / (2 * LOOKS[0])
-    return Launcher(out=how.out, words=words, seconds=seconds, tell=how.tell).launch
+    return Launcher(out=how.out, words=run_words(file, plan), seconds=seconds, tell=how.tell).launch
 
 
 def _variables(differ: Sequence[Change], environment: Mapping[str, str], *, new: bool) -> dict[str, str]:

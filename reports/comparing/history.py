@@ -3,9 +3,9 @@
 import sqlite3
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from bench.runs import Run, load_run
 from reports.comparing.history_entry import ABOUT, About, Entry, Identity, Point
 from reports.comparing.history_schema import open_database, writing
 
-Added = Literal["added", "updated", "unchanged"]
+Added = Literal["added", "updated", "moved", "unchanged"]
 _LAST = "last"
 
 
@@ -78,20 +78,29 @@ class History:
         self._path = path
 
     def add(self, entry: Entry) -> Added:
-        """Keep a run, once: the same one again changes nothing, one that has grown since replaces itself."""
+        """Keep a run, once: the same one again changes nothing, one that has grown since replaces itself.
+
+        It keeps its branch and commit, unless others are meant: these move it, with its annotations.
+        """
         if entry.about.branch == _LAST or not entry.about.branch or set(entry.about.branch) & set("~: \t\n"):
             raise UserError(
                 f"--branch {entry.about.branch!r} cannot name runs: 'last' and names with ~, : or spaces mean something"
                 " else, or nothing"
             )
         with writing(self._connection):
-            known = self._connection.execute("SELECT number, digest FROM run WHERE id = ?", (entry.run.id,)).fetchone()
-            if known and known[1] == entry.digest:
-                return "unchanged"
-            if known:
-                self._connection.execute("DELETE FROM run WHERE number = ?", (known[0],))
-            self._insert(entry)
-        return "updated" if known else "added"
+            query = "SELECT number, digest, branch, commit_id FROM run WHERE id = ?"
+            known = self._connection.execute(query, (entry.run.id,)).fetchone()
+            if not known:
+                self._insert(entry)
+                return "added"
+            number, digest, *place = known
+            kept = dict(zip(("branch", "commit"), place, strict=True))
+            about = {name: getattr(entry.about, name) if name in entry.meant else old for name, old in kept.items()}
+            entry = replace(entry, about=About(**about))
+            if digest != entry.digest:
+                self._connection.execute("DELETE FROM run WHERE number = ?", (number,))
+                self._insert(entry)
+            return self._move(entry, place) or ("unchanged" if digest == entry.digest else "updated")
 
     def runs(self, branch: str | None = None) -> tuple[Line, ...]:
         """Return the runs, of one branch or all, the oldest first."""
@@ -206,6 +215,16 @@ class History:
                 "INSERT OR IGNORE INTO annotation VALUES (?, ?, ?, ?, ?)",
                 (one.run_id, one.started, one.branch, one.series, one.note),
             )
+
+    def _move(self, entry: Entry, place: Sequence[str]) -> Added | None:
+        """Say so if a run is not any more where it was, after it and its annotations were taken along."""
+        about = entry.about
+        if [about.branch, about.commit] == place:
+            return None
+        change = "UPDATE run SET branch = ?, commit_id = ? WHERE id = ?"
+        self._connection.execute(change, (about.branch, about.commit, entry.run.id))
+        self._connection.execute("UPDATE annotation SET branch = ? WHERE run_id = ?", (about.branch, entry.run.id))
+        return "moved"
 
     def _insert(self, entry: Entry) -> None:
         run, about = entry.run, entry.about

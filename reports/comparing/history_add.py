@@ -21,15 +21,18 @@ def find_folders(path: Path) -> list[Path]:
     return found
 
 
-def add_folders(file: Path, paths: Sequence[Path], *, branch: str, commit: str) -> Iterator[tuple[str, Added]]:
+def add_folders(
+    file: Path, paths: Sequence[Path], *, branch: str, commit: str, meant: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, Added]]:
     """Add runs to the history in a file and yield each run's id and what became of it.
 
+    ``meant`` names those of ``branch`` and ``commit`` to which runs are moved that the history has elsewhere.
     Each is kept whole before the next is read, so that what was yielded is never lost.
     """
     folders = {folder: path for path in paths for folder in find_folders(path)}
     with open_history(file, create=True) as history:
         for folder in folders:
-            entry = read_entry(folder, About(branch=branch, commit=commit))
+            entry = read_entry(folder, About(branch=branch, commit=commit), meant)
             yield entry.run.id, history.add(entry)
         for parent in dict.fromkeys(paths):
             history.import_annotations(parent)

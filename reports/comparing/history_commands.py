@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = Path("runs/history.sqlite")
@@ -50,16 +51,26 @@ def history() -> None:
     envvar=["GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_BRANCH"],
     default="main",
     show_default=True,
-    help="What was measured; in GitHub's and GitLab's jobs their branch.",
+    help="What was measured; in GitHub's and GitLab's jobs their branch. Given here, it moves known runs.",
 )
-@click.option("--commit", envvar=["GITHUB_SHA", "CI_COMMIT_SHA"], default="", help="Its commit; in such jobs theirs.")
+@click.option(
+    "--commit", envvar=["GITHUB_SHA", "CI_COMMIT_SHA"], default="", help="Its commit, likewise; in such jobs theirs."
+)
 @_file_option
 def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
-    """Add runs, or folders of runs, to the history; what it has already is passed over."""
+    """Add runs, or folders of runs, to the history; what it has already is passed over, or moved where you say so.
+
+    A folder that parbench history export wrote says itself of which branch and commit its runs are.
+    """
     from reports.comparing.history_add import add_folders
 
-    for run_id, what in add_folders(file, runs, branch=branch, commit=commit):
-        click.echo(f"{what} {run_id}")
+    source = click.get_current_context().get_parameter_source
+    # a later job's variables say nothing of the runs that it finds
+    given = {"branch": branch, "commit": commit}
+    meant = {name: text for name, text in given.items() if source(name) is ParameterSource.COMMANDLINE}
+    for run_id, what in add_folders(file, runs, branch=branch, commit=commit, meant=frozenset(meant)):
+        where = ", ".join(f"{name} {text}" for name, text in meant.items())
+        click.echo(f"moved {run_id}: {where}" if what == "moved" else f"{what} {run_id}")
 
 
 @history.command("list", epilog="Example: parbench history list --branch main")
@@ -106,7 +117,11 @@ def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
 def check(
     run: str | None, branch: str, floor: str | None, window: int, form: str, fail_on_unknown: bool, file: Path
 ) -> None:
-    """Say of each series of RUN, or of the branch's newest run, whether it has become slower, and since when."""
+    """Say of each series of RUN, or of the branch's newest run, whether it has become slower, and since when.
+
+    A case is MISSING if RUN has not measured it, and one of the last three runs of its kind has: of the same preset,
+    and with a case in common on as many ranks. Runs on other ranks, or of another --only, do not count.
+    """
     from reports.comparing.changepoints import StepRule
     from reports.comparing.compare_show import find_floor
     from reports.comparing.history import open_history

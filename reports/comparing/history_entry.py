@@ -74,10 +74,11 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A run with its points and the bytes of its two files."""
+    """A run with its points and the bytes of its two files; ``meant`` names what of ``about`` moves a known run."""
 
     run: RunInfo
     about: About
+    meant: frozenset[str] = frozenset()
     points: tuple[Point, ...]
     info_json: bytes
     records_jsonl: bytes
@@ -88,12 +89,13 @@ class Entry:
         return hashlib.sha256(self.info_json + b"\0" + self.records_jsonl).hexdigest()
 
 
-def read_entry(path: Path, about: About) -> Entry:
+def read_entry(path: Path, about: About, meant: frozenset[str] = frozenset()) -> Entry:
     """Return a run's folder as an entry; the folder's own ``history.json``, where it has one, says the branch."""
-    run = load_run(path)
+    run, own = load_run(path), _own_about(path)
     return Entry(
         run=run.info,
-        about=_own_about(path) or about,
+        about=own or about,
+        meant=frozenset() if own else meant,
         points=points_of(run),
         info_json=(path / "run.json").read_bytes(),
         records_jsonl=_whole_lines((path / "records.jsonl").read_bytes()),

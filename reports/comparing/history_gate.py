@@ -1,7 +1,7 @@
 """The nightly gate: each series of a run against what the history tells of it. Pure but for reading the history."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -17,6 +17,9 @@ from reports.comparing.history_entry import Identity
 from reports.comparing.noise_floor import Floor
 
 FALSE_DISCOVERY_RATE = 0.05
+MISSED_RUNS = 3
+"""A case is missing as long as one of so many runs before, of those that share a case with this one, has it."""
+_Asked = tuple[str, int, str, str]
 _STATUS_WORDS: Mapping[str, Word] = {"wrong": "WRONG", "failed": "FAILED", "hang": "FAILED"}
 
 
@@ -77,6 +80,7 @@ def check(history: History, line: Line, rule: StepRule, floors: Mapping[str, Flo
     """Return what the branch's runs up to ``line`` tell of it.
 
     A series counts from its newest annotation on. Steps are judged among all series at once, a size curve as a family.
+    A case is missing if one of the last three runs that share a case on its world with this one has it.
     ``floors`` are those that machines were measured to need, by the fingerprints of series; they raise the rule's.
     """
     known = floors or {}
@@ -95,10 +99,13 @@ def check(history: History, line: Line, rule: StepRule, floors: Mapping[str, Flo
         )
         for number, value in ours.items()
     ]
-    old = _previous(history, before, line)
+    alike = [one for one in before.values() if one.preset == line.preset and one.number != line.number]
+    asked = {_asked(one.identity) for one in candidates}
+    kin = _kin(history, alike[-rule.window :], asked)
+    old = kin[0] if kin else _series_of(history, alike[-1]) if alike else ()
     sure = _sure(candidates)
     findings = [_finding(history, one, one.identity.fingerprint in sure, old, rule) for one in candidates]
-    return Check(line=line, rule=rule, findings=(*findings, *_missing(old, candidates)))
+    return Check(line=line, rule=rule, findings=(*findings, *_missing(kin, asked)))
 
 
 def newest(history: History, branch: str) -> Line:
@@ -131,10 +138,23 @@ def _window(
     return tuple(pair for pair in times if pair[0].started >= start)[-rule.window :]
 
 
-def _previous(history: History, before: Mapping[int, Line], line: Line) -> tuple[Identity, ...]:
-    """Return the series that the run before it had, of those that were asked for alike."""
-    alike = [one for one in before.values() if one.preset == line.preset and one.number != line.number]
-    return tuple(history.series(history.points_of_run(alike[-1].number)).values()) if alike else ()
+def _kin(history: History, lines: Sequence[Line], ours: Set[_Asked]) -> list[tuple[Identity, ...]]:
+    """Return the series of the last few runs of this kind, the newest first: those that share a case on its world.
+
+    A run without any case is of every kind.
+    """
+    found: list[tuple[Identity, ...]] = []
+    for line in reversed(lines):
+        series = _series_of(history, line)
+        if not ours or ours & {_asked(one) for one in series}:
+            found.append(series)
+        if len(found) == MISSED_RUNS:
+            break
+    return found
+
+
+def _series_of(history: History, line: Line) -> tuple[Identity, ...]:
+    return tuple(history.series(history.points_of_run(line.number)).values())
 
 
 def _sure(candidates: Sequence[_Candidate]) -> set[str]:
@@ -207,17 +227,18 @@ def _changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]
     return tuple(f"{path}: {one} -> {other}" for path, one, other in pairs if one != other)
 
 
-def _missing(old: Sequence[Identity], candidates: Sequence[_Candidate]) -> list[Finding]:
-    """Return the cases that the run before had on such a world, and this one has not."""
-    ours = {_asked(one.identity) for one in candidates}
-    reason = "the run before has it, and this one has not"
+def _missing(kin: Sequence[Sequence[Identity]], ours: Set[_Asked]) -> list[Finding]:
+    """Return the cases that one of the last runs of this kind had, and this one has not."""
+    old = {_asked(one): one for series in reversed(kin) for one in series}
+    runs = f"one of the {len(kin)} runs before" if len(kin) > 1 else "the run before"
+    reason = f"{runs} that share a case with this one has it, and this one has not"
     return [
         Finding(case=one.case, world=one.world, word="MISSING", reason=reason)
-        for one in {_asked(one): one for one in old}.values()
-        if _asked(one) not in ours
+        for asked, one in old.items()
+        if asked not in ours
     ]
 
 
-def _asked(identity: Identity) -> tuple[str, int, str, str]:
+def _asked(identity: Identity) -> _Asked:
     world = identity.world
     return (identity.case.id, world.size, world.backend, world.device)

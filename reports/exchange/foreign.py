@@ -22,13 +22,15 @@ _WHOLE = ("broadcast", "reduce", "sendrecv", "pingpong")
 class Found:
     """One result: ``name`` and ``params`` are the case's, ``time`` and the rates are None where unknown.
 
-    ``samples`` are seconds, one an iteration, the maximum over ranks.
+    ``group_ranks`` is the size of its group, None where that is the whole world. ``samples`` are seconds, one an
+    iteration, the maximum over ranks.
     """
 
     name: str
     params: Mapping[str, Value]
     metrics: Mapping[str, Metric]
     check: Check = field(default_factory=Check)
+    group_ranks: int | None = None
     samples: Sequence[float] = ()
     iterations: int | None = None
     printed: Mapping[str, Any] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -48,7 +48,10 @@ _OURS = re.compile(r"^# Written by parbench (\S+): (.*)$")
 
 @dataclass(frozen=True, kw_only=True)
 class _Head:
-    """What is known of a table before its first row; ``ours`` holds what parbench added when it wrote the file."""
+    """What is known of a table before its first row; ``ours`` holds what parbench added when it wrote the file.
+
+    ``ranks`` are those of the table, which parbench may have written of a group of the ``world``'s.
+    """
 
     program: str | None = None
     version: str | None = None
@@ -62,6 +65,12 @@ class _Head:
     def operation(self) -> str | None:
         """The case's name, None if no known program was named."""
         return _OPERATIONS.get(self.program or "")
+
+    @property
+    def world(self) -> int | None:
+        """The ranks of the run, None if the file does not tell."""
+        told = self.ours.get("world", "")
+        return int(told) if told.isdecimal() else self.ranks
 
     @property
     def method(self) -> str:
@@ -78,7 +87,7 @@ def parse_nccl(text: str, where: str, nproc: int | None) -> Foreign:
 
 def _foreign(heads: list[_Head], found: list[Found], where: str, nproc: int | None, variables: list[str]) -> Foreign:
     """Put the tables of a file together; they must have run on one world, as a run of ours does."""
-    worlds = {head.ranks for head in heads}
+    worlds = {head.world for head in heads}
     if len(worlds) > 1:
         raise UserError(f"{where} holds tables of {listed(sorted(map(str, worlds)))} ranks: import them one by one")
     first = heads[0]
@@ -88,7 +97,7 @@ def _foreign(heads: list[_Head], found: list[Found], where: str, nproc: int | No
     return Foreign(
         tool=TOOL,
         version=first.version,
-        ranks=world_size(first.ranks, nproc, where),
+        ranks=world_size(first.world, nproc, where),
         nodes=int(nodes) if nodes.isdecimal() else len(hosts) or None,
         backend=ours.get("backend", "nccl"),
         device=ours.get("device", "cuda"),
@@ -108,7 +117,7 @@ def _params(head: _Head, size: int, row: Mapping[str, str], placed: str, where: 
         params["redop"] = redop
     if root >= 0:
         params["root"] = root
-    told = ("parbench", "mode", "backend", "device", "nodes")
+    told = ("parbench", "mode", "backend", "device", "nodes", "world")
     return params | {name: value for name, value in head.ours.items() if name not in told}
 
 
@@ -121,9 +130,12 @@ def _found(
         raise UserError(_unnamed(head.program, where))
     size, time, wrong = int(params["size_bytes"]), numbers["time"], numbers.get("#wrong")
     algbw, busbw = numbers["algbw"], numbers["busbw"]
+    if negative := [f"{name} {value:g}" for name, value in numbers.items() if value is not None and value < 0]:
+        raise UserError(f"{where}: {negative[0]} at {size} B is negative, and {TOOL} prints numbers from 0 up")
     return Found(
         name=operation,
         params=params,
+        group_ranks=None if head.world == head.ranks else head.ranks,
         metrics=time_and_rates(
             operation.partition(".")[2],
             ranks,
@@ -222,6 +234,10 @@ def _row(head: _Head, names: list[str], words: list[str], where: str, nproc: int
 # --- JSON ---
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_FromZero = Annotated[float, msgspec.Meta(ge=0)]
+
+
 class _Placed(msgspec.Struct, frozen=True):
     time: float | str | None = None
     cpu_time: float | str | None = None
@@ -231,12 +247,12 @@ class _Placed(msgspec.Struct, frozen=True):
 
 
 class _PerIteration(msgspec.Struct, frozen=True):
-    times_us: list[float] = []
-    skipped_iterations: int = 0
+    times_us: list[_FromZero] = []
+    skipped_iterations: _Count = 0
 
 
 class _Result(msgspec.Struct, frozen=True):
-    size: int
+    size: _Count
     type: str
     redop: str
     root: str
@@ -244,7 +260,7 @@ class _Result(msgspec.Struct, frozen=True):
     in_place: _Placed | None = None
     out_of_place_per_iter: _PerIteration | None = None
     in_place_per_iter: _PerIteration | None = None
-    actual_iterations: int | None = None
+    actual_iterations: _Count | None = None
 
 
 class _Device(msgspec.Struct, frozen=True):

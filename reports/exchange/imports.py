@@ -101,7 +101,8 @@ def _record(case: Case, found: Found, world: WorldInfo, source: dict[str, Any]) 
         noise=_noise(found),
         details={
             "size_bytes": case.params["size_bytes"],
-            "busbw_factor": busbw_factor(case.name.partition(".")[2], world.size),
+            "busbw_factor": busbw_factor(case.name.partition(".")[2], found.group_ranks or world.size),
+            **({"group_size": found.group_ranks} if found.group_ranks else {}),
             "convention": "nccl-tests",
             "iterations": found.iterations,
             "printed": dict(found.printed),

@@ -7,7 +7,18 @@ import msgspec
 from bench.environment import recorded_variables
 from bench.errors import UserError
 from bench.runs import Run
-from reports.exchange.nccl_table import IN_PLACE, OUT_OF_PLACE, Line, Placed, Table, devices, nccl_code, step, tables
+from reports.exchange.nccl_table import (
+    IN_PLACE,
+    OUT_OF_PLACE,
+    Line,
+    Placed,
+    Table,
+    devices,
+    nccl_code,
+    step,
+    tables,
+    where_words,
+)
 
 JSON_VERSION = 3
 
@@ -44,7 +55,7 @@ def _document(run: Run, table: Table) -> dict[str, Any]:
 
 def _words(run: Run, table: Table) -> list[str]:
     """Return what nccl-tests has no field for, as words after the program's name."""
-    told = {"mode": table.mode, "backend": table.backend, "device": table.device, "nodes": table.nodes}
+    told = where_words(table)
     return [f"parbench={run.info.parbench}", *(f"{k}={v}" for k, v in told.items()), *table.others.split()]
 
 

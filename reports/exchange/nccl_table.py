@@ -13,7 +13,7 @@ from bench.dtypes import DTYPES
 from bench.records import Check
 from bench.runs import Run
 from reports.cells import visible
-from reports.summary import Row, summarize
+from reports.summary import Row, num_ranks, summarize
 
 VERSION = "2.19.6"
 MICRO, GIGA = 1e6, 1e9
@@ -82,9 +82,10 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One series: an operation, mode, type, reduction and root on one world; ``left_out`` says why rows are not lines.
+    """One series: an operation, mode, type, reduction and root on one group; ``left_out`` says why rows are not lines.
 
-    ``wrong`` counts wrong elements of the rows that are left out for that.
+    ``ranks`` are the group's, ``world`` and ``nodes`` all of the run. ``wrong`` counts wrong elements of the rows that
+    are left out for that.
     """
 
     program: Program
@@ -93,6 +94,7 @@ class Table:
     redop: str
     root: int
     ranks: int
+    world: int
     nodes: int
     backend: str
     device: str
@@ -145,7 +147,7 @@ def tables(run: Run) -> tuple[tuple[Table, ...], tuple[str, ...]]:
 
 
 def devices(run: Run, table: Table) -> tuple[Device, ...]:
-    """Return the ranks of a table; the host is known where there is one node."""
+    """Return the ranks of a table, numbered within it; the host is known where there is one node."""
     environment = run.info.environment or {}
     host, torch = _group(environment, "host"), _group(environment, "torch")
     name = host.get("name") or run.info.host
@@ -179,6 +181,12 @@ def step(sizes: Sequence[int]) -> tuple[str, int]:
 def placement(case: Case) -> str:
     """Return where a case's result went, by its parameter or as the operation of ours does it."""
     return str(case.params.get("placement", PROGRAMS[case.name].placement))
+
+
+def where_words(table: Table) -> dict[str, object]:
+    """Return by name what nccl-tests has no field for: how and where it ran, and the world where that is no group."""
+    told = {"mode": table.mode, "backend": table.backend, "device": table.device, "nodes": table.nodes}
+    return told if table.world == table.ranks else {**told, "world": table.world}
 
 
 def _no_counterpart(case: Case) -> str | None:
@@ -233,7 +241,8 @@ def _table(rows: Sequence[Row]) -> Table:
         type=TYPES[str(first.case.params["dtype"])],
         redop=REDUCTIONS[_redop(first.case)],
         root=_root(first.case),
-        ranks=first.world.size,
+        ranks=min(map(num_ranks, rows)),  # what failed may not say the size of its group
+        world=first.world.size,
         nodes=first.world.nodes,
         backend=first.world.backend,
         device=first.world.device,
@@ -250,7 +259,7 @@ def _line(size: int, rows: Iterable[Row], program: Program) -> Line:
     itemsize = DTYPES[str(first.case.params["dtype"])].itemsize
     return Line(
         size=size,
-        count=size // itemsize // (first.world.size if program.sharded else 1),
+        count=size // itemsize // (num_ranks(first) if program.sharded else 1),
         placed={name: _placed(row) for name, row in placed.items()},
         iterations=max(row.iterations for row in placed.values()),
     )

@@ -15,6 +15,7 @@ from reports.exchange.nccl_table import (
     nccl_code,
     step,
     tables,
+    where_words,
 )
 
 NOT_MEASURED = "N/A"
@@ -69,8 +70,8 @@ def _opening(run: Run, table: Table) -> list[str]:
         f"# nThread 1 nGpus 1 minBytes {min(sizes, default=0)} maxBytes {max(sizes, default=0)} "
         f"step: {distance}({kind}) warmup iters: {run.info.plan.measure.warmup} iters: {table.iterations} "
         f"agg iters: 1 validation: {int(table.checked)} graph: 0 unalign: 0",
-        f"# Written by parbench {run.info.parbench}: mode={table.mode} backend={table.backend} device={table.device} "
-        f"nodes={table.nodes}{f' {table.others}' if table.others else ''}",
+        f"# Written by parbench {run.info.parbench}: {' '.join(f'{k}={v}' for k, v in where_words(table).items())}"
+        f"{f' {table.others}' if table.others else ''}",
         *_absent(table),
         "#",
         "# Using devices",

@@ -113,11 +113,14 @@ def layout_of(one: One, row: Row) -> Layout:
 
 
 def _rows(several: Several) -> dict[_Place, tuple[Row, ...]]:
-    """Return the rows of each place, one for each repeat: of a point that ran twice, its last run counts."""
+    """Return the rows of each place, one for each repeat: of a point that ran twice, its last run counts.
+
+    Rows of an unknown number of nodes, 0, which an imported file may not tell, have no place.
+    """
     found: dict[_Place, dict[object, Row]] = {}
     for one in several.runs:
         for row in one.shown:
-            if "group" not in row.case.params:
+            if "group" not in row.case.params and row.world.nodes:
                 place = _Place(case_id=row.case.id, layout=layout_of(one, row), nodes=row.world.nodes)
                 found.setdefault(place, {})[one.point.id if one.point else one.number] = row
     return {place: tuple(of.values()) for place, of in found.items()}
