@@ -83,7 +83,12 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
 @click.option("--inject", metavar="WHAT", help="Disturb a rank on purpose: late:1:3ms, slow:1:10% or corrupt:1.")
 @click.option("--link", metavar="SPEED", help="The links' speed, such as 400Gbit, to print efficiency against.")
 @click.option("--target", metavar="MODULE:FUNCTION", help="Measure a step of your own.")
-@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="A TOML file of these options and cases.")
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(path_type=Path),
+    help="A TOML file of cases, and of: preset, nproc, backend, device, launches, budget, timeout.",
+)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where runs go.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Measure what a run has no record of.")
 @click.option("--json", "as_json", is_flag=True, help="Print records, one a line, instead of tables.")

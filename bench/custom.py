@@ -4,6 +4,7 @@ Its parameters are those of the function: names, annotations and defaults; ``Lit
 """
 
 import inspect
+import math
 import subprocess
 import sys
 import typing
@@ -14,9 +15,10 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from bench.cases import Definition
-from bench.definitions import MODE
+from bench.definitions import MODE, OF_THE_RUNNER
 from bench.errors import UserError
 from bench.params import Kind, Param
+from bench.words import listed
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 _LOAD_SECONDS = 120
@@ -50,14 +52,18 @@ def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
 
 
 def _param(parameter: inspect.Parameter, hint: Any) -> Param:
-    if parameter.name == MODE.name:
-        raise UserError(f"parameter {MODE.name!r} is parbench's own ({MODE.allowed()}): give it another name")
+    if parameter.name in OF_THE_RUNNER:
+        raise UserError(
+            f"parameter {parameter.name!r} is parbench's own, as are {listed(OF_THE_RUNNER)}: give it another name"
+        )
     if parameter.default is inspect.Parameter.empty:
         raise UserError(f"parameter {parameter.name!r} has no default: give it one, --set changes it")
     choices = get_args(hint) if get_origin(hint) is typing.Literal else ()
     kind = _KINDS.get(type(parameter.default))
     if kind is None:
         raise UserError(f"parameter {parameter.name!r} is no bool, int, float or str")
+    if kind == "float" and not math.isfinite(parameter.default):
+        raise UserError(f"parameter {parameter.name!r} has the default {parameter.default}: give it a finite one")
     if kind == "int" and parameter.name.endswith("_bytes"):
         kind = "size"
     return Param(name=parameter.name, kind=kind, default=parameter.default, help="", choices=choices)

@@ -66,6 +66,8 @@ BESIDE = Param(
     optional=True,
     help="what runs beside it on every rank",
 )
+OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BESIDE.name)
+"""Parameters that say how and where a subject is measured; it is not told."""
 COPY_MODE = Param(name="mode", kind="str", default="blocking", choices=("blocking", "pipelined"), help=MODE.help)
 GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")
 

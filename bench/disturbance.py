@@ -1,7 +1,7 @@
 """A subject disturbed on purpose: what an injection does on its rank."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
@@ -11,16 +11,17 @@ from bench.subject import Description, Subject
 
 
 class Disturbed:
-    """A subject whose step takes longer, or whose result is wrong."""
+    """A subject whose step takes longer, or whose result is wrong; ``sync`` waits for its device."""
 
-    def __init__(self, subject: Subject, injection: Injection) -> None:
-        self._subject, self._injection = subject, injection
+    def __init__(self, subject: Subject, injection: Injection, sync: Callable[[], None]) -> None:
+        self._subject, self._injection, self._sync = subject, injection, sync
 
     def step(self) -> None:
         """Take the subject's step, disturbed."""
         began = time.perf_counter()
         self._subject.step()
         if self._injection.kind == "slow":
+            self._sync()  # a share of the step, not of its launch
             time.sleep(self._injection.amount * (time.perf_counter() - began))
         elif self._injection.kind == "corrupt":
             corrupt = getattr(self._subject, "corrupt", None)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -139,8 +139,11 @@ class Driver:
 
     @contextmanager
     def _gang(self) -> Iterator[Watch]:
-        with Hub(*self._hosts) as hub:
+        with ExitStack() as stack:
+            hub = stack.enter_context(Hub(*self._hosts))
             gang = self._start_gang(self._gangs, hub.variables())
+            if not gang.can_restart:
+                stack.pop_all()  # hung up by this process's end: a launcher ends it too, with the first rank to end
             self._gangs += 1
             watch = Watch(hub, gang, self._plan.nproc)
             try:

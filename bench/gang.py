@@ -96,7 +96,7 @@ class JoinedGang:
         return ""
 
     def end(self, ranks: Iterable[Hello]) -> None:
-        """Nothing to do: ranks end when the driver hangs up, and their launcher sees it."""
+        """Nothing to do: ranks end when the driver's process does, and their launcher sees it."""
 
 
 def local_state(hello: Hello) -> str | None:
@@ -115,6 +115,13 @@ def loopback_interface() -> str | None:
         if any(address.address == "127.0.0.1" for address in addresses):
             return name
     return None
+
+
+def loopback_variables() -> dict[str, str]:
+    """Return what keeps gloo's groups within this node; ranks of NCCL have one too, for control."""
+    loopback = loopback_interface()
+    # by host name gloo may pick an interface that is not even up
+    return {} if loopback is None else {"GLOO_SOCKET_IFNAME": loopback}
 
 
 def start_process(command: Sequence[str], environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":

@@ -1,5 +1,6 @@
 """A run inside ranks that another launcher started: rank 0 drives and does its own part in a thread; others join it."""
 
+import os
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
@@ -10,7 +11,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from bench.channel import ADDRESS_VARIABLE, KEY_VARIABLE
 from bench.driver import StartGang
-from bench.gang import Gang, JoinedGang
+from bench.gang import Gang, JoinedGang, loopback_variables
+from bench.options import Joined
 from bench.worker import work
 
 _DRIVER_KEY = "parbench/driver"
@@ -35,8 +37,17 @@ def starter(timeout_seconds: float) -> StartGang:
 
 
 def _work(variables: Mapping[str, str], store: Store, *, with_driver: bool = False) -> None:
+    _stay_on_node()
     address, key = variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE]
     work(address, key, PrefixStore("parbench", store), with_driver=with_driver)
+
+
+def _stay_on_node() -> None:
+    """Give gloo the loopback interface where all ranks are known to share a node, and the user has named none."""
+    joined = Joined.find(os.environ)
+    if joined is not None and joined.one_node:
+        for name, value in loopback_variables().items():
+            os.environ.setdefault(name, value)
 
 
 def _rendezvous(timeout_seconds: float) -> Store:

@@ -15,20 +15,25 @@ from bench.machine import affinity, contents
 
 MAX_RANKS = 64
 _TOPO_SECONDS = 10
+_UUIDS = ("--query-gpu=index,uuid", "--format=csv,noheader")
 _LINKS = {"PIX": "PCIe", "PXB": "PCIe", "PHB": "PCIe", "NODE": "PCIe", "SYS": "other NUMA node"}
 
 
+Links = Mapping[tuple[str, str], str]
+"""How GPUs are joined, by their UUIDs in order."""
+
+
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank runs: CPUs it may use, their NUMA nodes, its GPU if it has one, its switch path under SLURM."""
+    """Where a rank runs: CPUs it may use, their NUMA nodes, its GPU's UUID if any, its switch path under SLURM."""
 
     host: str
     cpus: tuple[int, ...]
     numa_nodes: tuple[int, ...]
-    gpu: int | None = None
+    gpu: str | None = None
     switches: str | None = None
 
 
-def place(host: str, environ: Mapping[str, str], gpu: int | None, root: Path = Path("/")) -> Place:
+def place(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")) -> Place:
     """Return where this process runs."""
     cpus = tuple(sorted(affinity()))
     return Place(
@@ -40,7 +45,7 @@ def place(host: str, environ: Mapping[str, str], gpu: int | None, root: Path = P
     )
 
 
-def relations(places: Sequence[Place], links: Mapping[tuple[int, int], str]) -> dict[str, str | None]:
+def relations(places: Sequence[Place], links: Links) -> dict[str, str | None]:
     """Return the relation of each pair of ranks, as ``0-1``; nothing for more than 64 ranks, whose table none reads."""
     n = len(places)
     if n > MAX_RANKS:
@@ -48,12 +53,12 @@ def relations(places: Sequence[Place], links: Mapping[tuple[int, int], str]) -> 
     return {f"{a}-{b}": relation(places[a], places[b], links) for a in range(n) for b in range(a + 1, n)}
 
 
-def relation(a: Place, b: Place, links: Mapping[tuple[int, int], str]) -> str | None:
-    """Return how near two ranks are, None where the system does not tell; ``links`` are those of one host's GPUs."""
+def relation(a: Place, b: Place, links: Links) -> str | None:
+    """Return how near two ranks are, None where the system does not tell."""
     if a.host != b.host:
         return _across(a, b)
     if a.gpu is not None and b.gpu is not None:
-        return "same GPU" if a.gpu == b.gpu else links.get((min(a.gpu, b.gpu), max(a.gpu, b.gpu)))
+        return "same GPU" if a.gpu == b.gpu else links.get(_pair(a.gpu, b.gpu))
     if len(a.cpus) == 1 and a.cpus == b.cpus:
         return "same core"
     if len(a.numa_nodes) != 1 or len(b.numa_nodes) != 1:
@@ -77,19 +82,37 @@ def _numa_nodes(cpus: Sequence[int], root: Path) -> tuple[int, ...]:
     return tuple(nodes)
 
 
-def gpu_links() -> dict[tuple[int, int], str]:
-    """Return how this host's GPUs are joined, by index, as ``nvidia-smi topo -m`` tells; empty where it does not."""
+def gpu_links() -> dict[tuple[str, str], str]:
+    """Return how this host's GPUs are joined, as nvidia-smi tells; empty where it does not.
+
+    Ranks know their GPU by its UUID, for they count only those that are visible to them, and nvidia-smi counts all.
+    """
+    uuids = parse_uuids(_told(*_UUIDS))
+    found = parse_topology(_told("topo", "-m"))
+    return {_pair(uuids[a], uuids[b]): link for (a, b), link in found.items() if a in uuids and b in uuids}
+
+
+def _told(*words: str) -> str:
+    """Return what nvidia-smi says, nothing where there is none."""
     try:
-        done = subprocess.run(
-            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=_TOPO_SECONDS, check=True
-        )
+        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=_TOPO_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
-        return {}
-    return parse_topology(done.stdout)
+        return ""
+    return done.stdout
+
+
+def _pair(a: str, b: str) -> tuple[str, str]:
+    return min(a, b), max(a, b)
+
+
+def parse_uuids(text: str) -> dict[int, str]:
+    """Return GPUs' UUIDs by index from lines such as ``0, GPU-8f2b...``, without nvidia-smi's prefix, as torch does."""
+    rows = re.findall(r"^\s*(\d+)\s*,\s*(?:GPU-)?(\S+)\s*$", text, re.MULTILINE)
+    return {int(index): uuid for index, uuid in rows}
 
 
 def parse_topology(text: str) -> dict[tuple[int, int], str]:
-    """Return the links in nvidia-smi's matrix: NV# is NVLink, SYS crosses NUMA nodes, the rest is PCIe."""
+    """Return the links in nvidia-smi's matrix, by index: NV# is NVLink, SYS crosses NUMA nodes, the rest is PCIe."""
     rows = [re.sub(r"\x1b\[[\d;]*m", "", line).split() for line in text.splitlines()]
     found = {}
     num_gpus = sum(1 for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row)

@@ -18,8 +18,9 @@ from bench.allocation import Allocation, choose_spread
 from bench.display import Display, JsonLines
 from bench.driver import Driver, StartGang, remaining
 from bench.errors import UserError
-from bench.gang import Gang, TorchrunGang, loopback_interface
-from bench.machine import Machine, look
+from bench.gang import Gang, TorchrunGang, loopback_variables
+from bench.machine import Machine
+from bench.node_machine import machine_of_ranks
 from bench.options import Joined, Options, plan_run
 from bench.plan import Plan
 from bench.runs import Run, create_run, load_run, open_writer
@@ -114,8 +115,9 @@ def _starter(run: Run, joined: Joined | None, nodelist: str | None) -> StartGang
         from bench.joined import starter  # imports torch, which only a joined driver needs
 
         return starter(START_SECONDS)
-    plan, machine = run.info.plan, look(os.environ)
+    plan = run.info.plan
     logs, spread = run.path / "logs", plan.spread
+    machine = machine_of_ranks(os.environ, None if spread is None else Allocation.find(os.environ))
 
     def start(number: int, variables: Mapping[str, str]) -> Gang:
         if spread is not None:
@@ -133,10 +135,7 @@ def _threads(machine: Machine, ranks: int) -> dict[str, str]:
 
 def _node_variables(plan: Plan, machine: Machine) -> dict[str, str]:
     """Return what ranks on one node need and the user has not set: threads that fit, and the loopback interface."""
-    loopback = loopback_interface()
-    wanted = _threads(machine, plan.nproc)
-    if plan.backend == "gloo" and loopback is not None:
-        wanted["GLOO_SOCKET_IFNAME"] = loopback  # by host name gloo may pick an interface that is not even up
+    wanted = {**_threads(machine, plan.nproc), **loopback_variables()}
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 

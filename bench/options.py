@@ -15,8 +15,8 @@ from bench.custom import define
 from bench.emulation import emulation, emulation_notes
 from bench.errors import UserError
 from bench.groups import mesh_group, parse_mesh
-from bench.injection import parse_injection
-from bench.machine import look
+from bench.injection import Injection, parse_injection
+from bench.node_machine import machine_of_ranks
 from bench.plan import Plan, Spread
 from bench.planfile import PlanFile, read_plan_file
 from bench.planning import Request, make_plan
@@ -102,7 +102,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     request = Request(
         preset=_preset(options.preset),
         only=options.only,
-        entries=tuple(case.entry() for case in file.case),
+        entries=tuple(case.entry(catalogue) for case in file.case),
         settings=_with_group(options),
         launches=_launches(options.launches, joined),
         budget_seconds=None if options.budget is None else parse_duration(options.budget),
@@ -110,6 +110,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     )
     plan = make_plan(request, catalogue, setting)
     injection = None if options.inject is None else parse_injection(options.inject, setting.nproc)
+    _refuse_slow_graphs(injection, plan)
     injected = (f"injected: {injection.text}",) if injection else ()
     return msgspec.structs.replace(
         plan,
@@ -121,10 +122,17 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     )
 
 
+def _refuse_slow_graphs(injection: Injection | None, plan: Plan) -> None:
+    """Refuse to slow down what a CUDA graph replays: the host takes no part in its steps."""
+    graphs = [case.label for case in plan.cases if case.params.get("mode") == "graph"]
+    if injection is not None and injection.kind == "slow" and graphs:
+        raise UserError(f"--inject {injection.text}: {graphs[0]} is replayed by the device; slow knows no mode graph")
+
+
 def _where(options: Options, joined: Joined | None) -> tuple[Chosen, Spread | None]:
     """Return the setting of all ranks, and how srun is to spread them if it starts them."""
-    machine = look(os.environ)
     allocation = _allocation(options, joined)
+    machine = machine_of_ranks(os.environ, allocation)
     asked = _ranks(options.nproc, joined)
     if allocation is not None:
         asked = options.ntasks_per_node or allocation.ntasks_per_node

@@ -75,17 +75,18 @@ class Param:
     def _high(self) -> float:
         return math.inf if self.maximum is None else self.maximum
 
-    def parse_many(self, text: str) -> tuple[Value, ...]:
-        """Return the values of a comma-separated list; a size list may hold ranges such as ``1K:64M:x4``.
+    @property
+    def separator(self) -> str:
+        """What stands between several values; meshes have commas of their own."""
+        return ";" if self.kind == "mesh" else ","
 
-        Meshes, which have commas of their own, stand between semicolons.
-        """
+    def parse_many(self, text: str) -> tuple[Value, ...]:
+        """Return the values of a list in one text; a size list may hold ranges such as ``1K:64M:x4``."""
         if self.kind in _OF_FILES:
             return (self.parse(text),)
         if self.kind == "size":
             return tuple(self.parse(size) for size in parse_sizes(text))
-        between = ";" if self.kind == "mesh" else ","
-        return tuple(dict.fromkeys(self.parse(word.strip()) for word in text.split(between)))
+        return tuple(dict.fromkeys(self.parse(word.strip()) for word in text.split(self.separator)))
 
     def _refusal(self, found: object) -> UserError:
         hint = did_you_mean(str(found), map(str, self.choices)) if self.choices else ""

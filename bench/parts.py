@@ -44,28 +44,35 @@ class Idle:
 
 
 class Parts:
-    """Makes the process groups that cases ask for, each once, on every rank in the same order."""
+    """Makes the process groups that cases ask for, each once, on every rank in the same order.
+
+    ``world`` is that of all ranks.
+    """
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self.world = world
         self._made: dict[str, tuple[tuple[Ranks, ...], list[dist.ProcessGroup]]] = {}
+
+    def retime(self) -> None:
+        """Let the cases to come have a clock that is no older than seconds; collective."""
+        self.world = self.world.retimed()
 
     def of(self, params: Params) -> Part:
         """Return the part for a case's ``group``, ``member`` and ``together``; ``UserError`` if it cannot be formed."""
-        everyone = tuple(range(len(self._world.hosts)))
+        everyone = tuple(range(len(self.world.hosts)))
         text = str(params.get("group", "world"))
         if text == "world":
-            return Part(ranks=everyone, active=everyone, world=self._world)
+            return Part(ranks=everyone, active=everyone, world=self.world)
         groups, handles = self._groups(text)
         member = int(params.get("member", 0))
-        mine = next(index for index, ranks in enumerate(groups) if self._world.global_rank in ranks)
+        mine = next(index for index, ranks in enumerate(groups) if self.world.global_rank in ranks)
         together = bool(params.get("together", False))
-        world = self._world.narrowed(groups[mine], handles[mine]) if together or mine == member else None
+        world = self.world.narrowed(groups[mine], handles[mine]) if together or mine == member else None
         return Part(ranks=groups[member], active=everyone if together else groups[member], world=world)
 
     def _groups(self, text: str) -> tuple[tuple[Ranks, ...], list[dist.ProcessGroup]]:
         if text not in self._made:
-            groups = groups_of(text, len(self._world.hosts), self._world.hosts)
-            handles = [dist.new_group(list(ranks), backend=self._world.backend) for ranks in groups]
+            groups = groups_of(text, len(self.world.hosts), self.world.hosts)
+            handles = [dist.new_group(list(ranks), backend=self.world.backend) for ranks in groups]
             self._made[text] = (groups, handles)
         return self._made[text]

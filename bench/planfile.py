@@ -1,12 +1,14 @@
-"""A plan as a TOML file: the command line's options, and cases with their parameters."""
+"""A plan as a TOML file: some of the command line's options, and cases with their parameters."""
 
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from bench.cases import Definition, select
 from bench.errors import UserError
 from bench.presets import Entry
 from bench.words import did_you_mean, listed
@@ -20,9 +22,12 @@ class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: str
     set: dict[str, Scalar | list[Scalar]] = {}
 
-    def entry(self) -> Entry:
-        """Return it as a preset's entry."""
-        return Entry(name=self.name, set={name: _text(value) for name, value in self.set.items()})
+    def entry(self, catalogue: Sequence[Definition]) -> Entry:
+        """Return it as a preset's entry, lists as text that the catalogue's parameters read."""
+        params = [param for definition in select(catalogue, [self.name]) for param in definition.params]
+        separators = {param.name: param.separator for param in params}
+        texts = {name: _text(value, separators.get(name, ",")) for name, value in self.set.items()}
+        return Entry(name=self.name, set=texts)
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,5 +69,5 @@ def _explain(message: str) -> str:
     return f"{message}; allowed are {listed(fields)}{did_you_mean(match[1], fields)}"
 
 
-def _text(value: Scalar | list[Scalar]) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+def _text(value: Scalar | list[Scalar], separator: str) -> str:
+    return separator.join(map(str, value)) if isinstance(value, list) else str(value)

@@ -13,6 +13,7 @@ import numpy as np
 from bench.arrival import Arrival, blame
 from bench.beside import NOTHING, load_beside
 from bench.cases import Case
+from bench.definitions import OF_THE_RUNNER
 from bench.disturbance import Disturbed
 from bench.errors import UserError
 from bench.injection import Injection
@@ -28,8 +29,6 @@ from bench.world import World
 
 Prepare = Callable[..., Subject]
 _EXPLAIN_SHARE = 0.4
-OF_THE_RUNNER = ("mode", "group", "member", "together", "beside")
-"""Parameters that say how and where a subject is measured; it is not told."""
 
 
 def run_case(
@@ -119,7 +118,7 @@ def _prepare(case: Case, parts: Parts, injection: Injection | None) -> tuple[Sub
     except UserError as error:
         return None, str(error), part
     if injection is not None and injection.kind != "late" and injection.rank == part.world.global_rank:
-        return Disturbed(subject, injection), None, part
+        return Disturbed(subject, injection, part.world.sync), None, part
     return subject, None, part
 
 

@@ -98,7 +98,7 @@ def _cases(line: Line, job: Job, world: World, progress: Progress) -> None:
     parts = Parts(world)
     for index, share in enumerate(_shares(job)):
         try:
-            _one_case(line, job, index, share, parts, progress, world)
+            _one_case(line, job, index, share, parts, progress)
         except Exception as error:  # noqa: BLE001 - whatever a case raises is told to the driver
             # before this rank leaves the world: ranks that miss it raise too, and the first to tell is named
             _stand_still(line, index, error)
@@ -129,8 +129,10 @@ def _shares(job: Job) -> Iterator[_Share]:
         yield _Share(seconds=min(max(share, _MIN_CASE_SECONDS), most), in_time=spent < job.run_seconds)
 
 
-def _one_case(line: Line, job: Job, index: int, share: _Share, parts: Parts, progress: Progress, world: World) -> None:
+def _one_case(line: Line, job: Job, index: int, share: _Share, parts: Parts, progress: Progress) -> None:
     line.say(Started(index=index))
+    parts.retime()
+    world = parts.world
     if world.decide([float(share.in_time)])[0]:
         outcome = run_case(
             job.cases[index], world, job.measure, share.seconds, progress, parts=parts, injection=job.injection
@@ -153,7 +155,7 @@ def _hello(meeting: str) -> Hello:
         size=int(os.environ["WORLD_SIZE"]),
         host=socket.gethostname(),
         pid=os.getpid(),
-        place=place(socket.gethostname(), os.environ, _local_gpu()),
+        place=place(socket.gethostname(), os.environ, _gpu_uuid()),
         environment={**capture(os.environ), "torch": _torch_environment()},
         meeting=meeting,
         step=_step(os.environ),
@@ -171,6 +173,12 @@ def _local_gpu() -> int | None:
     if not torch.cuda.is_available():
         return None
     return int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+
+
+def _gpu_uuid() -> str | None:
+    """Return the UUID of this rank's GPU without nvidia-smi's prefix, None without one."""
+    local = _local_gpu()
+    return None if local is None else str(torch.cuda.get_device_properties(local).uuid).removeprefix("GPU-")
 
 
 def _torch_environment() -> dict[str, Any]:

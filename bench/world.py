@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from bench.clock import Clock, calibrate
+from bench.clock import Clock, calibrate, recalibrate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,12 @@ class World:
     def narrowed(self, ranks: Sequence[int], group: dist.ProcessGroup) -> "World":
         """Return the world of one group of global ``ranks``, this one among them."""
         return replace(self, rank=list(ranks).index(self.global_rank), size=len(ranks), group=group)
+
+    def retimed(self) -> "World":
+        """Return this world of all ranks, its clock found anew if hosts may have drifted apart; collective."""
+        if not self.clock.drifts or not self.decide([float(self.clock.stale())])[0]:
+            return self
+        return replace(self, clock=recalibrate(self.clock, self.rank, self.size, self.control))
 
     def sync(self) -> None:
         """Wait until the device has done what was given to it."""

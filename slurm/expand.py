@@ -136,7 +136,7 @@ class _Planner:
         cases = []
         for case, params in zip(self._file.case, self._params, strict=True):
             own = {name: text for name, text in varying.items() if name in params}
-            cases.append(PointCase(name=case.name, set={**case.entry().set, **own}))
+            cases.append(PointCase(name=case.name, set={**case.entry(self._catalogue).set, **own}))
         return tuple(cases)
 
     def _words(self, combination: Combination, repeat: int) -> list[str]:

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from ranks import Ranks
 
 from bench.cases import Definition, Setting
-from bench.definitions import DEFINITIONS
+from bench.definitions import DEFINITIONS, OF_THE_RUNNER
 from bench.dtypes import DTYPES, supports
 from bench.groups import groups_of
 from bench.operation import Operation
 from bench.parts import Parts
-from bench.runner import OF_THE_RUNNER, load_target
+from bench.runner import load_target
 from bench.world import World
 
 OPERATIONS = {

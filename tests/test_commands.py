@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from fakes import FakeGang, FakeRank, outcome
 
 import parbench
-from bench import measuring
+from bench import measuring, node_machine
 from bench.commands import House, parse_settings, run
 from bench.driver import StartGang
 from bench.errors import UserError
@@ -32,7 +32,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     """Call ``parbench`` in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(measuring, "look", lambda environ: MACHINE)
+    monkeypatch.setattr(node_machine, "look", lambda environ: MACHINE)
     return lambda *words: CliRunner().invoke(parbench.main, words, prog_name="parbench")
 
 

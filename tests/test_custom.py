@@ -45,6 +45,27 @@ def of_everything(world: object, **params: int) -> None: ...
 def with_mode(world: object, *, mode: str = "fast") -> None: ...
 
 
+def with_group(world: object, *, group: int = 8) -> None: ...
+
+
+def with_member(world: object, *, member: int = 0) -> None: ...
+
+
+def with_together(world: object, *, together: bool = True) -> None: ...
+
+
+def with_beside(world: object, *, beside: str = "gemm") -> None: ...
+
+
+def of_infinity(world: object, *, limit: float = float("inf")) -> None: ...
+
+
+def of_no_number(world: object, *, limit: float = float("nan")) -> None: ...
+
+
+OWN = "is parbench's own, as are mode, group, member, together or beside: give it another name"
+
+
 def test_parameters_are_those_of_the_function_with_their_kinds_and_defaults() -> None:
     found = {param.name: (param.kind, param.default) for param in params_of(simple)}
     assert found == {
@@ -75,7 +96,13 @@ def test_annotations_are_not_needed() -> None:
         (of_a_list, "'sizes' is no bool, int, float or str"),
         (of_none, "'depth' is no bool, int, float or str"),
         (of_everything, "'params' has no default"),
-        (with_mode, "'mode' is parbench's own (blocking, pipelined, async, coalesced or graph): give it another name"),
+        (with_mode, f"'mode' {OWN}"),
+        (with_group, f"'group' {OWN}"),
+        (with_member, f"'member' {OWN}"),
+        (with_together, f"'together' {OWN}"),
+        (with_beside, f"'beside' {OWN}"),
+        (of_infinity, "'limit' has the default inf: give it a finite one"),
+        (of_no_number, "'limit' has the default nan: give it a finite one"),
     ],
 )
 def test_a_parameter_that_cannot_be_set_on_a_command_line_is_refused(function: Callable[..., Any], told: str) -> None:
@@ -142,6 +169,7 @@ def test_a_target_without_a_function_is_refused_before_anything_is_started(
     ("text", "told"),
     [
         ("def prepare(world, *, depth): ...", "parameter 'depth' has no default"),
+        ("def prepare(world, *, depth=float('inf')): ...", "parameter 'depth' has the default inf"),
         ("raise OSError('no such device')", "OSError: no such device"),
         ("import nowhere_at_all", "nowhere_at_all"),
         ("prepare = 3", "has no function 'prepare'"),

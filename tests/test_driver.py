@@ -13,7 +13,7 @@ from fakes import FakeGang, FakeRank, case, outcome, plan, wait_until, where, wi
 from bench import driver as module
 from bench import watch as watch_module
 from bench.cases import Case
-from bench.channel import ADDRESS_VARIABLE
+from bench.channel import ADDRESS_VARIABLE, Hub
 from bench.driver import Driver, remaining
 from bench.locality import Place
 from bench.messages import LEFT_OUT, Bye, Job, Outcome
@@ -42,6 +42,21 @@ def no_thread_is_left() -> Iterator[None]:
     while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert left == set()
+
+
+@pytest.fixture
+def hubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Hub]]:
+    """The hubs that drivers open, closed at last as a process's end would."""
+    opened: list[Hub] = []
+
+    def remember(*hosts: str) -> Hub:
+        opened.append(Hub(*hosts))
+        return opened[-1]
+
+    monkeypatch.setattr(module, "Hub", remember)
+    yield opened
+    for hub in opened:
+        hub.close()
 
 
 class Listener:
@@ -107,6 +122,16 @@ class Stage:
             if rank.rank == 0:
                 rank.finish(index)
         rank.say(Bye())
+
+
+def waits_where_it_broke(gang: FakeGang, rank: FakeRank) -> None:
+    """Raise on rank 1 in the first case, and stand still as long as there is a driver."""
+    rank.hello()
+    rank.job()
+    rank.start(0)
+    if rank.rank == 1:
+        rank.break_(0)
+    rank.line.hear()
 
 
 def breaks_at(number: int) -> Act:
@@ -320,14 +345,37 @@ def test_one_failed_start_does_not_count_after_a_good_one(stage: Callable[..., S
     assert built.numbers == [0, 1, 2, 3]
 
 
-def test_ranks_that_cannot_be_started_again_end_the_run_where_they_break(stage: Callable[..., Stage]) -> None:
+def test_ranks_that_cannot_be_started_again_end_the_run_where_they_break(
+    stage: Callable[..., Stage], hubs: list[Hub]
+) -> None:
     built = stage(CASES, breaks_at(1))
     built.can_restart = False
     assert seen(built.drive()) == [(0, 0, "ok"), (0, 1, "failed")]
     assert built.numbers == [0]
 
 
-def test_ranks_that_were_there_and_do_not_come_together_are_told_for_every_case(stage: Callable[..., Stage]) -> None:
+def test_ranks_that_cannot_be_started_again_are_not_hung_up_on_before_the_drivers_process_ends(
+    stage: Callable[..., Stage], hubs: list[Hub]
+) -> None:
+    """The first to end would have their launcher end the driver too, which still has tables and a page to make."""
+    built = stage(CASES[:2], waits_where_it_broke)
+    built.can_restart = False
+    assert seen(built.drive()) == [(0, 0, "failed")]
+    assert not built.gangs[0].ended()
+    (hub,) = hubs
+    hub.close()
+    wait_until(built.gangs[0].ended)
+
+
+def test_ranks_that_can_be_started_again_are_hung_up_on_where_they_break(stage: Callable[..., Stage]) -> None:
+    built = stage(CASES[:1], waits_where_it_broke)
+    assert seen(built.drive()) == [(0, 0, "failed")]
+    wait_until(built.gangs[0].ended)
+
+
+def test_ranks_that_were_there_and_do_not_come_together_are_told_for_every_case(
+    stage: Callable[..., Stage], hubs: list[Hub]
+) -> None:
     built = stage(CASES[:2], does_not_start)
     built.can_restart = False
     assert seen(built.drive()) == [(0, 0, "failed"), (0, 1, "failed")]

@@ -16,7 +16,7 @@ from fakes import HERE, wait_until
 
 from bench import gang as module
 from bench.channel import Hub
-from bench.gang import JoinedGang, TorchrunGang, local_state, loopback_interface
+from bench.gang import JoinedGang, TorchrunGang, local_state, loopback_interface, loopback_variables
 from bench.messages import Hello
 
 pytestmark = pytest.mark.measures
@@ -212,5 +212,7 @@ def test_the_state_of_a_process_is_told_where_it_can_be_seen(sleeper: "subproces
 def test_the_loopback_interface_bears_127_0_0_1(monkeypatch: pytest.MonkeyPatch) -> None:
     name = loopback_interface()
     assert name in {interface for _, interface in socket.if_nameindex()}
+    assert loopback_variables() == {"GLOO_SOCKET_IFNAME": name}
     monkeypatch.setattr(psutil, "net_if_addrs", dict)
     assert loopback_interface() is None
+    assert loopback_variables() == {}

@@ -1,6 +1,7 @@
 """Runs inside ranks that another launcher started: one launch, one folder, one voice, and an end whatever happens."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from conftest import Command, environment
 from fakes import wait_until
 
+from bench.gang import loopback_interface
 from bench.records import Record, read_records
 from bench.runs import load_run
 
@@ -63,22 +65,30 @@ def ranks(folder: Path, *words: str, size: int = 2) -> Iterator[Ranks]:
             process.communicate()
 
 
-# --- it works ---
-
-
-def test_ranks_of_torchrun_make_one_run_of_one_launch_and_only_rank_0_prints(tmp_path: Path) -> None:
-    command = [str(BIN / "torchrun"), "--nproc-per-node", "2", "--no-python", str(BIN / "parbench"), "run", *QUICK]
-    done = subprocess.run(
-        [*command, "--only", "all_reduce", "--sizes", "1K"],
-        cwd=tmp_path,
-        env={**environment(), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+def torchrun(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Start ``parbench run`` as two ranks by the real launcher, which ends all ranks with the first that ends badly."""
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "--no-python"]
+    variables = {name: value for name, value in environment().items() if name != "GLOO_SOCKET_IFNAME"}
+    return subprocess.run(
+        [*command, str(BIN / "parbench"), "run", *QUICK, *words],
+        cwd=folder,
+        env={**variables, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+# --- it works ---
+
+
+def test_ranks_of_torchrun_make_one_run_of_one_launch_and_only_rank_0_prints(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "--only", "all_reduce", "--sizes", "1K")
     assert done.returncode == 0, done.stderr
     run = load_run(only_run(tmp_path))
+    assert run.info.environment is not None
+    assert run.info.environment["variables"]["GLOO_SOCKET_IFNAME"] == loopback_interface()  # nobody has set it
     assert (run.info.plan.launches, run.info.plan.nproc) == (1, 2)
     assert [(record.status, record.world.size) for record in run.records] == [("ok", 2)]
     lines = done.stdout.splitlines()
@@ -127,6 +137,18 @@ def test_a_rank_that_raises_is_recorded_and_every_rank_ends(tmp_path: Path) -> N
         assert started[1].wait(30) == 1
     [record] = records_of(tmp_path)
     assert record.reason == "rank 1 raised RuntimeError: the roof is on fire"
+
+
+def test_under_torchrun_a_step_that_raises_still_has_its_tables_its_page_and_rank_0s_exit_code(tmp_path: Path) -> None:
+    """torchrun itself always exits with 1, and tells what each rank exited with."""
+    done = torchrun(tmp_path, "--target", "faults:raising")
+    [record] = records_of(tmp_path)
+    assert record.reason == "rank 1 raised RuntimeError: the roof is on fire"
+    assert (only_run(tmp_path) / "report.html").exists(), done.stderr
+    assert "rank 1 raised RuntimeError: the roof is on fire" in done.stdout
+    assert done.stdout.splitlines().count(str(only_run(tmp_path).relative_to(tmp_path))) == 1
+    assert done.returncode == 1
+    assert re.search(r"rank\s*: 0 .*\n\s*exitcode\s*: 4 ", done.stderr), done.stderr
 
 
 def test_a_rank_whose_driver_is_killed_ends_itself(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from fakes import FakeGang, FakeRank, case, outcome, wait_until
 from fakes import plan as make_plan
 
-from bench import measuring, options
+from bench import measuring, node_machine, options
 from bench.addresses import reachable
 from bench.display import Display
 from bench.driver import StartGang
@@ -73,8 +74,7 @@ class Ranks:
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
-    for module in (options, measuring):
-        monkeypatch.setattr(module, "look", lambda environ: MACHINE)
+    monkeypatch.setattr(node_machine, "look", lambda environ: MACHINE)
     monkeypatch.chdir(tmp_path)
 
 
@@ -237,7 +237,8 @@ def test_ranks_share_the_cores_and_gloo_takes_the_loopback(monkeypatch: pytest.M
     assert given["OMP_NUM_THREADS"] == "2"
     assert given["GLOO_SOCKET_IFNAME"].startswith("lo")
     assert measuring._node_variables(make_plan([case()], nproc=8), MACHINE)["OMP_NUM_THREADS"] == "1"
-    assert "GLOO_SOCKET_IFNAME" not in measuring._node_variables(make_plan([case()], backend="nccl"), MACHINE)
+    # the ranks of NCCL have a gloo group too
+    assert measuring._node_variables(make_plan([case()], backend="nccl"), MACHINE) == given
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,6 +273,7 @@ FOUR_NODES = {
     "SLURM_JOB_NUM_NODES": "4",
     "SLURM_JOB_NODELIST": "n[1-4]",
     "SLURM_NTASKS_PER_NODE": "2",
+    "SLURMD_NODENAME": "n1",
 }
 SRUN = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K"}, launcher="srun")
 
@@ -298,6 +300,19 @@ def test_srun_is_given_the_spread_the_nodes_and_threads_that_fit_a_node(
     assert calls == [(plan.spread, path / "logs", 3, variables, "n[2-4]")]
     assert measuring._facts(plan) == {"slurm": {"job": "17", "nodelist": "n[1-4]", "placement": "block"}}
     assert measuring._hosts(plan, None) == reachable(os.environ)
+
+
+def test_on_a_login_node_threads_are_those_that_fit_the_jobs_nodes(
+    allocation: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("SLURMD_NODENAME")
+    monkeypatch.setattr(node_machine, "_ask", lambda number, environ: replace(MACHINE, cores=64))
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(measuring, "SrunGang", lambda *given: calls.append(given))
+    path, info = create_run(tmp_path, plan_run(SRUN, MODULES, None), "0.1.0")
+    measuring._starter(Run(path=path, info=info, records=()), None, None)(0, {})
+    assert calls[0][3] == {"OMP_NUM_THREADS": "32"}
 
 
 def test_a_run_over_nodes_goes_on_in_an_allocation_that_holds_it_on_nodes_that_may_be_others(

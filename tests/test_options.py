@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from bench import node_machine
 from bench import options as module
 from bench.errors import UserError
-from bench.machine import Machine
+from bench.machine import Gpu, Machine
 from bench.options import Joined, Options, plan_run
 from bench.plan import Plan, Spread
 from workloads.hybrid import constraints
@@ -29,7 +30,7 @@ ONE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(module, "look", lambda environ: MACHINE)
+    monkeypatch.setattr(node_machine, "look", lambda environ: MACHINE)
     monkeypatch.chdir(tmp_path)
 
 
@@ -122,6 +123,18 @@ def test_a_preset_of_the_file_that_does_not_exist_is_refused(file: Path) -> None
 
 def test_more_ranks_than_cores_are_noted_in_the_plan() -> None:
     assert any(note.startswith("functional only") for note in planned(Options(nproc=6)).notes)
+
+
+def test_a_slow_rank_is_refused_where_the_device_replays_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(name="H100", memory_bytes=80 << 30)
+    monkeypatch.setattr(node_machine, "look", lambda environ: replace(MACHINE, gpus=(gpu, gpu), torch_has_cuda=True))
+    graph = replace(ONE, settings={"size_bytes": "1K", "mode": "blocking,graph"}, inject="slow:1:10%")
+    told = refusal(graph)
+    assert told.startswith("--inject slow:1:10%: ")
+    assert told.endswith("is replayed by the device; slow knows no mode graph")
+    for inject in ("late:1:3ms", "corrupt:1"):
+        assert len(planned(replace(graph, inject=inject)).cases) == 2
+    assert planned(replace(ONE, inject="slow:1:10%")).injection is not None
 
 
 HYBRID = Options(only=("workload.hybrid",))
@@ -269,6 +282,7 @@ FOUR_NODES = {
     "SLURM_JOB_NUM_NODES": "4",
     "SLURM_JOB_NODELIST": "n[1-4]",
     "SLURM_NTASKS_PER_NODE": "2",
+    "SLURMD_NODENAME": "n1",
 }
 SRUN = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K"}, launcher="srun")
 
@@ -299,6 +313,20 @@ def test_a_node_holds_as_many_ranks_as_alone_where_the_allocation_does_not_say(
 ) -> None:
     monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
     assert planned(SRUN).spread == Spread(nodes=4, ntasks_per_node=MACHINE.cores)
+
+
+def test_on_a_login_node_the_setting_is_that_of_the_jobs_nodes(
+    allocation: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have GPUs, and it has none."""
+    gpu = Gpu(name="H100", memory_bytes=80 << 30)
+    node = replace(MACHINE, gpus=(gpu,) * 8, torch_has_cuda=True)
+    monkeypatch.setattr(node_machine, "_ask", lambda number, environ: node)
+    assert planned(SRUN).device == "cpu"
+    monkeypatch.delenv("SLURMD_NODENAME")
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
+    plan = planned(SRUN)
+    assert (plan.device, plan.backend, plan.nproc) == ("cuda", "nccl", 32)
 
 
 def test_groups_are_formed_by_the_nodes_that_the_placement_means(allocation: None) -> None:

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import click
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.cases import Setting
+from bench.cases import Definition, Setting
+from bench.commands import run
 from bench.definitions import DEFINITIONS
 from bench.errors import UserError
 from bench.params import Param
@@ -14,6 +16,10 @@ from bench.planfile import FileCase, PlanFile, read_plan_file
 from bench.planning import Request, make_plan
 from bench.presets import Entry
 
+CATALOGUE = (
+    Definition(name="n.x", target="m:f", help="", params=()),
+    Definition(name="n.mesh", target="m:f", help="", params=(Param(name="mesh", kind="mesh", default="", help=""),)),
+)
 WHOLE = """
 preset = "smoke"
 nproc = 4
@@ -84,7 +90,7 @@ def test_a_case_becomes_an_entry_with_the_text_of_an_option() -> None:
         "d": "1K:4K:x2",
         "e": [1, 2.5, False, "word"],
     }
-    assert FileCase(name="n.*", set=values).entry() == Entry(
+    assert FileCase(name="n.*", set=values).entry(CATALOGUE) == Entry(
         name="n.*", set={"a": "1", "b": "0.1", "c": "True", "d": "1K:4K:x2", "e": "1,2.5,False,word"}
     )
 
@@ -92,19 +98,44 @@ def test_a_case_becomes_an_entry_with_the_text_of_an_option() -> None:
 @settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, unique=True))
 def test_numbers_of_a_file_reach_the_parameter_exactly(numbers: list[float]) -> None:
-    entry = FileCase(name="n", set={"x": [*numbers]}).entry()
+    entry = FileCase(name="n.x", set={"x": [*numbers]}).entry(CATALOGUE)
     assert list(Param(name="x", kind="float", default=0.0, help="").parse_many(entry.set["x"])) == numbers
 
 
 def test_a_boolean_of_a_file_reaches_the_parameter() -> None:
-    entry = FileCase(name="n", set={"x": [True, False]}).entry()
+    entry = FileCase(name="n.x", set={"x": [True, False]}).entry(CATALOGUE)
     assert Param(name="x", kind="bool", default=True, help="").parse_many(entry.set["x"]) == (True, False)
+
+
+def test_a_list_of_meshes_is_as_many_meshes(file: Path) -> None:
+    """Each has commas of its own, which must not make one other mesh of them."""
+    file.write_text('[[case]]\nname = "n.mesh"\nset = { mesh = ["dp=2", "tp=2", "dp=1,tp=2"], x = [1, 2] }\n')
+    (case,) = read_plan_file(file).case
+    entry = case.entry(CATALOGUE)
+    assert entry.set == {"mesh": "dp=2;tp=2;dp=1,tp=2", "x": "1,2"}
+    (mesh,) = CATALOGUE[1].params
+    assert mesh.parse_many(entry.set["mesh"]) == ("dp=2", "tp=2", "dp=1,tp=2")
+
+
+def test_a_case_that_nothing_bears_is_refused_by_its_name() -> None:
+    with pytest.raises(UserError, match="no case is named 'm'"):
+        FileCase(name="m", set={}).entry(CATALOGUE)
+
+
+def test_the_help_and_the_readme_say_which_options_a_file_holds() -> None:
+    *options, _ = PlanFile.__struct_fields__
+    (plan,) = (param for param in run.params if isinstance(param, click.Option) and "--plan" in param.opts)
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    said = readme.partition("A plan file holds the cases")[2].partition(":")[0]
+    for option in options:
+        assert option in str(plan.help)
+        assert f"`{option}`" in said
 
 
 def test_a_file_and_options_of_the_same_meaning_make_the_same_plan(file: Path) -> None:
     file.write_text('[[case]]\nname = "all_reduce"\nset = { size_bytes = [1024, "4K"] }\n')
     setting = Setting(nproc=2, backend="gloo", device="cpu")
-    entries = tuple(case.entry() for case in read_plan_file(file).case)
+    entries = tuple(case.entry(DEFINITIONS) for case in read_plan_file(file).case)
     by_file = make_plan(Request(preset="smoke", entries=entries), DEFINITIONS, setting)
     by_options = make_plan(
         Request(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"}), DEFINITIONS, setting

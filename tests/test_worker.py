@@ -10,9 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
+import torch
 from conftest import environment
 from fakes import HERE, job, wait_until
 from torch._C._distributed_c10d import HashStore, Store
@@ -181,6 +184,16 @@ def test_the_budget_is_shared_by_weight_and_what_is_not_used_goes_to_those_after
     last = next(shares)
     assert (last.seconds, last.in_time) == (worker._MIN_CASE_SECONDS, False)
     assert list(shares) == []
+
+
+def test_a_rank_tells_its_gpu_by_uuid_however_many_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each rank sees only its own, all are torch's first. No GPU is needed to see it."""
+    assert torch.cuda.is_available() or worker._gpu_uuid() is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=UUID(int=7 + index)))
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert worker._gpu_uuid() == "00000000-0000-0000-0000-000000000007"
 
 
 @pytest.mark.parametrize(
