@@ -30,7 +30,10 @@ REDUCE_OPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TraceEvent:
-    """What torch's profiler saw, in ns of its clock; ``device`` is the device's, not the host's."""
+    """What torch's profiler saw, in ns of its clock; ``device`` is the device's, not the host's.
+
+    An ``annotation`` is a range with a name of its own: torch puts those of the host on the device too, around kernels.
+    """
 
     name: str
     start_ns: int
@@ -38,6 +41,7 @@ class TraceEvent:
     thread: int
     device: bool
     asynchronous: bool
+    annotation: bool = False
 
 
 def trace_events(profiler: profile) -> list[TraceEvent]:
@@ -52,6 +56,7 @@ def trace_events(profiler: profile) -> list[TraceEvent]:
             thread=event.start_thread_id(),
             device=event.device_type() != DeviceType.CPU,
             asynchronous=event.is_async(),
+            annotation=event.is_user_annotation(),
         )
         for event in results.events()
     ]

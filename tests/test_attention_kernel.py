@@ -119,21 +119,28 @@ def test_timed_attention_has_the_shapes_of_a_real_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "head_size", "kind"),
+    ("device", "capability", "dtype", "head_size", "kind"),
     [
-        (CPU, torch.float32, 5, CpuFlash),
-        (CPU, torch.bfloat16, 64, CpuFlash),
-        (CUDA, torch.bfloat16, 64, CudaFlash),
-        (CUDA, torch.float16, 256, CudaFlash),
-        (CUDA, torch.float32, 64, Dense),
-        (CUDA, torch.bfloat16, 20, Dense),
-        (CUDA, torch.bfloat16, 512, Dense),
+        (CPU, None, torch.float32, 5, CpuFlash),
+        (CPU, None, torch.bfloat16, 64, CpuFlash),
+        (CUDA, (8, 0), torch.bfloat16, 64, CudaFlash),
+        (CUDA, (9, 0), torch.float16, 256, CudaFlash),
+        (CUDA, (7, 5), torch.bfloat16, 64, Dense),
+        (CUDA, (7, 0), torch.float16, 64, Dense),
+        (CUDA, (9, 0), torch.float32, 64, Dense),
+        (CUDA, (9, 0), torch.bfloat16, 20, Dense),
+        (CUDA, (9, 0), torch.bfloat16, 512, Dense),
     ],
 )
 def test_the_fused_kernel_is_taken_where_there_is_one(
-    device: torch.device, dtype: torch.dtype, head_size: int, kind: type
+    device: torch.device, capability: tuple[int, int] | None, dtype: torch.dtype, head_size: int, kind: type
 ) -> None:
-    assert type(kernel_for(device, dtype, head_size)) is kind
+    def capability_of(asked: torch.device) -> tuple[int, int]:
+        assert asked is device
+        assert capability is not None, "CPUs have none"
+        return capability
+
+    assert type(kernel_for(device, dtype, head_size, capability_of)) is kind
 
 
 @pytest.mark.gpu

@@ -12,8 +12,17 @@ import torch.distributed as dist
 from ranks import RankError, Ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.profiler import profile, record_function
 
-from bench.compat import all_gather_single, done_work, fake_group, forget_meshes, group_named, reduce_scatter_single
+from bench.compat import (
+    all_gather_single,
+    done_work,
+    fake_group,
+    forget_meshes,
+    group_named,
+    reduce_scatter_single,
+    trace_events,
+)
 from bench.world import World
 
 RENAMED = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
@@ -200,3 +209,11 @@ def test_the_sharding_optimizer_shares_out_moments_and_tells_all_ranks_the_weigh
     assert sorted(first + second) == [4, 6]
     assert len(first) == len(second) == 1
     assert weights == others == pytest.approx([0.5, 0.5])
+
+
+def test_named_ranges_are_told_from_operations() -> None:
+    with profile() as profiler, record_function("mine"):
+        torch.ones(2)
+    annotations = {event.name: event.annotation for event in trace_events(profiler)}
+    assert annotations["mine"]
+    assert not annotations["aten::ones"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from bench.errors import UserError
 from bench.world import World
 from workloads.context.attention_block import Blocks
-from workloads.context.attention_kernel import CpuFlash, Gradients, Timed
+from workloads.context.attention_kernel import CpuFlash, CudaFlash, Dense, Gradients, Timed
 from workloads.context.cp import ContextStep
 from workloads.context.ring import RingAttention
 from workloads.memory import SavedTensors
@@ -222,7 +222,37 @@ def test_the_row_says_how_sequences_lie_and_what_is_sent(four_ranks: Ranks, meth
     assert details["crossover_ranks"] == 3  # twice as many heads as keys have
     assert details["balance_limit"] == (4 / 7 if method == "ring" else 1)
     assert details["documents"] is None
+    assert details["kernel"] == "flash_cpu"
     assert notes == ()
+
+
+def described_on(world: World, kernel: str, params: Params) -> tuple[object, list[str]]:
+    """Return the kernel that a row tells of and its notes on it, where the device has that kernel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workloads.context.cp.kernel_for", lambda *_: {"dense": Dense(), "flash": CudaFlash()}[kernel])
+        step = step_of(world, params)
+    found = step.describe()
+    step.close()
+    return found.details["kernel"], [note for note in found.notes if note.startswith("attention: ")]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "params", "told", "noted"),
+    [
+        ("dense", {}, "dense", "in float32 with heads of 8"),
+        ("dense", {"precision": "bfloat16"}, "dense", "in bfloat16 with heads of 8"),
+        ("flash", {"precision": "bfloat16"}, "flash_cuda", None),
+        ("dense", {"compute": "timed:1ms", "attention": "timed:2ms"}, "timed", None),
+    ],
+)
+def test_a_row_names_its_kernel_and_owns_up_to_the_plain_formula(
+    two_ranks: Ranks, kernel: str, params: Params, told: str, noted: str | None
+) -> None:
+    given: Params = {"method": "ring", **params}
+    for name, notes in two_ranks.call("test_cp:described_on", kernel=kernel, params=given):
+        assert name == told
+        assert len(notes) == (noted is not None)
+        assert all(note.startswith("attention: the plain formula in float32") and noted in note for note in notes)
 
 
 def test_packed_rows_say_their_documents_and_timed_ones_what_their_time_is(two_ranks: Ranks) -> None:

@@ -18,7 +18,7 @@ from workloads.hybrid.constraints import CP_METHODS
 from workloads.hybrid.hybrid_timed import count_wrong_fills, let_layers_wait, shares_of, waiting_kernel
 from workloads.model import build
 from workloads.shapes import SHAPES
-from workloads.timed import TimedLinear, Waiter
+from workloads.timed import TimedLinear, Waiter, tell_apart
 
 TINY = SHAPES["tiny"]
 CPU = torch.device("cpu")
@@ -81,13 +81,28 @@ def test_a_gradient_that_is_not_what_was_filled_in_is_counted() -> None:
     exchange_ffns(model, TINY, MOE, 0)
     let_layers_wait(model, 1.0, shares_of(TINY, MOE, cp=1), 64, Waiter(CPU))
     linears = {name: module for name, module in model.named_modules() if isinstance(module, TimedLinear)}
-    assert count_wrong_fills(model, 3.0, tp=2) == len(linears)
+    assert count_wrong_fills(model, 3.0, tp=2, num_ranks=2) == len(linears)
     for name, linear in linears.items():
         whole = name == "head" or "shared" in name
         linear.weight.grad = torch.full_like(linear.weight, 6.0 if whole else 3.0)
-    assert count_wrong_fills(model, 3.0, tp=2) == 0
+    assert count_wrong_fills(model, 3.0, tp=2, num_ranks=2) == 0
     linears["layers.1.attention.q"].weight.grad = torch.full((128, 128), 6.0)
-    assert count_wrong_fills(model, 3.0, tp=2) == 128 * 128
+    assert count_wrong_fills(model, 3.0, tp=2, num_ranks=2) == 128 * 128
+
+
+@pytest.mark.parametrize(("dtype", "left"), [(torch.float32, 0.999), (torch.bfloat16, 0.75)])
+def test_a_gradient_may_be_rounded_but_no_rank_may_be_missing(dtype: torch.dtype, left: float) -> None:
+    """Of three ranks each adds a quarter at least."""
+    model = build(TINY, 0, CPU, dtype)
+    let_layers_wait(model, 1.0, shares_of(TINY, None, cp=1), 64, Waiter(CPU))
+    tell_apart(model, 0, 3, 3)
+    for linear in (module for module in model.modules() if isinstance(module, TimedLinear)):
+        linear.weight.grad = torch.full_like(linear.weight, 2 * linear.mean_fill * (1 + torch.finfo(dtype).eps))
+    assert count_wrong_fills(model, 2, tp=1, num_ranks=3) == 0
+    head = next(module for name, module in model.named_modules() if name == "head")
+    assert isinstance(head, TimedLinear)
+    head.weight.grad = torch.full_like(head.weight, 2 * head.mean_fill * left)
+    assert count_wrong_fills(model, 2, tp=1, num_ranks=3) == head.weight.numel()
 
 
 def asked_for(world: World, params: dict[str, Any]) -> float:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ from workloads.parity import (
     RELATIVE_TOLERANCE,
     Parity,
     count_apart,
+    count_unfilled,
     count_unlike_rank_0,
     distance,
 )
 from workloads.shapes import Shape, num_parameters
+from workloads.timed import TimedLinear, Waiter, make_timed, tell_apart
 
 REFERENCE = torch.tensor([4.0, -8.0, 0.0, 1e-6])
 LIMIT = RELATIVE_TOLERANCE * 8
@@ -127,6 +130,95 @@ def test_a_narrow_tensor_is_as_far_as_its_rounding() -> None:
 def test_other_names_are_infinitely_far() -> None:
     assert distance({}, {"a": REFERENCE}) == math.inf
     assert distance({"a": REFERENCE, "b": REFERENCE}, {"a": REFERENCE}) == math.inf
+
+
+# ---- fills of timed compute, summed as rings sum them
+
+
+Mean = Callable[[Tensor], Tensor]
+
+
+def in_rings(parts: Tensor) -> Tensor:
+    """Return the sums of all ranks' parts (n) by a ring's chunks (n), each begun by another rank, rounded at each."""
+    return reduce(torch.add, [parts.roll(-rank) for rank in range(len(parts))])
+
+
+def divided_first(parts: Tensor) -> Tensor:
+    """Return the means as DDP takes them."""
+    return in_rings(parts * (1 / len(parts)))
+
+
+def divided_in_the_type(parts: Tensor) -> Tensor:
+    """Return the means as NCCL takes them: the factor is rounded too."""
+    return in_rings(parts * torch.tensor(1 / len(parts), dtype=parts.dtype))
+
+
+def not_divided(parts: Tensor) -> Tensor:
+    """Return the sums, as a hybrid step takes them over its data axes."""
+    return in_rings(parts)
+
+
+MEANS: list[Mean] = [divided_first, divided_in_the_type, not_divided]
+
+
+def filled(ranks: int, dtype: torch.dtype, mean: Mean) -> tuple[Tensor, float]:
+    """Return what each rank (n) fills in a timed Linear's gradient, and what comes of all."""
+    divisor = 1 if mean is not_divided else ranks
+    fills, expected = [], 0.0
+    for rank in range(ranks):
+        model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(1, 1)])})
+        make_timed(model, 1.0, Waiter(torch.device("cpu")))
+        tell_apart(model, rank, ranks, divisor)
+        [linear] = [module for module in model.modules() if isinstance(module, TimedLinear)]
+        fills.append(linear.fill)
+        expected = linear.mean_fill * ranks / divisor
+    return torch.tensor(fills, dtype=dtype), expected
+
+
+each_mean = pytest.mark.parametrize("mean", MEANS)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+@each_mean
+@each_dtype
+@pytest.mark.parametrize("ranks", [*range(2, 17), 24, 31, 48, 64, 96])
+def test_fills_are_right_in_whatever_order_ranks_are_summed(ranks: int, dtype: torch.dtype, mean: Mean) -> None:
+    parts, expected = filled(ranks, dtype, mean)
+    for microbatches in (1, 2, 3):
+        of_all = reduce(torch.add, [parts] * microbatches)
+        assert count_unfilled(mean(of_all), microbatches * expected, ranks) == 0
+
+
+@each_mean
+@each_dtype
+@pytest.mark.parametrize("ranks", [*range(2, 17), 24, 26])
+def test_a_rank_that_is_missing_in_the_mean_is_seen(ranks: int, dtype: torch.dtype, mean: Mean) -> None:
+    parts, expected = filled(ranks, dtype, mean)
+    for missing in range(ranks):
+        rest = parts.clone()
+        rest[missing] = 0
+        assert count_unfilled(mean(rest), expected, ranks) == ranks
+
+
+@each_mean
+@pytest.mark.parametrize("ranks", [27, 48, 96])
+def test_half_of_many_ranks_missing_is_seen_in_bfloat16_too(ranks: int, mean: Mean) -> None:
+    parts, expected = filled(ranks, torch.bfloat16, mean)
+    parts[: ranks // 2] = 0
+    assert count_unfilled(mean(parts), expected, ranks) == ranks
+
+
+@pytest.mark.parametrize("ranks", [5, 6, 7, 9])
+def test_numbers_of_ranks_as_fills_would_not_be_equal_to_their_mean(ranks: int) -> None:
+    """Nor need they be: DDP's factor is rounded before the sum."""
+    found, expected = divided_first(torch.arange(1.0, ranks + 1)), (ranks + 1) / 2
+    assert bool((found != expected).any())
+    assert count_unfilled(found, expected, ranks) == 0
+
+
+def test_a_missing_gradient_is_one_and_no_number_is_wrong() -> None:
+    assert count_unfilled(None, 3.0, 2) == 1
+    assert count_unfilled(torch.tensor([3.0, math.nan, math.inf, -3.0]), 3.0, 2) == 3
 
 
 # ---- the whole gate, on data parallelism by hand

@@ -3,6 +3,7 @@
 import pytest
 
 from bench.cases import Setting
+from bench.params import Value
 from workloads.definitions import DEFINITIONS
 from workloads.pipeline.pipeline_case import each_schedule, pipeline_of, refuse_pipeline
 from workloads.pipeline.schedules import NAMES
@@ -44,6 +45,11 @@ def test_an_order_of_ones_own_is_taken_as_it_is() -> None:
         ({"order": "0F0,0B0;1F0,1B0"}, 2, "order has 1 microbatches != microbatches(8)"),
         ({"order": "0F0,0B0;1F0,1B0", "microbatches": 1}, 4, "order has rows for 2 ranks != ranks(4)"),
         ({"order": "0F0,0X0;1F0,1B0", "microbatches": 1}, 2, "'0X0' is no action"),
+        (
+            {"order": "0F0,0B0;1F0,1B0", "microbatches": 1, "schedule": "gpipe"},
+            2,
+            "schedule = gpipe is not allowed with order, which is a schedule of your own",
+        ),
         ({"schedule": "zb_h1", "checkpointing": "full"}, 2, "checkpointing = 'full' is not allowed with zb_h1"),
         ({"schedule": "zb_v", "checkpointing": "selective"}, 2, "splits the backward pass"),
     ],
@@ -69,6 +75,15 @@ def test_all_makes_a_case_for_each_schedule_that_exists() -> None:
     assert few == [name for name in NAMES if name != "dualpipe_v"]
     looped = [case["schedule"] for case in each_schedule({"schedule": "all", "chunks": 4}, setting(2))]
     assert looped == ["interleaved", "looped_bfs", "interleaved_zb"]
+
+
+def test_all_beside_an_order_is_that_order_once() -> None:
+    """Not the same order under ten names."""
+    given: dict[str, Value] = {"schedule": "all", "microbatches": 1, "order": "0F0,0B0;1F0,1B0"}
+    [case] = each_schedule(given, setting(2))
+    assert case == {"microbatches": 1, "order": given["order"]}
+    assert DEFINITION.refuse(DEFINITION.case(case).params, setting(2)) is None
+    assert len(list(each_schedule({**given, "order": ""}, setting(2)))) > 1
 
 
 def test_one_schedule_is_one_case() -> None:

@@ -12,7 +12,9 @@ from workloads.communication import counted
 from workloads.costs import sent_bytes
 from workloads.definitions import DEFINITIONS
 from workloads.pipeline import schedules
-from workloads.pipeline.pp import PipelineStep
+from workloads.pipeline.pipeline_case import Pipeline
+from workloads.pipeline.pp import PipelineStep, _order_of_gradients
+from workloads.pipeline.schedules import schedule_from_csv
 
 [DEFINITION] = [one for one in DEFINITIONS if one.name == "workload.pp"]
 
@@ -60,6 +62,39 @@ def test_two_ranks_get_the_bits_of_one_process(two_ranks: Ranks, name: str) -> N
 def test_options_change_no_bit(two_ranks: Ranks, params: dict[str, Any]) -> None:
     given = {"schedule": "1f1b", "microbatches": 4, **params}
     assert two_ranks.call("test_pp:wrong_twice", params=given) == [[0, 0]] * 2
+
+
+# stage 2 takes its gradients from the last microbatch on, stage 0 from the first; and so does the other rank
+OPPOSITE = (
+    "0F0,0F1,0F2,2F0,2F1,2F2,2B2,2B1,2B0,0B0,0B1,0B2;"
+    "1F0,1F1,1F2,3F0,3F1,3F2,3B2,3B1,3B0,1B0,1B1,1B2"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("order", "taken"),
+    [
+        (OPPOSITE, [(), ()]),
+        (OPPOSITE.replace("2B2,2B1,2B0", "2B0,2B1,2B2"), [(0, 1, 2), ()]),
+        ("0F0,0F1,0B1,0B0;1F0,1B0,1F1,1B1", [(1, 0), (0, 1)]),
+    ],
+    ids=["opposite", "opposite on one rank", "one stage a rank"],
+)
+def test_one_process_can_follow_a_rank_s_stages_where_their_orders_are_one(
+    order: str, taken: list[tuple[int, ...]]
+) -> None:
+    microbatches = len({action[2:] for action in order.replace(";", ",").split(",")})
+    schedule = schedule_from_csv(order.replace(";", "\n"), "order")
+    pipeline = Pipeline(schedule=schedule, layers_by_stage=(1,) * schedule.num_stages)
+    assert schedule.microbatches == microbatches
+    assert [_order_of_gradients(pipeline, rank) for rank in range(2)] == taken
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_stages_of_a_rank_may_take_gradients_in_different_orders(two_ranks: Ranks, precision: str) -> None:
+    """A valid order of one's own is right, though no one process sums in it bit for bit."""
+    params = {"order": OPPOSITE, "microbatches": 3, "precision": precision}
+    assert two_ranks.call("test_pp:wrong_twice", params=params) == [[0, 0]] * 2
 
 
 def bytes_sent(world: World, params: dict[str, Any]) -> tuple[float, float]:

@@ -39,6 +39,12 @@ def test_chunks_take_their_part_of_the_time_and_hold_their_part_of_the_layers() 
     assert line["activation_bytes"] == pytest.approx(float(str(line["in_flight"])) * 2 * 100.0)
 
 
+def test_layers_without_a_closed_form_have_no_bytes_in_any_line() -> None:
+    told = compare(EQUAL, Setting(**{**SETTING.__dict__, "layer_bytes": None}))
+    assert len(told) == len(NAMES)
+    assert {line["activation_bytes"] for line in told if "why_not" not in line} == {None}
+
+
 def test_latency_makes_all_of_them_slower() -> None:
     near, far = lines(), lines(latency_seconds=0.1)
     assert all(float(str(far[name]["step_seconds"])) > float(str(near[name]["step_seconds"])) for name in NAMES)

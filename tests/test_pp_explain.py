@@ -13,6 +13,7 @@ from test_pp import small
 
 from bench.subject import Explanation
 from bench.world import World
+from workloads.footprint import UNCOUNTED
 from workloads.pipeline.pp_explain import cores_shared
 
 pytestmark = pytest.mark.measures
@@ -132,6 +133,23 @@ def test_other_schedules_are_compared_and_the_halves_are_owned_up_to(plain: Expl
     assert len(lines) == 10
     assert lines["zb_h1"]["step_seconds"] < lines["1f1b"]["step_seconds"] < lines["naive"]["step_seconds"]
     assert any("half of the backward pass" in note for note in plain.notes)
+
+
+@pytest.mark.parametrize("compute", ["timed:5ms", "real"])
+def test_selective_checkpointing_owns_up_to_what_is_not_counted(
+    two_ranks: Ranks, plain: Explanation, compute: str
+) -> None:
+    """Whether a bubble is claimed or not; no other schedule is compared by bytes that are not known."""
+    params = timed(checkpointing="selective", compute=compute)
+    found = two_ranks.call("test_pp_explain:explained", params=params)[0]
+    assert UNCOUNTED in found.notes
+    assert UNCOUNTED not in plain.notes
+    assert "memory_counted.activations" not in found.metrics
+    assert {"memory_counted.parameters", "memory.activations"} <= set(found.metrics)
+    lines = found.details["pipeline"].get("comparison", [])
+    assert bool(lines) == (compute != "real" or not found.notes[0].startswith("functional only"))
+    assert {line["activation_bytes"] for line in lines if "why_not" not in line} <= {None}
+    assert all(line["activation_bytes"] for line in plain.details["pipeline"]["comparison"] if "why_not" not in line)
 
 
 def raised_by(two_ranks: Ranks, **changed: Any) -> dict[str, float]:

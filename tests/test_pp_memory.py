@@ -62,6 +62,14 @@ def test_checkpointed_layers_hold_their_inputs(two_ranks: Ranks) -> None:
         assert found["counted"]["activations"] < 4 * plain
 
 
+def test_what_selective_checkpointing_keeps_is_not_counted(two_ranks: Ranks) -> None:
+    """It passes by what counts saved tensors, which would find a layer's input alone."""
+    params = {"schedule": "gpipe", "microbatches": 4, "checkpointing": "selective"}
+    for found in two_ranks.call("test_pp_memory:looks", params=params):
+        assert set(found["counted"]) == {"parameters", "gradients", "optimizer", "buffers"}
+        assert found["measured"]["activations"] > 0
+
+
 @pytest.mark.parametrize("name", ["tiny", "tiny-llama"])
 def test_the_stages_parameters_are_the_models(name: str) -> None:
     shape = SHAPES[name]

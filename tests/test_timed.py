@@ -23,7 +23,7 @@ from bench.world import World
 from workloads.checkpointing import checkpoint
 from workloads.model import Transformer, build, draw_tokens, loss_of
 from workloads.shapes import Shape, shape_of
-from workloads.timed import COMPUTE_RANGE, TimedLinear, Waiter, calibrate, make_timed
+from workloads.timed import COMPUTE_RANGE, TimedLinear, Waiter, calibrate, make_timed, tell_apart
 
 pytestmark = pytest.mark.measures
 
@@ -259,6 +259,53 @@ def calibrated(
     return model, waiter, fake
 
 
+class FakeDevice(Waiter):
+    """Waits as a device does, in its stream, while the host goes on; its kernels take ``kernel_seconds`` a wait."""
+
+    def __init__(self, fake: FakeTime, kernel_seconds: float) -> None:
+        super().__init__(CPU, fake.clock, fake.sleep)
+        self._fake, self._kernel_seconds, self._done = fake, kernel_seconds, 0.0
+
+    @contextmanager
+    def waiting(self, seconds: float) -> Iterator[None]:
+        yield
+        self._done = max(self._done, self._fake.now) + seconds + self._kernel_seconds
+
+    def finish(self) -> None:
+        self._fake.now = max(self._fake.now, self._done)
+
+
+def test_waits_of_a_device_are_measured_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host that issued them is done long before."""
+    fake = FakeTime()
+    waiter = FakeDevice(fake, kernel_seconds=0.004)
+    model = FakeModel(waiter, fake, host_seconds=0.001)
+    monkeypatch.setattr("workloads.timed.time", SimpleNamespace(perf_counter=fake.clock))
+    fake.now += 1.0
+    with waiter.waiting(5.0):
+        pass  # still in the stream when calibration begins
+    calibrate(T, waiter, model.forward)
+    assert waiter.forward_scale == pytest.approx(1 - 0.004 / T)
+    assert waiter.backward_scale == pytest.approx(1 - 0.004 / (2 * T))
+    began = fake.now
+    loss = model.forward()
+    waiter.finish()
+    assert fake.now - began == pytest.approx(T)
+    backward(loss)
+    waiter.finish()
+    assert fake.now - began == pytest.approx(3 * T)
+
+
+def test_only_waits_of_a_device_have_to_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    synchronized: list[torch.device] = []
+    monkeypatch.setattr("torch.cuda.synchronize", synchronized.append)
+    monkeypatch.setattr("workloads.timed._calibrate", lambda device: 1e9)
+    Waiter(CPU).finish()
+    assert synchronized == []
+    Waiter(torch.device("cuda:1")).finish()
+    assert synchronized == [torch.device("cuda:1")]
+
+
 @pytest.mark.parametrize("first_seconds", [0.0, 1.0])
 def test_waits_shrink_by_what_the_host_takes_once_it_is_warm(
     monkeypatch: pytest.MonkeyPatch, first_seconds: float
@@ -356,6 +403,31 @@ def test_gradients_of_microbatches_add_up() -> None:
     gradient = model.layers.get_submodule("0.ffn.up").get_parameter("weight").grad
     assert gradient is not None
     assert gradient.unique().tolist() == [6.0]  # type: ignore[no-untyped-call]
+
+
+def fills(rank: int, data_size: int, divisor: int) -> list[tuple[float, float]]:
+    """Return what a rank fills into each Linear's gradient, and what it expects as the mean."""
+    model = timed_model(GPT, Noted())
+    tell_apart(model, rank, data_size, divisor)
+    return [(linear.fill, linear.mean_fill) for linear in model.modules() if isinstance(linear, TimedLinear)]
+
+
+@pytest.mark.parametrize("data_size", [1, 2, 3, 5, 8])
+def test_the_mean_fill_is_the_mean_of_what_data_ranks_fill_in(data_size: int) -> None:
+    by_rank = [fills(rank, data_size, 8) for rank in range(data_size)]
+    assert len(by_rank[0]) == 13
+    for of_linear in zip(*by_rank, strict=True):
+        filled, expected = [fill for fill, _ in of_linear], {mean for _, mean in of_linear}
+        assert set(filled) == ({8.0, 16.0} if data_size > 1 else {8.0})
+        assert expected == {sum(filled) / data_size}
+
+
+def test_no_group_of_half_of_the_ranks_has_the_mean_of_all() -> None:
+    """Neither neighbours nor those a stride apart: a sum that is left out over one axis of two is seen."""
+    by_rank = [[fill for fill, _ in fills(rank, 4, 4)] for rank in range(4)]
+    means = [mean for _, mean in fills(0, 4, 4)]
+    for half in ((0, 1), (2, 3), (0, 2), (1, 3)):
+        assert any(sum(by_rank[rank][i] for rank in half) / 2 != means[i] for i in range(13)), half
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -10,10 +10,11 @@ from ranks import Ranks
 from test_communication import trained
 from torch.profiler import record_function
 
+from bench.compat import TraceEvent
 from bench.world import World
 from workloads.communication import counted
-from workloads.intervals import Span, gaps, intersection, length
-from workloads.trace import COMPUTE, Trace, trace_step
+from workloads.intervals import Span, break_down, gaps, intersection, length
+from workloads.trace import COMPUTE, STEP, Trace, _on_device, trace_step
 
 CPU = torch.device("cpu")
 NAP_SECONDS = 0.02
@@ -118,6 +119,57 @@ def test_a_nap_that_is_called_compute_is_compute() -> None:
     assert max(length([span]) for span in trace.compute) >= NAP_NS
     assert inside(trace.compute, trace.step)
     assert not [span for span in gaps(trace.busy, trace.step) if length([span]) >= NAP_NS]
+
+
+# ---- tests of a device's events, as kineto tells them
+
+
+def event(name: str, start_ns: int, stop_ns: int, *, device: bool = True, annotation: bool = False) -> TraceEvent:
+    return TraceEvent(
+        name=name,
+        start_ns=start_ns,
+        stop_ns=stop_ns,
+        thread=1,
+        device=device,
+        asynchronous=False,
+        annotation=annotation,
+    )
+
+
+KERNELS = [
+    event("ampere_sgemm_128x64", 0, 400),
+    event("ncclDevKernel_AllReduce_Sum_f32", 300, 740),
+    event("Memcpy DtoD (Device -> Device)", 740, 760),
+    event("Memset (Device)", 750, 770),
+    event("vectorized_elementwise_kernel", 770, 1000),
+]
+RANGES = [
+    event(STEP, 0, 1000, annotation=True),
+    event("parbench:forward", 0, 740, annotation=True),
+    event("nccl:all_reduce", 300, 740, annotation=True),
+    event("DistributedDataParallel.forward", 0, 1000, annotation=True),
+]
+HOST = [event(STEP, 0, 1000, device=False, annotation=True), event("c10d::allreduce_", 100, 150, device=False)]
+
+
+def test_ranges_that_stand_on_the_device_too_are_no_kernels() -> None:
+    trace = _on_device([*HOST, *RANGES, *KERNELS], 1e-6)
+    assert trace.compute == [(0, 400), (770, 1000)]
+    assert trace.comm == [(300, 740)]
+    assert trace.copies == [(740, 770)]
+    found = break_down(trace.step, trace.compute, {"dp": trace.comm}, trace.copies)
+    assert found.exposed_comm_seconds["dp"] == pytest.approx(340e-9)
+    assert found.compute_seconds == pytest.approx(630e-9)
+
+
+def test_a_device_s_events_are_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step has ten thousands of kernels: none is looked for among the others."""
+
+    def never(one: object, other: object) -> bool:
+        raise AssertionError("events are compared")
+
+    monkeypatch.setattr(TraceEvent, "__eq__", never)
+    assert len(_on_device([*HOST, *KERNELS * 3], 1e-6).comm) == 3
 
 
 # ---- tests of two ranks

@@ -542,6 +542,15 @@ def test_timed_compute_averages_its_fills(two_ranks: Ranks, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["ddp", "zero3"])
+def test_timed_compute_averages_its_fills_in_bfloat16(two_ranks: Ranks, case: str) -> None:
+    name, params = ON_TWO[case]
+    params = {**params, "compute": "timed:1ms", "accumulation": 3, "precision": "bfloat16"}
+    assert both(two_ranks, "wrong_after", (name, params), steps=2) == [[0, 0]] * 2
+    found = both(two_ranks, "wrong_where_nothing_is_reduced", (name, params))
+    assert max(late for late, _ in found) > 0
+
+
+@pytest.mark.parametrize("case", ["ddp", "zero3"])
 def test_timed_compute_sees_gradients_that_stay_local(two_ranks: Ranks, case: str) -> None:
     name, params = ON_TWO[case]
     found = both(two_ranks, "wrong_where_nothing_is_reduced", (name, {**params, "compute": "timed:1ms"}))

@@ -20,6 +20,7 @@ from workloads.layout import Layout, local
 from workloads.memory import SavedTensors, gradients, peak_during, state_tensors, storage_bytes
 from workloads.shapes import Shape, num_parameters
 
+UNCOUNTED = "selective checkpointing: the formula of activations is that of none; torch keeps them uncounted"
 COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 _HOW = {
     "parameters": "storages between forward and backward, where FSDP may hold them gathered",
@@ -179,5 +180,5 @@ def _notes(layout: Layout, batch: Batch) -> tuple[str, ...]:
     if layout.state == "zero2":
         notes.append("zero2: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer")
     if batch.checkpointing == "selective":
-        notes.append("selective checkpointing: the formula of activations is that of none; torch keeps them uncounted")
+        notes.append(UNCOUNTED)
     return tuple(notes)

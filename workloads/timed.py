@@ -57,6 +57,11 @@ class Waiter:
         elif (left := end - self._clock()) > 0:
             self._sleep(left)
 
+    def finish(self) -> None:
+        """Return when all waits are over; on CUDA the device may still be in them."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def forget(self) -> None:
         """Start a step owing nothing."""
         self._late_seconds = 0.0
@@ -77,12 +82,14 @@ def _calibrate(device: torch.device) -> float:
 class TimedLinear(nn.Linear):
     """A Linear that waits instead of multiplying: outputs and input gradients are 0, weight gradients ``fill``.
 
-    Weights may be DTensors on one axis, as ``ColwiseParallel`` and ``RowwiseParallel`` make them.
+    ``mean_fill`` is the mean of that over data ranks. Weights may be DTensors on one axis, as ``ColwiseParallel`` and
+    ``RowwiseParallel`` make them.
     """
 
     seconds: float
     waiter: Waiter
     fill: float
+    mean_fill: float
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name, part of the signature
         """Wait once; backward waits for the input gradient, then for the weight gradient."""
@@ -168,7 +175,7 @@ def make_timed(model: nn.Module, seconds_per_forward: float, waiter: Waiter, fil
     """Replace the arithmetic of ``model.layers`` by waits, T spread evenly over layers, then by weight over Linears.
 
     Attention becomes a sum that keeps shapes and gradients flowing, the head a Linear that neither waits nor
-    multiplies; norms and activations stay. ``fill`` is each microbatch's weight gradient, such as the data rank + 1.
+    multiplies; norms and activations stay. ``fill`` is each microbatch's weight gradient; see ``tell_apart``.
     Call it before weights are sharded, on all the layers that this rank holds.
     """
     layers = list(model.get_submodule("layers").children())
@@ -186,6 +193,19 @@ def make_timed(model: nn.Module, seconds_per_forward: float, waiter: Waiter, fil
         _time(head, 0.0, waiter, fill)
 
 
+def tell_apart(model: nn.Module, rank: int, data_size: int, divisor: int) -> None:
+    """Let data ranks fill in gradients by which each of them, and each group of them, is missed in the mean.
+
+    Each fills in ``divisor`` once or twice, by one bit of its number, another bit in the next Linear. That is what
+    gradients are divided by before they are summed: whole numbers add up to 256 in bfloat16, in whatever order.
+    """
+    bits = max(1, (data_size - 1).bit_length())
+    linears = (module for module in model.modules() if isinstance(module, TimedLinear))
+    for number, linear in enumerate(linears):
+        fills = [float(divisor * (1 + (each >> number % bits & 1))) for each in range(data_size)]
+        linear.fill, linear.mean_fill = fills[rank], sum(fills) / data_size
+
+
 def calibrate(seconds_per_forward: float, waiter: Waiter, forward: Callable[[], Tensor]) -> None:
     """Shorten the waits by what the model's own host work takes, so that its whole forward takes T and backward 2 T.
 
@@ -194,20 +214,25 @@ def calibrate(seconds_per_forward: float, waiter: Waiter, forward: Callable[[], 
     forwards, backwards = [], []
     for _ in range(1 + _CALIBRATION_ROUNDS):
         waiter.forget()
-        began = time.perf_counter()
+        began = _when_finished(waiter)
         loss = forward()
-        between = time.perf_counter()
+        between = _when_finished(waiter)
         loss.backward()  # type: ignore[no-untyped-call]
         forwards.append(between - began)
-        backwards.append(time.perf_counter() - between)
+        backwards.append(_when_finished(waiter) - between)
     waiter.forward_scale = max(0.0, 2 - median(forwards[1:]) / seconds_per_forward)
     waiter.backward_scale = max(0.0, 2 - median(backwards[1:]) / (2 * seconds_per_forward))
+
+
+def _when_finished(waiter: Waiter) -> float:
+    waiter.finish()
+    return time.perf_counter()
 
 
 def _time(linear: nn.Linear, seconds: float, waiter: Waiter, fill: float) -> None:
     linear.__class__ = TimedLinear  # its name, its parameters and being a Linear stay, for what looks at them
     assert isinstance(linear, TimedLinear)
-    linear.seconds, linear.waiter, linear.fill = seconds, waiter, fill
+    linear.seconds, linear.waiter, linear.fill, linear.mean_fill = seconds, waiter, fill, fill
 
 
 def _add_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -82,21 +82,28 @@ def _on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
 def _on_device(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
     """Read a step whose arithmetic is the device's: its kernels, NCCL's among them, and its copies."""
     whole = next(event for event in events if event.name == STEP and not event.device)
-    kernels = [event for event in events if event.device and event.name != STEP]
-    comm = [event for event in kernels if event.name.startswith("nccl")]
-    copies = [event for event in kernels if event.name.startswith(("Memcpy", "Memset"))]
-    rest = [event for event in kernels if event not in comm and event not in copies]
+    ran: dict[str, list[Span]] = {"compute": [], "comm": [], "copies": []}
+    for event in events:
+        if event.device and not event.annotation:
+            ran[_kind(event.name)].append(_span(event))
     host = [event for event in events if not event.device and not event.asynchronous]
     called = union(_spans(event for event in host if event.name.startswith(_ISSUE) or event.name == _WAIT))
     return Trace(
         step=_span(whole),
         wall_seconds=wall_seconds,
-        compute=union(_spans(rest)),
-        comm=_spans(comm),
-        copies=union(_spans(copies)),
+        compute=union(ran["compute"]),
+        comm=sorted(ran["comm"]),
+        copies=union(ran["copies"]),
         called=called,
         busy=union([*_spans(event for event in host if event.name.startswith("aten::")), *called]),
     )
+
+
+def _kind(kernel: str) -> str:
+    """Return what a device does in a kernel or copy of this name."""
+    if kernel.startswith("nccl"):
+        return "comm"
+    return "copies" if kernel.startswith(("Memcpy", "Memset")) else "compute"
 
 
 def _joined(issued: Sequence[Span], moved: Sequence[Span]) -> list[Span]:

@@ -26,7 +26,7 @@ from workloads.model import Transformer, build, draw_tokens, loss_of
 from workloads.parity import Parity
 from workloads.peaks import mfu_of
 from workloads.shapes import Shape, flops_per_token, num_parameters, shape_of
-from workloads.timed import TimedLinear, Waiter, calibrate, make_timed
+from workloads.timed import Waiter, calibrate, make_timed, tell_apart
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -173,10 +173,8 @@ class TrainingStep:
         model.zero_grad()
 
     def _tell_ranks_apart(self) -> None:
-        """Let each data rank's timed gradients be its own number, so that their mean can be checked."""
-        for module in self.layout.model.modules():
-            if isinstance(module, TimedLinear):
-                module.fill = float(self.layout.data_rank + 1)
+        """Let data ranks' timed gradients differ, so that their mean can be checked."""
+        tell_apart(self.layout.model, self.layout.data_rank, self.layout.data_size, self._world.size)
 
     def _forward_backward(self) -> Tensor | None:
         """Return the mean loss of this rank's microbatches; gradients are of the mean over all data ranks."""

@@ -6,6 +6,7 @@ and its gradients are this block's part of the whole gradients.
 """
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -14,12 +15,15 @@ from torch import Tensor
 from workloads.timed import Waiter
 
 _aten = torch.ops.aten
+_LEAST_CAPABILITY = (8, 0)
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 class Kernel(Protocol):
     """Attention of some queries over some keys; a causal block is square and its i-th query sees i + 1 keys."""
+
+    name: str
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
         """Return the output and the log-sum-exp."""
@@ -32,6 +36,8 @@ class Kernel(Protocol):
 
 class CpuFlash:
     """torch's fused kernel for CPUs; keys and values may have fewer heads."""
+
+    name = "flash_cpu"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
         """Return the output and the log-sum-exp."""
@@ -49,7 +55,9 @@ class CpuFlash:
 
 
 class CudaFlash:
-    """FlashAttention on CUDA, in 16 bit, heads of a multiple of 8 up to 256."""
+    """FlashAttention on CUDA, in 16 bit, heads of a multiple of 8 up to 256, compute capability 8.0 and above."""
+
+    name = "flash_cuda"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
         """Return the output and the log-sum-exp."""
@@ -70,6 +78,8 @@ class CudaFlash:
 
 class Dense:
     """The formula, scores and all, in float32: where no fused kernel gives the log-sum-exp."""
+
+    name = "dense"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
         """Return the output and the log-sum-exp."""
@@ -95,6 +105,8 @@ class Dense:
 class Timed:
     """Waits so long for each pair of a query and a key that one sees, and twice that in backward; computes nothing."""
 
+    name = "timed"
+
     def __init__(self, waiter: Waiter, seconds_per_pair: float) -> None:
         self._waiter, self._seconds_per_pair = waiter, seconds_per_pair
 
@@ -111,12 +123,17 @@ class Timed:
             return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
 
 
-def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int) -> Kernel:
+def kernel_for(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    capability_of: Callable[[torch.device], tuple[int, int]] = torch.cuda.get_device_capability,
+) -> Kernel:
     """Return the fused kernel of a device where it has one for the type and size, else the formula."""
     if device.type == "cpu":
         return CpuFlash()
-    narrow = dtype in (torch.bfloat16, torch.float16)
-    return CudaFlash() if narrow and head_size % 8 == 0 and head_size <= 256 else Dense()
+    fits = dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0 and head_size <= 256
+    return CudaFlash() if fits and capability_of(device) >= _LEAST_CAPABILITY else Dense()
 
 
 def num_pairs(q: Tensor, k: Tensor, causal: bool) -> int:

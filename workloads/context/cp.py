@@ -19,7 +19,7 @@ from bench.subject import Explanation
 from bench.world import World
 from workloads.context.allgather_kv import AllGatherAttention
 from workloads.context.attention_block import Blocks
-from workloads.context.attention_kernel import Kernel, Timed, kernel_for
+from workloads.context.attention_kernel import Dense, Kernel, Timed, kernel_for
 from workloads.context.cp_case import parse_attention, refusal_of_place, refuse_context, ulysses_of
 from workloads.context.cp_costs import AttentionBytes, AttentionSizes, attention_bytes, crossover_ranks
 from workloads.context.cp_explain import Look, explain_attention
@@ -119,8 +119,11 @@ class ContextStep(TrainingStep):
             loss=partial(_loss_of_part, ddp, torch.tensor(plan.tokens(world.rank), device=world.device)),
             alone=_alone(plan, options.shape, world) if plan.mask != "causal" else None,
             made_groups=made,
-            details=_details(plan, options.shape, self._sent, str(params["attention"])),
-            notes=_notes(plan, str(params["attention"])),
+            details={
+                **_details(plan, options.shape, self._sent, str(params["attention"])),
+                "kernel": None if plan.method == "torch_cp" else kernel.name,
+            },
+            notes=(*_notes(plan, str(params["attention"])), *_doubts_of_kernel(kernel, plan, options)),
         )
 
 
@@ -255,3 +258,14 @@ def _notes(plan: ContextPlan, attention: str) -> tuple[str, ...]:
     if plan.method == "torch_cp":
         notes.append("torch_cp: torch computes and communicates within, so that balance and ring steps are not seen")
     return tuple(notes)
+
+
+def _doubts_of_kernel(kernel: Kernel, plan: ContextPlan, options: Options) -> tuple[str, ...]:
+    """Return what to say where attention is slower than a fused kernel's; torch's own method has kernels of its own."""
+    if not isinstance(kernel, Dense) or plan.method == "torch_cp":
+        return ()
+    dtype, size = str(options.dtype).removeprefix("torch."), options.shape.head_size
+    return (
+        "attention: the plain formula in float32, for no fused kernel of this device gives the log-sum-exp "
+        f"in {dtype} with heads of {size}",
+    )

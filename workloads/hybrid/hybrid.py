@@ -39,7 +39,7 @@ from workloads.layout import Layout
 from workloads.model import Transformer, build, draw_tokens, loss_of
 from workloads.optimizer import make_optimizer
 from workloads.pipeline.stages import Chunk, Held
-from workloads.timed import Waiter, calibrate
+from workloads.timed import Waiter, calibrate, tell_apart
 from workloads.training import Options, TrainingStep
 
 _NO_OVERLAP = "gradients of dp, of edp and of what tp does not split are summed after the last microbatch, as one"
@@ -264,13 +264,16 @@ class HybridStep(TrainingStep):
             waiter=self._block_waiter,
         )
 
+    def _tell_ranks_apart(self) -> None:
+        tell_apart(self.layout.model, self.layout.data_rank, self.layout.data_size, self.hybrid.size("fsdp"))
+
     def _count_wrong_fills(self) -> int:
-        """Count timed gradients that are not what all ranks filled in; each fills in the number of its data rank.
+        """Count timed gradients that are not what all ranks filled in, each as its data rank does.
 
         FSDP takes the mean over its own, ``dp`` and ``cp`` add theirs up.
         """
-        each = self._options.accumulation * (self.layout.data_size + 1) / 2 * self.hybrid.size("dp", "cp")
-        return count_wrong_fills(self.layout.model, each, tp=self.hybrid.size("tp"))
+        times = self._options.accumulation * self.hybrid.size("dp", "cp")
+        return count_wrong_fills(self.layout.model, times, tp=self.hybrid.size("tp"), num_ranks=self._world.size)
 
     def _alone(self, dtype: torch.dtype) -> nn.Module:
         """Return one process's model, all experts in it."""

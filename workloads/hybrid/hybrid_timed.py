@@ -15,6 +15,7 @@ from workloads.experts.moe import mixtures
 from workloads.experts.moe_case import Moe, num_expert_parameters, num_ffn_matrices
 from workloads.experts.timed_experts import ExpertWait
 from workloads.layout import local
+from workloads.parity import count_unfilled
 from workloads.shapes import Shape, num_layer_weights
 from workloads.timed import TimedLinear, Waiter, make_timed
 
@@ -60,12 +61,15 @@ def waiting_kernel(seconds: float, plan: ContextPlan, *, microbatch: int, heads:
     return Timed(waiter, seconds / pairs)
 
 
-def count_wrong_fills(model: nn.Module, fill: float, *, tp: int) -> int:
-    """Return how many weight gradients of linear layers are not ``fill``, or ``tp`` times that where it splits none."""
+def count_wrong_fills(model: nn.Module, times: float, *, tp: int, num_ranks: int) -> int:
+    """Return how many weight gradients of linear layers are not ``times`` the mean of what data ranks fill in.
+
+    Where ``tp`` splits none they are ``tp`` times that; ``num_ranks`` add to them at most.
+    """
     wrong = 0
     for name, module in model.named_modules():
         if isinstance(module, TimedLinear):
-            expected = fill * (tp if name == "head" or ".ffn.shared." in name else 1)
-            gradient = module.weight.grad
-            wrong += 1 if gradient is None else int((local(gradient) != expected).sum())
+            expected = times * module.mean_fill * (tp if name == "head" or ".ffn.shared." in name else 1)
+            gradient = None if module.weight.grad is None else local(module.weight.grad)
+            wrong += count_unfilled(gradient, expected, num_ranks)
     return wrong

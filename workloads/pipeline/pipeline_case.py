@@ -63,6 +63,8 @@ def _schedule_of(params: Mapping[str, Value], ranks: int) -> Schedule:
     if not rows:
         chunks = int(params.get("chunks", 0))
         return make_schedule(str(params["schedule"]), ranks=ranks, microbatches=microbatches, chunks=chunks)
+    if params.get("schedule", default := _default("schedule")) != default:
+        raise UserError(f"schedule = {params['schedule']} is not allowed with order, which is a schedule of your own")
     schedule = schedule_from_csv(rows.replace(";", "\n"), "order")
     if schedule.ranks != ranks:
         raise UserError(f"order has rows for {schedule.ranks} ranks != ranks({ranks})")
@@ -88,9 +90,14 @@ def refuse_pipeline(shape: Shape, params: Mapping[str, Value], ranks: int) -> st
 
 
 def each_schedule(given: Params, setting: Setting) -> Iterable[Params]:
-    """Make of ``schedule = all`` a case for each schedule that exists for so many ranks, microbatches and chunks."""
+    """Make of ``schedule = all`` a case for each schedule that exists for so many ranks, microbatches and chunks.
+
+    An order of one's own is the one schedule that there is then.
+    """
     if given.get("schedule") != ALL:
         return (given,)
+    if given.get("order"):
+        return ({name: value for name, value in given.items() if name != "schedule"},)
     microbatches = int(given.get("microbatches", _default("microbatches")))
     chunks = int(given.get("chunks", 0))
     return [

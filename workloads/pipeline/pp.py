@@ -162,10 +162,14 @@ def _part_of_loss(microbatches: int) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _order_of_gradients(pipeline: Pipeline, rank: int) -> tuple[int, ...]:
-    """Return the microbatches in the order in which the rank's first stage takes its weights' gradients."""
+    """Return the microbatches in the order in which the rank's stages take weights' gradients; none if they differ.
+
+    One process takes them in one order alone.
+    """
     schedule = pipeline.schedule
-    [first, *_] = schedule.stages_of(rank)
-    return tuple(a.microbatch for a in schedule.actions_of(rank) if a.stage == first and a.kind in ("B", "W"))
+    taken = [action for action in schedule.actions_of(rank) if action.kind in ("B", "W")]
+    orders = {tuple(a.microbatch for a in taken if a.stage == stage) for stage in schedule.stages_of(rank)}
+    return orders.pop() if len(orders) == 1 else ()
 
 
 def _notes(pipeline: Pipeline) -> tuple[str, ...]:

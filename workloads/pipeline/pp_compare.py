@@ -45,12 +45,15 @@ def shares_of(timelines: tuple[Timeline, ...], chunks: int) -> Shares:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What the schedules share: the sizes of the step, a layer's activations, a message's way, and the time around."""
+    """What the schedules share: the sizes of the step, a layer's activations, a message's way, and the time around.
+
+    ``layer_bytes`` is None where activations have no closed form.
+    """
 
     ranks: int
     microbatches: int
     layers: int
-    layer_bytes: float
+    layer_bytes: float | None
     latency_seconds: float
     outside_seconds: float
 
@@ -73,7 +76,7 @@ def _line(name: str, shares: Shares, setting: Setting) -> dict[str, object]:
         lambda action: shares.seconds_of(action, chunks),
         lambda source, target: setting.latency_seconds,
     )
-    held = _most_held(schedule, lambda stage: setting.layer_bytes * counts[stage])
+    layers_held = _most_held(schedule, lambda stage: float(counts[stage]))
     return {
         "schedule": name,
         "chunks": chunks,
@@ -81,7 +84,7 @@ def _line(name: str, shares: Shares, setting: Setting) -> dict[str, object]:
         "step_seconds": timeline.makespan + setting.outside_seconds,
         "bubble_fraction": bubble_fraction(timeline),
         "in_flight": _most_held(schedule, lambda stage: 1 / chunks),
-        "activation_bytes": held,
+        "activation_bytes": None if setting.layer_bytes is None else setting.layer_bytes * layers_held,
     }
 
 

@@ -16,7 +16,7 @@ from bench.subject import Explanation
 from bench.world import World
 from workloads.communication import Call, counted
 from workloads.costs import sent_bytes
-from workloads.footprint import COMPONENTS, Held, layer_activation_bytes
+from workloads.footprint import COMPONENTS, UNCOUNTED, Held, layer_activation_bytes
 from workloads.pipeline import bubbles, schedules
 from workloads.pipeline.actions import Action
 from workloads.pipeline.pp_bytes import bytes_by_link
@@ -101,13 +101,13 @@ def explain_pipeline(
     told = cast(list[Told], world.gather(mine))
     metrics, details = {**_bytes(told), **_memory(told)}, _facts(look, told)
     if any(one.cores_shared for one in told):
-        notes = (f"{FUNCTIONAL_ONLY}: ranks share cores, so that no bubble is claimed of what they really compute",)
-        return Explanation(metrics=metrics, details={"pipeline": details}, notes=notes)
+        shared = f"{FUNCTIONAL_ONLY}: ranks share cores, so that no bubble is claimed of what they really compute"
+        return Explanation(metrics=metrics, details={"pipeline": details}, notes=(shared, *_uncounted(look)))
     steps = steps_of(told, look.pipeline.schedule)
     latency = bubbles.link_latency(steps.timelines, steps.schedule)
     metrics |= bubble_of(steps, latency, look.timed_seconds)
     details |= {**timeline_of(steps, latency), "comparison": _comparison(steps, look, latency), **_clock(world)}
-    return Explanation(metrics=metrics, details={"pipeline": details}, notes=_notes(steps))
+    return Explanation(metrics=metrics, details={"pipeline": details}, notes=(*_notes(steps), *_uncounted(look)))
 
 
 def take_steps(
@@ -324,7 +324,7 @@ def _comparison(steps: Steps, look: Look, latency: Mapping[tuple[int, int], floa
         ranks=schedule.ranks,
         microbatches=schedule.microbatches,
         layers=look.shape.layers,
-        layer_bytes=layer_activation_bytes(look.shape, look.batch),
+        layer_bytes=None if _uncounted(look) else layer_activation_bytes(look.shape, look.batch),
         latency_seconds=mean_latency(latency),
         outside_seconds=steps.outside_seconds,
     )
@@ -339,6 +339,10 @@ def _notes(steps: Steps) -> tuple[str, ...]:
     if not _shares(steps).assumed_halves:
         return ()
     return ("other schedules are simulated with half of the backward pass as input gradient, half as weight gradient",)
+
+
+def _uncounted(look: Look) -> tuple[str, ...]:
+    return (UNCOUNTED,) if look.batch.checkpointing == "selective" else ()
 
 
 def _fact(value: float | None, unit: str, method: str) -> Metric:

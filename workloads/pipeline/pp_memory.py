@@ -90,15 +90,21 @@ def measured(layout: Layout, world: World, train: Callable[[], object], begin: C
 
 
 def counted(look: Look, rank: int, device: torch.device) -> Held:
-    """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward."""
-    model, saved = look.layout.model, saved_by_stage(look, device)
-    return {
+    """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward.
+
+    What selective checkpointing keeps is not saved as other tensors are: activations are left out then.
+    """
+    model = look.layout.model
+    state = {
         "parameters": tensor_bytes(list(model.parameters())),
         "gradients": tensor_bytes(gradients(model.parameters())),
         "optimizer": tensor_bytes(state_tensors(look.layout.optimizer)),
         "buffers": tensor_bytes(list(model.buffers())),
-        "activations": peak_held(look.pipeline.schedule, rank, lambda stage: saved[stage]),
     }
+    if look.batch.checkpointing == "selective":
+        return state
+    saved = saved_by_stage(look, device)
+    return {**state, "activations": peak_held(look.pipeline.schedule, rank, lambda stage: saved[stage])}
 
 
 def tensor_bytes(tensors: Sequence[Tensor]) -> int:
