@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import Ranks
-from test_training import SMALL, small, wrong_sent_and_expected
+from test_training import SMALL, small, wrong_sent_and_expected, wrong_where_nothing_is_reduced
 from torch import Tensor
 
 from bench.errors import UserError
@@ -134,6 +134,10 @@ def timed_kernel(world: World, params: Params) -> tuple[float, int, bool]:
     assert isinstance(kernel, Timed)
     step.close()
     return kernel._seconds_per_pair, wrong, kernel._waiter is not step._waiter
+
+
+def wrong_where_all_stays_local(world: World, params: Params) -> tuple[int, int]:
+    return wrong_where_nothing_is_reduced(world, "cp", params)
 
 
 def assert_right(found: Any, variant: Params) -> None:
@@ -270,3 +274,11 @@ def test_timed_attention_takes_its_time_on_the_mean_rank(two_ranks: Ranks) -> No
         assert seconds * pairs / 2 == pytest.approx(2e-3)
         assert wrong == 0
         assert apart
+
+
+@pytest.mark.parametrize("method", ["zigzag", "ulysses"])
+def test_timed_gradients_that_are_never_averaged_are_seen(two_ranks: Ranks, method: str) -> None:
+    timed: Params = {"method": method, "compute": "timed:1ms", "attention": "timed:2ms"}
+    found = two_ranks.call("test_cp:wrong_where_all_stays_local", params=timed)
+    assert max(late for late, _ in found) > 0
+    assert max(early for _, early in found) > 0

@@ -35,7 +35,7 @@ from workloads.layout import Layout
 from workloads.model import Attention, Core, Transformer, build, rotate
 from workloads.optimizer import make_optimizer
 from workloads.shapes import Shape
-from workloads.timed import Waiter
+from workloads.timed import Waiter, tell_apart
 from workloads.training import Options, TrainingStep
 
 _BUCKET_MB = 25.0
@@ -85,6 +85,10 @@ class ContextStep(TrainingStep):
         if isinstance(self._core, TorchContextParallel):
             self._core.close()
         super().close()
+
+    def _tell_ranks_apart(self) -> None:
+        """Let each rank's timed gradients differ: all have the same sequences, and average over all ranks."""
+        tell_apart(self.layout.model, self._world.rank, self._world.size, self._world.size)
 
     def _explain_attention(self, begin: Callable[[], None], rounds: int) -> Explanation:
         look = Look(
