@@ -2,12 +2,10 @@
 
 import signal
 import subprocess
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
+from bench.interrupts import terminated_as_interrupted
 from bench.parent import die_with_parent
 
 
@@ -36,27 +34,10 @@ def run_child(command: Sequence[str], *, env: Mapping[str, str] | None = None, c
         preexec_fn=lambda: die_with_parent(signal.SIGTERM),
     ) as child:
         try:
-            with _terminated_as_interrupted():
+            with terminated_as_interrupted():
                 _, told = child.communicate()
         except KeyboardInterrupt:
             child.terminate()
             child.communicate()
             raise
     return Ended(code=child.returncode, told=told or "")
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM interrupt as Ctrl-C does; only a main thread can hear signals."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

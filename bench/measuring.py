@@ -1,14 +1,11 @@
 """``parbench run``: from a plan to a finished run folder."""
 
 import os
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -19,6 +16,7 @@ from bench.display import Display, JsonLines
 from bench.driver import Driver, StartGang, remaining
 from bench.errors import UserError
 from bench.gang import Gang, TorchrunGang, loopback_variables
+from bench.interrupts import terminated_as_interrupted
 from bench.machine import Machine
 from bench.node_machine import machine_of_ranks
 from bench.options import Joined, Options, plan_run
@@ -83,7 +81,7 @@ def _drive(run: Run, joined: Joined | None, *, as_json: bool, nodelist: str | No
         start = _starter(run, joined, nodelist)
         hosts, facts = _hosts(run.info.plan, joined), _facts(run.info.plan)
         driver = Driver(run, writer, start, audience, hosts=hosts, facts=facts)
-        stack.enter_context(_terminated_as_interrupted())
+        stack.enter_context(terminated_as_interrupted())
         try:
             if to_skip:
                 driver.write_skipped()
@@ -137,20 +135,3 @@ def _node_variables(plan: Plan, machine: Machine) -> dict[str, str]:
     """Return what ranks on one node need and the user has not set: threads that fit, and the loopback interface."""
     wanted = {**_threads(machine, plan.nproc), **loopback_variables()}
     return {name: value for name, value in wanted.items() if name not in os.environ}
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM stop a run as Ctrl-C does; only a main thread can hear signals."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

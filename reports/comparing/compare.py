@@ -27,6 +27,24 @@ WORST_FIRST: tuple[Word, ...] = get_args(Word)
 BAD: frozenset[Word] = frozenset({"WRONG", "SLOWER"})
 DID_NOT_RUN: frozenset[Word] = frozenset({"FAILED", "MISSING"})
 UNKNOWN: frozenset[Word] = frozenset({"ENV-CHANGED", "INSUFFICIENT", "AMBIGUOUS"})
+
+
+def counts_of(words: Iterable[Word]) -> dict[Word, int]:
+    """Return how many have each verdict, the worst first."""
+    found = Counter(words)
+    return {word: found[word] for word in WORST_FIRST if found[word]}
+
+
+def exit_code(found: Iterable[Word], *, fail_on_unknown: bool = False) -> int:
+    """Return 1 if any is slower or wrong, else 4 if failed or missing, else 3 if unknown and asked for, else 0."""
+    words = set(found)
+    if words & BAD:
+        return 1
+    if words & DID_NOT_RUN:
+        return 4
+    return 3 if fail_on_unknown and words & UNKNOWN else 0
+
+
 _SHOWN_CHANGES = 3
 
 
@@ -115,17 +133,11 @@ class Comparison:
     @property
     def counts(self) -> Mapping[Word, int]:
         """How many series have each verdict, the worst first."""
-        found = Counter(one.word for one in self.series)
-        return {word: found[word] for word in WORST_FIRST if found[word]}
+        return counts_of(one.word for one in self.series)
 
     def code(self, *, fail_on_unknown: bool = False) -> int:
-        """Return 1 if any is slower or wrong, else 4 if failed or missing, else 3 if unknown and asked for, else 0."""
-        found = set(self.counts)
-        if found & BAD:
-            return 1
-        if found & DID_NOT_RUN:
-            return 4
-        return 3 if fail_on_unknown and found & UNKNOWN else 0
+        """Return the exit code of these verdicts."""
+        return exit_code(self.counts, fail_on_unknown=fail_on_unknown)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,5 @@
 """The nightly gate: each series of a run against what the history tells of it. Pure but for reading the history."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -10,7 +9,7 @@ from bench.errors import UserError
 from bench.records import WorldInfo
 from reports import cells
 from reports.comparing.changepoints import Shift, StepRule, newest_shift
-from reports.comparing.compare import BAD, DID_NOT_RUN, UNKNOWN, WORST_FIRST, Word
+from reports.comparing.compare import Word, counts_of, exit_code
 from reports.comparing.compare_stats import discoveries_in_families
 from reports.comparing.history import Annotation, History, Line, Value
 from reports.comparing.history_entry import Identity
@@ -53,17 +52,11 @@ class Check:
     @property
     def counts(self) -> Mapping[Word, int]:
         """How many series have each verdict, the worst first."""
-        found = Counter(one.word for one in self.findings)
-        return {word: found[word] for word in WORST_FIRST if found[word]}
+        return counts_of(one.word for one in self.findings)
 
     def code(self, *, fail_on_unknown: bool = False) -> int:
-        """Return 1 if any is slower or wrong, else 4 if failed or missing, else 3 if unknown and asked for, else 0."""
-        found = set(self.counts)
-        if found & BAD:
-            return 1
-        if found & DID_NOT_RUN:
-            return 4
-        return 3 if fail_on_unknown and found & UNKNOWN else 0
+        """Return the exit code of these verdicts."""
+        return exit_code(self.counts, fail_on_unknown=fail_on_unknown)
 
 
 @dataclass(frozen=True, kw_only=True)
