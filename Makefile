@@ -1,7 +1,7 @@
 # The same three words here and in CI. PYTHON picks the environment: make check PYTHON=.venv/bin/python
 PYTHON ?= python
 
-.PHONY: format check test
+.PHONY: format check test test-full golden
 
 format:
 	$(PYTHON) -m ruff format .
@@ -14,3 +14,9 @@ check:
 
 test:
 	$(PYTHON) -m pytest
+
+test-full:
+	$(PYTHON) -m pytest -m full
+
+golden:
+	PYTHONPATH=tests/support $(PYTHON) -m golden

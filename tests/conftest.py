@@ -4,15 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from paths import Command, environment
 from ranks import Ranks
+from smoke import smoke
 
 from bench.machine import look
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
+from bench.runs import Run
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +28,12 @@ def four_ranks() -> Iterator[Ranks]:
     """Four gloo ranks that live as long as the session."""
     with Ranks(4) as ranks:
         yield ranks
+
+
+@pytest.fixture(scope="session")
+def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One real run of the smoke preset on two ranks."""
+    return smoke(tmp_path_factory.mktemp("smoke"))
 
 
 @pytest.fixture
@@ -48,11 +55,6 @@ def parbench(tmp_path: Path) -> Command:
     return run
 
 
-def environment() -> dict[str, str]:
-    """Return this process's environment with the tests' folder on the import path."""
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-
-
 def pytest_configure() -> None:
     """Take signals as a terminal's foreground does: a shell's background ignores SIGINT, and nohup SIGHUP."""
     for sign, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -61,10 +63,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a GPU where there is none, and try again what a busy machine may have disturbed."""
+    """Leave out what needs a GPU where there is none, and try again what a busy machine disturbs or a rank's death."""
     for item in items:
         if item.get_closest_marker("measures"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
+        elif {"two_ranks", "four_ranks"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun="RankDiedError"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not look(os.environ).gpus:
         config.hook.pytest_deselected(items=marked)

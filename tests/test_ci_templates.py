@@ -10,13 +10,14 @@ from pathlib import Path
 import click
 import pytest
 from history_fixtures import put
+from paths import ROOT
 
 import parbench
 
-ROOT = Path(__file__).parent.parent / ".github"
-ACTION = ROOT / "actions" / "parbench" / "action.yml"
-GITLAB = ROOT / "templates" / "gitlab-ci.yml"
-WORKFLOW = ROOT / "workflows" / "ci.yml"
+GITHUB = ROOT / ".github"
+ACTION = GITHUB / "actions" / "parbench" / "action.yml"
+GITLAB = GITHUB / "templates" / "gitlab-ci.yml"
+WORKFLOW = GITHUB / "workflows" / "ci.yml"
 
 
 def commands(path: Path) -> list[list[str]]:
@@ -54,9 +55,9 @@ def test_inputs_reach_a_shell_as_variables_alone(path: Path) -> None:
 
 
 def test_the_workflow_runs_what_is_there() -> None:
-    text, tree = WORKFLOW.read_text(), ROOT.parent
+    text = WORKFLOW.read_text()
     for found in (*re.findall(r"uses: \./(\S+)", text), *re.findall(r"(?:run: |python )((?:\.ci|tests)/\S+)", text)):
-        assert (tree / found).exists(), found
+        assert (ROOT / found).exists(), found
     assert re.findall(r"-c (\S+) ", text) == ["constraints.txt"]
 
 
@@ -69,8 +70,8 @@ def test_the_workflow_compares_the_hot_paths_of_two_commits(tmp_path: Path) -> N
     assert "/tmp/base" in script
     script = script.replace("/tmp/base", str(tmp_path / "base")).replace("git config --global", "git config")
     git = "git -c user.name=a -c user.email=a@localhost"
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "hot_paths.py").write_text("import sys; print(*sys.argv[1:])")
+    (tmp_path / "tests" / "studies").mkdir(parents=True)
+    (tmp_path / "tests" / "studies" / "hot_paths.py").write_text("import sys; print(*sys.argv[1:])")
     made = subprocess.run(
         f"git init --quiet . && {git} commit --quiet --allow-empty -m one && git rev-parse HEAD && "
         f"git add tests && {git} commit --quiet -m two",

@@ -1,8 +1,8 @@
 """parbench's own hot paths: right in every run of the tests, timed where ``--benchmark-json`` asks for their times.
 
 Times are no part of these tests: without that option each path is taken once, and only its result counts. What compares
-the times is tests/hot_paths.py. It takes them with another commit's code too, so each imports what it needs by itself:
-what that commit has otherwise is missing there, and the rest is compared.
+the times is tests/studies/hot_paths.py. It takes them with another commit's code too, so each imports what it needs
+by itself: what that commit has otherwise is missing there, and the rest is compared.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def test_building_a_small_page(take: Take) -> None:
     assert "</html>" in take(render_page, run, summarize(run))
 
 
-# --- what judges the times: tests/hot_paths.py ---
+# --- what judges the times: tests/studies/hot_paths.py ---
 
 NOISE = (1.0, 1.01, 0.99, 1.005, 0.995, 1.0)
 

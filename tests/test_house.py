@@ -5,14 +5,15 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
-import pytest
+import mutation
+from paths import ROOT
 
 import parbench as command_line
 
-ROOT = Path(__file__).parent.parent
 LAYERS = {"parbench": 2, "slurm": 1, "reports": 1, "workloads": 1, "bench": 0}
 INNER = {"workloads": ("pipeline", "context", "experts", "hybrid")}
 COMPOSING = (["hybrid"], ["planner"])
@@ -33,33 +34,32 @@ def imported(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names.add(str(node.module))
+            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
     return names
 
 
-def top(name: str) -> str:
-    return name.partition(".")[0]
+IMPORTED = {path: imported(path) for path in SOURCES}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_one_way(path: Path) -> None:
-    package = path.relative_to(ROOT).parts[0].removesuffix(".py")
-    for name in imported(path):
-        other = top(name)
-        if other in LAYERS and other != package:
-            assert LAYERS[other] < LAYERS[package], f"{package} imports {name}"
-        if package in TORCH_FREE_PACKAGES:
-            assert other != "torch", f"{package} imports {name}"
+def test_imports_point_one_way() -> None:
+    for path, names in IMPORTED.items():
+        package = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        for name in names:
+            other = name.partition(".")[0]
+            if other in LAYERS and other != package:
+                assert LAYERS[other] < LAYERS[package], f"{path} imports {name}"
+            if package in TORCH_FREE_PACKAGES:
+                assert other != "torch", f"{path} imports {name}"
 
 
 def test_the_direction_test_sees_a_wrong_import(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text("def late():\n    from workloads.ddp import prepare\n")
-    assert imported(wrong) == {"workloads.ddp"}
+    assert "workloads.ddp" in imported(wrong)
 
 
 def test_no_module_is_in_an_import_cycle() -> None:
-    graph = {".".join(path.relative_to(ROOT).with_suffix("").parts): imported(path) for path in SOURCES}
+    graph = {".".join(path.relative_to(ROOT).with_suffix("").parts): names for path, names in IMPORTED.items()}
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -81,30 +81,27 @@ def heavy_imports(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_nothing_heavy_is_imported_in_vain() -> None:
     assert heavy_imports("import parbench\ntry:\n  parbench.main(['--help'])\nexcept SystemExit: pass") == set()
+    driving = "bench.measuring, bench.driver, workloads.definitions, reports.summary, reports.tables"
+    assert heavy_imports(f"import {driving}") == set()
+    assert heavy_imports("import bench.collectives") == {"torch"}, "this test sees what is heavy"
 
 
-def test_planning_and_driving_import_no_torch() -> None:
-    modules = "bench.measuring, bench.driver, workloads.definitions, reports.summary, reports.tables"
-    assert heavy_imports(f"import {modules}") == set()
+def test_every_command_has_help_an_example_and_a_place_in_the_readme() -> None:
+    for name, command in COMMANDS.items():
+        assert command is not None, name
+        assert f"`parbench {name}" in README
+        for words, one in [(name, command), *((f"{name} {sub}", one) for sub, one in subcommands(command).items())]:
+            assert one.help, words
+            assert f"parbench {words}" in (one.epilog or ""), f"{words} has no example"
+            for param in one.params:
+                assert not isinstance(param, click.Option) or param.help, f"parbench {words} {param.opts[0]}"
 
 
-def test_the_heavy_test_sees_what_is_heavy() -> None:
-    assert heavy_imports("import bench.collectives") == {"torch"}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_an_example_and_a_place_in_the_readme(name: str) -> None:
-    command = COMMANDS[name]
-    assert command is not None
-    assert command.help
-    assert command.epilog, "an example"
-    assert f"parbench {name}" in command.epilog
-    assert f"`parbench {name}" in README
-    for param in command.params:
-        if isinstance(param, click.Option):
-            assert param.help, f"parbench {name} {param.opts[0]} has no help"
+def subcommands(command: click.Command) -> Mapping[str, click.Command]:
+    """Return the commands of a group, none of one that is no group."""
+    return command.commands if isinstance(command, click.Group) else {}
 
 
 def leaf(words: list[str]) -> tuple[click.Command, list[str]]:
@@ -129,15 +126,6 @@ def test_every_command_and_option_in_the_readme_exists() -> None:
                 assert {word for word in rest if word.startswith("--")} <= known, line
 
 
-@pytest.mark.parametrize("group", [name for name, command in COMMANDS.items() if isinstance(command, click.Group)])
-def test_every_command_of_a_group_has_help_and_an_example(group: str) -> None:
-    commands = COMMANDS[group]
-    assert isinstance(commands, click.Group)
-    for name, command in commands.commands.items():
-        assert command.help, name
-        assert f"parbench {group} {name}" in (command.epilog or ""), name
-
-
 def test_the_presets_in_the_readme_are_the_presets() -> None:
     from bench.presets import PRESETS
 
@@ -150,13 +138,13 @@ def test_what_is_packaged_is_what_is_there() -> None:
     assert set(project["tool"]["setuptools"]["packages"]) == folders - {""}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_kinds_of_steps_do_not_import_one_another(path: Path) -> None:
-    [package, *inner] = path.relative_to(ROOT).parent.parts or [""]
-    others = {f"{package}.{name}" for name in INNER.get(package, ()) if [name] != inner}
-    if inner and inner not in COMPOSING:
-        for name in imported(path):
-            assert not any(name == other or name.startswith(f"{other}.") for other in others), f"{path} imports {name}"
+def test_kinds_of_steps_do_not_import_one_another() -> None:
+    for path, names in IMPORTED.items():
+        [package, *inner] = path.relative_to(ROOT).parent.parts or [""]
+        others = {f"{package}.{name}" for name in INNER.get(package, ()) if [name] != inner}
+        if inner and inner not in COMPOSING:
+            wrong = {name for name in names for other in others if name == other or name.startswith(f"{other}.")}
+            assert not wrong, f"{path} imports {wrong}"
 
 
 def test_constraints_pin_every_dependency() -> None:
@@ -167,16 +155,12 @@ def test_constraints_pin_every_dependency() -> None:
     assert names <= pinned
 
 
-def test_every_module_has_a_test_file_of_its_own() -> None:
-    tests = {path.stem for path in (ROOT / "tests").glob("test_*.py")}
-    # what a module's only purpose is shown by, where it is not a file of its own name
-    shown_by = {"errors": "test_parbench", "plan": "test_planning", "agent": "test_faults", "parent": "test_faults"}
-    for path in SOURCES:
-        if path.stem != "__init__":
-            assert shown_by.get(path.stem, f"test_{path.stem}") in tests, path
+def test_every_place_of_the_mutation_study_stands_once_in_its_file() -> None:
+    for place in mutation.places():
+        assert (ROOT / place.path).read_text().count(place.old) == 1, place.name
+        assert place.old != place.new, place.name
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES} - {ROOT}), ids=lambda path: path.name)
-def test_every_folder_says_what_lives_in_it(folder: Path) -> None:
-    text = (folder / "README.md").read_text()
-    assert "import" in text.lower()
+def test_every_folder_says_what_lives_in_it() -> None:
+    for folder in {path.parent for path in SOURCES} - {ROOT}:
+        assert "import" in (folder / "README.md").read_text().lower(), folder

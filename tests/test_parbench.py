@@ -5,34 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Command
+from click.testing import CliRunner
+from paths import Command
 
-SCRIPT = str(Path(sys.executable).with_name("parbench"))
-
-
-def test_help_shows_every_command(parbench: Command) -> None:
-    shown = parbench("--help")
-    assert shown.returncode == 0
-    for name in ("run", "list", "doctor", "report", "schema"):
-        assert f"\n  {name} " in shown.stdout
-
-
-def test_version_is_printed(parbench: Command) -> None:
-    assert parbench("--version").stdout.startswith("parbench, version ")
-
-
-def test_an_unknown_command_is_refused(parbench: Command) -> None:
-    refused = parbench("rum")
-    assert refused.returncode == 2
-    assert "rum" in refused.stderr
-
-
-def test_a_folder_named_bench_does_not_shadow_ours(tmp_path: Path) -> None:
-    (tmp_path / "bench").mkdir()
-    (tmp_path / "bench" / "__init__.py").write_text("raise RuntimeError('shadowed')")
-    shown = subprocess.run([SCRIPT, "list"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert shown.returncode == 0, shown.stderr
-
+import parbench as command_line
 
 BAD_INPUT = {
     "size unit": (["--sizes", "1Z"], ["1Z", "K, M, G or T"]),
@@ -75,49 +51,67 @@ BAD_INPUT = {
 }
 
 
-def test_an_order_that_deadlocks_is_drawn_and_starts_nothing(parbench: Command, tmp_path: Path) -> None:
-    order = "order=0F0,0B0,0F1,0B1;1F1,1B1,1F0,1B0"
-    refused = parbench("run", "--only", "pp", "--set", "microbatches=2", "--set", order)
+PLAN_FILES = {
+    'nproc = "two"': ["plan.toml", "$.nproc"],
+    "[[case]]\nname = 'ddp'\nsets = 1": ["plan.toml", "sets", "did you mean 'set'", "$.case[0]"],
+    "preset = ": ["plan.toml", "TOML"],
+    "[[case]]\nname = 'dddp'": ["dddp", "did you mean 'ddp'"],
+}
+
+
+def test_help_and_version_answer_and_an_unknown_command_is_refused(parbench: Command) -> None:
+    shown = parbench("--help")
+    assert shown.returncode == 0
+    for name in ("run", "list", "doctor", "report", "schema"):
+        assert f"\n  {name} " in shown.stdout
+    assert parbench("--version").stdout.startswith("parbench, version ")
+    refused = parbench("rum")
     assert refused.returncode == 2
-    said, head, *rows = refused.stderr.strip().splitlines()
+    assert "rum" in refused.stderr
+
+
+def test_a_folder_named_bench_does_not_shadow_ours(tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__init__.py").write_text("raise RuntimeError('shadowed')")
+    script = str(Path(sys.executable).with_name("parbench"))
+    shown = subprocess.run([script, "list"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+
+
+def refusal(*words: str) -> list[str]:
+    """Return the lines of a refusal that starts nothing."""
+    refused = CliRunner().invoke(command_line.main, ["run", *words])
+    assert refused.exit_code == 2, (words, refused.output)
+    assert refused.stdout == "", words
+    assert not Path("runs").exists(), words
+    return refused.stderr.strip().splitlines()
+
+
+def test_bad_input_is_one_sentence_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, (words, told) in BAD_INPUT.items():
+        [line] = refusal(*words)
+        assert all(part in line for part in told), (name, line)
+    for text, told in PLAN_FILES.items():
+        Path("plan.toml").write_text(text)
+        [line] = refusal("--plan", "plan.toml")
+        assert all(part in line for part in told), (text, line)
+
+
+def test_a_process_of_its_own_refuses_as_its_commands_do(parbench: Command, tmp_path: Path) -> None:
+    refused = parbench("run", "--nproc", "0")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert len(refused.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_order_that_deadlocks_is_drawn_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = "order=0F0,0B0,0F1,0B1;1F1,1B1,1F0,1B0"
+    said, head, *rows = refusal("--only", "pp", "--set", "microbatches=2", "--set", order)
     assert "deadlocks: rank 0 waits with 0B0 for 1B0, rank 1 waits with 1F1 for 0F1" in said
     assert head.split() == ["step", "0", "1", "2", "3"]
     assert [row.split() for row in rows] == [
         ["rank", "0", "0F0", ">0B0<", "0F1", "0B1"],
         ["rank", "1", ">1F1<", "1B1", "1F0", "1B0"],
     ]
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("name", BAD_INPUT)
-def test_bad_input_is_one_sentence_and_starts_nothing(parbench: Command, tmp_path: Path, name: str) -> None:
-    words, told = BAD_INPUT[name]
-    refused = parbench("run", *words)
-    assert refused.returncode == 2, refused.stderr
-    assert refused.stdout == ""
-    lines = refused.stderr.strip().splitlines()
-    assert len(lines) == 1, refused.stderr
-    for part in told:
-        assert part in lines[0]
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ('nproc = "two"', ["plan.toml", "$.nproc"]),
-        ("[[case]]\nname = 'ddp'\nsets = 1", ["plan.toml", "sets", "did you mean 'set'", "$.case[0]"]),
-        ("preset = ", ["plan.toml", "TOML"]),
-        ("[[case]]\nname = 'dddp'", ["dddp", "did you mean 'ddp'"]),
-    ],
-)
-def test_a_bad_plan_file_is_one_sentence_with_the_place(
-    parbench: Command, tmp_path: Path, text: str, told: list[str]
-) -> None:
-    (tmp_path / "plan.toml").write_text(text)
-    refused = parbench("run", "--plan", "plan.toml")
-    assert refused.returncode == 2
-    [line] = refused.stderr.strip().splitlines()
-    for part in told:
-        assert part in line
-    assert not (tmp_path / "runs").exists()

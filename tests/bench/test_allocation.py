@@ -1,0 +1,182 @@
+"""The nodes of a job: which they are, how ranks are spread over them, and the machine that each of them is."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+from clusters import in_cluster
+from paths import environment
+from refusals import refusal
+from trees import write_tool
+
+from bench import node_machine
+from bench.allocation import Allocation, choose_spread
+from bench.machine import Gpu, Machine
+from bench.node_machine import machine_of_ranks, main, node_command
+from bench.plan import Spread
+
+FOUR = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "n[1-4]"}
+JOB = Allocation(job="17", nodes=4, nodelist="n[1-4]")
+
+
+def spread(nodes: int | None = None, each: int = 1, placement: str | None = None) -> Spread:
+    return choose_spread(JOB, nodes=nodes, ntasks_per_node=each, placement=placement)
+
+
+def test_an_allocation_is_found_in_slurms_variables() -> None:
+    assert Allocation.find(FOUR) == JOB
+    found = Allocation.find({**FOUR, "SLURM_NTASKS_PER_NODE": "2", "SLURM_CPUS_PER_TASK": "3"})
+    assert found == Allocation(job="17", nodes=4, nodelist="n[1-4]", ntasks_per_node=2, cpus_per_task=3)
+    for text, tasks in {"2": 2, "2(x4)": 2, "2(x3),1": None, "2,1": None, "": None, "two": None}.items():
+        assert Allocation.find({**FOUR, "SLURM_NTASKS_PER_NODE": text}).ntasks_per_node == tasks, text
+
+
+def test_outside_an_allocation_the_sentence_says_how_to_get_one() -> None:
+    for missing in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"):
+        told = refusal(Allocation.find, {name: value for name, value in FOUR.items() if name != missing})
+        assert told == (
+            "--launcher srun needs an allocation, and SLURM_JOB_ID is not set: start it in an sbatch script or "
+            "under salloc, or let parbench slurm submit do so"
+        )
+
+
+def test_all_nodes_in_blocks_unless_it_is_said_otherwise() -> None:
+    assert spread(each=2) == Spread(nodes=4, ntasks_per_node=2, placement="block")
+    chosen = spread(nodes=2, each=2, placement="cyclic")
+    assert chosen == Spread(nodes=2, ntasks_per_node=2, placement="cyclic")
+    assert chosen.ranks == 4
+    assert spread(nodes=1, each=2).ranks == 2
+
+
+def test_what_the_allocation_cannot_hold_is_refused_with_numbers() -> None:
+    assert refusal(spread, nodes=8) == "--nodes 8: job 17 has 4 (n[1-4])"
+    assert refusal(spread, nodes=0) == "--nodes 0: at least 1 is needed"
+    assert refusal(spread, each=0) == "--ntasks-per-node 0: at least 1 is needed"
+    assert "one node with one rank moves nothing" in refusal(spread, nodes=1)
+    told = refusal(spread, placement="cylic")
+    assert told == "--placement 'cylic' is not known; did you mean 'cyclic'?; allowed: block or cyclic"
+
+
+# --- the machine of a node ---
+
+LOGIN = Machine(cores=4, physical_cores=4, memory_bytes=16 << 30, torch_version="2.13.0", torch_has_cuda=True)
+GPU = Gpu(name="H100", memory_bytes=80 << 30)
+NODE = Machine(cores=128, memory_bytes=1 << 40, gpus=(GPU,) * 8, torch_version="2.13.0", torch_has_cuda=True)
+
+
+@pytest.fixture(autouse=True)
+def login(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_machine, "look", lambda environ: LOGIN)
+
+
+class Srun:
+    """An srun that is a script of the test's, beside the answer of a node; it notes its words and its environment."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        (folder / "node.json").write_bytes(msgspec.json.encode(NODE))
+        self.environ: Mapping[str, str] = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+        monkeypatch.setenv("PATH", self.environ["PATH"])
+        self.does(f"echo a module is loaded; echo; cat {folder}/node.json; echo")
+
+    def does(self, script: str) -> None:
+        script = script.replace("ANSWER", f"cat {self._folder}/node.json")
+        write_tool(self._folder, "srun", f'echo "$@" >> {self._folder}/words\nenv > {self._folder}/env\n{script}')
+        (self._folder / "words").write_text("")
+
+    def asked(self) -> int:
+        return len((self._folder / "words").read_text().splitlines())
+
+    def variables(self) -> list[str]:
+        return (self._folder / "env").read_text().splitlines()
+
+
+@pytest.fixture
+def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Srun:
+    return Srun(tmp_path, monkeypatch)
+
+
+def test_a_login_node_asks_a_node_of_the_job_and_others_look_for_themselves(srun: Srun) -> None:
+    assert machine_of_ranks({**srun.environ, "SLURMD_NODENAME": "n1"}, JOB) == LOGIN
+    assert machine_of_ranks(srun.environ, None) == LOGIN
+    assert srun.asked() == 0
+    assert machine_of_ranks(srun.environ, JOB) == NODE
+    assert srun.asked() == 1
+
+
+def test_the_whole_node_is_asked_for_and_not_the_share_of_a_task(srun: Srun) -> None:
+    shares = {"SLURM_GPUS": "32", "SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "gres/gpu:1"}
+    machine_of_ranks({**srun.environ, **shares, "SLURM_JOB_ID": "17"}, JOB)
+    seen = srun.variables()
+    assert not [line for line in seen if line.partition("=")[0] in shares]
+    assert {"SLURM_JOB_ID=17", "PYTHONSAFEPATH=1"} <= set(seen)
+
+
+def test_the_words_take_the_sites_options_and_one_task_that_shares_the_node() -> None:
+    words = node_command(1, {"PARBENCH_SRUN_OPTIONS": "--container-image=x y"})
+    assert words[:6] == ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--relative=1", "--cpu-bind=none"]
+    assert "--overlap" in words
+    assert words[-4:] == ["--container-image=x y", sys.executable, "-m", "bench.node_machine"]
+
+
+def test_where_the_first_node_does_not_answer_the_second_is_asked_if_there_is_one(srun: Srun) -> None:
+    srun.does('case "$*" in *relative=0*) exit 1;; esac; ANSWER')
+    assert machine_of_ranks(srun.environ, JOB) == NODE
+    srun.does("exit 1")
+    refusal(machine_of_ranks, srun.environ, Allocation(job="17", nodes=1, nodelist="n1"))
+    assert srun.asked() == 1
+
+
+def test_a_node_that_cannot_tell_is_one_sentence_with_srun_s_own_words(
+    srun: Srun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = {
+        "echo loading >&2; echo 'srun: error: Unable to create step' >&2; exit 1": "srun: error: Unable to create step",
+        "exit 7": "it ended with 7",
+        "ANSWER; exit 7": "it ended with 7",
+        "true": "Input data was truncated",
+        "echo no JSON": "JSON is malformed",
+        'echo "{}"': "Object missing required field `cores`",
+        "exec sleep 60": "no answer within 0.2 s",
+    }
+    for script, words in scripts.items():
+        monkeypatch.setattr(node_machine, "_ANSWER_SECONDS", 0.2 if "sleep" in script else 30)
+        srun.does(script)
+        told = refusal(machine_of_ranks, srun.environ, JOB)
+        assert told.startswith(
+            f"--launcher srun: this host is no node of job 17, and srun could not tell what its nodes have: {words}"
+        )
+        assert told.endswith("; start parbench in an sbatch script, or on a node")
+        if "sleep" not in script:  # a busy machine may not even have begun to ask
+            assert srun.asked() == 2, script
+
+
+def test_a_node_tells_its_machine_as_the_last_line_of_its_output(capsys: pytest.CaptureFixture[str]) -> None:
+    main()
+    assert msgspec.json.decode(capsys.readouterr().out.splitlines()[-1], type=Machine) == LOGIN
+
+
+ASKED = """
+import msgspec, os, sys
+from bench.allocation import Allocation
+from bench.node_machine import machine_of_ranks
+assert "SLURMD_NODENAME" not in os.environ
+sys.stdout.write(msgspec.json.encode(machine_of_ranks(os.environ, Allocation.find(os.environ))).decode())
+"""
+
+
+@pytest.mark.full
+def test_a_real_slurm_answers_for_its_node_and_not_for_the_host_of_salloc(tmp_path: Path) -> None:
+    """GPUs are only where a slurmd is; the node has both of its CPUs, though the step that asks has one task."""
+    write_tool(tmp_path, "nvidia-smi", 'test "$SLURMD_NODENAME" && echo "H100, 81920" && echo "H100, 81920"')
+    (tmp_path / "asked.py").write_text(ASKED)
+    variables = {**environment(), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["salloc", "-Q", "-N2", "--ntasks-per-node=1", sys.executable, "asked.py"]
+    done = in_cluster(command, nodes=2, cwd=tmp_path, variables=variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=Machine)
+    assert [gpu.name for gpu in found.gpus] == ["H100", "H100"]
+    assert found.cores == min(2, os.cpu_count() or 1)

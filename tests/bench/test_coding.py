@@ -1,0 +1,211 @@
+"""Coded data is exact and differs where it could be swapped; an operation restores, calls and checks."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, product
+from typing import cast
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from filling import filling
+from refusals import refusal
+
+from bench.coding import Code, count_wrong, dtype_of, poison
+from bench.compute import Gemm, gemm
+from bench.dtypes import DTYPES, supports
+from bench.memory import copy
+from bench.world import World
+
+NUMERIC = [name for name in DTYPES if name != "bool"]  # a bool is only moved, or joined by and, or
+NUMPY_HAS = ["float64", "float32", "float16", "int64", "int32", "int8", "uint8"]
+# stored mantissa bits: bfloat16 (Intel 2018), FP8 formats (Micikevicius et al., arXiv 2209.05433)
+MANTISSA_BITS = {"bfloat16": 7, "float8_e4m3fn": 3, "float8_e5m2": 2}
+CPU = torch.device("cpu")
+COUNT = 97
+SUMMED = [1, 2, 3, 8, 64, 300, 2048]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Thousands of short calls: on a busy machine threads that wait for one another make them ten times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def integers(code: Code, rank: int, start: int = 0, count: int = COUNT) -> torch.Tensor:
+    """Return a rank's elements as whole numbers; the cast must lose nothing."""
+    values = code.values(rank, start, count).double()
+    assert torch.equal(values, values.round())
+    return values.long()
+
+
+def test_a_type_has_the_size_of_numpys_and_torchs_of_its_name_and_all_but_float8_go_through_gloo() -> None:
+    assert set(DTYPES) == {*NUMPY_HAS, *MANTISSA_BITS, "bool"}
+    for name, dtype in DTYPES.items():
+        assert str(dtype_of(name)) == f"torch.{name}"
+        assert dtype_of(name).itemsize == dtype.itemsize, name
+        assert name not in NUMPY_HAS or np.dtype(name).itemsize == dtype.itemsize, name
+        assert supports("gloo", name) is not name.startswith("float8"), name
+        assert supports("nccl", name)
+    with pytest.raises(AssertionError, match="matmul"):
+        dtype_of("matmul")
+
+
+def test_the_integer_after_the_exact_ones_is_the_first_that_rounds() -> None:
+    assert DTYPES["bool"].exact_up_to == 1
+    for name in ("float64", "float32", "float16"):
+        limit, cast = DTYPES[name].exact_up_to, np.dtype(name).type
+        assert (int(cast(limit)), int(cast(limit - 1))) == (limit, limit - 1), name
+        assert int(cast(limit + 1)) != limit + 1, name
+    for name in ("int64", "int32", "int8", "uint8"):
+        assert DTYPES[name].exact_up_to == np.iinfo(name).max, name
+    # n is exact when its odd part fits into the mantissa and the bit before it
+    for name, bits in MANTISSA_BITS.items():
+        first_rounded = next(n for n in range(1, 1 << 10) if n // (n & -n) >= 1 << (bits + 1))
+        assert DTYPES[name].exact_up_to == first_rounded - 1, name
+
+
+def test_sums_are_exact_in_any_order_of_ranks_and_every_rank_and_index_counts() -> None:
+    """No term is negative and the whole sum is exact, so every partial sum is."""
+    for dtype, num_summed in product(NUMERIC, SUMMED):
+        code = Code(dtype, num_summed, CPU)
+        terms = torch.stack([integers(code, rank) for rank in range(num_summed)])
+        total = terms.sum(dim=0)
+        assert int(terms.min()) >= 0, (dtype, num_summed)
+        assert int(total.max()) <= DTYPES[dtype].exact_up_to, (dtype, num_summed)
+        assert code.reduced(0, COUNT).dtype == dtype_of(dtype)
+        assert torch.equal(code.reduced(0, COUNT).double().long(), total), (dtype, num_summed)
+        first, last = (integers(code, rank, count=20_000) for rank in (0, num_summed - 1))
+        assert len({*last.tolist()} - {0}) >= 3, (dtype, num_summed)
+        assert num_summed == 1 or not torch.equal(first, last), "a rank that is counted for another changes the sums"
+        assert int(code.reduced(0, 20_000 // num_summed).double().min()) > 0, (dtype, num_summed)
+
+
+def test_every_reduction_of_coded_values_is_exact() -> None:
+    for dtype, num_ranks in product(["float32", "float16", "bfloat16", "int8", "int64", "bool"], [2, 3, 8, 64]):
+        for redop in ("avg", "min", "max", "product") if dtype.endswith(("16", "32")) else ("min", "max", "product"):
+            code = Code(dtype, num_ranks, CPU, redop)
+            values = torch.stack([code.values(rank, 5, 3000) for rank in range(num_ranks)]).double()
+            joined = {
+                "avg": values.mean(dim=0),
+                "min": values.min(dim=0).values,
+                "max": values.max(dim=0).values,
+                "product": values.prod(dim=0),
+            }[redop]
+            assert torch.equal(code.reduced(5, 3000).double(), joined), (dtype, num_ranks, redop)
+
+
+def test_no_two_chunks_of_any_ranks_or_of_the_sums_are_alike() -> None:
+    for dtype in NUMERIC:
+        for summed in (1, 8):
+            code = Code(dtype, summed, CPU)
+            chunks = torch.cat([integers(code, rank, count=64 * 64).reshape(64, 64) for rank in range(8)])
+            assert len({*map(tuple, chunks.tolist())}) == 8 * 64, (dtype, summed)
+        sums = Code(dtype, 8, CPU).reduced(0, 64 * 64).double().reshape(64, 64)
+        assert len({*map(tuple, sums.tolist())}) == 64, dtype
+
+
+def test_chunks_as_long_as_a_pattern_differ_in_most_of_their_elements() -> None:
+    """Where one pattern repeats from chunk to chunk the other tells them apart."""
+    for dtype, length in product(["float32", "int8"], [4093, 65_520, 1 << 16, 16 * 4093]):
+        code = Code(dtype, 1, CPU)
+        chunks = [code.values(rank, i * length, length) for rank in range(2) for i in range(3)]
+        assert all(count_wrong(a, b) > 0.9 * length for a, b in combinations(chunks, 2)), (dtype, length)
+
+
+def test_a_part_is_a_window_of_the_whole_whatever_was_drawn_before() -> None:
+    for dtype, start, num_summed in product(["float32", "int8"], [1, 4093, 65_521, 1_000_003], [1, 300]):
+        whole = Code(dtype, num_summed, CPU).values(5, 0, start + COUNT)
+        torch.rand(3)
+        code = Code(dtype, num_summed, CPU)
+        assert torch.equal(code.values(5, start, COUNT), whole[start:]), (dtype, start, num_summed)
+        assert torch.equal(code.reduced(start, COUNT), code.reduced(start - 1, COUNT + 1)[1:])
+
+
+def test_poison_is_never_a_sum_nor_a_value_that_is_only_moved_and_not_a_number_is_always_wrong() -> None:
+    for dtype in NUMERIC:
+        bad = torch.empty(COUNT, dtype=dtype_of(dtype))
+        poison(bad)
+        for num_summed in (1, 2, 64):
+            assert count_wrong(bad, Code(dtype, num_summed, CPU).reduced(0, COUNT)) == COUNT, (dtype, num_summed)
+            assert count_wrong(bad, Code(dtype, 1, CPU).values(num_summed - 1, 0, COUNT)) == COUNT, dtype
+        if dtype.startswith(("float", "bfloat")):
+            assert bad.double().isnan().all(), dtype
+            assert count_wrong(bad, bad) == COUNT, dtype
+
+
+class Place:
+    """What a subject of one rank knows of the world."""
+
+    device = CPU
+    rank = 1
+    size = 2
+
+
+WORLD = cast(World, Place())
+
+
+def test_a_small_difference_is_wrong_unless_it_is_within_the_tolerance_and_poison_always_is() -> None:
+    for found, tolerance, wrong in ((2.0, 0.0, 0), (2.01, 0.0, 4), (2.01, 0.004, 4), (2.01, 0.006, 0)):
+        operation = filling(found, tolerance=tolerance)
+        operation.reset()
+        assert operation.check() == 4
+        operation.step()
+        assert operation.check() == wrong, (found, tolerance)
+    assert operation.describe().headline == "here"
+
+
+def test_what_was_issued_is_what_to_wait_for() -> None:
+    work = cast(dist.Work, object())
+    for answer, waits in ((work, [work]), ([work, work], [work, work]), (None, []), ([], [])):
+        call = mock.Mock(return_value=answer)
+        assert replace(filling(), call=call, asynchronous=True).issue() == waits
+        call.assert_called_once_with(async_op=True)
+    assert refusal(filling().issue).startswith("mode async: this operation is several calls")
+
+
+def test_a_copy_is_right_after_a_step_alone_and_one_wrong_element_is_seen() -> None:
+    for dtype in ("float32", "bfloat16", "int8", "bool"):
+        for size_bytes in (0, 4, 4 * 65_521):
+            subject = copy(WORLD, size_bytes=size_bytes, dtype=dtype)
+            subject.reset()
+            assert (subject.check() > 0) == (size_bytes > 0), (dtype, size_bytes)
+            subject.step()
+            assert subject.check() == 0, (dtype, size_bytes)
+    subject = copy(WORLD, size_bytes=4096, dtype="float32")
+    subject.step()
+    subject.corrupt()
+    assert subject.check() == 1
+    description = subject.describe()
+    assert [(work.name, work.amount, work.unit) for work in description.work] == [("algbw", 4096, "B/s")]
+    assert (description.details["read_bytes"], description.details["written_bytes"]) == (4096, 4096)
+
+
+@pytest.mark.parametrize("m", [1, 33, 512])
+def test_a_product_is_right_after_a_step_and_all_wrong_before_it(m: int) -> None:
+    subject = Gemm(m, CPU)
+    for _ in range(2):
+        subject.reset()
+        assert subject.check() == 2 * m
+        subject.step()
+        assert subject.check() == 0
+    assert torch.equal(subject._c.long(), subject._a.long() @ subject._b.long())
+    assert m == 1 or float(subject._c.std()) > 1
+
+
+def test_a_wrong_element_of_the_first_row_or_last_column_and_swapped_factors_are_seen() -> None:
+    subject = Gemm(16, CPU)
+    for row, column in ((0, 3), (5, -1)):
+        subject.step()
+        subject._c[row, column] += 1
+        assert subject.check() == 1
+    torch.mm(subject._b, subject._a, out=subject._c)
+    assert subject.check() > 0
+    description = gemm(WORLD, m=10).describe()
+    assert [(work.name, work.amount, work.unit) for work in description.work] == [("flops", 2000, "FLOP/s")]
+    assert description.details == {"m": 10, "dtype": "float32"}

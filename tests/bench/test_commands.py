@@ -1,0 +1,171 @@
+"""The commands of what is measured: their options reach the plan, their output can be read, their codes are right."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+from fake_runs import FakeRanks, be_alone
+from fakes import outcome
+from refusals import refusal
+
+import parbench
+from bench import measuring
+from bench.commands import House, parse_settings, run
+from bench.messages import Outcome
+from bench.options import Options
+
+Call = Callable[..., Result]
+ONE_TABLE = ("--set", "mode=blocking", "--launches", "1")
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    """Call ``parbench`` in this process, in an empty folder."""
+    be_alone(monkeypatch, tmp_path)
+    return lambda *words: CliRunner().invoke(parbench.main, words, prog_name="parbench")
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> FakeRanks:
+    fake = FakeRanks()
+    monkeypatch.setattr(measuring, "_starter", fake.starter)
+    return fake
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Options, dict[str, Any]]]:
+    """Keep the options and the rest that ``run`` was given, and do nothing."""
+    kept: list[tuple[Options, dict[str, Any]]] = []
+    monkeypatch.setattr(measuring, "run_options", lambda options, _, **more: kept.append((options, more)))
+    return kept
+
+
+def test_every_option_reaches_what_is_asked_and_without_any_nothing_is(call: Call, asked: list[Any]) -> None:
+    words = "--preset smoke --only all_* --only ddp --set layers=2 --sizes 1K --dtype float16 --nproc 3 --backend gloo"
+    more = "--device cpu --launches 2 --budget 9s --timeout 5s --allow-single --target a:b --plan p.toml --out o"
+    far = "--mesh dp=2 --group dp --inject corrupt:1 --link 9Gbit --launcher srun --nodes 4 --ntasks-per-node 5"
+    done = call("run", *f"{words} {more} {far} --placement cyclic --nodelist n1 --resume r --json".split())
+    assert done.exit_code == 0, done.output
+    settings = {"layers": "2", "size_bytes": "1K", "dtype": "float16"}
+    what: dict[str, Any] = {"preset": "smoke", "only": ("all_*", "ddp"), "settings": settings, "target": "a:b"}
+    where = {"nproc": 3, "backend": "gloo", "device": "cpu", "allow_single": True, "mesh": "dp=2", "group": "dp"}
+    how = {"launches": 2, "budget": "9s", "timeout": "5s", "plan_file": Path("p.toml"), "inject": "corrupt:1"}
+    spread = {"link": "9Gbit", "launcher": "srun", "nodes": 4, "ntasks_per_node": 5, "placement": "cyclic"}
+    given = {**what, **where, **how, **spread, "nodelist": "n1"}
+    assert given.keys() == Options.__dataclass_fields__.keys()
+    assert call("run").exit_code == 0
+    assert asked == [
+        (Options(**given), {"out": Path("o"), "resume_path": Path("r"), "as_json": True}),
+        (Options(), {"out": Path("runs"), "resume_path": None, "as_json": False}),
+    ]
+    names = {param.name for param in run.params if isinstance(param, click.Option)}
+    assert names - given.keys() == {"sizes", "dtype", "out", "resume", "as_json", "form"}
+
+
+def test_settings_are_a_name_and_a_text_each_given_once(call: Call, asked: list[Any]) -> None:
+    texts = ["layers=2,4", " mode =pipelined", "name=a=b", "empty="]
+    assert parse_settings(texts) == {"layers": "2,4", "mode": "pipelined", "name": "a=b", "empty": ""}
+    told = {("layers",): "write NAME=VALUE", ("=2",): "write NAME=VALUE", ("a=1", " a=2"): "--set a is given twice"}
+    for refused, words in told.items():
+        assert words in refusal(parse_settings, refused)
+    for short, name in (("--sizes", "size_bytes"), ("--dtype", "dtype")):
+        done = call("run", short, "1K", "--set", f"{name}=2K")
+        assert (done.exit_code, asked) == (2, [])
+        assert f"{name} is given twice" in done.stderr
+
+
+QUICK = ("run", "--preset", "smoke", "--only", "all_reduce", "--sizes", "1K,4K")
+
+
+def test_json_is_one_valid_record_a_line_on_stdout_and_the_folder_on_stderr_and_else_last(
+    call: Call, ranks: FakeRanks
+) -> None:
+    done = call(*QUICK, "--json")
+    assert done.exit_code == 0, done.output
+    schema = json.loads(call("schema").stdout)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["case"]["params"]["size_bytes"] for line in lines] == [1024, 4096]
+    for line in lines:
+        jsonschema.validate(line, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"schema": 1, "status": "splendid"}, schema)
+    [folder] = Path("runs").iterdir()
+    assert done.stdout == (folder / "records.jsonl").read_text()
+    assert done.stderr.splitlines()[-1] == str(folder)
+    assert not (folder / "report.html").exists()
+    done = call(*QUICK, "--out", "deep/results")
+    [folder] = Path("deep/results").iterdir()
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, str(folder))
+    assert (folder / "report.html").exists()
+
+
+def test_the_exit_code_says_how_the_run_went(call: Call, ranks: FakeRanks) -> None:
+    ends = [outcome(), *(Outcome(status=status, reason="because") for status in ("wrong", "failed", "skipped"))]
+    for end, code in zip(ends, [0, 1, 4, 0], strict=True):
+        ranks.said = [outcome(), end]
+        for more in ((), ("--json",)):
+            assert call(*QUICK, *more).exit_code == code, (end.status, more)
+
+
+def test_a_rank_that_only_joins_prints_nothing_and_a_driver_among_ranks_leaves_at_once_with_its_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class LeftError(Exception):
+        pass
+
+    def leave(code: int) -> None:
+        raise LeftError(code)
+
+    house = House(modules=(), show=lambda path, form: 4, exit_code=lambda path: 0, report=lambda paths, output: None)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(measuring, "run_options", lambda *_, **__: None)
+    done = CliRunner().invoke(run, [], obj=house)
+    assert (done.exit_code, done.output) == (0, "")
+    monkeypatch.setattr(measuring, "run_options", lambda *_, **__: Path("runs/x"))
+    assert CliRunner().invoke(run, [], obj=house).exception.args == (4,)  # type: ignore[union-attr]
+
+
+def test_a_run_can_be_printed_as_nccl_tests_would_with_its_folder_out_of_the_way(call: Call, ranks: FakeRanks) -> None:
+    done = call("run", "--only", "all_reduce", "--sizes", "4K,64K", *ONE_TABLE, "--format", "nccl-tests")
+    lines = [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
+    assert [(line.split()[0], len(line.split())) for line in lines] == [("4096", 13), ("65536", 13)]
+    assert "runs/" not in done.stdout
+    assert Path(done.stderr.splitlines()[-1]).is_dir()
+    done = call("run", "--only", "all_reduce", "--sizes", "4K", *ONE_TABLE, "--format", "nccl-tests-json")
+    assert json.loads(done.stdout)["version"] == 3
+
+
+def test_two_ways_to_print_are_refused_together(call: Call) -> None:
+    refused = call("run", "--json", "--format", "nccl-tests")
+    assert (refused.exit_code, Path("runs").exists()) == (2, False)
+    assert "--json and --format nccl-tests both say what to print" in refused.stderr
+
+
+def test_list_shows_every_case_or_those_named_with_defaults_that_can_be_set_and_what_is_allowed(call: Call) -> None:
+    shown = call("list").stdout
+    assert "--set size_bytes=1M" in shown
+    assert "(blocking, pipelined, async, coalesced or graph)" in shown
+    lines = [line.split()[1] for line in shown.splitlines() if line.lstrip().startswith("--set ")]
+    assert len(lines) > 10
+    assert all(parse_settings([line]) for line in lines)
+    names = [line for line in call("list", "p2p.s*", "broadcast").stdout.splitlines() if not line.startswith(" ")]
+    assert names == ["collective.broadcast", "p2p.sendrecv"]
+    refused = call("list", "brodcast")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "did you mean 'broadcast'" in refused.stderr
+
+
+def test_doctor_is_words_for_people_and_json_for_programs(call: Call) -> None:
+    shown, told = call("doctor"), call("doctor", "--json")
+    assert (shown.exit_code, told.exit_code) == (0, 0)
+    topics = [finding["topic"] for finding in json.loads(told.stdout)]
+    assert topics
+    assert all(f"\n{topic} " in f"\n{shown.stdout}" for topic in topics)

@@ -1,0 +1,89 @@
+"""Progress: what a person sees on a terminal and elsewhere, and what a program reads."""
+
+import io
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from fakes import case, wait_until
+from rich.console import Console
+
+from bench.display import Display, JsonLines
+from bench.records import Record, Status, WorldInfo
+
+
+def record(status: Status = "ok", reason: str = "", number: int = 0) -> Record:
+    return Record(
+        case=case(number),
+        world=WorldInfo(size=2, nodes=1, backend="gloo", device="cpu"),
+        launch=0,
+        status=status,
+        reason=reason,
+        started="2026-01-02T03:04:05.678Z",
+        seconds=0.1,
+    )
+
+
+class Screen:
+    """A display on a console that the test can read."""
+
+    def __init__(self, total: int, *, terminal: bool = False) -> None:
+        self.file = io.StringIO()
+        console = Console(file=self.file, force_terminal=terminal, width=200, soft_wrap=True, highlight=False)
+        self.display = Display(total, console)
+
+    def lines(self) -> list[str]:
+        return self.file.getvalue().splitlines()
+
+
+def test_without_a_terminal_a_launch_is_a_line_and_now_and_then_how_far_it_is_and_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("bench.display.time", SimpleNamespace(monotonic=lambda: now[0]))
+    screen = Screen(4)
+    with screen.display as display:
+        display.launch(2, 3, 4)
+        for seconds, lines in ((3, 1), (3, 2), (1, 2)):
+            display.case(case())
+            now[0] += seconds
+            display.record(record())
+            assert len(screen.lines()) == lines
+    assert screen.lines() == ["launch 2/3: 4 cases", "launch 2/3: 2 of 4 cases, about 6 s left"]
+
+
+def test_what_went_badly_is_told_at_once_on_one_line_as_it_is() -> None:
+    table: dict[Status, bool] = {"failed": True, "hang": True, "wrong": True, "ok": False, "skipped": False}
+    for status, told in table.items():
+        screen, reason = Screen(2), "[bold]rank[/] raised KeyError: [0] " + "word " * 100
+        with screen.display as display:
+            display.record(record(status, reason))
+            assert screen.lines() == [f"{status}: {case().label}: {reason}"] * told, status
+
+
+def test_a_terminal_has_a_bar_instead_of_lines() -> None:
+    screen = Screen(2, terminal=True)
+    with screen.display as display:
+        display.launch(1, 1, 2)
+        display.case(case())
+        display.record(record())
+        wait_until(lambda: "1/2" in screen.file.getvalue())  # the bar is drawn ten times a second
+    shown = screen.file.getvalue()
+    assert "launch 1/1: collective.all_reduce" in shown
+    assert "2 cases" not in shown
+
+
+def test_a_program_reads_each_record_as_a_line_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.BytesIO()
+    stdout = io.TextIOWrapper(io.BufferedWriter(pipe), encoding="utf-8")
+    monkeypatch.setattr("sys.stdout", stdout)
+    screen = Screen(2)
+    audience = JsonLines(screen.display)
+    audience.launch(1, 1, 2)
+    audience.case(case())
+    for number in range(2):
+        audience.record(record(number=number))
+        lines = pipe.getvalue().splitlines()
+        assert len(lines) == number + 1
+        assert msgspec.json.decode(lines[-1], type=Record) == record(number=number)
+    assert screen.lines() == ["launch 1/1: 2 cases"]

@@ -1,0 +1,187 @@
+"""The doctor: each topic at its limits, nothing unknown disturbing, and a table that can be read."""
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from bench.doctor import UNKNOWN, Finding, Load, as_json, examine, render, sample_load
+from bench.environment import capture
+from bench.machine import Gpu, Machine, look
+from bench.setting import choose_setting
+
+GIB = 1 << 30
+GPU = Gpu(name="NVIDIA H100", memory_bytes=80 * GIB)
+MACHINE = Machine(cores=4, physical_cores=4, memory_bytes=16 * GIB, torch_version="2.13.0+cpu", torch_has_cuda=False)
+HOST = {"name": "n1", "address": "10.0.0.1", "governor": "performance", "clock_source": "tsc"}
+ENVIRONMENT: dict[str, dict[str, Any]] = {
+    "host": {**HOST, "virtualised": False},
+    "process": {"cores": 4, "affinity": "0-3", "interface": "eth0"},
+    "variables": {"OMP_NUM_THREADS": "1"},
+}
+LOAD = Load(one_minute=0.1, steal_percent=0.0, swap_used_bytes=0, shm_bytes=8 * GIB)
+NO_TORCH = {"torch_version": None, "torch_has_cuda": None}
+TOPICS = [
+    *("torch", "device", "ranks", "cores", "load average", "cpu governor", "clock source"),
+    *("steal time", "virtual machine", "interface", "memory", "/dev/shm", "swap", "threads"),
+]
+
+
+def with_gpus(count: int, **more: Any) -> dict[str, Any]:
+    return {"gpus": (GPU,) * count, "torch_has_cuda": True, **more}
+
+
+def examined(**changes: Mapping[str, Any]) -> dict[str, Finding]:
+    """Return the findings, by topic, on a good machine of which these values are changed; ``...`` leaves one out."""
+    machine = dataclasses.replace(MACHINE, **changes.get("machine", {}))
+    load = dataclasses.replace(LOAD, **changes.get("load", {}))
+    merged = {group: {**values, **changes.get(group, {})} for group, values in ENVIRONMENT.items()}
+    within = {group: {k: v for k, v in values.items() if v is not ...} for group, values in merged.items()}
+    found = {finding.topic: finding for finding in examine(machine, within, load=load)}
+    assert list(found) == TOPICS
+    for finding in found.values():
+        assert finding.found
+        assert finding.remedy or not finding.disturbs, "what disturbs can be mended"
+    return found
+
+
+def test_a_good_machine_and_what_is_unknown_do_not_disturb() -> None:
+    good = examined().values()
+    assert [(found.topic, found.remedy) for found in good if found.disturbs or found.remedy] == []
+    assert UNKNOWN not in [found.found for found in good]
+    findings = examine(Machine(cores=4, torch_has_cuda=False), {}, load=Load())
+    assert not any(found.disturbs or found.remedy for found in findings)
+    assert [found.topic for found in findings if found.found != UNKNOWN] == ["device", "ranks", "cores", "threads"]
+
+
+def test_everything_that_disturbs_at_once_has_its_own_remedy() -> None:
+    findings = examined(
+        machine=with_gpus(1, cores=1, memory_bytes=0, torch_version="2.10.0"),
+        host={"address": None, "governor": "powersave", "clock_source": "hpet", "virtualised": True},
+        load={"one_minute": 9.0, "steal_percent": 9.0, "swap_used_bytes": GIB, "shm_bytes": 0},
+    )
+    words = {
+        "torch": "pip install --upgrade 'torch>=2.11'",
+        "ranks": "a machine with a core for each rank",
+        "cores": "CPU quota",
+        "load average": "--launches",
+        "cpu governor": "cpupower frequency-set -g performance",
+        "clock source": "boot with tsc or arch_sys_counter",
+        "steal time": "dedicated cores",
+        "virtual machine": "compare within a run",
+        "interface": "GLOO_SOCKET_IFNAME",
+        "memory": "free some",
+        "/dev/shm": "--shm-size",
+        "swap": "swapoff",
+        "threads": "2 threads on 1 core: set OMP_NUM_THREADS=1",
+    }
+    assert [topic for topic in findings if findings[topic].disturbs] == list(words)
+    assert [topic for topic, word in words.items() if word not in findings[topic].remedy] == []
+
+
+def test_this_machine_can_be_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(total=30, used=10, free=20))
+    here, sampled = look(os.environ), sample_load(0.05)
+    assert (sampled.shm_bytes, sampled.swap_used_bytes) == (shutil.disk_usage("/dev/shm").total, 10)
+    assert sampled.steal_percent is not None
+    assert sampled.one_minute is not None
+    by_topic = {found.topic: found.found for found in examine(here, capture(os.environ), load=sampled)}
+    assert (list(by_topic), by_topic["torch"]) == (TOPICS, here.torch_version)
+    chosen = choose_setting(here, nproc=None, backend=None, device=None, allow_single=False)
+    assert by_topic["ranks"].startswith(f"{chosen.setting.nproc} on ")
+
+    def missing(path: str) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(shutil, "disk_usage", missing)
+    monkeypatch.setattr(psutil, "cpu_times_percent", lambda interval: None)
+    unknown = sample_load()
+    assert (unknown.shm_bytes, unknown.steal_percent) == (None, None)
+
+
+def test_each_topic_disturbs_beyond_its_limit() -> None:
+    interface, name = {"interface": "lo"}, {"address": "127.0.1.1"}
+    table: list[tuple[str, dict[str, Any], str, bool]] = [
+        ("torch", {"machine": {"torch_version": "2.10.1"}}, "2.10.1", True),
+        ("torch", {"machine": {"torch_version": "2.11.0"}}, "2.11.0", False),
+        ("torch", {"machine": {"torch_version": "3.0.0a1"}}, "3.0.0a1", False),
+        ("torch", {"machine": {"torch_version": "main"}}, "main", False),
+        ("torch", {"machine": NO_TORCH}, "not installed", True),
+        ("device", {"machine": NO_TORCH}, UNKNOWN, False),
+        ("ranks", {"machine": NO_TORCH}, UNKNOWN, False),
+        ("threads", {"machine": NO_TORCH}, "OMP_NUM_THREADS=1", False),
+        ("device", {}, "cpu with gloo; no GPU", False),
+        ("device", {"machine": with_gpus(2)}, "cuda with nccl; 2 x NVIDIA H100", False),
+        ("device", {"machine": with_gpus(1)}, "cpu with gloo; 1 x NVIDIA H100", False),
+        ("ranks", {"machine": {"physical_cores": None}}, "4 on 4 cores", False),
+        ("ranks", {"machine": {"physical_cores": 2}}, "4 on 4 cores (2 physical)", True),
+        ("ranks", {"machine": {"cores": 1, "physical_cores": 1}}, "2 on 1 core", True),
+        ("ranks", {"machine": {"cores": 16, "physical_cores": 8}}, "8 on 16 cores (8 physical)", False),
+        ("cores", {"machine": {"cores": 3}}, "3 available, by a CPU quota on 4, 4 physical in the machine", True),
+        ("cores", {"machine": {"physical_cores": None}, "process": {"affinity": "8-11"}}, "4 available", False),
+        ("load average", {"load": {"one_minute": 1.0}}, "1.00 on 4 cores", False),
+        ("load average", {"load": {"one_minute": 1.01}}, "1.01 on 4 cores", True),
+        ("steal time", {"load": {"steal_percent": 2.0}}, "2.0 %", False),
+        ("steal time", {"load": {"steal_percent": 2.1}}, "2.1 %", True),
+        ("memory", {"machine": {"memory_bytes": GIB}}, "1.00 GiB available", False),
+        ("memory", {"machine": {"memory_bytes": GIB - 1}}, "1.00 GiB available", True),
+        ("/dev/shm", {"machine": with_gpus(1), "load": {"shm_bytes": 10**9}}, "0.93 GiB in all", False),
+        ("/dev/shm", {"machine": with_gpus(2), "load": {"shm_bytes": 10**9 - 1}}, "0.93 GiB in all", True),
+        ("swap", {"load": {"swap_used_bytes": 1}}, "0.00 GiB in use", True),
+        ("cpu governor", {"host": {"governor": "performance,powersave"}}, "performance,powersave", True),
+        ("clock source", {"host": {"clock_source": "kvm-clock"}}, "kvm-clock", True),
+        ("virtual machine", {"host": {"virtualised": True}}, "yes", True),
+        ("virtual machine", {"host": {"virtualised": None}}, UNKNOWN, False),
+        ("interface", {}, "eth0 (n1 resolves to 10.0.0.1)", False),
+        ("interface", {"host": {"address": "fe80::1%eth0"}}, "eth0 (n1 resolves to fe80::1%eth0)", False),
+        ("interface", {"host": name, "process": interface}, "lo (n1 resolves to 127.0.1.1)", True),
+        ("interface", {"host": {"address": "::1"}, "process": interface}, "lo (n1 resolves to ::1)", True),
+        ("interface", {"host": {"address": None}, "process": {"interface": None}}, "- (n1 resolves to nothing)", True),
+        ("interface", {"host": {"address": ...}}, UNKNOWN, False),
+        ("interface", {"host": name, "variables": {"GLOO_SOCKET_IFNAME": "ib0"}}, "ib0 (GLOO_SOCKET_IFNAME)", False),
+        ("threads", {"variables": {"OMP_NUM_THREADS": "2"}}, "OMP_NUM_THREADS=2", True),
+        ("threads", {"variables": {"OMP_NUM_THREADS": "1,4"}}, "OMP_NUM_THREADS=1,4", False),
+        ("threads", {"variables": {"OMP_NUM_THREADS": "many"}}, "OMP_NUM_THREADS=many", False),
+        ("threads", {"variables": {"OMP_NUM_THREADS": ...}}, "OMP_NUM_THREADS is not set", False),
+    ]
+    for topic, change, found, disturbs in table:
+        finding = examined(**change)[topic]
+        assert (finding.found, finding.disturbs) == (found, disturbs), (topic, change)
+
+
+def test_what_is_proposed_depends_on_what_there_is() -> None:
+    threads = {"machine": with_gpus(2, cores=5), "variables": {"OMP_NUM_THREADS": "3"}}
+    table: list[tuple[str, dict[str, Any], str]] = [
+        ("torch", {"machine": NO_TORCH}, "pip install 'torch>=2.11'"),
+        ("device", {"machine": with_gpus(1)}, "--nproc 1 --allow-single --device cuda"),
+        ("ranks", {"machine": {"physical_cores": 2}}, "use --nproc 2: ranks that share a core"),
+        ("threads", threads, "6 threads on 5 cores: set OMP_NUM_THREADS=2"),
+    ]
+    for topic, change, words in table:
+        assert words in examined(**change)[topic].remedy, (topic, change)
+    for machine in (with_gpus(2), {"cores": 1}):  # that ranks share cores is said of ranks
+        assert examined(machine=machine)["device"].remedy == ""
+
+
+def test_findings_are_an_aligned_table_with_what_to_do_under_them_or_json() -> None:
+    findings = (
+        Finding(topic="torch", found="2.13.0", disturbs=False),
+        Finding(topic="cpu governor", found="powersave", disturbs=True, remedy="set it to performance"),
+        Finding(topic="swap", found=UNKNOWN, disturbs=False),
+    )
+    assert render(findings).splitlines() == [
+        "torch         ok        2.13.0",
+        "cpu governor  disturbs  powersave",
+        "                        set it to performance",
+        "swap          -         -",
+    ]
+    assert render(()) == ""
+    encoded = as_json(findings)
+    assert encoded.endswith(b"]\n")
+    assert msgspec.json.decode(encoded, type=tuple[Finding, ...]) == findings

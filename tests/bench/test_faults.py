@@ -1,0 +1,282 @@
+"""What goes wrong ends its case, not the run: real processes, really killed and stopped, ours and other launchers'."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fakes import wait_until
+from paths import Command, environment
+
+from bench.gang import loopback_interface
+from bench.records import Record, read_records
+from bench.runs import load_run
+
+BIN = Path(sys.executable).parent
+PARBENCH = str(BIN / "parbench")
+QUICK = ("--preset", "smoke", "--budget", "60s")  # new ranks on cores that others may use take long
+ONE = ("--only", "all_reduce", "--sizes", "1K")
+MANY = ("--target", "faults:fine", "--set", "number=0,1,2,3,4,5,6,7")
+
+
+def only_run(folder: Path) -> Path:
+    [path] = (folder / "runs").iterdir()
+    return path
+
+
+def records_of(folder: Path) -> list[Record]:
+    return list(read_records(only_run(folder) / "records.jsonl"))
+
+
+def has_begun(folder: Path) -> bool:
+    return any((folder / "runs").glob("*/records.jsonl")) and bool(records_of(folder))
+
+
+def start(folder: Path, *words: str, **variables: str) -> "subprocess.Popen[str]":
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([PARBENCH, "run", *words], cwd=folder, env={**environment(), **variables}, **pipes)
+
+
+@contextmanager
+def running(folder: Path, *words: str) -> Iterator["subprocess.Popen[str]"]:
+    """Start ``parbench run`` and yield it once it has written a record; it is gone at the end."""
+    process = start(folder, *words)
+    try:
+        wait_until(lambda: has_begun(folder), 60)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# --- ranks of our own ---
+
+
+def test_a_killed_rank_ends_its_case_and_the_others_go_on(parbench: Command, tmp_path: Path) -> None:
+    # rank 1 dies in the second of three cases: at = 0 never comes
+    done = parbench("run", *QUICK, "--target", "faults:killed", "--set", "at=0,8,-1")
+    records = records_of(tmp_path)
+    assert [record.status for record in records] == ["ok", "failed", "ok"]
+    assert records[1].reason == "rank 1 died: ended by SIGKILL"
+    assert not records[1].metrics
+    assert done.returncode == 4
+    assert "rank 1 died" in done.stdout
+
+
+def test_a_stopped_rank_is_a_hang_that_names_it_and_shows_where_the_others_wait(
+    parbench: Command, tmp_path: Path
+) -> None:
+    done = parbench("run", *QUICK, "--timeout", "3s", "--target", "faults:stopped", "--set", "at=-1,8")
+    before, hang = records_of(tmp_path)
+    assert (before.status, hang.status, done.returncode) == ("ok", "hang", 4)
+    assert hang.reason == "no end within 3 s: rank 1 did not arrive"
+    waiting, stopped = hang.ranks
+    assert "all_reduce" in waiting.stack
+    assert "stopped" in stopped.state
+
+
+def test_a_wrong_result_has_no_time(parbench: Command, tmp_path: Path) -> None:
+    done = parbench("run", *QUICK, "--target", "faults:swapped")
+    [record] = records_of(tmp_path)
+    assert (record.status, record.check.passed, record.metrics, done.returncode) == ("wrong", False, {}, 1)
+    assert record.check.wrong
+    assert not record.samples.values
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("fault", "reason", "code"),
+    [
+        ("asleep", "no end within 4 s: rank 1 did not arrive", 4),  # though it answers
+        ("raising", "rank 1 raised RuntimeError: the roof is on fire", 4),
+        ("exiting", "rank 1 died: exit code 7", 4),
+        ("disagreeing", "ranks disagree about what a step does: 1 unlike rank 0", 4),
+        ("late_wrong", "results differ from the reference after the timed region: 1 on rank 0, 1 on rank 1", 1),
+    ],
+)
+def test_whatever_a_rank_does_its_case_has_a_reason(
+    parbench: Command, tmp_path: Path, fault: str, reason: str, code: int
+) -> None:
+    done = parbench("run", *QUICK, "--timeout", "4s", "--target", f"faults:{fault}")
+    [record] = records_of(tmp_path)
+    assert (record.reason, done.returncode) == (reason, code)
+    if fault == "asleep":
+        assert "mischief" in record.ranks[1].stack
+
+
+def test_a_killed_driver_leaves_no_rank_and_a_run_to_resume(parbench: Command, tmp_path: Path) -> None:
+    with running(tmp_path, *QUICK, *MANY) as driver:
+        family = psutil.Process(driver.pid).children(recursive=True)
+        assert len(family) >= 3
+        driver.kill()
+        driver.wait()
+        _, alive = psutil.wait_procs(family, timeout=30)
+        assert not alive
+    path = only_run(tmp_path)
+    with (path / "records.jsonl").open("ab") as file:
+        file.write(b'{"schema":1,"case":{"id"')  # what a kill in the middle of a write leaves
+    before = records_of(tmp_path)
+    assert 1 <= len(before) < 8
+
+    resumed = parbench("run", "--resume", str(path))
+    assert resumed.returncode == 0, resumed.stderr
+    after = records_of(tmp_path)
+    assert after[: len(before)] == before
+    assert sorted(record.case.params["number"] for record in after) == list(range(8))
+    assert resumed.stdout.splitlines()[-1] == str(path)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
+def test_an_interrupted_run_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path, sign: signal.Signals) -> None:
+    with running(tmp_path, *QUICK, *MANY) as driver:
+        family = psutil.Process(driver.pid).children(recursive=True)
+        driver.send_signal(sign)
+        out, err = driver.communicate(timeout=60)
+        assert driver.returncode == 4
+        _, alive = psutil.wait_procs(family, timeout=30)
+        assert not alive
+    path = only_run(tmp_path)
+    assert f"--resume {path.relative_to(tmp_path)}" in err
+    assert out.splitlines()[-1] == str(path.relative_to(tmp_path))
+    assert 1 <= len(load_run(path).records) < 8
+    assert (path / "report.html").exists()
+
+
+@pytest.mark.full
+def test_two_runs_at_once_do_not_collide(tmp_path: Path) -> None:
+    both = [start(tmp_path, *QUICK, *ONE, "--json") for _ in range(2)]
+    outputs = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    for output in outputs:
+        [line] = output.splitlines()
+        assert json.loads(line)["status"] == "ok"
+
+
+# --- disks ---
+
+
+def in_tiny_tmpfs(tmp_path: Path, options: str, *words: str, beside: str = "") -> "subprocess.CompletedProcess[str]":
+    """Run parbench with ``out`` on a file system of its own, beside a shell command."""
+    out = tmp_path / "out"
+    out.mkdir()
+    script = f'mount -t tmpfs -o {options} none {out} && {beside} exec "$@"'
+    command = ["unshare", "-rm", "sh", "-c", script, "sh", PARBENCH, "run", "--out", str(out), *QUICK, *words]
+    return subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux to make a full and a read-only disk")
+@pytest.mark.parametrize(("options", "told"), [("size=64k", "the disk is full"), ("ro", os.strerror(errno.EROFS))])
+def test_a_full_or_read_only_disk_is_told_before_any_rank_starts(tmp_path: Path, options: str, told: str) -> None:
+    done = in_tiny_tmpfs(tmp_path, options)
+    [line] = done.stderr.strip().splitlines()
+    assert (done.returncode, told in line, "--out" in line) == (2, True, True), line
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux to make a disk that fills up")
+def test_a_disk_that_fills_up_ends_the_run_with_a_sentence_and_shows_what_is_done(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    wait = f"until [ -s {out}/*/records.jsonl ]; do sleep 0.1; done"
+    fill = f"( {wait}; dd if=/dev/zero of={out}/ballast bs=4k ) 2>/dev/null &"
+    done = in_tiny_tmpfs(tmp_path, "size=10m", *MANY, beside=fill)
+    assert done.returncode == 4
+    assert "No space left on device: " in done.stderr
+    assert "go on with: parbench run --resume" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "faults" in done.stdout  # the table of what was measured before
+
+
+# --- ranks that another launcher started ---
+
+
+@contextmanager
+def ranks(folder: Path, *words: str, size: int = 2) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Start ``parbench run`` as every rank of a world, by no launcher that would end the others with one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    sizes = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    started = [
+        start(folder, *QUICK, *words, RANK=str(rank), LOCAL_RANK=str(rank), **sizes, **shared) for rank in range(size)
+    ]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def torchrun(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Start ``parbench run`` as two ranks by the real launcher, which ends all ranks with the first that ends badly."""
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "--no-python", PARBENCH, "run", *QUICK]
+    variables = {name: value for name, value in environment().items() if name != "GLOO_SOCKET_IFNAME"}
+    environ = {**variables, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*command, *words], cwd=folder, env=environ, capture_output=True, text=True, check=False)
+
+
+def test_ranks_of_torchrun_make_one_run_of_one_launch_and_only_rank_0_prints(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, *ONE)
+    assert done.returncode == 0, done.stderr
+    run = load_run(only_run(tmp_path))
+    assert run.info.environment is not None
+    assert run.info.environment["variables"]["GLOO_SOCKET_IFNAME"] == loopback_interface()  # nobody has set it
+    assert (run.info.plan.launches, run.info.plan.nproc) == (1, 2)
+    assert [(record.status, record.world.size) for record in run.records] == [("ok", 2)]
+    lines = done.stdout.splitlines()
+    assert lines.count(str(only_run(tmp_path).relative_to(tmp_path))) == 1
+    assert sum(line.split(" ")[0] == "all_reduce" for line in lines) == 1
+
+
+@pytest.mark.full
+def test_under_torchrun_a_step_that_raises_still_has_its_tables_its_page_and_rank_0s_exit_code(tmp_path: Path) -> None:
+    """torchrun itself always exits with 1, and tells what each rank exited with."""
+    done = torchrun(tmp_path, "--target", "faults:raising")
+    [record] = records_of(tmp_path)
+    assert record.reason == "rank 1 raised RuntimeError: the roof is on fire"
+    assert (only_run(tmp_path) / "report.html").exists(), done.stderr
+    assert "rank 1 raised RuntimeError: the roof is on fire" in done.stdout
+    assert done.stdout.splitlines().count(str(only_run(tmp_path).relative_to(tmp_path))) == 1
+    assert done.returncode == 1
+    assert re.search(r"rank\s*: 0 .*\n\s*exitcode\s*: 4 ", done.stderr), done.stderr
+
+
+@pytest.mark.full
+def test_every_rank_ends_well_also_one_alone_where_it_is_allowed(tmp_path: Path) -> None:
+    for size, words in ((2, ()), (1, ("--allow-single",))):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        with ranks(folder, *ONE, "--json", *words, size=size) as started:
+            outputs = [process.communicate(timeout=90) for process in started]
+            assert [process.returncode for process in started] == [0] * size, outputs
+        record = json.loads(outputs[0][0])
+        assert (record["status"], record["world"]["size"]) == ("ok", size)
+        assert outputs[1:] == [("", "")] * (size - 1)
+        shared = load_run(only_run(folder)).info.environment
+        assert shared is not None
+        assert shared["torch"]["threads"] == 1
+
+
+@pytest.mark.full
+def test_a_killed_rank_is_recorded_and_rank_0_ends(tmp_path: Path) -> None:
+    with ranks(tmp_path, "--target", "faults:killed", "--set", "at=-1,8,-2") as started:
+        out, err = started[0].communicate(timeout=90)
+        assert started[0].returncode == 4, err
+        assert started[1].wait(10) == -signal.SIGKILL
+    records = records_of(tmp_path)
+    assert [record.status for record in records] == ["ok", "failed"]  # the third has no ranks to run on
+    assert records[1].reason == "rank 1 died: its connection closed"
+    assert "rank 1 died" in out

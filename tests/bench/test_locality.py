@@ -1,0 +1,153 @@
+"""How near ranks are, and under which addresses their driver is found, from what the system tells."""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from trees import write_tool, write_tree
+
+from bench import addresses
+from bench.addresses import reachable
+from bench.locality import Place, gpu_links, parse_topology, parse_uuids, place, relation, relations
+
+TOPOLOGY = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \tNV18\tSYS\tPIX\t0-31\t0
+GPU1\tNV18\t X \tPHB\tSYS\t0-31\t0
+GPU2\tSYS\tPHB\t X \tSYS\t32-63\t1
+NIC0\tPIX\tSYS\tSYS\t X
+
+Legend:
+  X    = Self
+"""
+UUIDS = "0, GPU-cc00-01\n1, GPU-aa00-02\n2, GPU-bb00-03\n"
+
+
+def at(host: str = "a", cpus: tuple[int, ...] = (0, 1), numa: tuple[int, ...] = (0,), **more: str) -> Place:
+    return Place(host=host, cpus=cpus, numa_nodes=numa, **more)
+
+
+PAIRS = [
+    (at(cpus=(3,)), at(cpus=(3,)), "same core"),
+    (at(), at(cpus=(2, 3)), "same NUMA node"),
+    (at(), at(), "same NUMA node"),
+    (at(), at(numa=(1,)), "other NUMA node"),
+    (at(), at(numa=(0, 1)), None),
+    (at(numa=()), at(numa=()), None),
+    (at(gpu="cc"), at(gpu="cc"), "same GPU"),
+    (at(gpu="aa"), at(gpu="cc"), "NVLink"),
+    (at(gpu="cc"), at(gpu="bb"), "other NUMA node"),
+    (at(gpu="aa"), at(gpu="bb"), "PCIe"),
+    (at(gpu="cc"), at(gpu="77"), None),
+    (at(), at("b"), "other node"),
+    (at(gpu="aa"), at("b", gpu="aa"), "other node"),
+    (at(switches="spine.leaf1.a"), at("b", switches="spine.leaf1.b"), "same switch"),
+    (at(switches="spine.leaf1.a"), at("b", switches="spine.leaf2.b"), "other node"),
+    (at(switches="a"), at("b", switches="b"), "other node"),
+]
+
+
+def test_a_pair_is_as_near_as_the_system_tells() -> None:
+    links = {("aa", "cc"): "NVLink", ("bb", "cc"): "other NUMA node", ("aa", "bb"): "PCIe"}
+    for a, b, expected in PAIRS:
+        assert relation(a, b, links) == relation(b, a, links) == expected, (a, b)
+
+
+def test_every_pair_is_named_once_and_a_large_world_is_left_out() -> None:
+    told = {"0-1": "same NUMA node", "0-2": "other node", "1-2": "other node"}
+    assert relations([at(), at(), at("b")], {}) == told
+    assert len(relations([at()] * 64, {})) == 64 * 63 / 2
+    assert relations([at()] * 65, {}) == {}
+
+
+def test_this_process_has_a_place(tmp_path: Path) -> None:
+    folder = "sys/devices/system/node"
+    write_tree(tmp_path, {f"{folder}/node0/cpulist": "0-1023\n", f"{folder}/node1/cpulist": "2000-2001\n"})
+    cpus = tuple(sorted(os.sched_getaffinity(0)))
+    here = place("a", {"SLURM_TOPOLOGY_ADDR": "s.a"}, "aa", tmp_path)
+    assert here == at(cpus=cpus, gpu="aa", switches="s.a")
+
+
+def test_matrix_and_uuids_are_read_as_nvidia_smi_writes_them_without_nics_and_colours() -> None:
+    assert parse_topology(TOPOLOGY) == {(0, 1): "NVLink", (0, 2): "other NUMA node", (1, 2): "PCIe"}
+    assert parse_uuids(UUIDS) == {0: "cc00-01", 1: "aa00-02", 2: "bb00-03"}
+    assert parse_uuids("No devices were found\n") == {}
+
+
+def test_links_are_between_uuids_for_a_rank_counts_only_the_gpus_it_sees(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each rank sees one GPU, its first; what nvidia-smi gives no UUID of has no link, nor has any without the tool."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_links() == {}
+    query = '"--query-gpu=index,uuid --format=csv,noheader"'
+    body = f'case "$*" in\n"topo -m") cat {tmp_path}/topology;;\n{query}) cat {tmp_path}/uuids;;\nesac'
+    write_tool(tmp_path, "nvidia-smi", body)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    one, two, three = (at(gpu=uuid) for uuid in ("cc00-01", "aa00-02", "bb00-03"))
+    for uuids, last in ((UUIDS, "other NUMA node"), (UUIDS.replace("2, GPU-bb00-03\n", ""), None)):
+        write_tree(tmp_path, {"topology": TOPOLOGY, "uuids": uuids})
+        links = gpu_links()
+        assert [relation(one, other, links) for other in (two, three, one)] == ["NVLink", last, "same GPU"]
+
+
+# --- addresses ---
+
+TWO = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["192.168.7.5", "192.168.7.6"]}
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> "Host":
+    return Host(monkeypatch)
+
+
+class Host:
+    """A host with these interfaces, whose name means one address or none."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self.has(TWO)
+        self.is_named(None)
+
+    def has(self, interfaces: Mapping[str, Sequence[str]], down: Sequence[str] = ()) -> None:
+        found = {
+            name: [SimpleNamespace(family=socket.AF_INET, address=address) for address in found]
+            + [SimpleNamespace(family=socket.AF_INET6, address="fe80::1")]
+            for name, found in interfaces.items()
+        }
+        states = {name: SimpleNamespace(isup=name not in down) for name in interfaces}
+        self._monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+        self._monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
+
+    def is_named(self, address: str | None) -> None:
+        self._monkeypatch.setattr(addresses, "host_address", lambda: address)
+
+
+def test_a_driver_offers_the_chosen_interface_first_then_what_its_name_means_then_all_but_the_loopback(
+    host: Host,
+) -> None:
+    assert reachable({}) == ("10.0.0.5", "192.168.7.5", "192.168.7.6")
+    host.is_named("192.168.7.5")
+    assert reachable({}) == ("192.168.7.5", "10.0.0.5", "192.168.7.6")
+    host.is_named("192.168.7.6")
+    assert reachable({"GLOO_SOCKET_IFNAME": "eth0"}) == ("10.0.0.5", "192.168.7.6", "192.168.7.5")
+
+
+def test_what_is_of_no_interface_or_of_one_that_is_down_is_not_offered(host: Host) -> None:
+    for address in ("127.0.1.1", "10.9.9.9", "fe80::1"):
+        host.is_named(address)
+        assert reachable({}) == ("10.0.0.5", "192.168.7.5", "192.168.7.6"), address
+    host.has(TWO, down=["ib0"])
+    assert reachable({"GLOO_SOCKET_IFNAME": "ib0"}) == ("10.0.0.5",)
+    host.has({"lo": ["127.0.0.1"]})
+    assert reachable({}) == ("127.0.0.1",), "a host with nothing but itself"
+
+
+def test_this_host_answers_where_it_says_it_can_be_found() -> None:
+    with socket.create_server(("", 0)) as server:
+        for address in reachable({}):
+            socket.create_connection((address, server.getsockname()[1]), timeout=5).close()

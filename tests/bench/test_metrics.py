@@ -1,0 +1,143 @@
+"""From samples to numbers: each with its unit and direction, none without samples, nobody blamed without proof."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from fakes import outcome
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.arrival import blame
+from bench.messages import Outcome, Work
+from bench.metrics import metrics_of, noise_of
+from bench.records import Metric
+from bench.stats import MIN_FOR_INTERVAL, MIN_FOR_P99
+
+BANDWIDTH = Work(name="algbw", amount=4e6, unit="B/s")
+
+
+def measured(seconds: list[float], *work: Work, headline: str = "time") -> dict[str, Metric]:
+    """Return the metrics of samples whose skew is a tenth of each."""
+    skew = [value / 10 for value in seconds]
+    return metrics_of(Outcome(status="ok", seconds=seconds, skew_seconds=skew, work=list(work), headline=headline))
+
+
+def test_the_time_is_the_median_and_a_rate_the_work_over_it_with_its_ends_swapped() -> None:
+    metrics = measured([0.001 * number for number in range(1, 22)], BANDWIDTH)
+    time, rate = metrics["time"], metrics["algbw"]
+    assert (time.unit, time.better) == ("s", "lower")
+    assert (rate.unit, rate.better) == ("B/s", "higher")
+    assert time.value == pytest.approx(0.011)
+    assert rate.value == pytest.approx(4e6 / 0.011)
+    assert time.low is not None
+    assert time.high is not None
+    assert time.low < 0.011 < time.high
+    assert (rate.low, rate.high) == pytest.approx((4e6 / time.high, 4e6 / time.low))
+    assert time.method.startswith("median of 21 iterations")
+    assert rate.method.startswith("4000000 over the median of 21 iterations")
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=200), st.floats(1.0, 1e12))
+def test_an_interval_holds_its_value_whatever_the_samples(seconds: list[float], amount: float) -> None:
+    for metric in measured(seconds, Work(name="rate", amount=amount, unit="x/s")).values():
+        if metric.value is not None and metric.low is not None and metric.high is not None:
+            assert metric.low <= metric.value <= metric.high
+
+
+def test_the_p99_is_numpys_by_its_headlines_name_and_only_given_with_enough_iterations() -> None:
+    values = np.random.default_rng(0).exponential(1e-3, MIN_FOR_P99).tolist()
+    p99 = measured(values)["time_p99"]
+    assert p99.value == pytest.approx(np.quantile(values, 0.99))
+    assert p99.method == f"99th percentile of {MIN_FOR_P99} iterations"
+    assert "time_p99" not in measured(values[1:])
+    assert list(measured(values, headline="step_time")) == ["step_time", "step_time_p99", "skew"]
+
+
+def test_too_few_samples_have_a_value_and_no_interval() -> None:
+    metrics = measured([1e-3] * (MIN_FOR_INTERVAL - 1), BANDWIDTH)
+    for name in ("time", "algbw", "skew"):
+        assert metrics[name].value is not None
+        assert (metrics[name].low, metrics[name].high) == (None, None)
+    assert "too few for an interval" in metrics["time"].method
+
+
+def test_issue_wait_skew_and_transfer_are_the_medians_of_what_their_methods_say() -> None:
+    told = outcome(
+        seconds=1e-3, issue_seconds=[3e-4] * 20, skew_seconds=[1e-6, 2e-6, 9e-6], transfer_seconds=[5e-4, 4e-4, 1e-4]
+    )
+    metrics = metrics_of(told)
+    values = {name: metric.value for name, metric in metrics.items()}
+    assert values == pytest.approx(
+        {"time": 1e-3, "issue_time": 3e-4, "wait_time": 7e-4, "skew": 2e-6, "transfer": 4e-4}
+    )
+    assert list(values) == ["time", "issue_time", "wait_time", "skew", "transfer"]
+    assert {(metric.unit, metric.better) for metric in metrics.values()} == {("s", "lower")}
+    assert [metric.method.split(", median")[0] for metric in metrics.values()][1:] == [
+        "until every rank has issued",
+        "from then to the end",
+        "last arrival - first",
+        "last exit - last arrival",
+    ]
+
+
+def test_what_explains_a_step_comes_after_its_own_numbers_as_it_is_and_is_no_noise() -> None:
+    explained = {
+        "compute": Metric(value=4e-4, unit="s", better="lower", method="the slowest rank's"),
+        "memory.parameters": Metric(value=None, unit="B", better="lower", method="measured"),
+    }
+    plain = outcome(seconds=1e-3, work=[BANDWIDTH])
+    told = msgspec.structs.replace(plain, explained=explained)
+    assert list(metrics_of(told).items()) == [*metrics_of(plain).items(), *explained.items()]
+    assert noise_of(told) == noise_of(plain)
+    assert metrics_of(Outcome(status="ok", explained=explained)) == {}, "what has no time has no explanation"
+
+
+def test_without_samples_there_is_no_number() -> None:
+    for status in ("failed", "skipped", "wrong", "ok"):
+        told = msgspec.convert({"status": status, "work": [{"name": "a", "amount": 1.0, "unit": "B/s"}]}, Outcome)
+        assert (metrics_of(told), noise_of(told)) == ({}, None), status
+
+
+def test_what_takes_no_time_or_moves_nothing_has_no_rate() -> None:
+    metrics = measured([0.0] * 10, BANDWIDTH)
+    assert metrics["time"].value == 0.0
+    idle = measured([1e-3] * 10, Work(name="algbw", amount=0.0, unit="B/s"))
+    for rate in (metrics["algbw"], idle["algbw"]):
+        assert (rate.value, rate.low, rate.high) == (None, None, None)
+    touching = measured([0.0] * 9 + [1.0] * 11, BANDWIDTH)["algbw"]
+    assert (touching.low, touching.high) == (4e6, None), "an interval that touches zero"
+    unknown = measured([1e-3] * 10, Work(name="loss", amount=math.nan, unit="1"))["loss"]
+    assert b'"value":null' in msgspec.json.encode(unknown)
+
+
+def test_noise_is_graded_and_says_whether_samples_were_steady() -> None:
+    quiet = noise_of(outcome(seconds=1e-3))
+    wild = noise_of(Outcome(status="ok", seconds=[1.0, 100.0] * 20))
+    drifting = noise_of(Outcome(status="ok", seconds=[float(number) for number in range(1, 41)]))
+    assert quiet is not None
+    assert wild is not None
+    assert drifting is not None
+    assert (quiet.grade, quiet.spread, quiet.steady) == ("quiet", 0.0, "flat")
+    assert (wild.grade, wild.spread) == ("wild", round(99 / 50.5, 4))
+    assert drifting.steady == "drifting"
+
+
+def test_blame_falls_on_the_rank_most_often_last_with_its_share() -> None:
+    found = blame([1, 1, 0, 1], [0, 0, 0, 1], [1e-3] * 4, "one clock", 0.0)
+    assert (found.late_rank, found.share) == (1, 0.75)
+    assert (found.last_out_rank, found.last_out_share) == (0, 0.75)
+    assert (found.method, found.uncertainty) == ("one clock", 0.0)
+
+
+def test_only_iterations_that_the_clock_can_tell_count_towards_the_blame() -> None:
+    for last_in, skews, blamed in (
+        ([1, 1], [1e-6, 2e-6], (None, None)),
+        ([1, 1, 0, 0], [1e-3, 1e-3, 1e-6, 1e-6], (1, 0.5)),
+        ([1, 1, 1, 0], [5e-6, 5e-6, 5e-6, 6e-6], (0, 0.25)),
+    ):
+        found = blame(last_in, [0] * len(last_in), skews, "ping-pong", 5e-6)
+        assert (found.late_rank, found.share) == blamed, skews
+        assert (found.last_out_rank, found.last_out_share) == (0, 1.0)

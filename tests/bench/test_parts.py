@@ -1,0 +1,133 @@
+"""A case is measured on the ranks that its group, member and together say, with a load beside it that ends with it."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, cast
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from ranks import Ranks
+
+from bench import beside
+from bench.definitions import BESIDE
+from bench.operation import Operation
+from bench.parts import Idle, Parts
+from bench.runner import load_target
+from bench.subject import Description
+from bench.world import World
+
+BOTH = (0, 1)
+KINDS = [str(kind) for kind in BESIDE.choices if kind != beside.NOTHING]
+
+
+def parts_of(world: World, cases: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return for each case who is measured, who is active, and this rank's place in its group and its size."""
+    found = [Parts(world).of(params) for params in cases]
+    return [(part.ranks, part.active, part.world and (part.world.rank, part.world.size)) for part in found]
+
+
+def sum_within(world: World, group: str) -> float:
+    """Return the sum of global ranks, each plus 1, over this rank's group."""
+    part = Parts(world).of({"group": group, "together": True})
+    assert part.world is not None
+    one = torch.full((1,), float(world.global_rank + 1))
+    dist.all_reduce(one, group=part.world.group)
+    return float(one)
+
+
+def made_once(world: World) -> tuple[bool, bool, bool]:
+    """Return whether the same text means the same process group, another another, and the world none of its own."""
+    parts = Parts(world)
+    made = [parts.of({"group": text}).world for text in ("pairs", "pairs", "contiguous:2", "world")]
+    first, again, other, whole = (part and part.group for part in made)
+    return first is again, first is not other, whole is world.group
+
+
+def test_a_case_is_measured_by_its_group_while_the_others_stand_by_or_do_the_same(two_ranks: Ranks) -> None:
+    whole = ((BOTH, BOTH, (0, 2)), (BOTH, BOTH, (1, 2)))
+    expected: list[tuple[dict[str, Any], tuple[Any, Any]]] = [
+        ({}, whole),
+        ({"group": "world"}, whole),
+        ({"group": "pairs"}, whole),
+        ({"group": "contiguous:1"}, (((0,), (0,), (0, 1)), ((0,), (0,), None))),
+        ({"group": "contiguous:1", "member": 1}, (((1,), (1,), None), ((1,), (1,), (0, 1)))),
+        ({"group": "contiguous:1", "member": 1, "together": True}, (((1,), BOTH, (0, 1)),) * 2),
+    ]
+    by_rank = two_ranks.call("test_parts:parts_of", cases=[params for params, _ in expected])
+    for (params, wanted), *found in zip(expected, *by_rank, strict=True):
+        assert tuple(found) == wanted, params
+
+
+def test_traffic_stays_within_a_group_whose_process_group_is_made_once(two_ranks: Ranks) -> None:
+    assert two_ranks.call("test_parts:sum_within", group="pairs") == [3.0, 3.0]
+    assert two_ranks.call("test_parts:sum_within", group="contiguous:1") == [1.0, 2.0]
+    assert two_ranks.call("test_parts:made_once") == [(True, True, True)] * 2
+
+
+def test_an_idle_rank_is_never_wrong_and_moves_nothing() -> None:
+    idle = Idle()
+    for do in (idle.reset, idle.step, idle.close):
+        do()
+    assert (idle.check(), idle.describe()) == (0, Description())
+
+
+def measured_beside(world: World, kind: str) -> tuple[bool, int, int]:
+    """Return whether the load ran again and again, how much was wrong beside it, and how many threads it left."""
+    prepare = load_target("bench.collectives:all_reduce")
+    operation = cast(Operation, prepare(world, size_bytes=1 << 16, dtype="float32"))
+    threads, done, wrong = threading.active_count(), [0], 0
+    made = beside._loads
+
+    def counted(*arguments: Any) -> Callable[[], object]:
+        load = made(*arguments)
+
+        def once() -> None:
+            load()
+            done[0] += 1
+
+        return once
+
+    with mock.patch.object(beside, "_loads", counted), beside.load_beside(kind, world):
+        while world.sum(done[0] < 3):  # on any rank
+            wrong += checked_step(operation)
+        wrong += checked_step(operation)
+        time.sleep(0.05 * world.rank)  # ranks do not come to the end at once
+    ran = done[0]
+    time.sleep(0.02)
+    return ran >= 3 and done[0] == ran, wrong + checked_step(operation), threading.active_count() - threads
+
+
+def checked_step(operation: Operation) -> int:
+    operation.reset()
+    operation.step()
+    return operation.check()
+
+
+def nothing_beside(world: World) -> tuple[int, int]:
+    """Return how many process groups and threads nothing makes."""
+    threads = threading.active_count()
+    with mock.patch("torch.distributed.new_group") as new_group, beside.load_beside("nothing", world):
+        started = threading.active_count() - threads
+    return new_group.call_count, started
+
+
+def broken_beside(world: World) -> tuple[bool, int]:
+    """Return whether a thread runs while the block does, and how many are left after it broke."""
+    threads, running = threading.active_count(), 0
+    with suppress(ZeroDivisionError), beside.load_beside("gemm", world):
+        running = threading.active_count() - threads
+        raise ZeroDivisionError
+    return running > 0, threading.active_count() - threads
+
+
+def test_a_load_runs_and_ends_on_every_rank_and_what_is_measured_stays_right(two_ranks: Ranks) -> None:
+    for kind in KINDS:
+        assert two_ranks.call("test_parts:measured_beside", kind=kind) == [(True, 0, 0)] * 2, kind
+
+
+def test_nothing_beside_is_free_and_a_load_ends_where_what_is_measured_breaks(two_ranks: Ranks) -> None:
+    assert two_ranks.call("test_parts:nothing_beside") == [(0, 0), (0, 0)]
+    assert two_ranks.call("test_parts:broken_beside") == [(True, 0)] * 2

@@ -1,0 +1,128 @@
+"""A proof is found only where the records name the cause and the right rank."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from paths import Command
+from reports_fixtures import bad, collective, ok
+
+from bench import prove as proving
+from bench.arrival import Arrival
+from bench.options import Options
+from bench.prove import Proof, prove, render
+from bench.records import Record
+from bench.runs import load_run
+
+CASE = collective()
+DIFFER = "results differ from the reference before the timed region: "
+
+
+def blamed(late: int | None, share: float | None, out: int | None, out_share: float | None) -> Record:
+    places = {"late_rank": late, "share": share, "last_out_rank": out, "last_out_share": out_share}
+    return ok(CASE, arrival=Arrival(method="one clock", uncertainty=1e-6, **places))  # type: ignore[arg-type]
+
+
+def test_undisturbed_is_proved_by_a_right_result_only() -> None:
+    assert proving._judge_undisturbed(ok(CASE)) == Proof(injection="none", found=True, told="all right")
+    failed = proving._judge_undisturbed(bad(CASE, reason="it broke"))
+    assert failed == Proof(injection="none", found=False, told="it broke")
+
+
+def test_late_and_slow_are_proved_by_the_rank_that_arrived_and_that_left_last() -> None:
+    for rank, share, found in ((1, 1.0, True), (1, 0.95, True), (1, 0.94, False), (0, 1.0, False)):
+        told = f"rank {rank} arrived last in {share:.0%} of iterations"
+        proof = proving._judge_late(blamed(rank, share, 1 - rank, 1.0))
+        assert proof == Proof(injection="late", found=found, told=told)
+    for rank, share, found in ((1, 1.0, True), (1, 0.8, True), (1, 0.79, False), (0, 1.0, False)):
+        told = f"rank {rank} left last in {share:.0%} of iterations"
+        proof = proving._judge_slow(blamed(1 - rank, 1.0, rank, share))
+        assert proof == Proof(injection="slow", found=found, told=told)
+
+
+def test_nobody_blamed_proves_nothing() -> None:
+    nobody = blamed(None, None, None, None)
+    assert [judge(nobody).found for judge in (proving._judge_late, proving._judge_slow)] == [False, False]
+    assert proving._judge_late(ok(CASE)).told == "no rank was late"
+    assert proving._judge_slow(ok(CASE)).told == "no rank was slow"
+    assert proving._judge_slow(bad(CASE, status="hang", reason="it hung")).told == "it hung"
+
+
+def test_corrupt_is_proved_by_a_wrong_result_on_that_rank_alone_without_a_time() -> None:
+    for status, reason, more, found in (
+        ("wrong", f"{DIFFER}1 on rank 1", {}, True),
+        ("wrong", f"{DIFFER}1 on rank 0", {}, False),
+        ("wrong", f"{DIFFER}1 on rank 11", {}, False),
+        ("wrong", f"{DIFFER}2 on rank 0, 1 on rank 1", {}, False),
+        ("failed", f"{DIFFER}1 on rank 1", {}, False),
+        ("wrong", f"{DIFFER}1 on rank 1", {"metrics": ok(CASE).metrics}, False),
+        ("ok", "", {}, False),
+    ):
+        proof = proving._judge_corrupt(bad(CASE, status=status, reason=reason, **more))  # type: ignore[arg-type]
+        assert proof == Proof(injection="corrupt", found=found, told=reason or "nothing was wrong"), (status, more)
+
+
+def test_each_injection_into_rank_1_is_measured_and_judged_after_an_undisturbed_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[str | None, Record] = {
+        None: ok(CASE),
+        "late:1:3ms": blamed(1, 1.0, 0, 1.0),
+        "slow:1:100%": blamed(0, 1.0, 1, 1.0),
+        "corrupt:1": bad(CASE, status="wrong", reason=f"{DIFFER}1 on rank 1"),
+    }
+    asked: list[Options] = []
+
+    def run(options: Options, modules: object, **where: Any) -> Path:
+        asked.append(options)
+        return Path(where["out"])
+
+    monkeypatch.setattr(proving, "run_options", run)
+    monkeypatch.setattr(proving, "load_run", lambda path: SimpleNamespace(records=[seen[asked[-1].inject]]))
+    proofs = prove(("bench.definitions",), 2)
+    assert [(proof.injection, proof.found) for proof in proofs] == [
+        *(("none", True), ("late", True), ("slow", True), ("corrupt", True))
+    ]
+    assert [options.inject for options in asked] == list(seen)
+    assert {(options.only, options.nproc, options.launches) for options in asked} == {(("all_reduce",), 2, 1)}
+
+
+def test_proofs_are_aligned_lines() -> None:
+    late = Proof(injection="late", found=True, told="rank 1 arrived last")
+    corrupt = Proof(injection="corrupt", found=False, told="nothing was wrong")
+    assert render([late, corrupt]).splitlines() == [
+        "late     proved  rank 1 arrived last",
+        "corrupt  NOT FOUND  nothing was wrong",
+    ]
+
+
+def measured_by_four(parbench: Command, tmp_path: Path, *words: str) -> Record:
+    chosen = ("--only", "all_reduce", "--sizes", "64K", "--set", "mode=blocking", "--launches", "1", "--budget", "10s")
+    done = parbench("run", "--preset", "smoke", "--nproc", "4", *chosen, *words)
+    assert done.returncode == 0, done.stderr
+    (record,) = load_run(tmp_path / done.stdout.splitlines()[-1]).records
+    return record
+
+
+@pytest.mark.full
+@pytest.mark.measures
+def test_a_late_rank_among_four_is_blamed_and_the_transfer_is_not(parbench: Command, tmp_path: Path) -> None:
+    before = measured_by_four(parbench, tmp_path)
+    late = measured_by_four(parbench, tmp_path, "--inject", "late:1:3ms")
+    assert late.arrival is not None
+    assert late.arrival.late_rank == 1
+    assert (late.arrival.share or 0) >= 0.95
+    skew, transfer, usual = late.metrics["skew"].value, late.metrics["transfer"].value, before.metrics["transfer"].value
+    assert None not in (skew, transfer, usual)
+    assert (skew or 0) >= 3e-3
+    # four ranks on two cores scatter: what would be wrong is the delay in it
+    assert (transfer or 1) < (usual or 0) + 1.5e-3
+
+
+@pytest.mark.full
+@pytest.mark.measures
+def test_every_injection_is_found_here() -> None:
+    proofs = prove(("bench.definitions",), 2)
+    assert [proof.injection for proof in proofs] == ["none", "late", "slow", "corrupt"]
+    assert all(proof.found for proof in proofs), render(proofs)

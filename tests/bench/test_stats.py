@@ -1,0 +1,200 @@
+"""Statistics, each against scipy, numpy or a series whose verdict is known by construction."""
+
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.stats  # type: ignore[import-untyped]
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.stats import (
+    CONFIDENCE,
+    MIN_FOR_INTERVAL,
+    Estimate,
+    across_launches,
+    grade,
+    median,
+    quantile,
+    ratio_within_launch,
+    spread,
+    steadiness,
+    t_quantile,
+    within_launch,
+)
+
+TIMES = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=60)
+
+
+@settings(deadline=None, max_examples=50)
+@given(TIMES, st.floats(0, 1), st.floats(0.01, 100))
+def test_quantiles_medians_and_spreads_are_numpys_and_change_nothing(
+    values: list[float], q: float, scale: float
+) -> None:
+    before = list(values)
+    assert quantile(values, q) == pytest.approx(float(np.quantile(values, q)), rel=1e-12)
+    assert median(values) == pytest.approx(float(np.median(values)), rel=1e-12)
+    expected = float(scipy.stats.iqr(values) / np.median(values))
+    assert spread(values) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert spread([value * scale for value in values]) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert values == before
+
+
+def test_a_quantile_is_linear_between_order_statistics_and_nothing_but_zeros_has_no_spread() -> None:
+    for q, value in ((0.0, 1.0), (0.25, 1.75), (0.5, 2.5), (1.0, 4.0)):
+        assert quantile([4.0, 1.0, 3.0, 2.0], q) == value
+    assert spread([0.0] * 8) == 0.0
+
+
+# --- within one launch ---
+
+
+def rank_of_low(n: int) -> int:
+    """Return the 1-based rank of the sample that the interval of n samples begins with; check that it is symmetric."""
+    values = [float(i) for i in range(1, n + 1)]
+    random.Random(n).shuffle(values)
+    estimate = within_launch(values)
+    assert estimate.low is not None
+    assert estimate.high == n + 1 - estimate.low
+    return int(estimate.low)
+
+
+def coverage(n: int, rank: int) -> float:
+    """Return the probability that [x(rank), x(n + 1 - rank)] holds the median, whatever the distribution."""
+    return float(1 - 2 * scipy.stats.binom.cdf(rank - 1, n, 0.5))
+
+
+def check_coverage(counts: Iterable[int]) -> None:
+    """Check that intervals are the narrowest that cover as asked, or nearly so where samples are very many."""
+    for n in counts:
+        rank = rank_of_low(n)
+        assert coverage(n, rank) >= CONFIDENCE, n
+        assert coverage(n, rank + (1 if n <= 1000 else 2)) < CONFIDENCE, n
+
+
+def test_the_interval_is_the_narrowest_of_order_statistics_that_covers_as_asked() -> None:
+    check_coverage([*range(MIN_FOR_INTERVAL, 40), 57, 99, 100, 129, 999, 1000, 1001, 1002, 1500, 20001])
+    assert coverage(MIN_FOR_INTERVAL - 1, 1) < CONFIDENCE, "fewer cannot cover"
+    assert within_launch([1.0] * 6).method == "median of 6 iterations of one launch, order-statistics interval"
+
+
+def test_intervals_of_a_lopsided_distribution_hold_its_median_as_often_as_said() -> None:
+    source = random.Random(7)
+    held = 0
+    for _ in range(2000):
+        estimate = within_launch([source.expovariate(math.log(2)) for _ in range(21)])
+        assert estimate.low is not None
+        assert estimate.high is not None
+        held += estimate.low <= 1.0 <= estimate.high
+    assert 0.94 < held / 2000 < 0.99  # 21 samples: 97.3 %
+
+
+def test_too_few_samples_have_a_median_and_no_interval_and_say_so() -> None:
+    for n in range(1, MIN_FOR_INTERVAL):
+        estimate = within_launch([2.0] * n)
+        assert (estimate.value, estimate.low, estimate.high, estimate.half_width) == (2.0, None, None, None)
+        assert estimate.method == f"median of {n} iterations of one launch; too few for an interval"
+
+
+def test_half_the_width_is_relative_to_the_value() -> None:
+    assert Estimate(value=4.0, low=3.0, high=5.0, method="").half_width == 0.25
+    assert Estimate(value=0.0, low=0.0, high=1.0, method="").half_width is None
+
+
+def test_a_ratio_of_two_medians_joins_their_intervals_in_quadrature() -> None:
+    one = Estimate(value=6.0, low=6.0 / 1.3, high=6.0 * 1.3, method="")
+    other = Estimate(value=2.0, low=2.0 / 1.4, high=2.0 * 1.4, method="")
+    found = ratio_within_launch(one, other)
+    reach = math.exp(math.hypot(math.log(1.3), math.log(1.4)))
+    assert (found.value, found.low, found.high) == pytest.approx((3.0, 3.0 / reach, 3.0 * reach))
+    for low in (None, 0.0):
+        for pair in ((other, replace(one, low=low)), (replace(other, low=low), one)):
+            found = ratio_within_launch(*pair)
+            assert found.value == pytest.approx(1 / 3)
+            assert (found.low, found.high) == (None, None), low
+
+
+# --- across launches ---
+
+
+def test_t_quantiles_are_scipys() -> None:
+    for p in (0.6, 0.975, 0.999999):
+        for df in (1, 2, 3, 4, 5, 9, 10, 101):
+            assert t_quantile(p, df) == pytest.approx(float(scipy.stats.t.ppf(p, df)), rel=1e-9), (p, df)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.floats(1e-6, 10.0), min_size=2, max_size=12))
+def test_the_interval_across_launches_is_students_on_the_logarithms(medians: list[float]) -> None:
+    logs = np.log(medians)
+    estimate = across_launches(medians)
+    assert estimate.value == pytest.approx(float(scipy.stats.gmean(medians)), rel=1e-9)
+    error = float(logs.std(ddof=1)) / math.sqrt(len(medians))
+    reach = float(scipy.stats.t.ppf(0.975, len(medians) - 1)) * error
+    assert estimate.low == pytest.approx(math.exp(logs.mean() - reach), rel=1e-6)
+    assert estimate.high == pytest.approx(math.exp(logs.mean() + reach), rel=1e-6)
+
+
+def test_one_launch_has_no_interval_and_launches_that_agree_one_of_no_width() -> None:
+    one, five = across_launches([0.25]), across_launches([2.0] * 5)
+    assert one.value == pytest.approx(0.25)
+    assert (one.low, one.high) == (None, None)
+    assert one.method == "geometric mean of 1 launch medians; one launch has no interval"
+    assert (five.low, five.value, five.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert five.method == "geometric mean of 5 launch medians, t interval"
+
+
+# --- noise ---
+
+
+def test_grades_begin_at_their_limits() -> None:
+    limits = {0.0: "quiet", 0.0499: "quiet", 0.05: "fair", 0.1499: "fair", 0.15: "noisy", 0.3999: "noisy", 0.4: "wild"}
+    assert {value: grade(value) for value in limits} == limits
+    assert (grade(math.inf), grade(math.nan)) == ("wild", "wild")
+
+
+def quarters(*levels: float, each: int = 25, noise: float = 0.02) -> list[float]:
+    """Return samples around four levels in turn."""
+    source = random.Random(1)
+    return [level * (1 + source.uniform(-noise, noise)) for level in levels for _ in range(each)]
+
+
+def test_the_verdict_on_a_series_is_the_one_it_was_built_for() -> None:
+    verdicts = {
+        (1.0, 1.0, 1.0, 1.0): "flat",
+        (1.05, 1.0, 1.0, 1.0): "flat",
+        (1.0, 1.05, 1.0, 1.05): "flat",
+        (1.5, 1.0, 1.0, 1.0): "warm-up ended by iteration 25",
+        (0.5, 1.0, 1.0, 1.0): "slower from iteration 25 on",
+        (1.0, 1.2, 1.4, 1.6): "drifting",
+        (1.6, 1.4, 1.2, 1.0): "drifting",
+        (1.0, 1.0, 1.4, 1.0): "unsteady",
+        (1.0, 1.5, 1.0, 1.5): "unsteady",
+        (2.0, 1.0, 1.3, 1.6): "unsteady",
+    }
+    for levels, verdict in verdicts.items():
+        values = quarters(*levels)
+        assert steadiness(values) == verdict, levels
+        assert steadiness([value * 1e-6 for value in values]) == verdict, "it has no unit"
+
+
+def test_a_tenth_is_still_flat_and_more_is_not_nor_are_single_outliers_of_weight() -> None:
+    assert steadiness(quarters(1.0, 1.0, 1.0, 1.09, noise=0)) == "flat"
+    assert steadiness(quarters(1.0, 1.0, 1.0, 1.11, noise=0)) == "drifting"
+    assert steadiness(quarters(1.09, 1.0, 1.0, 1.0, noise=0)) == "flat"
+    assert steadiness(quarters(1.11, 1.0, 1.0, 1.0, noise=0)) == "warm-up ended by iteration 25"
+    values = quarters(1.0, 1.0, 1.0, 1.0)
+    values[3] = values[40] = values[80] = 100.0
+    assert steadiness(values) == "flat"
+
+
+def test_few_iterations_have_no_verdict_and_of_more_none_is_left_out() -> None:
+    """The last quarter's median must see its end: the last quarter is raised from its middle on."""
+    for n in (0, 19):
+        assert steadiness([1.0] * n) == "unknown (fewer than 20 iterations)"
+    assert steadiness([1.0] * 20) == "flat"
+    for n in (20, 21, 22, 23):
+        assert steadiness([1.0] * (n - 3) + [2.0] * 3) == "drifting", n

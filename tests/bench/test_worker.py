@@ -1,0 +1,260 @@
+"""One rank: what it tells the driver, in which order, and that it never outlives what it was started for."""
+
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+import torch
+from fakes import HERE, job
+from paths import environment
+from torch._C._distributed_c10d import HashStore, Store
+
+from bench import worker
+from bench.cases import Case, make_case
+from bench.channel import ADDRESS_VARIABLE, KEY_VARIABLE, Gone, Hub
+from bench.messages import LEFT_OUT, Ask, Broken, Bye, Finished, FromRank, Hello, Outcome, Started, Where
+
+PATIENCE = 180.0
+
+
+def fault(name: str, **params: Any) -> Case:
+    return make_case(f"custom.{name}", f"faults:{name}", params)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as opened:
+        yield opened
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process be the only rank of a world."""
+    step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "3"}
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo", **step}.items():
+        monkeypatch.setenv(name, value)
+
+
+def heard(hub: Hub, kind: type[Any]) -> Any:
+    """Return the next message of a kind, passing over others."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        event = hub.next(deadline - time.monotonic())
+        assert event is not None
+        if isinstance(event.what, kind):
+            return event.what
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def everything(hub: Hub, last: type[Any]) -> list[FromRank | Gone]:
+    """Return all that one rank says up to its last word."""
+    said: list[FromRank | Gone] = []
+    while not (said and isinstance(said[-1], last)):
+        event = hub.next(PATIENCE)
+        assert event is not None
+        said.append(event.what)
+    return said
+
+
+def outcomes(said: list[FromRank | Gone]) -> list[Outcome]:
+    return [what.outcome for what in said if isinstance(what, Finished)]
+
+
+@contextmanager
+def working(hub: Hub, store: Store | None = None, meeting: worker.Meeting | None = None) -> Iterator[Hello]:
+    """Work as a rank in a thread, with the driver in this process; yields its hello."""
+    variables = hub.variables()
+    words = (variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE], store)
+    more = {"with_driver": True, "meeting": meeting}
+    thread = threading.Thread(target=worker.work, args=words, kwargs=more, daemon=True)
+    thread.start()
+    yield heard(hub, Hello)
+    hub.close()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+@contextmanager
+def process(hub: Hub) -> Iterator["subprocess.Popen[bytes]"]:
+    """Work as the only rank of a world, in a process of its own that has said hello."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    places = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    variables = {**environment(), **hub.variables(), **places, "GLOO_SOCKET_IFNAME": "lo"}
+    with subprocess.Popen([sys.executable, "-m", "bench.worker"], env=variables) as started:
+        try:
+            heard(hub, Hello)
+            yield started
+        finally:
+            started.kill()
+
+
+def test_a_rank_says_who_it_is_then_each_case_then_goodbye(hub: Hub, alone: None) -> None:
+    with working(hub, HashStore()) as hello:
+        assert (hello.rank, hello.size, hello.host, hello.pid) == (0, 1, HERE, os.getpid())
+        assert (hello.step, worker._step({"SLURM_JOB_ID": "17"})) == ("17.3", "")
+        assert {"host", "versions", "variables", "process", "load", "torch"} <= hello.environment.keys()
+        assert hello.environment["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
+        hub.send(0, job([fault("fine", number=0), fault("refusing"), fault("fine", number=1)], budget_seconds=0.3))
+        said = everything(hub, Bye)
+    each = [(kind, index) for index in range(3) for kind in (Started, Finished)]
+    assert [(type(what), getattr(what, "index", None)) for what in said] == [*each, (Bye, None)]
+    fine, refused, other = outcomes(said)
+    assert [fine.status, refused.status, other.status] == ["ok", "skipped", "ok"]
+    assert fine.seconds
+    assert fine.raw
+
+
+def test_cases_that_the_runs_time_is_spent_for_are_left_out(hub: Hub, alone: None) -> None:
+    with working(hub, HashStore()):
+        hub.send(0, job([fault("fine"), fault("fine", number=1)], run_seconds=0.0))
+        left = outcomes(everything(hub, Bye))
+    assert [(outcome.status, outcome.reason) for outcome in left] == [("skipped", LEFT_OUT)] * 2
+
+
+def test_nothing_of_a_step_stays_when_the_next_one_begins(hub: Hub, alone: None) -> None:
+    gc.disable()  # the collector might come by just then
+    try:
+        with working(hub, HashStore()):
+            hub.send(0, job([fault("tangled", number=number) for number in range(2)], budget_seconds=2.0))
+            both = outcomes(everything(hub, Bye))
+    finally:
+        gc.enable()
+    assert [(outcome.status, outcome.reason) for outcome in both] == [("ok", ""), ("ok", "")]
+
+
+def test_a_rank_finds_targets_in_the_folder_of_the_job_after_everything_else(
+    hub: Hub, alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
+    (tmp_path / "lonely.py").write_text("import tabnanny\nfrom faults import fine\n")
+    (tmp_path / "tabnanny.py").write_text("raise RuntimeError('shadowed')\n")
+    with working(hub, HashStore()):
+        asked = make_case("custom.lonely", "lonely:fine", {})
+        hub.send(0, job([asked], budget_seconds=0.1, path=str(tmp_path)))
+        assert [outcome.status for outcome in outcomes(everything(hub, Bye))] == ["ok"]
+
+
+def test_a_driver_in_the_same_process_is_not_ended_when_it_hangs_up_before_the_job(
+    hub: Hub, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with working(hub):
+        pass
+    assert ended == []
+
+
+def test_the_budget_is_shared_by_weight_and_what_is_not_used_goes_to_those_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    cases = [fault("fine", number=number) for number in range(4)]
+    shares = worker._shares(job(cases, weights=[1.0, 10.0, 1.0, 1.0], budget_seconds=13.0, run_seconds=50.0))
+    assert next(shares).seconds == pytest.approx(1.0)
+    now[0] += 7.0  # it took longer: half is left
+    assert next(shares).seconds == pytest.approx(5.0)
+    third = next(shares)  # the one before took nothing
+    assert third.in_time
+    assert third.seconds == pytest.approx(3.0)
+    now[0] += 60.0  # the budget is spent, and the run's time too
+    last = next(shares)
+    assert (last.seconds, last.in_time) == (worker._MIN_CASE_SECONDS, False)
+    assert list(shares) == []
+    [most] = worker._shares(job(cases[:1], budget_seconds=100.0, timeout_seconds=30.0))
+    assert most.seconds == 15.0, "the other half of the timeout is for what cannot be cut short"
+
+
+def test_a_rank_tells_its_gpu_by_uuid_however_many_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each rank sees only its own, all are torch's first. No GPU is needed to see it."""
+    assert torch.cuda.is_available() or worker._gpu_uuid() is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=UUID(int=7 + index)))
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    for count, last in ((1, "7"), (2, "8")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert worker._gpu_uuid() == f"00000000-0000-0000-0000-00000000000{last}"
+
+
+def test_a_rank_that_raises_tells_it_stands_still_and_ends_with_its_driver(hub: Hub) -> None:
+    with process(hub) as rank:
+        hub.send(0, job([fault("fine"), fault("raising", rank=0)], budget_seconds=0.2))
+        assert heard(hub, Finished).index == 0
+        assert heard(hub, Started).index == 1
+        broken = heard(hub, Broken)
+        assert (broken.index, broken.error) == (1, "RuntimeError: the roof is on fire")
+        assert "in mischief" in broken.stack
+        hub.send(0, Ask())
+        assert "stand_still" in heard(hub, Where).stack
+        assert rank.poll() is None
+        hub.close()
+        assert rank.wait(PATIENCE) == 1
+
+
+@pytest.mark.full
+def test_a_rank_whose_driver_goes_before_its_job_or_in_a_case_ends_itself() -> None:
+    for cases in ([], [fault("asleep", rank=0, at=1)]):
+        with Hub() as hub, process(hub) as rank:
+            if cases:
+                hub.send(0, job(cases))
+                heard(hub, Started)
+            hub.close()
+            assert rank.wait(PATIENCE) == 1, cases
+
+
+@pytest.mark.full
+def test_a_rank_that_cannot_join_its_world_tells_why(hub: Hub) -> None:
+    with process(hub):
+        hub.send(0, job([fault("fine")], backend="carrier-pigeon"))
+        broken = heard(hub, Broken)
+        assert broken.index is None
+        assert "carrier-pigeon" in broken.error
+
+
+class Table:
+    """A meeting of one."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def offer(self, own_address: str) -> str:
+        self.asked.append(own_address)
+        return f"{own_address}:77"
+
+    def join(self, where: str) -> Store:
+        self.asked.append(where)
+        return HashStore()
+
+
+def test_a_rank_offers_where_to_meet_joins_where_the_driver_says_and_counts_its_place_on_its_host(
+    hub: Hub, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seat() -> tuple[str, str]:
+        return os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]
+
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "9")
+    table = Table()
+    with working(hub, meeting=table) as hello:
+        assert hello.meeting == "127.0.0.1:77"
+        hub.send(0, job([fault("fine")], hosts=(HERE,), meeting="elsewhere:5"))
+        assert [outcome.status for outcome in outcomes(everything(hub, Bye))] == ["ok"]
+    assert table.asked == ["127.0.0.1", "elsewhere:5"]
+    assert seat() == ("0", "1")
+    for rank, place in (("0", ("0", "2")), ("2", ("1", "2"))):
+        monkeypatch.setenv("RANK", rank)
+        worker._sit_down((HERE, "elsewhere", HERE, "elsewhere"))
+        assert seat() == place

@@ -1,0 +1,183 @@
+"""The commands report, show, import and export: what they print and write, and what they refuse with which code."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from nodes_fixtures import EMULATION, sample_sweep
+from reports_fixtures import bad, collective, make_plan, make_run, ok, pipeline_record, write_run
+from traced import run_with, timeline, traced_record
+
+from bench.errors import UserError
+from bench.runs import load_run
+from reports.chrome_trace import render_trace
+from reports.commands import EXPORTS, REPORTS, TOOLS, export, import_files, report, show
+from reports.exchange.imports import PARSERS
+from reports.exchange.nccl_text import render_text
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path, make_run(make_plan([collective()]), [ok(collective())]))
+
+
+def invoke(command: click.Command, *words: object) -> Result:
+    return CliRunner().invoke(command, [str(word) for word in words])
+
+
+def printed(command: click.Command, *words: object) -> str:
+    result = invoke(command, *words)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refused(command: click.Command, *words: object) -> str:
+    result = invoke(command, *words)
+    assert isinstance(result.exception, UserError), result.output
+    return str(result.exception)
+
+
+def misused(command: click.Command, *words: object) -> str:
+    result = invoke(command, *words)
+    assert result.exit_code == 2, result.output
+    return result.output
+
+
+def test_a_report_is_rebuilt_or_goes_where_it_is_asked_to_and_its_place_is_printed(run: Path, tmp_path: Path) -> None:
+    target = tmp_path / "other.html"
+    assert printed(report, run, "-o", target) == f"{target}\n"
+    assert not (run / "report.html").exists()
+    (run / "report.html").write_text("stale")
+    assert printed(report, run) == f"{run / 'report.html'}\n"
+    assert "all_reduce" in (run / "report.html").read_text()
+    assert (run / "report.html").read_bytes() == target.read_bytes()
+
+
+def test_other_formats_go_to_standard_output_or_a_file(run: Path, tmp_path: Path) -> None:
+    for form, start in (("markdown", "# parbench run-1"), ("csv", "case,"), ("json", '{"run":')):
+        told = printed(report, run, "--format", form)
+        assert told.startswith(start)
+        assert printed(report, run, "--format", form, "--output", tmp_path / "x") == f"{tmp_path / 'x'}\n"
+        assert (tmp_path / "x").read_text() == told
+        assert form in REPORTS
+    assert not (run / "report.html").exists()
+
+
+def test_several_runs_have_one_page_here_and_a_sweeps_is_in_its_folder(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_run(tmp_path, make_run(make_plan([collective()]), [ok(collective(), seconds=2e-3)]))
+    monkeypatch.chdir(tmp_path)
+    assert printed(report, run, other) == "report.html\n"
+    assert "Side by side" in (tmp_path / "report.html").read_text()
+    sweep = sample_sweep(tmp_path / "links")
+    assert printed(report, sweep) == f"{sweep / 'report.html'}\n"
+    assert "Over nodes" in (sweep / "report.html").read_text()
+
+
+def test_a_run_that_cannot_be_read_has_a_report_and_the_exit_code_4(run: Path) -> None:
+    (run / "run.json").write_text('{"schema": 99}')
+    assert invoke(report, run).exit_code == 4
+    assert "schema 99 is newer than 1" in (run / "report.html").read_text()
+
+
+def test_bad_words_are_misuse_and_what_is_no_run_is_the_users_error(run: Path, tmp_path: Path) -> None:
+    misused(report)
+    assert "is a directory" in misused(report, run, "-o", tmp_path)
+    assert "--format" in misused(export, run)
+    for words in ((), ("a.txt", "--from", "imb"), ("a.txt", "--nproc", 0)):
+        misused(import_files, *words)
+    refused(report, tmp_path)
+    refused(show, tmp_path)
+    refused(export, tmp_path, "--format", "nccl-tests")
+
+
+def test_a_run_is_shown_with_its_own_exit_code_and_a_finished_one_can_be_watched(run: Path, tmp_path: Path) -> None:
+    told = printed(show, run)
+    assert told.endswith(f"{run}\n")
+    assert "Verdict: fine: 1 ok" in told
+    assert "Verdict: fine: 1 ok" in printed(show, run, "--watch")
+    failed = write_run(tmp_path, make_run(make_plan([collective()]), [bad(collective())]))
+    assert invoke(show, failed).exit_code == 4
+
+
+def test_a_sweep_is_shown_as_tables_over_nodes(tmp_path: Path) -> None:
+    sweep = sample_sweep(tmp_path / "links")
+    result = invoke(show, sweep)
+    assert result.exit_code == 4
+    first, *lines = result.output.splitlines()
+    assert first == f"What runs 1-10 cannot show: {EMULATION}"
+    assert {"Runs", "Wrong, hung or failed", "Over nodes", "Environments side by side"} <= set(lines)
+    assert lines[-2].startswith("Verdict: not fine: run 11 of 11; 1 more")
+    assert lines[-1] == str(sweep)
+    assert not (sweep / "report.html").exists()
+
+
+OSU = "# OSU MPI Allreduce Latency Test v7.5\n# Size       Avg Latency(us)\n1024                   10.00\n"
+
+
+def test_each_imported_file_becomes_a_run_whose_folder_is_printed(tmp_path: Path) -> None:
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for file in files:
+        file.write_text(OSU)
+    told = printed(import_files, *files, "--nproc", 3, "--out", tmp_path / "out")
+    runs = [load_run(Path(line)) for line in told.splitlines()]
+    assert [run.records[0].details["source"]["file"] for run in runs] == ["a.txt", "b.txt"]
+    assert {run.path.parent for run in runs} == {tmp_path / "out"}
+    assert {run.info.plan.nproc for run in runs} == {3}
+    named = refused(import_files, files[0], "--nproc", 2, "--from", "nccl-tests")
+    assert "holds no table of nccl-tests" in named
+    files[0].write_text("hello")
+    refused(import_files, files[0])
+    assert tuple(PARSERS) == TOOLS
+
+
+def test_an_export_goes_to_standard_output_or_a_file(run: Path, tmp_path: Path) -> None:
+    record = pipeline_record()
+    piped = write_run(tmp_path, make_run(make_plan([record.case, collective()]), [record, ok(collective())]))
+    target = tmp_path / "out.txt"
+    told = {
+        form: printed(export, piped, "--format", form) for form in ("nccl-tests", "nccl-tests-json", "chrome-trace")
+    }
+    assert told.keys() < set(EXPORTS)
+    for form, text in told.items():
+        assert printed(export, piped, "--format", form, "-o", target) == ""
+        assert target.read_text() == text
+        assert text.startswith("{") is (form != "nccl-tests")
+        assert ("all_reduce_perf" in text) is (form != "chrome-trace")
+    assert told["chrome-trace"].encode() == render_trace(load_run(piped))
+    assert told["nccl-tests"] == render_text(load_run(piped))
+    assert "cannot be written" in refused(export, run, "--format", "nccl-tests", "-o", tmp_path / "no" / "x.txt")
+    none = tmp_path / "trace.json"
+    assert "holds no timeline to export" in refused(export, run, "--format", "chrome-trace", "-o", none)
+    assert not none.exists()
+
+
+def test_a_trace_for_each_step_goes_to_a_folder_and_files_for_analysis_need_one(tmp_path: Path) -> None:
+    record = traced_record()
+    run = run_with(tmp_path, [(record, timeline())]).path
+    for target in (tmp_path / "new", tmp_path):
+        assert printed(export, run, "--format", "chrome-trace", "-o", target) == f"{target / record.case.id}.json\n"
+    for words in ((), ("-o", tmp_path / "x.json")):
+        refused(export, run, "--format", "hta", *words)
+    folder = tmp_path / "hta"
+    written = [folder / record.case.id / f"rank-{rank}.json" for rank in (0, 1)]
+    assert printed(export, run, "--format", "hta", "-o", folder).splitlines() == [str(file) for file in written]
+
+
+def test_help_and_tables_need_nothing_heavy_and_pages_neither_torch_nor_pyplot() -> None:
+    steps = {
+        "reports.commands": ["matplotlib", "torch", "jinja2", "rich", "msgspec"],
+        "reports.timelines, reports.chrome_trace": ["torch", "numpy", "matplotlib"],
+        "reports.show, reports.sections": ["torch", "matplotlib", "jinja2"],
+        "reports.page": ["torch", "matplotlib.pyplot"],
+    }
+    code = "import sys, json; told = {}\n"
+    for modules, heavy in steps.items():
+        code += f"import {modules}\ntold[{modules!r}] = [name for name in {heavy!r} if name in sys.modules]\n"
+    done = subprocess.run([sys.executable, "-c", code + "print(json.dumps(told))"], capture_output=True, check=True)
+    assert json.loads(done.stdout) == {modules: [] for modules in steps}

@@ -1,0 +1,84 @@
+"""A real SLURM cluster on this machine, for tests of what is run in one."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+PARBENCH = str(Path(sys.executable).with_name("parbench"))
+
+
+def in_cluster(
+    command: Sequence[str],
+    *,
+    timeout: float = 120,
+    cwd: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    **cluster: Any,
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command in a cluster of its own, and return how it ended; ``subprocess.TimeoutExpired`` ends both."""
+    return subprocess.run(
+        [*cluster_words(**cluster), "--", *command],
+        cwd=cwd,
+        env={**os.environ, **(variables or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def cluster_words(
+    *, nodes: int = 4, cpus: int = 2, link: str | None = None, delay: str | None = None, slow: Sequence[str] = ()
+) -> list[str]:
+    """Return the words that start a cluster, up to its command's ``--``."""
+    words = [PARBENCH, "slurm", "local", "--nodes", str(nodes), "--cpus", str(cpus)]
+    words += ["--link", link] if link else []
+    words += ["--delay", delay] if delay else []
+    return words + [word for text in slow for word in ("--slow", text)]
+
+
+def tool(*words: str) -> list[str]:
+    """Return a command that runs ``tests/support/cluster_tools.py`` with this Python."""
+    return [sys.executable, str(Path(__file__).with_name("cluster_tools.py")), *words]
+
+
+class Cluster:
+    """A cluster that runs one command after another, for tests that leave it as it was; it ends with the block."""
+
+    def __init__(self, **cluster: Any) -> None:
+        self._process = subprocess.Popen(
+            [*cluster_words(**cluster), "--", *tool("serve")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        timeout: float = 120,
+        cwd: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a command inside; it is killed after the timeout, and jobs that it leaves are cancelled."""
+        order = {"command": list(command), "cwd": str(cwd or "/tmp"), "timeout": timeout, "variables": variables or {}}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        code, out, err = json.loads(self._process.stdout.readline() or '[4, "", "the cluster has ended"]')
+        return subprocess.CompletedProcess(list(command), code, out, err)

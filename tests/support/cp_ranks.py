@@ -1,0 +1,143 @@
+"""What ranks do for the tests of context parallelism: attention alone, against the formula, and whole steps."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from training_steps import small
+
+from bench.world import World
+from workloads.communication import Call, counted
+from workloads.context.attention_kernel import kernel_for
+from workloads.context.cp import ContextStep, _groups, core_of
+from workloads.context.cp_case import ulysses_of
+from workloads.context.cp_costs import AttentionSizes, attention_bytes
+from workloads.context.cp_plan import ContextPlan
+from workloads.context.cp_recorder import Recorder
+from workloads.costs import sent_bytes
+
+BATCH = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """A small attention; ``sequence`` and ``heads`` may be odd multiples of the ranks."""
+
+    sequence: int = 28
+    heads: int = 6
+    kv_heads: int = 6
+    head_size: int = 5
+    dtype: str = "float32"
+
+    def drawn(self) -> tuple[Tensor, ...]:
+        """Return q, k, v of the whole sequences and the output's gradient."""
+        torch.manual_seed(7)
+        heads = (self.heads, self.kv_heads, self.kv_heads, self.heads)
+        sizes = [(BATCH, of, self.sequence, self.head_size) for of in heads]
+        return tuple(torch.randn(size).to(getattr(torch, self.dtype)) for size in sizes)
+
+
+def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return attention and its log-sum-exp in float64, of queries that see some keys."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(groups, dim=1) for x in (k, v))
+    scores = (q.double() @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
+    return scores.softmax(dim=-1) @ v, scores.logsumexp(dim=-1)
+
+
+def attended(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -> dict[str, tuple[Any, Any]]:
+    """Attend over ranks to this rank's part of the same q, k, v, forward and backward.
+
+    Return what is found and expected: bytes each way by axis, pairs by direction and step, and tensors.
+    """
+    inner = ulysses_of(method, ulysses, world.size)
+    plan = ContextPlan(method=method, mask=mask, sequence=sizes.sequence, ranks=world.size, ulysses=inner, seed=3)
+    axes, made = _groups(world, plan)
+    recorder, mine = Recorder(world.device), plan.tokens(world.rank)
+    q, k, v, gradient = sizes.drawn()
+    kernel = kernel_for(world.device, q.dtype, sizes.head_size)
+    core = core_of(plan, world.rank, world.device, axes, kernel, recorder)
+    leaves = [x[:, :, mine].requires_grad_() for x in (q, k, v)]
+    outs: list[Tensor] = []
+    with recorder.recording():
+        forward = counted(lambda: outs.append(core(leaves[0], leaves[1], leaves[2])), axes)
+        backward = counted(lambda: outs[0].backward(gradient[:, :, mine]), axes)  # type: ignore[no-untyped-call]
+    for group in made:
+        dist.destroy_process_group(group)
+    size_of = AttentionSizes(
+        microbatch=BATCH,
+        sequence=sizes.sequence,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_size=sizes.head_size,
+        element_bytes=q.element_size(),
+    )
+    closed = attention_bytes(method, size_of, plan.ranks, plan.ulysses)
+    pairs = [plan.pairs(world.rank, step) * BATCH * sizes.heads // plan.ulysses for step in range(plan.num_steps)]
+    alone = [x.double().requires_grad_() for x in (q, k, v)]
+    out, _ = formula(alone[0], alone[1], alone[2], seen_by(plan))
+    right = [out.detach(), *torch.autograd.grad(out, alone, gradient.double())]
+    tensors = zip((outs[0].detach(), *(leaf.grad for leaf in leaves)), right, strict=True)
+    return {
+        "forward": (_by_axis(forward), _some(closed.forward)),
+        "backward": (_by_axis(backward), _some(closed.backward)),
+        "pairs": (
+            dict(recorder.pairs),
+            {(way, step): n for way in ("forward", "backward") for step, n in enumerate(pairs) if n},
+        ),
+        "apart": ([float((a - b[:, :, mine]).abs().max() / b.abs().max()) for a, b in tensors if a is not None], None),
+    }
+
+
+def seen_by(plan: ContextPlan) -> Tensor:
+    """Return which keys each query of the whole sequence sees."""
+    positions = torch.arange(plan.sequence)
+    if plan.mask == "full":
+        return torch.ones(plan.sequence, plan.sequence, dtype=torch.bool)
+    document = torch.searchsorted(torch.tensor(plan.starts), positions, right=True)
+    return (positions[:, None] >= positions) & (document[:, None] == document)
+
+
+def _by_axis(calls: tuple[Call, ...]) -> dict[str, float]:
+    sent: defaultdict[str, float] = defaultdict(float)
+    for call in calls:
+        sent[call.axis] += sent_bytes(call.op, call.num_bytes, call.ranks)
+    return _some(sent)
+
+
+def _some(sent: dict[str, float]) -> dict[str, float]:
+    return {axis: num_bytes for axis, num_bytes in sent.items() if num_bytes}
+
+
+def wrong_of(world: World, cases: list[tuple[str, str, Sizes, int]], limit: float = 1e-5) -> list[Any]:
+    """Return what is wrong: output or gradients are not the formula's, bytes not the closed form's, or pairs."""
+    wrong: list[Any] = []
+    for case in cases:
+        found = attended(world, *case)
+        apart, _ = found.pop("apart")
+        if len(apart) != 4 or not max(apart) <= limit:
+            wrong.append((case, apart))
+        wrong += [(case, name, seen, expected) for name, (seen, expected) in found.items() if seen != expected]
+    return wrong
+
+
+def explained(
+    world: World, params: dict[str, Any], whole: bool = False, rounds: int = 3
+) -> tuple[dict[str, float | None], dict[str, Any]]:
+    """Return the metrics and the details of a small step's explanation: of its attention, or the whole."""
+    step = small(world, "cp", params)
+    assert isinstance(step, ContextStep)
+
+    def begin() -> None:
+        step.reset()
+        world.barrier()
+
+    for _ in range(2):
+        begin()
+        step.step()
+    found = step.explain(begin, 0.0) if whole else step._explain_attention(begin, rounds)
+    step.close()
+    return {name: metric.value for name, metric in found.metrics.items()}, found.details

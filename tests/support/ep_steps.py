@@ -1,0 +1,49 @@
+"""Small steps of experts on several ranks: a whole training step, a layer alone, and dispatch alone."""
+
+from training_steps import OF_NAME, SMALL, Params, small
+
+from bench.runner import load_target
+from bench.world import World
+from workloads.experts.ep import EpStep
+from workloads.experts.ep_dispatch import DispatchStep
+from workloads.experts.ep_layer import LayerStep
+
+DROPS: Params = {"capacity": 0.75}
+NARROW: Params = {"precision": "bfloat16"}
+
+
+def step_of(world: World, params: Params) -> EpStep:
+    step = small(world, "ep_step", params)
+    assert isinstance(step, EpStep)
+    return step
+
+
+def layer_of(world: World, params: Params) -> LayerStep:
+    step = load_target(OF_NAME["ep_layer"].target)(world, **params_of("ep_layer", params))
+    assert isinstance(step, LayerStep)
+    return step
+
+
+def dispatch_of(world: World, params: Params) -> DispatchStep:
+    step = load_target(OF_NAME["ep_dispatch"].target)(world, **params_of("ep_dispatch", params))
+    assert isinstance(step, DispatchStep)
+    return step
+
+
+def params_of(name: str, params: Params) -> Params:
+    """Return small parameters; what is not given has the default of its definition."""
+    definition = OF_NAME[name]
+    defaults = {param.name: param.default for param in definition.params if not param.optional}
+    known = {param.name for param in definition.params}
+    return {**defaults, **{key: value for key, value in SMALL.items() if key in known}, **params}
+
+
+def wrong_after(step: EpStep | LayerStep | DispatchStep, steps: int) -> list[int]:
+    """Take some steps, and return how much is wrong after each."""
+    wrong = []
+    for _ in range(steps):
+        step.reset()
+        step.step()
+        wrong.append(step.check())
+    step.close()
+    return wrong

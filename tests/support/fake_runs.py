@@ -1,0 +1,94 @@
+"""What a run meets in tests: a machine of four cores, launchers' variables, and ranks that are threads."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from fakes import FakeGang, FakeRank, outcome, wait_until
+
+from bench import measuring, node_machine, options
+from bench.driver import StartGang
+from bench.machine import Machine
+from bench.messages import Bye
+from bench.options import Joined
+from bench.runs import Run
+
+MODULES = ("bench.definitions", "workloads.definitions")
+MACHINE = Machine(cores=4, physical_cores=4, memory_bytes=16 << 30, torch_version="2.13.0", torch_has_cuda=False)
+TORCHRUN = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+FOUR_NODES = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_JOB_NODELIST": "n[1-4]",
+    "SLURM_NTASKS_PER_NODE": "2",
+    "SLURMD_NODENAME": "n1",
+}
+
+
+def be_alone(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Be a driver in an empty folder on that machine, among no ranks, of whose threads the user says nothing."""
+    for name in (*TORCHRUN, "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "PARBENCH_EMULATED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(node_machine, "look", lambda environ: MACHINE)
+    monkeypatch.chdir(folder)
+
+
+class FakeRanks:
+    """Starts ranks, which begin cases (``begun``), do ``mischief`` on rank 0, and say what is ``said`` in turn."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.shown = 0
+        self.gangs: list[FakeGang] = []
+        self.mischief: Callable[[int], None] = lambda count: None
+        self.said = [outcome()]
+
+    def starter(self, run: Run, joined: Joined | None, nodelist: str | None = None) -> StartGang:
+        """Stand for ``measuring._starter``."""
+        size = run.info.plan.nproc
+
+        def start(number: int, variables: Mapping[str, str]) -> FakeGang:
+            gang = FakeGang()
+            self.gangs.append(gang)
+            gang.run([FakeRank(variables, rank, size) for rank in range(size)], self._act)
+            return gang
+
+        return start
+
+    def interrupt(self, at: int, records: int, sign: signal.Signals = signal.SIGINT) -> None:
+        """Send this process a signal when rank 0 begins its case of a number, and so many records are shown."""
+
+        def stop(count: int) -> None:
+            if count == at:
+                wait_until(lambda: self.shown == records)
+                os.kill(os.getpid(), sign)
+                threading.Event().wait(1)
+
+        self.mischief = stop
+
+    def _act(self, gang: FakeGang, rank: FakeRank) -> None:
+        rank.hello()
+        for index, asked in enumerate(rank.job().cases):
+            rank.start(index)
+            if rank.rank == 0:
+                self.begun.append(asked.id)
+                self.mischief(len(self.begun))
+                rank.finish(index, self.said[min(index, len(self.said) - 1)])
+        rank.say(Bye())
+
+
+def be_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be on the first of four nodes of an allocation in which there is srun."""
+    for name, value in FOUR_NODES.items():
+        monkeypatch.setenv(name, value)
+    for module in (options, measuring):
+        monkeypatch.setattr(module, "check_srun", lambda: None)

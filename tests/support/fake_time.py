@@ -1,0 +1,42 @@
+"""Clocks that tests set."""
+
+import torch
+
+from workloads.timed import Waiter
+
+
+class FakeTime:
+    """A clock on which sleeping takes as long as asked and ``late_seconds`` more."""
+
+    def __init__(self, late_seconds: float = 0.0) -> None:
+        self.now, self.late_seconds = 100.0, late_seconds
+        self.sleeps: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds + self.late_seconds
+
+    def waiter(self) -> Waiter:
+        return Waiter(torch.device("cpu"), self.clock, self.sleep)
+
+
+class HeldTime:
+    """Stands for the module ``time``: a clock that moves only when somebody sleeps on it."""
+
+    def __init__(self, now_ns: int = 1_000_000_000) -> None:
+        self.now_ns = now_ns
+
+    def perf_counter_ns(self) -> int:
+        return self.now_ns
+
+    def perf_counter(self) -> float:
+        return self.now_ns / 1e9
+
+    def sleep(self, seconds: float) -> None:
+        self.sleep_ns(round(seconds * 1e9))
+
+    def sleep_ns(self, duration_ns: int) -> None:
+        self.now_ns += duration_ns

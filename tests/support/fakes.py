@@ -1,0 +1,179 @@
+"""Ranks without torch for tests of the driver: a real connection each, and they say what the test tells them to."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from bench.cases import Case, make_case
+from bench.channel import ADDRESS_VARIABLE, KEY_VARIABLE, Hub, Line
+from bench.messages import Broken, Bye, Finished, FromRank, Hello, Job, Outcome, Started, Where
+from bench.plan import Measure, Plan, Skipped
+from bench.records import Check
+from bench.subject import Description
+
+HERE = socket.gethostname()
+
+
+def wait_until(true: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Fail, in the main thread, what waits for ever: no test of a hang may hang itself."""
+
+    def fail(number: int, frame: FrameType | None) -> None:
+        raise AssertionError(f"no end within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def case(number: int = 0, name: str = "collective.all_reduce") -> Case:
+    return make_case(name, "bench.collectives:all_reduce", {"size_bytes": 1024, "number": number})
+
+
+def outcome(seconds: float = 1e-3, **more: Any) -> Outcome:
+    fields = {"stop": "precision", "seconds": [seconds] * 20, "skew_seconds": [1e-6] * 20, "wall_seconds": 0.1}
+    return Outcome(**{"status": "ok", "check": Check(passed=True, wrong=0), **fields, **more})
+
+
+def where(**more: Any) -> Where:
+    return Where(**{"phase": "timed", "steps": 7, "communicates": True, "stack": "in all_reduce", **more})
+
+
+def job(cases: Sequence[Case], **more: Any) -> Job:
+    fields = {"measure": Measure(), "backend": "gloo", "device": "cpu", "budget_seconds": 1.0, "run_seconds": 60.0}
+    fields["timeout_seconds"] = 30.0
+    return Job(**{"cases": list(cases), "weights": [1.0] * len(cases), **fields, **more})
+
+
+def plan(cases: Iterable[Case], *, nproc: int = 2, skipped: Iterable[Skipped] = (), **more: Any) -> Plan:
+    fields = {"preset": "smoke", "backend": "gloo", "device": "cpu", "launches": 1, "budget_seconds": 60.0}
+    given = {"cases": tuple(cases), "skipped": tuple(skipped), "nproc": nproc, "timeout_seconds": 30.0}
+    return Plan(**{**fields, **given, **more})
+
+
+class Noting:
+    """A subject that does nothing and notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def step(self) -> None:
+        self.calls.append("step")
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+    def check(self) -> int:
+        return 0
+
+    def describe(self) -> Description:
+        return Description()
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class FakeRank:
+    """One rank's end of the channel, driven by hand."""
+
+    def __init__(self, variables: Mapping[str, str], rank: int, size: int = 2, **hello: Any) -> None:
+        self.rank = rank
+        usual = {"rank": rank, "size": size, "host": HERE, "pid": os.getpid(), "environment": {}}
+        self._hello = Hello(**{**usual, **hello})
+        self.line = Line(variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE])
+
+    def say(self, *messages: FromRank) -> None:
+        for message in messages:
+            self.line.say(message)
+
+    def hello(self) -> None:
+        self.say(self._hello)
+
+    def start(self, index: int) -> None:
+        self.say(Started(index=index))
+
+    def finish(self, index: int, what: Outcome | None = None) -> None:
+        self.say(Finished(index=index, outcome=what or outcome()))
+
+    def break_(self, index: int | None, error: str = "RuntimeError: fire") -> None:
+        self.say(Broken(index=index, error=error, stack=f"the stack of rank {self.rank}"))
+
+    def answer(self, what: Where) -> None:
+        """Answer every further question of the driver with ``what``."""
+        self.line.listen(answer=lambda: what, on_gone=lambda: None)
+
+    def job(self) -> Job:
+        heard = self.line.hear()
+        assert isinstance(heard, Job), heard
+        return heard
+
+    def work(self, each: Callable[[int, Case], Outcome] = lambda index, case: outcome()) -> None:
+        """Do the whole job as a rank that is fine does."""
+        for index, asked in enumerate(self.job().cases):
+            self.start(index)
+            told = each(index, asked)
+            if self.rank == 0:
+                self.finish(index, told)
+        self.say(Bye())
+
+    def die(self) -> None:
+        """Close the connection in both directions, as a process that ends does."""
+        connection = self.line._connection
+        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:  # the hub may be gone
+            duplicate.shutdown(socket.SHUT_RDWR)
+
+
+class FakeGang:
+    """A gang whose end and exit codes the test decides; with ``act``, each rank is a thread that does it."""
+
+    def __init__(self, *, can_restart: bool = True) -> None:
+        self.can_restart = can_restart
+        self.has_ended = False
+        self.known_exits: dict[int, int] = {}
+        self.said = ""
+        self.told_to_end: list[int] | None = None
+        self._threads: list[threading.Thread] = []
+
+    def run(self, ranks: Sequence[FakeRank], act: Callable[["FakeGang", FakeRank], None]) -> None:
+        """Let every rank do ``act`` in a thread; the gang has ended when all have returned."""
+        self._threads = [threading.Thread(target=act, args=(self, rank), daemon=True) for rank in ranks]
+        for thread in self._threads:
+            thread.start()
+
+    def ended(self) -> bool:
+        done = bool(self._threads) and not any(thread.is_alive() for thread in self._threads)
+        return self.has_ended or done
+
+    def exits(self) -> dict[int, int]:
+        return self.known_exits
+
+    def told(self) -> str:
+        return self.said
+
+    def end(self, ranks: Iterable[Hello]) -> None:
+        self.told_to_end = sorted(hello.rank for hello in ranks)
+
+
+def connect(hub: Hub, size: int = 2, **hello: Any) -> list[FakeRank]:
+    """Return ranks that have said hello."""
+    ranks = [FakeRank(hub.variables(), rank, size, **hello) for rank in range(size)]
+    for rank in ranks:
+        rank.hello()
+    return ranks

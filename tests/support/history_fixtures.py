@@ -1,0 +1,54 @@
+"""Runs for a history: the same cases night after night, as folders and as entries."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from compare_fixtures import CASE, OTHER, launches, run_of
+from reports_fixtures import ENVIRONMENT
+
+from bench.cases import Case
+from bench.records import Record, encode
+from reports.comparing.history import History
+from reports.comparing.history_entry import About, Entry, read_entry
+
+WOBBLE = (1.0, 1.004, 0.997, 1.002, 0.996)
+
+
+def nightly(i: int, factor: float = 1.0, cases: Sequence[Case] = (CASE, OTHER)) -> list[Record]:
+    """Return the records of night ``i``, which differs a little from the others."""
+    return [record for case in cases for record in launches(case, factor * WOBBLE[(2 * i) % 5])]
+
+
+def put(
+    folder: Path,
+    i: int,
+    factor: float = 1.0,
+    *,
+    records: Iterable[Record] | None = None,
+    environment: dict[str, Any] | None = None,
+    preset: str = "node",
+) -> Path:
+    """Write night ``i`` as a run's folder and return it."""
+    found = nightly(i, factor) if records is None else list(records)
+    info = run_of(found, environment or ENVIRONMENT).info
+    plan = msgspec.structs.replace(info.plan, preset=preset)
+    started = f"2026-{1 + i // 28:02}-{1 + i % 28:02}T00:00:00.000Z"
+    info = msgspec.structs.replace(info, id=f"run-{i:03}", started=started, plan=plan)
+    path = folder / info.id
+    path.mkdir(parents=True)
+    (path / "run.json").write_bytes(msgspec.json.encode(info) + b"\n")
+    (path / "records.jsonl").write_bytes(b"".join(map(encode, found)))
+    return path
+
+
+def entry(folder: Path, i: int, factor: float = 1.0, branch: str = "main", commit: str = "", **more: Any) -> Entry:
+    """Return night ``i`` as an entry."""
+    return read_entry(put(folder, i, factor, **more), About(branch=branch, commit=commit))
+
+
+def fill(history: History, folder: Path, factors: Iterable[float], first: int = 0, **more: Any) -> None:
+    """Add a night for each factor."""
+    for i, factor in enumerate(factors, start=first):
+        history.add(entry(folder, i, factor, **more))

@@ -1,0 +1,56 @@
+"""Small pipeline and hybrid steps, as the ranks of tests make them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from training_steps import SMALL
+
+from bench.world import World
+from workloads.definitions import DEFINITIONS
+from workloads.hybrid.hybrid import HybridStep
+from workloads.pipeline.pp import PipelineStep
+from workloads.timed import Waiter
+
+Params = dict[str, Any]
+
+EXPERTS: Params = {"experts": 4, "ffn": 64}
+[PIPELINE] = [one for one in DEFINITIONS if one.name == "workload.pp"]
+[HYBRID] = [one for one in DEFINITIONS if one.name == "workload.hybrid"]
+
+
+def small_pipeline(world: World, params: Params) -> PipelineStep:
+    """Return a small step of a pipeline; what is not given has its default."""
+    given = {**SMALL, "microbatch": 1, "layers": 2 * world.size, **params}
+    return PipelineStep(world, dict(PIPELINE.case(given).params))
+
+
+def small_hybrid(world: World, params: Params) -> HybridStep:
+    """Return a small step on a mesh; what is not given has its default."""
+    given = {**SMALL, "kv_heads": 4, "microbatch": 1, "microbatches": 2, **params}
+    return HybridStep(world, dict(HYBRID.case(given).params))
+
+
+def assert_calibrated(seconds: float, waiter: Waiter, forward: Callable[[], object]) -> None:
+    """Stand in for ``calibrate``: the forward pass by which waits are shortened asks for as long as it is said to."""
+    waits = tell_waits(waiter)
+    forward()
+    assert abs(sum(waits) - seconds) < 1e-9 * seconds, (sum(waits), seconds)
+
+
+def tell_waits(waiter: Waiter) -> list[float]:
+    """Return a list to which a waiter, from now on exact by its own clock, adds the seconds of every wait asked for."""
+    waiter.forward_scale = waiter.backward_scale = 1.0
+    asked: list[float] = []
+
+    def telling(waiting: Callable[[float], AbstractContextManager[None]]) -> Any:
+        @contextmanager
+        def tell(seconds: float) -> Iterator[None]:
+            asked.append(seconds)
+            with waiting(seconds):
+                yield
+
+        return tell
+
+    waiter.waiting = telling(waiter.waiting)  # type: ignore[method-assign]
+    return asked

@@ -1,0 +1,29 @@
+"""Steps for the tests of the planner: small ones by default, large ones by name."""
+
+from typing import Any
+
+from workloads.planner.ask import Ask, parse_mesh
+from workloads.planner.catalog import Model, model_of
+from workloads.planner.hardware import PRESETS, Efficiency, Hardware
+
+PLAIN = Hardware(
+    name="plain",
+    source="a test",
+    flops_per_second=100e12,
+    memory_bytes=80e9,
+    memory_bytes_per_second=1e12,
+    gpus_per_node=8,
+    inside_bytes_per_second=100e9,
+    across_bytes_per_second=10e9,
+    launch_seconds=0.0,
+    inside_hop_seconds=0.0,
+    across_hop_seconds=0.0,
+    efficiency=Efficiency(gemm=1.0, links_inside=1.0, links_across=1.0, memory_rate=1.0, memory=1.0, overlap={}),
+)
+H100 = PRESETS["h100"]
+
+
+def ask(mesh: str = "dp=2", model: str | Model = "small-llama", **more: Any) -> Ask:
+    """Return a step on a mesh as it is written on the command line."""
+    known = model_of(model) if isinstance(model, str) else model
+    return Ask(model=known, mesh=parse_mesh(mesh), **more)

@@ -1,0 +1,15 @@
+"""The sentence with which something refuses what it was given."""
+
+from collections.abc import Callable
+from typing import Any
+
+from bench.errors import UserError
+
+
+def refusal(call: Callable[..., Any], *given: Any, **more: Any) -> str:
+    """Return the words of the ``UserError`` that a call raises."""
+    try:
+        call(*given, **more)
+    except UserError as error:
+        return str(error)
+    raise AssertionError(f"not refused: {given} {more}")

@@ -1,0 +1,75 @@
+"""Short ways from records to what reports make of them: a run, its rows, its findings, the cells of a row."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from reports_fixtures import make_plan, make_run
+
+from bench.cases import Case, make_case
+from bench.records import Metric, Record
+from bench.runs import Run
+from reports.columns import Column
+from reports.findings import Findings, find
+from reports.panels import Panel, Section
+from reports.summary import Row, summarize
+
+T = TypeVar("T")
+
+
+def run_of(*records: Record, launches: int = 1, environment: dict[str, Any] | None = None) -> Run:
+    """Return a run whose plan holds the records' cases, each once."""
+    cases = {record.case.id: record.case for record in records}.values()
+    return make_run(make_plan(cases, launches=launches), records, environment)
+
+
+def rows_of(*records: Record, launches: int = 1) -> tuple[Row, ...]:
+    return summarize(run_of(*records, launches=launches)).rows
+
+
+def row_of(*records: Record, launches: int = 1) -> Row:
+    (row,) = rows_of(*records, launches=launches)
+    return row
+
+
+def found_of(run: Run) -> Findings:
+    return find(run, summarize(run))
+
+
+def found_in(*records: Record) -> Findings:
+    return found_of(run_of(*records))
+
+
+def cells_of(columns: Sequence[Column[T]], row: T) -> dict[str, str]:
+    return {column.title: column.text(row) for column in columns}
+
+
+def told(columns: Sequence[Column[T]], row: T) -> str:
+    """Return a row in words, each cell under its title."""
+    return " | ".join(f"{title}: {text}" for title, text in cells_of(columns, row).items())
+
+
+def there(section: Section | None) -> Section:
+    assert section is not None
+    return section
+
+
+def panel_cells(panel: Panel[Any]) -> list[list[str]]:
+    return [[column.text(row) for column in panel.columns] for row in panel.rows]
+
+
+def panel_in(sections: Iterable[Section], panel_id: str) -> Panel[Any]:
+    (found,) = [panel for section in sections for panel in section.panels if panel.id == panel_id]
+    return found
+
+
+def matrix_case(source: int, target: int, size_bytes: int = 1 << 20) -> Case:
+    """Return the case of one pair of a rank-to-rank matrix."""
+    params: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking"}
+    return make_case("p2p.matrix", "bench.p2p:unidirectional", {**params, "source": source, "target": target})
+
+
+def with_metrics(record: Record, **metrics: Metric | None) -> Record:
+    """Return the record with these metrics in place of its own, those that are None left out; ``__`` is a dot."""
+    changed = record.metrics | {name.replace("__", "."): metric for name, metric in metrics.items()}
+    return msgspec.structs.replace(record, metrics={name: one for name, one in changed.items() if one is not None})

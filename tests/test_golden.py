@@ -1,0 +1,74 @@
+"""What parbench says of kept runs and plans, and what a run of the smoke preset leaves; `make golden` renews it."""
+
+import difflib
+from html.parser import HTMLParser
+
+import pytest
+from golden import FILES, GOLDEN, page_outline, records_outline
+
+from bench.runs import Run
+from reports.summary import summarize
+
+
+def assert_same(name: str, found: str) -> None:
+    kept = (GOLDEN / name).read_text()
+    diff = "\n".join(difflib.unified_diff(kept.splitlines(), found.splitlines(), name, "now", lineterm="", n=1))
+    assert found == kept, f"`make golden` renews it, if this is meant:\n{diff}"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_kept_runs_and_plans_are_shown_as_before(name: str) -> None:
+    assert_same(name, FILES[name]())
+
+
+def test_a_difference_is_shown_by_its_line() -> None:
+    [name, *_] = FILES
+    with pytest.raises(AssertionError, match=r"make golden(.|\n)*\+another line"):
+        assert_same(name, (GOLDEN / name).read_text() + "another line\n")
+
+
+def test_every_kept_file_is_asked_for() -> None:
+    assert {path.name for path in GOLDEN.glob("*.*")} == {*FILES, "records.txt"}
+
+
+def test_the_records_of_the_smoke_preset_hold_what_they_did(smoke_run: Run) -> None:
+    assert_same("records.txt", records_outline(list(smoke_run.records)))
+
+
+def test_the_smoke_preset_measures_every_case_and_shows_it(smoke_run: Run) -> None:
+    planned = {case.id for case in smoke_run.info.plan.cases}
+    assert {record.case.id for record in smoke_run.records} == planned
+    assert {record.status for record in smoke_run.records} == {"ok"}
+    assert summarize(smoke_run).verdict.code == 0
+    printed = (smoke_run.path.parents[1] / "printed").read_text()
+    assert f"Verdict: fine: {len(planned)} ok" in printed
+    assert printed.splitlines()[-1] == f"runs/{smoke_run.path.name}"
+    for case in smoke_run.info.plan.cases:
+        assert case.name.partition(".")[2] in printed, case.name
+
+
+class _Page(HTMLParser):
+    """Collects what a page shows and what it would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [str(value) for name, value in attrs if name == "src" or (tag == "link" and name == "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_its_page_holds_every_case_and_fetches_nothing(smoke_run: Run) -> None:
+    source = (smoke_run.path / "report.html").read_text()
+    page = _Page()
+    page.feed(source)
+    shown = " ".join(" ".join(page.text).split())
+    assert not [url for url in page.fetched if not url.startswith("data:")]
+    for case in smoke_run.info.plan.cases:
+        assert case.name in shown, case.name
+    sections = {line.removesuffix(" #") for line in page_outline(source).splitlines() if line.startswith("h2 ")}
+    assert {"h2 Communication", "h2 Steps", "h2 Environment", "h2 How it was measured"} <= sections

@@ -1,0 +1,271 @@
+"""Machines as numbers, how long a call takes on one, and where its ranks sit: against groups written out by rank."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from planner_asks import H100, PLAIN, ask
+
+from bench.errors import UserError
+from workloads.costs import sent_bytes
+from workloads.hybrid.axes import DATA, coordinate_of, expert_copies, expert_groups, groups_along
+from workloads.peaks import datasheet_peak
+from workloads.planner.calls import calls_of
+from workloads.planner.dry_run import dry_run
+from workloads.planner.expert_places import ExpertPlaces, expert_places, expert_shards
+from workloads.planner.hardware import PRESETS, Efficiency, hardware_of, read_hardware
+from workloads.planner.link_time import Call, by_hardware, inside_rate, rate_of
+from workloads.planner.placement import Place, place_of, place_of_digits
+from workloads.planner.stage_parts import parts_of
+
+WHOLE = """
+flops_per_second = 1e15
+memory_bytes = 96e9
+memory_bytes_per_second = 4e12
+gpus_per_node = 4
+inside_bytes_per_second = 2e11
+across_bytes_per_second = 25e9
+rails = 1
+
+[efficiency]
+gemm = 0.4
+overlap = { fsdp = 0.5 }
+"""
+# memory in bytes, its rate, NVLink both ways in bytes a second, the dense peak, a card in bits a second
+VENDORS = {
+    "a100": (80e9, 2.039e12, 600e9, 312e12, 200e9),
+    "h100": (80e9, 3.35e12, 900e9, 989.4e12, 400e9),
+    "h200": (141e9, 4.8e12, 900e9, 989.4e12, 400e9),
+    "b200": (1440e9 / 8, 8e12, 14.4e12 / 8, 2250e12, 400e9),
+}
+
+
+def test_presets_are_the_vendors_and_say_where_their_figures_are_from() -> None:
+    assert PRESETS.keys() == VENDORS.keys()
+    for name, (memory, rate, nvlink, peak, card) in VENDORS.items():
+        found = PRESETS[name]
+        assert (found.memory_bytes, found.memory_bytes_per_second, found.flops_per_second) == (memory, rate, peak)
+        assert (2 * found.inside_bytes_per_second, 8 * found.across_bytes_per_second) == (nvlink, card), name
+        device = {"h100": "NVIDIA H100 80GB HBM3", "h200": "NVIDIA H200"}.get(name, f"NVIDIA {name.upper()}")
+        assert peak == datasheet_peak(device, "bfloat16"), name
+        assert "NVIDIA" in found.source, name
+        assert "not checked" in found.source, name
+    assert len({preset.source for preset in PRESETS.values()}) == len(PRESETS)
+    assert "cards of 400 Gbit/s not checked" not in PRESETS["h200"].source
+    assert PRESETS["h100"].usable_bytes == pytest.approx(80e9 * 0.92)
+    assert msgspec.convert(msgspec.to_builtins(PRESETS["b200"]), type(PRESETS["b200"])) == PRESETS["b200"]
+
+
+def test_a_name_is_found_in_any_case_and_an_unknown_one_refused_with_what_was_meant() -> None:
+    assert hardware_of("H100") is PRESETS["h100"]
+    with pytest.raises(UserError, match=r"hardware 'h10' is not a100, h100, h200 or b200, .*did you mean 'h100'"):
+        hardware_of("h10")
+    with pytest.raises(UserError, match=r"absent\.toml cannot be read: No such file"):
+        hardware_of("absent.toml")
+
+
+def test_a_file_declares_a_machine_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(WHOLE)
+    found = hardware_of(str(file))
+    assert (found.name, found.source) == ("mine", str(file))
+    assert (found.gpus_per_node, found.rails, found.memory_bytes) == (4, 1, 96e9)
+    assert found.efficiency == Efficiency(gemm=0.4, overlap={"fsdp": 0.5})
+    assert found.launch_seconds == PRESETS["h100"].launch_seconds
+    file.write_text('name = "ours"\n' + WHOLE)
+    assert read_hardware(file).name == "ours"
+
+
+def test_a_wrong_file_is_refused_with_the_place_and_what_is_allowed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    for part, wrong, told in (
+        ("gpus_per_node = 4", "gpus_per_node = 0", r">= 1.*gpus_per_node"),
+        ("gemm = 0.4", "gemm = 1.4", r"<= 1.*efficiency.gemm.*fields are gemm"),
+        ("fsdp = 0.5", "fsdp = -1", r">= 0"),
+        ("rails", "rail", r"unknown field `rail`.*rails"),
+        ("memory_bytes = 96e9", "", r"missing required field `memory_bytes`"),
+        (WHOLE, "flops_per_second = ", "is no TOML"),
+        ("fsdp = 0.5", "fsd = 0.5", r": overlap of 'fsd' is not of dp, edp, fsdp or cp.*did you mean 'fsdp'"),
+    ):
+        file.write_text(WHOLE.replace(part, wrong))
+        with pytest.raises(UserError, match=told) as caught:
+            read_hardware(file)
+        assert str(caught.value).startswith(f"hardware file {file}")
+
+
+# --- how long a call takes ---
+
+INSIDE, ACROSS, ONE_A_NODE = (Place(ranks=ranks, on_node=node) for ranks, node in ((8, 8), (32, 8), (4, 1)))
+SLOW_START = msgspec.structs.replace(PLAIN, launch_seconds=1e-3, inside_hop_seconds=1e-4, across_hop_seconds=1e-2)
+
+
+def call(op: str = "all_reduce", num_bytes: float = 8e9, place: Place = INSIDE, count: float = 1) -> Call:
+    return Call(axis="dp", op=op, num_bytes=num_bytes, count=count, place=place, why="a test")
+
+
+def test_bytes_pass_the_inside_link_and_what_is_far_its_own_card() -> None:
+    seconds = by_hardware(PLAIN)
+    for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"):
+        assert seconds(call(op)) == sent_bytes(op, 8e9, 8) / 100e9, op
+    assert seconds(call("all_to_all", place=ACROSS)) == 8e9 * 24 / 32 / 10e9
+    fast_cards = by_hardware(msgspec.structs.replace(PLAIN, across_bytes_per_second=1e15))
+    assert fast_cards(call("all_to_all", place=ACROSS)) == pytest.approx(8e9 * 7 / 32 / 100e9)
+    assert call("all_gather", 800, count=3).sent == 3 * 700
+
+
+def test_a_collective_drives_a_card_for_each_of_its_ranks_on_a_node_no_faster_than_what_feeds_them() -> None:
+    for on_node, rails, cards in ((1, 0, 1), (4, 0, 4), (8, 0, 8), (8, 1, 1), (8, 4, 4), (2, 8, 2)):
+        hardware = msgspec.structs.replace(PLAIN, rails=rails)
+        place = Place(ranks=2 * on_node, on_node=on_node)
+        assert rate_of(hardware, "all_gather", place) == cards * 10e9, (on_node, rails)
+    hardware = msgspec.structs.replace(PLAIN, across_bytes_per_second=50e9)
+    assert rate_of(hardware, "all_gather", ACROSS) == inside_rate(hardware) == 100e9
+    assert (rate_of(PLAIN, "send", ACROSS), rate_of(PLAIN, "send", INSIDE)) == (10e9, 100e9)
+    assert (inside_rate(H100), rate_of(H100, "all_gather", ONE_A_NODE)) == (0.8 * 450e9, 0.8 * 50e9)
+
+
+def test_latency_is_a_launch_and_the_hops_of_the_way() -> None:
+    seconds, many = by_hardware(SLOW_START), Place(ranks=1024, on_node=1)
+    for op, place, hops in (
+        ("all_gather", INSIDE, 7e-4),
+        ("reduce_scatter", ONE_A_NODE, 3e-2),
+        ("all_gather", ACROSS, 7e-4 + 3e-2),
+        ("all_reduce", INSIDE, 14e-4),
+        ("all_reduce", ACROSS, 2 * (7e-4 + 2e-2)),
+        ("send", INSIDE, 1e-4),
+        ("send", ACROSS, 1e-2),
+        ("all_to_all", ACROSS, 1e-2),
+        ("all_reduce", many, 2 * 10 * 1e-2),  # a tree, where gathers go in rings
+        ("all_gather", many, 1023 * 1e-2),
+    ):
+        assert seconds(call(op, 0.0, place)) == pytest.approx(1e-3 + hops), (op, place)
+    assert seconds(call(place=Place(ranks=1, on_node=1))) == 0.0
+
+
+AXES = ("dp", "pp", "fsdp", "cp", "tp")
+NODES = st.sampled_from([1, 2, 4, 6, 8, 9, 72])
+
+
+def at(ranks: int, on_node: int) -> Place:
+    return Place(ranks=ranks, on_node=on_node)
+
+
+def counted(groups: list[list[int]], gpus_per_node: int) -> Place:
+    nodes = max(len({rank // gpus_per_node for rank in group}) for group in groups)
+    return at(len(groups[0]), -(-len(groups[0]) // nodes))
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> dict[str, int]:
+    mesh = {name: draw(st.sampled_from([1, 2, 3, 4, 6, 8])) for name in draw(st.permutations(AXES))}
+    while math.prod(mesh.values()) > 512:
+        mesh[max(mesh, key=lambda name: mesh[name])] = 1
+    return mesh
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> dict[str, int]:
+    mesh, ep = draw(meshes()), draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12]))
+    assume(math.prod(mesh[name] for name in DATA) % ep == 0)
+    return {**mesh, "ep": ep}
+
+
+@given(meshes(), NODES, st.sampled_from([*AXES, "dp+cp", "dp+fsdp+tp"]))
+@settings(deadline=None, max_examples=50)
+def test_a_group_sits_as_its_ranks_do(mesh: dict[str, int], gpus_per_node: int, axes: str) -> None:
+    names = tuple(axes.split("+"))
+    assert place_of(mesh, names, gpus_per_node) == counted(groups_along(mesh, *names), gpus_per_node)
+
+
+PLACES: list[tuple[dict[str, int], tuple[str, ...], int, Place]] = [
+    ({"dp": 2, "tp": 3}, ("tp",), 8, at(3, 3)),  # the whole job fits into a node
+    ({"dp": 4, "tp": 16}, ("tp",), 8, at(16, 8)),
+    ({"dp": 4, "tp": 8}, ("dp",), 8, at(4, 1)),
+    ({"tp": 8, "dp": 4}, ("dp",), 8, at(4, 4)),  # the order of the mesh decides
+    ({"dp": 4}, ("tp",), 8, at(1, 1)),
+    ({"dp": 8, "tp": 6}, ("tp",), 8, at(6, 3)),  # ranks 6..11 lie on two nodes
+    ({"fsdp": 32, "tp": 64}, ("fsdp",), 8, at(32, 1)),
+    ({"dp": 4, "pp": 2, "cp": 2, "tp": 2}, ("dp", "cp"), 8, at(8, 2)),
+    ({"dp": 4, "cp": 2}, ("dp", "cp"), 8, at(8, 8)),
+    ({"dp": 4, "tp": 8, "ep": 4}, ("dp",), 8, at(4, 1)),  # experts are no axis of the ranks
+    ({"dp": 4, "tp": 32}, ("tp",), 72, at(32, 16)),
+]
+
+
+def test_groups_that_one_knows_sit_where_they_do() -> None:
+    for mesh, axes, node, place in PLACES:
+        assert place_of(mesh, axes, node) == place, (mesh, axes)
+    every_second_of_each_four = [(1, 2, False), (2, 2, True), (4, 8, False)]
+    assert place_of_digits(every_second_of_each_four, 2) == at(2, 1)
+    assert place_of_digits(every_second_of_each_four, 4).inside
+
+
+def test_where_is_said_in_words_and_nodes_are_counted_up() -> None:
+    assert [place.nodes for place in (at(8, 8), at(16, 8), at(12, 8), at(4, 1))] == [1, 2, 2, 4]
+    assert (at(8, 8).words, at(16, 8).words) == ("inside a node", "across 2 nodes, 8 a node")
+
+
+def shards_and_copies(mesh: dict[str, int]) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the ranks that share an expert, and those that hold the same part of it, written out one by one.
+
+    Blocks of ``ep`` are numbered as (dp, fsdp, cp), of what ``ep`` leaves of fsdp and cp.
+    """
+    taken = math.gcd(mesh["ep"], mesh["cp"])
+    cp, shards = mesh["cp"] // taken, mesh["fsdp"] // math.gcd(mesh["fsdp"], mesh["ep"] // taken)
+    sharing: dict[tuple[int, ...], list[int]] = {}
+    same: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(math.prod(mesh[name] for name in AXES)):
+        place = coordinate_of(mesh, rank)
+        block, inner = divmod((place["dp"] * mesh["fsdp"] + place["fsdp"]) * mesh["cp"] + place["cp"], mesh["ep"])
+        rest, sequence = divmod(block, cp)
+        replica, shard = divmod(rest, shards)
+        sharing.setdefault((place["pp"], inner, replica, sequence, place["tp"]), []).append(rank)
+        same.setdefault((place["pp"], inner, shard), []).append(rank)
+    return list(sharing.values()), list(same.values())
+
+
+@given(mixtures(), NODES)
+@settings(deadline=None, max_examples=50)
+def test_experts_sit_as_their_ranks_do(mesh: dict[str, int], gpus_per_node: int) -> None:
+    shards, copies = shards_and_copies(mesh)
+    written_out = [counted(groups, gpus_per_node) for groups in (expert_groups(mesh), shards, copies)]
+    assert expert_places(mesh, gpus_per_node) == ExpertPlaces(
+        dealt=written_out[0], shards=written_out[1], copies=written_out[2]
+    )
+    assert written_out[1].ranks == expert_shards(mesh)
+    every = [set(ranks) for ranks in expert_copies(mesh)]
+    assert all(any(set(ranks) <= whole for whole in every) for ranks in (*shards, *copies))
+    assert len(shards[0]) * len(copies[0]) == len(every[0])
+
+
+EXPERTS: list[tuple[dict[str, int], Place, int]] = [
+    ({"dp": 4, "fsdp": 8, "tp": 2, "ep": 8}, at(8, 4), 1),
+    ({"dp": 4, "fsdp": 4, "ep": 8}, at(8, 8), 1),
+    ({"dp": 4, "pp": 8, "fsdp": 2, "ep": 8}, at(8, 2), 1),  # over a pipeline they leave the node
+    ({"dp": 4, "fsdp": 8}, at(1, 1), 8),
+    ({"fsdp": 8, "dp": 8, "ep": 8}, at(8, 1), 1),  # fsdp before dp, whichever is written last
+    ({"fsdp": 8, "ep": 2}, at(2, 2), 4),
+    ({"fsdp": 8, "cp": 2, "ep": 4}, at(4, 4), 4),
+]
+
+
+def test_experts_take_the_innermost_data_ranks_and_leave_the_rest_to_shards() -> None:
+    for mesh, dealt, shards in EXPERTS:
+        found = expert_places(mesh, 8)
+        assert (found.dealt, found.shards.ranks, expert_shards(mesh)) == (dealt, shards, shards), mesh
+    # of cp = 3 a block of four takes one and a third: fsdp's next is on the other half of a node of 8
+    broken = {"fsdp": 4, "pp": 2, "cp": 3, "ep": 4}
+    assert expert_groups(broken)[0] == [0, 1, 2, 6]
+    assert expert_places(broken, 6).dealt == at(4, 2)
+
+
+def test_a_dry_run_and_its_calls_say_where_experts_are() -> None:
+    for mesh, axis in (("dp=8,ep=2", "edp"), ("fsdp=64,ep=8", "ep")):
+        time = dry_run(ask(mesh, "mixtral-8x7b"), H100).time
+        assert next(found.where for found in time.axes if found.name == axis) == "inside a node"
+    step = ask("fsdp=64,ep=8", "mixtral-8x7b")  # a node's ranks hold other experts each: no shards are neighbours
+    places = {call.place for call in calls_of(step, parts_of(step)[0], 8) if call.axis == "fsdp"}
+    assert places == {at(64, 8), at(8, 1)}

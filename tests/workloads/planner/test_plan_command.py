@@ -1,0 +1,186 @@
+"""``parbench plan``: what is asked becomes a step, a search or a check, and bad input one sentence and exit code 2."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from paths import ROOT, Command
+from reports_fixtures import ENVIRONMENT, curve_records, make_plan, make_run, ok, plain, seconds_metric, write_run
+
+import parbench as command_line
+from bench.cases import make_case
+from bench.errors import UserError
+from bench.records import Record
+from workloads.planner.answer import Given, answer, ask_of, machine_of
+from workloads.planner.hardware import PRESETS
+
+
+def given(**more: Any) -> Given:
+    return Given(**{"model": "llama3-8b", **more})
+
+
+def told(**more: Any) -> Any:
+    return json.loads(answer(given(as_json=True, **more)).text)
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(command_line.main, ["plan", *words])
+
+
+def run_folder(out: Path, *records: Record) -> Path:
+    found = [*curve_records(), *records]
+    return write_run(out, make_run(make_plan([record.case for record in found]), found, ENVIRONMENT))
+
+
+def test_what_does_not_fit_is_shown_and_exits_with_2(parbench: Command) -> None:
+    shown = parbench("plan", "--model", "llama3-70b", "--mesh", "tp=8", "--json")
+    assert shown.returncode == 2
+    assert json.loads(shown.stdout)["fits"] is False
+    assert shown.stderr.startswith("parbench: llama3-70b with tp=8 needs ")
+    assert shown.stderr.count("\n") == 1
+
+
+def test_what_is_typed_is_answered_on_stdout_alone(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        "flops_per_second = 1e15\nmemory_bytes = 96e9\nmemory_bytes_per_second = 4e12\n"
+        "inside_bytes_per_second = 2e11\nacross_bytes_per_second = 25e9\n"
+    )
+    for line, part in (
+        ("--model llama3-70b --gpus 1024 --mesh dp=8,fsdp=4,pp=4,tp=8", "not measured: llama3-70b on 1024 GPUs (h100)"),
+        ("--model tiny --mesh dp=2 --json", '"model":"tiny"'),
+        (f"--model llama3-8b --mesh fsdp=8 --hardware {file}", "(mine)"),
+        (
+            "--model llama3-8b --gpus 8 --search --global-batch 64 --top 2",
+            "llama3-8b on 8 GPUs (h100) at global batch 64",
+        ),
+        ("--published", "quoted"),
+    ):
+        shown = typed(*line.split())
+        assert (shown.exit_code, shown.stderr) == (0, ""), shown.output
+        assert part in shown.stdout, line
+    helped = typed("--help").stdout
+    for words in ("Examples:", "--search", "--validate", "--published", "Exit codes: 0 fine; 2 bad input"):
+        assert words in helped, words
+
+
+BAD: list[tuple[str, str]] = [
+    ("", "--mesh is missing"),
+    ("--mesh dp=2 --model llama3-7b", "model 'llama3-7b' is not tiny, "),
+    ("--mesh tp=8 --model llama3-70", "did you mean 'llama3-70b'?"),
+    ("--mesh dp=2 --search --gpus 2", "--mesh and --search do not go together"),
+    ("--search", "--gpus is missing"),
+    ("--search --gpus 8 --microbatches 4", "--microbatches and --search do not go together"),
+    (
+        "--search --gpus 8 --checkpointing ful",
+        "--checkpointing 'ful' is not none, selective or full; did you mean 'full'?",
+    ),
+    ("--search --gpus 8 --top 0", "--top(0) < 1"),
+    ("--search --gpus 8 --schedule nil", "schedule(nil) is not"),
+    ("--search --gpus 8 --model llama3-70b", "smallest feasible: 16 GPUs as pp=2,tp=8"),
+    ("--mesh dp=2 --microbatches 2 --global-batch 4", "say the same thing"),
+    ("--mesh dp=2 --precision bf16", "--precision 'bf16' is not float32 or bfloat16"),
+    ("--mesh dp=2 --checkpointing ful", "--checkpointing 'ful' is not none, selective or full; did you mean 'full'?"),
+    ("--mesh dp=2 --schedule 1f2b", "; did you mean '1f1b'?"),
+    ("--mesh dp=2 --cp-method rings", "; did you mean 'ring'?"),
+    ("--mesh dp=2 --microbatch 0 --global-batch 4", "--microbatch(0) < 1"),
+    ("--mesh dp=2 --global-batch -4", "--global-batch(-4) < 0"),
+    ("--mesh dp=2 --gpus -2", "--gpus(-2) < 0"),
+    ("--mesh dp=2,tp=4 --gpus 9", "dp(2) * tp(4) = 8 != --gpus(9)"),
+    ("--mesh dp=2 --sequence -1", "sequence(-1) < 1"),
+    ("--mesh dp=2 --hardware tpu", "hardware 'tpu' is not a100"),
+    ("--mesh tp=16 --gpus 16", "--mesh tp=16 cannot carry llama3-8b: kv_heads(8) % tp(16) != 0"),
+    ("--validate absent", "absent is no run"),
+    ("--mesh dp=2 --fits absent", "absent is no run"),
+]
+
+
+def test_bad_input_is_one_sentence_and_exits_with_2() -> None:
+    for words, sentence in BAD:
+        refused = typed("--model", "llama3-8b", *words.split())
+        assert (refused.exit_code, refused.stdout) == (2, ""), (words, refused.output)
+        assert refused.stderr.startswith("parbench: "), words
+        assert refused.stderr.count("\n") == 1, words
+        assert sentence in refused.stderr, (words, refused.stderr)
+    assert "--model is missing" in typed("--mesh", "dp=2").stderr
+
+
+def test_nothing_heavy_is_imported() -> None:
+    modules = sorted(path.stem for path in (ROOT / "workloads" / "planner").glob("[a-z]*.py"))
+    imports = ", ".join(f"workloads.planner.{name}" for name in modules)
+    heavy = "print([name for name in ('torch', 'numpy', 'pandas') if name in sys.modules])"
+    script = f"import sys, workloads.commands, {imports}\n{heavy}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert "validate" in modules
+
+
+def test_gpus_are_the_meshs_and_microbatches_come_from_the_batch_or_fill_the_pipeline() -> None:
+    assert ask_of(given(mesh="dp=2,tp=4")).world == 8
+    for more, microbatches in (
+        ({"mesh": "dp=2"}, 1),
+        ({"mesh": "pp=4"}, 16),
+        ({"mesh": "pp=4", "microbatches": 5}, 5),
+        ({"mesh": "dp=2,pp=4", "global_batch": 64, "microbatch": 2}, 16),
+    ):
+        assert ask_of(given(**more)).microbatches == microbatches, more
+
+
+def test_options_reach_the_step() -> None:
+    sizes: dict[str, Any] = {"sequence": 16384, "precision": "float32", "chunks": 4, "microbatches": 4}
+    kinds: dict[str, Any] = {"schedule": "interleaved", "checkpointing": "full", "cp_method": "ulysses"}
+    ask = ask_of(given(mesh="pp=2,cp=2", **sizes, **kinds))
+    assert (ask.model.shape.sequence, ask.element_bytes, ask.schedule, ask.chunks) == (16384, 4, "interleaved", 4)
+    assert (ask.checkpointing, ask.cp_method) == ("full", "ulysses")
+    assert machine_of(given()).hardware == PRESETS["h100"]
+    assert machine_of(given(hardware="b200")).hardware == PRESETS["b200"]
+
+
+def test_a_search_takes_what_is_said_of_it() -> None:
+    found = told(search=True, gpus=16, global_batch=64, top=3)["best"]
+    assert [run["global_batch"] for run in found] == [64] * 3
+    assert {run["global_batch"] for run in told(search=True, gpus=16)["best"]} == {16}
+    every, said = (
+        told(search=True, gpus=8, global_batch=16, top=50, **more)["best"]
+        for more in ({}, {"microbatch": 2, "checkpointing": "full"})
+    )
+    assert {(run["microbatch"], run["checkpointing"]) for run in said} == {(2, "full")}
+    assert len({(run["microbatch"], run["checkpointing"]) for run in every}) > 1
+
+
+def test_chunks_reach_a_search_and_the_fewest_gpus_that_would_do() -> None:
+    asked = given(search=True, gpus=16, global_batch=16, top=50, schedule="interleaved", chunks=4)
+    assert answer(asked).text != answer(replace(asked, chunks=0)).text
+    with pytest.raises(UserError, match=r"chunks\(3\)"):
+        answer(given(search=True, model="tiny", gpus=2, global_batch=1, schedule="interleaved", chunks=3, sequence=63))
+    asked = given(mesh="pp=2", model="gpt-175b", schedule="interleaved", microbatches=4)
+    two, own = (answer(replace(asked, chunks=chunks)).problem for chunks in (2, 48))
+    assert "smallest feasible: 48 GPUs as pp=3,tp=16" in two
+    assert "smallest feasible: 64 GPUs as pp=2,tp=32" in own  # 96 layers are no 48 chunks on 3 ranks
+
+
+def test_explanations_are_asked_for_and_json_is_one_line() -> None:
+    for asked in (given(mesh="fsdp=8"), given(search=True, gpus=8)):
+        plainly, explained = answer(asked).text, answer(replace(asked, explain=True)).text
+        assert explained.startswith(plainly)
+        assert "arXiv 1910.02054" in explained.removeprefix(plainly)
+        assert "\n" not in answer(replace(asked, as_json=True)).text
+    assert json.loads(answer(Given(published=True, as_json=True)).text)["kind"] == "published"
+
+
+def test_a_runs_fits_tell_a_calls_time_and_a_validation_is_shown_and_written(tmp_path: Path) -> None:
+    case = make_case("workload.ddp", "workloads.ddp:prepare", {"shape": "tiny", "microbatch": 4})
+    measured = ok(case, metrics={"step_time": seconds_metric(0.02), "compute": plain(0.01, "s")})
+    path = run_folder(tmp_path / "run", measured)
+    machine = machine_of(given(fits=path))
+    assert machine.seconds is not None
+    assert machine.hardware.name == path.name
+    assert f"fits of {path}" in answer(given(mesh="dp=2,tp=4", model="small-llama", fits=path)).text
+    assert "workload.ddp shape=tiny" in answer(Given(validate=path)).text
+    assert json.loads((path / "plan.json").read_text())["rows"][0]["label"].startswith("workload.ddp")
+    assert json.loads(answer(Given(validate=path, as_json=True)).text)["kind"] == "validation"

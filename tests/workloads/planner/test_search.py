@@ -1,0 +1,279 @@
+"""The search: every mesh, none that a rule or the memory refuses, why the best is it, and how few GPUs would do."""
+
+import math
+import re
+import time
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_asks import H100, PLAIN, ask
+
+from bench.errors import UserError
+from bench.params import Value
+from workloads.hybrid.constraints import refuse
+from workloads.hybrid.hybrid_case import refuse_hybrid
+from workloads.planner.ask import Ask, refusal
+from workloads.planner.catalog import Model, model_of
+from workloads.planner.dry_run import DryRun, dry_run
+from workloads.planner.hardware import Hardware
+from workloads.planner.infeasible import as_words, lack_of, require_found, smallest_feasible, smallest_words
+from workloads.planner.rank_memory import memory_of
+from workloads.planner.rationale import rationale
+from workloads.planner.search import ORDER, Found, Wanted, candidates, divisors, meshes, search
+from workloads.planner.stage_parts import parts_of
+
+
+def wanted(model: str | Model = "llama3-70b", gpus: int = 64, batch: int = 512, **more: Any) -> Wanted:
+    known = model_of(model) if isinstance(model, str) else model
+    return Wanted(model=known, gpus=gpus, global_batch=batch, **more)
+
+
+def best(want: Wanted) -> Ask:
+    return search(want, H100, top=1).best[0].ask
+
+
+def dry(ask: Ask) -> DryRun:
+    return dry_run(ask, H100, exact=False)
+
+
+def allowed(want: Wanted) -> list[DryRun]:
+    return [dry(ask) for ask in candidates(want) if refusal(ask) is None]
+
+
+def test_meshes_are_all_products_that_the_models_sizes_allow_the_innermost_talking_most() -> None:
+    for gpus in (8, 12, 16):
+        want = wanted("small-llama", gpus)
+        sizes: dict[str, Any] = {"microbatches": 64, "microbatch": 1, "world": gpus, "cp_method": "zigzag"}
+        every = [
+            dict(zip(ORDER, each, strict=True))
+            for each in product([n for n in range(1, gpus + 1) if gpus % n == 0], repeat=5)
+            if math.prod(each) == gpus
+        ]
+        kept = {tuple(mesh.items()) for mesh in every if refuse(want.model.shape, mesh, **sizes) is None}
+        assert kept == {tuple(mesh.items()) for mesh in meshes(want)}, gpus
+    assert {mesh["ep"] for mesh in meshes(wanted("mixtral-8x7b", 16, 16))} == {1, 2, 4, 8}
+    found = {(each.world, each.global_batch, each.microbatch) for each in candidates(wanted("llama3-8b", 12, 48))}
+    assert found == {(12, 48, microbatch) for microbatch in (1, 2, 4, 8)}
+    for number in (1, 12, 97, 1024, 2000):
+        assert divisors(number) == [n for n in range(1, number + 1) if number % n == 0], number
+
+
+@given(
+    st.sampled_from(["small-llama", "llama3-8b", "mixtral-8x7b", "gpt-7.5b"]),
+    st.sampled_from([2, 6, 8, 16, 48]),
+    st.sampled_from([1, 8, 48, 96, 512]),
+    st.sampled_from(["1f1b", "interleaved", "gpipe", "zb_h1", "zb_v"]),
+    st.sampled_from(["ring", "zigzag", "ulysses"]),
+)
+@settings(deadline=None, max_examples=10)
+def test_nothing_is_proposed_that_its_own_rules_or_the_memory_refuse(
+    model: str, gpus: int, batch: int, schedule: str, method: str
+) -> None:
+    for run in search(wanted(model, gpus, batch, schedule=schedule, cp_method=method), H100, top=50).best:
+        ask = run.ask
+        assert run.fits
+        assert (ask.world, ask.global_batch, ask.schedule) == (gpus, batch, schedule)
+        assert refusal(ask) is None
+
+
+def test_nothing_is_proposed_that_the_measured_step_refuses() -> None:
+    for schedule in ("zb_h1", "zb_v"):
+        found = search(wanted("llama3-8b", 16, 64, schedule=schedule), H100, top=100)
+        assert any(run.ask.pp > 1 for run in found.best)
+        for each in (run.ask for run in found.best):
+            params: dict[str, Value] = {
+                "mesh": ",".join(f"{name}={size}" for name, size in each.mesh.items()),
+                "microbatch": each.microbatch,
+                "microbatches": each.microbatches,
+                "schedule": schedule,
+                "cp_method": each.cp_method,
+                "checkpointing": each.checkpointing,
+            }
+            assert refuse_hybrid(each.model.shape, params, each.world) is None, (schedule, params)
+        assert {"schedule", "checkpointing"} <= found.refused.keys()  # each rule by its first word
+
+
+def test_the_best_is_the_fastest_of_all_that_fit_and_without_an_axis_the_fastest_that_does_not_use_it() -> None:
+    want = wanted("llama3-8b", 16, 64)
+    assert search(want, H100, seconds=lambda call: 0.0).best[0].time.exposed_seconds == 0
+    fitting = [run for run in allowed(want) if run.fits]
+    found = search(want, H100, top=8)
+    order = [float(f"{run.time.seconds:.3g}") for run in found.best]
+    assert order == sorted(order)
+    assert len({run.ask.mesh_text for run in found.best}) == len(found.best) == len(found.bindings) == 8
+    assert found.best[0].time.seconds <= min(run.time.seconds for run in fitting) * 1.005
+    used = {name for name, size in found.best[0].ask.mesh.items() if size > 1}
+    assert found.without.keys() == used
+    for name, other in found.without.items():
+        fastest = min(run.time.seconds for run in fitting if run.ask.mesh[name] == 1)
+        assert other is not None
+        assert other.ask.mesh[name] == 1
+        assert other.time.seconds <= fastest * 1.005, name
+
+
+def test_what_fits_is_not_computed_again() -> None:
+    want = wanted("small-llama", 8, 64)
+    found = search(want, H100, top=100)
+    assert {run.ask.checkpointing for run in found.best} == {"none"}
+    assert (found.too_large, found.refused) == (0, {})
+    assert found.tried == len({(ask.mesh_text, ask.microbatch) for ask in candidates(want)})
+
+
+def test_every_candidate_is_counted_rules_are_told_with_their_numbers_and_the_nearest_lacks_least() -> None:
+    want = wanted(gpus=8, batch=8, schedule="zb_h1")
+    found, runs, every = search(want, H100), allowed(want), list(candidates(want))
+    assert (found.best, found.tried, found.too_large) == ((), len(every), len(runs))
+    assert sum(found.refused.values()) == len(every) - len(runs) > 0
+    assert found.equations.keys() == found.refused.keys() == {"schedule", "checkpointing"}
+    assert "pp=2,fsdp=2: schedule = zb_h1 is not allowed with fsdp(2): " in found.equations["schedule"]
+    assert found.nearest is not None
+    least = min(run.fullest.memory.total for run in runs)
+    assert found.nearest.fullest.memory.total == least > H100.usable_bytes
+
+
+def test_the_best_is_what_one_would_choose_by_hand() -> None:
+    assert best(wanted(gpus=64, batch=64)).tp <= 8
+    plain = best(wanted("small-llama", 8, 64, element_bytes=4))
+    assert (plain.pp, plain.tp, plain.checkpointing) == (1, 1, "none")
+    assert best(wanted(model_of("llama3-8b", 131072), 16, 2)).cp > 1
+    assert best(wanted("mixtral-8x7b", 16, 64)).ep > 1
+    slow = msgspec.structs.replace(H100, across_bytes_per_second=1e8)  # so that sharding across nodes is no choice
+    found = search(wanted("llama3-70b", 64, 16), slow, top=1)
+    assert found.best[0].ask.pp > 1
+    assert found.bindings[0].startswith(("batch", "bubble", "memory", "link tp"))
+
+
+@pytest.mark.full
+@pytest.mark.measures
+@pytest.mark.parametrize(("gpus", "limit"), [(1024, 20), (16384, 60)])
+def test_a_search_takes_no_longer_than_it_may(gpus: int, limit: float) -> None:
+    began = time.perf_counter()
+    assert search(wanted(gpus=gpus, batch=max(1024, gpus // 8)), H100).best
+    assert time.perf_counter() - began < limit / 2
+
+
+def test_numbers_out_of_range_are_refused_and_worlds_need_not_be_powers_of_two() -> None:
+    for gpus, batch, told in (
+        (0, 8, r"--gpus\(0\) is not within 1"),
+        (10**9, 8, r"--gpus\(1000000000\)"),
+        (8, 0, r"--global-batch\(0\) < 1"),
+    ):
+        with pytest.raises(UserError, match=told):
+            search(wanted(gpus=gpus, batch=batch), H100)
+    for gpus in (24, 40):
+        assert best(wanted("llama3-8b", gpus, gpus * 2)).world == gpus
+
+
+def refused(want: Wanted, hardware: Hardware = H100) -> str:
+    with pytest.raises(UserError) as caught:
+        require_found(want, hardware, search(want, hardware))
+    return str(caught.value)
+
+
+def small(memory_bytes: float) -> Hardware:
+    return msgspec.structs.replace(PLAIN, memory_bytes=memory_bytes)
+
+
+def fits(want: Wanted, gpus: int, hardware: Hardware) -> bool:
+    return any(
+        refusal(each) is None and max(memory_of(each, part).total for part in parts_of(each)) <= hardware.usable_bytes
+        for each in candidates(replace(want, gpus=gpus))
+    )
+
+
+def test_too_little_memory_is_refused_with_what_it_takes_and_what_would_do() -> None:
+    words = refused(wanted(gpus=8, batch=64))
+    assert words.startswith("llama3-70b needs 1,129 GB of state over 8 x 80 GB (73.6 GB usable): ")
+    assert ": 144.0 GB a GPU even as tp=8 with microbatch 1 and checkpointing full; smallest" in words
+    assert words.endswith("smallest feasible: 16 GPUs as pp=2,tp=8 with microbatch 1 and checkpointing full")
+    words = lack_of(dry_run(ask("tp=8", "llama3-70b", microbatches=64), H100), wanted(gpus=8, batch=64))
+    assert words.startswith("llama3-70b with tp=8 needs 188.1 GB on pp rank 0")
+    parts = "(141.1 GB of state, 46.9 GB of activations, 0.0 GB of buffers) > 73.6 GB usable of 80"
+    assert f"{parts}; it has 1,129 GB of state over 8 x 80 GB; " in words
+    assert words.endswith("; smallest feasible: 16 GPUs as pp=2,tp=8 with microbatch 1 and checkpointing full")
+    assert smallest_words(wanted("small-llama", 2, 8), small(1e3)) == (
+        "no number of GPUs up to 131072 fits it at global batch 8"
+    )
+    run = dry_run(ask("fsdp=2,tp=8", "llama3-70b", checkpointing="full", microbatch=2), H100)
+    assert as_words(run) == "fsdp=2,tp=8 with microbatch 2 and checkpointing full"
+
+
+MIXTURE = replace(model_of("tiny-llama"), num_experts=4, top_k=2)
+SMALL: list[tuple[str | Model, int, float, dict[str, Any]]] = [
+    ("small-llama", 12, 30e6, {}),
+    ("small-llama", 8, 60e6, {"element_bytes": 4}),
+    ("tiny", 4, 5e6, {"schedule": "gpipe"}),
+    ("tiny-llama", 16, 3e6, {"cp_method": "ulysses"}),
+    (MIXTURE, 8, 12e6, {}),
+]
+
+
+def test_no_fewer_gpus_would_do_whatever_their_mesh() -> None:
+    for model, batch, memory_bytes, more in SMALL:
+        want, hardware = wanted(model, 1, batch, **more), small(memory_bytes)
+        best = smallest_feasible(want, hardware)
+        assert best is not None
+        assert best.fits
+        assert best.ask.global_batch == batch
+        fewest = next(gpus for gpus in range(1, 2000) if fits(want, gpus, hardware))
+        assert 1 < best.ask.world == fewest, (model, batch)
+
+
+def test_a_batch_too_small_and_rules_that_stop_every_mesh_are_told_with_their_numbers() -> None:
+    words = refused(wanted("small-llama", 7, 3))
+    assert "small-llama on 7 GPUs at global batch 3: global batch(3) % (dp(7) * fsdp(1) * microbatch(1)) != 0" in words
+    assert words.endswith("smallest feasible: 1 GPUs as dp=1 with microbatch 1 and checkpointing none")
+    # one head and an odd sequence leave a pipeline alone, and one microbatch is too few for its schedule
+    shape = replace(model_of("tiny").shape, heads=1, kv_heads=1, sequence=63)
+    words = refused(wanted(Model(name="lone", shape=shape), 2, 1, schedule="dualpipe_v"), PLAIN)
+    assert words.startswith("lone on 2 GPUs at global batch 1: every mesh breaks a rule, such as pp=2: ")
+    assert "microbatches(1)" in words
+    assert words.endswith("; smallest feasible: 1 GPUs as dp=1 with microbatch 1 and checkpointing none")
+
+
+@pytest.fixture(scope="module")
+def dense() -> Found:
+    return search(wanted(), H100)
+
+
+def test_it_begins_with_what_fits_and_ends_with_what_binds(dense: Found) -> None:
+    first, *_, last = rationale(dense)
+    best = dense.best[0]
+    assert first.startswith("fit: 1,129 GB of state over pp(")
+    assert f"{best.fullest.memory.total / best.hardware.usable_bytes:.0%} of 73.6 GB usable" in first
+    assert last.startswith(f"bound by {dense.bindings[0]}")
+    assert "predicted" in last
+
+
+def test_every_axis_in_use_says_in_the_order_of_choosing_what_it_does_and_costs(dense: Found) -> None:
+    best, lines = dense.best[0], rationale(dense)
+    told = {match[1]: line for line in lines if (match := re.match(r"(\w+)=\d+ ", line)) is not None}
+    assert list(told) == [name for name in ("tp", "pp", "fsdp", "cp", "ep", "dp") if best.ask.mesh.get(name, 1) > 1]
+    assert "splits layers' state, work and activations, inside a node" in told["tp"]
+    cost = r": \d+\.\d% of the step is exposed; without it the fastest is [\w=,]+, [+-]\d"
+    assert re.search(cost, told["tp"])
+    alone = rationale(replace(dense, without=dict.fromkeys(dense.without)))
+    assert any("without tp nothing fits or no rule allows it" in line for line in alone)
+    [experts] = [line for line in rationale(search(wanted("mixtral-8x7b", 16, 64), H100)) if line.startswith("ep=")]
+    assert "lets each rank hold some experts only" in experts
+
+
+def test_a_pipeline_tells_its_bubble() -> None:
+    staged = search(wanted(gpus=16, batch=64), H100)
+    best = staged.best[0]
+    [line] = [line for line in rationale(staged) if line.startswith("pp=")]
+    assert f"its bubble is {best.time.bubble_seconds / best.time.seconds:.1%}" in line
+
+
+def test_a_simpler_mesh_is_named_where_it_is_about_as_fast(dense: Found) -> None:
+    best = dense.best[0]
+    simpler = replace(best, ask=replace(best.ask, mesh={"fsdp": 64}))
+    as_fast = rationale(replace(dense, best=(best, simpler)))
+    assert any(line.startswith("simpler: fsdp=64 has fewer axes and is 0.0% slower") for line in as_fast)
+    slow = replace(simpler, time=replace(best.time, compute_seconds=2 * best.time.compute_seconds))
+    assert not any("fewer axes" in line for line in rationale(replace(dense, best=(best, slow))))

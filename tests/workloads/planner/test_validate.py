@@ -1,0 +1,334 @@
+"""A run's fits tell how long calls take, and its steps how far the planner's predictions are right."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from planner_asks import PLAIN
+from reports_fixtures import (
+    ENVIRONMENT,
+    bad,
+    collective,
+    curve_records,
+    make_plan,
+    make_run,
+    ok,
+    plain,
+    rate_metric,
+    seconds_metric,
+)
+from reports_fixtures import step as a_step
+
+from bench.cases import make_case
+from bench.errors import UserError
+from bench.records import Metric, Record, WorldInfo
+from bench.runs import Run
+from workloads.costs import ddp_sent_bytes
+from workloads.definitions import with_defaults
+from workloads.planner.link_time import Call
+from workloads.planner.placement import Place
+from workloads.planner.published import claims
+from workloads.planner.row_activations import activations_of
+from workloads.planner.row_calls import Step
+from workloads.planner.run_fits import beyond, by_curves, curve_for, curves_of, hardware_of_run
+from workloads.planner.validate import (
+    FILE,
+    Component,
+    RowCheck,
+    Validation,
+    validate,
+    validation_text,
+    write_validation,
+)
+from workloads.shapes import SHAPES, num_parameters
+
+PSI = num_parameters(SHAPES["small"])
+LATENCY, RATE = 20e-6, 3e9
+SUMMED = LATENCY + 4 * PSI / RATE
+"""Seconds of DDP's only bucket by the made run's fit."""
+MESSAGE = 1e-4 + 4 * 128 * 192 * 4 / RATE
+"""Seconds of a pipeline's message by the made run's fit."""
+GPUS = WorldInfo(size=4, nodes=1, backend="nccl", device="cuda")
+
+
+def row(
+    name: str = "ddp",
+    launch: int = 0,
+    *,
+    metrics: dict[str, Metric] | None = None,
+    world: WorldInfo | None = None,
+    **params: Any,
+) -> Record:
+    case = make_case(f"workload.{name}", f"workloads.{name}:prepare", {"shape": "small", "microbatch": 4, **params})
+    usual = {"step_time": seconds_metric(0.3), "compute": plain(0.25, "s")}
+    found = ok(case, launch, metrics={**usual, **(metrics or {})})
+    return msgspec.structs.replace(found, world=world or found.world)
+
+
+def sends() -> list[Record]:
+    params: dict[str, Any] = {"dtype": "float32", "mode": "blocking", "source": 0, "target": 1}
+    sizes = [1024 * 4**i for i in range(8)]
+    cases = [make_case("p2p.unidirectional", "bench.p2p:unidirectional", {"size_bytes": n, **params}) for n in sizes]
+    return [ok(case, seconds=1e-4 + size / RATE) for case, size in zip(cases, sizes, strict=True)]
+
+
+def run_of(*records: Record, environment: dict[str, Any] | None = None) -> Run:
+    cases = {record.case.id: record.case for record in records}
+    return make_run(make_plan(cases.values()), records, environment)
+
+
+def checked(*records: Record) -> Validation:
+    return validate(run_of(*curve_records(), *records))
+
+
+def component(found: RowCheck, name: str) -> Component:
+    return next(each for each in found.components if each.name == name)
+
+
+def predicted(record: Record, name: str) -> float:
+    [found] = checked(*sends(), record).rows
+    return component(found, name).predicted
+
+
+def axes_of(found: RowCheck, prefix: str) -> set[str]:
+    return {each.name.removeprefix(prefix) for each in found.components if each.name.startswith(prefix)}
+
+
+def test_a_step_is_its_compute_and_the_calls_that_the_fit_tells_beside_what_was_measured() -> None:
+    measured = {"comm_transfer.dp": plain(0.01, "s"), "exposed_comm.dp": plain(0.02, "s")}
+    [found] = checked(row(metrics=measured)).rows
+    assert found.rule == "1 bucket summed in turn beside the backward pass"
+    assert (found.ranks, found.compute) == (4, "measured")
+    parts = (("step_time", 0.25 + SUMMED, 0.3), ("comm.dp", SUMMED, 0.01), ("exposed.dp", SUMMED, 0.02))
+    for name, seconds, seen in parts:
+        each = component(found, name)
+        assert each.predicted == pytest.approx(seconds, rel=1e-3), name
+        assert each.measured == seen, name
+        assert each.error == pytest.approx(seconds / seen - 1, rel=2e-3), name
+    assert found.notes == [f"dp: all_reduce of {4 * PSI:,} B is beyond 1024 to 16777216 B"]
+    assert Component(name="a", predicted=3.0, measured=2.0, unit="s").error == 0.5
+    assert Component(name="a", predicted=3.0, measured=0.0, unit="s").error is None
+
+
+def test_fsdp_on_gloo_hides_nothing_and_on_nccl_what_fits_beside_a_layer() -> None:
+    on_gloo, on_nccl = (predicted(row("zero3", world=world), "exposed.dp") for world in (None, GPUS))
+    assert on_gloo == pytest.approx(predicted(row("zero3"), "comm.dp"))
+    assert on_nccl < on_gloo / 2
+
+
+def test_timed_compute_is_known_beforehand_and_what_was_measured_of_it_does_not_count() -> None:
+    [found] = checked(row(compute="timed:50ms")).rows
+    assert found.compute == "declared"
+    assert component(found, "step_time").predicted == pytest.approx(0.15 + SUMMED, rel=1e-3)
+
+
+def test_launches_give_their_median_and_a_failed_one_does_not_count() -> None:
+    rows = [row(launch=i, metrics={"compute": plain(value, "s")}) for i, value in enumerate((0.1, 0.2, 9.0))]
+    [found] = checked(bad(row().case, launch=3), *rows).rows
+    assert component(found, "step_time").predicted == pytest.approx(0.2 + SUMMED, rel=1e-3)
+    assert component(found, "step_time").measured == 0.3
+
+
+def test_another_runs_collectives_can_tell_how_long_calls_take_and_the_text_says_whose() -> None:
+    fits = run_of(*curve_records())
+    found = validate(run_of(row()), fits)
+    assert component(found.rows[0], "comm.dp").predicted == pytest.approx(SUMMED, rel=1e-3)
+    assert (found.run, found.fits) == (fits.info.id, fits.info.id)  # made runs all have one id
+    assert "predicted from its own fits and each row's measured compute" in validation_text(found)
+    other = msgspec.structs.replace(found, fits="another")
+    assert "predicted from the fits of another and" in validation_text(other)
+
+
+def test_bytes_and_memory_are_closed_forms_beside_what_was_counted() -> None:
+    sent = ddp_sent_bytes(PSI, 4, 4)["dp"]
+    kept = activations_of(Step(name="ddp", params=with_defaults(row().case.params, "ddp"), ranks=4, on_node=4))
+    assert kept is not None
+    measured = {
+        "bytes_sent.dp": plain(2 * sent, "B"),
+        "memory.parameters": plain(4 * PSI, "B"),
+        "memory.optimizer": plain(8 * PSI, "B"),
+        "memory_counted.activations": plain(4 * kept, "B"),
+        "memory.activations": plain(9.0, "B"),  # the peak of a pass
+    }
+    [found] = checked(row(metrics=measured)).rows
+    errors = {"bytes.dp": -0.5, "memory.parameters": 0, "memory.optimizer": 0, "memory.activations": -0.75}
+    assert {name: component(found, name).error for name in errors} == pytest.approx(errors)
+    gradients = component(found, "memory.gradients")
+    assert (gradients.predicted, gradients.measured, gradients.error) == (4 * PSI, None, None)
+    llamas = [row(shape="small-llama", world=world) for world in (GPUS, None)]
+    on_gpu, on_cpu = (predicted(llama, "memory.activations") for llama in llamas)
+    assert on_gpu < on_cpu  # whose norms are fused
+    [unknown] = checked(row(checkpointing="selective")).rows
+    assert "memory.activations" not in [each.name for each in unknown.components]
+
+
+def test_pipelines_wait_for_their_bubble_their_messages_and_what_lies_outside() -> None:
+    measured = {"outside_pipeline": plain(0.01, "s")}
+    step = predicted(row("pp", schedule="1f1b", microbatches=8, metrics=measured), "step_time")
+    assert step == pytest.approx(0.25 + 3 * 0.25 / 8 + 2 * 6 * MESSAGE + 0.01, rel=5e-3)
+    staged, flat = (row("hybrid", mesh=mesh, microbatches=4) for mesh in ("dp=2,pp=2", "dp=4"))
+    bubble = 1 * 0.25 / 4
+    whole = 0.25 + predicted(staged, "comm.dp") + bubble + 2 * 2 * MESSAGE
+    assert predicted(staged, "step_time") == pytest.approx(whole, rel=5e-3)
+    assert predicted(flat, "step_time") == pytest.approx(0.25 + predicted(flat, "comm.dp"))
+
+
+def test_every_kind_has_all_components_of_its_axes() -> None:
+    steps: list[tuple[str, dict[str, Any], set[str]]] = [
+        *((name, {}, {"dp"}) for name in ("ddp", "zero1", "zero2", "zero3")),
+        *((name, {}, {"tp"}) for name in ("tp", "tp_sp")),
+        ("hsdp", {}, {"shard", "replicate"}),
+        ("cp", {"method": "ulysses"}, {"cp", "dp"}),
+        ("hybrid", {"mesh": "fsdp=2,tp=2", "microbatches": 2}, {"fsdp", "tp"}),
+    ]
+    metrics = {f"bytes_sent.{axis}": plain(1e6, "B") for axis in ("cp", "dp", "fsdp", "replicate", "shard", "tp")}
+    rows = checked(*(row(name, metrics=metrics, **params) for name, params, _ in steps)).rows
+    for (name, _, axes), found in zip(steps, rows, strict=True):
+        assert found.label.startswith(f"workload.{name} ")
+        assert found.components[0].name == "step_time"
+        assert axes_of(found, "comm.") == axes_of(found, "bytes.") == axes_of(found, "exposed.") == axes, name
+        assert axes_of(found, "memory.") >= {"parameters", "gradients", "optimizer"}, name
+        assert all(each.predicted > 0 for each in found.components), name
+        assert all(component(found, f"bytes.{axis}").measured == 1e6 for axis in axes), name
+
+
+def test_what_is_not_predicted_says_why() -> None:
+    for record, reason in (
+        (row("ep_step", routing="zipf"), "not predicted: ep_step: routing = zipf: who sends how much is known once"),
+        (bad(row().case, reason="it broke"), "it broke"),
+        (ok(row().case, metrics={"step_time": seconds_metric(0.3)}), "its compute was not measured alone"),
+    ):
+        found = checked(record)
+        assert found.rows == []
+        assert found.left_out[record.case.label].startswith(reason)
+
+
+def test_a_step_whose_message_was_not_measured_is_refused_but_does_not_stop_the_others() -> None:
+    with pytest.raises(UserError, match=r"p2p\.unidirectional"):
+        checked(row("pp", schedule="1f1b", microbatches=8))
+    found = checked(row("tp"), row("cp", method="ring"), row("ddp"), row("zero3"))
+    assert [each.label.split()[0] for each in found.rows] == ["workload.tp", "workload.ddp", "workload.zero3"]
+    [reason] = found.left_out.values()
+    assert "p2p.unidirectional" in reason
+
+
+def test_a_run_without_steps_or_without_collectives_is_refused() -> None:
+    with pytest.raises(UserError, match="holds no training step: a validation needs some of ddp, zero1"):
+        validate(run_of(*curve_records()))
+    for run, fits in ((run_of(row()), None), (run_of(*curve_records(), row()), run_of(row()))):
+        with pytest.raises(UserError, match="holds no collective with three sizes, mode=blocking, dtype=float32"):
+            validate(run, fits)
+
+
+def test_it_is_written_into_the_run_with_what_others_published_and_reads_back(tmp_path: Path) -> None:
+    found = checked(row(), row("ep_layer"))
+    write_validation(tmp_path, found)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    content = (tmp_path / FILE).read_bytes()
+    assert msgspec.json.decode(content, type=Validation) == found
+    told = json.loads(content)
+    assert told["schema"] == 1
+    assert told["rows"][0]["components"][0].keys() == {"name", "predicted", "measured", "unit", "error"}
+    assert len(told["published"]) == len(claims()) > 10
+    assert told["published"][0].keys() == {"name", "quoted", "predicted", "unit", "source"}
+    with pytest.raises(UserError, match=r"plan\.json cannot be written: No such file"):
+        write_validation(tmp_path / "absent", found)
+
+
+def test_the_text_has_a_row_for_every_component_and_what_others_published() -> None:
+    found = checked(row(metrics={"bytes_sent.dp": plain(1e6, "B")}), row("ep_layer"))
+    text = validation_text(found)
+    assert all(f" {each.name} " in text for each in found.rows[0].components)
+    assert "1,000,000 B" in text
+    assert "not here: workload.ep_layer" in text
+    assert "is beyond 1024 to 16777216 B" in text
+    assert "Of declared hardware, not of this machine:" in text
+    assert all(f"{claim.group}: {claim.what}" in text for claim in claims())
+
+
+MEBI = 1 << 20
+
+
+def call(op: str = "all_reduce", num_bytes: float = MEBI, ranks: int = 4) -> Call:
+    return Call(axis="dp", op=op, num_bytes=num_bytes, count=1, place=Place(ranks=ranks, on_node=ranks), why="a test")
+
+
+REDUCED = curves_of(run_of(*curve_records()))
+BOTH = curves_of(run_of(*curve_records(), *curve_records("all_gather", latency=50e-6)))
+
+
+def test_a_curve_is_an_operation_on_as_many_ranks_and_a_call_takes_what_its_fit_says() -> None:
+    assert set(BOTH) == {("all_reduce", 4), ("all_gather", 4)}
+    curve = BOTH["all_reduce", 4]
+    assert (curve.smallest, curve.largest) == (1024, 16 * MEBI)
+    assert curve.fit.segments[0].latency_seconds == pytest.approx(20e-6, rel=0.01)
+    assert by_curves(BOTH)(call()) == pytest.approx(20e-6 + MEBI / 3e9, rel=1e-3)
+    assert by_curves(BOTH)(call("all_gather")) == pytest.approx(50e-6 + MEBI / 3e9, rel=1e-3)
+    assert curve_for(call("all_gather", ranks=64), BOTH).op == "all_gather"
+    assert by_curves({})(call(ranks=1)) == 0.0
+
+
+def test_launches_give_their_median() -> None:
+    slow = [msgspec.structs.replace(record, launch=1) for record in curve_records(latency=20e-6)]
+    odd = [msgspec.structs.replace(record, launch=2) for record in curve_records(latency=900e-6)]
+    found = curves_of(run_of(*curve_records(), *slow, *odd))
+    assert found["all_reduce", 4].fit.segments[0].latency_seconds == pytest.approx(20e-6, rel=0.01)
+
+
+def test_other_ways_of_measuring_failures_too_few_sizes_and_one_rank_are_no_curves() -> None:
+    alone = msgspec.structs.replace(curve_records()[0].world, size=1)
+    on_one = [msgspec.structs.replace(record, world=alone) for record in curve_records()]
+    ways: dict[str, Any] = {"mode": "pipelined", "dtype": "bfloat16", "group": "node", "redop": "max", "beside": "gemm"}
+    for records in (
+        *(curve_records(**{name: way}) for name, way in ways.items()),
+        [bad(record.case) for record in curve_records()],
+        [ok(collective(size_bytes=1024 * 4**i), metrics={}) for i in range(8)],
+        curve_records()[:2],
+        on_one,
+    ):
+        assert curves_of(run_of(*records)) == {}, records[0].case.label
+    assert set(curves_of(run_of(*on_one, *curve_records()))) == {("all_reduce", 4)}
+
+
+def test_more_ranks_send_more_over_each_link_and_hop_more_often_and_another_operation_stands_in() -> None:
+    # an all_reduce sends 2 (n-1)/n over 2 (n-1) hops: of 4 ranks 1.5 over 6, of 16 ranks 1.875 over 30
+    for op, ranks, sent, hops in (("all_reduce", 16, 1.875, 30), ("all_gather", 4, 0.75, 3)):
+        found = by_curves(REDUCED)(call(op, ranks=ranks))
+        assert found == pytest.approx(20e-6 * hops / 6 + MEBI * sent / 1.5 / 3e9, rel=1e-3), op
+
+
+def test_a_message_takes_what_one_took_whatever_the_ranks_and_nothing_stands_in_for_it() -> None:
+    seconds = by_curves(curves_of(run_of(*sends())))
+    for ranks in (2, 16):
+        assert seconds(call("send", ranks=ranks)) == pytest.approx(1e-4 + MEBI / RATE, rel=1e-3)
+    with pytest.raises(UserError, match=r"no fit for send: it needs three sizes of p2p\.unidirectional"):
+        by_curves(REDUCED)(call("send"))
+
+
+def test_calls_beyond_what_was_measured_are_told() -> None:
+    found = beyond([call(), call(ranks=8), call("all_gather"), call(num_bytes=1e12), call(num_bytes=1e12)], REDUCED)
+    assert found == (
+        "dp: all_reduce on 8 ranks by the fit of all_reduce on 4",
+        "dp: all_gather by the fit of all_reduce",
+        "dp: all_reduce of 1,000,000,000,000 B is beyond 1024 to 16777216 B",
+    )
+
+
+def test_a_machine_is_the_runs_as_far_as_it_tells_and_the_bases_elsewhere() -> None:
+    measured = ok(a_step(), details={"peak": {"flops_per_second": 7e10, "source": "matrix products"}})
+    copy = make_case("memory.copy", "bench.memory:copy", {"size_bytes": MEBI, "dtype": "float32", "mode": "blocking"})
+    copied = ok(copy, metrics={"algbw": rate_metric(9e9)})
+    environment = {**ENVIRONMENT, "host": {"memory_bytes": 64e9}}
+    machine, notes = hardware_of_run(run_of(measured, copied, *curve_records(), environment=environment), PLAIN)
+    assert (machine.flops_per_second, machine.memory_bytes_per_second, machine.float32_share) == (7e10, 9e9, 1.0)
+    assert (machine.gpus_per_node, machine.memory_bytes, machine.efficiency) == (4, 16e9, PLAIN.efficiency)
+    assert notes == ()
+    assert "every link is taken to be alike" in machine.links_from
+
+    machine, notes = hardware_of_run(run_of(*curve_records(), environment={}), PLAIN)
+    assert (machine.flops_per_second, machine.float32_share) == (PLAIN.flops_per_second, 0.5)
+    assert notes == ("flops_per_second, memory_bytes, memory_bytes_per_second: plain's, for the run does not tell",)
+    with pytest.raises(UserError, match="holds no records to fit"):
+        hardware_of_run(run_of(), PLAIN)

@@ -1,0 +1,297 @@
+"""What is declared of a training step is what its function takes, and what cannot be built is refused by equation."""
+
+import inspect
+
+import pytest
+from ranks import Ranks
+from training_steps import OF_NAME
+
+from bench.cases import Setting
+from bench.definitions import DEFINITIONS as OPERATIONS
+from bench.errors import UserError
+from bench.params import Param, Value, resolve
+from bench.runner import load_target
+from bench.world import World
+from workloads.compute_kind import COMPUTE, parse_compute
+from workloads.definitions import COMMON, DEFINITIONS, with_defaults
+from workloads.shapes import MODEL, SHAPES, Shape, flops_per_token, num_layer_weights, num_parameters, shape_of
+from workloads.training import Options
+
+OVERRIDES = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocabulary"]
+EXPERTS_ALONE = ["ep_dispatch", "ep_layer"]
+"""No whole steps: they share fewer parameters."""
+AXES = {
+    **{key: ["dp"] for key in ["ddp", "zero1", "zero2", "zero3"]},
+    "hsdp": ["replicate", "shard"],
+    **{key: ["tp"] for key in ["tp", "tp_sp"]},
+    "tp_fsdp": ["dp", "tp"],
+    "ep_step": ["dp", "ep"],
+    "pp": ["pp"],
+    "cp": ["cp", "dp"],
+}
+
+
+def refusal(name: str, nproc: int, **given: Value) -> str | None:
+    definition = OF_NAME[name]
+    return definition.refuse(definition.case(given).params, Setting(nproc=nproc, backend="gloo", device="cpu"))
+
+
+def asked(**given: Value) -> Shape:
+    return shape_of(resolve(MODEL, given, "workload.x"))
+
+
+# ---- what ranks do
+
+
+def prepared_by_defaults(world: World) -> dict[str, tuple[list[int], list[str], str]]:
+    """Take two steps of each definition as ``list`` shows it; return what is wrong, its axes and its headline."""
+    found = {}
+    for name in AXES:
+        step = load_target(OF_NAME[name].target)(world, **OF_NAME[name].case({}).params)
+        wrong = []
+        for _ in range(2):
+            step.reset()
+            step.step()
+            wrong.append(step.check())
+        found[name] = wrong, list(step.describe().details["axes"]), step.describe().headline
+        step.close()
+    return found
+
+
+def errors_of(world: World, asked: list[tuple[str, dict[str, Value]]]) -> list[str]:
+    """Return in which words targets themselves refuse parameters."""
+    told = []
+    for name, params in asked:
+        with pytest.raises(UserError) as refused:
+            load_target(OF_NAME[name].target)(world, **{**OF_NAME[name].case({}).params, **params})
+        told.append(str(refused.value))
+    return told
+
+
+# ---- what is declared
+
+
+def test_every_parallelism_is_declared_once_and_takes_a_world_and_its_parameters() -> None:
+    of_layers = ["ddp", "zero1", "zero2", "zero3", "hsdp", "tp", "tp_sp", "tp_fsdp"]
+    assert list(OF_NAME) == [*of_layers, *EXPERTS_ALONE, "ep_step", "pp", "cp", "hybrid"]
+    assert len({definition.target for definition in DEFINITIONS}) == len(DEFINITIONS)
+    names = [definition.name.partition(".")[2] for definition in (*OPERATIONS, *DEFINITIONS)]
+    assert len({*names}) == len(names), "a step bears the name of an operation"
+    for name, definition in OF_NAME.items():
+        world, params = inspect.signature(load_target(definition.target)).parameters.values()
+        assert (world.name, params.kind) == ("world", inspect.Parameter.VAR_KEYWORD), name
+        assert definition.kind == "workload", name
+        assert definition.help, name
+        assert all(param.help for param in definition.params), name
+        assert len({param.name for param in definition.params}) == len(definition.params), name
+
+
+def test_what_all_steps_share_is_declared_of_each_and_experts_alone_take_nothing_that_would_mean_nothing() -> None:
+    """A pipeline has microbatches anyway, and so have meshes: they accumulate no others."""
+    for name, definition in OF_NAME.items():
+        declared = {param.name for param in definition.params}
+        if name in EXPERTS_ALONE:
+            assert not declared & {"accumulation", "checkpointing", "aux", "fsdp"}, name
+            assert ("compute" in declared) == (name == "ep_layer")
+        else:
+            common = [param for param in COMMON if name not in ("pp", "hybrid") or param.name != "accumulation"]
+            assert list(definition.params[: len(common)]) == common, name
+
+
+def test_a_parameter_that_a_case_leaves_out_has_its_default_and_what_is_given_stays() -> None:
+    common = {
+        "shape": "tiny",
+        "microbatch": 4,
+        "recipe": "",
+        **dict.fromkeys(OVERRIDES, 0),
+        "accumulation": 1,
+        "precision": "float32",
+        "checkpointing": "none",
+        "compute": "real",
+    }
+    given: dict[str, Value] = {"shape": "tiny", "microbatch": 4}
+    assert with_defaults(given) == common
+    assert with_defaults(given, "ddp") == {**common, "static_graph": False, "no_sync": False}
+    assert with_defaults(given, "hsdp") == {**common, "prefetch": "default", "shard": 0}
+    assert [with_defaults({}, name)["chunks"] for name in ("pp", "ep_step")] == [0, 1], "each step has its own"
+    given = {"precision": "bfloat16", "layers": 2, "bucket_mb": 1.0, "shard": 2}
+    filled = with_defaults(given, "hsdp")
+    assert {name: filled[name] for name in given} == given
+    assert given == {"precision": "bfloat16", "layers": 2, "bucket_mb": 1.0, "shard": 2}
+
+
+def test_a_case_of_defaults_is_the_same_with_every_default_written_out_and_other_values_have_another_id() -> None:
+    """What was measured before a parameter was added keeps its id."""
+    for name, definition in OF_NAME.items():
+        plain, written_out = definition.case({}), {param.name: param.default for param in definition.params}
+        short = with_defaults(plain.params, name)
+        assert {name: short[name] for name in written_out} == written_out, name
+        assert Options.of(short) == Options.of(with_defaults(written_out, name)), name
+        for param in (param for param in definition.params if param.optional):
+            assert param.name not in plain.params, (name, param.name)
+            assert definition.case({param.name: param.default}).id == plain.id, (name, param.name)
+            assert definition.case({param.name: another(param)}).id != plain.id, (name, param.name)
+
+
+def another(param: Param) -> Value:
+    if param.kind == "bool":
+        return not param.default
+    if param.choices:
+        return next(choice for choice in param.choices if choice != param.default)
+    if param.name == "order":
+        return "0F0,0B0;1F0,1B0"
+    return "timed:5ms" if isinstance(param.default, str) else int(param.default) + 1
+
+
+@pytest.mark.full
+def test_the_defaults_of_every_step_run_and_are_right_on_two_ranks(two_ranks: Ranks) -> None:
+    expected = {name: ([0, 0], axes, "step_time") for name, axes in AXES.items()}
+    assert two_ranks.call("test_workload_definitions:prepared_by_defaults") == [expected] * 2
+
+
+# ---- refusals
+
+
+def test_a_model_that_cannot_be_built_is_refused_by_every_step() -> None:
+    refused: list[tuple[str, dict[str, Value]]] = [
+        ("hidden(130) % heads(4) != 0", {"hidden": 130}),
+        ("heads(4) % kv_heads(3) != 0", {"kv_heads": 3}),
+        ("vocabulary(1) < 2: one word leaves nothing to predict", {"vocabulary": 1}),
+        ("hidden(12) / heads(4) % 2 != 0: llama's RoPE turns pairs", {"recipe": "llama", "hidden": 12, "heads": 4}),
+    ]
+    fast = "compute = 'fast' is not allowed: compute is real or timed:DURATION, such as timed:20ms"
+    for name in OF_NAME:
+        for told, given in refused:
+            assert refusal(name, 2, **given) == told, name
+        if name != "ep_dispatch":
+            assert refusal(name, 2, compute="fast") == fast, name
+            assert refusal(name, 2, compute="timed:20 apples") is not None, name
+            assert refusal(name, 2, compute="timed:20ms") is None, name
+
+
+def test_a_value_that_is_none_of_a_parameters_is_refused_by_name() -> None:
+    wrong: dict[str, Value] = {"shape": "huge", "precision": "float8", "checkpointing": "some", "recipe": "bert"}
+    wrong |= {**dict.fromkeys(OVERRIDES, -1), "microbatch": 0, "accumulation": 0}
+    own: list[tuple[str, str, Value]] = [("ddp", "bucket_mb", 0), ("tp_fsdp", "tp", 0), ("zero3", "prefetch", "some")]
+    for step, param, value in [*((step, param, value) for step in OF_NAME for param, value in wrong.items()), *own]:
+        with pytest.raises(UserError, match=param):
+            OF_NAME[step].case({param: value})
+
+
+def test_what_does_not_divide_among_the_ranks_is_refused_with_its_numbers_and_nothing_else_is() -> None:
+    for name, nproc in [(name, nproc) for name in ("ddp", "zero1", "zero2", "zero3") for nproc in (1, 2, 3, 7, 8)]:
+        assert refusal(name, nproc) is None, (name, nproc)
+    for name, nproc in [(name, nproc) for name in OF_NAME if name not in ("hsdp", "tp_fsdp", "pp") for nproc in (1, 4)]:
+        assert refusal(name, nproc) is None, (name, nproc)
+    layers: list[tuple[int, dict[str, Value], str | None]] = [
+        (3, {}, "heads(4) % tp(3) != 0"),
+        (8, {}, "heads(4) % tp(8) != 0"),
+        (4, {"kv_heads": 2}, "kv_heads(2) % tp(4) != 0"),
+        (4, {"shape": "tiny-llama"}, "kv_heads(2) % tp(4) != 0"),
+        (2, {"ffn": 513}, "ffn(513) % tp(2) != 0"),
+        (2, {"kv_heads": 2, "ffn": 514}, None),
+        (1, {"heads": 1, "hidden": 7, "kv_heads": 1, "ffn": 3}, None),
+    ]
+    for name, (nproc, given, told) in [(name, layer) for name in ("tp", "tp_sp") for layer in layers]:
+        assert refusal(name, nproc, **given) == told, (name, nproc, given)
+    assert refusal("tp_sp", 4, sequence=66) == "sequence(66) % tp(4) != 0"
+    assert refusal("tp_sp", 2, sequence=66) is refusal("tp", 4, sequence=66) is None
+    assert refusal("tp_fsdp", 4, sequence=67) is None
+    refuse = OF_NAME["tp"].refuse
+    assert refuse({"shape": "tiny"}, Setting(nproc=3, backend="nccl", device="cuda")) == "heads(4) % tp(3) != 0"
+
+
+def test_a_mesh_of_two_axes_is_the_world() -> None:
+    for nproc, tp, told in [
+        (1, 2, "dp(0) * tp(2) != world size(1)"),
+        (3, 2, "dp(1) * tp(2) != world size(3)"),
+        (8, 8, "heads(4) % tp(8) != 0"),
+        (8, 2, None),
+        (3, 1, None),
+    ]:
+        assert refusal("tp_fsdp", nproc, tp=tp) == told, (nproc, tp)
+    for nproc, shard, told in [
+        (1, 0, "replicate(0) * shard(2) != world size(1)"),
+        (3, 0, "replicate(1) * shard(2) != world size(3)"),
+        (4, 3, "replicate(1) * shard(3) != world size(4)"),
+        (7, 0, "replicate(2) * shard(3) != world size(7)"),
+        (6, 0, None),
+        (4, 1, None),
+        (4, 4, None),
+    ]:
+        assert refusal("hsdp", nproc, shard=shard) == told, (nproc, shard)
+
+
+def test_what_is_not_refused_before_is_refused_by_the_target_in_the_same_words(two_ranks: Ranks) -> None:
+    told = {
+        "hidden(130) % heads(4) != 0": ("ddp", {"hidden": 130}),
+        "compute = 'fast' is not allowed": ("zero3", {"compute": "fast"}),
+        "checkpointing = 'some' is not allowed: checkpointing is none, selective, full": (
+            "ddp",
+            {"checkpointing": "some"},
+        ),
+    }
+    for errors in two_ranks.call("test_workload_definitions:errors_of", asked=list(told.values())):
+        assert [error.startswith(words) for error, words in zip(errors, told, strict=True)] == [True] * 3, errors
+
+
+def test_a_step_computes_or_waits_for_a_duration() -> None:
+    for text, seconds in {"real": None, "timed:20ms": 0.02, "timed:1s": 1.0, "timed:0.5ms": 0.0005}.items():
+        assert parse_compute(text) == pytest.approx(seconds), text
+    for text in ("", "fake", "timed", "20ms", "Real", "real:20ms"):
+        with pytest.raises(UserError, match=r"compute = .* is not allowed: compute is real or timed:DURATION"):
+            parse_compute(text)
+    for text in ("timed:", "timed:0ms", "timed:-1s", "timed:soon"):
+        with pytest.raises(UserError, match="duration"):
+            parse_compute(text)
+    assert (COMPUTE.default, COMPUTE.optional) == ("real", True)
+
+
+# ---- shapes
+
+
+def test_a_shape_is_its_name_and_what_one_changes_of_it() -> None:
+    assert {name: asked(shape=name) for name in SHAPES} == SHAPES
+    assert asked() == SHAPES["tiny"]
+    assert {name: getattr(shape_of({"shape": "tiny", name: 0}), name) for name in OVERRIDES} == {
+        name: getattr(SHAPES["tiny"], name) for name in OVERRIDES
+    }
+    sizes = dict(zip(OVERRIDES, (3, 60, 6, 3, 7, 5, 11), strict=True))
+    assert asked(recipe="llama", **sizes) == Shape(recipe="llama", **sizes)
+    assert [asked(shape="tiny-llama", recipe=recipe).recipe for recipe in ("gpt", "")] == ["gpt", "llama"]
+    assert asked(hidden=12, heads=4).head_size == 3, "an odd head is fine where nothing turns"
+    assert resolve(MODEL, {"layers": 0, "recipe": ""}, "x") == {"shape": "tiny"}
+    with pytest.raises(UserError, match="did you mean 'llama3-8b'"):
+        asked(shape="llama-8b")
+
+
+def test_what_is_not_given_keeps_the_shapes_proportion() -> None:
+    cases: list[tuple[dict[str, Value], tuple[int, int]]] = [
+        ({"hidden": 32}, (128, 4)),
+        ({"heads": 8}, (512, 8)),
+        ({"shape": "tiny-llama", "heads": 8}, (352, 4)),
+        ({"shape": "tiny-llama", "heads": 1}, (352, 1)),
+        ({"shape": "tiny-llama", "hidden": 256}, (704, 2)),
+        ({"hidden": 32, "ffn": 5}, (5, 4)),
+    ]
+    for given, expected in cases:
+        assert (asked(**given).ffn, asked(**given).kv_heads) == expected, given
+
+
+def test_named_shapes_are_as_large_as_published_and_split_over_two_ranks() -> None:
+    """GPT-2's 124.4 M are with a tied head, which is 50257 * 768 more here, and with 12 * 768 biases of keys."""
+    assert num_parameters(SHAPES["gpt2"]) / 1e6 == pytest.approx(124.4 + 38.6, abs=0.1)
+    assert num_parameters(SHAPES["llama3-8b"]) == 8_030_261_248  # as the published checkpoints' indices sum to
+    assert num_parameters(SHAPES["llama3-70b"]) == 70_553_706_496
+    assert all(2e6 < num_parameters(SHAPES[name]) < 6e6 for name in ("small", "small-llama"))
+    for name, shape in SHAPES.items():
+        assert {size % 2 for size in (shape.heads, shape.kv_heads, shape.ffn, shape.sequence)} == {0}, name
+
+
+def test_flops_per_token_are_palms() -> None:
+    """6 N + 12 L H Q T by hand: GPT-2's layers are 12 * 12 h^2, its head h * V, its attention 12 * 12 * 768 * 1024."""
+    assert num_layer_weights(SHAPES["gpt2"]) == 12 * 768**2
+    assert flops_per_token(SHAPES["gpt2"]) == 6 * (12 * 12 * 768**2 + 768 * 50257) + 12 * 12 * 768 * 1024
+    assert flops_per_token(asked(sequence=128)) - flops_per_token(asked()) == 12 * 4 * 128 * 64
+    saved = flops_per_token(asked(recipe="llama")) - flops_per_token(asked(recipe="llama", kv_heads=1))
+    assert saved == 6 * 4 * 2 * 128 * (128 - 32), "fewer key heads save weights and no attention"
