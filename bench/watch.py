@@ -145,8 +145,8 @@ class Watch:
         exits = self._gang.exits()
         dead = [rank for rank in self._dead() if rank not in self._broken]
         if dead:
-            killed = [rank for rank in dead if exits.get(rank, 0) < 0] or dead[:1]
-            reason = f"{self._named(killed)} died: {_exit_words(exits.get(killed[0]))}"
+            guilty = _guilty(dead, exits)
+            reason = f"{self._named(guilty)} died: {_exit_words(exits.get(guilty[0]))}"
         elif self._broken:
             rank, broken = next(iter(self._broken.items()))
             reason = f"{self._named([rank])} raised {broken.error}"
@@ -220,6 +220,14 @@ class Watch:
         else:
             state, stack = f"{where.phase}, step {where.steps}", where.stack
         return RankState(rank=rank, host=hello.host, pid=hello.pid, state=state, stack=stack)
+
+
+def _guilty(dead: list[int], exits: dict[int, int]) -> list[int]:
+    """Return who of the dead is to blame: a launcher ends the others by SIGTERM when one has failed."""
+    codes = {rank: exits[rank] for rank in dead if exits.get(rank)}
+    killed = [rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM]
+    failed = [rank for rank, code in codes.items() if code > 0]
+    return killed or failed or list(codes) or dead[:1]
 
 
 def _ranks(names: Sequence[str]) -> str:

@@ -174,6 +174,7 @@ def test_the_culprit_is_named_and_not_those_who_fall_with_it() -> None:
         ([1, 0], {}, "rank 1 died: its connection closed"),  # the first
         ([0, 1], {0: 1, 1: -9}, "rank 1 died: ended by SIGKILL"),  # killed by a signal, though another left first
         ([0, 3, 1], {1: -15, 3: -15}, "ranks 3, 1 died: ended by SIGTERM"),  # all that were
+        ([0, 1], {0: -15, 1: 7}, "rank 1 died: exit code 7"),  # whose launcher then ends the others, who leave first
     ):
         with assembled(max(dying) + 1) as scene:
             scene.gang.known_exits = exits
