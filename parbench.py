@@ -24,7 +24,7 @@ COMMANDS = {
     "export": "reports.commands:export",
     "schema": "bench.commands:schema",
 }
-DEFINITIONS = ("bench.definitions", "workloads.definitions")
+DEFINITIONS = ("bench.plan.catalogue", "workloads.definitions")
 
 
 class LazyGroup(click.Group):
@@ -71,7 +71,7 @@ def _show(path: Path, form: str) -> int:
 
 
 def _exit_code(path: Path) -> int:
-    from bench.runs import load_run
+    from bench.results.runs import load_run
     from reports.summary import verdict
 
     return verdict(load_run(path)).code

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import click
 
 from bench.errors import UserError
-from bench.units import format_size
+from bench.text import format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +110,8 @@ def run(
     **given: Any,
 ) -> None:
     """Measure collectives, point-to-point and training steps, and say what was seen."""
-    from bench.measuring import run_options
-    from bench.options import Options
+    from bench.launch.measure import run_options
+    from bench.plan.options import Options
 
     if as_json and form != "tables":
         raise UserError(f"--json and --format {form} both say what to print: leave out one of them")
@@ -153,7 +153,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
 @click.pass_obj
 def list_cases(house: House, pattern: tuple[str, ...]) -> None:
     """Show what can be measured, with its parameters."""
-    from bench.cases import load_catalogue, select
+    from bench.plan.cases import load_catalogue, select
 
     for definition in select(load_catalogue(house.modules), pattern):
         click.echo(f"{definition.name}\n    {definition.help}")
@@ -169,10 +169,10 @@ def list_cases(house: House, pattern: tuple[str, ...]) -> None:
 @click.pass_obj
 def doctor(house: House, /, *, as_json: bool, prove: bool, nproc: int | None) -> None:
     """Show what this machine has, and what would disturb a measurement, with remedies."""
-    from bench import doctor as examination
+    from bench.machine import doctor as examination
 
     if prove:
-        from bench import prove as proving
+        from bench import selftest as proving
 
         proofs = proving.prove(house.modules, nproc)
         click.echo(proving.render(proofs))
@@ -186,6 +186,6 @@ def schema() -> None:
     """Print the JSON Schema of a record, one line of records.jsonl."""
     import msgspec
 
-    from bench.records import json_schema
+    from bench.results.records import json_schema
 
     click.echo(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2).decode())

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.records import Record
-from bench.runs import load_run
+from bench.results.records import Record
+from bench.results.runs import load_run
 
 _CHANGES_BY_ITSELF = ("hz_actual", "hz_actual_friendly")
 """What of a processor differs from moment to moment, so that every comparison would warn."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import UserError
-from bench.runs import Run, load_run
+from bench.results.runs import Run, load_run
 from reports.data import as_csv, as_json, embedded_json, several_csv, several_json
 from reports.folder import warnings_of, write_whole
 from reports.markdown import render_markdown, render_several_markdown

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from bench.records import Metric
-from bench.units import format_size
+from bench.results.records import Metric
+from bench.text import format_size
 
 _ROUNDING_SECONDS = 1e-12
 """Below it a difference of sums is nothing but rounding."""

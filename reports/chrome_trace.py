@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from bench.errors import UserError
-from bench.runs import Run
+from bench.results.runs import Run
 from reports.labels import short_labels
 from reports.parallel.pipeline import Pipeline, pipelines, unreadable
 from reports.parallel.pipeline_trace import pipeline_clock, pipeline_events, why_not

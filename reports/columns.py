@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-from bench.fit import Fit, Segment
-from bench.records import Metric
+from bench.results.fit import Fit, Segment
+from bench.results.records import Metric
 from reports import cells
 from reports.contrasts import Pairs, Slowed, loads
 from reports.fits import Curve

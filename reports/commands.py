@@ -150,7 +150,7 @@ def compare(
     --confirm launches on ranks such as NEW's: what srun spread over nodes needs an allocation of as many.
     """
     from bench.errors import UserError
-    from bench.units import parse_duration
+    from bench.text import parse_duration
     from reports.comparing.compare_show import Asked, compare_runs
     from reports.comparing.confirm import Confirming
 
@@ -223,7 +223,7 @@ def export(run: Path, form: str, output: Path | None) -> None:
     for what is better bigger. pytest-benchmark, bencher (Bencher Metric Format) and openmetrics hold every case.
     """
     from bench.errors import UserError
-    from bench.runs import load_run
+    from bench.results.runs import load_run
     from reports.show import export_files, export_run, write_files
 
     is_folder = output is not None and (output.is_dir() or not output.suffix)

@@ -6,10 +6,10 @@ The ratio of two rows is that of their times, paired by launch, for the ranks we
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.params import Value
-from bench.records import Metric
-from bench.stats import Estimate, across_launches, ratio_within_launch
-from bench.units import format_size
+from bench.plan.params import Value
+from bench.results.records import Metric
+from bench.results.stats import Estimate, across_launches, ratio_within_launch
+from bench.text import format_size
 from reports.summary import Row
 
 ALONE, TOGETHER = "alone", "together"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bench.runs import Run
+from bench.results.runs import Run
 from reports.summary import Row, Summary, common_details
 
 MOST_EMBEDDED_BYTES = 400_000

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from bench.stats import median
+from bench.results.stats import median
 from reports import cells
 from reports.breakdown import worst_ratio
 from reports.communication_section import late_label

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from bench.emulation import EMULATED
-from bench.environment import format_cpus
-from bench.runs import Run
+from bench.machine.emulation import EMULATED
+from bench.machine.environment import format_cpus
+from bench.results.runs import Run
 
 
 def emulations(run: Run) -> tuple[str, ...]:

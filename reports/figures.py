@@ -12,10 +12,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullLocator
 
-from bench.ceiling import Ceiling
-from bench.fit import Fit
-from bench.records import Metric
-from bench.units import format_size
+from bench.results.ceiling import Ceiling
+from bench.results.fit import Fit
+from bench.results.records import Metric
+from bench.text import format_size
 from reports import cells
 from reports.breakdown import broken_down, memory_lines, parts
 from reports.fits import Curve, size_of

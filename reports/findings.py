@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from bench.ceiling import Ceiling
-from bench.runs import Run
+from bench.results.ceiling import Ceiling
+from bench.results.runs import Run
 from reports.contrasts import Pairs, pairs
 from reports.fits import Curve, ceiling_of, fit_curves
 from reports.lateness import Late, late_rows

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.ceiling import COPY, LINK, Ceiling, Efficiency, efficiency
-from bench.fit import METHOD, Fit, Point, fit
-from bench.runs import Run
+from bench.results.ceiling import COPY, LINK, Ceiling, Efficiency, efficiency
+from bench.results.fit import METHOD, Fit, Point, fit
+from bench.results.runs import Run
 from reports import cells
 from reports.summary import Row
 

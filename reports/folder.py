@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from bench.errors import UserError
-from bench.runs import Run
+from bench.results.runs import Run
 
 
 def warnings_of(run: Run) -> tuple[str, ...]:

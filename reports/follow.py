@@ -8,8 +8,8 @@ from typing import TextIO
 
 import click
 
-from bench.runs import load_run
-from bench.units import format_duration
+from bench.results.runs import load_run
+from bench.text import format_duration
 from reports.folder import is_written
 from reports.summary import Summary, summarize
 from reports.tables import print_tables

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from bench.messages import LEFT_OUT
-from bench.runs import Run
-from bench.units import format_duration
+from bench.launch.messages import LEFT_OUT
+from bench.results.runs import Run
+from bench.text import format_duration
 from reports.breakdown import broken_down
 from reports.predict import calls_of
 from reports.summary import Row, Summary, Verdict

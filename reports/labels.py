@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from bench.cases import Case
-from bench.params import Value
+from bench.plan.cases import Case
+from bench.plan.params import Value
 from reports.cells import visible
 from reports.summary import Row
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.arrival import Arrival
-from bench.records import Record
-from bench.runs import Run
-from bench.stats import median
+from bench.results.arrival import Arrival
+from bench.results.records import Record
+from bench.results.runs import Run
+from bench.results.stats import median
 from reports.summary import Row
 
 MOST_ROWS = 24

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bench.runs import Run
+from bench.results.runs import Run
 from reports import cells
 from reports.doubts import doubts
 from reports.emulated import emulations, told_of_runs

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from bench.records import Metric
-from bench.stats import across_launches, median
+from bench.results.records import Metric
+from bench.results.stats import across_launches, median
 
 
 def merge_metrics(launches: Sequence[Mapping[str, Metric]]) -> dict[str, Metric]:

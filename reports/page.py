@@ -9,8 +9,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from bench.runs import Run
-from bench.units import format_duration
+from bench.results.runs import Run
+from bench.text import format_duration
 from reports.data import as_json
 from reports.doubts import doubts
 from reports.emulated import cannot_show, emulations, told_of_runs

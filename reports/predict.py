@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bench.units import format_size
+from bench.text import format_size
 from reports.fits import Curve, size_of
 from reports.summary import Row, common_details, num_ranks
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from bench.records import Metric
-from bench.runs import Run
-from bench.stats import Estimate, ratio_within_launch
+from bench.results.records import Metric
+from bench.results.runs import Run
+from bench.results.stats import Estimate, ratio_within_launch
 from reports.facts import PAIRS, environment_facts, flatten
 from reports.nodes.rank_hosts import Nodes, nodes_of
 from reports.nodes.sweep_folder import Point

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.cases import Case
-from bench.messages import LEFT_OUT
-from bench.plan import Skipped
-from bench.records import Check, Metric, Record, Status, WorldInfo
-from bench.runs import Run
-from bench.stats import Grade
+from bench.launch.messages import LEFT_OUT
+from bench.plan.cases import Case
+from bench.plan.plan import Skipped
+from bench.results.records import Check, Metric, Record, Status, WorldInfo
+from bench.results.runs import Run
+from bench.results.stats import Grade
 from reports.merge import merge_metrics
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.runs import Run
+from bench.results.runs import Run
 from reports import cells
 from reports.breakdown import broken_down, memory_lines
 from reports.columns import Column, T, communication_columns, fit_columns, pair_columns, slowed_columns

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.machine import available_cores
+from bench.machine.machine import available_cores
 from slurm.cluster_conf import ClusterSpec, emulated
 from slurm.daemons import ClusterError, start_cluster
 from slurm.fabric import FabricError

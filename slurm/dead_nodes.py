@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Iterable, Mapping
 
-from bench.records import Record
+from bench.results.records import Record
 from slurm.point_run import silent_hosts
 from slurm.system import Slurm, SlurmError
 

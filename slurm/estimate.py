@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.units import format_duration
+from bench.text import format_duration
 from slurm.points import Mode, Point
 
 START_SECONDS = 10.0

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.errors import UserError
-from bench.params import Value
-from bench.units import parse_size
+from bench.plan.params import Value
+from bench.text import parse_size
 from bench.words import did_you_mean, listed
 
 _TOKEN = re.compile(

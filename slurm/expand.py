@@ -7,10 +7,10 @@ from typing import cast
 
 import msgspec
 
-from bench.cases import Definition, select
 from bench.errors import UserError
-from bench.params import Value
-from bench.plan import Plan
+from bench.plan.cases import Definition, select
+from bench.plan.params import Value
+from bench.plan.plan import Plan
 from slurm.estimate import point_seconds
 from slurm.exclude import Condition, check_names, parse_condition
 from slurm.feasible import plan_point

@@ -13,7 +13,7 @@ from typing import Literal, Self
 import msgspec
 
 from bench.errors import UserError
-from bench.runs import utc_now
+from bench.results.runs import utc_now
 
 State = Literal["started", "done", "failed", "interrupted", "postponed", "lost-node"]
 FINAL: tuple[State, ...] = ("done", "failed")

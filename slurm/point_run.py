@@ -9,16 +9,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.driver import remaining
 from bench.errors import UserError
-from bench.parent import die_with_parent
-from bench.records import Record, encode, read_records
-from bench.runs import Run, load_run
+from bench.launch.driver import remaining
+from bench.launch.processes import die_with_parent
+from bench.results.records import Record, encode, read_records
+from bench.results.runs import Run, load_run
 from slurm.folder import plan_path, runs_path
 from slurm.ledger import State
 from slurm.points import Point, Sweep
 
-_NO_ANSWER = "no answer"  # bench.watch says so of a rank that is silent when its driver asks where it is
+_NO_ANSWER = "no answer"  # bench.launch.monitor says so of a rank that is silent when its driver asks where it is
 _BAD_INPUT = 2
 _LOG_TAIL_BYTES = 4096
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from bench.errors import UserError
-from bench.runs import utc_now
+from bench.results.runs import utc_now
 from slurm.folder import Job, append_job, load_jobs, load_sweep
 from slurm.points import Point, Sweep
 from slurm.script import Batch, batches, script_text

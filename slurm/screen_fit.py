@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from bench.rounds import Pair
-from bench.stats import median, t_quantile
+from bench.plan.rounds import Pair
+from bench.results.stats import median, t_quantile
 
 _PAIRS_FOR_A_LEVEL = 4
 _WINSOR = 2.5

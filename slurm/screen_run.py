@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.child import run_child
 from bench.errors import UserError
-from bench.records import Record
-from bench.rounds import parse_pairs
-from bench.runs import Run, load_run
-from bench.stats import median
+from bench.launch.child import run_child
+from bench.plan.rounds import parse_pairs
+from bench.results.records import Record
+from bench.results.runs import Run, load_run
+from bench.results.stats import median
 from slurm.screen_fit import Exchange
 from slurm.screen_rounds import Turns
 

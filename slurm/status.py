@@ -11,7 +11,7 @@ from typing import TextIO
 import click
 import msgspec
 
-from bench.units import format_duration
+from bench.text import format_duration
 from slurm.folder import Job, load_jobs, load_sweep
 from slurm.ledger import Standing, read_ledger, standings
 from slurm.points import Point, Sweep

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 import msgspec
 
-from bench.cases import load_catalogue
 from bench.errors import UserError
-from bench.runs import utc_now
-from bench.units import parse_duration
+from bench.plan.cases import load_catalogue
+from bench.results.runs import utc_now
+from bench.text import parse_duration
 from bench.words import did_you_mean, listed
 from slurm.estimate import about, estimate, table
 from slurm.expand import expand

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.cases import Definition, select
 from bench.errors import UserError
-from bench.params import Value
-from bench.planfile import Scalar
+from bench.plan.cases import Definition, select
+from bench.plan.params import Value
+from bench.plan.planfile import Scalar
 from bench.words import did_you_mean, listed
 from slurm.sweepfile import SweepFile
 

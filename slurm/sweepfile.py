@@ -8,11 +8,11 @@ from typing import Annotated
 
 import msgspec
 
-from bench.ceiling import parse_link
 from bench.errors import UserError
-from bench.planfile import FileCase, Scalar
-from bench.setting import BACKENDS, DEVICES
-from bench.units import parse_duration
+from bench.machine.world_spec import BACKENDS, DEVICES
+from bench.plan.planfile import FileCase, Scalar
+from bench.results.ceiling import parse_link
+from bench.text import parse_duration
 from bench.words import did_you_mean, listed
 from slurm.points import Mode, OnDeadNode, Placement
 

@@ -12,8 +12,8 @@ from paths import Command, environment
 from ranks import Ranks
 from smoke import smoke
 
-from bench.machine import look
-from bench.runs import Run
+from bench.machine.machine import look
+from bench.results.runs import Run
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 from golden import FILES, GOLDEN, page_outline, records_outline
 
-from bench.runs import Run
+from bench.results.runs import Run
 from reports.summary import summarize
 
 

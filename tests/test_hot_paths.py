@@ -30,7 +30,7 @@ def take(request: pytest.FixtureRequest) -> Take:
 
 
 def test_reading_a_thousand_records(take: Take, tmp_path: Path) -> None:
-    from bench.runs import load_run
+    from bench.results.runs import load_run
 
     cases = [collective(size_bytes=size, root=root) for size in SIZES for root in range(10)]
     path = write_run(tmp_path, run_of(record for case in cases for record in launches(case)))
@@ -38,16 +38,16 @@ def test_reading_a_thousand_records(take: Take, tmp_path: Path) -> None:
 
 
 def test_planning_the_usual_run(take: Take) -> None:
-    from bench.cases import Setting
-    from bench.definitions import DEFINITIONS
-    from bench.planning import Request, make_plan
+    from bench.plan.cases import Setting
+    from bench.plan.catalogue import DEFINITIONS
+    from bench.plan.planning import Request, make_plan
 
     plan = take(make_plan, Request(preset="node"), DEFINITIONS, Setting(nproc=4, backend="gloo", device="cpu"))
     assert len(plan.cases) > 50
 
 
 def test_fitting_a_curve(take: Take) -> None:
-    from bench.fit import Point, fit
+    from bench.results.fit import Point, fit
 
     points = [Point(size_bytes=size, seconds=20e-6 + size / 3e9 * (1 + size % 3 / 100)) for size in SIZES]
     found = take(fit, points)

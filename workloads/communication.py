@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.compat import done_work, fake_group, group_named
+from bench.world.torch_compat import done_work, fake_group, group_named
 
 OTHER = "other"
 """The axis of calls on groups that belong to no axis."""

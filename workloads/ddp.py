@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.params import Value
-from bench.world import World
+from bench.plan.params import Value
+from bench.world.world import World
 from workloads.costs import ddp_sent_bytes
 from workloads.layout import Layout, data_axis
 from workloads.model import Transformer

@@ -12,10 +12,10 @@ from typing import cast
 
 import torch.distributed as dist
 
-from bench.records import Metric
-from bench.stats import Estimate, median, within_launch
-from bench.subject import Explanation
-from bench.world import World
+from bench.results.records import Metric
+from bench.results.stats import Estimate, median, within_launch
+from bench.world.subject import Explanation
+from bench.world.world import World
 from workloads.communication import OTHER, Call, Silenced, counted, fake_twins
 from workloads.costs import sent_bytes
 from workloads.footprint import Footprint

@@ -7,8 +7,8 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from bench.records import Metric
-from bench.world import World
+from bench.results.records import Metric
+from bench.world.world import World
 from workloads.costs import (
     LayerShape,
     gpt_activation_bytes,

@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from bench.params import Value
-from bench.world import World
+from bench.plan.params import Value
+from bench.world.world import World
 from workloads.costs import fsdp_sent_bytes, hsdp_sent_bytes, total_padded_numel
 from workloads.layout import Layout, make_mesh
 from workloads.model import Transformer

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from bench.compat import forget_meshes
-from bench.world import World
+from bench.world.torch_compat import forget_meshes
+from bench.world.world import World
 from workloads.model import loss_of
 
 

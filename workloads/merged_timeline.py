@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import cast
 
-from bench.timeline import COMM, COMPUTE, COPY, MOST_INTERVALS, PHASE, Interval, RankTimeline, Timeline
-from bench.world import World
+from bench.results.timeline import COMM, COMPUTE, COPY, MOST_INTERVALS, PHASE, Interval, RankTimeline, Timeline
+from bench.world.world import World
 from workloads.communication import Call
 from workloads.intervals import Span, difference, intersection
 from workloads.trace import Trace

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.world import World
+from bench.world.world import World
 from workloads.checkpointing import plain_name
 from workloads.layout import Layout, whole
 from workloads.model import build

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from bench.errors import UserError
-from bench.params import Param, Value
+from bench.plan.params import Param, Value
 
 Recipe = Literal["gpt", "llama"]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.profiler import record_function
 
-from bench.stats import median
+from bench.results.stats import median
 from workloads.model import Attention
 
 COMPUTE_RANGE = "parbench:compute"

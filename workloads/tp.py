@@ -22,8 +22,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from bench.params import Value
-from bench.world import World
+from bench.plan.params import Value
+from bench.world.world import World
 from workloads.costs import fsdp_sent_bytes, sent_bytes, total_padded_numel, tp_sent_bytes
 from workloads.fsdp import shard
 from workloads.layout import Layout, local, make_mesh

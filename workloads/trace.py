@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bench.compat import TraceEvent, trace_events
+from bench.world.torch_compat import TraceEvent, trace_events
 from workloads.intervals import Span, difference, union
 
 STEP = "parbench:step"

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from bench.messages import Work
-from bench.params import Value
-from bench.subject import Description, Explanation
-from bench.world import World
+from bench.launch.messages import Work
+from bench.plan.params import Value
+from bench.world.subject import Description, Explanation
+from bench.world.world import World
 from workloads.checkpointing import checkpoint
 from workloads.compute_kind import parse_compute
 from workloads.definitions import with_defaults

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from bench.compat import sharding_optimizer
-from bench.params import Value
-from bench.world import World
+from bench.plan.params import Value
+from bench.world.torch_compat import sharding_optimizer
+from bench.world.world import World
 from workloads.costs import ddp_sent_bytes
 from workloads.ddp import num_elements, wrap
 from workloads.layout import Layout, data_axis

@@ -54,7 +54,7 @@ def ab(
 
     What is measured is said as for parbench run, after --.
     """
-    from bench.units import parse_duration
+    from bench.text import parse_duration
     from reports.comparing.ab import LOOKS, check_sides, measure_in_turns, parse_side
     from reports.comparing.ab_launch import Launcher, check_words
     from reports.comparing.compare_formats import as_table
@@ -98,7 +98,7 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
     the comparisons among these launches find a change; compare and history check use it for that series from then on.
     """
     from bench.errors import UserError
-    from bench.units import parse_duration
+    from bench.text import parse_duration
     from reports.comparing.ab import Side, launch_in_turns
     from reports.comparing.ab_launch import Launcher, check_words
     from reports.comparing.compare_rule import Rule

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bench.stats import median
+from bench.results.stats import median
 from reports.comparing.compare_stats import rank_test, t_tail
 
 _MAD_TO_SIGMA = 1.4826

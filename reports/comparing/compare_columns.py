@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from bench.runs import Run
-from bench.units import format_duration
+from bench.results.runs import Run
+from bench.text import format_duration
 from reports import cells
 from reports.columns import Column, words
 from reports.comparing.compare import WORST_FIRST, Comparison, Family, Series, Word, world_words

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from bench.environment import VOLATILE, leaves
-from bench.plan import Plan
-from bench.records import Record
-from bench.runs import Run
+from bench.machine.environment import VOLATILE, leaves
+from bench.plan.plan import Plan
+from bench.results.records import Record
+from bench.results.runs import Run
 from reports import cells
 
 HARMLESS = (

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from bench.runs import Run
+from bench.results.runs import Run
 from reports import cells
 from reports.columns import Column, T
 from reports.comparing.compare import DID_NOT_RUN, UNKNOWN, WORST_FIRST, Comparison, Family, Series, Word, world_words

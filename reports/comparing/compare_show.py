@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.errors import UserError
-from bench.runs import Run, load_run
+from bench.results.runs import Run, load_run
 from reports.comparing.compare import Comparison, compare
 from reports.comparing.compare_formats import as_json, as_junit, as_markdown, as_table
 from reports.comparing.compare_rule import Rule

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from bench.cases import Case
 from bench.errors import UserError
-from bench.params import Value
-from bench.records import Status, WorldInfo
-from bench.runs import Run, RunInfo, load_run
+from bench.plan.cases import Case
+from bench.plan.params import Value
+from bench.results.records import Status, WorldInfo
+from bench.results.runs import Run, RunInfo, load_run
 from reports.comparing.compare_environment import HARMLESS, Surroundings, surroundings
 from reports.summary import Row, summarize
 

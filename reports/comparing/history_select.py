@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from bench.environment import difference
 from bench.errors import UserError
-from bench.records import Record, WorldInfo
-from bench.runs import Run
+from bench.machine.environment import difference
+from bench.results.records import Record, WorldInfo
+from bench.results.runs import Run
 from reports.comparing.compare import world_words
 from reports.comparing.history import Line, open_history
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from bench.errors import UserError
-from bench.runs import Run
-from bench.stats import quantile
+from bench.results.runs import Run
+from bench.results.stats import quantile
 from reports import cells
 from reports.comparing.compare_rule import Rule, effect
 from reports.comparing.history_entry import points_of

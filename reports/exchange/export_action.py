@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from bench.records import Metric
-from bench.runs import Run
+from bench.results.records import Metric
+from bench.results.runs import Run
 from reports.summary import Row, summarize
 
 FILES = {"lower": "smaller-is-better.json", "higher": "bigger-is-better.json"}

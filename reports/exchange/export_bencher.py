@@ -2,8 +2,8 @@
 
 import msgspec
 
-from bench.records import Metric
-from bench.runs import Run
+from bench.results.records import Metric
+from bench.results.runs import Run
 from reports.summary import summarize
 
 _NANOSECONDS = 1e9

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterable
 
-from bench.records import Metric
-from bench.runs import Run
+from bench.results.records import Metric
+from bench.results.runs import Run
 from reports import cells
 from reports.summary import Row, summarize
 

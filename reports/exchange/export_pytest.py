@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from bench.runs import Run
+from bench.results.runs import Run
 from reports.summary import Row, common_details, summarize
 
 VERSION = "5.3.1"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from bench.runs import Run
+from bench.results.runs import Run
 from reports.exchange.export_action import render_action
 from reports.exchange.export_bencher import render_bencher
 from reports.exchange.export_openmetrics import render_openmetrics

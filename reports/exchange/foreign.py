@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.errors import UserError
-from bench.params import Value
-from bench.records import Check, Metric
+from bench.plan.params import Value
+from bench.results.records import Check, Metric
 from bench.words import listed
 
 MICRO, GIGA, GIBI = 1e-6, 1e9, 1 << 30

@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass, field, replace
 
 from bench.errors import UserError
-from bench.params import Value
-from bench.records import Check, Metric
-from bench.stats import MIN_FOR_P99
+from bench.plan.params import Value
+from bench.results.records import Check, Metric
+from bench.results.stats import MIN_FOR_P99
 from bench.words import listed
 from reports.exchange.foreign import GIBI, Foreign, Found, fields, number, time_and_rates, whole, world_size
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from bench.environment import recorded_variables
 from bench.errors import UserError
-from bench.params import Value
-from bench.records import Check
+from bench.machine.environment import recorded_variables
+from bench.plan.params import Value
+from bench.results.records import Check
 from bench.words import listed
 from reports.exchange.foreign import (
     GIGA,

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench.errors import UserError
-from bench.params import Value
-from bench.records import Check
+from bench.plan.params import Value
+from bench.results.records import Check
 from reports.exchange.foreign import MICRO, UNKNOWN, Foreign, Found, fields, number, time_and_rates, whole, world_size
 
 TOOL = "osu"

@@ -7,7 +7,7 @@ each rank gives the mean of its own, and p50 is the median of those means.
 import re
 from collections.abc import Sequence
 
-from bench.params import Value
+from bench.plan.params import Value
 from reports.exchange.foreign import (
     GIGA,
     MICRO,

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from bench.environment import recorded_variables
 from bench.errors import UserError
-from bench.runs import Run
+from bench.machine.environment import recorded_variables
+from bench.results.runs import Run
 from reports.exchange.nccl_table import (
     IN_PLACE,
     OUT_OF_PLACE,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from bench.cases import Case
-from bench.dtypes import DTYPES
-from bench.records import Check
-from bench.runs import Run
+from bench.plan.cases import Case
+from bench.plan.dtypes import DTYPES
+from bench.results.records import Check
+from bench.results.runs import Run
 from reports.cells import visible
 from reports.summary import Row, num_ranks, summarize
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bench.runs import Run
+from bench.results.runs import Run
 from reports.exchange.nccl_table import (
     IN_PLACE,
     OUT_OF_PLACE,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.errors import UserError
-from bench.runs import load_run
+from bench.results.runs import load_run
 from reports.nodes.sweep_folder import SWEEP, Point, is_sweep, load_sweep, point_of, runs_of
 from reports.several import Several, several
 from reports.summary import summarize

@@ -6,7 +6,7 @@ A kind has as many rows as it has groups; its rate is their median.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.stats import median
+from bench.results.stats import median
 from reports import cells
 from reports.columns import Column, figure, words
 from reports.contrasts import TOGETHER

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.stats import median
+from bench.results.stats import median
 from reports import cells
 from reports.columns import Column, words
 from reports.contrasts import Pairs

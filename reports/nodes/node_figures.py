@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from bench.units import format_size
+from bench.text import format_size
 from reports import cells
 from reports.figures import LEGEND, in_legend, legend_inches, line_style, num_columns, size_ticks, tick_format
 from reports.nodes.group_kinds import Kinds

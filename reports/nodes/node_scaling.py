@@ -7,7 +7,7 @@ node, there is nothing to place: such runs belong to the series of every placeme
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bench.stats import median
+from bench.results.stats import median
 from reports.communication_section import late_label
 from reports.labels import short_labels
 from reports.nodes.rank_hosts import ONE_EACH

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.environment import format_cpus
-from bench.runs import Run
+from bench.machine.environment import format_cpus
+from bench.results.runs import Run
 from reports import cells
 
 WITHIN, SAME_SWITCH, OTHER_SWITCH, OTHER_NODE = "within a node", "same switch", "other switch", "other node"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from bench.errors import UserError
-from bench.records import Record
+from bench.results.records import Record
 from reports.breakdown import by_axis
 from reports.summary import Row
 

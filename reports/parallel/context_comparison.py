@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.records import Metric
-from bench.setting import FUNCTIONAL_ONLY
+from bench.machine.world_spec import FUNCTIONAL_ONLY
+from bench.results.records import Metric
 from reports import cells
 from reports.labels import differences
 from reports.parallel.context import Context

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from bench.errors import UserError
-from bench.records import Record
+from bench.results.records import Record
 from reports.summary import Row
 
 Loads = tuple[tuple[int, ...], ...]

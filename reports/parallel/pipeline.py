@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, get_args
 import msgspec
 
 from bench.errors import UserError
-from bench.records import Record
+from bench.results.records import Record
 from reports.summary import Row, Summary
 
 Kind = Literal["F", "B", "I", "W"]

@@ -7,7 +7,7 @@ stands in processes of its own. The step's first action begins at 0 us.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bench.setting import FUNCTIONAL_ONLY
+from bench.machine.world_spec import FUNCTIONAL_ONLY
 from reports.parallel.pipeline import Idle, Pipeline, Ran
 
 _ACTIONS, _CAUSES = (1, "pipeline"), (2, "idle causes")

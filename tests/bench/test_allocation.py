@@ -12,11 +12,11 @@ from paths import environment
 from refusals import refusal
 from trees import write_tool
 
-from bench import node_machine
-from bench.allocation import Allocation, choose_spread
-from bench.machine import Gpu, Machine
-from bench.node_machine import machine_of_ranks, main, node_command
-from bench.plan import Spread
+from bench.machine import node_machine
+from bench.machine.machine import Gpu, Machine
+from bench.machine.node_machine import machine_of_ranks, main, node_command
+from bench.machine.slurm_allocation import Allocation, choose_spread
+from bench.plan.plan import Spread
 
 FOUR = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "n[1-4]"}
 JOB = Allocation(job="17", nodes=4, nodelist="n[1-4]")
@@ -119,7 +119,7 @@ def test_the_words_take_the_sites_options_and_one_task_that_shares_the_node() ->
     words = node_command(1, {"PARBENCH_SRUN_OPTIONS": "--container-image=x y"})
     assert words[:6] == ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--relative=1", "--cpu-bind=none"]
     assert "--overlap" in words
-    assert words[-4:] == ["--container-image=x y", sys.executable, "-m", "bench.node_machine"]
+    assert words[-4:] == ["--container-image=x y", sys.executable, "-m", "bench.machine.node_machine"]
 
 
 def test_where_the_first_node_does_not_answer_the_second_is_asked_if_there_is_one(srun: Srun) -> None:
@@ -161,8 +161,8 @@ def test_a_node_tells_its_machine_as_the_last_line_of_its_output(capsys: pytest.
 
 ASKED = """
 import msgspec, os, sys
-from bench.allocation import Allocation
-from bench.node_machine import machine_of_ranks
+from bench.machine.slurm_allocation import Allocation
+from bench.machine.node_machine import machine_of_ranks
 assert "SLURMD_NODENAME" not in os.environ
 sys.stdout.write(msgspec.json.encode(machine_of_ranks(os.environ, Allocation.find(os.environ))).decode())
 """

@@ -15,16 +15,16 @@ import msgspec
 import pytest
 from fakes import FakeRank, case, connect, job, outcome, wait_until, where, within
 
-from bench import channel as module
-from bench.channel import ADDRESS_VARIABLE, KEY_VARIABLE, Event, Gone, Hub, Line
-from bench.messages import Ask, Broken, Bye, Finished, FromDriver, FromRank, Hello, Job, Outcome, Started
-from bench.plan import Measure
+from bench.launch import control_channel as module
+from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE, Event, Gone, Hub, Line
+from bench.launch.messages import Ask, Broken, Bye, Finished, FromDriver, FromRank, Hello, Job, Outcome, Started
+from bench.plan.plan import Measure
 
 PATIENCE = 20.0
 RANK = """
 import os, sys, threading
-from bench.channel import Line
-from bench.messages import Bye, Hello
+from bench.launch.control_channel import Line
+from bench.launch.messages import Bye, Hello
 line = Line(sys.argv[1], sys.argv[2])
 line.say(Hello(rank=0, size=1, host="here", pid=os.getpid(), environment={}))
 line.listen(answer=Bye, on_gone=lambda: os._exit(7))
@@ -32,7 +32,7 @@ threading.Event().wait()
 """
 DRIVER = """
 import sys, threading
-from bench.channel import ADDRESS_VARIABLE, KEY_VARIABLE, Hub
+from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE, Hub
 hub = Hub()
 print(hub.variables()[ADDRESS_VARIABLE], hub.variables()[KEY_VARIABLE], flush=True)
 print(type(hub.next(60).what).__name__, flush=True)

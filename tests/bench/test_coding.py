@@ -13,11 +13,11 @@ import torch.distributed as dist
 from filling import filling
 from refusals import refusal
 
-from bench.coding import Code, count_wrong, dtype_of, poison
-from bench.compute import Gemm, gemm
-from bench.dtypes import DTYPES, supports
-from bench.memory import copy
-from bench.world import World
+from bench.operations.local import Gemm, gemm
+from bench.operations.memory import copy
+from bench.operations.test_pattern import Code, count_wrong, dtype_of, poison
+from bench.plan.dtypes import DTYPES, supports
+from bench.world.world import World
 
 NUMERIC = [name for name in DTYPES if name != "bool"]  # a bool is only moved, or joined by and, or
 NUMPY_HAS = ["float64", "float32", "float16", "int64", "int32", "int8", "uint8"]

@@ -16,16 +16,16 @@ import torch.distributed as dist
 from ranks import Ranks
 from refusals import refusal
 
-from bench.cases import Setting
-from bench.coding import Code, count_wrong
-from bench.definitions import DEFINITIONS, OF_THE_RUNNER
-from bench.dtypes import DTYPES, supports
-from bench.groups import groups_of
-from bench.operation import Operation
-from bench.p2p import round_of_pairs, sendrecv
-from bench.parts import Parts
-from bench.runner import load_target
-from bench.world import World
+from bench.operations.operation import Operation
+from bench.operations.p2p import round_of_pairs, sendrecv
+from bench.operations.test_pattern import Code, count_wrong
+from bench.plan.cases import Setting
+from bench.plan.catalogue import DEFINITIONS, OF_THE_RUNNER
+from bench.plan.dtypes import DTYPES, supports
+from bench.plan.groups import groups_of
+from bench.rank.runner import load_target
+from bench.world.subgroups import Parts
+from bench.world.world import World
 
 OPERATIONS = {
     definition.name: definition

@@ -15,10 +15,10 @@ from fakes import outcome
 from refusals import refusal
 
 import parbench
-from bench import measuring
 from bench.commands import House, parse_settings, run
-from bench.messages import Outcome
-from bench.options import Options
+from bench.launch import measure as measuring
+from bench.launch.messages import Outcome
+from bench.plan.options import Options
 
 Call = Callable[..., Result]
 ONE_TABLE = ("--set", "mode=blocking", "--launches", "1")

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.profiler import profile, record_function
 
-from bench.compat import (
+from bench.world.torch_compat import (
     all_gather_single,
     done_work,
     fake_group,
@@ -23,7 +23,7 @@ from bench.compat import (
     reduce_scatter_single,
     trace_events,
 )
-from bench.world import World
+from bench.world.world import World
 
 RENAMED = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
 
@@ -84,7 +84,7 @@ def in_parts_and_fakes(world: World) -> dict[str, Any]:
 
 def sharded_moments(world: World) -> tuple[list[int], list[float]]:
     """Return the sizes of the moments that this rank holds after a step of the sharding optimizer, and a weight."""
-    from bench.compat import sharding_optimizer
+    from bench.world.torch_compat import sharding_optimizer
 
     parameters = [torch.nn.Parameter(torch.ones(size)) for size in (6, 4)]
     optimizer: Any = sharding_optimizer()(
@@ -159,7 +159,13 @@ def test_done_work_is_done_and_holds_its_tensors() -> None:
 
 @pytest.mark.full
 def test_the_sharding_optimizer_is_imported_without_a_warning() -> None:
-    command = [sys.executable, "-W", "error", "-c", "from bench.compat import sharding_optimizer; sharding_optimizer()"]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-c",
+        "from bench.world.torch_compat import sharding_optimizer; sharding_optimizer()",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal as error_of
 
-from bench.cases import Case, Definition, Setting, load_catalogue, make_case, matches, select
-from bench.definitions import DEFINITIONS
-from bench.dtypes import DTYPES
-from bench.params import Param, Value
-from bench.plan import Plan
-from bench.planning import Request, make_plan
-from bench.presets import PRESETS
+from bench.plan.cases import Case, Definition, Setting, load_catalogue, make_case, matches, select
+from bench.plan.catalogue import DEFINITIONS
+from bench.plan.dtypes import DTYPES
+from bench.plan.params import Param, Value
+from bench.plan.plan import Plan
+from bench.plan.planning import Request, make_plan
+from bench.plan.presets import PRESETS
 from parbench import DEFINITIONS as MODULES
 
 BY_NAME = {definition.name.partition(".")[2]: definition for definition in DEFINITIONS}
@@ -56,8 +56,8 @@ def test_every_definition_explains_itself_and_its_parameters_accept_their_defaul
         for param in definition.params:
             assert param.help, (name, param.name)
             assert param.parse(param.default) == param.parse(str(param.default)) == param.default, (name, param.name)
-    assert BY_NAME["all_to_all"].target == "bench.collectives:all_to_all"
-    assert BY_NAME["sendrecv"].target == "bench.p2p:sendrecv"
+    assert BY_NAME["all_to_all"].target == "bench.operations.collectives:all_to_all"
+    assert BY_NAME["sendrecv"].target == "bench.operations.p2p:sendrecv"
     rooted = [name for name, definition in BY_NAME.items() if any(p.name == "root" for p in definition.params)]
     assert rooted == ["broadcast", "reduce", "gather", "scatter"]
 
@@ -323,7 +323,7 @@ def test_patterns_select_their_union_in_catalogue_order_and_none_selects_everyth
     fitting = ["collective.all_reduce", "collective.*", "all_reduce", "all_*", "*"]
     for pattern in [*fitting, "p2p.*", "collective", "reduce", "COLLECTIVE.*"]:
         assert matches("collective.all_reduce", pattern) is (pattern in fitting), pattern
-    assert select(DEFINITIONS, []) == load_catalogue(["bench.definitions"]) == DEFINITIONS
+    assert select(DEFINITIONS, []) == load_catalogue(["bench.plan.catalogue"]) == DEFINITIONS
     names = [definition.name for definition in select(DEFINITIONS, ["p2p.s*", "all_reduce", "collective.all_re*"])]
     assert names == ["collective.all_reduce", "collective.all_reduce_two_step", "p2p.sendrecv"]
 

@@ -11,10 +11,10 @@ import msgspec
 import psutil
 import pytest
 
-from bench.doctor import UNKNOWN, Finding, Load, as_json, examine, render, sample_load
-from bench.environment import capture
-from bench.machine import Gpu, Machine, look
-from bench.setting import choose_setting
+from bench.machine.doctor import UNKNOWN, Finding, Load, as_json, examine, render, sample_load
+from bench.machine.environment import capture
+from bench.machine.machine import Gpu, Machine, look
+from bench.machine.world_spec import choose_setting
 
 GIB = 1 << 30
 GPU = Gpu(name="NVIDIA H100", memory_bytes=80 * GIB)

@@ -9,17 +9,17 @@ import msgspec
 import pytest
 from fakes import FakeGang, FakeRank, case, outcome, plan, wait_until, where, within
 
-from bench import driver as module
-from bench import watch as watch_module
-from bench.cases import Case
-from bench.channel import ADDRESS_VARIABLE, Hub
-from bench.driver import Driver, remaining
-from bench.injection import Injection
-from bench.locality import Place
-from bench.messages import LEFT_OUT, Bye, Job, Outcome
-from bench.plan import Plan, Spread
-from bench.records import Record, read_records
-from bench.runs import create_run, load_info, load_run, open_writer
+from bench.launch import driver as module
+from bench.launch import monitor as watch_module
+from bench.launch.control_channel import ADDRESS_VARIABLE, Hub
+from bench.launch.driver import Driver, remaining
+from bench.launch.messages import LEFT_OUT, Bye, Job, Outcome
+from bench.machine.topology import Place
+from bench.plan.cases import Case
+from bench.plan.injection import Injection
+from bench.plan.plan import Plan, Spread
+from bench.results.records import Record, read_records
+from bench.results.runs import create_run, load_info, load_run, open_writer
 
 CASES = [case(number) for number in range(4)]
 Act = Callable[[FakeGang, FakeRank], None]

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from paths import ROOT
 from trees import write_tree
 
-from bench import environment
-from bench.emulation import EMULATED, VARIABLE, emulation, emulation_notes
-from bench.environment import (
+from bench.machine import environment
+from bench.machine.emulation import EMULATED, VARIABLE, emulation, emulation_notes
+from bench.machine.environment import (
     VOLATILE,
     capture,
     difference,
@@ -32,7 +32,7 @@ from bench.environment import (
     parse_cpus,
     recorded_variables,
 )
-from bench.machine import affinity, available_cores, package_version
+from bench.machine.machine import affinity, available_cores, package_version
 
 RECORDED = """
 NCCL_DEBUG TORCH_NCCL_BLOCKING_WAIT GLOO_SOCKET_IFNAME UCX_TLS FI_PROVIDER CUDA_VISIBLE_DEVICES
@@ -150,7 +150,7 @@ def test_a_capture_is_what_this_machine_says_and_survives_json() -> None:
 
 def test_neither_a_capture_nor_a_look_at_the_machine_imports_anything_heavy() -> None:
     program = (
-        "import os, sys; from bench.environment import capture; from bench.machine import look; "
+        "import os, sys; from bench.machine.environment import capture; from bench.machine.machine import look; "
         "print(len(capture(os.environ)), look(os.environ).torch_version is not None); "
         "print(sorted({'torch', 'numpy', 'pandas', 'matplotlib'} & set(sys.modules)))"
     )

@@ -19,9 +19,9 @@ import pytest
 from fakes import wait_until
 from paths import Command, environment
 
-from bench.gang import loopback_interface
-from bench.records import Record, read_records
-from bench.runs import load_run
+from bench.launch.launchers import loopback_interface
+from bench.results.records import Record, read_records
+from bench.results.runs import load_run
 
 BIN = Path(sys.executable).parent
 PARBENCH = str(BIN / "parbench")

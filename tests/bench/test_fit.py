@@ -13,9 +13,9 @@ import scipy.stats  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import fit as module
-from bench.fit import Fit, Point, Segment, fit
-from bench.stats import quantile, within_launch
+from bench.results import fit as module
+from bench.results.fit import Fit, Point, Segment, fit
+from bench.results.stats import quantile, within_launch
 
 Model = Callable[[float], float]
 

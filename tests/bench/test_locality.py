@@ -10,9 +10,9 @@ import psutil
 import pytest
 from trees import write_tool, write_tree
 
-from bench import addresses
-from bench.addresses import reachable
-from bench.locality import Place, gpu_links, parse_topology, parse_uuids, place, relation, relations
+from bench.machine import addresses
+from bench.machine.addresses import reachable
+from bench.machine.topology import Place, gpu_links, parse_topology, parse_uuids, place, relation, relations
 
 TOPOLOGY = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m

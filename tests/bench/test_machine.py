@@ -10,8 +10,8 @@ import psutil
 import pytest
 from trees import write_tool, write_tree
 
-from bench import machine
-from bench.machine import (
+from bench.machine import machine
+from bench.machine.machine import (
     Gpu,
     affinity,
     available_cores,

@@ -12,15 +12,16 @@ from fakes import case, outcome
 from fakes import plan as make_plan
 from refusals import refusal
 
-from bench import measuring, node_machine
-from bench.addresses import reachable
-from bench.display import Display
 from bench.errors import UserError
-from bench.measuring import resume, run_options
-from bench.options import Joined, Options, plan_run
-from bench.plan import Plan, Skipped
-from bench.records import Record
-from bench.runs import Run, create_run, load_run, open_writer
+from bench.launch import measure as measuring
+from bench.launch.measure import resume, run_options
+from bench.launch.progress_display import Display
+from bench.machine import node_machine
+from bench.machine.addresses import reachable
+from bench.plan.options import Joined, Options, plan_run
+from bench.plan.plan import Plan, Skipped
+from bench.results.records import Record
+from bench.results.runs import Run, create_run, load_run, open_writer
 
 ONE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
 SRUN = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K"}, launcher="srun")
@@ -95,7 +96,7 @@ def test_a_disk_that_takes_no_more_stops_the_run_with_a_sentence(
     def full(self: object, name: str, content: bytes) -> None:
         raise UserError("samples/x.npz cannot be written: No space left on device")
 
-    monkeypatch.setattr("bench.runs.RecordWriter.write_samples", full)
+    monkeypatch.setattr("bench.results.runs.RecordWriter.write_samples", full)
     ranks.said = [outcome(raw=b"npz")]
     path = run()
     assert "No space left on device: 1 of 2 cases measured" in capsys.readouterr().err

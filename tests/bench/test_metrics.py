@@ -9,11 +9,11 @@ from fakes import outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.arrival import blame
-from bench.messages import Outcome, Work
-from bench.metrics import metrics_of, noise_of
-from bench.records import Metric
-from bench.stats import MIN_FOR_INTERVAL, MIN_FOR_P99
+from bench.launch.messages import Outcome, Work
+from bench.launch.metrics import metrics_of, noise_of
+from bench.results.arrival import blame
+from bench.results.records import Metric
+from bench.results.stats import MIN_FOR_INTERVAL, MIN_FOR_P99
 
 BANDWIDTH = Work(name="algbw", amount=4e6, unit="B/s")
 

@@ -12,15 +12,15 @@ from fakes import Noting
 from filling import filling
 from ranks import Ranks
 
-from bench import disturbance, modes
-from bench.disturbance import Disturbed
 from bench.errors import UserError
-from bench.injection import parse_injection
-from bench.modes import sampler
-from bench.operation import Operation
-from bench.runner import load_target
-from bench.subject import Description
-from bench.world import World
+from bench.operations.operation import Operation
+from bench.plan.injection import parse_injection
+from bench.rank import disturbance, modes
+from bench.rank.disturbance import Disturbed
+from bench.rank.modes import sampler
+from bench.rank.runner import load_target
+from bench.world.subject import Description
+from bench.world.world import World
 
 NO_WORLD = cast(World, None)
 
@@ -80,7 +80,7 @@ def sample_of_three(world: World, mode: str) -> tuple[list[float], list[float]]:
 
 def issue_all_reduce(world: World) -> tuple[bool, int]:
     """Return whether the issue time is between arrival and end, and how much is wrong then."""
-    prepare = load_target("bench.collectives:all_reduce")
+    prepare = load_target("bench.operations.collectives:all_reduce")
     operation = cast(Operation, prepare(world, size_bytes=1 << 16, dtype="float32"))
     sample = sampler("async", operation, world, 1)
     operation.reset()

@@ -8,11 +8,11 @@ import pytest
 from fake_runs import MACHINE, MODULES, TORCHRUN, be_allocated, be_alone
 from refusals import refusal as error_of
 
-from bench import node_machine
-from bench import options as module
-from bench.machine import Gpu
-from bench.options import Joined, Options, plan_run
-from bench.plan import Plan, Spread
+from bench.machine import node_machine
+from bench.machine.machine import Gpu
+from bench.plan import options as module
+from bench.plan.options import Joined, Options, plan_run
+from bench.plan.plan import Plan, Spread
 from workloads.hybrid import constraints
 
 ONE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from ranks import Ranks
 
-from bench import beside
-from bench.definitions import BESIDE
-from bench.operation import Operation
-from bench.parts import Idle, Parts
-from bench.runner import load_target
-from bench.subject import Description
-from bench.world import World
+from bench.operations import background_load as beside
+from bench.operations.operation import Operation
+from bench.plan.catalogue import BESIDE
+from bench.rank.runner import load_target
+from bench.world.subgroups import Idle, Parts
+from bench.world.subject import Description
+from bench.world.world import World
 
 BOTH = (0, 1)
 KINDS = [str(kind) for kind in BESIDE.choices if kind != beside.NOTHING]
@@ -76,7 +76,7 @@ def test_an_idle_rank_is_never_wrong_and_moves_nothing() -> None:
 
 def measured_beside(world: World, kind: str) -> tuple[bool, int, int]:
     """Return whether the load ran again and again, how much was wrong beside it, and how many threads it left."""
-    prepare = load_target("bench.collectives:all_reduce")
+    prepare = load_target("bench.operations.collectives:all_reduce")
     operation = cast(Operation, prepare(world, size_bytes=1 << 16, dtype="float32"))
     threads, done, wrong = threading.active_count(), [0], 0
     made = beside._loads

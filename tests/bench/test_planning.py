@@ -8,14 +8,14 @@ import pytest
 from paths import ROOT
 from refusals import refusal as error_of
 
-from bench.cases import Definition, Setting
 from bench.commands import run
-from bench.definitions import DEFINITIONS as EVERYTHING
-from bench.params import Param
-from bench.plan import Plan
-from bench.planfile import FileCase, PlanFile, read_plan_file
-from bench.planning import Request, make_plan
-from bench.presets import PRESETS, Entry
+from bench.plan.cases import Definition, Setting
+from bench.plan.catalogue import DEFINITIONS as EVERYTHING
+from bench.plan.params import Param
+from bench.plan.plan import Plan
+from bench.plan.planfile import FileCase, PlanFile, read_plan_file
+from bench.plan.planning import Request, make_plan
+from bench.plan.presets import PRESETS, Entry
 
 GLOO = Setting(nproc=2, backend="gloo", device="cpu")
 GLOO3 = dataclasses.replace(GLOO, nproc=3)

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from ranks import Ranks
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.messages import Where
-from bench.progress import Progress
-from bench.world import World
+from bench.launch.messages import Where
+from bench.rank.progress import Progress
+from bench.world.world import World
 
 Dawdle = Callable[[], None]
 

@@ -8,12 +8,12 @@ import pytest
 from paths import Command
 from reports_fixtures import bad, collective, ok
 
-from bench import prove as proving
-from bench.arrival import Arrival
-from bench.options import Options
-from bench.prove import Proof, prove, render
-from bench.records import Record
-from bench.runs import load_run
+from bench import selftest as proving
+from bench.plan.options import Options
+from bench.results.arrival import Arrival
+from bench.results.records import Record
+from bench.results.runs import load_run
+from bench.selftest import Proof, prove, render
 
 CASE = collective()
 DIFFER = "results differ from the reference before the timed region: "
@@ -80,7 +80,7 @@ def test_each_injection_into_rank_1_is_measured_and_judged_after_an_undisturbed_
 
     monkeypatch.setattr(proving, "run_options", run)
     monkeypatch.setattr(proving, "load_run", lambda path: SimpleNamespace(records=[seen[asked[-1].inject]]))
-    proofs = prove(("bench.definitions",), 2)
+    proofs = prove(("bench.plan.catalogue",), 2)
     assert [(proof.injection, proof.found) for proof in proofs] == [
         *(("none", True), ("late", True), ("slow", True), ("corrupt", True))
     ]
@@ -123,6 +123,6 @@ def test_a_late_rank_among_four_is_blamed_and_the_transfer_is_not(parbench: Comm
 @pytest.mark.full
 @pytest.mark.measures
 def test_every_injection_is_found_here() -> None:
-    proofs = prove(("bench.definitions",), 2)
+    proofs = prove(("bench.plan.catalogue",), 2)
     assert [proof.injection for proof in proofs] == ["none", "late", "slow", "corrupt"]
     assert all(proof.found for proof in proofs), render(proofs)

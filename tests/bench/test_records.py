@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal
 
-from bench.cases import make_case
-from bench.records import (
+from bench.plan.cases import make_case
+from bench.results.records import (
     SCHEMA,
     Check,
     Metric,
@@ -30,7 +30,7 @@ from bench.records import (
 )
 
 SMALL = Record(
-    case=make_case("collective.all_reduce", "bench.collectives:all_reduce", {"size_bytes": 1024}),
+    case=make_case("collective.all_reduce", "bench.operations.collectives:all_reduce", {"size_bytes": 1024}),
     world=WorldInfo(size=2, nodes=1, backend="gloo", device="cpu"),
     launch=0,
     status="skipped",

@@ -14,17 +14,17 @@ import torch
 import torch.distributed as dist
 from ranks import Ranks
 
-from bench.cases import make_case
 from bench.errors import UserError
-from bench.injection import Injection
-from bench.messages import Outcome, Work
-from bench.params import Value
-from bench.plan import Measure
-from bench.progress import Progress
-from bench.records import Check, Metric
-from bench.runner import load_target, run_case
-from bench.subject import Description, Explanation
-from bench.world import World
+from bench.launch.messages import Outcome, Work
+from bench.plan.cases import make_case
+from bench.plan.injection import Injection
+from bench.plan.params import Value
+from bench.plan.plan import Measure
+from bench.rank.progress import Progress
+from bench.rank.runner import load_target, run_case
+from bench.results.records import Check, Metric
+from bench.world.subject import Description, Explanation
+from bench.world.world import World
 
 MEASURE = Measure(warmup=3, min_iterations=6, max_iterations=8)
 LATE_SECONDS = 0.02
@@ -276,12 +276,12 @@ def test_a_target_names_a_function_of_any_importable_module_or_is_refused_with_i
 ) -> None:
     (tmp_path / "needy_step.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert load_target("bench.collectives:all_reduce").__name__ == "all_reduce"
+    assert load_target("bench.operations.collectives:all_reduce").__name__ == "all_reduce"
     for target, told in {
         "no_such_module:prepare": "No module named 'no_such_module'",
         "needy_step:prepare": "No module named 'no_such_dependency'",
-        "bench.collectives:CONVENTION": "bench.collectives has no function 'CONVENTION'",
-        "bench.runner": "bench.runner has no function ''",
+        "bench.operations.collectives:CONVENTION": "bench.operations.collectives has no function 'CONVENTION'",
+        "bench.rank.runner": "bench.rank.runner has no function ''",
     }.items():
         with pytest.raises(UserError) as refusal:
             load_target(target)

@@ -17,13 +17,13 @@ import pytest
 from paths import environment
 from refusals import refusal
 
-from bench.cases import Setting, make_case
-from bench.definitions import DEFINITIONS
 from bench.errors import UserError
-from bench.plan import Plan
-from bench.planning import Request, make_plan
-from bench.records import SCHEMA, Record, Samples, WorldInfo, encode
-from bench.runs import (
+from bench.plan.cases import Setting, make_case
+from bench.plan.catalogue import DEFINITIONS
+from bench.plan.plan import Plan
+from bench.plan.planning import Request, make_plan
+from bench.results.records import SCHEMA, Record, Samples, WorldInfo, encode
+from bench.results.runs import (
     FOLDERS,
     RecordWriter,
     create_run,
@@ -35,12 +35,12 @@ from bench.runs import (
     utc_now,
     write_info,
 )
-from bench.timeline import Interval, RankTimeline, Timeline, decode_timeline, encode_timeline, streams_of
+from bench.results.timeline import Interval, RankTimeline, Timeline, decode_timeline, encode_timeline, streams_of
 
 
 def make_record(launch: int = 0) -> Record:
     return Record(
-        case=make_case("collective.all_reduce", "bench.collectives:all_reduce", {"size_bytes": 1024}),
+        case=make_case("collective.all_reduce", "bench.operations.collectives:all_reduce", {"size_bytes": 1024}),
         world=WorldInfo(size=2, nodes=1, backend="gloo", device="cpu"),
         launch=launch,
         status="ok",
@@ -168,7 +168,7 @@ def test_a_disk_that_fills_up_ends_in_words(run: Path) -> None:
 
 
 def test_only_one_process_writes_while_others_may_read_until_it_is_killed(run: Path) -> None:
-    code = "import sys; from pathlib import Path; from bench.runs import open_writer\n"
+    code = "import sys; from pathlib import Path; from bench.results.runs import open_writer\n"
     code += "with open_writer(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(run)]
     with subprocess.Popen(command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from refusals import refusal
 
-from bench.cases import Setting
-from bench.machine import Gpu, Machine
-from bench.setting import FUNCTIONAL_ONLY, Chosen, choose_setting
+from bench.machine.machine import Gpu, Machine
+from bench.machine.world_spec import FUNCTIONAL_ONLY, Chosen, choose_setting
+from bench.plan.cases import Setting
 
 GIB = 1 << 30
 CPU = Machine(cores=4, physical_cores=4, memory_bytes=16 * GIB, torch_version="2.13.0+cpu", torch_has_cuda=False)

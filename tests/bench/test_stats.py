@@ -11,7 +11,7 @@ import scipy.stats  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.stats import (
+from bench.results.stats import (
     CONFIDENCE,
     MIN_FOR_INTERVAL,
     Estimate,

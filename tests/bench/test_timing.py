@@ -18,13 +18,13 @@ from fake_time import HeldTime
 from fakes import Noting
 from ranks import Ranks
 
-from bench import timing
-from bench.modes import sampler
-from bench.plan import Measure
-from bench.progress import Progress
-from bench.records import Stop
-from bench.timing import ARRIVAL, DURATION, EXIT, ISSUE, Timed, Timing, gather_stamps, take_samples, time_steps
-from bench.world import World
+from bench.plan.plan import Measure
+from bench.rank import timing
+from bench.rank.modes import sampler
+from bench.rank.progress import Progress
+from bench.rank.timing import ARRIVAL, DURATION, EXIT, ISSUE, Timed, Timing, gather_stamps, take_samples, time_steps
+from bench.results.records import Stop
+from bench.world.world import World
 
 MS = 1_000_000
 QUICK = Measure(warmup=1)

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal
 
-from bench.ceiling import COPY, LINK, Ceiling, efficiency, parse_link
-from bench.injection import parse_injection
-from bench.params import Kind, Param, Value, resolve, unknown_parameter
+from bench.plan.injection import parse_injection
+from bench.plan.params import Kind, Param, Value, resolve, unknown_parameter
+from bench.results.ceiling import COPY, LINK, Ceiling, efficiency, parse_link
 from bench.rows import read_rows, read_text
-from bench.units import format_duration, format_size, parse_duration, parse_size, parse_sizes
+from bench.text import format_duration, format_size, parse_duration, parse_size, parse_sizes
 from bench.words import did_you_mean, listed
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from fakes import HERE, FakeGang, FakeRank, connect, outcome, wait_until, where, within
 
-from bench import watch as module
-from bench.channel import Hub
-from bench.messages import Ask, Bye, Outcome
-from bench.watch import Trouble, Watch
+from bench.launch import monitor as module
+from bench.launch.control_channel import Hub
+from bench.launch.messages import Ask, Bye, Outcome
+from bench.launch.monitor import Trouble, Watch
 
 TIMEOUT = 10.0
 

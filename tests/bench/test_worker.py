@@ -20,10 +20,10 @@ from fakes import HERE, job
 from paths import environment
 from torch._C._distributed_c10d import HashStore, Store
 
-from bench import worker
-from bench.cases import Case, make_case
-from bench.channel import ADDRESS_VARIABLE, KEY_VARIABLE, Gone, Hub
-from bench.messages import LEFT_OUT, Ask, Broken, Bye, Finished, FromRank, Hello, Outcome, Started, Where
+from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE, Gone, Hub
+from bench.launch.messages import LEFT_OUT, Ask, Broken, Bye, Finished, FromRank, Hello, Outcome, Started, Where
+from bench.plan.cases import Case, make_case
+from bench.rank import worker
 
 PATIENCE = 180.0
 
@@ -92,7 +92,7 @@ def process(hub: Hub) -> Iterator["subprocess.Popen[bytes]"]:
         port = server.getsockname()[1]
     places = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     variables = {**environment(), **hub.variables(), **places, "GLOO_SOCKET_IFNAME": "lo"}
-    with subprocess.Popen([sys.executable, "-m", "bench.worker"], env=variables) as started:
+    with subprocess.Popen([sys.executable, "-m", "bench.rank.worker"], env=variables) as started:
         try:
             heard(hub, Hello)
             yield started

@@ -19,14 +19,15 @@ from fakes import job
 from ranks import Ranks
 from torch._C._distributed_c10d import FileStore
 
-from bench import clock, collectives
-from bench.cases import make_case
-from bench.clock import Clock, calibrate
-from bench.collectives import Barrier
-from bench.messages import Finished
-from bench.progress import Progress
-from bench.worker import _cases
-from bench.world import World, _device, open_world
+from bench.launch.messages import Finished
+from bench.operations import collectives
+from bench.operations.collectives import Barrier
+from bench.plan.cases import make_case
+from bench.rank.progress import Progress
+from bench.rank.worker import _cases
+from bench.world import clock
+from bench.world.clock import Clock, calibrate
+from bench.world.world import World, _device, open_world
 
 Alone = Callable[..., AbstractContextManager[World]]
 SHIFT_NS = 5_000_000
@@ -183,7 +184,10 @@ def barriers_on_drifting_clocks(world: World, drift_ns: int) -> tuple[list[tuple
     And whether a barrier looks wrong that was prepared before.
     """
     ahead_ns, said = [0], list[Any]()
-    cases = [make_case("collective.barrier", "bench.collectives:barrier", {"number": number}) for number in range(2)]
+    cases = [
+        make_case("collective.barrier", "bench.operations.collectives:barrier", {"number": number})
+        for number in range(2)
+    ]
     with drifting(world, lambda: ahead_ns[0]) as apart, pytest.MonkeyPatch.context() as patch:
         patch.setattr(collectives, "barrier", lambda world, number: Barrier(world))
         ahead_ns[0] = drift_ns

@@ -17,7 +17,7 @@ from nodes_fixtures import node_run, sample_sweep
 from reports_fixtures import HOSTILE, bad, ok, pipeline_record, sample_run, step, training_metrics, write_run
 from traced import run_with, timeline, traced_record
 
-from bench.runs import load_run
+from bench.results.runs import load_run
 from reports.build import build
 from reports.data import as_csv, as_json
 from reports.parallel.pipeline import without_timelines

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from report_rows import row_of, rows_of
 from reports_fixtures import collective, ok, rate_metric, seconds_metric, step
 
-from bench.cases import Case, make_case
-from bench.records import Metric, Record
+from bench.plan.cases import Case, make_case
+from bench.results.records import Metric, Record
 from reports import cells
 from reports.facts import environment_facts, flatten, row_facts
 from reports.labels import differences, operation, operation_without, short_labels
@@ -130,7 +130,10 @@ def test_every_value_is_text_under_its_dotted_name() -> None:
 def test_a_row_tells_its_case_metrics_details_and_environment() -> None:
     environment = {"changed": {"host.cpu_model": ["A", "B"]}}
     facts = facts_of(ok(collective(), details={"send_bytes": 7}, notes=["careful"], environment=environment))
-    assert (facts["case"], facts["size_bytes"]) == (f"{collective().id} bench.collectives:all_reduce", "1024")
+    assert (facts["case"], facts["size_bytes"]) == (
+        f"{collective().id} bench.operations.collectives:all_reduce",
+        "1024",
+    )
     assert facts["time"].startswith("1.00 ms [0.900, 1.10] (median of 120 iterations of one launch")
     assert (facts["send_bytes"], facts["note"]) == ("7", "careful")
     assert (facts["why measuring stopped"], facts["steady"]) == ("precision", "flat")

@@ -13,8 +13,8 @@ from reports_fixtures import bad, collective, ok, pipeline_details, pipeline_met
 from traced import rank_timeline, run_with, timeline, traced_record
 
 from bench.errors import UserError
-from bench.records import Record
-from bench.timeline import Interval, RankTimeline, Timeline
+from bench.results.records import Record
+from bench.results.timeline import Interval, RankTimeline, Timeline
 from reports.chrome_trace import render_for_analysis, render_trace, render_traces
 from reports.step_trace import Event, for_analysis, step_events
 from reports.timelines import NO_CLOCK

@@ -9,12 +9,12 @@ import reports_fixtures as fixtures
 from report_rows import matrix_case, row_of, rows_of, run_of
 from reports_fixtures import WORLD, collective, comm_call, curve_records, link, ok, rate_metric, seconds_metric, step
 
-from bench.cases import Case, make_case
-from bench.ceiling import COPY, Ceiling
-from bench.fit import METHOD, Point
-from bench.params import Value
-from bench.records import Metric, Record
-from bench.runs import Run
+from bench.plan.cases import Case, make_case
+from bench.plan.params import Value
+from bench.results.ceiling import COPY, Ceiling
+from bench.results.fit import METHOD, Point
+from bench.results.records import Metric, Record
+from bench.results.runs import Run
 from reports.contrasts import contention, contrasts, interference, loads, matrix_title, pairs, slow_down
 from reports.fits import Curve, ceiling_of, fit_curves, fit_notes, points_of, size_of
 from reports.predict import Call, Prediction, calls_of, predict_comm
@@ -118,7 +118,7 @@ def test_the_ceiling_is_the_plans_link_else_the_largest_copy_on_one_host() -> No
         params: dict[str, Value] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking"}
         metrics = {"time": seconds_metric(seconds), "algbw": rate_metric(size_bytes / seconds)}
         world = msgspec.structs.replace(WORLD, nodes=nodes)
-        return ok(make_case("memory.copy", "bench.memory:copy", params), metrics=metrics, world=world)
+        return ok(make_case("memory.copy", "bench.operations.memory:copy", params), metrics=metrics, world=world)
 
     def ceiling(run: Run) -> Ceiling | None:
         return ceiling_of(run, summarize(run).rows)

@@ -15,10 +15,10 @@ from nodes_fixtures import EMULATION
 from report_rows import run_of
 from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, pipeline_record, step
 
-from bench.cases import make_case
-from bench.plan import Skipped
-from bench.records import Record
-from bench.runs import Run
+from bench.plan.cases import make_case
+from bench.plan.plan import Skipped
+from bench.results.records import Record
+from bench.results.runs import Run
 from reports.data import as_json
 from reports.page import render_page
 from reports.summary import summarize

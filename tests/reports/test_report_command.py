@@ -13,7 +13,7 @@ from reports_fixtures import bad, collective, make_plan, make_run, ok, pipeline_
 from traced import run_with, timeline, traced_record
 
 from bench.errors import UserError
-from bench.runs import load_run
+from bench.results.runs import load_run
 from reports.chrome_trace import render_trace
 from reports.commands import EXPORTS, REPORTS, TOOLS, export, import_files, report, show
 from reports.exchange.imports import PARSERS

@@ -8,9 +8,9 @@ from nodes_fixtures import lost_run, node_run, scaling_run
 from report_rows import cells_of, panel_in, run_of
 from reports_fixtures import WORLD, bad, collective, context_record, ok, step
 
-from bench.plan import Spread
-from bench.records import Record
-from bench.runs import Run
+from bench.plan.plan import Spread
+from bench.results.records import Record
+from bench.results.runs import Run
 from reports.illustrations import scaling_figures
 from reports.nodes.sweep_folder import Point
 from reports.several import Several, beside, several

@@ -4,8 +4,8 @@ import pytest
 from report_rows import cells_of, row_of, rows_of
 from reports_fixtures import comm_call, curve_records, ok, plain, seconds_metric, step, step_metrics, training_metrics
 
-from bench.cases import make_case
-from bench.records import Metric, Record
+from bench.plan.cases import make_case
+from bench.results.records import Metric, Record
 from reports import breakdown
 from reports.fits import Curve, fit_curves
 from reports.step_columns import memory_columns, step_columns, step_notes, time_columns

@@ -9,11 +9,11 @@ from late import arrival, late_record, samples
 from report_rows import row_of, run_of
 from reports_fixtures import WORLD, bad, collective, hang, make_plan, make_run, ok, seconds_metric, step, write_run
 
-from bench.messages import LEFT_OUT
-from bench.plan import Skipped
-from bench.records import Check, Metric, Record, Status
-from bench.runs import load_run
-from bench.stats import across_launches
+from bench.launch.messages import LEFT_OUT
+from bench.plan.plan import Skipped
+from bench.results.records import Check, Metric, Record, Status
+from bench.results.runs import load_run
+from bench.results.stats import across_launches
 from reports.lateness import MOST_ROWS, Late, late_rows
 from reports.merge import merge_metrics
 from reports.summary import common_details, exit_code, num_ranks, summarize, verdict

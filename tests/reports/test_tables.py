@@ -11,8 +11,8 @@ from report_rows import matrix_case, run_of
 from reports_fixtures import HOSTILE, bad, collective, curve_records, ok, pipeline_record, sample_run, simulated, step
 from traced import run_with, traced_record
 
-from bench.records import Record
-from bench.runs import Run, load_run
+from bench.results.records import Record
+from bench.results.runs import Run, load_run
 from reports.several import several
 from reports.several_sections import terminal_sections
 from reports.summary import summarize

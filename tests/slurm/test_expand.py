@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.definitions import DEFINITIONS
 from bench.errors import UserError
-from bench.plan import Plan
-from bench.presets import PRESETS, Entry
+from bench.plan.catalogue import DEFINITIONS
+from bench.plan.plan import Plan
+from bench.plan.presets import PRESETS, Entry
 from slurm.estimate import START_SECONDS, about, estimate, job_seconds, point_seconds, table
 from slurm.expand import Expansion, expand
 from slurm.feasible import plan_point, possible

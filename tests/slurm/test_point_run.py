@@ -12,9 +12,9 @@ from reports_fixtures import bad, ok
 from standin import standin
 from sweeps import make_folder, make_sweep, point
 
-from bench.messages import LEFT_OUT
-from bench.records import Record
-from bench.runs import create_run, load_run, open_writer, write_info
+from bench.launch.messages import LEFT_OUT
+from bench.results.records import Record
+from bench.results.runs import create_run, load_run, open_writer, write_info
 from slurm.ledger import State
 from slurm.point_run import (
     Attempt,

@@ -16,15 +16,15 @@ import pytest
 from fakes import plan
 from screen_study import Cluster, simulate
 
-from bench.cases import Case, Setting
-from bench.child import Ended
 from bench.commands import parse_settings
 from bench.commands import run as run_of_the_command_line
-from bench.definitions import DEFINITIONS
 from bench.errors import UserError
-from bench.planning import Request, make_plan
-from bench.records import RankState, Record, Status, WorldInfo
-from bench.runs import Run, create_run, load_run, open_writer, write_info
+from bench.launch.child import Ended
+from bench.plan.cases import Case, Setting
+from bench.plan.catalogue import DEFINITIONS
+from bench.plan.planning import Request, make_plan
+from bench.results.records import RankState, Record, Status, WorldInfo
+from bench.results.runs import Run, create_run, load_run, open_writer, write_info
 from slurm import screen as screening_command
 from slurm import screen_run
 from slurm.commands import slurm

@@ -11,7 +11,7 @@ import pytest
 from sweeps import job, make_sweep
 
 from bench.errors import UserError
-from bench.planfile import PlanFile, read_plan_file
+from bench.plan.planfile import PlanFile, read_plan_file
 from slurm.folder import (
     FOLDERS,
     append_job,

@@ -12,8 +12,8 @@ import pytest
 from sweeps import FakeSlurm
 
 import parbench
-from bench.definitions import DEFINITIONS
 from bench.errors import UserError
+from bench.plan.catalogue import DEFINITIONS
 from slurm.expand import expand
 from slurm.folder import load_jobs, load_sweep
 from slurm.points import Sweep
@@ -59,7 +59,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def run(file: Path, slurm: Slurm, *, dry_run: bool = False) -> int:
-    return submit(file, ("bench.definitions",), dry_run=dry_run, wait=False, out=file.parent / "sweeps", slurm=slurm)
+    return submit(file, ("bench.plan.catalogue",), dry_run=dry_run, wait=False, out=file.parent / "sweeps", slurm=slurm)
 
 
 def frozen(file: Path, **changes: object) -> Sweep:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 
-from bench.runs import Run, load_run
-from bench.stats import median
+from bench.results.runs import Run, load_run
+from bench.results.stats import median
 from reports.comparing.compare import Comparison, compare
 from reports.comparing.compare_rule import Rule
 from reports.comparing.history_select import pool

@@ -9,9 +9,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.fit import MIN_SIZES, Point, fit
-from bench.runs import load_run
-from bench.stats import median
+from bench.results.fit import MIN_SIZES, Point, fit
+from bench.results.runs import load_run
+from bench.results.stats import median
 from reports.fits import Curve, fit_curves, points_of
 from reports.labels import operation
 from reports.summary import summarize

@@ -12,15 +12,15 @@ import torch
 import torch.distributed as dist
 from on_two_ranks import on_two_ranks
 
-from bench.collectives import all_reduce
-from bench.modes import sampler
-from bench.operation import Operation
-from bench.plan import Measure
-from bench.progress import Progress
-from bench.stats import median
-from bench.timing import DURATION, Timing, gather_stamps, take_samples
-from bench.units import format_size
-from bench.world import World
+from bench.operations.collectives import all_reduce
+from bench.operations.operation import Operation
+from bench.plan.plan import Measure
+from bench.rank.modes import sampler
+from bench.rank.progress import Progress
+from bench.rank.timing import DURATION, Timing, gather_stamps, take_samples
+from bench.results.stats import median
+from bench.text import format_size
+from bench.world.world import World
 
 SIZES = {1 << 10: 40, 64 << 10: 40, 1 << 20: 15, 16 << 20: 3, 64 << 20: 1}
 LOOPS = ("ours", "fresh", "stale")

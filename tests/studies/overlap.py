@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from on_two_ranks import on_two_ranks
 
-from bench.compat import all_gather_single, reduce_scatter_single
-from bench.stats import median
-from bench.world import World
+from bench.results.stats import median
+from bench.world.torch_compat import all_gather_single, reduce_scatter_single
+from bench.world.world import World
 from workloads import ddp, fsdp
 from workloads.communication import Call, counted
 from workloads.training import TrainingStep

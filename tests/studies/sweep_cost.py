@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from on_two_ranks import on_two_ranks
 
-from bench.collectives import all_reduce
-from bench.plan import Measure
-from bench.progress import Progress
-from bench.stats import within_launch
-from bench.timing import Timing, time_steps
-from bench.units import format_size
-from bench.world import World
+from bench.operations.collectives import all_reduce
+from bench.plan.plan import Measure
+from bench.rank.progress import Progress
+from bench.rank.timing import Timing, time_steps
+from bench.results.stats import within_launch
+from bench.text import format_size
+from bench.world.world import World
 
 SIZES = [128 << i for i in range(20)]
 FIRST_COUNT = 20

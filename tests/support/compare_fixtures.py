@@ -5,9 +5,9 @@ from typing import Any
 
 from reports_fixtures import ENVIRONMENT, collective, make_plan, make_run, ok
 
-from bench.cases import Case
-from bench.records import Record
-from bench.runs import Run
+from bench.plan.cases import Case
+from bench.results.records import Record
+from bench.results.runs import Run
 from reports.comparing.compare import Comparison, Series, compare
 from reports.comparing.compare_rule import Rule
 

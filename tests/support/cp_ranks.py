@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from training_steps import small
 
-from bench.world import World
+from bench.world.world import World
 from workloads.communication import Call, counted
 from workloads.context.attention_kernel import kernel_for
 from workloads.context.cp import ContextStep, _groups, core_of

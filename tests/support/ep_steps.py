@@ -2,8 +2,8 @@
 
 from training_steps import OF_NAME, SMALL, Params, small
 
-from bench.runner import load_target
-from bench.world import World
+from bench.rank.runner import load_target
+from bench.world.world import World
 from workloads.experts.ep import EpStep
 from workloads.experts.ep_dispatch import DispatchStep
 from workloads.experts.ep_layer import LayerStep

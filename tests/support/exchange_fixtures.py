@@ -7,7 +7,7 @@ import msgspec
 from reports_fixtures import collective, ok
 
 from bench.errors import UserError
-from bench.records import Record
+from bench.results.records import Record
 from reports.exchange.foreign import Foreign, Found
 
 Parser = Callable[[str, str, int | None], Foreign]

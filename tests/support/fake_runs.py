@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from fakes import FakeGang, FakeRank, outcome, wait_until
 
-from bench import measuring, node_machine, options
-from bench.driver import StartGang
-from bench.machine import Machine
-from bench.messages import Bye
-from bench.options import Joined
-from bench.runs import Run
+from bench.launch import measure as measuring
+from bench.launch.driver import StartGang
+from bench.launch.messages import Bye
+from bench.machine import node_machine
+from bench.machine.machine import Machine
+from bench.plan import options
+from bench.plan.options import Joined
+from bench.results.runs import Run
 
-MODULES = ("bench.definitions", "workloads.definitions")
+MODULES = ("bench.plan.catalogue", "workloads.definitions")
 MACHINE = Machine(cores=4, physical_cores=4, memory_bytes=16 << 30, torch_version="2.13.0", torch_has_cuda=False)
 TORCHRUN = {
     "RANK": "0",

@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from bench.cases import Case, make_case
-from bench.channel import ADDRESS_VARIABLE, KEY_VARIABLE, Hub, Line
-from bench.messages import Broken, Bye, Finished, FromRank, Hello, Job, Outcome, Started, Where
-from bench.plan import Measure, Plan, Skipped
-from bench.records import Check
-from bench.subject import Description
+from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE, Hub, Line
+from bench.launch.messages import Broken, Bye, Finished, FromRank, Hello, Job, Outcome, Started, Where
+from bench.plan.cases import Case, make_case
+from bench.plan.plan import Measure, Plan, Skipped
+from bench.results.records import Check
+from bench.world.subject import Description
 
 HERE = socket.gethostname()
 
@@ -44,7 +44,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def case(number: int = 0, name: str = "collective.all_reduce") -> Case:
-    return make_case(name, "bench.collectives:all_reduce", {"size_bytes": 1024, "number": number})
+    return make_case(name, "bench.operations.collectives:all_reduce", {"size_bytes": 1024, "number": number})
 
 
 def outcome(seconds: float = 1e-3, **more: Any) -> Outcome:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from bench import collectives
 from bench.errors import UserError
-from bench.operation import Operation
-from bench.records import Metric
-from bench.subject import Description, Explanation
-from bench.world import World
+from bench.operations import collectives
+from bench.operations.operation import Operation
+from bench.results.records import Metric
+from bench.world.subject import Description, Explanation
+from bench.world.world import World
 
 
 class Steps:

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from bench.operation import Operation
-from bench.subject import Description
+from bench.operations.operation import Operation
+from bench.world.subject import Description
 
 
 def filling(found: float = 2.0, **more: Any) -> Operation:

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from paths import TESTS
 
 import parbench
-from bench.records import Metric, Record
+from bench.results.records import Metric, Record
 
 GOLDEN = TESTS / "golden"
 STEPS, BASE, NEW = (GOLDEN / "runs" / name for name in ("steps", "base", "new"))
@@ -152,7 +152,7 @@ def page_outline(page: str) -> str:
 
 def page() -> str:
     """Return the structure of the page of the steps."""
-    from bench.runs import load_run
+    from bench.results.runs import load_run
     from reports.page import render_page
     from reports.summary import summarize
 

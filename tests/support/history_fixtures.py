@@ -8,8 +8,8 @@ import msgspec
 from compare_fixtures import CASE, OTHER, launches, run_of
 from reports_fixtures import ENVIRONMENT
 
-from bench.cases import Case
-from bench.records import Record, encode
+from bench.plan.cases import Case
+from bench.results.records import Record, encode
 from reports.comparing.history import History
 from reports.comparing.history_entry import About, Entry, read_entry
 

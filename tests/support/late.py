@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from reports_fixtures import collective, collective_metrics, ok, seconds_metric
 
-from bench.arrival import Arrival
-from bench.records import Record
+from bench.results.arrival import Arrival
+from bench.results.records import Record
 
 
 def arrival(rank: int | None = 1) -> Arrival:

@@ -6,7 +6,7 @@ from typing import Any
 
 from training_steps import SMALL
 
-from bench.world import World
+from bench.world.world import World
 from workloads.definitions import DEFINITIONS
 from workloads.hybrid.hybrid import HybridStep
 from workloads.pipeline.pp import PipelineStep

@@ -18,9 +18,9 @@ from reports_fixtures import (
     write_run,
 )
 
-from bench.cases import Case, make_case
-from bench.records import Metric, RankState, Record, WorldInfo
-from bench.runs import Run
+from bench.plan.cases import Case, make_case
+from bench.results.records import Metric, RankState, Record, WorldInfo
+from bench.results.runs import Run
 
 WITHIN_RATE, SWITCH_RATE, FAR_RATE = 4e9, 1e9, 0.5e9
 EMULATION = "emulated: 4 nodes on one machine of 2 cores, links of 200mbit"
@@ -54,7 +54,7 @@ def rates_of(size_bytes: int, busbw: float) -> dict[str, Metric]:
 
 def operation(size_bytes: int, name: str = "all_reduce", **params: Any) -> Case:
     given: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking", **params}
-    return make_case(f"collective.{name}", f"bench.collectives:{name}", given)
+    return make_case(f"collective.{name}", f"bench.operations.collectives:{name}", given)
 
 
 def pair(source: int, target: int, size_bytes: int = 1 << 20) -> Case:
@@ -65,7 +65,7 @@ def pair(source: int, target: int, size_bytes: int = 1 << 20) -> Case:
         "source": source,
         "target": target,
     }
-    return make_case("p2p.matrix", "bench.p2p:matrix", given)
+    return make_case("p2p.matrix", "bench.operations.p2p:matrix", given)
 
 
 def pair_rate(one: str, other: str) -> float:

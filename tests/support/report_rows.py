@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 import msgspec
 from reports_fixtures import make_plan, make_run
 
-from bench.cases import Case, make_case
-from bench.records import Metric, Record
-from bench.runs import Run
+from bench.plan.cases import Case, make_case
+from bench.results.records import Metric, Record
+from bench.results.runs import Run
 from reports.columns import Column
 from reports.findings import Findings, find
 from reports.panels import Panel, Section
@@ -66,7 +66,9 @@ def panel_in(sections: Iterable[Section], panel_id: str) -> Panel[Any]:
 def matrix_case(source: int, target: int, size_bytes: int = 1 << 20) -> Case:
     """Return the case of one pair of a rank-to-rank matrix."""
     params: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking"}
-    return make_case("p2p.matrix", "bench.p2p:unidirectional", {**params, "source": source, "target": target})
+    return make_case(
+        "p2p.matrix", "bench.operations.p2p:unidirectional", {**params, "source": source, "target": target}
+    )
 
 
 def with_metrics(record: Record, **metrics: Metric | None) -> Record:

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from bench.cases import Case, make_case
-from bench.ceiling import LINK, Ceiling
-from bench.plan import Plan, Skipped
-from bench.records import Check, Metric, Noise, RankState, Record, Samples, Status, Stop, WorldInfo, encode
-from bench.runs import Run, RunInfo, create_run, open_writer, write_info
-from bench.stats import Grade
+from bench.plan.cases import Case, make_case
+from bench.plan.plan import Plan, Skipped
+from bench.results.ceiling import LINK, Ceiling
+from bench.results.records import Check, Metric, Noise, RankState, Record, Samples, Status, Stop, WorldInfo, encode
+from bench.results.runs import Run, RunInfo, create_run, open_writer, write_info
+from bench.results.stats import Grade
 
 WORLD = WorldInfo(size=4, nodes=1, backend="gloo", device="cpu")
 STARTED = "2026-01-02T03:04:05.678Z"
@@ -22,7 +22,7 @@ HOSTILE = "<script>alert('x')</script> [bold]$x$ & \x1b[31mred"
 def collective(operation: str = "all_reduce", size_bytes: int = 1024, **params: Any) -> Case:
     given = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking", **params}
     kind = "p2p" if operation == "sendrecv" else "collective"
-    return make_case(f"{kind}.{operation}", f"bench.collectives:{operation}", given)
+    return make_case(f"{kind}.{operation}", f"bench.operations.collectives:{operation}", given)
 
 
 def step(name: str = "ddp", **params: Any) -> Case:

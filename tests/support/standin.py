@@ -14,9 +14,9 @@ from pathlib import Path
 import fakes
 from reports_fixtures import bad, ok
 
-from bench.driver import remaining
-from bench.records import RankState, Record
-from bench.runs import create_run, load_run, open_writer, utc_now
+from bench.launch.driver import remaining
+from bench.results.records import RankState, Record
+from bench.results.runs import create_run, load_run, open_writer, utc_now
 from slurm.point_run import Attempt
 
 HERE = Path(__file__).parent

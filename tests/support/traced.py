@@ -5,10 +5,10 @@ from pathlib import Path
 
 from reports_fixtures import make_plan, make_run, ok, plain, step, step_metrics, write_run
 
-from bench.cases import Case
-from bench.records import Record
-from bench.runs import Run, load_run, trace_name
-from bench.timeline import Interval, RankTimeline, Timeline, encode_timeline
+from bench.plan.cases import Case
+from bench.results.records import Record
+from bench.results.runs import Run, load_run, trace_name
+from bench.results.timeline import Interval, RankTimeline, Timeline, encode_timeline
 
 CLOCK = "one host, one monotonic clock"
 

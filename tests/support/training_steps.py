@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.runner import load_target
-from bench.world import World
+from bench.rank.runner import load_target
+from bench.world.world import World
 from workloads.communication import Silenced, counted, fake_twins, group_of
 from workloads.costs import sent_bytes
 from workloads.definitions import DEFINITIONS

@@ -4,9 +4,9 @@ import json
 import time
 from pathlib import Path
 
-from bench.collectives import all_reduce
-from bench.subject import Description
-from bench.world import World
+from bench.operations.collectives import all_reduce
+from bench.world.subject import Description
+from bench.world.world import World
 
 _SENT_COLUMN = 8
 

@@ -12,8 +12,8 @@ from ranks import Ranks
 from torch.distributed import distributed_c10d
 from training_steps import trained
 
-from bench.subject import Explanation
-from bench.world import World
+from bench.world.subject import Explanation
+from bench.world.world import World
 from workloads.communication import OTHER, Silenced, counted, fake_twins
 from workloads.trace import Trace, trace_step
 from workloads.training import TrainingStep

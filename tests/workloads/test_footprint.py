@@ -6,7 +6,7 @@ import pytest
 from ranks import Ranks
 from training_steps import Params, small
 
-from bench.world import World
+from bench.world.world import World
 from workloads.footprint import COMPONENTS, Batch, Footprint, footprint
 from workloads.fsdp import root_parameters
 from workloads.layout import local, whole

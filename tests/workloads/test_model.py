@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from bench.world import World
+from bench.world.world import World
 from workloads.layout import whole
 from workloads.model import Attention, Ffn, Layer, Transformer, attend, build, draw_tokens, fill, loss_of, rotate
 from workloads.shapes import SHAPES as NAMED

@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from training_steps import OF_NAME, Params, sent_and_expected, small
 
-from bench.compat import group_named
-from bench.runner import load_target
-from bench.world import World
+from bench.rank.runner import load_target
+from bench.world.torch_compat import group_named
+from bench.world.world import World
 from workloads.communication import Call, Counted, counted
 from workloads.costs import zero1_sent_bytes
 from workloads.ddp import num_elements

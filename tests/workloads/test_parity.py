@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ranks import Ranks
 from torch import Tensor, nn
 
-from bench.world import World
+from bench.world.world import World
 from workloads.layout import Layout
 from workloads.model import build, draw_tokens, loss_of
 from workloads.optimizer import LEARNING_RATE, make_optimizer

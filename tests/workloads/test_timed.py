@@ -20,7 +20,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.profiler import profile
 
-from bench.world import World
+from bench.world.world import World
 from workloads.checkpointing import checkpoint
 from workloads.model import Transformer, build, draw_tokens, loss_of
 from workloads.shapes import Shape, shape_of

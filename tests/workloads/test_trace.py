@@ -11,9 +11,9 @@ from ranks import Ranks
 from torch.profiler import record_function
 from training_steps import trained
 
-from bench.compat import TraceEvent
-from bench.timeline import Timeline
-from bench.world import World
+from bench.results.timeline import Timeline
+from bench.world.torch_compat import TraceEvent
+from bench.world.world import World
 from workloads.communication import Call, counted
 from workloads.intervals import Span, break_down, gaps, intersection, length
 from workloads.merged_timeline import merged_timeline, rank_timeline

@@ -10,13 +10,13 @@ from ranks import Ranks
 from torch import Tensor
 from training_steps import MUTANTS, OF_NAME, SMALL, Params, small
 
-from bench.cases import make_case
-from bench.messages import Outcome
-from bench.plan import Measure
-from bench.progress import Progress
-from bench.runner import run_case
-from bench.subject import Description
-from bench.world import World
+from bench.launch.messages import Outcome
+from bench.plan.cases import make_case
+from bench.plan.plan import Measure
+from bench.rank.progress import Progress
+from bench.rank.runner import run_case
+from bench.world.subject import Description
+from bench.world.world import World
 from workloads.layout import local
 from workloads.model import build, draw_tokens, loss_of
 from workloads.shapes import Shape, num_parameters

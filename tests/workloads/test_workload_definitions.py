@@ -6,12 +6,12 @@ import pytest
 from ranks import Ranks
 from training_steps import OF_NAME
 
-from bench.cases import Setting
-from bench.definitions import DEFINITIONS as OPERATIONS
 from bench.errors import UserError
-from bench.params import Param, Value, resolve
-from bench.runner import load_target
-from bench.world import World
+from bench.plan.cases import Setting
+from bench.plan.catalogue import DEFINITIONS as OPERATIONS
+from bench.plan.params import Param, Value, resolve
+from bench.rank.runner import load_target
+from bench.world.world import World
 from workloads.compute_kind import COMPUTE, parse_compute
 from workloads.definitions import COMMON, DEFINITIONS, with_defaults
 from workloads.shapes import MODEL, SHAPES, Shape, flops_per_token, num_layer_weights, num_parameters, shape_of

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.compat import all_gather_single, reduce_scatter_single
+from bench.world.torch_compat import all_gather_single, reduce_scatter_single
 from workloads.context.attention_block import Blocks, Saved
 from workloads.context.cp_recorder import Direction
 from workloads.context.online_softmax import Merged

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.errors import UserError
-from bench.params import Value
-from bench.subject import Explanation
-from bench.world import World
+from bench.plan.params import Value
+from bench.world.subject import Explanation
+from bench.world.world import World
 from workloads.context.allgather_kv import AllGatherAttention
 from workloads.context.attention_block import Blocks
 from workloads.context.attention_kernel import Dense, Kernel, Timed, kernel_for

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from bench.cases import Setting
 from bench.errors import UserError
-from bench.params import Param, Value
+from bench.plan.cases import Setting
+from bench.plan.params import Param, Value
 from workloads.compute_kind import COMPUTE, REAL, TIMED, parse_compute
 from workloads.context.cp_plan import MASKS, METHODS, ContextPlan
 from workloads.context.token_order import indivisible

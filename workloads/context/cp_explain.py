@@ -9,10 +9,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bench.records import Metric
-from bench.stats import median
-from bench.subject import Explanation
-from bench.world import World
+from bench.results.records import Metric
+from bench.results.stats import median
+from bench.world.subject import Explanation
+from bench.world.world import World
 from workloads.communication import Call, counted
 from workloads.context.cp_costs import AttentionBytes
 from workloads.context.cp_plan import ContextPlan, balance

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from bench.world import World
+from bench.world.world import World
 from workloads.costs import sent_bytes
 from workloads.experts.expert_axis import group_of_mine
 from workloads.model import Transformer

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.params import Value
-from bench.records import Metric
-from bench.subject import Description, Explanation
-from bench.world import World
+from bench.plan.params import Value
+from bench.results.records import Metric
+from bench.world.subject import Description, Explanation
+from bench.world.world import World
 from workloads.costs import sent_bytes, state_bytes
 from workloads.definitions import with_defaults
 from workloads.experts.attention_axis import (

@@ -2,10 +2,10 @@
 
 import torch
 
-from bench.messages import Work
-from bench.params import Value
-from bench.subject import Description
-from bench.world import World
+from bench.launch.messages import Work
+from bench.plan.params import Value
+from bench.world.subject import Description
+from bench.world.world import World
 from workloads.experts.ep_scope import Passing, Scope
 
 

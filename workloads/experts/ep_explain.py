@@ -8,10 +8,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bench.records import Metric
-from bench.stats import median
-from bench.subject import Explanation
-from bench.world import World
+from bench.results.records import Metric
+from bench.results.stats import median
+from bench.world.subject import Explanation
+from bench.world.world import World
 from workloads.experts.expert_axis import ExpertAxis
 from workloads.experts.expert_loads import Routed, Told, load_details, load_metrics, merged, moved_in, sent_in_step
 from workloads.experts.moe import MoeLayer

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from bench.messages import Work
-from bench.params import Value
-from bench.subject import Description
-from bench.world import World
+from bench.launch.messages import Work
+from bench.plan.params import Value
+from bench.world.subject import Description
+from bench.world.world import World
 from workloads.experts.ep_scope import Scope
 from workloads.experts.moe import let_experts_wait
 from workloads.experts.moe_case import num_expert_parameters

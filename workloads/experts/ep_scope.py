@@ -8,9 +8,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from bench.params import Value
-from bench.subject import Description, Explanation
-from bench.world import World
+from bench.plan.params import Value
+from bench.world.subject import Description, Explanation
+from bench.world.world import World
 from workloads.definitions import with_defaults
 from workloads.experts.ep_explain import Seen, explain_experts, exposed_of
 from workloads.experts.expert_axis import make_axis

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.compat import all_gather_single, reduce_scatter_single
+from bench.world.torch_compat import all_gather_single, reduce_scatter_single
 
 
 class Flight:

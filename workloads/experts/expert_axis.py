@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench.compat import forget_meshes
-from bench.world import World
+from bench.world.torch_compat import forget_meshes
+from bench.world.world import World
 from workloads.experts.moe import Held
 
 

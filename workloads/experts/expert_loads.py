@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from bench.records import Metric
+from bench.results.records import Metric
 from workloads.experts.moe_costs import Moved, Sent, Sizes, dedup_ratio, sent_by
 from workloads.experts.routing import imbalance, rank_loads
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.world import World
+from bench.world.world import World
 from workloads.costs import ddp_sent_bytes, fsdp_sent_bytes, total_padded_numel
 from workloads.ddp import wrap
 from workloads.fsdp import what_stays_exposed

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.errors import UserError
-from bench.params import Param, Value
+from bench.plan.params import Param, Value
 from workloads.experts.routing import BALANCED, ROUTER, Generator, capacity, parse_routing, refuse_routing
 from workloads.shapes import Shape, num_layer_weights, num_parameters
 

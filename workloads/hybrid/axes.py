@@ -8,7 +8,7 @@ splits each among those of tp: they are no axes of their own, and are not multip
 import math
 from collections.abc import Mapping
 
-from bench.groups import parse_mesh
+from bench.plan.groups import parse_mesh
 from workloads.hybrid.constraints import AXES, INSIDE
 
 Mesh = Mapping[str, int]

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.params import Value
-from bench.subject import Description, Explanation
-from bench.world import World
+from bench.plan.params import Value
+from bench.world.subject import Description, Explanation
+from bench.world.world import World
 from workloads.context.attention_kernel import Kernel, kernel_for
 from workloads.definitions import with_defaults
 from workloads.experts.misrouted import count_misrouted_in

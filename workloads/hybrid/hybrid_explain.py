@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from bench.records import Metric
-from bench.setting import FUNCTIONAL_ONLY
-from bench.subject import Explanation
-from bench.world import World
+from bench.machine.world_spec import FUNCTIONAL_ONLY
+from bench.results.records import Metric
+from bench.world.subject import Explanation
+from bench.world.world import World
 from workloads.communication import counted
 from workloads.costs import sent_bytes
 from workloads.experts.ep_explain import routed_by

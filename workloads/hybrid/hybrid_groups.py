@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench.world import World
+from bench.world.world import World
 from workloads.experts.moe import Held
 from workloads.hybrid.axes import expert_copies, expert_groups, expert_parts, groups_along, multiplied
 from workloads.hybrid.hybrid_case import Hybrid

@@ -7,8 +7,8 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 
-from bench.records import Metric
-from bench.world import World
+from bench.results.records import Metric
+from bench.world.world import World
 from workloads.experts.routing import BALANCED
 from workloads.footprint import COMPONENTS, Batch, Footprint, Held
 from workloads.hybrid.hybrid_activations import Kept, activations_from

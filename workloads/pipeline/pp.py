@@ -11,10 +11,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.compat import pipeline_runtime
-from bench.params import Value
-from bench.subject import Explanation
-from bench.world import World
+from bench.plan.params import Value
+from bench.world.subject import Explanation
+from bench.world.torch_compat import pipeline_runtime
+from bench.world.world import World
 from workloads.layout import Layout
 from workloads.model import Transformer, draw_tokens
 from workloads.optimizer import make_optimizer

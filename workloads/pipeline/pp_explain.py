@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from bench.emulation import emulation
-from bench.records import Metric
-from bench.setting import FUNCTIONAL_ONLY
-from bench.stats import median
-from bench.subject import Explanation
-from bench.world import World
+from bench.machine.emulation import emulation
+from bench.machine.world_spec import FUNCTIONAL_ONLY
+from bench.results.records import Metric
+from bench.results.stats import median
+from bench.world.subject import Explanation
+from bench.world.world import World
 from workloads.communication import Call, counted
 from workloads.costs import sent_bytes
 from workloads.footprint import COMPONENTS, UNCOUNTED, Held, layer_activation_bytes

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.world import World
+from bench.world.world import World
 from workloads.costs import state_bytes
 from workloads.footprint import Batch, Held, layer_activation_bytes
 from workloads.layout import Layout

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from bench.compat import stage_backward_input, stage_backward_weight
+from bench.world.torch_compat import stage_backward_input, stage_backward_weight
 from workloads.layout import nothing
 from workloads.pipeline.actions import Action, Kind
 from workloads.pipeline.stages import Chunk

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.params import Value
+from bench.plan.params import Value
 from workloads.costs import StateBytes
 from workloads.pipeline.pp_bytes import message_bytes
 from workloads.planner.link_time import Call

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import msgspec
 
 from bench.errors import UserError
-from bench.records import Record
-from bench.runs import Run
-from bench.stats import median
+from bench.results.records import Record
+from bench.results.runs import Run
+from bench.results.stats import median
 from workloads.definitions import with_defaults
 from workloads.planner.link_time import Call
 from workloads.planner.plan_text import duration, published_text, table

@@ -17,7 +17,7 @@ from refusals import refusal
 from reports_fixtures import ENVIRONMENT, bad, collective, ok
 
 import parbench
-from bench.runs import Run
+from bench.results.runs import Run
 from reports.comparing.ab import LOOKS, Outcome, Side, check_sides, measure_in_turns, parse_side
 from reports.comparing.ab_launch import OURS, SHORTEST_SECONDS, Launcher, check_words
 from reports.comparing.compare_rule import Rule

@@ -20,7 +20,7 @@ from paths import ROOT
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT
 
-from bench.runs import load_run
+from bench.results.runs import load_run
 from reports.comparing import history_schema
 from reports.comparing.export_otava import render_otava
 from reports.comparing.history import ANNOTATIONS, History, open_history

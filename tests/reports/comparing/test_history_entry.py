@@ -10,7 +10,7 @@ from history_fixtures import entry, put
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad, collective
 
-from bench.records import Status
+from bench.results.records import Status
 from reports.comparing.history_entry import ABOUT, About, Point, points_of, read_entry, shared_params
 
 BESIDE = [f"host.{name}" for name in ("clock_source", "governor", "kernel", "os", "virtualised")]

@@ -13,7 +13,7 @@ from history_fixtures import entry, fill, nightly
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective
 
-from bench.records import Record
+from bench.results.records import Record
 from reports.comparing import history_show as show
 from reports.comparing.changepoints import StepRule
 from reports.comparing.compare import Word

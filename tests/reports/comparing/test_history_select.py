@@ -9,8 +9,8 @@ from history_fixtures import entry, fill, put
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad
 
-from bench.plan import Skipped
-from bench.runs import Run
+from bench.plan.plan import Skipped
+from bench.results.runs import Run
 from reports.comparing.compare import compare
 from reports.comparing.compare_rule import Rule
 from reports.comparing.compare_show import Asked, compare_runs, find_run

@@ -17,7 +17,7 @@ from pytest_benchmark.stats import Stats
 from reports_fixtures import HOSTILE, bad, collective, ok, sample_run, step
 
 import parbench
-from bench.runs import Run, load_run
+from bench.results.runs import Run, load_run
 from reports.commands import EXPORTS
 from reports.exchange.export_action import FILES, render_action
 from reports.exchange.export_bencher import render_bencher

@@ -10,8 +10,8 @@ from nodes_fixtures import FAR_RATE, group_records, hosts_of, node_run, operatio
 from report_rows import cells_of
 from reports_fixtures import ok
 
-from bench.records import Record
-from bench.runs import Run
+from bench.results.records import Record
+from bench.results.runs import Run
 from reports.nodes.group_kinds import Kind, Kinds, kind_columns, kinds, largest, ratio_words, series_of_kinds
 from reports.nodes.node_figures import EFFICIENCY, RATE, TIME, draw_against_nodes, draw_kinds
 from reports.nodes.rank_hosts import nodes_of

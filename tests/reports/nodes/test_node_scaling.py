@@ -6,7 +6,7 @@ from nodes_fixtures import hosts_of, lost_run, node_run, operation, rates_of, ru
 from report_rows import cells_of, there
 from reports_fixtures import ok, sample_run, step
 
-from bench.runs import Run
+from bench.results.runs import Run
 from reports.nodes.node_comparison import (
     MOST_LINES,
     efficiency_lines,

@@ -8,7 +8,7 @@ from nodes_fixtures import environment_of, hosts_of, node_run, own_environment, 
 from report_rows import cells_of, found_of
 from reports_fixtures import sample_run
 
-from bench.runs import Run
+from bench.results.runs import Run
 from reports.contrasts import Pairs, pairs
 from reports.nodes.node_columns import (
     distance_words,

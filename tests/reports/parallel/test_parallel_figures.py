@@ -7,7 +7,7 @@ from matplotlib.patches import Rectangle
 from report_rows import found_in, rows_of, with_metrics
 from reports_fixtures import context_details, context_record, cp, mixture_record, ok, plain, step_metrics
 
-from bench.records import Record
+from bench.results.records import Record
 from reports.illustrations import illustrations
 from reports.parallel.context import contexts
 from reports.parallel.context_comparison import compared

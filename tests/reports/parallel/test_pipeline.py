@@ -9,7 +9,7 @@ from report_rows import told as line_of
 from reports_fixtures import bad, ok, pipeline_details, pipeline_metrics, pipeline_record, plain, pp, simulated, step
 
 from bench.errors import UserError
-from bench.records import Record
+from bench.results.records import Record
 from reports.data import as_json
 from reports.facts import row_facts
 from reports.parallel.pipeline import Idle, Pipeline, Ran, pipelines, read_pipeline, unreadable, without_timelines

@@ -11,7 +11,7 @@ from ranks import Ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from bench.world import World
+from bench.world.world import World
 from workloads.context.attention_block import Blocks
 from workloads.context.attention_kernel import CpuFlash, Gradients
 from workloads.context.cp_plan import MASKS, ContextPlan

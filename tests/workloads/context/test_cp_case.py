@@ -2,9 +2,9 @@
 
 import pytest
 
-from bench.cases import Setting
 from bench.errors import UserError
-from bench.params import Value
+from bench.plan.cases import Setting
+from bench.plan.params import Value
 from workloads.context.cp_case import (
     PARAMS,
     parse_attention,

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from ranks import Ranks
 from torch import Tensor
 
-from bench.compat import forget_meshes
-from bench.world import World
+from bench.world.torch_compat import forget_meshes
+from bench.world.world import World
 from workloads.communication import counted
 from workloads.costs import tp_sent_bytes
 from workloads.experts.attention_axis import (

@@ -7,7 +7,7 @@ from ep_steps import DROPS, NARROW, step_of, wrong_after
 from ranks import Ranks
 from training_steps import Params
 
-from bench.world import World
+from bench.world.world import World
 from workloads.experts.ep_explain import explain_experts
 from workloads.experts.moe import mixtures
 from workloads.experts.moe_case import moe_flops_per_token

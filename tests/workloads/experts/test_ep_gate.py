@@ -11,7 +11,7 @@ from ranks import Ranks
 from torch import Tensor, nn
 from training_steps import MUTANTS
 
-from bench.world import World
+from bench.world.world import World
 from workloads.experts.ep import EpStep
 from workloads.experts.moe import MoeLayer, balance_loss, mixtures
 

@@ -9,13 +9,13 @@ from ep_steps import DROPS, NARROW, dispatch_of, layer_of, params_of, step_of, w
 from ranks import Ranks
 from training_steps import OF_NAME, Params
 
-from bench.cases import make_case
-from bench.messages import Outcome
-from bench.plan import Measure
-from bench.progress import Progress
-from bench.runner import run_case
-from bench.subject import Description
-from bench.world import World
+from bench.launch.messages import Outcome
+from bench.plan.cases import make_case
+from bench.plan.plan import Measure
+from bench.rank.progress import Progress
+from bench.rank.runner import run_case
+from bench.world.subject import Description
+from bench.world.world import World
 from workloads.experts.ep_dispatch import DispatchStep
 from workloads.experts.ep_explain import explain_experts, routed_by
 from workloads.experts.ep_layer import LayerStep

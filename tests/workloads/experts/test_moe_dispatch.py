@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ranks import Ranks
 from torch import Tensor
 
-from bench.world import World
+from bench.world.world import World
 from workloads.communication import Silenced, fake_twins
 from workloads.experts.exchange import Flight, swap_counts, swap_now
 from workloads.experts.moe_dispatch import TRIPS, AtHome, Plan, chunks_of, make_plan, start_trip, weighted_sum

@@ -6,8 +6,8 @@ from mesh_steps import Params
 from ranks import Ranks
 
 from bench.errors import UserError
-from bench.groups import groups_of
-from bench.world import World
+from bench.plan.groups import groups_of
+from bench.world.world import World
 from workloads.hybrid.axes import (
     DATA,
     along,

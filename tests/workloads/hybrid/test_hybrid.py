@@ -11,7 +11,7 @@ from mesh_steps import EXPERTS, Params, small_hybrid
 from ranks import Ranks
 from test_hybrid_memory import assert_activations_agree
 
-from bench.world import World
+from bench.world.world import World
 from workloads.experts.moe import mixtures
 from workloads.experts.wire import wired
 from workloads.hybrid.hybrid import HybridStep

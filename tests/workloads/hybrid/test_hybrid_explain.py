@@ -4,8 +4,8 @@ import pytest
 from mesh_steps import EXPERTS, Params, small_hybrid
 from ranks import Ranks
 
-from bench.subject import Explanation
-from bench.world import World
+from bench.world.subject import Explanation
+from bench.world.world import World
 from workloads.hybrid.hybrid_explain import bytes_by_axis
 from workloads.pipeline import pp_explain
 

@@ -8,7 +8,7 @@ import pytest
 from mesh_steps import EXPERTS, Params, small_hybrid
 from ranks import Ranks
 
-from bench.world import World
+from bench.world.world import World
 from workloads.experts.moe_case import moe_of
 from workloads.footprint import Batch
 from workloads.hybrid.hybrid_activations import activation_bytes_of

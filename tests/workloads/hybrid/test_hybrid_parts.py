@@ -8,7 +8,7 @@ import torch
 from ranks import Ranks
 from torch import Tensor
 
-from bench.world import World
+from bench.world.world import World
 from workloads.communication import counted
 from workloads.experts.moe import MoeLayer
 from workloads.experts.moe_case import moe_of

@@ -5,7 +5,7 @@ import torch
 from mesh_steps import EXPERTS, Params, assert_calibrated, small_hybrid, tell_waits
 from ranks import Ranks
 
-from bench.world import World
+from bench.world.world import World
 from workloads.experts.moe import exchange_ffns
 from workloads.experts.moe_case import moe_of
 from workloads.hybrid import hybrid

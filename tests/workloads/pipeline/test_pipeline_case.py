@@ -2,8 +2,8 @@
 
 from mesh_steps import PIPELINE
 
-from bench.cases import Setting
-from bench.params import Value
+from bench.plan.cases import Setting
+from bench.plan.params import Value
 from workloads.pipeline.pipeline_case import each_schedule, pipeline_of, refuse_pipeline
 from workloads.pipeline.pp_bytes import bytes_by_link, bytes_by_rank, message_bytes
 from workloads.pipeline.schedules import NAMES

@@ -7,7 +7,7 @@ import torch
 from mesh_steps import Params, small_pipeline
 from ranks import Ranks
 
-from bench.world import World
+from bench.world.world import World
 from workloads.communication import counted
 from workloads.costs import sent_bytes
 from workloads.pipeline import schedules

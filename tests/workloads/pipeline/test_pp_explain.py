@@ -8,9 +8,9 @@ import pytest
 from mesh_steps import small_pipeline
 from ranks import Ranks
 
-from bench.records import Metric
-from bench.subject import Explanation
-from bench.world import World
+from bench.results.records import Metric
+from bench.world.subject import Explanation
+from bench.world.world import World
 from workloads.footprint import UNCOUNTED
 from workloads.pipeline.actions import Action
 from workloads.pipeline.bubbles import link_latency

@@ -6,7 +6,7 @@ import pytest
 from mesh_steps import Params, small_pipeline
 from ranks import Ranks
 
-from bench.world import World
+from bench.world.world import World
 from workloads.pipeline.pp_memory import counted, formula, measured, stage_parameters
 
 Found = dict[str, Any]

@@ -10,7 +10,7 @@ import torch
 from mesh_steps import assert_calibrated, small_pipeline, tell_waits
 from ranks import Ranks
 
-from bench.world import World
+from bench.world.world import World
 from workloads.model import build, draw_tokens
 from workloads.pipeline import pp
 from workloads.pipeline.actions import Action

@@ -6,7 +6,7 @@ import pytest
 from planner_asks import PLAIN
 from ranks import Ranks
 
-from bench.world import World
+from bench.world.world import World
 from workloads.definitions import DEFINITIONS
 from workloads.hybrid.hybrid import HybridStep
 from workloads.hybrid.hybrid_explain import counts

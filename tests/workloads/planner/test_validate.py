@@ -21,10 +21,10 @@ from reports_fixtures import (
 )
 from reports_fixtures import step as a_step
 
-from bench.cases import make_case
 from bench.errors import UserError
-from bench.records import Metric, Record, WorldInfo
-from bench.runs import Run
+from bench.plan.cases import make_case
+from bench.results.records import Metric, Record, WorldInfo
+from bench.results.runs import Run
 from workloads.costs import ddp_sent_bytes
 from workloads.definitions import with_defaults
 from workloads.planner.link_time import Call
@@ -70,7 +70,10 @@ def row(
 def sends() -> list[Record]:
     params: dict[str, Any] = {"dtype": "float32", "mode": "blocking", "source": 0, "target": 1}
     sizes = [1024 * 4**i for i in range(8)]
-    cases = [make_case("p2p.unidirectional", "bench.p2p:unidirectional", {"size_bytes": n, **params}) for n in sizes]
+    cases = [
+        make_case("p2p.unidirectional", "bench.operations.p2p:unidirectional", {"size_bytes": n, **params})
+        for n in sizes
+    ]
     return [ok(case, seconds=1e-4 + size / RATE) for case, size in zip(cases, sizes, strict=True)]
 
 
@@ -318,7 +321,9 @@ def test_calls_beyond_what_was_measured_are_told() -> None:
 
 def test_a_machine_is_the_runs_as_far_as_it_tells_and_the_bases_elsewhere() -> None:
     measured = ok(a_step(), details={"peak": {"flops_per_second": 7e10, "source": "matrix products"}})
-    copy = make_case("memory.copy", "bench.memory:copy", {"size_bytes": MEBI, "dtype": "float32", "mode": "blocking"})
+    copy = make_case(
+        "memory.copy", "bench.operations.memory:copy", {"size_bytes": MEBI, "dtype": "float32", "mode": "blocking"}
+    )
     copied = ok(copy, metrics={"algbw": rate_metric(9e9)})
     environment = {**ENVIRONMENT, "host": {"memory_bytes": 64e9}}
     machine, notes = hardware_of_run(run_of(measured, copied, *curve_records(), environment=environment), PLAIN)

@@ -1,0 +1,216 @@
+"""The connection between the driver and each rank, on the standard library's authenticated listener.
+
+A rank whose driver is gone ends itself; the driver learns of a rank's death when its connection closes. Neither needs
+torch, a log file or a shared file system.
+"""
+
+import os
+import queue
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from typing import Self
+
+import msgspec
+
+from bench.launch.messages import FromDriver, FromRank, Hello
+
+ADDRESS_VARIABLE = "PARBENCH_DRIVER"
+KEY_VARIABLE = "PARBENCH_KEY"
+_BACKLOG = 1024
+_CONNECT_SECONDS = 10.0
+# a peer behind a dead link is found out after 15 + 3 * 5 s, not after hours
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gone:
+    """A rank's connection has closed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something heard from a rank."""
+
+    rank: int
+    what: FromRank | Gone
+
+
+class Hub:
+    """The driver's end: listens on a free port and gathers what ranks say, in order of arrival.
+
+    ``hosts`` are the addresses under which ranks may find it, tried in turn; with several it listens on all interfaces.
+    """
+
+    def __init__(self, *hosts: str) -> None:
+        self._key = secrets.token_bytes(32)
+        self._hosts = hosts or ("127.0.0.1",)
+        self._listener = Listener((self._hosts[0] if len(self._hosts) == 1 else "", 0), backlog=_BACKLOG)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._open: set[Connection] = set()
+        self._connections: dict[int, Connection] = {}
+        self._closed = threading.Event()
+        threading.Thread(target=self._accept, name="hub", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables by which a rank finds the hub."""
+        bound, port = self._listener.address
+        hosts = self._hosts if len(self._hosts) > 1 else (bound,)
+        addresses = ",".join(f"{host}:{port}" for host in hosts)
+        return {ADDRESS_VARIABLE: addresses, KEY_VARIABLE: self._key.hex()}
+
+    def next(self, timeout_seconds: float) -> Event | None:
+        """Return what is heard next, None if nothing is within the time."""
+        try:
+            return self._events.get(timeout=max(timeout_seconds, 0.0))
+        except queue.Empty:
+            return None
+
+    def send(self, rank: int, message: FromDriver) -> None:
+        """Tell one rank; a rank that is gone is told nothing, its ``Gone`` is among the events."""
+        try:
+            self._connections[rank].send_bytes(msgspec.msgpack.encode(message))
+        except (OSError, KeyError):
+            return
+
+    def close(self) -> None:
+        """Stop listening and hang up on every rank, which ends those still alive."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        _unblock(self._listener)
+        self._listener.close()
+        for connection in list(self._open):
+            _hang_up(connection)
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection = self._listener.accept()
+            except ConnectionError:
+                continue
+            except OSError:
+                return
+            self._open.add(connection)
+            _keep_alive(connection)
+            if self._closed.is_set():
+                _hang_up(connection)
+            threading.Thread(target=self._serve, args=(connection,), name="rank", daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        """Hear one rank; a stranger is tried here and not while others wait to be let in, for it may say nothing."""
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            self._listen(connection)
+        except (AuthenticationError, EOFError, OSError):
+            pass  # a stranger, or a rank that died while it said who it is
+        finally:
+            self._open.discard(connection)
+
+    def _listen(self, connection: Connection) -> None:
+        rank: int | None = None
+        try:
+            while True:
+                message = msgspec.msgpack.decode(connection.recv_bytes(), type=FromRank)
+                if isinstance(message, Hello):
+                    rank = message.rank
+                    self._connections[rank] = connection
+                if rank is not None:
+                    self._events.put(Event(rank=rank, what=message))
+        except (EOFError, OSError, msgspec.DecodeError):  # the last is a rank of another parbench
+            if rank is not None:
+                self._events.put(Event(rank=rank, what=Gone()))
+
+
+def _unblock(listener: Listener) -> None:
+    """Wake a thread that waits in accept: closing a socket does not."""
+    try:
+        socket.create_connection(listener.address, timeout=1).close()
+    except OSError:
+        return
+
+
+def _hang_up(connection: Connection) -> None:
+    """Close for both directions: a close alone would leave a thread that reads it waiting."""
+    try:
+        with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+def _keep_alive(connection: Connection) -> None:
+    """Let the system find out that the other end has vanished without a word, as behind a dead link."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+        duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, seconds_or_count in _KEEPALIVE:
+            duplicate.setsockopt(socket.IPPROTO_TCP, option, seconds_or_count)
+
+
+def _connect(addresses: str, key: bytes) -> Connection:
+    """Return a connection to the first of ``HOST:PORT,...`` that answers; ``OSError`` of the last if none does."""
+    *others, last = addresses.split(",")
+    for address in others:
+        try:
+            socket.create_connection(_parts(address), timeout=_CONNECT_SECONDS).close()
+        except OSError:
+            continue
+        return Client(_parts(address), authkey=key)
+    return Client(_parts(last), authkey=key)
+
+
+def _parts(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+class Line:
+    """A rank's end: says what it does, and answers the driver from a thread of its own."""
+
+    def __init__(self, address: str, key: str) -> None:
+        self._connection = _connect(address, bytes.fromhex(key))
+        _keep_alive(self._connection)
+        self._lock = threading.Lock()
+        self._decoder: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
+
+    @property
+    def own_address(self) -> str:
+        """The address of this host by which it reaches the driver's."""
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as duplicate:
+            return str(duplicate.getsockname()[0])
+
+    def say(self, message: FromRank) -> None:
+        """Send a message; a driver that is gone is noticed by the listening thread."""
+        with self._lock:
+            try:
+                self._connection.send_bytes(msgspec.msgpack.encode(message))
+            except OSError:
+                return
+
+    def hear(self) -> FromDriver | None:
+        """Return the driver's next message, None once it has gone."""
+        try:
+            return self._decoder.decode(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            return None
+
+    def listen(self, answer: Callable[[], FromRank], on_gone: Callable[[], None]) -> None:
+        """Answer every further message from a thread, until the driver goes."""
+
+        def loop() -> None:
+            while self.hear() is not None:
+                self.say(answer())
+            on_gone()
+
+        threading.Thread(target=loop, name="driver", daemon=True).start()

@@ -1,0 +1,275 @@
+"""The driver: launches of gangs, cases in turn, a record for each. Without torch."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import msgspec
+
+from bench.launch.control_channel import Hub
+from bench.launch.launchers import Gang
+from bench.launch.messages import LEFT_OUT, Hello, Job, Outcome
+from bench.launch.metrics import metrics_of, noise_of
+from bench.launch.monitor import START_SECONDS, Trouble, Watch
+from bench.launch.seating import seating, seating_doubts
+from bench.machine.environment import difference, hoist
+from bench.machine.topology import gpu_links, relations
+from bench.plan.cases import Case
+from bench.results.records import Record, Samples, WorldInfo
+from bench.results.runs import RecordWriter, Run, trace_name, utc_now, write_info
+from bench.results.stats import within_launch
+
+_FAREWELL_SECONDS = 10.0
+_MAX_FAILED_STARTS = 2
+# enough for ranks on a host that was only busy; a dead one is not waited for as long as at first
+_RETRY_SECONDS = 30.0
+_NOT_AGAIN = ("failed", "hang", "wrong")
+_OVERTIME_SHARE, _OVERTIME_SECONDS = 0.1, 5.0
+_FOCUS = (0.2, 5.0)
+# a step with its explanation takes about as long as twenty collectives of the usual sizes
+_WEIGHTS = {"workload": 20.0, "custom": 10.0}
+
+StartGang = Callable[[int, Mapping[str, str]], Gang]
+"""Starts the gang of a number, its ranks told by these variables where the hub is."""
+
+
+class Audience(Protocol):
+    """Who is told how the run goes."""
+
+    def launch(self, number: int, of: int, cases: int) -> None:
+        """A launch begins, with so many cases."""
+
+    def case(self, case: Case) -> None:
+        """A case begins."""
+
+    def record(self, record: Record) -> None:
+        """A case has ended."""
+
+
+def remaining(run: Run) -> tuple[tuple[int, Case], ...]:
+    """Return what has no record yet, launch by launch."""
+    done = {(record.launch, record.case.id) for record in run.records}
+    plan = run.info.plan
+    return tuple(
+        (launch, case) for launch in range(plan.launches) for case in plan.cases if (launch, case.id) not in done
+    )
+
+
+class Driver:
+    """Measures what is pending of one run and writes a record for each case."""
+
+    def __init__(
+        self,
+        run: Run,
+        writer: RecordWriter,
+        start_gang: StartGang,
+        audience: Audience,
+        *,
+        hosts: Sequence[str] = ("127.0.0.1",),
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._path, self._info, self._plan = run.path, run.info, run.info.plan
+        self._writer, self._start_gang, self._audience = writer, start_gang, audience
+        self._hosts, self._facts = hosts, facts or {}
+        self._silent: set[str] = set()
+        self._doubts: tuple[str, ...] = ()
+        self._bad = {record.case.id: record for record in run.records if record.status in _NOT_AGAIN}
+        self._gangs = len(list((run.path / "logs").glob("gang-*")))
+        self._failed_starts = 0
+        self._start_seconds = 0.0
+        self._end = time.monotonic() + self._plan.budget_seconds
+        self._widths: dict[str, float | None] = {}
+        self._environment: dict[str, Any] = {}
+        self._world = WorldInfo(size=self._plan.nproc, nodes=1, backend=self._plan.backend, device=self._plan.device)
+
+    def drive(self, pending: Sequence[tuple[int, Case]]) -> None:
+        """Measure what is pending within the plan's budget, each launch in new ranks.
+
+        A later launch spends its time where intervals are still wide; what there is no time for is left out.
+        """
+        self._end = time.monotonic() + self._plan.budget_seconds
+        launches = sorted({launch for launch, _ in pending})
+        for done, launch in enumerate(launches):
+            cases = [case for number, case in pending if number == launch]
+            self._audience.launch(launch + 1, self._plan.launches, len(cases))
+            left = self._end - time.monotonic()
+            if done and left < self._start_seconds:
+                self._leave_out(launch, cases)
+            else:
+                self._launch(launch, self._pass_over(launch, cases), time.monotonic() + left / (len(launches) - done))
+
+    def _leave_out(self, launch: int, cases: list[Case]) -> None:
+        for case in cases:
+            self._write(launch, case, Outcome(status="skipped", reason=LEFT_OUT))
+
+    def write_skipped(self) -> None:
+        """Write the records of what the plan could not run here."""
+        for skipped in self._plan.skipped:
+            self._write(0, skipped.case, Outcome(status="skipped", reason=skipped.reason))
+
+    def _pass_over(self, launch: int, cases: list[Case]) -> list[Case]:
+        """Return the cases without those that broke a gang in an earlier launch, which are recorded as skipped."""
+        for case in cases:
+            if case.id in self._bad:
+                bad = self._bad[case.id]
+                told = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})"
+                self._write(launch, case, Outcome(status="skipped", reason=told))
+        return [case for case in cases if case.id not in self._bad]
+
+    def _launch(self, launch: int, cases: list[Case], deadline: float) -> None:
+        """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest."""
+        while cases:
+            with self._gang() as watch:
+                began = time.monotonic()
+                trouble = watch.assemble(_RETRY_SECONDS if self._silent else START_SECONDS)
+                self._start_seconds = time.monotonic() - began
+                if trouble is None:
+                    self._failed_starts = 0
+                    self._learn(list(watch.hellos.values()))
+                    watch.send(self._job(cases, deadline, watch))
+                    done = self._cases(watch, launch, cases)
+                else:
+                    can_retry = watch.can_restart and not self._silent
+                    done = self._no_start(launch, cases, trouble, can_retry=can_retry)
+                cases = cases[done:]
+                if not watch.can_restart:
+                    return
+
+    @contextmanager
+    def _gang(self) -> Iterator[Watch]:
+        with ExitStack() as stack:
+            hub = stack.enter_context(Hub(*self._hosts))
+            gang = self._start_gang(self._gangs, hub.variables())
+            if not gang.can_restart:
+                stack.pop_all()  # hung up by this process's end: a launcher ends it too, with the first rank to end
+            self._gangs += 1
+            watch = Watch(hub, gang, self._plan.nproc)
+            try:
+                yield watch
+            finally:
+                gang.end(watch.hellos.values())
+
+    def _job(self, cases: list[Case], deadline: float, watch: Watch) -> Job:
+        return Job(
+            cases=cases,
+            weights=[self._weight(case) for case in cases],
+            measure=self._plan.measure,
+            backend=self._plan.backend,
+            device=self._plan.device,
+            budget_seconds=max(deadline - time.monotonic(), 0.0),
+            run_seconds=max(self._end + self._overtime() - time.monotonic(), 0.0),
+            timeout_seconds=self._plan.timeout_seconds,
+            path=self._plan.path,
+            injection=self._plan.injection,
+            hosts=tuple(watch.hellos[rank].host for rank in sorted(watch.hellos)),
+            meeting=watch.meeting,
+        )
+
+    def _overtime(self) -> float:
+        """Return what the last cases may take beyond the budget, rather than be left out after all others."""
+        return min(_OVERTIME_SHARE * self._plan.budget_seconds, _OVERTIME_SECONDS)
+
+    def _weight(self, case: Case) -> float:
+        """Return a case's share of time: more for steps than for collectives, and for what is not yet precise."""
+        usual = _WEIGHTS.get(case.name.partition(".")[0], 1.0)
+        width = self._widths.get(case.id)
+        if width is None:
+            return usual
+        least, most = _FOCUS
+        return usual * min(max(width / self._plan.measure.precision, least), most)
+
+    def _cases(self, watch: Watch, launch: int, cases: list[Case]) -> int:
+        """Record each case as it ends; return how many have a record when the gang is done or broken."""
+        for index, case in enumerate(cases):
+            self._audience.case(case)
+            began = time.monotonic()
+            result = watch.outcome(index, self._plan.timeout_seconds)
+            self._write(launch, case, result, time.monotonic() - began)
+            if isinstance(result, Trouble):
+                self._silent = watch.silent_hosts() if result.status == "hang" else set()
+                return index + 1
+        watch.farewell(_FAREWELL_SECONDS)
+        return len(cases)
+
+    def _no_start(self, launch: int, cases: list[Case], trouble: Trouble, *, can_retry: bool) -> int:
+        """Try once more to start a gang, then record every case as failed; return how many have a record."""
+        self._failed_starts += 1
+        if self._silent:
+            told = f"{trouble.reason}; {', '.join(sorted(self._silent))} did not answer when the last gang hung"
+            trouble = replace(trouble, reason=told)
+        if can_retry and self._failed_starts < _MAX_FAILED_STARTS:
+            return 0
+        for case in cases:
+            self._write(launch, case, trouble)
+        return len(cases)
+
+    def _learn(self, hellos: list[Hello]) -> None:
+        """Keep what all ranks share in run.json, and what is different from it for the records to come."""
+        hellos = sorted(hellos, key=lambda hello: hello.rank)
+        common, rest = hoist([hello.environment for hello in hellos])
+        common = {**common, **self._facts}
+        places = [hello.place for hello in hellos if hello.place is not None]
+        if len(places) == len(hellos):
+            common = {**common, "locality": relations(places, gpu_links()), **seating(hellos)}
+        if self._info.environment is None:
+            self._info = msgspec.structs.replace(self._info, environment=common)
+            write_info(self._path, self._info)
+        changed = difference(self._info.environment or {}, common)
+        by_rank = {f"rank {hello.rank}": odd for hello, odd in zip(hellos, rest, strict=True) if odd}
+        self._environment = {**({"changed": changed} if changed else {}), **by_rank}
+        self._world = msgspec.structs.replace(self._world, nodes=len({hello.host for hello in hellos}))
+        self._doubts = seating_doubts(self._plan.spread, hellos) if self._plan.spread else ()
+
+    def _write(self, launch: int, case: Case, result: Outcome | Trouble, seconds: float = 0.0) -> None:
+        raw = b""
+        if isinstance(result, Trouble):
+            record = self._trouble(launch, case, result, seconds)
+        else:
+            record, raw = self._record(launch, case, result), result.raw
+        if record.status in _NOT_AGAIN:
+            self._bad[case.id] = record
+        if isinstance(result, Outcome) and result.seconds:
+            self._widths[case.id] = within_launch(result.seconds).half_width
+        self._writer.write(record)
+        self._audience.record(record)
+        if raw:
+            self._writer.write_samples(f"{case.id}-{launch}.npz", raw)
+        if isinstance(result, Outcome) and result.timeline:
+            self._writer.write_trace(trace_name(record), result.timeline)
+
+    def _trouble(self, launch: int, case: Case, trouble: Trouble, seconds: float) -> Record:
+        return Record(
+            case=case,
+            world=self._world,
+            launch=launch,
+            status=trouble.status,
+            reason=trouble.reason,
+            notes=[*self._plan.notes, *self._doubts],
+            environment=self._environment,
+            ranks=list(trouble.ranks),
+            started=utc_now(),
+            seconds=round(seconds, 6),
+        )
+
+    def _record(self, launch: int, case: Case, outcome: Outcome) -> Record:
+        return Record(
+            case=case,
+            world=self._world,
+            launch=launch,
+            status=outcome.status,
+            reason=outcome.reason,
+            stop=outcome.stop,
+            check=outcome.check,
+            samples=Samples(values=outcome.seconds),
+            metrics=metrics_of(outcome),
+            noise=noise_of(outcome),
+            arrival=outcome.arrival,
+            injected=outcome.injected,
+            details=outcome.details,
+            notes=[*self._plan.notes, *self._doubts, *outcome.notes],
+            environment=self._environment,
+            started=utc_now(),
+            seconds=round(outcome.wall_seconds, 6),
+        )

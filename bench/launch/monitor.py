@@ -1,0 +1,241 @@
+"""Watching a gang: who said what, who died, who did not arrive."""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.launch.control_channel import Event, Gone, Hub
+from bench.launch.launchers import Gang, local_state
+from bench.launch.messages import Ask, Broken, Bye, Finished, Hello, Job, Outcome, Started, Where
+from bench.results.records import RankState, Status
+
+START_SECONDS = 120.0
+_GRACE_SECONDS = 3.0
+_SHORT_GRACE = 0.5
+_TICK_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """Why a case has no outcome, and where each rank was; the gang cannot go on."""
+
+    status: Status
+    reason: str
+    ranks: tuple[RankState, ...] = ()
+
+
+class Watch:
+    """Hears one gang's ranks for as long as it lives."""
+
+    def __init__(self, hub: Hub, gang: Gang, size: int) -> None:
+        self.hellos: dict[int, Hello] = {}
+        self.can_restart = gang.can_restart
+        self._hub, self._gang, self._size = hub, gang, size
+        self._started: dict[int, float] = {}
+        self._reached: dict[int, int] = {}
+        self._broken: dict[int, Broken] = {}
+        self._where: dict[int, Where] = {}
+        self._gone: list[int] = []
+        self._bye: set[int] = set()
+        self._finished: dict[int, Outcome] = {}
+        self._last_finished = time.monotonic()
+
+    def assemble(self, timeout_seconds: float) -> Trouble | None:
+        """Wait until every rank has said who it is."""
+        deadline = time.monotonic() + timeout_seconds
+        while len(self.hellos) < self._size:
+            self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
+            if self._gone or self._gang.ended():
+                return self._ended_early("before every rank had started")
+            if time.monotonic() > deadline:
+                missing = sorted(set(range(self._size)) - set(self.hellos))
+                told = f"{self._named(missing)} did not start within {timeout_seconds:.0f} s"
+                return Trouble(status="failed", reason=told)
+        wrong = [hello for hello in self.hellos.values() if hello.size != self._size]
+        if wrong:
+            told = f"rank {wrong[0].rank} is in a world of {wrong[0].size} ranks; {self._size} were asked for"
+            return Trouble(status="failed", reason=told)
+        self._last_finished = time.monotonic()
+        return None
+
+    @property
+    def meeting(self) -> str:
+        """Where rank 0 has bound a store for all ranks, if it has."""
+        return self.hellos[0].meeting
+
+    def send(self, job: Job) -> None:
+        """Give every rank its job."""
+        for rank in self.hellos:
+            self._hub.send(rank, job)
+
+    def outcome(self, index: int, timeout_seconds: float) -> Outcome | Trouble:
+        """Wait for the outcome of the case at ``index`` of the job, or for what went wrong instead."""
+        while index not in self._finished:
+            deadline = self._deadline(index, timeout_seconds)
+            self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
+            trouble = None if index in self._finished else self._trouble(index, deadline, timeout_seconds)
+            if trouble is not None and index not in self._finished:  # it may end well while we ask what is wrong
+                return trouble
+        self._last_finished = time.monotonic()
+        return self._finished[index]
+
+    def _deadline(self, index: int, timeout_seconds: float) -> float:
+        """Return when the case counts as hung; before the first one ranks may take long to find each other."""
+        if index in self._started:
+            return self._started[index] + timeout_seconds
+        return self._last_finished + (timeout_seconds if self._started else max(timeout_seconds, START_SECONDS))
+
+    def silent_hosts(self) -> set[str]:
+        """Return the hosts none of whose ranks has answered when all were asked where they are."""
+        answering = {self.hellos[rank].host for rank in self._where}
+        return {hello.host for hello in self.hellos.values()} - answering if answering else set()
+
+    def farewell(self, timeout_seconds: float) -> None:
+        """Wait, not for ever, until the ranks have done their job and ended by themselves."""
+        self._hear_until(lambda: len(self._bye) == self._size or self._gang.ended(), timeout_seconds)
+        if self.can_restart:
+            self._hear_until(self._gang.ended, timeout_seconds)
+
+    def _trouble(self, index: int, deadline: float, timeout_seconds: float) -> Trouble | None:
+        if self._broken or self._dead():
+            return self._ended_early(None)
+        if self._gang.ended():
+            return self._ended_early("while it was measured")
+        return self._hung(index, timeout_seconds) if time.monotonic() > deadline else None
+
+    def _dead(self) -> list[int]:
+        return [rank for rank in self._gone if rank not in self._bye]
+
+    def _hear(self, timeout_seconds: float) -> None:
+        event = self._hub.next(timeout_seconds)
+        if event is not None:
+            self._take(event)
+
+    def _hear_until(self, done: Callable[[], bool], timeout_seconds: float) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while not done() and time.monotonic() < deadline:
+            self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
+
+    def _take(self, event: Event) -> None:
+        match event.what:
+            case Hello() as hello:
+                self.hellos[event.rank] = hello
+            case Started(index=index):
+                self._started.setdefault(index, time.monotonic())
+                self._reached[event.rank] = index
+            case Finished(index=index, outcome=outcome):
+                self._finished[index] = outcome
+            case Broken() as broken:
+                self._broken[event.rank] = broken
+            case Where() as where:
+                self._where[event.rank] = where
+            case Bye():
+                self._bye.add(event.rank)
+            case Gone():
+                self._gone.append(event.rank)
+
+    def _ended_early(self, when: str | None) -> Trouble:
+        """Explain the death or the exception of a rank; the first dead is the culprit, others fell with it."""
+        self._hear_until(
+            lambda: self._gang.ended() or self._all_told(), _GRACE_SECONDS if self._dead() else _SHORT_GRACE
+        )
+        if self._gang.ended():  # what the ranks said last is still on its way
+            self._hear_until(lambda: self.hellos.keys() <= set(self._gone), _SHORT_GRACE)
+        exits = self._gang.exits()
+        dead = [rank for rank in self._dead() if rank not in self._broken]
+        if dead:
+            guilty = _guilty(dead, exits)
+            reason = f"{self._named(guilty)} died: {_exit_words(exits.get(guilty[0]))}"
+        elif self._broken:
+            rank, broken = next(iter(self._broken.items()))
+            reason = f"{self._named([rank])} raised {broken.error}"
+        else:
+            told = self._gang.told() or "their output is in the run's logs"
+            reason = f"the ranks ended {when}; {told}"
+        return Trouble(status="failed", reason=reason, ranks=self._states(exits))
+
+    def _named(self, ranks: list[int]) -> str:
+        """Return ranks in words, with their hosts where there is more than one."""
+        hosts = {rank: hello.host for rank, hello in self.hellos.items()}
+        if len(set(hosts.values())) < 2:
+            return _ranks([str(rank) for rank in ranks])
+        return _ranks([f"{rank} ({hosts[rank]})" if rank in hosts else str(rank) for rank in ranks])
+
+    def _all_told(self) -> bool:
+        """Say whether every rank has raised: nobody dies then, and torchrun waits with us."""
+        return len(self._broken) == self._size
+
+    def _states(self, exits: dict[int, int]) -> tuple[RankState, ...]:
+        states = []
+        for rank, hello in sorted(self.hellos.items()):
+            broken = self._broken.get(rank)
+            if broken is not None:
+                state, stack = f"raised {broken.error}", broken.stack
+            elif rank in self._gone:
+                state, stack = f"died: {_exit_words(exits.get(rank))}", ""
+            else:
+                state, stack = "alive", ""
+            states.append(RankState(rank=rank, host=hello.host, pid=hello.pid, state=state, stack=stack))
+        return tuple(states)
+
+    def _hung(self, index: int, timeout_seconds: float) -> Trouble:
+        """Ask every rank where it is, and name those that did not arrive."""
+        self._where.clear()
+        for rank in self.hellos:
+            self._hub.send(rank, Ask())
+        self._hear_until(lambda: len(self._where) == self._size, _GRACE_SECONDS)
+        return Trouble(
+            status="hang",
+            reason=f"no end within {timeout_seconds:g} s: {self._hung_words(index)}",
+            ranks=tuple(self._hung_state(rank) for rank in sorted(self.hellos)),
+        )
+
+    def _hung_words(self, index: int) -> str:
+        late = self._late(index)
+        if late:
+            return f"{self._named(late)} did not arrive"
+        if not self._where:
+            return "no rank answers"
+        begun = any(reached >= index for reached in self._reached.values())
+        return f"{'every rank arrived and waits' if begun else 'no rank has begun it'}; see their stacks"
+
+    def _late(self, index: int) -> list[int]:
+        """Return the ranks that did not arrive where the others wait, by the first of these that tells ranks apart.
+
+        They give no answer; are not in this case yet; have begun fewer steps; are not in torch.distributed.
+        """
+        silent = [rank for rank in self.hellos if rank not in self._where]
+        absent = [rank for rank in self.hellos if self._reached.get(rank, -1) < index]
+        furthest = max((where.steps for where in self._where.values()), default=0)
+        behind = [rank for rank, where in self._where.items() if where.steps < furthest]
+        elsewhere = [rank for rank, where in self._where.items() if not where.communicates]
+        return next((sorted(late) for late in (silent, absent, behind, elsewhere) if 0 < len(late) < self._size), [])
+
+    def _hung_state(self, rank: int) -> RankState:
+        hello, where = self.hellos[rank], self._where.get(rank)
+        if where is None:
+            seen = local_state(hello)
+            state, stack = "no answer" + (f" (process is {seen})" if seen else ""), ""
+        else:
+            state, stack = f"{where.phase}, step {where.steps}", where.stack
+        return RankState(rank=rank, host=hello.host, pid=hello.pid, state=state, stack=stack)
+
+
+def _guilty(dead: list[int], exits: dict[int, int]) -> list[int]:
+    """Return who of the dead is to blame: a launcher ends the others by SIGTERM when one has failed."""
+    codes = {rank: exits[rank] for rank in dead if exits.get(rank)}
+    killed = [rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM]
+    failed = [rank for rank, code in codes.items() if code > 0]
+    return killed or failed or list(codes) or dead[:1]
+
+
+def _ranks(names: Sequence[str]) -> str:
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
+
+
+def _exit_words(code: int | None) -> str:
+    if code is None:
+        return "its connection closed"
+    names = {sign.value: sign.name for sign in signal.Signals}  # real-time signals have none
+    return f"ended by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,101 @@
+"""How a run goes, on stderr: a bar with the expected end on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from bench.plan.cases import Case
+from bench.results.records import Record, encode
+from bench.text import format_duration
+
+_PLAIN_EVERY_SECONDS = 5.0
+
+
+class Display:
+    """An audience that shows progress; what went badly is a line of its own at once."""
+
+    def __init__(self, total: int, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, soft_wrap=True, highlight=False)
+        self._total, self._done = total, 0
+        self._began = self._said = time.monotonic()
+        self._prefix = ""
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting ranks", total=total)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def launch(self, number: int, of: int, cases: int) -> None:
+        """Show that a launch begins."""
+        self._prefix = f"launch {number}/{of}"
+        self._bar.update(self._task, description=f"{self._prefix}: starting ranks")
+        self._plain(f"{self._prefix}: {cases} cases")
+
+    def case(self, case: Case) -> None:
+        """Show that a case begins."""
+        self._bar.update(self._task, description=f"{self._prefix}: {case.name}")
+
+    def record(self, record: Record) -> None:
+        """Show that a case has ended."""
+        self._done += 1
+        self._bar.update(self._task, completed=self._done)
+        if record.status in ("failed", "hang", "wrong"):
+            self._console.print(f"{record.status}: {record.case.label}: {record.reason}", markup=False)
+        elif time.monotonic() - self._said > _PLAIN_EVERY_SECONDS:
+            self._plain(f"{self._prefix}: {self._done} of {self._total} cases, {self._expected_end()}")
+
+    def stopped(self, why: str, path: Path) -> None:
+        """Say why a run stopped, what is kept of it, and how to go on."""
+        self._bar.stop()
+        told = f"{why}: {self._done} of {self._total} cases measured; go on with: parbench run --resume {path}"
+        self._console.print(told, markup=False)
+
+    def _expected_end(self) -> str:
+        elapsed = time.monotonic() - self._began
+        return f"about {format_duration(elapsed / self._done * (self._total - self._done))} left"
+
+    def _plain(self, line: str) -> None:
+        self._said = time.monotonic()
+        if not self._console.is_terminal:
+            self._console.print(line, markup=False)
+
+
+class JsonLines:
+    """An audience that prints each record as a line of JSON on stdout as soon as it is there."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+
+    def launch(self, number: int, of: int, cases: int) -> None:
+        """Pass on that a launch begins."""
+        self._display.launch(number, of, cases)
+
+    def case(self, case: Case) -> None:
+        """Pass on that a case begins."""
+        self._display.case(case)
+
+    def record(self, record: Record) -> None:
+        """Print the record."""
+        sys.stdout.buffer.write(encode(record))
+        sys.stdout.buffer.flush()
+        self._display.record(record)

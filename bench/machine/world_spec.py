@@ -1,0 +1,146 @@
+"""Where to measure: the number of ranks, the backend and the device, from what was asked and what was found."""
+
+import math
+from dataclasses import dataclass
+
+from bench.errors import UserError
+from bench.machine.machine import Machine
+from bench.plan.cases import Setting
+from bench.words import did_you_mean, listed
+
+DEVICES = ("cpu", "cuda")
+BACKENDS = ("gloo", "nccl")
+FUNCTIONAL_ONLY = "functional only"
+"""How a note begins that says that ranks share what each should have alone."""
+
+_MAX_DEFAULT_RANKS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The setting, and in words what its numbers will not show."""
+
+    setting: Setting
+    notes: tuple[str, ...] = ()
+
+
+def choose_setting(
+    machine: Machine, *, nproc: int | None, backend: str | None, device: str | None, allow_single: bool
+) -> Chosen:
+    """Return the setting for what was asked, None meaning the default; ``UserError`` if it cannot run here."""
+    _check_torch(machine)
+    _check_known("--device", device, DEVICES)
+    _check_known("--backend", backend, BACKENDS)
+    if nproc is not None and nproc < 1:
+        raise UserError(f"--nproc {nproc}: at least 2 ranks are needed")
+    where = device or _default_device(machine, nproc=nproc, allow_single=allow_single)
+    if where == "cuda":
+        _check_cuda(machine)
+    means = backend or ("nccl" if where == "cuda" else "gloo")
+    _check_backend(machine, means, where)
+    ranks = _default_ranks(machine, where) if nproc is None else nproc
+    _check_ranks(machine, ranks, means, where, allow_single=allow_single)
+    setting = Setting(nproc=ranks, backend=means, device=where, rank_bytes=_rank_bytes(machine, where, ranks))
+    notes = _fallback_notes(machine, where) if device is None else ()
+    return Chosen(setting=setting, notes=(*notes, *sharing_notes(machine, ranks, where)))
+
+
+def _default_device(machine: Machine, *, nproc: int | None, allow_single: bool) -> str:
+    needed = 1 if nproc == 1 and allow_single else 2
+    return "cuda" if machine.torch_has_cuda and len(machine.gpus) >= needed else "cpu"
+
+
+def _default_ranks(machine: Machine, device: str) -> int:
+    if device == "cuda":
+        return len(machine.gpus)
+    return max(2, min(_MAX_DEFAULT_RANKS, machine.cores))
+
+
+def _rank_bytes(machine: Machine, device: str, ranks: int) -> int | None:
+    """Return the memory that one rank can have: its part of the host's, or of the smallest GPU's."""
+    if device == "cpu":
+        return None if machine.memory_bytes is None else machine.memory_bytes // ranks
+    known = [gpu.memory_bytes for gpu in machine.gpus if gpu.memory_bytes is not None]
+    ranks_per_gpu = math.ceil(ranks / len(machine.gpus))
+    return min(known) // ranks_per_gpu if len(known) == len(machine.gpus) else None
+
+
+def _check_torch(machine: Machine) -> None:
+    if machine.torch_version is None and machine.torch_has_cuda is None:
+        raise UserError("torch is not installed in this Python environment: install it with pip install 'torch>=2.11'")
+
+
+def _check_known(option: str, given: str | None, allowed: tuple[str, ...]) -> None:
+    if given is None or given in allowed:
+        return
+    # The nearest spelling of gpu would be cpu, its opposite.
+    hint = "; did you mean 'cuda'?" if given.lower().startswith("gpu") else did_you_mean(given.lower(), allowed)
+    raise UserError(f"{option} {given!r} is not known{hint}; allowed: {listed(allowed)}")
+
+
+def _check_cuda(machine: Machine) -> None:
+    if machine.gpus and machine.torch_has_cuda:
+        return
+    remedy = "install a CUDA build of torch" if machine.gpus else "see what nvidia-smi and CUDA_VISIBLE_DEVICES say"
+    raise UserError(
+        f"--device cuda: {_gpus(machine)} found, and {_torch(machine)} is installed; {remedy}, or use --device cpu"
+    )
+
+
+def _check_backend(machine: Machine, backend: str, device: str) -> None:
+    if backend == "nccl" and device == "cpu":
+        raise UserError(
+            f"--backend nccl moves data between GPUs, and these ranks would run on the CPU ({_gpus(machine)} found, "
+            f"{_torch(machine)} is installed); use --backend gloo"
+        )
+
+
+def _check_ranks(machine: Machine, ranks: int, backend: str, device: str, *, allow_single: bool) -> None:
+    if ranks == 1 and not allow_single:
+        one_gpu = device == "cuda" and len(machine.gpus) == 1
+        raise UserError(
+            f"--nproc 1{' (one GPU was found)' if one_gpu else ''}: one rank moves nothing, and is the sign that every "
+            f"node ran alone; use --nproc 2{' --device cpu' if one_gpu else ''}, or --allow-single if one rank is meant"
+        )
+    if backend == "nccl" and ranks > len(machine.gpus):
+        fewer = f"--nproc {len(machine.gpus)}" if len(machine.gpus) > 1 else "--device cpu"
+        raise UserError(
+            f"--nproc {ranks}: nccl needs a GPU for each rank, and {_gpus(machine)} found; "
+            f"use {fewer} or --backend gloo"
+        )
+
+
+def _fallback_notes(machine: Machine, device: str) -> tuple[str, ...]:
+    if device == "cuda" or not machine.gpus:
+        return ()
+    if not machine.torch_has_cuda:
+        return (f"{_gpus(machine)} found, but {_torch(machine)} is installed: measuring the CPU",)
+    return (
+        "one GPU found, and a collective needs two ranks: measuring the CPU; "
+        "--nproc 1 --allow-single --device cuda measures the GPU alone",
+    )
+
+
+def sharing_notes(machine: Machine, ranks: int, device: str) -> tuple[str, ...]:
+    """Say in words where so many ranks share what each should have alone."""
+    if device == "cpu" and ranks > machine.cores:
+        waiting = f"{_count(ranks, 'rank')} on {_count(machine.cores, 'core')}; times include waiting for a core"
+    elif device == "cuda" and ranks > len(machine.gpus):
+        waiting = f"{_count(ranks, 'rank')} on {_count(len(machine.gpus), 'GPU')}; times include waiting for a GPU"
+    else:
+        return ()
+    return (f"{FUNCTIONAL_ONLY}: {waiting}",)
+
+
+def _gpus(machine: Machine) -> str:
+    number = len(machine.gpus)
+    return f"{number or 'no'} {'GPU was' if number < 2 else 'GPUs were'}"
+
+
+def _torch(machine: Machine) -> str:
+    builds = {True: "with CUDA", False: "without CUDA", None: "not known to have CUDA"}
+    return f"torch {machine.torch_version or 'of unknown version'} ({builds[machine.torch_has_cuda]})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,49 @@
+"""Arithmetic without communication, to see what communication beside it costs."""
+
+import torch
+
+from bench.launch.messages import Work
+from bench.world.subject import Description
+from bench.world.world import World
+
+
+class Gemm:
+    """C = A B of square float32 matrices: 2 m^3 floating-point operations a step."""
+
+    def __init__(self, m: int, device: torch.device) -> None:
+        # small whole numbers, whose products and sums are exact in float32 in any order
+        rows = torch.arange(m, device=device)
+        self._a = ((rows[:, None] * 7 + rows[None, :] * 3) % 5).float()
+        self._b = ((rows[:, None] * 2 + rows[None, :] * 11) % 7).float()
+        self._c = torch.empty(m, m, device=device)
+        self._m = m
+
+    def step(self) -> None:
+        """Multiply once."""
+        torch.mm(self._a, self._b, out=self._c)
+
+    def reset(self) -> None:
+        """Poison the result."""
+        self._c.fill_(float("nan"))
+
+    def check(self) -> int:
+        """Compare one row and one column with whole-number arithmetic on the CPU."""
+        a, b, c = self._a.cpu().long(), self._b.cpu().long(), self._c.cpu()
+        row = (a[0][:, None] * b).sum(dim=0)
+        column = (a * b[:, -1][None, :]).sum(dim=1)
+        return int((c[0] != row).sum() + (c[:, -1] != column).sum())
+
+    def describe(self) -> Description:
+        """Return the rate."""
+        flops = 2 * self._m**3
+        return Description(
+            work=(Work(name="flops", amount=flops, unit="FLOP/s"),), details={"m": self._m, "dtype": "float32"}
+        )
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def gemm(world: World, *, m: int) -> Gemm:
+    """Multiply two m x m matrices on every rank, each for itself."""
+    return Gemm(m, world.device)

@@ -1,0 +1,84 @@
+"""One communication as a subject: what it calls, what it should give, what it moves."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.errors import UserError
+from bench.launch.messages import Work
+from bench.operations.test_pattern import count_wrong
+from bench.world.subject import Description
+
+CONVENTION = "nccl-tests"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One communication: ``restore`` makes inputs right and outputs poison before each ``call``.
+
+    An ``asynchronous`` call takes ``async_op=True`` and then returns what to wait for. ``tolerance`` is relative, above
+    0 only where the backend may round otherwise than the reference.
+    """
+
+    call: Callable[..., Any]
+    restore: Callable[[], object]
+    output: torch.Tensor
+    expected: Callable[[], torch.Tensor]
+    description: Description
+    tolerance: float = 0.0
+    asynchronous: bool = False
+
+    def step(self) -> None:
+        """Communicate once."""
+        self.call()
+
+    def issue(self) -> Sequence[dist.Work]:
+        """Start to communicate, and return what to wait for; ``UserError`` if this operation cannot be issued."""
+        if not self.asynchronous:
+            raise UserError("mode async: this operation is several calls, or has no asynchronous form")
+        works = self.call(async_op=True)
+        return works if isinstance(works, list) else [works] if works is not None else []
+
+    def reset(self) -> None:
+        """Restore inputs and poison outputs."""
+        self.restore()
+
+    def check(self) -> int:
+        """Return how many output elements differ from the reference."""
+        return count_wrong(self.output, self.expected(), self.tolerance)
+
+    def corrupt(self) -> None:
+        """Make one element of the last result wrong, as an injection."""
+        if self.output.numel():
+            self.output[-1] = 0
+
+    def describe(self) -> Description:
+        """Return the bytes and the rates."""
+        return self.description
+
+    def close(self) -> None:
+        """Nothing to give back: tensors go with the subject."""
+
+
+def describe(
+    size_bytes: int, factor: float, send_bytes: int, recv_bytes: int, *, notes: tuple[str, ...] = (), hops: int = 1
+) -> Description:
+    """Return what an operation of S = ``size_bytes`` moves: algbw = S / t, busbw = algbw * factor."""
+    return Description(
+        work=(
+            Work(name="algbw", amount=size_bytes, unit="B/s"),
+            Work(name="busbw", amount=size_bytes * factor, unit="B/s"),
+        ),
+        details={
+            "size_bytes": size_bytes,
+            "send_bytes": send_bytes,
+            "recv_bytes": recv_bytes,
+            "busbw_factor": factor,
+            "convention": CONVENTION,
+        },
+        notes=notes,
+        hops=hops,
+    )

@@ -1,0 +1,124 @@
+"""Point-to-point operations as subjects: a ring, and pairs of ranks while the others stand by."""
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from bench.errors import UserError
+from bench.operations.operation import Operation, describe
+from bench.operations.test_pattern import Code, dtype_of, poison
+from bench.plan.dtypes import DTYPES
+from bench.plan.rounds import format_pairs, pairs_of
+from bench.world.world import World
+
+
+def sendrecv(world: World, *, size_bytes: int, dtype: str) -> Operation:
+    """Ring: send S bytes to the next rank while S bytes come from the one before; factor 1, not doubled."""
+    if world.size < 2:
+        raise UserError(f"sendrecv needs a neighbour: size({world.size}) < 2 ranks")
+    return _exchange(world, size_bytes, dtype, (world.rank + 1) % world.size, (world.rank - 1) % world.size)
+
+
+def unidirectional(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
+    """Send S bytes from one rank to another; factor 1."""
+    sends, receives = world.rank == source, world.rank == target
+    return _exchange(world, size_bytes, dtype, target if sends else None, source if receives else None)
+
+
+def bidirectional(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
+    """Send S bytes each way between two ranks at once; factor 1, not doubled."""
+    peer = {source: target, target: source}.get(world.rank)
+    return _exchange(world, size_bytes, dtype, peer, peer)
+
+
+def pingpong(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
+    """Send S bytes there and back, one after the other; the time is half the round trip, factor 1."""
+    count = size_bytes // DTYPES[dtype].itemsize
+    code = Code(dtype, 1, world.device)
+    mine = code.values(source, 0, count)
+    received = torch.empty(count if world.rank in (source, target) else 0, dtype=dtype_of(dtype), device=world.device)
+
+    def bounce() -> None:
+        if world.rank == source:
+            dist.send(mine, group=world.group, group_dst=target)
+            dist.recv(received, group=world.group, group_src=target)
+        elif world.rank == target:
+            dist.recv(received, group=world.group, group_src=source)
+            dist.send(received, group=world.group, group_dst=source)
+
+    return Operation(
+        call=bounce,
+        restore=lambda: poison(received),
+        output=received,
+        expected=lambda: code.values(source, 0, len(received)),
+        description=describe(size_bytes, 1.0, size_bytes, size_bytes, hops=2),
+    )
+
+
+def round_of_pairs(
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    round: int = 0,  # noqa: A002 - a subject takes its declared parameters by name
+    pairs: str = "",
+    ways: str = "at_once",
+    repeat: int = 0,
+) -> Operation:
+    """Send S bytes each way between the two ranks of every pair of a round, all pairs at once; factor 1, not doubled.
+
+    The rounds are a round-robin tournament unless ``pairs`` are given; a rank that is in no pair
+    stands by. Each rank's own samples are its pair's. With ``ways`` in_turn the smaller rank sends first and then
+    receives, so that S bytes go there and S back. ``repeat`` only tells measurements of the same round apart.
+    """
+    if world.size < 2:
+        raise UserError(f"a round needs a pair: size({world.size}) < 2 ranks")
+    met = pairs_of(world.size, round, pairs)
+    peer = {one: other for pair in met for one, other in (pair, pair[::-1])}.get(world.rank)
+    operation = _exchange(world, size_bytes, dtype, peer, peer)
+    details = {**operation.description.details, "pairs": format_pairs(met)}
+    told = replace(operation, description=replace(operation.description, details=details))
+    if ways == "at_once":
+        return told
+    mine = Code(dtype, 1, world.device).values(world.rank, 0, len(told.output))
+    return replace(told, call=lambda: _there_and_back(world, mine, told.output, peer), asynchronous=False)
+
+
+def _there_and_back(world: World, mine: torch.Tensor, received: torch.Tensor, peer: int | None) -> None:
+    """Send to the peer and receive from it, one after the other; the smaller rank sends first."""
+    if peer is None:
+        return
+    if world.rank < peer:
+        dist.send(mine, group=world.group, group_dst=peer)
+    dist.recv(received, group=world.group, group_src=peer)
+    if world.rank > peer:
+        dist.send(mine, group=world.group, group_dst=peer)
+
+
+def _exchange(world: World, size_bytes: int, dtype: str, to: int | None, source: int | None) -> Operation:
+    """Send S bytes to one rank while S come from another; None stands by."""
+    count = size_bytes // DTYPES[dtype].itemsize
+    code = Code(dtype, 1, world.device)
+    mine = code.values(world.rank, 0, count)
+    received = torch.empty(0 if source is None else count, dtype=dtype_of(dtype), device=world.device)
+
+    def exchange(*, async_op: bool = False) -> list[dist.Work]:
+        ops = []
+        if to is not None:
+            ops.append(dist.P2POp(dist.isend, mine, group=world.group, group_peer=to))
+        if source is not None:
+            ops.append(dist.P2POp(dist.irecv, received, group=world.group, group_peer=source))
+        works = dist.batch_isend_irecv(ops) if ops else []
+        for work in [] if async_op else works:
+            work.wait()
+        return works
+
+    return Operation(
+        call=exchange,
+        asynchronous=True,
+        restore=lambda: poison(received),
+        output=received,
+        expected=lambda: code.values(source or 0, 0, len(received)),
+        description=describe(size_bytes, 1.0, size_bytes, size_bytes),
+    )

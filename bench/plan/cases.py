@@ -1,0 +1,130 @@
+"""What is asked: a case, and the definitions that cases are made from.
+
+A definition is what ``parbench list`` shows: a name, a target and declared parameters. It needs no torch; the target,
+written ``package.module:prepare``, is imported only by the ranks.
+"""
+
+import hashlib
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from bench.errors import UserError
+from bench.plan.params import Param, Value, resolve
+from bench.words import did_you_mean
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to measure; ``id`` is the hash of the rest in canonical JSON."""
+
+    id: str
+    name: str
+    target: str
+    params: dict[str, Value]
+
+    @property
+    def label(self) -> str:
+        """The name with its parameters, for people."""
+        return " ".join([self.name, *(f"{name}={value}" for name, value in self.params.items())])
+
+
+def make_case(name: str, target: str, params: Mapping[str, Value]) -> Case:
+    """Return the case with its id."""
+    canonical = msgspec.json.encode({"name": name, "target": target, "params": dict(params)}, order="deterministic")
+    return Case(id=hashlib.sha256(canonical).hexdigest()[:12], name=name, target=target, params=dict(params))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where cases are to run, as far as it is known before any rank starts; ``rank_bytes`` is None if unknown.
+
+    ``rank_bytes`` is the memory that one rank can have.
+    """
+
+    nproc: int
+    backend: str
+    device: str
+    rank_bytes: int | None = None
+    nodes: int = 1
+    placement: str = "block"
+
+    @property
+    def hosts(self) -> list[str]:
+        """A name for each rank's node, as far as it is known before any rank starts: nodes hold equally many."""
+        each = -(-self.nproc // self.nodes)
+        cyclic = self.placement == "cyclic"
+        return [str(rank % self.nodes if cyclic else rank // each) for rank in range(self.nproc)]
+
+
+Params = Mapping[str, Value]
+
+
+def never_refused(params: Params, setting: Setting) -> str | None:
+    """Refuse nothing."""
+    return None
+
+
+def only_itself(given: Params, setting: Setting) -> Iterable[Params]:
+    """Make one case of what is given."""
+    return (given,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition:
+    """Something that can be measured.
+
+    ``refuse`` says in words why given parameters cannot run in a setting; ``expand`` makes several cases of them where
+    one is not enough, such as one for each group of ranks.
+    """
+
+    name: str
+    target: str
+    help: str
+    params: tuple[Param, ...]
+    refuse: Callable[[Params, Setting], str | None] = never_refused
+    expand: Callable[[Params, Setting], Iterable[Params]] = only_itself
+
+    @property
+    def kind(self) -> str:
+        """The part of the name before the dot."""
+        return self.name.partition(".")[0]
+
+    def case(self, given: Mapping[str, object]) -> Case:
+        """Return the case with ``given`` parameters and the defaults of the rest; ``UserError`` if one does not fit."""
+        return make_case(self.name, self.target, resolve(self.params, given, self.name))
+
+
+def load_catalogue(modules: Iterable[str]) -> tuple[Definition, ...]:
+    """Return the ``DEFINITIONS`` of the named modules, in order."""
+    return tuple(definition for name in modules for definition in importlib.import_module(name).DEFINITIONS)
+
+
+def select(catalogue: Sequence[Definition], patterns: Sequence[str]) -> tuple[Definition, ...]:
+    """Return the definitions that match any pattern, all if there is none; a pattern that matches none is refused.
+
+    A pattern without a dot is matched against the part of the name after the dot.
+    """
+    for pattern in patterns:
+        if not any(matches(definition.name, pattern) for definition in catalogue):
+            raise unknown_case(pattern, catalogue)
+    if not patterns:
+        return tuple(catalogue)
+    return tuple(d for d in catalogue if any(matches(d.name, pattern) for pattern in patterns))
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Say whether a case name fits a glob."""
+    return fnmatchcase(name if "." in pattern else name.rpartition(".")[2], pattern)
+
+
+def unknown_case(pattern: str, catalogue: Sequence[Definition]) -> UserError:
+    """Return the refusal of a name that no definition bears."""
+    names = [definition.name for definition in catalogue]
+    if "." not in pattern:
+        names = [name.rpartition(".")[2] for name in names]
+    return UserError(
+        f"no case is named {pattern!r}{did_you_mean(pattern, names)} (parbench list shows what can be measured)"
+    )

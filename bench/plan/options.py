@@ -1,0 +1,242 @@
+"""From the options of ``parbench run`` to a plan: where to measure, and what."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from bench.errors import UserError
+from bench.launch.srun import check_srun
+from bench.machine.emulation import emulation, emulation_notes
+from bench.machine.node_machine import machine_of_ranks
+from bench.machine.slurm_allocation import Allocation, choose_spread
+from bench.machine.world_spec import Chosen, choose_setting, sharing_notes
+from bench.plan.cases import Definition, Setting, load_catalogue, select
+from bench.plan.custom import define
+from bench.plan.groups import mesh_group, parse_mesh
+from bench.plan.injection import Injection, parse_injection
+from bench.plan.plan import Plan, Spread
+from bench.plan.planfile import PlanFile, read_plan_file
+from bench.plan.planning import Request, make_plan
+from bench.plan.presets import PRESETS
+from bench.results.ceiling import parse_link
+from bench.text import parse_duration
+from bench.words import did_you_mean, listed
+
+INSIDE = ("ep", "etp")
+"""Axes of a benchmark's own mesh that lie inside others: ranks are not multiplied by them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command line's options, as text where they need parsing; None is what was not given."""
+
+    preset: str | None = None
+    only: tuple[str, ...] = ()
+    target: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    nproc: int | None = None
+    backend: str | None = None
+    device: str | None = None
+    launches: int | None = None
+    budget: str | None = None
+    timeout: str | None = None
+    allow_single: bool = False
+    mesh: str | None = None
+    group: str | None = None
+    inject: str | None = None
+    link: str | None = None
+    plan_file: Path | None = None
+    launcher: str = "torchrun"
+    nodes: int | None = None
+    ntasks_per_node: int | None = None
+    placement: str | None = None
+    nodelist: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """The ranks that another launcher started: this one, how many there are, and how many are on this node.
+
+    ``one_node`` is whether they are known to share a node; without LOCAL_WORLD_SIZE they may not.
+    """
+
+    rank: int
+    size: int
+    local_size: int
+    one_node: bool
+
+    def setting(self, local: Setting) -> Setting:
+        """Return the setting of all ranks from that of this node's."""
+        return replace(local, nproc=self.size, nodes=-(-self.size // self.local_size))
+
+    @staticmethod
+    def find(environ: Mapping[str, str]) -> "Joined | None":
+        """Return where this process stands among ranks that are there already, None if it was started alone."""
+        if "RANK" not in environ or "WORLD_SIZE" not in environ:
+            return None
+        if not {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
+            raise UserError(
+                "RANK and WORLD_SIZE are set, so ranks are there already; set MASTER_ADDR and MASTER_PORT too"
+            )
+        try:
+            rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+            local_size = int(environ.get("LOCAL_WORLD_SIZE", size))
+        except ValueError:
+            raise UserError("RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are whole numbers where they are set") from None
+        one_node = "LOCAL_WORLD_SIZE" in environ and local_size == size
+        return Joined(rank=rank, size=size, local_size=local_size, one_node=one_node)
+
+
+def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
+    """Return the plan for the options; ``UserError`` if anything asked for cannot be had."""
+    file = read_plan_file(options.plan_file) if options.plan_file else PlanFile()
+    folder = Path.cwd()
+    catalogue = load_catalogue(modules) if options.target is None else (define(options.target, folder),)
+    options = _with_mesh(_with_file(options, file), file, catalogue, joined)
+    chosen, spread = _where(options, joined)
+    setting = chosen.setting
+    request = Request(
+        preset=_preset(options.preset),
+        only=options.only,
+        entries=tuple(case.entry(catalogue) for case in file.case),
+        settings=_with_group(options),
+        launches=_launches(options.launches, joined),
+        budget_seconds=None if options.budget is None else parse_duration(options.budget),
+        timeout_seconds=None if options.timeout is None else parse_duration(options.timeout),
+    )
+    plan = make_plan(request, catalogue, setting)
+    injection = None if options.inject is None else parse_injection(options.inject, setting.nproc)
+    _refuse_slow_graphs(injection, plan)
+    injected = (f"injected: {injection.text}",) if injection else ()
+    return msgspec.structs.replace(
+        plan,
+        notes=(*emulation_notes(os.environ), *chosen.notes, *injected),
+        path=str(folder) if options.target else None,
+        injection=injection,
+        link_bytes_per_second=None if options.link is None else parse_link(options.link),
+        spread=spread,
+    )
+
+
+def _refuse_slow_graphs(injection: Injection | None, plan: Plan) -> None:
+    """Refuse to slow down what a CUDA graph replays: the host takes no part in its steps."""
+    graphs = [case.label for case in plan.cases if case.params.get("mode") == "graph"]
+    if injection is not None and injection.kind == "slow" and graphs:
+        raise UserError(f"--inject {injection.text}: {graphs[0]} is replayed by the device; slow knows no mode graph")
+
+
+def _where(options: Options, joined: Joined | None) -> tuple[Chosen, Spread | None]:
+    """Return the setting of all ranks, and how srun is to spread them if it starts them."""
+    allocation = _allocation(options, joined)
+    machine = machine_of_ranks(os.environ, allocation)
+    asked = _ranks(options.nproc, joined)
+    if allocation is not None:
+        asked = options.ntasks_per_node or allocation.ntasks_per_node
+    many = (joined is not None and joined.size > 1) or (allocation is not None and allocation.nodes > 1)
+    chosen = choose_setting(
+        machine,
+        nproc=asked,
+        backend=options.backend,
+        device=options.device,
+        allow_single=options.allow_single or many,
+    )
+    if joined is not None:
+        return replace(chosen, setting=joined.setting(chosen.setting)), None
+    if allocation is None:
+        return chosen, None
+    each = chosen.setting.nproc if options.ntasks_per_node is None else options.ntasks_per_node
+    spread = choose_spread(allocation, nodes=options.nodes, ntasks_per_node=each, placement=options.placement)
+    setting = replace(chosen.setting, nproc=spread.ranks, nodes=spread.nodes, placement=spread.placement)
+    shared = sharing_notes(machine, spread.ranks, setting.device) if emulation(os.environ) else chosen.notes
+    return replace(chosen, setting=setting, notes=shared), spread
+
+
+def _allocation(options: Options, joined: Joined | None) -> Allocation | None:
+    """Return the allocation that srun is to start ranks in, None if it is not to."""
+    if options.launcher != "srun":
+        for name in ("nodes", "ntasks_per_node", "placement", "nodelist"):
+            if getattr(options, name) is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(
+                    f"{option} {getattr(options, name)} is for --launcher srun, which starts ranks on nodes"
+                )
+        return None
+    if joined is not None:
+        raise UserError("--launcher srun starts ranks, and RANK is set: this one is there already")
+    if options.nproc is not None:
+        raise UserError(f"--nproc {options.nproc}: with --launcher srun say --ntasks-per-node, and --nodes")
+    if options.ntasks_per_node is not None and options.ntasks_per_node < 1:
+        raise UserError(f"--ntasks-per-node {options.ntasks_per_node}: at least 1 is needed")
+    check_srun()
+    return Allocation.find(os.environ)
+
+
+def _with_mesh(options: Options, file: PlanFile, catalogue: Sequence[Definition], joined: Joined | None) -> Options:
+    """Return the options with ``--mesh`` as the parameter of those benchmarks named that have one, and its ranks."""
+    if options.mesh is None or options.group is not None or not _names_meshes(options, file, catalogue):
+        return options
+    if "mesh" in options.settings:
+        raise UserError(f"--mesh {options.mesh} and --set mesh={options.settings['mesh']} say the same: leave out one")
+    meshes = [parse_mesh(text) for text in options.mesh.split(";")]
+    ranks = {math.prod(size for axis, size in mesh.items() if axis not in INSIDE) for mesh in meshes}
+    here = joined is None and options.launcher == "torchrun" and options.nproc is None
+    several = len(ranks) == 1 and (max(ranks) > 1 or options.allow_single)
+    nproc = max(ranks) if here and several else options.nproc
+    return replace(options, mesh=None, settings={**options.settings, "mesh": options.mesh}, nproc=nproc)
+
+
+def _names_meshes(options: Options, file: PlanFile, catalogue: Sequence[Definition]) -> bool:
+    """Say whether a benchmark that is asked for by name, here or in the file, has a mesh of its own."""
+    if not options.only and not file.case and options.target is None:
+        return False
+    of_file = select(catalogue, [case.name for case in file.case])
+    chosen = [definition for definition in select(catalogue, options.only) if definition in of_file]
+    return any(param.kind == "mesh" for definition in chosen for param in definition.params)
+
+
+def _with_group(options: Options) -> Mapping[str, str]:
+    """Return the settings with the group that ``--mesh`` and ``--group`` mean together."""
+    if options.mesh is None and options.group is None:
+        return options.settings
+    if options.group is None:
+        raise UserError(
+            f"--mesh {options.mesh} needs --group, one of its axes: {listed(parse_mesh(options.mesh or ''))}"
+        )
+    group = options.group if options.mesh is None else mesh_group(options.mesh, options.group)
+    return {**options.settings, "group": group}
+
+
+def _with_file(options: Options, file: PlanFile) -> Options:
+    """Return the options with the plan file's values where the command line gave none."""
+    names = ("preset", "nproc", "backend", "device", "launches", "budget", "timeout")
+    given = {name: getattr(file, name) for name in names if getattr(options, name) is None}
+    texts = {name: str(given[name]) for name in ("budget", "timeout") if given.get(name) is not None}
+    return replace(options, **{**given, **texts})
+
+
+def _preset(name: str | None) -> str:
+    if name is not None and name not in PRESETS:
+        raise UserError(f"no preset is named {name!r}: there are {listed(PRESETS)}{did_you_mean(name, PRESETS)}")
+    return name or "node"
+
+
+def _ranks(nproc: int | None, joined: Joined | None) -> int | None:
+    if joined is None:
+        return nproc
+    if nproc not in (None, joined.size):
+        raise UserError(f"--nproc {nproc}: {joined.size} ranks are there already (WORLD_SIZE); leave it out")
+    return joined.local_size
+
+
+def _launches(launches: int | None, joined: Joined | None) -> int | None:
+    if launches is not None and launches < 1:
+        raise UserError(f"--launches {launches}: at least 1 is needed")
+    if joined is None:
+        return launches
+    if launches not in (None, 1):
+        raise UserError(f"--launches {launches}: ranks that are there already make one launch; leave it out")
+    return 1

@@ -1,0 +1,157 @@
+"""Parameters of a case: declared once, used by listing, validation, ``--set``, plan files and the docs."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.errors import UserError
+from bench.plan.groups import parse_mesh
+from bench.plan.traffic import read_matrix
+from bench.rows import read_rows
+from bench.text import parse_size, parse_sizes
+from bench.words import did_you_mean, listed
+
+Value = bool | int | float | str
+Kind = Literal["int", "float", "str", "bool", "size", "matrix", "rows", "mesh"]
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a word",
+    "bool": "true or false",
+    "size": "a size such as 64K",
+    "matrix": "a file with n rows of n numbers, or the rows themselves between semicolons",
+    "rows": "a file, or its rows between semicolons",
+    "mesh": "axes and their ranks, outermost first, such as dp=2,tp=2",
+}
+_OF_FILES = ("matrix", "rows")
+_IN_THEIR_OWN_WORDS = (*_OF_FILES, "mesh")
+"""Kinds whose refusal says more than that they were not understood."""
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Param:
+    """A parameter of a case; bounds are inclusive, ``choices`` empty where every value of the kind is allowed.
+
+    An optional one is left out of a case where it has its default, so that a new one changes no old case's id.
+    """
+
+    name: str
+    kind: Kind
+    default: Value
+    help: str
+    choices: tuple[Value, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    optional: bool = False
+
+    def allowed(self) -> str:
+        """Say in words what values are allowed."""
+        if self.choices:
+            return listed(self.choices)
+        above = "" if self.minimum is None else f" of at least {self.minimum:g}"
+        below = "" if self.maximum is None else f"{' and' if above else ' of'} at most {self.maximum:g}"
+        return _WORDS[self.kind] + above + below
+
+    def parse(self, found: object) -> Value:
+        """Return ``found``, text or a value from a file, as this parameter's kind; ``UserError`` if it does not fit."""
+        try:
+            value = _convert(self.kind, found)
+        except ValueError as error:
+            if self.kind in _IN_THEIR_OWN_WORDS and isinstance(error, UserError):
+                raise  # its own words name the file, the row and the column, or the axis
+            raise self._refusal(found) from None
+        if self.choices and value not in self.choices:
+            raise self._refusal(found)
+        if not isinstance(value, str) and not self._low() <= value <= self._high():
+            raise self._refusal(found)
+        return value
+
+    def _low(self) -> float:
+        return -math.inf if self.minimum is None else self.minimum
+
+    def _high(self) -> float:
+        return math.inf if self.maximum is None else self.maximum
+
+    @property
+    def separator(self) -> str:
+        """What stands between several values; meshes have commas of their own."""
+        return ";" if self.kind == "mesh" else ","
+
+    def parse_many(self, text: str) -> tuple[Value, ...]:
+        """Return the values of a list in one text; a size list may hold ranges such as ``1K:64M:x4``."""
+        if self.kind in _OF_FILES:
+            return (self.parse(text),)
+        if self.kind == "size":
+            return tuple(self.parse(size) for size in parse_sizes(text))
+        return tuple(dict.fromkeys(self.parse(word.strip()) for word in text.split(self.separator)))
+
+    def _refusal(self, found: object) -> UserError:
+        hint = did_you_mean(str(found), map(str, self.choices)) if self.choices else ""
+        return UserError(f"{self.name} = {found!r} is not allowed: {self.name} is {self.allowed()}{hint}")
+
+
+def _convert(kind: Kind, found: object) -> Value:
+    if kind == "bool":
+        return _to_bool(found)
+    if isinstance(found, bool):
+        raise ValueError("a boolean is not a number")
+    if kind == "size":
+        return parse_size(found) if isinstance(found, str) else _to_int(found)
+    if kind == "int":
+        return _to_int(found)
+    if kind == "float":
+        return _to_float(found)
+    if not isinstance(found, str):
+        return _fail()
+    if kind == "rows" and found:
+        return read_rows(found)
+    if kind == "mesh" and found:
+        return ",".join(f"{axis}={size}" for axis, size in parse_mesh(found).items())
+    return read_matrix(found) if kind == "matrix" and found else found
+
+
+def _to_bool(found: object) -> bool:
+    word = str(found).lower()
+    if word not in (*_TRUE, *_FALSE):
+        raise ValueError("neither true nor false")
+    return word in _TRUE
+
+
+def _to_int(found: object) -> int:
+    if isinstance(found, float) and not found.is_integer():
+        raise ValueError("not a whole number")
+    return int(found) if isinstance(found, str | int | float) else _fail()
+
+
+def _to_float(found: object) -> float:
+    number = float(found) if isinstance(found, str | int | float) else _fail()
+    return number if math.isfinite(number) else _fail()  # JSON has neither NaN nor infinity
+
+
+def _fail() -> int:
+    raise ValueError("of another kind")
+
+
+def resolve(params: Iterable[Param], given: Mapping[str, object], where: str) -> dict[str, Value]:
+    """Return the parameters with their given or default values, in declared order; ``where`` names the case in errors.
+
+    Optional ones are left out where they have their default.
+    """
+    declared = {param.name: param for param in params}
+    for name in given:
+        if name not in declared:
+            raise unknown_parameter(name, declared, where)
+    values = {name: param.parse(given[name]) if name in given else param.default for name, param in declared.items()}
+    return {
+        name: value for name, value in values.items() if not declared[name].optional or value != declared[name].default
+    }
+
+
+def unknown_parameter(name: str, declared: Iterable[str], where: str) -> UserError:
+    """Return the refusal of a parameter that ``where`` does not have."""
+    names = sorted(declared)
+    has = listed(names) if names else "none"
+    return UserError(f"{where} has no parameter {name!r}: it has {has}{did_you_mean(name, names)}")

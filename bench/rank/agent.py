@@ -1,0 +1,47 @@
+"""torchrun, as a child that ends with its driver and tells how each rank ended, in a file and not in a log."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from bench.launch.processes import die_with_parent
+
+EXITS_VARIABLE = "PARBENCH_EXITS"
+DRIVER_VARIABLE = "PARBENCH_DRIVER_PID"
+_LOOK_SECONDS = 1.0
+_GRACE_SECONDS = 5.0
+
+
+def main() -> int:
+    """Run torchrun with this process's arguments; 0 if every rank ended well."""
+    die_with_parent(signal.SIGTERM)
+    driver = int(os.environ[DRIVER_VARIABLE])
+    if os.getppid() != driver:
+        return 1  # the driver had ended before we could ask to be told
+    threading.Thread(target=_outlive_briefly, args=(driver,), daemon=True).start()
+    try:
+        run.main(sys.argv[1:])
+    except ChildFailedError as error:
+        exits = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        Path(os.environ[EXITS_VARIABLE]).write_bytes(msgspec.json.encode(exits))
+        return 1
+    return 0
+
+
+def _outlive_briefly(driver: int) -> None:
+    """End this process for good soon after its driver: torchrun may wait half a minute for ranks that are gone."""
+    while os.getppid() == driver:
+        time.sleep(_LOOK_SECONDS)
+    time.sleep(_GRACE_SECONDS)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

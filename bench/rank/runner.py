@@ -1,0 +1,229 @@
+"""One case on the ranks: prepare, check, warm up, time, check again. Every subject goes the same way."""
+
+import importlib
+import io
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import msgspec
+import numpy as np
+
+from bench.errors import UserError
+from bench.launch.messages import Outcome
+from bench.operations.background_load import NOTHING, load_beside
+from bench.plan.cases import Case
+from bench.plan.catalogue import OF_THE_RUNNER
+from bench.plan.injection import Injection
+from bench.plan.plan import Measure
+from bench.rank.disturbance import Disturbed
+from bench.rank.progress import Progress
+from bench.rank.timing import Timed, Timing, start_line, time_steps
+from bench.results.arrival import Arrival, blame
+from bench.results.records import Check, Status
+from bench.results.timeline import encode_timeline
+from bench.world.subgroups import Idle, Part, Parts
+from bench.world.subject import Description, Explained, Explanation, Subject
+from bench.world.world import World
+
+Prepare = Callable[..., Subject]
+_EXPLAIN_SHARE = 0.4
+
+
+def run_case(
+    case: Case,
+    world: World,
+    measure: Measure,
+    budget_seconds: float,
+    progress: Progress,
+    *,
+    parts: Parts | None = None,
+    injection: Injection | None = None,
+) -> Outcome:
+    """Measure a case; every rank takes part, and rank 0's outcome is the one that counts.
+
+    ``parts`` keeps process groups from case to case.
+    """
+    began = time.perf_counter()
+    progress.enter("prepare")
+    subject, refusal, part = _prepare(case, parts or Parts(world), injection)
+    refusals = world.gather(refusal)
+    reason = _common_refusal(refusals, part)
+    if subject is None or part is None or reason is not None:
+        if subject is not None:
+            subject.close()
+        status: Status = "skipped" if reason in refusals else "failed"
+        return Outcome(status=status, reason=reason or "", wall_seconds=time.perf_counter() - began)
+    # a disturbed rank cannot explain itself, and the others wait for nobody
+    explains = all(world.gather(isinstance(subject, Explained)))
+    # what explains itself is a step, whose preparing takes a noticeable part of its share
+    share = (1 - _EXPLAIN_SHARE) * budget_seconds - (time.perf_counter() - began) if explains else budget_seconds
+    timing = Timing(
+        measure=measure,
+        mode=str(case.params.get("mode", "blocking")),
+        ranks=part.ranks,
+        budget_seconds=max(share, 0.0),
+        late_seconds=_late_seconds(injection, world),
+    )
+    try:
+        outcome = _measure(subject, world, part, timing, progress, str(case.params.get("beside", NOTHING)))
+        if explains and outcome.status == "ok":
+            progress.enter("explain")
+            begin = partial(start_line, subject, world, timing, progress)
+            left = world.decide([max(budget_seconds - (time.perf_counter() - began), 0.0)])[0]
+            outcome = _with_explanation(outcome, cast(Explained, subject).explain(begin, left))
+    finally:
+        subject.close()
+    injected = injection.text if injection else ""
+    return msgspec.structs.replace(outcome, injected=injected, wall_seconds=time.perf_counter() - began)
+
+
+def _late_seconds(injection: Injection | None, world: World) -> float:
+    late = injection is not None and injection.kind == "late" and injection.rank == world.global_rank
+    return injection.amount if late and injection is not None else 0.0
+
+
+def _with_explanation(outcome: Outcome, found: Explanation) -> Outcome:
+    return msgspec.structs.replace(
+        outcome,
+        explained=found.metrics,
+        details={**outcome.details, **found.details},
+        notes=[*outcome.notes, *found.notes],
+        timeline=b"" if found.timeline is None else encode_timeline(found.timeline),
+    )
+
+
+def load_target(target: str) -> Prepare:
+    """Return the function that ``package.module:function`` names; ``UserError`` if there is none."""
+    module_name, _, name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(f"target {target!r} cannot be loaded: {error}") from error
+    if not callable(getattr(module, name, None)):
+        raise UserError(f"target {target!r} cannot be loaded: {module_name} has no function {name!r}")
+    return cast(Prepare, getattr(module, name))
+
+
+def _prepare(case: Case, parts: Parts, injection: Injection | None) -> tuple[Subject | None, str | None, Part | None]:
+    """Return the subject, or the words in which it refuses these parameters or this machine; and who takes part."""
+    params = {name: value for name, value in case.params.items() if name not in OF_THE_RUNNER}
+    part = None
+    try:
+        part = parts.of(case.params)
+        if part.world is None:
+            return Idle(), None, part
+        subject = load_target(case.target)(part.world, **params)
+    except UserError as error:
+        return None, str(error), part
+    if injection is not None and injection.kind != "late" and injection.rank == part.world.global_rank:
+        return Disturbed(subject, injection, part.world.sync), None, part
+    return subject, None, part
+
+
+def _common_refusal(refusals: list[object], part: Part | None) -> str | None:
+    """Return why the case cannot be measured: all ranks refuse, or they disagree; None if no rank refuses."""
+    if not any(refusals):
+        return None
+    active = range(len(refusals)) if part is None else part.active
+    if len({refusals[rank] for rank in active}) == 1:
+        return str(refusals[active[0]])
+    told = "; ".join(f"rank {rank}: {refusals[rank] or 'ready'}" for rank in active)
+    return f"ranks disagree about whether this can run: {told}"
+
+
+def _measure(subject: Subject, world: World, part: Part, timing: Timing, progress: Progress, beside: str) -> Outcome:
+    told = world.gather(subject.describe())
+    description = cast(Description, told[part.ranks[0]])
+    unlike = ", ".join(str(rank) for rank in part.ranks if repr(told[rank]) != repr(description))
+    if unlike:
+        reason = f"ranks disagree about what a step does: {unlike} unlike rank {part.ranks[0]}"
+        return Outcome(status="failed", reason=reason)
+    before = _check(subject, world, progress, fresh=True)
+    if before:
+        return _wrong(before, "before the timed region")
+    with load_beside(beside, world):
+        timed = time_steps(subject, world, timing, progress)
+    after = _check(subject, world, progress, fresh=timing.many)
+    if after:
+        return _wrong(after, "after the timed region")
+    return _outcome(description, world, part, timed)
+
+
+def _check(subject: Subject, world: World, progress: Progress, *, fresh: bool) -> dict[int, int]:
+    """Return how many results are wrong by rank, right ones left out; of the last step, or of a fresh one."""
+    progress.enter("check")
+    if fresh:
+        subject.reset()
+        world.sync()
+        progress.steps += 1
+        world.barrier()
+        subject.step()
+        world.sync()
+    counts = world.gather(subject.check())
+    return {rank: int(cast(int, count)) for rank, count in enumerate(counts) if count}
+
+
+def _wrong(counts: dict[int, int], when: str) -> Outcome:
+    """Return the outcome of a wrong result: it has no time."""
+    told = ", ".join(f"{count} on rank {rank}" for rank, count in counts.items())
+    return Outcome(
+        status="wrong",
+        reason=f"results differ from the reference {when}: {told}",
+        check=Check(passed=False, wrong=sum(counts.values())),
+    )
+
+
+def _outcome(description: Description, world: World, part: Part, timed: Timed | None) -> Outcome:
+    passed = Check(passed=True, wrong=0)
+    if timed is None:
+        return Outcome(status="ok", check=passed)
+    hops = description.hops
+    whole = len(part.ranks) == len(world.hosts)
+    where = {} if whole else {"group_size": len(part.ranks), "group_ranks": list(part.ranks)}
+    counts = {"warmup": timed.warmup, "steps_per_sample": timed.steps_per_sample}
+    return Outcome(
+        status="ok",
+        stop=timed.stop,
+        check=passed,
+        headline=description.headline,
+        seconds=[value / hops for value in timed.seconds()],
+        skew_seconds=timed.skew_seconds(),
+        transfer_seconds=[] if timed.steps_per_sample > 1 else [value / hops for value in timed.transfer_seconds()],
+        issue_seconds=timed.issue_seconds(),
+        arrival=_arrival(timed, world, part),
+        work=list(description.work),
+        details={**description.details, **where, **counts},
+        notes=list(description.notes),
+        raw=_pack(timed, world, part),
+    )
+
+
+def _arrival(timed: Timed, world: World, part: Part) -> Arrival:
+    """Return who was late and who left last, by global rank."""
+    return blame(
+        [part.ranks[place] for place in timed.last_in()],
+        [part.ranks[place] for place in timed.last_out()],
+        timed.skew_seconds(),
+        world.clock.method,
+        world.clock.uncertainty_ns / 1e9,
+    )
+
+
+def _pack(timed: Timed, world: World, part: Part) -> bytes:
+    """Return every measured rank's samples as a compressed npz: ns since the first arrival, on rank 0's clock."""
+    arrivals, exits, durations, issues = timed.stamps
+    first = arrivals.min()
+    with io.BytesIO() as file:
+        np.savez_compressed(
+            file,
+            ranks=np.array(part.ranks, dtype=np.int64),
+            arrival_ns=arrivals - first,
+            exit_ns=exits - first,
+            duration_ns=durations,
+            issue_ns=issues,
+            steps_per_sample=np.int64(timed.steps_per_sample),
+            clock_offsets_ns=np.array(world.clock.offsets_ns, dtype=np.int64),
+        )
+        return file.getvalue()

@@ -1,0 +1,189 @@
+"""A run's folder: ``run.json``, ``records.jsonl``, ``samples/``, ``traces/``, ``logs/``, ``report.html``.
+
+One process writes it, the driver, and holds a lock while it does.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from bench.errors import UserError
+from bench.plan.plan import Plan
+from bench.results.records import SCHEMA, Record, encode, read_records, refuse_newer
+from bench.results.timeline import Timeline, decode_timeline
+
+FOLDERS = ("samples", "traces", "logs")
+_ROOM_BYTES = 8 << 20
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """``run.json``: what was asked, and the environment that all ranks share (None until the first ranks tell)."""
+
+    schema: int = SCHEMA
+    id: str
+    started: str
+    host: str
+    parbench: str
+    plan: Plan
+    environment: dict[str, Any] | None = None
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as read from its folder."""
+
+    path: Path
+    info: RunInfo
+    records: tuple[Record, ...]
+
+
+def utc_now() -> str:
+    """Return the time as UTC ISO 8601, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
+    """Make a new run folder under ``out``; ``UserError`` if it cannot be written or the disk is full."""
+    host = socket.gethostname()
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    name = f"{stamp}-{host}-{secrets.token_hex(3)}"
+    path = out / name
+    info = RunInfo(id=name, started=utc_now(), host=host, parbench=version, plan=plan)
+    try:
+        path.mkdir(parents=True)
+        for folder in FOLDERS:
+            (path / folder).mkdir()
+        _check_room(path)
+        write_info(path, info)
+        (path / "records.jsonl").touch()
+    except OSError as error:
+        shutil.rmtree(path, ignore_errors=True)
+        raise UserError(f"--out {out} cannot hold a run: {_os_reason(error)}") from error
+    return path, info
+
+
+def _check_room(path: Path) -> None:
+    """Write and remove a file of the size a run may take: free space alone does not show quotas."""
+    probe = path / ".room"
+    with probe.open("wb") as file:
+        file.write(b"\0" * _ROOM_BYTES)
+        file.flush()
+        os.fsync(file.fileno())
+    probe.unlink()
+
+
+def _os_reason(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full ({_ROOM_BYTES >> 20} MB are needed); free some, or choose another folder with --out"
+    return f"{error.strerror} ({error.filename}); choose another folder with --out"
+
+
+def write_info(path: Path, info: RunInfo) -> None:
+    """Write ``run.json``, whole or not at all."""
+    fresh = path / ".run.json"
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
+    fresh.replace(path / "run.json")
+
+
+def load_run(path: Path) -> Run:
+    """Return a run from its folder; ``UserError`` if it is none, or newer than this parbench."""
+    info = load_info(path)
+    return Run(path=path, info=info, records=tuple(read_records(path / "records.jsonl")))
+
+
+def load_info(path: Path) -> RunInfo:
+    """Return ``run.json``; ``UserError`` if the folder is no run."""
+    file = path / "run.json"
+    try:
+        content = file.read_bytes()
+        refuse_newer(content, str(file))
+        return msgspec.json.decode(content, type=RunInfo)
+    except OSError as error:
+        raise UserError(f"{path} is no run: it holds no readable run.json") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not what parbench wrote: {error}") from error
+
+
+def trace_name(record: Record) -> str:
+    """Return the name of the file in ``traces/`` that may tell of a record's step."""
+    return f"{record.case.id}-{record.launch}.json.gz"
+
+
+def load_timeline(run: Run, record: Record) -> Timeline | None:
+    """Return one step of all ranks of a record's case; None where none was written, ``UserError`` if it is damaged."""
+    file = run.path / "traces" / trace_name(record)
+    try:
+        return decode_timeline(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{file} is not what parbench wrote: {error}") from error
+
+
+class RecordWriter:
+    """Appends records, each flushed to disk before the next case begins."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self._file = file
+        self._path = path
+
+    def write(self, record: Record) -> None:
+        """Append one record; ``UserError`` if the disk does not take it."""
+        try:
+            line = encode(record)
+            if self._file.write(line) != len(line):  # unbuffered: a full disk may take only a part
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise UserError(f"{self._path / 'records.jsonl'} takes no more records: {error.strerror}") from error
+
+    def write_samples(self, name: str, content: bytes) -> None:
+        """Write a case's raw samples of every rank (an ``.npz``)."""
+        self._write_file("samples", name, content)
+
+    def write_trace(self, name: str, content: bytes) -> None:
+        """Write one step of all ranks of a case, as ``bench.results.timeline`` encodes it."""
+        self._write_file("traces", name, content)
+
+    def _write_file(self, folder: str, name: str, content: bytes) -> None:
+        target = self._path / folder / name
+        try:
+            target.write_bytes(content)
+        except OSError as error:
+            raise UserError(f"{target} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def open_writer(path: Path) -> Iterator[RecordWriter]:
+    """Yield the run's writer, first taking off a line cut short by a kill; ``UserError`` if another process writes."""
+    records = path / "records.jsonl"
+    try:
+        file = records.open("r+b", buffering=0)
+    except OSError as error:
+        raise UserError(f"{records} cannot be written: {error.strerror}") from error
+    with file:
+        _lock(file, path)
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+        file.seek(0, os.SEEK_END)
+        yield RecordWriter(file, path)
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{path} is being written by another process; wait until it ends") from None
+    except OSError as error:  # Lustre mounted without flock
+        raise UserError(f"{path} cannot be locked: {error.strerror}; choose another folder with --out") from error

@@ -1,0 +1,78 @@
+"""The part of the world that a case measures: which ranks, on which process group, and what the others do."""
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from bench.plan.cases import Params
+from bench.plan.groups import Ranks, groups_of
+from bench.world.subject import Description
+from bench.world.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """``ranks`` are measured; ``active`` ones take steps, they too and, if all groups run at once, all others.
+
+    ``world`` is this rank's own group, None where it stands by.
+    """
+
+    ranks: Ranks
+    active: Ranks
+    world: World | None
+
+
+class Idle:
+    """What a rank does that is not in the group: nothing, as often as the others do something."""
+
+    def step(self) -> None:
+        """Do nothing."""
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+    def check(self) -> int:
+        """Nothing was done, so nothing is wrong."""
+        return 0
+
+    def describe(self) -> Description:
+        """Nothing is done."""
+        return Description()
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class Parts:
+    """Makes the process groups that cases ask for, each once, on every rank in the same order.
+
+    ``world`` is that of all ranks.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._made: dict[str, tuple[tuple[Ranks, ...], list[dist.ProcessGroup]]] = {}
+
+    def retime(self) -> None:
+        """Let the cases to come have a clock that is no older than seconds; collective."""
+        self.world = self.world.retimed()
+
+    def of(self, params: Params) -> Part:
+        """Return the part for a case's ``group``, ``member`` and ``together``; ``UserError`` if it cannot be formed."""
+        everyone = tuple(range(len(self.world.hosts)))
+        text = str(params.get("group", "world"))
+        if text == "world":
+            return Part(ranks=everyone, active=everyone, world=self.world)
+        groups, handles = self._groups(text)
+        member = int(params.get("member", 0))
+        mine = next(index for index, ranks in enumerate(groups) if self.world.global_rank in ranks)
+        together = bool(params.get("together", False))
+        world = self.world.narrowed(groups[mine], handles[mine]) if together or mine == member else None
+        return Part(ranks=groups[member], active=everyone if together else groups[member], world=world)
+
+    def _groups(self, text: str) -> tuple[tuple[Ranks, ...], list[dist.ProcessGroup]]:
+        if text not in self._made:
+            groups = groups_of(text, len(self.world.hosts), self.world.hosts)
+            handles = [dist.new_group(list(ranks), backend=self.world.backend) for ranks in groups]
+            self._made[text] = (groups, handles)
+        return self._made[text]

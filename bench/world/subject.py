@@ -1,0 +1,71 @@
+"""What one writes to measure something new.
+
+``prepare(world, **params) -> Subject``: a subject knows nothing of timing, records or tables.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from bench.launch.messages import Work
+from bench.results.records import Metric
+from bench.results.timeline import Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What one step does: ``work`` gives the rates, ``headline`` names the metric of its duration.
+
+    ``details`` are facts for the record (bytes, sizes, closed forms); ``notes`` say what the row cannot claim; a
+    duration counts as ``hops`` of what is measured (2 for a round trip).
+    """
+
+    headline: str = "time"
+    work: tuple[Work, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    hops: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Where the time of a step goes, and what it sends and holds: more metrics, facts and notes for its record.
+
+    ``timeline`` is one step of all ranks, where it was seen.
+    """
+
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    timeline: Timeline | None = None
+
+
+class Subject(Protocol):
+    """Something that takes steps on every rank of a world."""
+
+    def step(self) -> None:
+        """Do the thing that is timed; on CUDA it may return before the device is done."""
+
+    def reset(self) -> None:
+        """Prepare the next step, untimed: poison outputs, restore inputs, draw a batch."""
+
+    def check(self) -> int:
+        """Return how many results of the last step are wrong on this rank, against a reference; 0 is right."""
+
+    def describe(self) -> Description:
+        """Say what a step does; the same on every rank."""
+
+    def close(self) -> None:
+        """Give back what ``prepare`` took."""
+
+
+@runtime_checkable
+class Explained(Protocol):
+    """A subject that can say where its time goes."""
+
+    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+        """Look into some more steps, on every rank; rank 0's answer counts.
+
+        ``begin`` before each step resets the subject and brings all ranks to the line, one of them late where that was
+        asked for. Called last, after all checks: it may leave the subject worth nothing.
+        """
