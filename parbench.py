@@ -45,7 +45,7 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; what the user can mend is one sentence."""
-        from bench.errors import UserError
+        from bench.text import UserError
 
         try:
             return super().invoke(ctx)

@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
-from bench.errors import UserError
-from bench.text import format_size
+from bench.text import UserError, format_size
 
 
 @dataclass(frozen=True, kw_only=True)

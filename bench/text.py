@@ -1,11 +1,42 @@
-"""Sizes and durations as people write them.
+"""Words of the command line and of files: sizes, durations, link speeds, names, and the user's error."""
 
-Sizes are 1024-based (``64K`` is 65536 bytes); bandwidths, printed elsewhere, are 1e9-based.
-"""
-
+import difflib
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
-from bench.errors import UserError
+
+class UserError(ValueError):
+    """One sentence naming what was found, where, and what is allowed; the command line exits with 2."""
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'?`` where a choice is close to ``word``, else nothing."""
+    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def listed(choices: Iterable[object]) -> str:
+    """Return the choices as ``a, b or c``."""
+    words = [str(choice) for choice in choices]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def read_text(name: str, where: str) -> str:
+    """Return the text of the file ``name``; ``UserError`` that begins with ``where`` if there is none."""
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{where} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where} is no text: {error.reason}") from error
+
+
+def read_rows(text: str) -> str:
+    """Return rows between semicolons: those given, or those of the file of this name; empty rows are left out."""
+    found = text.replace(";", "\n") if ";" in text else read_text(text, f"file {text}")
+    return ";".join(row.strip() for row in found.splitlines() if row.strip())
+
 
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(\d{1,18})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.errors import UserError
 from bench.results.runs import Run, load_run
+from bench.text import UserError
 from reports.data import as_csv, as_json, embedded_json, several_csv, several_json
 from reports.folder import warnings_of, write_whole
 from reports.markdown import render_markdown, render_several_markdown

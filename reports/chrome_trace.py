@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from bench.errors import UserError
 from bench.results.runs import Run
+from bench.text import UserError
 from reports.labels import short_labels
 from reports.parallel.pipeline import Pipeline, pipelines, unreadable
 from reports.parallel.pipeline_trace import pipeline_clock, pipeline_events, why_not

@@ -149,8 +149,7 @@ def compare(
 
     --confirm launches on ranks such as NEW's: what srun spread over nodes needs an allocation of as many.
     """
-    from bench.errors import UserError
-    from bench.text import parse_duration
+    from bench.text import UserError, parse_duration
     from reports.comparing.compare_show import Asked, compare_runs
     from reports.comparing.confirm import Confirming
 
@@ -222,8 +221,8 @@ def export(run: Path, form: str, output: Path | None) -> None:
     in that a file for each rank. github-action-benchmark is a folder with a file for what is better smaller, and one
     for what is better bigger. pytest-benchmark, bencher (Bencher Metric Format) and openmetrics hold every case.
     """
-    from bench.errors import UserError
     from bench.results.runs import load_run
+    from bench.text import UserError
     from reports.show import export_files, export_run, write_files
 
     is_folder = output is not None and (output.is_dir() or not output.suffix)
@@ -239,7 +238,7 @@ def export(run: Path, form: str, output: Path | None) -> None:
 
 def _write(content: bytes, output: Path | None) -> None:
     """Write to a file, or to standard output where none is named."""
-    from bench.errors import UserError
+    from bench.text import UserError
 
     if output is None:
         click.echo(content, nl=False)

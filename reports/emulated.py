@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from bench.machine.emulation import EMULATED
-from bench.machine.environment import format_cpus
+from bench.machine.environment import EMULATED, format_cpus
 from bench.results.runs import Run
 
 

@@ -12,8 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullLocator
 
-from bench.results.ceiling import Ceiling
-from bench.results.fit import Fit
+from bench.results.fit import Ceiling, Fit
 from bench.results.records import Metric
 from bench.text import format_size
 from reports import cells

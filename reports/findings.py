@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from bench.results.ceiling import Ceiling
+from bench.results.fit import Ceiling
 from bench.results.runs import Run
 from reports.contrasts import Pairs, pairs
 from reports.fits import Curve, ceiling_of, fit_curves

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.results.ceiling import COPY, LINK, Ceiling, Efficiency, efficiency
-from bench.results.fit import METHOD, Fit, Point, fit
+from bench.results.fit import COPY, LINK, METHOD, Ceiling, Efficiency, Fit, Point, efficiency, fit
 from bench.results.runs import Run
 from reports import cells
 from reports.summary import Row

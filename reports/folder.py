@@ -4,8 +4,8 @@ import fcntl
 import os
 from pathlib import Path
 
-from bench.errors import UserError
 from bench.results.runs import Run
+from bench.text import UserError
 
 
 def warnings_of(run: Run) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from bench.launch.messages import LEFT_OUT
+from bench.launch.control_channel import LEFT_OUT
 from bench.results.runs import Run
 from bench.text import format_duration
 from reports.breakdown import broken_down

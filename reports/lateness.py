@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.results.arrival import Arrival
-from bench.results.records import Record
+from bench.results.records import Arrival, Record
 from bench.results.runs import Run
 from bench.results.stats import median
 from reports.summary import Row

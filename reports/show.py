@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from bench.errors import UserError
 from bench.results.runs import Run, load_run
+from bench.text import UserError
 from reports.folder import warnings_of, write_whole
 from reports.nodes.gathered import gather
 from reports.nodes.sweep_folder import is_sweep

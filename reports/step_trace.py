@@ -7,7 +7,7 @@ be. Beside the names that viewers show, events bear what HolisticTraceAnalysis r
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench.results.timeline import COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
+from bench.results.records import COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
 from reports.timelines import axis_of, by_stream, lanes, stream_words
 
 Event = dict[str, Any]

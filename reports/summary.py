@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.launch.messages import LEFT_OUT
+from bench.launch.control_channel import LEFT_OUT
 from bench.plan.cases import Case
 from bench.plan.plan import Skipped
 from bench.results.records import Check, Metric, Record, Status, WorldInfo

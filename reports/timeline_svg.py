@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from bench.results.timeline import COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
+from bench.results.records import COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
 from reports import cells
 from reports.timelines import by_stream, covered_us, stream_words
 

@@ -6,9 +6,9 @@ Communication of one axis may overlap itself, so it is spread over lanes in whic
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.errors import UserError
+from bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline, streams_of
 from bench.results.runs import Run, load_timeline
-from bench.results.timeline import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline, streams_of
+from bench.text import UserError
 from reports.summary import Row
 
 NO_CLOCK = "the trace names no clock that its ranks share, and ranks on different clocks must not be merged"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.errors import UserError
+from bench.text import UserError
 from slurm.system import ENDED, Slurm, SlurmError
 
 FOLDER = "claims"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.errors import UserError
+from bench.text import UserError
 
 CONTROLLER = "ctl"
 CONTROLLER_PORT = 6817

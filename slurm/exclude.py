@@ -15,10 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.errors import UserError
 from bench.plan.params import Value
-from bench.text import parse_size
-from bench.words import did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed, parse_size
 
 _TOKEN = re.compile(
     r"""(?P<blank>\s+)

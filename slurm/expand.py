@@ -7,10 +7,10 @@ from typing import cast
 
 import msgspec
 
-from bench.errors import UserError
 from bench.plan.cases import Definition, select
 from bench.plan.params import Value
 from bench.plan.plan import Plan
+from bench.text import UserError
 from slurm.estimate import point_seconds
 from slurm.exclude import Condition, check_names, parse_condition
 from slurm.feasible import plan_point

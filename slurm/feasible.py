@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-from bench.errors import UserError
 from bench.plan.cases import Definition, Setting
-from bench.plan.plan import Plan
-from bench.plan.planning import Request, make_plan
-from bench.plan.presets import Entry
-from bench.text import parse_duration
+from bench.plan.options import Request, make_plan
+from bench.plan.plan import Entry, Plan
+from bench.text import UserError, parse_duration
 from slurm.sweepfile import SweepFile
 
 _WHERE = (("gloo", "cpu"), ("nccl", "cuda"), ("gloo", "cuda"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.errors import UserError
+from bench.text import UserError
 from slurm.points import SCHEMA, Point, Sweep
 
 FOLDERS = ("points", "scripts", "ledger", "claims", "runs", "logs")

@@ -12,8 +12,8 @@ from typing import Literal, Self
 
 import msgspec
 
-from bench.errors import UserError
 from bench.results.runs import utc_now
+from bench.text import UserError
 
 State = Literal["started", "done", "failed", "interrupted", "postponed", "lost-node"]
 FINAL: tuple[State, ...] = ("done", "failed")

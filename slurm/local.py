@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.errors import UserError
+from bench.text import UserError
 from slurm.cluster import Order, order_file
 from slurm.cluster_conf import ClusterSpec
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.errors import UserError
 from bench.launch.driver import remaining
 from bench.launch.processes import die_with_parent
 from bench.results.records import Record, encode, read_records
 from bench.results.runs import Run, load_run
+from bench.text import UserError
 from slurm.folder import plan_path, runs_path
 from slurm.ledger import State
 from slurm.points import Point, Sweep

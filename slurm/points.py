@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from bench.plan.presets import Entry
+from bench.plan.plan import Entry
 
 SCHEMA = 1
 Mode = Literal["one", "array", "each"]

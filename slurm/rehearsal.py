@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.errors import UserError
+from bench.text import UserError
 from slurm.cluster import FOLDER_VARIABLE
 from slurm.cluster_conf import checked_rate
 from slurm.daemons import nodes_file, rate_file

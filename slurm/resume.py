@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from bench.errors import UserError
 from bench.results.runs import utc_now
+from bench.text import UserError
 from slurm.folder import Job, append_job, load_jobs, load_sweep
 from slurm.points import Point, Sweep
 from slurm.script import Batch, batches, script_text

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.errors import UserError
-from bench.text import parse_duration, parse_size
+from bench.text import UserError, parse_duration, parse_size
 from slurm.screen_fit import Slow, confirm, find_slow
 from slurm.screen_rounds import confirmation, tournament
 from slurm.screen_run import Means, Seen, measure, short

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from bench.plan.rounds import Pair
+from bench.plan.groups import Pair
 from bench.results.stats import median, t_quantile
 
 _PAIRS_FOR_A_LEVEL = 4

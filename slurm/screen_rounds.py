@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
-from bench.plan.rounds import Pair, format_pairs, num_rounds, round_pairs
+from bench.plan.groups import Pair, format_pairs, num_rounds, round_pairs
 
 _REPEATS_OF_THREE = 4
 _MEETINGS = 4  # of a suspect link: two may be disturbed by chance

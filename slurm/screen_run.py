@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.errors import UserError
-from bench.launch.child import run_child
-from bench.plan.rounds import parse_pairs
+from bench.launch.processes import run_child
+from bench.plan.groups import parse_pairs
 from bench.results.records import Record
 from bench.results.runs import Run, load_run
 from bench.results.stats import median
+from bench.text import UserError
 from slurm.screen_fit import Exchange
 from slurm.screen_rounds import Turns
 

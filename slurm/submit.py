@@ -9,11 +9,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from bench.errors import UserError
 from bench.plan.cases import load_catalogue
 from bench.results.runs import utc_now
-from bench.text import parse_duration
-from bench.words import did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed, parse_duration
 from slurm.estimate import about, estimate, table
 from slurm.expand import expand
 from slurm.folder import Job, append_job, create_folder, load_jobs, slug, write_sweep

@@ -4,11 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.errors import UserError
 from bench.plan.cases import Definition, select
 from bench.plan.params import Value
-from bench.plan.planfile import Scalar
-from bench.words import did_you_mean, listed
+from bench.plan.plan import Scalar
+from bench.text import UserError, did_you_mean, listed
 from slurm.sweepfile import SweepFile
 
 SHAPE = ("nodes", "ntasks_per_node", "placement", "environment")

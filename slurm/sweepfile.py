@@ -8,12 +8,10 @@ from typing import Annotated
 
 import msgspec
 
-from bench.errors import UserError
 from bench.machine.world_spec import BACKENDS, DEVICES
-from bench.plan.planfile import FileCase, Scalar
-from bench.results.ceiling import parse_link
-from bench.text import parse_duration
-from bench.words import did_you_mean, listed
+from bench.plan.plan import FileCase, Scalar
+from bench.results.fit import parse_link
+from bench.text import UserError, did_you_mean, listed, parse_duration
 from slurm.points import Mode, OnDeadNode, Placement
 
 Count = Annotated[int, msgspec.Meta(ge=1)]

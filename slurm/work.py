@@ -11,8 +11,8 @@ from types import FrameType
 
 import click
 
-from bench.errors import UserError
 from bench.results.runs import utc_now
+from bench.text import UserError
 from slurm.claims import Claims, is_gone, job_lives, this_owner
 from slurm.dead_nodes import DeadNodes
 from slurm.folder import load_sweep

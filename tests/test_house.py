@@ -127,7 +127,7 @@ def test_every_command_and_option_in_the_readme_exists() -> None:
 
 
 def test_the_presets_in_the_readme_are_the_presets() -> None:
-    from bench.plan.presets import PRESETS
+    from bench.plan.plan import PRESETS
 
     assert re.findall(r"`(\w+)` \((?:under|the default|about)", README) == list(PRESETS)
 

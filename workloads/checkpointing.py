@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from bench.errors import UserError
+from bench.text import UserError
 
 How = Literal["none", "selective", "full"]
 HOWS: tuple[How, ...] = get_args(How)

@@ -1,8 +1,7 @@
 """Whether a step really computes or waits instead, as one writes it."""
 
-from bench.errors import UserError
 from bench.plan.params import Param
-from bench.text import parse_duration
+from bench.text import UserError, parse_duration
 
 REAL, TIMED = "real", "timed:"
 

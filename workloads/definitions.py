@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from bench.errors import UserError
 from bench.plan.cases import Definition, Params, Setting, only_itself
 from bench.plan.params import Param, Value
+from bench.text import UserError
 from workloads.compute_kind import COMPUTE, parse_compute
 from workloads.context.cp_case import PARAMS as CONTEXT
 from workloads.context.cp_case import refuse_context, refuse_place

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import cast
 
-from bench.results.timeline import COMM, COMPUTE, COPY, MOST_INTERVALS, PHASE, Interval, RankTimeline, Timeline
+from bench.results.records import COMM, COMPUTE, COPY, MOST_INTERVALS, PHASE, Interval, RankTimeline, Timeline
 from bench.world.world import World
 from workloads.communication import Call
 from workloads.intervals import Span, difference, intersection

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from bench.errors import UserError
 from bench.plan.params import Param, Value
+from bench.text import UserError
 
 Recipe = Literal["gpt", "llama"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from bench.launch.messages import Work
+from bench.launch.control_channel import Work
 from bench.plan.params import Value
 from bench.world.subject import Description, Explanation
 from bench.world.world import World

@@ -1,6 +1,7 @@
 """The driver: launches of gangs, cases in turn, a record for each. Without torch."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -8,18 +9,117 @@ from typing import Any, Protocol
 
 import msgspec
 
-from bench.launch.control_channel import Hub
+from bench.launch.control_channel import LEFT_OUT, Hello, Hub, Job, Outcome, Work
 from bench.launch.launchers import Gang
-from bench.launch.messages import LEFT_OUT, Hello, Job, Outcome
-from bench.launch.metrics import metrics_of, noise_of
 from bench.launch.monitor import START_SECONDS, Trouble, Watch
-from bench.launch.seating import seating, seating_doubts
-from bench.machine.environment import difference, hoist
+from bench.machine.environment import difference, format_cpus, hoist
 from bench.machine.topology import gpu_links, relations
 from bench.plan.cases import Case
-from bench.results.records import Record, Samples, WorldInfo
+from bench.plan.plan import Spread
+from bench.results.records import Metric, Noise, Record, Samples, WorldInfo
 from bench.results.runs import RecordWriter, Run, trace_name, utc_now, write_info
-from bench.results.stats import within_launch
+from bench.results.stats import MIN_FOR_P99, Estimate, grade, quantile, spread, steadiness, within_launch
+
+
+def metrics_of(outcome: Outcome) -> dict[str, Metric]:
+    """Return the duration, its p99 where there are 100 samples, the rates, and who waited; nothing without samples."""
+    if not outcome.seconds:
+        return {}
+    time = within_launch(outcome.seconds)
+    metrics = {outcome.headline: _seconds(time)}
+    n = len(outcome.seconds)
+    if n >= MIN_FOR_P99:
+        metrics[f"{outcome.headline}_p99"] = Metric(
+            value=quantile(outcome.seconds, 0.99), unit="s", better="lower", method=f"99th percentile of {n} iterations"
+        )
+    metrics |= {work.name: _rate(work, time) for work in outcome.work}
+    if outcome.issue_seconds:
+        waits = [whole - issue for whole, issue in zip(outcome.seconds, outcome.issue_seconds, strict=True)]
+        metrics["issue_time"] = _median(outcome.issue_seconds, "until every rank has issued")
+        metrics["wait_time"] = _median(waits, "from then to the end")
+    metrics["skew"] = _median(outcome.skew_seconds, "last arrival - first")
+    if outcome.transfer_seconds:
+        metrics["transfer"] = _median(outcome.transfer_seconds, "last exit - last arrival")
+    return metrics | outcome.explained
+
+
+def _seconds(estimate: Estimate, what: str = "") -> Metric:
+    method = f"{what}, {estimate.method}" if what else estimate.method
+    return Metric(value=estimate.value, unit="s", better="lower", low=estimate.low, high=estimate.high, method=method)
+
+
+def _median(values: Sequence[float], what: str) -> Metric:
+    return _seconds(within_launch(values), what)
+
+
+def _rate(work: Work, time: Estimate) -> Metric:
+    """Return an amount over the time; unknown where nothing is moved, or in no time."""
+
+    def over(seconds: float | None) -> float | None:
+        return work.amount / seconds if seconds and work.amount else None
+
+    return Metric(
+        value=over(time.value),
+        unit=work.unit,
+        better="higher",
+        low=over(time.high),
+        high=over(time.low),
+        method=f"{work.amount:.12g} over the {time.method}",
+    )
+
+
+def noise_of(outcome: Outcome) -> Noise | None:
+    """Return how far the samples scatter and whether they were steady; None without samples."""
+    if not outcome.seconds:
+        return None
+    scatter = spread(outcome.seconds)
+    return Noise(grade=grade(scatter), spread=round(scatter, 4), steady=steadiness(outcome.seconds))
+
+
+def seating(hellos: Sequence[Hello]) -> dict[str, Any]:
+    """Return each rank's host and switch path in rank order; nothing where all share one host."""
+    hosts = [hello.host for hello in hellos]
+    if len(set(hosts)) < 2:
+        return {}
+    switches = {hello.host: hello.place.switches for hello in hellos if hello.place and hello.place.switches}
+    return {"hosts": hosts, **({"switches": switches} if switches else {})}
+
+
+def seating_doubts(spread: Spread, hellos: Sequence[Hello]) -> tuple[str, ...]:
+    """Return in words where ranks sit otherwise than was asked: nodes, ranks on each, their order, their CPUs."""
+    hosts = [hello.host for hello in hellos]
+    return (*_placement_doubts(spread, hosts), *_affinity_doubts(hellos))
+
+
+def _placement_doubts(spread: Spread, hosts: Sequence[str]) -> tuple[str, ...]:
+    counts = Counter(hosts)
+    names = list(counts)
+    if len(names) != spread.nodes or set(counts.values()) != {spread.ntasks_per_node}:
+        found = ", ".join(f"{count} on {host}" for host, count in counts.items())
+        return (f"{spread.nodes} nodes with {spread.ntasks_per_node} ranks each were asked for; there are {found}",)
+    asked = {
+        "block": [name for name in names for _ in range(spread.ntasks_per_node)],
+        "cyclic": names * spread.ntasks_per_node,
+    }
+    if list(hosts) == asked[spread.placement]:
+        return ()
+    return (f"placement {spread.placement} was asked for; ranks are on {', '.join(hosts)}",)
+
+
+def _affinity_doubts(hellos: Sequence[Hello]) -> tuple[str, ...]:
+    """Say which rank may use fewer CPUs than its task was promised, and which hosts have ranks on one core."""
+    doubts = []
+    for hello in hellos:
+        promised = str(hello.environment.get("variables", {}).get("SLURM_CPUS_PER_TASK", ""))
+        if hello.place and promised.isdecimal() and len(hello.place.cpus) < int(promised):
+            doubts.append(
+                f"rank {hello.rank} on {hello.host} may use CPUs {format_cpus(hello.place.cpus)}; "
+                f"SLURM_CPUS_PER_TASK is {promised}"
+            )
+    alone = Counter((hello.host, hello.place.cpus) for hello in hellos if hello.place and len(hello.place.cpus) == 1)
+    shared = [f"{count} ranks share CPU {cpus[0]} of {host}" for (host, cpus), count in alone.items() if count > 1]
+    return (*doubts, *shared)
+
 
 _FAREWELL_SECONDS = 10.0
 _MAX_FAILED_STARTS = 2

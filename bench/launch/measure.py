@@ -10,20 +10,17 @@ from typing import Any
 
 import msgspec
 
-from bench.errors import UserError
 from bench.launch.driver import Driver, StartGang, remaining
-from bench.launch.interrupts import terminated_as_interrupted
-from bench.launch.launchers import Gang, TorchrunGang, loopback_variables
+from bench.launch.launchers import Gang, SrunGang, TorchrunGang, check_srun, loopback_variables
 from bench.launch.monitor import START_SECONDS
+from bench.launch.processes import terminated_as_interrupted
 from bench.launch.progress_display import Display, JsonLines
-from bench.launch.srun import SrunGang, check_srun
-from bench.machine.addresses import reachable
 from bench.machine.machine import Machine
-from bench.machine.node_machine import machine_of_ranks
-from bench.machine.slurm_allocation import Allocation, choose_spread
+from bench.machine.slurm_allocation import Allocation, choose_spread, machine_of_ranks, reachable
 from bench.plan.options import Joined, Options, plan_run
 from bench.plan.plan import Plan
 from bench.results.runs import Run, create_run, load_run, open_writer
+from bench.text import UserError
 
 
 def run_options(

@@ -5,9 +5,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.launch.control_channel import Event, Gone, Hub
+from bench.launch.control_channel import (
+    Ask,
+    Broken,
+    Bye,
+    Event,
+    Finished,
+    Gone,
+    Hello,
+    Hub,
+    Job,
+    Outcome,
+    Started,
+    Where,
+)
 from bench.launch.launchers import Gang, local_state
-from bench.launch.messages import Ask, Broken, Bye, Finished, Hello, Job, Outcome, Started, Where
 from bench.results.records import RankState, Status
 
 START_SECONDS = 120.0

@@ -13,11 +13,10 @@ from typing import Any
 import msgspec
 import psutil
 
-from bench.errors import UserError
 from bench.machine.environment import capture, load_average, parse_cpus
 from bench.machine.machine import Machine, look
 from bench.machine.world_spec import FUNCTIONAL_ONLY, Chosen, choose_setting
-from bench.words import listed
+from bench.text import UserError, listed
 
 UNKNOWN = "-"
 OLDEST_TORCH = (2, 11)

@@ -198,3 +198,19 @@ def _os_name() -> str:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except OSError:
         return platform.system()
+
+
+VARIABLE = "PARBENCH_EMULATED"
+EMULATED = "emulated"
+"""How a note begins that says that nodes or links are not real."""
+
+
+def emulation(environ: Mapping[str, str]) -> str | None:
+    """Return in words what is emulated here, None where everything is real."""
+    return environ.get(VARIABLE) or None
+
+
+def emulation_notes(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the note that every record of this place bears, if any."""
+    told = emulation(environ)
+    return () if told is None else (f"{EMULATED}: {told}",)

@@ -1,13 +1,22 @@
-"""The nodes that Slurm has given to this job, and how ranks are to be spread over them."""
+"""The nodes that Slurm gave to this job: how ranks are laid out on them, what they have, where they find the driver."""
 
+import os
 import re
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.errors import UserError
+import msgspec
+import psutil
+
+from bench.launch.launchers import more_options
+from bench.machine.environment import host_address
+from bench.machine.machine import Machine, look
 from bench.plan.plan import Spread
-from bench.words import did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed
 
 PLACEMENTS = ("block", "cyclic")
 
@@ -62,3 +71,90 @@ def _placement(text: str) -> Literal["block", "cyclic"]:
     if text in ("block", "cyclic"):
         return "block" if text == "block" else "cyclic"
     raise UserError(f"--placement {text!r} is not known{did_you_mean(text, PLACEMENTS)}; allowed: {listed(PLACEMENTS)}")
+
+
+_ANSWER_SECONDS = 30
+# the machine is that of the whole node; Slurm would give one task its share, or ask one node for the whole job's GPUs
+_OF_TASKS = (
+    *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND"),
+    *("SLURM_TRES_PER_TASK", "SLURM_TRES_BIND", "SLURM_CPU_BIND"),
+)
+
+
+def machine_of_ranks(environ: Mapping[str, str], allocation: Allocation | None) -> Machine:
+    """Return the machine that ranks of the allocation, None for this host's, have; ``UserError`` if no node answers."""
+    if allocation is None or "SLURMD_NODENAME" in environ:
+        return look(environ)
+    told = ""
+    for number in range(min(allocation.nodes, 2)):  # one node may be the one that does not answer
+        answer = _ask(number, environ)
+        if isinstance(answer, Machine):
+            return answer
+        told = answer
+    raise UserError(
+        f"--launcher srun: this host is no node of job {allocation.job}, and srun could not tell what its nodes have: "
+        f"{told}; start parbench in an sbatch script, or on a node"
+    )
+
+
+def node_command(number: int, environ: Mapping[str, str]) -> list[str]:
+    """Return srun's words that print the machine of the allocation's node of a number, as JSON."""
+    words = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--relative={number}", "--cpu-bind=none"]
+    words += ["--mpi=none", "--overlap", "--input=none", "--export=ALL", *more_options(environ)]
+    return [*words, sys.executable, "-m", "bench.machine.slurm_allocation"]
+
+
+def _ask(number: int, environ: Mapping[str, str]) -> Machine | str:
+    """Return the machine of the node of a number, or in words why it cannot be had."""
+    environment = {name: value for name, value in environ.items() if name not in _OF_TASKS}
+    try:
+        done = subprocess.run(
+            node_command(number, environ),
+            env={**environment, "PYTHONSAFEPATH": "1"},
+            capture_output=True,
+            timeout=_ANSWER_SECONDS,
+            check=False,
+        )
+        if done.returncode == 0:
+            return msgspec.json.decode(done.stdout.strip().rpartition(b"\n")[2], type=Machine)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {_ANSWER_SECONDS} s"
+    except (OSError, msgspec.DecodeError) as error:
+        return str(error)
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"it ended with {done.returncode}"
+
+
+def main() -> None:
+    """Print this node's machine as one line of JSON."""
+    sys.stdout.write(f"\n{msgspec.json.encode(look(os.environ)).decode()}\n")
+
+
+INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+
+
+def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return this host's IPv4 addresses, the likeliest first: the chosen interface's, the host name's, all others.
+
+    The loopback's are left out unless there are no others: Debian lets a host name mean 127.0.1.1.
+    """
+    by_interface = _addresses()
+    chosen = by_interface.get(environ.get(INTERFACE_VARIABLE, ""), [])
+    named = host_address()
+    others = [address for addresses in by_interface.values() for address in addresses]
+    found = dict.fromkeys([*chosen, *([named] if named in others else []), *others])
+    return tuple(address for address in found if not address.startswith("127.")) or ("127.0.0.1",)
+
+
+def _addresses() -> dict[str, list[str]]:
+    """Return the IPv4 addresses of the interfaces that are up."""
+    states = psutil.net_if_stats()
+    return {
+        name: [entry.address for entry in entries if entry.family == socket.AF_INET]
+        for name, entries in psutil.net_if_addrs().items()
+        if name in states and states[name].isup
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -3,10 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from bench.errors import UserError
 from bench.machine.machine import Machine
 from bench.plan.cases import Setting
-from bench.words import did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed
 
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "nccl")

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from bench.operations.operation import Operation, describe
 from bench.operations.test_pattern import Code, dtype_of, poison
-from bench.plan.dtypes import DTYPES
-from bench.plan.traffic import parse_matrix, size_elements, skewed, whole_counts
+from bench.plan.catalogue import DTYPES
+from bench.plan.groups import parse_matrix, size_elements, skewed, whole_counts
 from bench.world.subject import Description
 from bench.world.torch_compat import REDUCE_OPS, all_gather_single, all_reduce_apart, reduce_scatter_single
 from bench.world.world import World

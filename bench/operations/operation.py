@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.errors import UserError
-from bench.launch.messages import Work
+from bench.launch.control_channel import Work
 from bench.operations.test_pattern import count_wrong
+from bench.text import UserError
 from bench.world.subject import Description
 
 CONVENTION = "nccl-tests"

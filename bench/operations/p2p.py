@@ -5,11 +5,11 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from bench.errors import UserError
 from bench.operations.operation import Operation, describe
 from bench.operations.test_pattern import Code, dtype_of, poison
-from bench.plan.dtypes import DTYPES
-from bench.plan.rounds import format_pairs, pairs_of
+from bench.plan.catalogue import DTYPES
+from bench.plan.groups import format_pairs, pairs_of
+from bench.text import UserError
 from bench.world.world import World
 
 

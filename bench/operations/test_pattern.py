@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from bench.plan.dtypes import DTYPES
+from bench.plan.catalogue import DTYPES
 
 REDOPS = ("sum", "avg", "min", "max", "product")
 
@@ -23,7 +23,7 @@ _MIN_CODES = 4
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return torch's dtype of a name from ``bench.plan.dtypes``."""
+    """Return torch's dtype of a name from ``bench.plan.catalogue``."""
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name
     return dtype

@@ -12,9 +12,8 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from bench.errors import UserError
 from bench.plan.params import Param, Value, resolve
-from bench.words import did_you_mean
+from bench.text import UserError, did_you_mean
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,14 +1,16 @@
-"""Groups of ranks, as pure arithmetic: splits of the world, nodes, and axes of a mesh.
+"""Which ranks take part, and who sends how much to whom: groups, pairings and traffic, as pure arithmetic.
 
 A group is written ``world``, ``node``, ``across``, ``contiguous:K``, ``strided:K``, ``pairs``, or as a mesh with one
 of its axes, ``dp=2 tp=4:tp``. Every rank is in exactly one of the groups that a text means.
-"""
+
+A traffic matrix is written as rows of numbers, one row a sender, its n entries the shares of the receivers: rows are
+separated by ``;`` or new lines, entries by blanks or commas. Only proportions count."""
 
 import math
+import re
 from collections.abc import Sequence
 
-from bench.errors import UserError
-from bench.words import did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed, read_text
 
 Ranks = tuple[int, ...]
 
@@ -109,3 +111,129 @@ def _axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
         raise UserError(f"group {mesh}:{axis}: {axis!r} is no axis of the mesh; it has {listed(names)}")
     stride = math.prod(axes[name] for name in names[names.index(axis) + 1 :])
     return _by_key([rank - (rank // stride % axes[axis]) * stride for rank in range(size)])
+
+
+Pair = tuple[int, int]
+
+_PAIR = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
+
+
+def num_rounds(n: int) -> int:
+    """Return how many rounds it takes for each of ``n`` ranks to meet every other: n - 1, or n where n is odd."""
+    return max(n - 1 + n % 2, 1)
+
+
+def round_pairs(n: int, index: int) -> tuple[Pair, ...]:
+    """Return the pairs of a round of ``n`` ranks, the smaller rank first; where n is odd, one rank rests.
+
+    The circle method: the last rank stays, the others turn around it, and ranks meet whose places add up to twice the
+    round, modulo the number of rounds. A rank that would meet the missing last one rests.
+    """
+    turns = num_rounds(n)
+    if not 0 <= index < turns:
+        raise UserError(f"round {index} is not one of the {turns} rounds of {n} ranks, 0 to {turns - 1}")
+    across = [((index + k) % turns, (index - k) % turns) for k in range(1, (turns - 1) // 2 + 1)]
+    fixed = [] if n % 2 or n < 2 else [(index, n - 1)]
+    return tuple(sorted((min(pair), max(pair)) for pair in [*fixed, *across]))
+
+
+def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
+    """Return the pairs of a text such as ``0-3 1-2``; ``UserError`` unless each is of two of ``n`` ranks, met once."""
+    pairs: list[Pair] = []
+    met: set[int] = set()
+    for word in text.split():
+        match = _PAIR.fullmatch(word)
+        if match is None:
+            raise UserError(f"pairs {text!r}: {word!r} is no pair; write two ranks as 0-3, and pairs as '0-3 1-2'")
+        one, other = int(match[1]), int(match[2])
+        for rank in (one, other):
+            if rank >= n:
+                raise UserError(f"pairs {text!r}: rank {rank} is not one of the {n} ranks")
+            if rank in met:
+                raise UserError(f"pairs {text!r}: rank {rank} is named twice; a rank meets one other in a round")
+            met.add(rank)
+        pairs.append((min(one, other), max(one, other)))
+    return tuple(pairs)
+
+
+def format_pairs(pairs: tuple[Pair, ...]) -> str:
+    """Return pairs as ``parse_pairs`` takes them."""
+    return " ".join(f"{one}-{other}" for one, other in pairs)
+
+
+def pairs_of(n: int, index: int, text: str) -> tuple[Pair, ...]:
+    """Return the pairs that are given as text, or else those of a round."""
+    return parse_pairs(text, n) if text.strip() else round_pairs(n, index)
+
+
+Matrix = tuple[tuple[float, ...], ...]
+Counts = tuple[tuple[int, ...], ...]
+
+
+def read_matrix(text: str) -> str:
+    """Return a matrix, written out or in the file of this name, as one canonical line; ``UserError`` if it is none."""
+    where = "traffic"
+    if not _looks_like_matrix(text):
+        where = f"traffic file {text}"
+        text = read_text(text, where)
+    matrix = _parse(text, where)
+    return ";".join(" ".join(f"{entry:g}" for entry in row) for row in matrix)
+
+
+def parse_matrix(text: str) -> Matrix:
+    """Return the entries of a canonical line."""
+    return _parse(text, "traffic")
+
+
+def _looks_like_matrix(text: str) -> bool:
+    return ";" in text or text.replace(".", "").replace(" ", "").isdigit()
+
+
+def _parse(text: str, where: str) -> Matrix:
+    rows = [row.replace(",", " ").split() for row in text.replace(";", "\n").splitlines() if row.strip()]
+    if not rows or any(len(row) != len(rows) for row in rows):
+        shape = ", ".join(str(len(row)) for row in rows) or "no row"
+        raise UserError(f"{where} is not square: {len(rows)} rows of {shape} entries; write n rows of n")
+    matrix = tuple(tuple(_entry(word, where, i, j) for j, word in enumerate(row)) for i, row in enumerate(rows))
+    if not any(entry for row in matrix for entry in row):
+        raise UserError(f"{where} holds only zeros: nothing would be sent")
+    return matrix
+
+
+def _entry(word: str, where: str, row: int, column: int) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise UserError(f"{where} has {word!r} in row {row + 1}, column {column + 1}: allowed are numbers from 0 up")
+    return value
+
+
+def skewed(n: int, skew: float) -> Matrix:
+    """Return shares in which every rank sends ``skew`` of its data to rank 0 and spreads the rest evenly."""
+    row = tuple((1 - skew) / n + (skew if j == 0 else 0.0) for j in range(n))
+    return (row,) * n
+
+
+def whole_counts(matrix: Matrix, count: int) -> Counts:
+    """Return elements for each sender and receiver: the busiest sender sends ``count``, the rest in proportion."""
+    busiest = max(sum(row) for row in matrix)
+    return tuple(_apportion([entry * count / busiest for entry in row]) for row in matrix)
+
+
+def _apportion(shares: Sequence[float]) -> tuple[int, ...]:
+    """Round shares to whole numbers with the same sum (largest remainder)."""
+    floors = [math.floor(share + 1e-9) for share in shares]
+    missing = round(sum(shares)) - sum(floors)
+    by_remainder = sorted(range(len(shares)), key=lambda j: floors[j] - shares[j])
+    for j in by_remainder[: max(missing, 0)]:
+        floors[j] += 1
+    return tuple(floors)
+
+
+def size_elements(counts: Counts) -> int:
+    """Return S in elements: the maximum over ranks of what it sends and what it receives, itself included."""
+    sent = [sum(row) for row in counts]
+    received = [sum(row[j] for row in counts) for j in range(len(counts))]
+    return max(*sent, *received)

@@ -1,30 +1,231 @@
 """From the options of ``parbench run`` to a plan: where to measure, and what."""
 
+import inspect
+import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+import subprocess
+import sys
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, get_args, get_origin
 
 import msgspec
 
-from bench.errors import UserError
-from bench.launch.srun import check_srun
-from bench.machine.emulation import emulation, emulation_notes
-from bench.machine.node_machine import machine_of_ranks
-from bench.machine.slurm_allocation import Allocation, choose_spread
+from bench.launch.launchers import check_srun
+from bench.machine.environment import emulation, emulation_notes
+from bench.machine.slurm_allocation import Allocation, choose_spread, machine_of_ranks
 from bench.machine.world_spec import Chosen, choose_setting, sharing_notes
-from bench.plan.cases import Definition, Setting, load_catalogue, select
-from bench.plan.custom import define
+from bench.plan.cases import Case, Definition, Setting, load_catalogue, matches, select
+from bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
 from bench.plan.groups import mesh_group, parse_mesh
-from bench.plan.injection import Injection, parse_injection
-from bench.plan.plan import Plan, Spread
-from bench.plan.planfile import PlanFile, read_plan_file
-from bench.plan.planning import Request, make_plan
-from bench.plan.presets import PRESETS
-from bench.results.ceiling import parse_link
-from bench.text import parse_duration
-from bench.words import did_you_mean, listed
+from bench.plan.params import Kind, Param, Value, unknown_parameter
+from bench.plan.plan import (
+    PRESETS,
+    Entry,
+    Injection,
+    Plan,
+    PlanFile,
+    Preset,
+    Skipped,
+    Spread,
+    parse_injection,
+    read_plan_file,
+)
+from bench.results.fit import parse_link
+from bench.text import UserError, did_you_mean, listed, parse_duration
+
+_KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
+_LOAD_SECONDS = 120
+
+
+def define(target: str, folder: Path) -> Definition:
+    """Return the definition of a target that is importable, or lies in ``folder``; ``UserError`` if there is none.
+
+    Another process imports it, so that the driver stays free of torch.
+    """
+    if ":" not in target:
+        raise UserError(f"--target {target!r} names no function: write package.module:function")
+    command = [sys.executable, "-P", "-m", "bench.plan.options", target, str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_LOAD_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"--target {target!r} took more than {_LOAD_SECONDS} s to import") from None
+    if done.returncode or not done.stdout:  # a script may end well while it is imported
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise UserError(f"--target {target!r} cannot be used: {lines[-1] if lines else 'its import failed'}")
+    params = msgspec.json.decode(done.stdout.splitlines()[-1], type=tuple[Param, ...])
+    module = target.partition(":")[0].rpartition(".")[2]
+    return Definition(name=f"custom.{module}", target=target, help="a step of your own", params=(MODE, *params))
+
+
+def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
+    """Return the parameters that follow ``world``; ``UserError`` if one has no default or no simple type."""
+    hints = typing.get_type_hints(prepare)
+    after_world = list(inspect.signature(prepare).parameters.values())[1:]
+    return tuple(_param(parameter, hints.get(parameter.name)) for parameter in after_world)
+
+
+def _param(parameter: inspect.Parameter, hint: Any) -> Param:
+    if parameter.name in OF_THE_RUNNER:
+        raise UserError(
+            f"parameter {parameter.name!r} is parbench's own, as are {listed(OF_THE_RUNNER)}: give it another name"
+        )
+    if parameter.default is inspect.Parameter.empty:
+        raise UserError(f"parameter {parameter.name!r} has no default: give it one, --set changes it")
+    choices = get_args(hint) if get_origin(hint) is typing.Literal else ()
+    kind = _KINDS.get(type(parameter.default))
+    if kind is None:
+        raise UserError(f"parameter {parameter.name!r} is no bool, int, float or str")
+    if kind == "float" and not math.isfinite(parameter.default):
+        raise UserError(f"parameter {parameter.name!r} has the default {parameter.default}: give it a finite one")
+    if kind == "int" and parameter.name.endswith("_bytes"):
+        kind = "size"
+    return Param(name=parameter.name, kind=kind, default=parameter.default, help="", choices=choices)
+
+
+def main() -> None:
+    """Print the parameters of the target in argv as one line of JSON."""
+    from bench.rank.runner import load_target  # imports torch, which only this process does
+
+    target, folder = sys.argv[1:]
+    sys.path.append(folder)
+    try:
+        params = params_of(load_target(target))
+    except UserError as error:
+        sys.exit(str(error))
+    sys.stdout.write(f"\n{msgspec.json.encode(params).decode()}\n")
+
+
+_LARGEST_ITEMSIZE = max(dtype.itemsize for dtype in DTYPES.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the user asked for: None and empty mean that the preset decides.
+
+    ``settings`` holds the text of ``--set`` by parameter; ``entries`` replace the preset's when there are any.
+    """
+
+    preset: str = "node"
+    only: tuple[str, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    launches: int | None = None
+    budget_seconds: float | None = None
+    timeout_seconds: float | None = None
+
+
+Candidate = tuple[Case, str | None]
+"""A case with the reason why it cannot run here, None if it can."""
+
+
+def make_plan(request: Request, catalogue: Sequence[Definition], setting: Setting) -> Plan:
+    """Return the plan; ``UserError`` if it names what does not exist, or asks for what cannot run here."""
+    preset = _preset(request.preset)
+    entries = request.entries or preset.entries
+    chosen = _chosen(request, catalogue)
+    _check_settings(request.settings, chosen, "--set: what was chosen")
+    for entry in request.entries:
+        _check_settings(entry.set, select(catalogue, [entry.name]), f"case {entry.name!r}")
+    candidates = [pair for definition in chosen for pair in _candidates(definition, entries, request, setting)]
+    _check_possible(candidates, {*request.settings, *(name for entry in request.entries for name in entry.set)})
+    skipped = {case.id: Skipped(case=case, reason=reason) for case, reason in candidates if reason is not None}
+    return Plan(
+        preset=request.preset,
+        cases=tuple({case.id: case for case, reason in candidates if reason is None}.values()),
+        skipped=tuple(skipped.values()),
+        nproc=setting.nproc,
+        backend=setting.backend,
+        device=setting.device,
+        launches=request.launches or preset.launches,
+        budget_seconds=request.budget_seconds or preset.budget_seconds,
+        timeout_seconds=request.timeout_seconds or preset.timeout_seconds,
+        measure=preset.measure,
+    )
+
+
+def _preset(name: str) -> Preset:
+    if name not in PRESETS:
+        raise UserError(f"no preset is named {name!r}: it is {listed(PRESETS)}{did_you_mean(name, PRESETS)}")
+    return PRESETS[name]
+
+
+def _chosen(request: Request, catalogue: Sequence[Definition]) -> tuple[Definition, ...]:
+    """Return what is to be measured: the given entries' cases, or all, narrowed by ``only``."""
+    named = select(catalogue, [entry.name for entry in request.entries])
+    wanted = select(catalogue, request.only)
+    chosen = tuple(definition for definition in named if definition in wanted)
+    if not request.only and not request.entries:
+        omit = PRESETS[request.preset].omit
+        chosen = tuple(d for d in chosen if not any(matches(d.name, pattern) for pattern in omit))
+    if not chosen:
+        raise UserError(f"--only {' '.join(request.only)} leaves nothing of the plan's cases")
+    return chosen
+
+
+def _check_settings(settings: Mapping[str, str], chosen: Sequence[Definition], source: str) -> None:
+    known = {param.name for definition in chosen for param in definition.params}
+    for name in settings:
+        if name not in known:
+            where = chosen[0].name if len(chosen) == 1 else f"{source} ({len(chosen)} cases)"
+            raise unknown_parameter(name, known, where)
+
+
+def _candidates(
+    definition: Definition, entries: Sequence[Entry], request: Request, setting: Setting
+) -> list[Candidate]:
+    fitting = [entry for entry in entries if matches(definition.name, entry.name)] or [Entry(name=definition.name)]
+    candidates = []
+    for entry in fitting:
+        for given in _product(definition, entry.set, request.settings):
+            if not request.entries and "size_bytes" not in request.settings:
+                given = _divisible(given, setting.nproc)
+            candidates += _expanded(definition, given, setting)
+    return candidates
+
+
+def _expanded(definition: Definition, given: Mapping[str, Value], setting: Setting) -> list[Candidate]:
+    """Return the cases that ``given`` means, or itself with the reason why it means none here."""
+    try:
+        cases = [definition.case(one) for one in definition.expand(given, setting)]
+    except UserError as error:
+        return [(definition.case(given), str(error))]
+    return [(case, definition.refuse(case.params, setting)) for case in cases]
+
+
+def _divisible(given: dict[str, Value], nproc: int) -> dict[str, Value]:
+    """Return a preset's parameters with the size rounded up to whole elements of any type on every rank.
+
+    A preset means a size about so large; what a user asks for is measured as asked, or refused.
+    """
+    if "size_bytes" not in given:
+        return given
+    step = nproc * _LARGEST_ITEMSIZE
+    return {**given, "size_bytes": -(-int(given["size_bytes"]) // step) * step}
+
+
+def _product(definition: Definition, preset: Mapping[str, str], settings: Mapping[str, str]) -> list[dict[str, Value]]:
+    """Return the product of all values given for the definition's parameters; the user's replace the preset's."""
+    by_name = {param.name: param for param in definition.params}
+    texts = {name: text for name, text in {**preset, **settings}.items() if name in by_name}
+    many = [by_name[name].parse_many(text) for name, text in texts.items()]
+    return [dict(zip(texts, values, strict=True)) for values in itertools.product(*many)]
+
+
+def _check_possible(candidates: Sequence[Candidate], asked: Iterable[str]) -> None:
+    """Refuse a value of a parameter asked for by name under which no case can run; a preset's is only skipped."""
+    for name in asked:
+        for value in dict.fromkeys(case.params[name] for case, _ in candidates if name in case.params):
+            reasons = [reason for case, reason in candidates if case.params.get(name) == value]
+            if None not in reasons:
+                raise UserError(f"{name} = {value}: {reasons[0]}")
+    if all(reason is not None for _, reason in candidates):
+        case, reason = candidates[0]
+        raise UserError(f"none of the {len(candidates)} cases asked for can run here; {case.label}: {reason}")
+
 
 INSIDE = ("ep", "etp")
 """Axes of a benchmark's own mesh that lie inside others: ranks are not multiplied by them."""
@@ -100,7 +301,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     chosen, spread = _where(options, joined)
     setting = chosen.setting
     request = Request(
-        preset=_preset(options.preset),
+        preset=_known_preset(options.preset),
         only=options.only,
         entries=tuple(case.entry(catalogue) for case in file.case),
         settings=_with_group(options),
@@ -218,7 +419,7 @@ def _with_file(options: Options, file: PlanFile) -> Options:
     return replace(options, **{**given, **texts})
 
 
-def _preset(name: str | None) -> str:
+def _known_preset(name: str | None) -> str:
     if name is not None and name not in PRESETS:
         raise UserError(f"no preset is named {name!r}: there are {listed(PRESETS)}{did_you_mean(name, PRESETS)}")
     return name or "node"
@@ -240,3 +441,7 @@ def _launches(launches: int | None, joined: Joined | None) -> int | None:
     if launches not in (None, 1):
         raise UserError(f"--launches {launches}: ranks that are there already make one launch; leave it out")
     return 1
+
+
+if __name__ == "__main__":
+    main()

@@ -5,12 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.errors import UserError
-from bench.plan.groups import parse_mesh
-from bench.plan.traffic import read_matrix
-from bench.rows import read_rows
-from bench.text import parse_size, parse_sizes
-from bench.words import did_you_mean, listed
+from bench.plan.groups import parse_mesh, read_matrix
+from bench.text import UserError, did_you_mean, listed, parse_size, parse_sizes, read_rows
 
 Value = bool | int | float | str
 Kind = Literal["int", "float", "str", "bool", "size", "matrix", "rows", "mesh"]

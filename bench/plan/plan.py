@@ -1,11 +1,53 @@
-"""The plan: which cases, on how many ranks, measured how."""
+"""What a run does: which cases, on how many ranks, measured how; presets, plan files and faults to inject."""
 
-from typing import Literal
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
-from bench.plan.cases import Case
-from bench.plan.injection import Injection
+from bench.plan.cases import Case, Definition, select
+from bench.text import UserError, did_you_mean, listed, parse_duration
+
+Kind = Literal["late", "slow", "corrupt"]
+
+_FORM = re.compile(r"(late|slow|corrupt):(\d+)(?::(.+))?", re.ASCII)
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%", re.ASCII)
+_HELP = "write late:RANK:3ms, slow:RANK:10% or corrupt:RANK"
+
+
+class Injection(msgspec.Struct, frozen=True, kw_only=True):
+    """A disturbance of one rank: ``amount`` is seconds for late, a fraction of the step for slow, 0 for corrupt."""
+
+    kind: Kind
+    rank: int
+    amount: float = 0.0
+    text: str
+
+
+def parse_injection(text: str, nproc: int) -> Injection:
+    """Return what ``text`` means in a world of ``nproc`` ranks; ``UserError`` if it means nothing."""
+    match = _FORM.fullmatch(text.strip())
+    if match is None or (match[3] is None) != (match[1] == "corrupt"):
+        raise UserError(f"--inject {text!r} is not understood: {_HELP}")
+    rank = int(match[2])
+    if rank >= nproc:
+        raise UserError(f"--inject {text!r}: rank {rank} is not one of the {nproc} ranks, 0 to {nproc - 1}")
+    if match[1] == "late":
+        return Injection(kind="late", rank=rank, amount=parse_duration(match[3]), text=text)
+    if match[1] == "slow":
+        return Injection(kind="slow", rank=rank, amount=_percent(match[3], text), text=text)
+    return Injection(kind="corrupt", rank=rank, text=text)
+
+
+def _percent(amount: str, text: str) -> float:
+    match = _PERCENT.fullmatch(amount)
+    if match is None or float(match[1]) == 0:
+        raise UserError(f"--inject {text!r}: {amount!r} is no share of a step; write such as 10%")
+    return float(match[1]) / 100
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,3 +102,152 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     link_bytes_per_second: float | None = None
     path: str | None = None
     spread: Spread | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """Parameters, as the text of ``--set``, for the cases whose names fit a glob."""
+
+    name: str
+    set: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """What is measured and for how long; ``budget_seconds`` includes the starting of ranks, not the report."""
+
+    help: str
+    entries: tuple[Entry, ...]
+    launches: int
+    budget_seconds: float
+    timeout_seconds: float
+    measure: Measure
+    omit: tuple[str, ...] = ()
+
+
+_MAIN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv")
+_SIZED = (
+    *("all_to_all_v", "reduce", "gather", "scatter", "all_reduce_two_step"),
+    *("pingpong", "unidirectional", "bidirectional", "matrix"),
+)
+
+
+_GROUPED = ("all_reduce", "all_to_all")
+
+
+def _main(**settings: str) -> tuple[Entry, ...]:
+    return tuple(Entry(name=name, set=settings) for name in _MAIN)
+
+
+def _sized(**settings: str) -> tuple[Entry, ...]:
+    return tuple(Entry(name=name, set=settings) for name in _SIZED)
+
+
+PRESETS = {
+    "smoke": Preset(
+        help="does everything work? every operation and kind of step once, small, about 90 s on two cores",
+        entries=(*_main(size_bytes="1K,1M"), *_sized(size_bytes="64K")),
+        omit=("matrix", "round", "gemm", "zero1", "zero2", "hsdp", "tp", "ep_dispatch", "ep_layer", "hybrid"),
+        launches=1,
+        budget_seconds=85,
+        timeout_seconds=60,  # eight ranks on two cores take half of it to explain a step of a hybrid mesh
+        measure=Measure(precision=0.05, max_iterations=200),
+    ),
+    "node": Preset(
+        help="how does this node communicate, and what does a step cost? five launches, under 2 min on two cores",
+        entries=(
+            *_main(size_bytes="1K:16M:x4", mode="blocking"),
+            *_main(size_bytes="1K,16M", mode="pipelined"),
+            *_sized(size_bytes="1M"),
+            Entry(name="copy", set={"size_bytes": "16M"}),
+        ),
+        omit=("matrix", "round", "gemm", "zero*", "hsdp", "tp*", "pp", "cp", "ep_*", "hybrid"),
+        # the least with which a regression gate can decide
+        launches=5,
+        budget_seconds=95,
+        timeout_seconds=60,
+        measure=Measure(),
+    ),
+    "full": Preset(
+        help="every size to 64M, four types, all modes, groups, interference, ten launches: about 10 min",
+        entries=(
+            *_main(size_bytes="1K:64M:x2", mode="blocking"),
+            *_main(size_bytes="1K:64M:x8", mode="pipelined"),
+            *_main(size_bytes="64K,16M", mode="async"),
+            *_main(size_bytes="1M", dtype="bfloat16,int32,float8_e4m3fn"),
+            *_sized(size_bytes="1K:64M:x16"),
+            Entry(name="copy", set={"size_bytes": "1K:64M:x8"}),
+            Entry(name="matrix", set={"size_bytes": "1M"}),
+            Entry(name="all_reduce", set={"size_bytes": "1M", "redop": "avg,min,max,product"}),
+            Entry(name="all_reduce", set={"size_bytes": "1M", "placement": "out_of_place"}),
+            Entry(name="all_to_all_v", set={"size_bytes": "1M", "skew": "0.5"}),
+            *(Entry(name=name, set={"size_bytes": "1M", "group": "node,across,pairs"}) for name in _GROUPED),
+            Entry(name="all_reduce", set={"size_bytes": "1M", "beside": "gemm,all_reduce,all_to_all"}),
+            Entry(name="gemm", set={"beside": "nothing,all_reduce,all_to_all"}),
+        ),
+        launches=10,
+        budget_seconds=600,
+        timeout_seconds=120,
+        measure=Measure(precision=0.01, max_iterations=2000),
+    ),
+}
+
+
+Scalar = bool | int | float | str
+
+
+class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ``[[case]]`` of the file: a name or glob, and its parameters."""
+
+    name: str
+    set: dict[str, Scalar | list[Scalar]] = {}
+
+    def entry(self, catalogue: Sequence[Definition]) -> Entry:
+        """Return it as a preset's entry, lists as text that the catalogue's parameters read."""
+        params = [param for definition in select(catalogue, [self.name]) for param in definition.params]
+        separators = {param.name: param.separator for param in params}
+        texts = {name: _text(value, separators.get(name, ",")) for name, value in self.set.items()}
+        return Entry(name=self.name, set=texts)
+
+
+class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file; what is absent is decided by the preset, what the command line says goes before it."""
+
+    preset: str | None = None
+    nproc: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    backend: str | None = None
+    device: str | None = None
+    launches: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    budget: str | float | None = None
+    timeout: str | float | None = None
+    case: tuple[FileCase, ...] = ()
+
+
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+
+
+def read_plan_file(path: Path) -> PlanFile:
+    """Return the file's contents; ``UserError`` names the file and the place in it that is wrong."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"plan file {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"plan file {path} is no TOML: {error}") from error
+    try:
+        return msgspec.convert(raw, PlanFile)
+    except msgspec.ValidationError as error:
+        raise UserError(f"plan file {path}: {_explain(str(error))}") from error
+
+
+def _explain(message: str) -> str:
+    """Add what is allowed to msgspec's sentence, which ends in the path of the fault: ``- at `$.case[0].set```."""
+    match = _UNKNOWN.search(message)
+    if match is None:
+        return message
+    fields = (FileCase if "$.case" in message else PlanFile).__struct_fields__
+    return f"{message}; allowed are {listed(fields)}{did_you_mean(match[1], fields)}"
+
+
+def _text(value: Scalar | list[Scalar], separator: str) -> str:
+    return separator.join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,19 +1,69 @@
-"""A run inside ranks that another launcher started: rank 0 drives and does its own part in a thread; others join it."""
+"""How ranks begin under srun, or where another launcher has started them."""
 
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
 
 import msgspec
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE
 from bench.launch.driver import StartGang
 from bench.launch.launchers import Gang, JoinedGang, loopback_variables
+from bench.machine.environment import interface_of
+from bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from bench.plan.options import Joined
 from bench.rank.worker import work
+
+_MEETING_SECONDS = 120
+
+
+class Meeting:
+    """The store of all ranks: rank 0 binds a free port of the address by which it reaches the driver.
+
+    No port is computed, so that two gangs on one node never meet on the same.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._store: TCPStore | None = None
+
+    def offer(self, own_address: str) -> str:
+        """Bind the store on rank 0 and return where; nothing on other ranks. Gloo is told the interface, too."""
+        interface = interface_of(own_address)
+        if interface is not None:
+            os.environ.setdefault(INTERFACE_VARIABLE, interface)  # a host name may mean 127.0.1.1
+        if self._rank != 0:
+            return ""
+        self._store = _store(own_address, 0, is_master=True)
+        return f"{own_address}:{self._store.port}"
+
+    def join(self, where: str) -> TCPStore:
+        """Return the store that rank 0 bound."""
+        if self._store is None:
+            host, _, port = where.rpartition(":")
+            self._store = _store(host, int(port), is_master=False)
+        return self._store
+
+
+def _store(host: str, port: int, *, is_master: bool) -> TCPStore:
+    timeout = timedelta(seconds=_MEETING_SECONDS)
+    return TCPStore(host, port, is_master=is_master, wait_for_workers=False, timeout=timeout)
+
+
+def srun() -> None:
+    """Do the driver's job as the rank that SLURM_PROCID names."""
+    rank = os.environ["SLURM_PROCID"]
+    os.environ.update(RANK=rank, WORLD_SIZE=os.environ["SLURM_NTASKS"], LOCAL_RANK=os.environ["SLURM_LOCALID"])
+    work(os.environ[ADDRESS_VARIABLE], os.environ[KEY_VARIABLE], meeting=Meeting(int(rank)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the interpreter's own way out takes a noticeable part of a launch
+
 
 _DRIVER_KEY = "parbench/driver"
 
@@ -53,3 +103,7 @@ def _stay_on_node() -> None:
 def _rendezvous(timeout_seconds: float) -> Store:
     store: Store = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_seconds))))[0]
     return store
+
+
+if __name__ == "__main__":
+    srun()

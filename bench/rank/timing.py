@@ -1,23 +1,123 @@
 """The timed loop. One sample is one iteration on every rank; rank 0 decides how many, and why to stop."""
 
 import itertools
+import sys
+import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Protocol, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from bench.launch.control_channel import Where
 from bench.plan.plan import Measure
-from bench.rank.modes import MANY, Sample, sampler
-from bench.rank.progress import Progress
 from bench.results.records import Stop
 from bench.results.stats import within_launch
+from bench.text import UserError
 from bench.world.subject import Subject
+from bench.world.torch_compat import coalescing
 from bench.world.world import World
+
+# Where a rank waits for others: DDP's buckets are waited for in autograd's engine, NCCL's work in a synchronize.
+_WAITS = ("torch.distributed", "torch.autograd", "torch.cuda")
+
+
+class Progress:
+    """Counts the steps that this rank has begun in its present case; one thread measures, another reads."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self.phase = "starting"
+        self.steps = 0
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase of a case: prepare, check, warm-up, timed."""
+        self.phase = phase
+        if phase == "prepare":
+            self.steps = 0
+
+    def where(self) -> Where:
+        """Return where the thread that measures is."""
+        frame = sys._current_frames().get(self._thread)
+        modules = [deeper.f_globals.get("__name__", "") for deeper, _ in traceback.walk_stack(frame)] if frame else []
+        return Where(
+            phase=self.phase,
+            steps=self.steps,
+            communicates=any(name.startswith(_WAITS) for name in modules),
+            stack="".join(traceback.format_stack(frame)) if frame else "",
+        )
+
+
+MANY = ("pipelined", "coalesced", "graph")
+"""The modes in which a sample is several steps."""
+
+Sample = Callable[[], int | None]
+"""Takes one sample; returns the host's time, in ns, at which an asynchronous one was issued."""
+
+
+@runtime_checkable
+class Issuable(Protocol):
+    """A subject whose step can be started and waited for apart."""
+
+    def issue(self) -> Sequence[dist.Work]:
+        """Start a step and return what to wait for."""
+
+
+def sampler(mode: str, subject: Subject, world: World, steps: int) -> Sample:
+    """Return what takes a sample of ``steps`` steps; ``UserError`` if the subject cannot be measured so."""
+    if mode == "async":
+        return _issued(subject)
+    if mode == "coalesced":
+        return _coalesced(subject, world, steps)
+    if mode == "graph":
+        return _graph(subject, steps)
+    return lambda: _repeat(subject, steps)
+
+
+def _repeat(subject: Subject, steps: int) -> None:
+    for _ in range(steps):
+        subject.step()
+
+
+def _issued(subject: Subject) -> Sample:
+    if not isinstance(subject, Issuable):
+        raise UserError("mode async: this subject cannot be issued and waited for apart")
+
+    def sample() -> int:
+        works = subject.issue()
+        issued = time.perf_counter_ns()
+        for work in works:
+            work.wait()
+        return issued
+
+    return sample
+
+
+def _coalesced(subject: Subject, world: World, steps: int) -> Sample:
+    def sample() -> None:
+        with coalescing(world.group, None if world.backend == "gloo" else world.device):
+            _repeat(subject, steps)
+
+    return sample
+
+
+def _graph(subject: Subject, steps: int) -> Sample:
+    """Capture the steps once, after a warm-up on a side stream as CUDA graphs need it, and replay them."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        subject.step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _repeat(subject, steps)
+    return graph.replay
+
 
 ARRIVAL, EXIT, DURATION, ISSUE = range(4)
 _STOPS: tuple[Stop, ...] = get_args(Stop)

@@ -16,13 +16,24 @@ from typing import Any, Protocol
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE, Line
-from bench.launch.messages import LEFT_OUT, Broken, Bye, Finished, Hello, Job, Outcome, Started
+from bench.launch.control_channel import (
+    ADDRESS_VARIABLE,
+    KEY_VARIABLE,
+    LEFT_OUT,
+    Broken,
+    Bye,
+    Finished,
+    Hello,
+    Job,
+    Line,
+    Outcome,
+    Started,
+)
 from bench.launch.processes import die_with_parent
 from bench.machine.environment import capture
 from bench.machine.topology import place
-from bench.rank.progress import Progress
 from bench.rank.runner import run_case
+from bench.rank.timing import Progress
 from bench.world.subgroups import Parts
 from bench.world.world import World, open_world
 

@@ -5,16 +5,113 @@ History of the format (``schema``):
    environment, ranks.
 """
 
-from collections.abc import Iterator
+import gzip
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from bench.errors import UserError
 from bench.plan.cases import Case
-from bench.results.arrival import Arrival
 from bench.results.stats import Grade
+from bench.text import UserError
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """The rank that most often arrives last and in what share of iterations; the same for leaving last.
+
+    ``uncertainty`` (s) is the clock's; where it exceeds the skew, the late rank is not known.
+    """
+
+    method: str
+    uncertainty: float
+    late_rank: int | None
+    share: float | None
+    last_out_rank: int | None
+    last_out_share: float | None
+
+
+def blame(
+    last_in: Sequence[int], last_out: Sequence[int], skew_seconds: Sequence[float], method: str, uncertainty: float
+) -> Arrival:
+    """Return who was last, from the rank that was last in each iteration; nobody where the clock cannot tell."""
+    told = [rank for rank, skew in zip(last_in, skew_seconds, strict=True) if skew > uncertainty]
+    late, share = _most_often(told, len(last_in))
+    out, out_share = _most_often(list(last_out), len(last_out))
+    return Arrival(
+        method=method,
+        uncertainty=uncertainty,
+        late_rank=late,
+        share=share,
+        last_out_rank=out,
+        last_out_share=out_share,
+    )
+
+
+def _most_often(ranks: Sequence[int], total: int) -> tuple[int | None, float | None]:
+    if not ranks:
+        return None, None
+    rank, count = Counter(ranks).most_common(1)[0]
+    return rank, round(count / total, 4)
+
+
+COMPUTE, COPY, PHASE = "compute", "copy", "phase"
+COMM = "comm"
+"""Communication's streams are named ``comm AXIS``."""
+MOST_INTERVALS = 200_000
+
+
+class Interval(msgspec.Struct, frozen=True, array_like=True):
+    """What a stream of a rank was doing, in microseconds since the first rank began."""
+
+    stream: str
+    name: str
+    start_us: float
+    stop_us: float
+
+
+class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's step, from ``start_us`` to ``stop_us``; of its streams only communication's may overlap themselves."""
+
+    rank: int
+    start_us: float
+    stop_us: float
+    intervals: tuple[Interval, ...]
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """The same step of every rank; ``clock`` says how their clocks were brought together, and how well."""
+
+    clock: str
+    uncertainty_seconds: float
+    ranks: tuple[RankTimeline, ...]
+
+    @property
+    def num_intervals(self) -> int:
+        """Intervals of all ranks."""
+        return sum(len(rank.intervals) for rank in self.ranks)
+
+
+def encode_timeline(timeline: Timeline) -> bytes:
+    """Return the file's content; the same timeline is the same bytes."""
+    return gzip.compress(msgspec.json.encode(timeline), mtime=0)
+
+
+def decode_timeline(content: bytes) -> Timeline:
+    """Return the timeline of a file; ``ValueError`` if it is none."""
+    try:
+        return msgspec.json.decode(gzip.decompress(content), type=Timeline)
+    except (OSError, EOFError, msgspec.MsgspecError) as error:
+        raise ValueError(str(error)) from error
+
+
+def streams_of(intervals: Iterable[Interval]) -> tuple[str, ...]:
+    """Return the streams in the order in which they are shown: phases, compute, copies, then communication."""
+    found = dict.fromkeys(interval.stream for interval in intervals)
+    order = {PHASE: 0, COMPUTE: 1, COPY: 2}
+    return tuple(sorted(found, key=lambda stream: order.get(stream, 3)))
+
 
 SCHEMA = 1
 

@@ -17,10 +17,9 @@ from typing import IO, Any
 
 import msgspec
 
-from bench.errors import UserError
 from bench.plan.plan import Plan
-from bench.results.records import SCHEMA, Record, encode, read_records, refuse_newer
-from bench.results.timeline import Timeline, decode_timeline
+from bench.results.records import SCHEMA, Record, Timeline, decode_timeline, encode, read_records, refuse_newer
+from bench.text import UserError
 
 FOLDERS = ("samples", "traces", "logs")
 _ROOM_BYTES = 8 << 20
@@ -153,7 +152,7 @@ class RecordWriter:
         self._write_file("samples", name, content)
 
     def write_trace(self, name: str, content: bytes) -> None:
-        """Write one step of all ranks of a case, as ``bench.results.timeline`` encodes it."""
+        """Write one step of all ranks of a case, as ``bench.results.records`` encodes it."""
         self._write_file("traces", name, content)
 
     def _write_file(self, folder: str, name: str, content: bytes) -> None:

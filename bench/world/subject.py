@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from bench.launch.messages import Work
-from bench.results.records import Metric
-from bench.results.timeline import Timeline
+from bench.launch.control_channel import Work
+from bench.results.records import Metric, Timeline
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bench.errors import UserError
 from bench.results.runs import Run
+from bench.text import UserError
 from reports.comparing.compare import Comparison, compare
 from reports.comparing.compare_rule import Rule
 from reports.comparing.history_select import notes_of_pools, pool

@@ -97,8 +97,7 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
     What is measured is said as for parbench run, after --. A series' floor is the least one under which at most 1 % of
     the comparisons among these launches find a change; compare and history check use it for that series from then on.
     """
-    from bench.errors import UserError
-    from bench.text import parse_duration
+    from bench.text import UserError, parse_duration
     from reports.comparing.ab import Side, launch_in_turns
     from reports.comparing.ab_launch import Launcher, check_words
     from reports.comparing.compare_rule import Rule

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.errors import UserError
-from bench.launch.child import run_child
+from bench.launch.processes import run_child
 from bench.results.runs import Run, load_run
+from bench.text import UserError
 from reports.comparing.ab import Side
 
 OURS = ("--launches", "--budget", "--out", "--json", "--format", "--resume")

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
-from bench.errors import UserError
 from bench.plan.cases import Case
 from bench.plan.params import Value
 from bench.results.records import WorldInfo
 from bench.results.runs import Run
+from bench.text import UserError
 from reports.comparing.compare_environment import Change, changes, plan_changes, surroundings
 from reports.comparing.compare_rule import Effect, Judgement, Rule, effect, judge
 from reports.comparing.compare_stats import simes

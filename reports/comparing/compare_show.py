@@ -5,8 +5,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.errors import UserError
 from bench.results.runs import Run, load_run
+from bench.text import UserError
 from reports.comparing.compare import Comparison, compare
 from reports.comparing.compare_formats import as_json, as_junit, as_markdown, as_table
 from reports.comparing.compare_rule import Rule

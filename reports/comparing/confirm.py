@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.errors import UserError
 from bench.plan.cases import Case
 from bench.plan.params import Value
-from bench.plan.plan import Plan
-from bench.plan.presets import PRESETS
+from bench.plan.plan import PRESETS, Plan
 from bench.results.records import WorldInfo
-from bench.text import format_duration
+from bench.text import UserError, format_duration
 from reports.comparing.ab import FOLLOWS, LOOKS, Launch, Outcome, Side, measure_in_turns
 from reports.comparing.ab_launch import Launcher
 from reports.comparing.compare import Comparison, Family, Series, Word, world_words

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from bench.errors import UserError
 from bench.plan.cases import Case
 from bench.results.records import Status, WorldInfo
 from bench.results.runs import Run, load_run
+from bench.text import UserError
 from reports.comparing.history_entry import ABOUT, About, Entry, Identity, Point
 from reports.comparing.history_schema import open_database, writing
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.errors import UserError
+from bench.text import UserError
 from reports.comparing.history import Added, open_history
 from reports.comparing.history_entry import About, read_entry
 

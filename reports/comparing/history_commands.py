@@ -174,7 +174,7 @@ def export(target: Path, form: str, branch: str | None, file: Path) -> None:
 
     otava writes the file TARGET instead: Apache Otava's CSV, a row for each run and a column for each series.
     """
-    from bench.errors import UserError
+    from bench.text import UserError
     from reports.comparing.export_otava import render_otava
     from reports.comparing.history import open_history
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from bench.errors import UserError
 from bench.plan.cases import Case
 from bench.plan.params import Value
 from bench.results.records import Status, WorldInfo
 from bench.results.runs import Run, RunInfo, load_run
+from bench.text import UserError
 from reports.comparing.compare_environment import HARMLESS, Surroundings, surroundings
 from reports.summary import Row, summarize
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from bench.errors import UserError
 from bench.plan.cases import Case
 from bench.results.records import WorldInfo
+from bench.text import UserError
 from reports import cells
 from reports.comparing.changepoints import Shift, StepRule, newest_shift
 from reports.comparing.compare import Word, counts_of, exit_code

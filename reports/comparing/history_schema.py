@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.errors import UserError
+from bench.text import UserError
 
 SCHEMA = 1
 APPLICATION = 0x70627268

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from bench.errors import UserError
 from bench.machine.environment import difference
 from bench.results.records import Record, WorldInfo
 from bench.results.runs import Run
+from bench.text import UserError
 from reports.comparing.compare import world_words
 from reports.comparing.history import Line, open_history
 

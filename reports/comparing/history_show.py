@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from bench.errors import UserError
 from bench.results.stats import median
+from bench.text import UserError
 from reports import cells
 from reports.comparing.changepoints import Segment, StepRule, segments
 from reports.comparing.compare import WORST_FIRST, world_words

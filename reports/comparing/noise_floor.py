@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from bench.errors import UserError
 from bench.results.runs import Run
 from bench.results.stats import quantile
+from bench.text import UserError
 from reports import cells
 from reports.comparing.compare_rule import Rule, effect
 from reports.comparing.history_entry import points_of

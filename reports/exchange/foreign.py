@@ -5,10 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.errors import UserError
 from bench.plan.params import Value
 from bench.results.records import Check, Metric
-from bench.words import listed
+from bench.text import UserError, listed
 
 MICRO, GIGA, GIBI = 1e-6, 1e9, 1 << 30
 UNKNOWN = "unknown"

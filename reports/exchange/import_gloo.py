@@ -7,11 +7,10 @@ bus bandwidth. Its size is what one rank contributes: S is larger where ranks co
 import re
 from dataclasses import dataclass, field, replace
 
-from bench.errors import UserError
 from bench.plan.params import Value
 from bench.results.records import Check, Metric
 from bench.results.stats import MIN_FOR_P99
-from bench.words import listed
+from bench.text import UserError, listed
 from reports.exchange.foreign import GIBI, Foreign, Found, fields, number, time_and_rates, whole, world_size
 
 TOOL = "gloo"

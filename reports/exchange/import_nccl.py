@@ -10,11 +10,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from bench.errors import UserError
 from bench.machine.environment import recorded_variables
 from bench.plan.params import Value
 from bench.results.records import Check
-from bench.words import listed
+from bench.text import UserError, listed
 from reports.exchange.foreign import (
     GIGA,
     MICRO,

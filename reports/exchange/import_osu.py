@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bench.errors import UserError
 from bench.plan.params import Value
 from bench.results.records import Check
+from bench.text import UserError
 from reports.exchange.foreign import MICRO, UNKNOWN, Foreign, Found, fields, number, time_and_rates, whole, world_size
 
 TOOL = "osu"

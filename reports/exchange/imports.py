@@ -6,14 +6,13 @@ from typing import Any
 
 import msgspec
 
-from bench.errors import UserError
 from bench.machine.machine import package_version
 from bench.plan.cases import Case, make_case
 from bench.plan.plan import Measure, Plan
 from bench.results.records import Check, Noise, Record, Samples, Status, WorldInfo
 from bench.results.runs import create_run, open_writer, utc_now, write_info
 from bench.results.stats import grade, spread, steadiness
-from bench.words import listed
+from bench.text import UserError, listed
 from reports.exchange.foreign import UNKNOWN, Foreign, Found, busbw_factor
 from reports.exchange.import_gloo import parse_gloo
 from reports.exchange.import_nccl import parse_nccl

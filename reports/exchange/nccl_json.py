@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from bench.errors import UserError
 from bench.machine.environment import recorded_variables
 from bench.results.runs import Run
+from bench.text import UserError
 from reports.exchange.nccl_table import (
     IN_PLACE,
     OUT_OF_PLACE,

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from bench.plan.cases import Case
-from bench.plan.dtypes import DTYPES
+from bench.plan.catalogue import DTYPES
 from bench.results.records import Check
 from bench.results.runs import Run
 from reports.cells import visible

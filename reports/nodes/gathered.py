@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.errors import UserError
 from bench.results.runs import load_run
+from bench.text import UserError
 from reports.nodes.sweep_folder import SWEEP, Point, is_sweep, load_sweep, point_of, runs_of
 from reports.several import Several, several
 from reports.summary import summarize

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.errors import UserError
+from bench.text import UserError
 
 SWEEP, RUNS = "sweep.json", "runs"
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bench.errors import UserError
 from bench.results.records import Record
+from bench.text import UserError
 from reports.breakdown import by_axis
 from reports.summary import Row
 

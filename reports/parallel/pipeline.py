@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from bench.errors import UserError
 from bench.results.records import Record
+from bench.text import UserError
 from reports.summary import Row, Summary
 
 Kind = Literal["F", "B", "I", "W"]

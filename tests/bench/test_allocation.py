@@ -12,10 +12,9 @@ from paths import environment
 from refusals import refusal
 from trees import write_tool
 
-from bench.machine import node_machine
+from bench.machine import slurm_allocation as node_machine
 from bench.machine.machine import Gpu, Machine
-from bench.machine.node_machine import machine_of_ranks, main, node_command
-from bench.machine.slurm_allocation import Allocation, choose_spread
+from bench.machine.slurm_allocation import Allocation, choose_spread, machine_of_ranks, main, node_command
 from bench.plan.plan import Spread
 
 FOUR = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "n[1-4]"}
@@ -119,7 +118,7 @@ def test_the_words_take_the_sites_options_and_one_task_that_shares_the_node() ->
     words = node_command(1, {"PARBENCH_SRUN_OPTIONS": "--container-image=x y"})
     assert words[:6] == ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--relative=1", "--cpu-bind=none"]
     assert "--overlap" in words
-    assert words[-4:] == ["--container-image=x y", sys.executable, "-m", "bench.machine.node_machine"]
+    assert words[-4:] == ["--container-image=x y", sys.executable, "-m", "bench.machine.slurm_allocation"]
 
 
 def test_where_the_first_node_does_not_answer_the_second_is_asked_if_there_is_one(srun: Srun) -> None:
@@ -162,7 +161,7 @@ def test_a_node_tells_its_machine_as_the_last_line_of_its_output(capsys: pytest.
 ASKED = """
 import msgspec, os, sys
 from bench.machine.slurm_allocation import Allocation
-from bench.machine.node_machine import machine_of_ranks
+from bench.machine.slurm_allocation import machine_of_ranks
 assert "SLURMD_NODENAME" not in os.environ
 sys.stdout.write(msgspec.json.encode(machine_of_ranks(os.environ, Allocation.find(os.environ))).decode())
 """

@@ -16,15 +16,31 @@ import pytest
 from fakes import FakeRank, case, connect, job, outcome, wait_until, where, within
 
 from bench.launch import control_channel as module
-from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE, Event, Gone, Hub, Line
-from bench.launch.messages import Ask, Broken, Bye, Finished, FromDriver, FromRank, Hello, Job, Outcome, Started
+from bench.launch.control_channel import (
+    ADDRESS_VARIABLE,
+    KEY_VARIABLE,
+    Ask,
+    Broken,
+    Bye,
+    Event,
+    Finished,
+    FromDriver,
+    FromRank,
+    Gone,
+    Hello,
+    Hub,
+    Job,
+    Line,
+    Outcome,
+    Started,
+)
 from bench.plan.plan import Measure
 
 PATIENCE = 20.0
 RANK = """
 import os, sys, threading
 from bench.launch.control_channel import Line
-from bench.launch.messages import Bye, Hello
+from bench.launch.control_channel import Bye, Hello
 line = Line(sys.argv[1], sys.argv[2])
 line.say(Hello(rank=0, size=1, host="here", pid=os.getpid(), environment={}))
 line.listen(answer=Bye, on_gone=lambda: os._exit(7))

@@ -13,10 +13,9 @@ import torch.distributed as dist
 from filling import filling
 from refusals import refusal
 
-from bench.operations.local import Gemm, gemm
-from bench.operations.memory import copy
+from bench.operations.local import Gemm, copy, gemm
 from bench.operations.test_pattern import Code, count_wrong, dtype_of, poison
-from bench.plan.dtypes import DTYPES, supports
+from bench.plan.catalogue import DTYPES, supports
 from bench.world.world import World
 
 NUMERIC = [name for name in DTYPES if name != "bool"]  # a bool is only moved, or joined by and, or

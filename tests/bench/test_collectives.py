@@ -20,8 +20,7 @@ from bench.operations.operation import Operation
 from bench.operations.p2p import round_of_pairs, sendrecv
 from bench.operations.test_pattern import Code, count_wrong
 from bench.plan.cases import Setting
-from bench.plan.catalogue import DEFINITIONS, OF_THE_RUNNER
-from bench.plan.dtypes import DTYPES, supports
+from bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER, supports
 from bench.plan.groups import groups_of
 from bench.rank.runner import load_target
 from bench.world.subgroups import Parts

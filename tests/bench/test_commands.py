@@ -17,7 +17,7 @@ from refusals import refusal
 import parbench
 from bench.commands import House, parse_settings, run
 from bench.launch import measure as measuring
-from bench.launch.messages import Outcome
+from bench.launch.control_channel import Outcome
 from bench.plan.options import Options
 
 Call = Callable[..., Result]

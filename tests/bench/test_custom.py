@@ -13,15 +13,14 @@ from paths import ROOT
 from ranks import Ranks
 from refusals import refusal as error_of
 
-from bench.launch.messages import Outcome
+from bench.launch.control_channel import Outcome
 from bench.plan.cases import Setting, make_case
 from bench.plan.catalogue import MODE, OF_THE_RUNNER
-from bench.plan.custom import define, params_of
+from bench.plan.options import Request, define, make_plan, params_of
 from bench.plan.params import Param
 from bench.plan.plan import Measure
-from bench.plan.planning import Request, make_plan
-from bench.rank.progress import Progress
 from bench.rank.runner import run_case
+from bench.rank.timing import Progress
 from bench.world.world import World
 
 README = (ROOT / "README.md").read_text()
@@ -127,7 +126,7 @@ def test_a_target_that_cannot_be_used_is_one_sentence_with_the_reason(
     ):
         (tmp_path / "mine.py").write_text(text)
         assert told in refusal("mine:prepare", tmp_path)
-    monkeypatch.setattr("bench.plan.custom._LOAD_SECONDS", 0.5)
+    monkeypatch.setattr("bench.plan.options._LOAD_SECONDS", 0.5)
     (tmp_path / "mine.py").write_text("import time; time.sleep(60)")
     assert refusal("mine:prepare", tmp_path).endswith("took more than 0.5 s to import")
     monkeypatch.setattr(sys, "executable", "/nowhere")  # nothing is started

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from refusals import refusal as error_of
 
 from bench.plan.cases import Case, Definition, Setting, load_catalogue, make_case, matches, select
-from bench.plan.catalogue import DEFINITIONS
-from bench.plan.dtypes import DTYPES
+from bench.plan.catalogue import DEFINITIONS, DTYPES
+from bench.plan.options import Request, make_plan
 from bench.plan.params import Param, Value
-from bench.plan.plan import Plan
-from bench.plan.planning import Request, make_plan
-from bench.plan.presets import PRESETS
+from bench.plan.plan import PRESETS, Plan
 from parbench import DEFINITIONS as MODULES
 
 BY_NAME = {definition.name.partition(".")[2]: definition for definition in DEFINITIONS}

@@ -11,13 +11,11 @@ from fakes import FakeGang, FakeRank, case, outcome, plan, wait_until, where, wi
 
 from bench.launch import driver as module
 from bench.launch import monitor as watch_module
-from bench.launch.control_channel import ADDRESS_VARIABLE, Hub
+from bench.launch.control_channel import ADDRESS_VARIABLE, LEFT_OUT, Bye, Hub, Job, Outcome
 from bench.launch.driver import Driver, remaining
-from bench.launch.messages import LEFT_OUT, Bye, Job, Outcome
 from bench.machine.topology import Place
 from bench.plan.cases import Case
-from bench.plan.injection import Injection
-from bench.plan.plan import Plan, Spread
+from bench.plan.plan import Injection, Plan, Spread
 from bench.results.records import Record, read_records
 from bench.results.runs import create_run, load_info, load_run, open_writer
 

@@ -19,11 +19,14 @@ from paths import ROOT
 from trees import write_tree
 
 from bench.machine import environment
-from bench.machine.emulation import EMULATED, VARIABLE, emulation, emulation_notes
 from bench.machine.environment import (
+    EMULATED,
+    VARIABLE,
     VOLATILE,
     capture,
     difference,
+    emulation,
+    emulation_notes,
     format_cpus,
     hoist,
     host_address,

@@ -15,9 +15,8 @@ import pytest
 from fakes import HERE, wait_until
 
 from bench.launch import launchers as module
-from bench.launch.control_channel import Hub
+from bench.launch.control_channel import Hello, Hub
 from bench.launch.launchers import JoinedGang, TorchrunGang, local_state, loopback_interface, loopback_variables
-from bench.launch.messages import Hello
 
 Start = Callable[..., TorchrunGang]
 
@@ -60,7 +59,7 @@ def test_torchrun_is_asked_for_the_ranks_on_this_node_which_are_given_the_hub(
     wait_until(lambda: (tmp_path / "env").exists() and "PARBENCH_EXITS" in (tmp_path / "env").read_text())
     wait_until(lambda: (tmp_path / "logs" / "gang-0" / "torchrun.log").read_text() == "hello\n")
     words = (tmp_path / "words").read_text().split()
-    assert (words[:2], words[-2:]) == (["-m", "bench.rank.agent"], ["-m", "bench.rank.worker"])
+    assert (words[:2], words[-2:]) == (["-m", "bench.launch.torchrun_entry"], ["-m", "bench.rank.worker"])
     assert "--standalone" in words
     for option, value in {
         "--nproc-per-node": "3",

@@ -9,9 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal
 
-from bench.plan.groups import groups_of, mesh_group, parse_mesh
-from bench.plan.rounds import format_pairs, num_rounds, pairs_of, parse_pairs, round_pairs
-from bench.plan.traffic import parse_matrix, read_matrix, size_elements, skewed, whole_counts
+from bench.plan.groups import (
+    format_pairs,
+    groups_of,
+    mesh_group,
+    num_rounds,
+    pairs_of,
+    parse_matrix,
+    parse_mesh,
+    parse_pairs,
+    read_matrix,
+    round_pairs,
+    size_elements,
+    skewed,
+    whole_counts,
+)
 
 SPLITS = {
     "world": ((0, 1, 2, 3),),

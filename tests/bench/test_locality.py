@@ -10,8 +10,8 @@ import psutil
 import pytest
 from trees import write_tool, write_tree
 
-from bench.machine import addresses
-from bench.machine.addresses import reachable
+from bench.machine import slurm_allocation as addresses
+from bench.machine.slurm_allocation import reachable
 from bench.machine.topology import Place, gpu_links, parse_topology, parse_uuids, place, relation, relations
 
 TOPOLOGY = """\

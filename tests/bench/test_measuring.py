@@ -12,16 +12,16 @@ from fakes import case, outcome
 from fakes import plan as make_plan
 from refusals import refusal
 
-from bench.errors import UserError
 from bench.launch import measure as measuring
 from bench.launch.measure import resume, run_options
 from bench.launch.progress_display import Display
-from bench.machine import node_machine
-from bench.machine.addresses import reachable
+from bench.machine import slurm_allocation as node_machine
+from bench.machine.slurm_allocation import reachable
 from bench.plan.options import Joined, Options, plan_run
 from bench.plan.plan import Plan, Skipped
 from bench.results.records import Record
 from bench.results.runs import Run, create_run, load_run, open_writer
+from bench.text import UserError
 
 ONE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
 SRUN = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K"}, launcher="srun")

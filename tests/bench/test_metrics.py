@@ -9,10 +9,9 @@ from fakes import outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.launch.messages import Outcome, Work
-from bench.launch.metrics import metrics_of, noise_of
-from bench.results.arrival import blame
-from bench.results.records import Metric
+from bench.launch.control_channel import Outcome, Work
+from bench.launch.driver import metrics_of, noise_of
+from bench.results.records import Metric, blame
 from bench.results.stats import MIN_FOR_INTERVAL, MIN_FOR_P99
 
 BANDWIDTH = Work(name="algbw", amount=4e6, unit="B/s")

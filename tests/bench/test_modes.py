@@ -12,13 +12,12 @@ from fakes import Noting
 from filling import filling
 from ranks import Ranks
 
-from bench.errors import UserError
 from bench.operations.operation import Operation
-from bench.plan.injection import parse_injection
-from bench.rank import disturbance, modes
-from bench.rank.disturbance import Disturbed
-from bench.rank.modes import sampler
-from bench.rank.runner import load_target
+from bench.plan.plan import parse_injection
+from bench.rank import runner, timing
+from bench.rank.runner import Disturbed, load_target
+from bench.rank.timing import sampler
+from bench.text import UserError
 from bench.world.subject import Description
 from bench.world.world import World
 
@@ -59,7 +58,7 @@ class Takes(Noting):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> HeldTime:
     fake = HeldTime(100_000_000_000)
-    for module in (modes, disturbance):
+    for module in (timing, runner):
         monkeypatch.setattr(module, "time", fake)
     return fake
 

@@ -8,7 +8,7 @@ import pytest
 from fake_runs import MACHINE, MODULES, TORCHRUN, be_allocated, be_alone
 from refusals import refusal as error_of
 
-from bench.machine import node_machine
+from bench.machine import slurm_allocation as node_machine
 from bench.machine.machine import Gpu
 from bench.plan import options as module
 from bench.plan.options import Joined, Options, plan_run

@@ -11,11 +11,9 @@ from refusals import refusal as error_of
 from bench.commands import run
 from bench.plan.cases import Definition, Setting
 from bench.plan.catalogue import DEFINITIONS as EVERYTHING
+from bench.plan.options import Request, make_plan
 from bench.plan.params import Param
-from bench.plan.plan import Plan
-from bench.plan.planfile import FileCase, PlanFile, read_plan_file
-from bench.plan.planning import Request, make_plan
-from bench.plan.presets import PRESETS, Entry
+from bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile, read_plan_file
 
 GLOO = Setting(nproc=2, backend="gloo", device="cpu")
 GLOO3 = dataclasses.replace(GLOO, nproc=3)

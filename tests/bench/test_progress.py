@@ -9,8 +9,8 @@ import torch.distributed as dist
 from ranks import Ranks
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.launch.messages import Where
-from bench.rank.progress import Progress
+from bench.launch.control_channel import Where
+from bench.rank.timing import Progress
 from bench.world.world import World
 
 Dawdle = Callable[[], None]

@@ -10,8 +10,7 @@ from reports_fixtures import bad, collective, ok
 
 from bench import selftest as proving
 from bench.plan.options import Options
-from bench.results.arrival import Arrival
-from bench.results.records import Record
+from bench.results.records import Arrival, Record
 from bench.results.runs import load_run
 from bench.selftest import Proof, prove, render
 

@@ -14,15 +14,14 @@ import torch
 import torch.distributed as dist
 from ranks import Ranks
 
-from bench.errors import UserError
-from bench.launch.messages import Outcome, Work
+from bench.launch.control_channel import Outcome, Work
 from bench.plan.cases import make_case
-from bench.plan.injection import Injection
 from bench.plan.params import Value
-from bench.plan.plan import Measure
-from bench.rank.progress import Progress
+from bench.plan.plan import Injection, Measure
 from bench.rank.runner import load_target, run_case
+from bench.rank.timing import Progress
 from bench.results.records import Check, Metric
+from bench.text import UserError
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
 

@@ -17,12 +17,23 @@ import pytest
 from paths import environment
 from refusals import refusal
 
-from bench.errors import UserError
 from bench.plan.cases import Setting, make_case
 from bench.plan.catalogue import DEFINITIONS
+from bench.plan.options import Request, make_plan
 from bench.plan.plan import Plan
-from bench.plan.planning import Request, make_plan
-from bench.results.records import SCHEMA, Record, Samples, WorldInfo, encode
+from bench.results.records import (
+    SCHEMA,
+    Interval,
+    RankTimeline,
+    Record,
+    Samples,
+    Timeline,
+    WorldInfo,
+    decode_timeline,
+    encode,
+    encode_timeline,
+    streams_of,
+)
 from bench.results.runs import (
     FOLDERS,
     RecordWriter,
@@ -35,7 +46,7 @@ from bench.results.runs import (
     utc_now,
     write_info,
 )
-from bench.results.timeline import Interval, RankTimeline, Timeline, decode_timeline, encode_timeline, streams_of
+from bench.text import UserError
 
 
 def make_record(launch: int = 0) -> Record:

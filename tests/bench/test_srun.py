@@ -12,13 +12,13 @@ import pytest
 from fakes import HERE, wait_until
 from refusals import refusal
 
-from bench.launch.messages import Hello
-from bench.launch.seating import seating, seating_doubts
-from bench.launch.srun import SrunGang, check_srun, more_options, parse_exits, srun_command
+from bench.launch.control_channel import Hello
+from bench.launch.driver import seating, seating_doubts
+from bench.launch.launchers import SrunGang, check_srun, more_options, parse_exits, srun_command
 from bench.machine.topology import Place
 from bench.plan.plan import Spread
-from bench.rank import srun_rank
-from bench.rank.srun_rank import Meeting
+from bench.rank import entries as srun_rank
+from bench.rank.entries import Meeting
 
 SPREAD = Spread(nodes=2, ntasks_per_node=3, placement="cyclic")
 
@@ -64,7 +64,7 @@ def test_the_step_is_said_whole_and_nothing_is_left_to_inherit_and_srun_must_be_
     always = "srun --nodes=2 --ntasks=6 --ntasks-per-node=3 --distribution=cyclic --kill-on-bad-exit=1 --mpi=none"
     always += " --overlap --input=none --export=ALL"
     logs = ["--output=/shared/logs/rank-%t.log", "--error=/shared/logs/rank-%t.log"]
-    ranks = [sys.executable, "-m", "bench.rank.srun_rank"]
+    ranks = [sys.executable, "-m", "bench.rank.entries"]
     asked = ["--cpus-per-task=4", "--nodelist=n[2-3]"]
     assert words == [*always.split(), *asked, *logs, "--container-image=x", *ranks]
     assert srun_command(SPREAD, Path("/shared/logs"), {}) == [*always.split(), *logs, *ranks]

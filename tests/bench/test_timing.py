@@ -20,9 +20,19 @@ from ranks import Ranks
 
 from bench.plan.plan import Measure
 from bench.rank import timing
-from bench.rank.modes import sampler
-from bench.rank.progress import Progress
-from bench.rank.timing import ARRIVAL, DURATION, EXIT, ISSUE, Timed, Timing, gather_stamps, take_samples, time_steps
+from bench.rank.timing import (
+    ARRIVAL,
+    DURATION,
+    EXIT,
+    ISSUE,
+    Progress,
+    Timed,
+    Timing,
+    gather_stamps,
+    sampler,
+    take_samples,
+    time_steps,
+)
 from bench.results.records import Stop
 from bench.world.world import World
 

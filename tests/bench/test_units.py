@@ -9,12 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal
 
-from bench.plan.injection import parse_injection
 from bench.plan.params import Kind, Param, Value, resolve, unknown_parameter
-from bench.results.ceiling import COPY, LINK, Ceiling, efficiency, parse_link
-from bench.rows import read_rows, read_text
-from bench.text import format_duration, format_size, parse_duration, parse_size, parse_sizes
-from bench.words import did_you_mean, listed
+from bench.plan.plan import parse_injection
+from bench.results.fit import COPY, LINK, Ceiling, efficiency, parse_link
+from bench.text import (
+    did_you_mean,
+    format_duration,
+    format_size,
+    listed,
+    parse_duration,
+    parse_size,
+    parse_sizes,
+    read_rows,
+    read_text,
+)
 
 
 def test_a_size_is_a_whole_number_with_a_1024_based_unit() -> None:

@@ -12,8 +12,7 @@ import pytest
 from fakes import HERE, FakeGang, FakeRank, connect, outcome, wait_until, where, within
 
 from bench.launch import monitor as module
-from bench.launch.control_channel import Hub
-from bench.launch.messages import Ask, Bye, Outcome
+from bench.launch.control_channel import Ask, Bye, Hub, Outcome
 from bench.launch.monitor import Trouble, Watch
 
 TIMEOUT = 10.0

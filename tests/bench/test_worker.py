@@ -20,8 +20,22 @@ from fakes import HERE, job
 from paths import environment
 from torch._C._distributed_c10d import HashStore, Store
 
-from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE, Gone, Hub
-from bench.launch.messages import LEFT_OUT, Ask, Broken, Bye, Finished, FromRank, Hello, Outcome, Started, Where
+from bench.launch.control_channel import (
+    ADDRESS_VARIABLE,
+    KEY_VARIABLE,
+    LEFT_OUT,
+    Ask,
+    Broken,
+    Bye,
+    Finished,
+    FromRank,
+    Gone,
+    Hello,
+    Hub,
+    Outcome,
+    Started,
+    Where,
+)
 from bench.plan.cases import Case, make_case
 from bench.rank import worker
 

@@ -19,15 +19,14 @@ from fakes import job
 from ranks import Ranks
 from torch._C._distributed_c10d import FileStore
 
-from bench.launch.messages import Finished
+from bench.launch.control_channel import Finished
 from bench.operations import collectives
 from bench.operations.collectives import Barrier
 from bench.plan.cases import make_case
-from bench.rank.progress import Progress
+from bench.rank.timing import Progress
 from bench.rank.worker import _cases
-from bench.world import clock
-from bench.world.clock import Clock, calibrate
-from bench.world.world import World, _device, open_world
+from bench.world import world as clock
+from bench.world.world import Clock, World, _device, calibrate, open_world
 
 Alone = Callable[..., AbstractContextManager[World]]
 SHIFT_NS = 5_000_000

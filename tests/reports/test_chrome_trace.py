@@ -12,9 +12,8 @@ from report_rows import run_of
 from reports_fixtures import bad, collective, ok, pipeline_details, pipeline_metrics, pipeline_record, pp, step
 from traced import rank_timeline, run_with, timeline, traced_record
 
-from bench.errors import UserError
-from bench.results.records import Record
-from bench.results.timeline import Interval, RankTimeline, Timeline
+from bench.results.records import Interval, RankTimeline, Record, Timeline
+from bench.text import UserError
 from reports.chrome_trace import render_for_analysis, render_trace, render_traces
 from reports.step_trace import Event, for_analysis, step_events
 from reports.timelines import NO_CLOCK

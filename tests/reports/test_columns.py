@@ -8,8 +8,7 @@ from report_rows import cells_of, matrix_case, row_of, rows_of, told
 from reports_fixtures import bad, collective, link, ok, rate_metric, seconds_metric
 
 from bench.plan.cases import make_case
-from bench.results.ceiling import Efficiency, efficiency
-from bench.results.fit import Fit, Segment
+from bench.results.fit import Efficiency, Fit, Segment, efficiency
 from bench.results.records import Check, Record
 from reports.columns import (
     Column,

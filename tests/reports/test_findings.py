@@ -14,10 +14,9 @@ from report_rows import found_in, found_of, matrix_case, run_of
 from reports_fixtures import bad, collective, curve_records, hang, make_plan, make_run, ok, pipeline_record, plain, step
 from traced import run_with, timeline, traced_record
 
-from bench.launch.messages import LEFT_OUT
+from bench.launch.control_channel import LEFT_OUT
 from bench.plan.plan import Skipped
-from bench.results.arrival import Arrival
-from bench.results.records import Record, Status
+from bench.results.records import Arrival, Record, Status
 from bench.results.runs import Run
 from reports.comparing.compare import compare
 from reports.comparing.compare_columns import heading as heading_of_comparison

@@ -11,8 +11,7 @@ from reports_fixtures import WORLD, collective, comm_call, curve_records, link, 
 
 from bench.plan.cases import Case, make_case
 from bench.plan.params import Value
-from bench.results.ceiling import COPY, Ceiling
-from bench.results.fit import METHOD, Point
+from bench.results.fit import COPY, METHOD, Ceiling, Point
 from bench.results.records import Metric, Record
 from bench.results.runs import Run
 from reports.contrasts import contention, contrasts, interference, loads, matrix_title, pairs, slow_down
@@ -118,7 +117,7 @@ def test_the_ceiling_is_the_plans_link_else_the_largest_copy_on_one_host() -> No
         params: dict[str, Value] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking"}
         metrics = {"time": seconds_metric(seconds), "algbw": rate_metric(size_bytes / seconds)}
         world = msgspec.structs.replace(WORLD, nodes=nodes)
-        return ok(make_case("memory.copy", "bench.operations.memory:copy", params), metrics=metrics, world=world)
+        return ok(make_case("memory.copy", "bench.operations.local:copy", params), metrics=metrics, world=world)
 
     def ceiling(run: Run) -> Ceiling | None:
         return ceiling_of(run, summarize(run).rows)

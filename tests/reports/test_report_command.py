@@ -12,8 +12,8 @@ from nodes_fixtures import EMULATION, sample_sweep
 from reports_fixtures import bad, collective, make_plan, make_run, ok, pipeline_record, write_run
 from traced import run_with, timeline, traced_record
 
-from bench.errors import UserError
 from bench.results.runs import load_run
+from bench.text import UserError
 from reports.chrome_trace import render_trace
 from reports.commands import EXPORTS, REPORTS, TOOLS, export, import_files, report, show
 from reports.exchange.imports import PARSERS

@@ -9,7 +9,7 @@ from report_rows import cells_of, found_in, found_of, matrix_case, panel_cells, 
 from reports_fixtures import bad, collective, collective_metrics, ok, pipeline_record, simulated, step, training_metrics
 from traced import run_with, timeline, traced_record
 
-from bench.results.arrival import Arrival
+from bench.results.records import Arrival
 from bench.results.runs import Run
 from reports import communication_section as communication
 from reports.findings import Findings

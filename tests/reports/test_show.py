@@ -16,9 +16,9 @@ from report_rows import run_of
 from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, sample_run, step, write_run
 from traced import run_with, timeline, traced_record
 
-from bench.errors import UserError
 from bench.results.records import Record
 from bench.results.runs import RecordWriter, Run, load_run, open_writer
+from bench.text import UserError
 from reports.build import build, write_report
 from reports.data import CSV_COLUMNS, as_csv, as_json, embedded_json, several_csv, several_json
 from reports.folder import is_written, warnings_of, write_whole

@@ -9,7 +9,7 @@ from late import arrival, late_record, samples
 from report_rows import row_of, run_of
 from reports_fixtures import WORLD, bad, collective, hang, make_plan, make_run, ok, seconds_metric, step, write_run
 
-from bench.launch.messages import LEFT_OUT
+from bench.launch.control_channel import LEFT_OUT
 from bench.plan.plan import Skipped
 from bench.results.records import Check, Metric, Record, Status
 from bench.results.runs import load_run

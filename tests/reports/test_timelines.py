@@ -8,7 +8,7 @@ import pytest
 from reports_fixtures import bad, collective, make_plan, make_run, ok, step
 from traced import rank_timeline, run_with, timeline, traced_record
 
-from bench.results.timeline import Interval, RankTimeline, Timeline
+from bench.results.records import Interval, RankTimeline, Timeline
 from reports import timelines
 from reports.summary import summarize
 from reports.timeline_svg import MOST_RANKS, merged, timeline_svg, timeline_words, view_of

@@ -15,7 +15,7 @@ import pytest
 from paths import environment
 
 import parbench
-from bench.errors import UserError
+from bench.text import UserError
 from slurm.cluster import FOLDER_VARIABLE, Order, inner_environment, order_file
 from slurm.cluster_conf import (
     ClusterSpec,

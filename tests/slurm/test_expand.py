@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.errors import UserError
 from bench.plan.catalogue import DEFINITIONS
-from bench.plan.plan import Plan
-from bench.plan.presets import PRESETS, Entry
+from bench.plan.plan import PRESETS, Entry, Plan
+from bench.text import UserError
 from slurm.estimate import START_SECONDS, about, estimate, job_seconds, point_seconds, table
 from slurm.expand import Expansion, expand
 from slurm.feasible import plan_point, possible

@@ -11,8 +11,8 @@ import pytest
 from reports_fixtures import bad, collective
 from sweeps import FakeSlurm
 
-from bench.errors import UserError
 from bench.results.records import RankState, Record
+from bench.text import UserError
 from slurm.claims import FOLDER, Claims, Owner, is_gone, job_lives, this_owner
 from slurm.dead_nodes import DeadNodes, is_down
 from slurm.ledger import FOLDER as LEDGERS

@@ -12,7 +12,7 @@ from reports_fixtures import bad, ok
 from standin import standin
 from sweeps import make_folder, make_sweep, point
 
-from bench.launch.messages import LEFT_OUT
+from bench.launch.control_channel import LEFT_OUT
 from bench.results.records import Record
 from bench.results.runs import create_run, load_run, open_writer, write_info
 from slurm.ledger import State

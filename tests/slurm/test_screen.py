@@ -18,13 +18,13 @@ from screen_study import Cluster, simulate
 
 from bench.commands import parse_settings
 from bench.commands import run as run_of_the_command_line
-from bench.errors import UserError
-from bench.launch.child import Ended
+from bench.launch.processes import Ended
 from bench.plan.cases import Case, Setting
 from bench.plan.catalogue import DEFINITIONS
-from bench.plan.planning import Request, make_plan
+from bench.plan.options import Request, make_plan
 from bench.results.records import RankState, Record, Status, WorldInfo
 from bench.results.runs import Run, create_run, load_run, open_writer, write_info
+from bench.text import UserError
 from slurm import screen as screening_command
 from slurm import screen_run
 from slurm.commands import slurm

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence, Set
 import pytest
 from screen_study import Cluster, rates, simulate
 
-from bench.plan.rounds import Pair, parse_pairs, round_pairs
+from bench.plan.groups import Pair, parse_pairs, round_pairs
 from slurm.screen_fit import (
     BLAME,
     SUSPECT,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sweeps import job, make_sweep
 
-from bench.errors import UserError
-from bench.plan.planfile import PlanFile, read_plan_file
+from bench.plan.plan import PlanFile, read_plan_file
+from bench.text import UserError
 from slurm.folder import (
     FOLDERS,
     append_job,

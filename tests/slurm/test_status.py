@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from sweeps import FakeSlurm, job, make_folder, make_sweep, point, queued
 
-from bench.errors import UserError
+from bench.text import UserError
 from parbench import main
 from slurm.cancel import cancel
 from slurm.collect import collect

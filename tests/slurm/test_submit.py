@@ -12,8 +12,8 @@ import pytest
 from sweeps import FakeSlurm
 
 import parbench
-from bench.errors import UserError
 from bench.plan.catalogue import DEFINITIONS
+from bench.text import UserError
 from slurm.expand import expand
 from slurm.folder import load_jobs, load_sweep
 from slurm.points import Sweep

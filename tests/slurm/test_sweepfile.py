@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from paths import ROOT
 
-from bench.errors import UserError
 from bench.plan.catalogue import DEFINITIONS
 from bench.plan.params import Value
+from bench.text import UserError
 from slurm.exclude import check_names, parse_condition
 from slurm.sweep_axes import read_axes
 from slurm.sweepfile import SweepFile, read_sweep_file

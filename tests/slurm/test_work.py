@@ -15,9 +15,9 @@ from reports_fixtures import bad
 from standin import counted, standin
 from sweeps import FakeSlurm, make_folder, make_sweep, point
 
-from bench.errors import UserError
 from bench.results.records import RankState
 from bench.results.runs import open_writer
+from bench.text import UserError
 from slurm.claims import Claims, Owner, this_owner
 from slurm.ledger import Ledger, Line, read_ledger, standings
 from slurm.point_run import Attempt, Command

@@ -15,9 +15,7 @@ from on_two_ranks import on_two_ranks
 from bench.operations.collectives import all_reduce
 from bench.operations.operation import Operation
 from bench.plan.plan import Measure
-from bench.rank.modes import sampler
-from bench.rank.progress import Progress
-from bench.rank.timing import DURATION, Timing, gather_stamps, take_samples
+from bench.rank.timing import DURATION, Progress, Timing, gather_stamps, sampler, take_samples
 from bench.results.stats import median
 from bench.text import format_size
 from bench.world.world import World

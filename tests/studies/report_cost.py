@@ -16,8 +16,7 @@ import support_path  # noqa: F401 - finds the next
 from reports_fixtures import collective, make_plan, make_run, ok, step, training_metrics, write_run
 
 from bench.plan.cases import Case
-from bench.results.arrival import Arrival
-from bench.results.records import Record, WorldInfo
+from bench.results.records import Arrival, Record, WorldInfo
 from reports.build import build
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")

@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bench.plan.rounds import Pair, parse_pairs, round_pairs
+from bench.plan.groups import Pair, parse_pairs, round_pairs
 from slurm.screen_fit import Exchange, Slow, confirm, find_slow
 from slurm.screen_rounds import Turns, confirmation, tournament
 

@@ -14,8 +14,7 @@ from on_two_ranks import on_two_ranks
 
 from bench.operations.collectives import all_reduce
 from bench.plan.plan import Measure
-from bench.rank.progress import Progress
-from bench.rank.timing import Timing, time_steps
+from bench.rank.timing import Progress, Timing, time_steps
 from bench.results.stats import within_launch
 from bench.text import format_size
 from bench.world.world import World

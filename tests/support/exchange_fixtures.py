@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from reports_fixtures import collective, ok
 
-from bench.errors import UserError
 from bench.results.records import Record
+from bench.text import UserError
 from reports.exchange.foreign import Foreign, Found
 
 Parser = Callable[[str, str, int | None], Foreign]

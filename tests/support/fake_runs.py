@@ -10,9 +10,9 @@ import pytest
 from fakes import FakeGang, FakeRank, outcome, wait_until
 
 from bench.launch import measure as measuring
+from bench.launch.control_channel import Bye
 from bench.launch.driver import StartGang
-from bench.launch.messages import Bye
-from bench.machine import node_machine
+from bench.machine import slurm_allocation as node_machine
 from bench.machine.machine import Machine
 from bench.plan import options
 from bench.plan.options import Joined

@@ -10,8 +10,21 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE, Hub, Line
-from bench.launch.messages import Broken, Bye, Finished, FromRank, Hello, Job, Outcome, Started, Where
+from bench.launch.control_channel import (
+    ADDRESS_VARIABLE,
+    KEY_VARIABLE,
+    Broken,
+    Bye,
+    Finished,
+    FromRank,
+    Hello,
+    Hub,
+    Job,
+    Line,
+    Outcome,
+    Started,
+    Where,
+)
 from bench.plan.cases import Case, make_case
 from bench.plan.plan import Measure, Plan, Skipped
 from bench.results.records import Check

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from bench.errors import UserError
 from bench.operations import collectives
 from bench.operations.operation import Operation
 from bench.results.records import Metric
+from bench.text import UserError
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
 

@@ -8,7 +8,7 @@ import msgspec
 
 from bench.plan.cases import Case, make_case
 from bench.plan.plan import Plan, Skipped
-from bench.results.ceiling import LINK, Ceiling
+from bench.results.fit import LINK, Ceiling
 from bench.results.records import Check, Metric, Noise, RankState, Record, Samples, Status, Stop, WorldInfo, encode
 from bench.results.runs import Run, RunInfo, create_run, open_writer, write_info
 from bench.results.stats import Grade

@@ -20,7 +20,7 @@ from fakes import wait_until
 from standin import HERE, counted
 from sweeps import make_sweep, point
 
-from bench.errors import UserError
+from bench.text import UserError
 from slurm.folder import append_job, create_folder, load_jobs, write_sweep
 from slurm.ledger import read_ledger
 from slurm.points import Point

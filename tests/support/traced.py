@@ -6,9 +6,8 @@ from pathlib import Path
 from reports_fixtures import make_plan, make_run, ok, plain, step, step_metrics, write_run
 
 from bench.plan.cases import Case
-from bench.results.records import Record
+from bench.results.records import Interval, RankTimeline, Record, Timeline, encode_timeline
 from bench.results.runs import Run, load_run, trace_name
-from bench.results.timeline import Interval, RankTimeline, Timeline, encode_timeline
 
 CLOCK = "one host, one monotonic clock"
 

@@ -11,7 +11,7 @@ from ranks import Ranks
 from torch.profiler import record_function
 from training_steps import trained
 
-from bench.results.timeline import Timeline
+from bench.results.records import Timeline
 from bench.world.torch_compat import TraceEvent
 from bench.world.world import World
 from workloads.communication import Call, counted

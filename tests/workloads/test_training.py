@@ -10,11 +10,11 @@ from ranks import Ranks
 from torch import Tensor
 from training_steps import MUTANTS, OF_NAME, SMALL, Params, small
 
-from bench.launch.messages import Outcome
+from bench.launch.control_channel import Outcome
 from bench.plan.cases import make_case
 from bench.plan.plan import Measure
-from bench.rank.progress import Progress
 from bench.rank.runner import run_case
+from bench.rank.timing import Progress
 from bench.world.subject import Description
 from bench.world.world import World
 from workloads.layout import local

@@ -6,11 +6,11 @@ import pytest
 from ranks import Ranks
 from training_steps import OF_NAME
 
-from bench.errors import UserError
 from bench.plan.cases import Setting
 from bench.plan.catalogue import DEFINITIONS as OPERATIONS
 from bench.plan.params import Param, Value, resolve
 from bench.rank.runner import load_target
+from bench.text import UserError
 from bench.world.world import World
 from workloads.compute_kind import COMPUTE, parse_compute
 from workloads.definitions import COMMON, DEFINITIONS, with_defaults

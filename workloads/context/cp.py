@@ -13,8 +13,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.errors import UserError
 from bench.plan.params import Value
+from bench.text import UserError
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.context.allgather_kv import AllGatherAttention

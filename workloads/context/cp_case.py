@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from bench.errors import UserError
 from bench.plan.cases import Setting
 from bench.plan.params import Param, Value
+from bench.text import UserError
 from workloads.compute_kind import COMPUTE, REAL, TIMED, parse_compute
 from workloads.context.cp_plan import MASKS, METHODS, ContextPlan
 from workloads.context.token_order import indivisible

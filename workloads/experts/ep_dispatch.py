@@ -2,7 +2,7 @@
 
 import torch
 
-from bench.launch.messages import Work
+from bench.launch.control_channel import Work
 from bench.plan.params import Value
 from bench.world.subject import Description
 from bench.world.world import World

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from bench.launch.messages import Work
+from bench.launch.control_channel import Work
 from bench.plan.params import Value
 from bench.world.subject import Description
 from bench.world.world import World

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.errors import UserError
 from bench.plan.params import Param, Value
+from bench.text import UserError
 from workloads.experts.routing import BALANCED, ROUTER, Generator, capacity, parse_routing, refuse_routing
 from workloads.shapes import Shape, num_layer_weights, num_parameters
 

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from bench.errors import UserError
-from bench.words import did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed
 
 NOWHERE = -1
 """The expert of a token that goes to none, as padding does."""

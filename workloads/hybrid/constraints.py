@@ -7,8 +7,7 @@ The rules come in the order in which one fixes them: the mesh itself, layers ove
 import math
 from collections.abc import Mapping
 
-from bench.errors import UserError
-from bench.words import did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed
 from workloads.context.token_order import indivisible
 from workloads.pipeline.schedules import require_schedule, splits_backward
 from workloads.pipeline.split import layers_of_stages

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bench.errors import UserError
 from bench.plan.cases import Params, Setting
 from bench.plan.params import Param, Value
+from bench.text import UserError
 from workloads.experts.moe_case import Moe, moe_of
 from workloads.experts.routing import NAMES as ROUTINGS
 from workloads.experts.routing import ROUTER

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.errors import UserError
+from bench.text import UserError
 
 Kind = Literal["F", "B", "I", "W"]  # forward, full backward, input gradient, weight gradient
 

@@ -6,7 +6,7 @@ from math import inf, isclose
 from statistics import fmean, median
 from typing import Literal, TypeVar, get_args
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads.pipeline.actions import Action, Kind, Result, message, result
 from workloads.pipeline.schedules import Schedule, default_chunks
 from workloads.pipeline.simulate import Latency, Ran, Timeline, simulate

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bench.errors import UserError
 from bench.plan.cases import Params, Setting
 from bench.plan.params import Param, Value
+from bench.text import UserError
 from workloads.pipeline import schedules
 from workloads.pipeline.schedule_check import check
 from workloads.pipeline.schedules import Schedule, make_schedule, schedule_from_csv

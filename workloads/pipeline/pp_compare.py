@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads.pipeline import schedules
 from workloads.pipeline.actions import Action
 from workloads.pipeline.bubbles import bubble_fraction

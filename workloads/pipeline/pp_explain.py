@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from bench.machine.emulation import emulation
+from bench.machine.environment import emulation
 from bench.machine.world_spec import FUNCTIONAL_ONLY
 from bench.results.records import Metric
 from bench.results.stats import median

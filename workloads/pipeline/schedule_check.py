@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NoReturn
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads.pipeline.actions import Action, Kind, Order, needs, result
 from workloads.pipeline.schedules import Schedule
 from workloads.pipeline.simulate import cycle_of, tell_deadlock, walk

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from bench.errors import UserError
-from bench.words import did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed
 from workloads.pipeline import orders
 from workloads.pipeline.actions import Action, Order, parse_csv
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads.pipeline.actions import Action, Result, needs, result
 from workloads.pipeline.schedules import Schedule
 

@@ -1,6 +1,6 @@
 """Which layers a pipeline's stages hold: as many each, or as one says. Pure."""
 
-from bench.errors import UserError
+from bench.text import UserError
 
 
 def layers_of_stages(layers: int, stages: int, split: str = "") -> tuple[int, ...]:

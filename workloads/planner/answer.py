@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.errors import UserError
 from bench.results.runs import load_run
-from bench.words import did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed
 from workloads.hybrid.constraints import CP_METHODS
 from workloads.pipeline.schedules import default_chunks
 from workloads.planner import plan_json, plan_text

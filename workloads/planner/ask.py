@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
-from bench.errors import UserError
-from bench.words import did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed
 from workloads.hybrid.constraints import AXES, INSIDE, refuse, sequences_of
 from workloads.pipeline.schedules import default_chunks
 from workloads.planner.catalog import Model

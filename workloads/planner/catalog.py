@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from bench.errors import UserError
-from bench.words import did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed
 from workloads.shapes import SHAPES, Shape, num_layer_parameters, num_parameters
 
 

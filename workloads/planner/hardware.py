@@ -24,8 +24,7 @@ from typing import Annotated
 
 import msgspec
 
-from bench.errors import UserError
-from bench.words import did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed
 from workloads.peaks import datasheet_peak
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]

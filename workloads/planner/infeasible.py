@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads.hybrid.constraints import refuse_heads, refuse_sequence
 from workloads.planner.dry_run import DryRun
 from workloads.planner.hardware import Hardware

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bench.errors import UserError
 from bench.results.fit import Fit, Point, fit
 from bench.results.records import Record
 from bench.results.runs import Run
 from bench.results.stats import median
+from bench.text import UserError
 from workloads.costs import sent_bytes
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Call, Seconds

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads.hybrid.constraints import refuse_experts, refuse_heads, refuse_sequence
 from workloads.planner.ask import CHECKPOINTING, Ask, Checkpointing, refusal
 from workloads.planner.binding import binding_of

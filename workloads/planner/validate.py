@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from bench.errors import UserError
 from bench.results.records import Record
 from bench.results.runs import Run
 from bench.results.stats import median
+from bench.text import UserError
 from workloads.definitions import with_defaults
 from workloads.planner.link_time import Call
 from workloads.planner.plan_text import duration, published_text, table

@@ -9,7 +9,7 @@ from compare_fixtures import CASE, NOISE, OTHER, compared, launches, only, run_o
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad, collective, make_plan, make_run, ok, step
 
-from bench.launch.messages import LEFT_OUT
+from bench.launch.control_channel import LEFT_OUT
 from bench.plan.plan import Skipped
 from reports.comparing.compare import WORST_FIRST, compare, world_words
 from reports.comparing.compare_rule import Rule

@@ -5,8 +5,7 @@ from typing import Any
 import msgspec
 from reports_fixtures import ENVIRONMENT, collective, make_plan, make_run, ok
 
-from bench.plan.injection import parse_injection
-from bench.plan.plan import Measure
+from bench.plan.plan import Measure, parse_injection
 from reports.comparing.compare_environment import HARMLESS, Change, Surroundings, changes, plan_changes, surroundings
 
 CASE = collective()

@@ -9,7 +9,7 @@ from compare_fixtures import OTHER, launches, run_of
 from fake_python import fake
 from reports_fixtures import bad, write_run
 
-from bench.errors import UserError
+from bench.text import UserError
 from reports.commands import COMPARISONS, compare
 from reports.comparing.compare_show import Asked, compare_runs, find_floor, find_run, parse_floor
 from reports.comparing.noise_floor import Floor, fingerprints, keep_floors

@@ -14,8 +14,7 @@ from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad, collective, make_plan
 
 from bench.plan.cases import Case
-from bench.plan.plan import Spread
-from bench.plan.planfile import read_plan_file
+from bench.plan.plan import Spread, read_plan_file
 from bench.results.runs import Run
 from reports.comparing.ab import LOOKS, Launch, Outcome, Side, measure_in_turns
 from reports.comparing.compare import Comparison, compare

@@ -11,9 +11,9 @@ import pytest
 from compare_fixtures import CASE, OTHER, run_of
 from reports_fixtures import ENVIRONMENT, bad, ok
 
-from bench.errors import UserError
 from bench.plan.cases import Case
 from bench.results.runs import Run
+from bench.text import UserError
 from reports.comparing.compare_rule import Rule, effect, judge
 from reports.comparing.history_entry import points_of
 from reports.comparing.noise_floor import (

@@ -9,9 +9,9 @@ import pytest
 from exchange_fixtures import GLOO, NCCL, OSU, PARAM, nccl_report, on_pairs
 from reports_fixtures import collective, make_plan, make_run, ok, sample_run, step, write_run
 
-from bench.errors import UserError
 from bench.plan.cases import Case
 from bench.results.runs import Run, load_run
+from bench.text import UserError
 from reports.build import build
 from reports.exchange.imports import PARSERS, detect, import_file
 from reports.exchange.nccl_json import render_json

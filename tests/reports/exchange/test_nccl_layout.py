@@ -8,11 +8,11 @@ import pytest
 from exchange_fixtures import on_pairs
 from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective, make_plan, make_run, ok, sample_run, step
 
-from bench.errors import UserError
 from bench.plan.cases import make_case
 from bench.plan.plan import Skipped
 from bench.results.records import Check, Metric, Record
 from bench.results.runs import Run
+from bench.text import UserError
 from reports.exchange.nccl_json import render_json
 from reports.exchange.nccl_table import IN_PLACE, OUT_OF_PLACE, Table, devices, nccl_code, tables
 from reports.exchange.nccl_table import step as distance

@@ -6,7 +6,7 @@ import pytest
 from nodes_fixtures import lost_run, point_of_sweep, sample_sweep, scaling_run, write_sweep
 from reports_fixtures import write_run
 
-from bench.errors import UserError
+from bench.text import UserError
 from reports.nodes.gathered import gather
 from reports.nodes.sweep_folder import Point, is_sweep, load_sweep, point_of, runs_of
 

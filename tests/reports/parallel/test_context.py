@@ -9,8 +9,8 @@ from report_rows import cells_of, found_in, rows_of, run_of, there, with_metrics
 from report_rows import told as line_of
 from reports_fixtures import context_details, context_record, cp, hop, ok, plain, seconds_metric, step, step_metrics
 
-from bench.errors import UserError
 from bench.results.records import Record
+from bench.text import UserError
 from reports.parallel.context import Context, contexts, hops, read_context, unreadable_contexts
 from reports.parallel.context_columns import context_columns, hop_columns
 from reports.parallel.context_comparison import Comparison, compared, crossover, verdict

@@ -8,9 +8,9 @@ from report_rows import cells_of, found_in, rows_of, run_of, there
 from report_rows import told as line_of
 from reports_fixtures import EXPERT_LOADS, ep, mixture_record, ok, step, step_metrics
 
-from bench.errors import UserError
 from bench.plan.cases import make_case
 from bench.results.records import Record
+from bench.text import UserError
 from reports.parallel.experts import Mixture, distinct, mixtures, read_mixture, shares, unreadable_mixtures
 from reports.parallel.experts_atlas import atlas_columns, atlases
 from reports.parallel.experts_columns import claims, mixture_columns, share_columns

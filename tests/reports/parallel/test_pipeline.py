@@ -8,8 +8,8 @@ from report_rows import cells_of, row_of, rows_of, run_of, with_metrics
 from report_rows import told as line_of
 from reports_fixtures import bad, ok, pipeline_details, pipeline_metrics, pipeline_record, plain, pp, simulated, step
 
-from bench.errors import UserError
 from bench.results.records import Record
+from bench.text import UserError
 from reports.data import as_json
 from reports.facts import row_facts
 from reports.parallel.pipeline import Idle, Pipeline, Ran, pipelines, read_pipeline, unreadable, without_timelines

@@ -7,7 +7,7 @@ from ranks import Ranks
 from torch import Tensor
 from training_steps import SMALL, Params, small, wrong_sent_and_expected, wrong_where_nothing_is_reduced
 
-from bench.errors import UserError
+from bench.text import UserError
 from bench.world.world import World
 from workloads.context.attention_block import Blocks
 from workloads.context.attention_kernel import CpuFlash, CudaFlash, Dense, Gradients, Timed

@@ -2,9 +2,9 @@
 
 import pytest
 
-from bench.errors import UserError
 from bench.plan.cases import Setting
 from bench.plan.params import Value
+from bench.text import UserError
 from workloads.context.cp_case import (
     PARAMS,
     parse_attention,

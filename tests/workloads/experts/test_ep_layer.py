@@ -9,11 +9,11 @@ from ep_steps import DROPS, NARROW, dispatch_of, layer_of, params_of, step_of, w
 from ranks import Ranks
 from training_steps import OF_NAME, Params
 
-from bench.launch.messages import Outcome
+from bench.launch.control_channel import Outcome
 from bench.plan.cases import make_case
 from bench.plan.plan import Measure
-from bench.rank.progress import Progress
 from bench.rank.runner import run_case
+from bench.rank.timing import Progress
 from bench.world.subject import Description
 from bench.world.world import World
 from workloads.experts.ep_dispatch import DispatchStep

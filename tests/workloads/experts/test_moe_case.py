@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.errors import UserError
 from bench.plan.cases import Setting
+from bench.text import UserError
 from workloads.definitions import DEFINITIONS
 from workloads.experts.moe import exchange_ffns
 from workloads.experts.moe_case import (

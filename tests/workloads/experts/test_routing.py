@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads.experts.routing import (
     BALANCED,
     BURST_PERIOD,

@@ -5,8 +5,8 @@ import torch.distributed as dist
 from mesh_steps import Params
 from ranks import Ranks
 
-from bench.errors import UserError
 from bench.plan.groups import groups_of
+from bench.text import UserError
 from bench.world.world import World
 from workloads.hybrid.axes import (
     DATA,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from mesh_steps import HYBRID
 
-from bench.errors import UserError
 from bench.plan.cases import Setting
+from bench.text import UserError
 from workloads.hybrid.axes import multiplied
 from workloads.hybrid.constraints import CP_METHODS, refuse, sequences_of
 from workloads.hybrid.hybrid_case import Hybrid, hybrid_of, refuse_hybrid, with_experts

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads import checkpointing as forgetting
 from workloads.checkpointing import checkpoint
 from workloads.experts.moe import exchange_ffns, mixtures

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as theirs
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads.pipeline.actions import Action, Kind, Order, format_csv, message, needs, parse_csv, result
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads.pipeline.actions import Action
 from workloads.pipeline.bubbles import (
     IdleSplit,

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch_orders
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads.pipeline import orders
 from workloads.pipeline.actions import Action
 from workloads.pipeline.schedules import make_schedule

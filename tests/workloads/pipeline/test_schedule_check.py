@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads.pipeline.actions import Action, Order, Result, needs, result
 from workloads.pipeline.pp_held import peak_held
 from workloads.pipeline.schedule_check import check, draw_grid, peak_in_flight

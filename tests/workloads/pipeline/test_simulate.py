@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads.pipeline.actions import Action, needs, result
 from workloads.pipeline.schedules import NAMES, Schedule, make_schedule, schedule_from_csv
 from workloads.pipeline.simulate import Ran, Timeline, simulate

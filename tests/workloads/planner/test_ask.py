@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from planner_asks import ask
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads.planner.ask import parse_mesh, refusal, require
 from workloads.planner.catalog import MODELS, model_of, num_model_parameters
 from workloads.shapes import SHAPES, num_parameters

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from planner_asks import H100, PLAIN, ask
 
-from bench.errors import UserError
+from bench.text import UserError
 from workloads.costs import sent_bytes
 from workloads.hybrid.axes import DATA, coordinate_of, expert_copies, expert_groups, groups_along
 from workloads.peaks import datasheet_peak

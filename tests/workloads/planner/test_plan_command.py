@@ -13,9 +13,9 @@ from paths import ROOT, Command
 from reports_fixtures import ENVIRONMENT, curve_records, make_plan, make_run, ok, plain, seconds_metric, write_run
 
 import parbench as command_line
-from bench.errors import UserError
 from bench.plan.cases import make_case
 from bench.results.records import Record
+from bench.text import UserError
 from workloads.planner.answer import Given, answer, ask_of, machine_of
 from workloads.planner.hardware import PRESETS
 

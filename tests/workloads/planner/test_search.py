@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_asks import H100, PLAIN, ask
 
-from bench.errors import UserError
 from bench.plan.params import Value
+from bench.text import UserError
 from workloads.hybrid.constraints import refuse
 from workloads.hybrid.hybrid_case import refuse_hybrid
 from workloads.planner.ask import Ask, refusal

@@ -21,10 +21,10 @@ from reports_fixtures import (
 )
 from reports_fixtures import step as a_step
 
-from bench.errors import UserError
 from bench.plan.cases import make_case
 from bench.results.records import Metric, Record, WorldInfo
 from bench.results.runs import Run
+from bench.text import UserError
 from workloads.costs import ddp_sent_bytes
 from workloads.definitions import with_defaults
 from workloads.planner.link_time import Call
@@ -322,7 +322,7 @@ def test_calls_beyond_what_was_measured_are_told() -> None:
 def test_a_machine_is_the_runs_as_far_as_it_tells_and_the_bases_elsewhere() -> None:
     measured = ok(a_step(), details={"peak": {"flops_per_second": 7e10, "source": "matrix products"}})
     copy = make_case(
-        "memory.copy", "bench.operations.memory:copy", {"size_bytes": MEBI, "dtype": "float32", "mode": "blocking"}
+        "memory.copy", "bench.operations.local:copy", {"size_bytes": MEBI, "dtype": "float32", "mode": "blocking"}
     )
     copied = ok(copy, metrics={"algbw": rate_metric(9e9)})
     environment = {**ENVIRONMENT, "host": {"memory_bytes": 64e9}}
