@@ -59,9 +59,9 @@ class LazyGroup(click.Group):
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Measure how this machine communicates and what that costs a training step, with proof and honest numbers."""
-    from bench.commands import House
+    from bench.commands import AppHooks
 
-    ctx.obj = House(modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report)
+    ctx.obj = AppHooks(modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report)
 
 
 def _show(path: Path, form: str) -> int:

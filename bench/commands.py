@@ -13,7 +13,7 @@ from bench.text import UserError, format_size
 
 
 @dataclass(frozen=True, kw_only=True)
-class House:
+class AppHooks:
     """What the other packages give to these commands: modules with definitions, and how a finished run is shown.
 
     ``show`` takes the run's folder and one of ``FORMATS`` and returns the exit code; ``report`` writes one page of many
@@ -96,7 +96,7 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
 )
 @click.pass_obj
 def run(
-    house: House,
+    house: AppHooks,
     /,
     *,
     settings: tuple[str, ...],
@@ -150,7 +150,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
 @click.command("list", epilog="Example: parbench list 'collective.*'")
 @click.argument("pattern", nargs=-1)
 @click.pass_obj
-def list_cases(house: House, pattern: tuple[str, ...]) -> None:
+def list_cases(house: AppHooks, pattern: tuple[str, ...]) -> None:
     """Show what can be measured, with its parameters."""
     from bench.plan.cases import load_catalogue, select
 
@@ -166,14 +166,14 @@ def list_cases(house: House, pattern: tuple[str, ...]) -> None:
 @click.option("--prove", is_flag=True, help="Disturb one rank on purpose, and see that it is found and blamed.")
 @click.option("--nproc", type=int, help="Ranks for --prove; default: as parbench run.")
 @click.pass_obj
-def doctor(house: House, /, *, as_json: bool, prove: bool, nproc: int | None) -> None:
+def doctor(house: AppHooks, /, *, as_json: bool, prove: bool, nproc: int | None) -> None:
     """Show what this machine has, and what would disturb a measurement, with remedies."""
     from bench.machine import doctor as examination
 
     if prove:
         from bench import selftest as proving
 
-        proofs = proving.prove(house.modules, nproc)
+        proofs = proving.selftest(house.modules, nproc)
         click.echo(proving.render(proofs))
         sys.exit(0 if all(proof.found for proof in proofs) else 1)
     findings = examination.examine_here(os.environ)

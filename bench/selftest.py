@@ -26,7 +26,7 @@ class Proof:
     told: str
 
 
-def prove(modules: Sequence[str], nproc: int | None = None) -> tuple[Proof, ...]:
+def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Proof, ...]:
     """Measure an all_reduce undisturbed, then with each injection, and judge what the records say."""
     trials: tuple[tuple[str | None, Callable[[Record], Proof]], ...] = (
         (None, _judge_undisturbed),

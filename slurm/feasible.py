@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bench.plan.cases import Definition, Setting
+from bench.plan.cases import Definition, WorldSpec
 from bench.plan.options import Request, make_plan
 from bench.plan.plan import Entry, Plan
 from bench.text import UserError, parse_duration
@@ -34,7 +34,7 @@ def plan_point(
     refusals = []
     for backend, device in possible(file.backend, file.device):
         try:
-            return make_plan(request, catalogue, Setting(nproc=ranks, backend=backend, device=device, nodes=nodes))
+            return make_plan(request, catalogue, WorldSpec(nproc=ranks, backend=backend, device=device, nodes=nodes))
         except UserError as error:
             refusals.append(error)
     raise refusals[0]

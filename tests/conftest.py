@@ -12,7 +12,7 @@ from paths import Command, environment
 from ranks import Ranks
 from smoke import smoke
 
-from bench.machine.machine import look
+from bench.machine.machine import inspect_machine
 from bench.results.runs import Run
 
 
@@ -70,6 +70,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif {"two_ranks", "four_ranks"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.flaky(reruns=1, only_rerun="RankDiedError"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and not look(os.environ).gpus:
+    if marked and not inspect_machine(os.environ).gpus:
         config.hook.pytest_deselected(items=marked)
         items[:] = [item for item in items if item not in marked]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from bench.plan.cases import Definition, Params, Setting, only_itself
+from bench.plan.cases import Definition, Params, WorldSpec, only_itself
 from bench.plan.params import Param, Value
 from bench.text import UserError
 from workloads.compute_kind import COMPUTE, parse_compute
@@ -107,16 +107,16 @@ def _step(
     help_text: str,
     *more: Param,
     refuse: Refuse = refuse_nothing,
-    expand: Callable[[Params, Setting], Iterable[Params]] = only_itself,
+    expand: Callable[[Params, WorldSpec], Iterable[Params]] = only_itself,
     common: tuple[Param, ...] = COMMON,
 ) -> Definition:
-    def refused(params: Mapping[str, Value], setting: Setting) -> str | None:
+    def refused(params: Mapping[str, Value], spec: WorldSpec) -> str | None:
         try:
             shape = shape_of(params)
             parse_compute(str(params.get("compute", COMPUTE.default)))
         except UserError as error:
             return str(error)
-        return refuse(shape, params, setting.nproc)
+        return refuse(shape, params, spec.nproc)
 
     return Definition(
         name=f"workload.{name}",
@@ -138,8 +138,8 @@ def _context_parallel() -> Definition:
         refuse=refuse_context,
     )
 
-    def refused(params: Mapping[str, Value], setting: Setting) -> str | None:
-        return step.refuse(params, setting) or refuse_place(params, setting)
+    def refused(params: Mapping[str, Value], spec: WorldSpec) -> str | None:
+        return step.refuse(params, spec) or refuse_place(params, spec)
 
     return replace(step, refuse=refused)
 

@@ -17,9 +17,9 @@ from typing import Any, Self
 
 import msgspec
 
-from bench.machine.topology import Place
+from bench.machine.topology import RankPlace
 from bench.plan.cases import Case
-from bench.plan.plan import Injection, Measure
+from bench.plan.plan import FaultSpec, Measure
 from bench.results.records import Arrival, Check, Metric, Status, Stop
 
 LEFT_OUT = "left out: the run's time was spent"
@@ -38,7 +38,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     host: str
     pid: int
     environment: dict[str, Any]
-    place: Place | None = None
+    place: RankPlace | None = None
     meeting: str = ""
     step: str = ""
 
@@ -90,7 +90,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     outcome: Outcome
 
 
-class Broken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A rank cannot go on: an exception in the case at ``index``, or before any case if None."""
 
     index: int | None
@@ -98,8 +98,8 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stack: str
 
 
-class Where(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to ``Ask``: the phase a rank is in, the steps it has begun, whether it is in torch.distributed."""
+class StatusReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank's answer: the phase it is in, the steps it has begun, whether it is inside torch.distributed."""
 
     phase: str
     steps: int
@@ -107,7 +107,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stack: str
 
 
-class Bye(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A rank has done its whole job."""
 
 
@@ -127,17 +127,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     run_seconds: float
     timeout_seconds: float
     path: str | None = None
-    injection: Injection | None = None
+    injection: FaultSpec | None = None
     hosts: tuple[str, ...] = ()
     meeting: str = ""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class StatusRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The driver asks where a rank is."""
 
 
-FromRank = Hello | Started | Finished | Broken | Where | Bye
-FromDriver = Job | Ask
+FromRank = Hello | Started | Finished | Raised | StatusReply | Done
+FromDriver = Job | StatusRequest
 
 
 ADDRESS_VARIABLE = "PARBENCH_DRIVER"
@@ -149,7 +149,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gone:
+class Disconnected:
     """A rank's connection has closed."""
 
 
@@ -158,10 +158,10 @@ class Event:
     """Something heard from a rank."""
 
     rank: int
-    what: FromRank | Gone
+    what: FromRank | Disconnected
 
 
-class Hub:
+class DriverServer:
     """The driver's end: listens on a free port and gathers what ranks say, in order of arrival.
 
     ``hosts`` are the addresses under which ranks may find it, tried in turn; with several it listens on all interfaces.
@@ -198,7 +198,7 @@ class Hub:
             return None
 
     def send(self, rank: int, message: FromDriver) -> None:
-        """Tell one rank; a rank that is gone is told nothing, its ``Gone`` is among the events."""
+        """Tell one rank; a rank that is gone is told nothing, its ``Disconnected`` is among the events."""
         try:
             self._connections[rank].send_bytes(msgspec.msgpack.encode(message))
         except (OSError, KeyError):
@@ -251,7 +251,7 @@ class Hub:
                     self._events.put(Event(rank=rank, what=message))
         except (EOFError, OSError, msgspec.DecodeError):  # the last is a rank of another parbench
             if rank is not None:
-                self._events.put(Event(rank=rank, what=Gone()))
+                self._events.put(Event(rank=rank, what=Disconnected()))
 
 
 def _unblock(listener: Listener) -> None:
@@ -296,7 +296,7 @@ def _parts(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-class Line:
+class RankClient:
     """A rank's end: says what it does, and answers the driver from a thread of its own."""
 
     def __init__(self, address: str, key: str) -> None:

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from bench.launch.control_channel import LEFT_OUT, Hello, Hub, Job, Outcome, Work
-from bench.launch.launchers import Gang
-from bench.launch.monitor import START_SECONDS, Trouble, Watch
+from bench.launch.control_channel import LEFT_OUT, DriverServer, Hello, Job, Outcome, Work
+from bench.launch.launchers import Launcher
+from bench.launch.monitor import START_SECONDS, Failure, RankMonitor
 from bench.machine.environment import difference, format_cpus, hoist
 from bench.machine.topology import gpu_links, relations
 from bench.plan.cases import Case
-from bench.plan.plan import Spread
+from bench.plan.plan import NodeLayout
 from bench.results.records import Metric, Noise, Record, Samples, WorldInfo
 from bench.results.runs import RecordWriter, Run, trace_name, utc_now, write_info
 from bench.results.stats import MIN_FOR_P99, Estimate, grade, quantile, spread, steadiness, within_launch
@@ -76,7 +76,7 @@ def noise_of(outcome: Outcome) -> Noise | None:
     return Noise(grade=grade(scatter), spread=round(scatter, 4), steady=steadiness(outcome.seconds))
 
 
-def seating(hellos: Sequence[Hello]) -> dict[str, Any]:
+def rank_placement(hellos: Sequence[Hello]) -> dict[str, Any]:
     """Return each rank's host and switch path in rank order; nothing where all share one host."""
     hosts = [hello.host for hello in hellos]
     if len(set(hosts)) < 2:
@@ -85,13 +85,13 @@ def seating(hellos: Sequence[Hello]) -> dict[str, Any]:
     return {"hosts": hosts, **({"switches": switches} if switches else {})}
 
 
-def seating_doubts(spread: Spread, hellos: Sequence[Hello]) -> tuple[str, ...]:
+def placement_warnings(spread: NodeLayout, hellos: Sequence[Hello]) -> tuple[str, ...]:
     """Return in words where ranks sit otherwise than was asked: nodes, ranks on each, their order, their CPUs."""
     hosts = [hello.host for hello in hellos]
     return (*_placement_doubts(spread, hosts), *_affinity_doubts(hellos))
 
 
-def _placement_doubts(spread: Spread, hosts: Sequence[str]) -> tuple[str, ...]:
+def _placement_doubts(spread: NodeLayout, hosts: Sequence[str]) -> tuple[str, ...]:
     counts = Counter(hosts)
     names = list(counts)
     if len(names) != spread.nodes or set(counts.values()) != {spread.ntasks_per_node}:
@@ -131,8 +131,8 @@ _FOCUS = (0.2, 5.0)
 # a step with its explanation takes about as long as twenty collectives of the usual sizes
 _WEIGHTS = {"workload": 20.0, "custom": 10.0}
 
-StartGang = Callable[[int, Mapping[str, str]], Gang]
-"""Starts the gang of a number, its ranks told by these variables where the hub is."""
+StartRanks = Callable[[int, Mapping[str, str]], Launcher]
+"""Starts the gang of a number, its ranks told by these variables where the server is."""
 
 
 class Audience(Protocol):
@@ -164,7 +164,7 @@ class Driver:
         self,
         run: Run,
         writer: RecordWriter,
-        start_gang: StartGang,
+        start_gang: StartRanks,
         audience: Audience,
         *,
         hosts: Sequence[str] = ("127.0.0.1",),
@@ -221,37 +221,37 @@ class Driver:
     def _launch(self, launch: int, cases: list[Case], deadline: float) -> None:
         """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest."""
         while cases:
-            with self._gang() as watch:
+            with self._gang() as monitor:
                 began = time.monotonic()
-                trouble = watch.assemble(_RETRY_SECONDS if self._silent else START_SECONDS)
+                trouble = monitor.assemble(_RETRY_SECONDS if self._silent else START_SECONDS)
                 self._start_seconds = time.monotonic() - began
                 if trouble is None:
                     self._failed_starts = 0
-                    self._learn(list(watch.hellos.values()))
-                    watch.send(self._job(cases, deadline, watch))
-                    done = self._cases(watch, launch, cases)
+                    self._learn(list(monitor.hellos.values()))
+                    monitor.send(self._job(cases, deadline, monitor))
+                    done = self._cases(monitor, launch, cases)
                 else:
-                    can_retry = watch.can_restart and not self._silent
+                    can_retry = monitor.can_restart and not self._silent
                     done = self._no_start(launch, cases, trouble, can_retry=can_retry)
                 cases = cases[done:]
-                if not watch.can_restart:
+                if not monitor.can_restart:
                     return
 
     @contextmanager
-    def _gang(self) -> Iterator[Watch]:
+    def _gang(self) -> Iterator[RankMonitor]:
         with ExitStack() as stack:
-            hub = stack.enter_context(Hub(*self._hosts))
-            gang = self._start_gang(self._gangs, hub.variables())
+            server = stack.enter_context(DriverServer(*self._hosts))
+            gang = self._start_gang(self._gangs, server.variables())
             if not gang.can_restart:
                 stack.pop_all()  # hung up by this process's end: a launcher ends it too, with the first rank to end
             self._gangs += 1
-            watch = Watch(hub, gang, self._plan.nproc)
+            monitor = RankMonitor(server, gang, self._plan.nproc)
             try:
-                yield watch
+                yield monitor
             finally:
-                gang.end(watch.hellos.values())
+                gang.end(monitor.hellos.values())
 
-    def _job(self, cases: list[Case], deadline: float, watch: Watch) -> Job:
+    def _job(self, cases: list[Case], deadline: float, monitor: RankMonitor) -> Job:
         return Job(
             cases=cases,
             weights=[self._weight(case) for case in cases],
@@ -263,8 +263,8 @@ class Driver:
             timeout_seconds=self._plan.timeout_seconds,
             path=self._plan.path,
             injection=self._plan.injection,
-            hosts=tuple(watch.hellos[rank].host for rank in sorted(watch.hellos)),
-            meeting=watch.meeting,
+            hosts=tuple(monitor.hellos[rank].host for rank in sorted(monitor.hellos)),
+            meeting=monitor.meeting,
         )
 
     def _overtime(self) -> float:
@@ -280,20 +280,20 @@ class Driver:
         least, most = _FOCUS
         return usual * min(max(width / self._plan.measure.precision, least), most)
 
-    def _cases(self, watch: Watch, launch: int, cases: list[Case]) -> int:
+    def _cases(self, monitor: RankMonitor, launch: int, cases: list[Case]) -> int:
         """Record each case as it ends; return how many have a record when the gang is done or broken."""
         for index, case in enumerate(cases):
             self._audience.case(case)
             began = time.monotonic()
-            result = watch.outcome(index, self._plan.timeout_seconds)
+            result = monitor.outcome(index, self._plan.timeout_seconds)
             self._write(launch, case, result, time.monotonic() - began)
-            if isinstance(result, Trouble):
-                self._silent = watch.silent_hosts() if result.status == "hang" else set()
+            if isinstance(result, Failure):
+                self._silent = monitor.silent_hosts() if result.status == "hang" else set()
                 return index + 1
-        watch.farewell(_FAREWELL_SECONDS)
+        monitor.farewell(_FAREWELL_SECONDS)
         return len(cases)
 
-    def _no_start(self, launch: int, cases: list[Case], trouble: Trouble, *, can_retry: bool) -> int:
+    def _no_start(self, launch: int, cases: list[Case], trouble: Failure, *, can_retry: bool) -> int:
         """Try once more to start a gang, then record every case as failed; return how many have a record."""
         self._failed_starts += 1
         if self._silent:
@@ -312,7 +312,7 @@ class Driver:
         common = {**common, **self._facts}
         places = [hello.place for hello in hellos if hello.place is not None]
         if len(places) == len(hellos):
-            common = {**common, "locality": relations(places, gpu_links()), **seating(hellos)}
+            common = {**common, "locality": relations(places, gpu_links()), **rank_placement(hellos)}
         if self._info.environment is None:
             self._info = msgspec.structs.replace(self._info, environment=common)
             write_info(self._path, self._info)
@@ -320,11 +320,11 @@ class Driver:
         by_rank = {f"rank {hello.rank}": odd for hello, odd in zip(hellos, rest, strict=True) if odd}
         self._environment = {**({"changed": changed} if changed else {}), **by_rank}
         self._world = msgspec.structs.replace(self._world, nodes=len({hello.host for hello in hellos}))
-        self._doubts = seating_doubts(self._plan.spread, hellos) if self._plan.spread else ()
+        self._doubts = placement_warnings(self._plan.spread, hellos) if self._plan.spread else ()
 
-    def _write(self, launch: int, case: Case, result: Outcome | Trouble, seconds: float = 0.0) -> None:
+    def _write(self, launch: int, case: Case, result: Outcome | Failure, seconds: float = 0.0) -> None:
         raw = b""
-        if isinstance(result, Trouble):
+        if isinstance(result, Failure):
             record = self._trouble(launch, case, result, seconds)
         else:
             record, raw = self._record(launch, case, result), result.raw
@@ -339,7 +339,7 @@ class Driver:
         if isinstance(result, Outcome) and result.timeline:
             self._writer.write_trace(trace_name(record), result.timeline)
 
-    def _trouble(self, launch: int, case: Case, trouble: Trouble, seconds: float) -> Record:
+    def _trouble(self, launch: int, case: Case, trouble: Failure, seconds: float) -> Record:
         return Record(
             case=case,
             world=self._world,

@@ -15,13 +15,13 @@ import msgspec
 import psutil
 
 from bench.launch.control_channel import Hello
-from bench.plan.plan import Spread
+from bench.plan.plan import NodeLayout
 from bench.text import UserError
 
 _PATIENCE_SECONDS = 5.0
 
 
-class Gang(Protocol):
+class Launcher(Protocol):
     """What the driver needs of a gang; it learns everything else from the ranks themselves."""
 
     can_restart: bool
@@ -32,14 +32,14 @@ class Gang(Protocol):
     def exits(self) -> dict[int, int]:
         """Return the exit codes of the ranks that ended badly, as far as they are known."""
 
-    def told(self) -> str:
+    def last_error(self) -> str:
         """Return what the launcher itself said went wrong, nothing if it said nothing worth repeating."""
 
     def end(self, ranks: Iterable[Hello]) -> None:
         """End every rank, stopped ones too."""
 
 
-class TorchrunGang:
+class TorchrunLauncher:
     """Ranks on this node, started by torchrun with a free port; their output goes to ``logs/gang-<number>``."""
 
     can_restart = True
@@ -69,7 +69,7 @@ class TorchrunGang:
             return {}
         return msgspec.json.decode(self._exits.read_bytes(), type=dict[int, int])
 
-    def told(self) -> str:
+    def last_error(self) -> str:
         """Nothing: torchrun's words are about itself."""
         return ""
 
@@ -82,7 +82,7 @@ class TorchrunGang:
         end_process(self._process)
 
 
-class JoinedGang:
+class ExternalLauncher:
     """Ranks that another launcher started, this process among them: they cannot be started again from here."""
 
     can_restart = False
@@ -95,7 +95,7 @@ class JoinedGang:
         """Nothing is known: the exit codes are the launcher's."""
         return {}
 
-    def told(self) -> str:
+    def last_error(self) -> str:
         """Nothing is known."""
         return ""
 
@@ -179,7 +179,7 @@ def check_srun() -> None:
 
 
 def srun_command(
-    spread: Spread, folder: Path, environ: Mapping[str, str], nodelist: str | None = None, more: Iterable[str] = ()
+    spread: NodeLayout, folder: Path, environ: Mapping[str, str], nodelist: str | None = None, more: Iterable[str] = ()
 ) -> list[str]:
     """Return srun's words; a rank's output goes to ``rank-<n>.log`` in the folder, which all nodes share.
 
@@ -197,13 +197,13 @@ def srun_command(
     return [*words, sys.executable, "-m", "bench.rank.entries"]
 
 
-class SrunGang:
+class SrunLauncher:
     """Ranks on several nodes, a job step of theirs; srun's own words go to ``logs/gang-<number>/srun.log``."""
 
     can_restart = True
 
     def __init__(
-        self, spread: Spread, logs: Path, number: int, variables: Mapping[str, str], nodelist: str | None = None
+        self, spread: NodeLayout, logs: Path, number: int, variables: Mapping[str, str], nodelist: str | None = None
     ) -> None:
         folder = (logs / f"gang-{number}").absolute()
         folder.mkdir(parents=True)
@@ -220,7 +220,7 @@ class SrunGang:
         """Return how the first rank that ended badly did, as srun tells it; negative is a signal."""
         return parse_exits(self._log.read_text(errors="replace"))
 
-    def told(self) -> str:
+    def last_error(self) -> str:
         """Return srun's first error, which names the node."""
         errors = [
             line for line in self._log.read_text(errors="replace").splitlines() if line.startswith("srun: error:")

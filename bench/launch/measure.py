@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from bench.launch.driver import Driver, StartGang, remaining
-from bench.launch.launchers import Gang, SrunGang, TorchrunGang, check_srun, loopback_variables
+from bench.launch.driver import Driver, StartRanks, remaining
+from bench.launch.launchers import Launcher, SrunLauncher, TorchrunLauncher, check_srun, loopback_variables
 from bench.launch.monitor import START_SECONDS
 from bench.launch.processes import terminated_as_interrupted
 from bench.launch.progress_display import Display, JsonLines
 from bench.machine.machine import Machine
-from bench.machine.slurm_allocation import Allocation, choose_spread, machine_of_ranks, reachable
+from bench.machine.slurm_allocation import Allocation, choose_layout, machine_of_ranks, reachable
 from bench.plan.options import Joined, Options, plan_run
 from bench.plan.plan import Plan
 from bench.results.runs import Run, create_run, load_run, open_writer
@@ -62,7 +62,7 @@ def resume(path: Path, *, as_json: bool, nodelist: str | None = None) -> Path:
     run = load_run(path)
     if run.info.plan.spread is not None:
         check_srun()
-        choose_spread(Allocation.find(os.environ), **msgspec.structs.asdict(run.info.plan.spread))
+        choose_layout(Allocation.find(os.environ), **msgspec.structs.asdict(run.info.plan.spread))
     elif nodelist is not None:
         raise UserError(f"--nodelist {nodelist}: {path} was not measured by srun, but on one node")
     return _drive(run, None, as_json=as_json, nodelist=nodelist)
@@ -105,7 +105,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
     return {"slurm": {"job": allocation.job, "nodelist": allocation.nodelist, "placement": plan.spread.placement}}
 
 
-def _starter(run: Run, joined: Joined | None, nodelist: str | None) -> StartGang:
+def _starter(run: Run, joined: Joined | None, nodelist: str | None) -> StartRanks:
     if joined is not None:
         from bench.rank.entries import starter  # imports torch, which only a joined driver needs
 
@@ -114,11 +114,11 @@ def _starter(run: Run, joined: Joined | None, nodelist: str | None) -> StartGang
     logs, spread = run.path / "logs", plan.spread
     machine = machine_of_ranks(os.environ, None if spread is None else Allocation.find(os.environ))
 
-    def start(number: int, variables: Mapping[str, str]) -> Gang:
+    def start(number: int, variables: Mapping[str, str]) -> Launcher:
         if spread is not None:
             threads = _threads(machine, spread.ntasks_per_node)
-            return SrunGang(spread, logs, number, {**threads, **variables}, nodelist)
-        return TorchrunGang(plan.nproc, logs, number, {**_node_variables(plan, machine), **variables})
+            return SrunLauncher(spread, logs, number, {**threads, **variables}, nodelist)
+        return TorchrunLauncher(plan.nproc, logs, number, {**_node_variables(plan, machine), **variables})
 
     return start
 

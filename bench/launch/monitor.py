@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.launch.control_channel import (
-    Ask,
-    Broken,
-    Bye,
+    Disconnected,
+    Done,
+    DriverServer,
     Event,
     Finished,
-    Gone,
     Hello,
-    Hub,
     Job,
     Outcome,
+    Raised,
     Started,
-    Where,
+    StatusReply,
+    StatusRequest,
 )
-from bench.launch.launchers import Gang, local_state
+from bench.launch.launchers import Launcher, local_state
 from bench.results.records import RankState, Status
 
 START_SECONDS = 120.0
@@ -29,7 +29,7 @@ _TICK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trouble:
+class Failure:
     """Why a case has no outcome, and where each rank was; the gang cannot go on."""
 
     status: Status
@@ -37,23 +37,23 @@ class Trouble:
     ranks: tuple[RankState, ...] = ()
 
 
-class Watch:
+class RankMonitor:
     """Hears one gang's ranks for as long as it lives."""
 
-    def __init__(self, hub: Hub, gang: Gang, size: int) -> None:
+    def __init__(self, server: DriverServer, gang: Launcher, size: int) -> None:
         self.hellos: dict[int, Hello] = {}
         self.can_restart = gang.can_restart
-        self._hub, self._gang, self._size = hub, gang, size
+        self._server, self._gang, self._size = server, gang, size
         self._started: dict[int, float] = {}
         self._reached: dict[int, int] = {}
-        self._broken: dict[int, Broken] = {}
-        self._where: dict[int, Where] = {}
+        self._broken: dict[int, Raised] = {}
+        self._where: dict[int, StatusReply] = {}
         self._gone: list[int] = []
         self._bye: set[int] = set()
         self._finished: dict[int, Outcome] = {}
         self._last_finished = time.monotonic()
 
-    def assemble(self, timeout_seconds: float) -> Trouble | None:
+    def assemble(self, timeout_seconds: float) -> Failure | None:
         """Wait until every rank has said who it is."""
         deadline = time.monotonic() + timeout_seconds
         while len(self.hellos) < self._size:
@@ -63,25 +63,25 @@ class Watch:
             if time.monotonic() > deadline:
                 missing = sorted(set(range(self._size)) - set(self.hellos))
                 told = f"{self._named(missing)} did not start within {timeout_seconds:.0f} s"
-                return Trouble(status="failed", reason=told)
+                return Failure(status="failed", reason=told)
         wrong = [hello for hello in self.hellos.values() if hello.size != self._size]
         if wrong:
             told = f"rank {wrong[0].rank} is in a world of {wrong[0].size} ranks; {self._size} were asked for"
-            return Trouble(status="failed", reason=told)
+            return Failure(status="failed", reason=told)
         self._last_finished = time.monotonic()
         return None
 
     @property
     def meeting(self) -> str:
-        """Where rank 0 has bound a store for all ranks, if it has."""
+        """StatusReply rank 0 has bound a store for all ranks, if it has."""
         return self.hellos[0].meeting
 
     def send(self, job: Job) -> None:
         """Give every rank its job."""
         for rank in self.hellos:
-            self._hub.send(rank, job)
+            self._server.send(rank, job)
 
-    def outcome(self, index: int, timeout_seconds: float) -> Outcome | Trouble:
+    def outcome(self, index: int, timeout_seconds: float) -> Outcome | Failure:
         """Wait for the outcome of the case at ``index`` of the job, or for what went wrong instead."""
         while index not in self._finished:
             deadline = self._deadline(index, timeout_seconds)
@@ -109,7 +109,7 @@ class Watch:
         if self.can_restart:
             self._hear_until(self._gang.ended, timeout_seconds)
 
-    def _trouble(self, index: int, deadline: float, timeout_seconds: float) -> Trouble | None:
+    def _trouble(self, index: int, deadline: float, timeout_seconds: float) -> Failure | None:
         if self._broken or self._dead():
             return self._ended_early(None)
         if self._gang.ended():
@@ -120,7 +120,7 @@ class Watch:
         return [rank for rank in self._gone if rank not in self._bye]
 
     def _hear(self, timeout_seconds: float) -> None:
-        event = self._hub.next(timeout_seconds)
+        event = self._server.next(timeout_seconds)
         if event is not None:
             self._take(event)
 
@@ -138,16 +138,16 @@ class Watch:
                 self._reached[event.rank] = index
             case Finished(index=index, outcome=outcome):
                 self._finished[index] = outcome
-            case Broken() as broken:
+            case Raised() as broken:
                 self._broken[event.rank] = broken
-            case Where() as where:
+            case StatusReply() as where:
                 self._where[event.rank] = where
-            case Bye():
+            case Done():
                 self._bye.add(event.rank)
-            case Gone():
+            case Disconnected():
                 self._gone.append(event.rank)
 
-    def _ended_early(self, when: str | None) -> Trouble:
+    def _ended_early(self, when: str | None) -> Failure:
         """Explain the death or the exception of a rank; the first dead is the culprit, others fell with it."""
         self._hear_until(
             lambda: self._gang.ended() or self._all_told(), _GRACE_SECONDS if self._dead() else _SHORT_GRACE
@@ -163,9 +163,9 @@ class Watch:
             rank, broken = next(iter(self._broken.items()))
             reason = f"{self._named([rank])} raised {broken.error}"
         else:
-            told = self._gang.told() or "their output is in the run's logs"
+            told = self._gang.last_error() or "their output is in the run's logs"
             reason = f"the ranks ended {when}; {told}"
-        return Trouble(status="failed", reason=reason, ranks=self._states(exits))
+        return Failure(status="failed", reason=reason, ranks=self._states(exits))
 
     def _named(self, ranks: list[int]) -> str:
         """Return ranks in words, with their hosts where there is more than one."""
@@ -191,13 +191,13 @@ class Watch:
             states.append(RankState(rank=rank, host=hello.host, pid=hello.pid, state=state, stack=stack))
         return tuple(states)
 
-    def _hung(self, index: int, timeout_seconds: float) -> Trouble:
-        """Ask every rank where it is, and name those that did not arrive."""
+    def _hung(self, index: int, timeout_seconds: float) -> Failure:
+        """StatusRequest every rank where it is, and name those that did not arrive."""
         self._where.clear()
         for rank in self.hellos:
-            self._hub.send(rank, Ask())
+            self._server.send(rank, StatusRequest())
         self._hear_until(lambda: len(self._where) == self._size, _GRACE_SECONDS)
-        return Trouble(
+        return Failure(
             status="hang",
             reason=f"no end within {timeout_seconds:g} s: {self._hung_words(index)}",
             ranks=tuple(self._hung_state(rank) for rank in sorted(self.hellos)),

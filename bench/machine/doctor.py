@@ -14,8 +14,8 @@ import msgspec
 import psutil
 
 from bench.machine.environment import capture, load_average, parse_cpus
-from bench.machine.machine import Machine, look
-from bench.machine.world_spec import FUNCTIONAL_ONLY, Chosen, choose_setting
+from bench.machine.machine import Machine, inspect_machine
+from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldChoice, choose_world
 from bench.text import UserError, listed
 
 UNKNOWN = "-"
@@ -60,11 +60,11 @@ def sample_load(seconds: float = 0.3) -> Load:
 def examine(machine: Machine, environment: Mapping[str, Any], *, load: Load) -> tuple[Finding, ...]:
     """Return one finding for each topic, from ``look``, ``capture`` and ``sample_load``."""
     host, process, variables = (environment.get(name) or {} for name in ("host", "process", "variables"))
-    setting = _default_setting(machine)
+    spec = _default_spec(machine)
     return (
         _torch(machine),
-        _device(machine, setting),
-        _ranks(machine, setting),
+        _device(machine, spec),
+        _ranks(machine, spec),
         _cores(machine, process),
         _load_average(machine, load),
         _governor(host),
@@ -75,13 +75,13 @@ def examine(machine: Machine, environment: Mapping[str, Any], *, load: Load) -> 
         _memory(machine),
         _shared_memory(machine, load),
         _swap(load),
-        _threads(machine, setting, variables),
+        _threads(machine, spec, variables),
     )
 
 
 def examine_here(environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """Return what there is to say of this machine, now."""
-    return examine(look(environ), capture(environ), load=sample_load())
+    return examine(inspect_machine(environ), capture(environ), load=sample_load())
 
 
 def render(findings: Sequence[Finding]) -> str:
@@ -113,9 +113,9 @@ def _judged(topic: str, found: str | None, disturbs: bool, remedy: str) -> Findi
     return Finding(topic=topic, found=found, disturbs=disturbs, remedy=remedy if disturbs else "")
 
 
-def _default_setting(machine: Machine) -> Chosen | None:
+def _default_spec(machine: Machine) -> WorldChoice | None:
     try:
-        return choose_setting(machine, nproc=None, backend=None, device=None, allow_single=False)
+        return choose_world(machine, nproc=None, backend=None, device=None, allow_single=False)
     except UserError:  # no torch, which has a finding of its own
         return None
 
@@ -130,20 +130,20 @@ def _torch(machine: Machine) -> Finding:
     return _judged("torch", version, old, "pip install --upgrade 'torch>=2.11': older ones are not supported")
 
 
-def _device(machine: Machine, chosen: Chosen | None) -> Finding:
+def _device(machine: Machine, chosen: WorldChoice | None) -> Finding:
     if chosen is None:
         return _judged("device", None, False, "")
     gpus = f"; {len(machine.gpus)} x {machine.gpus[0].name}" if machine.gpus else "; no GPU"
     notes = [note for note in chosen.notes if not note.startswith(FUNCTIONAL_ONLY)]
-    found = f"{chosen.setting.device} with {chosen.setting.backend}{gpus}"
+    found = f"{chosen.spec.device} with {chosen.spec.backend}{gpus}"
     return Finding(topic="device", found=found, disturbs=False, remedy="; ".join(notes))
 
 
-def _ranks(machine: Machine, chosen: Chosen | None) -> Finding:
+def _ranks(machine: Machine, chosen: WorldChoice | None) -> Finding:
     if chosen is None:
         return _judged("ranks", None, False, "")
     whole = min(machine.cores, machine.physical_cores or machine.cores)
-    ranks = chosen.setting.nproc
+    ranks = chosen.spec.nproc
     remedy = f"--nproc {whole}" if whole > 1 else "a machine with a core for each rank"
     siblings = f" ({whole} physical)" if whole < machine.cores else ""
     found = f"{ranks} on {_count(machine.cores, 'core')}{siblings}"
@@ -242,20 +242,20 @@ def _swap(load: Load) -> Finding:
     return _judged("swap", _gibibytes(used, "in use"), bool(used), remedy)
 
 
-def _threads(machine: Machine, chosen: Chosen | None, variables: Mapping[str, Any]) -> Finding:
+def _threads(machine: Machine, chosen: WorldChoice | None, variables: Mapping[str, Any]) -> Finding:
     text = variables.get("OMP_NUM_THREADS")
     if text is None or chosen is None:
         return _judged(
             "threads", "OMP_NUM_THREADS is not set" if text is None else f"OMP_NUM_THREADS={text}", False, ""
         )
     per_rank = re.match(r"\d+", text)  # "4,2" is four threads, each of which may start two
-    threads = int(per_rank[0]) * chosen.setting.nproc if per_rank else 0
+    threads = int(per_rank[0]) * chosen.spec.nproc if per_rank else 0
     return _judged(
         "threads",
         f"OMP_NUM_THREADS={text}",
         threads > machine.cores,
         f"{threads} threads on {_count(machine.cores, 'core')}: "
-        f"set OMP_NUM_THREADS={max(1, machine.cores // chosen.setting.nproc)}",
+        f"set OMP_NUM_THREADS={max(1, machine.cores // chosen.spec.nproc)}",
     )
 
 

@@ -36,7 +36,7 @@ class Machine:
     torch_has_cuda: bool | None = None
 
 
-def look(environ: Mapping[str, str]) -> Machine:
+def inspect_machine(environ: Mapping[str, str]) -> Machine:
     """Return the machine as a process with these environment variables sees it."""
     return Machine(
         cores=available_cores(),

@@ -14,8 +14,8 @@ import psutil
 
 from bench.launch.launchers import more_options
 from bench.machine.environment import host_address
-from bench.machine.machine import Machine, look
-from bench.plan.plan import Spread
+from bench.machine.machine import Machine, inspect_machine
+from bench.plan.plan import NodeLayout
 from bench.text import UserError, did_you_mean, listed
 
 PLACEMENTS = ("block", "cyclic")
@@ -54,7 +54,9 @@ def _whole(environ: Mapping[str, str], name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def choose_spread(allocation: Allocation, *, nodes: int | None, ntasks_per_node: int, placement: str | None) -> Spread:
+def choose_layout(
+    allocation: Allocation, *, nodes: int | None, ntasks_per_node: int, placement: str | None
+) -> NodeLayout:
     """Return how ranks are spread for what was asked; ``UserError`` if the allocation cannot hold it."""
     wanted = allocation.nodes if nodes is None else nodes
     for option, number in (("--nodes", wanted), ("--ntasks-per-node", ntasks_per_node)):
@@ -64,7 +66,7 @@ def choose_spread(allocation: Allocation, *, nodes: int | None, ntasks_per_node:
         raise UserError(f"--nodes {wanted}: job {allocation.job} has {allocation.nodes} ({allocation.nodelist})")
     if wanted * ntasks_per_node < 2:
         raise UserError("one node with one rank moves nothing: use --nodes 2, or --ntasks-per-node 2")
-    return Spread(nodes=wanted, ntasks_per_node=ntasks_per_node, placement=_placement(placement or "block"))
+    return NodeLayout(nodes=wanted, ntasks_per_node=ntasks_per_node, placement=_placement(placement or "block"))
 
 
 def _placement(text: str) -> Literal["block", "cyclic"]:
@@ -84,7 +86,7 @@ _OF_TASKS = (
 def machine_of_ranks(environ: Mapping[str, str], allocation: Allocation | None) -> Machine:
     """Return the machine that ranks of the allocation, None for this host's, have; ``UserError`` if no node answers."""
     if allocation is None or "SLURMD_NODENAME" in environ:
-        return look(environ)
+        return inspect_machine(environ)
     told = ""
     for number in range(min(allocation.nodes, 2)):  # one node may be the one that does not answer
         answer = _ask(number, environ)
@@ -127,7 +129,7 @@ def _ask(number: int, environ: Mapping[str, str]) -> Machine | str:
 
 def main() -> None:
     """Print this node's machine as one line of JSON."""
-    sys.stdout.write(f"\n{msgspec.json.encode(look(os.environ)).decode()}\n")
+    sys.stdout.write(f"\n{msgspec.json.encode(inspect_machine(os.environ)).decode()}\n")
 
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"

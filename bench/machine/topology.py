@@ -23,7 +23,7 @@ Links = Mapping[tuple[str, str], str]
 """How GPUs are joined, by their UUIDs in order."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rank runs: CPUs it may use, their NUMA nodes, its GPU's UUID if any, its switch path under SLURM."""
 
     host: str
@@ -33,10 +33,10 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     switches: str | None = None
 
 
-def place(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")) -> Place:
+def rank_place(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")) -> RankPlace:
     """Return where this process runs."""
     cpus = tuple(sorted(affinity()))
-    return Place(
+    return RankPlace(
         host=host,
         cpus=cpus,
         numa_nodes=_numa_nodes(cpus, root),
@@ -45,7 +45,7 @@ def place(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = P
     )
 
 
-def relations(places: Sequence[Place], links: Links) -> dict[str, str | None]:
+def relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None]:
     """Return the relation of each pair of ranks, as ``0-1``; nothing for more than 64 ranks, whose table none reads."""
     n = len(places)
     if n > MAX_RANKS:
@@ -53,7 +53,7 @@ def relations(places: Sequence[Place], links: Links) -> dict[str, str | None]:
     return {f"{a}-{b}": relation(places[a], places[b], links) for a in range(n) for b in range(a + 1, n)}
 
 
-def relation(a: Place, b: Place, links: Links) -> str | None:
+def relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
     """Return how near two ranks are, None where the system does not tell."""
     if a.host != b.host:
         return _across(a, b)
@@ -66,7 +66,7 @@ def relation(a: Place, b: Place, links: Links) -> str | None:
     return "same NUMA node" if a.numa_nodes == b.numa_nodes else "other NUMA node"
 
 
-def _across(a: Place, b: Place) -> str:
+def _across(a: RankPlace, b: RankPlace) -> str:
     """Compare switch paths such as ``spine.leaf1.n1``; the last part is the node itself."""
     if a.switches and b.switches and a.switches.rpartition(".")[0] == b.switches.rpartition(".")[0] != "":
         return "same switch"

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from bench.machine.machine import Machine
-from bench.plan.cases import Setting
+from bench.plan.cases import WorldSpec
 from bench.text import UserError, did_you_mean, listed
 
 DEVICES = ("cpu", "cuda")
@@ -16,17 +16,17 @@ _MAX_DEFAULT_RANKS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """The setting, and in words what its numbers will not show."""
+class WorldChoice:
+    """A world to measure in, and in words what its numbers will not show."""
 
-    setting: Setting
+    spec: WorldSpec
     notes: tuple[str, ...] = ()
 
 
-def choose_setting(
+def choose_world(
     machine: Machine, *, nproc: int | None, backend: str | None, device: str | None, allow_single: bool
-) -> Chosen:
-    """Return the setting for what was asked, None meaning the default; ``UserError`` if it cannot run here."""
+) -> WorldChoice:
+    """Return the world for what was asked, None meaning the default; ``UserError`` if it cannot run here."""
     _check_torch(machine)
     _check_known("--device", device, DEVICES)
     _check_known("--backend", backend, BACKENDS)
@@ -39,9 +39,9 @@ def choose_setting(
     _check_backend(machine, means, where)
     ranks = _default_ranks(machine, where) if nproc is None else nproc
     _check_ranks(machine, ranks, means, where, allow_single=allow_single)
-    setting = Setting(nproc=ranks, backend=means, device=where, rank_bytes=_rank_bytes(machine, where, ranks))
+    spec = WorldSpec(nproc=ranks, backend=means, device=where, rank_bytes=_rank_bytes(machine, where, ranks))
     notes = _fallback_notes(machine, where) if device is None else ()
-    return Chosen(setting=setting, notes=(*notes, *sharing_notes(machine, ranks, where)))
+    return WorldChoice(spec=spec, notes=(*notes, *sharing_notes(machine, ranks, where)))
 
 
 def _default_device(machine: Machine, *, nproc: int | None, allow_single: bool) -> str:

@@ -17,7 +17,7 @@ _GEMM_SIZE = 384
 
 
 @contextmanager
-def load_beside(kind: str, world: World) -> Iterator[None]:
+def background_load(kind: str, world: World) -> Iterator[None]:
     """Keep a load going on every rank while the block runs; every rank of the world enters it together."""
     if kind == NOTHING:
         yield

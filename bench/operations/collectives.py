@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from bench.operations.operation import Operation, describe
-from bench.operations.test_pattern import Code, dtype_of, poison
+from bench.operations.test_pattern import DataPattern, dtype_of, poison
 from bench.plan.catalogue import DTYPES
 from bench.plan.groups import parse_matrix, size_elements, skewed, whole_counts
 from bench.world.subject import Description
@@ -37,7 +37,7 @@ def all_reduce(
 ) -> Operation:
     """Reduce a buffer of S bytes on every rank: factor 2(n-1)/n."""
     n, count = world.size, _count(size_bytes, dtype)
-    code = Code(dtype, n, world.device, redop)
+    code = DataPattern(dtype, n, world.device, redop)
     buffer = _empty(world, count, dtype)
     in_place = placement == IN_PLACE
     mine = buffer if in_place else code.values(world.rank, 0, count)
@@ -60,7 +60,7 @@ def all_reduce(
 def all_reduce_two_step(world: World, *, size_bytes: int, dtype: str, redop: str = "sum") -> Operation:
     """Reduce a buffer of S bytes as reduce_scatter and all_gather, in place: factor 2(n-1)/n."""
     n, count = world.size, _count(size_bytes, dtype)
-    code = Code(dtype, n, world.device, redop)
+    code = DataPattern(dtype, n, world.device, redop)
     buffer, shard = _empty(world, count, dtype), _empty(world, count // n, dtype)
 
     def both() -> None:
@@ -80,7 +80,7 @@ def all_reduce_two_step(world: World, *, size_bytes: int, dtype: str, redop: str
 def all_gather(world: World, *, size_bytes: int, dtype: str, placement: str = OUT_OF_PLACE) -> Operation:
     """Gather shards of s bytes into S = n s on every rank: factor (n-1)/n; in place, a shard lies in the output."""
     n, count = world.size, _count(size_bytes, dtype) // world.size
-    code = Code(dtype, 1, world.device)
+    code = DataPattern(dtype, 1, world.device)
     mine, gathered = code.values(world.rank, 0, count), _empty(world, n * count, dtype)
     shard = gathered[world.rank * count :][:count] if placement == IN_PLACE else mine
 
@@ -104,7 +104,7 @@ def reduce_scatter(
 ) -> Operation:
     """Reduce an input of S = n s bytes, one shard of s to each rank: factor (n-1)/n; in place, within the input."""
     n, count = world.size, _count(size_bytes, dtype) // world.size
-    code = Code(dtype, n, world.device, redop)
+    code = DataPattern(dtype, n, world.device, redop)
     whole = code.values(world.rank, 0, n * count)
     shard = whole[world.rank * count :][:count] if placement == IN_PLACE else _empty(world, count, dtype)
 
@@ -122,7 +122,7 @@ def reduce_scatter(
 def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
     """Send one shard of s bytes of S to each rank, itself included: factor (n-1)/n."""
     n, count = world.size, _count(size_bytes, dtype) // world.size
-    code = Code(dtype, 1, world.device)
+    code = DataPattern(dtype, 1, world.device)
     mine, received = code.values(world.rank, 0, n * count), _empty(world, n * count, dtype)
     return Operation(
         call=partial(dist.all_to_all_single, received, mine, group=world.group),
@@ -142,7 +142,7 @@ def all_to_all_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
     counts = whole_counts(matrix, _count(size_bytes, dtype))
     sends, receives = list(counts[rank]), [row[rank] for row in counts]
     starts = [[sum(row[:j]) for j in range(n)] for row in counts]
-    code = Code(dtype, 1, world.device)
+    code = DataPattern(dtype, 1, world.device)
     mine, received = code.values(rank, 0, sum(sends)), _empty(world, sum(receives), dtype)
 
     def expected() -> torch.Tensor:
@@ -166,7 +166,7 @@ def all_to_all_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
 def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
     """Send the root's buffer of S bytes to every rank: factor 1."""
     count = _count(size_bytes, dtype)
-    code = Code(dtype, 1, world.device)
+    code = DataPattern(dtype, 1, world.device)
     buffer = _empty(world, count, dtype)
 
     return Operation(
@@ -182,7 +182,7 @@ def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Op
 def reduce(world: World, *, size_bytes: int, dtype: str, redop: str = "sum", root: int = 0) -> Operation:
     """Reduce every rank's buffer of S bytes into the root's: factor 1; other ranks' buffers are left undefined."""
     count = _count(size_bytes, dtype)
-    code = Code(dtype, world.size, world.device, redop)
+    code = DataPattern(dtype, world.size, world.device, redop)
     buffer = _empty(world, count, dtype)
     result = buffer if world.rank == root else buffer[:0]
     return Operation(
@@ -199,7 +199,7 @@ def reduce(world: World, *, size_bytes: int, dtype: str, redop: str = "sum", roo
 def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
     """Gather shards of s bytes into S = n s at the root: factor (n-1)/n."""
     n, count = world.size, _count(size_bytes, dtype) // world.size
-    code = Code(dtype, 1, world.device)
+    code = DataPattern(dtype, 1, world.device)
     mine = code.values(world.rank, 0, count)
     gathered = _empty(world, n * count if world.rank == root else 0, dtype)
     parts = [gathered[rank * count :][:count] for rank in range(n)] if world.rank == root else None
@@ -216,7 +216,7 @@ def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Opera
 def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
     """Scatter the root's S = n s bytes as shards of s: factor (n-1)/n."""
     n, count = world.size, _count(size_bytes, dtype) // world.size
-    code = Code(dtype, 1, world.device)
+    code = DataPattern(dtype, 1, world.device)
     shard = _empty(world, count, dtype)
     parts = [code.values(root, rank * count, count) for rank in range(n)] if world.rank == root else None
     return Operation(

@@ -4,7 +4,7 @@ import torch
 
 from bench.launch.control_channel import Work
 from bench.operations.operation import Operation
-from bench.operations.test_pattern import Code, poison
+from bench.operations.test_pattern import DataPattern, poison
 from bench.plan.catalogue import DTYPES
 from bench.world.subject import Description
 from bench.world.world import World
@@ -54,7 +54,7 @@ def gemm(world: World, *, m: int) -> Gemm:
 
 def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
     """Copy a buffer of ``size_bytes`` into another on every rank, each for itself; algbw counts each byte once."""
-    code = Code(dtype, world.size, world.device)
+    code = DataPattern(dtype, world.size, world.device)
     count = size_bytes // DTYPES[dtype].itemsize
     source = code.values(world.rank, 0, count)
     target = source.clone()

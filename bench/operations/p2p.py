@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from bench.operations.operation import Operation, describe
-from bench.operations.test_pattern import Code, dtype_of, poison
+from bench.operations.test_pattern import DataPattern, dtype_of, poison
 from bench.plan.catalogue import DTYPES
 from bench.plan.groups import format_pairs, pairs_of
 from bench.text import UserError
@@ -35,7 +35,7 @@ def bidirectional(world: World, *, size_bytes: int, dtype: str, source: int = 0,
 def pingpong(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
     """Send S bytes there and back, one after the other; the time is half the round trip, factor 1."""
     count = size_bytes // DTYPES[dtype].itemsize
-    code = Code(dtype, 1, world.device)
+    code = DataPattern(dtype, 1, world.device)
     mine = code.values(source, 0, count)
     received = torch.empty(count if world.rank in (source, target) else 0, dtype=dtype_of(dtype), device=world.device)
 
@@ -81,7 +81,7 @@ def round_of_pairs(
     told = replace(operation, description=replace(operation.description, details=details))
     if ways == "at_once":
         return told
-    mine = Code(dtype, 1, world.device).values(world.rank, 0, len(told.output))
+    mine = DataPattern(dtype, 1, world.device).values(world.rank, 0, len(told.output))
     return replace(told, call=lambda: _there_and_back(world, mine, told.output, peer), asynchronous=False)
 
 
@@ -99,7 +99,7 @@ def _there_and_back(world: World, mine: torch.Tensor, received: torch.Tensor, pe
 def _exchange(world: World, size_bytes: int, dtype: str, to: int | None, source: int | None) -> Operation:
     """Send S bytes to one rank while S come from another; None stands by."""
     count = size_bytes // DTYPES[dtype].itemsize
-    code = Code(dtype, 1, world.device)
+    code = DataPattern(dtype, 1, world.device)
     mine = code.values(world.rank, 0, count)
     received = torch.empty(0 if source is None else count, dtype=dtype_of(dtype), device=world.device)
 

@@ -29,7 +29,7 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-class Code:
+class DataPattern:
     """Values for tensors of one dtype whose reduction over ``num_ranks`` ranks by ``redop`` is exact.
 
     For sums every value lies in 1..m, and the largest sum within the integers exact in the dtype; averages are of
@@ -95,7 +95,7 @@ class Code:
 
 
 def _turns_and_modulus(dtype: str, n: int, redop: str) -> tuple[int, int]:
-    """Return how many ranks share a turn's slot, and the number of values; see ``Code``."""
+    """Return how many ranks share a turn's slot, and the number of values; see ``DataPattern``."""
     if dtype == "bool":
         return 1, 2
     if redop == "product":

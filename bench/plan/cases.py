@@ -37,7 +37,7 @@ def make_case(name: str, target: str, params: Mapping[str, Value]) -> Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class WorldSpec:
     """Where cases are to run, as far as it is known before any rank starts; ``rank_bytes`` is None if unknown.
 
     ``rank_bytes`` is the memory that one rank can have.
@@ -61,12 +61,12 @@ class Setting:
 Params = Mapping[str, Value]
 
 
-def never_refused(params: Params, setting: Setting) -> str | None:
+def never_refused(params: Params, spec: WorldSpec) -> str | None:
     """Refuse nothing."""
     return None
 
 
-def only_itself(given: Params, setting: Setting) -> Iterable[Params]:
+def only_itself(given: Params, spec: WorldSpec) -> Iterable[Params]:
     """Make one case of what is given."""
     return (given,)
 
@@ -75,7 +75,7 @@ def only_itself(given: Params, setting: Setting) -> Iterable[Params]:
 class Definition:
     """Something that can be measured.
 
-    ``refuse`` says in words why given parameters cannot run in a setting; ``expand`` makes several cases of them where
+    ``refuse`` says in words why given parameters cannot run in a world; ``expand`` makes several cases of them where
     one is not enough, such as one for each group of ranks.
     """
 
@@ -83,8 +83,8 @@ class Definition:
     target: str
     help: str
     params: tuple[Param, ...]
-    refuse: Callable[[Params, Setting], str | None] = never_refused
-    expand: Callable[[Params, Setting], Iterable[Params]] = only_itself
+    refuse: Callable[[Params, WorldSpec], str | None] = never_refused
+    expand: Callable[[Params, WorldSpec], Iterable[Params]] = only_itself
 
     @property
     def kind(self) -> str:

@@ -6,7 +6,7 @@ The conventions of size and bus bandwidth are nccl-tests' (its doc/PERFORMANCE.m
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bench.plan.cases import Definition, Params, Setting, only_itself
+from bench.plan.cases import Definition, Params, WorldSpec, only_itself
 from bench.plan.groups import FORMS, groups_of, num_rounds, pairs_of, parse_matrix
 from bench.plan.params import Param
 from bench.text import UserError, format_size
@@ -121,9 +121,9 @@ def _placement(default: str) -> Param:
     )
 
 
-def group_size(params: Params, setting: Setting) -> int:
+def group_size(params: Params, spec: WorldSpec) -> int:
     """Return how many ranks the case's group has; ``UserError`` if the world cannot form it."""
-    groups = groups_of(str(params.get("group", "world")), setting.nproc, setting.hosts)
+    groups = groups_of(str(params.get("group", "world")), spec.nproc, spec.hosts)
     member = int(params.get("member", 0))
     if member >= len(groups):
         raise UserError(f"member {member} is not one of the {len(groups)} groups of {params['group']!r}")
@@ -132,7 +132,7 @@ def group_size(params: Params, setting: Setting) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Says why an operation cannot run with given parameters in a setting, None if it can.
+    """Says why an operation cannot run with given parameters in a world, None if it can.
 
     ``sharded`` operations divide their size among ranks; ``joins`` tells those that reduce.
     """
@@ -141,23 +141,23 @@ class Refusal:
     sharded: bool = False
     joins: bool = False
 
-    def __call__(self, params: Params, setting: Setting) -> str | None:
+    def __call__(self, params: Params, spec: WorldSpec) -> str | None:
         """Return the reason in words."""
-        n = group_size(params, setting)
+        n = group_size(params, spec)
         if n < 2 and "group" in params:
             return f"group {params['group']!r} has one rank: nothing moves"
         return (
-            _refuse_type(params, setting)
+            _refuse_type(params, spec)
             or (_refuse_reduction(params, n) if self.joins else None)
-            or _refuse_size(params, n if self.sharded else 1, setting)
+            or _refuse_size(params, n if self.sharded else 1, spec)
             or _refuse_ranks(params, n)
-            or _refuse_mode(self.name, params, setting)
+            or _refuse_mode(self.name, params, spec)
         )
 
 
-def _refuse_type(params: Params, setting: Setting) -> str | None:
+def _refuse_type(params: Params, spec: WorldSpec) -> str | None:
     dtype = str(params.get("dtype", "float32"))
-    return None if supports(setting.backend, dtype) else f"{setting.backend} carries no {dtype}"
+    return None if supports(spec.backend, dtype) else f"{spec.backend} carries no {dtype}"
 
 
 def _refuse_reduction(params: Params, n: int) -> str | None:
@@ -173,7 +173,7 @@ def _refuse_reduction(params: Params, n: int) -> str | None:
     return None
 
 
-def _refuse_size(params: Params, shards: int, setting: Setting) -> str | None:
+def _refuse_size(params: Params, shards: int, spec: WorldSpec) -> str | None:
     if "size_bytes" not in params:
         return None
     size, dtype = int(params["size_bytes"]), str(params["dtype"])
@@ -184,10 +184,10 @@ def _refuse_size(params: Params, shards: int, setting: Setting) -> str | None:
         nearest = f"nearest are {below} and {above}" if below else f"the least is {above}"
         return f"size {size} B is not a multiple of {ranks}{DTYPES[dtype].itemsize} B ({dtype}); {nearest}"
     needed = size * _BUFFERS_PER_RANK
-    if setting.rank_bytes is not None and needed > setting.rank_bytes:
+    if spec.rank_bytes is not None and needed > spec.rank_bytes:
         return (
             f"size {format_size(size)} needs about {needed / 1e9:.1f} GB a rank; "
-            f"a rank can have {setting.rank_bytes / 1e9:.1f} GB"
+            f"a rank can have {spec.rank_bytes / 1e9:.1f} GB"
         )
     return None
 
@@ -203,23 +203,23 @@ def _refuse_ranks(params: Params, n: int) -> str | None:
     return None
 
 
-def _refuse_mode(name: str, params: Params, setting: Setting) -> str | None:
+def _refuse_mode(name: str, params: Params, spec: WorldSpec) -> str | None:
     mode = params["mode"]
-    if mode == "graph" and setting.device != "cuda":
-        return f"mode graph needs CUDA; this is {setting.device}"
+    if mode == "graph" and spec.device != "cuda":
+        return f"mode graph needs CUDA; this is {spec.device}"
     apart = name == "all_reduce" and params.get("placement") == "out_of_place"
     if mode == "async" and (apart or name in _SEVERAL_CALLS):
         return f"mode async: {name} is several calls, or has no asynchronous form"
-    limited = setting.backend == "gloo" and name not in _GLOO_COALESCES
+    limited = spec.backend == "gloo" and name not in _GLOO_COALESCES
     if mode == "coalesced" and (limited or apart or name in _NEVER_COALESCED):
-        return f"mode coalesced: {setting.backend} cannot coalesce {name}"
+        return f"mode coalesced: {spec.backend} cannot coalesce {name}"
     return None
 
 
-def each_group(given: Params, setting: Setting) -> Iterable[Params]:
+def each_group(given: Params, spec: WorldSpec) -> Iterable[Params]:
     """Make a case of each group, alone and with all groups at once, unless it is said which."""
     text = str(given.get("group", "world"))
-    groups = groups_of(text, setting.nproc, setting.hosts)
+    groups = groups_of(text, spec.nproc, spec.hosts)
     if text == "world":
         return (given,)
     members = [given["member"]] if "member" in given else range(len(groups))
@@ -227,30 +227,30 @@ def each_group(given: Params, setting: Setting) -> Iterable[Params]:
     return [{**given, "member": member, "together": both} for both in together for member in members]
 
 
-def each_pair(given: Params, setting: Setting) -> Iterable[Params]:
+def each_pair(given: Params, spec: WorldSpec) -> Iterable[Params]:
     """Make a case of each ordered pair of ranks, unless it is said which."""
-    n = setting.nproc
+    n = spec.nproc
     sources = [int(given["source"])] if "source" in given else range(n)
     targets = [int(given["target"])] if "target" in given else range(n)
     return [{**given, "source": a, "target": b} for a in sources for b in targets if a != b or len(targets) == 1]
 
 
-def each_round(given: Params, setting: Setting) -> Iterable[Params]:
+def each_round(given: Params, spec: WorldSpec) -> Iterable[Params]:
     """Make a case of each round of a tournament, unless it is said which, or who meets whom."""
     if "round" in given or given.get("pairs"):
         return (given,)
-    return [{**given, "round": index} for index in range(num_rounds(setting.nproc))]
+    return [{**given, "round": index} for index in range(num_rounds(spec.nproc))]
 
 
-def refuse_round(params: Params, setting: Setting) -> str | None:
+def refuse_round(params: Params, spec: WorldSpec) -> str | None:
     """Say why a round cannot be measured: a round or a rank that there is not, or what any operation may refuse."""
     try:
-        pairs_of(setting.nproc, int(params.get("round", 0)), str(params.get("pairs", "")))
+        pairs_of(spec.nproc, int(params.get("round", 0)), str(params.get("pairs", "")))
     except UserError as error:
         return str(error)
     if params["mode"] == "async" and params.get("ways") == "in_turn":
         return "mode async: round with ways=in_turn is several calls"
-    return Refusal(name="round")(params, setting)
+    return Refusal(name="round")(params, spec)
 
 
 def _collective(

@@ -16,22 +16,22 @@ import msgspec
 
 from bench.launch.launchers import check_srun
 from bench.machine.environment import emulation, emulation_notes
-from bench.machine.slurm_allocation import Allocation, choose_spread, machine_of_ranks
-from bench.machine.world_spec import Chosen, choose_setting, sharing_notes
-from bench.plan.cases import Case, Definition, Setting, load_catalogue, matches, select
+from bench.machine.slurm_allocation import Allocation, choose_layout, machine_of_ranks
+from bench.machine.world_spec import WorldChoice, choose_world, sharing_notes
+from bench.plan.cases import Case, Definition, WorldSpec, load_catalogue, matches, select
 from bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
 from bench.plan.groups import mesh_group, parse_mesh
 from bench.plan.params import Kind, Param, Value, unknown_parameter
 from bench.plan.plan import (
     PRESETS,
     Entry,
-    Injection,
+    FaultSpec,
+    NodeLayout,
     Plan,
     PlanFile,
     Preset,
     Skipped,
-    Spread,
-    parse_injection,
+    parse_fault,
     read_plan_file,
 )
 from bench.results.fit import parse_link
@@ -122,7 +122,7 @@ Candidate = tuple[Case, str | None]
 """A case with the reason why it cannot run here, None if it can."""
 
 
-def make_plan(request: Request, catalogue: Sequence[Definition], setting: Setting) -> Plan:
+def make_plan(request: Request, catalogue: Sequence[Definition], spec: WorldSpec) -> Plan:
     """Return the plan; ``UserError`` if it names what does not exist, or asks for what cannot run here."""
     preset = _preset(request.preset)
     entries = request.entries or preset.entries
@@ -130,16 +130,16 @@ def make_plan(request: Request, catalogue: Sequence[Definition], setting: Settin
     _check_settings(request.settings, chosen, "--set: what was chosen")
     for entry in request.entries:
         _check_settings(entry.set, select(catalogue, [entry.name]), f"case {entry.name!r}")
-    candidates = [pair for definition in chosen for pair in _candidates(definition, entries, request, setting)]
+    candidates = [pair for definition in chosen for pair in _candidates(definition, entries, request, spec)]
     _check_possible(candidates, {*request.settings, *(name for entry in request.entries for name in entry.set)})
     skipped = {case.id: Skipped(case=case, reason=reason) for case, reason in candidates if reason is not None}
     return Plan(
         preset=request.preset,
         cases=tuple({case.id: case for case, reason in candidates if reason is None}.values()),
         skipped=tuple(skipped.values()),
-        nproc=setting.nproc,
-        backend=setting.backend,
-        device=setting.device,
+        nproc=spec.nproc,
+        backend=spec.backend,
+        device=spec.device,
         launches=request.launches or preset.launches,
         budget_seconds=request.budget_seconds or preset.budget_seconds,
         timeout_seconds=request.timeout_seconds or preset.timeout_seconds,
@@ -174,26 +174,24 @@ def _check_settings(settings: Mapping[str, str], chosen: Sequence[Definition], s
             raise unknown_parameter(name, known, where)
 
 
-def _candidates(
-    definition: Definition, entries: Sequence[Entry], request: Request, setting: Setting
-) -> list[Candidate]:
+def _candidates(definition: Definition, entries: Sequence[Entry], request: Request, spec: WorldSpec) -> list[Candidate]:
     fitting = [entry for entry in entries if matches(definition.name, entry.name)] or [Entry(name=definition.name)]
     candidates = []
     for entry in fitting:
         for given in _product(definition, entry.set, request.settings):
             if not request.entries and "size_bytes" not in request.settings:
-                given = _divisible(given, setting.nproc)
-            candidates += _expanded(definition, given, setting)
+                given = _divisible(given, spec.nproc)
+            candidates += _expanded(definition, given, spec)
     return candidates
 
 
-def _expanded(definition: Definition, given: Mapping[str, Value], setting: Setting) -> list[Candidate]:
+def _expanded(definition: Definition, given: Mapping[str, Value], spec: WorldSpec) -> list[Candidate]:
     """Return the cases that ``given`` means, or itself with the reason why it means none here."""
     try:
-        cases = [definition.case(one) for one in definition.expand(given, setting)]
+        cases = [definition.case(one) for one in definition.expand(given, spec)]
     except UserError as error:
         return [(definition.case(given), str(error))]
-    return [(case, definition.refuse(case.params, setting)) for case in cases]
+    return [(case, definition.refuse(case.params, spec)) for case in cases]
 
 
 def _divisible(given: dict[str, Value], nproc: int) -> dict[str, Value]:
@@ -270,8 +268,8 @@ class Joined:
     local_size: int
     one_node: bool
 
-    def setting(self, local: Setting) -> Setting:
-        """Return the setting of all ranks from that of this node's."""
+    def spec(self, local: WorldSpec) -> WorldSpec:
+        """Return the spec of all ranks from that of this node's."""
         return replace(local, nproc=self.size, nodes=-(-self.size // self.local_size))
 
     @staticmethod
@@ -299,7 +297,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     catalogue = load_catalogue(modules) if options.target is None else (define(options.target, folder),)
     options = _with_mesh(_with_file(options, file), file, catalogue, joined)
     chosen, spread = _where(options, joined)
-    setting = chosen.setting
+    spec = chosen.spec
     request = Request(
         preset=_known_preset(options.preset),
         only=options.only,
@@ -309,8 +307,8 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         budget_seconds=None if options.budget is None else parse_duration(options.budget),
         timeout_seconds=None if options.timeout is None else parse_duration(options.timeout),
     )
-    plan = make_plan(request, catalogue, setting)
-    injection = None if options.inject is None else parse_injection(options.inject, setting.nproc)
+    plan = make_plan(request, catalogue, spec)
+    injection = None if options.inject is None else parse_fault(options.inject, spec.nproc)
     _refuse_slow_graphs(injection, plan)
     injected = (f"injected: {injection.text}",) if injection else ()
     return msgspec.structs.replace(
@@ -323,22 +321,22 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     )
 
 
-def _refuse_slow_graphs(injection: Injection | None, plan: Plan) -> None:
+def _refuse_slow_graphs(injection: FaultSpec | None, plan: Plan) -> None:
     """Refuse to slow down what a CUDA graph replays: the host takes no part in its steps."""
     graphs = [case.label for case in plan.cases if case.params.get("mode") == "graph"]
     if injection is not None and injection.kind == "slow" and graphs:
         raise UserError(f"--inject {injection.text}: {graphs[0]} is replayed by the device; slow knows no mode graph")
 
 
-def _where(options: Options, joined: Joined | None) -> tuple[Chosen, Spread | None]:
-    """Return the setting of all ranks, and how srun is to spread them if it starts them."""
+def _where(options: Options, joined: Joined | None) -> tuple[WorldChoice, NodeLayout | None]:
+    """Return the spec of all ranks, and how srun is to spread them if it starts them."""
     allocation = _allocation(options, joined)
     machine = machine_of_ranks(os.environ, allocation)
     asked = _ranks(options.nproc, joined)
     if allocation is not None:
         asked = options.ntasks_per_node or allocation.ntasks_per_node
     many = (joined is not None and joined.size > 1) or (allocation is not None and allocation.nodes > 1)
-    chosen = choose_setting(
+    chosen = choose_world(
         machine,
         nproc=asked,
         backend=options.backend,
@@ -346,14 +344,14 @@ def _where(options: Options, joined: Joined | None) -> tuple[Chosen, Spread | No
         allow_single=options.allow_single or many,
     )
     if joined is not None:
-        return replace(chosen, setting=joined.setting(chosen.setting)), None
+        return replace(chosen, spec=joined.spec(chosen.spec)), None
     if allocation is None:
         return chosen, None
-    each = chosen.setting.nproc if options.ntasks_per_node is None else options.ntasks_per_node
-    spread = choose_spread(allocation, nodes=options.nodes, ntasks_per_node=each, placement=options.placement)
-    setting = replace(chosen.setting, nproc=spread.ranks, nodes=spread.nodes, placement=spread.placement)
-    shared = sharing_notes(machine, spread.ranks, setting.device) if emulation(os.environ) else chosen.notes
-    return replace(chosen, setting=setting, notes=shared), spread
+    each = chosen.spec.nproc if options.ntasks_per_node is None else options.ntasks_per_node
+    spread = choose_layout(allocation, nodes=options.nodes, ntasks_per_node=each, placement=options.placement)
+    spec = replace(chosen.spec, nproc=spread.ranks, nodes=spread.nodes, placement=spread.placement)
+    shared = sharing_notes(machine, spread.ranks, spec.device) if emulation(os.environ) else chosen.notes
+    return replace(chosen, spec=spec, notes=shared), spread
 
 
 def _allocation(options: Options, joined: Joined | None) -> Allocation | None:

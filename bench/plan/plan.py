@@ -19,7 +19,7 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%", re.ASCII)
 _HELP = "write late:RANK:3ms, slow:RANK:10% or corrupt:RANK"
 
 
-class Injection(msgspec.Struct, frozen=True, kw_only=True):
+class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A disturbance of one rank: ``amount`` is seconds for late, a fraction of the step for slow, 0 for corrupt."""
 
     kind: Kind
@@ -28,7 +28,7 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-def parse_injection(text: str, nproc: int) -> Injection:
+def parse_fault(text: str, nproc: int) -> FaultSpec:
     """Return what ``text`` means in a world of ``nproc`` ranks; ``UserError`` if it means nothing."""
     match = _FORM.fullmatch(text.strip())
     if match is None or (match[3] is None) != (match[1] == "corrupt"):
@@ -37,10 +37,10 @@ def parse_injection(text: str, nproc: int) -> Injection:
     if rank >= nproc:
         raise UserError(f"--inject {text!r}: rank {rank} is not one of the {nproc} ranks, 0 to {nproc - 1}")
     if match[1] == "late":
-        return Injection(kind="late", rank=rank, amount=parse_duration(match[3]), text=text)
+        return FaultSpec(kind="late", rank=rank, amount=parse_duration(match[3]), text=text)
     if match[1] == "slow":
-        return Injection(kind="slow", rank=rank, amount=_percent(match[3], text), text=text)
-    return Injection(kind="corrupt", rank=rank, text=text)
+        return FaultSpec(kind="slow", rank=rank, amount=_percent(match[3], text), text=text)
+    return FaultSpec(kind="corrupt", rank=rank, text=text)
 
 
 def _percent(amount: str, text: str) -> float:
@@ -57,7 +57,7 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
+class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
     """How srun spreads ranks over nodes: ``block`` fills a node first, ``cyclic`` deals to all in turn."""
 
     nodes: int
@@ -98,10 +98,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float
     measure: Measure = Measure()
     notes: tuple[str, ...] = ()
-    injection: Injection | None = None
+    injection: FaultSpec | None = None
     link_bytes_per_second: float | None = None
     path: str | None = None
-    spread: Spread | None = None
+    spread: NodeLayout | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

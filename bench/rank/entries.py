@@ -12,8 +12,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE
-from bench.launch.driver import StartGang
-from bench.launch.launchers import Gang, JoinedGang, loopback_variables
+from bench.launch.driver import StartRanks
+from bench.launch.launchers import ExternalLauncher, Launcher, loopback_variables
 from bench.machine.environment import interface_of
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from bench.plan.options import Joined
@@ -74,14 +74,14 @@ def join(timeout_seconds: float) -> None:
     _work(msgspec.json.decode(store.get(_DRIVER_KEY), type=dict[str, str]), store)
 
 
-def starter(timeout_seconds: float) -> StartGang:
+def starter(timeout_seconds: float) -> StartRanks:
     """Return what starts the gang on rank 0: it tells the other ranks where the driver is, and works in a thread."""
     store = _rendezvous(timeout_seconds)
 
-    def start(number: int, variables: Mapping[str, str]) -> Gang:
+    def start(number: int, variables: Mapping[str, str]) -> Launcher:
         store.set(_DRIVER_KEY, msgspec.json.encode(variables).decode())
         threading.Thread(target=_work, args=(variables, store), kwargs={"with_driver": True}, daemon=True).start()
-        return JoinedGang()
+        return ExternalLauncher()
 
     return start
 

@@ -12,14 +12,14 @@ import numpy as np
 import torch.distributed as dist
 
 from bench.launch.control_channel import Outcome
-from bench.operations.background_load import NOTHING, load_beside
+from bench.operations.background_load import NOTHING, background_load
 from bench.plan.cases import Case
 from bench.plan.catalogue import OF_THE_RUNNER
-from bench.plan.plan import Injection, Measure
+from bench.plan.plan import FaultSpec, Measure
 from bench.rank.timing import Progress, Timed, Timing, start_line, time_steps
 from bench.results.records import Arrival, Check, Status, blame, encode_timeline
 from bench.text import UserError
-from bench.world.subgroups import Idle, Part, Parts
+from bench.world.subgroups import StandBy, Subgroup, Subgroups
 from bench.world.subject import Description, Explained, Explanation, Subject
 from bench.world.world import World
 
@@ -27,26 +27,26 @@ from bench.world.world import World
 class Disturbed:
     """A subject whose step takes longer, or whose result is wrong; ``sync`` waits for its device."""
 
-    def __init__(self, subject: Subject, injection: Injection, sync: Callable[[], None]) -> None:
-        self._subject, self._injection, self._sync = subject, injection, sync
+    def __init__(self, subject: Subject, fault: FaultSpec, sync: Callable[[], None]) -> None:
+        self._subject, self._fault, self._sync = subject, fault, sync
 
     def step(self) -> None:
         """Take the subject's step, disturbed."""
         began = time.perf_counter()
         self._subject.step()
-        if self._injection.kind == "slow":
+        if self._fault.kind == "slow":
             self._sync()  # a share of the step, not of its launch
-            time.sleep(self._injection.amount * (time.perf_counter() - began))
-        elif self._injection.kind == "corrupt":
+            time.sleep(self._fault.amount * (time.perf_counter() - began))
+        elif self._fault.kind == "corrupt":
             corrupt = getattr(self._subject, "corrupt", None)
             if corrupt is None:
-                raise UserError(f"--inject {self._injection.text}: this subject has no corrupt()")
+                raise UserError(f"--inject {self._fault.text}: this subject has no corrupt()")
             corrupt()
 
     def issue(self) -> Sequence[dist.Work]:
         """Issue the subject's step; ``UserError`` if it is to be slow or wrong: apart, it can only come late."""
-        if self._injection.kind != "late":
-            raise UserError(f"--inject {self._injection.text}: mode async knows only late")
+        if self._fault.kind != "late":
+            raise UserError(f"--inject {self._fault.text}: mode async knows only late")
         works: Sequence[dist.Work] = getattr(self._subject, "issue")()  # noqa: B009 - not every subject has it
         return works
 
@@ -78,19 +78,19 @@ def run_case(
     budget_seconds: float,
     progress: Progress,
     *,
-    parts: Parts | None = None,
-    injection: Injection | None = None,
+    subgroups: Subgroups | None = None,
+    fault: FaultSpec | None = None,
 ) -> Outcome:
     """Measure a case; every rank takes part, and rank 0's outcome is the one that counts.
 
-    ``parts`` keeps process groups from case to case.
+    ``subgroups`` keeps process groups from case to case.
     """
     began = time.perf_counter()
     progress.enter("prepare")
-    subject, refusal, part = _prepare(case, parts or Parts(world), injection)
+    subject, refusal, subgroup = _prepare(case, subgroups or Subgroups(world), fault)
     refusals = world.gather(refusal)
-    reason = _common_refusal(refusals, part)
-    if subject is None or part is None or reason is not None:
+    reason = _common_refusal(refusals, subgroup)
+    if subject is None or subgroup is None or reason is not None:
         if subject is not None:
             subject.close()
         status: Status = "skipped" if reason in refusals else "failed"
@@ -102,12 +102,12 @@ def run_case(
     timing = Timing(
         measure=measure,
         mode=str(case.params.get("mode", "blocking")),
-        ranks=part.ranks,
+        ranks=subgroup.ranks,
         budget_seconds=max(share, 0.0),
-        late_seconds=_late_seconds(injection, world),
+        late_seconds=_late_seconds(fault, world),
     )
     try:
-        outcome = _measure(subject, world, part, timing, progress, str(case.params.get("beside", NOTHING)))
+        outcome = _measure(subject, world, subgroup, timing, progress, str(case.params.get("beside", NOTHING)))
         if explains and outcome.status == "ok":
             progress.enter("explain")
             begin = partial(start_line, subject, world, timing, progress)
@@ -115,13 +115,13 @@ def run_case(
             outcome = _with_explanation(outcome, cast(Explained, subject).explain(begin, left))
     finally:
         subject.close()
-    injected = injection.text if injection else ""
+    injected = fault.text if fault else ""
     return msgspec.structs.replace(outcome, injected=injected, wall_seconds=time.perf_counter() - began)
 
 
-def _late_seconds(injection: Injection | None, world: World) -> float:
-    late = injection is not None and injection.kind == "late" and injection.rank == world.global_rank
-    return injection.amount if late and injection is not None else 0.0
+def _late_seconds(fault: FaultSpec | None, world: World) -> float:
+    late = fault is not None and fault.kind == "late" and fault.rank == world.global_rank
+    return fault.amount if late and fault is not None else 0.0
 
 
 def _with_explanation(outcome: Outcome, found: Explanation) -> Outcome:
@@ -146,49 +146,53 @@ def load_target(target: str) -> Prepare:
     return cast(Prepare, getattr(module, name))
 
 
-def _prepare(case: Case, parts: Parts, injection: Injection | None) -> tuple[Subject | None, str | None, Part | None]:
+def _prepare(
+    case: Case, subgroups: Subgroups, fault: FaultSpec | None
+) -> tuple[Subject | None, str | None, Subgroup | None]:
     """Return the subject, or the words in which it refuses these parameters or this machine; and who takes part."""
     params = {name: value for name, value in case.params.items() if name not in OF_THE_RUNNER}
-    part = None
+    subgroup = None
     try:
-        part = parts.of(case.params)
-        if part.world is None:
-            return Idle(), None, part
-        subject = load_target(case.target)(part.world, **params)
+        subgroup = subgroups.of(case.params)
+        if subgroup.world is None:
+            return StandBy(), None, subgroup
+        subject = load_target(case.target)(subgroup.world, **params)
     except UserError as error:
-        return None, str(error), part
-    if injection is not None and injection.kind != "late" and injection.rank == part.world.global_rank:
-        return Disturbed(subject, injection, part.world.sync), None, part
-    return subject, None, part
+        return None, str(error), subgroup
+    if fault is not None and fault.kind != "late" and fault.rank == subgroup.world.global_rank:
+        return Disturbed(subject, fault, subgroup.world.sync), None, subgroup
+    return subject, None, subgroup
 
 
-def _common_refusal(refusals: list[object], part: Part | None) -> str | None:
+def _common_refusal(refusals: list[object], subgroup: Subgroup | None) -> str | None:
     """Return why the case cannot be measured: all ranks refuse, or they disagree; None if no rank refuses."""
     if not any(refusals):
         return None
-    active = range(len(refusals)) if part is None else part.active
+    active = range(len(refusals)) if subgroup is None else subgroup.active
     if len({refusals[rank] for rank in active}) == 1:
         return str(refusals[active[0]])
     told = "; ".join(f"rank {rank}: {refusals[rank] or 'ready'}" for rank in active)
     return f"ranks disagree about whether this can run: {told}"
 
 
-def _measure(subject: Subject, world: World, part: Part, timing: Timing, progress: Progress, beside: str) -> Outcome:
+def _measure(
+    subject: Subject, world: World, subgroup: Subgroup, timing: Timing, progress: Progress, beside: str
+) -> Outcome:
     told = world.gather(subject.describe())
-    description = cast(Description, told[part.ranks[0]])
-    unlike = ", ".join(str(rank) for rank in part.ranks if repr(told[rank]) != repr(description))
+    description = cast(Description, told[subgroup.ranks[0]])
+    unlike = ", ".join(str(rank) for rank in subgroup.ranks if repr(told[rank]) != repr(description))
     if unlike:
-        reason = f"ranks disagree about what a step does: {unlike} unlike rank {part.ranks[0]}"
+        reason = f"ranks disagree about what a step does: {unlike} unlike rank {subgroup.ranks[0]}"
         return Outcome(status="failed", reason=reason)
     before = _check(subject, world, progress, fresh=True)
     if before:
         return _wrong(before, "before the timed region")
-    with load_beside(beside, world):
+    with background_load(beside, world):
         timed = time_steps(subject, world, timing, progress)
     after = _check(subject, world, progress, fresh=timing.many)
     if after:
         return _wrong(after, "after the timed region")
-    return _outcome(description, world, part, timed)
+    return _outcome(description, world, subgroup, timed)
 
 
 def _check(subject: Subject, world: World, progress: Progress, *, fresh: bool) -> dict[int, int]:
@@ -215,13 +219,13 @@ def _wrong(counts: dict[int, int], when: str) -> Outcome:
     )
 
 
-def _outcome(description: Description, world: World, part: Part, timed: Timed | None) -> Outcome:
+def _outcome(description: Description, world: World, subgroup: Subgroup, timed: Timed | None) -> Outcome:
     passed = Check(passed=True, wrong=0)
     if timed is None:
         return Outcome(status="ok", check=passed)
     hops = description.hops
-    whole = len(part.ranks) == len(world.hosts)
-    where = {} if whole else {"group_size": len(part.ranks), "group_ranks": list(part.ranks)}
+    whole = len(subgroup.ranks) == len(world.hosts)
+    where = {} if whole else {"group_size": len(subgroup.ranks), "group_ranks": list(subgroup.ranks)}
     counts = {"warmup": timed.warmup, "steps_per_sample": timed.steps_per_sample}
     return Outcome(
         status="ok",
@@ -232,33 +236,33 @@ def _outcome(description: Description, world: World, part: Part, timed: Timed | 
         skew_seconds=timed.skew_seconds(),
         transfer_seconds=[] if timed.steps_per_sample > 1 else [value / hops for value in timed.transfer_seconds()],
         issue_seconds=timed.issue_seconds(),
-        arrival=_arrival(timed, world, part),
+        arrival=_arrival(timed, world, subgroup),
         work=list(description.work),
         details={**description.details, **where, **counts},
         notes=list(description.notes),
-        raw=_pack(timed, world, part),
+        raw=_pack(timed, world, subgroup),
     )
 
 
-def _arrival(timed: Timed, world: World, part: Part) -> Arrival:
+def _arrival(timed: Timed, world: World, subgroup: Subgroup) -> Arrival:
     """Return who was late and who left last, by global rank."""
     return blame(
-        [part.ranks[place] for place in timed.last_in()],
-        [part.ranks[place] for place in timed.last_out()],
+        [subgroup.ranks[place] for place in timed.last_in()],
+        [subgroup.ranks[place] for place in timed.last_out()],
         timed.skew_seconds(),
         world.clock.method,
         world.clock.uncertainty_ns / 1e9,
     )
 
 
-def _pack(timed: Timed, world: World, part: Part) -> bytes:
+def _pack(timed: Timed, world: World, subgroup: Subgroup) -> bytes:
     """Return every measured rank's samples as a compressed npz: ns since the first arrival, on rank 0's clock."""
     arrivals, exits, durations, issues = timed.stamps
     first = arrivals.min()
     with io.BytesIO() as file:
         np.savez_compressed(
             file,
-            ranks=np.array(part.ranks, dtype=np.int64),
+            ranks=np.array(subgroup.ranks, dtype=np.int64),
             arrival_ns=arrivals - first,
             exit_ns=exits - first,
             duration_ns=durations,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from bench.launch.control_channel import Where
+from bench.launch.control_channel import StatusReply
 from bench.plan.plan import Measure
 from bench.results.records import Stop
 from bench.results.stats import within_launch
@@ -23,7 +23,7 @@ from bench.world.subject import Subject
 from bench.world.torch_compat import coalescing
 from bench.world.world import World
 
-# Where a rank waits for others: DDP's buckets are waited for in autograd's engine, NCCL's work in a synchronize.
+# StatusReply a rank waits for others: DDP's buckets are waited for in autograd's engine, NCCL's work in a synchronize.
 _WAITS = ("torch.distributed", "torch.autograd", "torch.cuda")
 
 
@@ -41,11 +41,11 @@ class Progress:
         if phase == "prepare":
             self.steps = 0
 
-    def where(self) -> Where:
+    def where(self) -> StatusReply:
         """Return where the thread that measures is."""
         frame = sys._current_frames().get(self._thread)
         modules = [deeper.f_globals.get("__name__", "") for deeper, _ in traceback.walk_stack(frame)] if frame else []
-        return Where(
+        return StatusReply(
             phase=self.phase,
             steps=self.steps,
             communicates=any(name.startswith(_WAITS) for name in modules),

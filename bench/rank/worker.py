@@ -20,21 +20,21 @@ from bench.launch.control_channel import (
     ADDRESS_VARIABLE,
     KEY_VARIABLE,
     LEFT_OUT,
-    Broken,
-    Bye,
+    Done,
     Finished,
     Hello,
     Job,
-    Line,
     Outcome,
+    Raised,
+    RankClient,
     Started,
 )
 from bench.launch.processes import die_with_parent
 from bench.machine.environment import capture
-from bench.machine.topology import place
+from bench.machine.topology import rank_place
 from bench.rank.runner import run_case
 from bench.rank.timing import Progress
-from bench.world.subgroups import Parts
+from bench.world.subgroups import Subgroups
 from bench.world.world import World, open_world
 
 _MIN_CASE_SECONDS = 0.02
@@ -48,7 +48,7 @@ def main() -> None:
     work(os.environ[ADDRESS_VARIABLE], os.environ[KEY_VARIABLE])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # the interpreter's own way out takes a noticeable part of a launch
+    os._exit(0)  # the interpreter's own way out takes a noticeable subgroup of a launch
 
 
 class Meeting(Protocol):
@@ -69,20 +69,20 @@ def work(
     This process ends when the driver goes before the job is done, unless the driver lives in it (``with_driver``).
     ``store`` is the rendezvous already made, if there is one; ``meeting`` makes one with the driver's help.
     """
-    line = Line(address, key)
+    client = RankClient(address, key)
     done = threading.Event()
 
     def end() -> None:
         if not (with_driver or done.is_set()):
             os._exit(1)
 
-    line.say(_hello(meeting.offer(line.own_address) if meeting else ""))
-    job = line.hear()
+    client.say(_hello(meeting.offer(client.own_address) if meeting else ""))
+    job = client.hear()
     if not isinstance(job, Job):
         end()
         return
     progress = Progress()
-    line.listen(answer=progress.where, on_gone=end)
+    client.listen(answer=progress.where, on_gone=end)
     try:
         if job.path is not None:
             sys.path.append(job.path)
@@ -91,11 +91,11 @@ def work(
             _sit_down(job.hosts)
             store = meeting.join(job.meeting)
         with open_world(job.backend, job.device, job.measure.seed, timeout, store) as world:
-            _cases(line, job, world, progress)
+            _cases(client, job, world, progress)
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
-        _stand_still(line, None, error)
+        _stand_still(client, None, error)
     done.set()
-    line.say(Bye())
+    client.say(Done())
 
 
 def _sit_down(hosts: Sequence[str]) -> None:
@@ -105,19 +105,19 @@ def _sit_down(hosts: Sequence[str]) -> None:
     os.environ["LOCAL_WORLD_SIZE"] = str(len(here))
 
 
-def _cases(line: Line, job: Job, world: World, progress: Progress) -> None:
-    parts = Parts(world)
+def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> None:
+    subgroups = Subgroups(world)
     for index, share in enumerate(_shares(job)):
         try:
-            _one_case(line, job, index, share, parts, progress)
+            _one_case(client, job, index, share, subgroups, progress)
         except Exception as error:  # noqa: BLE001 - whatever a case raises is told to the driver
             # before this rank leaves the world: ranks that miss it raise too, and the first to tell is named
-            _stand_still(line, index, error)
+            _stand_still(client, index, error)
 
 
-def _stand_still(line: Line, index: int | None, error: Exception) -> None:
+def _stand_still(client: RankClient, index: int | None, error: Exception) -> None:
     """Tell the driver what was raised, and wait for the end: the driver ends the gang."""
-    line.say(Broken(index=index, error=_sentence(error), stack=traceback.format_exc()))
+    client.say(Raised(index=index, error=_sentence(error), stack=traceback.format_exc()))
     threading.Event().wait()
 
 
@@ -140,18 +140,20 @@ def _shares(job: Job) -> Iterator[_Share]:
         yield _Share(seconds=min(max(share, _MIN_CASE_SECONDS), most), in_time=spent < job.run_seconds)
 
 
-def _one_case(line: Line, job: Job, index: int, share: _Share, parts: Parts, progress: Progress) -> None:
-    line.say(Started(index=index))
-    parts.retime()
-    world = parts.world
+def _one_case(
+    client: RankClient, job: Job, index: int, share: _Share, subgroups: Subgroups, progress: Progress
+) -> None:
+    client.say(Started(index=index))
+    subgroups.retime()
+    world = subgroups.world
     if world.decide([float(share.in_time)])[0]:
         outcome = run_case(
-            job.cases[index], world, job.measure, share.seconds, progress, parts=parts, injection=job.injection
+            job.cases[index], world, job.measure, share.seconds, progress, subgroups=subgroups, fault=job.injection
         )
     else:
         outcome = Outcome(status="skipped", reason=LEFT_OUT)
     if world.rank == 0:
-        line.say(Finished(index=index, outcome=outcome))
+        client.say(Finished(index=index, outcome=outcome))
     if outcome.explained:
         gc.collect()  # a step's model and groups hold each other in cycles: their memory and threads would stay
 
@@ -166,7 +168,7 @@ def _hello(meeting: str) -> Hello:
         size=int(os.environ["WORLD_SIZE"]),
         host=socket.gethostname(),
         pid=os.getpid(),
-        place=place(socket.gethostname(), os.environ, _gpu_uuid()),
+        place=rank_place(socket.gethostname(), os.environ, _gpu_uuid()),
         environment={**capture(os.environ), "torch": _torch_environment()},
         meeting=meeting,
         step=_step(os.environ),

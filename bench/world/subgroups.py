@@ -11,7 +11,7 @@ from bench.world.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Subgroup:
     """``ranks`` are measured; ``active`` ones take steps, they too and, if all groups run at once, all others.
 
     ``world`` is this rank's own group, None where it stands by.
@@ -22,7 +22,7 @@ class Part:
     world: World | None
 
 
-class Idle:
+class StandBy:
     """What a rank does that is not in the group: nothing, as often as the others do something."""
 
     def step(self) -> None:
@@ -43,7 +43,7 @@ class Idle:
         """Nothing to give back."""
 
 
-class Parts:
+class Subgroups:
     """Makes the process groups that cases ask for, each once, on every rank in the same order.
 
     ``world`` is that of all ranks.
@@ -57,18 +57,18 @@ class Parts:
         """Let the cases to come have a clock that is no older than seconds; collective."""
         self.world = self.world.retimed()
 
-    def of(self, params: Params) -> Part:
+    def of(self, params: Params) -> Subgroup:
         """Return the part for a case's ``group``, ``member`` and ``together``; ``UserError`` if it cannot be formed."""
         everyone = tuple(range(len(self.world.hosts)))
         text = str(params.get("group", "world"))
         if text == "world":
-            return Part(ranks=everyone, active=everyone, world=self.world)
+            return Subgroup(ranks=everyone, active=everyone, world=self.world)
         groups, handles = self._groups(text)
         member = int(params.get("member", 0))
         mine = next(index for index, ranks in enumerate(groups) if self.world.global_rank in ranks)
         together = bool(params.get("together", False))
         world = self.world.narrowed(groups[mine], handles[mine]) if together or mine == member else None
-        return Part(ranks=groups[member], active=everyone if together else groups[member], world=world)
+        return Subgroup(ranks=groups[member], active=everyone if together else groups[member], world=world)
 
     def _groups(self, text: str) -> tuple[tuple[Ranks, ...], list[dist.ProcessGroup]]:
         if text not in self._made:

@@ -14,15 +14,15 @@ from trees import write_tool
 
 from bench.machine import slurm_allocation as node_machine
 from bench.machine.machine import Gpu, Machine
-from bench.machine.slurm_allocation import Allocation, choose_spread, machine_of_ranks, main, node_command
-from bench.plan.plan import Spread
+from bench.machine.slurm_allocation import Allocation, choose_layout, machine_of_ranks, main, node_command
+from bench.plan.plan import NodeLayout
 
 FOUR = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "n[1-4]"}
 JOB = Allocation(job="17", nodes=4, nodelist="n[1-4]")
 
 
-def spread(nodes: int | None = None, each: int = 1, placement: str | None = None) -> Spread:
-    return choose_spread(JOB, nodes=nodes, ntasks_per_node=each, placement=placement)
+def spread(nodes: int | None = None, each: int = 1, placement: str | None = None) -> NodeLayout:
+    return choose_layout(JOB, nodes=nodes, ntasks_per_node=each, placement=placement)
 
 
 def test_an_allocation_is_found_in_slurms_variables() -> None:
@@ -43,9 +43,9 @@ def test_outside_an_allocation_the_sentence_says_how_to_get_one() -> None:
 
 
 def test_all_nodes_in_blocks_unless_it_is_said_otherwise() -> None:
-    assert spread(each=2) == Spread(nodes=4, ntasks_per_node=2, placement="block")
+    assert spread(each=2) == NodeLayout(nodes=4, ntasks_per_node=2, placement="block")
     chosen = spread(nodes=2, each=2, placement="cyclic")
-    assert chosen == Spread(nodes=2, ntasks_per_node=2, placement="cyclic")
+    assert chosen == NodeLayout(nodes=2, ntasks_per_node=2, placement="cyclic")
     assert chosen.ranks == 4
     assert spread(nodes=1, each=2).ranks == 2
 
@@ -68,7 +68,7 @@ NODE = Machine(cores=128, memory_bytes=1 << 40, gpus=(GPU,) * 8, torch_version="
 
 @pytest.fixture(autouse=True)
 def login(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_machine, "look", lambda environ: LOGIN)
+    monkeypatch.setattr(node_machine, "inspect_machine", lambda environ: LOGIN)
 
 
 class Srun:

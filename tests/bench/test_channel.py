@@ -19,37 +19,37 @@ from bench.launch import control_channel as module
 from bench.launch.control_channel import (
     ADDRESS_VARIABLE,
     KEY_VARIABLE,
-    Ask,
-    Broken,
-    Bye,
+    Disconnected,
+    Done,
+    DriverServer,
     Event,
     Finished,
     FromDriver,
     FromRank,
-    Gone,
     Hello,
-    Hub,
     Job,
-    Line,
     Outcome,
+    Raised,
+    RankClient,
     Started,
+    StatusRequest,
 )
 from bench.plan.plan import Measure
 
 PATIENCE = 20.0
 RANK = """
 import os, sys, threading
-from bench.launch.control_channel import Line
-from bench.launch.control_channel import Bye, Hello
-line = Line(sys.argv[1], sys.argv[2])
+from bench.launch.control_channel import RankClient
+from bench.launch.control_channel import Done, Hello
+line = RankClient(sys.argv[1], sys.argv[2])
 line.say(Hello(rank=0, size=1, host="here", pid=os.getpid(), environment={}))
-line.listen(answer=Bye, on_gone=lambda: os._exit(7))
+line.listen(answer=Done, on_gone=lambda: os._exit(7))
 threading.Event().wait()
 """
 DRIVER = """
 import sys, threading
-from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE, Hub
-hub = Hub()
+from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE, DriverServer
+hub = DriverServer()
 print(hub.variables()[ADDRESS_VARIABLE], hub.variables()[KEY_VARIABLE], flush=True)
 print(type(hub.next(60).what).__name__, flush=True)
 threading.Event().wait()
@@ -63,12 +63,12 @@ def no_hang() -> Iterator[None]:
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    with Hub() as opened:
+def hub() -> Iterator[DriverServer]:
+    with DriverServer() as opened:
         yield opened
 
 
-def heard(hub: Hub, count: int) -> list[Event]:
+def heard(hub: DriverServer, count: int) -> list[Event]:
     """Return the next ``count`` events."""
     events = [event for _ in range(count) if (event := hub.next(PATIENCE)) is not None]
     assert len(events) == count, events
@@ -85,7 +85,7 @@ def process(code: str, *words: str) -> Iterator[subprocess.Popen[str]]:
             started.kill()
 
 
-def address(hub: Hub) -> tuple[str, int]:
+def address(hub: DriverServer) -> tuple[str, int]:
     host, _, port = hub.variables()[ADDRESS_VARIABLE].rpartition(":")
     return host, int(port)
 
@@ -96,12 +96,12 @@ def test_every_message_arrives_as_it_was_said() -> None:
         Started(index=3),
         Finished(index=3, outcome=outcome(notes=["odd"], details={"bytes": 4}, raw=b"\x00\xff")),
         Finished(index=0, outcome=Outcome(status="skipped", reason="no such dtype")),
-        Broken(index=None, error="OSError: no", stack="line 1\nline 2"),
+        Raised(index=None, error="OSError: no", stack="line 1\nline 2"),
         where(),
-        Bye(),
+        Done(),
     ]
     kinds = msgspec.structs.replace(case(), params={"flag": True, "count": 1, "share": 1.0, "word": "1"})
-    from_driver = [job([case(0), kinds], measure=Measure(seed=7), path="/home"), Ask()]
+    from_driver = [job([case(0), kinds], measure=Measure(seed=7), path="/home"), StatusRequest()]
     for union, messages in ((FromRank, from_rank), (FromDriver, from_driver)):
         assert {type(message) for message in messages} == set(union.__args__), "every message is tried here"
         for message in messages:
@@ -111,21 +111,21 @@ def test_every_message_arrives_as_it_was_said() -> None:
     assert [type(value) for value in received.params.values()] == [bool, int, float, str]
 
 
-def test_what_a_rank_says_is_heard_in_order_with_its_rank_and_last_that_it_is_gone(hub: Hub) -> None:
+def test_what_a_rank_says_is_heard_in_order_with_its_rank_and_last_that_it_is_gone(hub: DriverServer) -> None:
     rank = FakeRank(hub.variables(), rank=3, size=4)
-    said: list[FromRank] = [Started(index=0), Finished(index=0, outcome=outcome()), Started(index=1), Bye()]
+    said: list[FromRank] = [Started(index=0), Finished(index=0, outcome=outcome()), Started(index=1), Done()]
     rank.start(0)  # nobody hears who has not said who it is
     rank.hello()
     rank.say(*said)
     rank.die()
     hello, *rest = heard(hub, 6)
     assert isinstance(hello.what, Hello)
-    assert rest == [Event(rank=3, what=message) for message in (*said, Gone())]
+    assert rest == [Event(rank=3, what=message) for message in (*said, Disconnected())]
     assert hub.next(0.05) is None
     assert hub.next(-1.0) is None
 
 
-def test_each_rank_hears_only_what_it_is_told_and_one_that_is_gone_or_never_came_nothing(hub: Hub) -> None:
+def test_each_rank_hears_only_what_it_is_told_and_one_that_is_gone_or_never_came_nothing(hub: DriverServer) -> None:
     ranks = connect(hub)
     heard(hub, 2)
     hub.send(1, job([case(1)]))
@@ -135,19 +135,19 @@ def test_each_rank_hears_only_what_it_is_told_and_one_that_is_gone_or_never_came
     heard(hub, 1)
     for _ in range(3):
         hub.send(0, job([case()] * 1000))
-    hub.send(5, Ask())
+    hub.send(5, StatusRequest())
 
 
-def test_a_rank_answers_from_a_thread_while_it_measures(hub: Hub) -> None:
+def test_a_rank_answers_from_a_thread_while_it_measures(hub: DriverServer) -> None:
     [rank] = connect(hub, 1)
     rank.answer(where(steps=41))
     heard(hub, 1)
-    hub.send(0, Ask())
-    hub.send(0, Ask())
+    hub.send(0, StatusRequest())
+    hub.send(0, StatusRequest())
     assert heard(hub, 2) == [Event(rank=0, what=where(steps=41))] * 2
 
 
-def test_large_messages_of_several_threads_arrive_whole(hub: Hub) -> None:
+def test_large_messages_of_several_threads_arrive_whole(hub: DriverServer) -> None:
     [rank] = connect(hub, 1)
     large = Finished(index=0, outcome=outcome(raw=os.urandom(1 << 20) * 4))
     threads = [threading.Thread(target=rank.say, args=[large] * 5) for _ in range(4)]
@@ -156,7 +156,7 @@ def test_large_messages_of_several_threads_arrive_whole(hub: Hub) -> None:
     assert all(event.what == large for event in heard(hub, 21)[1:])
 
 
-def test_a_hundred_ranks_that_connect_at_once_are_all_heard(hub: Hub) -> None:
+def test_a_hundred_ranks_that_connect_at_once_are_all_heard(hub: DriverServer) -> None:
     ranks: list[FakeRank] = []
 
     def start(number: int) -> None:
@@ -191,7 +191,7 @@ def hang_up(at: tuple[str, int]) -> None:
         stranger.sendall(b"\x00\x00\x00\x10half")
 
 
-def test_strangers_neither_stop_the_ranks_nor_are_heard(hub: Hub) -> None:
+def test_strangers_neither_stop_the_ranks_nor_are_heard(hub: DriverServer) -> None:
     kept = [
         stranger(address(hub))
         for stranger in (knock_with_wrong_key, say(b""), say(b"GET / HTTP/1.1\r\n\r\n"), hang_up)
@@ -205,40 +205,40 @@ def test_strangers_neither_stop_the_ranks_nor_are_heard(hub: Hub) -> None:
     assert len(joined) == 2
     assert hub.next(0.05) is None
     with pytest.raises(AuthenticationError):
-        Line(hub.variables()[ADDRESS_VARIABLE], "00" * 32)
+        RankClient(hub.variables()[ADDRESS_VARIABLE], "00" * 32)
     for connection in kept:
         if connection is not None:
             connection.close()
 
 
-def test_every_hub_has_a_key_and_a_port_of_its_own(hub: Hub) -> None:
-    with Hub() as other:
+def test_every_hub_has_a_key_and_a_port_of_its_own(hub: DriverServer) -> None:
+    with DriverServer() as other:
         for variable in (ADDRESS_VARIABLE, KEY_VARIABLE):
             assert hub.variables()[variable] != other.variables()[variable]
     assert len(bytes.fromhex(hub.variables()[KEY_VARIABLE])) == 32
     assert address(hub)[0] == "127.0.0.1"
 
 
-def test_a_rank_that_speaks_another_tongue_counts_as_gone(hub: Hub) -> None:
+def test_a_rank_that_speaks_another_tongue_counts_as_gone(hub: DriverServer) -> None:
     [rank] = connect(hub, 1)
     rank.line._connection.send_bytes(msgspec.msgpack.encode({"type": "Novelty"}))
-    assert heard(hub, 2)[1] == Event(rank=0, what=Gone())
+    assert heard(hub, 2)[1] == Event(rank=0, what=Disconnected())
 
 
 def test_a_hub_of_several_addresses_tells_them_all_and_a_rank_tries_one_after_the_other() -> None:
-    with Hub("192.0.2.1", "127.0.0.1") as hub, socket.create_server(("127.0.0.1", 0)) as closed:
+    with DriverServer("192.0.2.1", "127.0.0.1") as hub, socket.create_server(("127.0.0.1", 0)) as closed:
         refusing = f"127.0.0.1:{closed.getsockname()[1]}"
         closed.close()
         first, second = (word.rpartition(":") for word in hub.variables()[ADDRESS_VARIABLE].split(","))
         assert (first[0], second[0], first[2]) == ("192.0.2.1", "127.0.0.1", second[2])
         good = "".join(second)
         for addresses in (f"{refusing},{good}", f"{good},{refusing}", good):
-            assert Line(addresses, hub.variables()[KEY_VARIABLE]).own_address == "127.0.0.1"
+            assert RankClient(addresses, hub.variables()[KEY_VARIABLE]).own_address == "127.0.0.1"
         with pytest.raises(ConnectionError):
-            Line(f"{refusing},{refusing}", hub.variables()[KEY_VARIABLE])
+            RankClient(f"{refusing},{refusing}", hub.variables()[KEY_VARIABLE])
 
 
-def test_both_ends_look_after_a_peer_that_says_nothing(hub: Hub) -> None:
+def test_both_ends_look_after_a_peer_that_says_nothing(hub: DriverServer) -> None:
     [rank] = connect(hub, 1)
     heard(hub, 1)
     for connection in (rank.line._connection, *hub._open):
@@ -248,7 +248,7 @@ def test_both_ends_look_after_a_peer_that_says_nothing(hub: Hub) -> None:
             assert idle + every * count <= 60
 
 
-def test_a_rank_whose_driver_is_gone_hears_none_and_may_go_on_talking(hub: Hub) -> None:
+def test_a_rank_whose_driver_is_gone_hears_none_and_may_go_on_talking(hub: DriverServer) -> None:
     [rank] = connect(hub, 1)
     heard(hub, 1)
     hub.close()
@@ -258,7 +258,7 @@ def test_a_rank_whose_driver_is_gone_hears_none_and_may_go_on_talking(hub: Hub) 
 
 
 def test_a_rank_ends_itself_when_the_driver_hangs_up_or_is_killed() -> None:
-    with Hub() as hub, process(RANK, *hub.variables().values()) as rank:
+    with DriverServer() as hub, process(RANK, *hub.variables().values()) as rank:
         heard(hub, 1)
         assert rank.poll() is None
         hub.close()
@@ -273,7 +273,7 @@ def test_a_rank_ends_itself_when_the_driver_hangs_up_or_is_killed() -> None:
 
 def test_a_closed_hub_takes_no_more_ranks_and_leaves_no_thread_whoever_was_connected() -> None:
     before = set(threading.enumerate())
-    with Hub() as hub:
+    with DriverServer() as hub:
         strangers = [say(words)(address(hub)) for words in (b"", b"GET / HTTP/1.1\r\n\r\n")]
         ranks = connect(hub)
         unnamed = FakeRank(hub.variables(), rank=9)  # has the key, and has not said who it is

@@ -14,7 +14,7 @@ from filling import filling
 from refusals import refusal
 
 from bench.operations.local import Gemm, copy, gemm
-from bench.operations.test_pattern import Code, count_wrong, dtype_of, poison
+from bench.operations.test_pattern import DataPattern, count_wrong, dtype_of, poison
 from bench.plan.catalogue import DTYPES, supports
 from bench.world.world import World
 
@@ -36,7 +36,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def integers(code: Code, rank: int, start: int = 0, count: int = COUNT) -> torch.Tensor:
+def integers(code: DataPattern, rank: int, start: int = 0, count: int = COUNT) -> torch.Tensor:
     """Return a rank's elements as whole numbers; the cast must lose nothing."""
     values = code.values(rank, start, count).double()
     assert torch.equal(values, values.round())
@@ -72,7 +72,7 @@ def test_the_integer_after_the_exact_ones_is_the_first_that_rounds() -> None:
 def test_sums_are_exact_in_any_order_of_ranks_and_every_rank_and_index_counts() -> None:
     """No term is negative and the whole sum is exact, so every partial sum is."""
     for dtype, num_summed in product(NUMERIC, SUMMED):
-        code = Code(dtype, num_summed, CPU)
+        code = DataPattern(dtype, num_summed, CPU)
         terms = torch.stack([integers(code, rank) for rank in range(num_summed)])
         total = terms.sum(dim=0)
         assert int(terms.min()) >= 0, (dtype, num_summed)
@@ -88,7 +88,7 @@ def test_sums_are_exact_in_any_order_of_ranks_and_every_rank_and_index_counts() 
 def test_every_reduction_of_coded_values_is_exact() -> None:
     for dtype, num_ranks in product(["float32", "float16", "bfloat16", "int8", "int64", "bool"], [2, 3, 8, 64]):
         for redop in ("avg", "min", "max", "product") if dtype.endswith(("16", "32")) else ("min", "max", "product"):
-            code = Code(dtype, num_ranks, CPU, redop)
+            code = DataPattern(dtype, num_ranks, CPU, redop)
             values = torch.stack([code.values(rank, 5, 3000) for rank in range(num_ranks)]).double()
             joined = {
                 "avg": values.mean(dim=0),
@@ -102,26 +102,26 @@ def test_every_reduction_of_coded_values_is_exact() -> None:
 def test_no_two_chunks_of_any_ranks_or_of_the_sums_are_alike() -> None:
     for dtype in NUMERIC:
         for summed in (1, 8):
-            code = Code(dtype, summed, CPU)
+            code = DataPattern(dtype, summed, CPU)
             chunks = torch.cat([integers(code, rank, count=64 * 64).reshape(64, 64) for rank in range(8)])
             assert len({*map(tuple, chunks.tolist())}) == 8 * 64, (dtype, summed)
-        sums = Code(dtype, 8, CPU).reduced(0, 64 * 64).double().reshape(64, 64)
+        sums = DataPattern(dtype, 8, CPU).reduced(0, 64 * 64).double().reshape(64, 64)
         assert len({*map(tuple, sums.tolist())}) == 64, dtype
 
 
 def test_chunks_as_long_as_a_pattern_differ_in_most_of_their_elements() -> None:
     """Where one pattern repeats from chunk to chunk the other tells them apart."""
     for dtype, length in product(["float32", "int8"], [4093, 65_520, 1 << 16, 16 * 4093]):
-        code = Code(dtype, 1, CPU)
+        code = DataPattern(dtype, 1, CPU)
         chunks = [code.values(rank, i * length, length) for rank in range(2) for i in range(3)]
         assert all(count_wrong(a, b) > 0.9 * length for a, b in combinations(chunks, 2)), (dtype, length)
 
 
 def test_a_part_is_a_window_of_the_whole_whatever_was_drawn_before() -> None:
     for dtype, start, num_summed in product(["float32", "int8"], [1, 4093, 65_521, 1_000_003], [1, 300]):
-        whole = Code(dtype, num_summed, CPU).values(5, 0, start + COUNT)
+        whole = DataPattern(dtype, num_summed, CPU).values(5, 0, start + COUNT)
         torch.rand(3)
-        code = Code(dtype, num_summed, CPU)
+        code = DataPattern(dtype, num_summed, CPU)
         assert torch.equal(code.values(5, start, COUNT), whole[start:]), (dtype, start, num_summed)
         assert torch.equal(code.reduced(start, COUNT), code.reduced(start - 1, COUNT + 1)[1:])
 
@@ -131,8 +131,8 @@ def test_poison_is_never_a_sum_nor_a_value_that_is_only_moved_and_not_a_number_i
         bad = torch.empty(COUNT, dtype=dtype_of(dtype))
         poison(bad)
         for num_summed in (1, 2, 64):
-            assert count_wrong(bad, Code(dtype, num_summed, CPU).reduced(0, COUNT)) == COUNT, (dtype, num_summed)
-            assert count_wrong(bad, Code(dtype, 1, CPU).values(num_summed - 1, 0, COUNT)) == COUNT, dtype
+            assert count_wrong(bad, DataPattern(dtype, num_summed, CPU).reduced(0, COUNT)) == COUNT, (dtype, num_summed)
+            assert count_wrong(bad, DataPattern(dtype, 1, CPU).values(num_summed - 1, 0, COUNT)) == COUNT, dtype
         if dtype.startswith(("float", "bfloat")):
             assert bad.double().isnan().all(), dtype
             assert count_wrong(bad, bad) == COUNT, dtype

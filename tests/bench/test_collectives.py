@@ -18,12 +18,12 @@ from refusals import refusal
 
 from bench.operations.operation import Operation
 from bench.operations.p2p import round_of_pairs, sendrecv
-from bench.operations.test_pattern import Code, count_wrong
-from bench.plan.cases import Setting
+from bench.operations.test_pattern import DataPattern, count_wrong
+from bench.plan.cases import WorldSpec
 from bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER, supports
 from bench.plan.groups import groups_of
 from bench.rank.runner import load_target
-from bench.world.subgroups import Parts
+from bench.world.subgroups import Subgroups
 from bench.world.world import World
 
 OPERATIONS = {
@@ -59,13 +59,13 @@ def prepared(world: World, name: str, **params: Any) -> Operation:
 
 def variants(name: str, nproc: int, group: str = "world", size_bytes: int = 96 * 1001) -> list[dict[str, Any]]:
     """Return every type, reduction, placement and root that is not refused."""
-    setting = Setting(nproc=nproc, backend="gloo", device="cpu")
+    spec = WorldSpec(nproc=nproc, backend="gloo", device="cpu")
     choices = {key: param.choices for key, param in PARAMS[name].items() if key in ("redop", "placement")}
     found = []
     for dtype, *rest in itertools.product(GLOO_DTYPES, *choices.values()):
         given = {"size_bytes": size_bytes, "dtype": dtype, **dict(zip(choices, rest, strict=True))}
         of_group = {} if group == "world" else {"group": group}
-        reason = OPERATIONS[name].refuse(OPERATIONS[name].case({**given, **of_group}).params, setting)
+        reason = OPERATIONS[name].refuse(OPERATIONS[name].case({**given, **of_group}).params, spec)
         assert reason is None or reason.startswith(("the average of", "the sum of bool")), reason
         found += [given] if reason is None else []
     if "root" in PARAMS[name]:
@@ -76,7 +76,7 @@ def variants(name: str, nproc: int, group: str = "world", size_bytes: int = 96 *
 
 def around_steps(world: World, name: str, cases: list[dict[str, Any]], group: str) -> list[tuple[int, int]]:
     """Return how much is wrong before a step and after it, for each case, in all groups at once."""
-    part = Parts(world).of({"group": group, "together": True})
+    part = Subgroups(world).of({"group": group, "together": True})
     assert part.world is not None
     found = []
     for params in cases:
@@ -230,7 +230,7 @@ def test_every_variant_is_right_and_every_mutation_caught_on_more_ranks_and_in_t
 
 def sender_of(output: torch.Tensor, dtype: str, world: World) -> int | None:
     """Return the rank whose data a buffer holds, None if it is nobody's."""
-    code = Code(dtype, 1, world.device)
+    code = DataPattern(dtype, 1, world.device)
     found = [r for r in range(world.size) if not count_wrong(output, code.values(r, 0, len(output)))]
     return found[0] if len(found) == 1 else None
 

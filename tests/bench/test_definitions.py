@@ -1,4 +1,4 @@
-"""What can be measured, its ids and names, the words in which a setting refuses it, and presets, each larger."""
+"""What can be measured, its ids and names, the words in which a world refuses it, and presets, each larger."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal as error_of
 
-from bench.plan.cases import Case, Definition, Setting, load_catalogue, make_case, matches, select
+from bench.plan.cases import Case, Definition, WorldSpec, load_catalogue, make_case, matches, select
 from bench.plan.catalogue import DEFINITIONS, DTYPES
 from bench.plan.options import Request, make_plan
 from bench.plan.params import Param, Value
@@ -28,22 +28,22 @@ ONE_CALL = ("all_gather", "reduce_scatter", "all_to_all", "broadcast", "all_to_a
 GB = 1_000_000_000
 
 
-def gloo(nproc: int = 4, rank_bytes: int | None = None) -> Setting:
-    return Setting(nproc=nproc, backend="gloo", device="cpu", rank_bytes=rank_bytes)
+def gloo(nproc: int = 4, rank_bytes: int | None = None) -> WorldSpec:
+    return WorldSpec(nproc=nproc, backend="gloo", device="cpu", rank_bytes=rank_bytes)
 
 
-def nccl(nproc: int = 4, rank_bytes: int | None = None) -> Setting:
-    return Setting(nproc=nproc, backend="nccl", device="cuda", rank_bytes=rank_bytes)
+def nccl(nproc: int = 4, rank_bytes: int | None = None) -> WorldSpec:
+    return WorldSpec(nproc=nproc, backend="nccl", device="cuda", rank_bytes=rank_bytes)
 
 
-def refusal(name: str, setting: Setting, **params: object) -> str | None:
+def refusal(name: str, spec: WorldSpec, **params: object) -> str | None:
     definition = BY_NAME[name]
-    return definition.refuse(definition.case(params).params, setting)
+    return definition.refuse(definition.case(params).params, spec)
 
 
-def expanded(name: str, setting: Setting, *keys: str, **params: Any) -> list[tuple[Any, ...]]:
+def expanded(name: str, spec: WorldSpec, *keys: str, **params: Any) -> list[tuple[Any, ...]]:
     """Return these parameters of the cases that are made of what is given."""
-    return [tuple(case.get(key) for key in keys) for case in BY_NAME[name].expand(params, setting)]
+    return [tuple(case.get(key) for key in keys) for case in BY_NAME[name].expand(params, spec)]
 
 
 def test_every_definition_explains_itself_and_its_parameters_accept_their_defaults() -> None:
@@ -196,7 +196,7 @@ REFUSED_AT_3 = {
 
 def plan(preset: str, backend: str = "gloo", nproc: int = 2) -> Plan:
     device = "cpu" if backend == "gloo" else "cuda"
-    return make_plan(Request(preset=preset), EVERYTHING, Setting(nproc=nproc, backend=backend, device=device))
+    return make_plan(Request(preset=preset), EVERYTHING, WorldSpec(nproc=nproc, backend=backend, device=device))
 
 
 def short(name: str) -> str:
@@ -312,7 +312,7 @@ def test_a_definition_makes_the_same_case_from_text_and_from_values_and_refuses_
     assert definition.kind == "step"
     assert definition.case({"batch": "3"}) == definition.case({"batch": 3}) != definition.case({})
     assert definition.case({}) == definition.case({"batch": 2}) == make_case("step.mine", "mine:prepare", {"batch": 2})
-    assert definition.refuse({"batch": 1}, Setting(nproc=1, backend="gloo", device="cpu")) is None
+    assert definition.refuse({"batch": 1}, WorldSpec(nproc=1, backend="gloo", device="cpu")) is None
     assert error_of(definition.case, {"bach": 3}).startswith("step.mine has no parameter 'bach'")
 
 
@@ -334,5 +334,5 @@ def test_an_unknown_case_is_refused_with_the_nearest_name_and_where_to_look() ->
 
 def test_ranks_sit_on_nodes_as_they_are_placed() -> None:
     for nodes, placement, hosts in ((1, "block", "000000"), (2, "block", "000111"), (3, "cyclic", "012012")):
-        setting = Setting(nproc=6, backend="gloo", device="cpu", nodes=nodes, placement=placement)
-        assert "".join(setting.hosts) == hosts, (nodes, placement)
+        spec = WorldSpec(nproc=6, backend="gloo", device="cpu", nodes=nodes, placement=placement)
+        assert "".join(spec.hosts) == hosts, (nodes, placement)

@@ -13,8 +13,8 @@ import pytest
 
 from bench.machine.doctor import UNKNOWN, Finding, Load, as_json, examine, render, sample_load
 from bench.machine.environment import capture
-from bench.machine.machine import Gpu, Machine, look
-from bench.machine.world_spec import choose_setting
+from bench.machine.machine import Gpu, Machine, inspect_machine
+from bench.machine.world_spec import choose_world
 
 GIB = 1 << 30
 GPU = Gpu(name="NVIDIA H100", memory_bytes=80 * GIB)
@@ -87,14 +87,14 @@ def test_everything_that_disturbs_at_once_has_its_own_remedy() -> None:
 
 def test_this_machine_can_be_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(total=30, used=10, free=20))
-    here, sampled = look(os.environ), sample_load(0.05)
+    here, sampled = inspect_machine(os.environ), sample_load(0.05)
     assert (sampled.shm_bytes, sampled.swap_used_bytes) == (shutil.disk_usage("/dev/shm").total, 10)
     assert sampled.steal_percent is not None
     assert sampled.one_minute is not None
     by_topic = {found.topic: found.found for found in examine(here, capture(os.environ), load=sampled)}
     assert (list(by_topic), by_topic["torch"]) == (TOPICS, here.torch_version)
-    chosen = choose_setting(here, nproc=None, backend=None, device=None, allow_single=False)
-    assert by_topic["ranks"].startswith(f"{chosen.setting.nproc} on ")
+    chosen = choose_world(here, nproc=None, backend=None, device=None, allow_single=False)
+    assert by_topic["ranks"].startswith(f"{chosen.spec.nproc} on ")
 
     def missing(path: str) -> None:
         raise FileNotFoundError(path)

@@ -11,11 +11,11 @@ from fakes import FakeGang, FakeRank, case, outcome, plan, wait_until, where, wi
 
 from bench.launch import driver as module
 from bench.launch import monitor as watch_module
-from bench.launch.control_channel import ADDRESS_VARIABLE, LEFT_OUT, Bye, Hub, Job, Outcome
+from bench.launch.control_channel import ADDRESS_VARIABLE, LEFT_OUT, Done, DriverServer, Job, Outcome
 from bench.launch.driver import Driver, remaining
-from bench.machine.topology import Place
+from bench.machine.topology import RankPlace
 from bench.plan.cases import Case
-from bench.plan.plan import Injection, Plan, Spread
+from bench.plan.plan import FaultSpec, NodeLayout, Plan
 from bench.results.records import Record, read_records
 from bench.results.runs import create_run, load_info, load_run, open_writer
 
@@ -42,15 +42,15 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def hubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Hub]]:
+def hubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DriverServer]]:
     """The hubs that drivers open, closed at last as a process's end would."""
-    opened: list[Hub] = []
+    opened: list[DriverServer] = []
 
-    def remember(*hosts: str) -> Hub:
-        opened.append(Hub(*hosts))
+    def remember(*hosts: str) -> DriverServer:
+        opened.append(DriverServer(*hosts))
         return opened[-1]
 
-    monkeypatch.setattr(module, "Hub", remember)
+    monkeypatch.setattr(module, "DriverServer", remember)
     yield opened
     for hub in opened:
         hub.close()
@@ -121,7 +121,7 @@ class Stage:
             rank.start(index)
             if rank.rank == 0:
                 rank.finish(index)
-        rank.say(Bye())
+        rank.say(Done())
 
 
 def tells(*outcomes: Outcome) -> Act:
@@ -146,7 +146,7 @@ def at_case(number: int, do: Act) -> Act:
                 return
             if rank.rank == 0:
                 rank.finish(index)
-        rank.say(Bye())
+        rank.say(Done())
 
     return act
 
@@ -263,7 +263,7 @@ def test_a_gang_that_does_not_start_is_tried_once_more(stage: Build) -> None:
 
 
 def test_ranks_that_cannot_be_started_again_end_the_run_where_they_break_and_are_not_hung_up_on(
-    stage: Build, hubs: list[Hub]
+    stage: Build, hubs: list[DriverServer]
 ) -> None:
     """The first to end would have their launcher end the driver too, which still has tables and a page to make."""
 
@@ -290,7 +290,7 @@ def test_ranks_that_cannot_be_started_again_end_the_run_where_they_break_and_are
 
 
 def test_a_job_is_what_the_plan_asks_and_tells_all_ranks_their_hosts_and_where_to_meet(stage: Build) -> None:
-    injection = Injection(kind="late", rank=1, amount=0.1, text="late:1:100ms")
+    injection = FaultSpec(kind="late", rank=1, amount=0.1, text="late:1:100ms")
     built = stage(CASES[:2], timeout_seconds=12.0, path="/home/me", injection=injection)
     built.hello, built.host, built.facts = on_nodes("n1", "n2"), "localhost", {"slurm": {"job": "17"}}
     built.drive()
@@ -371,14 +371,14 @@ def test_what_all_ranks_share_is_in_the_run_and_what_is_odd_in_the_record(stage:
 
 def on_nodes(*hosts: str) -> Callable[[int, int], dict[str, Any]]:
     def hello(gang: int, rank: int) -> dict[str, Any]:
-        place = Place(host=hosts[rank], cpus=(0,), numa_nodes=(0,))
+        place = RankPlace(host=hosts[rank], cpus=(0,), numa_nodes=(0,))
         return {"host": hosts[rank], "place": place, "meeting": "" if rank else f"n1:{gang}"}
 
     return hello
 
 
 def test_ranks_that_sit_otherwise_than_asked_are_noted_in_every_record(stage: Build) -> None:
-    built = stage(CASES[:2], breaks_at(1), spread=Spread(nodes=1, ntasks_per_node=2), notes=("of the plan",))
+    built = stage(CASES[:2], breaks_at(1), spread=NodeLayout(nodes=1, ntasks_per_node=2), notes=("of the plan",))
     built.hello = on_nodes("n1", "n2")
     told = "1 nodes with 2 ranks each were asked for; there are 1 on n1, 1 on n2"
     assert built.drive() == [(0, 0, "ok"), (0, 1, "failed")]

@@ -15,10 +15,16 @@ import pytest
 from fakes import HERE, wait_until
 
 from bench.launch import launchers as module
-from bench.launch.control_channel import Hello, Hub
-from bench.launch.launchers import JoinedGang, TorchrunGang, local_state, loopback_interface, loopback_variables
+from bench.launch.control_channel import DriverServer, Hello
+from bench.launch.launchers import (
+    ExternalLauncher,
+    TorchrunLauncher,
+    local_state,
+    loopback_interface,
+    loopback_variables,
+)
 
-Start = Callable[..., TorchrunGang]
+Start = Callable[..., TorchrunLauncher]
 
 
 def hello(pid: int, *, rank: int = 0, host: str = HERE) -> Hello:
@@ -35,14 +41,14 @@ def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
 @pytest.fixture
 def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Start a gang whose torchrun is a shell script: its arguments and variables are told in files."""
-    started: list[TorchrunGang] = []
+    started: list[TorchrunLauncher] = []
 
-    def start(script: str = "exec sleep 60", *, number: int = 0, **variables: str) -> TorchrunGang:
+    def start(script: str = "exec sleep 60", *, number: int = 0, **variables: str) -> TorchrunLauncher:
         fake = tmp_path / "python"
         fake.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\nenv > {tmp_path}/env\necho hello\n{script}\n')
         fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setattr(sys, "executable", str(fake))
-        begun = TorchrunGang(3, tmp_path / "logs", number, variables)
+        begun = TorchrunLauncher(3, tmp_path / "logs", number, variables)
         started.append(begun)
         return begun
 
@@ -89,7 +95,7 @@ def test_a_gang_has_ended_when_torchrun_has_with_the_exit_codes_that_were_writte
 def test_an_end_kills_ranks_of_this_host_stopped_or_gone_and_torchrun(
     gang: Start, sleeper: "subprocess.Popen[bytes]"
 ) -> None:
-    joined = JoinedGang()
+    joined = ExternalLauncher()
     joined.end([hello(sleeper.pid)])  # ranks that were there are left to their launcher
     gang(number=0).end([hello(sleeper.pid, host="elsewhere")])
     time.sleep(0.1)
@@ -116,8 +122,8 @@ def test_a_torchrun_that_does_not_end_is_killed(gang: Start, tmp_path: Path, mon
 
 @pytest.mark.full
 def test_ranks_do_not_outlive_a_torchrun_that_is_killed(tmp_path: Path) -> None:
-    with Hub() as hub:
-        begun = TorchrunGang(2, tmp_path, 0, hub.variables())
+    with DriverServer() as hub:
+        begun = TorchrunLauncher(2, tmp_path, 0, hub.variables())
         assert [hub.next(60) is None, hub.next(60) is None] == [False, False]
         family = psutil.Process(begun._process.pid).children(recursive=True)
         assert len(family) >= 2

@@ -12,7 +12,7 @@ from trees import write_tool, write_tree
 
 from bench.machine import slurm_allocation as addresses
 from bench.machine.slurm_allocation import reachable
-from bench.machine.topology import Place, gpu_links, parse_topology, parse_uuids, place, relation, relations
+from bench.machine.topology import RankPlace, gpu_links, parse_topology, parse_uuids, rank_place, relation, relations
 
 TOPOLOGY = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
@@ -27,8 +27,8 @@ Legend:
 UUIDS = "0, GPU-cc00-01\n1, GPU-aa00-02\n2, GPU-bb00-03\n"
 
 
-def at(host: str = "a", cpus: tuple[int, ...] = (0, 1), numa: tuple[int, ...] = (0,), **more: str) -> Place:
-    return Place(host=host, cpus=cpus, numa_nodes=numa, **more)
+def at(host: str = "a", cpus: tuple[int, ...] = (0, 1), numa: tuple[int, ...] = (0,), **more: str) -> RankPlace:
+    return RankPlace(host=host, cpus=cpus, numa_nodes=numa, **more)
 
 
 PAIRS = [
@@ -68,7 +68,7 @@ def test_this_process_has_a_place(tmp_path: Path) -> None:
     folder = "sys/devices/system/node"
     write_tree(tmp_path, {f"{folder}/node0/cpulist": "0-1023\n", f"{folder}/node1/cpulist": "2000-2001\n"})
     cpus = tuple(sorted(os.sched_getaffinity(0)))
-    here = place("a", {"SLURM_TOPOLOGY_ADDR": "s.a"}, "aa", tmp_path)
+    here = rank_place("a", {"SLURM_TOPOLOGY_ADDR": "s.a"}, "aa", tmp_path)
     assert here == at(cpus=cpus, gpu="aa", switches="s.a")
 
 

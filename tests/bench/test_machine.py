@@ -17,7 +17,7 @@ from bench.machine.machine import (
     available_cores,
     available_memory_bytes,
     contents,
-    look,
+    inspect_machine,
     package_version,
     visible_gpus,
 )
@@ -177,9 +177,9 @@ def test_whether_torch_has_cuda_is_read_from_its_version_file(tmp_path: Path, mo
         version.unlink(missing_ok=True)
         if text is not None:
             version.write_text(text, encoding="utf-8")
-        assert look({"PATH": ""}).torch_has_cuda is has_cuda, text
+        assert inspect_machine({"PATH": ""}).torch_has_cuda is has_cuda, text
     monkeypatch.setattr(importlib.util, "find_spec", {}.get)
-    assert look({"PATH": ""}).torch_has_cuda is None
+    assert inspect_machine({"PATH": ""}).torch_has_cuda is None
 
 
 def test_the_version_of_what_is_absent_is_none() -> None:
@@ -193,7 +193,7 @@ def test_the_version_of_what_is_absent_is_none() -> None:
 def test_this_machine_is_seen_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tool(tmp_path, "nvidia-smi", BOTH)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16 if logical else 7)
-    found = look({"PATH": str(tmp_path)})
+    found = inspect_machine({"PATH": str(tmp_path)})
     assert found.cores == available_cores() <= len(os.sched_getaffinity(0))
     assert found.physical_cores == 7
     assert 0 < (found.memory_bytes or 0) <= psutil.virtual_memory().total

@@ -142,7 +142,7 @@ def started(monkeypatch: pytest.MonkeyPatch, gang: str, plan: Plan, *given: Any)
 def test_ranks_share_the_cores_and_gloo_takes_the_loopback_unless_the_user_says_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path, (nproc, logs, number, given) = started(monkeypatch, "TorchrunGang", make_plan([case()]), None)
+    path, (nproc, logs, number, given) = started(monkeypatch, "TorchrunLauncher", make_plan([case()]), None)
     assert (nproc, logs, number) == (2, path / "logs", 3)
     assert (given.pop("PARBENCH_DRIVER"), given["OMP_NUM_THREADS"]) == ("here", "2")
     assert given["GLOO_SOCKET_IFNAME"].startswith("lo")
@@ -163,7 +163,7 @@ def test_srun_is_given_the_spread_the_nodes_and_threads_that_fit_a_node(
     allocation: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_run(SRUN, MODULES, None)
-    path, given = started(monkeypatch, "SrunGang", plan, "n[2-4]")
+    path, given = started(monkeypatch, "SrunLauncher", plan, "n[2-4]")
     variables = {"OMP_NUM_THREADS": "2", "PARBENCH_DRIVER": "here"}
     assert given == (plan.spread, path / "logs", 3, variables, "n[2-4]")
     assert measuring._facts(plan) == {"slurm": {"job": "17", "nodelist": "n[1-4]", "placement": "block"}}
@@ -171,7 +171,7 @@ def test_srun_is_given_the_spread_the_nodes_and_threads_that_fit_a_node(
     # on a login node threads are those that fit the job's nodes
     monkeypatch.delenv("SLURMD_NODENAME")
     monkeypatch.setattr(node_machine, "_ask", lambda number, environ: replace(MACHINE, cores=64))
-    assert started(monkeypatch, "SrunGang", plan_run(SRUN, MODULES, None), None)[1][3]["OMP_NUM_THREADS"] == "32"
+    assert started(monkeypatch, "SrunLauncher", plan_run(SRUN, MODULES, None), None)[1][3]["OMP_NUM_THREADS"] == "32"
 
 
 def test_the_driver_of_one_node_is_on_its_loopback_and_that_of_many_where_the_ranks_meet(

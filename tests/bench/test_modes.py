@@ -13,7 +13,7 @@ from filling import filling
 from ranks import Ranks
 
 from bench.operations.operation import Operation
-from bench.plan.plan import parse_injection
+from bench.plan.plan import parse_fault
 from bench.rank import runner, timing
 from bench.rank.runner import Disturbed, load_target
 from bench.rank.timing import sampler
@@ -127,17 +127,17 @@ def test_a_graph_replays_as_many_steps_as_were_captured() -> None:
 
 def test_a_slow_step_takes_longer_by_its_share_of_the_devices_time_not_of_its_launch(clock: HeldTime) -> None:
     subject = Takes(clock, launch=1.0, device=9.0)
-    Disturbed(subject, parse_injection("slow:1:300%", 2), subject.sync).step()
+    Disturbed(subject, parse_fault("slow:1:300%", 2), subject.sync).step()
     assert subject.calls == ["step", "sync"]
     assert clock.perf_counter() == 140.0
     right = filling()
-    Disturbed(right, parse_injection("slow:1:10%", 2), subject.sync).step()
+    Disturbed(right, parse_fault("slow:1:10%", 2), subject.sync).step()
     assert right.check() == 0
 
 
 def test_a_late_step_takes_no_longer_and_waits_for_no_device_and_all_else_is_the_subjects(clock: HeldTime) -> None:
     subject = Takes(clock, launch=1.0, device=9.0)
-    disturbed = Disturbed(subject, parse_injection("late:1:3s", 2), subject.sync)
+    disturbed = Disturbed(subject, parse_fault("late:1:3s", 2), subject.sync)
     disturbed.reset()
     disturbed.step()
     assert clock.perf_counter() == 101.0
@@ -149,7 +149,7 @@ def test_a_late_step_takes_no_longer_and_waits_for_no_device_and_all_else_is_the
 
 def test_a_corrupt_step_has_exactly_one_wrong_element_and_what_cannot_be_disturbed_is_refused(clock: HeldTime) -> None:
     operation, subject = filling(), Takes(clock)
-    disturbed = Disturbed(operation, parse_injection("corrupt:1", 2), subject.sync)
+    disturbed = Disturbed(operation, parse_fault("corrupt:1", 2), subject.sync)
     for _ in range(2):
         disturbed.reset()
         assert disturbed.check() == 4
@@ -158,7 +158,7 @@ def test_a_corrupt_step_has_exactly_one_wrong_element_and_what_cannot_be_disturb
     operation.step()
     assert disturbed.check() == 0
     with pytest.raises(UserError, match=r"corrupt:1: this subject has no corrupt\(\)"):
-        Disturbed(subject, parse_injection("corrupt:1", 2), subject.sync).step()
+        Disturbed(subject, parse_fault("corrupt:1", 2), subject.sync).step()
     for text in ("corrupt:1", "slow:1:10%"):
         with pytest.raises(UserError, match="mode async knows only late"):
-            Disturbed(subject, parse_injection(text, 2), subject.sync).issue()
+            Disturbed(subject, parse_fault(text, 2), subject.sync).issue()

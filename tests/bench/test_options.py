@@ -12,7 +12,7 @@ from bench.machine import slurm_allocation as node_machine
 from bench.machine.machine import Gpu
 from bench.plan import options as module
 from bench.plan.options import Joined, Options, plan_run
-from bench.plan.plan import Plan, Spread
+from bench.plan.plan import NodeLayout, Plan
 from workloads.hybrid import constraints
 
 ONE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
@@ -84,7 +84,7 @@ def test_the_plan_notes_more_ranks_than_cores_and_what_is_injected_and_keeps_the
 
 def test_a_slow_rank_is_refused_where_the_device_replays_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(name="H100", memory_bytes=80 << 30)
-    monkeypatch.setattr(node_machine, "look", lambda environ: replace(MACHINE, gpus=(gpu, gpu), torch_has_cuda=True))
+    monkeypatch.setattr(node_machine, "inspect_machine", lambda environ: replace(MACHINE, gpus=(gpu, gpu), torch_has_cuda=True))
     graph = replace(ONE, settings={"size_bytes": "1K", "mode": "blocking,graph"}, inject="slow:1:10%")
     told = refusal(graph)
     assert told.startswith("--inject slow:1:10%: ")
@@ -192,11 +192,11 @@ def test_ranks_are_spread_over_the_allocation_as_it_or_the_user_asked_for(
     allocation: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = planned(SRUN)
-    assert (plan.spread, plan.nproc, plan.notes) == (Spread(nodes=4, ntasks_per_node=2), 8, ())
+    assert (plan.spread, plan.nproc, plan.notes) == (NodeLayout(nodes=4, ntasks_per_node=2), 8, ())
     plan = planned(replace(SRUN, nodes=3, ntasks_per_node=1, placement="cyclic"))
-    assert (plan.spread, plan.nproc) == (Spread(nodes=3, ntasks_per_node=1, placement="cyclic"), 3)
+    assert (plan.spread, plan.nproc) == (NodeLayout(nodes=3, ntasks_per_node=1, placement="cyclic"), 3)
     monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
-    assert planned(SRUN).spread == Spread(nodes=4, ntasks_per_node=MACHINE.cores), "as many as alone"
+    assert planned(SRUN).spread == NodeLayout(nodes=4, ntasks_per_node=MACHINE.cores), "as many as alone"
 
 
 def test_on_a_login_node_the_setting_is_that_of_the_jobs_nodes(

@@ -15,7 +15,7 @@ from bench.operations import background_load as beside
 from bench.operations.operation import Operation
 from bench.plan.catalogue import BESIDE
 from bench.rank.runner import load_target
-from bench.world.subgroups import Idle, Parts
+from bench.world.subgroups import StandBy, Subgroups
 from bench.world.subject import Description
 from bench.world.world import World
 
@@ -25,13 +25,13 @@ KINDS = [str(kind) for kind in BESIDE.choices if kind != beside.NOTHING]
 
 def parts_of(world: World, cases: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """Return for each case who is measured, who is active, and this rank's place in its group and its size."""
-    found = [Parts(world).of(params) for params in cases]
+    found = [Subgroups(world).of(params) for params in cases]
     return [(part.ranks, part.active, part.world and (part.world.rank, part.world.size)) for part in found]
 
 
 def sum_within(world: World, group: str) -> float:
     """Return the sum of global ranks, each plus 1, over this rank's group."""
-    part = Parts(world).of({"group": group, "together": True})
+    part = Subgroups(world).of({"group": group, "together": True})
     assert part.world is not None
     one = torch.full((1,), float(world.global_rank + 1))
     dist.all_reduce(one, group=part.world.group)
@@ -40,7 +40,7 @@ def sum_within(world: World, group: str) -> float:
 
 def made_once(world: World) -> tuple[bool, bool, bool]:
     """Return whether the same text means the same process group, another another, and the world none of its own."""
-    parts = Parts(world)
+    parts = Subgroups(world)
     made = [parts.of({"group": text}).world for text in ("pairs", "pairs", "contiguous:2", "world")]
     first, again, other, whole = (part and part.group for part in made)
     return first is again, first is not other, whole is world.group
@@ -68,7 +68,7 @@ def test_traffic_stays_within_a_group_whose_process_group_is_made_once(two_ranks
 
 
 def test_an_idle_rank_is_never_wrong_and_moves_nothing() -> None:
-    idle = Idle()
+    idle = StandBy()
     for do in (idle.reset, idle.step, idle.close):
         do()
     assert (idle.check(), idle.describe()) == (0, Description())
@@ -90,7 +90,7 @@ def measured_beside(world: World, kind: str) -> tuple[bool, int, int]:
 
         return once
 
-    with mock.patch.object(beside, "_loads", counted), beside.load_beside(kind, world):
+    with mock.patch.object(beside, "_loads", counted), beside.background_load(kind, world):
         while world.sum(done[0] < 3):  # on any rank
             wrong += checked_step(operation)
         wrong += checked_step(operation)
@@ -109,7 +109,7 @@ def checked_step(operation: Operation) -> int:
 def nothing_beside(world: World) -> tuple[int, int]:
     """Return how many process groups and threads nothing makes."""
     threads = threading.active_count()
-    with mock.patch("torch.distributed.new_group") as new_group, beside.load_beside("nothing", world):
+    with mock.patch("torch.distributed.new_group") as new_group, beside.background_load("nothing", world):
         started = threading.active_count() - threads
     return new_group.call_count, started
 
@@ -117,7 +117,7 @@ def nothing_beside(world: World) -> tuple[int, int]:
 def broken_beside(world: World) -> tuple[bool, int]:
     """Return whether a thread runs while the block does, and how many are left after it broke."""
     threads, running = threading.active_count(), 0
-    with suppress(ZeroDivisionError), beside.load_beside("gemm", world):
+    with suppress(ZeroDivisionError), beside.background_load("gemm", world):
         running = threading.active_count() - threads
         raise ZeroDivisionError
     return running > 0, threading.active_count() - threads

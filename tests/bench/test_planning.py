@@ -9,13 +9,13 @@ from paths import ROOT
 from refusals import refusal as error_of
 
 from bench.commands import run
-from bench.plan.cases import Definition, Setting
+from bench.plan.cases import Definition, WorldSpec
 from bench.plan.catalogue import DEFINITIONS as EVERYTHING
 from bench.plan.options import Request, make_plan
 from bench.plan.params import Param
 from bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile, read_plan_file
 
-GLOO = Setting(nproc=2, backend="gloo", device="cpu")
+GLOO = WorldSpec(nproc=2, backend="gloo", device="cpu")
 GLOO3 = dataclasses.replace(GLOO, nproc=3)
 GLOO4 = dataclasses.replace(GLOO, nproc=4)
 ALL_REDUCE = "collective.all_reduce"
@@ -25,13 +25,13 @@ NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 DEFINITIONS = tuple(definition for definition in EVERYTHING if definition.name.partition(".")[2] in NAMES)
 
 
-def plan(setting: Setting = GLOO, **asked: object) -> Plan:
+def plan(spec: WorldSpec = GLOO, **asked: object) -> Plan:
     """Plan a smoke run unless told otherwise: it is the smallest."""
-    return make_plan(Request(**{"preset": "smoke", **asked}), DEFINITIONS, setting)  # type: ignore[arg-type]
+    return make_plan(Request(**{"preset": "smoke", **asked}), DEFINITIONS, spec)  # type: ignore[arg-type]
 
 
-def refusal(setting: Setting = GLOO, **asked: object) -> str:
-    return error_of(plan, setting, **asked)
+def refusal(spec: WorldSpec = GLOO, **asked: object) -> str:
+    return error_of(plan, spec, **asked)
 
 
 def sizes(made: Plan) -> list[tuple[str, int]]:
@@ -103,13 +103,13 @@ def test_a_value_asked_for_by_name_under_which_nothing_runs_is_refused() -> None
     large = "size 1G needs about 6.4 GB a rank; a rank can have 1.0 GB"
     odd = "size 1001 B is not a multiple of 4 B (float32); nearest are 1000 and 1004"
     pairs = "group 'pairs' cannot be formed: world size(3) % 2 != 0"
-    for setting, name, text, words in (
+    for spec, name, text, words in (
         (GLOO, "dtype", "float32,float8_e5m2", "dtype = float8_e5m2: gloo carries no float8_e5m2"),
         (GLOO, "size_bytes", "1001", f"size_bytes = 1001: {odd}"),
         (small, "size_bytes", "1K,1G", f"size_bytes = 1073741824: {large}"),
         (GLOO3, "group", "pairs", f"group = pairs: {pairs}"),
     ):
-        assert refusal(setting, only=("all_reduce",), settings={name: text}) == words
+        assert refusal(spec, only=("all_reduce",), settings={name: text}) == words
     words = refusal(entries=(Entry(name="all_gather", set={"size_bytes": "4"}),))
     assert words == "size_bytes = 4: size 4 B is not a multiple of 2 ranks x 4 B (float32); the least is 8"
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ranks import Ranks
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.launch.control_channel import Where
+from bench.launch.control_channel import StatusReply
 from bench.rank.timing import Progress
 from bench.world.world import World
 
@@ -17,10 +17,10 @@ Dawdle = Callable[[], None]
 
 
 def seen_meanwhile(
-    do: Callable[[Dawdle], object], ready: Callable[[Where], bool], meet: Callable[[], None] = lambda: None
-) -> Where:
+    do: Callable[[Dawdle], object], ready: Callable[[StatusReply], bool], meet: Callable[[], None] = lambda: None
+) -> StatusReply:
     """Return what another thread sees of ``do`` once it is ``ready``; dawdling ends when every watcher has looked."""
-    progress, seen, looked = Progress(), list[Where](), threading.Event()
+    progress, seen, looked = Progress(), list[StatusReply](), threading.Event()
 
     def look() -> None:
         deadline = time.monotonic() + 10
@@ -40,11 +40,11 @@ def seen_meanwhile(
     return seen[0]
 
 
-def dawdles(where: Where) -> bool:
+def dawdles(where: StatusReply) -> bool:
     return "in dawdle" in where.stack
 
 
-def wait_for_the_late_one(world: World, late: int, *, in_backward: bool) -> Where:
+def wait_for_the_late_one(world: World, late: int, *, in_backward: bool) -> StatusReply:
     """Let one rank dawdle while the others wait for it; return what each one's watcher sees.
 
     They wait in a collective, or in their backward pass for the late one's gradients.
@@ -101,4 +101,4 @@ def test_a_thread_that_is_gone_has_no_stack() -> None:
     thread = threading.Thread(target=lambda: made.append(Progress()))
     thread.start()
     thread.join()
-    assert made[0].where() == Where(phase="starting", steps=0, communicates=False, stack="")
+    assert made[0].where() == StatusReply(phase="starting", steps=0, communicates=False, stack="")

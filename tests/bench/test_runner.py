@@ -17,7 +17,7 @@ from ranks import Ranks
 from bench.launch.control_channel import Outcome, Work
 from bench.plan.cases import make_case
 from bench.plan.params import Value
-from bench.plan.plan import Injection, Measure
+from bench.plan.plan import FaultSpec, Measure
 from bench.rank.runner import load_target, run_case
 from bench.rank.timing import Progress
 from bench.results.records import Check, Metric
@@ -119,17 +119,17 @@ class Ran:
     steps: int
 
 
-def run(world: World, params: dict[str, Value], prepared_by: str, injection: Injection | None) -> Ran:
+def run(world: World, params: dict[str, Value], prepared_by: str, injection: FaultSpec | None) -> Ran:
     progress, outcome, error = Progress(), Outcome(status="failed"), ""
     case = make_case("custom.faulty", prepared_by, params)
     try:
-        outcome = run_case(case, world, MEASURE, 60.0, progress, injection=injection)
+        outcome = run_case(case, world, MEASURE, 60.0, progress, fault=injection)
     except RuntimeError as raised:
         error = str(raised)
     return Ran(outcome=outcome, error=error, log=list(calls), phase=progress.phase, steps=progress.steps)
 
 
-def ran(gang: Ranks, by: str = "prepare", injection: Injection | None = None, /, **params: Value) -> list[Ran]:
+def ran(gang: Ranks, by: str = "prepare", injection: FaultSpec | None = None, /, **params: Value) -> list[Ran]:
     return gang.call("test_runner:run", params=params, prepared_by=f"test_runner:{by}", injection=injection)
 
 
@@ -251,7 +251,7 @@ def test_a_subject_explains_itself_last_on_every_rank_after_all_checks(two_ranks
 
 
 def test_no_rank_explains_what_another_cannot(two_ranks: Ranks) -> None:
-    slow = Injection(kind="slow", rank=1, amount=0.005, text="slow:1:0.5%")  # a disturbed rank cannot
+    slow = FaultSpec(kind="slow", rank=1, amount=0.005, text="slow:1:0.5%")  # a disturbed rank cannot
     for injection, explains, told in ((None, "0", ""), (slow, "0,1", slow.text)):
         for rank in ran(two_ranks, "prepare", injection, explains=explains):
             assert (rank.outcome.status, rank.outcome.explained, rank.outcome.injected) == ("ok", {}, told)
@@ -261,7 +261,7 @@ def test_no_rank_explains_what_another_cannot(two_ranks: Ranks) -> None:
 
 
 def test_a_late_rank_is_late_at_every_beginning_and_the_others_wait_for_it_in_the_step(two_ranks: Ranks) -> None:
-    injection = Injection(kind="late", rank=1, amount=LATE_SECONDS, text="late:1:20ms")
+    injection = FaultSpec(kind="late", rank=1, amount=LATE_SECONDS, text="late:1:20ms")
     waiting, late = (rank.outcome for rank in ran(two_ranks, "prepare", injection, explains="0,1"))
     assert waiting.explained == {"compute": COMPUTE}
     assert min(late.details["begins"]) >= LATE_SECONDS

@@ -17,7 +17,7 @@ import pytest
 from paths import environment
 from refusals import refusal
 
-from bench.plan.cases import Setting, make_case
+from bench.plan.cases import WorldSpec, make_case
 from bench.plan.catalogue import DEFINITIONS
 from bench.plan.options import Request, make_plan
 from bench.plan.plan import Plan
@@ -63,7 +63,7 @@ def make_record(launch: int = 0) -> Record:
 
 @pytest.fixture
 def plan() -> Plan:
-    return make_plan(Request(preset="smoke"), DEFINITIONS, Setting(nproc=4, backend="gloo", device="cpu"))
+    return make_plan(Request(preset="smoke"), DEFINITIONS, WorldSpec(nproc=4, backend="gloo", device="cpu"))
 
 
 @pytest.fixture

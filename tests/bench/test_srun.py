@@ -13,14 +13,14 @@ from fakes import HERE, wait_until
 from refusals import refusal
 
 from bench.launch.control_channel import Hello
-from bench.launch.driver import seating, seating_doubts
-from bench.launch.launchers import SrunGang, check_srun, more_options, parse_exits, srun_command
-from bench.machine.topology import Place
-from bench.plan.plan import Spread
+from bench.launch.driver import placement_warnings, rank_placement
+from bench.launch.launchers import SrunLauncher, check_srun, more_options, parse_exits, srun_command
+from bench.machine.topology import RankPlace
+from bench.plan.plan import NodeLayout
 from bench.rank import entries as srun_rank
 from bench.rank.entries import Meeting
 
-SPREAD = Spread(nodes=2, ntasks_per_node=3, placement="cyclic")
+SPREAD = NodeLayout(nodes=2, ntasks_per_node=3, placement="cyclic")
 
 
 def hello(pid: int, host: str = "elsewhere", step: str = "17.3") -> Hello:
@@ -53,8 +53,8 @@ class FakeSlurm:
         wait_until(lambda: (self.folder / f"{name}.env").exists() and (self.folder / f"{name}.words").exists())
         return (self.folder / f"{name}.words").read_text().split()
 
-    def gang(self, nodelist: str | None = None, number: int = 4) -> SrunGang:
-        return SrunGang(SPREAD, self.folder / "logs", number, {"PARBENCH_DRIVER": "10.0.0.1:5"}, nodelist)
+    def gang(self, nodelist: str | None = None, number: int = 4) -> SrunLauncher:
+        return SrunLauncher(SPREAD, self.folder / "logs", number, {"PARBENCH_DRIVER": "10.0.0.1:5"}, nodelist)
 
 
 def test_the_step_is_said_whole_and_nothing_is_left_to_inherit_and_srun_must_be_there(
@@ -96,7 +96,7 @@ def test_the_first_error_is_told_or_nothing(slurm: FakeSlurm) -> None:
         slurm.program("srun", script)
         gang = slurm.gang(number=number)
         wait_until(gang.ended)
-        assert (gang.told(), gang.exits()) == (error, {})
+        assert (gang.last_error(), gang.exits()) == (error, {})
         gang.end([hello(os.getpid())])  # a step that has ended is not cancelled
         assert not (slurm.folder / "scancel.words").exists()
 
@@ -153,8 +153,8 @@ def test_gloo_takes_the_interface_that_reaches_the_driver_unless_the_user_has_na
         assert os.environ.get("GLOO_SOCKET_IFNAME") == after
 
 
-BLOCK = Spread(nodes=2, ntasks_per_node=2)
-CYCLIC = Spread(nodes=2, ntasks_per_node=2, placement="cyclic")
+BLOCK = NodeLayout(nodes=2, ntasks_per_node=2)
+CYCLIC = NodeLayout(nodes=2, ntasks_per_node=2, placement="cyclic")
 
 
 def seated(hosts: str, cpus: tuple[tuple[int, ...], ...] = ((0, 1),) * 4, **place: Any) -> list[Hello]:
@@ -166,19 +166,19 @@ def seated(hosts: str, cpus: tuple[tuple[int, ...], ...] = ((0, 1),) * 4, **plac
             host=host,
             pid=1,
             environment={"variables": {"SLURM_CPUS_PER_TASK": str(len(max(cpus, key=len)))}},
-            place=Place(host=host, cpus=cpus[rank], numa_nodes=(0,), **place),
+            place=RankPlace(host=host, cpus=cpus[rank], numa_nodes=(0,), **place),
         )
         for rank, host in enumerate(hosts)
     ]
 
 
 def test_hosts_are_listed_by_rank_with_their_switch_paths_and_one_host_is_no_news() -> None:
-    assert seating([*seated("ab", switches="s.l1"), *seated("a")]) == {
+    assert rank_placement([*seated("ab", switches="s.l1"), *seated("a")]) == {
         "hosts": ["a", "b", "a"],
         "switches": {"a": "s.l1", "b": "s.l1"},
     }
-    assert seating(seated("ab")) == {"hosts": ["a", "b"]}
-    assert seating(seated("aa")) == {}
+    assert rank_placement(seated("ab")) == {"hosts": ["a", "b"]}
+    assert rank_placement(seated("aa")) == {}
 
 
 def test_ranks_that_sit_otherwise_than_asked_raise_a_doubt() -> None:
@@ -187,16 +187,16 @@ def test_ranks_that_sit_otherwise_than_asked_raise_a_doubt() -> None:
         (CYCLIC, ("abab", "baba"), ("aabb", "abba")),
     ):
         for hosts in fine:
-            assert seating_doubts(spread, seated(hosts)) == (), hosts
+            assert placement_warnings(spread, seated(hosts)) == (), hosts
         for hosts in others:
             told = f"placement {spread.placement} was asked for; ranks are on {', '.join(hosts)}"
-            assert seating_doubts(spread, seated(hosts)) == (told,)
+            assert placement_warnings(spread, seated(hosts)) == (told,)
     for hosts, found in {"aaab": "3 on a, 1 on b", "aaaa": "4 on a", "aabc": "2 on a, 1 on b, 1 on c"}.items():
         told = f"2 nodes with 2 ranks each were asked for; there are {found}"
-        assert seating_doubts(BLOCK, seated(hosts)) == (told,)
+        assert placement_warnings(BLOCK, seated(hosts)) == (told,)
     fewer = seated("aabb", ((0, 1), (0,), (0, 1), (4, 5)))
-    assert seating_doubts(BLOCK, fewer) == ("rank 1 on a may use CPUs 0; SLURM_CPUS_PER_TASK is 2",)
+    assert placement_warnings(BLOCK, fewer) == ("rank 1 on a may use CPUs 0; SLURM_CPUS_PER_TASK is 2",)
     shared = seated("aabb", ((3,), (3,), (3,), (2,)))
-    assert seating_doubts(BLOCK, shared) == ("2 ranks share CPU 3 of a",)
+    assert placement_warnings(BLOCK, shared) == ("2 ranks share CPU 3 of a",)
     nowhere = [Hello(rank=rank, size=4, host=host, pid=1, environment={}) for rank, host in enumerate("aabb")]
-    assert seating_doubts(BLOCK, nowhere) == ()
+    assert placement_warnings(BLOCK, nowhere) == ()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from refusals import refusal
 
 from bench.plan.params import Kind, Param, Value, resolve, unknown_parameter
-from bench.plan.plan import parse_injection
+from bench.plan.plan import parse_fault
 from bench.results.fit import COPY, LINK, Ceiling, efficiency, parse_link
 from bench.text import (
     did_you_mean,
@@ -135,7 +135,7 @@ def test_each_kind_of_injection_is_understood_and_what_means_nothing_is_refused(
         ("slow:0:10%", "slow", 0, 0.1),
         ("corrupt:3", "corrupt", 3, 0.0),
     ):
-        found = parse_injection(text, nproc=4)
+        found = parse_fault(text, nproc=4)
         assert [found.kind, found.rank, found.amount, found.text] == [*parts[:2], pytest.approx(parts[2]), text]
     for text, told in (
         ("later:1:3ms", "late:RANK:3ms"),
@@ -146,7 +146,7 @@ def test_each_kind_of_injection_is_understood_and_what_means_nothing_is_refused(
         ("slow:1:0%", "such as 10%"),
         ("corrupt:4", "rank 4 is not one of the 4 ranks, 0 to 3"),
     ):
-        assert told in refusal(parse_injection, text, nproc=4), text
+        assert told in refusal(parse_fault, text, nproc=4), text
 
 
 def test_rows_are_given_between_semicolons_or_in_a_file(tmp_path: Path) -> None:

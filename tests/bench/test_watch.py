@@ -12,8 +12,8 @@ import pytest
 from fakes import HERE, FakeGang, FakeRank, connect, outcome, wait_until, where, within
 
 from bench.launch import monitor as module
-from bench.launch.control_channel import Ask, Bye, Hub, Outcome
-from bench.launch.monitor import Trouble, Watch
+from bench.launch.control_channel import Done, DriverServer, Outcome, StatusRequest
+from bench.launch.monitor import Failure, RankMonitor
 
 TIMEOUT = 10.0
 
@@ -31,9 +31,9 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Scene:
     """Ranks that have said hello to a watch."""
 
-    hub: Hub
+    hub: DriverServer
     gang: FakeGang
-    watch: Watch
+    watch: RankMonitor
     ranks: list[FakeRank]
 
     def start(self, index: int) -> None:
@@ -42,25 +42,25 @@ class Scene:
 
     def leave(self, *ranks: int) -> None:
         for rank in ranks:
-            self.ranks[rank].say(Bye())
+            self.ranks[rank].say(Done())
             self.ranks[rank].die()
 
     def heard(self, count: int) -> None:
         """Wait until so many events wait to be taken, so that they are in the order of the test's lines."""
         wait_until(lambda: self.hub._events.qsize() >= count)
 
-    def trouble(self, index: int = 0, timeout_seconds: float = TIMEOUT) -> Trouble:
+    def trouble(self, index: int = 0, timeout_seconds: float = TIMEOUT) -> Failure:
         found = self.watch.outcome(index, timeout_seconds)
-        assert isinstance(found, Trouble), found
+        assert isinstance(found, Failure), found
         return found
 
 
 @contextmanager
 def assembled(size: int = 2, *, can_restart: bool = True, hosts: str = "", **hello: Any) -> Iterator[Scene]:
     """Yield a scene; ``hosts`` names each rank's by a letter."""
-    with Hub() as hub:
+    with DriverServer() as hub:
         gang = FakeGang(can_restart=can_restart)
-        watch = Watch(hub, gang, size)
+        watch = RankMonitor(hub, gang, size)
         if hosts:
             ranks = [FakeRank(hub.variables(), rank, size, host=host) for rank, host in enumerate(hosts)]
             for rank in ranks:
@@ -92,7 +92,7 @@ def lasts(least: float, most: float) -> Iterator[None]:
 def test_a_gang_that_does_not_come_together_is_told_with_the_reason() -> None:
     def not_assembled(sizes: list[int], of: int = 2, timeout_seconds: float = TIMEOUT, **gang: Any) -> str:
         """Have as many ranks as there are sizes say hello, each of a world of its size."""
-        with Hub() as hub:
+        with DriverServer() as hub:
             fake = FakeGang()
             vars(fake).update(gang)
             ranks = [FakeRank(hub.variables(), rank, size) for rank, size in enumerate(sizes)]
@@ -101,7 +101,7 @@ def test_a_gang_that_does_not_come_together_is_told_with_the_reason() -> None:
                 if fake.known_exits:
                     rank.die()
             wait_until(lambda: hub._events.qsize() >= len(ranks))
-            trouble = Watch(hub, fake, of).assemble(timeout_seconds)
+            trouble = RankMonitor(hub, fake, of).assemble(timeout_seconds)
         assert trouble is not None
         assert trouble.status == "failed"
         return trouble.reason
@@ -142,7 +142,7 @@ def test_a_death_is_the_fault_of_the_case_in_which_it_was_and_not_of_the_one_tha
 
 def test_an_outcome_a_moment_after_the_deadline_counts_and_what_was_answered_then_does_not_later(scene: Scene) -> None:
     def answer_once(rank: FakeRank) -> None:
-        assert isinstance(rank.line.hear(), Ask)
+        assert isinstance(rank.line.hear(), StatusRequest)
         if rank.rank == 0:
             rank.finish(0)
         rank.say(where())
@@ -294,7 +294,7 @@ def test_a_farewell_waits_until_ranks_and_gang_have_ended_but_not_for_ever(scene
     def leave() -> None:
         for rank in scene.ranks:
             time.sleep(0.1)
-            rank.say(Bye())
+            rank.say(Done())
         time.sleep(0.1)
         scene.gang.has_ended = True
 
@@ -303,5 +303,5 @@ def test_a_farewell_waits_until_ranks_and_gang_have_ended_but_not_for_ever(scene
         scene.watch.farewell(TIMEOUT)
     with assembled(can_restart=False) as there_before, lasts(0, 5):
         for rank in there_before.ranks:
-            rank.say(Bye())
+            rank.say(Done())
         there_before.watch.farewell(TIMEOUT)  # not for the end of a gang that was there before

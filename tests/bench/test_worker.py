@@ -24,17 +24,17 @@ from bench.launch.control_channel import (
     ADDRESS_VARIABLE,
     KEY_VARIABLE,
     LEFT_OUT,
-    Ask,
-    Broken,
-    Bye,
+    Disconnected,
+    Done,
+    DriverServer,
     Finished,
     FromRank,
-    Gone,
     Hello,
-    Hub,
     Outcome,
+    Raised,
     Started,
-    Where,
+    StatusReply,
+    StatusRequest,
 )
 from bench.plan.cases import Case, make_case
 from bench.rank import worker
@@ -47,8 +47,8 @@ def fault(name: str, **params: Any) -> Case:
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    with Hub() as opened:
+def hub() -> Iterator[DriverServer]:
+    with DriverServer() as opened:
         yield opened
 
 
@@ -60,7 +60,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def heard(hub: Hub, kind: type[Any]) -> Any:
+def heard(hub: DriverServer, kind: type[Any]) -> Any:
     """Return the next message of a kind, passing over others."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
@@ -71,9 +71,9 @@ def heard(hub: Hub, kind: type[Any]) -> Any:
     raise AssertionError(f"no {kind.__name__}")
 
 
-def everything(hub: Hub, last: type[Any]) -> list[FromRank | Gone]:
+def everything(hub: DriverServer, last: type[Any]) -> list[FromRank | Disconnected]:
     """Return all that one rank says up to its last word."""
-    said: list[FromRank | Gone] = []
+    said: list[FromRank | Disconnected] = []
     while not (said and isinstance(said[-1], last)):
         event = hub.next(PATIENCE)
         assert event is not None
@@ -81,12 +81,12 @@ def everything(hub: Hub, last: type[Any]) -> list[FromRank | Gone]:
     return said
 
 
-def outcomes(said: list[FromRank | Gone]) -> list[Outcome]:
+def outcomes(said: list[FromRank | Disconnected]) -> list[Outcome]:
     return [what.outcome for what in said if isinstance(what, Finished)]
 
 
 @contextmanager
-def working(hub: Hub, store: Store | None = None, meeting: worker.Meeting | None = None) -> Iterator[Hello]:
+def working(hub: DriverServer, store: Store | None = None, meeting: worker.Meeting | None = None) -> Iterator[Hello]:
     """Work as a rank in a thread, with the driver in this process; yields its hello."""
     variables = hub.variables()
     words = (variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE], store)
@@ -100,7 +100,7 @@ def working(hub: Hub, store: Store | None = None, meeting: worker.Meeting | None
 
 
 @contextmanager
-def process(hub: Hub) -> Iterator["subprocess.Popen[bytes]"]:
+def process(hub: DriverServer) -> Iterator["subprocess.Popen[bytes]"]:
     """Work as the only rank of a world, in a process of its own that has said hello."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -114,42 +114,42 @@ def process(hub: Hub) -> Iterator["subprocess.Popen[bytes]"]:
             started.kill()
 
 
-def test_a_rank_says_who_it_is_then_each_case_then_goodbye(hub: Hub, alone: None) -> None:
+def test_a_rank_says_who_it_is_then_each_case_then_goodbye(hub: DriverServer, alone: None) -> None:
     with working(hub, HashStore()) as hello:
         assert (hello.rank, hello.size, hello.host, hello.pid) == (0, 1, HERE, os.getpid())
         assert (hello.step, worker._step({"SLURM_JOB_ID": "17"})) == ("17.3", "")
         assert {"host", "versions", "variables", "process", "load", "torch"} <= hello.environment.keys()
         assert hello.environment["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
         hub.send(0, job([fault("fine", number=0), fault("refusing"), fault("fine", number=1)], budget_seconds=0.3))
-        said = everything(hub, Bye)
+        said = everything(hub, Done)
     each = [(kind, index) for index in range(3) for kind in (Started, Finished)]
-    assert [(type(what), getattr(what, "index", None)) for what in said] == [*each, (Bye, None)]
+    assert [(type(what), getattr(what, "index", None)) for what in said] == [*each, (Done, None)]
     fine, refused, other = outcomes(said)
     assert [fine.status, refused.status, other.status] == ["ok", "skipped", "ok"]
     assert fine.seconds
     assert fine.raw
 
 
-def test_cases_that_the_runs_time_is_spent_for_are_left_out(hub: Hub, alone: None) -> None:
+def test_cases_that_the_runs_time_is_spent_for_are_left_out(hub: DriverServer, alone: None) -> None:
     with working(hub, HashStore()):
         hub.send(0, job([fault("fine"), fault("fine", number=1)], run_seconds=0.0))
-        left = outcomes(everything(hub, Bye))
+        left = outcomes(everything(hub, Done))
     assert [(outcome.status, outcome.reason) for outcome in left] == [("skipped", LEFT_OUT)] * 2
 
 
-def test_nothing_of_a_step_stays_when_the_next_one_begins(hub: Hub, alone: None) -> None:
+def test_nothing_of_a_step_stays_when_the_next_one_begins(hub: DriverServer, alone: None) -> None:
     gc.disable()  # the collector might come by just then
     try:
         with working(hub, HashStore()):
             hub.send(0, job([fault("tangled", number=number) for number in range(2)], budget_seconds=2.0))
-            both = outcomes(everything(hub, Bye))
+            both = outcomes(everything(hub, Done))
     finally:
         gc.enable()
     assert [(outcome.status, outcome.reason) for outcome in both] == [("ok", ""), ("ok", "")]
 
 
 def test_a_rank_finds_targets_in_the_folder_of_the_job_after_everything_else(
-    hub: Hub, alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: DriverServer, alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
@@ -158,11 +158,11 @@ def test_a_rank_finds_targets_in_the_folder_of_the_job_after_everything_else(
     with working(hub, HashStore()):
         asked = make_case("custom.lonely", "lonely:fine", {})
         hub.send(0, job([asked], budget_seconds=0.1, path=str(tmp_path)))
-        assert [outcome.status for outcome in outcomes(everything(hub, Bye))] == ["ok"]
+        assert [outcome.status for outcome in outcomes(everything(hub, Done))] == ["ok"]
 
 
 def test_a_driver_in_the_same_process_is_not_ended_when_it_hangs_up_before_the_job(
-    hub: Hub, alone: None, monkeypatch: pytest.MonkeyPatch
+    hub: DriverServer, alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
@@ -193,7 +193,7 @@ def test_the_budget_is_shared_by_weight_and_what_is_not_used_goes_to_those_after
 
 
 def test_a_rank_tells_its_gpu_by_uuid_however_many_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where each rank sees only its own, all are torch's first. No GPU is needed to see it."""
+    """StatusReply each rank sees only its own, all are torch's first. No GPU is needed to see it."""
     assert torch.cuda.is_available() or worker._gpu_uuid() is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=UUID(int=7 + index)))
@@ -203,16 +203,16 @@ def test_a_rank_tells_its_gpu_by_uuid_however_many_it_sees(monkeypatch: pytest.M
         assert worker._gpu_uuid() == f"00000000-0000-0000-0000-00000000000{last}"
 
 
-def test_a_rank_that_raises_tells_it_stands_still_and_ends_with_its_driver(hub: Hub) -> None:
+def test_a_rank_that_raises_tells_it_stands_still_and_ends_with_its_driver(hub: DriverServer) -> None:
     with process(hub) as rank:
         hub.send(0, job([fault("fine"), fault("raising", rank=0)], budget_seconds=0.2))
         assert heard(hub, Finished).index == 0
         assert heard(hub, Started).index == 1
-        broken = heard(hub, Broken)
+        broken = heard(hub, Raised)
         assert (broken.index, broken.error) == (1, "RuntimeError: the roof is on fire")
         assert "in mischief" in broken.stack
-        hub.send(0, Ask())
-        assert "stand_still" in heard(hub, Where).stack
+        hub.send(0, StatusRequest())
+        assert "stand_still" in heard(hub, StatusReply).stack
         assert rank.poll() is None
         hub.close()
         assert rank.wait(PATIENCE) == 1
@@ -221,7 +221,7 @@ def test_a_rank_that_raises_tells_it_stands_still_and_ends_with_its_driver(hub: 
 @pytest.mark.full
 def test_a_rank_whose_driver_goes_before_its_job_or_in_a_case_ends_itself() -> None:
     for cases in ([], [fault("asleep", rank=0, at=1)]):
-        with Hub() as hub, process(hub) as rank:
+        with DriverServer() as hub, process(hub) as rank:
             if cases:
                 hub.send(0, job(cases))
                 heard(hub, Started)
@@ -230,10 +230,10 @@ def test_a_rank_whose_driver_goes_before_its_job_or_in_a_case_ends_itself() -> N
 
 
 @pytest.mark.full
-def test_a_rank_that_cannot_join_its_world_tells_why(hub: Hub) -> None:
+def test_a_rank_that_cannot_join_its_world_tells_why(hub: DriverServer) -> None:
     with process(hub):
         hub.send(0, job([fault("fine")], backend="carrier-pigeon"))
-        broken = heard(hub, Broken)
+        broken = heard(hub, Raised)
         assert broken.index is None
         assert "carrier-pigeon" in broken.error
 
@@ -254,7 +254,7 @@ class Table:
 
 
 def test_a_rank_offers_where_to_meet_joins_where_the_driver_says_and_counts_its_place_on_its_host(
-    hub: Hub, alone: None, monkeypatch: pytest.MonkeyPatch
+    hub: DriverServer, alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def seat() -> tuple[str, str]:
         return os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]
@@ -265,7 +265,7 @@ def test_a_rank_offers_where_to_meet_joins_where_the_driver_says_and_counts_its_
     with working(hub, meeting=table) as hello:
         assert hello.meeting == "127.0.0.1:77"
         hub.send(0, job([fault("fine")], hosts=(HERE,), meeting="elsewhere:5"))
-        assert [outcome.status for outcome in outcomes(everything(hub, Bye))] == ["ok"]
+        assert [outcome.status for outcome in outcomes(everything(hub, Done))] == ["ok"]
     assert table.asked == ["127.0.0.1", "elsewhere:5"]
     assert seat() == ("0", "1")
     for rank, place in (("0", ("0", "2")), ("2", ("1", "2"))):

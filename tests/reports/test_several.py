@@ -8,7 +8,7 @@ from nodes_fixtures import lost_run, node_run, scaling_run
 from report_rows import cells_of, panel_in, run_of
 from reports_fixtures import WORLD, bad, collective, context_record, ok, step
 
-from bench.plan.plan import Spread
+from bench.plan.plan import NodeLayout
 from bench.results.records import Record
 from bench.results.runs import Run
 from reports.illustrations import scaling_figures
@@ -106,7 +106,7 @@ def test_of_a_point_that_ran_again_the_last_run_decides() -> None:
     again, broken = of(FAILED, FINE, points=[point, point]), of(FINE, FAILED, points=[point, point])
     assert (again.fine, again.code, broken.fine, broken.code) == (True, 0, False, 4)
     assert of(FAILED, FINE, points=[point, Point(id="b")]).code == 4
-    lost = a_run(bad(step()), spread=Spread(nodes=4, ntasks_per_node=1))
+    lost = a_run(bad(step()), spread=NodeLayout(nodes=4, ntasks_per_node=1))
     assert [one.num_nodes for one in of(lost, FINE).runs] == [4, 1]  # those asked for where no rank started
 
 

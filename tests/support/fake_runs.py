@@ -10,8 +10,8 @@ import pytest
 from fakes import FakeGang, FakeRank, outcome, wait_until
 
 from bench.launch import measure as measuring
-from bench.launch.control_channel import Bye
-from bench.launch.driver import StartGang
+from bench.launch.control_channel import Done
+from bench.launch.driver import StartRanks
 from bench.machine import slurm_allocation as node_machine
 from bench.machine.machine import Machine
 from bench.plan import options
@@ -40,7 +40,7 @@ def be_alone(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Be a driver in an empty folder on that machine, among no ranks, of whose threads the user says nothing."""
     for name in (*TORCHRUN, "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "PARBENCH_EMULATED"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(node_machine, "look", lambda environ: MACHINE)
+    monkeypatch.setattr(node_machine, "inspect_machine", lambda environ: MACHINE)
     monkeypatch.chdir(folder)
 
 
@@ -54,7 +54,7 @@ class FakeRanks:
         self.mischief: Callable[[int], None] = lambda count: None
         self.said = [outcome()]
 
-    def starter(self, run: Run, joined: Joined | None, nodelist: str | None = None) -> StartGang:
+    def starter(self, run: Run, joined: Joined | None, nodelist: str | None = None) -> StartRanks:
         """Stand for ``measuring._starter``."""
         size = run.info.plan.nproc
 
@@ -85,7 +85,7 @@ class FakeRanks:
                 self.begun.append(asked.id)
                 self.mischief(len(self.begun))
                 rank.finish(index, self.said[min(index, len(self.said) - 1)])
-        rank.say(Bye())
+        rank.say(Done())
 
 
 def be_allocated(monkeypatch: pytest.MonkeyPatch) -> None:

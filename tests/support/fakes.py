@@ -13,17 +13,17 @@ from typing import Any
 from bench.launch.control_channel import (
     ADDRESS_VARIABLE,
     KEY_VARIABLE,
-    Broken,
-    Bye,
+    Done,
+    DriverServer,
     Finished,
     FromRank,
     Hello,
-    Hub,
     Job,
-    Line,
     Outcome,
+    Raised,
+    RankClient,
     Started,
-    Where,
+    StatusReply,
 )
 from bench.plan.cases import Case, make_case
 from bench.plan.plan import Measure, Plan, Skipped
@@ -65,8 +65,8 @@ def outcome(seconds: float = 1e-3, **more: Any) -> Outcome:
     return Outcome(**{"status": "ok", "check": Check(passed=True, wrong=0), **fields, **more})
 
 
-def where(**more: Any) -> Where:
-    return Where(**{"phase": "timed", "steps": 7, "communicates": True, "stack": "in all_reduce", **more})
+def where(**more: Any) -> StatusReply:
+    return StatusReply(**{"phase": "timed", "steps": 7, "communicates": True, "stack": "in all_reduce", **more})
 
 
 def job(cases: Sequence[Case], **more: Any) -> Job:
@@ -110,7 +110,7 @@ class FakeRank:
         self.rank = rank
         usual = {"rank": rank, "size": size, "host": HERE, "pid": os.getpid(), "environment": {}}
         self._hello = Hello(**{**usual, **hello})
-        self.line = Line(variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE])
+        self.line = RankClient(variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE])
 
     def say(self, *messages: FromRank) -> None:
         for message in messages:
@@ -126,9 +126,9 @@ class FakeRank:
         self.say(Finished(index=index, outcome=what or outcome()))
 
     def break_(self, index: int | None, error: str = "RuntimeError: fire") -> None:
-        self.say(Broken(index=index, error=error, stack=f"the stack of rank {self.rank}"))
+        self.say(Raised(index=index, error=error, stack=f"the stack of rank {self.rank}"))
 
-    def answer(self, what: Where) -> None:
+    def answer(self, what: StatusReply) -> None:
         """Answer every further question of the driver with ``what``."""
         self.line.listen(answer=lambda: what, on_gone=lambda: None)
 
@@ -144,7 +144,7 @@ class FakeRank:
             told = each(index, asked)
             if self.rank == 0:
                 self.finish(index, told)
-        self.say(Bye())
+        self.say(Done())
 
     def die(self) -> None:
         """Close the connection in both directions, as a process that ends does."""
@@ -177,14 +177,14 @@ class FakeGang:
     def exits(self) -> dict[int, int]:
         return self.known_exits
 
-    def told(self) -> str:
+    def last_error(self) -> str:
         return self.said
 
     def end(self, ranks: Iterable[Hello]) -> None:
         self.told_to_end = sorted(hello.rank for hello in ranks)
 
 
-def connect(hub: Hub, size: int = 2, **hello: Any) -> list[FakeRank]:
+def connect(hub: DriverServer, size: int = 2, **hello: Any) -> list[FakeRank]:
     """Return ranks that have said hello."""
     ranks = [FakeRank(hub.variables(), rank, size, **hello) for rank in range(size)]
     for rank in ranks:

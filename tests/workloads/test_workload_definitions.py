@@ -6,7 +6,7 @@ import pytest
 from ranks import Ranks
 from training_steps import OF_NAME
 
-from bench.plan.cases import Setting
+from bench.plan.cases import WorldSpec
 from bench.plan.catalogue import DEFINITIONS as OPERATIONS
 from bench.plan.params import Param, Value, resolve
 from bench.rank.runner import load_target
@@ -33,7 +33,7 @@ AXES = {
 
 def refusal(name: str, nproc: int, **given: Value) -> str | None:
     definition = OF_NAME[name]
-    return definition.refuse(definition.case(given).params, Setting(nproc=nproc, backend="gloo", device="cpu"))
+    return definition.refuse(definition.case(given).params, WorldSpec(nproc=nproc, backend="gloo", device="cpu"))
 
 
 def asked(**given: Value) -> Shape:
@@ -198,7 +198,7 @@ def test_what_does_not_divide_among_the_ranks_is_refused_with_its_numbers_and_no
     assert refusal("tp_sp", 2, sequence=66) is refusal("tp", 4, sequence=66) is None
     assert refusal("tp_fsdp", 4, sequence=67) is None
     refuse = OF_NAME["tp"].refuse
-    assert refuse({"shape": "tiny"}, Setting(nproc=3, backend="nccl", device="cuda")) == "heads(4) % tp(3) != 0"
+    assert refuse({"shape": "tiny"}, WorldSpec(nproc=3, backend="nccl", device="cuda")) == "heads(4) % tp(3) != 0"
 
 
 def test_a_mesh_of_two_axes_is_the_world() -> None:

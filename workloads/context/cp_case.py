@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from bench.plan.cases import Setting
+from bench.plan.cases import WorldSpec
 from bench.plan.params import Param, Value
 from bench.text import UserError
 from workloads.compute_kind import COMPUTE, REAL, TIMED, parse_compute
@@ -44,9 +44,9 @@ def refuse_context(shape: Shape, params: Mapping[str, Value], nproc: int) -> str
     return reason or refusal(str(given["method"]), str(given["mask"]), shape, nproc, int(given["ulysses"]))
 
 
-def refuse_place(params: Mapping[str, Value], setting: Setting) -> str | None:
+def refuse_place(params: Mapping[str, Value], spec: WorldSpec) -> str | None:
     """Refuse torch's own method where torch has none."""
-    return refusal_of_place(str(params.get("method", METHOD.default)), setting.backend, setting.device)
+    return refusal_of_place(str(params.get("method", METHOD.default)), spec.backend, spec.device)
 
 
 def ulysses_of(method: str, given: int, ranks: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bench.plan.cases import Params, Setting
+from bench.plan.cases import Params, WorldSpec
 from bench.plan.params import Param, Value
 from bench.text import UserError
 from workloads.experts.moe_case import Moe, moe_of
@@ -123,7 +123,7 @@ def hybrid_of(params: Mapping[str, Value], shape: Shape, world: int) -> Hybrid:
     )
 
 
-def with_experts(given: Params, setting: Setting) -> Iterable[Params]:
+def with_experts(given: Params, spec: WorldSpec) -> Iterable[Params]:
     """Give a mixture to a mesh that deals out experts or splits them, where nothing is said of one."""
     dealt = size_of(mesh_of(str(given["mesh"])), *INSIDE) if given.get("mesh") else 1
     return ({**given, "experts": _EXPERTS_OF_EP} if dealt > 1 and "experts" not in given else given,)

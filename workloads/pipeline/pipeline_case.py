@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bench.plan.cases import Params, Setting
+from bench.plan.cases import Params, WorldSpec
 from bench.plan.params import Param, Value
 from bench.text import UserError
 from workloads.pipeline import schedules
@@ -89,7 +89,7 @@ def refuse_pipeline(shape: Shape, params: Mapping[str, Value], ranks: int) -> st
     return None
 
 
-def each_schedule(given: Params, setting: Setting) -> Iterable[Params]:
+def each_schedule(given: Params, spec: WorldSpec) -> Iterable[Params]:
     """Make of ``schedule = all`` a case for each schedule that exists for so many ranks, microbatches and chunks.
 
     An order of one's own is the one schedule that there is then.
@@ -103,7 +103,7 @@ def each_schedule(given: Params, setting: Setting) -> Iterable[Params]:
     return [
         {**given, "schedule": name}
         for name in schedules.NAMES
-        if _exists(name, ranks=setting.nproc, microbatches=microbatches, chunks=chunks)
+        if _exists(name, ranks=spec.nproc, microbatches=microbatches, chunks=chunks)
     ]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from reports_fixtures import ENVIRONMENT, collective, make_plan, make_run, ok
 
-from bench.plan.plan import Measure, parse_injection
+from bench.plan.plan import Measure, parse_fault
 from reports.comparing.compare_environment import HARMLESS, Change, Surroundings, changes, plan_changes, surroundings
 
 CASE = collective()
@@ -91,7 +91,7 @@ def test_alike_plans_have_no_changes() -> None:
 
 
 def test_how_a_run_was_asked_for_is_shown_and_decides_nothing() -> None:
-    injection = parse_injection("slow:1:10%", 4)
+    injection = parse_fault("slow:1:10%", 4)
     new = msgspec.structs.replace(PLAN, preset="full", measure=Measure(precision=0.01), injection=injection)
     shown = plan_changes(PLAN, new)
     assert {one.text for one in shown} == {

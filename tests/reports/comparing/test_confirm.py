@@ -14,7 +14,7 @@ from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad, collective, make_plan
 
 from bench.plan.cases import Case
-from bench.plan.plan import Spread, read_plan_file
+from bench.plan.plan import NodeLayout, read_plan_file
 from bench.results.runs import Run
 from reports.comparing.ab import LOOKS, Launch, Outcome, Side, measure_in_turns
 from reports.comparing.compare import Comparison, compare
@@ -73,7 +73,7 @@ def test_ranks_over_nodes_are_asked_for_as_they_were(tmp_path: Path) -> None:
     plan = make_plan([CASE])
     assert run_words(file, plan) == ("--plan", str(file))
     assert run_words(file, msgspec.structs.replace(plan, nproc=1)) == ("--plan", str(file), "--allow-single")
-    plan = msgspec.structs.replace(plan, nproc=8, spread=Spread(nodes=4, ntasks_per_node=2, placement="cyclic"))
+    plan = msgspec.structs.replace(plan, nproc=8, spread=NodeLayout(nodes=4, ntasks_per_node=2, placement="cyclic"))
     asked = run_words(file, plan)
     assert " ".join(asked[2:]) == "--launcher srun --nodes 4 --ntasks-per-node 2 --placement cyclic"
     file.write_text(plan_text([CASE], plan))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.plan.cases import Setting
+from bench.plan.cases import WorldSpec
 from bench.plan.params import Value
 from bench.text import UserError
 from workloads.context.cp_case import (
@@ -83,18 +83,18 @@ def test_torchs_own_method_alone_is_refused_on_cpus_with_torchs_reason() -> None
             f"method = torch_cp is not allowed on {backend} and {device}: "
             "torch's context_parallel raises NotImplementedError on cpu"
         )
-    setting = Setting(nproc=2, backend="gloo", device="cpu")
+    spec = WorldSpec(nproc=2, backend="gloo", device="cpu")
     for method in METHODS:
         assert refusal_of_place(method, "nccl", "cuda") is None, method
-        assert (refuse_place({"method": method}, setting) is None) == (method != "torch_cp"), method
+        assert (refuse_place({"method": method}, spec) is None) == (method != "torch_cp"), method
 
 
 def test_the_definition_refuses_shape_plan_and_place_in_this_order() -> None:
-    setting = Setting(nproc=3, backend="gloo", device="cpu")
+    spec = WorldSpec(nproc=3, backend="gloo", device="cpu")
     refuse = DEFINITION.refuse
-    assert refuse({"shape": "tiny", "hidden": 130}, setting) == "hidden(130) % heads(4) != 0"
-    assert refuse({"shape": "tiny", "method": "torch_cp"}, setting) == "sequence(64) % cp(3) != 0"
-    assert "NotImplementedError" in str(refuse({"shape": "tiny", "method": "torch_cp", "sequence": 66}, setting))
-    assert refuse({"shape": "tiny", "method": "ring", "sequence": 66}, setting) is None
+    assert refuse({"shape": "tiny", "hidden": 130}, spec) == "hidden(130) % heads(4) != 0"
+    assert refuse({"shape": "tiny", "method": "torch_cp"}, spec) == "sequence(64) % cp(3) != 0"
+    assert "NotImplementedError" in str(refuse({"shape": "tiny", "method": "torch_cp", "sequence": 66}, spec))
+    assert refuse({"shape": "tiny", "method": "ring", "sequence": 66}, spec) is None
     assert [param.name for param in PARAMS if not param.optional] == ["method"]
     assert set(PARAMS) <= set(DEFINITION.params)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mesh_steps import HYBRID
 
-from bench.plan.cases import Setting
+from bench.plan.cases import WorldSpec
 from bench.text import UserError
 from workloads.hybrid.axes import multiplied
 from workloads.hybrid.constraints import CP_METHODS, refuse, sequences_of
@@ -139,14 +139,14 @@ def test_a_mesh_that_deals_out_experts_has_some() -> None:
         ({}, None),
     )
     for params, experts in given:
-        [found] = with_experts(params, Setting(nproc=4, backend="gloo", device="cpu"))
+        [found] = with_experts(params, WorldSpec(nproc=4, backend="gloo", device="cpu"))
         assert found.get("experts") == experts
         assert {**found, **params} == found
     assert HYBRID.expand is with_experts
 
 
 def test_what_cannot_run_is_one_sentence() -> None:
-    setting, zb_h1 = Setting(nproc=8, backend="gloo", device="cpu"), "schedule = zb_h1 is not allowed with"
+    spec, zb_h1 = WorldSpec(nproc=8, backend="gloo", device="cpu"), "schedule = zb_h1 is not allowed with"
     cases: tuple[tuple[Given, str | None], ...] = (
         ({"mesh": "dp=2,tp=2"}, "dp(2) * tp(2) != world size(8)"),
         ({"mesh": "dp=8", "experts": 4, "top_k": 5}, "top_k(5) > experts(4)"),
@@ -166,7 +166,7 @@ def test_what_cannot_run_is_one_sentence() -> None:
     )
     for params, sentence in cases:
         told = refuse_hybrid(TINY, params, 8)
-        assert told == HYBRID.refuse(dict(HYBRID.case(params).params), setting)
+        assert told == HYBRID.refuse(dict(HYBRID.case(params).params), spec)
         assert told is None if sentence is None else str(told).startswith(sentence), params
     with pytest.raises(UserError, match="world size"):
         hybrid_of({"mesh": "dp=2,tp=2"}, TINY, 8)

@@ -2,7 +2,7 @@
 
 from mesh_steps import PIPELINE
 
-from bench.plan.cases import Setting
+from bench.plan.cases import WorldSpec
 from bench.plan.params import Value
 from workloads.pipeline.pipeline_case import each_schedule, pipeline_of, refuse_pipeline
 from workloads.pipeline.pp_bytes import bytes_by_link, bytes_by_rank, message_bytes
@@ -14,8 +14,8 @@ DEADLOCK = "0F0,0B0,0F1,0B1;1F1,1B1,1F0,1B0"
 SHORT = "0F0,0B0;1F0,1B0"
 
 
-def setting(ranks: int) -> Setting:
-    return Setting(nproc=ranks, backend="gloo", device="cpu")
+def spec(ranks: int) -> WorldSpec:
+    return WorldSpec(nproc=ranks, backend="gloo", device="cpu")
 
 
 def test_a_pipeline_is_a_named_schedule_and_its_split_or_an_order_of_ones_own() -> None:
@@ -45,7 +45,7 @@ def test_what_cannot_run_is_refused_before_any_rank_starts() -> None:
         ),
     )
     for params, ranks, words in cases:
-        assert words in str(PIPELINE.refuse(PIPELINE.case(params).params, setting(ranks))), params
+        assert words in str(PIPELINE.refuse(PIPELINE.case(params).params, spec(ranks))), params
     assert refuse_pipeline(SHAPE, {"schedule": "1f1b", "microbatches": 8}, 2) is None
 
 
@@ -53,7 +53,7 @@ def test_checkpointing_is_allowed_where_the_backward_pass_is_whole() -> None:
     for name in NAMES:
         for how in ("full", "selective"):
             given = {"schedule": name, "microbatches": 8, "checkpointing": how}
-            refused = PIPELINE.refuse(PIPELINE.case(given).params, setting(2))
+            refused = PIPELINE.refuse(PIPELINE.case(given).params, spec(2))
             if name in ("zb_h1", "zb_h2", "interleaved_zb", "zb_v", "dualpipe_v"):
                 told = f"checkpointing = {how!r} is not allowed with {name}, which splits the backward pass"
                 assert str(refused).startswith(told)
@@ -63,20 +63,20 @@ def test_checkpointing_is_allowed_where_the_backward_pass_is_whole() -> None:
 
 def test_all_makes_a_case_for_each_schedule_that_exists() -> None:
     def named(**given: Value) -> list[Value]:
-        return [case["schedule"] for case in each_schedule({"schedule": "all", **given}, setting(2))]
+        return [case["schedule"] for case in each_schedule({"schedule": "all", **given}, spec(2))]
 
     assert named(microbatches=8) == list(NAMES)
     assert named(microbatches=2) == [name for name in NAMES if name != "dualpipe_v"]
     assert named(chunks=4) == ["interleaved", "looped_bfs", "interleaved_zb"]
-    assert all(case["shape"] == "tiny" for case in each_schedule({"schedule": "all", "shape": "tiny"}, setting(2)))
+    assert all(case["shape"] == "tiny" for case in each_schedule({"schedule": "all", "shape": "tiny"}, spec(2)))
     # beside an order it is that order once, not the same order under ten names
     given: dict[str, Value] = {"schedule": "all", "microbatches": 1, "order": SHORT}
-    [case] = each_schedule(given, setting(2))
+    [case] = each_schedule(given, spec(2))
     assert case == {"microbatches": 1, "order": SHORT}
-    assert PIPELINE.refuse(PIPELINE.case(case).params, setting(2)) is None
-    assert len(list(each_schedule({**given, "order": ""}, setting(2)))) > 1
+    assert PIPELINE.refuse(PIPELINE.case(case).params, spec(2)) is None
+    assert len(list(each_schedule({**given, "order": ""}, spec(2)))) > 1
     for one in ({"schedule": "zb_v"}, {}):
-        assert list(each_schedule(one, setting(2))) == [one]
+        assert list(each_schedule(one, spec(2))) == [one]
 
 
 SMALL = SHAPES["small"]
