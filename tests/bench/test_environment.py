@@ -153,7 +153,8 @@ def test_a_capture_is_what_this_machine_says_and_survives_json() -> None:
 
 def test_neither_a_capture_nor_a_look_at_the_machine_imports_anything_heavy() -> None:
     program = (
-        "import os, sys; from bench.machine.environment import capture; from bench.machine.machine import inspect_machine; "
+        "import os, sys; "
+        "from bench.machine.environment import capture; from bench.machine.machine import inspect_machine; "
         "print(len(capture(os.environ)), inspect_machine(os.environ).torch_version is not None); "
         "print(sorted({'torch', 'numpy', 'pandas', 'matplotlib'} & set(sys.modules)))"
     )

@@ -84,7 +84,8 @@ def test_the_plan_notes_more_ranks_than_cores_and_what_is_injected_and_keeps_the
 
 def test_a_slow_rank_is_refused_where_the_device_replays_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(name="H100", memory_bytes=80 << 30)
-    monkeypatch.setattr(node_machine, "inspect_machine", lambda environ: replace(MACHINE, gpus=(gpu, gpu), torch_has_cuda=True))
+    machine = replace(MACHINE, gpus=(gpu, gpu), torch_has_cuda=True)
+    monkeypatch.setattr(node_machine, "inspect_machine", lambda environ: machine)
     graph = replace(ONE, settings={"size_bytes": "1K", "mode": "blocking,graph"}, inject="slow:1:10%")
     told = refusal(graph)
     assert told.startswith("--inject slow:1:10%: ")
