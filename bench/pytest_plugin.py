@@ -30,7 +30,6 @@ class Replay:
     times: list[float]
 
     def load(self, seconds: Sequence[float]) -> None:
-        """Let each two readings from now on be one of these durations apart."""
         self.times[:] = [time for duration in reversed(seconds) for time in (duration, 0.0)]
 
     def timer(self) -> Callable[[], float]:
@@ -78,7 +77,6 @@ OPTIONS = ("nproc", "launches", "budget", "backend", "device", "preset", "timeou
 
 
 def words_of(case: str | None, given: dict[str, object]) -> list[str]:
-    """Return the words of the command line: options by their names, everything else as a parameter."""
     words = [] if case is None else ["--only", case]
     for name, value in given.items():
         words += [f"--{name}", str(value)] if name in OPTIONS else ["--set", f"{name}={value}"]
@@ -86,7 +84,6 @@ def words_of(case: str | None, given: dict[str, object]) -> list[str]:
 
 
 def run_case(words: Sequence[str]) -> tuple[Record, ...]:
-    """Run one case in processes of its own and return its records; what is not fine fails the test."""
     with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
         # -P: a folder named bench where pytest runs would be taken for ours
         command = [sys.executable, "-P", "-m", "parbench", "run", *words, "--out", folder, "--json"]
@@ -99,7 +96,6 @@ def run_case(words: Sequence[str]) -> tuple[Record, ...]:
 
 
 def one_case(records: Sequence[Record]) -> tuple[Record, ...]:
-    """Return the records if they are of one case and fine; anything else fails the test."""
     labels = {record.case.label for record in records}
     if len(labels) != 1:
         pytest.fail(
@@ -112,7 +108,6 @@ def one_case(records: Sequence[Record]) -> tuple[Record, ...]:
 
 
 def extra_info(records: Sequence[Record]) -> dict[str, Any]:
-    """Return what durations do not tell, in plain data: the case, the world, the metrics of each launch."""
     first = records[0]
     return {
         "case": msgspec.to_builtins(first.case),

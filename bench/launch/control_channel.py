@@ -184,14 +184,12 @@ class DriverServer:
         self.close()
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables by which a rank finds the hub."""
         bound, port = self._listener.address
         hosts = self._hosts if len(self._hosts) > 1 else (bound,)
         addresses = ",".join(f"{host}:{port}" for host in hosts)
         return {ADDRESS_VARIABLE: addresses, KEY_VARIABLE: self._key.hex()}
 
     def next(self, timeout_seconds: float) -> Event | None:
-        """Return what is heard next, None if nothing is within the time."""
         try:
             return self._events.get(timeout=max(timeout_seconds, 0.0))
         except queue.Empty:
@@ -205,7 +203,6 @@ class DriverServer:
             return
 
     def close(self) -> None:
-        """Stop listening and hang up on every rank, which ends those still alive."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -307,7 +304,6 @@ class RankClient:
 
     @property
     def own_address(self) -> str:
-        """The address of this host by which it reaches the driver's."""
         with socket.socket(fileno=os.dup(self._connection.fileno())) as duplicate:
             return str(duplicate.getsockname()[0])
 
@@ -320,15 +316,12 @@ class RankClient:
                 return
 
     def hear(self) -> FromDriver | None:
-        """Return the driver's next message, None once it has gone."""
         try:
             return self._decoder.decode(self._connection.recv_bytes())
         except (EOFError, OSError):
             return None
 
     def listen(self, answer: Callable[[], FromRank], on_gone: Callable[[], None]) -> None:
-        """Answer every further message from a thread, until the driver goes."""
-
         def loop() -> None:
             while self.hear() is not None:
                 self.say(answer())

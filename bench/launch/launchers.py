@@ -26,8 +26,7 @@ class Launcher(Protocol):
 
     can_restart: bool
 
-    def ended(self) -> bool:
-        """Say whether the gang is known to have ended."""
+    def ended(self) -> bool: ...
 
     def exits(self) -> dict[int, int]:
         """Return the exit codes of the ranks that ended badly, as far as they are known."""
@@ -35,8 +34,7 @@ class Launcher(Protocol):
     def last_error(self) -> str:
         """Return what the launcher itself said went wrong, nothing if it said nothing worth repeating."""
 
-    def end(self, ranks: Iterable[Hello]) -> None:
-        """End every rank, stopped ones too."""
+    def end(self, ranks: Iterable[Hello]) -> None: ...
 
 
 class TorchrunLauncher:
@@ -60,21 +58,17 @@ class TorchrunLauncher:
         self._process = start_process([*command, "-m", "bench.rank.worker"], environment, self._folder / "torchrun.log")
 
     def ended(self) -> bool:
-        """Say whether torchrun has ended."""
         return self._process.poll() is not None
 
     def exits(self) -> dict[int, int]:
-        """Return the ranks' exit codes as torchrun saw them; negative is a signal."""
         if not self._exits.exists():
             return {}
         return msgspec.json.decode(self._exits.read_bytes(), type=dict[int, int])
 
     def last_error(self) -> str:
-        """Nothing: torchrun's words are about itself."""
         return ""
 
     def end(self, ranks: Iterable[Hello]) -> None:
-        """Kill the ranks and end torchrun; returns when they are gone."""
         host = socket.gethostname()
         for hello in ranks:
             if hello.host == host:
@@ -92,11 +86,9 @@ class ExternalLauncher:
         return False
 
     def exits(self) -> dict[int, int]:
-        """Nothing is known: the exit codes are the launcher's."""
         return {}
 
     def last_error(self) -> str:
-        """Nothing is known."""
         return ""
 
     def end(self, ranks: Iterable[Hello]) -> None:
@@ -114,7 +106,6 @@ def local_state(hello: Hello) -> str | None:
 
 
 def loopback_interface() -> str | None:
-    """Return the name of the interface that holds 127.0.0.1."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address == "127.0.0.1" for address in addresses):
             return name
@@ -142,7 +133,6 @@ def start_process(command: Sequence[str], environment: Mapping[str, str], log: P
 
 
 def end_process(process: "subprocess.Popen[bytes]") -> None:
-    """Ask a launcher to end, and kill it if it does not."""
     process.terminate()
     try:
         process.wait(_PATIENCE_SECONDS)
@@ -152,7 +142,6 @@ def end_process(process: "subprocess.Popen[bytes]") -> None:
 
 
 def kill(pid: int) -> None:
-    """Kill a process of this host, if it is still there."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -173,7 +162,6 @@ _SIGNALS = {
 
 
 def check_srun() -> None:
-    """Refuse to begin where there is no srun."""
     if shutil.which("srun") is None:
         raise UserError("--launcher srun: srun is not in the PATH; load Slurm's module, or leave out --launcher")
 
@@ -213,15 +201,12 @@ class SrunLauncher:
         self._process = start_process(command, environment, self._log)
 
     def ended(self) -> bool:
-        """Say whether srun has ended."""
         return self._process.poll() is not None
 
     def exits(self) -> dict[int, int]:
-        """Return how the first rank that ended badly did, as srun tells it; negative is a signal."""
         return parse_exits(self._log.read_text(errors="replace"))
 
     def last_error(self) -> str:
-        """Return srun's first error, which names the node."""
         errors = [
             line for line in self._log.read_text(errors="replace").splitlines() if line.startswith("srun: error:")
         ]

@@ -54,7 +54,6 @@ class RankMonitor:
         self._last_finished = time.monotonic()
 
     def assemble(self, timeout_seconds: float) -> Failure | None:
-        """Wait until every rank has said who it is."""
         deadline = time.monotonic() + timeout_seconds
         while len(self.hellos) < self._size:
             self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
@@ -73,16 +72,13 @@ class RankMonitor:
 
     @property
     def meeting(self) -> str:
-        """StatusReply rank 0 has bound a store for all ranks, if it has."""
         return self.hellos[0].meeting
 
     def send(self, job: Job) -> None:
-        """Give every rank its job."""
         for rank in self.hellos:
             self._server.send(rank, job)
 
     def outcome(self, index: int, timeout_seconds: float) -> Outcome | Failure:
-        """Wait for the outcome of the case at ``index`` of the job, or for what went wrong instead."""
         while index not in self._finished:
             deadline = self._deadline(index, timeout_seconds)
             self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
@@ -104,7 +100,6 @@ class RankMonitor:
         return {hello.host for hello in self.hellos.values()} - answering if answering else set()
 
     def farewell(self, timeout_seconds: float) -> None:
-        """Wait, not for ever, until the ranks have done their job and ended by themselves."""
         self._hear_until(lambda: len(self._bye) == self._size or self._gang.ended(), timeout_seconds)
         if self.can_restart:
             self._hear_until(self._gang.ended, timeout_seconds)
@@ -168,7 +163,6 @@ class RankMonitor:
         return Failure(status="failed", reason=reason, ranks=self._states(exits))
 
     def _named(self, ranks: list[int]) -> str:
-        """Return ranks in words, with their hosts where there is more than one."""
         hosts = {rank: hello.host for rank, hello in self.hellos.items()}
         if len(set(hosts.values())) < 2:
             return _ranks([str(rank) for rank in ranks])
@@ -192,7 +186,6 @@ class RankMonitor:
         return tuple(states)
 
     def _hung(self, index: int, timeout_seconds: float) -> Failure:
-        """StatusRequest every rank where it is, and name those that did not arrive."""
         self._where.clear()
         for rank in self.hellos:
             self._server.send(rank, StatusRequest())

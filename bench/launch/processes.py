@@ -14,7 +14,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(sign: signal.Signals) -> None:
-    """Ask Linux to send this process ``sign`` when its parent ends; elsewhere do nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(sign))
 

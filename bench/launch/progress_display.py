@@ -46,17 +46,14 @@ class Display:
         self._bar.stop()
 
     def launch(self, number: int, of: int, cases: int) -> None:
-        """Show that a launch begins."""
         self._prefix = f"launch {number}/{of}"
         self._bar.update(self._task, description=f"{self._prefix}: starting ranks")
         self._plain(f"{self._prefix}: {cases} cases")
 
     def case(self, case: Case) -> None:
-        """Show that a case begins."""
         self._bar.update(self._task, description=f"{self._prefix}: {case.name}")
 
     def record(self, record: Record) -> None:
-        """Show that a case has ended."""
         self._done += 1
         self._bar.update(self._task, completed=self._done)
         if record.status in ("failed", "hang", "wrong"):
@@ -65,7 +62,6 @@ class Display:
             self._plain(f"{self._prefix}: {self._done} of {self._total} cases, {self._expected_end()}")
 
     def stopped(self, why: str, path: Path) -> None:
-        """Say why a run stopped, what is kept of it, and how to go on."""
         self._bar.stop()
         told = f"{why}: {self._done} of {self._total} cases measured; go on with: parbench run --resume {path}"
         self._console.print(told, markup=False)
@@ -87,15 +83,12 @@ class JsonLines:
         self._display = display
 
     def launch(self, number: int, of: int, cases: int) -> None:
-        """Pass on that a launch begins."""
         self._display.launch(number, of, cases)
 
     def case(self, case: Case) -> None:
-        """Pass on that a case begins."""
         self._display.case(case)
 
     def record(self, record: Record) -> None:
-        """Print the record."""
         sys.stdout.buffer.write(encode(record))
         sys.stdout.buffer.flush()
         self._display.record(record)

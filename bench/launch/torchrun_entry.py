@@ -20,7 +20,6 @@ _GRACE_SECONDS = 5.0
 
 
 def main() -> int:
-    """Run torchrun with this process's arguments; 0 if every rank ended well."""
     die_with_parent(signal.SIGTERM)
     driver = int(os.environ[DRIVER_VARIABLE])
     if os.getppid() != driver:

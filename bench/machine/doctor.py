@@ -48,7 +48,6 @@ class Load:
 
 
 def sample_load(seconds: float = 0.3) -> Load:
-    """Return the load of the machine, watching its CPUs for ``seconds``."""
     return Load(
         one_minute=load_average(),
         steal_percent=getattr(psutil.cpu_times_percent(interval=seconds), "steal", None),
@@ -58,7 +57,6 @@ def sample_load(seconds: float = 0.3) -> Load:
 
 
 def examine(machine: Machine, environment: Mapping[str, Any], *, load: Load) -> tuple[Finding, ...]:
-    """Return one finding for each topic, from ``look``, ``capture`` and ``sample_load``."""
     host, process, variables = (environment.get(name) or {} for name in ("host", "process", "variables"))
     spec = _default_spec(machine)
     return (
@@ -80,12 +78,10 @@ def examine(machine: Machine, environment: Mapping[str, Any], *, load: Load) -> 
 
 
 def examine_here(environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Return what there is to say of this machine, now."""
     return examine(inspect_machine(environ), capture(environ), load=sample_load())
 
 
 def render(findings: Sequence[Finding]) -> str:
-    """Return the findings as an aligned table, what to do or to know under its finding."""
     width = max((len(finding.topic) for finding in findings), default=0)
     lines = []
     for finding in findings:
@@ -96,7 +92,6 @@ def render(findings: Sequence[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding]) -> bytes:
-    """Return the findings as one JSON array, with a newline."""
     return msgspec.json.encode(findings) + b"\n"
 
 

@@ -87,7 +87,6 @@ def _host(root: Path, address: str | None) -> dict[str, Any]:
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that bear on communication, by an allow-list; never one that may hold a secret."""
     return {
         name: value.encode("utf-8", "backslashreplace").decode()  # JSON cannot hold bytes that are no text
         for name, value in sorted(environ.items())
@@ -115,7 +114,6 @@ def host_address() -> str | None:
 
 
 def interface_of(address: str | None) -> str | None:
-    """Return the network interface that bears an address of this host, None if none does."""
     if address is None:
         return None
     # all of 127/8 is the loopback interface's, though only 127.0.0.1 is listed
@@ -138,7 +136,6 @@ def format_cpus(cpus: Iterable[int]) -> str:
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """Return the CPU numbers that ``format_cpus`` wrote."""
     ends = [part.split("-") for part in text.split(",") if part]
     return frozenset(cpu for end in ends for cpu in range(int(end[0]), int(end[-1]) + 1))
 
@@ -180,14 +177,12 @@ def leaves(group: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
-    """Return the fields of the first processor in ``/proc/cpuinfo``."""
     first = (contents(root / "proc/cpuinfo") or "").split("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _governor(root: Path, cpus: Iterable[int]) -> str | None:
-    """Return the frequency governors in force on these CPUs, None where the kernel shows none."""
     folder = root / "sys/devices/system/cpu"
     found = {contents(folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in cpus}
     return ",".join(sorted(name for name in found if name)) or None
@@ -206,11 +201,9 @@ EMULATED = "emulated"
 
 
 def emulation(environ: Mapping[str, str]) -> str | None:
-    """Return in words what is emulated here, None where everything is real."""
     return environ.get(VARIABLE) or None
 
 
 def emulation_notes(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the note that every record of this place bears, if any."""
     told = emulation(environ)
     return () if told is None else (f"{EMULATED}: {told}",)

@@ -37,7 +37,6 @@ class Machine:
 
 
 def inspect_machine(environ: Mapping[str, str]) -> Machine:
-    """Return the machine as a process with these environment variables sees it."""
     return Machine(
         cores=available_cores(),
         physical_cores=psutil.cpu_count(logical=False),
@@ -49,7 +48,6 @@ def inspect_machine(environ: Mapping[str, str]) -> Machine:
 
 
 def package_version(name: str) -> str | None:
-    """Return the installed version of a distribution, None if it is absent."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -57,7 +55,6 @@ def package_version(name: str) -> str | None:
 
 
 def contents(path: Path) -> str | None:
-    """Return a file's text without outer blanks, None if there is none to read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -124,7 +121,6 @@ def _statistic(path: Path, name: str) -> int:
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return the GPUs ``nvidia-smi`` lists and ``CUDA_VISIBLE_DEVICES`` leaves; none if it is absent or fails."""
     command = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if command is None:
         return ()
@@ -152,7 +148,6 @@ def _parse_gpu(line: str) -> Gpu:
 
 
 def _restrict(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
-    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` names, in its order."""
     if visible is None or not gpus:
         return gpus
     chosen: list[Gpu] = []

@@ -100,14 +100,12 @@ def machine_of_ranks(environ: Mapping[str, str], allocation: Allocation | None) 
 
 
 def node_command(number: int, environ: Mapping[str, str]) -> list[str]:
-    """Return srun's words that print the machine of the allocation's node of a number, as JSON."""
     words = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--relative={number}", "--cpu-bind=none"]
     words += ["--mpi=none", "--overlap", "--input=none", "--export=ALL", *more_options(environ)]
     return [*words, sys.executable, "-m", "bench.machine.slurm_allocation"]
 
 
 def _ask(number: int, environ: Mapping[str, str]) -> Machine | str:
-    """Return the machine of the node of a number, or in words why it cannot be had."""
     environment = {name: value for name, value in environ.items() if name not in _OF_TASKS}
     try:
         done = subprocess.run(
@@ -128,7 +126,6 @@ def _ask(number: int, environ: Mapping[str, str]) -> Machine | str:
 
 
 def main() -> None:
-    """Print this node's machine as one line of JSON."""
     sys.stdout.write(f"\n{msgspec.json.encode(inspect_machine(os.environ)).decode()}\n")
 
 
@@ -149,7 +146,6 @@ def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _addresses() -> dict[str, list[str]]:
-    """Return the IPv4 addresses of the interfaces that are up."""
     states = psutil.net_if_stats()
     return {
         name: [entry.address for entry in entries if entry.family == socket.AF_INET]

@@ -34,7 +34,6 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank_place(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")) -> RankPlace:
-    """Return where this process runs."""
     cpus = tuple(sorted(affinity()))
     return RankPlace(
         host=host,
@@ -54,7 +53,6 @@ def relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None
 
 
 def relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
-    """Return how near two ranks are, None where the system does not tell."""
     if a.host != b.host:
         return _across(a, b)
     if a.gpu is not None and b.gpu is not None:
@@ -93,7 +91,6 @@ def gpu_links() -> dict[tuple[str, str], str]:
 
 
 def _told(*words: str) -> str:
-    """Return what nvidia-smi says, nothing where there is none."""
     try:
         done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=_TOPO_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):

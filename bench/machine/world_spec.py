@@ -56,7 +56,6 @@ def _default_ranks(machine: Machine, device: str) -> int:
 
 
 def _rank_bytes(machine: Machine, device: str, ranks: int) -> int | None:
-    """Return the memory that one rank can have: its part of the host's, or of the smallest GPU's."""
     if device == "cpu":
         return None if machine.memory_bytes is None else machine.memory_bytes // ranks
     known = [gpu.memory_bytes for gpu in machine.gpus if gpu.memory_bytes is not None]
@@ -121,7 +120,6 @@ def _fallback_notes(machine: Machine, device: str) -> tuple[str, ...]:
 
 
 def sharing_notes(machine: Machine, ranks: int, device: str) -> tuple[str, ...]:
-    """Say in words where so many ranks share what each should have alone."""
     if device == "cpu" and ranks > machine.cores:
         waiting = f"{_count(ranks, 'rank')} on {_count(machine.cores, 'core')}; times include waiting for a core"
     elif device == "cuda" and ranks > len(machine.gpus):

@@ -22,11 +22,9 @@ class Gemm:
         self._m = m
 
     def step(self) -> None:
-        """Multiply once."""
         torch.mm(self._a, self._b, out=self._c)
 
     def reset(self) -> None:
-        """Poison the result."""
         self._c.fill_(float("nan"))
 
     def check(self) -> int:
@@ -37,18 +35,15 @@ class Gemm:
         return int((c[0] != row).sum() + (c[:, -1] != column).sum())
 
     def describe(self) -> Description:
-        """Return the rate."""
         flops = 2 * self._m**3
         return Description(
             work=(Work(name="flops", amount=flops, unit="FLOP/s"),), details={"m": self._m, "dtype": "float32"}
         )
 
-    def close(self) -> None:
-        """Nothing to give back."""
+    def close(self) -> None: ...
 
 
 def gemm(world: World, *, m: int) -> Gemm:
-    """Multiply two m x m matrices on every rank, each for itself."""
     return Gemm(m, world.device)
 
 

@@ -32,7 +32,6 @@ class Operation:
     asynchronous: bool = False
 
     def step(self) -> None:
-        """Communicate once."""
         self.call()
 
     def issue(self) -> Sequence[dist.Work]:
@@ -43,24 +42,19 @@ class Operation:
         return works if isinstance(works, list) else [works] if works is not None else []
 
     def reset(self) -> None:
-        """Restore inputs and poison outputs."""
         self.restore()
 
     def check(self) -> int:
-        """Return how many output elements differ from the reference."""
         return count_wrong(self.output, self.expected(), self.tolerance)
 
     def corrupt(self) -> None:
-        """Make one element of the last result wrong, as an injection."""
         if self.output.numel():
             self.output[-1] = 0
 
     def describe(self) -> Description:
-        """Return the bytes and the rates."""
         return self.description
 
-    def close(self) -> None:
-        """Nothing to give back: tensors go with the subject."""
+    def close(self) -> None: ...
 
 
 def describe(

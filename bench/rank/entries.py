@@ -43,7 +43,6 @@ class Meeting:
         return f"{own_address}:{self._store.port}"
 
     def join(self, where: str) -> TCPStore:
-        """Return the store that rank 0 bound."""
         if self._store is None:
             host, _, port = where.rpartition(":")
             self._store = _store(host, int(port), is_master=False)
@@ -56,7 +55,6 @@ def _store(host: str, port: int, *, is_master: bool) -> TCPStore:
 
 
 def srun() -> None:
-    """Do the driver's job as the rank that SLURM_PROCID names."""
     rank = os.environ["SLURM_PROCID"]
     os.environ.update(RANK=rank, WORLD_SIZE=os.environ["SLURM_NTASKS"], LOCAL_RANK=os.environ["SLURM_LOCALID"])
     work(os.environ[ADDRESS_VARIABLE], os.environ[KEY_VARIABLE], meeting=Meeting(int(rank)))

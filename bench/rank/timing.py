@@ -36,13 +36,11 @@ class Progress:
         self.steps = 0
 
     def enter(self, phase: str) -> None:
-        """Begin a phase of a case: prepare, check, warm-up, timed."""
         self.phase = phase
         if phase == "prepare":
             self.steps = 0
 
     def where(self) -> StatusReply:
-        """Return where the thread that measures is."""
         frame = sys._current_frames().get(self._thread)
         modules = [deeper.f_globals.get("__name__", "") for deeper, _ in traceback.walk_stack(frame)] if frame else []
         return StatusReply(
@@ -64,8 +62,7 @@ Sample = Callable[[], int | None]
 class Issuable(Protocol):
     """A subject whose step can be started and waited for apart."""
 
-    def issue(self) -> Sequence[dist.Work]:
-        """Start a step and return what to wait for."""
+    def issue(self) -> Sequence[dist.Work]: ...
 
 
 def sampler(mode: str, subject: Subject, world: World, steps: int) -> Sample:
@@ -145,7 +142,6 @@ class Timing:
 
     @property
     def many(self) -> bool:
-        """Whether a sample is several steps."""
         return self.mode in MANY
 
 
@@ -236,7 +232,6 @@ def _until_known(
 
 
 def _plan_warmup(first: torch.Tensor, each_seconds: float, timing: Timing) -> tuple[float, float]:
-    """Return how many more warm-up iterations there are, and the steps of one sample."""
     affordable = int(_WARMUP_SHARE * timing.budget_seconds / each_seconds)
     warmup = max(0, min(timing.measure.warmup - 1, affordable))
     if not timing.many:

@@ -65,11 +65,9 @@ class Segment:
 
     @property
     def seconds_per_byte(self) -> float:
-        """The line's slope, zero where it is flat."""
         return 1 / self.bytes_per_second if self.bytes_per_second else 0.0
 
     def seconds(self, size_bytes: float) -> float:
-        """Return the time of a size on this line."""
         return self.latency_seconds + size_bytes * self.seconds_per_byte
 
 
@@ -93,7 +91,6 @@ class Fit:
         return tuple(_knee(one, other) for one, other in pairwise(self.segments))
 
     def predict(self, size_bytes: int) -> float:
-        """Return the seconds that the model says a size takes."""
         return self.segments[sum(size_bytes > knee for knee in self.knees)].seconds(size_bytes)
 
 
@@ -257,7 +254,6 @@ def _cost(errors: Sequence[float], scale: float) -> float:
 
 
 def _errors(part: Sequence[Point], line: _Line) -> list[float]:
-    """Return the times' errors relative to the line."""
     return [point.seconds / line.at(point.size_bytes) - 1 for point in part]
 
 
@@ -282,7 +278,6 @@ def _least_squares(part: Sequence[Point], weights: Sequence[float]) -> _Line:
 
 
 def _crossing(one: _Line, other: _Line, low: float, high: float) -> float | None:
-    """Return the size between low and high where two lines meet, None if they do not."""
     if one.slope == other.slope:
         return None
     size = (other.latency - one.latency) / (one.slope - other.slope)

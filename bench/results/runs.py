@@ -46,7 +46,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def utc_now() -> str:
-    """Return the time as UTC ISO 8601, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -87,7 +86,6 @@ def _os_reason(error: OSError) -> str:
 
 
 def write_info(path: Path, info: RunInfo) -> None:
-    """Write ``run.json``, whole or not at all."""
     fresh = path / ".run.json"
     fresh.write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
     fresh.replace(path / "run.json")
@@ -100,7 +98,6 @@ def load_run(path: Path) -> Run:
 
 
 def load_info(path: Path) -> RunInfo:
-    """Return ``run.json``; ``UserError`` if the folder is no run."""
     file = path / "run.json"
     try:
         content = file.read_bytes()
@@ -113,12 +110,10 @@ def load_info(path: Path) -> RunInfo:
 
 
 def trace_name(record: Record) -> str:
-    """Return the name of the file in ``traces/`` that may tell of a record's step."""
     return f"{record.case.id}-{record.launch}.json.gz"
 
 
 def load_timeline(run: Run, record: Record) -> Timeline | None:
-    """Return one step of all ranks of a record's case; None where none was written, ``UserError`` if it is damaged."""
     file = run.path / "traces" / trace_name(record)
     try:
         return decode_timeline(file.read_bytes())
@@ -138,7 +133,6 @@ class RecordWriter:
         self._path = path
 
     def write(self, record: Record) -> None:
-        """Append one record; ``UserError`` if the disk does not take it."""
         try:
             line = encode(record)
             if self._file.write(line) != len(line):  # unbuffered: a full disk may take only a part
@@ -148,11 +142,9 @@ class RecordWriter:
             raise UserError(f"{self._path / 'records.jsonl'} takes no more records: {error.strerror}") from error
 
     def write_samples(self, name: str, content: bytes) -> None:
-        """Write a case's raw samples of every rank (an ``.npz``)."""
         self._write_file("samples", name, content)
 
     def write_trace(self, name: str, content: bytes) -> None:
-        """Write one step of all ranks of a case, as ``bench.results.records`` encodes it."""
         self._write_file("traces", name, content)
 
     def _write_file(self, folder: str, name: str, content: bytes) -> None:

@@ -32,14 +32,12 @@ class Estimate:
 
     @property
     def half_width(self) -> float | None:
-        """Half the interval's width relative to the value."""
         if self.low is None or self.high is None or self.value == 0:
             return None
         return (self.high - self.low) / 2 / self.value
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median of at least one value."""
     return quantile(values, 0.5)
 
 
@@ -140,7 +138,6 @@ def _t_distribution(t: float, df: int) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return the interquartile range over the median."""
     middle = median(values)
     return (quantile(values, 0.75) - quantile(values, 0.25)) / middle if middle else 0.0
 

@@ -25,22 +25,17 @@ class Subgroup:
 class StandBy:
     """What a rank does that is not in the group: nothing, as often as the others do something."""
 
-    def step(self) -> None:
-        """Do nothing."""
+    def step(self) -> None: ...
 
-    def reset(self) -> None:
-        """Do nothing."""
+    def reset(self) -> None: ...
 
     def check(self) -> int:
-        """Nothing was done, so nothing is wrong."""
         return 0
 
     def describe(self) -> Description:
-        """Nothing is done."""
         return Description()
 
-    def close(self) -> None:
-        """Nothing to give back."""
+    def close(self) -> None: ...
 
 
 class Subgroups:

@@ -54,8 +54,7 @@ class Subject(Protocol):
     def describe(self) -> Description:
         """Say what a step does; the same on every rank."""
 
-    def close(self) -> None:
-        """Give back what ``prepare`` took."""
+    def close(self) -> None: ...
 
 
 @runtime_checkable

@@ -105,7 +105,6 @@ def fake_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 def group_named(name: str) -> dist.ProcessGroup:
-    """Return the process group that functional collectives call by this name."""
     resolve: Callable[[str], dist.ProcessGroup] = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009 - private
     return resolve(name)
 
@@ -154,7 +153,6 @@ def stage_backward_input(
 
 
 def stage_backward_weight(weights: Iterator[torch.nn.Parameter], groups: list[dict[str, Any]]) -> None:
-    """Add the weights' gradients."""
     importlib.import_module("torch.distributed.pipelining._backward").stage_backward_weight(weights, groups)
 
 

@@ -33,16 +33,13 @@ class Clock:
 
     @property
     def drifts(self) -> bool:
-        """Whether the ranks' clocks are those of several hosts."""
         return self.method != _ONE_HOST
 
     def stale(self) -> bool:
-        """Say, on rank 0, whether clocks may have drifted since."""
         return self.drifts and time.perf_counter_ns() - self.taken_ns > _STALE_SECONDS * 1e9
 
 
 def calibrate(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
-    """Return the clock of a world; every rank takes part and gets the same."""
     boots: list[str | None] = [None] * size
     dist.all_gather_object(boots, _boot_id(rank), group=control)
     if len(set(boots)) == 1:
@@ -114,7 +111,6 @@ class World:
     seed: int
 
     def narrowed(self, ranks: Sequence[int], group: dist.ProcessGroup) -> "World":
-        """Return the world of one group of global ``ranks``, this one among them."""
         return replace(self, rank=list(ranks).index(self.global_rank), size=len(ranks), group=group)
 
     def retimed(self) -> "World":
@@ -124,16 +120,13 @@ class World:
         return replace(self, clock=recalibrate(self.clock, self.rank, self.size, self.control))
 
     def sync(self) -> None:
-        """Wait until the device has done what was given to it."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def barrier(self) -> None:
-        """Wait for every rank."""
         dist.barrier(group=self.control)
 
     def sum(self, value: int) -> int:
-        """Return the sum of a number over ranks."""
         total = torch.tensor([value])
         dist.all_reduce(total, group=self.control)
         return int(total)
