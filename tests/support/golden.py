@@ -19,7 +19,11 @@ from click.testing import CliRunner
 from paths import TESTS
 
 import parbench
+from bench.plan.cases import WorldSpec, load_catalogue
+from bench.plan.options import Request, make_plan
+from bench.plan.plan import PRESETS
 from bench.results.records import Metric, Record
+from bench.text import format_size
 
 GOLDEN = TESTS / "golden"
 STEPS, BASE, NEW = (GOLDEN / "runs" / name for name in ("steps", "base", "new"))
@@ -65,6 +69,20 @@ def plans() -> str:
         told["formulas"] = {one["name"]: [one["equation"], one["numbers"], one["value"]] for one in told["formulas"]}
         blocks.append("\n".join([f"# {line}", *(f"{path} {value}" for path, value in leaves(told))]))
     return "\n\n".join(blocks) + "\n"
+
+
+def presets() -> str:
+    """Return the cases of each preset on two ranks: a line for those that differ in size alone, defaults left out."""
+    catalogue = load_catalogue(parbench.DEFINITIONS)
+    known = {definition.name: {param.name: param.default for param in definition.params} for definition in catalogue}
+    lines: dict[str, list[str]] = {}
+    for preset in PRESETS:
+        plan = make_plan(Request(preset=preset), catalogue, WorldSpec(nproc=2, backend="gloo", device="cpu"))
+        for case, skipped in [*((case, "") for case in plan.cases), *((one.case, "skipped ") for one in plan.skipped)]:
+            others = [f" {k}={v}" for k, v in case.params.items() if k != "size_bytes" and v != known[case.name][k]]
+            size = format_size(int(case.params["size_bytes"])) if "size_bytes" in case.params else "once"
+            lines.setdefault(f"{preset}: {skipped}{case.name}{''.join(others)}:", []).append(size)
+    return "".join(f"{line} {' '.join(sizes)}\n" for line, sizes in lines.items())
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -202,6 +220,7 @@ FILES: dict[str, Callable[[], str]] = {
     "compare.txt": lambda: said("compare", str(BASE), str(NEW)),
     "compare.json.txt": compared,
     "plans.txt": plans,
+    "presets.txt": presets,
 }
 """What makes each golden file but records.txt, which takes a run."""
 
