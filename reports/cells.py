@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.text import format_size
 
 _ROUNDING_SECONDS = 1e-12
@@ -54,7 +54,7 @@ def size(value: object) -> str:
     return format_size(value) if isinstance(value, int) and not isinstance(value, bool) else UNKNOWN
 
 
-def measured(metric: Metric | None) -> str:
+def measured(metric: MetricValue | None) -> str:
     """Return a metric's value with its interval where it has one: ``12.3 us [11.9, 12.8]``."""
     if metric is None or metric.value is None:
         return UNKNOWN
@@ -62,7 +62,7 @@ def measured(metric: Metric | None) -> str:
     return text if metric.low is None or metric.high is None else f"{text} {interval(metric)}"
 
 
-def interval(metric: Metric | None) -> str:
+def interval(metric: MetricValue | None) -> str:
     """Return the interval in the unit that the value itself is shown in."""
     if metric is None or metric.value is None or metric.low is None or metric.high is None:
         return UNKNOWN

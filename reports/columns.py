@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Generic, TypeVar
 
 from bench.results.fit import Fit, Segment
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from reports import cells
 from reports.contrasts import Pairs, Slowed, loads
 from reports.fits import Curve
@@ -294,8 +294,8 @@ def _lines() -> Column[Curve]:
     return words("lines", text, "each line of the fit, and the sizes it explains", drop=10)
 
 
-def _latency(segment: Segment) -> Metric:
-    return Metric(
+def _latency(segment: Segment) -> MetricValue:
+    return MetricValue(
         value=segment.latency_seconds, unit="s", better="lower", low=segment.latency_low, high=segment.latency_high
     )
 

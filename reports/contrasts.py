@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.plan.params import Value
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.results.stats import Estimate, across_launches, ratio_within_launch
 from bench.text import format_size
 from reports.summary import Row
@@ -23,7 +23,7 @@ class Slowed:
     """A row undisturbed, and by what factor each load beside it makes it slower."""
 
     base: Row
-    factors: Mapping[str, Metric]
+    factors: Mapping[str, MetricValue]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def loads(slowed: Sequence[Slowed]) -> tuple[str, ...]:
 def _slowed(rows: Sequence[Row], param: str, name: Callable[[Value], str]) -> tuple[Slowed, ...]:
     """Pair rows without the parameter, which is left out at its default, with those that differ in it alone."""
     bases = {_without(row): row for row in rows if param not in row.case.params}
-    found: dict[_Identity, dict[str, Metric]] = {}
+    found: dict[_Identity, dict[str, MetricValue]] = {}
     for row in rows:
         identity = _without(row, param)
         if param in row.case.params and identity in bases:
@@ -103,7 +103,7 @@ def _slowed(rows: Sequence[Row], param: str, name: Callable[[Value], str]) -> tu
     return tuple(Slowed(base=bases[identity], factors=factors) for identity, factors in found.items())
 
 
-def slow_down(base: Row, other: Row) -> Metric | None:
+def slow_down(base: Row, other: Row) -> MetricValue | None:
     """Return the other row's time over the base's, with its 95 % interval; None if no launch measured both."""
     bases, others = _by_launch(base), _by_launch(other)
     shared = [launch for launch in bases if launch in others]
@@ -114,7 +114,7 @@ def slow_down(base: Row, other: Row) -> Metric | None:
     else:
         found = ratio_within_launch(others[shared[0]], bases[shared[0]])
     method = f"ratio of times, {found.method}"
-    return Metric(value=found.value, unit="", better="lower", low=found.low, high=found.high, method=method)
+    return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high, method=method)
 
 
 def _by_launch(row: Row) -> dict[int, Estimate]:

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullLocator
 
 from bench.results.fit import Ceiling, Fit
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.text import format_size
 from reports import cells
 from reports.breakdown import broken_down, memory_lines, parts
@@ -346,7 +346,7 @@ def _draw_step(axes: Axes, place: int, row: Row) -> None:
 
 
 def _draw_interval(
-    axes: Axes, height: float, metric: Metric, color: str, marker: str, markersize: float, linewidth: float
+    axes: Axes, height: float, metric: MetricValue, color: str, marker: str, markersize: float, linewidth: float
 ) -> None:
     low, high = _bounds(metric)
     axes.hlines([height], low, high, color=color, linewidth=linewidth)
@@ -373,11 +373,11 @@ def _scale_times(axes: Axes, values: Sequence[float]) -> None:
     axes.set_xlabel("step time" + (" (log axis)" if logarithmic else ""))
 
 
-def _is_drawable(metric: Metric | None) -> bool:
+def _is_drawable(metric: MetricValue | None) -> bool:
     return metric is not None and metric.value is not None and metric.value > 0
 
 
-def _bounds(metric: Metric) -> tuple[float, float]:
+def _bounds(metric: MetricValue) -> tuple[float, float]:
     """Return the interval; the value twice where there is none that a log axis can show."""
     value = _known(metric.value)
     if metric.low is None or metric.high is None or metric.low <= 0:

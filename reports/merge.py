@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.results.stats import across_launches, median
 
 
-def merge_metrics(launches: Sequence[Mapping[str, Metric]]) -> dict[str, Metric]:
+def merge_metrics(launches: Sequence[Mapping[str, MetricValue]]) -> dict[str, MetricValue]:
     """Return each metric over the launches that have it, in the order in which they first appear."""
     names = dict.fromkeys(name for metrics in launches for name in metrics)
     return {name: _merge(name, [metrics[name] for metrics in launches if name in metrics]) for name in names}
 
 
-def _merge(name: str, metrics: Sequence[Metric]) -> Metric:
+def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     """Return the geometric mean with its interval; the median alone where a logarithm does not exist."""
     first = metrics[0]
     if len(metrics) == 1:
@@ -21,14 +21,14 @@ def _merge(name: str, metrics: Sequence[Metric]) -> Metric:
         return first  # a closed form or a count: it does not scatter
     known = [metric.value for metric in metrics if metric.value is not None]
     if not known:
-        return Metric(
+        return MetricValue(
             value=None, unit=first.unit, better=first.better, method=f"unknown in all {len(metrics)} launches"
         )
     if len(known) < len(metrics) or min(known) <= 0:
         method = f"median of {len(known)} of {len(metrics)} launches; no interval, as some are zero or unknown"
-        return Metric(value=median(known), unit=first.unit, better=first.better, method=method)
+        return MetricValue(value=median(known), unit=first.unit, better=first.better, method=method)
     estimate = across_launches(known)
-    return Metric(
+    return MetricValue(
         value=estimate.value,
         unit=first.unit,
         better=first.better,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.results.runs import Run
 from bench.results.stats import Estimate, ratio_within_launch
 from reports.facts import PAIRS, environment_facts, flatten
@@ -69,13 +69,13 @@ class Beside:
         """The row of the first run that has it."""
         return self.rows[min(self.rows)]
 
-    def ratio(self, number: int) -> Metric | None:
+    def ratio(self, number: int) -> MetricValue | None:
         """Return a run's time over the first's with its interval, None if either is unknown."""
         one, other = (_estimate(self.rows.get(of)) for of in (number, min(self.rows)))
         if one is None or other is None:
             return None
         found = ratio_within_launch(one, other)
-        return Metric(value=found.value, unit="", better="lower", low=found.low, high=found.high)
+        return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 from bench.launch.control_channel import LEFT_OUT
 from bench.plan.cases import Case
 from bench.plan.plan import Skipped
-from bench.results.records import Check, Metric, Record, Status, WorldInfo
+from bench.results.records import Check, MetricValue, Record, Status, WorldInfo
 from bench.results.runs import Run
 from bench.results.stats import Grade
 from reports.merge import merge_metrics
@@ -35,7 +35,7 @@ class Row:
     reasons: tuple[str, ...]
     stops: tuple[tuple[str, int], ...]
     check: Check
-    metrics: Mapping[str, Metric]
+    metrics: Mapping[str, MetricValue]
     grade: Grade | None
     steady: tuple[tuple[str, int], ...]
     notes: tuple[str, ...]

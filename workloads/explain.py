@@ -12,7 +12,7 @@ from typing import cast
 
 import torch.distributed as dist
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.results.stats import Estimate, median, within_launch
 from bench.world.subject import Explanation
 from bench.world.world import World
@@ -156,7 +156,7 @@ def _waited(trace: Trace) -> float:
     return length(union([*trace.called, *intersection(still, union(trace.comm))])) / 1e9
 
 
-def _bytes(calls: Sequence[Call], layout: Layout) -> dict[str, Metric]:
+def _bytes(calls: Sequence[Call], layout: Layout) -> dict[str, MetricValue]:
     """Return what a rank sends by axis, the closed form, and their ratio."""
     sent: defaultdict[str, float] = defaultdict(float)
     for call in calls:
@@ -178,7 +178,7 @@ def _middle(told: Sequence[Seen]) -> int:
     return sorted(range(len(walls)), key=lambda i: walls[i])[(len(walls) - 1) // 2]
 
 
-def _times(told: Sequence[Seen], layout: Layout, middle: int) -> dict[str, Metric]:
+def _times(told: Sequence[Seen], layout: Layout, middle: int) -> dict[str, MetricValue]:
     """Return how the wall of a traced step divides on the slowest rank, in the iteration of median wall."""
     slowest = max(told, key=lambda seen: seen.breakdowns[middle].wall_seconds)
     one = slowest.breakdowns[middle]
@@ -205,11 +205,11 @@ def _times(told: Sequence[Seen], layout: Layout, middle: int) -> dict[str, Metri
     return metrics
 
 
-def _difference(one: Estimate, other: Estimate) -> Metric:
+def _difference(one: Estimate, other: Estimate) -> MetricValue:
     return _fact(one.value - other.value, "s", f"step less step without communication, {one.method}, in turns")
 
 
-def _peers(told: Sequence[Seen], calls: Sequence[Call], layout: Layout, world: World) -> dict[str, Metric]:
+def _peers(told: Sequence[Seen], calls: Sequence[Call], layout: Layout, world: World) -> dict[str, MetricValue]:
     """Return how long communication itself takes, and how long a rank waits in it for a peer to come.
 
     A call takes as long as on the rank of its group where it took least; what another rank spends before that in it, it
@@ -264,5 +264,5 @@ def _summed(calls: Sequence[Call]) -> list[dict[str, object]]:
     ]
 
 
-def _fact(value: float | None, unit: str, method: str) -> Metric:
-    return Metric(value=value, unit=unit, better="lower", method=method)
+def _fact(value: float | None, unit: str, method: str) -> MetricValue:
+    return MetricValue(value=value, unit=unit, better="lower", method=method)

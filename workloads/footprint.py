@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.world.world import World
 from workloads.costs import (
     LayerShape,
@@ -37,7 +37,7 @@ Held = Mapping[str, float]
 class Footprint:
     """Metrics by component, the largest over ranks, and every rank's in the details."""
 
-    metrics: Mapping[str, Metric]
+    metrics: Mapping[str, MetricValue]
     details: dict[str, Any]
     notes: tuple[str, ...] = field(default=())
 
@@ -167,12 +167,12 @@ def _is_divided(parameter: Tensor) -> bool:
     return parameter.placements[-1].is_shard()
 
 
-def _largest(values: Sequence[Held], name: str, how: str) -> Metric:
+def _largest(values: Sequence[Held], name: str, how: str) -> MetricValue:
     return _metric(max(value[name] for value in values), f"{how}, largest over ranks")
 
 
-def _metric(value: float, method: str) -> Metric:
-    return Metric(value=value, unit="B", better="lower", method=method)
+def _metric(value: float, method: str) -> MetricValue:
+    return MetricValue(value=value, unit="B", better="lower", method=method)
 
 
 def _notes(layout: Layout, batch: Batch) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ import msgspec
 from bench.machine.topology import RankPlace
 from bench.plan.cases import Case
 from bench.plan.plan import FaultSpec, Measure
-from bench.results.records import Arrival, Check, Metric, Status, Stop
+from bench.results.records import Arrival, Check, MetricValue, Status, Stop
 
 LEFT_OUT = "left out: the run's time was spent"
 """Why a case has no measurement in a launch that came to it too late."""
@@ -74,7 +74,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     issue_seconds: list[float] = []
     arrival: Arrival | None = None
     injected: str = ""
-    explained: dict[str, Metric] = {}
+    explained: dict[str, MetricValue] = {}
     work: list[Work] = []
     details: dict[str, Any] = {}
     notes: list[str] = []

@@ -16,12 +16,12 @@ from bench.machine.environment import difference, format_cpus, hoist
 from bench.machine.topology import gpu_links, relations
 from bench.plan.cases import Case
 from bench.plan.plan import NodeLayout
-from bench.results.records import Metric, Noise, Record, Samples, WorldInfo
+from bench.results.records import MetricValue, Noise, Record, Samples, WorldInfo
 from bench.results.runs import RecordWriter, Run, trace_name, utc_now, write_info
 from bench.results.stats import MIN_FOR_P99, Estimate, grade, quantile, spread, steadiness, within_launch
 
 
-def metrics_of(outcome: Outcome) -> dict[str, Metric]:
+def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
     """Return the duration, its p99 where there are 100 samples, the rates, and who waited; nothing without samples."""
     if not outcome.seconds:
         return {}
@@ -29,7 +29,7 @@ def metrics_of(outcome: Outcome) -> dict[str, Metric]:
     metrics = {outcome.headline: _seconds(time)}
     n = len(outcome.seconds)
     if n >= MIN_FOR_P99:
-        metrics[f"{outcome.headline}_p99"] = Metric(
+        metrics[f"{outcome.headline}_p99"] = MetricValue(
             value=quantile(outcome.seconds, 0.99), unit="s", better="lower", method=f"99th percentile of {n} iterations"
         )
     metrics |= {work.name: _rate(work, time) for work in outcome.work}
@@ -43,22 +43,24 @@ def metrics_of(outcome: Outcome) -> dict[str, Metric]:
     return metrics | outcome.explained
 
 
-def _seconds(estimate: Estimate, what: str = "") -> Metric:
+def _seconds(estimate: Estimate, what: str = "") -> MetricValue:
     method = f"{what}, {estimate.method}" if what else estimate.method
-    return Metric(value=estimate.value, unit="s", better="lower", low=estimate.low, high=estimate.high, method=method)
+    return MetricValue(
+        value=estimate.value, unit="s", better="lower", low=estimate.low, high=estimate.high, method=method
+    )
 
 
-def _median(values: Sequence[float], what: str) -> Metric:
+def _median(values: Sequence[float], what: str) -> MetricValue:
     return _seconds(within_launch(values), what)
 
 
-def _rate(work: Work, time: Estimate) -> Metric:
+def _rate(work: Work, time: Estimate) -> MetricValue:
     """Return an amount over the time; unknown where nothing is moved, or in no time."""
 
     def over(seconds: float | None) -> float | None:
         return work.amount / seconds if seconds and work.amount else None
 
-    return Metric(
+    return MetricValue(
         value=over(time.value),
         unit=work.unit,
         better="higher",

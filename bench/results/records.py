@@ -142,7 +142,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     values: list[float] = []
 
 
-class Metric(msgspec.Struct, frozen=True, kw_only=True):
+class MetricValue(msgspec.Struct, frozen=True, kw_only=True):
     """A number with its 95 % interval; ``method`` says how both were found, None is unknown."""
 
     value: float | None
@@ -183,7 +183,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     stop: Stop | None = None
     check: Check = Check()
     samples: Samples = Samples()
-    metrics: dict[str, Metric] = {}
+    metrics: dict[str, MetricValue] = {}
     noise: Noise | None = None
     arrival: Arrival | None = None
     injected: str = ""

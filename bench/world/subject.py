@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from bench.launch.control_channel import Work
-from bench.results.records import Metric, Timeline
+from bench.results.records import MetricValue, Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Explanation:
     ``timeline`` is one step of all ranks, where it was seen.
     """
 
-    metrics: dict[str, Metric] = field(default_factory=dict)
+    metrics: dict[str, MetricValue] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     timeline: Timeline | None = None

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.results.runs import Run
 from reports.summary import Row, summarize
 
@@ -30,7 +30,7 @@ def _entries(rows: tuple[Row, ...], better: str) -> list[dict[str, Any]]:
     ]
 
 
-def _entry(row: Row, name: str, metric: Metric) -> dict[str, Any]:
+def _entry(row: Row, name: str, metric: MetricValue) -> dict[str, Any]:
     reach = "" if metric.low is None or metric.high is None else f"{metric.low:.6g} to {metric.high:.6g}"
     extra = f"{row.world.size} ranks, {row.world.backend}, {row.world.device}\n{row.launches} launches\n{metric.method}"
     return {

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.results.runs import Run
 from reports.summary import summarize
 
@@ -26,6 +26,6 @@ def render_bencher(run: Run) -> bytes:
     return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
 
 
-def _measure(metric: Metric, scale: float) -> dict[str, float]:
+def _measure(metric: MetricValue, scale: float) -> dict[str, float]:
     limits = {"value": metric.value, "lower_value": metric.low, "upper_value": metric.high}
     return {name: value * scale for name, value in limits.items() if value is not None}

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.results.runs import Run
 from reports import cells
 from reports.summary import Row, summarize
@@ -33,14 +33,14 @@ def render_openmetrics(run: Run) -> bytes:
     return ("\n".join([*lines, "# EOF"]) + "\n").encode(errors="replace")
 
 
-def _values(name: str, metric: Metric) -> Iterable[_Sample]:
+def _values(name: str, metric: MetricValue) -> Iterable[_Sample]:
     parts = (("", metric.value), ("_low", metric.low), ("_high", metric.high))
     for suffix, value in parts:
         if value is not None:
             yield f"parbench_{_word(name)}{suffix}_{_unit(metric)}", value
 
 
-def _unit(metric: Metric) -> str:
+def _unit(metric: MetricValue) -> str:
     return _UNITS.get(metric.unit) or _word(metric.unit.replace("/s", "_per_second"))
 
 

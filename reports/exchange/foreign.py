@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.plan.params import Value
-from bench.results.records import Check, Metric
+from bench.results.records import Check, MetricValue
 from bench.text import UserError, listed
 
 MICRO, GIGA, GIBI = 1e-6, 1e9, 1 << 30
@@ -27,7 +27,7 @@ class Found:
 
     name: str
     params: Mapping[str, Value]
-    metrics: Mapping[str, Metric]
+    metrics: Mapping[str, MetricValue]
     check: Check = field(default_factory=Check)
     group_ranks: int | None = None
     samples: Sequence[float] = ()
@@ -81,7 +81,7 @@ def time_and_rates(
     algbw: float | None = None,
     busbw: float | None = None,
     last_decimal: float = 0.0,
-) -> dict[str, Metric]:
+) -> dict[str, MetricValue]:
     """Return the metrics of a result: the rates as printed, or of size and time where too few digits were printed.
 
     ``algbw`` and ``busbw`` are B/s as printed, ``last_decimal`` what a step of their last decimal is worth.
@@ -92,9 +92,9 @@ def time_and_rates(
     scaled = None if computed is None or factor is None else computed * factor
     of_busbw, how_bus = _rate(busbw, scaled, last_decimal)
     return {
-        "time": Metric(value=seconds, unit="s", better="lower", method=method),
-        "algbw": Metric(value=of_algbw, unit="B/s", better="higher", method=f"{how}; {method}"),
-        "busbw": Metric(value=of_busbw, unit="B/s", better="higher", method=f"{how_bus}; {method}"),
+        "time": MetricValue(value=seconds, unit="s", better="lower", method=method),
+        "algbw": MetricValue(value=of_algbw, unit="B/s", better="higher", method=f"{how}; {method}"),
+        "busbw": MetricValue(value=of_busbw, unit="B/s", better="higher", method=f"{how_bus}; {method}"),
     }
 
 

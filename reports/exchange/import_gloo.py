@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from bench.plan.params import Value
-from bench.results.records import Check, Metric
+from bench.results.records import Check, MetricValue
 from bench.results.stats import MIN_FOR_P99
 from bench.text import UserError, listed
 from reports.exchange.foreign import GIBI, Foreign, Found, fields, number, time_and_rates, whole, world_size
@@ -118,8 +118,8 @@ def _found(section: _Section, cells: dict[str, str], ranks: int, where: str) -> 
         params["dtype"] = _DTYPES[itemsize]
     if iterations >= MIN_FOR_P99:
         p99 = number(cells["p99"], where) * section.scale
-        metrics["time_p99"] = Metric(value=p99, unit="s", better="lower", method=f"99th percentile; {METHOD}")
-    metrics["algbw_mean"] = Metric(
+        metrics["time_p99"] = MetricValue(value=p99, unit="s", better="lower", method=f"99th percentile; {METHOD}")
+    metrics["algbw_mean"] = MetricValue(
         value=rate * size / printed if printed and rate else None,
         unit="B/s",
         better="higher",

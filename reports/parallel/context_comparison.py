@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.machine.world_spec import FUNCTIONAL_ONLY
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from reports import cells
 from reports.labels import differences
 from reports.parallel.context import Context
@@ -114,7 +114,7 @@ def _interval(one: Context) -> tuple[float, float] | None:
     return None if metric is None or metric.low is None or metric.high is None else (metric.low, metric.high)
 
 
-def _time(row: Row) -> Metric | None:
+def _time(row: Row) -> MetricValue | None:
     metric = row.metrics.get(row.headline)
     return metric if metric is not None and metric.value else None
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from bench.launch.control_channel import Outcome, Work
 from bench.launch.driver import metrics_of, noise_of
-from bench.results.records import Metric, blame
+from bench.results.records import MetricValue, blame
 from bench.results.stats import MIN_FOR_INTERVAL, MIN_FOR_P99
 
 BANDWIDTH = Work(name="algbw", amount=4e6, unit="B/s")
 
 
-def measured(seconds: list[float], *work: Work, headline: str = "time") -> dict[str, Metric]:
+def measured(seconds: list[float], *work: Work, headline: str = "time") -> dict[str, MetricValue]:
     """Return the metrics of samples whose skew is a tenth of each."""
     skew = [value / 10 for value in seconds]
     return metrics_of(Outcome(status="ok", seconds=seconds, skew_seconds=skew, work=list(work), headline=headline))
@@ -84,8 +84,8 @@ def test_issue_wait_skew_and_transfer_are_the_medians_of_what_their_methods_say(
 
 def test_what_explains_a_step_comes_after_its_own_numbers_as_it_is_and_is_no_noise() -> None:
     explained = {
-        "compute": Metric(value=4e-4, unit="s", better="lower", method="the slowest rank's"),
-        "memory.parameters": Metric(value=None, unit="B", better="lower", method="measured"),
+        "compute": MetricValue(value=4e-4, unit="s", better="lower", method="the slowest rank's"),
+        "memory.parameters": MetricValue(value=None, unit="B", better="lower", method="measured"),
     }
     plain = outcome(seconds=1e-3, work=[BANDWIDTH])
     told = msgspec.structs.replace(plain, explained=explained)

@@ -16,7 +16,7 @@ from bench.plan.cases import make_case
 from bench.results.records import (
     SCHEMA,
     Check,
-    Metric,
+    MetricValue,
     Noise,
     RankState,
     Record,
@@ -44,7 +44,7 @@ FULL = msgspec.structs.replace(
     stop="precision",
     check=Check(passed=True, wrong=0),
     samples=Samples(values=[1e-3, 2e-3, 0.1 + 0.2]),
-    metrics={"time": Metric(value=1e-3, unit="s", better="lower", low=9e-4, high=None, method="median")},
+    metrics={"time": MetricValue(value=1e-3, unit="s", better="lower", low=9e-4, high=None, method="median")},
     noise=Noise(grade="quiet", spread=0.01, steady="flat"),
     details={"bytes": 1024, "nested": {"list": [1, None, "x"]}},
     notes=["functional only"],
@@ -100,7 +100,7 @@ def test_samples_read_back_to_the_last_bit_and_text_to_the_last_letter(values: l
 
 def test_a_number_that_is_none_is_written_as_unknown_where_unknown_is_allowed(file: Path) -> None:
     for number in (math.nan, math.inf, -math.inf):
-        metric = Metric(value=number, unit="s", better="lower", low=number, high=number)
+        metric = MetricValue(value=number, unit="s", better="lower", low=number, high=number)
         record = msgspec.structs.replace(
             SMALL, metrics={"time": metric}, details={"x": number}, environment={"y": [number]}
         )
@@ -108,7 +108,7 @@ def test_a_number_that_is_none_is_written_as_unknown_where_unknown_is_allowed(fi
         assert b"NaN" not in line
         assert b"nfinity" not in line
         (found,) = read(file, line)
-        assert found.metrics["time"] == Metric(value=None, unit="s", better="lower")
+        assert found.metrics["time"] == MetricValue(value=None, unit="s", better="lower")
         assert (found.details, found.environment) == ({"x": None}, {"y": [None]})
 
 

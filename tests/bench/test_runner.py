@@ -20,14 +20,14 @@ from bench.plan.params import Value
 from bench.plan.plan import FaultSpec, Measure
 from bench.rank.runner import load_target, run_case
 from bench.rank.timing import Progress
-from bench.results.records import Check, Metric
+from bench.results.records import Check, MetricValue
 from bench.text import UserError
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
 
 MEASURE = Measure(warmup=3, min_iterations=6, max_iterations=8)
 LATE_SECONDS = 0.02
-COMPUTE = Metric(value=4e-4, unit="s", better="lower", method="the slowest rank's")
+COMPUTE = MetricValue(value=4e-4, unit="s", better="lower", method="the slowest rank's")
 Fault = Literal["none", "refuse", "refuse each", "before", "after", "describe", "raise", "describe raises", "explain"]
 calls: list[str] = []
 """What this rank's last subject was asked, in order."""

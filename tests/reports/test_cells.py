@@ -9,7 +9,7 @@ from report_rows import row_of, rows_of
 from reports_fixtures import collective, ok, rate_metric, seconds_metric, step
 
 from bench.plan.cases import Case, make_case
-from bench.results.records import Metric, Record
+from bench.results.records import MetricValue, Record
 from reports import cells
 from reports.facts import environment_facts, flatten, row_facts
 from reports.labels import differences, operation, operation_without, short_labels
@@ -55,9 +55,12 @@ def test_what_is_printed_is_within_half_a_digit(value: float) -> None:
 
 
 def test_an_interval_is_in_the_unit_of_its_value_and_without_one_there_are_no_brackets() -> None:
-    metric = Metric(value=950e-6, unit="s", better="lower", low=900e-6, high=1100e-6)
+    metric = MetricValue(value=950e-6, unit="s", better="lower", low=900e-6, high=1100e-6)
     assert cells.measured(metric) == "950 us [900, 1100]"
-    assert cells.measured(Metric(value=2e9, unit="B/s", better="higher", low=1e9, high=3e9)) == "2.00 GB/s [1.00, 3.00]"
+    assert (
+        cells.measured(MetricValue(value=2e9, unit="B/s", better="higher", low=1e9, high=3e9))
+        == "2.00 GB/s [1.00, 3.00]"
+    )
     assert cells.measured(rate_metric(2e9)) == "2.00 GB/s"
     assert cells.measured(seconds_metric(None)) == cells.measured(None) == cells.interval(rate_metric(2e9)) == "-"
 

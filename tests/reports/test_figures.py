@@ -23,7 +23,7 @@ from report_rows import found_of, matrix_case, rows_of, run_of
 from reports_fixtures import WORLD, collective, link, ok, plain, rate_metric, step, training_metrics
 from traced import run_with, timeline, traced_record
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.results.runs import Run, load_run
 from reports.contrasts import Pairs, pairs
 from reports.figures import draw_arrivals, draw_breakdown, draw_curves, draw_memory, draw_scaling, draw_steps, elided
@@ -91,7 +91,7 @@ def test_the_interval_is_a_band_and_of_a_single_size_a_bar_unless_it_reaches_zer
     (band,) = [shape for shape in axes_of(draw_curves(rows, "time")).collections if isinstance(shape, PolyCollection)]
     heights = np.asarray(band.get_paths()[0].vertices)[:, 1]
     assert (heights.min(), heights.max()) == pytest.approx((0.9e-3, 1.1e-3))
-    metric = Metric(value=1e-3, unit="s", better="lower", low=0.0, high=5e-3)
+    metric = MetricValue(value=1e-3, unit="s", better="lower", low=0.0, high=5e-3)
     to_zero = ok(collective(), metrics={"time": metric})
     for record, ends in ((ok(collective()), [0.9e-3, 1.1e-3]), (to_zero, [1e-3, 1e-3])):
         shapes = axes_of(draw_curves(rows_of(record), "time")).collections
@@ -242,7 +242,7 @@ def test_scaling_is_a_line_for_each_case_below_perfection() -> None:
     assert draw_scaling([("lonely", {2: 1.0})]) is None
 
 
-def matrix(ranks: int, **metrics: Metric) -> Pairs:
+def matrix(ranks: int, **metrics: MetricValue) -> Pairs:
     ends = [(i, j) for i in range(ranks) for j in range(ranks) if i != j]
     rates = [metrics or {"busbw": rate_metric((1 + i * 10 + j) * 1e9)} for i, j in ends]
     records = [

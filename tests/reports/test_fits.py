@@ -12,7 +12,7 @@ from reports_fixtures import WORLD, collective, comm_call, curve_records, link, 
 from bench.plan.cases import Case, make_case
 from bench.plan.params import Value
 from bench.results.fit import COPY, METHOD, Ceiling, Point
-from bench.results.records import Metric, Record
+from bench.results.records import MetricValue, Record
 from bench.results.runs import Run
 from reports.contrasts import contention, contrasts, interference, loads, matrix_title, pairs, slow_down
 from reports.fits import Curve, ceiling_of, fit_curves, fit_notes, points_of, size_of
@@ -104,7 +104,7 @@ def test_efficiency_is_that_of_the_fitted_bus_bandwidth_of_the_largest_sizes() -
     switching = modelled(lambda s: 10e-6 + s / 1e9 if s <= 1 << 16 else 100e-6 + s / 5e9, sizes)
     assert len(curve_of(*switching).fit.segments) == 2
     assert of_link(switching, link(15e9)) == pytest.approx(0.5, rel=1e-3)
-    rates: list[dict[str, Metric]] = [{}, {"algbw": rate_metric(None)}, {"algbw": rate_metric(1e9)}]
+    rates: list[dict[str, MetricValue]] = [{}, {"algbw": rate_metric(None)}, {"algbw": rate_metric(1e9)}]
     for told in rates:
         times = [{**told, "time": seconds_metric(1e-5 + size / 1e9)} for size in SIZES]
         records = [ok(collective(size_bytes=size), metrics=metrics) for size, metrics in zip(SIZES, times, strict=True)]

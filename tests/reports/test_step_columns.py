@@ -5,14 +5,14 @@ from report_rows import cells_of, row_of, rows_of
 from reports_fixtures import comm_call, curve_records, ok, plain, seconds_metric, step, step_metrics, training_metrics
 
 from bench.plan.cases import make_case
-from bench.results.records import Metric, Record
+from bench.results.records import MetricValue, Record
 from reports import breakdown
 from reports.fits import Curve, fit_curves
 from reports.step_columns import memory_columns, step_columns, step_notes, time_columns
 from reports.summary import Row
 
 
-def step_row(metrics: dict[str, Metric], name: str = "ddp") -> Row:
+def step_row(metrics: dict[str, MetricValue], name: str = "ddp") -> Row:
     return row_of(ok(step(name), metrics=metrics))
 
 
@@ -29,7 +29,7 @@ def cells(record: Record, curves: tuple[Curve, ...] = ()) -> dict[str, str]:
     return cells_of(step_columns([row], curves), row)
 
 
-def step_cells(metrics: dict[str, Metric]) -> dict[str, str]:
+def step_cells(metrics: dict[str, MetricValue]) -> dict[str, str]:
     return cells(ok(step(), metrics=metrics))
 
 

@@ -11,7 +11,7 @@ from reports_fixtures import WORLD, bad, collective, hang, make_plan, make_run, 
 
 from bench.launch.control_channel import LEFT_OUT
 from bench.plan.plan import Skipped
-from bench.results.records import Check, Metric, Record, Status
+from bench.results.records import Check, MetricValue, Record, Status
 from bench.results.runs import load_run
 from bench.results.stats import across_launches
 from reports.lateness import MOST_ROWS, Late, late_rows
@@ -24,7 +24,7 @@ CASE = collective()
 def test_one_launch_and_what_does_not_scatter_keep_their_own_metric() -> None:
     metric = seconds_metric(0.25)
     assert merge_metrics([{"time": metric}]) == {"time": metric}
-    exact = Metric(value=3 << 20, unit="B", better="lower", method="closed form")
+    exact = MetricValue(value=3 << 20, unit="B", better="lower", method="closed form")
     assert merge_metrics([{"bytes_sent.dp": exact}] * 5) == {"bytes_sent.dp": exact}
     assert merge_metrics([]) == {}
 
@@ -51,7 +51,9 @@ def test_zero_negative_or_unknown_falls_back_to_the_median_without_an_interval()
         assert (merged.value, merged.low, merged.high) == (middle, None, None)
         known = sum(value is not None for value in values)
         assert merged.method.startswith(f"median of {known} of {len(values)} launches; no interval")
-    unknown = [Metric(value=None, unit="s", better="lower", method=method) for method in ("no clock", "no samples")]
+    unknown = [
+        MetricValue(value=None, unit="s", better="lower", method=method) for method in ("no clock", "no samples")
+    ]
     merged = merge_metrics([{"skew": one} for one in unknown])["skew"]
     assert (merged.value, merged.method) == (None, "unknown in all 2 launches")
     assert merge_metrics([{"skew": unknown[0]}] * 2)["skew"] == unknown[0]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from bench.operations import collectives
 from bench.operations.operation import Operation
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.text import UserError
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
@@ -81,7 +81,7 @@ class Tangled(Steps):
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         self.me = self
-        return Explanation(metrics={"cycle": Metric(value=1.0, unit="", better="lower", method="as it is")})
+        return Explanation(metrics={"cycle": MetricValue(value=1.0, unit="", better="lower", method="as it is")})
 
 
 def tangled(world: World, *, number: int = 0) -> Tangled:

@@ -22,7 +22,7 @@ import parbench
 from bench.plan.cases import WorldSpec, load_catalogue
 from bench.plan.options import Request, make_plan
 from bench.plan.plan import PRESETS
-from bench.results.records import Metric, Record
+from bench.results.records import MetricValue, Record
 from bench.text import format_size
 
 GOLDEN = TESTS / "golden"
@@ -197,7 +197,7 @@ def records_outline(records: list[Record]) -> str:
     return "\n".join(sorted(blocks)) + "\n"
 
 
-def _named(record: Record, name: str, metric: Metric) -> str:
+def _named(record: Record, name: str, metric: MetricValue) -> str:
     if record.case.name.startswith("workload.ep_"):
         return name  # a trained router's routes depend on how many steps there was time for
     return f"{name}={_shown(metric.value)}" if name.startswith(EXACT) or name.endswith("_formula") else name

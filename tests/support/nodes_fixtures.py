@@ -19,7 +19,7 @@ from reports_fixtures import (
 )
 
 from bench.plan.cases import Case, make_case
-from bench.results.records import Metric, RankState, Record, WorldInfo
+from bench.results.records import MetricValue, RankState, Record, WorldInfo
 from bench.results.runs import Run
 
 WITHIN_RATE, SWITCH_RATE, FAR_RATE = 4e9, 1e9, 0.5e9
@@ -44,11 +44,13 @@ def world_of(hosts: Sequence[str]) -> WorldInfo:
     return WorldInfo(size=len(hosts), nodes=len(set(hosts)), backend="gloo", device="cpu")
 
 
-def rates_of(size_bytes: int, busbw: float) -> dict[str, Metric]:
+def rates_of(size_bytes: int, busbw: float) -> dict[str, MetricValue]:
     return {
         "time": seconds_metric(20e-6 + size_bytes / busbw),
         "algbw": rate_metric(size_bytes / (20e-6 + size_bytes / busbw)),
-        "busbw": Metric(value=size_bytes / (20e-6 + size_bytes / busbw), unit="B/s", better="higher", method=METHOD),
+        "busbw": MetricValue(
+            value=size_bytes / (20e-6 + size_bytes / busbw), unit="B/s", better="higher", method=METHOD
+        ),
     }
 
 

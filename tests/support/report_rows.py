@@ -7,7 +7,7 @@ import msgspec
 from reports_fixtures import make_plan, make_run
 
 from bench.plan.cases import Case, make_case
-from bench.results.records import Metric, Record
+from bench.results.records import MetricValue, Record
 from bench.results.runs import Run
 from reports.columns import Column
 from reports.findings import Findings, find
@@ -71,7 +71,7 @@ def matrix_case(source: int, target: int, size_bytes: int = 1 << 20) -> Case:
     )
 
 
-def with_metrics(record: Record, **metrics: Metric | None) -> Record:
+def with_metrics(record: Record, **metrics: MetricValue | None) -> Record:
     """Return the record with these metrics in place of its own, those that are None left out; ``__`` is a dot."""
     changed = record.metrics | {name.replace("__", "."): metric for name, metric in metrics.items()}
     return msgspec.structs.replace(record, metrics={name: one for name, one in changed.items() if one is not None})

@@ -9,7 +9,7 @@ import msgspec
 from bench.plan.cases import Case, make_case
 from bench.plan.plan import Plan, Skipped
 from bench.results.fit import LINK, Ceiling
-from bench.results.records import Check, Metric, Noise, RankState, Record, Samples, Status, Stop, WorldInfo, encode
+from bench.results.records import Check, MetricValue, Noise, RankState, Record, Samples, Status, Stop, WorldInfo, encode
 from bench.results.runs import Run, RunInfo, create_run, open_writer, write_info
 from bench.results.stats import Grade
 
@@ -29,19 +29,19 @@ def step(name: str = "ddp", **params: Any) -> Case:
     return make_case(f"step.{name}", f"workloads.{name}:prepare", {"layers": 4, **params})
 
 
-def seconds_metric(value: float | None, reach: float = 0.1) -> Metric:
+def seconds_metric(value: float | None, reach: float = 0.1) -> MetricValue:
     if value is None:
-        return Metric(value=None, unit="s", better="lower", method="unknown")
-    return Metric(
+        return MetricValue(value=None, unit="s", better="lower", method="unknown")
+    return MetricValue(
         value=value, unit="s", better="lower", low=value * (1 - reach), high=value * (1 + reach), method=METHOD
     )
 
 
-def rate_metric(value: float | None, unit: str = "B/s") -> Metric:
-    return Metric(value=value, unit=unit, better="higher", method=METHOD)
+def rate_metric(value: float | None, unit: str = "B/s") -> MetricValue:
+    return MetricValue(value=value, unit=unit, better="higher", method=METHOD)
 
 
-def collective_metrics(case: Case, seconds: float) -> dict[str, Metric]:
+def collective_metrics(case: Case, seconds: float) -> dict[str, MetricValue]:
     rate = float(case.params["size_bytes"]) / seconds
     return {
         "time": seconds_metric(seconds),
@@ -51,19 +51,19 @@ def collective_metrics(case: Case, seconds: float) -> dict[str, Metric]:
     }
 
 
-def step_metrics(seconds: float) -> dict[str, Metric]:
+def step_metrics(seconds: float) -> dict[str, MetricValue]:
     return {
         "step_time": seconds_metric(seconds),
         "tokens_per_second": rate_metric(4096 / seconds, "tokens/s"),
-        "bytes_sent.dp": Metric(value=3 << 20, unit="B", better="lower", method="closed form"),
+        "bytes_sent.dp": MetricValue(value=3 << 20, unit="B", better="lower", method="closed form"),
     }
 
 
-def plain(value: float | None, unit: str) -> Metric:
-    return Metric(value=value, unit=unit, better="lower", method="counted")
+def plain(value: float | None, unit: str) -> MetricValue:
+    return MetricValue(value=value, unit=unit, better="lower", method="counted")
 
 
-def training_metrics(seconds: float = 0.010, axes: Sequence[str] = ("dp",)) -> dict[str, Metric]:
+def training_metrics(seconds: float = 0.010, axes: Sequence[str] = ("dp",)) -> dict[str, MetricValue]:
     """Return all that a training step on these axes can know; its parts add up to 98 % of ``seconds``."""
     shares = {"compute": 0.6, "exposed_copy": 0.02, "idle": 0.06, "residual": 0.02, "ect": 0.33, "comm_wait": 0.25}
     shares |= {"comm_skew": 0.04, "contention": 0.05}
@@ -96,7 +96,7 @@ def ok(
     launch: int = 0,
     seconds: float = 1e-3,
     *,
-    metrics: Mapping[str, Metric] | None = None,
+    metrics: Mapping[str, MetricValue] | None = None,
     stop: Stop = "precision",
     grade: Grade = "quiet",
     steady: str = "flat",
@@ -215,7 +215,7 @@ def simulated(schedule: str, seconds: float | None = None, chunks: int = 1, **mo
     return {"schedule": schedule, "chunks": chunks, "measured": False, **known, **more}
 
 
-def pipeline_metrics(seconds: float = 0.020) -> dict[str, Metric]:
+def pipeline_metrics(seconds: float = 0.020) -> dict[str, MetricValue]:
     """Return all that a pipeline step can know; idle is a quarter of ``seconds``."""
     causes = {"schedule": 0.15, "imbalance": 0.05, "p2p": 0.03, "rest": 0.02}
     shares = {"compute": 0.7, "idle": 0.25, "makespan": 0.95, "outside_pipeline": 0.05}
@@ -352,7 +352,9 @@ def context_details(method: str = "ring", sequence: int = 64, ranks: int = 2, **
     }
 
 
-def context_metrics(seconds: float, axes: Iterable[str] = ("cp",), num_bytes: float = 1 << 20) -> dict[str, Metric]:
+def context_metrics(
+    seconds: float, axes: Iterable[str] = ("cp",), num_bytes: float = 1 << 20
+) -> dict[str, MetricValue]:
     """Return what a context-parallel step knows, the same on each axis of attention; backward sends twice as much."""
     found = step_metrics(seconds)
     for axis in axes:
@@ -393,7 +395,7 @@ def ep(scope: str = "ep_layer", routing: str = "balanced", capacity: float = 0.0
     return make_case(f"workload.{scope}", f"workloads.{scope}:prepare", {**given, "routing": routing, **params})
 
 
-def mixture_metrics(routing: str, capacity: float, seconds: float) -> dict[str, Metric]:
+def mixture_metrics(routing: str, capacity: float, seconds: float) -> dict[str, MetricValue]:
     """Return what an expert-parallel step knows; balanced routes know of no slow-down."""
     found = step_metrics(seconds) | {"exposed_comm.ep": plain(0.4 * seconds, "s"), "bytes_ratio.ep": plain(1.0, "")}
     ratios = {"imbalance.rank": 1.35, "imbalance.expert": 2.95, "dedup_ratio": 0.75}

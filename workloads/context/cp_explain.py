@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.results.stats import median
 from bench.world.subject import Explanation
 from bench.world.world import World
@@ -87,7 +87,7 @@ def _recorded(
 
 def _bytes_each_way(
     layout: Layout, look: Look, forward: Callable[[], Tensor], begin: Callable[[], None]
-) -> dict[str, Metric]:
+) -> dict[str, MetricValue]:
     """Return the bytes of one microbatch's passes by axis: counted, by formula, and their ratio."""
     layout.optimizer.zero_grad()
     begin()
@@ -158,7 +158,7 @@ def _hops(told: Sequence[Seen], alone: Mapping[Size, float]) -> list[dict[str, o
     return found
 
 
-def _times(told: Sequence[Seen], hops: Sequence[Mapping[str, object]]) -> dict[str, Metric]:
+def _times(told: Sequence[Seen], hops: Sequence[Mapping[str, object]]) -> dict[str, MetricValue]:
     """Return a step's sums: of communication alone, of what of it is exposed, and of all that attention waits."""
     comm = sum(cast(float, hop["comm_seconds"]) for hop in hops)
     exposed = _slowest(told, lambda i, r, k: _exposed(told, i, r, k))
@@ -198,9 +198,9 @@ def _size(wait: Wait) -> Size:
     return wait.what, wait.shape, wait.dtype
 
 
-def _rate(value: float, method: str) -> Metric:
-    return Metric(value=value, unit="", better="higher", method=method)
+def _rate(value: float, method: str) -> MetricValue:
+    return MetricValue(value=value, unit="", better="higher", method=method)
 
 
-def _fact(value: float | None, unit: str, method: str) -> Metric:
-    return Metric(value=value, unit=unit, better="lower", method=method)
+def _fact(value: float | None, unit: str, method: str) -> MetricValue:
+    return MetricValue(value=value, unit=unit, better="lower", method=method)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.plan.params import Value
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
 from workloads.costs import sent_bytes, state_bytes
@@ -124,7 +124,7 @@ class EpStep(TrainingStep):
             step_number=lambda: self._step_number,
         )
 
-    def _state_formula(self) -> dict[str, Metric]:
+    def _state_formula(self) -> dict[str, MetricValue]:
         """Return the closed form of model state: experts are divided by ``ep`` and ``etp``, attention by ``tp``.
 
         The rest is divided by FSDP alone.
@@ -137,7 +137,7 @@ class EpStep(TrainingStep):
         state = state_bytes("ddp", held, 1, mixed=self._options.dtype.itemsize < 4)
         parts = {"parameters": state.parameters, "gradients": state.gradients, "optimizer": state.optimizer}
         return {
-            f"memory_formula.{name}": Metric(value=value, unit="B", better="lower", method="closed form")
+            f"memory_formula.{name}": MetricValue(value=value, unit="B", better="lower", method="closed form")
             for name, value in parts.items()
         }
 

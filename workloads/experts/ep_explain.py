@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.results.stats import median
 from bench.world.subject import Explanation
 from bench.world.world import World
@@ -118,7 +118,7 @@ def _expected_drop(seen: Seen) -> float | None:
     return expected_drop_rate(seen.generator, seen.step_number(), seen.sizes[2], slots)
 
 
-def _bytes(seen: Seen, sent: float, told: Sequence[Told]) -> dict[str, Metric]:
+def _bytes(seen: Seen, sent: float, told: Sequence[Told]) -> dict[str, MetricValue]:
     """Return what this rank's step sends over the expert axis and the closed form, and dispatch beside T k h e."""
     first = seen.axis.sources[0] // seen.moe.etp
     flights = sent_in_step(seen.moe.variant, seen.axis.place, told[first : first + seen.moe.ep], seen.shared_costs)
@@ -136,7 +136,7 @@ def _bytes(seen: Seen, sent: float, told: Sequence[Told]) -> dict[str, Metric]:
     }
 
 
-def _bytes_of_parts(seen: Seen, sent: float, told: Sequence[Told]) -> dict[str, Metric]:
+def _bytes_of_parts(seen: Seen, sent: float, told: Sequence[Told]) -> dict[str, MetricValue]:
     """Return what ranks that split experts send each other: all tokens gathered, and their parts of sums scattered."""
     alone = [[0] * seen.moe.etp] * seen.moe.etp
     one = sent_by("allgather", 0, Moved(pairs=alone, rows=alone), seen.costs)
@@ -146,7 +146,7 @@ def _bytes_of_parts(seen: Seen, sent: float, told: Sequence[Told]) -> dict[str, 
     return _held_against("etp", sent, expected)
 
 
-def _held_against(axis: str, sent: float, expected: float) -> dict[str, Metric]:
+def _held_against(axis: str, sent: float, expected: float) -> dict[str, MetricValue]:
     return {
         f"bytes_sent.{axis}": _fact(sent, "B", "counted at the process group: what goes to other ranks, rank 0"),
         f"bytes_expected.{axis}": _fact(expected, "B", "closed form of the step's own routes"),
@@ -154,7 +154,7 @@ def _held_against(axis: str, sent: float, expected: float) -> dict[str, Metric]:
     }
 
 
-def _bandwidths(seen: Seen) -> dict[str, Metric]:
+def _bandwidths(seen: Seen) -> dict[str, MetricValue]:
     """Return how fast one microbatch's tokens get to their experts and back, beside nothing, gradients left out.
 
     Logical bytes are all pairs of token and expert that travel or stay, wire bytes those that leave the busiest rank.
@@ -186,7 +186,7 @@ def _bandwidths(seen: Seen) -> dict[str, Metric]:
     return _rates(seen, told)
 
 
-def _rates(seen: Seen, told: Sequence[tuple[Told, list[tuple[float, float]]]]) -> dict[str, Metric]:
+def _rates(seen: Seen, told: Sequence[tuple[Told, list[tuple[float, float]]]]) -> dict[str, MetricValue]:
     hidden, element_bytes, _ = seen.sizes
     column = seen.axis.sources[seen.axis.sources.index(seen.world.rank) % seen.moe.etp :: seen.moe.etp]
     copy = [told[source][0][0][0] for source in column]
@@ -201,7 +201,7 @@ def _rates(seen: Seen, told: Sequence[tuple[Told, list[tuple[float, float]]]]) -
         metrics[f"{name}_time"] = _fact(seconds, "s", f"{how.removeprefix('over the ')}, packing included")
         for kind, num_bytes in (("logical", float(logical)), ("wire", wire[place])):
             rate = num_bytes / seconds if num_bytes else None
-            metrics[f"{name}_bandwidth.{kind}"] = Metric(
+            metrics[f"{name}_bandwidth.{kind}"] = MetricValue(
                 value=rate, unit="B/s", better="higher", method=f"{num_bytes:.12g} B {how}"
             )
     return metrics
@@ -209,7 +209,7 @@ def _rates(seen: Seen, told: Sequence[tuple[Told, list[tuple[float, float]]]]) -
 
 def _lost(
     seen: Seen, step: Step, begin: Begin, budget_seconds: float, balance: Callable[[bool], None]
-) -> dict[str, Metric]:
+) -> dict[str, MetricValue]:
     """Return how much longer a step takes than under balanced routes, both in turns."""
     if seen.generator is not None and seen.generator.name == BALANCED:
         return {"imbalance_lost": _fact(0.0, "s", "routing is balanced")}
@@ -233,7 +233,7 @@ def _lost(
     }
 
 
-def exposed_of(step: Step, begin: Begin, world: World) -> dict[str, Metric]:
+def exposed_of(step: Step, begin: Begin, world: World) -> dict[str, MetricValue]:
     """Return the communication of a traced step that no arithmetic hides, on the slowest rank."""
     found = []
     for _ in range(_REPEATS[0]):
@@ -254,5 +254,5 @@ def _timed(step: Step, world: World) -> float:
     return time.perf_counter() - began
 
 
-def _fact(value: float | None, unit: str, method: str) -> Metric:
-    return Metric(value=value, unit=unit, better="lower", method=method)
+def _fact(value: float | None, unit: str, method: str) -> MetricValue:
+    return MetricValue(value=value, unit=unit, better="lower", method=method)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from workloads.experts.moe_costs import Moved, Sent, Sizes, dedup_ratio, sent_by
 from workloads.experts.routing import imbalance, rank_loads
 
@@ -74,7 +74,7 @@ def loads_of_ranks(told: Sequence[Told], ep: int) -> list[list[int]]:
     return found
 
 
-def load_metrics(told: Sequence[Told], ep: int, expected_drop: float | None) -> dict[str, Metric]:
+def load_metrics(told: Sequence[Told], ep: int, expected_drop: float | None) -> dict[str, MetricValue]:
     """Return imbalances, of the layer where they are largest, drop rate and deduplication ratio."""
     asked, ranks = expert_loads(told), loads_of_ranks(told, ep)
     total = sum(map(sum, asked))
@@ -122,5 +122,5 @@ def _mean_ratio(moved: Sequence[Moved]) -> float | None:
     return dedup_ratio(Moved(pairs=pairs, rows=rows))
 
 
-def _fact(value: float | None, unit: str, method: str) -> Metric:
-    return Metric(value=value, unit=unit, better="lower", method=method)
+def _fact(value: float | None, unit: str, method: str) -> MetricValue:
+    return MetricValue(value=value, unit=unit, better="lower", method=method)

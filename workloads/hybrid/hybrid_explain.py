@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from bench.machine.world_spec import FUNCTIONAL_ONLY
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.communication import counted
@@ -59,7 +59,7 @@ def explain_hybrid(
     )
 
 
-def bytes_by_axis(told: Sequence[tuple[Sent, Sent]]) -> dict[str, Metric]:
+def bytes_by_axis(told: Sequence[tuple[Sent, Sent]]) -> dict[str, MetricValue]:
     """Return for each axis what the rank that sends most sends, and the ratio to the closed form farthest from 1."""
     metrics = {}
     for axis in dict.fromkeys(name for sent, _ in told for name in sent):
@@ -80,7 +80,7 @@ def _by_rank(told: Sequence[tuple[Sent, Sent]]) -> dict[str, Any]:
     return {"bytes_sent_by_rank": [dict(sent) for sent, _ in told]}
 
 
-def counts(world: World, look: Look, step: Step, begin: Begin) -> tuple[dict[str, float], Sent, dict[str, Metric]]:
+def counts(world: World, look: Look, step: Step, begin: Begin) -> tuple[dict[str, float], Sent, dict[str, MetricValue]]:
     """Return what this rank sends in a step and the closed forms, by axis, and experts' loads; all take part."""
     sent: defaultdict[str, float] = defaultdict(float)
     for mixture in _mixtures(look):
@@ -96,7 +96,7 @@ def counts(world: World, look: Look, step: Step, begin: Begin) -> tuple[dict[str
     return dict(sent), {**look.layout.expected_bytes, "ep": expected}, metrics
 
 
-def _experts(world: World, look: Look) -> tuple[float, dict[str, Metric]]:
+def _experts(world: World, look: Look) -> tuple[float, dict[str, MetricValue]]:
     """Return the closed form of what this rank sent to experts by the step's own routes, and their loads."""
     moe = look.place.moe
     assert moe is not None, "only a mixture has routes"
@@ -156,5 +156,5 @@ def _facts(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def _fact(value: float | None, unit: str, method: str) -> Metric:
-    return Metric(value=value, unit=unit, better="lower", method=method)
+def _fact(value: float | None, unit: str, method: str) -> MetricValue:
+    return MetricValue(value=value, unit=unit, better="lower", method=method)

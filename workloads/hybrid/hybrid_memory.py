@@ -7,7 +7,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.world.world import World
 from workloads.experts.routing import BALANCED
 from workloads.footprint import COMPONENTS, Batch, Footprint, Held
@@ -57,7 +57,7 @@ def footprint(world: World, look: Look, train: Callable[[], object], begin: Call
         del mine["memory_formula"]["activations"]
     told = cast(list[dict[str, Held]], world.gather(mine))
     metrics = {
-        f"{source}.{name}": Metric(
+        f"{source}.{name}": MetricValue(
             value=max(one[source][name] for one in told), unit="B", better="lower", method=f"{how}, largest over ranks"
         )
         for source, how in _HOW.items()

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from bench.machine.environment import emulation
 from bench.machine.world_spec import FUNCTIONAL_ONLY
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.results.stats import median
 from bench.world.subject import Explanation
 from bench.world.world import World
@@ -166,7 +166,7 @@ def _sent(calls: Sequence[Call]) -> dict[int, int]:
     return dict(sent)
 
 
-def _bytes(told: Sequence[Told]) -> dict[str, Metric]:
+def _bytes(told: Sequence[Told]) -> dict[str, MetricValue]:
     """Return what the rank that sends most sends, and the ratio to the closed form that is farthest from 1."""
     busiest = max(told, key=lambda one: one.sent_bytes)
     ratios = [one.sent_bytes / one.expected_bytes for one in told if one.expected_bytes]
@@ -180,7 +180,7 @@ def _bytes(told: Sequence[Told]) -> dict[str, Metric]:
     }
 
 
-def _memory(told: Sequence[Told]) -> dict[str, Metric]:
+def _memory(told: Sequence[Told]) -> dict[str, MetricValue]:
     how = {
         "memory": "measured on storages; activations: peak of a step above its start",
         "memory_counted": "counted from tensors; activations: what the microbatches in flight saved for backward",
@@ -194,7 +194,9 @@ def _memory(told: Sequence[Told]) -> dict[str, Metric]:
     }
 
 
-def bubble_of(steps: Steps, latency: Mapping[tuple[int, int], float], timed_seconds: float | None) -> dict[str, Metric]:
+def bubble_of(
+    steps: Steps, latency: Mapping[tuple[int, int], float], timed_seconds: float | None
+) -> dict[str, MetricValue]:
     """Return all ways to say how much of the step is idle, and why."""
     middle, schedule = steps.middle, steps.schedule
     how = f"the step of median makespan, of {len(steps.timelines)}"
@@ -202,7 +204,7 @@ def bubble_of(steps: Steps, latency: Mapping[tuple[int, int], float], timed_seco
     metrics = {}
     for name, of in _KINDS.items():
         seen = [of(timeline) for timeline in steps.timelines]
-        metrics[name] = Metric(
+        metrics[name] = MetricValue(
             value=of(middle), unit="", better="lower", low=min(seen), high=max(seen), method=f"{how}; range of all"
         )
         metrics[f"{name}_simulated"] = _fact(of(predicted), "", "simulated with the mean time of each kind, no latency")
@@ -235,7 +237,7 @@ _CAUSES = {
 }
 
 
-def _closed_forms(steps: Steps, timed_seconds: float | None) -> dict[str, Metric]:
+def _closed_forms(steps: Steps, timed_seconds: float | None) -> dict[str, MetricValue]:
     """Return the closed forms; some hold for equal times alone, as timed compute is asked for and never quite is."""
     schedule = steps.schedule
     if schedule.name not in schedules.NAMES:
@@ -345,5 +347,5 @@ def _uncounted(look: Look) -> tuple[str, ...]:
     return (UNCOUNTED,) if look.batch.checkpointing == "selective" else ()
 
 
-def _fact(value: float | None, unit: str, method: str) -> Metric:
-    return Metric(value=value, unit=unit, better="lower", method=method)
+def _fact(value: float | None, unit: str, method: str) -> MetricValue:
+    return MetricValue(value=value, unit=unit, better="lower", method=method)

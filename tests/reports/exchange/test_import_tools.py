@@ -4,7 +4,7 @@ import exchange_fixtures as fixtures
 import pytest
 from exchange_fixtures import GLOO, OSU, OSU_CUDA, PARAM, PARAM_TABLE, Parser, refusal, value
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from reports.exchange.foreign import Found, busbw_factor, time_and_rates
 from reports.exchange.import_gloo import parse_gloo
 from reports.exchange.import_osu import parse_osu
@@ -39,7 +39,7 @@ def test_rates_are_as_printed_where_enough_digits_were_and_computed_where_roundi
         found = time_and_rates(
             "all_reduce", 4, 1000, seconds, method="m", algbw=algbw, busbw=busbw, last_decimal=0.01e9
         )
-        assert found["time"] == Metric(value=seconds, unit="s", better="lower", method="m")
+        assert found["time"] == MetricValue(value=seconds, unit="s", better="lower", method="m")
         assert (found["algbw"].value, found["busbw"].value) == pytest.approx(expected), (seconds, algbw)
         for name in ("algbw", "busbw"):
             assert (found[name].method, found[name].unit, found[name].better) == (f"{how}; m", "B/s", "higher")

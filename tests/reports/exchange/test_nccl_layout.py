@@ -10,7 +10,7 @@ from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective, make_
 
 from bench.plan.cases import make_case
 from bench.plan.plan import Skipped
-from bench.results.records import Check, Metric, Record
+from bench.results.records import Check, MetricValue, Record
 from bench.results.runs import Run
 from bench.text import UserError
 from reports.exchange.nccl_json import render_json
@@ -275,8 +275,8 @@ def test_what_was_not_measured_checked_or_finite_is_null_in_json_and_unchecked_i
     assert (len(rows(text)[0].split()), "validation: 0 " in text) == (13, True)
     result = json_of(unchecked)["results"][0]
     assert (result["out_of_place"], result["in_place"]["nwrong"]) == (None, None)
-    time = Metric(value=1e-6, unit="s", better="lower")
-    busbw = Metric(value=float("nan"), unit="B/s", better="higher")
+    time = MetricValue(value=1e-6, unit="s", better="lower")
+    busbw = MetricValue(value=float("nan"), unit="B/s", better="higher")
     content = render_json(run_of(ok(collective(), metrics={"time": time, "busbw": busbw})))
     assert b"nan" not in content.lower()
     assert json.loads(content)["results"][0]["in_place"]["bus_bw"] is None

@@ -8,7 +8,7 @@ import pytest
 from mesh_steps import small_pipeline
 from ranks import Ranks
 
-from bench.results.records import Metric
+from bench.results.records import MetricValue
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.footprint import UNCOUNTED
@@ -22,7 +22,7 @@ SECONDS = 0.05
 CAUSES = ("schedule", "imbalance", "p2p", "rest")
 
 
-def values(metrics: Mapping[str, Metric]) -> dict[str, float]:
+def values(metrics: Mapping[str, MetricValue]) -> dict[str, float]:
     return {name: metric.value for name, metric in metrics.items() if metric.value is not None}
 
 

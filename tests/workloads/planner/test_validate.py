@@ -22,7 +22,7 @@ from reports_fixtures import (
 from reports_fixtures import step as a_step
 
 from bench.plan.cases import make_case
-from bench.results.records import Metric, Record, WorldInfo
+from bench.results.records import MetricValue, Record, WorldInfo
 from bench.results.runs import Run
 from bench.text import UserError
 from workloads.costs import ddp_sent_bytes
@@ -57,7 +57,7 @@ def row(
     name: str = "ddp",
     launch: int = 0,
     *,
-    metrics: dict[str, Metric] | None = None,
+    metrics: dict[str, MetricValue] | None = None,
     world: WorldInfo | None = None,
     **params: Any,
 ) -> Record:
