@@ -22,6 +22,11 @@ def listed(choices: Iterable[object]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return ``1 core``, ``2 cores``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def read_text(name: str, where: str) -> str:
     """Return the text of the file ``name``; ``UserError`` that begins with ``where`` if there is none."""
     try:

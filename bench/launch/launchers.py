@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +14,9 @@ import msgspec
 import psutil
 
 from bench.launch.control_channel import Hello
+from bench.machine.environment import interface_of
+from bench.machine.slurm_allocation import INTERFACE_VARIABLE, more_options
 from bench.plan.plan import NodeLayout
-from bench.text import UserError
 
 _PATIENCE_SECONDS = 5.0
 
@@ -105,18 +105,11 @@ def local_state(hello: Hello) -> str | None:
         return "gone"
 
 
-def loopback_interface() -> str | None:
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address == "127.0.0.1" for address in addresses):
-            return name
-    return None
-
-
 def loopback_variables() -> dict[str, str]:
     """Return what keeps gloo's groups within this node; ranks of NCCL have one too, for control."""
-    loopback = loopback_interface()
+    loopback = interface_of("127.0.0.1")
     # by host name gloo may pick an interface that is not even up
-    return {} if loopback is None else {"GLOO_SOCKET_IFNAME": loopback}
+    return {} if loopback is None else {INTERFACE_VARIABLE: loopback}
 
 
 def start_process(command: Sequence[str], environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
@@ -159,11 +152,6 @@ _SIGNALS = {
     "Segmentation fault": signal.SIGSEGV,
     "Bus error": signal.SIGBUS,
 }
-
-
-def check_srun() -> None:
-    if shutil.which("srun") is None:
-        raise UserError("--launcher srun: srun is not in the PATH; load Slurm's module, or leave out --launcher")
 
 
 def srun_command(
@@ -224,11 +212,6 @@ class SrunLauncher:
         end_process(self._process)
         for step in steps if running else ():
             _cancel(step)
-
-
-def more_options(environ: Mapping[str, str]) -> list[str]:
-    """Return srun options of the site or the sweep, one a line, such as a container's image."""
-    return [word for word in environ.get("PARBENCH_SRUN_OPTIONS", "").splitlines() if word]
 
 
 def parse_exits(text: str) -> dict[int, int]:

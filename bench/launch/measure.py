@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from bench.launch.driver import Driver, StartRanks, remaining
-from bench.launch.launchers import Launcher, SrunLauncher, TorchrunLauncher, check_srun, loopback_variables
+from bench.launch.launchers import Launcher, SrunLauncher, TorchrunLauncher, loopback_variables
 from bench.launch.monitor import START_SECONDS
 from bench.launch.processes import terminated_as_interrupted
 from bench.launch.progress_display import Display, JsonLines
 from bench.machine.machine import Machine
-from bench.machine.slurm_allocation import Allocation, choose_layout, machine_of_ranks, reachable
+from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
 from bench.plan.options import Joined, Options, plan_run
 from bench.plan.plan import Plan
 from bench.results.runs import Run, create_run, load_run, open_writer

@@ -15,34 +15,17 @@ from bench.machine.machine import affinity, available_cores, contents, package_v
 
 VOLATILE = "load"
 """The group of values that no two runs share, which comparisons pass over."""
+VARIABLE = "PARBENCH_EMULATED"
+EMULATED = "emulated"
+"""How a note begins that says that nodes or links are not real."""
 
 _ALLOWED = (
-    "NCCL_*",
-    "TORCH_NCCL_*",
-    "GLOO_*",
-    "UCX_*",
-    "FI_*",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "PYTORCH_*ALLOC_CONF",
-    "SLURM_CLUSTER_NAME",
-    "SLURM_CPUS_PER_TASK",
-    "SLURM_CPU_BIND",
-    "SLURM_DISTRIBUTION",
-    "SLURM_GPUS_ON_NODE",
-    "SLURM_JOB_ID",
-    "SLURM_JOB_NODELIST",
-    "SLURM_JOB_NUM_NODES",
-    "SLURM_JOB_PARTITION",
-    "SLURM_NNODES",
-    "SLURM_NTASKS",
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_RESTART_COUNT",
-    "SLURM_TASKS_PER_NODE",
-    "SLURM_TOPOLOGY_ADDR",
-    "SLURM_TOPOLOGY_ADDR_PATTERN",
+    *("NCCL_*", "TORCH_NCCL_*", "GLOO_*", "UCX_*", "FI_*", "PYTORCH_*ALLOC_CONF"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION"),
+    *("SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK"),
+    *("SLURM_CPU_BIND", "SLURM_DISTRIBUTION", "SLURM_GPUS_ON_NODE", "SLURM_RESTART_COUNT"),
+    *("SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN"),
 )
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS", re.IGNORECASE)
 _SECRET_URL = re.compile(r"://\S*(@|[?&;][^=\s]*(token|key|secret|pass)[^=\s]*=)", re.IGNORECASE)
@@ -66,23 +49,6 @@ def capture(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, 
             "interface": variables.get("GLOO_SOCKET_IFNAME") or interface_of(address),
         },
         VOLATILE: {"one_minute": load_average()},
-    }
-
-
-def _host(root: Path, address: str | None) -> dict[str, Any]:
-    cpus = _cpuinfo(root)
-    flags = cpus.get("flags")  # Arm lists "Features" instead, which do not tell
-    return {
-        "name": socket.gethostname(),
-        "address": address,
-        "os": _os_name(),
-        "kernel": platform.release(),
-        "boot_id": contents(root / "proc/sys/kernel/random/boot_id"),
-        "cpu_model": cpus.get("model name"),
-        "memory_bytes": psutil.virtual_memory().total,
-        "clock_source": contents(root / "sys/devices/system/clocksource/clocksource0/current_clocksource"),
-        "governor": _governor(root, affinity()),
-        "virtualised": None if flags is None else "hypervisor" in flags.split(),
     }
 
 
@@ -176,30 +142,6 @@ def leaves(group: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _cpuinfo(root: Path) -> dict[str, str]:
-    first = (contents(root / "proc/cpuinfo") or "").split("\n\n")[0]
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _governor(root: Path, cpus: Iterable[int]) -> str | None:
-    folder = root / "sys/devices/system/cpu"
-    found = {contents(folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in cpus}
-    return ",".join(sorted(name for name in found if name)) or None
-
-
-def _os_name() -> str:
-    try:
-        return platform.freedesktop_os_release()["PRETTY_NAME"]
-    except OSError:
-        return platform.system()
-
-
-VARIABLE = "PARBENCH_EMULATED"
-EMULATED = "emulated"
-"""How a note begins that says that nodes or links are not real."""
-
-
 def emulation(environ: Mapping[str, str]) -> str | None:
     return environ.get(VARIABLE) or None
 
@@ -207,3 +149,28 @@ def emulation(environ: Mapping[str, str]) -> str | None:
 def emulation_notes(environ: Mapping[str, str]) -> tuple[str, ...]:
     told = emulation(environ)
     return () if told is None else (f"{EMULATED}: {told}",)
+
+
+def _host(root: Path, address: str | None) -> dict[str, Any]:
+    first_cpu = (contents(root / "proc/cpuinfo") or "").split("\n\n")[0]
+    pairs = (line.partition(":") for line in first_cpu.splitlines())
+    cpu = {name.strip(): value.strip() for name, _, value in pairs}
+    flags = cpu.get("flags")  # Arm lists "Features" instead, which do not tell
+    folder = root / "sys/devices/system/cpu"
+    governors = {contents(folder / f"cpu{number}/cpufreq/scaling_governor") for number in affinity()}
+    try:
+        os_name = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:
+        os_name = platform.system()
+    return {
+        "name": socket.gethostname(),
+        "address": address,
+        "os": os_name,
+        "kernel": platform.release(),
+        "boot_id": contents(root / "proc/sys/kernel/random/boot_id"),
+        "cpu_model": cpu.get("model name"),
+        "memory_bytes": psutil.virtual_memory().total,
+        "clock_source": contents(root / "sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "governor": ",".join(sorted(name for name in governors if name)) or None,
+        "virtualised": None if flags is None else "hypervisor" in flags.split(),
+    }

@@ -61,6 +61,12 @@ def contents(path: Path) -> str | None:
         return None
 
 
+def whole_number(text: str | None) -> int | None:
+    """Return the whole number a word stands for, None for ``max``, ``-1``, ``[N/A]`` and the like."""
+    word = (text or "").strip()
+    return int(word) if word.isascii() and word.isdigit() else None
+
+
 def affinity() -> frozenset[int]:
     """Return the logical CPUs this process may be scheduled on; all of them where the system has no affinity."""
     if hasattr(os, "sched_getaffinity"):
@@ -99,7 +105,7 @@ def _cpu_quota(folder: Path) -> float | None:
         contents(folder / "cpu.cfs_quota_us") or "",
         contents(folder / "cpu.cfs_period_us") or "",
     ]
-    quota, period = (_whole(word) for word in words)
+    quota, period = (whole_number(word) for word in words)
     return quota / period if quota and period else None
 
 
@@ -109,18 +115,16 @@ def _memory_room(folder: Path) -> int | None:
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        limit, usage = _whole(contents(folder / limit_name)), _whole(contents(folder / usage_name))
+        limit, usage = whole_number(contents(folder / limit_name)), whole_number(contents(folder / usage_name))
         if limit is not None and usage is not None:
-            return limit - usage + _statistic(folder / "memory.stat", cache_name)
+            statistics = (contents(folder / "memory.stat") or "").splitlines()
+            cache = dict(line.split(maxsplit=1) for line in statistics).get(cache_name)
+            return limit - usage + (whole_number(cache) or 0)
     return None
 
 
-def _statistic(path: Path, name: str) -> int:
-    fields = dict(line.split(maxsplit=1) for line in (contents(path) or "").splitlines())
-    return _whole(fields.get(name)) or 0
-
-
 def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Return the GPUs ``nvidia-smi`` lists and ``CUDA_VISIBLE_DEVICES`` leaves; none if it is absent or fails."""
     command = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if command is None:
         return ()
@@ -137,35 +141,26 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
         )
     except (OSError, subprocess.SubprocessError):
         return ()
-    gpus = tuple(_parse_gpu(line) for line in done.stdout.splitlines() if "," in line)
-    return _restrict(gpus, environ.get("CUDA_VISIBLE_DEVICES"))
+    gpus = []
+    for line in done.stdout.splitlines():
+        name, comma, mebibytes = line.rpartition(",")
+        if comma:
+            memory = whole_number(mebibytes)
+            gpus.append(Gpu(name=name.strip(), memory_bytes=None if memory is None else memory << 20))
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    return tuple(gpus if visible is None or not gpus else _restricted(gpus, visible))
 
 
-def _parse_gpu(line: str) -> Gpu:
-    name, _, mebibytes = line.rpartition(",")
-    memory = _whole(mebibytes)
-    return Gpu(name=name.strip(), memory_bytes=None if memory is None else memory << 20)
-
-
-def _restrict(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
-    if visible is None or not gpus:
-        return gpus
-    chosen: list[Gpu] = []
+def _restricted(gpus: list[Gpu], visible: str) -> Iterator[Gpu]:
     for entry in (word.strip() for word in visible.split(",")):
-        index = _whole(entry)
-        if index is not None and 0 <= index < len(gpus):
-            chosen.append(gpus[index])
+        index = whole_number(entry)
+        if index is not None and index < len(gpus):
+            yield gpus[index]
         elif entry.startswith(("GPU-", "MIG-")):
-            chosen.append(_by_uuid(entry, gpus))
+            # which GPU an identifier stands for is known only where all are alike, the size of a slice never
+            yield gpus[0] if len(set(gpus)) == 1 and entry.startswith("GPU-") else Gpu(name=entry)
         else:
-            break  # CUDA hides an entry it does not know, and all that follow it
-    return tuple(chosen)
-
-
-def _by_uuid(entry: str, gpus: tuple[Gpu, ...]) -> Gpu:
-    """Return the GPU an identifier stands for: which one is known only where all are alike, a slice's size never."""
-    alike = len(set(gpus)) == 1 and entry.startswith("GPU-")
-    return gpus[0] if alike else Gpu(name=entry)
+            return  # CUDA hides an entry it does not know, and all that follow it
 
 
 def _torch_has_cuda() -> bool | None:
@@ -173,13 +168,8 @@ def _torch_has_cuda() -> bool | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    source = contents(Path(spec.origin).with_name("version.py"))
-    return None if source is None else _assigns_cuda(source)
-
-
-def _assigns_cuda(source: str) -> bool | None:
     try:
-        statements = ast.parse(source).body
+        statements = ast.parse(contents(Path(spec.origin).with_name("version.py")) or "").body
     except SyntaxError:
         return None
     for statement in statements:
@@ -188,9 +178,3 @@ def _assigns_cuda(source: str) -> bool | None:
             value = getattr(statement, "value", None)
             return bool(value.value) if isinstance(value, ast.Constant) else None
     return None
-
-
-def _whole(text: str | None) -> int | None:
-    """Return the whole number a word stands for, None for ``max``, ``-1``, ``[N/A]`` and the like."""
-    word = (text or "").strip()
-    return int(word) if word.isascii() and word.isdigit() else None

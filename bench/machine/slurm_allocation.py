@@ -2,23 +2,29 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 import psutil
 
-from bench.launch.launchers import more_options
 from bench.machine.environment import host_address
-from bench.machine.machine import Machine, inspect_machine
+from bench.machine.machine import Machine, inspect_machine, whole_number
 from bench.plan.plan import NodeLayout
 from bench.text import UserError, did_you_mean, listed
 
 PLACEMENTS = ("block", "cyclic")
+INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+_ANSWER_SECONDS = 30
+# the machine is that of the whole node; Slurm would give one task its share, or ask one node for the whole job's GPUs
+_OF_TASKS = (
+    *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND"),
+    *("SLURM_TRES_PER_TASK", "SLURM_TRES_BIND", "SLURM_CPU_BIND"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +45,27 @@ class Allocation:
                 "--launcher srun needs an allocation, and SLURM_JOB_ID is not set: start it in an sbatch script or "
                 "under salloc, or let parbench slurm submit do so"
             )
+
+        def number(name: str) -> int | None:  # Slurm also writes "2(x4)", two on each of four
+            return whole_number(re.sub(r"\(x\d+\)$", "", environ.get(name, "")))
+
         return Allocation(
             job=environ["SLURM_JOB_ID"],
-            nodes=_whole(environ, "SLURM_JOB_NUM_NODES") or 1,
+            nodes=number("SLURM_JOB_NUM_NODES") or 1,
             nodelist=environ.get("SLURM_JOB_NODELIST", ""),
-            ntasks_per_node=_whole(environ, "SLURM_NTASKS_PER_NODE"),
-            cpus_per_task=_whole(environ, "SLURM_CPUS_PER_TASK"),
+            ntasks_per_node=number("SLURM_NTASKS_PER_NODE"),
+            cpus_per_task=number("SLURM_CPUS_PER_TASK"),
         )
 
 
-def _whole(environ: Mapping[str, str], name: str) -> int | None:
-    """Return a variable's number; Slurm also writes ``2(x4)``, two on each of four."""
-    found = re.fullmatch(r"(\d+)(\(x\d+\))?", environ.get(name, ""))
-    return int(found[1]) if found else None
+def check_srun() -> None:
+    if shutil.which("srun") is None:
+        raise UserError("--launcher srun: srun is not in the PATH; load Slurm's module, or leave out --launcher")
+
+
+def more_options(environ: Mapping[str, str]) -> list[str]:
+    """Return srun options of the site or the sweep, one a line, such as a container's image."""
+    return [word for word in environ.get("PARBENCH_SRUN_OPTIONS", "").splitlines() if word]
 
 
 def choose_layout(
@@ -66,21 +80,14 @@ def choose_layout(
         raise UserError(f"--nodes {wanted}: job {allocation.job} has {allocation.nodes} ({allocation.nodelist})")
     if wanted * ntasks_per_node < 2:
         raise UserError("one node with one rank moves nothing: use --nodes 2, or --ntasks-per-node 2")
-    return NodeLayout(nodes=wanted, ntasks_per_node=ntasks_per_node, placement=_placement(placement or "block"))
-
-
-def _placement(text: str) -> Literal["block", "cyclic"]:
-    if text in ("block", "cyclic"):
-        return "block" if text == "block" else "cyclic"
-    raise UserError(f"--placement {text!r} is not known{did_you_mean(text, PLACEMENTS)}; allowed: {listed(PLACEMENTS)}")
-
-
-_ANSWER_SECONDS = 30
-# the machine is that of the whole node; Slurm would give one task its share, or ask one node for the whole job's GPUs
-_OF_TASKS = (
-    *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND"),
-    *("SLURM_TRES_PER_TASK", "SLURM_TRES_BIND", "SLURM_CPU_BIND"),
-)
+    if placement not in (None, *PLACEMENTS):
+        raise UserError(
+            f"--placement {placement!r} is not known{did_you_mean(placement or '', PLACEMENTS)}; "
+            f"allowed: {listed(PLACEMENTS)}"
+        )
+    return NodeLayout(
+        nodes=wanted, ntasks_per_node=ntasks_per_node, placement="cyclic" if placement == "cyclic" else "block"
+    )
 
 
 def machine_of_ranks(environ: Mapping[str, str], allocation: Allocation | None) -> Machine:
@@ -125,19 +132,17 @@ def _ask(number: int, environ: Mapping[str, str]) -> Machine | str:
     return lines[-1] if lines else f"it ended with {done.returncode}"
 
 
-def main() -> None:
-    sys.stdout.write(f"\n{msgspec.json.encode(inspect_machine(os.environ)).decode()}\n")
-
-
-INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
-
-
 def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return this host's IPv4 addresses, the likeliest first: the chosen interface's, the host name's, all others.
 
     The loopback's are left out unless there are no others: Debian lets a host name mean 127.0.1.1.
     """
-    by_interface = _addresses()
+    states = psutil.net_if_stats()
+    by_interface = {
+        name: [entry.address for entry in entries if entry.family == socket.AF_INET]
+        for name, entries in psutil.net_if_addrs().items()
+        if name in states and states[name].isup
+    }
     chosen = by_interface.get(environ.get(INTERFACE_VARIABLE, ""), [])
     named = host_address()
     others = [address for addresses in by_interface.values() for address in addresses]
@@ -145,13 +150,8 @@ def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(address for address in found if not address.startswith("127.")) or ("127.0.0.1",)
 
 
-def _addresses() -> dict[str, list[str]]:
-    states = psutil.net_if_stats()
-    return {
-        name: [entry.address for entry in entries if entry.family == socket.AF_INET]
-        for name, entries in psutil.net_if_addrs().items()
-        if name in states and states[name].isup
-    }
+def main() -> None:
+    sys.stdout.write(f"\n{msgspec.json.encode(inspect_machine(os.environ)).decode()}\n")
 
 
 if __name__ == "__main__":

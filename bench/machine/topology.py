@@ -18,7 +18,6 @@ _TOPO_SECONDS = 10
 _UUIDS = ("--query-gpu=index,uuid", "--format=csv,noheader")
 _LINKS = {"PIX": "PCIe", "PXB": "PCIe", "PHB": "PCIe", "NODE": "PCIe", "SYS": "other NUMA node"}
 
-
 Links = Mapping[tuple[str, str], str]
 """How GPUs are joined, by their UUIDs in order."""
 
@@ -34,11 +33,13 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank_place(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")) -> RankPlace:
-    cpus = tuple(sorted(affinity()))
+    cpus = affinity()
+    folders = sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
+    own = [folder.name for folder in folders if cpus & parse_cpus(contents(folder / "cpulist") or "")]
     return RankPlace(
         host=host,
-        cpus=cpus,
-        numa_nodes=_numa_nodes(cpus, root),
+        cpus=tuple(sorted(cpus)),
+        numa_nodes=tuple(int(name.removeprefix("node")) for name in own),
         gpu=gpu,
         switches=environ.get("SLURM_TOPOLOGY_ADDR"),
     )
@@ -54,7 +55,9 @@ def relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None
 
 def relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
     if a.host != b.host:
-        return _across(a, b)
+        # switch paths such as spine.leaf1.n1: the last part is the node itself
+        switches = [(place.switches or "").rpartition(".")[0] for place in (a, b)]
+        return "same switch" if switches[0] == switches[1] != "" else "other node"
     if a.gpu is not None and b.gpu is not None:
         return "same GPU" if a.gpu == b.gpu else links.get(_pair(a.gpu, b.gpu))
     if len(a.cpus) == 1 and a.cpus == b.cpus:
@@ -62,22 +65,6 @@ def relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
     if len(a.numa_nodes) != 1 or len(b.numa_nodes) != 1:
         return None  # free to move between NUMA nodes, or no NUMA node is shown
     return "same NUMA node" if a.numa_nodes == b.numa_nodes else "other NUMA node"
-
-
-def _across(a: RankPlace, b: RankPlace) -> str:
-    """Compare switch paths such as ``spine.leaf1.n1``; the last part is the node itself."""
-    if a.switches and b.switches and a.switches.rpartition(".")[0] == b.switches.rpartition(".")[0] != "":
-        return "same switch"
-    return "other node"
-
-
-def _numa_nodes(cpus: Sequence[int], root: Path) -> tuple[int, ...]:
-    nodes = []
-    for folder in sorted((root / "sys/devices/system/node").glob("node[0-9]*")):
-        owned = parse_cpus(contents(folder / "cpulist") or "")
-        if owned & set(cpus):
-            nodes.append(int(folder.name.removeprefix("node")))
-    return tuple(nodes)
 
 
 def gpu_links() -> dict[tuple[str, str], str]:
@@ -88,18 +75,6 @@ def gpu_links() -> dict[tuple[str, str], str]:
     uuids = parse_uuids(_told(*_UUIDS))
     found = parse_topology(_told("topo", "-m"))
     return {_pair(uuids[a], uuids[b]): link for (a, b), link in found.items() if a in uuids and b in uuids}
-
-
-def _told(*words: str) -> str:
-    try:
-        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=_TOPO_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout
-
-
-def _pair(a: str, b: str) -> tuple[str, str]:
-    return min(a, b), max(a, b)
 
 
 def parse_uuids(text: str) -> dict[int, str]:
@@ -122,3 +97,15 @@ def parse_topology(text: str) -> dict[tuple[int, int], str]:
             if link is not None and int(match[1]) < column:
                 found[int(match[1]), column] = link
     return found
+
+
+def _told(*words: str) -> str:
+    try:
+        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=_TOPO_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+def _pair(a: str, b: str) -> tuple[str, str]:
+    return min(a, b), max(a, b)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bench.machine.machine import Machine
 from bench.plan.cases import WorldSpec
-from bench.text import UserError, did_you_mean, listed
+from bench.text import UserError, counted, did_you_mean, listed
 
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "nccl")
@@ -27,45 +27,30 @@ def choose_world(
     machine: Machine, *, nproc: int | None, backend: str | None, device: str | None, allow_single: bool
 ) -> WorldChoice:
     """Return the world for what was asked, None meaning the default; ``UserError`` if it cannot run here."""
-    _check_torch(machine)
+    if machine.torch_version is None and machine.torch_has_cuda is None:
+        raise UserError("torch is not installed in this Python environment: install it with pip install 'torch>=2.11'")
     _check_known("--device", device, DEVICES)
     _check_known("--backend", backend, BACKENDS)
     if nproc is not None and nproc < 1:
         raise UserError(f"--nproc {nproc}: at least 2 ranks are needed")
-    where = device or _default_device(machine, nproc=nproc, allow_single=allow_single)
-    if where == "cuda":
-        _check_cuda(machine)
+    needed = 1 if nproc == 1 and allow_single else 2
+    where = device or ("cuda" if machine.torch_has_cuda and len(machine.gpus) >= needed else "cpu")
     means = backend or ("nccl" if where == "cuda" else "gloo")
-    _check_backend(machine, means, where)
-    ranks = _default_ranks(machine, where) if nproc is None else nproc
+    _check_device(machine, where, means)
+    default = len(machine.gpus) if where == "cuda" else max(2, min(_MAX_DEFAULT_RANKS, machine.cores))
+    ranks = default if nproc is None else nproc
     _check_ranks(machine, ranks, means, where, allow_single=allow_single)
     spec = WorldSpec(nproc=ranks, backend=means, device=where, rank_bytes=_rank_bytes(machine, where, ranks))
     notes = _fallback_notes(machine, where) if device is None else ()
     return WorldChoice(spec=spec, notes=(*notes, *sharing_notes(machine, ranks, where)))
 
 
-def _default_device(machine: Machine, *, nproc: int | None, allow_single: bool) -> str:
-    needed = 1 if nproc == 1 and allow_single else 2
-    return "cuda" if machine.torch_has_cuda and len(machine.gpus) >= needed else "cpu"
-
-
-def _default_ranks(machine: Machine, device: str) -> int:
-    if device == "cuda":
-        return len(machine.gpus)
-    return max(2, min(_MAX_DEFAULT_RANKS, machine.cores))
-
-
-def _rank_bytes(machine: Machine, device: str, ranks: int) -> int | None:
-    if device == "cpu":
-        return None if machine.memory_bytes is None else machine.memory_bytes // ranks
-    known = [gpu.memory_bytes for gpu in machine.gpus if gpu.memory_bytes is not None]
-    ranks_per_gpu = math.ceil(ranks / len(machine.gpus))
-    return min(known) // ranks_per_gpu if len(known) == len(machine.gpus) else None
-
-
-def _check_torch(machine: Machine) -> None:
-    if machine.torch_version is None and machine.torch_has_cuda is None:
-        raise UserError("torch is not installed in this Python environment: install it with pip install 'torch>=2.11'")
+def sharing_notes(machine: Machine, ranks: int, device: str) -> tuple[str, ...]:
+    available, noun = (machine.cores, "core") if device == "cpu" else (len(machine.gpus), "GPU")
+    if ranks <= available:
+        return ()
+    shared = f"{counted(ranks, 'rank')} on {counted(available, noun)}"
+    return (f"{FUNCTIONAL_ONLY}: {shared}; times include waiting for a {noun}",)
 
 
 def _check_known(option: str, given: str | None, allowed: tuple[str, ...]) -> None:
@@ -76,19 +61,14 @@ def _check_known(option: str, given: str | None, allowed: tuple[str, ...]) -> No
     raise UserError(f"{option} {given!r} is not known{hint}; allowed: {listed(allowed)}")
 
 
-def _check_cuda(machine: Machine) -> None:
-    if machine.gpus and machine.torch_has_cuda:
-        return
-    remedy = "install a CUDA build of torch" if machine.gpus else "see what nvidia-smi and CUDA_VISIBLE_DEVICES say"
-    raise UserError(
-        f"--device cuda: {_gpus(machine)} found, and {_torch(machine)} is installed; {remedy}, or use --device cpu"
-    )
-
-
-def _check_backend(machine: Machine, backend: str, device: str) -> None:
+def _check_device(machine: Machine, device: str, backend: str) -> None:
+    found = f"{_gpus(machine)} found"
+    if device == "cuda" and not (machine.gpus and machine.torch_has_cuda):
+        remedy = "install a CUDA build of torch" if machine.gpus else "see what nvidia-smi and CUDA_VISIBLE_DEVICES say"
+        raise UserError(f"--device cuda: {found}, and {_torch(machine)} is installed; {remedy}, or use --device cpu")
     if backend == "nccl" and device == "cpu":
         raise UserError(
-            f"--backend nccl moves data between GPUs, and these ranks would run on the CPU ({_gpus(machine)} found, "
+            f"--backend nccl moves data between GPUs, and these ranks would run on the CPU ({found}, "
             f"{_torch(machine)} is installed); use --backend gloo"
         )
 
@@ -108,6 +88,15 @@ def _check_ranks(machine: Machine, ranks: int, backend: str, device: str, *, all
         )
 
 
+def _rank_bytes(machine: Machine, device: str, ranks: int) -> int | None:
+    """Return a rank's part of the host's memory, or of the smallest GPU's."""
+    if device == "cpu":
+        return None if machine.memory_bytes is None else machine.memory_bytes // ranks
+    known = [gpu.memory_bytes for gpu in machine.gpus if gpu.memory_bytes is not None]
+    ranks_per_gpu = math.ceil(ranks / len(machine.gpus))
+    return min(known) // ranks_per_gpu if len(known) == len(machine.gpus) else None
+
+
 def _fallback_notes(machine: Machine, device: str) -> tuple[str, ...]:
     if device == "cuda" or not machine.gpus:
         return ()
@@ -119,16 +108,6 @@ def _fallback_notes(machine: Machine, device: str) -> tuple[str, ...]:
     )
 
 
-def sharing_notes(machine: Machine, ranks: int, device: str) -> tuple[str, ...]:
-    if device == "cpu" and ranks > machine.cores:
-        waiting = f"{_count(ranks, 'rank')} on {_count(machine.cores, 'core')}; times include waiting for a core"
-    elif device == "cuda" and ranks > len(machine.gpus):
-        waiting = f"{_count(ranks, 'rank')} on {_count(len(machine.gpus), 'GPU')}; times include waiting for a GPU"
-    else:
-        return ()
-    return (f"{FUNCTIONAL_ONLY}: {waiting}",)
-
-
 def _gpus(machine: Machine) -> str:
     number = len(machine.gpus)
     return f"{number or 'no'} {'GPU was' if number < 2 else 'GPUs were'}"
@@ -137,7 +116,3 @@ def _gpus(machine: Machine) -> str:
 def _torch(machine: Machine) -> str:
     builds = {True: "with CUDA", False: "without CUDA", None: "not known to have CUDA"}
     return f"torch {machine.torch_version or 'of unknown version'} ({builds[machine.torch_has_cuda]})"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -14,9 +14,8 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from bench.launch.launchers import check_srun
 from bench.machine.environment import emulation, emulation_notes
-from bench.machine.slurm_allocation import Allocation, choose_layout, machine_of_ranks
+from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks
 from bench.machine.world_spec import WorldChoice, choose_world, sharing_notes
 from bench.plan.cases import Case, Definition, WorldSpec, load_catalogue, matches, select
 from bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER

@@ -19,7 +19,7 @@ import pytest
 from fakes import wait_until
 from paths import Command, environment
 
-from bench.launch.launchers import loopback_interface
+from bench.machine.environment import interface_of
 from bench.results.records import Record, read_records
 from bench.results.runs import load_run
 
@@ -233,7 +233,7 @@ def test_ranks_of_torchrun_make_one_run_of_one_launch_and_only_rank_0_prints(tmp
     assert done.returncode == 0, done.stderr
     run = load_run(only_run(tmp_path))
     assert run.info.environment is not None
-    assert run.info.environment["variables"]["GLOO_SOCKET_IFNAME"] == loopback_interface()  # nobody has set it
+    assert run.info.environment["variables"]["GLOO_SOCKET_IFNAME"] == interface_of("127.0.0.1")  # nobody has set it
     assert (run.info.plan.launches, run.info.plan.nproc) == (1, 2)
     assert [(record.status, record.world.size) for record in run.records] == [("ok", 2)]
     lines = done.stdout.splitlines()

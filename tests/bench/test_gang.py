@@ -20,9 +20,9 @@ from bench.launch.launchers import (
     ExternalLauncher,
     TorchrunLauncher,
     local_state,
-    loopback_interface,
     loopback_variables,
 )
+from bench.machine.environment import interface_of
 
 Start = Callable[..., TorchrunLauncher]
 
@@ -144,8 +144,8 @@ def test_the_state_of_a_process_is_told_where_it_can_be_seen(sleeper: "subproces
 
 
 def test_the_loopback_interface_bears_127_0_0_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = loopback_interface()
+    name = interface_of("127.0.0.1")
     assert name in {interface for _, interface in socket.if_nameindex()}
     assert loopback_variables() == {"GLOO_SOCKET_IFNAME": name}
     monkeypatch.setattr(psutil, "net_if_addrs", dict)
-    assert (loopback_interface(), loopback_variables()) == (None, {})
+    assert (interface_of("127.0.0.1"), loopback_variables()) == (None, {})
