@@ -1,4 +1,4 @@
-"""What starts and ends the ranks of one launch: torchrun on this node, srun on several, or another program before us."""
+"""What starts and ends the ranks of one launch: torchrun on this node, srun on several, or a program before ours."""
 
 import os
 import re
