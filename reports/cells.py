@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue
 from bench.text import format_size
 
 _ROUNDING_SECONDS = 1e-12

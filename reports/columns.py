@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Generic, TypeVar
 
 from bench.results.fit import Fit, Segment
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue
 from reports import cells
 from reports.contrasts import Pairs, Slowed, loads
 from reports.fits import Curve

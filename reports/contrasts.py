@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.plan.params import Value
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue
 from bench.results.stats import Estimate, across_launches, ratio_within_launch
 from bench.text import format_size
 from reports.summary import Row

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullLocator
 
 from bench.results.fit import Ceiling, Fit
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue
 from bench.text import format_size
 from reports import cells
 from reports.breakdown import broken_down, memory_lines, parts

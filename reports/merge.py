@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue
 from bench.results.stats import across_launches, median
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue
 from bench.results.runs import Run
 from bench.results.stats import Estimate, ratio_within_launch
 from reports.facts import PAIRS, environment_facts, flatten

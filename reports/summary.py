@@ -8,7 +8,8 @@ from typing import Any
 from bench.launch.control_channel import LEFT_OUT
 from bench.plan.cases import Case
 from bench.plan.plan import Skipped
-from bench.results.records import Check, MetricValue, Record, Status, WorldInfo
+from bench.results.metrics import MetricValue
+from bench.results.records import Check, Record, Status, WorldInfo
 from bench.results.runs import Run
 from bench.results.stats import Grade
 from reports.merge import merge_metrics

@@ -12,8 +12,8 @@ from typing import cast
 
 import torch.distributed as dist
 
-from bench.results.records import MetricValue
-from bench.results.stats import Estimate, median, within_launch
+from bench.results.metrics import MetricValue, values
+from bench.results.stats import median, within_launch
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.communication import OTHER, Call, Silenced, counted, fake_twins
@@ -161,14 +161,13 @@ def _bytes(calls: Sequence[Call], layout: Layout) -> dict[str, MetricValue]:
     sent: defaultdict[str, float] = defaultdict(float)
     for call in calls:
         sent[call.axis] += sent_bytes(call.op, call.num_bytes, call.ranks)
-    metrics = {}
+    metrics: dict[str, MetricValue] = {}
     for axis in dict.fromkeys([*layout.axes, *sent]):
         expected = layout.expected_bytes.get(axis)
-        metrics[f"bytes_sent.{axis}"] = _fact(float(sent[axis]), "B", "counted at the process group, ring-optimal")
+        metrics |= values({f"bytes_sent.{axis}": float(sent[axis])}, "ring-optimal")
         if expected is not None:
-            metrics[f"bytes_expected.{axis}"] = _fact(expected, "B", "closed form")
             ratio = sent[axis] / expected if expected else None
-            metrics[f"bytes_ratio.{axis}"] = _fact(ratio, "", "counted over closed form")
+            metrics |= values({f"bytes_expected.{axis}": expected, f"bytes_ratio.{axis}": ratio})
     return metrics
 
 
@@ -187,26 +186,25 @@ def _times(told: Sequence[Seen], layout: Layout, middle: int) -> dict[str, Metri
     axes = () if OTHER in one.exposed_comm_seconds else layout.axes
     exposed = {f"exposed_comm.{axis}": one.exposed_comm_seconds.get(axis, 0.0) for axis in axes}
     exposed |= {f"exposed_comm.{axis}": seconds for axis, seconds in one.exposed_comm_seconds.items()}
-    parts = {"compute": one.compute_seconds, **exposed, "exposed_copy": one.copy_seconds, "idle": one.idle_seconds}
-    metrics = {name: _fact(seconds, "s", how) for name, seconds in parts.items()}
-    metrics["residual"] = _fact(one.residual_seconds, "s", f"wall - compute - exposed - copy - idle, {how}")
+    parts = {
+        "compute": one.compute_seconds,
+        **exposed,
+        "exposed_copy": one.copy_seconds,
+        "idle": one.idle_seconds,
+        "residual": one.residual_seconds,
+        "comm_wait": slowest.wait_seconds[middle],
+    }
     plain, watched, silenced, traced = (
         [max(walls) for walls in zip(*(getattr(seen, name) for seen in told), strict=True)]
         for name in ("plain", "watched", "silenced", "traced_walls")
     )
-    metrics["ect"] = _difference(within_launch(watched), within_launch(silenced))
-    metrics["comm_wait"] = _fact(slowest.wait_seconds[middle], "s", f"host in communication or waiting for it, {how}")
-    contention = max(seen.contention_seconds for seen in told)
-    metrics["contention"] = _fact(
-        contention, "s", "traced arithmetic with communication less without, medians, max rank"
-    )
-    overhead = median(traced) / median(plain) - 1
-    metrics["tracing_overhead"] = _fact(overhead, "", "traced step over plain step, medians, less 1")
-    return metrics
-
-
-def _difference(one: Estimate, other: Estimate) -> MetricValue:
-    return _fact(one.value - other.value, "s", f"step less step without communication, {one.method}, in turns")
+    step = within_launch(watched)
+    return {
+        **values(parts, how),
+        **values({"ect": step.value - within_launch(silenced).value}, f"{step.method}, in turns"),
+        **values({"contention": max(seen.contention_seconds for seen in told)}, "medians, max rank"),
+        **values({"tracing_overhead": median(traced) / median(plain) - 1}, "medians"),
+    }
 
 
 def _peers(told: Sequence[Seen], calls: Sequence[Call], layout: Layout, world: World) -> dict[str, MetricValue]:
@@ -222,12 +220,11 @@ def _peers(told: Sequence[Seen], calls: Sequence[Call], layout: Layout, world: W
     iterations = range(len(told[0].comm))
     split = [[_split(told, calls, members[rank], rank, i) for i in iterations] for rank in range(len(told))]
     how = f"traced steps, median of {len(iterations)}, the rank with the most"
-    metrics = {}
-    for name in layout.axes:
-        seconds = max(median([parts.transfer.get(name, 0.0) for parts in of]) for of in split)
-        metrics[f"comm_transfer.{name}"] = _fact(seconds, "s", f"each call as long as on the rank it took least, {how}")
-    waited = max(median([parts.skew for parts in of]) for of in split)
-    return {**metrics, "comm_skew": _fact(waited, "s", f"in communication before it moves: waiting for a peer, {how}")}
+    found = {
+        f"comm_transfer.{name}": max(median([parts.transfer.get(name, 0.0) for parts in of]) for of in split)
+        for name in layout.axes
+    }
+    return values(found | {"comm_skew": max(median([parts.skew for parts in of]) for of in split)}, how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +259,3 @@ def _summed(calls: Sequence[Call]) -> list[dict[str, object]]:
         {"axis": call.axis, "op": call.op, "bytes": call.num_bytes, "ranks": call.ranks, "count": count}
         for call, count in Counter(replace(call, peer=None) for call in calls).items()
     ]
-
-
-def _fact(value: float | None, unit: str, method: str) -> MetricValue:
-    return MetricValue(value=value, unit=unit, better="lower", method=method)

@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue, values
 from bench.world.world import World
 from workloads.costs import (
     LayerShape,
@@ -64,15 +64,31 @@ def footprint(
     kept_elsewhere = {"activations"} if batch.checkpointing == "selective" else set()
     told = cast(list[tuple[Held, Held]], world.gather((measured, counted)))
     formula = _formula(layout, shape, batch)
-    metrics = {}
+    metrics: dict[str, MetricValue] = {}
     for name in COMPONENTS:
-        metrics[f"memory.{name}"] = _largest([rank[0] for rank in told], name, f"measured: {_HOW[name]}")
+        metrics |= values({f"memory.{name}": max(rank[0][name] for rank in told)}, f"{_HOW[name]}, largest over ranks")
         if name not in kept_elsewhere:
-            metrics[f"memory_counted.{name}"] = _largest([rank[1] for rank in told], name, "counted from tensors")
+            metrics |= values({f"memory_counted.{name}": max(rank[1][name] for rank in told)}, "largest over ranks")
         if name in formula:
-            metrics[f"memory_formula.{name}"] = _metric(formula[name], "closed form")
+            metrics |= values({f"memory_formula.{name}": formula[name]})
     by_rank = {name: [rank[0][name] for rank in told] for name in COMPONENTS}
     return Footprint(metrics=metrics, details={"memory_by_rank": by_rank}, notes=_notes(layout, batch))
+
+
+def largest_of(told: Sequence[Mapping[str, Held]], how: Mapping[str, str]) -> dict[str, MetricValue]:
+    """Return each component's bytes on the rank with most of it, from each source of ``how``, which says where from."""
+    return {
+        name: metric
+        for source, words in how.items()
+        for name, metric in values(
+            {
+                f"{source}.{part}": max(one[source][part] for one in told)
+                for part in COMPONENTS
+                if part in told[0][source]
+            },
+            f"{words}, largest over ranks".removeprefix(", "),
+        ).items()
+    }
 
 
 def _look(layout: Layout, forward: Callable[[], Tensor], begin: Callable[[], None], world: World) -> tuple[Held, Held]:
@@ -165,14 +181,6 @@ def _is_divided(parameter: Tensor) -> bool:
     if not isinstance(parameter, DTensor) or "tp" not in (parameter.device_mesh.mesh_dim_names or ()):
         return False
     return parameter.placements[-1].is_shard()
-
-
-def _largest(values: Sequence[Held], name: str, how: str) -> MetricValue:
-    return _metric(max(value[name] for value in values), f"{how}, largest over ranks")
-
-
-def _metric(value: float, method: str) -> MetricValue:
-    return MetricValue(value=value, unit="B", better="lower", method=method)
 
 
 def _notes(layout: Layout, batch: Batch) -> tuple[str, ...]:

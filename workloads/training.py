@@ -113,9 +113,9 @@ class TrainingStep:
     def describe(self) -> Description:
         """Return tokens, parameters and FLOPs, and what the row cannot claim."""
         tokens, flops, peak = self._tokens_per_step(), self._flops_per_rank(), self._peak
-        work = [Work(name="tokens_per_second", amount=tokens, unit="tokens/s")]
+        work = [Work(name="tokens_per_second", amount=tokens)]
         if peak is not None:
-            work.append(Work(name="mfu", amount=flops / peak.flops_per_second, unit=""))
+            work.append(Work(name="mfu", amount=flops / peak.flops_per_second))
         return Description(
             headline="step_time",
             work=tuple(work),

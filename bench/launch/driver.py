@@ -16,8 +16,9 @@ from bench.machine.environment import difference, format_cpus, hoist
 from bench.machine.topology import gpu_links, relations
 from bench.plan.cases import Case
 from bench.plan.plan import NodeLayout
-from bench.results.records import MetricValue, Noise, Record, Samples, WorldInfo
-from bench.results.runs import RecordWriter, Run, samples_name, trace_name, utc_now, write_info
+from bench.results.metrics import MetricValue, declared, value, values
+from bench.results.records import Noise, Record, Samples, WorldInfo
+from bench.results.runs import RecordWriter, Run, trace_name, utc_now, write_info
 from bench.results.stats import MIN_FOR_P99, Estimate, grade, quantile, spread, steadiness, within_launch
 
 
@@ -26,32 +27,19 @@ def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
     if not outcome.seconds:
         return {}
     time = within_launch(outcome.seconds)
-    metrics = {outcome.headline: _seconds(time)}
+    # a subject of a user's own may call its duration as it likes
+    found = {outcome.headline: value("time", time)}
     n = len(outcome.seconds)
     if n >= MIN_FOR_P99:
-        metrics[f"{outcome.headline}_p99"] = MetricValue(
-            value=quantile(outcome.seconds, 0.99), unit="s", better="lower", method=f"99th percentile of {n} iterations"
-        )
-    metrics |= {work.name: _rate(work, time) for work in outcome.work}
+        p99 = quantile(outcome.seconds, 0.99)
+        found[f"{outcome.headline}_p99"] = value("time_p99", p99, f"99th percentile of {n} iterations")
+    found |= {work.name: _rate(work, time) for work in outcome.work}
+    medians = {"skew": outcome.skew_seconds, "transfer": outcome.transfer_seconds}
     if outcome.issue_seconds:
         waits = [whole - issue for whole, issue in zip(outcome.seconds, outcome.issue_seconds, strict=True)]
-        metrics["issue_time"] = _median(outcome.issue_seconds, "until every rank has issued")
-        metrics["wait_time"] = _median(waits, "from then to the end")
-    metrics["skew"] = _median(outcome.skew_seconds, "last arrival - first")
-    if outcome.transfer_seconds:
-        metrics["transfer"] = _median(outcome.transfer_seconds, "last exit - last arrival")
-    return metrics | outcome.explained
-
-
-def _seconds(estimate: Estimate, what: str = "") -> MetricValue:
-    method = f"{what}, {estimate.method}" if what else estimate.method
-    return MetricValue(
-        value=estimate.value, unit="s", better="lower", low=estimate.low, high=estimate.high, method=method
-    )
-
-
-def _median(values: Sequence[float], what: str) -> MetricValue:
-    return _seconds(within_launch(values), what)
+        medians = {"issue_time": outcome.issue_seconds, "wait_time": waits, **medians}
+    found |= values({name: within_launch(seconds) for name, seconds in medians.items() if seconds})
+    return found | outcome.explained
 
 
 def _rate(work: Work, time: Estimate) -> MetricValue:
@@ -60,10 +48,11 @@ def _rate(work: Work, time: Estimate) -> MetricValue:
     def over(seconds: float | None) -> float | None:
         return work.amount / seconds if seconds and work.amount else None
 
+    known = declared(work.name)
     return MetricValue(
         value=over(time.value),
-        unit=work.unit,
-        better="higher",
+        unit=known.unit if known else work.unit,
+        better=known.better if known else "higher",
         low=over(time.high),
         high=over(time.low),
         method=f"{work.amount:.12g} over the {time.method}",
@@ -337,7 +326,7 @@ class Driver:
         self._writer.write(record)
         self._audience.record(record)
         if raw:
-            self._writer.write_samples(samples_name(record), raw)
+            self._writer.write_samples(f"{case.id}-{launch}.npz", raw)
         if isinstance(result, Outcome) and result.timeline:
             self._writer.write_trace(trace_name(record), result.timeline)
 

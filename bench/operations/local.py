@@ -36,9 +36,7 @@ class Gemm:
 
     def describe(self) -> Description:
         flops = 2 * self._m**3
-        return Description(
-            work=(Work(name="flops", amount=flops, unit="FLOP/s"),), details={"m": self._m, "dtype": "float32"}
-        )
+        return Description(work=(Work(name="flops", amount=flops),), details={"m": self._m, "dtype": "float32"})
 
     def close(self) -> None: ...
 
@@ -59,7 +57,7 @@ def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
         output=target,
         expected=lambda: code.values(world.rank, 0, count),
         description=Description(
-            work=(Work(name="algbw", amount=size_bytes, unit="B/s"),),
+            work=(Work(name="algbw", amount=size_bytes),),
             details={"size_bytes": size_bytes, "read_bytes": size_bytes, "written_bytes": size_bytes},
         ),
     )

@@ -63,8 +63,8 @@ def describe(
     """Return what an operation of S = ``size_bytes`` moves: algbw = S / t, busbw = algbw * factor."""
     return Description(
         work=(
-            Work(name="algbw", amount=size_bytes, unit="B/s"),
-            Work(name="busbw", amount=size_bytes * factor, unit="B/s"),
+            Work(name="algbw", amount=size_bytes),
+            Work(name="busbw", amount=size_bytes * factor),
         ),
         details={
             "size_bytes": size_bytes,

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from bench.plan.cases import Case
+from bench.results.metrics import MetricValue, schema_of_metrics
 from bench.results.stats import Grade
 from bench.text import UserError
 
@@ -142,17 +143,6 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     values: list[float] = []
 
 
-class MetricValue(msgspec.Struct, frozen=True, kw_only=True):
-    """A number with its 95 % interval; ``method`` says how both were found, None is unknown."""
-
-    value: float | None
-    unit: str
-    better: Literal["lower", "higher"]
-    low: float | None = None
-    high: float | None = None
-    method: str = ""
-
-
 class Noise(msgspec.Struct, frozen=True, kw_only=True):
     """How far samples scatter: ``spread`` is the interquartile range over the median."""
 
@@ -242,4 +232,6 @@ def refuse_newer(content: bytes, where: str) -> None:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of one record."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | msgspec.json.schema(Record)
+    schema = msgspec.json.schema(Record)
+    schema["$defs"]["Record"]["properties"]["metrics"] |= schema_of_metrics({"$ref": "#/$defs/MetricValue"})
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema

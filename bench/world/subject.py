@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from bench.launch.control_channel import Work
-from bench.results.records import MetricValue, Timeline
+from bench.results.metrics import MetricValue
+from bench.results.records import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)

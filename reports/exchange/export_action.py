@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue
 from bench.results.runs import Run
 from reports.summary import Row, summarize
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue
 from bench.results.runs import Run
 from reports.summary import summarize
 

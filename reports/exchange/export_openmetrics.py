@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue
 from bench.results.runs import Run
 from reports import cells
 from reports.summary import Row, summarize

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.plan.params import Value
-from bench.results.records import Check, MetricValue
+from bench.results.metrics import MetricValue
+from bench.results.records import Check
 from bench.text import UserError, listed
 
 MICRO, GIGA, GIBI = 1e-6, 1e9, 1 << 30

@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass, field, replace
 
 from bench.plan.params import Value
-from bench.results.records import Check, MetricValue
+from bench.results.metrics import MetricValue
+from bench.results.records import Check
 from bench.results.stats import MIN_FOR_P99
 from bench.text import UserError, listed
 from reports.exchange.foreign import GIBI, Foreign, Found, fields, number, time_and_rates, whole, world_size

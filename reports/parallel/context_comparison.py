@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.machine.world_spec import FUNCTIONAL_ONLY
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue
 from reports import cells
 from reports.labels import differences
 from reports.parallel.context import Context

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bench.launch.control_channel import Outcome, Work
 from bench.launch.driver import metrics_of, noise_of
-from bench.results.records import MetricValue, blame
+from bench.results.metrics import MetricValue
+from bench.results.records import blame
 from bench.results.stats import MIN_FOR_INTERVAL, MIN_FOR_P99
 
 BANDWIDTH = Work(name="algbw", amount=4e6, unit="B/s")

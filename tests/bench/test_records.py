@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from refusals import refusal
 
 from bench.plan.cases import make_case
+from bench.results.metrics import MetricValue
 from bench.results.records import (
     SCHEMA,
     Check,
-    MetricValue,
     Noise,
     RankState,
     Record,

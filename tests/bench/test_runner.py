@@ -20,7 +20,8 @@ from bench.plan.params import Value
 from bench.plan.plan import FaultSpec, Measure
 from bench.rank.runner import load_target, run_case
 from bench.rank.timing import Progress
-from bench.results.records import Check, MetricValue
+from bench.results.metrics import MetricValue
+from bench.results.records import Check
 from bench.text import UserError
 from bench.world.subject import Description, Explanation
 from bench.world.world import World

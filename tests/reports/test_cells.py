@@ -9,7 +9,8 @@ from report_rows import row_of, rows_of
 from reports_fixtures import collective, ok, rate_metric, seconds_metric, step
 
 from bench.plan.cases import Case, make_case
-from bench.results.records import MetricValue, Record
+from bench.results.metrics import MetricValue
+from bench.results.records import Record
 from reports import cells
 from reports.facts import environment_facts, flatten, row_facts
 from reports.labels import differences, operation, operation_without, short_labels

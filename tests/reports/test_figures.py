@@ -23,7 +23,7 @@ from report_rows import found_of, matrix_case, rows_of, run_of
 from reports_fixtures import WORLD, collective, link, ok, plain, rate_metric, step, training_metrics
 from traced import run_with, timeline, traced_record
 
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue
 from bench.results.runs import Run, load_run
 from reports.contrasts import Pairs, pairs
 from reports.figures import draw_arrivals, draw_breakdown, draw_curves, draw_memory, draw_scaling, draw_steps, elided

@@ -12,7 +12,8 @@ from reports_fixtures import WORLD, collective, comm_call, curve_records, link, 
 from bench.plan.cases import Case, make_case
 from bench.plan.params import Value
 from bench.results.fit import COPY, METHOD, Ceiling, Point
-from bench.results.records import MetricValue, Record
+from bench.results.metrics import MetricValue
+from bench.results.records import Record
 from bench.results.runs import Run
 from reports.contrasts import contention, contrasts, interference, loads, matrix_title, pairs, slow_down
 from reports.fits import Curve, ceiling_of, fit_curves, fit_notes, points_of, size_of

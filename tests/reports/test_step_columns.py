@@ -5,7 +5,8 @@ from report_rows import cells_of, row_of, rows_of
 from reports_fixtures import comm_call, curve_records, ok, plain, seconds_metric, step, step_metrics, training_metrics
 
 from bench.plan.cases import make_case
-from bench.results.records import MetricValue, Record
+from bench.results.metrics import MetricValue
+from bench.results.records import Record
 from reports import breakdown
 from reports.fits import Curve, fit_curves
 from reports.step_columns import memory_columns, step_columns, step_notes, time_columns

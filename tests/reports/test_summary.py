@@ -11,7 +11,8 @@ from reports_fixtures import WORLD, bad, collective, hang, make_plan, make_run, 
 
 from bench.launch.control_channel import LEFT_OUT
 from bench.plan.plan import Skipped
-from bench.results.records import Check, MetricValue, Record, Status
+from bench.results.metrics import MetricValue
+from bench.results.records import Check, Record, Status
 from bench.results.runs import load_run
 from bench.results.stats import across_launches
 from reports.lateness import MOST_ROWS, Late, late_rows

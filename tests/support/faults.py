@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from bench.operations import collectives
 from bench.operations.operation import Operation
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue
 from bench.text import UserError
 from bench.world.subject import Description, Explanation
 from bench.world.world import World

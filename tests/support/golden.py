@@ -22,7 +22,8 @@ import parbench
 from bench.plan.cases import WorldSpec, load_catalogue
 from bench.plan.options import Request, make_plan
 from bench.plan.plan import PRESETS
-from bench.results.records import MetricValue, Record
+from bench.results.metrics import MetricValue
+from bench.results.records import Record
 from bench.text import format_size
 
 GOLDEN = TESTS / "golden"
@@ -187,7 +188,7 @@ def records_outline(records: list[Record]) -> str:
         for name, metric in sorted(record.metrics.items()):
             if name.endswith("_p99"):
                 continue  # there only from a hundred iterations on
-            units.setdefault(f"{metric.unit or '1'}, {metric.better} is better", []).append(
+            units.setdefault(f"{metric.unit or '1'}, {metric.better or 'neither'} is better", []).append(
                 _named(record, name, metric)
             )
         lines = [f"{unit}: {' '.join(names)}" for unit, names in sorted(units.items())]

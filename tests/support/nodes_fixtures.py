@@ -19,7 +19,8 @@ from reports_fixtures import (
 )
 
 from bench.plan.cases import Case, make_case
-from bench.results.records import MetricValue, RankState, Record, WorldInfo
+from bench.results.metrics import MetricValue
+from bench.results.records import RankState, Record, WorldInfo
 from bench.results.runs import Run
 
 WITHIN_RATE, SWITCH_RATE, FAR_RATE = 4e9, 1e9, 0.5e9

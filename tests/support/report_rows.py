@@ -7,7 +7,8 @@ import msgspec
 from reports_fixtures import make_plan, make_run
 
 from bench.plan.cases import Case, make_case
-from bench.results.records import MetricValue, Record
+from bench.results.metrics import MetricValue
+from bench.results.records import Record
 from bench.results.runs import Run
 from reports.columns import Column
 from reports.findings import Findings, find

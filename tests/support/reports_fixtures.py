@@ -9,7 +9,8 @@ import msgspec
 from bench.plan.cases import Case, make_case
 from bench.plan.plan import Plan, Skipped
 from bench.results.fit import LINK, Ceiling
-from bench.results.records import Check, MetricValue, Noise, RankState, Record, Samples, Status, Stop, WorldInfo, encode
+from bench.results.metrics import MetricValue
+from bench.results.records import Check, Noise, RankState, Record, Samples, Status, Stop, WorldInfo, encode
 from bench.results.runs import Run, RunInfo, create_run, open_writer, write_info
 from bench.results.stats import Grade
 

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue, values
 from bench.results.stats import median
 from bench.world.subject import Explanation
 from bench.world.world import World
@@ -63,10 +63,7 @@ def explain_attention(
     told = cast(list[Seen], world.gather(seen))
     alone = _seconds_alone(world, look.recorder, seen.rounds[-1])
     pairs = [[seen.pairs.get(("forward", i), 0) for i in range(look.plan.num_steps)] for seen in told]
-    metrics |= {
-        "balance": _rate(balance(pairs), "pairs counted at the kernels: mean rank over the slowest of each step"),
-        "balance_ceiling": _rate(look.plan.balance_ceiling(), "closed form of this mask and token order"),
-    }
+    metrics |= values({"balance": balance(pairs), "balance_ceiling": look.plan.balance_ceiling()})
     hops = _hops(told, alone)
     return Explanation(metrics={**metrics, **_times(told, hops)}, details={"attention_steps": hops})
 
@@ -98,15 +95,14 @@ def _bytes_each_way(
         "forward": look.sent.forward,
         "backward": look.sent.step(1, 1, forwards=look.forwards - 1),
     }
-    metrics = {}
+    metrics: dict[str, MetricValue] = {}
     for direction, expected in formula.items():
         sent = _sent_by_axis(calls[direction])
         for axis, num_bytes in expected.items():
             name, closed = f"{axis}.{direction}", num_bytes * look.layers
-            metrics[f"bytes_sent.{name}"] = _fact(sent[axis], "B", "counted at the process group, one microbatch")
-            metrics[f"bytes_expected.{name}"] = _fact(closed, "B", "closed form, one microbatch")
             ratio = sent[axis] / closed if closed else None
-            metrics[f"bytes_ratio.{name}"] = _fact(ratio, "", "counted over closed form")
+            found = {f"bytes_sent.{name}": sent[axis], f"bytes_expected.{name}": closed, f"bytes_ratio.{name}": ratio}
+            metrics |= values(found, "one microbatch")
     return metrics
 
 
@@ -164,13 +160,9 @@ def _times(told: Sequence[Seen], hops: Sequence[Mapping[str, object]]) -> dict[s
     exposed = _slowest(told, lambda i, r, k: _exposed(told, i, r, k))
     waited = _slowest(told, lambda i, r, k: told[r].rounds[i][k].seconds)
     how = f"the rank with the most, median of {len(told[0].rounds)} steps"
-    return {
-        "attention_comm": _fact(
-            comm, "s", "attention's communication of a step, each timed alone, on the slowest rank"
-        ),
-        "attention_exposed": _fact(exposed, "s", f"waits, each from when all its peers had issued it, {how}"),
-        "attention_wait": _fact(waited, "s", f"waits, for peers that come late too, {how}"),
-    }
+    return values({"attention_comm": comm}, "on the slowest rank") | values(
+        {"attention_exposed": exposed, "attention_wait": waited}, how
+    )
 
 
 def _exposed(told: Sequence[Seen], i: int, rank: int, k: int) -> float:
@@ -196,11 +188,3 @@ def _hop(wait: Wait) -> Hop:
 
 def _size(wait: Wait) -> Size:
     return wait.what, wait.shape, wait.dtype
-
-
-def _rate(value: float, method: str) -> MetricValue:
-    return MetricValue(value=value, unit="", better="higher", method=method)
-
-
-def _fact(value: float | None, unit: str, method: str) -> MetricValue:
-    return MetricValue(value=value, unit=unit, better="lower", method=method)

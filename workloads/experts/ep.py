@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.plan.params import Value
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue, values
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
 from workloads.costs import sent_bytes, state_bytes
@@ -136,10 +136,7 @@ class EpStep(TrainingStep):
         held = rest // (self._world.size if self._fsdp else 1) + split // moe.tp + routed // (moe.ep * moe.etp)
         state = state_bytes("ddp", held, 1, mixed=self._options.dtype.itemsize < 4)
         parts = {"parameters": state.parameters, "gradients": state.gradients, "optimizer": state.optimizer}
-        return {
-            f"memory_formula.{name}": MetricValue(value=value, unit="B", better="lower", method="closed form")
-            for name, value in parts.items()
-        }
+        return values({f"memory_formula.{name}": num_bytes for name, num_bytes in parts.items()})
 
     def _flops_per_rank(self) -> float:
         return self._tokens_per_step() * moe_flops_per_token(self._options.shape, self.moe) / self._world.size

@@ -42,7 +42,7 @@ class DispatchStep(Scope):
         """Return the rate at which pairs of token and expert come and go."""
         found = super().describe()
         pairs = self._num_tokens * self.moe.top_k * self._world.size
-        work = (Work(name="pairs_per_second", amount=pairs, unit="pairs/s"),)
+        work = (Work(name="pairs_per_second", amount=pairs),)
         return Description(headline=found.headline, work=work, details=found.details, notes=found.notes)
 
     def _draw(self) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue, value, values
 from bench.results.stats import median
 from bench.world.subject import Explanation
 from bench.world.world import World
@@ -131,8 +131,8 @@ def _bytes(seen: Seen, sent: float, told: Sequence[Told]) -> dict[str, MetricVal
     dispatched = sum(one.dispatch for one in flights) / len(flights)
     return {
         **_held_against("ep", sent, expected),
-        "dispatched": _fact(dispatched, "B", "closed form, one layer's dispatch of a microbatch, rank 0"),
-        "dispatched_even": _fact(even, "B", "T k h e (R-1)/R: dropless, pairs even over ranks"),
+        **values({"dispatched": dispatched}, "rank 0"),
+        **values({"dispatched_even": even}),
     }
 
 
@@ -148,9 +148,9 @@ def _bytes_of_parts(seen: Seen, sent: float, told: Sequence[Told]) -> dict[str, 
 
 def _held_against(axis: str, sent: float, expected: float) -> dict[str, MetricValue]:
     return {
-        f"bytes_sent.{axis}": _fact(sent, "B", "counted at the process group: what goes to other ranks, rank 0"),
-        f"bytes_expected.{axis}": _fact(expected, "B", "closed form of the step's own routes"),
-        f"bytes_ratio.{axis}": _fact(sent / expected if expected else None, "", "counted over closed form"),
+        **values({f"bytes_sent.{axis}": sent}, "what goes to other ranks, rank 0"),
+        **values({f"bytes_expected.{axis}": expected}, "of the step's own routes"),
+        **values({f"bytes_ratio.{axis}": sent / expected if expected else None}),
     }
 
 
@@ -194,16 +194,14 @@ def _rates(seen: Seen, told: Sequence[tuple[Told, list[tuple[float, float]]]]) -
     sent = [sent_by(seen.moe.variant, rank, moved, seen.costs) for rank in range(seen.moe.ep)]
     wire = (max(one.dispatch + one.weights + one.told for one in sent), max(one.combine for one in sent))
     logical = max(sum(one.kept) for one in copy) * hidden * element_bytes
-    metrics = {}
+    metrics: dict[str, MetricValue] = {}
     for place, name in enumerate(("dispatch", "combine")):
         seconds = median([max(times[place] for times in turn) for turn in zip(*(of[1] for of in told), strict=True)])
         how = f"over the median of {len(told[0][1])} of the slowest rank's times, forward, alone"
-        metrics[f"{name}_time"] = _fact(seconds, "s", f"{how.removeprefix('over the ')}, packing included")
+        metrics |= values({f"{name}_time": seconds}, f"{how.removeprefix('over the ')}, packing included")
         for kind, num_bytes in (("logical", float(logical)), ("wire", wire[place])):
             rate = num_bytes / seconds if num_bytes else None
-            metrics[f"{name}_bandwidth.{kind}"] = MetricValue(
-                value=rate, unit="B/s", better="higher", method=f"{num_bytes:.12g} B {how}"
-            )
+            metrics |= values({f"{name}_bandwidth.{kind}": rate}, f"{num_bytes:.12g} B {how}")
     return metrics
 
 
@@ -212,7 +210,7 @@ def _lost(
 ) -> dict[str, MetricValue]:
     """Return how much longer a step takes than under balanced routes, both in turns."""
     if seen.generator is not None and seen.generator.name == BALANCED:
-        return {"imbalance_lost": _fact(0.0, "s", "routing is balanced")}
+        return {"imbalance_lost": value("imbalance_lost", 0.0, "routing is balanced")}
     walls: dict[bool, list[float]] = {False: [], True: []}
     began, wanted = time.perf_counter(), _REPEATS[1]
     while len(walls[True]) < wanted:
@@ -226,11 +224,8 @@ def _lost(
     balance(False)
     told = cast(list[dict[bool, list[float]]], seen.world.gather(walls))
     own, even = (median([max(turn) for turn in zip(*(of[kind] for of in told), strict=True)]) for kind in (False, True))
-    how = f"medians of {len(walls[True])} in turns, the slowest rank"
-    return {
-        "imbalance_lost": _fact(own - even, "s", f"step less step under balanced routes, {how}"),
-        "imbalance_slowdown": _fact(own / even, "", f"step over step under balanced routes, {how}"),
-    }
+    how = f"medians of {len(walls[True])}, the slowest rank"
+    return values({"imbalance_lost": own - even, "imbalance_slowdown": own / even}, how)
 
 
 def exposed_of(step: Step, begin: Begin, world: World) -> dict[str, MetricValue]:
@@ -244,7 +239,7 @@ def exposed_of(step: Step, begin: Begin, world: World) -> dict[str, MetricValue]
         )
         found.append(parts.exposed_comm_seconds["ep"])
     told = cast(list[float], world.gather(median(found)))
-    return {"exposed_comm.ep": _fact(max(told), "s", f"median of {_REPEATS[0]} traced steps, the rank with the most")}
+    return values({"exposed_comm.ep": max(told)}, f"median of {_REPEATS[0]} traced steps, the rank with the most")
 
 
 def _timed(step: Step, world: World) -> float:
@@ -252,7 +247,3 @@ def _timed(step: Step, world: World) -> float:
     step()
     world.sync()
     return time.perf_counter() - began
-
-
-def _fact(value: float | None, unit: str, method: str) -> MetricValue:
-    return MetricValue(value=value, unit=unit, better="lower", method=method)

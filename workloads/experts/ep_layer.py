@@ -67,7 +67,7 @@ class LayerStep(Scope):
         timed = ("timed experts: T is their forward at the mean load of ranks; shared experts cost nothing",)
         return Description(
             headline=found.headline,
-            work=(Work(name="tokens_per_second", amount=tokens, unit="tokens/s"),),
+            work=(Work(name="tokens_per_second", amount=tokens),),
             details={**found.details, "flops_per_rank": flops},
             notes=(*found.notes, *(timed if self._options.timed else ())),
         )

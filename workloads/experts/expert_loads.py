@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue, values
 from workloads.experts.moe_costs import Moved, Sent, Sizes, dedup_ratio, sent_by
 from workloads.experts.routing import imbalance, rank_loads
 
@@ -86,17 +86,13 @@ def load_metrics(told: Sequence[Told], ep: int, expected_drop: float | None) -> 
         for layer in range(len(told[0]))
         for i in range(len(told[0][layer]))
     ]
-    metrics = {
-        "imbalance.expert": _fact(_worst(asked), "", "max / mean of tokens that chose an expert, the worst layer"),
-        "imbalance.rank": _fact(
-            _worst(ranks), "", "max / mean of pairs that ranks get, dropped ones left out, the worst layer"
-        ),
-        "drop_rate": _fact(1 - kept / total if total else None, "", "dropped over routed, all ranks and layers"),
-        "dedup_ratio": _fact(_mean_ratio(moved), "", "rows of token and rank per pair of token and expert sent"),
+    found = {
+        "imbalance.expert": _worst(asked),
+        "imbalance.rank": _worst(ranks),
+        "drop_rate": 1 - kept / total if total else None,
+        "dedup_ratio": _mean_ratio(moved),
     }
-    if expected_drop is not None:
-        metrics["drop_rate_expected"] = _fact(expected_drop, "", "closed form, sum max(0, T k p - C) over T k")
-    return metrics
+    return values(found if expected_drop is None else {**found, "drop_rate_expected": expected_drop})
 
 
 def load_details(told: Sequence[Told], ep: int) -> dict[str, object]:
@@ -120,7 +116,3 @@ def _mean_ratio(moved: Sequence[Moved]) -> float | None:
     pairs = [[sum(one.pairs[i][j] for one in moved) for j in range(ranks)] for i in range(ranks)]
     rows = [[sum(one.rows[i][j] for one in moved) for j in range(ranks)] for i in range(ranks)]
     return dedup_ratio(Moved(pairs=pairs, rows=rows))
-
-
-def _fact(value: float | None, unit: str, method: str) -> MetricValue:
-    return MetricValue(value=value, unit=unit, better="lower", method=method)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from bench.machine.world_spec import FUNCTIONAL_ONLY
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue, values
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.communication import counted
@@ -61,18 +61,17 @@ def explain_hybrid(
 
 def bytes_by_axis(told: Sequence[tuple[Sent, Sent]]) -> dict[str, MetricValue]:
     """Return for each axis what the rank that sends most sends, and the ratio to the closed form farthest from 1."""
-    metrics = {}
+    metrics: dict[str, MetricValue] = {}
     for axis in dict.fromkeys(name for sent, _ in told for name in sent):
         busiest = max(told, key=lambda one: one[0].get(axis, 0.0))
-        how = "counted at the process group, ring-optimal, the rank that sends most"
-        metrics[f"bytes_sent.{axis}"] = _fact(busiest[0].get(axis, 0.0), "B", how)
+        metrics |= values({f"bytes_sent.{axis}": busiest[0].get(axis, 0.0)}, "ring-optimal, the rank that sends most")
         if all(axis not in expected for _, expected in told):
             continue
         pairs = [(sent.get(axis, 0.0), expected.get(axis, 0.0)) for sent, expected in told]
         ratios = [sent / expected if expected else float(sent == 0) for sent, expected in pairs if sent or expected]
         ratio = max(ratios, key=lambda one: abs(one - 1), default=None)
-        metrics[f"bytes_expected.{axis}"] = _fact(busiest[1].get(axis, 0.0), "B", "closed form, the same rank")
-        metrics[f"bytes_ratio.{axis}"] = _fact(ratio, "", "counted over closed form, the rank where they differ most")
+        metrics |= values({f"bytes_expected.{axis}": busiest[1].get(axis, 0.0)}, "the same rank")
+        metrics |= values({f"bytes_ratio.{axis}": ratio}, "the rank where they differ most")
     return metrics
 
 
@@ -154,7 +153,3 @@ def _facts(schedule: Schedule) -> dict[str, Any]:
         "chunks": schedule.chunks,
         "stages_by_rank": [list(schedule.stages_of(rank)) for rank in range(schedule.ranks)],
     }
-
-
-def _fact(value: float | None, unit: str, method: str) -> MetricValue:
-    return MetricValue(value=value, unit=unit, better="lower", method=method)

@@ -7,10 +7,9 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 
-from bench.results.records import MetricValue
 from bench.world.world import World
 from workloads.experts.routing import BALANCED
-from workloads.footprint import COMPONENTS, Batch, Footprint, Held
+from workloads.footprint import COMPONENTS, Batch, Footprint, Held, largest_of
 from workloads.hybrid.hybrid_activations import Kept, activations_from
 from workloads.hybrid.hybrid_costs import Place, state_of
 from workloads.hybrid.hybrid_stages import mixtures_in
@@ -22,9 +21,9 @@ from workloads.pipeline.schedules import Schedule
 from workloads.pipeline.stages import Chunk
 
 _HOW = {
-    "memory": "measured on storages between steps; activations: peak of a step above its start",
-    "memory_counted": "counted from tensors; activations: what the microbatches in flight saved for backward",
-    "memory_formula": "closed form; activations where routes are even",
+    "memory": "on storages between steps; activations: peak of a step above its start",
+    "memory_counted": "activations: what the microbatches in flight saved for backward",
+    "memory_formula": "activations where routes are even",
 }
 _EVEN = "memory: the closed form of activations is of even routes, what is counted of those that were taken"
 _UNCOUNTED = "selective checkpointing: what is kept of activations is torch's own, and not counted"
@@ -56,16 +55,8 @@ def footprint(world: World, look: Look, train: Callable[[], object], begin: Call
     if _without_formula(look):
         del mine["memory_formula"]["activations"]
     told = cast(list[dict[str, Held]], world.gather(mine))
-    metrics = {
-        f"{source}.{name}": MetricValue(
-            value=max(one[source][name] for one in told), unit="B", better="lower", method=f"{how}, largest over ranks"
-        )
-        for source, how in _HOW.items()
-        for name in COMPONENTS
-        if name in told[0][source]
-    }
     by_rank = {name: [one["memory"][name] for one in told] for name in COMPONENTS}
-    return Footprint(metrics=metrics, details={"memory_by_rank": by_rank}, notes=_notes(look))
+    return Footprint(metrics=largest_of(told, _HOW), details={"memory_by_rank": by_rank}, notes=_notes(look))
 
 
 def _without_formula(look: Look) -> str | None:

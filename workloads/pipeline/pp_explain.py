@@ -10,13 +10,13 @@ from typing import Any, cast
 
 from bench.machine.environment import emulation
 from bench.machine.world_spec import FUNCTIONAL_ONLY
-from bench.results.records import MetricValue
-from bench.results.stats import median
+from bench.results.metrics import MetricValue, values
+from bench.results.stats import Estimate, median
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.communication import Call, counted
 from workloads.costs import sent_bytes
-from workloads.footprint import COMPONENTS, UNCOUNTED, Held, layer_activation_bytes
+from workloads.footprint import COMPONENTS, UNCOUNTED, Held, largest_of, layer_activation_bytes
 from workloads.pipeline import bubbles, schedules
 from workloads.pipeline.actions import Action
 from workloads.pipeline.pp_bytes import bytes_by_link
@@ -32,6 +32,11 @@ from workloads.pipeline.simulate import Ran, Timeline
 
 _REPEATS = (3, 12)
 _MOST_ACTIONS_SHOWN = 20_000
+_MEMORY = {
+    "memory": "on storages; activations: peak of a step above its start",
+    "memory_counted": "activations: what the microbatches in flight saved for backward",
+    "memory_formula": "",
+}
 
 Step = Callable[[], object]
 Stamps = list[tuple[str, int, int]]
@@ -172,26 +177,14 @@ def _bytes(told: Sequence[Told]) -> dict[str, MetricValue]:
     ratios = [one.sent_bytes / one.expected_bytes for one in told if one.expected_bytes]
     ratio = max(ratios, key=lambda one: abs(one - 1), default=None)
     return {
-        "bytes_sent.pp": _fact(
-            float(busiest.sent_bytes), "B", "counted at the process group, the rank that sends most"
-        ),
-        "bytes_expected.pp": _fact(busiest.expected_bytes, "B", "b s h e per microbatch, boundary and direction"),
-        "bytes_ratio.pp": _fact(ratio, "", "counted over closed form, the rank where they differ most"),
+        **values({"bytes_sent.pp": float(busiest.sent_bytes)}, "the rank that sends most"),
+        **values({"bytes_expected.pp": busiest.expected_bytes}, "b s h e per microbatch, boundary and direction"),
+        **values({"bytes_ratio.pp": ratio}, "the rank where they differ most"),
     }
 
 
 def _memory(told: Sequence[Told]) -> dict[str, MetricValue]:
-    how = {
-        "memory": "measured on storages; activations: peak of a step above its start",
-        "memory_counted": "counted from tensors; activations: what the microbatches in flight saved for backward",
-        "memory_formula": "closed form",
-    }
-    return {
-        f"{source}.{name}": _fact(max(one.memory[source][name] for one in told), "B", f"{method}, largest over ranks")
-        for source, method in how.items()
-        for name in COMPONENTS
-        if name in told[0].memory[source]
-    }
+    return largest_of([one.memory for one in told], _MEMORY)
 
 
 def bubble_of(
@@ -201,27 +194,23 @@ def bubble_of(
     middle, schedule = steps.middle, steps.schedule
     how = f"the step of median makespan, of {len(steps.timelines)}"
     predicted = bubbles.predicted(middle, schedule)
-    metrics = {}
+    metrics: dict[str, MetricValue] = {}
     for name, of in _KINDS.items():
         seen = [of(timeline) for timeline in steps.timelines]
-        metrics[name] = MetricValue(
-            value=of(middle), unit="", better="lower", low=min(seen), high=max(seen), method=f"{how}; range of all"
-        )
-        metrics[f"{name}_simulated"] = _fact(of(predicted), "", "simulated with the mean time of each kind, no latency")
-    metrics |= _closed_forms(steps, timed_seconds)
+        metrics |= values({name: Estimate(value=of(middle), low=min(seen), high=max(seen), method=how)}, "range of all")
+        metrics |= values({f"{name}_simulated": of(predicted)})
+    idle = middle.idle / middle.ranks
     split = bubbles.split_idle(middle, schedule, latency)
-    parts = {"schedule": split.schedule, "imbalance": split.imbalance, "p2p": split.p2p, "rest": split.rest}
-    metrics |= {f"idle_{name}": _fact(value, "s", f"{_CAUSES[name]}, mean over ranks") for name, value in parts.items()}
-    mean = f"mean over ranks, {how}"
-    metrics["idle"] = _fact(middle.idle / middle.ranks, "s", mean)
-    metrics["compute"] = _fact(middle.makespan - middle.idle / middle.ranks, "s", mean)
-    metrics["makespan"] = _fact(middle.makespan, "s", f"first action to last of all ranks, {how}")
-    metrics["outside_pipeline"] = _fact(steps.outside_seconds, "s", "step less makespan, median")
     held = max(peak_held(schedule, rank, lambda stage: 1 / schedule.chunks) for rank in range(schedule.ranks))
-    metrics["in_flight"] = _fact(
-        held, "microbatches", "activations held at once, counted in the order, largest over ranks"
-    )
-    return metrics
+    return {
+        **metrics,
+        **_closed_forms(steps, timed_seconds),
+        **values({f"idle_{cause}": getattr(split, cause) for cause in _CAUSES}, "mean over ranks"),
+        **values({"idle": idle, "compute": middle.makespan - idle}, f"mean over ranks, {how}"),
+        **values({"makespan": middle.makespan}, how),
+        **values({"outside_pipeline": steps.outside_seconds}, "median"),
+        **values({"in_flight": held}, "largest over ranks"),
+    }
 
 
 _KINDS = {
@@ -229,12 +218,7 @@ _KINDS = {
     "bubble_fraction_span": bubbles.bubble_fraction_span,
     "bubble_overhead": bubbles.bubble_overhead,
 }
-_CAUSES = {
-    "schedule": "idle with the mean time of each kind of action, simulated",
-    "imbalance": "what each stage's own times add, simulated",
-    "p2p": "what the links' latency adds, simulated",
-    "rest": "what is measured beyond that: jitter and the host",
-}
+_CAUSES = ("schedule", "imbalance", "p2p", "rest")
 
 
 def _closed_forms(steps: Steps, timed_seconds: float | None) -> dict[str, MetricValue]:
@@ -248,19 +232,18 @@ def _closed_forms(steps: Steps, timed_seconds: float | None) -> dict[str, Metric
     sizes = {"ranks": schedule.ranks, "microbatches": schedule.microbatches, "chunks": schedule.chunks}
     form = bubbles.closed_form(schedule.name, **sizes, f=shares.f, i=shares.i, w=shares.w)
     times = "mean times" if timed_seconds is None else "times asked for"
-    how = f"closed form of the {times}" + (f"; {form.note}" if form.note else "")
+    how = f"of the {times}" + (f"; {form.note}" if form.note else "")
     found = {}
     for name, bubble in (
         ("bubble_fraction_formula", form.makespan_bubble_seconds),
         ("bubble_fraction_span_formula", form.span_bubble_seconds),
     ):
         if bubble is not None:
-            fraction = bubbles.fraction_of(bubble, schedule.microbatches, shares.f, shares.i, shares.w)
-            found[name] = _fact(fraction, "", how)
+            found[name] = bubbles.fraction_of(bubble, schedule.microbatches, shares.f, shares.i, shares.w)
     if form.makespan_bubble_seconds is not None:
         ideal = schedule.microbatches * (shares.f + shares.i + shares.w)
-        found["bubble_overhead_formula"] = _fact(form.makespan_bubble_seconds / ideal, "", how)
-    return found
+        found["bubble_overhead_formula"] = form.makespan_bubble_seconds / ideal
+    return values(found, how)
 
 
 def _facts(look: Look, told: Sequence[Told]) -> dict[str, Any]:
@@ -345,7 +328,3 @@ def _notes(steps: Steps) -> tuple[str, ...]:
 
 def _uncounted(look: Look) -> tuple[str, ...]:
     return (UNCOUNTED,) if look.batch.checkpointing == "selective" else ()
-
-
-def _fact(value: float | None, unit: str, method: str) -> MetricValue:
-    return MetricValue(value=value, unit=unit, better="lower", method=method)

@@ -4,7 +4,7 @@ import exchange_fixtures as fixtures
 import pytest
 from exchange_fixtures import GLOO, OSU, OSU_CUDA, PARAM, PARAM_TABLE, Parser, refusal, value
 
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue
 from reports.exchange.foreign import Found, busbw_factor, time_and_rates
 from reports.exchange.import_gloo import parse_gloo
 from reports.exchange.import_osu import parse_osu

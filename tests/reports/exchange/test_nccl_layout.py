@@ -10,7 +10,8 @@ from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective, make_
 
 from bench.plan.cases import make_case
 from bench.plan.plan import Skipped
-from bench.results.records import Check, MetricValue, Record
+from bench.results.metrics import MetricValue
+from bench.results.records import Check, Record
 from bench.results.runs import Run
 from bench.text import UserError
 from reports.exchange.nccl_json import render_json

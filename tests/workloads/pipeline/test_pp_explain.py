@@ -8,7 +8,7 @@ import pytest
 from mesh_steps import small_pipeline
 from ranks import Ranks
 
-from bench.results.records import MetricValue
+from bench.results.metrics import MetricValue
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.footprint import UNCOUNTED

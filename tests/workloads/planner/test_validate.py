@@ -22,7 +22,8 @@ from reports_fixtures import (
 from reports_fixtures import step as a_step
 
 from bench.plan.cases import make_case
-from bench.results.records import MetricValue, Record, WorldInfo
+from bench.results.metrics import MetricValue
+from bench.results.records import Record, WorldInfo
 from bench.results.runs import Run
 from bench.text import UserError
 from workloads.costs import ddp_sent_bytes

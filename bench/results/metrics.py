@@ -1,0 +1,233 @@
+"""The metrics: each declared once, with unit, direction, heading, meaning and formula; producers give values only.
+
+Capitals in a name stand for any word: ``exposed_comm.AXIS`` declares ``exposed_comm.dp``. Columns, glossary, README and
+the records' schema are made of these declarations.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import msgspec
+
+from bench.results.stats import Estimate
+
+Better = Literal["lower", "higher"]
+_WORD = re.compile("[A-Z]{2,}")
+
+
+class MetricValue(msgspec.Struct, frozen=True, kw_only=True):
+    """A number with its 95 % interval; ``method`` says how both were found, None is unknown.
+
+    ``better`` is None for a fact that is neither good nor bad.
+    """
+
+    value: float | None
+    unit: str = ""
+    better: Better | None = None
+    low: float | None = None
+    high: float | None = None
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a number means: ``title`` heads its column, ``help`` says it in words, ``formula`` how it comes about.
+
+    ``tables`` names the tables of steps that show it, and how early a narrow terminal drops it there (0 never, the
+    highest first); ``shown`` is the format of a number without unit, a percentage if empty.
+    """
+
+    name: str
+    unit: str
+    better: Better | None
+    title: str
+    help: str
+    formula: str = ""
+    tables: Mapping[str, int] = field(default_factory=dict)
+    shown: str = ""
+
+    @property
+    def pattern(self) -> str:
+        """The regular expression of the names that it declares."""
+        return _WORD.sub("(.+)", re.escape(self.name))
+
+    def of(self, name: str) -> "Metric | None":
+        """Return what is declared of one such name, its word in title and help; None for another metric's name."""
+        found = re.fullmatch(self.pattern, name)
+        if found is None or not found.groups():
+            return self if found else None
+        title, told = (_WORD.sub(found[1], text, count=1) for text in (self.title, self.help))
+        return replace(self, name=name, title=title, help=told)
+
+
+# fmt: off
+METRICS = (
+    Metric("time", "s", "lower", "time", "median with its 95 % interval"),
+    Metric("step_time", "s", "lower", "step time", "median with its 95 % interval"),
+    Metric("HEADLINE_p99", "s", "lower", "p99", "99th percentile, from launches of at least 100 iterations"),
+    Metric("algbw", "B/s", "higher", "algbw GB/s", "algorithm bandwidth in 1e9 B/s, nccl-tests' convention",
+           "size / time"),
+    Metric("busbw", "B/s", "higher", "busbw GB/s", "bus bandwidth in 1e9 B/s, nccl-tests' convention",
+           "algbw x nccl-tests' factor"),
+    Metric("flops", "FLOP/s", "higher", "FLOP/s", "floating-point operations a second"),
+    Metric("pairs_per_second", "pairs/s", "higher", "pairs/s",
+           "pairs of token and expert that come and go in a second"),
+    Metric("issue_time", "s", "lower", "issue", "time that the call itself takes", "until every rank has issued"),
+    Metric("wait_time", "s", "lower", "wait", "time after the call until the operation is done",
+           "from then to the end"),
+    Metric("skew", "s", "lower", "skew", "how far apart ranks arrive at an iteration", "last arrival - first"),
+    Metric("transfer", "s", "lower", "transfer", "time from when all ranks have arrived", "last exit - last arrival"),
+    # ---- a training step
+    Metric("tokens_per_second", "tokens/s", "higher", "tokens/s",
+           "tokens that all ranks together train on in a second"),
+    Metric("mfu", "", "higher", "mfu",
+           "model FLOPs utilisation, by PaLM's count of FLOPs, of a datasheet's peak or of matrix products on a CPU",
+           "model FLOPs of a step / step time / peak FLOP/s", {"steps": 2}),
+    Metric("compute", "s", None, "compute", "time in which a rank computes", "", {"steps": 5, "times": 0}),
+    Metric("exposed_comm.AXIS", "s", "lower", "exposed AXIS", "communication on AXIS that no computation hides",
+           "length of communication minus compute, as sets of time", {"times": 0}),
+    Metric("exposed_copy", "s", "lower", "copy", "copies that neither computation nor communication hides", "",
+           {"times": 0}),
+    Metric("idle", "s", "lower", "idle", "time in which a rank does nothing at all, in a pipeline the mean over ranks",
+           "", {"times": 0}),
+    Metric("residual", "s", None, "residual", "what the parts leave of the wall time: zero if they add up to it",
+           "wall - compute - exposed - copy - idle"),
+    Metric("ect", "s", "lower", "ect", "effective communication time", "step less step without communication",
+           {"times": 1}),
+    Metric("comm_wait", "s", "lower", "wait", "time in which the step's code issues communication or waits for its end",
+           "host in communication or waiting for it", {"times": 3}),
+    Metric("contention", "s", "lower", "contention", "how much longer computing takes with communication beside it",
+           "traced arithmetic with communication less without", {"times": 2}),
+    Metric("comm_skew", "s", "lower", "skew", "time that communication waits for the last rank to arrive",
+           "in communication before it moves: waiting for a peer", {"times": 4}),
+    Metric("comm_transfer.AXIS", "s", "lower", "transfer AXIS", "communication on AXIS once the last rank has arrived",
+           "each call as long as on the rank it took least", {"times": 7}),
+    Metric("tracing_overhead", "", None, "tracing", "how much longer the traced step takes than the timed one",
+           "traced step over plain step, less 1", {"times": 5}),
+    Metric("bytes_sent.AXIS", "B", None, "bytes sent AXIS", "bytes sent on AXIS", "counted at the process group"),
+    Metric("bytes_expected.AXIS", "B", None, "bytes expected AXIS", "bytes that theory sends on AXIS", "closed form"),
+    Metric("bytes_ratio.AXIS", "", None, "bytes ratio",
+           "bytes sent over those that theory expects: 1 unless the row says why", "counted over closed form",
+           shown="{:.3f}"),
+    Metric("memory.COMPONENT", "B", "lower", "measured", "bytes taken while the step ran, on the fullest rank",
+           "measured"),
+    Metric("memory_counted.COMPONENT", "B", None, "counted",
+           "bytes of the tensors that a rank holds, each storage once", "counted from tensors"),
+    Metric("memory_formula.COMPONENT", "B", None, "formula", "what theory says of the shapes and the layout",
+           "closed form"),
+    # ---- a pipeline
+    Metric("bubble_fraction", "", "lower", "bubble fraction", "share of the pipeline's time in which ranks are idle",
+           "idle / (ranks x makespan)", {"pipelines": 0}),
+    Metric("bubble_fraction_simulated", "", None, "simulated",
+           "the bubble fraction simulated from this step's own times",
+           "simulated with the mean time of each kind, no latency", {"pipelines": 1}),
+    Metric("bubble_fraction_formula", "", None, "formula",
+           "the bubble fraction of the schedule's closed form: (P-1)/(M+P-1) for 1F1B with P ranks and M microbatches",
+           "closed form", {"pipelines": 2}),
+    Metric("bubble_overhead", "", "lower", "bubble overhead", "idle over busy time: (P-1)/M for 1F1B", "idle / busy",
+           {"pipelines": 9}),
+    Metric("bubble_fraction_span", "", "lower", "fraction of span",
+           "idle of the idlest rank between its first action and its last", "idle / span", {"pipelines": 8}),
+    Metric("BUBBLE_simulated", "", None, "BUBBLE simulated", "BUBBLE simulated from this step's own times",
+           "simulated with the mean time of each kind, no latency"),
+    Metric("BUBBLE_formula", "", None, "BUBBLE formula", "BUBBLE by the schedule's closed form", "closed form"),
+    Metric("idle_schedule", "s", "lower", "idle: schedule", "what the schedule itself costs",
+           "idle with the mean time of each kind of action, simulated", {"pipelines": 4}),
+    Metric("idle_imbalance", "s", "lower", "idle: imbalance", "what uneven stages add to that",
+           "what each stage's own times add, simulated", {"pipelines": 4}),
+    Metric("idle_p2p", "s", "lower", "idle: p2p", "what the links' latencies add to that",
+           "what the links' latency adds, simulated", {"pipelines": 4}),
+    Metric("idle_rest", "s", "lower", "idle: rest", "what is left of the measured idle time",
+           "what is measured beyond that: jitter and the host", {"pipelines": 4}),
+    Metric("makespan", "s", None, "makespan", "time of the pipeline's actions", "first action to last of all ranks"),
+    Metric("outside_pipeline", "s", "lower", "outside", "what a pipeline's step takes beyond it, such as the update",
+           "step less makespan", {"times": 5, "pipelines": 10}),
+    Metric("in_flight", "microbatches", None, "in flight", "microbatches whose activations a rank holds, at most",
+           "from a microbatch's forward until the end of its backward, counted in the order", {"pipelines": 6}),
+    # ---- attention over ranks
+    Metric("balance", "", "higher", "balance", "how even the ranks' work is in each step of the ring",
+           "pairs counted at the kernels: mean rank over the slowest of each step", {"attention": 1}),
+    Metric("balance_ceiling", "", None, "ceiling", "the best that this order of tokens allows",
+           "closed form of this mask and token order", {"attention": 2}),
+    Metric("attention_comm", "s", "lower", "comm alone", "attention's communication of a step, with nothing beside it",
+           "each timed alone", {"attention": 7}),
+    Metric("attention_exposed", "s", "lower", "exposed hops", "attention's waits for transfers alone",
+           "waits, each from when all its peers had issued it", {"attention": 8}),
+    Metric("attention_wait", "s", "lower", "waited", "all that attention waits", "waits, for peers that come late too",
+           {"attention": 9}),
+    # ---- experts over ranks
+    Metric("imbalance.rank", "", "lower", "rank load", "how uneven the ranks' work is",
+           "max / mean of pairs that ranks get, dropped ones left out, the worst layer", {"experts": 1}, "{:.2f}"),
+    Metric("imbalance.expert", "", "lower", "expert load", "how uneven the choice of experts is",
+           "max / mean of tokens that chose an expert, the worst layer", {"experts": 2}, "{:.2f}"),
+    Metric("drop_rate", "", "lower", "dropped", "pairs of token and expert that no expert has room for",
+           "dropped over routed, all ranks and layers", {"experts": 1}),
+    Metric("drop_rate_expected", "", None, "expected", "the drop rate that a generator of routes makes",
+           "closed form, sum max(0, T k p - C) over T k", {"experts": 8}),
+    Metric("dedup_ratio", "", None, "dedup", "what of the rows is sent where each goes to a rank once",
+           "rows of token and rank per pair of token and expert sent", {"experts": 6}, "{:.3f}"),
+    Metric("dispatched", "B", None, "dispatch bytes", "bytes to the experts", "closed form, a layer's microbatch"),
+    Metric("dispatched_even", "B", None, "dispatch bytes, even", "the same of even routes without drops",
+           "T k h e (R-1)/R: dropless, pairs even over ranks"),
+    Metric("dispatch_time", "s", "lower", "dispatch time", "time of tokens to their experts, packing included"),
+    Metric("combine_time", "s", "lower", "combine time", "time of results back to their tokens, packing included"),
+    *(
+        Metric(
+            f"{way}_bandwidth.{kind}", "B/s", "higher", f"{way} GB/s{suffix}", f"{what}, over the {way}'s time alone",
+            "", {"experts": drop},
+        )
+        for way in ("dispatch", "combine")
+        for kind, suffix, what, drop in (
+            ("wire", "", "what leaves the busiest rank", 5),
+            ("logical", " (logical)", "all pairs, those that stay too", 9),
+        )
+    ),
+    Metric("imbalance_lost", "s", "lower", "lost",
+           "time that balanced routes would not take; 0 where routing is balanced",
+           "step less step under balanced routes, in turns", {"experts": 2}),
+    Metric("imbalance_slowdown", "", "lower", "slow-down", "how many times as long as under balanced routes it takes",
+           "step over step under balanced routes, in turns", {"experts": 4}, "{:.2f}x"),
+)
+# fmt: on
+
+
+def declared(name: str) -> Metric | None:
+    """Return the declaration of a name, the first that fits; None for what only a subject of a user's own knows."""
+    return next((found for metric in METRICS if (found := metric.of(name))), None)
+
+
+def value(name: str, number: float | Estimate | None, method: str = "") -> MetricValue:
+    """Return a declared metric's value; an estimate brings its interval, and its method after the one given."""
+    metric = declared(name)
+    if metric is None:
+        raise LookupError(f"metric {name} is not declared in {__name__}")
+    if not isinstance(number, Estimate):
+        return MetricValue(value=number, unit=metric.unit, better=metric.better, method=method)
+    return MetricValue(
+        value=number.value,
+        unit=metric.unit,
+        better=metric.better,
+        low=number.low,
+        high=number.high,
+        method=", ".join(filter(None, (method, number.method))),
+    )
+
+
+def values(found: Mapping[str, float | Estimate | None], how: str = "") -> dict[str, MetricValue]:
+    """Return the values of declared metrics, found by each one's formula and ``how``."""
+    formulas = {name: metric.formula if (metric := declared(name)) else "" for name in found}
+    return {name: value(name, of, ", ".join(filter(None, (formulas[name], how)))) for name, of in found.items()}
+
+
+def schema_of_metrics(ref: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a record's metrics: those declared, each a ``ref`` with its meaning, and any others."""
+    told = {metric.name: {**ref, "title": metric.title, "description": metric.help} for metric in METRICS}
+    patterns = {metric.pattern: told.pop(metric.name) for metric in METRICS if _WORD.search(metric.name)}
+    return {
+        "type": "object",
+        "properties": told,
+        "patternProperties": {f"^{pattern}$": schema for pattern, schema in patterns.items()},
+        "additionalProperties": ref,
+    }
