@@ -19,8 +19,7 @@ import pytest
 from bench.results.records import Record
 from bench.results.runs import load_run
 
-_CHANGES_BY_ITSELF = ("hz_actual", "hz_actual_friendly")
-"""What of a processor differs from moment to moment, so that every comparison would warn."""
+OPTIONS = ("nproc", "launches", "budget", "backend", "device", "preset", "timeout", "target", "group", "mesh")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +50,18 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
     """
 
     def measure(case: str | None = None, **given: object) -> tuple[Record, ...]:
-        _need_pytest_benchmark(request)
+        if not request.config.pluginmanager.has_plugin("benchmark"):
+            pytest.fail("the fixture parbench needs pytest-benchmark: pip install pytest-benchmark", pytrace=False)
         records = run_case(words_of(case, given))
         replay = Replay(times=[])
-        benchmark = _benchmark(request, replay)  # not before: one that a failed test leaves unused makes a warning
+        marked = request.node.get_closest_marker("benchmark")
+        options = {**(marked.kwargs if marked else {}), "timer": replay.timer()}
+        request.node.add_marker(pytest.mark.benchmark(**options), append=False)
+        benchmark = request.getfixturevalue("benchmark")  # not before: one that a failed test leaves unused warns
         seconds = [value for record in records for value in record.samples.values]
         benchmark.extra_info.update(extra_info(records))
         replay.load(seconds)
-        benchmark.pedantic(_nothing, rounds=len(seconds), iterations=1)
+        benchmark.pedantic(lambda: None, rounds=len(seconds), iterations=1)
         return records
 
     return measure
@@ -69,11 +72,8 @@ def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
     """Take out the clock speed of this moment: it makes every comparison warn that the machine is another."""
     cpu = machine_info.get("cpu")
     if isinstance(cpu, dict):
-        for name in _CHANGES_BY_ITSELF:
+        for name in ("hz_actual", "hz_actual_friendly"):
             cpu.pop(name, None)
-
-
-OPTIONS = ("nproc", "launches", "budget", "backend", "device", "preset", "timeout", "target", "group", "mesh")
 
 
 def words_of(case: str | None, given: dict[str, object]) -> list[str]:
@@ -116,20 +116,3 @@ def extra_info(records: Sequence[Record]) -> dict[str, Any]:
         "metrics": [{name: metric.value for name, metric in record.metrics.items()} for record in records],
         "notes": list(dict.fromkeys(note for record in records for note in record.notes)),
     }
-
-
-def _need_pytest_benchmark(request: pytest.FixtureRequest) -> None:
-    if not request.config.pluginmanager.has_plugin("benchmark"):
-        pytest.fail("the fixture parbench needs pytest-benchmark: pip install pytest-benchmark", pytrace=False)
-
-
-def _benchmark(request: pytest.FixtureRequest, replay: Replay) -> Any:
-    """Return pytest-benchmark's own fixture with our clock, beside what the test's marker says."""
-    own = request.node.get_closest_marker("benchmark")
-    options = {**(own.kwargs if own else {}), "timer": replay.timer()}
-    request.node.add_marker(pytest.mark.benchmark(**options), append=False)
-    return request.getfixturevalue("benchmark")
-
-
-def _nothing() -> None:
-    """Take no time: what is timed was timed before."""

@@ -6,11 +6,11 @@ from bench.launch.control_channel import Work
 from bench.operations.operation import Operation
 from bench.operations.test_pattern import DataPattern, poison
 from bench.plan.catalogue import DTYPES
-from bench.world.subject import Description
+from bench.world.subject import Description, Subject
 from bench.world.world import World
 
 
-class Gemm:
+class Gemm(Subject):
     """C = A B of square float32 matrices: 2 m^3 floating-point operations a step."""
 
     def __init__(self, m: int, device: torch.device) -> None:
@@ -37,8 +37,6 @@ class Gemm:
     def describe(self) -> Description:
         flops = 2 * self._m**3
         return Description(work=(Work(name="flops", amount=flops),), details={"m": self._m, "dtype": "float32"})
-
-    def close(self) -> None: ...
 
 
 def gemm(world: World, *, m: int) -> Gemm:

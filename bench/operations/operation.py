@@ -10,13 +10,13 @@ import torch.distributed as dist
 from bench.launch.control_channel import Work
 from bench.operations.test_pattern import count_wrong
 from bench.text import UserError
-from bench.world.subject import Description
+from bench.world.subject import Description, Subject
 
 CONVENTION = "nccl-tests"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation:
+class Operation(Subject):
     """One communication: ``restore`` makes inputs right and outputs poison before each ``call``.
 
     An ``asynchronous`` call takes ``async_op=True`` and then returns what to wait for. ``tolerance`` is relative, above
@@ -53,8 +53,6 @@ class Operation:
 
     def describe(self) -> Description:
         return self.description
-
-    def close(self) -> None: ...
 
 
 def describe(

@@ -20,6 +20,7 @@ from bench.plan.options import Joined
 from bench.rank.worker import work
 
 _MEETING_SECONDS = 120
+_DRIVER_KEY = "parbench/driver"
 
 
 class Meeting:
@@ -63,9 +64,6 @@ def srun() -> None:
     os._exit(0)  # the interpreter's own way out takes a noticeable part of a launch
 
 
-_DRIVER_KEY = "parbench/driver"
-
-
 def join(timeout_seconds: float) -> None:
     """Do this rank's part of the run that rank 0 drives; returns when it is done."""
     store = _rendezvous(timeout_seconds)
@@ -85,17 +83,12 @@ def starter(timeout_seconds: float) -> StartRanks:
 
 
 def _work(variables: Mapping[str, str], store: Store, *, with_driver: bool = False) -> None:
-    _stay_on_node()
-    address, key = variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE]
-    work(address, key, PrefixStore("parbench", store), with_driver=with_driver)
-
-
-def _stay_on_node() -> None:
-    """Give gloo the loopback interface where all ranks are known to share a node, and the user has named none."""
     joined = Joined.find(os.environ)
-    if joined is not None and joined.one_node:
+    if joined is not None and joined.one_node:  # gloo takes the loopback interface, if the user has named none
         for name, value in loopback_variables().items():
             os.environ.setdefault(name, value)
+    address, key = variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE]
+    work(address, key, PrefixStore("parbench", store), with_driver=with_driver)
 
 
 def _rendezvous(timeout_seconds: float) -> Store:

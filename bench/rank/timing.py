@@ -23,8 +23,24 @@ from bench.world.subject import Subject
 from bench.world.torch_compat import coalescing
 from bench.world.world import World
 
-# StatusReply a rank waits for others: DDP's buckets are waited for in autograd's engine, NCCL's work in a synchronize.
+ARRIVAL, EXIT, DURATION, ISSUE = range(4)
+MANY = ("pipelined", "coalesced", "graph")
+"""The modes in which a sample is several steps."""
+# where a rank waits for others: DDP's buckets are waited for in autograd's engine, NCCL's work in a synchronize.
 _WAITS = ("torch.distributed", "torch.autograd", "torch.cuda")
+_STOPS: tuple[Stop, ...] = get_args(Stop)
+_MANY_SECONDS = 5e-3
+_MANY_STEPS = (4, 64)
+_LEAST_ITERATIONS = 2
+_SHORT_SECONDS = 5.0
+_WARMUP_SHARE = 0.2
+_MIN_FOR_PRECISION = 20
+_MIN_FOR_CONVERGED = 100
+_CONVERGED_RATIO = 0.95
+
+Stamps = npt.NDArray[np.int64]
+Sample = Callable[[], int | None]
+"""Takes one sample; returns the host's time, in ns, at which an asynchronous one was issued."""
 
 
 class Progress:
@@ -51,13 +67,6 @@ class Progress:
         )
 
 
-MANY = ("pipelined", "coalesced", "graph")
-"""The modes in which a sample is several steps."""
-
-Sample = Callable[[], int | None]
-"""Takes one sample; returns the host's time, in ns, at which an asynchronous one was issued."""
-
-
 @runtime_checkable
 class Issuable(Protocol):
     """A subject whose step can be started and waited for apart."""
@@ -67,18 +76,20 @@ class Issuable(Protocol):
 
 def sampler(mode: str, subject: Subject, world: World, steps: int) -> Sample:
     """Return what takes a sample of ``steps`` steps; ``UserError`` if the subject cannot be measured so."""
+
+    def repeat() -> None:
+        for _ in range(steps):
+            subject.step()
+
+    def coalesced() -> None:
+        with coalescing(world.group, None if world.backend == "gloo" else world.device):
+            repeat()
+
     if mode == "async":
         return _issued(subject)
-    if mode == "coalesced":
-        return _coalesced(subject, world, steps)
     if mode == "graph":
-        return _graph(subject, steps)
-    return lambda: _repeat(subject, steps)
-
-
-def _repeat(subject: Subject, steps: int) -> None:
-    for _ in range(steps):
-        subject.step()
+        return _graph(subject, repeat)
+    return coalesced if mode == "coalesced" else repeat
 
 
 def _issued(subject: Subject) -> Sample:
@@ -95,15 +106,7 @@ def _issued(subject: Subject) -> Sample:
     return sample
 
 
-def _coalesced(subject: Subject, world: World, steps: int) -> Sample:
-    def sample() -> None:
-        with coalescing(world.group, None if world.backend == "gloo" else world.device):
-            _repeat(subject, steps)
-
-    return sample
-
-
-def _graph(subject: Subject, steps: int) -> Sample:
+def _graph(subject: Subject, repeat: Sample) -> Sample:
     """Capture the steps once, after a warm-up on a side stream as CUDA graphs need it, and replay them."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
@@ -112,22 +115,8 @@ def _graph(subject: Subject, steps: int) -> Sample:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        _repeat(subject, steps)
+        repeat()
     return graph.replay
-
-
-ARRIVAL, EXIT, DURATION, ISSUE = range(4)
-_STOPS: tuple[Stop, ...] = get_args(Stop)
-_MANY_SECONDS = 5e-3
-_MANY_STEPS = (4, 64)
-_LEAST_ITERATIONS = 2
-_SHORT_SECONDS = 5.0
-_WARMUP_SHARE = 0.2
-_MIN_FOR_PRECISION = 20
-_MIN_FOR_CONVERGED = 100
-_CONVERGED_RATIO = 0.95
-
-Stamps = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +215,8 @@ def _until_known(
             reason = _decide(pieces, widths, timing.measure, left)
             code = -1 if reason is None else _STOPS.index(reason)
             done = sum(piece.shape[2] for piece in pieces)
-            next_batch = _next_batch(done, (now - began) / done, timing.measure, left)
+            affordable = max(int(left * done / (now - began)), 1)
+            next_batch = max(1, min(done, affordable, timing.measure.max_iterations - done))  # done doubles
         batch, stop = (int(value) for value in world.decide([next_batch, code]))
     return pieces, _STOPS[stop]
 
@@ -245,12 +235,6 @@ def _first_batch(each_seconds: float, timing: Timing, spent_seconds: float) -> i
     """Return the least count, or what there is time for where steps are long: two tell at least how they differ."""
     seconds = max(timing.budget_seconds - spent_seconds, _SHORT_SECONDS)
     return min(timing.measure.min_iterations, max(_LEAST_ITERATIONS, int(seconds / each_seconds)))
-
-
-def _next_batch(done: int, each_seconds: float, measure: Measure, left_seconds: float) -> int:
-    """Double what is done, within the time and the count that are left."""
-    affordable = max(int(left_seconds / each_seconds), 1)
-    return max(1, min(done, affordable, measure.max_iterations - done))
 
 
 def _decide(pieces: list[Stamps], widths: list[float | None], measure: Measure, left_seconds: float) -> Stop | None:

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from bench.plan.cases import Params
 from bench.plan.groups import Ranks, groups_of
-from bench.world.subject import Description
+from bench.world.subject import Subject
 from bench.world.world import World
 
 
@@ -22,20 +22,11 @@ class Subgroup:
     world: World | None
 
 
-class StandBy:
+class StandBy(Subject):
     """What a rank does that is not in the group: nothing, as often as the others do something."""
 
-    def step(self) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def check(self) -> int:
-        return 0
-
-    def describe(self) -> Description:
-        return Description()
-
-    def close(self) -> None: ...
+    def step(self) -> None:
+        return
 
 
 class Subgroups:

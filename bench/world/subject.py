@@ -41,21 +41,26 @@ class Explanation:
 
 
 class Subject(Protocol):
-    """Something that takes steps on every rank of a world."""
+    """Something that takes steps on every rank of a world; what inherits from it need not say what it does not do."""
 
     def step(self) -> None:
         """Do the thing that is timed; on CUDA it may return before the device is done."""
 
     def reset(self) -> None:
         """Prepare the next step, untimed: poison outputs, restore inputs, draw a batch."""
+        return
 
     def check(self) -> int:
         """Return how many results of the last step are wrong on this rank, against a reference; 0 is right."""
+        return 0
 
     def describe(self) -> Description:
         """Say what a step does; the same on every rank."""
+        return Description()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back what ``prepare`` took."""
+        return
 
 
 @runtime_checkable

@@ -58,13 +58,6 @@ def calibrate(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
     )
 
 
-def recalibrate(last: Clock, rank: int, size: int, control: dist.ProcessGroup) -> Clock:
-    """Return the clock found anew, as uncertain as it has moved since the ``last``, for it will move on; collective."""
-    fresh = calibrate(rank, size, control)
-    moved = max(abs(now - then) for now, then in zip(fresh.offsets_ns, last.offsets_ns, strict=True))
-    return replace(fresh, uncertainty_ns=fresh.uncertainty_ns + moved)
-
-
 def _boot_id(rank: int) -> str:
     """Return what ranks that share a clock have in common; without a boot id, nothing is shared."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else f"rank {rank}"
@@ -114,10 +107,15 @@ class World:
         return replace(self, rank=list(ranks).index(self.global_rank), size=len(ranks), group=group)
 
     def retimed(self) -> "World":
-        """Return this world of all ranks, its clock found anew if hosts may have drifted apart; collective."""
+        """Return this world of all ranks, its clock found anew if hosts may have drifted apart; collective.
+
+        The new clock is as uncertain as it has moved since the last, for it will move on.
+        """
         if not self.clock.drifts or not self.decide([float(self.clock.stale())])[0]:
             return self
-        return replace(self, clock=recalibrate(self.clock, self.rank, self.size, self.control))
+        last, fresh = self.clock, calibrate(self.rank, self.size, self.control)
+        moved = max(abs(now - then) for now, then in zip(fresh.offsets_ns, last.offsets_ns, strict=True))
+        return replace(self, clock=replace(fresh, uncertainty_ns=fresh.uncertainty_ns + moved))
 
     def sync(self) -> None:
         if self.device.type == "cuda":
