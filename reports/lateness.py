@@ -1,16 +1,14 @@
 """How late each rank arrives at an operation after the first rank, from the raw samples in the run's folder."""
 
-import io
-import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from bench.results.records import Arrival, Record
-from bench.results.runs import Run
+from bench.results.runs import Run, load_rank_samples
 from bench.results.stats import median
+from bench.text import UserError
 from reports.summary import Row
 
 MOST_ROWS = 24
@@ -43,25 +41,19 @@ def _arrival(row: Row) -> Arrival | None:
 def _late(run: Run, row: Row) -> Late:
     arrival = _arrival(row)
     assert arrival is not None
-    launches = [found for record in row.measured if (found := _read(_file(run, record)))]
+    launches = [found for record in row.measured if (found := _read(run, record))]
     ranks = dict.fromkeys(rank for launch in launches for rank in launch)
     seconds = {rank: median([launch[rank] for launch in launches if rank in launch]) for rank in sorted(ranks)}
     return Late(row=row, arrival=arrival, seconds_by_rank=seconds)
 
 
-def _file(run: Run, record: Record) -> Path:
-    return run.path / "samples" / f"{record.case.id}-{record.launch}.npz"
-
-
-def _read(file: Path) -> dict[int, float]:
+def _read(run: Run, record: Record) -> dict[int, float]:
     """Return each rank's median lateness in one launch; nothing where no samples can be read."""
     try:
-        with np.load(io.BytesIO(file.read_bytes())) as samples:
-            ranks: Sequence[int] = samples["ranks"].tolist()
-            arrivals = samples["arrival_ns"]
-            if arrivals.ndim != 2 or arrivals.shape[0] != len(ranks) or not arrivals.shape[1]:
-                return {}
-            late = np.median(arrivals - arrivals.min(axis=0), axis=1) / 1e9
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
+        samples = load_rank_samples(run, record)
+    except UserError:
         return {}
-    return dict(zip(ranks, late.tolist(), strict=True))
+    if "arrival_ns" not in samples:
+        return {}
+    late = np.median(samples["arrival_ns"] - samples["arrival_ns"].min(axis=0), axis=1) / 1e9
+    return dict(zip(samples["ranks"].tolist(), late.tolist(), strict=True))

@@ -1,8 +1,6 @@
 """One run of rounds as a child, and what it saw: exchanges of pairs, and the nodes that did not answer."""
 
-import io
 import sys
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +8,7 @@ from pathlib import Path
 from bench.launch.processes import run_child
 from bench.plan.groups import parse_pairs
 from bench.results.records import Record
-from bench.results.runs import Run, load_run
+from bench.results.runs import Run, load_rank_samples, load_run, samples_name
 from bench.results.stats import median
 from bench.text import UserError
 from slurm.screen_fit import Exchange
@@ -92,8 +90,7 @@ def read(run: Run, nodes: Sequence[str]) -> Seen:
 
 def exchanges_of(run: Run, record: Record) -> list[Exchange]:
     """Return each pair's median time in a round, of every iteration that of its slower rank."""
-    file = run.path / "samples" / f"{record.case.id}-{record.launch}.npz"
-    durations = _durations(file)
+    durations = _durations(run, record)
     pairs = parse_pairs(str(record.details.get("pairs", "")), record.world.size)
     found = []
     for one, other in pairs:
@@ -102,16 +99,13 @@ def exchanges_of(run: Run, record: Record) -> list[Exchange]:
     return found
 
 
-def _durations(file: Path) -> dict[int, list[float]]:
+def _durations(run: Run, record: Record) -> dict[int, list[float]]:
     """Return each rank's durations in seconds; ``UserError`` if the samples cannot be read."""
-    import numpy as np
-
-    try:
-        with np.load(io.BytesIO(file.read_bytes())) as samples:
-            seconds = samples["duration_ns"] / 1e9 / int(samples["steps_per_sample"])
-            return dict(zip(samples["ranks"].tolist(), seconds.tolist(), strict=True))
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{file} holds no samples that can be read: {error}") from error
+    samples = load_rank_samples(run, record)
+    if "duration_ns" not in samples or "steps_per_sample" not in samples:
+        raise UserError(f"{run.path / 'samples' / samples_name(record)} holds no samples that can be read")
+    seconds = samples["duration_ns"] / 1e9 / int(samples["steps_per_sample"])
+    return dict(zip(samples["ranks"].tolist(), seconds.tolist(), strict=True))
 
 
 def silent_hosts(record: Record, nodes: Sequence[str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from bench.plan.cases import Case
 from bench.plan.plan import NodeLayout
 from bench.results.metrics import MetricValue, declared, value, values
 from bench.results.records import Noise, Record, Samples, WorldInfo
-from bench.results.runs import RecordWriter, Run, trace_name, utc_now, write_info
+from bench.results.runs import RecordWriter, Run, samples_name, trace_name, utc_now, write_info
 from bench.results.stats import MIN_FOR_P99, Estimate, grade, quantile, spread, steadiness, within_launch
 
 
@@ -326,7 +326,7 @@ class Driver:
         self._writer.write(record)
         self._audience.record(record)
         if raw:
-            self._writer.write_samples(f"{case.id}-{launch}.npz", raw)
+            self._writer.write_samples(samples_name(record), raw)
         if isinstance(result, Outcome) and result.timeline:
             self._writer.write_trace(trace_name(record), result.timeline)
 

@@ -5,21 +5,26 @@ One process writes it, the driver, and holds a lock while it does.
 
 import errno
 import fcntl
+import io
 import os
 import secrets
 import shutil
 import socket
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
 from bench.plan.plan import Plan
 from bench.results.records import SCHEMA, Record, Timeline, decode_timeline, encode, read_records, refuse_newer
 from bench.text import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FOLDERS = ("samples", "traces", "logs")
 _ROOM_BYTES = 8 << 20
@@ -123,6 +128,34 @@ def load_timeline(run: Run, record: Record) -> Timeline | None:
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise UserError(f"{file} is not what parbench wrote: {error}") from error
+
+
+def samples_name(record: Record) -> str:
+    """Return the name of the file in ``samples/`` that may hold a record's samples of every rank."""
+    return f"{record.case.id}-{record.launch}.npz"
+
+
+def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, Any]]":
+    """Return the arrays in a record's file of samples, none where none was written; ``UserError`` if it is damaged.
+
+    ``ranks`` are those measured; ``arrival_ns``, ``exit_ns``, ``duration_ns`` and ``issue_ns`` have a row for each of
+    them and a column for each sample of ``steps_per_sample`` steps.
+    """
+    import numpy as np
+
+    file = run.path / "samples" / samples_name(record)
+    try:
+        with np.load(io.BytesIO(file.read_bytes())) as content:
+            found = dict(content)
+        num_ranks = len(found["ranks"])
+        for name in ("arrival_ns", "exit_ns", "duration_ns", "issue_ns"):
+            if name in found and (found[name].ndim != 2 or len(found[name]) != num_ranks or not found[name].size):
+                raise ValueError(f"{name} is of shape {found[name].shape}, for {num_ranks} ranks")
+    except FileNotFoundError:
+        return {}
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise UserError(f"{file} holds no samples that can be read: {error}") from error
+    return found
 
 
 class RecordWriter:
