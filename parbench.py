@@ -1,12 +1,19 @@
-"""The command line: a lazy table of commands. Nothing heavy is imported before a command needs it."""
+"""The command line, a lazy table of commands; and ``load``, which gives runs as pandas frames.
+
+Nothing heavy is imported before it is needed.
+"""
 
 import importlib
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COMMANDS = {
     "run": "bench.commands:run",
@@ -25,6 +32,34 @@ COMMANDS = {
     "schema": "bench.commands:schema",
 }
 DEFINITIONS = ("bench.plan.catalogue", "workloads.definitions")
+
+
+def load(*runs: str | Path) -> "pd.DataFrame":
+    """Return what runs found, a row for each metric of each launch of each case.
+
+    Each of ``runs`` is a run's folder, a sweep's, or one that holds runs. A parameter of a case is the column
+    ``param_NAME``; ``value``, ``low`` and ``high`` are in the row's ``unit``: seconds, bytes, bytes a second. What
+    failed, hung, was wrong, was skipped or has no record has one row, its ``metric`` and ``value`` NA.
+
+    ``bench.text.UserError``, a ``ValueError`` of one sentence, where a folder is none of these or cannot be read.
+    """
+    from reports.analysis.frame import metrics_frame, read_runs
+
+    return metrics_frame(read_runs(runs))
+
+
+def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
+    """Return the raw samples of runs, a row for each iteration: ``seconds`` of one step, the slowest rank's.
+
+    With ``by_rank``, a row for each iteration and rank, from the runs' ``samples/*.npz``: ``arrival_seconds`` and
+    ``exit_seconds`` since the case's first arrival, on rank 0's clock, ``duration_seconds`` and, in mode async,
+    ``issue_seconds``, of all ``steps_per_sample`` steps together.
+
+    ``bench.text.UserError`` as of ``load``, and with ``by_rank`` if there are no such files or one is damaged.
+    """
+    from reports.analysis.frame import rank_samples_frame, read_runs, samples_frame
+
+    return (rank_samples_frame if by_rank else samples_frame)(read_runs(runs))
 
 
 class LazyGroup(click.Group):

@@ -9,6 +9,7 @@ TOOLS = ("nccl-tests", "param", "osu", "gloo")
 EXPORTS = (
     "nccl-tests",
     "nccl-tests-json",
+    "csv",
     "chrome-trace",
     "hta",
     "pytest-benchmark",
@@ -40,6 +41,7 @@ Examples:
 _EXPORT_EXAMPLES = """\b
 Examples:
   parbench export runs/20260102T030405Z-node1-1a2b3c --format nccl-tests -o run.txt
+  parbench export runs/20260102T030405Z-node1-1a2b3c --format csv -o run.csv
   parbench export runs/20260102T030405Z-node1-1a2b3c --format chrome-trace -o trace.json
   parbench export runs/20260102T030405Z-node1-1a2b3c --format hta -o traces
   parbench export runs/20260102T030405Z-node1-1a2b3c --format openmetrics -o parbench.prom
@@ -214,7 +216,8 @@ def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, o
 def export(run: Path, form: str, output: Path | None) -> None:
     """Write RUN, a run's folder, as another tool would.
 
-    nccl-tests and nccl-tests-json hold its collectives, a table for each series. chrome-trace holds the timelines of
+    nccl-tests and nccl-tests-json hold its collectives, a table for each series. csv holds a row for each metric of
+    each launch, as parbench.load returns them. chrome-trace holds the timelines of
     its training steps for Perfetto or chrome://tracing: each rank of each step is a process on one clock, its streams
     are threads, and a pipeline's prediction stands beside it; all in one file, or in a folder, one that is there or a
     name without a suffix, a file for each step. hta is a folder for HolisticTraceAnalysis: in it one for each step, and

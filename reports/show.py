@@ -9,7 +9,7 @@ from bench.results.runs import Run, load_run
 from bench.text import UserError
 from reports.folder import warnings_of, write_whole
 from reports.nodes.gathered import gather
-from reports.nodes.sweep_folder import is_sweep
+from reports.nodes.sweep_folder import is_sweep, point_of
 from reports.several_sections import terminal_sections
 from reports.summary import Summary, summarize
 from reports.tables import print_several, print_tables
@@ -65,6 +65,10 @@ def export_run(run: Run, form: str) -> bytes:
 
     if form in FORMATS:
         return FORMATS[form](run)
+    if form == "csv":
+        from reports.analysis.frame import metrics_frame
+
+        return metrics_frame([(run, point_of(run.path))]).to_csv(index=False).encode(errors="replace")
     if form == "chrome-trace":
         return render_trace(run)
     return render_json(run) if form == "nccl-tests-json" else render_text(run).encode(errors="replace")

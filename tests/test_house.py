@@ -85,7 +85,14 @@ def test_nothing_heavy_is_imported_in_vain() -> None:
     assert heavy_imports("import parbench\ntry:\n  parbench.main(['--help'])\nexcept SystemExit: pass") == set()
     driving = "bench.launch.measure, bench.launch.driver, workloads.definitions, reports.summary, reports.tables"
     assert heavy_imports(f"import {driving}") == set()
+    assert heavy_imports("import reports.show, reports.build, reports.commands") == set()
     assert heavy_imports("import bench.operations.collectives") == {"torch"}, "this test sees what is heavy"
+    assert heavy_imports("import reports.analysis.frame") == {"pandas"}, "which parbench.load alone imports"
+
+
+def test_pandas_is_imported_by_the_frame_alone() -> None:
+    by = {str(path.relative_to(ROOT)) for path, names in IMPORTED.items() if "pandas" in names}
+    assert by == {"reports/analysis/frame.py", "parbench.py"}, "the latter for the types of what it returns"
 
 
 def test_every_command_has_help_an_example_and_a_place_in_the_readme() -> None:

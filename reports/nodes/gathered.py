@@ -52,4 +52,4 @@ def _nothing(paths: Sequence[Path], lacking: Sequence[str]) -> str:
     sweeps = [path for path in paths if is_sweep(path)]
     if sweeps and not any("cannot be read" in one for one in lacking):
         return f"{sweeps[0] / SWEEP}: none of its {len(lacking)} points has a run yet; a report needs at least one"
-    return lacking[0].rstrip(".") if lacking else "no run was named; a report needs at least one"
+    return lacking[0].rstrip(".") if lacking else "no run was named; at least one is needed"

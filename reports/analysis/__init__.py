@@ -1,0 +1,1 @@
+"""What records say, worked out before anything is shown."""
