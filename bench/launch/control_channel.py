@@ -10,6 +10,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
@@ -25,6 +26,12 @@ from bench.results.records import Arrival, Check, Status, Stop
 
 LEFT_OUT = "left out: the run's time was spent"
 """Why a case has no measurement in a launch that came to it too late."""
+ADDRESS_VARIABLE = "PARBENCH_DRIVER"
+KEY_VARIABLE = "PARBENCH_KEY"
+_BACKLOG = 1024
+_CONNECT_SECONDS = 10.0
+# a peer behind a dead link is found out after 15 + 3 * 5 s, not after hours
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -144,14 +151,6 @@ FromRank = Hello | Started | Finished | Raised | StatusReply | Done
 FromDriver = Job | StatusRequest
 
 
-ADDRESS_VARIABLE = "PARBENCH_DRIVER"
-KEY_VARIABLE = "PARBENCH_KEY"
-_BACKLOG = 1024
-_CONNECT_SECONDS = 10.0
-# a peer behind a dead link is found out after 15 + 3 * 5 s, not after hours
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Disconnected:
     """A rank's connection has closed."""
@@ -201,16 +200,15 @@ class DriverServer:
 
     def send(self, rank: int, message: FromDriver) -> None:
         """Tell one rank; a rank that is gone is told nothing, its ``Disconnected`` is among the events."""
-        try:
+        with suppress(OSError, KeyError):
             self._connections[rank].send_bytes(msgspec.msgpack.encode(message))
-        except (OSError, KeyError):
-            return
 
     def close(self) -> None:
         if self._closed.is_set():
             return
         self._closed.set()
-        _unblock(self._listener)
+        with suppress(OSError):  # to wake the thread that waits in accept: closing a socket does not
+            socket.create_connection(self._listener.address, timeout=1).close()
         self._listener.close()
         for connection in list(self._open):
             _hang_up(connection)
@@ -255,48 +253,6 @@ class DriverServer:
                 self._events.put(Event(rank=rank, what=Disconnected()))
 
 
-def _unblock(listener: Listener) -> None:
-    """Wake a thread that waits in accept: closing a socket does not."""
-    try:
-        socket.create_connection(listener.address, timeout=1).close()
-    except OSError:
-        return
-
-
-def _hang_up(connection: Connection) -> None:
-    """Close for both directions: a close alone would leave a thread that reads it waiting."""
-    try:
-        with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
-            duplicate.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return
-
-
-def _keep_alive(connection: Connection) -> None:
-    """Let the system find out that the other end has vanished without a word, as behind a dead link."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
-        duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, seconds_or_count in _KEEPALIVE:
-            duplicate.setsockopt(socket.IPPROTO_TCP, option, seconds_or_count)
-
-
-def _connect(addresses: str, key: bytes) -> Connection:
-    """Return a connection to the first of ``HOST:PORT,...`` that answers; ``OSError`` of the last if none does."""
-    *others, last = addresses.split(",")
-    for address in others:
-        try:
-            socket.create_connection(_parts(address), timeout=_CONNECT_SECONDS).close()
-        except OSError:
-            continue
-        return Client(_parts(address), authkey=key)
-    return Client(_parts(last), authkey=key)
-
-
-def _parts(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host, int(port)
-
-
 class RankClient:
     """A rank's end: says what it does, and answers the driver from a thread of its own."""
 
@@ -308,16 +264,13 @@ class RankClient:
 
     @property
     def own_address(self) -> str:
-        with socket.socket(fileno=os.dup(self._connection.fileno())) as duplicate:
+        with _socket_of(self._connection) as duplicate:
             return str(duplicate.getsockname()[0])
 
     def say(self, message: FromRank) -> None:
         """Send a message; a driver that is gone is noticed by the listening thread."""
-        with self._lock:
-            try:
-                self._connection.send_bytes(msgspec.msgpack.encode(message))
-            except OSError:
-                return
+        with self._lock, suppress(OSError):
+            self._connection.send_bytes(msgspec.msgpack.encode(message))
 
     def hear(self) -> FromDriver | None:
         try:
@@ -332,3 +285,33 @@ class RankClient:
             on_gone()
 
         threading.Thread(target=loop, name="driver", daemon=True).start()
+
+
+def _hang_up(connection: Connection) -> None:
+    """Close for both directions: a close alone would leave a thread that reads it waiting."""
+    with suppress(OSError), _socket_of(connection) as duplicate:
+        duplicate.shutdown(socket.SHUT_RDWR)
+
+
+def _keep_alive(connection: Connection) -> None:
+    """Let the system find out that the other end has vanished without a word, as behind a dead link."""
+    with _socket_of(connection) as duplicate:
+        duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, seconds_or_count in _KEEPALIVE:
+            duplicate.setsockopt(socket.IPPROTO_TCP, option, seconds_or_count)
+
+
+def _socket_of(connection: Connection) -> socket.socket:
+    """Return a socket of its own for a connection; closing it leaves the connection open."""
+    return socket.socket(fileno=os.dup(connection.fileno()))
+
+
+def _connect(addresses: str, key: bytes) -> Connection:
+    """Return a connection to the first of ``HOST:PORT,...`` that answers; ``OSError`` of the last if none does."""
+    parts = (address.rpartition(":") for address in addresses.split(","))
+    *others, last = ((host, int(port)) for host, _, port in parts)
+    for address in others:
+        with suppress(OSError):
+            socket.create_connection(address, timeout=_CONNECT_SECONDS).close()
+            return Client(address, authkey=key)
+    return Client(last, authkey=key)

@@ -14,7 +14,7 @@ from bench.launch.driver import Driver, StartRanks, remaining
 from bench.launch.launchers import Launcher, SrunLauncher, TorchrunLauncher, loopback_variables
 from bench.launch.monitor import START_SECONDS
 from bench.launch.processes import terminated_as_interrupted
-from bench.launch.progress_display import Display, JsonLines
+from bench.launch.progress_display import Display
 from bench.machine.machine import Machine
 from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
 from bench.plan.options import Joined, Options, plan_run
@@ -73,11 +73,10 @@ def _drive(run: Run, joined: Joined | None, *, as_json: bool, nodelist: str | No
     to_skip = () if run.records else run.info.plan.skipped
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
-        display = stack.enter_context(Display(total=len(pending) + len(to_skip)))
-        audience = JsonLines(display) if as_json else display
+        display = stack.enter_context(Display(total=len(pending) + len(to_skip), as_json=as_json))
         start = _starter(run, joined, nodelist)
         hosts, facts = _hosts(run.info.plan, joined), _facts(run.info.plan)
-        driver = Driver(run, writer, start, audience, hosts=hosts, facts=facts)
+        driver = Driver(run, writer, start, display, hosts=hosts, facts=facts)
         stack.enter_context(terminated_as_interrupted())
         try:
             if to_skip:

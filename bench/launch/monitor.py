@@ -1,15 +1,14 @@
-"""Watching a gang: who said what, who died, who did not arrive."""
+"""Watching the ranks of one launch: who said what, who died, who did not arrive."""
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.launch.control_channel import (
     Disconnected,
     Done,
     DriverServer,
-    Event,
     Finished,
     Hello,
     Job,
@@ -116,15 +115,8 @@ class RankMonitor:
 
     def _hear(self, timeout_seconds: float) -> None:
         event = self._server.next(timeout_seconds)
-        if event is not None:
-            self._take(event)
-
-    def _hear_until(self, done: Callable[[], bool], timeout_seconds: float) -> None:
-        deadline = time.monotonic() + timeout_seconds
-        while not done() and time.monotonic() < deadline:
-            self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
-
-    def _take(self, event: Event) -> None:
+        if event is None:
+            return
         match event.what:
             case Hello() as hello:
                 self.hellos[event.rank] = hello
@@ -142,11 +134,16 @@ class RankMonitor:
             case Disconnected():
                 self._gone.append(event.rank)
 
+    def _hear_until(self, done: Callable[[], bool], timeout_seconds: float) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while not done() and time.monotonic() < deadline:
+            self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
+
     def _ended_early(self, when: str | None) -> Failure:
         """Explain the death or the exception of a rank; the first dead is the culprit, others fell with it."""
-        self._hear_until(
-            lambda: self._gang.ended() or self._all_told(), _GRACE_SECONDS if self._dead() else _SHORT_GRACE
-        )
+        grace = _GRACE_SECONDS if self._dead() else _SHORT_GRACE
+        # where every rank has raised nobody dies, and torchrun waits with us
+        self._hear_until(lambda: self._gang.ended() or len(self._broken) == self._size, grace)
         if self._gang.ended():  # what the ranks said last is still on its way
             self._hear_until(lambda: self.hellos.keys() <= set(self._gone), _SHORT_GRACE)
         exits = self._gang.exits()
@@ -164,13 +161,9 @@ class RankMonitor:
 
     def _named(self, ranks: list[int]) -> str:
         hosts = {rank: hello.host for rank, hello in self.hellos.items()}
-        if len(set(hosts.values())) < 2:
-            return _ranks([str(rank) for rank in ranks])
-        return _ranks([f"{rank} ({hosts[rank]})" if rank in hosts else str(rank) for rank in ranks])
-
-    def _all_told(self) -> bool:
-        """Say whether every rank has raised: nobody dies then, and torchrun waits with us."""
-        return len(self._broken) == self._size
+        several = len(set(hosts.values())) > 1
+        names = [f"{rank} ({hosts[rank]})" if several and rank in hosts else str(rank) for rank in ranks]
+        return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
 
     def _states(self, exits: dict[int, int]) -> tuple[RankState, ...]:
         states = []
@@ -190,20 +183,20 @@ class RankMonitor:
         for rank in self.hellos:
             self._server.send(rank, StatusRequest())
         self._hear_until(lambda: len(self._where) == self._size, _GRACE_SECONDS)
-        return Failure(
-            status="hang",
-            reason=f"no end within {timeout_seconds:g} s: {self._hung_words(index)}",
-            ranks=tuple(self._hung_state(rank) for rank in sorted(self.hellos)),
-        )
-
-    def _hung_words(self, index: int) -> str:
         late = self._late(index)
         if late:
-            return f"{self._named(late)} did not arrive"
-        if not self._where:
-            return "no rank answers"
-        begun = any(reached >= index for reached in self._reached.values())
-        return f"{'every rank arrived and waits' if begun else 'no rank has begun it'}; see their stacks"
+            told = f"{self._named(late)} did not arrive"
+        elif not self._where:
+            told = "no rank answers"
+        elif any(reached >= index for reached in self._reached.values()):
+            told = "every rank arrived and waits; see their stacks"
+        else:
+            told = "no rank has begun it; see their stacks"
+        return Failure(
+            status="hang",
+            reason=f"no end within {timeout_seconds:g} s: {told}",
+            ranks=tuple(self._hung_state(rank) for rank in sorted(self.hellos)),
+        )
 
     def _late(self, index: int) -> list[int]:
         """Return the ranks that did not arrive where the others wait, by the first of these that tells ranks apart.
@@ -221,10 +214,10 @@ class RankMonitor:
         hello, where = self.hellos[rank], self._where.get(rank)
         if where is None:
             seen = local_state(hello)
-            state, stack = "no answer" + (f" (process is {seen})" if seen else ""), ""
+            state = "no answer" + (f" (process is {seen})" if seen else "")
         else:
-            state, stack = f"{where.phase}, step {where.steps}", where.stack
-        return RankState(rank=rank, host=hello.host, pid=hello.pid, state=state, stack=stack)
+            state = f"{where.phase}, step {where.steps}"
+        return RankState(rank=rank, host=hello.host, pid=hello.pid, state=state, stack=where.stack if where else "")
 
 
 def _guilty(dead: list[int], exits: dict[int, int]) -> list[int]:
@@ -233,10 +226,6 @@ def _guilty(dead: list[int], exits: dict[int, int]) -> list[int]:
     killed = [rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM]
     failed = [rank for rank, code in codes.items() if code > 0]
     return killed or failed or list(codes) or dead[:1]
-
-
-def _ranks(names: Sequence[str]) -> str:
-    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
 
 
 def _exit_words(code: int | None) -> str:

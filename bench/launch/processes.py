@@ -1,16 +1,26 @@
-"""Processes that leave none behind: children told to stop with this one, and SIGTERM as an interrupt."""
+"""Starting and ending processes so that none is left behind, and SIGTERM as an interrupt."""
 
 import ctypes
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import FrameType
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PATIENCE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a child ended: its exit code, and what it wrote on standard error, empty where that was not caught."""
+
+    code: int
+    told: str = ""
 
 
 def die_with_parent(sign: signal.Signals) -> None:
@@ -21,26 +31,14 @@ def die_with_parent(sign: signal.Signals) -> None:
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
     """Let SIGTERM interrupt as Ctrl-C does; only a main thread can hear signals."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How a child ended: its exit code, and what it wrote on standard error, empty where that was not caught."""
-
-    code: int
-    told: str = ""
 
 
 def run_child(command: Sequence[str], *, env: Mapping[str, str] | None = None, catch_stderr: bool = False) -> Ended:
@@ -67,3 +65,30 @@ def run_child(command: Sequence[str], *, env: Mapping[str, str] | None = None, c
             child.communicate()
             raise
     return Ended(code=child.returncode, told=told or "")
+
+
+def start_process(command: Sequence[str], environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
+    """Start a launcher whose output goes to a file; Ctrl-C is the driver's alone."""
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def end_process(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(_PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -3,7 +3,6 @@
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -17,9 +16,10 @@ _PLAIN_EVERY_SECONDS = 5.0
 
 
 class Display:
-    """An audience that shows progress; what went badly is a line of its own at once."""
+    """Shows progress; what went badly is a line of its own at once, with ``as_json`` every record on stdout too."""
 
-    def __init__(self, total: int, console: Console | None = None) -> None:
+    def __init__(self, total: int, console: Console | None = None, *, as_json: bool = False) -> None:
+        self._as_json = as_json
         self._console = console or Console(stderr=True, soft_wrap=True, highlight=False)
         self._total, self._done = total, 0
         self._began = self._said = time.monotonic()
@@ -40,9 +40,7 @@ class Display:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def launch(self, number: int, of: int, cases: int) -> None:
@@ -54,41 +52,23 @@ class Display:
         self._bar.update(self._task, description=f"{self._prefix}: {case.name}")
 
     def record(self, record: Record) -> None:
+        if self._as_json:
+            sys.stdout.buffer.write(encode(record))
+            sys.stdout.buffer.flush()
         self._done += 1
         self._bar.update(self._task, completed=self._done)
         if record.status in ("failed", "hang", "wrong"):
             self._console.print(f"{record.status}: {record.case.label}: {record.reason}", markup=False)
         elif time.monotonic() - self._said > _PLAIN_EVERY_SECONDS:
-            self._plain(f"{self._prefix}: {self._done} of {self._total} cases, {self._expected_end()}")
+            left = (time.monotonic() - self._began) / self._done * (self._total - self._done)
+            self._plain(f"{self._prefix}: {self._done} of {self._total} cases, about {format_duration(left)} left")
 
     def stopped(self, why: str, path: Path) -> None:
         self._bar.stop()
         told = f"{why}: {self._done} of {self._total} cases measured; go on with: parbench run --resume {path}"
         self._console.print(told, markup=False)
 
-    def _expected_end(self) -> str:
-        elapsed = time.monotonic() - self._began
-        return f"about {format_duration(elapsed / self._done * (self._total - self._done))} left"
-
     def _plain(self, line: str) -> None:
         self._said = time.monotonic()
         if not self._console.is_terminal:
             self._console.print(line, markup=False)
-
-
-class JsonLines:
-    """An audience that prints each record as a line of JSON on stdout as soon as it is there."""
-
-    def __init__(self, display: Display) -> None:
-        self._display = display
-
-    def launch(self, number: int, of: int, cases: int) -> None:
-        self._display.launch(number, of, cases)
-
-    def case(self, case: Case) -> None:
-        self._display.case(case)
-
-    def record(self, record: Record) -> None:
-        sys.stdout.buffer.write(encode(record))
-        sys.stdout.buffer.flush()
-        self._display.record(record)

@@ -8,7 +8,7 @@ import pytest
 from fakes import case, wait_until
 from rich.console import Console
 
-from bench.launch.progress_display import Display, JsonLines
+from bench.launch.progress_display import Display
 from bench.results.records import Record, Status, WorldInfo
 
 
@@ -27,10 +27,10 @@ def record(status: Status = "ok", reason: str = "", number: int = 0) -> Record:
 class Screen:
     """A display on a console that the test can read."""
 
-    def __init__(self, total: int, *, terminal: bool = False) -> None:
+    def __init__(self, total: int, *, terminal: bool = False, as_json: bool = False) -> None:
         self.file = io.StringIO()
         console = Console(file=self.file, force_terminal=terminal, width=200, soft_wrap=True, highlight=False)
-        self.display = Display(total, console)
+        self.display = Display(total, console, as_json=as_json)
 
     def lines(self) -> list[str]:
         return self.file.getvalue().splitlines()
@@ -77,12 +77,11 @@ def test_a_program_reads_each_record_as_a_line_as_soon_as_it_is_there(monkeypatc
     pipe = io.BytesIO()
     stdout = io.TextIOWrapper(io.BufferedWriter(pipe), encoding="utf-8")
     monkeypatch.setattr("sys.stdout", stdout)
-    screen = Screen(2)
-    audience = JsonLines(screen.display)
-    audience.launch(1, 1, 2)
-    audience.case(case())
+    screen = Screen(2, as_json=True)
+    screen.display.launch(1, 1, 2)
+    screen.display.case(case())
     for number in range(2):
-        audience.record(record(number=number))
+        screen.display.record(record(number=number))
         lines = pipe.getvalue().splitlines()
         assert len(lines) == number + 1
         assert msgspec.json.decode(lines[-1], type=Record) == record(number=number)
