@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from bench.machine.world_spec import BACKENDS, DEVICES
+from bench.plan.aliases import present_params
 from bench.plan.plan import FileCase, Scalar
 from bench.results.fit import parse_link
 from bench.text import UserError, did_you_mean, listed, parse_duration
@@ -113,13 +114,23 @@ def read_sweep_file(path: Path) -> SweepFile:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"sweep file {path} is no TOML: {error}") from error
     try:
-        file = msgspec.convert(raw, SweepFile)
+        file = _by_present_names(msgspec.convert(raw, SweepFile))
         _check(file)
     except msgspec.ValidationError as error:
         raise UserError(f"sweep file {path}: {_explain(str(error))}") from error
     except UserError as error:
         raise UserError(f"sweep file {path}: {error}") from error
     return file
+
+
+def _by_present_names(file: SweepFile) -> SweepFile:
+    replace = msgspec.structs.replace
+    return replace(
+        file,
+        matrix=present_params(file.matrix, "$.matrix"),
+        zip=tuple(present_params(table, "$.zip") for table in file.zip),
+        case=tuple(replace(case, set=present_params(case.set, case.name)) for case in file.case),
+    )
 
 
 def _explain(message: str) -> str:

@@ -17,7 +17,7 @@ from workloads.training import Options, TrainingStep
 
 def prepare(world: World, **params: Value) -> TrainingStep:
     """Return the step."""
-    return TrainingStep(world, params, lay_out, "ddp")
+    return TrainingStep(world, params, lay_out)
 
 
 def lay_out(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:

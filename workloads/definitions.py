@@ -14,31 +14,10 @@ from workloads.hybrid.hybrid_case import PARAMS as HYBRID
 from workloads.hybrid.hybrid_case import refuse_hybrid, with_experts
 from workloads.pipeline.pipeline_case import PARAMS as PIPELINE
 from workloads.pipeline.pipeline_case import each_schedule, refuse_pipeline
-from workloads.shapes import MODEL, Shape, shape_of
+from workloads.shapes import BATCH, COMMON, MODEL, PRECISION, Shape, shape_of
 
 Refuse = Callable[[Shape, Mapping[str, Value], int], str | None]
 
-BATCH = (
-    Param(name="microbatch", kind="int", default=4, minimum=1, help="sequences of one rank's microbatch"),
-    Param(name="accumulation", kind="int", default=1, minimum=1, optional=True, help="microbatches of one step"),
-)
-PRECISION = Param(
-    name="precision",
-    kind="str",
-    default="float32",
-    choices=("float32", "bfloat16"),
-    optional=True,
-    help="of weights and gradients; bfloat16 has float32 masters",
-)
-CHECKPOINTING = Param(
-    name="checkpointing",
-    kind="str",
-    default="none",
-    choices=("none", "selective", "full"),
-    optional=True,
-    help="what a layer's forward pass forgets and computes again",
-)
-COMMON = (*MODEL, *BATCH, PRECISION, CHECKPOINTING, COMPUTE)
 BUCKET = Param(name="bucket_mb", kind="float", default=25.0, minimum=0.001, help="gradient bucket, MiB")
 STATIC_GRAPH = Param(name="static_graph", kind="bool", default=False, optional=True, help="DDP's static graph")
 NO_SYNC = Param(
@@ -54,15 +33,6 @@ PREFETCH = Param(
 )
 SHARD = Param(name="shard", kind="int", default=0, minimum=0, optional=True, help="ranks of a copy; 0 = half of all")
 TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a layer")
-
-
-def with_defaults(params: Mapping[str, Value], name: str = "") -> dict[str, Value]:
-    """Return the parameters of the step of this name with those that its case leaves out, as they have their defaults.
-
-    A step without a name is one's own: only what all steps share is filled in.
-    """
-    own = [param for definition in DEFINITIONS if definition.name == f"workload.{name}" for param in definition.params]
-    return {**{param.name: param.default for param in (*COMMON, *own) if param.optional or param in COMMON}, **params}
 
 
 def refuse_nothing(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
@@ -95,7 +65,7 @@ def refuse_mesh(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | 
 
 def refuse_shards(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
     """Refuse shards that do not divide the ranks."""
-    shard = int(params.get("shard", 0)) or max(2, nproc // 2)
+    shard = int(params["shard"]) or max(2, nproc // 2)
     if nproc % shard:
         return f"replicate({nproc // shard}) * shard({shard}) != world size({nproc})"
     return None

@@ -24,17 +24,17 @@ from workloads.training import Options, TrainingStep
 
 def zero2(world: World, **params: Value) -> TrainingStep:
     """Return the step that keeps gathered parameters from forward to backward."""
-    return TrainingStep(world, params, lay_out_zero2, "zero2")
+    return TrainingStep(world, params, lay_out_zero2)
 
 
 def zero3(world: World, **params: Value) -> TrainingStep:
     """Return the step that gathers parameters twice."""
-    return TrainingStep(world, params, lay_out_zero3, "zero3")
+    return TrainingStep(world, params, lay_out_zero3)
 
 
 def hsdp(world: World, **params: Value) -> TrainingStep:
     """Return the step that shards over ``shard`` ranks and replicates over the others."""
-    return TrainingStep(world, params, lay_out_hsdp, "hsdp")
+    return TrainingStep(world, params, lay_out_hsdp)
 
 
 def lay_out_zero2(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:

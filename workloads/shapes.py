@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from bench.plan.params import Param, Value
 from bench.text import UserError
+from workloads.compute_kind import COMPUTE
 
 Recipe = Literal["gpt", "llama"]
 
@@ -74,6 +75,30 @@ MODEL = (
     _override("sequence", "tokens of one sequence; 0 = the shape's"),
     _override("vocabulary", "different tokens; 0 = the shape's"),
 )
+
+
+BATCH = (
+    Param(name="microbatch", kind="int", default=4, minimum=1, help="sequences of one rank's microbatch"),
+    Param(name="accumulation", kind="int", default=1, minimum=1, optional=True, help="microbatches of one step"),
+)
+PRECISION = Param(
+    name="precision",
+    kind="str",
+    default="float32",
+    choices=("float32", "bfloat16"),
+    optional=True,
+    help="of weights and gradients; bfloat16 has float32 masters",
+)
+CHECKPOINTING = Param(
+    name="checkpointing",
+    kind="str",
+    default="none",
+    choices=("none", "selective", "full"),
+    optional=True,
+    help="what a layer's forward pass forgets and computes again",
+)
+COMMON = (*MODEL, *BATCH, PRECISION, CHECKPOINTING, COMPUTE)
+"""What all training steps have."""
 
 
 def shape_of(params: Mapping[str, Value]) -> Shape:

@@ -36,17 +36,17 @@ _SEQUENCE = Shard(1)
 
 def tp(world: World, **params: Value) -> TrainingStep:
     """Return the step with whole activations between the split blocks."""
-    return TrainingStep(world, params, lay_out_tp, "tp")
+    return TrainingStep(world, params, lay_out_tp)
 
 
 def tp_sp(world: World, **params: Value) -> TrainingStep:
     """Return the step with activations sharded along the sequence between the split blocks."""
-    return TrainingStep(world, params, lay_out_tp_sp, "tp_sp")
+    return TrainingStep(world, params, lay_out_tp_sp)
 
 
 def tp_fsdp(world: World, **params: Value) -> TrainingStep:
     """Return the step on a mesh of two axes."""
-    return TrainingStep(world, params, lay_out_tp_fsdp, "tp_fsdp")
+    return TrainingStep(world, params, lay_out_tp_fsdp)
 
 
 def lay_out_tp(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:

@@ -17,7 +17,6 @@ from bench.world.subject import Description, Explanation
 from bench.world.world import World
 from workloads.checkpointing import checkpoint
 from workloads.compute_kind import parse_compute
-from workloads.definitions import with_defaults
 from workloads.explain import explain
 from workloads.footprint import Batch, footprint
 from workloads.gemm_peak import Peak, peak_of
@@ -25,7 +24,7 @@ from workloads.layout import Layout
 from workloads.model import Transformer, build, draw_tokens, loss_of
 from workloads.parity import Parity
 from workloads.peaks import mfu_of
-from workloads.shapes import Shape, flops_per_token, num_parameters, shape_of
+from workloads.shapes import COMMON, Shape, flops_per_token, num_parameters, shape_of
 from workloads.timed import Waiter, calibrate, make_timed, tell_apart
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -70,11 +69,11 @@ class Options:
 class TrainingStep:
     """One step of training; every data rank takes ``accumulation`` microbatches of the same global batch.
 
-    ``name`` is the definition's, whose parameters have defaults; a step of one's own needs none.
+    A step of one's own may leave out of ``params`` what all steps share.
     """
 
-    def __init__(self, world: World, given: Mapping[str, Value], lay_out: LayOut, name: str = "") -> None:
-        params = with_defaults(given, name)
+    def __init__(self, world: World, params: Mapping[str, Value], lay_out: LayOut) -> None:
+        params = {**{param.name: param.default for param in COMMON}, **params}
         self._world, self._options = world, Options.of(params)
         model = build(self._options.shape, world.seed, world.device, self._options.dtype)
         self._waiter = Waiter(world.device)

@@ -20,7 +20,7 @@ _NOTE = (
 
 def prepare(world: World, **params: Value) -> TrainingStep:
     """Return the step."""
-    return TrainingStep(world, params, lay_out, "zero1")
+    return TrainingStep(world, params, lay_out)
 
 
 def lay_out(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:

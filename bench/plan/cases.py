@@ -12,17 +12,27 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from bench.plan.aliases import first_names, present_name, present_params, present_target
 from bench.plan.params import Param, Value, resolve
 from bench.text import UserError, did_you_mean
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to measure; ``id`` is the hash of the rest in canonical JSON."""
+    """One thing to measure: ``params`` tell it from others, ``defaults`` are the optional ones that nobody changed.
+
+    ``id`` is the hash of name, target and ``params`` in canonical JSON, by the names that they had at first.
+    """
 
     id: str
     name: str
     target: str
     params: dict[str, Value]
+    defaults: dict[str, Value] = {}
+
+    @property
+    def whole(self) -> dict[str, Value]:
+        """All parameters; a record of schema 1 has no defaults."""
+        return {**self.defaults, **self.params}
 
     @property
     def label(self) -> str:
@@ -30,10 +40,17 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join([self.name, *(f"{name}={value}" for name, value in self.params.items())])
 
 
-def make_case(name: str, target: str, params: Mapping[str, Value]) -> Case:
+def make_case(name: str, target: str, params: Mapping[str, Value], defaults: Mapping[str, Value] | None = None) -> Case:
     """Return the case with its id."""
-    canonical = msgspec.json.encode({"name": name, "target": target, "params": dict(params)}, order="deterministic")
-    return Case(id=hashlib.sha256(canonical).hexdigest()[:12], name=name, target=target, params=dict(params))
+    canonical = msgspec.json.encode(first_names(name, target, params), order="deterministic")
+    digest = hashlib.sha256(canonical).hexdigest()[:12]
+    return Case(id=digest, name=name, target=target, params=dict(params), defaults=dict(defaults or {}))
+
+
+def renewed(case: Case) -> Case:
+    """Return a case of an earlier version by its present names; its id stays."""
+    target, params = present_target(case.target), present_params(case.params, case.name)
+    return msgspec.structs.replace(case, name=present_name(case.name), target=target, params=params)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +108,16 @@ class Definition:
         """The part of the name before the dot."""
         return self.name.partition(".")[0]
 
+    def whole(self, given: Mapping[str, object]) -> dict[str, Value]:
+        """Return all parameters, those not given by their defaults; ``UserError`` if one does not fit."""
+        return resolve(self.params, given, self.name)
+
     def case(self, given: Mapping[str, object]) -> Case:
         """Return the case with ``given`` parameters and the defaults of the rest; ``UserError`` if one does not fit."""
-        return make_case(self.name, self.target, resolve(self.params, given, self.name))
+        whole = self.whole(given)
+        defaults = {p.name: p.default for p in self.params if p.optional and whole[p.name] == p.default}
+        params = {name: value for name, value in whole.items() if name not in defaults}
+        return make_case(self.name, self.target, params, defaults)
 
 
 def load_catalogue(modules: Iterable[str]) -> tuple[Definition, ...]:
@@ -106,6 +130,7 @@ def select(catalogue: Sequence[Definition], patterns: Sequence[str]) -> tuple[De
 
     A pattern without a dot is matched against the part of the name after the dot.
     """
+    patterns = [present_name(pattern) for pattern in patterns]
     for pattern in patterns:
         if not any(matches(definition.name, pattern) for definition in catalogue):
             raise unknown_case(pattern, catalogue)

@@ -144,7 +144,7 @@ class Refusal:
     def __call__(self, params: Params, spec: WorldSpec) -> str | None:
         """Return the reason in words."""
         n = group_size(params, spec)
-        if n < 2 and "group" in params:
+        if n < 2 and params.get("group", "world") != "world":
             return f"group {params['group']!r} has one rank: nothing moves"
         return (
             _refuse_type(params, spec)

@@ -17,6 +17,7 @@ import msgspec
 from bench.machine.environment import emulation, emulation_notes
 from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks
 from bench.machine.world_spec import WorldChoice, choose_world, sharing_notes
+from bench.plan.aliases import present_params
 from bench.plan.cases import Case, Definition, WorldSpec, load_catalogue, matches, select
 from bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
 from bench.plan.groups import mesh_group, parse_mesh
@@ -190,7 +191,7 @@ def _expanded(definition: Definition, given: Mapping[str, Value], spec: WorldSpe
         cases = [definition.case(one) for one in definition.expand(given, spec)]
     except UserError as error:
         return [(definition.case(given), str(error))]
-    return [(case, definition.refuse(case.params, spec)) for case in cases]
+    return [(case, definition.refuse(case.whole, spec)) for case in cases]
 
 
 def _divisible(given: dict[str, Value], nproc: int) -> dict[str, Value]:
@@ -292,6 +293,7 @@ class Joined:
 def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
     """Return the plan for the options; ``UserError`` if anything asked for cannot be had."""
     file = read_plan_file(options.plan_file) if options.plan_file else PlanFile()
+    options = replace(options, settings=present_params(options.settings, "--set"))
     folder = Path.cwd()
     catalogue = load_catalogue(modules) if options.target is None else (define(options.target, folder),)
     options = _with_mesh(_with_file(options, file), file, catalogue, joined)

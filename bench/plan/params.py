@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from bench.plan.aliases import present_params
 from bench.plan.groups import parse_mesh, read_matrix
 from bench.text import UserError, did_you_mean, listed, parse_size, parse_sizes, read_rows
 
@@ -31,7 +32,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 class Param:
     """A parameter of a case; bounds are inclusive, ``choices`` empty where every value of the kind is allowed.
 
-    An optional one is left out of a case where it has its default, so that a new one changes no old case's id.
+    An optional one tells a case from others only where it is not its default, so that a new one changes no case's id.
     """
 
     name: str
@@ -132,18 +133,13 @@ def _fail() -> int:
 
 
 def resolve(params: Iterable[Param], given: Mapping[str, object], where: str) -> dict[str, Value]:
-    """Return the parameters with their given or default values, in declared order; ``where`` names the case in errors.
-
-    Optional ones are left out where they have their default.
-    """
+    """Return all parameters, given or by their defaults, in declared order; ``where`` names the case in errors."""
     declared = {param.name: param for param in params}
-    for name in given:
+    present = present_params(given, where)
+    for name in present:
         if name not in declared:
             raise unknown_parameter(name, declared, where)
-    values = {name: param.parse(given[name]) if name in given else param.default for name, param in declared.items()}
-    return {
-        name: value for name, value in values.items() if not declared[name].optional or value != declared[name].default
-    }
+    return {name: param.parse(present[name]) if name in present else param.default for name, param in declared.items()}
 
 
 def unknown_parameter(name: str, declared: Iterable[str], where: str) -> UserError:

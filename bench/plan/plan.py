@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from bench.plan.aliases import present_name, present_params
 from bench.plan.cases import Case, Definition, select
 from bench.text import UserError, did_you_mean, listed, parse_duration
 
@@ -206,8 +207,9 @@ class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return it as a preset's entry, lists as text that the catalogue's parameters read."""
         params = [param for definition in select(catalogue, [self.name]) for param in definition.params]
         separators = {param.name: param.separator for param in params}
-        texts = {name: _text(value, separators.get(name, ",")) for name, value in self.set.items()}
-        return Entry(name=self.name, set=texts)
+        given = present_params(self.set, f"case {self.name!r}")
+        texts = {name: _text(value, separators.get(name, ",")) for name, value in given.items()}
+        return Entry(name=present_name(self.name), set=texts)
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

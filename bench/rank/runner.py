@@ -101,13 +101,13 @@ def run_case(
     share = (1 - _EXPLAIN_SHARE) * budget_seconds - (time.perf_counter() - began) if explains else budget_seconds
     timing = Timing(
         measure=measure,
-        mode=str(case.params.get("mode", "blocking")),
+        mode=str(case.whole.get("mode", "blocking")),
         ranks=subgroup.ranks,
         budget_seconds=max(share, 0.0),
         late_seconds=_late_seconds(fault, world),
     )
     try:
-        outcome = _measure(subject, world, subgroup, timing, progress, str(case.params.get("beside", NOTHING)))
+        outcome = _measure(subject, world, subgroup, timing, progress, str(case.whole.get("beside", NOTHING)))
         if explains and outcome.status == "ok":
             progress.enter("explain")
             begin = partial(start_line, subject, world, timing, progress)
@@ -150,10 +150,10 @@ def _prepare(
     case: Case, subgroups: Subgroups, fault: FaultSpec | None
 ) -> tuple[Subject | None, str | None, Subgroup | None]:
     """Return the subject, or the words in which it refuses these parameters or this machine; and who takes part."""
-    params = {name: value for name, value in case.params.items() if name not in OF_THE_RUNNER}
+    params = {name: value for name, value in case.whole.items() if name not in OF_THE_RUNNER}
     subgroup = None
     try:
-        subgroup = subgroups.of(case.params)
+        subgroup = subgroups.of(case.whole)
         if subgroup.world is None:
             return StandBy(), None, subgroup
         subject = load_target(case.target)(subgroup.world, **params)

@@ -3,6 +3,8 @@
 History of the format (``schema``):
 1  first: case, world, launch, status, reason, stop, check, samples, metrics, noise, arrival, injected, details, notes,
    environment, ranks.
+2  present names of cases, parameters, metrics and noise grades (``bench.plan.aliases`` has the former ones); cases tell
+   the defaults of their other parameters.
 """
 
 import gzip
@@ -13,7 +15,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from bench.plan.cases import Case
+from bench.plan.aliases import GRADES, METRICS
+from bench.plan.cases import Case, renewed
 from bench.results.metrics import MetricValue, schema_of_metrics
 from bench.results.stats import Grade
 from bench.text import UserError
@@ -114,7 +117,7 @@ def streams_of(intervals: Iterable[Interval]) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda stream: order.get(stream, 3)))
 
 
-SCHEMA = 1
+SCHEMA = 2
 
 Status = Literal["ok", "failed", "hang", "wrong", "skipped"]
 Stop = Literal["precision", "converged", "max-iters", "budget"]
@@ -217,17 +220,24 @@ def read_records(path: Path) -> Iterator[Record]:
 
 def _decode(line: bytes, where: str) -> Record:
     try:
-        refuse_newer(line, where)
-        return msgspec.json.decode(line, type=Record)
+        if refuse_newer(line, where) == SCHEMA:
+            return msgspec.json.decode(line, type=Record)
+        raw = msgspec.json.decode(line)
+        if noise := raw.get("noise"):
+            noise["grade"] = GRADES.get(noise["grade"], noise["grade"])
+        record = msgspec.convert(raw, Record)
+        metrics = {METRICS.get(name, name): metric for name, metric in record.metrics.items()}
+        return msgspec.structs.replace(record, case=renewed(record.case), metrics=metrics)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UserError(f"{where} is no record: {error}") from error
 
 
-def refuse_newer(content: bytes, where: str) -> None:
-    """Refuse JSON of a newer schema before its other fields are looked at: they may differ."""
+def refuse_newer(content: bytes, where: str) -> int:
+    """Return the schema of JSON, a newer one refused before its other fields are looked at: they may differ."""
     version = msgspec.json.decode(content, type=_Versioned).schema
     if version > SCHEMA:
         raise UserError(f"{where}: schema {version} is newer than {SCHEMA}, the newest this parbench reads")
+    return version
 
 
 def json_schema() -> dict[str, Any]:

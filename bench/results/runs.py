@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
+from bench.plan.cases import renewed
 from bench.plan.plan import Plan
 from bench.results.records import SCHEMA, Record, Timeline, decode_timeline, encode, read_records, refuse_newer
 from bench.text import UserError
@@ -107,11 +109,14 @@ def load_info(path: Path) -> RunInfo:
     try:
         content = file.read_bytes()
         refuse_newer(content, str(file))
-        return msgspec.json.decode(content, type=RunInfo)
+        info = msgspec.json.decode(content, type=RunInfo)
     except OSError as error:
         raise UserError(f"{path} is no run: it holds no readable run.json") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not what parbench wrote: {error}") from error
+    plan = info.plan
+    skipped = tuple(replace(one, case=renewed(one.case)) for one in plan.skipped)
+    return replace(info, plan=replace(plan, cases=tuple(map(renewed, plan.cases)), skipped=skipped))
 
 
 def trace_name(record: Record) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bench.plan.cases import Case
+from bench.plan.cases import Case, renewed
 from bench.results.records import Status, WorldInfo
 from bench.results.runs import Run, load_run
 from bench.text import UserError
@@ -131,7 +131,7 @@ class History:
             rows = [row for number in numbers for row in self._connection.execute(query, (number,))]
         decoder = msgspec.json.Decoder(_Content)
         found = {number: decoder.decode(content) for number, content in rows}
-        return {n: Identity(case=one.case, world=one.world, around=one.around) for n, one in found.items()}
+        return {n: Identity(case=renewed(one.case), world=one.world, around=one.around) for n, one in found.items()}
 
     def points_of_run(self, number: int) -> dict[int, Value]:
         """Return the points of a run by series."""

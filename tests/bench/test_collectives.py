@@ -65,7 +65,7 @@ def variants(name: str, nproc: int, group: str = "world", size_bytes: int = 96 *
     for dtype, *rest in itertools.product(GLOO_DTYPES, *choices.values()):
         given = {"size_bytes": size_bytes, "dtype": dtype, **dict(zip(choices, rest, strict=True))}
         of_group = {} if group == "world" else {"group": group}
-        reason = OPERATIONS[name].refuse(OPERATIONS[name].case({**given, **of_group}).params, spec)
+        reason = OPERATIONS[name].refuse(OPERATIONS[name].whole({**given, **of_group}), spec)
         assert reason is None or reason.startswith(("the average of", "the sum of bool")), reason
         found += [given] if reason is None else []
     if "root" in PARAMS[name]:

@@ -38,7 +38,7 @@ def nccl(nproc: int = 4, rank_bytes: int | None = None) -> WorldSpec:
 
 def refusal(name: str, spec: WorldSpec, **params: object) -> str | None:
     definition = BY_NAME[name]
-    return definition.refuse(definition.case(params).params, spec)
+    return definition.refuse(definition.whole(params), spec)
 
 
 def expanded(name: str, spec: WorldSpec, *keys: str, **params: Any) -> list[tuple[Any, ...]]:

@@ -25,8 +25,7 @@ SMALL = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "sequence": 16, "
 def small(world: World, name: str, params: Params) -> TrainingStep:
     """Return a small step; what is not given has the default of its definition."""
     definition = OF_NAME[name]
-    defaults = {param.name: param.default for param in definition.params if not param.optional}
-    step = load_target(definition.target)(world, **{**defaults, **SMALL, **params})
+    step = load_target(definition.target)(world, **definition.whole({**SMALL, **params}))
     assert isinstance(step, TrainingStep)
     return step
 

@@ -13,9 +13,8 @@ from bench.rank.runner import load_target
 from bench.text import UserError
 from bench.world.world import World
 from workloads.compute_kind import COMPUTE, parse_compute
-from workloads.definitions import COMMON, DEFINITIONS, with_defaults
-from workloads.shapes import MODEL, SHAPES, Shape, flops_per_token, num_layer_weights, num_parameters, shape_of
-from workloads.training import Options
+from workloads.definitions import DEFINITIONS
+from workloads.shapes import COMMON, MODEL, SHAPES, Shape, flops_per_token, num_layer_weights, num_parameters, shape_of
 
 OVERRIDES = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocabulary"]
 EXPERTS_ALONE = ["ep_dispatch", "ep_layer"]
@@ -33,7 +32,7 @@ AXES = {
 
 def refusal(name: str, nproc: int, **given: Value) -> str | None:
     definition = OF_NAME[name]
-    return definition.refuse(definition.case(given).params, WorldSpec(nproc=nproc, backend="gloo", device="cpu"))
+    return definition.refuse(definition.whole(given), WorldSpec(nproc=nproc, backend="gloo", device="cpu"))
 
 
 def asked(**given: Value) -> Shape:
@@ -47,7 +46,7 @@ def prepared_by_defaults(world: World) -> dict[str, tuple[list[int], list[str], 
     """Take two steps of each definition as ``list`` shows it; return what is wrong, its axes and its headline."""
     found = {}
     for name in AXES:
-        step = load_target(OF_NAME[name].target)(world, **OF_NAME[name].case({}).params)
+        step = load_target(OF_NAME[name].target)(world, **OF_NAME[name].whole({}))
         wrong = []
         for _ in range(2):
             step.reset()
@@ -63,7 +62,7 @@ def errors_of(world: World, asked: list[tuple[str, dict[str, Value]]]) -> list[s
     told = []
     for name, params in asked:
         with pytest.raises(UserError) as refused:
-            load_target(OF_NAME[name].target)(world, **{**OF_NAME[name].case({}).params, **params})
+            load_target(OF_NAME[name].target)(world, **{**OF_NAME[name].whole({}), **params})
         told.append(str(refused.value))
     return told
 
@@ -98,35 +97,11 @@ def test_what_all_steps_share_is_declared_of_each_and_experts_alone_take_nothing
             assert list(definition.params[: len(common)]) == common, name
 
 
-def test_a_parameter_that_a_case_leaves_out_has_its_default_and_what_is_given_stays() -> None:
-    common = {
-        "shape": "tiny",
-        "microbatch": 4,
-        "recipe": "",
-        **dict.fromkeys(OVERRIDES, 0),
-        "accumulation": 1,
-        "precision": "float32",
-        "checkpointing": "none",
-        "compute": "real",
-    }
-    given: dict[str, Value] = {"shape": "tiny", "microbatch": 4}
-    assert with_defaults(given) == common
-    assert with_defaults(given, "ddp") == {**common, "static_graph": False, "no_sync": False}
-    assert with_defaults(given, "hsdp") == {**common, "prefetch": "default", "shard": 0}
-    assert [with_defaults({}, name)["chunks"] for name in ("pp", "ep_step")] == [0, 1], "each step has its own"
-    given = {"precision": "bfloat16", "layers": 2, "bucket_mb": 1.0, "shard": 2}
-    filled = with_defaults(given, "hsdp")
-    assert {name: filled[name] for name in given} == given
-    assert given == {"precision": "bfloat16", "layers": 2, "bucket_mb": 1.0, "shard": 2}
-
-
 def test_a_case_of_defaults_is_the_same_with_every_default_written_out_and_other_values_have_another_id() -> None:
     """What was measured before a parameter was added keeps its id."""
     for name, definition in OF_NAME.items():
         plain, written_out = definition.case({}), {param.name: param.default for param in definition.params}
-        short = with_defaults(plain.params, name)
-        assert {name: short[name] for name in written_out} == written_out, name
-        assert Options.of(short) == Options.of(with_defaults(written_out, name)), name
+        assert plain.whole == written_out == definition.whole(plain.params), name
         for param in (param for param in definition.params if param.optional):
             assert param.name not in plain.params, (name, param.name)
             assert definition.case({param.name: param.default}).id == plain.id, (name, param.name)
@@ -260,7 +235,7 @@ def test_a_shape_is_its_name_and_what_one_changes_of_it() -> None:
     assert asked(recipe="llama", **sizes) == Shape(recipe="llama", **sizes)
     assert [asked(shape="tiny-llama", recipe=recipe).recipe for recipe in ("gpt", "")] == ["gpt", "llama"]
     assert asked(hidden=12, heads=4).head_size == 3, "an odd head is fine where nothing turns"
-    assert resolve(MODEL, {"layers": 0, "recipe": ""}, "x") == {"shape": "tiny"}
+    assert resolve(MODEL, {"layers": 0}, "x") == {"shape": "tiny", "recipe": "", **dict.fromkeys(OVERRIDES, 0)}
     with pytest.raises(UserError, match="did you mean 'llama3-8b'"):
         asked(shape="llama-8b")
 

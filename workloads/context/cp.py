@@ -52,11 +52,11 @@ def prepare(world: World, **params: Value) -> "ContextStep":
 class ContextStep(TrainingStep):
     """A training step on parts of sequences, which can also say what its attention sends, waits for and computes."""
 
-    def __init__(self, world: World, given: Mapping[str, Value]) -> None:
+    def __init__(self, world: World, params: Mapping[str, Value]) -> None:
         self._recorder = Recorder(world.device)
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
         self._block_waiter = Waiter(world.device)
-        super().__init__(world, given, self._lay_out, "cp")
+        super().__init__(world, params, self._lay_out)
 
     def reset(self) -> None:
         """Draw the next batch."""

@@ -20,7 +20,6 @@ from bench.results.metrics import MetricValue, values
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
 from workloads.costs import sent_bytes, state_bytes
-from workloads.definitions import with_defaults
 from workloads.experts.attention_axis import (
     BYTES_FORMULA,
     NOTE,
@@ -60,8 +59,7 @@ def prepare(world: World, **params: Value) -> "EpStep":
 class EpStep(TrainingStep):
     """A training step whose routes are drawn with its batch."""
 
-    def __init__(self, world: World, given: Mapping[str, Value]) -> None:
-        params = with_defaults(given, "ep_step")
+    def __init__(self, world: World, params: Mapping[str, Value]) -> None:
         options = Options.of(params)
         self.moe = moe_of(params, options.shape, world.size)
         whole = options.microbatch * options.shape.sequence
@@ -72,7 +70,7 @@ class EpStep(TrainingStep):
         self._axis = make_axis(world, self.moe.ep, self.moe.etp)
         self._fsdp = bool(params["fsdp"])
         self._routes_compared = False
-        super().__init__(world, params, self._lay_out, "ep_step")
+        super().__init__(world, params, self._lay_out)
 
     def check(self) -> int:
         """Return how many elements fail the parity gate, and how many routes the router of one process would not take.

@@ -32,9 +32,9 @@ class LayerStep(Scope):
 
     claim = "ep_layer: one layer, forward and backward; no gradient is summed over copies, and no attention hides it"
 
-    def __init__(self, world: World, given: Mapping[str, Value]) -> None:
+    def __init__(self, world: World, params: Mapping[str, Value]) -> None:
         self._waiter = Waiter(world.device)
-        super().__init__(world, given)
+        super().__init__(world, params)
         if self._options.timed_seconds is not None:
             around = nn.Module()
             around.layers = nn.ModuleList([self.layer])

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from bench.plan.params import Value
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
-from workloads.definitions import with_defaults
 from workloads.experts.ep_explain import Seen, explain_experts, exposed_of
 from workloads.experts.expert_axis import make_axis
 from workloads.experts.moe import DenseMoe, MoeLayer
@@ -31,8 +30,7 @@ class Scope:
     claim = ""
     backward = True
 
-    def __init__(self, world: World, given: Mapping[str, Value]) -> None:
-        params = with_defaults(given)
+    def __init__(self, world: World, params: Mapping[str, Value]) -> None:
         self._world, self._options = world, Options.of(params)
         shape = self._options.shape
         self.moe = moe_of(params, shape, world.size)

@@ -18,7 +18,6 @@ from bench.plan.params import Value
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
 from workloads.context.attention_kernel import Kernel, kernel_for
-from workloads.definitions import with_defaults
 from workloads.experts.misrouted import count_misrouted_in
 from workloads.experts.moe import MoeLayer, exchange_ffns, mixtures
 from workloads.experts.moe_case import moe_flops_per_token, num_moe_parameters, num_routed_parameters
@@ -53,8 +52,7 @@ def prepare(world: World, **params: Value) -> "HybridStep":
 class HybridStep(TrainingStep):
     """A training step on a mesh, and what each axis of it sends and costs."""
 
-    def __init__(self, world: World, given: Mapping[str, Value]) -> None:
-        params = with_defaults(given, "hybrid")
+    def __init__(self, world: World, params: Mapping[str, Value]) -> None:
         options = Options.of({**params, "accumulation": params["microbatches"]})
         self.hybrid = hybrid_of(params, options.shape, world.size)
         self.coordinate = coordinate_of(self.hybrid.mesh, world.rank)
@@ -75,7 +73,7 @@ class HybridStep(TrainingStep):
         self._shares = shares_of(options.shape, self.hybrid.moe, cp=self.hybrid.size("cp"))
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
         self._block_waiter = Waiter(world.device)
-        super().__init__(world, {**params, "accumulation": params["microbatches"]}, self._lay_out, "hybrid")
+        super().__init__(world, {**params, "accumulation": params["microbatches"]}, self._lay_out)
 
     def reset(self) -> None:
         """Draw the next batch."""

@@ -39,8 +39,8 @@ def prepare(world: World, **params: Value) -> "PipelineStep":
 class PipelineStep(TrainingStep):
     """A training step whose microbatches are those of the pipeline."""
 
-    def __init__(self, world: World, given: Mapping[str, Value]) -> None:
-        super().__init__(world, {**given, "accumulation": given["microbatches"]}, self._lay_out, "pp")
+    def __init__(self, world: World, params: Mapping[str, Value]) -> None:
+        super().__init__(world, {**params, "accumulation": params["microbatches"]}, self._lay_out)
 
     def reset(self) -> None:
         """Draw the next batch."""

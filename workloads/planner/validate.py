@@ -15,7 +15,7 @@ from bench.results.records import Record
 from bench.results.runs import Run
 from bench.results.stats import median
 from bench.text import UserError
-from workloads.definitions import with_defaults
+from workloads.definitions import DEFINITIONS
 from workloads.planner.link_time import Call
 from workloads.planner.plan_text import duration, published_text, table
 from workloads.planner.published import Published, published
@@ -25,6 +25,7 @@ from workloads.planner.row_time import RowTime, declared_compute, row_time
 from workloads.planner.run_fits import Curve, beyond, by_curves, curves_of
 
 SCHEMA = 1
+_DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
 FILE = "plan.json"
 
 
@@ -127,10 +128,11 @@ def _check(records: Sequence[Record], curves: Mapping[tuple[str, int], Curve]) -
         return records[0].reason or records[0].status
     first = measured[0]
     name = first.case.name.partition(".")[2]
+    definition = _DEFINITIONS.get(first.case.name)
     metrics = _medians(measured)
     step = Step(
         name=name,
-        params=with_defaults(first.case.params, name),
+        params=definition.whole(first.case.params) if definition else first.case.whole,
         ranks=first.world.size,
         on_node=-(-first.world.size // first.world.nodes),
         device=first.world.device,

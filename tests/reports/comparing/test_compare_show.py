@@ -150,8 +150,8 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     base, new = folder(tmp_path), folder(tmp_path)
     for name in ("records.jsonl", "run.json"):
         file = Path(new) / name
-        file.write_text(file.read_text().replace('"schema":1', '"schema":9').replace('"schema": 1', '"schema": 9'))
-        with pytest.raises(UserError, match="schema 9 is newer than 1"):
+        file.write_text(file.read_text().replace('"schema":2', '"schema":9').replace('"schema": 2', '"schema": 9'))
+        with pytest.raises(UserError, match="schema 9 is newer than 2"):
             compare_runs(base, new, Asked())
 
 

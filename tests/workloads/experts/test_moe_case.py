@@ -38,7 +38,7 @@ def meant(nproc: int = 4, shape: Shape = TINY, **params: Any) -> Moe:
 
 def refusal(name: str, nproc: int, **given: Any) -> str | None:
     definition = next(d for d in DEFINITIONS if d.name == f"workload.{name}")
-    return definition.refuse(definition.case(given).params, WorldSpec(nproc=nproc, backend="gloo", device="cpu"))
+    return definition.refuse(definition.whole(given), WorldSpec(nproc=nproc, backend="gloo", device="cpu"))
 
 
 def test_what_is_not_given_is_eight_experts_over_all_ranks_finer_the_more_a_token_takes() -> None:

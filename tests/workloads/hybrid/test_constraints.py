@@ -166,7 +166,7 @@ def test_what_cannot_run_is_one_sentence() -> None:
     )
     for params, sentence in cases:
         told = refuse_hybrid(TINY, params, 8)
-        assert told == HYBRID.refuse(dict(HYBRID.case(params).params), spec)
+        assert told == HYBRID.refuse(HYBRID.whole(params), spec)
         assert told is None if sentence is None else str(told).startswith(sentence), params
     with pytest.raises(UserError, match="world size"):
         hybrid_of({"mesh": "dp=2,tp=2"}, TINY, 8)

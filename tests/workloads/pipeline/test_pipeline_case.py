@@ -45,7 +45,7 @@ def test_what_cannot_run_is_refused_before_any_rank_starts() -> None:
         ),
     )
     for params, ranks, words in cases:
-        assert words in str(PIPELINE.refuse(PIPELINE.case(params).params, spec(ranks))), params
+        assert words in str(PIPELINE.refuse(PIPELINE.whole(params), spec(ranks))), params
     assert refuse_pipeline(SHAPE, {"schedule": "1f1b", "microbatches": 8}, 2) is None
 
 
@@ -53,7 +53,7 @@ def test_checkpointing_is_allowed_where_the_backward_pass_is_whole() -> None:
     for name in NAMES:
         for how in ("full", "selective"):
             given = {"schedule": name, "microbatches": 8, "checkpointing": how}
-            refused = PIPELINE.refuse(PIPELINE.case(given).params, spec(2))
+            refused = PIPELINE.refuse(PIPELINE.whole(given), spec(2))
             if name in ("zb_h1", "zb_h2", "interleaved_zb", "zb_v", "dualpipe_v"):
                 told = f"checkpointing = {how!r} is not allowed with {name}, which splits the backward pass"
                 assert str(refused).startswith(told)
@@ -73,7 +73,7 @@ def test_all_makes_a_case_for_each_schedule_that_exists() -> None:
     given: dict[str, Value] = {"schedule": "all", "microbatches": 1, "order": SHORT}
     [case] = each_schedule(given, spec(2))
     assert case == {"microbatches": 1, "order": SHORT}
-    assert PIPELINE.refuse(PIPELINE.case(case).params, spec(2)) is None
+    assert PIPELINE.refuse(PIPELINE.whole(case), spec(2)) is None
     assert len(list(each_schedule({**given, "order": ""}, spec(2)))) > 1
     for one in ({"schedule": "zb_v"}, {}):
         assert list(each_schedule(one, spec(2))) == [one]

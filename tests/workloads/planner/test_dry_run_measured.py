@@ -21,7 +21,7 @@ MICROBATCH, MICROBATCHES = 2, 3
 
 def taken(world: World, mesh: str, model: str) -> tuple[dict[str, float], dict[str, float]]:
     given: dict[str, Any] = {"shape": model, "mesh": mesh, "microbatch": MICROBATCH, "microbatches": MICROBATCHES}
-    step = HybridStep(world, dict(DEFINITION.case(given).params))
+    step = HybridStep(world, DEFINITION.whole(given))
     step.reset()
     step.step()
     sent, _, _ = counts(world, step.look(), step.step, step.reset)

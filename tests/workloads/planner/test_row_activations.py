@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from training_steps import OF_NAME
 
 from workloads.checkpointing import checkpoint
-from workloads.definitions import with_defaults
 from workloads.hybrid.hybrid_activations import Kept, stage_activations
 from workloads.memory import SavedTensors
 from workloads.model import build, draw_tokens, loss_of, rotate
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def step(name: str, ranks: int = 2, *, device: str = "cpu", **params: Any) -> Step:
-    asked = with_defaults({"shape": "tiny", "microbatch": 4, **params}, name)
+    asked = OF_NAME[name].whole({"shape": "tiny", "microbatch": 4, **params})
     return Step(name=name, params=asked, ranks=ranks, on_node=ranks, device=device)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from training_steps import OF_NAME
 
 from workloads.context.cp_case import ulysses_of
 from workloads.context.cp_costs import AttentionSizes, attention_bytes
@@ -16,7 +17,7 @@ from workloads.costs import (
     total_padded_numel,
     tp_sent_bytes,
 )
-from workloads.definitions import DEFINITIONS, with_defaults
+from workloads.definitions import DEFINITIONS
 from workloads.experts.moe_case import moe_of, num_moe_parameters, num_routed_parameters
 from workloads.experts.moe_costs import Moved, Sizes, sent_by
 from workloads.hybrid.axes import mesh_of
@@ -37,8 +38,13 @@ EVEN: dict[str, Any] = {**SMALL, "routing": "balanced", "experts": 8, "top_k": 2
 
 
 def step(name: str, ranks: int = 4, on_node: int = 0, **params: Any) -> Step:
-    given = with_defaults({"shape": "tiny-llama", "microbatch": 4, **params}, name)
-    return Step(name=name, params=given, ranks=ranks, on_node=on_node or ranks)
+    given = {"shape": "tiny-llama", "microbatch": 4, **params}
+    return Step(
+        name=name,
+        params=OF_NAME[name].whole(given) if name in OF_NAME else given,
+        ranks=ranks,
+        on_node=on_node or ranks,
+    )
 
 
 def wanted(name: str, ranks: int = 4, **params: Any) -> Expected:

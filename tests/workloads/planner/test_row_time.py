@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from training_steps import OF_NAME
 
-from workloads.definitions import with_defaults
 from workloads.hybrid.hybrid_tensors import ParameterPart, parts_of_rank
 from workloads.model import Transformer
 from workloads.pipeline.bubbles import closed_form
@@ -23,7 +23,7 @@ TINY = SHAPES["tiny"]
 
 
 def step(name: str, ranks: int = 4, **params: Any) -> Step:
-    return Step(name=name, params=with_defaults({"shape": "tiny", **params}, name), ranks=ranks, on_node=1)
+    return Step(name=name, params=OF_NAME[name].whole({"shape": "tiny", **params}), ranks=ranks, on_node=1)
 
 
 def seconds(call: Call) -> float:

@@ -20,6 +20,7 @@ from reports_fixtures import (
     seconds_metric,
 )
 from reports_fixtures import step as a_step
+from training_steps import OF_NAME
 
 from bench.plan.cases import make_case
 from bench.results.metrics import MetricValue
@@ -27,7 +28,6 @@ from bench.results.records import Record, WorldInfo
 from bench.results.runs import Run
 from bench.text import UserError
 from workloads.costs import ddp_sent_bytes
-from workloads.definitions import with_defaults
 from workloads.planner.link_time import Call
 from workloads.planner.placement import Place
 from workloads.planner.published import claims
@@ -147,7 +147,7 @@ def test_another_runs_collectives_can_tell_how_long_calls_take_and_the_text_says
 
 def test_bytes_and_memory_are_closed_forms_beside_what_was_counted() -> None:
     sent = ddp_sent_bytes(PSI, 4, 4)["dp"]
-    kept = activations_of(Step(name="ddp", params=with_defaults(row().case.params, "ddp"), ranks=4, on_node=4))
+    kept = activations_of(Step(name="ddp", params=OF_NAME["ddp"].whole(row().case.params), ranks=4, on_node=4))
     assert kept is not None
     measured = {
         "bytes_sent.dp": plain(2 * sent, "B"),

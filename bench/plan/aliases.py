@@ -1,0 +1,61 @@
+"""Former names that users have in files, scripts and records: each stands here once, and is read as its present name.
+
+The id of a case is taken over its first names, so that a renaming orphans no record, history or noise floor.
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from bench.text import UserError
+
+CASES: dict[str, str] = {}
+PARAMS: dict[str, str] = {}
+METRICS: dict[str, str] = {}
+GRADES: dict[str, str] = {}
+TARGETS = {
+    "bench.collectives:": "bench.operations.collectives:",
+    "bench.compute:gemm": "bench.operations.local:gemm",
+    "bench.memory:copy": "bench.operations.local:copy",
+    "bench.p2p:": "bench.operations.p2p:",
+}
+"""How targets begin."""
+
+_V = TypeVar("_V")
+
+
+def present_name(name: str) -> str:
+    """Return the present name of a case, or of the part of its name after the dot."""
+    short = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in CASES.items()}
+    return CASES.get(name, name) if "." in name else short.get(name, name)
+
+
+def present_params(params: Mapping[str, _V], where: str) -> dict[str, _V]:
+    """Return parameters by their present names; ``UserError`` if one is there by both its names."""
+    for old, new in PARAMS.items():
+        if old in params and new in params:
+            raise UserError(f"{where}: {old} is the former name of {new}: give one of them")
+    return {PARAMS.get(name, name): value for name, value in params.items()}
+
+
+def present_target(target: str) -> str:
+    """Return a target by the module that it is in now."""
+    return _beginning(target, TARGETS)
+
+
+def first_names(name: str, target: str, params: Mapping[str, _V]) -> dict[str, object]:
+    """Return what the id of a case is taken over: its name, target and parameters as they were called at first."""
+    old_params = _reversed(PARAMS)
+    return {
+        "name": _reversed(CASES).get(name, name),
+        "target": _beginning(target, _reversed(TARGETS)),
+        "params": {old_params.get(key, key): value for key, value in params.items()},
+    }
+
+
+def _reversed(table: Mapping[str, str]) -> dict[str, str]:
+    return {new: old for old, new in table.items()}
+
+
+def _beginning(text: str, table: Mapping[str, str]) -> str:
+    found = next((old for old in table if text.startswith(old)), None)
+    return text if found is None else table[found] + text.removeprefix(found)
