@@ -1,7 +1,7 @@
 """Numbers as text: three significant digits, ``-`` for what is unknown."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bench.results.metrics import MetricValue
 from bench.text import format_size
@@ -47,6 +47,19 @@ def gigabytes(bytes_per_second: float | None) -> str:
 def percent(fraction: float | None) -> str:
     """Return a fraction as a percentage: ``34.5 %``."""
     return UNKNOWN if fraction is None or not math.isfinite(fraction) else f"{significant(100 * fraction)} %"
+
+
+def num_bytes(value: float | None) -> str:
+    """Return bytes in the unit that suits them."""
+    return quantity(value, "B")
+
+
+def formatted(spec: str) -> Callable[[float | None], str]:
+    """Return what writes a number by a format such as ``{:.2f}x``."""
+    return lambda value: UNKNOWN if value is None else spec.format(value)
+
+
+whole = formatted("{:.0f}")
 
 
 def size(value: object) -> str:

@@ -1,12 +1,13 @@
 """The columns of the result tables, as data: the terminal and the page show the same ones."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Generic, TypeVar
 
+from bench.results import metrics
 from bench.results.fit import Fit, Segment
-from bench.results.metrics import MetricValue
+from bench.results.metrics import Metric, MetricValue, declared
 from reports import cells
 from reports.contrasts import Pairs, Slowed, loads
 from reports.fits import Curve
@@ -14,6 +15,7 @@ from reports.labels import operation
 from reports.summary import Row
 
 T = TypeVar("T")
+_TEXTS = {"s": cells.duration, "B": cells.num_bytes, "B/s": cells.gigabytes, "": cells.percent}
 _IDENTITY = ("operation", "mode", "dtype", "size")
 
 
@@ -21,7 +23,8 @@ _IDENTITY = ("operation", "mode", "dtype", "size")
 class Column(Generic[T]):
     """A column: its cells as text, what to sort them by (None is unknown and goes last), and when to drop it.
 
-    A terminal too narrow for all columns drops those with the highest ``drop`` first, 0 never.
+    ``metric`` is the declared one that it shows. A terminal too narrow for all columns drops those with the highest
+    ``drop`` first, 0 never.
     """
 
     title: str
@@ -30,6 +33,7 @@ class Column(Generic[T]):
     help: str
     number: bool = True
     drop: int = 0
+    metric: Metric | None = None
 
 
 def communication_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
@@ -46,8 +50,8 @@ def communication_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
             help="total bytes as nccl-tests counts them, 1024-based",
         ),
         headline("time"),
-        _bandwidth("algbw"),
-        _bandwidth("busbw"),
+        metric_column("algbw", 9),
+        metric_column("busbw"),
         *quality(),
     )
 
@@ -56,7 +60,9 @@ def fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
     """Return the columns of fits: those of ranks, lines and efficiency only where they say something."""
     firsts = [curve.rows[0] for curve in curves]
     columns = communication_columns(firsts)
-    identity = [_of(column, _first_row) for column in columns if column.title in _IDENTITY[:3]]
+    identity: list[Column[Curve]] = [
+        lifted(column, lambda curve: curve.rows[0]) for column in columns if column.title in _IDENTITY[:3]
+    ]
     ranks = words("ranks", _ranks, "ranks, and over how many nodes")
     efficient = any(curve.efficiency.fraction is not None for curve in curves)
     return (
@@ -73,8 +79,8 @@ def slowed_columns(slowed: Sequence[Slowed], prefix: str) -> tuple[Column[Slowed
     bases = [one.base for one in slowed]
     identity = [column for column in communication_columns(bases) if column.title in _IDENTITY]
     return (
-        *(_of(column, lambda one: one.base) for column in identity),
-        _of(headline("time"), lambda one: one.base),
+        *(lifted(column, lambda one: one.base) for column in identity),
+        lifted(headline("time"), lambda one: one.base),
         *(_factor(load, prefix) for load in loads(slowed)),
     )
 
@@ -104,13 +110,48 @@ def known(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[Column[T], .
     return tuple(column for column in columns if any(column.sort(row) is not None for row in rows))
 
 
-def headline(title: str) -> Column[Row]:
+def metric_column(
+    name: str, drop: int = 0, value: Callable[[Row], float | None] | None = None, title: str | None = None
+) -> Column[Row]:
+    """Return the column of a declared metric, of what ``value`` makes of it where that is given."""
+    metric = declared(name)
+    assert metric is not None, f"metric {name} is not declared"
+    own = metric.of(name) or metric
+    value = value or (lambda row: row.value(name))
+    text = cells.formatted(metric.shown) if metric.shown else _TEXTS.get(metric.unit, cells.significant)
+    told = figure(title or own.title, value, text, own.help, drop)
+    return told if title else replace(told, metric=metric)
+
+
+def metric_columns(table: str, rows: Sequence[Row]) -> tuple[Column[Row], ...]:
+    """Return the columns that metrics are declared to have in a table, those that say something of any row."""
+    names = dict.fromkeys(name for row in rows for name in row.metrics)
+    found = [
+        metric_column(name, metric.tables[table])
+        for metric in metrics.METRICS
+        if table in metric.tables
+        for name in names
+        if metric.of(name)
+    ]
+    return known(found, rows)
+
+
+def headline(name: str) -> Column[Row]:
     """Return the column of how long a row took, with its interval."""
+    found = metric_column(name, value=lambda row: row.value(row.headline))
+    return replace(found, text=lambda row: cells.measured(row.metrics.get(row.headline)))
+
+
+def lifted(column: Column[Row], row_of: Callable[[T], Row]) -> Column[T]:
+    """Return a column of rows as one of what has such a row."""
     return Column(
-        title=title,
-        text=lambda row: cells.measured(row.metrics.get(row.headline)),
-        sort=lambda row: row.value(row.headline),
-        help="median with its 95 % interval",
+        title=column.title,
+        text=lambda item: column.text(row_of(item)),
+        sort=lambda item: column.sort(row_of(item)),
+        help=column.help,
+        number=column.number,
+        drop=column.drop,
+        metric=column.metric,
     )
 
 
@@ -118,13 +159,7 @@ def quality() -> tuple[Column[Row], ...]:
     """Return the columns that say how far a row is to be trusted."""
     noise_help = "the worst launch's scatter: quiet, fair, noisy, wild"
     return (
-        Column(
-            title="p99",
-            text=lambda row: cells.duration(row.value(f"{row.headline}_p99")),
-            sort=lambda row: row.value(f"{row.headline}_p99"),
-            help="99th percentile, from launches of at least 100 iterations",
-            drop=4,
-        ),
+        metric_column("time_p99", 4, lambda row: row.value(f"{row.headline}_p99")),
         words("noise", lambda row: row.grade or cells.UNKNOWN, noise_help, drop=1),
         Column(
             title="n",
@@ -175,38 +210,12 @@ def check_word(row: Row) -> str:
     return "wrong" if row.check.wrong is None else f"{row.check.wrong} wrong"
 
 
-def _bandwidth(name: str) -> Column[Row]:
-    return Column(
-        title=f"{name} GB/s",
-        text=lambda row: cells.gigabytes(row.value(name)),
-        sort=lambda row: row.value(name),
-        help=f"{'bus' if name == 'busbw' else 'algorithm'} bandwidth in 1e9 B/s, nccl-tests' convention",
-        drop=0 if name == "busbw" else 9,
-    )
-
-
 def _param(row: Row, name: str) -> str:
     return str(row.case.params.get(name, cells.UNKNOWN))
 
 
 def _number(value: object) -> float | None:
     return value if isinstance(value, int | float) else None
-
-
-def _first_row(curve: Curve) -> Row:
-    return curve.rows[0]
-
-
-def _of(column: Column[Row], row_of: Callable[[T], Row]) -> Column[T]:
-    """Return a column of rows as one of what has such a row."""
-    return Column(
-        title=column.title,
-        text=lambda item: column.text(row_of(item)),
-        sort=lambda item: column.sort(row_of(item)),
-        help=column.help,
-        number=column.number,
-        drop=column.drop,
-    )
 
 
 def _fitted(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:

@@ -4,7 +4,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from reports import cells
-from reports.columns import Column, communication_columns, fit_columns, headline, slowed_columns, words
+from reports.columns import (
+    Column,
+    communication_columns,
+    fit_columns,
+    headline,
+    lifted,
+    metric_column,
+    slowed_columns,
+    words,
+)
 from reports.contrasts import Pairs, contrasts, matrix_title
 from reports.findings import Findings
 from reports.fits import Curve, fit_notes
@@ -44,7 +53,7 @@ def communication_section(found: Findings) -> Section | None:
         id="communication",
         title="Communication",
         panels=(*panels, *_fits(found)),
-        terms=terms(("algbw", "busbw", "blocking, pipelined", *fitted)),
+        terms=terms(("busbw", "blocking, pipelined", *fitted)),
     )
 
 
@@ -103,7 +112,7 @@ def arrival_section(found: Findings) -> Section | None:
         rows=late,
         notes=_clocks(late),
     )
-    return Section(id="arrivals", title="Arrivals", panels=(panel,), terms=terms(("skew, transfer, late",)))
+    return Section(id="arrivals", title="Arrivals", panels=(panel,), terms=terms(("late",)))
 
 
 def series_of(rows: Sequence[Row]) -> dict[tuple[str, str], tuple[Row, ...]]:
@@ -167,15 +176,13 @@ def _fits(found: Findings) -> tuple[Panel[Curve], ...]:
 
 def late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
     """Return the columns of who comes late, with each of the first ranks' lateness."""
-    times = headline("time")
     ranks = sorted({rank for one in late for rank in one.seconds_by_rank})
     return (
         words("case", lambda one: late_label(one.row), "what is done, its size and its mode"),
-        Column(
-            title="time", text=lambda one: times.text(one.row), sort=lambda one: times.sort(one.row), help=times.help
+        *(
+            lifted(column, lambda one: one.row)
+            for column in (headline("time"), metric_column("skew"), metric_column("transfer"))
         ),
-        _seconds("skew", "skew", "the last rank's arrival less the first's, the median"),
-        _seconds("transfer", "transfer", "the last rank's exit less the last's arrival, the median"),
         _rank("late rank", lambda one: one.arrival.late_rank, "the rank that most often arrives last"),
         Column(
             title="in",
@@ -193,15 +200,6 @@ def late_label(row: Row) -> str:
     params = row.case.params
     size = cells.size(params["size_bytes"]) if "size_bytes" in params else ""
     return " ".join(word for word in (operation(row.case), size, *(str(params.get(n, "")) for n in _SAYS_IT)) if word)
-
-
-def _seconds(title: str, name: str, help_text: str) -> Column[Late]:
-    return Column(
-        title=title,
-        text=lambda one: cells.duration(one.row.value(name)),
-        sort=lambda one: one.row.value(name),
-        help=help_text,
-    )
 
 
 def _lateness(rank: int) -> Column[Late]:

@@ -66,8 +66,8 @@ def _sections(shown: Iterable[Section]) -> Iterable[str]:
             yield f"### {escaped(panel.title)}"
             yield _panel(panel)
             yield from (escaped(note) for note in panel.notes)
-        if section.terms:
-            yield "\n".join(f"* **{escaped(term.name)}**: {escaped(term.text)}" for term in section.terms)
+        if section.glossary:
+            yield "\n".join(f"* **{escaped(term.name)}**: {escaped(term.text)}" for term in section.glossary)
 
 
 def _panel(panel: Panel[Any]) -> str:

@@ -26,7 +26,7 @@ from reports.summary import Summary
 from reports.terms import terms
 
 _HERE = Path(__file__).parent
-_OF_METHOD = ("sample", "launch", "interval", "noise", "p99")
+_OF_METHOD = ("sample", "launch", "interval", "noise")
 
 
 def render_page(run: Run, summary: Summary, warnings: Sequence[str] = ()) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Generic
 
+from bench.results.metrics import Metric
 from reports.columns import Column, T
 
 
@@ -40,3 +41,17 @@ class Section:
     panels: tuple[Panel[Any], ...]
     terms: tuple[Term, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def glossary(self) -> tuple[Term, ...]:
+        """The section's terms, then the formulas of the metrics that its columns show, each once."""
+        columns = [column for panel in self.panels for column in panel.columns]
+        shown = {one.metric.name: one.metric for one in columns if one.metric and one.metric.formula}
+        for term in self.terms:
+            shown.pop(term.name, None)
+        return (*self.terms, *map(_term_of, shown.values()))
+
+
+def _term_of(metric: Metric) -> Term:
+    name = metric.title if metric.name.replace("_", " ") == metric.title else f"{metric.title} ({metric.name})"
+    return Term(name=name, text=f"{metric.help[0].upper()}{metric.help[1:]} ({metric.formula}).")

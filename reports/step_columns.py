@@ -4,40 +4,52 @@ What no row knows has no column.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from reports import cells
 from reports.breakdown import (
+    SOURCES,
     MemoryLine,
-    axes,
     by_axis,
     exposed_seconds,
     residual_fraction,
     state_bytes,
     worst_ratio,
 )
-from reports.columns import Column, T, figure, headline, known, quality, words
+from reports.columns import (
+    Column,
+    T,
+    figure,
+    headline,
+    known,
+    lifted,
+    metric_column,
+    metric_columns,
+    quality,
+    words,
+)
 from reports.fits import Curve
 from reports.labels import short_labels
 from reports.predict import Prediction, predict_comm
 from reports.summary import Row
 
+_MEMORY_HELP = "parameters, gradients and optimizer, measured, the fullest rank"
+
 
 def step_columns(rows: Sequence[Row], curves: Sequence[Curve] = ()) -> tuple[Column[Row], ...]:
     """Return the columns of training steps; ``curves`` are the same run's, which predict the steps' communication."""
     predictions = {row.case.id: predict_comm(row, curves) for row in rows} if curves else {}
-    tokens_help = "tokens that all ranks together train on in a second"
     measured: tuple[Column[Row], ...] = (
-        figure("mfu", lambda row: row.value("mfu"), cells.percent, "model FLOPs over the peak's, PaLM's formula", 2),
-        _metric("compute", "compute", "time in which a rank computes, of the traced step", 5),
+        *metric_columns("steps", rows),
         figure("exposed comm", exposed_seconds, cells.duration, "communication that no computation hides", 0),
         _predicted(predictions),
         _bytes_ratio(),
-        figure("memory", state_bytes, _bytes, "parameters, gradients and optimizer, measured, the fullest rank", 4),
+        figure("memory", state_bytes, cells.num_bytes, _MEMORY_HELP, 4),
     )
     return (
         _step(rows, lambda row: row),
-        headline("step time"),
-        figure("tokens/s", lambda row: row.value("tokens_per_second"), cells.significant, tokens_help, 0),
+        headline("step_time"),
+        metric_column("tokens_per_second"),
         *known(measured, rows),
         *quality(),
         words("notes", lambda row: _notes(row, predictions), "what the row cannot claim", drop=10),
@@ -64,31 +76,12 @@ def _attributed(note: str, names: Sequence[str], num_steps: int) -> str:
 
 def time_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """Return the columns of where the time of the steps' traced pass went; ``rows`` are all steps, for their names."""
-    wait_help = "time in which the step's own code waits for communication to end"
-    skew_help = "time that communication waits for the last rank to arrive"
-    tracing_help = "how much longer the traced step takes than the timed one"
-    residual_help = "what compute, exposed, copy and idle leave of the wall time: zero if the identity holds"
-    columns = (
-        _metric("compute", "compute", "time in which a rank computes", 0),
-        *(
-            _metric(f"exposed {axis}", f"exposed_comm.{axis}", f"communication on {axis} that nothing hides", 0)
-            for axis in axes(rows, "exposed_comm")
-        ),
-        _metric("copy", "exposed_copy", "copies that neither computation nor communication hides", 0),
-        _metric("idle", "idle", "time in which a rank does nothing at all", 0),
-        _metric("outside", "outside_pipeline", "what a pipeline's step takes beyond it, such as the update", 5),
-        _metric("ect", "ect", "effective communication time: the step less the step without communication", 1),
-        _metric("wait", "comm_wait", wait_help, 3),
-        _metric("contention", "contention", "how much longer computing takes with communication beside it", 2),
-        _metric("skew", "comm_skew", skew_help, 4),
-        *(
-            _metric(f"transfer {axis}", f"comm_transfer.{axis}", f"communication on {axis} of the last to arrive", 7)
-            for axis in axes(rows, "comm_transfer")
-        ),
-        figure("tracing", lambda row: row.value("tracing_overhead"), cells.percent, tracing_help, 5),
-        figure("residual", residual_fraction, _hundredths, residual_help, 6),
+    residual = replace(
+        metric_column("residual", 6),
+        text=lambda row: _hundredths(residual_fraction(row)),
+        sort=residual_fraction,
     )
-    return (_step(rows, lambda row: row), *known(columns, rows))
+    return (_step(rows, lambda row: row), *metric_columns("times", rows), *known((residual,), rows))
 
 
 def memory_columns(rows: Sequence[Row]) -> tuple[Column[MemoryLine], ...]:
@@ -96,9 +89,7 @@ def memory_columns(rows: Sequence[Row]) -> tuple[Column[MemoryLine], ...]:
     return (
         _step(rows, lambda line: line.row),
         words("component", lambda line: line.component, "what the bytes hold"),
-        _source("formula", "memory_formula", "what theory says of the shapes and the layout"),
-        _source("counted", "memory_counted", "bytes of the tensors that a rank holds, each storage once"),
-        _source("measured", "memory", "bytes taken while the step ran, on the fullest rank"),
+        *(_source(source) for source in SOURCES),
     )
 
 
@@ -109,12 +100,11 @@ def _step(rows: Sequence[Row], row_of: Callable[[T], Row]) -> Column[T]:
     return words("step", lambda item: labels[row_of(item).case.id], help_text)
 
 
-def _metric(title: str, name: str, help_text: str, drop: int) -> Column[Row]:
-    return figure(title, lambda row: row.value(name), cells.duration, help_text, drop)
-
-
-def _source(title: str, source: str, help_text: str) -> Column[MemoryLine]:
-    return figure(title, lambda line: line.num_bytes(source), _bytes, help_text, 0)
+def _source(source: str) -> Column[MemoryLine]:
+    column: Column[MemoryLine] = lifted(metric_column(f"{source}.COMPONENT"), lambda line: line.row)
+    return replace(
+        column, text=lambda line: cells.num_bytes(line.num_bytes(source)), sort=lambda line: line.num_bytes(source)
+    )
 
 
 def _predicted(predictions: dict[str, Prediction | None]) -> Column[Row]:
@@ -146,17 +136,12 @@ def _bytes_ratio() -> Column[Row]:
         told = f"{worst[1]:.3f}"
         return told if told == "1.000" or len(by_axis(row, "bytes_ratio")) == 1 else f"{told} ({worst[0]})"
 
-    help_text = "bytes sent over those that theory expects, on the axis where they differ most"
-    return Column(title="bytes ratio", text=text, sort=ratio, help=help_text, drop=3)
+    return replace(metric_column("bytes_ratio.AXIS", 3), text=text, sort=ratio)
 
 
 def _notes(row: Row, predictions: dict[str, Prediction | None]) -> str:
     prediction = predictions.get(row.case.id)
     return "; ".join((*row.notes, *(prediction.notes if prediction else ()))) or cells.UNKNOWN
-
-
-def _bytes(num_bytes: float | None) -> str:
-    return cells.quantity(num_bytes, "B")
 
 
 def _hundredths(fraction: float | None) -> str:

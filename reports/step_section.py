@@ -97,9 +97,7 @@ def _memory(found: Findings) -> Iterable[Panel[Any]]:
 
 PANELS: tuple[Panels, ...] = (_times, _breakdowns, _timelines, _pipelines, _memory)
 _TERMS = {
-    "steps-table": ("mfu", "bytes ratio"),
-    "step-time": ("exposed", "ect", "wait, skew, transfer, contention"),
+    "step-time": ("parts of a step",),
     "step-timelines": ("phases",),
-    "pipelines": ("bubble fraction, bubble overhead", "idle: schedule, imbalance, p2p, rest", "F, B, I, W"),
-    "step-memory": ("formula, counted, measured",),
+    "pipelines": ("idle: schedule, imbalance, p2p, rest", "F, B, I, W"),
 }

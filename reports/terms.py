@@ -15,12 +15,10 @@ _TEXTS = {
         "iterations are independent (one launch: they seldom are, so it is too narrow)."
     ),
     "noise": "The interquartile range over the median: quiet below 5 %, fair below 15 %, noisy below 40 %, else wild.",
-    "p99": "The 99th percentile; blank where a launch had fewer than 100 iterations.",
     "blocking, pipelined": (
         "One operation at a time from a barrier (how long does one take?), or many back to back (how much goes "
         "through?). They are different series."
     ),
-    "algbw": "Algorithm bandwidth: size / time. 1 MB in 1 ms is 1 GB/s.",
     "busbw": (
         "Bus bandwidth: algbw x nccl-tests' factor for what the links carry on n ranks: 2(n-1)/n for all_reduce; "
         "(n-1)/n for all_gather, reduce_scatter, all_to_all, gather and scatter; 1 for broadcast, reduce and "
@@ -40,41 +38,22 @@ _TEXTS = {
         "Sizes further than 20 % and four times the usual scatter from the fit. They are shown, and hardly weigh in it."
     ),
     "factor, beside": "Time disturbed / time undisturbed, paired by launch: 1 is as fast as undisturbed.",
-    "skew, transfer, late": (
-        "Skew = last arrival - first arrival of an iteration; transfer = last exit - last arrival. A rank's lateness = "
-        "its arrival - the first's. Late names the rank that most often arrives last and its share of iterations; "
-        "unknown where the clock's uncertainty exceeds the skew."
+    "late": (
+        "A rank's lateness = its arrival - the first's. Late names the rank that most often arrives last and its share "
+        "of iterations; unknown where the clock's uncertainty exceeds the skew."
     ),
-    "mfu": "Model FLOPs utilisation: model FLOPs of a step (PaLM's formula) / step time / peak FLOP/s.",
-    "bytes ratio": "Bytes sent, counted at the process group, over the closed form's: 1 unless the row says why.",
-    "exposed": (
-        "Communication or copies of a traced step while nothing computes, by axis of the mesh: the length of comm "
-        "minus compute, as sets of time; the rest is hidden. compute + exposed + copy + idle + residual = wall time."
+    "parts of a step": (
+        "compute + exposed communication + copy + idle + residual = wall time of a traced step; the rest of "
+        "communication is hidden behind computation."
     ),
-    "ect": "Effective communication time: step - the same step without communication, in turns.",
-    "wait, skew, transfer, contention": (
-        "Time in which the step's code waits for communication to end; for the last rank to arrive; what communication "
-        "then still takes, the least over ranks; and how much longer computing takes with communication beside it."
-    ),
+    "idle: schedule, imbalance, p2p, rest": "Differences of simulations that add up to the measured idle time.",
     "phases": (
         "Forward, backward and update as the step itself names them, on the host's clock; communication lasts from its "
         "issue to its end, so it may begin before its peers have come."
     ),
-    "bubble fraction, bubble overhead": (
-        "Idle / (ranks x makespan), and idle / busy: (P-1)/(M+P-1) and (P-1)/M for 1F1B with P ranks and M "
-        "microbatches. The fraction of span leaves out what a rank waits before its first and after its last action."
-    ),
-    "idle: schedule, imbalance, p2p, rest": (
-        "Why ranks idle, as differences of simulations that add up to the measured idle time: with the mean time of "
-        "each kind of action; with each stage's own times; with the links' latencies; and what was measured."
-    ),
     "F, B, I, W": (
         "Forward; the whole backward; its input gradient and its weight gradient, where a schedule parts them. A "
         "microbatch is in flight on a rank from its forward until the end of its backward."
-    ),
-    "formula, counted, measured": (
-        "Bytes by closed form; of the tensors that a rank holds, each storage once; and taken while the step ran, on "
-        "the fullest rank."
     ),
     "speed-up, efficiency": (
         "Against the smallest world of the same case, n0 ranks: speed-up = rate(n) / rate(n0), with tokens a second or "

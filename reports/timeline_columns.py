@@ -18,7 +18,7 @@ def busy_columns(steps: Sequence[Row], lines: Sequence[Busy]) -> tuple[Column[Bu
         words(
             "step", lambda one: labels[one.traced.row.case.id], "the step, with the parameters in which steps differ"
         ),
-        figure("rank", lambda one: one.rank, _whole, "the rank", 0),
+        figure("rank", lambda one: one.rank, cells.whole, "the rank", 0),
         figure("wall", lambda one: one.wall_seconds, cells.duration, "the traced step on this rank, from start to end"),
         *(_phase(phase) for phase in phases),
         *(_stream(stream) for stream in streams),
@@ -33,7 +33,3 @@ def _stream(name: str) -> Column[Busy]:
     title = stream_words(name)
     help_text = f"time in which {title} was under way, overlaps counted once"
     return figure(title, lambda one: one.by_stream.get(name), cells.duration, help_text)
-
-
-def _whole(value: float | None) -> str:
-    return cells.UNKNOWN if value is None else f"{value:.0f}"

@@ -23,10 +23,10 @@ from workloads.shapes import Shape, num_parameters
 UNCOUNTED = "selective checkpointing: the formula of activations is that of none; torch keeps them uncounted"
 COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 _HOW = {
-    "parameters": "storages between forward and backward, where FSDP may hold them gathered",
-    "gradients": "storages after backward",
-    "optimizer": "storages after a step",
-    "activations": "peak of a forward pass above its start, parameters gathered meanwhile included",
+    "parameters": "between forward and backward, where FSDP may hold them gathered",
+    "gradients": "after backward",
+    "optimizer": "after a step",
+    "activations": "of a forward pass above its start, parameters gathered meanwhile included",
     "buffers": "buffers, and shards kept beside gathered parameters",
 }
 

@@ -86,11 +86,6 @@ def _of_place(atlas: Atlas, place: Place) -> tuple[Column[str], ...]:
     slow_help = f"{name}: the step over the same under balanced routes, in turns"
     return (
         Column(title=f"{name}: time", text=time, sort=value("time"), help=f"{name}: median with its 95 % interval"),
-        figure(f"{name}: slow-down", value("imbalance_slowdown"), times, slow_help, 1),
+        figure(f"{name}: slow-down", value("imbalance_slowdown"), cells.formatted("{:.2f}x"), slow_help, 1),
         figure(f"{name}: dropped", value("drop_rate"), cells.percent, f"{name}: pairs dropped over pairs routed", 2),
     )
-
-
-def times(value: float | None) -> str:
-    """Return a factor with two decimals: ``1.26x``."""
-    return cells.UNKNOWN if value is None else f"{value:.2f}x"

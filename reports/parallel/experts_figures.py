@@ -11,7 +11,7 @@ from reports import cells
 from reports.figures import elided
 from reports.labels import short_labels
 from reports.parallel.experts import Mixture
-from reports.parallel.experts_atlas import Atlas, Place, times
+from reports.parallel.experts_atlas import Atlas, Place
 from reports.svg import INK, SERIES, drawing
 
 _MOST_STRIPS = 40
@@ -74,7 +74,7 @@ def draw_loads(found: Sequence[Mixture]) -> Figure | None:
 def _time_words(atlas: Atlas, routing: str, place: Place) -> str:
     told = cells.duration(atlas.value(routing, place, "time"))
     factor = atlas.value(routing, place, "imbalance_slowdown")
-    return told if factor is None else f"{told}\n{times(factor)}"
+    return told if factor is None else f"{told}\n{factor:.2f}x"
 
 
 def _draw_grid(axes: Axes, atlas: Atlas, value: Value, words: Words, series: int) -> None:

@@ -21,7 +21,7 @@ from workloads.pipeline.schedules import Schedule
 from workloads.pipeline.stages import Chunk
 
 _HOW = {
-    "memory": "on storages between steps; activations: peak of a step above its start",
+    "memory": "between steps, activations of a step above its start",
     "memory_counted": "activations: what the microbatches in flight saved for backward",
     "memory_formula": "activations where routes are even",
 }

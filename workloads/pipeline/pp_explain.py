@@ -33,7 +33,7 @@ from workloads.pipeline.simulate import Ran, Timeline
 _REPEATS = (3, 12)
 _MOST_ACTIONS_SHOWN = 20_000
 _MEMORY = {
-    "memory": "on storages; activations: peak of a step above its start",
+    "memory": "activations of a step above its start",
     "memory_counted": "activations: what the microbatches in flight saved for backward",
     "memory_formula": "",
 }
