@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from bench.plan.catalogue import busbw_words
 from reports.panels import Term
 
 _TEXTS = {
@@ -20,10 +21,9 @@ _TEXTS = {
         "through?). They are different series."
     ),
     "busbw": (
-        "Bus bandwidth: algbw x nccl-tests' factor for what the links carry on n ranks: 2(n-1)/n for all_reduce; "
-        "(n-1)/n for all_gather, reduce_scatter, all_to_all, gather and scatter; 1 for broadcast, reduce and "
-        "point-to-point. So it can be held against a link's speed. The factor assumes point-to-point links: reduction "
-        "in the network can read higher."
+        f"Bus bandwidth: algbw x nccl-tests' factor for what the links carry on n ranks: {busbw_words()}. So it can be "
+        "held against a link's speed. The factor assumes point-to-point links: reduction in the network can read "
+        "higher."
     ),
     "fit": (
         "The line of time over size that explains an operation: latency + size / bandwidth. More than one line where "

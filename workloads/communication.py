@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.plan.catalogue import OPERATIONS
+from bench.plan.operation_spec import SHARE
 from bench.world.torch_compat import done_work, fake_group, group_named
 
 OTHER = "other"
@@ -35,38 +37,18 @@ class Call:
     peer: int | None = None
 
 
-# how an operation is called, and which of its arguments has the size: 0 the output or the buffer, 1 the input
-_OPERATIONS = {
-    "c10d::allreduce_": ("all_reduce", 0),
-    "c10d::allreduce_coalesced_": ("all_reduce", 0),
-    "c10d::_allgather_base_": ("all_gather", 0),
-    "c10d::allgather_": ("all_gather", 0),
-    "c10d::allgather_into_tensor_coalesced_": ("all_gather", 0),
-    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
-    "c10d::reduce_scatter_": ("reduce_scatter", 1),
-    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
-    "c10d::broadcast_": ("broadcast", 0),
-    "c10d::reduce_": ("reduce", 0),
-    "c10d::gather_": ("gather", 0),
-    "c10d::scatter_": ("scatter", 1),
-    "c10d::alltoall_base_": ("all_to_all", 1),
-    "c10d::alltoall_": ("all_to_all", 1),
-    "c10d::send": ("send", 0),
-    "c10d::recv_": ("recv", 0),
-    "_c10d_functional::all_reduce": ("all_reduce", 0),
-    "_c10d_functional::all_reduce_": ("all_reduce", 0),
-    "_c10d_functional::all_reduce_coalesced": ("all_reduce", 0),
-    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", 0),
-    "_c10d_functional::reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
-    "_c10d_functional::all_to_all_single": ("all_to_all", 0),
-    "_c10d_functional::broadcast": ("broadcast", 0),
-}
 _PEER_OF_SEND = 2
-# functional gathers take the shard: the whole is as many times as large as there are ranks
-_OF_SHARDS = {
-    "_c10d_functional::all_gather_into_tensor": "all_gather",
-    "_c10d_functional::all_gather_into_tensor_coalesced": "all_gather",
+_CALLS = {
+    **{
+        name: (spec.short_name, at)
+        for spec in OPERATIONS
+        for at, text in spec.c10d.items()
+        for name in text.split(", ")
+    },
+    "send": ("send", 0),
+    "recv_": ("recv", 0),
 }
+"""The operation of a call, and which of its arguments has the size; see ``OperationSpec.c10d``."""
 
 
 class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -85,18 +67,15 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         name = func.name().partition(".")[0]
         if name.startswith(_NAMESPACES):
-            self._count(name, args)
+            self._count(name.partition("::")[2], args)
         return func(*args, **(kwargs or {}))
 
     def _count(self, name: str, args: tuple[Any, ...]) -> None:
         group = group_of(args)
-        if group is None or name not in _OPERATIONS.keys() | _OF_SHARDS.keys():
+        if group is None or name not in _CALLS:
             return
-        if name in _OF_SHARDS:
-            op, num_bytes = _OF_SHARDS[name], _bytes(args[0]) * group.size()
-        else:
-            op, place = _OPERATIONS[name]
-            num_bytes = _bytes(args[place])
+        op, at = _CALLS[name]
+        num_bytes = _bytes(args[0]) * group.size() if at == SHARE else _bytes(args[at])
         axis = self._axes.get(group.group_name, OTHER)
         peer = int(args[_PEER_OF_SEND]) if op == "send" else None
         self.calls.append(Call(axis=axis, op=op, num_bytes=num_bytes, ranks=group.size(), peer=peer))

@@ -8,37 +8,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.plan.catalogue import OPERATIONS as CATALOGUE
+from bench.plan.operation_spec import ONE
+
 _LOG_SUM_EXP_BYTES = 4  # float32, whatever the elements are: one per head and token
 
 
-def _ring(n: int) -> float:
-    return (n - 1) / n
-
-
-def _twice_ring(n: int) -> float:
-    return 2 * _ring(n)
-
-
-def _whole(n: int) -> float:
-    return 1.0 if n > 1 else 0.0  # one rank alone has nobody to send to
-
-
-def _none(n: int) -> float:
-    return 0.0
-
-
 _FACTORS: Mapping[str, Callable[[int], float]] = {
-    "all_reduce": _twice_ring,
-    "all_gather": _ring,
-    "reduce_scatter": _ring,
-    "all_to_all": _ring,
-    "gather": _ring,
-    "scatter": _ring,
-    "broadcast": _whole,
-    "reduce": _whole,
-    "send": _whole,
-    "recv": _none,  # the sender counts it
-    "barrier": _none,
+    **{spec.short_name: spec.busbw.of for spec in CATALOGUE if spec.c10d and spec.busbw},
+    "send": ONE.of,
+    "recv": lambda n: 0.0,  # the sender counts it
+    "barrier": lambda n: 0.0,
 }
 OPERATIONS = tuple(_FACTORS)
 
@@ -53,7 +33,7 @@ def sent_bytes(operation: str, num_bytes: float, n: int) -> float:
     if operation not in _FACTORS:
         raise ValueError(f"operation({operation}) is none of {', '.join(OPERATIONS)}")
     _refuse_less_than_one("n", n)
-    return _FACTORS[operation](n) * num_bytes
+    return _FACTORS[operation](n) * num_bytes if n > 1 else 0.0  # one rank alone has nobody to send to
 
 
 def padded_numel(shape: Sequence[int], n: int) -> int:

@@ -79,6 +79,7 @@ def _step(
     refuse: Refuse = refuse_nothing,
     expand: Callable[[Params, WorldSpec], Iterable[Params]] = only_itself,
     common: tuple[Param, ...] = COMMON,
+    tags: tuple[str, ...] = (),
 ) -> Definition:
     def refused(params: Mapping[str, Value], spec: WorldSpec) -> str | None:
         try:
@@ -93,6 +94,7 @@ def _step(
         target=f"workloads.{target}",
         help=help_text,
         params=(*common, *more),
+        tags=tags,
         refuse=refused,
         expand=expand,
     )
@@ -105,6 +107,7 @@ def _context_parallel() -> Definition:
         "context.cp:prepare",
         "context parallel: each rank holds a part of every sequence, attention reaches all of it",
         *CONTEXT,
+        tags=("smoke",),
         refuse=refuse_context,
     )
 
@@ -115,10 +118,20 @@ def _context_parallel() -> Definition:
 
 
 DEFINITIONS = (
-    _step("ddp", "ddp:prepare", "DDP: gradients summed in buckets under backward", BUCKET, STATIC_GRAPH, NO_SYNC),
+    _step(
+        "ddp",
+        "ddp:prepare",
+        "DDP: gradients summed in buckets under backward",
+        BUCKET,
+        STATIC_GRAPH,
+        NO_SYNC,
+        tags=("smoke", "node"),
+    ),
     _step("zero1", "zero1:prepare", "ZeRO-1: DDP with the optimizer's state sharded", BUCKET),
     _step("zero2", "fsdp:zero2", "ZeRO-2: FSDP2 that keeps parameters gathered until backward", PREFETCH, NO_SYNC),
-    _step("zero3", "fsdp:zero3", "ZeRO-3: FSDP2 that gathers parameters for each pass", PREFETCH, NO_SYNC),
+    _step(
+        "zero3", "fsdp:zero3", "ZeRO-3: FSDP2 that gathers parameters for each pass", PREFETCH, NO_SYNC, tags=("smoke",)
+    ),
     _step(
         "hsdp",
         "fsdp:hsdp",
@@ -128,8 +141,16 @@ DEFINITIONS = (
         refuse=refuse_shards,
     ),
     _step("tp", "tp:tp", "tensor parallel attention and FFN, activations whole between them", refuse=refuse_split),
-    _step("tp_sp", "tp:tp_sp", "tensor parallel, the sequence sharded between blocks", refuse=refuse_sequence),
-    _step("tp_fsdp", "tp:tp_fsdp", "tensor parallel layers inside FSDP2's shards", TP, refuse=refuse_mesh),
+    _step(
+        "tp_sp",
+        "tp:tp_sp",
+        "tensor parallel, the sequence sharded between blocks",
+        refuse=refuse_sequence,
+        tags=("smoke",),
+    ),
+    _step(
+        "tp_fsdp", "tp:tp_fsdp", "tensor parallel layers inside FSDP2's shards", TP, refuse=refuse_mesh, tags=("smoke",)
+    ),
     _step(
         "ep_dispatch",
         "experts.ep_dispatch:prepare",
@@ -151,6 +172,7 @@ DEFINITIONS = (
         "experts.ep:prepare",
         "a step with mixtures of experts, expert parallel inside data parallel, attention split where asked",
         *STEP_PARAMS,
+        tags=("smoke",),
         refuse=refuse_moe,
     ),
     _step(
@@ -158,6 +180,7 @@ DEFINITIONS = (
         "pipeline.pp:prepare",
         "pipeline parallel: layers on ranks, microbatches through them, by any of ten schedules or your own",
         *PIPELINE,
+        tags=("smoke",),
         refuse=refuse_pipeline,
         expand=each_schedule,
         common=tuple(param for param in COMMON if param.name != "accumulation"),

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from bench.operations.operation import Operation, describe
 from bench.operations.test_pattern import DataPattern, dtype_of, poison
-from bench.plan.catalogue import DTYPES
 from bench.plan.groups import parse_matrix, size_elements, skewed, whole_counts
+from bench.plan.operation_spec import DTYPES
 from bench.world.subject import Description
 from bench.world.torch_compat import REDUCE_OPS, all_gather_single, all_reduce_apart, reduce_scatter_single
 from bench.world.world import World
@@ -52,7 +52,7 @@ def all_reduce(
         restore=code.filler(buffer, world.rank) if in_place else partial(poison, buffer),
         output=buffer,
         expected=lambda: code.reduced(0, count),
-        description=describe(size_bytes, 2 * (n - 1) / n, size_bytes, size_bytes, notes=notes),
+        description=describe("all_reduce", n, size_bytes, size_bytes, size_bytes, notes=notes),
         tolerance=_rounding(redop, dtype, n),
     )
 
@@ -72,7 +72,7 @@ def all_reduce_two_step(world: World, *, size_bytes: int, dtype: str, redop: str
         restore=code.filler(buffer, world.rank),
         output=buffer,
         expected=lambda: code.reduced(0, count),
-        description=describe(size_bytes, 2 * (n - 1) / n, size_bytes, size_bytes),
+        description=describe("all_reduce_two_step", n, size_bytes, size_bytes, size_bytes),
         tolerance=_rounding(redop, dtype, n),
     )
 
@@ -95,7 +95,7 @@ def all_gather(world: World, *, size_bytes: int, dtype: str, placement: str = OU
         restore=restore,
         output=gathered,
         expected=lambda: torch.cat([code.values(rank, 0, count) for rank in range(n)]),
-        description=describe(size_bytes, (n - 1) / n, size_bytes // n, size_bytes),
+        description=describe("all_gather", n, size_bytes, size_bytes // n, size_bytes),
     )
 
 
@@ -114,7 +114,7 @@ def reduce_scatter(
         restore=code.filler(whole, world.rank) if placement == IN_PLACE else partial(poison, shard),
         output=shard,
         expected=lambda: code.reduced(world.rank * count, count),
-        description=describe(size_bytes, (n - 1) / n, size_bytes, size_bytes // n),
+        description=describe("reduce_scatter", n, size_bytes, size_bytes, size_bytes // n),
         tolerance=_rounding(redop, dtype, n),
     )
 
@@ -130,7 +130,7 @@ def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
         restore=lambda: poison(received),
         output=received,
         expected=lambda: torch.cat([code.values(rank, world.rank * count, count) for rank in range(n)]),
-        description=describe(size_bytes, (n - 1) / n, size_bytes, size_bytes),
+        description=describe("all_to_all", n, size_bytes, size_bytes, size_bytes),
     )
 
 
@@ -155,8 +155,9 @@ def all_to_all_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
         output=received,
         expected=expected,
         description=describe(
+            "all_to_all_v",
+            n,
             size_elements(counts) * itemsize,
-            (n - 1) / n,
             max(sum(row) for row in counts) * itemsize,
             max(sum(column) for column in zip(*counts, strict=True)) * itemsize,
         ),
@@ -175,7 +176,7 @@ def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Op
         restore=code.filler(buffer, root) if world.rank == root else partial(poison, buffer),
         output=buffer,
         expected=lambda: code.values(root, 0, count),
-        description=describe(size_bytes, 1.0, size_bytes, size_bytes),
+        description=describe("broadcast", world.size, size_bytes, size_bytes, size_bytes),
     )
 
 
@@ -191,7 +192,7 @@ def reduce(world: World, *, size_bytes: int, dtype: str, redop: str = "sum", roo
         restore=code.filler(buffer, world.rank),
         output=result,
         expected=lambda: code.reduced(0, len(result)),
-        description=describe(size_bytes, 1.0, size_bytes, size_bytes),
+        description=describe("reduce", world.size, size_bytes, size_bytes, size_bytes),
         tolerance=_rounding(redop, dtype, world.size),
     )
 
@@ -209,7 +210,7 @@ def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Opera
         restore=lambda: poison(gathered),
         output=gathered,
         expected=lambda: torch.cat([code.values(rank, 0, count) for rank in range(n)])[: len(gathered)],
-        description=describe(size_bytes, (n - 1) / n, size_bytes // n, size_bytes),
+        description=describe("gather", n, size_bytes, size_bytes // n, size_bytes),
     )
 
 
@@ -225,7 +226,7 @@ def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Oper
         restore=lambda: poison(shard),
         output=shard,
         expected=lambda: code.values(root, world.rank * count, count),
-        description=describe(size_bytes, (n - 1) / n, size_bytes, size_bytes // n),
+        description=describe("scatter", n, size_bytes, size_bytes, size_bytes // n),
     )
 
 

@@ -5,7 +5,7 @@ import torch
 from bench.launch.control_channel import Work
 from bench.operations.operation import Operation
 from bench.operations.test_pattern import DataPattern, poison
-from bench.plan.catalogue import DTYPES
+from bench.plan.operation_spec import DTYPES
 from bench.world.subject import Description, Subject
 from bench.world.world import World
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from bench.launch.control_channel import Work
 from bench.operations.test_pattern import count_wrong
+from bench.plan.catalogue import busbw_factor
 from bench.text import UserError
 from bench.world.subject import Description, Subject
 
@@ -56,9 +57,11 @@ class Operation(Subject):
 
 
 def describe(
-    size_bytes: int, factor: float, send_bytes: int, recv_bytes: int, *, notes: tuple[str, ...] = (), hops: int = 1
+    name: str, n: int, size_bytes: int, sent: int, received: int, *, notes: tuple[str, ...] = (), hops: int = 1
 ) -> Description:
-    """Return what an operation of S = ``size_bytes`` moves: algbw = S / t, busbw = algbw * factor."""
+    """Return what an operation of S = ``size_bytes`` moves on ``n`` ranks: algbw = S / t, busbw = algbw * factor."""
+    factor = busbw_factor(name, n)
+    assert factor is not None, name
     return Description(
         work=(
             Work(name="algbw", amount=size_bytes),
@@ -66,8 +69,8 @@ def describe(
         ),
         details={
             "size_bytes": size_bytes,
-            "send_bytes": send_bytes,
-            "recv_bytes": recv_bytes,
+            "send_bytes": sent,
+            "recv_bytes": received,
             "busbw_factor": factor,
             "convention": CONVENTION,
         },

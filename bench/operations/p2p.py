@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 from bench.operations.operation import Operation, describe
 from bench.operations.test_pattern import DataPattern, dtype_of, poison
-from bench.plan.catalogue import DTYPES
 from bench.plan.groups import format_pairs, pairs_of
+from bench.plan.operation_spec import DTYPES
 from bench.text import UserError
 from bench.world.world import World
 
@@ -52,7 +52,7 @@ def pingpong(world: World, *, size_bytes: int, dtype: str, source: int = 0, targ
         restore=lambda: poison(received),
         output=received,
         expected=lambda: code.values(source, 0, len(received)),
-        description=describe(size_bytes, 1.0, size_bytes, size_bytes, hops=2),
+        description=describe("pingpong", world.size, size_bytes, size_bytes, size_bytes, hops=2),
     )
 
 
@@ -120,5 +120,5 @@ def _exchange(world: World, size_bytes: int, dtype: str, to: int | None, source:
         restore=lambda: poison(received),
         output=received,
         expected=lambda: code.values(source or 0, 0, len(received)),
-        description=describe(size_bytes, 1.0, size_bytes, size_bytes),
+        description=describe("sendrecv", world.size, size_bytes, size_bytes, size_bytes),
     )

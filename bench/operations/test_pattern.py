@@ -11,9 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from bench.plan.catalogue import DTYPES
-
-REDOPS = ("sum", "avg", "min", "max", "product")
+from bench.plan.operation_spec import DTYPES
 
 _PERIOD = 65521
 _RANK_STRIDE = 7919

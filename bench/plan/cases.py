@@ -93,13 +93,14 @@ class Definition:
     """Something that can be measured.
 
     ``refuse`` says in words why given parameters cannot run in a world; ``expand`` makes several cases of them where
-    one is not enough, such as one for each group of ranks.
+    one is not enough, such as one for each group of ranks. Presets choose it by ``tags``, their own names among them.
     """
 
     name: str
     target: str
     help: str
     params: tuple[Param, ...]
+    tags: tuple[str, ...] = ()
     refuse: Callable[[Params, WorldSpec], str | None] = never_refused
     expand: Callable[[Params, WorldSpec], Iterable[Params]] = only_itself
 

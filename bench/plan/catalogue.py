@@ -1,50 +1,19 @@
-"""The collectives and point-to-point operations that can be measured, declared without torch.
+"""The operations that can be measured, each declared once and without torch: ``OPERATIONS``.
 
 The conventions of size and bus bandwidth are nccl-tests' (its doc/PERFORMANCE.md).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any
 
-from bench.plan.cases import Definition, Params, WorldSpec, only_itself
-from bench.plan.groups import FORMS, groups_of, num_rounds, pairs_of, parse_matrix
+from bench.plan.cases import Params, WorldSpec
+from bench.plan.groups import FORMS, groups_of, num_rounds, pairs_of
+from bench.plan.operation_spec import DTYPES, ONE, RING, SHARE, TWICE_RING, OperationSpec
 from bench.plan.params import Param
-from bench.text import UserError, format_size
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dtype:
-    """An element type: its size, and the largest integer up to which every integer is exact in it."""
-
-    itemsize: int
-    exact_up_to: int
-
-
-DTYPES = {
-    "float64": Dtype(itemsize=8, exact_up_to=1 << 53),
-    "float32": Dtype(itemsize=4, exact_up_to=1 << 24),
-    "float16": Dtype(itemsize=2, exact_up_to=1 << 11),
-    "bfloat16": Dtype(itemsize=2, exact_up_to=1 << 8),
-    "float8_e4m3fn": Dtype(itemsize=1, exact_up_to=1 << 4),
-    "float8_e5m2": Dtype(itemsize=1, exact_up_to=1 << 3),
-    "int64": Dtype(itemsize=8, exact_up_to=(1 << 63) - 1),
-    "int32": Dtype(itemsize=4, exact_up_to=(1 << 31) - 1),
-    "int8": Dtype(itemsize=1, exact_up_to=(1 << 7) - 1),
-    "uint8": Dtype(itemsize=1, exact_up_to=(1 << 8) - 1),
-    "bool": Dtype(itemsize=1, exact_up_to=1),
-}
-
-# gloo answers float8 with "Invalid scalar type" (torch 2.13).
-UNSUPPORTED = {"gloo": frozenset({"float8_e4m3fn", "float8_e5m2"})}
-
-
-def supports(backend: str, dtype: str) -> bool:
-    """Say whether ``backend`` can carry ``dtype``."""
-    return dtype not in UNSUPPORTED.get(backend, frozenset())
-
+from bench.text import UserError
 
 REDOPS = ("sum", "avg", "min", "max", "product")
-PLACEMENTS = ("in_place", "out_of_place")
+IN_PLACE, OUT_OF_PLACE = "in_place", "out_of_place"
 
 SIZE = Param(name="size_bytes", kind="size", default=1 << 20, minimum=0, help="total bytes, as nccl-tests counts them")
 DTYPE = Param(name="dtype", kind="str", default="float32", choices=tuple(DTYPES), help="element type")
@@ -96,124 +65,11 @@ BESIDE = Param(
 )
 OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BESIDE.name)
 """Parameters that say how and where a subject is measured; it is not told."""
+
 COPY_MODE = Param(name="mode", kind="str", default="blocking", choices=("blocking", "pipelined"), help=MODE.help)
 GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")
-
-# input, output and reference of the largest operation, and room for a temporary of the check
-_BUFFERS_PER_RANK = 6
-_SEVERAL_CALLS = ("all_reduce_two_step", "barrier", "pingpong")
-_NEVER_COALESCED = (
-    "all_reduce_two_step",
-    "barrier",
-    "sendrecv",
-    "pingpong",
-    "unidirectional",
-    "bidirectional",
-    "matrix",
-    "round",
-)
-_GLOO_COALESCES = ("all_reduce", "all_gather", "reduce_scatter")
-
-
-def _placement(default: str) -> Param:
-    return Param(
-        name="placement", kind="str", default=default, choices=PLACEMENTS, optional=True, help="where the result goes"
-    )
-
-
-def group_size(params: Params, spec: WorldSpec) -> int:
-    """Return how many ranks the case's group has; ``UserError`` if the world cannot form it."""
-    groups = groups_of(str(params.get("group", "world")), spec.nproc, spec.hosts)
-    member = int(params.get("member", 0))
-    if member >= len(groups):
-        raise UserError(f"member {member} is not one of the {len(groups)} groups of {params['group']!r}")
-    return len(groups[member])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """Says why an operation cannot run with given parameters in a world, None if it can.
-
-    ``sharded`` operations divide their size among ranks; ``joins`` tells those that reduce.
-    """
-
-    name: str
-    sharded: bool = False
-    joins: bool = False
-
-    def __call__(self, params: Params, spec: WorldSpec) -> str | None:
-        """Return the reason in words."""
-        n = group_size(params, spec)
-        if n < 2 and params.get("group", "world") != "world":
-            return f"group {params['group']!r} has one rank: nothing moves"
-        return (
-            _refuse_type(params, spec)
-            or (_refuse_reduction(params, n) if self.joins else None)
-            or _refuse_size(params, n if self.sharded else 1, spec)
-            or _refuse_ranks(params, n)
-            or _refuse_mode(self.name, params, spec)
-        )
-
-
-def _refuse_type(params: Params, spec: WorldSpec) -> str | None:
-    dtype = str(params.get("dtype", "float32"))
-    return None if supports(spec.backend, dtype) else f"{spec.backend} carries no {dtype}"
-
-
-def _refuse_reduction(params: Params, n: int) -> str | None:
-    dtype, redop = str(params["dtype"]), params.get("redop", "sum")
-    if redop == "avg" and not dtype.startswith(("float", "bfloat")):
-        return f"the average of {dtype} is no {dtype}"
-    if redop == "avg" and n > DTYPES[dtype].exact_up_to:
-        return (
-            f"the average of {n} ranks cannot be checked in {dtype}, which is exact up to {DTYPES[dtype].exact_up_to}"
-        )
-    if dtype == "bool" and redop == "sum":
-        return "the sum of bool is no bool: use redop=max, min or product"
-    return None
-
-
-def _refuse_size(params: Params, shards: int, spec: WorldSpec) -> str | None:
-    if "size_bytes" not in params:
-        return None
-    size, dtype = int(params["size_bytes"]), str(params["dtype"])
-    step = shards * DTYPES[dtype].itemsize
-    if size % step:
-        ranks = f"{shards} ranks x " if shards > 1 else ""
-        below, above = size - size % step, size - size % step + step
-        nearest = f"nearest are {below} and {above}" if below else f"the least is {above}"
-        return f"size {size} B is not a multiple of {ranks}{DTYPES[dtype].itemsize} B ({dtype}); {nearest}"
-    needed = size * _BUFFERS_PER_RANK
-    if spec.rank_bytes is not None and needed > spec.rank_bytes:
-        return (
-            f"size {format_size(size)} needs about {needed / 1e9:.1f} GB a rank; "
-            f"a rank can have {spec.rank_bytes / 1e9:.1f} GB"
-        )
-    return None
-
-
-def _refuse_ranks(params: Params, n: int) -> str | None:
-    for name in ("root", "source", "target"):
-        if int(params.get(name, 0)) >= n:
-            return f"{name} {params[name]} is not one of the {n} ranks"
-    if "source" in params and params["source"] == params["target"]:
-        return f"source {params['source']} and target {params['target']} are one rank"
-    if params.get("traffic") and len(parse_matrix(str(params["traffic"]))) != n:
-        return f"traffic has {len(parse_matrix(str(params['traffic'])))} rows; {n} ranks need {n}"
-    return None
-
-
-def _refuse_mode(name: str, params: Params, spec: WorldSpec) -> str | None:
-    mode = params["mode"]
-    if mode == "graph" and spec.device != "cuda":
-        return f"mode graph needs CUDA; this is {spec.device}"
-    apart = name == "all_reduce" and params.get("placement") == "out_of_place"
-    if mode == "async" and (apart or name in _SEVERAL_CALLS):
-        return f"mode async: {name} is several calls, or has no asynchronous form"
-    limited = spec.backend == "gloo" and name not in _GLOO_COALESCES
-    if mode == "coalesced" and (limited or apart or name in _NEVER_COALESCED):
-        return f"mode coalesced: {spec.backend} cannot coalesce {name}"
-    return None
+OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BESIDE.name)
+"""Parameters that say how and where a subject is measured; it is not told."""
 
 
 def each_group(given: Params, spec: WorldSpec) -> Iterable[Params]:
@@ -242,88 +98,259 @@ def each_round(given: Params, spec: WorldSpec) -> Iterable[Params]:
     return [{**given, "round": index} for index in range(num_rounds(spec.nproc))]
 
 
-def refuse_round(params: Params, spec: WorldSpec) -> str | None:
-    """Say why a round cannot be measured: a round or a rank that there is not, or what any operation may refuse."""
+def _refuse_round(params: Params, spec: WorldSpec) -> str | None:
     try:
         pairs_of(spec.nproc, int(params.get("round", 0)), str(params.get("pairs", "")))
     except UserError as error:
         return str(error)
-    if params["mode"] == "async" and params.get("ways") == "in_turn":
-        return "mode async: round with ways=in_turn is several calls"
-    return Refusal(name="round")(params, spec)
+    in_turn = params["mode"] == "async" and params.get("ways") == "in_turn"
+    return "mode async: round with ways=in_turn is several calls" if in_turn else None
 
 
-def _collective(
-    name: str, help_text: str, *more: Param, data: tuple[Param, ...] = (SIZE, DTYPE), **refusal: bool
-) -> Definition:
-    return Definition(
-        name=f"collective.{name}",
-        target=f"bench.operations.collectives:{name}",
-        help=help_text,
-        params=(*data, MODE, *more, BESIDE, *GROUP),
-        refuse=Refusal(name=name, **refusal),
-        expand=each_group,
+def _placement(default: str) -> Param:
+    return Param(
+        name="placement",
+        kind="str",
+        default=default,
+        choices=(IN_PLACE, OUT_OF_PLACE),
+        optional=True,
+        help="where the result goes",
     )
 
 
-def _pair(name: str, help_text: str, *, function: str | None = None) -> Definition:
-    return Definition(
-        name=f"p2p.{name}",
-        target=f"bench.operations.p2p:{function or name}",
-        help=help_text,
-        params=(SIZE, DTYPE, MODE, SOURCE, TARGET),
-        refuse=Refusal(name=name),
-        expand=each_pair if function else only_itself,
-    )
+def _collective(name: str, help_text: str, *more: Param, **declared: Any) -> OperationSpec:
+    params = (SIZE, DTYPE, MODE, *more, BESIDE, *GROUP)
+    declared = {"params": params, "coalesced": ("nccl",), "expand": each_group, **declared}
+    return OperationSpec(name=f"collective.{name}", help=help_text, **declared)
 
 
-IN_PLACE, OUT_OF_PLACE = _placement("in_place"), _placement("out_of_place")
+def _p2p(name: str, help_text: str, *more: Param, **declared: Any) -> OperationSpec:
+    return OperationSpec(name=f"p2p.{name}", help=help_text, params=(SIZE, DTYPE, MODE, *more), busbw=ONE, **declared)
 
-DEFINITIONS = (
-    _collective("all_reduce", "joins a buffer on every rank; size = the buffer", REDOP, IN_PLACE, joins=True),
-    _collective("all_gather", "every rank's shard to every rank; size = the output", OUT_OF_PLACE, sharded=True),
+
+OPERATIONS = (
     _collective(
-        "reduce_scatter", "joins, a shard to each; size = the input", REDOP, OUT_OF_PLACE, joins=True, sharded=True
+        "all_reduce",
+        "joins a buffer on every rank; size = the buffer",
+        REDOP,
+        _placement(IN_PLACE),
+        tags=("smoke", "node", "main", "grouped"),
+        busbw=TWICE_RING,
+        in_place=True,
+        coalesced=("nccl", "gloo"),
+        names={
+            "nccl-tests": "all_reduce_perf",
+            "osu": "allreduce",
+            "param": "all_reduce",
+            "gloo": "allreduce_ring, allreduce_ring_chunked, allreduce_halving_doubling, allreduce_bcube",
+        },
+        c10d={0: "allreduce_, allreduce_coalesced_, all_reduce, all_reduce_, all_reduce_coalesced"},
     ),
-    _collective("all_to_all", "one shard from each rank to each; size = what one rank sends", sharded=True),
-    _collective("broadcast", "one rank's buffer to every rank; size = the buffer", ROOT),
-    _collective("all_to_all_v", "uneven shards; size = what the busiest rank sends", SKEW, TRAFFIC),
-    _collective("reduce", "joins a buffer on one rank; size = the buffer", REDOP, ROOT, joins=True),
-    _collective("gather", "every rank's shard to one; size = the output", ROOT, sharded=True),
-    _collective("scatter", "one rank's shards to every rank; size = the input", ROOT, sharded=True),
-    _collective("all_reduce_two_step", "all_reduce as reduce_scatter and all_gather", REDOP, joins=True, sharded=True),
-    _collective("barrier", "waits for every rank; moves no data", data=()),
-    Definition(
-        name="p2p.sendrecv",
-        target="bench.operations.p2p:sendrecv",
-        help="ring: every rank sends to the next while it receives from the last",
-        params=(SIZE, DTYPE, MODE, *GROUP),
-        refuse=Refusal(name="sendrecv"),
+    _collective(
+        "all_gather",
+        "every rank's shard to every rank; size = the output",
+        _placement(OUT_OF_PLACE),
+        tags=("smoke", "node", "main"),
+        busbw=RING,
+        sharded=True,
+        coalesced=("nccl", "gloo"),
+        names={
+            "nccl-tests": "all_gather_perf",
+            "osu": "allgather",
+            "param": "all_gather, all_gather_base",
+            "gloo": "allgather, allgather_ring",
+        },
+        c10d={
+            0: "_allgather_base_, allgather_, allgather_into_tensor_coalesced_",
+            SHARE: "all_gather_into_tensor, all_gather_into_tensor_coalesced",
+        },
+    ),
+    _collective(
+        "reduce_scatter",
+        "joins, a shard to each; size = the input",
+        REDOP,
+        _placement(OUT_OF_PLACE),
+        tags=("smoke", "node", "main"),
+        busbw=RING,
+        sharded=True,
+        coalesced=("nccl", "gloo"),
+        names={
+            "nccl-tests": "reduce_scatter_perf",
+            "osu": "reduce_scatter, reduce_scatter_block",
+            "param": "reduce_scatter, reduce_scatter_base",
+            "gloo": "reduce_scatter",
+        },
+        c10d={
+            0: "reduce_scatter_tensor, reduce_scatter_tensor_coalesced",
+            1: "_reduce_scatter_base_, reduce_scatter_, reduce_scatter_tensor_coalesced_",
+        },
+    ),
+    _collective(
+        "all_to_all",
+        "one shard from each rank to each; size = what one rank sends",
+        tags=("smoke", "node", "main", "grouped"),
+        busbw=RING,
+        sharded=True,
+        names={
+            "nccl-tests": "alltoall_perf",
+            "osu": "alltoall, all-to-all personalized exchange",
+            "param": "all_to_all, all_to_all_single",
+            "gloo": "alltoall",
+        },
+        c10d={0: "all_to_all_single", 1: "alltoall_base_, alltoall_"},
+    ),
+    _collective(
+        "broadcast",
+        "one rank's buffer to every rank; size = the buffer",
+        ROOT,
+        tags=("smoke", "node", "main"),
+        busbw=ONE,
+        in_place=True,
+        names={
+            "nccl-tests": "broadcast_perf",
+            "osu": "broadcast",
+            "param": "broadcast",
+            "gloo": "broadcast, broadcast_one_to_all, broadcast_ring",
+        },
+        c10d={0: "broadcast_, broadcast"},
+    ),
+    _collective(
+        "all_to_all_v",
+        "uneven shards; size = what the busiest rank sends",
+        SKEW,
+        TRAFFIC,
+        tags=("smoke", "node", "sized"),
+        busbw=RING,
+        sharded=True,
+        names={"nccl-tests": "alltoallv_perf", "param": "all_to_allv"},
+    ),
+    _collective(
+        "reduce",
+        "joins a buffer on one rank; size = the buffer",
+        REDOP,
+        ROOT,
+        tags=("smoke", "node", "sized"),
+        busbw=ONE,
+        names={"nccl-tests": "reduce_perf", "osu": "reduce", "param": "reduce", "gloo": "reduce"},
+        c10d={0: "reduce_"},
+    ),
+    _collective(
+        "gather",
+        "every rank's shard to one; size = the output",
+        ROOT,
+        tags=("smoke", "node", "sized"),
+        busbw=RING,
+        sharded=True,
+        names={"nccl-tests": "gather_perf", "osu": "gather", "param": "gather"},
+        c10d={0: "gather_"},
+    ),
+    _collective(
+        "scatter",
+        "one rank's shards to every rank; size = the input",
+        ROOT,
+        tags=("smoke", "node", "sized"),
+        busbw=RING,
+        sharded=True,
+        names={"nccl-tests": "scatter_perf", "osu": "scatter", "param": "scatter", "gloo": "scatter"},
+        c10d={1: "scatter_"},
+    ),
+    _collective(
+        "all_reduce_two_step",
+        "all_reduce as reduce_scatter and all_gather",
+        REDOP,
+        tags=("smoke", "node", "sized"),
+        busbw=TWICE_RING,
+        sharded=True,
+        asynchronous=False,
+        coalesced=(),
+    ),
+    _collective(
+        "barrier",
+        "waits for every rank; moves no data",
+        params=(MODE, BESIDE, *GROUP),
+        tags=("smoke", "node"),
+        asynchronous=False,
+        coalesced=(),
+    ),
+    _p2p(
+        "sendrecv",
+        "ring: every rank sends to the next while it receives from the last",
+        *GROUP,
+        tags=("smoke", "node", "main"),
         expand=each_group,
+        names={"nccl-tests": "sendrecv_perf"},
     ),
-    Definition(
+    OperationSpec(
         name="compute.gemm",
-        target="bench.operations.local:gemm",
         help="a float32 matrix product on every rank, to see what communication beside it costs",
         params=(GEMM_SIZE, BESIDE),
     ),
-    Definition(
+    OperationSpec(
         name="memory.copy",
-        target="bench.operations.local:copy",
         help="a copy in memory on every rank at once: what no message between them on this node can exceed",
         params=(SIZE, DTYPE, COPY_MODE),
-        refuse=Refusal(name="copy"),
+        tags=("smoke", "node"),
     ),
-    _pair("pingpong", "there and back between two ranks; the time is half the round trip"),
-    _pair("unidirectional", "one rank sends to another"),
-    _pair("bidirectional", "two ranks send to each other at once"),
-    _pair("matrix", "every ordered pair of ranks in turn, one sends to the other", function="unidirectional"),
-    Definition(
-        name="p2p.round",
-        target="bench.operations.p2p:round_of_pairs",
-        help="every rank and one other send to each other, all pairs at once; a tournament's rounds in turn",
-        params=(SIZE, DTYPE, MODE, ROUND, PAIRS, WAYS, REPEAT),
-        refuse=refuse_round,
+    _p2p(
+        "pingpong",
+        "there and back between two ranks; the time is half the round trip",
+        SOURCE,
+        TARGET,
+        tags=("smoke", "node", "sized"),
+        asynchronous=False,
+        names={"osu": "latency"},
+    ),
+    _p2p(
+        "unidirectional",
+        "one rank sends to another",
+        SOURCE,
+        TARGET,
+        tags=("smoke", "node", "sized"),
+    ),
+    _p2p(
+        "bidirectional",
+        "two ranks send to each other at once",
+        SOURCE,
+        TARGET,
+        tags=("smoke", "node", "sized"),
+    ),
+    _p2p(
+        "matrix",
+        "every ordered pair of ranks in turn, one sends to the other",
+        SOURCE,
+        TARGET,
+        tags=("sized",),
+        function="unidirectional",
+        expand=each_pair,
+    ),
+    _p2p(
+        "round",
+        "every rank and one other send to each other, all pairs at once; a tournament's rounds in turn",
+        ROUND,
+        PAIRS,
+        WAYS,
+        REPEAT,
+        function="round_of_pairs",
         expand=each_round,
+        refuse_first=_refuse_round,
     ),
 )
+DEFINITIONS = tuple(spec.definition for spec in OPERATIONS)
+
+
+def busbw_factor(operation: str, n: int) -> float | None:
+    """Return busbw / algbw of an operation, named without its kind, on ``n`` ranks; None if it is not known."""
+    found = [spec.busbw.of(n) for spec in OPERATIONS if spec.short_name == operation and spec.busbw is not None]
+    return found[0] if found else None
+
+
+def names_of(tool: str) -> dict[str, OperationSpec]:
+    """Return the operations by what another tool calls them."""
+    return {name: spec for spec in OPERATIONS if tool in spec.names for name in spec.names[tool].split(", ")}
+
+
+def busbw_words() -> str:
+    """Return each factor of the bus bandwidth with the operations that have it."""
+    factors = {factor.text: [s.short_name for s in OPERATIONS if s.busbw is factor] for factor in (TWICE_RING, RING)}
+    words = "; ".join(f"{text} for {', '.join(names)}" for text, names in factors.items())
+    return f"{words}; {ONE.text} for all others that move data"

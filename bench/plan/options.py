@@ -19,8 +19,9 @@ from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout
 from bench.machine.world_spec import WorldChoice, choose_world, sharing_notes
 from bench.plan.aliases import present_params
 from bench.plan.cases import Case, Definition, WorldSpec, load_catalogue, matches, select
-from bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
+from bench.plan.catalogue import MODE, OF_THE_RUNNER
 from bench.plan.groups import mesh_group, parse_mesh
+from bench.plan.operation_spec import DTYPES
 from bench.plan.params import Kind, Param, Value, unknown_parameter
 from bench.plan.plan import (
     PRESETS,
@@ -58,7 +59,13 @@ def define(target: str, folder: Path) -> Definition:
         raise UserError(f"--target {target!r} cannot be used: {lines[-1] if lines else 'its import failed'}")
     params = msgspec.json.decode(done.stdout.splitlines()[-1], type=tuple[Param, ...])
     module = target.partition(":")[0].rpartition(".")[2]
-    return Definition(name=f"custom.{module}", target=target, help="a step of your own", params=(MODE, *params))
+    return Definition(
+        name=f"custom.{module}",
+        target=target,
+        help="a step of your own",
+        params=(MODE, *params),
+        tags=("smoke", "node"),
+    )
 
 
 def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
@@ -159,8 +166,8 @@ def _chosen(request: Request, catalogue: Sequence[Definition]) -> tuple[Definiti
     wanted = select(catalogue, request.only)
     chosen = tuple(definition for definition in named if definition in wanted)
     if not request.only and not request.entries:
-        omit = PRESETS[request.preset].omit
-        chosen = tuple(d for d in chosen if not any(matches(d.name, pattern) for pattern in omit))
+        tag = PRESETS[request.preset].tag
+        chosen = tuple(definition for definition in chosen if tag is None or tag in definition.tags)
     if not chosen:
         raise UserError(f"--only {' '.join(request.only)} leaves nothing of the plan's cases")
     return chosen

@@ -11,6 +11,7 @@ import msgspec
 
 from bench.plan.aliases import present_name, present_params
 from bench.plan.cases import Case, Definition, select
+from bench.plan.catalogue import OPERATIONS
 from bench.text import UserError, did_you_mean, listed, parse_duration
 
 Kind = Literal["late", "slow", "corrupt"]
@@ -115,7 +116,10 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """What is measured and for how long; ``budget_seconds`` includes the starting of ranks, not the report."""
+    """What is measured and for how long; ``budget_seconds`` includes the starting of ranks, not the report.
+
+    It measures what bears its ``tag``, everything without one.
+    """
 
     help: str
     entries: tuple[Entry, ...]
@@ -123,32 +127,18 @@ class Preset:
     budget_seconds: float
     timeout_seconds: float
     measure: Measure
-    omit: tuple[str, ...] = ()
+    tag: str | None = None
 
 
-_MAIN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv")
-_SIZED = (
-    *("all_to_all_v", "reduce", "gather", "scatter", "all_reduce_two_step"),
-    *("pingpong", "unidirectional", "bidirectional", "matrix"),
-)
-
-
-_GROUPED = ("all_reduce", "all_to_all")
-
-
-def _main(**settings: str) -> tuple[Entry, ...]:
-    return tuple(Entry(name=name, set=settings) for name in _MAIN)
-
-
-def _sized(**settings: str) -> tuple[Entry, ...]:
-    return tuple(Entry(name=name, set=settings) for name in _SIZED)
+def _tagged(tag: str, **settings: str) -> tuple[Entry, ...]:
+    return tuple(Entry(name=spec.short_name, set=settings) for spec in OPERATIONS if tag in spec.tags)
 
 
 PRESETS = {
     "smoke": Preset(
         help="does everything work? every operation and kind of step once, small, about 90 s on two cores",
-        entries=(*_main(size_bytes="1K,1M"), *_sized(size_bytes="64K")),
-        omit=("matrix", "round", "gemm", "zero1", "zero2", "hsdp", "tp", "ep_dispatch", "ep_layer", "hybrid"),
+        entries=(*_tagged("main", size_bytes="1K,1M"), *_tagged("sized", size_bytes="64K")),
+        tag="smoke",
         launches=1,
         budget_seconds=85,
         timeout_seconds=60,  # eight ranks on two cores take half of it to explain a step of a hybrid mesh
@@ -157,12 +147,12 @@ PRESETS = {
     "node": Preset(
         help="how does this node communicate, and what does a step cost? five launches, under 2 min on two cores",
         entries=(
-            *_main(size_bytes="1K:16M:x4", mode="blocking"),
-            *_main(size_bytes="1K,16M", mode="pipelined"),
-            *_sized(size_bytes="1M"),
+            *_tagged("main", size_bytes="1K:16M:x4", mode="blocking"),
+            *_tagged("main", size_bytes="1K,16M", mode="pipelined"),
+            *_tagged("sized", size_bytes="1M"),
             Entry(name="copy", set={"size_bytes": "16M"}),
         ),
-        omit=("matrix", "round", "gemm", "zero*", "hsdp", "tp*", "pp", "cp", "ep_*", "hybrid"),
+        tag="node",
         # the least with which a regression gate can decide
         launches=5,
         budget_seconds=95,
@@ -172,17 +162,17 @@ PRESETS = {
     "full": Preset(
         help="every size to 64M, four types, all modes, groups, interference, ten launches: about 10 min",
         entries=(
-            *_main(size_bytes="1K:64M:x2", mode="blocking"),
-            *_main(size_bytes="1K:64M:x8", mode="pipelined"),
-            *_main(size_bytes="64K,16M", mode="async"),
-            *_main(size_bytes="1M", dtype="bfloat16,int32,float8_e4m3fn"),
-            *_sized(size_bytes="1K:64M:x16"),
+            *_tagged("main", size_bytes="1K:64M:x2", mode="blocking"),
+            *_tagged("main", size_bytes="1K:64M:x8", mode="pipelined"),
+            *_tagged("main", size_bytes="64K,16M", mode="async"),
+            *_tagged("main", size_bytes="1M", dtype="bfloat16,int32,float8_e4m3fn"),
+            *_tagged("sized", size_bytes="1K:64M:x16"),
             Entry(name="copy", set={"size_bytes": "1K:64M:x8"}),
             Entry(name="matrix", set={"size_bytes": "1M"}),
             Entry(name="all_reduce", set={"size_bytes": "1M", "redop": "avg,min,max,product"}),
             Entry(name="all_reduce", set={"size_bytes": "1M", "placement": "out_of_place"}),
             Entry(name="all_to_all_v", set={"size_bytes": "1M", "skew": "0.5"}),
-            *(Entry(name=name, set={"size_bytes": "1M", "group": "node,across,pairs"}) for name in _GROUPED),
+            *_tagged("grouped", size_bytes="1M", group="node,across,pairs"),
             Entry(name="all_reduce", set={"size_bytes": "1M", "beside": "gemm,all_reduce,all_to_all"}),
             Entry(name="gemm", set={"beside": "nothing,all_reduce,all_to_all"}),
         ),

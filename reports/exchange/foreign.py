@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.plan.catalogue import busbw_factor
 from bench.plan.params import Value
 from bench.results.metrics import MetricValue
 from bench.results.records import Check
@@ -14,8 +15,6 @@ MICRO, GIGA, GIBI = 1e-6, 1e9, 1 << 30
 UNKNOWN = "unknown"
 
 _DIGITS_ENOUGH = 100  # steps of its last decimal: three significant digits
-_SHARDED = ("all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "gather", "scatter")
-_WHOLE = ("broadcast", "reduce", "sendrecv", "pingpong")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +51,6 @@ class Foreign:
     variables: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
-
-
-def busbw_factor(operation: str, ranks: int) -> float | None:
-    """Return busbw / algbw of an operation on ``ranks`` ranks (nccl-tests, doc/PERFORMANCE.md); None if unknown."""
-    if operation == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    if operation in _SHARDED:
-        return (ranks - 1) / ranks
-    return 1.0 if operation in _WHOLE else None
 
 
 def world_size(told: int | None, given: int | None, where: str) -> int:

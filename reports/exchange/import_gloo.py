@@ -7,6 +7,8 @@ bus bandwidth. Its size is what one rank contributes: S is larger where ranks co
 import re
 from dataclasses import dataclass, field, replace
 
+from bench.plan.catalogue import names_of
+from bench.plan.operation_spec import OperationSpec
 from bench.plan.params import Value
 from bench.results.metrics import MetricValue
 from bench.results.records import Check
@@ -20,22 +22,7 @@ METHOD = "median of rank 0's iterations, gloo's benchmark of unknown version"
 _SCALES = {"us": 1e-6, "ns": 1e-9}
 _DTYPES = {8: "uint64", 4: "float32", 2: "float16"}
 _UINT64 = 8
-_PER_RANK = ("all_gather", "all_to_all", "scatter")
-_OPERATIONS = {
-    "allgather": "all_gather",
-    "allgather_ring": "all_gather",
-    "allreduce_ring": "all_reduce",
-    "allreduce_ring_chunked": "all_reduce",
-    "allreduce_halving_doubling": "all_reduce",
-    "allreduce_bcube": "all_reduce",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "broadcast_one_to_all": "broadcast",
-    "broadcast_ring": "broadcast",
-    "reduce": "reduce",
-    "reduce_scatter": "reduce_scatter",
-    "scatter": "scatter",
-}
+_OPERATIONS = names_of("gloo")
 _NEEDED = ("size", "elements", "p50", "p99", "bandwidth", "iterations")
 _RULE = "===="
 
@@ -51,7 +38,7 @@ class _Section:
     found: list[Found] = field(default_factory=list)
 
     @property
-    def operation(self) -> str | None:
+    def operation(self) -> OperationSpec | None:
         """Our operation, None if no case of ours measures the same."""
         return _OPERATIONS.get(self.algorithm.removeprefix("cuda_"))
 
@@ -109,10 +96,10 @@ def _found(section: _Section, cells: dict[str, str], ranks: int, where: str) -> 
     operation = section.operation
     assert operation is not None, "unknown algorithms are left out"
     printed, elements = whole(cells["size"], where), whole(cells["elements"], where)
-    itemsize = _UINT64 if operation == "all_to_all" else printed // elements if elements else 0
-    size = elements * itemsize * (ranks if operation in _PER_RANK else 1)
+    itemsize = _UINT64 if section.algorithm == "alltoall" else printed // elements if elements else 0
+    size = elements * itemsize * (ranks if operation.contributes else 1)
     p50, iterations = number(cells["p50"], where) * section.scale, whole(cells["iterations"], where)
-    metrics = time_and_rates(operation, ranks, size, p50 or None, method=METHOD)
+    metrics = time_and_rates(operation.short_name, ranks, size, p50 or None, method=METHOD)
     rate = number(cells["bandwidth"], where) * GIBI
     params: dict[str, Value] = {"size_bytes": size, "mode": "pipelined", "algorithm": section.algorithm}
     if itemsize in _DTYPES:
@@ -127,7 +114,7 @@ def _found(section: _Section, cells: dict[str, str], ranks: int, where: str) -> 
         method="as printed, taken as GiB/s of the printed size, and scaled to S; mean over rank 0's iterations",
     )
     return Found(
-        name=f"collective.{operation}",
+        name=operation.name,
         params=params,
         metrics=metrics,
         check=Check(passed=True, wrong=0) if section.options.get("verify") == "true" else Check(),
@@ -137,11 +124,11 @@ def _found(section: _Section, cells: dict[str, str], ranks: int, where: str) -> 
     )
 
 
-def _notes(section: _Section, operation: str, ranks: int) -> tuple[str, ...]:
+def _notes(section: _Section, operation: OperationSpec, ranks: int) -> tuple[str, ...]:
     notes = ["gloo's benchmark sees rank 0 alone: other ranks may be slower"]
-    if operation == "all_to_all":
+    if section.algorithm == "alltoall":
         notes.append(f"gloo's alltoall sends 8-byte elements to each of {ranks} ranks, whatever its size column says")
-    elif operation in _PER_RANK:
+    elif operation.contributes:
         notes.append(f"gloo's size is one rank's share: S is {ranks} times that")
     notes += [
         f"gloo ran with {name}={section.options[name]}: the row is of more than one operation or buffer"

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import msgspec
 
 from bench.machine.environment import recorded_variables
+from bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE, names_of
+from bench.plan.operation_spec import OperationSpec
 from bench.plan.params import Value
 from bench.results.records import Check
 from bench.text import UserError, listed
@@ -27,13 +29,13 @@ from reports.exchange.foreign import (
     world_size,
 )
 from reports.exchange.nccl_json import JSON_VERSION
-from reports.exchange.nccl_table import IN_PLACE, OUT_OF_PLACE, PROGRAMS, REDUCTIONS, TYPES
+from reports.exchange.nccl_table import REDUCTIONS, TYPES
 
 TOOL = "nccl-tests"
 MEAN = "mean over iterations and ranks"
 TEXT_STEP, JSON_STEP = 0.01 * GIGA, 1e-6 * GIGA  # what the last printed decimal of a rate is worth
 
-_OPERATIONS = {program.name: name for name, program in PROGRAMS.items()}
+_OPERATIONS = names_of("nccl-tests")
 _DTYPES = {theirs: ours for ours, theirs in TYPES.items()}
 _REDOPS = {theirs: ours for ours, theirs in REDUCTIONS.items()}
 _NO_NUMBER = ("N/A", "nan", "-nan", "inf")
@@ -61,8 +63,8 @@ class _Head:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def operation(self) -> str | None:
-        """The case's name, None if no known program was named."""
+    def operation(self) -> OperationSpec | None:
+        """What it measured, None if no known program was named."""
         return _OPERATIONS.get(self.program or "")
 
     @property
@@ -132,11 +134,11 @@ def _found(
     if negative := [f"{name} {value:g}" for name, value in numbers.items() if value is not None and value < 0]:
         raise UserError(f"{where}: {negative[0]} at {size} B is negative, and {TOOL} prints numbers from 0 up")
     return Found(
-        name=operation,
+        name=operation.name,
         params=params,
         group_ranks=None if head.world == head.ranks else head.ranks,
         metrics=time_and_rates(
-            operation.partition(".")[2],
+            operation.short_name,
             ranks,
             size,
             None if time is None else time * MICRO,

@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bench.plan.catalogue import names_of
+from bench.plan.operation_spec import OperationSpec
 from bench.plan.params import Value
 from bench.results.records import Check
 from bench.text import UserError
@@ -17,29 +19,7 @@ TOOL = "osu"
 
 _DTYPES = {"MPI_FLOAT": "float32", "MPI_DOUBLE": "float64", "MPI_INT": "int32", "MPI_CHAR": "char"}
 _TITLE = re.compile(r"^\s*# OSU (MPI\S*) (.*?)(?: Test)?(?: v(\S+))?\s*$")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Benchmark:
-    """Our case for an OSU benchmark; ``per_rank``: its size is one rank's share of S."""
-
-    case: str
-    per_rank: bool = False
-
-
-_BENCHMARKS = {
-    "allreduce latency": _Benchmark(case="collective.all_reduce"),
-    "allgather latency": _Benchmark(case="collective.all_gather", per_rank=True),
-    "all-to-all personalized exchange latency": _Benchmark(case="collective.all_to_all", per_rank=True),
-    "alltoall latency": _Benchmark(case="collective.all_to_all", per_rank=True),
-    "reduce_scatter latency": _Benchmark(case="collective.reduce_scatter"),
-    "reduce_scatter_block latency": _Benchmark(case="collective.reduce_scatter"),
-    "broadcast latency": _Benchmark(case="collective.broadcast"),
-    "reduce latency": _Benchmark(case="collective.reduce"),
-    "gather latency": _Benchmark(case="collective.gather", per_rank=True),
-    "scatter latency": _Benchmark(case="collective.scatter", per_rank=True),
-    "latency": _Benchmark(case="p2p.pingpong"),
-}
+_OPERATIONS = names_of("osu")
 
 
 @dataclass(kw_only=True)
@@ -52,6 +32,11 @@ class _Section:
     datatype: str | None = None
     names: list[str] = field(default_factory=list)
 
+    @property
+    def operation(self) -> OperationSpec | None:
+        """The operation that measures the same, None if there is none."""
+        return _OPERATIONS.get(self.title.lower().removesuffix(" latency"))
+
 
 def parse_osu(text: str, where: str, nproc: int | None) -> Foreign:
     """Return what OSU benchmarks printed; ``UserError`` if it is cut short, or without ``nproc``: they do not tell."""
@@ -62,10 +47,10 @@ def parse_osu(text: str, where: str, nproc: int | None) -> Foreign:
         if match := _TITLE.match(line):
             section = _Section(layer=match[1], title=match[2], version=match[3])
             sections.append(section)
-            if section.title.lower() not in _BENCHMARKS:
+            if section.operation is None:
                 left_out[f"OSU {section.title}: no case of ours measures the same"] = None
-        elif section is not None and section.title.lower() in _BENCHMARKS:
-            found += _line(section, line, ranks, f"{where}, line {at}")
+        elif section is not None and section.operation is not None:
+            found += _line(section, section.operation, line, ranks, f"{where}, line {at}")
     return Foreign(
         tool=TOOL,
         version=", ".join(dict.fromkeys(one.version for one in sections if one.version)) or None,
@@ -84,7 +69,7 @@ def _device(layers: Sequence[str]) -> str:
     return kinds.pop() if len(kinds) == 1 else UNKNOWN
 
 
-def _line(section: _Section, line: str, ranks: int, where: str) -> list[Found]:
+def _line(section: _Section, operation: OperationSpec, line: str, ranks: int, where: str) -> list[Found]:
     """Learn from a heading, or return the result of a row."""
     text = line.strip()
     if text.startswith("# Datatype:"):
@@ -92,39 +77,36 @@ def _line(section: _Section, line: str, ranks: int, where: str) -> list[Found]:
     elif text.startswith("# Size"):
         section.names = [name.lower().replace(" ", "") for name in re.split(r"\s{2,}", text.removeprefix("# "))]
     elif section.names and (words := text.split()) and words[0].isdecimal():
-        return [_found(section, fields(words, section.names, ("size",), where), ranks, where)]
+        return [_found(section, operation, fields(words, section.names, ("size",), where), ranks, where)]
     return []
 
 
-def _found(section: _Section, cells: dict[str, str], ranks: int, where: str) -> Found:
-    benchmark = _BENCHMARKS[section.title.lower()]
+def _found(section: _Section, operation: OperationSpec, cells: dict[str, str], ranks: int, where: str) -> Found:
     latency = cells.get("avglatency(us)", cells.get("latency(us)"))
     if latency is None:
         raise UserError(f"{where}: the columns {', '.join(cells)} hold no latency")
-    size = whole(cells["size"], where) * (ranks if benchmark.per_rank else 1)
-    pingpong = benchmark.case == "p2p.pingpong"
-    what = "half a round trip, mean over iterations" if pingpong else "mean over iterations and ranks"
+    size = whole(cells["size"], where) * (ranks if operation.contributes else 1)
+    pair = operation.name == "p2p.pingpong"
+    what = "half a round trip, mean over iterations" if pair else "mean over iterations and ranks"
     method = f"{what}, OSU micro-benchmarks {section.version or 'of unknown version'}"
     params: dict[str, Value] = {"size_bytes": size, "mode": "blocking"}
     if section.datatype:
         params["dtype"] = _DTYPES.get(section.datatype, section.datatype)
-    times = time_and_rates(
-        benchmark.case.partition(".")[2], ranks, size, number(latency, where) * MICRO or None, method=method
-    )
+    seconds = number(latency, where) * MICRO or None
     return Found(
-        name=benchmark.case,
+        name=operation.name,
         params=params,
-        metrics=times,
+        metrics=time_and_rates(operation.short_name, ranks, size, seconds, method=method),
         check=_check(cells.get("validation")),
         iterations=whole(cells["iterations"], where) if "iterations" in cells else None,
         printed=dict(cells),
-        notes=_notes(benchmark, ranks),
+        notes=_notes(operation, ranks),
     )
 
 
-def _notes(benchmark: _Benchmark, ranks: int) -> tuple[str, ...]:
+def _notes(operation: OperationSpec, ranks: int) -> tuple[str, ...]:
     notes = ["OSU prints a time alone: bandwidths are computed of size and time"]
-    if benchmark.per_rank:
+    if operation.contributes:
         notes.append(f"OSU's size is one rank's message: S is {ranks} times that")
     return tuple(notes)
 

@@ -7,6 +7,7 @@ each rank gives the mean of its own, and p50 is the median of those means.
 import re
 from collections.abc import Sequence
 
+from bench.plan.catalogue import names_of
 from bench.plan.params import Value
 from reports.exchange.foreign import (
     GIGA,
@@ -27,20 +28,7 @@ METHOD = "p50 over ranks of each rank's mean over iterations, PARAM of unknown v
 
 _STEP = 0.001 * GIGA  # what the last printed decimal of a rate is worth
 _NOTE = "PARAM's time is the median over ranks of per-rank means: it says nothing of single iterations"
-_OPERATIONS = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "all_gather_base": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "reduce_scatter_base": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "all_to_allv": "all_to_all_v",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-}
+_OPERATIONS = names_of("param")
 _ROW = re.compile(r"COMMS-RES-(\S+)\s+(.*)$")
 _HEADING = re.compile(r"COMMS-RES(?!-)\s+(.*size \(B\).*)$")
 _WORLD = re.compile(r"world_size\W{1,4}(\d+)")
@@ -99,9 +87,9 @@ def _found(label: str, words: Sequence[str], names: Sequence[str], ranks: int, w
         params["dtype"] = dtype.removeprefix("torch.")
     if tagged := "-".join(word for word in tag if word):
         params["tag"] = tagged
-    name = _OPERATIONS[operation]
+    spec = _OPERATIONS[operation]
     metrics = time_and_rates(
-        name,
+        spec.short_name,
         ranks,
         size,
         p50 * MICRO or None,
@@ -110,4 +98,4 @@ def _found(label: str, words: Sequence[str], names: Sequence[str], ranks: int, w
         busbw=number(cells["busbw"], where) * GIGA,
         last_decimal=_STEP,
     )
-    return Found(name=f"collective.{name}", params=params, metrics=metrics, printed=dict(cells), notes=(_NOTE,))
+    return Found(name=spec.name, params=params, metrics=metrics, printed=dict(cells), notes=(_NOTE,))

@@ -8,12 +8,13 @@ import msgspec
 
 from bench.machine.machine import package_version
 from bench.plan.cases import Case, make_case
+from bench.plan.catalogue import busbw_factor
 from bench.plan.plan import Measure, Plan
 from bench.results.records import Check, Noise, Record, Samples, Status, WorldInfo
 from bench.results.runs import create_run, open_writer, utc_now, write_info
 from bench.results.stats import grade, spread, steadiness
 from bench.text import UserError, listed
-from reports.exchange.foreign import UNKNOWN, Foreign, Found, busbw_factor
+from reports.exchange.foreign import UNKNOWN, Foreign, Found
 from reports.exchange.import_gloo import parse_gloo
 from reports.exchange.import_nccl import parse_nccl
 from reports.exchange.import_osu import parse_osu

@@ -5,11 +5,10 @@ from typing import Any
 import msgspec
 
 from bench.machine.environment import recorded_variables
+from bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from bench.results.runs import Run
 from bench.text import UserError
 from reports.exchange.nccl_table import (
-    IN_PLACE,
-    OUT_OF_PLACE,
     Line,
     Placed,
     Table,
@@ -41,7 +40,7 @@ def _document(run: Run, table: Table) -> dict[str, Any]:
     return {
         "version": JSON_VERSION,
         "start_time": _local(run.info.started),
-        "args": [table.program.name, *_words(run, table)],
+        "args": [table.program, *_words(run, table)],
         "env": _variables(run),
         "nccl_version": nccl_code(run),
         "config": _config(run, table),

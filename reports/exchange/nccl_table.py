@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from bench.plan.cases import Case
-from bench.plan.catalogue import DTYPES
+from bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE, names_of
+from bench.plan.operation_spec import DTYPES, OperationSpec
 from bench.results.records import Check
 from bench.results.runs import Run
 from reports.cells import visible
@@ -31,33 +32,9 @@ TYPES = {
     "float8_e5m2": "f8e5m2",
 }
 REDUCTIONS = {"sum": "sum", "avg": "avg", "min": "min", "max": "max", "product": "prod", "none": "none"}
-OUT_OF_PLACE, IN_PLACE = "out_of_place", "in_place"
+_OPERATIONS = {spec.name: spec for spec in names_of("nccl-tests").values()}
 
 _TOLD_BY_THE_LAYOUT = ("size_bytes", "dtype", "mode", "placement", "redop", "root")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """The nccl-tests program of an operation; ``sharded``: its count is of one rank's share of the size."""
-
-    name: str
-    sharded: bool = False
-    reduces: bool = False
-    placement: str = OUT_OF_PLACE
-
-
-PROGRAMS = {
-    "collective.all_reduce": Program(name="all_reduce_perf", reduces=True, placement=IN_PLACE),
-    "collective.all_gather": Program(name="all_gather_perf", sharded=True),
-    "collective.reduce_scatter": Program(name="reduce_scatter_perf", sharded=True, reduces=True),
-    "collective.all_to_all": Program(name="alltoall_perf", sharded=True),
-    "collective.all_to_all_v": Program(name="alltoallv_perf", sharded=True),
-    "collective.broadcast": Program(name="broadcast_perf", placement=IN_PLACE),
-    "collective.reduce": Program(name="reduce_perf", reduces=True),
-    "collective.gather": Program(name="gather_perf", sharded=True),
-    "collective.scatter": Program(name="scatter_perf", sharded=True),
-    "p2p.sendrecv": Program(name="sendrecv_perf"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +65,7 @@ class Table:
     are left out for that.
     """
 
-    program: Program
+    operation: OperationSpec
     mode: str
     type: str
     redop: str
@@ -102,6 +79,11 @@ class Table:
     lines: tuple[Line, ...]
     left_out: tuple[str, ...]
     wrong: int
+
+    @property
+    def program(self) -> str:
+        """The name of nccl-tests' program."""
+        return self.operation.names["nccl-tests"]
 
     @property
     def average_busbw(self) -> float | None:
@@ -180,7 +162,7 @@ def step(sizes: Sequence[int]) -> tuple[str, int]:
 
 def placement(case: Case) -> str:
     """Return where a case's result went, by its parameter or as the operation of ours does it."""
-    return str(case.params.get("placement", PROGRAMS[case.name].placement))
+    return str(case.params.get("placement", IN_PLACE if _OPERATIONS[case.name].in_place else OUT_OF_PLACE))
 
 
 def where_words(table: Table) -> dict[str, object]:
@@ -191,7 +173,7 @@ def where_words(table: Table) -> dict[str, object]:
 
 def _no_counterpart(case: Case) -> str | None:
     """Return why nccl-tests has no table for a case."""
-    if case.name not in PROGRAMS:
+    if case.name not in _OPERATIONS:
         return "nccl-tests measures no such thing"
     if not isinstance(case.params.get("size_bytes"), int):
         return "it has no size"
@@ -205,7 +187,7 @@ def _no_counterpart(case: Case) -> str | None:
 
 
 def _redop(case: Case) -> str:
-    return str(case.params.get("redop", "sum" if PROGRAMS[case.name].reduces else "none"))
+    return str(case.params.get("redop", "sum" if _OPERATIONS[case.name].reduces else "none"))
 
 
 def _root(case: Case) -> int:
@@ -230,13 +212,13 @@ def _key(row: Row) -> tuple[object, ...]:
 
 def _table(rows: Sequence[Row]) -> Table:
     first = rows[0]
-    program = PROGRAMS[first.case.name]
+    operation = _OPERATIONS[first.case.name]
     shown = [row for row in rows if not _why_left_out(row)]
     by_size: dict[int, list[Row]] = {}
     for row in shown:
         by_size.setdefault(int(row.case.params["size_bytes"]), []).append(row)
     return Table(
-        program=program,
+        operation=operation,
         mode=_mode(first.case),
         type=TYPES[str(first.case.params["dtype"])],
         redop=REDUCTIONS[_redop(first.case)],
@@ -247,19 +229,19 @@ def _table(rows: Sequence[Row]) -> Table:
         backend=first.world.backend,
         device=first.world.device,
         others=_others(first.case),
-        lines=tuple(_line(size, by_size[size], program) for size in sorted(by_size)),
+        lines=tuple(_line(size, by_size[size], operation) for size in sorted(by_size)),
         left_out=tuple(f"{_label(row.case)}: {reason}" for row in rows if (reason := _why_left_out(row))),
         wrong=sum(_wrong_elements(row.check) for row in rows if row.status == "wrong"),
     )
 
 
-def _line(size: int, rows: Iterable[Row], program: Program) -> Line:
+def _line(size: int, rows: Iterable[Row], operation: OperationSpec) -> Line:
     placed = {placement(row.case): row for row in rows}
     first = next(iter(placed.values()))
     itemsize = DTYPES[str(first.case.params["dtype"])].itemsize
     return Line(
         size=size,
-        count=size // itemsize // (num_ranks(first) if program.sharded else 1),
+        count=size // itemsize // (num_ranks(first) if operation.sharded else 1),
         placed={name: _placed(row) for name, row in placed.items()},
         iterations=max(row.iterations for row in placed.values()),
     )

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
+from bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from bench.results.runs import Run
 from reports.exchange.nccl_table import (
-    IN_PLACE,
-    OUT_OF_PLACE,
     VERSION,
     Device,
     Line,
@@ -56,7 +55,7 @@ def _table(run: Run, table: Table) -> list[str]:
         f"# {'Out of bounds values':<20} : {table.wrong} {'FAILED' if table.wrong else 'OK'}",
         f"# {'Avg bus bandwidth':<20} : {_average(table)} ",
         "#",
-        f"# Collective test concluded: {table.program.name}",
+        f"# Collective test concluded: {table.program}",
     ]
 
 
@@ -66,7 +65,7 @@ def _opening(run: Run, table: Table) -> list[str]:
     code = nccl_code(run) or 0
     return [
         f"# nccl-tests version {VERSION} nccl-headers={code} nccl-library={code}",
-        f"# Collective test starting: {table.program.name}",
+        f"# Collective test starting: {table.program}",
         f"# nThread 1 nGpus 1 minBytes {min(sizes, default=0)} maxBytes {max(sizes, default=0)} "
         f"step: {distance}({kind}) warmup iters: {run.info.plan.measure.warmup} iters: {table.iterations} "
         f"agg iters: 1 validation: {int(table.checked)} graph: 0 unalign: 0",

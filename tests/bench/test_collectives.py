@@ -20,8 +20,9 @@ from bench.operations.operation import Operation
 from bench.operations.p2p import round_of_pairs, sendrecv
 from bench.operations.test_pattern import DataPattern, count_wrong
 from bench.plan.cases import WorldSpec
-from bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER, supports
+from bench.plan.catalogue import DEFINITIONS, OF_THE_RUNNER
 from bench.plan.groups import groups_of
+from bench.plan.operation_spec import DTYPES, supports
 from bench.rank.runner import load_target
 from bench.world.subgroups import Subgroups
 from bench.world.world import World

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from refusals import refusal as error_of
 
 from bench.plan.cases import Case, Definition, WorldSpec, load_catalogue, make_case, matches, select
-from bench.plan.catalogue import DEFINITIONS, DTYPES
+from bench.plan.catalogue import DEFINITIONS
+from bench.plan.operation_spec import DTYPES
 from bench.plan.options import Request, make_plan
 from bench.plan.params import Param, Value
 from bench.plan.plan import PRESETS, Plan

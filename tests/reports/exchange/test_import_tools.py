@@ -4,8 +4,9 @@ import exchange_fixtures as fixtures
 import pytest
 from exchange_fixtures import GLOO, OSU, OSU_CUDA, PARAM, PARAM_TABLE, Parser, refusal, value
 
+from bench.plan.catalogue import busbw_factor
 from bench.results.metrics import MetricValue
-from reports.exchange.foreign import Found, busbw_factor, time_and_rates
+from reports.exchange.foreign import Found, time_and_rates
 from reports.exchange.import_gloo import parse_gloo
 from reports.exchange.import_osu import parse_osu
 from reports.exchange.import_param import parse_param

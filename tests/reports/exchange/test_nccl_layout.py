@@ -9,13 +9,14 @@ from exchange_fixtures import on_pairs
 from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective, make_plan, make_run, ok, sample_run, step
 
 from bench.plan.cases import make_case
+from bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue
 from bench.results.records import Check, Record
 from bench.results.runs import Run
 from bench.text import UserError
 from reports.exchange.nccl_json import render_json
-from reports.exchange.nccl_table import IN_PLACE, OUT_OF_PLACE, Table, devices, nccl_code, tables
+from reports.exchange.nccl_table import Table, devices, nccl_code, tables
 from reports.exchange.nccl_table import step as distance
 from reports.exchange.nccl_text import fit, render_text
 
@@ -59,7 +60,7 @@ def both(size_bytes: int, out_of_place: float, in_place: float) -> tuple[Record,
 def test_sizes_of_one_series_are_lines_in_order_with_both_placements() -> None:
     table = table_of(ok(collective(size_bytes=4096)), *both(1024, 2e-6, 4e-6))
     assert [line.size for line in table.lines] == [1024, 4096]
-    assert (table.program.name, table.type, table.redop, table.root) == ("all_reduce_perf", "float", "sum", -1)
+    assert (table.program, table.type, table.redop, table.root) == ("all_reduce_perf", "float", "sum", -1)
     assert (table.mode, table.ranks, table.nodes, table.backend, table.device) == ("blocking", 4, 1, "gloo", "cpu")
     times = {name: placed.time_us for name, placed in table.lines[0].placed.items()}
     assert times == {OUT_OF_PLACE: pytest.approx(2), IN_PLACE: pytest.approx(4)}
@@ -95,7 +96,7 @@ def test_programs_defaults_and_counts_of_elements_are_the_operations() -> None:
         (line,) = table.lines
         placed = IN_PLACE if operation in ("all_reduce", "broadcast") else OUT_OF_PLACE
         redop = "sum" if operation in ("all_reduce", "reduce_scatter", "reduce") else "none"
-        assert (table.program.name, table.redop) == (shorter.get(operation, f"{operation}_perf"), redop)
+        assert (table.program, table.redop) == (shorter.get(operation, f"{operation}_perf"), redop)
         assert (list(line.placed), line.count) == ([placed], 256 if operation in shares else 1024), operation
     for dtype, theirs, count in (("float64", "double", 512), ("bfloat16", "bfloat16", 2048), ("uint8", "uint8", 4096)):
         table = table_of(ok(collective(size_bytes=4096, dtype=dtype)))
