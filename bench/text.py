@@ -49,6 +49,9 @@ _DURATION_FACTORS = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d{1,18}(?:\.\d+)?)(ms|s|m|h|)", re.ASCII)
 _FACTOR = re.compile(r"\d{1,18}", re.ASCII)
 _MAX_SIZES = 10_000
+_LINK = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([kKmMgGtT]?)([Bb]it(?:/s)?|bps|b/s|Bps|B/s)", re.ASCII)
+_LINK_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 200Gbps, 100mbit or 50GB/s"
 _SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4) or 1M:8M:+1M (plus 1M)"
 
 
@@ -123,3 +126,15 @@ def format_duration(seconds: float) -> str:
     whole = round(seconds)
     minutes, rest = divmod(whole, 60)
     return f"{minutes} min {rest} s" if minutes else f"{whole} s"
+
+
+def parse_link(text: str) -> float:
+    """Return the bytes per second, one way, of a link such as ``400Gbit``, ``200Gbps``, ``100mbit`` or ``50GB/s``."""
+    match = _LINK.fullmatch(text.strip())
+    rate = float(match[1]) * _LINK_FACTORS[match[2].upper()] if match else 0.0
+    if match is None or rate == 0:
+        raise UserError(f"link speed {text!r} is not understood: {_LINK_HELP}")
+    prefix, unit = match[2], match[3]
+    if unit == "b/s" and prefix.islower():
+        raise UserError(f"link speed {text!r} could mean bits or bytes, which differ by eight: {_LINK_HELP}")
+    return rate if unit in ("B/s", "Bps") else rate / 8

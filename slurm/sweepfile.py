@@ -11,8 +11,7 @@ import msgspec
 from bench.machine.world_spec import BACKENDS, DEVICES
 from bench.plan.aliases import present_params
 from bench.plan.plan import FileCase, Scalar
-from bench.results.fit import parse_link
-from bench.text import UserError, did_you_mean, listed, parse_duration
+from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link
 from slurm.points import Mode, OnDeadNode, Placement
 
 Count = Annotated[int, msgspec.Meta(ge=1)]

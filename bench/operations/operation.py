@@ -63,10 +63,7 @@ def describe(
     factor = busbw_factor(name, n)
     assert factor is not None, name
     return Description(
-        work=(
-            Work(name="algbw", amount=size_bytes),
-            Work(name="busbw", amount=size_bytes * factor),
-        ),
+        work=(Work(name="algbw", amount=size_bytes), Work(name="busbw", amount=size_bytes * factor)),
         details={
             "size_bytes": size_bytes,
             "send_bytes": sent,

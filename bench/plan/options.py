@@ -35,8 +35,7 @@ from bench.plan.plan import (
     parse_fault,
     read_plan_file,
 )
-from bench.results.fit import parse_link
-from bench.text import UserError, did_you_mean, listed, parse_duration
+from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 _LOAD_SECONDS = 120

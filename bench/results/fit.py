@@ -7,15 +7,13 @@ protocol is a knee: one more line costs two parameters, and is drawn only if the
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations, pairwise
+from itertools import combinations, groupby, pairwise
 from typing import Literal
 
 from bench.results.stats import CONFIDENCE, median, t_quantile
-from bench.text import UserError
 
 METHOD = (
     "time = latency + size / bandwidth, by least squares of relative errors with Student-t weights; "
@@ -25,6 +23,13 @@ MIN_SIZES = 3
 NOISE_FLOOR = 0.01
 OFF_CURVE = 0.20
 OFF_CURVE_SIGMAS = 4
+CeilingName = Literal["link", "copy"]
+LINK: CeilingName = "link"
+COPY: CeilingName = "copy"
+_ABOVE = {
+    LINK: "above the link's speed: reduction in the network, caches or too slow a declared link can read so",
+    COPY: "above the copy in memory: caches that hold the data, or memory that ranks share, can read so",
+}
 _MAX_SEGMENTS = 3
 _MAX_CUTS = 24
 _LEVEL = 0.01
@@ -94,19 +99,55 @@ class Fit:
         return self.segments[sum(size_bytes > knee for knee in self.knees)].seconds(size_bytes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """What cannot be exceeded, one way: the declared speed of a link, or a copy in memory on the same host."""
+
+    name: CeilingName
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """The share of a ceiling that was reached, never clipped; None is unknown, and ``against`` names the ceiling."""
+
+    fraction: float | None
+    against: CeilingName | None
+    note: str = ""
+
+
 def fit(points: Sequence[Point]) -> Fit | None:
-    """Return the latency and bandwidth that explain times at three sizes or more, else None; all are above zero."""
+    """Return the latency and bandwidth that explain times at three sizes or more, else None; all are above zero.
+
+    Of several times of one size the (lower) median counts.
+    """
     assert all(point.size_bytes > 0 and point.seconds > 0 for point in points)
-    curve = _one_a_size(points)
+    ordered = sorted(points, key=lambda point: (point.size_bytes, point.seconds))
+    by_size = [list(alike) for _, alike in groupby(ordered, key=lambda point: point.size_bytes)]
+    curve = tuple(alike[(len(alike) - 1) // 2] for alike in by_size)
     if len(curve) < MIN_SIZES:
         return None
-    noise = max(NOISE_FLOOR, _measured_noise(curve))
+    # standard errors relative to the times, of those whose interval is known
+    errors = [
+        (point.high - point.low) / 2 / 1.96 / point.seconds
+        for point in curve
+        if point.low is not None and point.high is not None
+    ]
+    noise = max(NOISE_FLOOR, median(errors) if errors else 0.0)
     most = min(_MAX_SEGMENTS, len(curve) // MIN_SIZES)
     chosen, *others = (_best(curve, count, noise) for count in range(1, most + 1))
     for other in others:
         if _is_asked_for(chosen, other, noise):
             chosen = other
     return _described(chosen, noise)
+
+
+def efficiency(bytes_per_second: float | None, ceiling: Ceiling | None) -> Efficiency:
+    """Return a bus bandwidth as a share of the ceiling, with a note where it is above; unknown if either is."""
+    if bytes_per_second is None or ceiling is None:
+        return Efficiency(fraction=None, against=None if ceiling is None else ceiling.name)
+    fraction = bytes_per_second / ceiling.bytes_per_second
+    return Efficiency(fraction=fraction, against=ceiling.name, note=_ABOVE[ceiling.name] if fraction > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -133,24 +174,6 @@ class _Pieces:
     @property
     def freedom(self) -> int:
         return sum(len(part) - 2 for part in self.parts)
-
-
-def _one_a_size(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the points in the order of size; of several of one size the one with the (lower) median time."""
-    by_size: dict[int, list[Point]] = {}
-    for point in sorted(points, key=lambda point: (point.size_bytes, point.seconds)):
-        by_size.setdefault(point.size_bytes, []).append(point)
-    return tuple(alike[(len(alike) - 1) // 2] for alike in by_size.values())
-
-
-def _measured_noise(curve: Sequence[Point]) -> float:
-    """Return the median standard error of the points relative to their times, zero where no interval is known."""
-    known = [
-        (point.high - point.low) / 2 / 1.96 / point.seconds
-        for point in curve
-        if point.low is not None and point.high is not None
-    ]
-    return median(known) if known else 0.0
 
 
 def _best(curve: tuple[Point, ...], count: int, scale: float) -> _Pieces:
@@ -198,9 +221,9 @@ def _is_asked_for(few: _Pieces, many: _Pieces, noise: float) -> bool:
     """
     pairs = sorted(zip(few.errors, many.errors, strict=True), key=lambda pair: abs(pair[0]))
     silent = max(1, len(pairs) // 10)
-    pairs = pairs[:-silent]
+    few_errors, many_errors = zip(*pairs[:-silent], strict=True)
     freedom = many.freedom - silent
-    gain = _spread([pair[0] for pair in pairs], noise) - _spread([pair[1] for pair in pairs], noise)
+    gain = _spread(few_errors, noise) - _spread(many_errors, noise)
     extra = len(many.lines) - len(few.lines) - 1
     return freedom * gain > 2 * math.log(many.ways / _LEVEL) + 2 * extra * math.log(1 + freedom / 2)
 
@@ -319,7 +342,9 @@ def _segment(part: Sequence[Point], line: _Line, scale: float, unit: float, free
     total, middle, about = _moments(part, weights)
     reach = unit * t_quantile(0.5 + CONFIDENCE / 2, freedom)
     steepest, least = (line.slope + sign * reach / math.sqrt(about) for sign in (1, -1))
-    flat = _is_flat(part, line, unit)
+    # flat: the slope is within two of the standard errors that it would have if there were none
+    _, _, unweighted = _moments(part, [1.0] * len(part))
+    flat = line.slope <= 2 * unit * line.at(part[0].size_bytes) / math.sqrt(unweighted)
     latency, latency_reach = line.latency, reach * math.sqrt(1 / total + middle**2 / about)
     if flat:
         latency = sum(w * point.seconds for w, point in zip(weights, part, strict=True)) / total
@@ -334,58 +359,3 @@ def _segment(part: Sequence[Point], line: _Line, scale: float, unit: float, free
         bytes_per_second_low=1 / steepest,
         bytes_per_second_high=1 / least if least > 0 and not flat else None,
     )
-
-
-def _is_flat(part: Sequence[Point], line: _Line, unit: float) -> bool:
-    """Say whether the slope is within two of the standard errors that it would have if there were none."""
-    _, _, about = _moments(part, [1.0] * len(part))
-    return line.slope <= 2 * unit * line.at(part[0].size_bytes) / math.sqrt(about)
-
-
-CeilingName = Literal["link", "copy"]
-LINK: CeilingName = "link"
-COPY: CeilingName = "copy"
-_LINK = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([kKmMgGtT]?)([Bb]it(?:/s)?|bps|b/s|Bps|B/s)", re.ASCII)
-_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 200Gbps, 100mbit or 50GB/s"
-_ABOVE = {
-    LINK: "above the link's speed: reduction in the network, caches or too slow a declared link can read so",
-    COPY: "above the copy in memory: caches that hold the data, or memory that ranks share, can read so",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ceiling:
-    """What cannot be exceeded, one way: the declared speed of a link, or a copy in memory on the same host."""
-
-    name: CeilingName
-    bytes_per_second: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Efficiency:
-    """The share of a ceiling that was reached, never clipped; None is unknown, and ``against`` names the ceiling."""
-
-    fraction: float | None
-    against: CeilingName | None
-    note: str = ""
-
-
-def parse_link(text: str) -> float:
-    """Return the bytes per second, one way, of a link such as ``400Gbit``, ``200Gbps``, ``100mbit`` or ``50GB/s``."""
-    match = _LINK.fullmatch(text.strip())
-    rate = float(match[1]) * _FACTORS[match[2].upper()] if match else 0.0
-    if match is None or rate == 0:
-        raise UserError(f"link speed {text!r} is not understood: {_LINK_HELP}")
-    prefix, unit = match[2], match[3]
-    if unit == "b/s" and prefix.islower():
-        raise UserError(f"link speed {text!r} could mean bits or bytes, which differ by eight: {_LINK_HELP}")
-    return rate if unit in ("B/s", "Bps") else rate / 8
-
-
-def efficiency(bytes_per_second: float | None, ceiling: Ceiling | None) -> Efficiency:
-    """Return a bus bandwidth as a share of the ceiling, with a note where it is above; unknown if either is."""
-    if bytes_per_second is None or ceiling is None:
-        return Efficiency(fraction=None, against=None if ceiling is None else ceiling.name)
-    fraction = bytes_per_second / ceiling.bytes_per_second
-    return Efficiency(fraction=fraction, against=ceiling.name, note=_ABOVE[ceiling.name] if fraction > 1 else "")

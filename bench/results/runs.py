@@ -202,17 +202,13 @@ def open_writer(path: Path) -> Iterator[RecordWriter]:
     except OSError as error:
         raise UserError(f"{records} cannot be written: {error.strerror}") from error
     with file:
-        _lock(file, path)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{path} is being written by another process; wait until it ends") from None
+        except OSError as error:  # Lustre mounted without flock
+            raise UserError(f"{path} cannot be locked: {error.strerror}; choose another folder with --out") from error
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)
         yield RecordWriter(file, path)
-
-
-def _lock(file: IO[bytes], path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{path} is being written by another process; wait until it ends") from None
-    except OSError as error:  # Lustre mounted without flock
-        raise UserError(f"{path} cannot be locked: {error.strerror}; choose another folder with --out") from error

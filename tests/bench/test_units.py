@@ -11,13 +11,14 @@ from refusals import refusal
 
 from bench.plan.params import Kind, Param, Value, resolve, unknown_parameter
 from bench.plan.plan import parse_fault
-from bench.results.fit import COPY, LINK, Ceiling, efficiency, parse_link
+from bench.results.fit import COPY, LINK, Ceiling, efficiency
 from bench.text import (
     did_you_mean,
     format_duration,
     format_size,
     listed,
     parse_duration,
+    parse_link,
     parse_size,
     parse_sizes,
     read_rows,
