@@ -28,11 +28,6 @@ def by_axis(row: Row, name: str) -> dict[str, float | None]:
     return {key.removeprefix(prefix): metric.value for key, metric in row.metrics.items() if key.startswith(prefix)}
 
 
-def axes(rows: Sequence[Row], name: str) -> tuple[str, ...]:
-    """Return every axis for which any row has the metric, in order of appearance."""
-    return tuple(dict.fromkeys(axis for row in rows for axis in by_axis(row, name)))
-
-
 def exposed_seconds(row: Row) -> float | None:
     """Return the communication that no computation hides, over all axes; None if that of any axis is unknown."""
     return _sum(list(by_axis(row, "exposed_comm").values()))
@@ -45,7 +40,7 @@ def parts(row: Row) -> dict[str, float]:
         **{f"exposed {axis}": seconds for axis, seconds in by_axis(row, "exposed_comm").items()},
         "copy": row.value("exposed_copy"),
         "idle": row.value("idle"),
-        "outside": row.value("outside_pipeline"),
+        "non-pipeline": row.value("non_pipeline_time"),
     }
     return {name: seconds for name, seconds in found.items() if seconds is not None}
 

@@ -157,7 +157,7 @@ def lifted(column: Column[Row], row_of: Callable[[T], Row]) -> Column[T]:
 
 def quality() -> tuple[Column[Row], ...]:
     """Return the columns that say how far a row is to be trusted."""
-    noise_help = "the worst launch's scatter: quiet, fair, noisy, wild"
+    noise_help = "the worst launch's scatter: stable, fair, noisy, very noisy"
     return (
         metric_column("time_p99", 4, lambda row: row.value(f"{row.headline}_p99")),
         words("noise", lambda row: row.grade or cells.UNKNOWN, noise_help, drop=1),

@@ -52,7 +52,7 @@ class Pairs:
 def contrasts(rows: Sequence[Row]) -> tuple[tuple[str, str, tuple[Slowed, ...]], ...]:
     """Return all contrasts that there are: a title, what stands before a load's name, and the rows."""
     found = (
-        ("Contention: all groups at once against one alone", "factor ", contention(rows)),
+        ("Group contention: all groups at once against one alone", "factor ", group_contention(rows)),
         ("Interference: slow-down beside a load", "beside ", interference(rows)),
     )
     return tuple(one for one in found if one[2])
@@ -65,7 +65,7 @@ def matrix_title(matrix: Pairs) -> str:
     return f"Rank to rank: bus bandwidth in GB/s, {what}"
 
 
-def contention(rows: Sequence[Row]) -> tuple[Slowed, ...]:
+def group_contention(rows: Sequence[Row]) -> tuple[Slowed, ...]:
     """Return each group's row alone with the factor by which all groups at once make it slower."""
     return _slowed(rows, "together", lambda value: TOGETHER)
 

@@ -23,7 +23,7 @@ def doubts(found: Findings) -> tuple[str, ...]:
     """Return a sentence for each kind of thing that a reader should look at first."""
     name = _namer(found)
     sentences = (
-        _named("Wild scatter, the interquartile range over 40 % of the median", _wild(found.shown, name)),
+        _named("Very noisy, the interquartile range over 40 % of the median", _very_noisy(found.shown, name)),
         *(sentence for matrix in found.matrices for sentence in _slow_links(matrix, found.nodes)),
         _named("Slower than the other groups by more than a tenth", _slow_groups(found)),
         _named("Slower beside others, by more than the interval", _slowed(found)),
@@ -48,8 +48,8 @@ def _named(what: str, names: Iterable[str]) -> str:
     return f"{what}: {'; '.join(told[:_MOST_NAMED])}{more}." if told else ""
 
 
-def _wild(rows: Sequence[Row], name: dict[str, str]) -> list[str]:
-    return [name[row.case.id] for row in rows if row.grade == "wild"]
+def _very_noisy(rows: Sequence[Row], name: dict[str, str]) -> list[str]:
+    return [name[row.case.id] for row in rows if row.grade == "very noisy"]
 
 
 def _slow_links(matrix: Pairs, nodes: Nodes | None) -> Iterable[str]:

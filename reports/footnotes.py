@@ -90,8 +90,8 @@ def _steps(rows: list[Row]) -> list[str]:
             "many ranks says, one after another and with nothing beside it; unknown where the run has no such fit."
         )
     if broken_down(rows):
-        is_pipelined = any(row.value("outside_pipeline") is not None for row in rows)
-        outside = " + outside (a pipeline's, such as the update)" if is_pipelined else ""
+        is_pipelined = any(row.value("non_pipeline_time") is not None for row in rows)
+        outside = " + non-pipeline (such as the update)" if is_pipelined else ""
         sentences.append(
             f"Where the time went: compute + exposed communication + copy + idle{outside} = the wall time of a traced "
             "step; the residual is what they leave of it, and tracing what that step takes longer than a timed one."

@@ -15,7 +15,7 @@ from bench.results.stats import Grade
 from reports.merge import merge_metrics
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
-NOISIEST_FIRST: tuple[Grade, ...] = ("wild", "noisy", "fair", "quiet")
+NOISIEST_FIRST: tuple[Grade, ...] = ("very noisy", "noisy", "fair", "stable")
 COMMUNICATION = ("collective", "p2p", "memory")
 
 

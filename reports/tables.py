@@ -57,7 +57,7 @@ _STYLES = {
     "failed": "red",
     "not measured": "yellow",
     "noisy": "yellow",
-    "wild": "bold yellow",
+    "very noisy": "bold yellow",
 }
 
 

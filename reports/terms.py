@@ -15,7 +15,9 @@ _TEXTS = {
         "[low, high] covers the true median in 95 % of such runs, if launches are alike (several launches) or if "
         "iterations are independent (one launch: they seldom are, so it is too narrow)."
     ),
-    "noise": "The interquartile range over the median: quiet below 5 %, fair below 15 %, noisy below 40 %, else wild.",
+    "noise": (
+        "The interquartile range over the median: stable below 5 %, fair below 15 %, noisy below 40 %, else very noisy."
+    ),
     "blocking, pipelined": (
         "One operation at a time from a barrier (how long does one take?), or many back to back (how much goes "
         "through?). They are different series."

@@ -53,7 +53,7 @@ class Seen:
     breakdowns: list[Breakdown]
     comm: list[list[Span]]
     wait_seconds: list[float]
-    contention_seconds: float
+    compute_slowdown_seconds: float
     plain: list[float]
     watched: list[float]
     silenced: list[float]
@@ -127,7 +127,7 @@ def _seen(world: World, passes: Passes, calls: Sequence[Call]) -> Seen:
         breakdowns=[_broken_down(trace, calls) for trace in passes.traces],
         comm=[trace.comm for trace in passes.traces],
         wait_seconds=[_waited(trace) for trace in passes.traces],
-        contention_seconds=(median(beside) - median(alone)) / 1e9,
+        compute_slowdown_seconds=(median(beside) - median(alone)) / 1e9,
         plain=passes.plain,
         watched=passes.watched,
         silenced=passes.silenced,
@@ -202,7 +202,7 @@ def _times(told: Sequence[Seen], layout: Layout, middle: int) -> dict[str, Metri
     return {
         **values(parts, how),
         **values({"ect": step.value - within_launch(silenced).value}, f"{step.method}, in turns"),
-        **values({"contention": max(seen.contention_seconds for seen in told)}, "medians, max rank"),
+        **values({"compute_slowdown": max(seen.compute_slowdown_seconds for seen in told)}, "medians, max rank"),
         **values({"tracing_overhead": median(traced) / median(plain) - 1}, "medians"),
     }
 
@@ -224,7 +224,7 @@ def _peers(told: Sequence[Seen], calls: Sequence[Call], layout: Layout, world: W
         f"comm_transfer.{name}": max(median([parts.transfer.get(name, 0.0) for parts in of]) for of in split)
         for name in layout.axes
     }
-    return values(found | {"comm_skew": max(median([parts.skew for parts in of]) for of in split)}, how)
+    return values(found | {"straggler_wait": max(median([parts.skew for parts in of]) for of in split)}, how)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,16 @@ from bench.text import UserError
 
 CASES: dict[str, str] = {}
 PARAMS: dict[str, str] = {}
-METRICS: dict[str, str] = {}
-GRADES: dict[str, str] = {}
+METRICS = {
+    "contention": "compute_slowdown",
+    "comm_skew": "straggler_wait",
+    "dispatched_even": "dispatch_bytes_even",
+    "dispatched": "dispatch_bytes",
+    "imbalance_lost": "imbalance_time",
+    "outside_pipeline": "non_pipeline_time",
+    "balance": "load_balance",
+}
+GRADES = {"quiet": "stable", "wild": "very noisy"}
 TARGETS = {
     "bench.collectives:": "bench.operations.collectives:",
     "bench.compute:gemm": "bench.operations.local:gemm",

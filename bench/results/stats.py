@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-Grade = Literal["quiet", "fair", "noisy", "wild"]
+Grade = Literal["stable", "fair", "noisy", "very noisy"]
 
 CONFIDENCE = 0.95
 MIN_FOR_INTERVAL = 6
 MIN_FOR_P99 = 100
-_GRADES: tuple[tuple[float, Grade], ...] = ((0.05, "quiet"), (0.15, "fair"), (0.40, "noisy"))
+_GRADES: tuple[tuple[float, Grade], ...] = ((0.05, "stable"), (0.15, "fair"), (0.40, "noisy"))
 _STEADY_TOLERANCE = 0.10
 _MIN_FOR_STEADY = 20
 
@@ -143,8 +143,8 @@ def spread(values: Sequence[float]) -> float:
 
 
 def grade(relative_spread: float) -> Grade:
-    """Return the noise grade of a spread: quiet (under 5 %), fair (15 %), noisy (40 %) or wild."""
-    return next((name for limit, name in _GRADES if relative_spread < limit), "wild")
+    """Return the noise grade of a spread: stable (under 5 %), fair (15 %), noisy (40 %) or very noisy."""
+    return next((name for limit, name in _GRADES if relative_spread < limit), "very noisy")
 
 
 def steadiness(values: Sequence[float]) -> str:

@@ -120,8 +120,8 @@ def test_noise_is_graded_and_says_whether_samples_were_steady() -> None:
     assert quiet is not None
     assert wild is not None
     assert drifting is not None
-    assert (quiet.grade, quiet.spread, quiet.steady) == ("quiet", 0.0, "flat")
-    assert (wild.grade, wild.spread) == ("wild", round(99 / 50.5, 4))
+    assert (quiet.grade, quiet.spread, quiet.steady) == ("stable", 0.0, "flat")
+    assert (wild.grade, wild.spread) == ("very noisy", round(99 / 50.5, 4))
     assert drifting.steady == "drifting"
 
 

@@ -45,7 +45,7 @@ FULL = msgspec.structs.replace(
     check=Check(passed=True, wrong=0),
     samples=Samples(values=[1e-3, 2e-3, 0.1 + 0.2]),
     metrics={"time": MetricValue(value=1e-3, unit="s", better="lower", low=9e-4, high=None, method="median")},
-    noise=Noise(grade="quiet", spread=0.01, steady="flat"),
+    noise=Noise(grade="stable", spread=0.01, steady="flat"),
     details={"bytes": 1024, "nested": {"list": [1, None, "x"]}},
     notes=["functional only"],
     environment={"threads": 1},
@@ -116,7 +116,7 @@ def test_a_number_that_is_none_is_refused_where_it_would_make_the_file_unreadabl
     unreadable: list[tuple[str, dict[str, Any]]] = [
         ("$.samples.values[1]", {"samples": Samples(values=[1.0, math.nan])}),
         ("$.seconds", {"seconds": math.inf}),
-        ("$.noise.spread", {"noise": Noise(grade="wild", spread=math.nan, steady="flat")}),
+        ("$.noise.spread", {"noise": Noise(grade="very noisy", spread=math.nan, steady="flat")}),
         ("$.case.params[...]", {"case": make_case("n", "t:f", {"x": math.nan})}),
     ]
     for place, fields in unreadable:

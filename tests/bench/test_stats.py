@@ -151,9 +151,17 @@ def test_one_launch_has_no_interval_and_launches_that_agree_one_of_no_width() ->
 
 
 def test_grades_begin_at_their_limits() -> None:
-    limits = {0.0: "quiet", 0.0499: "quiet", 0.05: "fair", 0.1499: "fair", 0.15: "noisy", 0.3999: "noisy", 0.4: "wild"}
+    limits = {
+        0.0: "stable",
+        0.0499: "stable",
+        0.05: "fair",
+        0.1499: "fair",
+        0.15: "noisy",
+        0.3999: "noisy",
+        0.4: "very noisy",
+    }
     assert {value: grade(value) for value in limits} == limits
-    assert (grade(math.inf), grade(math.nan)) == ("wild", "wild")
+    assert (grade(math.inf), grade(math.nan)) == ("very noisy", "very noisy")
 
 
 def quarters(*levels: float, each: int = 25, noise: float = 0.02) -> list[float]:

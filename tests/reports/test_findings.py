@@ -88,11 +88,13 @@ def late(share: float = 0.8, skew: float = 3e-4, rank: int | None = 2) -> Record
 def test_a_quiet_run_has_no_doubts_and_wild_scatter_is_named_with_long_lists_cut() -> None:
     pairs = [ok(matrix_case(0, 1)), ok(matrix_case(1, 0))]
     assert doubted(ok(collective()), ok(step()), *pairs, *curve_records("broadcast")) == ()
-    told = doubted(ok(collective(), grade="wild"), ok(step(), grade="wild"), ok(collective("gather"), grade="noisy"))
-    assert told == (
-        "Wild scatter, the interquartile range over 40 % of the median: all_reduce 1K blocking float32; ddp.",
+    told = doubted(
+        ok(collective(), grade="very noisy"), ok(step(), grade="very noisy"), ok(collective("gather"), grade="noisy")
     )
-    (told_of_many,) = doubted(*(ok(collective(size_bytes=1024 * (i + 1)), grade="wild") for i in range(9)))
+    assert told == (
+        "Very noisy, the interquartile range over 40 % of the median: all_reduce 1K blocking float32; ddp.",
+    )
+    (told_of_many,) = doubted(*(ok(collective(size_bytes=1024 * (i + 1)), grade="very noisy") for i in range(9)))
     assert told_of_many.endswith("6K blocking float32 and 3 more.")
 
 

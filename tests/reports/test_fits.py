@@ -15,7 +15,7 @@ from bench.results.fit import COPY, METHOD, Ceiling, Point
 from bench.results.metrics import MetricValue
 from bench.results.records import Record
 from bench.results.runs import Run
-from reports.contrasts import contention, contrasts, interference, loads, matrix_title, pairs, slow_down
+from reports.contrasts import contrasts, group_contention, interference, loads, matrix_title, pairs, slow_down
 from reports.fits import Curve, ceiling_of, fit_curves, fit_notes, points_of, size_of
 from reports.predict import Call, Prediction, calls_of, predict_comm
 from reports.scaling import Scaled, scaled, worlds
@@ -239,7 +239,9 @@ def test_without_readable_calls_on_which_launches_agree_there_is_no_prediction()
 def test_each_group_alone_meets_itself_with_all_groups() -> None:
     alone = [collective(group="pairs"), collective(group="pairs", member=1)]
     cases = [*alone, collective(group="pairs", together=True), collective(group="pairs", member=1, together=True)]
-    found = contention(rows_of(*(ok(case, seconds=s) for case, s in zip(cases, (1e-3, 2e-3, 3e-3, 5e-3), strict=True))))
+    found = group_contention(
+        rows_of(*(ok(case, seconds=s) for case, s in zip(cases, (1e-3, 2e-3, 3e-3, 5e-3), strict=True)))
+    )
     assert [one.base.case.id for one in found] == [case.id for case in alone]
     assert [one.factors["together"].value for one in found] == pytest.approx([3.0, 2.5])
 

@@ -38,8 +38,6 @@ def test_a_metric_of_several_axes_is_told_by_axis_in_the_order_of_the_rows() -> 
     row = step_row(training_metrics(1.0, ("tp", "dp")))
     assert breakdown.by_axis(row, "exposed_comm") == {"tp": 0.15, "dp": 0.15}
     assert breakdown.by_axis(row, "comm") == {}
-    both = [row, step_row(training_metrics(1.0, ("shard", "dp")))]
-    assert breakdown.axes(both, "exposed_comm") == ("tp", "dp", "shard")
     assert breakdown.exposed_seconds(row) == pytest.approx(0.3)
     assert breakdown.exposed_seconds(step_row(step_metrics(1.0))) is None
 
@@ -148,10 +146,10 @@ def test_notes_are_told_once_with_the_steps_that_say_so() -> None:
 
 
 def test_what_a_step_lacks_is_a_dash_and_mere_rounding_reads_as_zero() -> None:
-    row = step_row(training_metrics() | {"residual": plain(-1e-18, "s"), "contention": plain(None, "s")})
+    row = step_row(training_metrics() | {"residual": plain(-1e-18, "s"), "compute_slowdown": plain(None, "s")})
     told = cells_of(time_columns([row]), row)
     assert told["residual"] == "0.00 %"
-    assert "contention" not in told
+    assert "compute slowdown" not in told
     one, two = rows_of(
         ok(step("ddp"), metrics=training_metrics(axes=("dp",))),
         ok(step("fsdp"), metrics=training_metrics(axes=("shard",))),

@@ -117,14 +117,14 @@ def test_reasons_are_said_once_and_the_follow_up_is_no_reason() -> None:
 
 def test_stops_steadiness_noise_and_notes_are_gathered() -> None:
     records = [
-        ok(CASE, 0, stop="budget", grade="quiet", steady="drifting", notes=["a"]),
-        ok(CASE, 1, stop="precision", grade="wild", notes=["a", "b"]),
+        ok(CASE, 0, stop="budget", grade="stable", steady="drifting", notes=["a"]),
+        ok(CASE, 1, stop="precision", grade="very noisy", notes=["a", "b"]),
         ok(CASE, 2, stop="precision", grade="fair"),
     ]
     row = row_of(*records, launches=3)
     assert row.stops == (("precision", 2), ("budget", 1))
     assert row.steady == (("flat", 2), ("drifting", 1))
-    assert (row.grade, row.notes) == ("wild", ("a", "b"))
+    assert (row.grade, row.notes) == ("very noisy", ("a", "b"))
     unknown = row_of(ok(CASE, check=Check(), noise=None))
     assert (unknown.check, unknown.grade) == (Check(passed=None, wrong=None), None)
 

@@ -126,8 +126,8 @@ def test_problems_come_after_the_results_and_the_verdict_after_them() -> None:
     assert lines_after(text, "Not measured")[2][1:] == ["not measured", "2/3", "no record: the run ended before"]
     for expected in ("nccl-tests", "geometric mean of 3 launch medians, t interval", "functional only", "3 launches"):
         assert expected in text
-    noisy = told(ok(collective(), grade="wild"))
-    assert noisy.index("Slow or noisy\nWild scatter") < noisy.index("Verdict: fine")
+    noisy = told(ok(collective(), grade="very noisy"))
+    assert noisy.index("Slow or noisy\nVery noisy") < noisy.index("Verdict: fine")
     assert "Slow or noisy" not in told(ok(collective()))
 
 
@@ -160,7 +160,7 @@ def test_loads_groups_and_pairs_have_tables() -> None:
         ok(collective(group="pairs", member=1), seconds=1e-3, details={"group_ranks": [1, 5]}),
         ok(collective(group="pairs", together=True), seconds=3e-3),
     )
-    (together,) = table(text, "Contention: all groups at once against one alone")
+    (together,) = table(text, "Group contention: all groups at once against one alone")
     assert together["factor together"].startswith("3.00 [")
     (beside,) = table(text, "Interference: slow-down beside a load")
     assert beside["beside gemm"].startswith("2.00 [")

@@ -67,7 +67,7 @@ def plain(value: float | None, unit: str) -> MetricValue:
 def training_metrics(seconds: float = 0.010, axes: Sequence[str] = ("dp",)) -> dict[str, MetricValue]:
     """Return all that a training step on these axes can know; its parts add up to 98 % of ``seconds``."""
     shares = {"compute": 0.6, "exposed_copy": 0.02, "idle": 0.06, "residual": 0.02, "ect": 0.33, "comm_wait": 0.25}
-    shares |= {"comm_skew": 0.04, "contention": 0.05}
+    shares |= {"straggler_wait": 0.04, "compute_slowdown": 0.05}
     shares |= {f"exposed_comm.{axis}": 0.3 / len(axes) for axis in axes}
     shares |= {f"comm_transfer.{axis}": 0.2 / len(axes) for axis in axes}
     memory = {"parameters": 1 << 20, "gradients": 1 << 20, "optimizer": 2 << 20, "activations": 3 << 20}
@@ -99,7 +99,7 @@ def ok(
     *,
     metrics: Mapping[str, MetricValue] | None = None,
     stop: Stop = "precision",
-    grade: Grade = "quiet",
+    grade: Grade = "stable",
     steady: str = "flat",
     n: int = 120,
     **more: Any,
@@ -219,7 +219,7 @@ def simulated(schedule: str, seconds: float | None = None, chunks: int = 1, **mo
 def pipeline_metrics(seconds: float = 0.020) -> dict[str, MetricValue]:
     """Return all that a pipeline step can know; idle is a quarter of ``seconds``."""
     causes = {"schedule": 0.15, "imbalance": 0.05, "p2p": 0.03, "rest": 0.02}
-    shares = {"compute": 0.7, "idle": 0.25, "makespan": 0.95, "outside_pipeline": 0.05}
+    shares = {"compute": 0.7, "idle": 0.25, "makespan": 0.95, "non_pipeline_time": 0.05}
     shares |= {f"idle_{cause}": share for cause, share in causes.items()}
     ratios = {"bubble_fraction": 0.263, "bubble_fraction_span": 0.2, "bubble_overhead": 0.357}
     found = step_metrics(seconds) | {name: plain(share * seconds, "s") for name, share in shares.items()}
@@ -364,7 +364,7 @@ def context_metrics(
             found[f"bytes_sent.{axis}.{direction}"] = plain(times * num_bytes, "B")
             found[f"bytes_ratio.{axis}.{direction}"] = plain(ratio, "")
     found |= {"exposed_comm.dp": plain(0.1 * seconds, "s"), "memory.activations": plain(5 << 20, "B")}
-    found |= {"balance": rate_metric(0.65, ""), "balance_ceiling": rate_metric(0.67, "")}
+    found |= {"load_balance": rate_metric(0.65, ""), "balance_ceiling": rate_metric(0.67, "")}
     waits = {"comm": 0.004, "exposed": 0.003, "wait": 0.006}
     return found | {f"attention_{name}": plain(value, "s") for name, value in waits.items()}
 
@@ -405,8 +405,8 @@ def mixture_metrics(routing: str, capacity: float, seconds: float) -> dict[str, 
     for way in ("dispatch", "combine"):
         found |= {f"{way}_bandwidth.{kind}": rate_metric(rate) for kind, rate in (("logical", 2e9), ("wire", 1e9))}
     if routing == "balanced":
-        return found | {"imbalance_lost": plain(0.0, "s")}
-    return found | {"imbalance_lost": plain(0.2 * seconds, "s"), "imbalance_slowdown": plain(1.25, "")}
+        return found | {"imbalance_time": plain(0.0, "s")}
+    return found | {"imbalance_time": plain(0.2 * seconds, "s"), "imbalance_slowdown": plain(1.25, "")}
 
 
 def mixture_record(

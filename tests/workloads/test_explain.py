@@ -34,7 +34,7 @@ CALLS = {
 }
 AXES = {"ddp": ("dp",), "zero3": ("dp",), "tp": ("tp",), "tp_fsdp": ("dp", "tp"), "hsdp": ("replicate", "shard")}
 PARTS = ("compute", "exposed_copy", "idle", "residual")
-ONCE = {*PARTS, "ect", "comm_wait", "comm_skew", "contention", "tracing_overhead"}
+ONCE = {*PARTS, "ect", "comm_wait", "straggler_wait", "compute_slowdown", "tracing_overhead"}
 BY_AXIS = {"bytes_sent", "bytes_expected", "bytes_ratio", "exposed_comm", "comm_transfer"}
 
 
@@ -205,9 +205,9 @@ def test_the_parts_of_drawn_traces_are_as_drawn(two_ranks: Ranks) -> None:
         "idle": 7,
         "residual": 2,
         "comm_wait": 5,
-        "contention": 2,
+        "compute_slowdown": 2,
         "comm_transfer.dp": 5,
-        "comm_skew": 5,
+        "straggler_wait": 5,
     }
     for explanation in two_ranks.call("test_explain:explained_by_drawn_traces"):
         assert {name: 1e3 * value(explanation, name) for name in expected} == pytest.approx(expected)
@@ -238,7 +238,7 @@ def test_a_late_rank_is_waited_for_and_makes_communication_no_slower(two_ranks: 
     for _ in range(4):
         [(punctual, _), _] = two_ranks.call("test_explain:explained", name="ddp")
         [(late, _), _] = two_ranks.call("test_explain:explained", name="ddp", late_seconds=LATE_SECONDS)
-        more = value(late, "comm_skew") - value(punctual, "comm_skew")
+        more = value(late, "straggler_wait") - value(punctual, "straggler_wait")
         tries.append((more, value(late, "comm_transfer.dp"), value(late, "comm_wait")))
         if _is_as_late(*tries[-1]):
             break

@@ -63,7 +63,7 @@ def explain_attention(
     told = cast(list[Seen], world.gather(seen))
     alone = _seconds_alone(world, look.recorder, seen.rounds[-1])
     pairs = [[seen.pairs.get(("forward", i), 0) for i in range(look.plan.num_steps)] for seen in told]
-    metrics |= values({"balance": balance(pairs), "balance_ceiling": look.plan.balance_ceiling()})
+    metrics |= values({"load_balance": balance(pairs), "balance_ceiling": look.plan.balance_ceiling()})
     hops = _hops(told, alone)
     return Explanation(metrics={**metrics, **_times(told, hops)}, details={"attention_steps": hops})
 

@@ -131,8 +131,8 @@ def _bytes(seen: Seen, sent: float, told: Sequence[Told]) -> dict[str, MetricVal
     dispatched = sum(one.dispatch for one in flights) / len(flights)
     return {
         **_held_against("ep", sent, expected),
-        **values({"dispatched": dispatched}, "rank 0"),
-        **values({"dispatched_even": even}),
+        **values({"dispatch_bytes": dispatched}, "rank 0"),
+        **values({"dispatch_bytes_even": even}),
     }
 
 
@@ -210,7 +210,7 @@ def _lost(
 ) -> dict[str, MetricValue]:
     """Return how much longer a step takes than under balanced routes, both in turns."""
     if seen.generator is not None and seen.generator.name == BALANCED:
-        return {"imbalance_lost": value("imbalance_lost", 0.0, "routing is balanced")}
+        return {"imbalance_time": value("imbalance_time", 0.0, "routing is balanced")}
     walls: dict[bool, list[float]] = {False: [], True: []}
     began, wanted = time.perf_counter(), _REPEATS[1]
     while len(walls[True]) < wanted:
@@ -225,7 +225,7 @@ def _lost(
     told = cast(list[dict[bool, list[float]]], seen.world.gather(walls))
     own, even = (median([max(turn) for turn in zip(*(of[kind] for of in told), strict=True)]) for kind in (False, True))
     how = f"medians of {len(walls[True])}, the slowest rank"
-    return values({"imbalance_lost": own - even, "imbalance_slowdown": own / even}, how)
+    return values({"imbalance_time": own - even, "imbalance_slowdown": own / even}, how)
 
 
 def exposed_of(step: Step, begin: Begin, world: World) -> dict[str, MetricValue]:

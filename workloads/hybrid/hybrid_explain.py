@@ -140,7 +140,7 @@ def _bubble(world: World, look: Look, recorder: Recorder, step: Step, begin: Beg
     latency = link_latency(slowest.timelines, schedule)
     found = bubble_of(slowest, latency, look.timed_seconds)
     # a step's compute and idle are those of its traced wall here, to which exposed communication belongs
-    metrics = {name: metric for name, metric in found.items() if name not in ("compute", "idle", "outside_pipeline")}
+    metrics = {name: metric for name, metric in found.items() if name not in ("compute", "idle", "non_pipeline_time")}
     details = {"pipeline": {**facts, **timeline_of(slowest, latency)}}
     return Explanation(metrics=metrics, details=details, notes=(_IDLE,))
 

@@ -208,7 +208,7 @@ def bubble_of(
         **values({f"idle_{cause}": getattr(split, cause) for cause in _CAUSES}, "mean over ranks"),
         **values({"idle": idle, "compute": middle.makespan - idle}, f"mean over ranks, {how}"),
         **values({"makespan": middle.makespan}, how),
-        **values({"outside_pipeline": steps.outside_seconds}, "median"),
+        **values({"non_pipeline_time": steps.outside_seconds}, "median"),
         **values({"in_flight": held}, "largest over ranks"),
     }
 

@@ -149,7 +149,7 @@ def _check(records: Sequence[Record], curves: Mapping[tuple[str, int], Curve]) -
         calls,
         by_curves(curves),
         compute_seconds=metrics["compute"] if declared is None else declared,
-        outside_seconds=metrics.get("outside_pipeline", 0.0) if declared is None else 0.0,
+        outside_seconds=metrics.get("non_pipeline_time", 0.0) if declared is None else 0.0,
         backend=first.world.backend,
     )
     return RowCheck(

@@ -88,7 +88,7 @@ def test_allowed_variables_alone_and_iterations_are_kept(tmp_path: Path) -> None
     first, second = run.records
     assert first.samples.values == pytest.approx([70e-6, 72e-6])
     assert first.noise is not None
-    assert first.noise.grade == "quiet"
+    assert first.noise.grade == "stable"
     assert second.noise is None
     assert first.metrics["time"].value == pytest.approx(71.36e-6)
 

@@ -90,7 +90,7 @@ def test_a_step_says_all_it_knows_and_a_narrow_terminal_keeps_time_and_what_is_e
     assert line_of(columns, one) == (
         "method: ring | mask: causal | cp: 2 | sequence: 64 | step time: 20.0 ms [18.0, 22.0] | tokens/s: 205000 | "
         "bytes sent: 3.00 MiB | ratio forward: 1.000 | ratio backward: 1.250 | exposed cp: 6.00 ms | "
-        "exposed part: 75.0 % | balance: 65.0 % | ceiling: 67.0 % | comm alone: 4.00 ms | exposed hops: 3.00 ms | "
+        "exposed part: 75.0 % | load balance: 65.0 % | ceiling: 67.0 % | comm alone: 4.00 ms | exposed hops: 3.00 ms | "
         "waited: 6.00 ms | activations: 5.00 MiB"
     )
     kept = [column.title for column in columns if not column.drop]
@@ -104,7 +104,7 @@ def test_what_nobody_knows_has_no_column_and_dashes_beside_others() -> None:
     assert titles == "method mask cp sequence step time tokens/s"
     beside = read(context_record(), bare)
     cells = cells_of(context_columns(beside), beside[1])
-    assert (cells["balance"], cells["exposed cp"], cells["bytes sent"]) == ("-", "-", "-")
+    assert (cells["load balance"], cells["exposed cp"], cells["bytes sent"]) == ("-", "-", "-")
     more = [ok(cp(layers=n), metrics=step_metrics(0.5), details=context_details()) for n in (8, 4)]
     names = [cells_of(context_columns(read(*more)), one)["method"] for one in read(*more)]
     assert names == ["ring layers=8", "ring layers=4"]

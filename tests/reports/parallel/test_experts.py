@@ -97,7 +97,7 @@ def test_a_step_says_all_it_knows() -> None:
         "step time: 20.0 ms [18.0, 22.0] | rank load: 1.35 | expert load: 2.95 | dropped: 12.5 % | "
         "expected: 12.5 % | dedup: 0.750 | dispatch GB/s: 1.00 | "
         "dispatch GB/s (logical): 2.00 | combine GB/s: 1.00 | combine GB/s (logical): 2.00 | "
-        "lost: 4.00 ms | slow-down: 1.25x | bytes ratio: 1.000 | exposed ep: 8.00 ms | "
+        "imbalance time: 4.00 ms | slow-down: 1.25x | bytes ratio: 1.000 | exposed ep: 8.00 ms | "
         "claim: ep_step: what it may claim"
     )
     assert all(column.help for column in mixture_columns([one]))

@@ -137,7 +137,7 @@ def test_a_pipeline_says_all_it_knows_and_a_narrow_terminal_loses_detail_before_
         "schedule: 1f1b | P: 4 | M: 8 | v: 1 | step time: 20.0 ms [18.0, 22.0] | bubble fraction: 26.3 % | "
         "simulated: 23.7 % | formula: 21.0 % | bubble overhead: 35.7 % | fraction of span: 20.0 % | "
         "idle: 5.00 ms | idle: schedule: 3.00 ms | idle: imbalance: 1.00 ms | idle: p2p: 600 us | "
-        "idle: rest: 400 us | outside: 1.00 ms | in flight: 2 | activations: 5.00 MiB"
+        "idle: rest: 400 us | non-pipeline: 1.00 ms | in flight: 2 | activations: 5.00 MiB"
     )
     kept = [column.title for column in columns if not column.drop]
     assert kept == ["schedule", "P", "M", "v", "step time", "bubble fraction"]

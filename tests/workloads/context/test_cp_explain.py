@@ -128,8 +128,8 @@ def test_bytes_are_the_formulas_each_way_and_balance_is_at_its_ceiling(four_rank
         ratios = {name: value for name, value in metrics.items() if name.startswith("bytes_ratio.")}
         axes = ("ring", "ulysses") if method == "usp" else ("cp",)
         assert ratios == {f"bytes_ratio.{axis}.{way}": 1 for axis in axes for way in ("forward", "backward")}, method
-        assert metrics["balance"] == metrics["balance_ceiling"], method
-        assert metrics["balance"] == pytest.approx(balance_limit(method, 4), abs=0.02), method
+        assert metrics["load_balance"] == metrics["balance_ceiling"], method
+        assert metrics["load_balance"] == pytest.approx(balance_limit(method, 4), abs=0.02), method
         hops = details["attention_steps"]
         assert all(hop["comm_seconds"] > 0 and hop["count"] == 1 for hop in hops), method
         if method == "ring":

@@ -187,7 +187,7 @@ def explained(world: World, cases: list[Params]) -> list[dict[str, float | None]
 
 def test_an_explanation_has_state_and_time_and_what_routes_cost(two_ranks: Ranks) -> None:
     cases: list[Params] = [{"fsdp": True, **NARROW}, {"tp": 2, "capacity": 1.0}]
-    costs = {"exposed_comm.ep", "ect", "imbalance.rank", "imbalance_lost", "drop_rate", "dedup_ratio"}
+    costs = {"exposed_comm.ep", "ect", "imbalance.rank", "imbalance_time", "drop_rate", "dedup_ratio"}
     for of_rank in two_ranks.call("test_ep:explained", cases=cases):
         for params, found in zip(cases, of_rank, strict=True):
             for part in ("parameters", "gradients", "optimizer"):

@@ -231,7 +231,7 @@ def test_a_row_has_all_that_routes_cost(two_ranks: Ranks) -> None:
     assert value["imbalance.rank"] == 4 / 3  # capacity takes off the hot rank what it has too much
     assert value["drop_rate"] == value["drop_rate_expected"] == 0.25
     assert (value["imbalance_slowdown"] or 0) > 0
-    assert "imbalance_lost" in value
+    assert "imbalance_time" in value
     assert outcome.details["rank_load"] == [[64, 32]]
     assert outcome.details["expert_load"] == [[24, 24, 24, 24, 8, 8, 8, 8]]
 
@@ -246,7 +246,7 @@ def test_waiting_experts_slow_a_layer_down_by_the_load_of_the_hottest_rank(four_
     slowdown, imbalance = (outcome.explained[name].value for name in ("imbalance_slowdown", "imbalance.rank"))
     assert imbalance == 2.0
     assert slowdown == pytest.approx(imbalance, rel=0.15)
-    assert outcome.explained["imbalance_lost"].value == pytest.approx(0.18, rel=0.15)
+    assert outcome.explained["imbalance_time"].value == pytest.approx(0.18, rel=0.15)
     assert any("timed experts" in note for note in outcome.notes)
 
 
@@ -270,10 +270,10 @@ def test_loads_bytes_and_bandwidths_are_told_where_there_are_any(two_ranks: Rank
     cases: list[Params] = [{"routing": "balanced"}, {"routing": "hot_rank"}, {"ep": 1, "routing": "ragged"}]
     cases.append({"routing": "router", "capacity": 0.5})
     [(balanced, details), (hot, _), (alone, _), (router, _)] = two_ranks.call("test_ep_layer:explained", cases=cases)[0]
-    assert balanced["imbalance_lost"].value == 0.0
+    assert balanced["imbalance_time"].value == 0.0
     assert "imbalance_slowdown" not in balanced
     assert balanced["imbalance.rank"].value == balanced["imbalance.expert"].value == 1.0
-    assert balanced["dispatched"].value == balanced["dispatched_even"].value == 32 * 2 * 32 * 4 / 2
+    assert balanced["dispatch_bytes"].value == balanced["dispatch_bytes_even"].value == 32 * 2 * 32 * 4 / 2
     assert details == {"expert_load": [[16] * 8], "rank_load": [[64, 64]]}
     for way in ("dispatch", "combine"):
         seconds, logical = hot[f"{way}_time"].value, hot[f"{way}_bandwidth.logical"]

@@ -66,7 +66,7 @@ def test_the_bubble_is_of_the_step_of_median_makespan_and_idle_is_by_cause() -> 
     expected = {"schedule": idle[0], "imbalance": idle[1] - idle[0], "p2p": idle[2] - idle[1], "rest": 0.0}
     assert {cause: seen[f"idle_{cause}"] for cause in CAUSES} == pytest.approx(expected, abs=1e-6)
     assert min(expected["imbalance"], expected["p2p"]) > 0.1
-    whole = {"idle": idle[2], "compute": 12.0, "makespan": far.makespan, "outside_pipeline": 0.25, "in_flight": 2.0}
+    whole = {"idle": idle[2], "compute": 12.0, "makespan": far.makespan, "non_pipeline_time": 0.25, "in_flight": 2.0}
     assert {name: seen[name] for name in whole} == pytest.approx(whole)
     assert seen["bubble_fraction"] == pytest.approx(idle[2] / far.makespan)
     assert seen["bubble_fraction_simulated"] == seen["bubble_fraction_formula"] == pytest.approx(1 / 5)

@@ -169,7 +169,7 @@ def test_bytes_and_memory_are_closed_forms_beside_what_was_counted() -> None:
 
 
 def test_pipelines_wait_for_their_bubble_their_messages_and_what_lies_outside() -> None:
-    measured = {"outside_pipeline": plain(0.01, "s")}
+    measured = {"non_pipeline_time": plain(0.01, "s")}
     step = predicted(row("pp", schedule="1f1b", microbatches=8, metrics=measured), "step_time")
     assert step == pytest.approx(0.25 + 3 * 0.25 / 8 + 2 * 6 * MESSAGE + 0.01, rel=5e-3)
     staged, flat = (row("hybrid", mesh=mesh, microbatches=4) for mesh in ("dp=2,pp=2", "dp=4"))
