@@ -64,10 +64,24 @@ class ExternalLauncher(Launcher):
     can_restart = False
 
 
-class TorchrunLauncher(Launcher):
-    """Ranks on this node, started by torchrun with a free port; their output goes to ``logs/gang-<number>``."""
+class _StartedLauncher(Launcher):
+    """A launcher that is a process of this one."""
 
     can_restart = True
+    _process: "subprocess.Popen[bytes]"
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def end(self, ranks: Iterable[Hello]) -> None:
+        for hello in ranks:
+            if hello.host == socket.gethostname():
+                kill(hello.pid)
+        end_process(self._process)
+
+
+class TorchrunLauncher(_StartedLauncher):
+    """Ranks on this node, started by torchrun with a free port; their output goes to ``logs/gang-<number>``."""
 
     def __init__(self, nproc: int, logs: Path, number: int, variables: Mapping[str, str]) -> None:
         self._folder = logs / f"gang-{number}"
@@ -84,23 +98,14 @@ class TorchrunLauncher(Launcher):
         }
         self._process = start_process([*command, "-m", "bench.rank.worker"], environment, self._folder / "torchrun.log")
 
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
     def exits(self) -> dict[int, int]:
         if not self._exits.exists():
             return {}
         return msgspec.json.decode(self._exits.read_bytes(), type=dict[int, int])
 
-    def end(self, ranks: Iterable[Hello]) -> None:
-        _kill_here(ranks)
-        end_process(self._process)
 
-
-class SrunLauncher(Launcher):
+class SrunLauncher(_StartedLauncher):
     """Ranks on several nodes, a job step of theirs; srun's own words go to ``logs/gang-<number>/srun.log``."""
-
-    can_restart = True
 
     def __init__(
         self, spread: NodeLayout, logs: Path, number: int, variables: Mapping[str, str], nodelist: str | None = None
@@ -111,9 +116,6 @@ class SrunLauncher(Launcher):
         environment = {**os.environ, **variables, "PYTHONSAFEPATH": "1"}
         command = srun_command(spread, folder, environment, nodelist, more_options(os.environ))
         self._process = start_process(command, environment, self._log)
-
-    def ended(self) -> bool:
-        return self._process.poll() is not None
 
     def exits(self) -> dict[int, int]:
         """Return how the first rank that ended badly did, as srun tells it."""
@@ -126,10 +128,8 @@ class SrunLauncher(Launcher):
 
     def end(self, ranks: Iterable[Hello]) -> None:
         """Kill the ranks of this host, end srun, and have Slurm kill what is left of the step on other nodes."""
-        hellos = list(ranks)
-        _kill_here(hellos)
-        running = not self.ended()
-        end_process(self._process)
+        hellos, running = list(ranks), not self.ended()
+        super().end(hellos)
         for step in {hello.step for hello in hellos if hello.step and running}:
             # a step that has ended by itself is no fault; where scancel fails, ranks end as their driver has hung up
             with suppress(OSError, subprocess.TimeoutExpired):
@@ -183,10 +183,3 @@ def loopback_variables() -> dict[str, str]:
     loopback = interface_of("127.0.0.1")
     # by host name gloo may pick an interface that is not even up
     return {} if loopback is None else {INTERFACE_VARIABLE: loopback}
-
-
-def _kill_here(ranks: Iterable[Hello]) -> None:
-    host = socket.gethostname()
-    for hello in ranks:
-        if hello.host == host:
-            kill(hello.pid)

@@ -157,7 +157,8 @@ class RankMonitor:
         else:
             told = self._gang.last_error() or "their output is in the run's logs"
             reason = f"the ranks ended {when}; {told}"
-        return Failure(status="failed", reason=reason, ranks=self._states(exits))
+        states = tuple(self._last_state(rank, exits) for rank in sorted(self.hellos))
+        return Failure(status="failed", reason=reason, ranks=states)
 
     def _named(self, ranks: list[int]) -> str:
         hosts = {rank: hello.host for rank, hello in self.hellos.items()}
@@ -165,18 +166,15 @@ class RankMonitor:
         names = [f"{rank} ({hosts[rank]})" if several and rank in hosts else str(rank) for rank in ranks]
         return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
 
-    def _states(self, exits: dict[int, int]) -> tuple[RankState, ...]:
-        states = []
-        for rank, hello in sorted(self.hellos.items()):
-            broken = self._broken.get(rank)
-            if broken is not None:
-                state, stack = f"raised {broken.error}", broken.stack
-            elif rank in self._gone:
-                state, stack = f"died: {_exit_words(exits.get(rank))}", ""
-            else:
-                state, stack = "alive", ""
-            states.append(RankState(rank=rank, host=hello.host, pid=hello.pid, state=state, stack=stack))
-        return tuple(states)
+    def _state(self, rank: int, state: str, stack: str = "") -> RankState:
+        hello = self.hellos[rank]
+        return RankState(rank=rank, host=hello.host, pid=hello.pid, state=state, stack=stack)
+
+    def _last_state(self, rank: int, exits: dict[int, int]) -> RankState:
+        broken = self._broken.get(rank)
+        if broken is not None:
+            return self._state(rank, f"raised {broken.error}", broken.stack)
+        return self._state(rank, f"died: {_exit_words(exits.get(rank))}" if rank in self._gone else "alive")
 
     def _hung(self, index: int, timeout_seconds: float) -> Failure:
         self._where.clear()
@@ -211,13 +209,11 @@ class RankMonitor:
         return next((sorted(late) for late in (silent, absent, behind, elsewhere) if 0 < len(late) < self._size), [])
 
     def _hung_state(self, rank: int) -> RankState:
-        hello, where = self.hellos[rank], self._where.get(rank)
-        if where is None:
-            seen = local_state(hello)
-            state = "no answer" + (f" (process is {seen})" if seen else "")
-        else:
-            state = f"{where.phase}, step {where.steps}"
-        return RankState(rank=rank, host=hello.host, pid=hello.pid, state=state, stack=where.stack if where else "")
+        where = self._where.get(rank)
+        if where is not None:
+            return self._state(rank, f"{where.phase}, step {where.steps}", where.stack)
+        seen = local_state(self.hellos[rank])
+        return self._state(rank, f"no answer (process is {seen})" if seen else "no answer")
 
 
 def _guilty(dead: list[int], exits: dict[int, int]) -> list[int]:

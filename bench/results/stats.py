@@ -26,8 +26,8 @@ class Estimate:
     """A median with its 95 % interval, None where there are too few samples for one, and the method in words."""
 
     value: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
     method: str
 
     @property
@@ -69,7 +69,7 @@ def within_launch(values: Sequence[float]) -> Estimate:
     if n > 1000:  # the binomial's normal approximation; 0.5**n leaves the range of a float soon after
         k = math.floor(n / 2 - 0.98 * math.sqrt(n))
     if k == 0:
-        return Estimate(value=median(values), low=None, high=None, method=f"{method}; too few for an interval")
+        return Estimate(value=median(values), method=f"{method}; too few for an interval")
     ordered = sorted(values)
     return Estimate(
         value=median(values),
@@ -86,7 +86,7 @@ def across_launches(values: Sequence[float], noun: str = "medians") -> Estimate:
     mean = sum(logs) / n
     method = f"geometric mean of {n} launch {noun}"
     if n < 2:
-        return Estimate(value=math.exp(mean), low=None, high=None, method=f"{method}; one launch has no interval")
+        return Estimate(value=math.exp(mean), method=f"{method}; one launch has no interval")
     deviation = math.sqrt(sum((log - mean) ** 2 for log in logs) / (n - 1))
     reach = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * deviation / math.sqrt(n)
     return Estimate(
@@ -105,9 +105,7 @@ def ratio_within_launch(one: Estimate, other: Estimate) -> Estimate:
     value = one.value / other.value
     reaches = [math.log(of.high / of.low) / 2 for of in (one, other) if of.low and of.high]
     if len(reaches) < 2:
-        return Estimate(
-            value=value, low=None, high=None, method="medians of one launch; one has no interval above zero"
-        )
+        return Estimate(value=value, method="medians of one launch; one has no interval above zero")
     reach = math.exp(math.hypot(*reaches))
     method = "medians of one launch, their intervals in quadrature"
     return Estimate(value=value, low=value / reach, high=value * reach, method=method)

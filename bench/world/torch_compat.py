@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -67,8 +67,7 @@ def all_gather_single(
 ) -> dist.Work | None:
     """Gather every rank's ``shard`` (s elements) into ``output`` (n * s elements), in rank order."""
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    work: dist.Work | None = call(output, shard, group=group, async_op=async_op)
-    return work
+    return cast("dist.Work | None", call(output, shard, group=group, async_op=async_op))
 
 
 def reduce_scatter_single(
@@ -76,15 +75,13 @@ def reduce_scatter_single(
 ) -> dist.Work | None:
     """Reduce ``whole`` (n * s elements) over ranks and leave this rank's ``shard`` (s elements) of it."""
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    work: dist.Work | None = call(shard, whole, op=REDUCE_OPS[redop], group=group, async_op=async_op)
-    return work
+    return cast("dist.Work | None", call(shard, whole, op=REDUCE_OPS[redop], group=group, async_op=async_op))
 
 
 def all_reduce_apart(tensor: torch.Tensor, group: dist.ProcessGroup, redop: str) -> torch.Tensor:
     """Return the reduction of ``tensor`` in a new tensor: torch's functional collective, its copy included."""
     out = _functional_collectives.all_reduce(tensor, redop, group)
-    waited: torch.Tensor = _functional_collectives.wait_tensor(out)  # type: ignore[no-untyped-call]
-    return waited
+    return cast("torch.Tensor", _functional_collectives.wait_tensor(out))  # type: ignore[no-untyped-call]
 
 
 def coalescing(group: dist.ProcessGroup, device: torch.device | None) -> AbstractContextManager[object]:
@@ -92,16 +89,14 @@ def coalescing(group: dist.ProcessGroup, device: torch.device | None) -> Abstrac
 
     Without a device, as gloo needs it, only calls of one kind are gathered, and only some kinds.
     """
-    context: AbstractContextManager[object] = distributed_c10d._coalescing_manager(group=group, device=device)
-    return context
+    return cast("AbstractContextManager[object]", distributed_c10d._coalescing_manager(group=group, device=device))
 
 
 def fake_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return a group of the same ranks on torch's fake backend, on which nothing moves; its ranks take part."""
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     ranks = dist.get_process_group_ranks(group)
-    made: dist.ProcessGroup = dist.new_group(ranks, backend="fake", use_local_synchronization=True)
-    return made
+    return cast("dist.ProcessGroup", dist.new_group(ranks, backend="fake", use_local_synchronization=True))
 
 
 def group_named(name: str) -> dist.ProcessGroup:
@@ -122,8 +117,7 @@ def sharding_optimizer() -> Callable[..., torch.optim.Optimizer]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         module = importlib.import_module("torch.distributed.optim")
-    make: Callable[..., torch.optim.Optimizer] = module.ZeroRedundancyOptimizer
-    return make
+    return cast("Callable[..., torch.optim.Optimizer]", module.ZeroRedundancyOptimizer)
 
 
 def forget_meshes() -> None:
@@ -146,10 +140,8 @@ def stage_backward_input(
 ) -> tuple[tuple[torch.Tensor | None, ...], list[dict[str, Any]]]:
     """Return the inputs' gradients, and what ``stage_backward_weight`` needs to go on; torch's pipelines' own."""
     module = importlib.import_module("torch.distributed.pipelining._backward")
-    found: tuple[tuple[torch.Tensor | None, ...], list[dict[str, Any]]] = module.stage_backward_input(
-        outputs, output_gradients, inputs, weights
-    )
-    return found
+    found = module.stage_backward_input(outputs, output_gradients, inputs, weights)
+    return cast("tuple[tuple[torch.Tensor | None, ...], list[dict[str, Any]]]", found)
 
 
 def stage_backward_weight(weights: Iterator[torch.nn.Parameter], groups: list[dict[str, Any]]) -> None:
