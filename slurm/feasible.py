@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from bench.plan.cases import Definition, WorldSpec
-from bench.plan.options import Request, make_plan
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import Definition
+from bench.plan.options import Options, make_plan
 from bench.plan.plan import Entry, Plan
-from bench.text import UserError, parse_duration
+from bench.text import UserError
 from slurm.sweepfile import SweepFile
 
 _WHERE = (("gloo", "cpu"), ("nccl", "cuda"), ("gloo", "cuda"))
@@ -24,17 +25,17 @@ def plan_point(
             "nodes(1) * ntasks_per_node(1) = 1 rank, which moves nothing; give ntasks_per_node, or leave it out with "
             'exclude = ["ranks == 1"]'
         )
-    request = Request(
-        preset=file.preset or "node",
+    options = Options(
+        preset=file.preset,
         entries=tuple(entries),
         launches=file.launches,
-        budget_seconds=_seconds(file.budget),
-        timeout_seconds=_seconds(file.timeout),
+        budget=None if file.budget is None else str(file.budget),
+        timeout=None if file.timeout is None else str(file.timeout),
     )
     refusals = []
     for backend, device in possible(file.backend, file.device):
         try:
-            return make_plan(request, catalogue, WorldSpec(nproc=ranks, backend=backend, device=device, nodes=nodes))
+            return make_plan(options, catalogue, WorldSpec(nproc=ranks, backend=backend, device=device, nodes=nodes))
         except UserError as error:
             refusals.append(error)
     raise refusals[0]
@@ -47,7 +48,3 @@ def possible(backend: str | None, device: str | None) -> list[tuple[str, str]]:
     """
     fitting = [one for one in _WHERE if backend in (None, one[0]) and device in (None, one[1])]
     return fitting if backend else [one for one in fitting if one != ("gloo", "cuda")]
-
-
-def _seconds(duration: str | float | None) -> float | None:
-    return None if duration is None else parse_duration(str(duration))

@@ -38,11 +38,11 @@ def test_reading_a_thousand_records(take: Take, tmp_path: Path) -> None:
 
 
 def test_planning_the_usual_run(take: Take) -> None:
-    from bench.plan.cases import WorldSpec
+    from bench.machine.world_spec import WorldSpec
     from bench.plan.catalogue import DEFINITIONS
-    from bench.plan.options import Request, make_plan
+    from bench.plan.options import Options, make_plan
 
-    plan = take(make_plan, Request(preset="node"), DEFINITIONS, WorldSpec(nproc=4, backend="gloo", device="cpu"))
+    plan = take(make_plan, Options(preset="node"), DEFINITIONS, WorldSpec(nproc=4, backend="gloo", device="cpu"))
     assert len(plan.cases) > 50
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from bench.plan.cases import Definition, Params, WorldSpec, only_itself
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import Definition, Params, only_itself
 from bench.plan.params import Param, Value
 from bench.text import UserError
 from workloads.compute_kind import COMPUTE, parse_compute

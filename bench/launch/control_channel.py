@@ -19,8 +19,7 @@ from typing import Any, Self
 import msgspec
 
 from bench.machine.topology import RankPlace
-from bench.plan.cases import Case
-from bench.plan.plan import FaultSpec, Measure
+from bench.plan.plan import Plan
 from bench.results.metrics import MetricValue
 from bench.results.records import Arrival, Check, Status, Stop
 
@@ -123,22 +122,16 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The driver's order: cases in turn, each with its share, by weight, of this launch's budget.
+    """The driver's order: the plan's cases that are left in turn, each with its share, by weight, of the budget.
 
-    When the whole run's time is spent, what is left is left out. ``path`` is added at the end of the import path.
-    ``hosts`` names each rank's, as they told; ``meeting`` is where rank 0 has bound a store for them.
+    ``budget_seconds`` are this launch's; when the whole run's are spent, what is left is left out. ``hosts`` names each
+    rank's, as they told; ``meeting`` is where rank 0 has bound a store for them.
     """
 
-    cases: list[Case]
+    plan: Plan
     weights: list[float]
-    measure: Measure
-    backend: str
-    device: str
     budget_seconds: float
     run_seconds: float
-    timeout_seconds: float
-    path: str | None = None
-    injection: FaultSpec | None = None
     hosts: tuple[str, ...] = ()
     meeting: str = ""
 

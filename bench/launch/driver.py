@@ -13,9 +13,9 @@ from bench.launch.control_channel import LEFT_OUT, DriverServer, Hello, Job, Out
 from bench.launch.launchers import Launcher
 from bench.launch.monitor import START_SECONDS, Failure, RankMonitor
 from bench.machine.environment import difference, format_cpus, hoist
+from bench.machine.slurm_allocation import NodeLayout
 from bench.machine.topology import gpu_links, relations
 from bench.plan.cases import Case
-from bench.plan.plan import NodeLayout
 from bench.results.metrics import MetricValue, declared, value, values
 from bench.results.records import Noise, Record, Samples, WorldInfo
 from bench.results.runs import RecordWriter, Run, samples_name, trace_name, utc_now, write_info
@@ -244,16 +244,10 @@ class Driver:
 
     def _job(self, cases: list[Case], deadline: float, monitor: RankMonitor) -> Job:
         return Job(
-            cases=cases,
+            plan=msgspec.structs.replace(self._plan, cases=tuple(cases), skipped=()),
             weights=[self._weight(case) for case in cases],
-            measure=self._plan.measure,
-            backend=self._plan.backend,
-            device=self._plan.device,
             budget_seconds=max(deadline - time.monotonic(), 0.0),
             run_seconds=max(self._end + self._overtime() - time.monotonic(), 0.0),
-            timeout_seconds=self._plan.timeout_seconds,
-            path=self._plan.path,
-            injection=self._plan.injection,
             hosts=tuple(monitor.hellos[rank].host for rank in sorted(monitor.hellos)),
             meeting=monitor.meeting,
         )

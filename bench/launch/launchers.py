@@ -17,8 +17,7 @@ import psutil
 from bench.launch.control_channel import Hello
 from bench.launch.processes import end_process, kill, start_process
 from bench.machine.environment import interface_of
-from bench.machine.slurm_allocation import INTERFACE_VARIABLE, more_options
-from bench.plan.plan import NodeLayout
+from bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, more_options
 
 _SCANCEL_SECONDS = 10
 # srun says it of the first task that ends badly; what it says of others is that it killed them for that

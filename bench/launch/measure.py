@@ -17,7 +17,8 @@ from bench.launch.processes import terminated_as_interrupted
 from bench.launch.progress_display import Display
 from bench.machine.machine import Machine
 from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
-from bench.plan.options import Joined, Options, plan_run
+from bench.machine.world_spec import Joined
+from bench.plan.options import Options, plan_run
 from bench.plan.plan import Plan
 from bench.results.runs import Run, create_run, load_run, open_writer
 from bench.text import UserError

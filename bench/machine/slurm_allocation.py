@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 import psutil
 
 from bench.machine.environment import host_address
 from bench.machine.machine import Machine, inspect_machine, whole_number
-from bench.plan.plan import NodeLayout
 from bench.text import UserError, did_you_mean, listed
 
 PLACEMENTS = ("block", "cyclic")
@@ -25,6 +25,18 @@ _OF_TASKS = (
     *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND"),
     *("SLURM_TRES_PER_TASK", "SLURM_TRES_BIND", "SLURM_CPU_BIND"),
 )
+
+
+class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """How srun spreads ranks over nodes: ``block`` fills a node first, ``cyclic`` deals to all in turn."""
+
+    nodes: int
+    ntasks_per_node: int
+    placement: Literal["block", "cyclic"] = "block"
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ntasks_per_node
 
 
 @dataclass(frozen=True, kw_only=True)

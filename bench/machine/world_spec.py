@@ -1,10 +1,10 @@
 """Where to measure: the number of ranks, the backend and the device, from what was asked and what was found."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from bench.machine.machine import Machine
-from bench.plan.cases import WorldSpec
 from bench.text import UserError, counted, did_you_mean, listed
 
 DEVICES = ("cpu", "cuda")
@@ -13,6 +13,62 @@ FUNCTIONAL_ONLY = "functional only"
 """How a note begins that says that ranks share what each should have alone."""
 
 _MAX_DEFAULT_RANKS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldSpec:
+    """Where cases are to run, as far as it is known before any rank starts; ``rank_bytes`` is None if unknown.
+
+    ``rank_bytes`` is the memory that one rank can have.
+    """
+
+    nproc: int
+    backend: str
+    device: str
+    rank_bytes: int | None = None
+    nodes: int = 1
+    placement: str = "block"
+
+    @property
+    def hosts(self) -> list[str]:
+        """A name for each rank's node, as far as it is known before any rank starts: nodes hold equally many."""
+        each = -(-self.nproc // self.nodes)
+        cyclic = self.placement == "cyclic"
+        return [str(rank % self.nodes if cyclic else rank // each) for rank in range(self.nproc)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """The ranks that another launcher started: this one, how many there are, and how many are on this node.
+
+    ``one_node`` is whether they are known to share a node; without LOCAL_WORLD_SIZE they may not.
+    """
+
+    rank: int
+    size: int
+    local_size: int
+    one_node: bool
+
+    def spec(self, local: WorldSpec) -> WorldSpec:
+        """Return the spec of all ranks from that of this node's."""
+        return replace(local, nproc=self.size, nodes=-(-self.size // self.local_size))
+
+    @staticmethod
+    def find(environ: Mapping[str, str]) -> "Joined | None":
+        """Return where this process stands among ranks that are there already, None if it was started alone."""
+        if "RANK" not in environ or "WORLD_SIZE" not in environ:
+            return None
+        if not {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
+            raise UserError(
+                "RANK and WORLD_SIZE are set, so ranks are there already; set MASTER_ADDR and MASTER_PORT too"
+            )
+        try:
+            rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+            local_size = int(environ.get("LOCAL_WORLD_SIZE", size))
+        except ValueError:
+            raise UserError("RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are whole numbers where they are set") from None
+        one_node = "LOCAL_WORLD_SIZE" in environ and local_size == size
+        return Joined(rank=rank, size=size, local_size=local_size, one_node=one_node)
 
 
 @dataclass(frozen=True, kw_only=True)

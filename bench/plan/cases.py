@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from bench.machine.world_spec import WorldSpec
 from bench.plan.aliases import first_names, present_name, present_params, present_target
 from bench.plan.params import Param, Value, resolve
 from bench.text import UserError, did_you_mean
@@ -51,28 +52,6 @@ def renewed(case: Case) -> Case:
     """Return a case of an earlier version by its present names; its id stays."""
     target, params = present_target(case.target), present_params(case.params, case.name)
     return msgspec.structs.replace(case, name=present_name(case.name), target=target, params=params)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorldSpec:
-    """Where cases are to run, as far as it is known before any rank starts; ``rank_bytes`` is None if unknown.
-
-    ``rank_bytes`` is the memory that one rank can have.
-    """
-
-    nproc: int
-    backend: str
-    device: str
-    rank_bytes: int | None = None
-    nodes: int = 1
-    placement: str = "block"
-
-    @property
-    def hosts(self) -> list[str]:
-        """A name for each rank's node, as far as it is known before any rank starts: nodes hold equally many."""
-        each = -(-self.nproc // self.nodes)
-        cyclic = self.placement == "cyclic"
-        return [str(rank % self.nodes if cyclic else rank // each) for rank in range(self.nproc)]
 
 
 Params = Mapping[str, Value]

@@ -6,7 +6,8 @@ The conventions of size and bus bandwidth are nccl-tests' (its doc/PERFORMANCE.m
 from collections.abc import Iterable
 from typing import Any
 
-from bench.plan.cases import Params, WorldSpec
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import Params
 from bench.plan.groups import FORMS, groups_of, num_rounds, pairs_of
 from bench.plan.operation_spec import DTYPES, ONE, RING, SHARE, TWICE_RING, OperationSpec
 from bench.plan.params import Param

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from bench.plan.cases import Definition, Params, WorldSpec, never_refused, only_itself
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import Definition, Params, never_refused, only_itself
 from bench.plan.groups import groups_of, parse_matrix
 from bench.plan.params import Param
 from bench.text import UserError, format_size

@@ -15,160 +15,122 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from bench.machine.environment import emulation, emulation_notes
-from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks
-from bench.machine.world_spec import WorldChoice, choose_world, sharing_notes
+from bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
+from bench.machine.world_spec import Joined, WorldChoice, WorldSpec, choose_world, sharing_notes
 from bench.plan.aliases import present_params
-from bench.plan.cases import Case, Definition, WorldSpec, load_catalogue, matches, select
+from bench.plan.cases import Case, Definition, load_catalogue, matches, select
 from bench.plan.catalogue import MODE, OF_THE_RUNNER
 from bench.plan.groups import mesh_group, parse_mesh
 from bench.plan.operation_spec import DTYPES
 from bench.plan.params import Kind, Param, Value, unknown_parameter
-from bench.plan.plan import (
-    PRESETS,
-    Entry,
-    FaultSpec,
-    NodeLayout,
-    Plan,
-    PlanFile,
-    Preset,
-    Skipped,
-    parse_fault,
-    read_plan_file,
-)
+from bench.plan.plan import PRESETS, Entry, Plan, Preset, Skipped, parse_fault, read_plan_file
 from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 _LOAD_SECONDS = 120
-
-
-def define(target: str, folder: Path) -> Definition:
-    """Return the definition of a target that is importable, or lies in ``folder``; ``UserError`` if there is none.
-
-    Another process imports it, so that the driver stays free of torch.
-    """
-    if ":" not in target:
-        raise UserError(f"--target {target!r} names no function: write package.module:function")
-    command = [sys.executable, "-P", "-m", "bench.plan.options", target, str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_LOAD_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"--target {target!r} took more than {_LOAD_SECONDS} s to import") from None
-    if done.returncode or not done.stdout:  # a script may end well while it is imported
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise UserError(f"--target {target!r} cannot be used: {lines[-1] if lines else 'its import failed'}")
-    params = msgspec.json.decode(done.stdout.splitlines()[-1], type=tuple[Param, ...])
-    module = target.partition(":")[0].rpartition(".")[2]
-    return Definition(
-        name=f"custom.{module}",
-        target=target,
-        help="a step of your own",
-        params=(MODE, *params),
-        tags=("smoke", "node"),
-    )
-
-
-def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
-    """Return the parameters that follow ``world``; ``UserError`` if one has no default or no simple type."""
-    hints = typing.get_type_hints(prepare)
-    after_world = list(inspect.signature(prepare).parameters.values())[1:]
-    return tuple(_param(parameter, hints.get(parameter.name)) for parameter in after_world)
-
-
-def _param(parameter: inspect.Parameter, hint: Any) -> Param:
-    if parameter.name in OF_THE_RUNNER:
-        raise UserError(
-            f"parameter {parameter.name!r} is parbench's own, as are {listed(OF_THE_RUNNER)}: give it another name"
-        )
-    if parameter.default is inspect.Parameter.empty:
-        raise UserError(f"parameter {parameter.name!r} has no default: give it one, --set changes it")
-    choices = get_args(hint) if get_origin(hint) is typing.Literal else ()
-    kind = _KINDS.get(type(parameter.default))
-    if kind is None:
-        raise UserError(f"parameter {parameter.name!r} is no bool, int, float or str")
-    if kind == "float" and not math.isfinite(parameter.default):
-        raise UserError(f"parameter {parameter.name!r} has the default {parameter.default}: give it a finite one")
-    if kind == "int" and parameter.name.endswith("_bytes"):
-        kind = "size"
-    return Param(name=parameter.name, kind=kind, default=parameter.default, help="", choices=choices)
-
-
-def main() -> None:
-    """Print the parameters of the target in argv as one line of JSON."""
-    from bench.rank.runner import load_target  # imports torch, which only this process does
-
-    target, folder = sys.argv[1:]
-    sys.path.append(folder)
-    try:
-        params = params_of(load_target(target))
-    except UserError as error:
-        sys.exit(str(error))
-    sys.stdout.write(f"\n{msgspec.json.encode(params).decode()}\n")
-
-
 _LARGEST_ITEMSIZE = max(dtype.itemsize for dtype in DTYPES.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the user asked for: None and empty mean that the preset decides.
-
-    ``settings`` holds the text of ``--set`` by parameter; ``entries`` replace the preset's when there are any.
-    """
-
-    preset: str = "node"
-    only: tuple[str, ...] = ()
-    entries: tuple[Entry, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    launches: int | None = None
-    budget_seconds: float | None = None
-    timeout_seconds: float | None = None
-
+INSIDE = ("ep", "etp")
+"""Axes of a benchmark's own mesh that lie inside others: ranks are not multiplied by them."""
 
 Candidate = tuple[Case, str | None]
 """A case with the reason why it cannot run here, None if it can."""
 
 
-def make_plan(request: Request, catalogue: Sequence[Definition], spec: WorldSpec) -> Plan:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command line and the plan file ask for, as text where it needs parsing; None is what was not given.
+
+    ``settings`` holds the text of ``--set`` by parameter; ``entries`` replace the preset's when there are any.
+    """
+
+    preset: str | None = None
+    only: tuple[str, ...] = ()
+    target: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    entries: tuple[Entry, ...] = ()
+    nproc: int | None = None
+    backend: str | None = None
+    device: str | None = None
+    launches: int | None = None
+    budget: str | None = None
+    timeout: str | None = None
+    allow_single: bool = False
+    mesh: str | None = None
+    group: str | None = None
+    inject: str | None = None
+    link: str | None = None
+    plan_file: Path | None = None
+    launcher: str = "torchrun"
+    nodes: int | None = None
+    ntasks_per_node: int | None = None
+    placement: str | None = None
+    nodelist: str | None = None
+
+
+def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
+    """Return the plan for the options; ``UserError`` if anything asked for cannot be had."""
+    folder = Path.cwd()
+    catalogue = load_catalogue(modules) if options.target is None else (define(options.target, folder),)
+    options = _with_mesh(_with_file(options, catalogue), catalogue, joined)
+    if joined is not None:
+        if options.launches not in (None, 1):
+            told = f"--launches {options.launches}: ranks that are there already make one launch; leave it out"
+            raise UserError(told)
+        options = replace(options, launches=1)
+    chosen, layout = _where(options, joined)
+    plan = make_plan(options, catalogue, chosen.spec)
+    fault = None if options.inject is None else parse_fault(options.inject, plan.nproc)
+    graphs = [case.label for case in plan.cases if case.whole.get("mode") == "graph"]
+    if fault is not None and fault.kind == "slow" and graphs:  # the host takes no part in their steps
+        raise UserError(f"--inject {fault.text}: {graphs[0]} is replayed by the device; slow knows no mode graph")
+    return msgspec.structs.replace(
+        plan,
+        notes=(*emulation_notes(os.environ), *chosen.notes, *([f"injected: {fault.text}"] if fault else ())),
+        path=str(folder) if options.target else None,
+        injection=fault,
+        link_bytes_per_second=None if options.link is None else parse_link(options.link),
+        spread=layout,
+    )
+
+
+def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec) -> Plan:
     """Return the plan; ``UserError`` if it names what does not exist, or asks for what cannot run here."""
-    preset = _preset(request.preset)
-    entries = request.entries or preset.entries
-    chosen = _chosen(request, catalogue)
-    _check_settings(request.settings, chosen, "--set: what was chosen")
-    for entry in request.entries:
+    name = options.preset or "node"
+    if name not in PRESETS:
+        raise UserError(f"no preset is named {name!r}: there are {listed(PRESETS)}{did_you_mean(name, PRESETS)}")
+    if options.launches is not None and options.launches < 1:
+        raise UserError(f"--launches {options.launches}: at least 1 is needed")
+    preset = PRESETS[name]
+    chosen = _chosen(options, catalogue, preset)
+    _check_settings(options.settings, chosen, "--set: what was chosen")
+    for entry in options.entries:
         _check_settings(entry.set, select(catalogue, [entry.name]), f"case {entry.name!r}")
-    candidates = [pair for definition in chosen for pair in _candidates(definition, entries, request, spec)]
-    _check_possible(candidates, {*request.settings, *(name for entry in request.entries for name in entry.set)})
+    candidates = [pair for definition in chosen for pair in _candidates(definition, options, preset, spec)]
+    _check_possible(candidates, {*options.settings, *(name for entry in options.entries for name in entry.set)})
     skipped = {case.id: Skipped(case=case, reason=reason) for case, reason in candidates if reason is not None}
     return Plan(
-        preset=request.preset,
+        preset=name,
         cases=tuple({case.id: case for case, reason in candidates if reason is None}.values()),
         skipped=tuple(skipped.values()),
         nproc=spec.nproc,
         backend=spec.backend,
         device=spec.device,
-        launches=request.launches or preset.launches,
-        budget_seconds=request.budget_seconds or preset.budget_seconds,
-        timeout_seconds=request.timeout_seconds or preset.timeout_seconds,
+        launches=options.launches or preset.launches,
+        budget_seconds=preset.budget_seconds if options.budget is None else parse_duration(options.budget),
+        timeout_seconds=preset.timeout_seconds if options.timeout is None else parse_duration(options.timeout),
         measure=preset.measure,
     )
 
 
-def _preset(name: str) -> Preset:
-    if name not in PRESETS:
-        raise UserError(f"no preset is named {name!r}: it is {listed(PRESETS)}{did_you_mean(name, PRESETS)}")
-    return PRESETS[name]
-
-
-def _chosen(request: Request, catalogue: Sequence[Definition]) -> tuple[Definition, ...]:
-    """Return what is to be measured: the given entries' cases, or all, narrowed by ``only``."""
-    named = select(catalogue, [entry.name for entry in request.entries])
-    wanted = select(catalogue, request.only)
+def _chosen(options: Options, catalogue: Sequence[Definition], preset: Preset) -> tuple[Definition, ...]:
+    """Return what is to be measured: the entries' cases, or all, narrowed by ``only``."""
+    named = select(catalogue, [entry.name for entry in options.entries])
+    wanted = select(catalogue, options.only)
     chosen = tuple(definition for definition in named if definition in wanted)
-    if not request.only and not request.entries:
-        tag = PRESETS[request.preset].tag
-        chosen = tuple(definition for definition in chosen if tag is None or tag in definition.tags)
+    if not options.only and not options.entries:
+        chosen = tuple(d for d in chosen if preset.tag is None or preset.tag in d.tags)
     if not chosen:
-        raise UserError(f"--only {' '.join(request.only)} leaves nothing of the plan's cases")
+        raise UserError(f"--only {' '.join(options.only)} leaves nothing of the plan's cases")
     return chosen
 
 
@@ -180,24 +142,21 @@ def _check_settings(settings: Mapping[str, str], chosen: Sequence[Definition], s
             raise unknown_parameter(name, known, where)
 
 
-def _candidates(definition: Definition, entries: Sequence[Entry], request: Request, spec: WorldSpec) -> list[Candidate]:
+def _candidates(definition: Definition, options: Options, preset: Preset, spec: WorldSpec) -> list[Candidate]:
+    entries = options.entries or preset.entries
     fitting = [entry for entry in entries if matches(definition.name, entry.name)] or [Entry(name=definition.name)]
-    candidates = []
+    candidates: list[Candidate] = []
     for entry in fitting:
-        for given in _product(definition, entry.set, request.settings):
-            if not request.entries and "size_bytes" not in request.settings:
+        for given in _product(definition, entry.set, options.settings):
+            if not options.entries and "size_bytes" not in options.settings:
                 given = _divisible(given, spec.nproc)
-            candidates += _expanded(definition, given, spec)
+            try:
+                cases = [definition.case(one) for one in definition.expand(given, spec)]
+            except UserError as error:
+                candidates.append((definition.case(given), str(error)))
+            else:
+                candidates += [(case, definition.refuse(case.whole, spec)) for case in cases]
     return candidates
-
-
-def _expanded(definition: Definition, given: Mapping[str, Value], spec: WorldSpec) -> list[Candidate]:
-    """Return the cases that ``given`` means, or itself with the reason why it means none here."""
-    try:
-        cases = [definition.case(one) for one in definition.expand(given, spec)]
-    except UserError as error:
-        return [(definition.case(given), str(error))]
-    return [(case, definition.refuse(case.whole, spec)) for case in cases]
 
 
 def _divisible(given: dict[str, Value], nproc: int) -> dict[str, Value]:
@@ -231,115 +190,15 @@ def _check_possible(candidates: Sequence[Candidate], asked: Iterable[str]) -> No
         raise UserError(f"none of the {len(candidates)} cases asked for can run here; {case.label}: {reason}")
 
 
-INSIDE = ("ep", "etp")
-"""Axes of a benchmark's own mesh that lie inside others: ranks are not multiplied by them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The command line's options, as text where they need parsing; None is what was not given."""
-
-    preset: str | None = None
-    only: tuple[str, ...] = ()
-    target: str | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
-    nproc: int | None = None
-    backend: str | None = None
-    device: str | None = None
-    launches: int | None = None
-    budget: str | None = None
-    timeout: str | None = None
-    allow_single: bool = False
-    mesh: str | None = None
-    group: str | None = None
-    inject: str | None = None
-    link: str | None = None
-    plan_file: Path | None = None
-    launcher: str = "torchrun"
-    nodes: int | None = None
-    ntasks_per_node: int | None = None
-    placement: str | None = None
-    nodelist: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Joined:
-    """The ranks that another launcher started: this one, how many there are, and how many are on this node.
-
-    ``one_node`` is whether they are known to share a node; without LOCAL_WORLD_SIZE they may not.
-    """
-
-    rank: int
-    size: int
-    local_size: int
-    one_node: bool
-
-    def spec(self, local: WorldSpec) -> WorldSpec:
-        """Return the spec of all ranks from that of this node's."""
-        return replace(local, nproc=self.size, nodes=-(-self.size // self.local_size))
-
-    @staticmethod
-    def find(environ: Mapping[str, str]) -> "Joined | None":
-        """Return where this process stands among ranks that are there already, None if it was started alone."""
-        if "RANK" not in environ or "WORLD_SIZE" not in environ:
-            return None
-        if not {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
-            raise UserError(
-                "RANK and WORLD_SIZE are set, so ranks are there already; set MASTER_ADDR and MASTER_PORT too"
-            )
-        try:
-            rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-            local_size = int(environ.get("LOCAL_WORLD_SIZE", size))
-        except ValueError:
-            raise UserError("RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are whole numbers where they are set") from None
-        one_node = "LOCAL_WORLD_SIZE" in environ and local_size == size
-        return Joined(rank=rank, size=size, local_size=local_size, one_node=one_node)
-
-
-def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
-    """Return the plan for the options; ``UserError`` if anything asked for cannot be had."""
-    file = read_plan_file(options.plan_file) if options.plan_file else PlanFile()
-    options = replace(options, settings=present_params(options.settings, "--set"))
-    folder = Path.cwd()
-    catalogue = load_catalogue(modules) if options.target is None else (define(options.target, folder),)
-    options = _with_mesh(_with_file(options, file), file, catalogue, joined)
-    chosen, spread = _where(options, joined)
-    spec = chosen.spec
-    request = Request(
-        preset=_known_preset(options.preset),
-        only=options.only,
-        entries=tuple(case.entry(catalogue) for case in file.case),
-        settings=_with_group(options),
-        launches=_launches(options.launches, joined),
-        budget_seconds=None if options.budget is None else parse_duration(options.budget),
-        timeout_seconds=None if options.timeout is None else parse_duration(options.timeout),
-    )
-    plan = make_plan(request, catalogue, spec)
-    injection = None if options.inject is None else parse_fault(options.inject, spec.nproc)
-    _refuse_slow_graphs(injection, plan)
-    injected = (f"injected: {injection.text}",) if injection else ()
-    return msgspec.structs.replace(
-        plan,
-        notes=(*emulation_notes(os.environ), *chosen.notes, *injected),
-        path=str(folder) if options.target else None,
-        injection=injection,
-        link_bytes_per_second=None if options.link is None else parse_link(options.link),
-        spread=spread,
-    )
-
-
-def _refuse_slow_graphs(injection: FaultSpec | None, plan: Plan) -> None:
-    """Refuse to slow down what a CUDA graph replays: the host takes no part in its steps."""
-    graphs = [case.label for case in plan.cases if case.params.get("mode") == "graph"]
-    if injection is not None and injection.kind == "slow" and graphs:
-        raise UserError(f"--inject {injection.text}: {graphs[0]} is replayed by the device; slow knows no mode graph")
-
-
 def _where(options: Options, joined: Joined | None) -> tuple[WorldChoice, NodeLayout | None]:
     """Return the spec of all ranks, and how srun is to spread them if it starts them."""
     allocation = _allocation(options, joined)
     machine = machine_of_ranks(os.environ, allocation)
-    asked = _ranks(options.nproc, joined)
+    asked = options.nproc
+    if joined is not None:
+        if asked not in (None, joined.size):
+            raise UserError(f"--nproc {asked}: {joined.size} ranks are there already (WORLD_SIZE); leave it out")
+        asked = joined.local_size
     if allocation is not None:
         asked = options.ntasks_per_node or allocation.ntasks_per_node
     many = (joined is not None and joined.size > 1) or (allocation is not None and allocation.nodes > 1)
@@ -381,71 +240,110 @@ def _allocation(options: Options, joined: Joined | None) -> Allocation | None:
     return Allocation.find(os.environ)
 
 
-def _with_mesh(options: Options, file: PlanFile, catalogue: Sequence[Definition], joined: Joined | None) -> Options:
-    """Return the options with ``--mesh`` as the parameter of those benchmarks named that have one, and its ranks."""
-    if options.mesh is None or options.group is not None or not _names_meshes(options, file, catalogue):
+def _with_file(options: Options, catalogue: Sequence[Definition]) -> Options:
+    """Return the options by their present names, with the plan file's values where the command line gave none."""
+    options = replace(options, settings=present_params(options.settings, "--set"))
+    if options.plan_file is None:
         return options
-    if "mesh" in options.settings:
-        raise UserError(f"--mesh {options.mesh} and --set mesh={options.settings['mesh']} say the same: leave out one")
-    meshes = [parse_mesh(text) for text in options.mesh.split(";")]
+    file = read_plan_file(options.plan_file)
+    names = ("preset", "nproc", "backend", "device", "launches", "budget", "timeout")
+    given = {name: getattr(file, name) for name in names if getattr(options, name) is None}
+    texts = {name: str(given[name]) for name in ("budget", "timeout") if given.get(name) is not None}
+    return replace(options, **{**given, **texts}, entries=tuple(case.entry(catalogue) for case in file.case))
+
+
+def _with_mesh(options: Options, catalogue: Sequence[Definition], joined: Joined | None) -> Options:
+    """Return the options with ``--mesh`` and ``--group`` as settings.
+
+    Without a group the mesh is that of the benchmarks named which have one, and says how many ranks there are.
+    """
+    settings = options.settings
+    if options.mesh is None and options.group is None:
+        return options
+    if options.group is not None:
+        group = options.group if options.mesh is None else mesh_group(options.mesh, options.group)
+        return replace(options, settings={**settings, "group": group})
+    meshes = [parse_mesh(text) for text in str(options.mesh).split(";")]
+    if not _names_meshes(options, catalogue):
+        raise UserError(
+            f"--mesh {options.mesh} needs --group, one of its axes: {listed(parse_mesh(str(options.mesh)))}"
+        )
+    if "mesh" in settings:
+        raise UserError(f"--mesh {options.mesh} and --set mesh={settings['mesh']} say the same: leave out one")
     ranks = {math.prod(size for axis, size in mesh.items() if axis not in INSIDE) for mesh in meshes}
     here = joined is None and options.launcher == "torchrun" and options.nproc is None
     several = len(ranks) == 1 and (max(ranks) > 1 or options.allow_single)
     nproc = max(ranks) if here and several else options.nproc
-    return replace(options, mesh=None, settings={**options.settings, "mesh": options.mesh}, nproc=nproc)
+    return replace(options, settings={**settings, "mesh": str(options.mesh)}, nproc=nproc)
 
 
-def _names_meshes(options: Options, file: PlanFile, catalogue: Sequence[Definition]) -> bool:
-    """Say whether a benchmark that is asked for by name, here or in the file, has a mesh of its own."""
-    if not options.only and not file.case and options.target is None:
+def _names_meshes(options: Options, catalogue: Sequence[Definition]) -> bool:
+    """Say whether a benchmark that is asked for by name, here or in the plan file, has a mesh of its own."""
+    if not options.only and not options.entries and options.target is None:
         return False
-    of_file = select(catalogue, [case.name for case in file.case])
-    chosen = [definition for definition in select(catalogue, options.only) if definition in of_file]
+    named = select(catalogue, [entry.name for entry in options.entries])
+    chosen = [definition for definition in select(catalogue, options.only) if definition in named]
     return any(param.kind == "mesh" for definition in chosen for param in definition.params)
 
 
-def _with_group(options: Options) -> Mapping[str, str]:
-    """Return the settings with the group that ``--mesh`` and ``--group`` mean together."""
-    if options.mesh is None and options.group is None:
-        return options.settings
-    if options.group is None:
+def define(target: str, folder: Path) -> Definition:
+    """Return the definition of a target that is importable, or lies in ``folder``; ``UserError`` if there is none.
+
+    Another process imports it, so that the driver stays free of torch.
+    """
+    if ":" not in target:
+        raise UserError(f"--target {target!r} names no function: write package.module:function")
+    command = [sys.executable, "-P", "-m", "bench.plan.options", target, str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_LOAD_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"--target {target!r} took more than {_LOAD_SECONDS} s to import") from None
+    if done.returncode or not done.stdout:  # a script may end well while it is imported
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise UserError(f"--target {target!r} cannot be used: {lines[-1] if lines else 'its import failed'}")
+    params = msgspec.json.decode(done.stdout.splitlines()[-1], type=tuple[Param, ...])
+    module = target.partition(":")[0].rpartition(".")[2]
+    tags = ("smoke", "node")
+    help_text = "a step of your own"
+    return Definition(name=f"custom.{module}", target=target, help=help_text, params=(MODE, *params), tags=tags)
+
+
+def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
+    """Return the parameters that follow ``world``; ``UserError`` if one has no default or no simple type."""
+    hints = typing.get_type_hints(prepare)
+    after_world = list(inspect.signature(prepare).parameters.values())[1:]
+    return tuple(_param(parameter, hints.get(parameter.name)) for parameter in after_world)
+
+
+def _param(parameter: inspect.Parameter, hint: Any) -> Param:
+    if parameter.name in OF_THE_RUNNER:
         raise UserError(
-            f"--mesh {options.mesh} needs --group, one of its axes: {listed(parse_mesh(options.mesh or ''))}"
+            f"parameter {parameter.name!r} is parbench's own, as are {listed(OF_THE_RUNNER)}: give it another name"
         )
-    group = options.group if options.mesh is None else mesh_group(options.mesh, options.group)
-    return {**options.settings, "group": group}
+    if parameter.default is inspect.Parameter.empty:
+        raise UserError(f"parameter {parameter.name!r} has no default: give it one, --set changes it")
+    choices = get_args(hint) if get_origin(hint) is typing.Literal else ()
+    kind = _KINDS.get(type(parameter.default))
+    if kind is None:
+        raise UserError(f"parameter {parameter.name!r} is no bool, int, float or str")
+    if kind == "float" and not math.isfinite(parameter.default):
+        raise UserError(f"parameter {parameter.name!r} has the default {parameter.default}: give it a finite one")
+    if kind == "int" and parameter.name.endswith("_bytes"):
+        kind = "size"
+    return Param(name=parameter.name, kind=kind, default=parameter.default, help="", choices=choices)
 
 
-def _with_file(options: Options, file: PlanFile) -> Options:
-    """Return the options with the plan file's values where the command line gave none."""
-    names = ("preset", "nproc", "backend", "device", "launches", "budget", "timeout")
-    given = {name: getattr(file, name) for name in names if getattr(options, name) is None}
-    texts = {name: str(given[name]) for name in ("budget", "timeout") if given.get(name) is not None}
-    return replace(options, **{**given, **texts})
+def main() -> None:
+    """Print the parameters of the target in argv as one line of JSON."""
+    from bench.rank.runner import load_target  # imports torch, which only this process does
 
-
-def _known_preset(name: str | None) -> str:
-    if name is not None and name not in PRESETS:
-        raise UserError(f"no preset is named {name!r}: there are {listed(PRESETS)}{did_you_mean(name, PRESETS)}")
-    return name or "node"
-
-
-def _ranks(nproc: int | None, joined: Joined | None) -> int | None:
-    if joined is None:
-        return nproc
-    if nproc not in (None, joined.size):
-        raise UserError(f"--nproc {nproc}: {joined.size} ranks are there already (WORLD_SIZE); leave it out")
-    return joined.local_size
-
-
-def _launches(launches: int | None, joined: Joined | None) -> int | None:
-    if launches is not None and launches < 1:
-        raise UserError(f"--launches {launches}: at least 1 is needed")
-    if joined is None:
-        return launches
-    if launches not in (None, 1):
-        raise UserError(f"--launches {launches}: ranks that are there already make one launch; leave it out")
-    return 1
+    target, folder = sys.argv[1:]
+    sys.path.append(folder)
+    try:
+        params = params_of(load_target(target))
+    except UserError as error:
+        sys.exit(str(error))
+    sys.stdout.write(f"\n{msgspec.json.encode(params).decode()}\n")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from bench.machine.slurm_allocation import NodeLayout
 from bench.plan.aliases import present_name, present_params
 from bench.plan.cases import Case, Definition, select
 from bench.plan.catalogue import OPERATIONS
@@ -57,19 +58,6 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
     case: Case
     reason: str
-
-
-class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """How srun spreads ranks over nodes: ``block`` fills a node first, ``cyclic`` deals to all in turn."""
-
-    nodes: int
-    ntasks_per_node: int
-    placement: Literal["block", "cyclic"] = "block"
-
-    @property
-    def ranks(self) -> int:
-        """Of all nodes."""
-        return self.nodes * self.ntasks_per_node
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):

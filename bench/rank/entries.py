@@ -16,7 +16,7 @@ from bench.launch.driver import StartRanks
 from bench.launch.launchers import ExternalLauncher, Launcher, loopback_variables
 from bench.machine.environment import interface_of
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE
-from bench.plan.options import Joined
+from bench.machine.world_spec import Joined
 from bench.rank.worker import work
 
 _MEETING_SECONDS = 120

@@ -84,13 +84,13 @@ def work(
     progress = Progress()
     client.listen(answer=progress.where, on_gone=end)
     try:
-        if job.path is not None:
-            sys.path.append(job.path)
-        timeout = 2 * job.timeout_seconds + 60
+        if job.plan.path is not None:
+            sys.path.append(job.plan.path)
+        timeout = 2 * job.plan.timeout_seconds + 60
         if meeting is not None:
             _sit_down(job.hosts)
             store = meeting.join(job.meeting)
-        with open_world(job.backend, job.device, job.measure.seed, timeout, store) as world:
+        with open_world(job.plan.backend, job.plan.device, job.plan.measure.seed, timeout, store) as world:
             _cases(client, job, world, progress)
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
         _stand_still(client, None, error)
@@ -132,11 +132,11 @@ class _Share:
 def _shares(job: Job) -> Iterator[_Share]:
     """Yield each case's share of the time that is left when its turn comes."""
     began = time.monotonic()
-    for index in range(len(job.cases)):
+    for index in range(len(job.plan.cases)):
         spent = time.monotonic() - began
         weights = job.weights[index:]
         share = (job.budget_seconds - spent) * weights[0] / sum(weights)
-        most = _TIMEOUT_SHARE * job.timeout_seconds
+        most = _TIMEOUT_SHARE * job.plan.timeout_seconds
         yield _Share(seconds=min(max(share, _MIN_CASE_SECONDS), most), in_time=spent < job.run_seconds)
 
 
@@ -148,7 +148,13 @@ def _one_case(
     world = subgroups.world
     if world.decide([float(share.in_time)])[0]:
         outcome = run_case(
-            job.cases[index], world, job.measure, share.seconds, progress, subgroups=subgroups, fault=job.injection
+            job.plan.cases[index],
+            world,
+            job.plan.measure,
+            share.seconds,
+            progress,
+            subgroups=subgroups,
+            fault=job.plan.injection,
         )
     else:
         outcome = Outcome(status="skipped", reason=LEFT_OUT)

@@ -14,8 +14,7 @@ from trees import write_tool
 
 from bench.machine import slurm_allocation as node_machine
 from bench.machine.machine import Gpu, Machine
-from bench.machine.slurm_allocation import Allocation, choose_layout, machine_of_ranks, main, node_command
-from bench.plan.plan import NodeLayout
+from bench.machine.slurm_allocation import Allocation, NodeLayout, choose_layout, machine_of_ranks, main, node_command
 
 FOUR = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "n[1-4]"}
 JOB = Allocation(job="17", nodes=4, nodelist="n[1-4]")

@@ -107,7 +107,7 @@ def test_every_message_arrives_as_it_was_said() -> None:
         for message in messages:
             received = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=union)
             assert (received, type(received)) == (message, type(message))
-    received = msgspec.msgpack.decode(msgspec.msgpack.encode(job([kinds])), type=Job).cases[0]
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(job([kinds])), type=Job).plan.cases[0]
     assert [type(value) for value in received.params.values()] == [bool, int, float, str]
 
 
@@ -130,7 +130,7 @@ def test_each_rank_hears_only_what_it_is_told_and_one_that_is_gone_or_never_came
     heard(hub, 2)
     hub.send(1, job([case(1)]))
     hub.send(0, job([case(0)]))
-    assert [rank.job().cases for rank in ranks] == [[case(0)], [case(1)]]
+    assert [rank.job().plan.cases for rank in ranks] == [(case(0),), (case(1),)]
     ranks[0].die()
     heard(hub, 1)
     for _ in range(3):

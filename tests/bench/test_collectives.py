@@ -16,10 +16,10 @@ import torch.distributed as dist
 from ranks import Ranks
 from refusals import refusal
 
+from bench.machine.world_spec import WorldSpec
 from bench.operations.operation import Operation
 from bench.operations.p2p import round_of_pairs, sendrecv
 from bench.operations.test_pattern import DataPattern, count_wrong
-from bench.plan.cases import WorldSpec
 from bench.plan.catalogue import DEFINITIONS, OF_THE_RUNNER
 from bench.plan.groups import groups_of
 from bench.plan.operation_spec import DTYPES, supports

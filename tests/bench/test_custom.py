@@ -14,9 +14,10 @@ from ranks import Ranks
 from refusals import refusal as error_of
 
 from bench.launch.control_channel import Outcome
-from bench.plan.cases import WorldSpec, make_case
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import make_case
 from bench.plan.catalogue import MODE, OF_THE_RUNNER
-from bench.plan.options import Request, define, make_plan, params_of
+from bench.plan.options import Options, define, make_plan, params_of
 from bench.plan.params import Param
 from bench.plan.plan import Measure
 from bench.rank.runner import run_case
@@ -106,7 +107,7 @@ def test_a_target_in_the_folder_is_defined_and_can_be_planned_and_no_module_ther
     assert (definition.name, definition.target) == ("custom.mine", "steps.mine:prepare")
     assert [param.name for param in definition.params] == ["mode", "depth", "kind"]
     assert definition.params[0] == MODE
-    request = Request(settings={"kind": "tree", "mode": "blocking,pipelined"})
+    request = Options(settings={"kind": "tree", "mode": "blocking,pipelined"})
     plan = make_plan(request, (definition,), WorldSpec(nproc=2, backend="gloo", device="cpu"))
     assert [asked.params for asked in plan.cases] == [
         {"mode": "blocking", "depth": 3, "kind": "tree"},

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal as error_of
 
-from bench.plan.cases import Case, Definition, WorldSpec, load_catalogue, make_case, matches, select
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import Case, Definition, load_catalogue, make_case, matches, select
 from bench.plan.catalogue import DEFINITIONS
 from bench.plan.operation_spec import DTYPES
-from bench.plan.options import Request, make_plan
+from bench.plan.options import Options, make_plan
 from bench.plan.params import Param, Value
 from bench.plan.plan import PRESETS, Plan
 from parbench import DEFINITIONS as MODULES
@@ -197,7 +198,7 @@ REFUSED_AT_3 = {
 
 def plan(preset: str, backend: str = "gloo", nproc: int = 2) -> Plan:
     device = "cpu" if backend == "gloo" else "cuda"
-    return make_plan(Request(preset=preset), EVERYTHING, WorldSpec(nproc=nproc, backend=backend, device=device))
+    return make_plan(Options(preset=preset), EVERYTHING, WorldSpec(nproc=nproc, backend=backend, device=device))
 
 
 def short(name: str) -> str:

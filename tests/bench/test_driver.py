@@ -13,9 +13,10 @@ from bench.launch import driver as module
 from bench.launch import monitor as watch_module
 from bench.launch.control_channel import ADDRESS_VARIABLE, LEFT_OUT, Done, DriverServer, Job, Outcome
 from bench.launch.driver import Driver, remaining
+from bench.machine.slurm_allocation import NodeLayout
 from bench.machine.topology import RankPlace
 from bench.plan.cases import Case
-from bench.plan.plan import FaultSpec, NodeLayout, Plan
+from bench.plan.plan import FaultSpec, Plan
 from bench.results.records import Record, read_records
 from bench.results.runs import create_run, load_info, load_run, open_writer
 
@@ -117,7 +118,7 @@ class Stage:
         heard = rank.job()
         if rank.rank == 0:
             self.jobs.append(heard)
-        for index in range(len(heard.cases)):
+        for index in range(len(heard.plan.cases)):
             rank.start(index)
             if rank.rank == 0:
                 rank.finish(index)
@@ -139,7 +140,7 @@ def at_case(number: int, do: Act) -> Act:
 
     def act(gang: FakeGang, rank: FakeRank) -> None:
         rank.hello()
-        for index, asked in enumerate(rank.job().cases):
+        for index, asked in enumerate(rank.job().plan.cases):
             rank.start(index)
             if asked.params["number"] == number:
                 do(gang, rank)
@@ -295,8 +296,7 @@ def test_a_job_is_what_the_plan_asks_and_tells_all_ranks_their_hosts_and_where_t
     built.hello, built.host, built.facts = on_nodes("n1", "n2"), "localhost", {"slurm": {"job": "17"}}
     built.drive()
     [asked] = built.jobs
-    assert (asked.cases, asked.injection, asked.measure) == (CASES[:2], injection, load_info(built.path).plan.measure)
-    assert (asked.backend, asked.device, asked.timeout_seconds, asked.path) == ("gloo", "cpu", 12.0, "/home/me")
+    assert asked.plan == msgspec.structs.replace(load_info(built.path).plan, cases=tuple(CASES[:2]))
     assert (asked.hosts, asked.meeting) == (("n1", "n2"), "n1:0")
     assert built.addresses.startswith("127.0.0.1:"), "the hub listens where it is told"
     assert built.records()[0].world.nodes == 2
@@ -327,7 +327,7 @@ def test_the_budget_is_shared_by_the_launches_that_are_left(stage: Build) -> Non
     broken = stage(CASES[:2], launches=2, budget_seconds=40.0)
     broken.acts = (breaks_at(0), broken.fine)
     broken.drive()
-    assert broken.jobs[0].cases == [CASES[1]]
+    assert broken.jobs[0].plan.cases == (CASES[1],)
     assert broken.jobs[0].budget_seconds == pytest.approx(20, abs=2), "what is left of its launch"
     assert broken.jobs[0].run_seconds == pytest.approx(44, abs=3)
 
@@ -344,7 +344,7 @@ def test_a_run_that_goes_on_does_nothing_twice_and_keeps_its_logs(stage: Build) 
     (built.path / "logs" / "gang-0").mkdir()
     built.drive(2)
     assert built.drive() == [(launch, number, "ok") for launch in range(2) for number in range(3)]
-    assert [[asked.params["number"] for asked in sent.cases] for sent in built.jobs] == [[0, 1], [2], [0, 1, 2]]
+    assert [[asked.params["number"] for asked in sent.plan.cases] for sent in built.jobs] == [[0, 1], [2], [0, 1, 2]]
     assert built.numbers == [1, 1, 2]  # folder 0 was there, and fake gangs make none
     launches = [told for told in built.told if told[0] == "launch"]
     assert launches == [("launch", 1, 2, 2), ("launch", 1, 2, 1), ("launch", 2, 2, 3)]

@@ -17,7 +17,8 @@ from bench.launch.measure import resume, run_options
 from bench.launch.progress_display import Display
 from bench.machine import slurm_allocation as node_machine
 from bench.machine.slurm_allocation import reachable
-from bench.plan.options import Joined, Options, plan_run
+from bench.machine.world_spec import Joined
+from bench.plan.options import Options, plan_run
 from bench.plan.plan import Plan, Skipped
 from bench.results.records import Record
 from bench.results.runs import Run, create_run, load_run, open_writer

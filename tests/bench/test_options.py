@@ -10,9 +10,11 @@ from refusals import refusal as error_of
 
 from bench.machine import slurm_allocation as node_machine
 from bench.machine.machine import Gpu
+from bench.machine.slurm_allocation import NodeLayout
+from bench.machine.world_spec import Joined
 from bench.plan import options as module
-from bench.plan.options import Joined, Options, plan_run
-from bench.plan.plan import NodeLayout, Plan
+from bench.plan.options import Options, plan_run
+from bench.plan.plan import Plan
 from workloads.hybrid import constraints
 
 ONE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})

@@ -9,9 +9,10 @@ from paths import ROOT
 from refusals import refusal as error_of
 
 from bench.commands import run
-from bench.plan.cases import Definition, WorldSpec
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import Definition
 from bench.plan.catalogue import DEFINITIONS as EVERYTHING
-from bench.plan.options import Request, make_plan
+from bench.plan.options import Options, make_plan
 from bench.plan.params import Param
 from bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile, read_plan_file
 
@@ -27,7 +28,7 @@ DEFINITIONS = tuple(definition for definition in EVERYTHING if definition.name.p
 
 def plan(spec: WorldSpec = GLOO, **asked: object) -> Plan:
     """Plan a smoke run unless told otherwise: it is the smallest."""
-    return make_plan(Request(**{"preset": "smoke", **asked}), DEFINITIONS, spec)  # type: ignore[arg-type]
+    return make_plan(Options(**{"preset": "smoke", **asked}), DEFINITIONS, spec)  # type: ignore[arg-type]
 
 
 def refusal(spec: WorldSpec = GLOO, **asked: object) -> str:
@@ -43,9 +44,9 @@ def test_a_plan_carries_the_setting_and_what_the_preset_decides_unless_the_user_
     assert (made.preset, made.nproc, made.backend, made.device) == ("smoke", 2, "gloo", "cpu")
     assert (made.launches, made.budget_seconds) == (preset.launches, preset.budget_seconds)
     assert (made.timeout_seconds, made.measure) == (preset.timeout_seconds, preset.measure)
-    made = plan(launches=7, budget_seconds=1.5, timeout_seconds=2.5)
+    made = plan(launches=7, budget="1.5s", timeout="2.5s")
     assert (made.launches, made.budget_seconds, made.timeout_seconds) == (7, 1.5, 2.5)
-    assert make_plan(Request(), DEFINITIONS, GLOO) == plan(preset="node")
+    assert make_plan(Options(), DEFINITIONS, GLOO) == plan(preset="node")
     assert plan(preset="full") == plan(preset="full")
 
 
@@ -75,12 +76,12 @@ def test_given_entries_replace_the_presets_and_choose_the_cases() -> None:
 def test_an_operation_outside_the_presets_entries_runs_with_its_defaults() -> None:
     params = (Param(name="a", kind="int", default=3, help="x"),)
     mine = Definition(name="step.mine", target="m:f", help="x", params=params)
-    made = make_plan(Request(preset="smoke", only=("mine",)), (*DEFINITIONS, mine), GLOO)
+    made = make_plan(Options(preset="smoke", only=("mine",)), (*DEFINITIONS, mine), GLOO)
     assert [case.params for case in made.cases] == [{"a": 3}]
 
 
 def test_an_unknown_name_is_refused_with_what_there_is_and_the_nearest() -> None:
-    assert refusal(preset="nod") == "no preset is named 'nod': it is smoke, node or full; did you mean 'node'?"
+    assert refusal(preset="nod") == "no preset is named 'nod': there are smoke, node or full; did you mean 'node'?"
     for asked in ({"only": ("allreduce",)}, {"entries": (Entry(name="allreduce"),)}):
         assert "no case is named 'allreduce'; did you mean 'all_reduce'?" in refusal(**asked)
     words = refusal(entries=(Entry(name="p2p.*"),), only=("all_reduce",))

@@ -17,9 +17,10 @@ import pytest
 from paths import environment
 from refusals import refusal
 
-from bench.plan.cases import WorldSpec, make_case
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import make_case
 from bench.plan.catalogue import DEFINITIONS
-from bench.plan.options import Request, make_plan
+from bench.plan.options import Options, make_plan
 from bench.plan.plan import Plan
 from bench.results.records import (
     SCHEMA,
@@ -63,7 +64,7 @@ def make_record(launch: int = 0) -> Record:
 
 @pytest.fixture
 def plan() -> Plan:
-    return make_plan(Request(preset="smoke"), DEFINITIONS, WorldSpec(nproc=4, backend="gloo", device="cpu"))
+    return make_plan(Options(preset="smoke"), DEFINITIONS, WorldSpec(nproc=4, backend="gloo", device="cpu"))
 
 
 @pytest.fixture

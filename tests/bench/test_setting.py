@@ -5,8 +5,7 @@ from dataclasses import replace
 from refusals import refusal
 
 from bench.machine.machine import Gpu, Machine
-from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldChoice, choose_world
-from bench.plan.cases import WorldSpec
+from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldChoice, WorldSpec, choose_world
 
 GIB = 1 << 30
 CPU = Machine(cores=4, physical_cores=4, memory_bytes=16 * GIB, torch_version="2.13.0+cpu", torch_has_cuda=False)

@@ -15,9 +15,8 @@ from refusals import refusal
 from bench.launch.control_channel import Hello
 from bench.launch.driver import placement_warnings, rank_placement
 from bench.launch.launchers import SrunLauncher, parse_exits, srun_command
-from bench.machine.slurm_allocation import check_srun, more_options
+from bench.machine.slurm_allocation import NodeLayout, check_srun, more_options
 from bench.machine.topology import RankPlace
-from bench.plan.plan import NodeLayout
 from bench.rank import entries as srun_rank
 from bench.rank.entries import Meeting
 

@@ -8,7 +8,7 @@ from nodes_fixtures import lost_run, node_run, scaling_run
 from report_rows import cells_of, panel_in, run_of
 from reports_fixtures import WORLD, bad, collective, context_record, ok, step
 
-from bench.plan.plan import NodeLayout
+from bench.machine.slurm_allocation import NodeLayout
 from bench.results.records import Record
 from bench.results.runs import Run
 from reports.illustrations import scaling_figures

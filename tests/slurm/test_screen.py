@@ -19,9 +19,11 @@ from screen_study import Cluster, simulate
 from bench.commands import parse_settings
 from bench.commands import run as run_of_the_command_line
 from bench.launch.processes import Ended
-from bench.plan.cases import Case, WorldSpec
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import Case
 from bench.plan.catalogue import DEFINITIONS
-from bench.plan.options import Request, make_plan
+from bench.plan.options import Options as RunOptions
+from bench.plan.options import make_plan
 from bench.results.records import RankState, Record, Status, WorldInfo
 from bench.results.runs import Run, create_run, load_run, open_writer, write_info
 from bench.text import UserError
@@ -248,7 +250,7 @@ def test_a_run_is_asked_for_with_one_rank_on_each_node_and_every_round_and_parbe
     turns = Turns(parameter="pairs", values=("0-3 1-2", "0-1 2-3"), repeats=2)
     words = run_command(NODES, turns, means(Path("out")))
     settings = parse_settings([words[i + 1] for i, word in enumerate(words) if word == "--set"])
-    request = Request(preset="smoke", only=("p2p.round",), settings={**settings, "size_bytes": "4M"})
+    request = RunOptions(preset="smoke", only=("p2p.round",), settings={**settings, "size_bytes": "4M"})
     planned = make_plan(request, DEFINITIONS, WorldSpec(nproc=4, backend="gloo", device="cpu"))
     params = [(case.params.get("repeat", 0), case.params["pairs"]) for case in planned.cases]
     assert params == [(0, "0-3 1-2"), (0, "0-1 2-3"), (1, "0-3 1-2"), (1, "0-1 2-3")]

@@ -14,8 +14,8 @@ from bench.launch.control_channel import Done
 from bench.launch.driver import StartRanks
 from bench.machine import slurm_allocation as node_machine
 from bench.machine.machine import Machine
+from bench.machine.world_spec import Joined
 from bench.plan import options
-from bench.plan.options import Joined
 from bench.results.runs import Run
 
 MODULES = ("bench.plan.catalogue", "workloads.definitions")
@@ -79,7 +79,7 @@ class FakeRanks:
 
     def _act(self, gang: FakeGang, rank: FakeRank) -> None:
         rank.hello()
-        for index, asked in enumerate(rank.job().cases):
+        for index, asked in enumerate(rank.job().plan.cases):
             rank.start(index)
             if rank.rank == 0:
                 self.begun.append(asked.id)

@@ -26,7 +26,7 @@ from bench.launch.control_channel import (
     StatusReply,
 )
 from bench.plan.cases import Case, make_case
-from bench.plan.plan import Measure, Plan, Skipped
+from bench.plan.plan import Plan, Skipped
 from bench.results.records import Check
 from bench.world.subject import Description
 
@@ -70,9 +70,10 @@ def where(**more: Any) -> StatusReply:
 
 
 def job(cases: Sequence[Case], **more: Any) -> Job:
-    fields = {"measure": Measure(), "backend": "gloo", "device": "cpu", "budget_seconds": 1.0, "run_seconds": 60.0}
-    fields["timeout_seconds"] = 30.0
-    return Job(**{"cases": list(cases), "weights": [1.0] * len(cases), **fields, **more})
+    own = {name: more.pop(name) for name in Job.__struct_fields__ if name in more}
+    return Job(
+        **{"weights": [1.0] * len(cases), "budget_seconds": 1.0, "run_seconds": 60.0, **own}, plan=plan(cases, **more)
+    )
 
 
 def plan(cases: Iterable[Case], *, nproc: int = 2, skipped: Iterable[Skipped] = (), **more: Any) -> Plan:
@@ -139,7 +140,7 @@ class FakeRank:
 
     def work(self, each: Callable[[int, Case], Outcome] = lambda index, case: outcome()) -> None:
         """Do the whole job as a rank that is fine does."""
-        for index, asked in enumerate(self.job().cases):
+        for index, asked in enumerate(self.job().plan.cases):
             self.start(index)
             told = each(index, asked)
             if self.rank == 0:

@@ -19,8 +19,9 @@ from click.testing import CliRunner
 from paths import TESTS
 
 import parbench
-from bench.plan.cases import WorldSpec, load_catalogue
-from bench.plan.options import Request, make_plan
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import load_catalogue
+from bench.plan.options import Options, make_plan
 from bench.plan.plan import PRESETS
 from bench.results.metrics import MetricValue
 from bench.results.records import Record
@@ -78,7 +79,7 @@ def presets() -> str:
     known = {definition.name: {param.name: param.default for param in definition.params} for definition in catalogue}
     lines: dict[str, list[str]] = {}
     for preset in PRESETS:
-        plan = make_plan(Request(preset=preset), catalogue, WorldSpec(nproc=2, backend="gloo", device="cpu"))
+        plan = make_plan(Options(preset=preset), catalogue, WorldSpec(nproc=2, backend="gloo", device="cpu"))
         for case, skipped in [*((case, "") for case in plan.cases), *((one.case, "skipped ") for one in plan.skipped)]:
             others = [f" {k}={v}" for k, v in case.params.items() if k != "size_bytes" and v != known[case.name][k]]
             size = format_size(int(case.params["size_bytes"])) if "size_bytes" in case.params else "once"

@@ -6,7 +6,7 @@ import pytest
 from ranks import Ranks
 from training_steps import OF_NAME
 
-from bench.plan.cases import WorldSpec
+from bench.machine.world_spec import WorldSpec
 from bench.plan.catalogue import DEFINITIONS as OPERATIONS
 from bench.plan.params import Param, Value, resolve
 from bench.rank.runner import load_target

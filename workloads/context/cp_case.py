@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from bench.plan.cases import WorldSpec
+from bench.machine.world_spec import WorldSpec
 from bench.plan.params import Param, Value
 from bench.text import UserError
 from workloads.compute_kind import COMPUTE, REAL, TIMED, parse_compute

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bench.plan.cases import Params, WorldSpec
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import Params
 from bench.plan.params import Param, Value
 from bench.text import UserError
 from workloads.pipeline import schedules

@@ -13,8 +13,9 @@ from fake_python import fake
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad, collective, make_plan
 
+from bench.machine.slurm_allocation import NodeLayout
 from bench.plan.cases import Case
-from bench.plan.plan import NodeLayout, read_plan_file
+from bench.plan.plan import read_plan_file
 from bench.results.runs import Run
 from reports.comparing.ab import LOOKS, Launch, Outcome, Side, measure_in_turns
 from reports.comparing.compare import Comparison, compare

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.plan.cases import WorldSpec
+from bench.machine.world_spec import WorldSpec
 from bench.plan.params import Value
 from bench.text import UserError
 from workloads.context.cp_case import (

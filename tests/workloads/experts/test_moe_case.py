@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.plan.cases import WorldSpec
+from bench.machine.world_spec import WorldSpec
 from bench.text import UserError
 from workloads.definitions import DEFINITIONS
 from workloads.experts.moe import exchange_ffns

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mesh_steps import HYBRID
 
-from bench.plan.cases import WorldSpec
+from bench.machine.world_spec import WorldSpec
 from bench.text import UserError
 from workloads.hybrid.axes import multiplied
 from workloads.hybrid.constraints import CP_METHODS, refuse, sequences_of

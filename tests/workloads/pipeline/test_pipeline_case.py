@@ -2,7 +2,7 @@
 
 from mesh_steps import PIPELINE
 
-from bench.plan.cases import WorldSpec
+from bench.machine.world_spec import WorldSpec
 from bench.plan.params import Value
 from workloads.pipeline.pipeline_case import each_schedule, pipeline_of, refuse_pipeline
 from workloads.pipeline.pp_bytes import bytes_by_link, bytes_by_rank, message_bytes
