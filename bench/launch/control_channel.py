@@ -171,7 +171,7 @@ class DriverServer:
         self._open: set[Connection] = set()
         self._connections: dict[int, Connection] = {}
         self._closed = threading.Event()
-        threading.Thread(target=self._accept, name="hub", daemon=True).start()
+        threading.Thread(target=self._accept, name="server", daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
@@ -222,18 +222,10 @@ class DriverServer:
 
     def _serve(self, connection: Connection) -> None:
         """Hear one rank; a stranger is tried here and not while others wait to be let in, for it may say nothing."""
+        rank: int | None = None
         try:
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)
-            self._listen(connection)
-        except (AuthenticationError, EOFError, OSError):
-            pass  # a stranger, or a rank that died while it said who it is
-        finally:
-            self._open.discard(connection)
-
-    def _listen(self, connection: Connection) -> None:
-        rank: int | None = None
-        try:
             while True:
                 message = msgspec.msgpack.decode(connection.recv_bytes(), type=FromRank)
                 if isinstance(message, Hello):
@@ -241,9 +233,12 @@ class DriverServer:
                     self._connections[rank] = connection
                 if rank is not None:
                     self._events.put(Event(rank=rank, what=message))
-        except (EOFError, OSError, msgspec.DecodeError):  # the last is a rank of another parbench
+        except (AuthenticationError, EOFError, OSError, msgspec.DecodeError):
+            # a stranger, a rank that has ended, or one of another parbench
             if rank is not None:
                 self._events.put(Event(rank=rank, what=Disconnected()))
+        finally:
+            self._open.discard(connection)
 
 
 class RankClient:

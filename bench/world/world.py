@@ -35,9 +35,6 @@ class Clock:
     def drifts(self) -> bool:
         return self.method != _ONE_HOST
 
-    def stale(self) -> bool:
-        return self.drifts and time.perf_counter_ns() - self.taken_ns > _STALE_SECONDS * 1e9
-
 
 def calibrate(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
     boots: list[str | None] = [None] * size
@@ -111,7 +108,8 @@ class World:
 
         The new clock is as uncertain as it has moved since the last, for it will move on.
         """
-        if not self.clock.drifts or not self.decide([float(self.clock.stale())])[0]:
+        stale = time.perf_counter_ns() - self.clock.taken_ns > _STALE_SECONDS * 1e9  # true on rank 0, whose clock it is
+        if not self.clock.drifts or not self.decide([float(stale)])[0]:
             return self
         last, fresh = self.clock, calibrate(self.rank, self.size, self.control)
         moved = max(abs(now - then) for now, then in zip(fresh.offsets_ns, last.offsets_ns, strict=True))
