@@ -82,7 +82,7 @@ def test_several_runs_have_one_page_here_and_a_sweeps_is_in_its_folder(
 def test_a_run_that_cannot_be_read_has_a_report_and_the_exit_code_4(run: Path) -> None:
     (run / "run.json").write_text('{"schema": 99}')
     assert invoke(report, run).exit_code == 4
-    assert "schema 99 is newer than 1" in (run / "report.html").read_text()
+    assert "schema 99 is newer than 2" in (run / "report.html").read_text()
 
 
 def test_bad_words_are_misuse_and_what_is_no_run_is_the_users_error(run: Path, tmp_path: Path) -> None:
