@@ -220,7 +220,7 @@ OPERATIONS = (
         "uneven shards; size = what the busiest rank sends",
         SKEW,
         TRAFFIC,
-        tags=("smoke", "node", "sized"),
+        tags=("smoke", "node", "sized", "uneven"),
         busbw=RING,
         sharded=True,
         names={"nccl-tests": "alltoallv_perf", "param": "all_to_allv"},

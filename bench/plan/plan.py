@@ -159,7 +159,7 @@ PRESETS = {
             Entry(name="matrix", set={"size_bytes": "1M"}),
             Entry(name="all_reduce", set={"size_bytes": "1M", "redop": "avg,min,max,product"}),
             Entry(name="all_reduce", set={"size_bytes": "1M", "placement": "out_of_place"}),
-            Entry(name="all_to_all_v", set={"size_bytes": "1M", "skew": "0.5"}),
+            *_tagged("uneven", size_bytes="1M", skew="0.5"),
             *_tagged("grouped", size_bytes="1M", group="node,across,pairs"),
             Entry(name="all_reduce", set={"size_bytes": "1M", "beside": "gemm,all_reduce,all_to_all"}),
             Entry(name="gemm", set={"beside": "nothing,all_reduce,all_to_all"}),
