@@ -164,6 +164,38 @@ def all_to_all_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
     )
 
 
+def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0) -> Operation:
+    """Gather uneven shards, rank 0's larger by a share ``skew`` of S, into S on every rank."""
+    n, on_gloo = world.size, world.backend == "gloo"
+    [counts] = whole_counts(skewed(n, skew)[:1], _count(size_bytes, dtype))
+    code = DataPattern(dtype, 1, world.device)
+    mine, gathered = code.values(world.rank, 0, counts[world.rank]), _empty(world, sum(counts), dtype)
+    parts = list(torch.split(gathered, list(counts)))
+
+    def broadcasts(*, async_op: bool = False) -> list[dist.Work]:
+        parts[world.rank].copy_(mine)
+        works = [dist.broadcast(parts[rank], group=world.group, group_src=rank, async_op=True) for rank in range(n)]
+        for work in [] if async_op else works:
+            work.wait()
+        return works
+
+    return Operation(
+        call=broadcasts if on_gloo else partial(dist.all_gather, parts, mine, group=world.group),
+        asynchronous=True,
+        restore=lambda: poison(gathered),
+        output=gathered,
+        expected=lambda: torch.cat([code.values(rank, 0, counts[rank]) for rank in range(n)]),
+        description=describe(
+            "all_gather_v",
+            n,
+            size_bytes,
+            max(counts) * DTYPES[dtype].itemsize,
+            size_bytes,
+            notes=("gloo has no uneven all_gather: each rank broadcasts its shard",) if on_gloo else (),
+        ),
+    )
+
+
 def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
     """Send the root's buffer of S bytes to every rank: factor 1."""
     count = _count(size_bytes, dtype)

@@ -226,6 +226,16 @@ OPERATIONS = (
         names={"nccl-tests": "alltoallv_perf", "param": "all_to_allv"},
     ),
     _collective(
+        "all_gather_v",
+        "uneven shards to every rank, a skew of them rank 0's; size = the output",
+        SKEW,
+        tags=("sized", "uneven"),
+        busbw=RING,
+        sharded=True,
+        coalesced=(),
+        names={"nccl-tests": "all_gather_v_perf", "osu": "allgatherv", "param": "all_gather_v"},
+    ),
+    _collective(
         "reduce",
         "joins a buffer on one rank; size = the buffer",
         REDOP,

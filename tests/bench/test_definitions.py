@@ -23,7 +23,7 @@ from parbench import DEFINITIONS as MODULES
 BY_NAME = {definition.name.partition(".")[2]: definition for definition in DEFINITIONS}
 SHARDED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "all_reduce_two_step")
 PAIRS = ("pingpong", "unidirectional", "bidirectional", "matrix")
-WHOLE = ("all_reduce", "broadcast", "sendrecv", "all_to_all_v", "reduce", "copy", "round", *PAIRS)
+WHOLE = ("all_reduce", "broadcast", "sendrecv", "all_to_all_v", "all_gather_v", "reduce", "copy", "round", *PAIRS)
 SIZELESS = ("barrier", "gemm")
 JOINING = ("all_reduce", "reduce_scatter", "reduce", "all_reduce_two_step")
 ONE_CALL = ("all_gather", "reduce_scatter", "all_to_all", "broadcast", "all_to_all_v", "reduce", "gather", "scatter")
@@ -181,8 +181,8 @@ EVERYTHING = load_catalogue(MODULES)
 ALIKE = {"zero1", "zero2", "hsdp", "tp", "ep_dispatch", "ep_layer", "hybrid"}  # of whose kind there is another
 STEPS = {*ALIKE, "ddp", "zero3", "tp_sp", "tp_fsdp", "pp", "cp", "ep_step"}
 OMITTED = {
-    "smoke": {"matrix", "round", "gemm"} | ALIKE,
-    "node": {"matrix", "round", "gemm"} | STEPS - {"ddp"},
+    "smoke": {"all_gather_v", "matrix", "round", "gemm"} | ALIKE,
+    "node": {"all_gather_v", "matrix", "round", "gemm"} | STEPS - {"ddp"},
     "full": set[str](),
 }
 REFUSED_AT_3 = {
