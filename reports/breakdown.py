@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.results.details import COMPONENTS, STATE
 from reports.summary import Row
 
-COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "buffers")
-STATE = ("parameters", "gradients", "optimizer")
 SOURCES = ("memory_formula", "memory_counted", "memory")
 
 

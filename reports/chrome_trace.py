@@ -13,11 +13,11 @@ import msgspec
 from bench.results.runs import Run
 from bench.text import UserError
 from reports.labels import short_labels
-from reports.parallel.pipeline import Pipeline, pipelines, unreadable
+from reports.parallel.pipeline import Pipeline, pipelines, read_pipeline
 from reports.parallel.pipeline_trace import pipeline_clock, pipeline_events, why_not
 from reports.parallel.schedule_comparison import schedule_labels
 from reports.step_trace import Event, for_analysis, step_events
-from reports.summary import Row, summarize
+from reports.summary import Row, summarize, unreadable
 from reports.timelines import Traced, traced_steps
 
 
@@ -81,7 +81,7 @@ def _traces(run: Run) -> Traces:
     left_out = {names[one.row.case.id]: reason for one in found if (reason := why_not(one))}
     left_out |= {labels[one.row.case.id]: one.why_not for one in traced if one.why_not}
     if not told:
-        reasons = [f"{label}: {reason}" for label, reason in left_out.items()] or unreadable(shown)
+        reasons = [f"{label}: {reason}" for label, reason in left_out.items()] or unreadable(shown, read_pipeline)
         why = reasons[0] if reasons else "no case with a valid measurement left one, as training steps do"
         raise UserError(f"{run.path} holds no timeline to export: {why}")
     return Traces(run=run, told=told, left_out=left_out)

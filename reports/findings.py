@@ -14,8 +14,8 @@ from reports.nodes.rank_hosts import Nodes, nodes_of
 from reports.parallel.context import Context, contexts
 from reports.parallel.context_comparison import Comparison, compared
 from reports.parallel.experts import Mixture, mixtures
-from reports.parallel.pipeline import Pipeline, pipelines, unreadable, without_timelines
-from reports.summary import Row, Summary
+from reports.parallel.pipeline import Pipeline, pipelines, read_pipeline, without_timelines
+from reports.summary import Row, Summary, unreadable
 from reports.timelines import Traced, traced_steps
 
 
@@ -92,7 +92,7 @@ def find(run: Run, summary: Summary) -> Findings:
         ceiling=ceiling,
         curves=fit_curves(communication, ceiling),
         pipelines=pipelines(with_timelines),
-        unreadable=unreadable(with_timelines),
+        unreadable=unreadable(with_timelines, read_pipeline),
     )
 
 

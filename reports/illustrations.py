@@ -160,7 +160,7 @@ def _pipelines(found: Findings) -> Figures:
 
 def _chart(one: Pipeline, name: str, label: str, most_boxes: int) -> list[Markup]:
     """Return a pipeline's Gantt chart with its caption; nothing without a timeline."""
-    if one.measured is None:
+    if one.facts.measured is None:
         return []
     detail = detail_of(one, most_boxes)
     drawn = gantt_svg(one, detail, name=name, title=f"Pipeline, predicted and measured: {label}")

@@ -7,30 +7,13 @@ ran alone. What a step exposes lies below where it overlaps, and above where it 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
+from bench.results.details import Calls, Communication, read
 from bench.text import format_size
 from reports.fits import Curve, size_of
-from reports.summary import Row, common_details, num_ranks
+from reports.summary import Row, num_ranks
 
 # other parameters, such as a load beside it or another reduction, make it another operation
 _PLAIN = {"size_bytes", "dtype", "mode", "group", "member", "together"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """Calls of one step that are alike: ``bytes`` is one call's size as nccl-tests counts it, ``ranks`` its group's."""
-
-    axis: str
-    op: str
-    bytes: int
-    ranks: int
-    count: int
-
-    @property
-    def words(self) -> str:
-        """The axis, the operation and its ranks, for people."""
-        return f"{self.axis}: {self.op} on {self.ranks} ranks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +49,7 @@ def predict_comm(row: Row, curves: Sequence[Curve]) -> Prediction | None:
     seconds: dict[str, float] = {}
     for call, curve in found:
         if curve is not None and call.axis not in unknown:
-            seconds[call.axis] = seconds.get(call.axis, 0.0) + call.count * curve.fit.predict(call.bytes)
+            seconds[call.axis] = seconds.get(call.axis, 0.0) + call.count * curve.fit.predict(call.num_bytes)
     beyond = (_beyond(call, curve) for call, curve in found if curve is not None)
     return Prediction(
         seconds_by_axis=seconds,
@@ -75,15 +58,16 @@ def predict_comm(row: Row, curves: Sequence[Curve]) -> Prediction | None:
     )
 
 
-def calls_of(row: Row) -> tuple[Call, ...] | None:
+def calls_of(row: Row) -> tuple[Calls, ...] | None:
     """Return the calls of one step, None if the records hold none, or not the same."""
-    try:
-        return msgspec.convert(common_details(row).get("comm_calls"), tuple[Call, ...])
-    except msgspec.ValidationError:
+    found = [told for record in row.records if (told := read(record, Communication)) is not None]
+    if not found or isinstance(found[0], str):
         return None
+    calls = found[0].comm_calls
+    return calls if all(isinstance(one, Communication) and one.comm_calls == calls for one in found) else None
 
 
-def _curves_for(call: Call, row: Row, curves: Sequence[Curve]) -> list[Curve]:
+def _curves_for(call: Calls, row: Row, curves: Sequence[Curve]) -> list[Curve]:
     """Return the curves of the call's operation on as many ranks: of whole worlds if there are any, else of groups.
 
     Of groups, those that all communicate at once come first: so do the groups of a mesh's axis.
@@ -94,7 +78,7 @@ def _curves_for(call: Call, row: Row, curves: Sequence[Curve]) -> list[Curve]:
     return worlds or together or alike
 
 
-def _is_alike(call: Call, row: Row, curve: Curve) -> bool:
+def _is_alike(call: Calls, row: Row, curve: Curve) -> bool:
     first = curve.rows[0]
     params = first.case.params
     return (
@@ -107,14 +91,14 @@ def _is_alike(call: Call, row: Row, curve: Curve) -> bool:
     )
 
 
-def _slowest(call: Call, curves: Sequence[Curve]) -> Curve | None:
+def _slowest(call: Calls, curves: Sequence[Curve]) -> Curve | None:
     """Return the curve of the slowest group: which ranks an axis joins is not known, and a step waits for the last."""
-    return max(curves, key=lambda curve: curve.fit.predict(call.bytes), default=None)
+    return max(curves, key=lambda curve: curve.fit.predict(call.num_bytes), default=None)
 
 
-def _beyond(call: Call, curve: Curve) -> str:
+def _beyond(call: Calls, curve: Curve) -> str:
     low, high = size_of(curve.rows[0]), size_of(curve.rows[-1])
-    if low <= call.bytes <= high:
+    if low <= call.num_bytes <= high:
         return ""
     measured = f"{format_size(low)} to {format_size(high)} were measured"
-    return f"{call.words}, {format_size(call.bytes)} a call, {measured}"
+    return f"{call.words}, {format_size(call.num_bytes)} a call, {measured}"

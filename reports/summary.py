@@ -1,9 +1,9 @@
 """What a run found: its records merged across launches into one row a case, and whether all is well. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.launch.control_channel import LEFT_OUT
 from bench.plan.cases import Case
@@ -16,6 +16,7 @@ from reports.merge import merge_metrics
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
 NOISIEST_FIRST: tuple[Grade, ...] = ("very noisy", "noisy", "fair", "stable")
+T = TypeVar("T")
 COMMUNICATION = ("collective", "p2p", "memory")
 
 
@@ -211,6 +212,16 @@ def num_ranks(row: Row) -> int:
     """Return the ranks of the row's group; a group that is the whole world does not say its size."""
     size = common_details(row).get("group_size") if "group" in row.case.params else None
     return size if isinstance(size, int) else row.world.size
+
+
+def readable(rows: Iterable[Row], read: Callable[[Row], T | str | None]) -> tuple[T, ...]:
+    """Return what is read of the rows that tell of it."""
+    return tuple(found for row in rows if (found := read(row)) is not None and not isinstance(found, str))
+
+
+def unreadable(rows: Iterable[Row], read: Callable[[Row], object]) -> tuple[str, ...]:
+    """Return why what rows tell cannot be read, a sentence each."""
+    return tuple(found for row in rows if isinstance(found := read(row), str))
 
 
 def common_details(row: Row) -> dict[str, Any]:

@@ -36,9 +36,9 @@ from reports.nodes.node_columns import (
     node_rows,
 )
 from reports.panels import Section
-from reports.parallel.context import hops, unreadable_contexts
+from reports.parallel.context import hops, read_context
 from reports.parallel.context_columns import context_columns, hop_columns
-from reports.parallel.experts import distinct, shares, unreadable_mixtures
+from reports.parallel.experts import distinct, read_mixture, shares
 from reports.parallel.experts_atlas import atlas_columns, atlases
 from reports.parallel.experts_columns import mixture_columns, share_columns
 from reports.parallel.pipeline_columns import compared_columns, pipeline_columns
@@ -46,7 +46,7 @@ from reports.parallel.schedule_comparison import comparisons
 from reports.problems import Problem, bad_rows, not_measured
 from reports.several import Several
 from reports.step_columns import memory_columns, step_columns, time_columns
-from reports.summary import Summary
+from reports.summary import Summary, unreadable
 from reports.timeline_columns import busy_columns
 from reports.timelines import busy_ranks
 
@@ -213,7 +213,7 @@ def _write_contexts(sheet: _Sheet, found: Findings) -> None:
     """Print what attention over ranks costs, and how its methods compare."""
     _write_rows(sheet, "Context parallelism", context_columns(found.contexts), found.contexts)
     told = [sentence for one in found.context_comparisons for sentence in one.sentences]
-    sheet.write(*(_clean(sentence) for sentence in (*told, *unreadable_contexts(found.steps))))
+    sheet.write(*(_clean(sentence) for sentence in (*told, *unreadable(found.steps, read_context))))
 
 
 def _write_mixtures(sheet: _Sheet, found: Findings) -> None:
@@ -221,7 +221,7 @@ def _write_mixtures(sheet: _Sheet, found: Findings) -> None:
     _write_rows(sheet, "Expert parallelism", mixture_columns(found.mixtures), found.mixtures)
     for atlas in atlases(found.mixtures):
         _write_rows(sheet, atlas.title, atlas_columns(atlas), atlas.routings)
-    sheet.write(*(_clean(sentence) for sentence in unreadable_mixtures(found.steps)))
+    sheet.write(*(_clean(sentence) for sentence in unreadable(found.steps, read_mixture)))
 
 
 def _write_full(sheet: _Sheet, found: Findings) -> None:

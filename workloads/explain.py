@@ -12,6 +12,7 @@ from typing import cast
 
 import torch.distributed as dist
 
+from bench.results.details import Calls, Communication
 from bench.results.metrics import MetricValue, values
 from bench.results.stats import median, within_launch
 from bench.world.subject import Explanation
@@ -69,11 +70,8 @@ def explain(world: World, layout: Layout, step: Step, begin: Begin, memory: Foot
     middle = _middle(told)
     times = _times(told, layout, middle)
     metrics = {**_bytes(calls, layout), **times, **_peers(told, calls, layout, world), **memory.metrics}
-    details = {
-        "comm_calls": _summed(calls),
-        "plain_step_seconds": median([max(walls) for walls in zip(*(seen.plain for seen in told), strict=True)]),
-        **memory.details,
-    }
+    plain = median([max(walls) for walls in zip(*(seen.plain for seen in told), strict=True)])
+    details = {**Communication(comm_calls=_summed(calls), plain_step_seconds=plain).as_details, **memory.details}
     shown = merged_timeline(world, passes.traces[middle], _axes_of(passes.traces[middle], calls), calls)
     return Explanation(metrics=metrics, details=details, notes=memory.notes, timeline=shown)
 
@@ -253,9 +251,7 @@ def _split(
     )
 
 
-def _summed(calls: Sequence[Call]) -> list[dict[str, object]]:
+def _summed(calls: Sequence[Call]) -> tuple[Calls, ...]:
     """Return equal calls together, with how often they were made."""
-    return [
-        {"axis": call.axis, "op": call.op, "bytes": call.num_bytes, "ranks": call.ranks, "count": count}
-        for call, count in Counter(replace(call, peer=None) for call in calls).items()
-    ]
+    counts = Counter(replace(call, peer=None) for call in calls).items()
+    return tuple(Calls(axis=c.axis, op=c.op, num_bytes=c.num_bytes, ranks=c.ranks, count=n) for c, n in counts)

@@ -7,6 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from bench.results.details import COMPONENTS
 from bench.results.metrics import MetricValue, values
 from bench.world.world import World
 from workloads.costs import (
@@ -21,7 +22,6 @@ from workloads.memory import SavedTensors, gradients, peak_during, state_tensors
 from workloads.shapes import Shape, num_parameters
 
 UNCOUNTED = "selective checkpointing: the formula of activations is that of none; torch keeps them uncounted"
-COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 _HOW = {
     "parameters": "between forward and backward, where FSDP may hold them gathered",
     "gradients": "after backward",

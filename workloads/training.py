@@ -13,6 +13,7 @@ from torch.profiler import record_function
 
 from bench.launch.control_channel import Work
 from bench.plan.params import Value
+from bench.results.details import Mesh
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
 from workloads.checkpointing import checkpoint
@@ -125,7 +126,7 @@ class TrainingStep:
                 "flops_convention": "PaLM: 6 N + 12 L H Q T a token, attention counted whole, recomputation not",
                 "peak": None if peak is None else {"flops_per_second": peak.flops_per_second, "source": peak.source},
                 "optimizer": "AdamW",
-                "axes": {name: {"ranks": group.size()} for name, group in self.layout.axes.items()},
+                **Mesh(axes={name: {"ranks": group.size()} for name, group in self.layout.axes.items()}).as_details,
                 **self.layout.details,
             },
             notes=(*self.layout.notes, *self._notes()),

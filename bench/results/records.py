@@ -232,11 +232,11 @@ def _decode(line: bytes, where: str) -> Record:
         raise UserError(f"{where} is no record: {error}") from error
 
 
-def refuse_newer(content: bytes, where: str) -> int:
+def refuse_newer(content: bytes, where: str, newest: int = SCHEMA) -> int:
     """Return the schema of JSON, a newer one refused before its other fields are looked at: they may differ."""
     version = msgspec.json.decode(content, type=_Versioned).schema
-    if version > SCHEMA:
-        raise UserError(f"{where}: schema {version} is newer than {SCHEMA}, the newest this parbench reads")
+    if version > newest:
+        raise UserError(f"{where}: schema {version} is newer than {newest}, the newest this parbench reads")
     return version
 
 

@@ -3,41 +3,12 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import msgspec
-
-from bench.results.records import Record
-from bench.text import UserError
+from bench.results.details import Attention, AttentionSteps, Hop, Mesh, read
 from reports.breakdown import by_axis
-from reports.summary import Row
+from reports.summary import Row, readable
 
 _RINGS = ("ring", "striped", "zigzag")
 _GRADIENTS = "dp"
-
-
-class Hop(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):
-    """One communication of attention in a step: ``count`` times ``num_bytes``, exposed on the rank with most of it."""
-
-    direction: str
-    step: int
-    what: str
-    num_bytes: int
-    count: int
-    comm_seconds: float
-    exposed_seconds: float
-    wait_seconds: float
-    pairs_by_rank: tuple[int, ...] = ()
-
-
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a record says of its attention as a whole; None is unknown."""
-
-    method: str
-    mask: str
-    sequence: int
-    tokens_per_rank: int
-    axes: dict[str, dict[str, int]]
-    crossover_ranks: float | None = None
-    attention_steps: tuple[Hop, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +16,9 @@ class Context:
     """A context-parallel step's row with what its first telling launch adds."""
 
     row: Row
-    facts: Facts
+    facts: Attention
+    mesh: Mapping[str, Mapping[str, int]]
+    hops: tuple[Hop, ...]
 
     @property
     def ranks(self) -> int:
@@ -55,7 +28,7 @@ class Context:
     @property
     def method(self) -> str:
         """The method; of usp with the ranks that share heads."""
-        heads = self.facts.axes.get("ulysses", {}).get("ranks")
+        heads = self.mesh.get("ulysses", {}).get("ranks")
         return self.facts.method if heads is None else f"{self.facts.method} ulysses={heads}"
 
     @property
@@ -66,7 +39,7 @@ class Context:
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes that attention communicates on, which gradients do not."""
-        return tuple(axis for axis in self.facts.axes if axis != _GRADIENTS)
+        return tuple(axis for axis in self.mesh if axis != _GRADIENTS)
 
     def sent_bytes(self, direction: str = "") -> float | None:
         """Return what a rank's attention sends in a step, or ``forward`` or ``backward`` in a microbatch."""
@@ -106,44 +79,28 @@ class Hopped:
 
 def contexts(rows: Iterable[Row]) -> tuple[Context, ...]:
     """Return the rows that are context-parallel steps and whose facts can be read."""
-    return tuple(found for row in rows if isinstance(found := _tried(row), Context))
+    return readable(rows, read_context)
 
 
-def unreadable_contexts(rows: Iterable[Row]) -> tuple[str, ...]:
-    """Return why the facts of context-parallel rows cannot be read, a sentence each."""
-    return tuple(f"No context facts: {found}." for row in rows if isinstance(found := _tried(row), UserError))
-
-
-def read_context(row: Row) -> Context | None:
-    """Return a row's context-parallel step, None if it is none; ``UserError`` if its facts contradict themselves.
+def read_context(row: Row) -> Context | str | None:
+    """Return a row's context-parallel step, None if it is none; why its facts cannot be read, if they cannot.
 
     The first launch that tells its attention step by step tells it all, else the first that tells anything.
     """
-    telling = [record for record in row.measured if isinstance(record.details.get("attention_bytes"), Mapping)]
+    telling = [record for record in row.measured if Attention.known_by in record.details]
     if not telling:
         return None
     record = next((one for one in telling if one.details.get("attention_steps")), telling[0])
-    return Context(row=row, facts=_facts(row, record))
+    facts, mesh, steps = read(record, Attention), read(record, Mesh), read(record, AttentionSteps)
+    for one in (facts, mesh, steps):
+        if isinstance(one, str):
+            return one
+    if not isinstance(facts, Attention) or not isinstance(mesh, Mesh):
+        return None
+    hops = steps.attention_steps if isinstance(steps, AttentionSteps) else ()
+    return Context(row=row, facts=facts, mesh=mesh.axes, hops=hops)
 
 
 def hops(found: Iterable[Context]) -> tuple[Hopped, ...]:
     """Return each communication of each step in order."""
-    return tuple(Hopped(context=one, hop=hop) for one in found for hop in one.facts.attention_steps)
-
-
-def _facts(row: Row, record: Record) -> Facts:
-    try:
-        facts = msgspec.convert(record.details, Facts)
-    except msgspec.ValidationError as error:
-        raise UserError(f"the attention of {row.case.label} is not as it should be: {error}") from error
-    if facts.tokens_per_rank < 1 or facts.sequence % facts.tokens_per_rank:
-        both = f"sequence({facts.sequence}) % tokens_per_rank({facts.tokens_per_rank}) != 0"
-        raise UserError(f"the attention of {row.case.label} is not as it should be: {both}")
-    return facts
-
-
-def _tried(row: Row) -> Context | UserError | None:
-    try:
-        return read_context(row)
-    except UserError as error:
-        return error
+    return tuple(Hopped(context=one, hop=hop) for one in found for hop in one.hops)

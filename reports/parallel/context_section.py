@@ -4,13 +4,14 @@ from typing import Any
 
 from reports.findings import Findings
 from reports.panels import Panel, Section
-from reports.parallel.context import hops, unreadable_contexts
+from reports.parallel.context import hops, read_context
 from reports.parallel.context_columns import context_columns, hop_columns
+from reports.summary import unreadable
 
 
 def context_section(found: Findings) -> Section | None:
     """Return the tables of context-parallel steps; the comparisons' sentences stand below the first."""
-    unread = unreadable_contexts(found.steps)
+    unread = unreadable(found.steps, read_context)
     panels: list[Panel[Any]] = []
     if found.contexts:
         panels.append(

@@ -1,42 +1,29 @@
 """What the records of expert-parallel steps tell: scope, routing, and the loads of experts and ranks. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import msgspec
+from bench.results.details import Loads, Mesh, read
+from reports.summary import Row, readable
 
-from bench.results.records import Record
-from bench.text import UserError
-from reports.summary import Row
-
-Loads = tuple[tuple[int, ...], ...]
 _DROPLESS = 0.0
 _AFTER_CHOICE = ("capacity", "variant", "chunks")
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a record says of its loads: tokens that chose each expert, and pairs that each rank got, by layer."""
-
-    expert_load: Loads
-    rank_load: Loads
-    axes: dict[str, dict[str, int]] = {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """An expert-parallel step's row with what its first telling launch adds; ``capacity`` None drops nothing."""
+    """An expert-parallel step's row with what its first telling launch adds; ``capacity`` None drops nothing.
+
+    Routed experts are dealt out to ``ep`` ranks.
+    """
 
     row: Row
-    facts: Facts
+    facts: Loads
+    ep: int
     scope: str
     routing: str
     capacity: float | None
     variant: str
-
-    @property
-    def ep(self) -> int:
-        """The ranks that experts are dealt out to."""
-        return self.facts.axes.get("ep", {}).get("ranks", 1)
 
     @property
     def experts(self) -> int:
@@ -63,7 +50,7 @@ class Share:
     layer: int
     rank: int
     first_expert: int
-    chosen: tuple[int, ...]
+    chosen: Sequence[int]
     kept: int
 
     @property
@@ -75,24 +62,29 @@ class Share:
 
 def mixtures(rows: Iterable[Row]) -> tuple[Mixture, ...]:
     """Return the rows that are expert-parallel steps and whose facts can be read."""
-    return tuple(found for row in rows if isinstance(found := _tried(row), Mixture))
+    return readable(rows, read_mixture)
 
 
-def unreadable_mixtures(rows: Iterable[Row]) -> tuple[str, ...]:
-    """Return why the facts of expert-parallel rows cannot be read, a sentence each."""
-    return tuple(f"No expert facts: {found}." for row in rows if isinstance(found := _tried(row), UserError))
-
-
-def read_mixture(row: Row) -> Mixture | None:
-    """Return a row's mixture, None if it tells no loads; ``UserError`` if its facts contradict themselves."""
-    record = next((one for one in row.measured if "expert_load" in one.details), None)
+def read_mixture(row: Row) -> Mixture | str | None:
+    """Return a row's mixture, None if it tells no loads; why its facts cannot be read, if they cannot."""
+    record = next((one for one in row.measured if Loads.known_by in one.details), None)
     if record is None:
         return None
+    facts, mesh = read(record, Loads), read(record, Mesh)
+    if not isinstance(facts, Loads):
+        return facts
+    if isinstance(mesh, str):
+        return mesh
+    ep = mesh.axes.get("ep", {}).get("ranks", 1) if mesh else 1
+    for name, loads in (("experts", facts.expert_load), ("ranks", facts.rank_load)):
+        if ep < 1 or len(loads[0]) % ep:
+            return f"{row.case.label}: its loads cannot be read: {name}({len(loads[0])}) % ep({ep}) != 0."
     params = row.case.params
     capacity = params.get("capacity")
     return Mixture(
         row=row,
-        facts=_facts(row, record),
+        facts=facts,
+        ep=ep,
         scope=row.case.name.partition(".")[2] or row.case.name,
         routing=str(params.get("routing", "")),
         capacity=float(capacity) if isinstance(capacity, int | float) and capacity != _DROPLESS else None,
@@ -119,33 +111,3 @@ def _share(one: Mixture, layer: int, rank: int) -> Share:
     chosen = one.facts.expert_load[layer][rank * each : (rank + 1) * each]
     kept = sum(one.facts.rank_load[layer][rank :: one.ep])
     return Share(mixture=one, layer=layer, rank=rank, first_expert=rank * each, chosen=chosen, kept=kept)
-
-
-def _facts(row: Row, record: Record) -> Facts:
-    try:
-        facts = msgspec.convert(record.details, Facts)
-        _check(facts)
-    except ValueError as error:
-        raise UserError(f"the experts of {row.case.label} are not as they should be: {error}") from error
-    return facts
-
-
-def _check(facts: Facts) -> None:
-    """Refuse loads that cannot be of one model; ``UserError`` by equation."""
-    ep = facts.axes.get("ep", {}).get("ranks", 1)
-    if ep < 1:
-        raise UserError(f"ep({ep}) < 1")
-    layers = (len(facts.expert_load), len(facts.rank_load))
-    if layers[0] != layers[1] or not layers[0]:
-        raise UserError(f"layers of expert_load({layers[0]}) != layers of rank_load({layers[1]}), or there are none")
-    for name, loads in (("experts", facts.expert_load), ("ranks", facts.rank_load)):
-        for load in loads:
-            if len(load) != len(loads[0]) or not load or len(load) % ep:
-                raise UserError(f"{name}({len(load)}) % ep({ep}) != 0, or layers differ in them")
-
-
-def _tried(row: Row) -> Mixture | UserError | None:
-    try:
-        return read_mixture(row)
-    except UserError as error:
-        return error

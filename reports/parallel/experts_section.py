@@ -5,14 +5,15 @@ from typing import Any
 
 from reports.findings import Findings
 from reports.panels import Panel, Section
-from reports.parallel.experts import distinct, shares, unreadable_mixtures
+from reports.parallel.experts import distinct, read_mixture, shares
 from reports.parallel.experts_atlas import atlas_columns, atlases
 from reports.parallel.experts_columns import claims, mixture_columns, share_columns
+from reports.summary import unreadable
 
 
 def experts_section(found: Findings) -> Section | None:
     """Return the tables of expert-parallel steps."""
-    unread = unreadable_mixtures(found.steps)
+    unread = unreadable(found.steps, read_mixture)
     if not found.mixtures and not unread:
         return None
     return Section(id="experts", title="Expert parallelism", panels=tuple(_panels(found)), notes=unread)

@@ -4,7 +4,7 @@ Kinds of action and causes of idle time differ in colour and in height, so that 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ from matplotlib.patches import Patch, PathPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter
 
+from bench.results.details import CAUSES, KINDS, Idle, Ran, Timeline
 from reports import cells
-from reports.parallel.pipeline import CAUSES, KINDS, Idle, Pipeline, Timeline
+from reports.parallel.pipeline import Pipeline
 from reports.svg import INK, SERIES, drawing, inline_svg
 
 MOST_BOXES = 6000
@@ -74,9 +75,9 @@ def gantt_svg(pipeline: Pipeline, detail: Detail, *, name: str, title: str) -> s
 
 def draw_gantt(pipeline: Pipeline, detail: Detail) -> Figure | None:
     """Return the chart, both timelines on one axis in ms; None without a measured timeline."""
-    if pipeline.measured is None:
+    if pipeline.facts.measured is None:
         return None
-    shown = [("predicted", pipeline.predicted), ("measured", pipeline.measured)]
+    shown = [("predicted", pipeline.facts.predicted), ("measured", pipeline.facts.measured)]
     known = [(word, timeline) for word, timeline in shown if timeline]
     last = max(_last(timeline) for _, timeline in known)
     row_inches = max(0.06, min(0.3, 4.5 / pipeline.facts.ranks))
@@ -101,8 +102,8 @@ def draw_gantt(pipeline: Pipeline, detail: Detail) -> Figure | None:
 def gantt_words(pipeline: Pipeline, detail: Detail) -> str:
     """Return what the chart shows, and what it leaves out."""
     predicted = "Above, the schedule simulated with this step's mean time of each kind and no latency; below, "
-    causes = ", each gap in the colour of its cause" if pipeline.idle else ""
-    start = predicted if pipeline.predicted else ""
+    causes = ", each gap in the colour of its cause" if pipeline.facts.idle else ""
+    start = predicted if pipeline.facts.predicted else ""
     told = f"{start}what launch {pipeline.launch + 1} measured{causes}."
     return f"{told[0].upper()}{told[1:]} {detail.note}".rstrip()
 
@@ -115,7 +116,7 @@ def detail_of(pipeline: Pipeline, most_boxes: int = MOST_BOXES) -> Detail:
     """
     shown = _timelines(pipeline)
     num_actions = sum(len(actions) for one in shown for actions in one)
-    if num_actions + sum(map(len, pipeline.idle or ())) <= most_boxes:
+    if num_actions + len(pipeline.facts.idle or ()) <= most_boxes:
         numbered = num_actions <= min(_MOST_TEXTS, most_boxes // _BOXES_OF_TEXT)
         note = "" if numbered else f"Numbers of microbatches are left out of {num_actions} actions."
         return Detail(gap=0.0, mixed=False, numbered=numbered, note=note)
@@ -130,17 +131,21 @@ def detail_of(pipeline: Pipeline, most_boxes: int = MOST_BOXES) -> Detail:
 
 def boxes_of(pipeline: Pipeline, timeline: Timeline, detail: Detail) -> tuple[Box, ...]:
     """Return what is drawn of a timeline."""
-    return tuple(box for actions in timeline for box in _merged(_each(pipeline, actions, detail), detail))
+    stages = pipeline.facts.stages_by_rank
+    return tuple(
+        box
+        for rank, told in enumerate(timeline)
+        for box in _merged((_box(rank, stages[rank], one, detail) for one in told), detail)
+    )
 
 
 def idle_boxes(pipeline: Pipeline, detail: Detail) -> tuple[Box, ...]:
     """Return the idle times that the detail can show, as boxes whose kind is the cause."""
-    told = (one for of_rank in pipeline.idle or () for one in of_rank)
-    return tuple(_idle_box(one) for one in told if one.stop_microseconds - one.start_microseconds > detail.gap)
+    return tuple(_idle_box(one) for one in pipeline.facts.idle or () if one.stop_us - one.start_us > detail.gap)
 
 
 def _timelines(pipeline: Pipeline) -> list[Timeline]:
-    return [one for one in (pipeline.predicted, pipeline.measured) if one]
+    return [one for one in (pipeline.facts.predicted, pipeline.facts.measured) if one]
 
 
 def _coarser(num_actions: int, gap: float, *, mixed: bool) -> Detail:
@@ -157,16 +162,16 @@ def _num_boxes(pipeline: Pipeline, detail: Detail) -> int:
     return drawn + len(idle_boxes(pipeline, detail))
 
 
-def _each(pipeline: Pipeline, actions: Sequence[Any], detail: Detail) -> Iterator[Box]:
-    for one in actions:
-        yield Box(
-            rank=one.rank,
-            kind=_MIXED if detail.mixed else one.kind,
-            chunk=0 if detail.mixed else pipeline.chunk_of(one),
-            start=one.start_microseconds,
-            stop=one.stop_microseconds,
-            text=f"{one.kind}{one.microbatch}",
-        )
+def _box(rank: int, stages: Sequence[int], ran: Ran, detail: Detail) -> Box:
+    action = ran.action
+    return Box(
+        rank=rank,
+        kind=_MIXED if detail.mixed else action.kind,
+        chunk=0 if detail.mixed else stages.index(action.stage),
+        start=ran.start_us,
+        stop=ran.stop_us,
+        text=f"{action.kind}{action.microbatch}",
+    )
 
 
 def _merged(boxes: Iterable[Box], detail: Detail) -> list[Box]:
@@ -188,7 +193,7 @@ def _is_joined(before: Box, box: Box, gap: float) -> bool:
 
 
 def _idle_box(one: Idle) -> Box:
-    return Box(rank=one.rank, kind=one.cause, chunk=0, start=one.start_microseconds, stop=one.stop_microseconds)
+    return Box(rank=one.rank, kind=one.cause, chunk=0, start=one.start_us, stop=one.stop_us)
 
 
 def _draw_boxes(axes: Axes, boxes: Sequence[Box], *, edged: bool) -> None:
@@ -272,4 +277,4 @@ def _legend_patch(heights: dict[int, float]) -> Any:
 
 def _last(timeline: Timeline) -> float:
     """Return when the last action of a timeline ends, in microseconds; never nothing, for it is divided by."""
-    return max(1, *(actions[-1].stop_microseconds for actions in timeline if actions))
+    return max([1, *(actions[-1].stop_us for actions in timeline if actions)])

@@ -5,10 +5,12 @@ stands in processes of its own. The step's first action begins at 0 us.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from bench.machine.world_spec import FUNCTIONAL_ONLY
-from reports.parallel.pipeline import Idle, Pipeline, Ran
+from bench.results.details import Idle, Ran
+from reports.parallel.pipeline import Pipeline
 
 _ACTIONS, _CAUSES = (1, "pipeline"), (2, "idle causes")
 Event = dict[str, Any]
@@ -16,7 +18,7 @@ Event = dict[str, Any]
 
 def why_not(one: Pipeline) -> str:
     """Return why a pipeline's ranks cannot be drawn on one axis of time, empty if they can."""
-    if one.measured is None:
+    if one.facts.measured is None:
         functional = next((f": {note}" for note in one.row.notes if note.startswith(FUNCTIONAL_ONLY)), "")
         return f"the record has no measured timeline{functional}"
     if not one.facts.clock:
@@ -37,11 +39,11 @@ def pipeline_events(one: Pipeline, first: int, start: str = "") -> Iterator[Even
     """Yield a case's events from process ``first`` on: each process's names, then what it did, in order of time."""
     ranks = one.facts.ranks
     for rank in range(ranks):
-        idle = one.idle[rank] if one.idle else ()
+        idle = [gap for gap in one.facts.idle or () if gap.rank == rank]
         yield from _process(first + rank, f"{start}rank {rank}")
-        yield from _thread(first + rank, _ACTIONS, one.measured[rank] if one.measured else (), _of_action)
+        yield from _thread(first + rank, _ACTIONS, one.facts.measured[rank] if one.facts.measured else (), _of_action)
         yield from _thread(first + rank, _CAUSES, idle, _of_idle)
-    for rank, ran in enumerate(one.predicted or ()):
+    for rank, ran in enumerate(one.facts.predicted or ()):
         yield from _process(first + ranks + rank, f"{start}rank {rank} (predicted)")
         yield from _thread(first + ranks + rank, _ACTIONS, ran, _of_action)
 
@@ -60,13 +62,12 @@ def _thread(
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
     for one in told:
-        start, stop = one.start_microseconds, one.stop_microseconds
-        yield {"ph": "X", "name": one.name, "pid": pid, "tid": tid, "ts": start, "dur": stop - start, **more(one)}
+        yield {"ph": "X", "pid": pid, "tid": tid, "ts": one.start_us, "dur": one.stop_us - one.start_us, **more(one)}
 
 
 def _of_action(ran: Ran) -> Event:
-    return {"cat": ran.kind, "args": {"stage": ran.stage, "kind": ran.kind, "microbatch": ran.microbatch}}
+    return {"name": ran.name, "cat": ran.action.kind, "args": asdict(ran.action)}
 
 
 def _of_idle(idle: Idle) -> Event:
-    return {"cat": "idle", "args": {"cause": idle.cause}}
+    return {"name": idle.cause, "cat": "idle", "args": {"cause": idle.cause}}

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.results.details import Simulated
 from reports.cells import visible
 from reports.labels import differences
-from reports.parallel.pipeline import Pipeline, Simulated
+from reports.parallel.pipeline import Pipeline
 
 # what says who does what when, and what says where: the rest is the model
 _OF_SCHEDULE = ("schedule", "microbatches", "chunks", "order")

@@ -39,7 +39,7 @@ def test_every_row_with_a_measurement_stands_in_one_place() -> None:
 
 def test_timelines_are_read_when_they_are_asked_for_and_before_the_rows_lose_them(tmp_path: Path) -> None:
     found = found_in(pipeline_record())
-    assert found.pipelines[0].measured is not None
+    assert found.pipelines[0].facts.measured is not None
     assert "measured" not in found.steps[0].records[0].details["pipeline"]
     assert found.unreadable == ()
     found = found_of(run_with(tmp_path, [(traced_record(), timeline())]))

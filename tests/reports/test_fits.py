@@ -11,13 +11,14 @@ from reports_fixtures import WORLD, collective, comm_call, curve_records, link, 
 
 from bench.plan.cases import Case, make_case
 from bench.plan.params import Value
+from bench.results.details import Calls
 from bench.results.fit import COPY, METHOD, Ceiling, Point
 from bench.results.metrics import MetricValue
 from bench.results.records import Record
 from bench.results.runs import Run
 from reports.contrasts import contrasts, group_contention, interference, loads, matrix_title, pairs, slow_down
 from reports.fits import Curve, ceiling_of, fit_curves, fit_notes, points_of, size_of
-from reports.predict import Call, Prediction, calls_of, predict_comm
+from reports.predict import Prediction, calls_of, predict_comm
 from reports.scaling import Scaled, scaled, worlds
 from reports.summary import Row, summarize
 
@@ -228,11 +229,11 @@ def test_without_readable_calls_on_which_launches_agree_there_is_no_prediction()
         assert calls_of(row) is None, details
         assert predict_comm(row, curves_of(*curve_records())) is None, details
 
-    def told(second: dict[str, Any]) -> tuple[Call, ...] | None:
+    def told(second: dict[str, Any]) -> tuple[Calls, ...] | None:
         calls = enumerate(([comm_call()], [second]))
         return calls_of(row_of(*(ok(step(), i, details={"comm_calls": one}) for i, one in calls), launches=2))
 
-    assert told(comm_call()) == (Call(axis="dp", op="all_reduce", bytes=MEGABYTE, ranks=4, count=1),)
+    assert told(comm_call()) == (Calls(axis="dp", op="all_reduce", num_bytes=MEGABYTE, ranks=4, count=1),)
     assert told(comm_call(count=2)) is None
 
 

@@ -1,6 +1,7 @@
 """The whole report as sections: in order, with anchors that differ, words explained, nothing without content."""
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -9,18 +10,19 @@ from report_rows import cells_of, found_in, found_of, matrix_case, panel_cells, 
 from reports_fixtures import bad, collective, collective_metrics, ok, pipeline_record, simulated, step, training_metrics
 from traced import run_with, timeline, traced_record
 
+from bench.results.details import PLAN_FILE, Component, Published, StepCheck, Validation
 from bench.results.records import Arrival
 from bench.results.runs import Run
 from reports import communication_section as communication
 from reports.findings import Findings
 from reports.markdown import render_markdown
 from reports.panels import Section
-from reports.predicted_section import PLAN, Prediction, predicted_section
+from reports.predicted_section import predicted_section
 from reports.sections import sections
 from reports.step_section import PANELS, step_section
 from reports.summary import summarize
-from workloads.planner.published import Published, published
-from workloads.planner.validate import Component, RowCheck, Validation, write_validation
+from workloads.planner.published import published
+from workloads.planner.validate import write_validation
 
 
 def test_sections_come_in_the_order_in_which_they_are_read_with_anchors_that_differ() -> None:
@@ -99,9 +101,11 @@ def predictions(run: Run, found: Validation) -> Section:
     return there(predicted_section(found_of(run)))
 
 
-def row(*components: Component, notes: tuple[str, ...] = (), compute: str = "measured") -> RowCheck:
-    told = {"case": "a", "label": "ddp", "ranks": 2, "rule": "r", "compute": compute}
-    return RowCheck(**told, components=list(components), notes=list(notes))  # type: ignore[arg-type]
+def row(
+    *components: Component, notes: tuple[str, ...] = (), compute: Literal["measured", "declared"] = "measured"
+) -> StepCheck:
+    told = list(components)
+    return StepCheck(case="a", label="ddp", ranks=2, rule="r", compute=compute, components=told, notes=list(notes))
 
 
 def test_what_the_planner_wrote_is_shown_as_it_wrote_it(run: Run) -> None:
@@ -122,7 +126,7 @@ def test_what_the_planner_wrote_is_shown_as_it_wrote_it(run: Run) -> None:
         "Not predicted: cp: not priced",
     )
     assert "+20.0%" in render_markdown(run, summarize(run)).split("Predicted and measured")[1]
-    assert Prediction(step="a", name="b", predicted=1.0, measured=0.0, unit="B").error is None
+    assert Component(name="b", predicted=1.0, measured=0.0, unit="B").error is None
 
 
 def test_whose_collectives_and_which_compute_are_told_and_reasons_may_stand_alone(run: Run) -> None:
@@ -135,8 +139,8 @@ def test_whose_collectives_and_which_compute_are_told_and_reasons_may_stand_alon
 
 def test_a_file_that_cannot_be_read_is_told_and_stops_nothing(run: Run) -> None:
     told = dict.fromkeys((b"{", b'{"schema": 1}', b"\xff"), "is not what parbench plan --validate wrote")
-    for content, words in {**told, b'{"schema": 2, "rows": []}': "has schema 2, newer than 1"}.items():
-        (run.path / PLAN).write_bytes(content)
+    for content, words in {**told, b'{"schema": 2, "rows": []}': "plan.json: schema 2 is newer than 1"}.items():
+        (run.path / PLAN_FILE).write_bytes(content)
         section = there(predicted_section(found_of(run)))
         assert section.panels == ()
         assert words in section.notes[0], content

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch.distributed.pipelining import schedules as theirs
 
-from workloads.pipeline.actions import Action, Kind
+from bench.results.details import Action, ActionKind
 
 Rows = tuple[tuple[Action, ...], ...]
 
@@ -61,7 +61,7 @@ def run(name: str, rank: int, ranks: int, microbatches: int) -> tuple[Action, ..
     """Return what torch's one-stage schedules really do on ``rank``, with a stage that only remembers."""
     done: list[Action] = []
 
-    def remember(kind: Kind) -> Any:
+    def remember(kind: ActionKind) -> Any:
         return lambda microbatch, *rest, **named: done.append(Action(rank, kind, microbatch))
 
     def nothing(*given: object, **named: object) -> list[object]:

@@ -6,8 +6,9 @@ import pytest
 from ranks import Ranks
 from training_steps import Params, small
 
+from bench.results.details import COMPONENTS, STATE
 from bench.world.world import World
-from workloads.footprint import COMPONENTS, Batch, Footprint, footprint
+from workloads.footprint import Batch, Footprint, footprint
 from workloads.fsdp import root_parameters
 from workloads.layout import local, whole
 from workloads.model import Transformer
@@ -15,7 +16,6 @@ from workloads.shapes import num_parameters
 
 Asked = dict[str, tuple[str, Params]]
 
-STATE = ("parameters", "gradients", "optimizer")
 N = 2
 SPLIT = {"ddp": (1, 1, 1), "zero1": (1, 1, N), "zero2": (1, N, N), "zero3": (N, N, N)}
 """By how much each of ``STATE`` is divided on two ranks."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.plan.params import Value
+from bench.results import details
 from bench.text import UserError
 from bench.world.subject import Explanation
 from bench.world.world import World
@@ -123,10 +124,7 @@ class ContextStep(TrainingStep):
             loss=partial(_loss_of_part, ddp, torch.tensor(plan.tokens(world.rank), device=world.device)),
             alone=_alone(plan, options.shape, world) if plan.mask != "causal" else None,
             made_groups=made,
-            details={
-                **_details(plan, options.shape, self._sent, str(params["attention"])),
-                "kernel": None if plan.method == "torch_cp" else kernel.name,
-            },
+            details=_attention(plan, options.shape, self._sent, str(params["attention"]), kernel).as_details,
             notes=(*_notes(plan, str(params["attention"])), *_doubts_of_kernel(kernel, plan, options)),
         )
 
@@ -239,20 +237,22 @@ def _forwards(options: Options) -> int:
     return 1 if options.checkpointing == "none" else 2
 
 
-def _details(plan: ContextPlan, shape: Shape, sent: AttentionBytes, attention: str) -> dict[str, object]:
-    return {
-        "method": plan.method,
-        "mask": plan.mask,
-        "token_order": plan.order,
-        "sequence": plan.sequence,
-        "tokens_per_rank": plan.sequence // plan.ranks,
-        "documents": list(plan.lengths) if plan.mask == "packed" else None,
-        "attention": attention,
-        "attention_bytes": {"forward": sent.forward, "backward": sent.backward, "per": "layer and microbatch"},
-        "crossover_ranks": crossover_ranks(shape.heads, shape.kv_heads),
-        "crossover": "Ulysses sends less forward than a ring above 1 + 1/g ranks, g = kv_heads / heads",
-        "balance_limit": balance_limit(plan.method, plan.ranks) if plan.mask == "causal" else None,
-    }
+def _attention(
+    plan: ContextPlan, shape: Shape, sent: AttentionBytes, attention: str, kernel: Kernel
+) -> details.Attention:
+    return details.Attention(
+        method=plan.method,
+        mask=plan.mask,
+        token_order=plan.order,
+        sequence=plan.sequence,
+        tokens_per_rank=plan.sequence // plan.ranks,
+        documents=tuple(plan.lengths) if plan.mask == "packed" else None,
+        attention=attention,
+        attention_bytes={"forward": sent.forward, "backward": sent.backward, "per": "layer and microbatch"},
+        crossover_ranks=crossover_ranks(shape.heads, shape.kv_heads),
+        balance_limit=balance_limit(plan.method, plan.ranks) if plan.mask == "causal" else None,
+        kernel=None if plan.method == "torch_cp" else kernel.name,
+    )
 
 
 def _notes(plan: ContextPlan, attention: str) -> tuple[str, ...]:

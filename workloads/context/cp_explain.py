@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from bench.results.details import AttentionSteps, Hop
 from bench.results.metrics import MetricValue, values
 from bench.results.stats import median
 from bench.world.subject import Explanation
@@ -22,7 +23,7 @@ from workloads.layout import Layout
 
 _MOVES = 5
 
-Hop = tuple[str, int, str]
+Place = tuple[str, int, str]
 """Direction, step and what moved."""
 Size = tuple[str, tuple[int, ...], torch.dtype]
 
@@ -65,7 +66,8 @@ def explain_attention(
     pairs = [[seen.pairs.get(("forward", i), 0) for i in range(look.plan.num_steps)] for seen in told]
     metrics |= values({"load_balance": balance(pairs), "balance_ceiling": look.plan.balance_ceiling()})
     hops = _hops(told, alone)
-    return Explanation(metrics={**metrics, **_times(told, hops)}, details={"attention_steps": hops})
+    details = AttentionSteps(attention_steps=hops).as_details
+    return Explanation(metrics={**metrics, **_times(told, hops)}, details=details)
 
 
 def _recorded(
@@ -131,32 +133,28 @@ def _seconds_alone(world: World, recorder: Recorder, waits: Sequence[Wait]) -> d
     return found
 
 
-def _hops(told: Sequence[Seen], alone: Mapping[Size, float]) -> list[dict[str, object]]:
+def _hops(told: Sequence[Seen], alone: Mapping[Size, float]) -> tuple[Hop, ...]:
     """Return each hop of a step: its bytes, how often it is made, how long it takes and what of it is exposed."""
-    kinds: Counter[tuple[Hop, Size]] = Counter((_hop(wait), _size(wait)) for wait in told[0].rounds[-1])
-    found: list[dict[str, object]] = []
-    for (hop, size), count in kinds.items():
-        direction, step, what = hop
-        shape, dtype = size[1], size[2]
-        found.append(
-            {
-                "direction": direction,
-                "step": step,
-                "what": what,
-                "bytes": torch.Size(shape).numel() * dtype.itemsize,
-                "count": count,
-                "comm_seconds": count * alone[size],
-                "exposed_seconds": _slowest(told, lambda i, r, k: _exposed(told, i, r, k), hop),
-                "wait_seconds": _slowest(told, lambda i, r, k: told[r].rounds[i][k].seconds, hop),
-                "pairs_by_rank": [seen.pairs.get((direction, step), 0) for seen in told],
-            }
+    kinds: Counter[tuple[Place, Size]] = Counter((_place(wait), _size(wait)) for wait in told[0].rounds[-1])
+    return tuple(
+        Hop(
+            direction=direction,
+            step=step,
+            what=what,
+            num_bytes=torch.Size(size[1]).numel() * size[2].itemsize,
+            count=count,
+            comm_seconds=count * alone[size],
+            exposed_seconds=_slowest(told, lambda i, r, k: _exposed(told, i, r, k), (direction, step, what)),
+            wait_seconds=_slowest(told, lambda i, r, k: told[r].rounds[i][k].seconds, (direction, step, what)),
+            pairs_by_rank=tuple(seen.pairs.get((direction, step), 0) for seen in told),
         )
-    return found
+        for ((direction, step, what), size), count in kinds.items()
+    )
 
 
-def _times(told: Sequence[Seen], hops: Sequence[Mapping[str, object]]) -> dict[str, MetricValue]:
+def _times(told: Sequence[Seen], hops: Sequence[Hop]) -> dict[str, MetricValue]:
     """Return a step's sums: of communication alone, of what of it is exposed, and of all that attention waits."""
-    comm = sum(cast(float, hop["comm_seconds"]) for hop in hops)
+    comm = sum(hop.comm_seconds for hop in hops)
     exposed = _slowest(told, lambda i, r, k: _exposed(told, i, r, k))
     waited = _slowest(told, lambda i, r, k: told[r].rounds[i][k].seconds)
     how = f"the rank with the most, median of {len(told[0].rounds)} steps"
@@ -172,17 +170,17 @@ def _exposed(told: Sequence[Seen], i: int, rank: int, k: int) -> float:
     return max(0.0, wait.ended - ready)
 
 
-def _slowest(told: Sequence[Seen], seconds: Callable[[int, int, int], float], hop: Hop | None = None) -> float:
-    """Return the sum over waits (of one hop) on the rank where it is most, the median of rounds.
+def _slowest(told: Sequence[Seen], seconds: Callable[[int, int, int], float], place: Place | None = None) -> float:
+    """Return the sum over waits (of one place) on the rank where it is most, the median of rounds.
 
     ``seconds`` are those of a round's wait on a rank; ranks wait for the same in the same order.
     """
-    chosen = [k for k, wait in enumerate(told[0].rounds[-1]) if hop in (None, _hop(wait))]
+    chosen = [k for k, wait in enumerate(told[0].rounds[-1]) if place in (None, _place(wait))]
     rounds, ranks = range(len(told[0].rounds)), range(len(told))
     return median([max(sum(seconds(i, rank, k) for k in chosen) for rank in ranks) for i in rounds])
 
 
-def _hop(wait: Wait) -> Hop:
+def _place(wait: Wait) -> Place:
     return wait.direction, wait.step, wait.what
 
 

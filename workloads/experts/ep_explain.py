@@ -8,12 +8,22 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from bench.results.details import Loads
 from bench.results.metrics import MetricValue, value, values
 from bench.results.stats import median
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.experts.expert_axis import ExpertAxis
-from workloads.experts.expert_loads import Routed, Told, load_details, load_metrics, merged, moved_in, sent_in_step
+from workloads.experts.expert_loads import (
+    Routed,
+    Told,
+    expert_loads,
+    load_metrics,
+    loads_of_ranks,
+    merged,
+    moved_in,
+    sent_in_step,
+)
 from workloads.experts.moe import MoeLayer
 from workloads.experts.moe_case import Moe
 from workloads.experts.moe_costs import Moved, Sent, Sizes, even_dispatch_bytes, sent_by
@@ -89,7 +99,8 @@ def explain_experts(
         **(_bandwidths(seen) if seen.axis.group is not None else {}),
         **_lost(seen, step, begin, budget_seconds, balance),
     }
-    return Explanation(metrics=metrics, details=load_details(told, seen.moe.ep))
+    loads = Loads(expert_load=expert_loads(told), rank_load=loads_of_ranks(told, seen.moe.ep))
+    return Explanation(metrics=metrics, details=loads.as_details)
 
 
 def routed_by(mixtures: Sequence[MoeLayer], tokens: int) -> Told:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.plan.params import Value
+from bench.results.details import Mesh
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
 from workloads.experts.ep_explain import Seen, explain_experts, exposed_of
@@ -61,7 +62,7 @@ class Scope:
                 "tokens_per_rank": self._num_tokens,
                 "slots": moe.slots(self._num_tokens),
                 "expert_ffn": moe.expert_ffn,
-                "axes": {name: {"ranks": group.size()} for name, group in self._axis.groups.items()},
+                **Mesh(axes={name: {"ranks": group.size()} for name, group in self._axis.groups.items()}).as_details,
             },
             notes=(self.claim,),
         )

@@ -95,11 +95,6 @@ def load_metrics(told: Sequence[Told], ep: int, expected_drop: float | None) -> 
     return values(found if expected_drop is None else {**found, "drop_rate_expected": expected_drop})
 
 
-def load_details(told: Sequence[Told], ep: int) -> dict[str, object]:
-    """Return the heat maps: loads by layer and expert, and by layer and rank."""
-    return {"expert_load": expert_loads(told), "rank_load": loads_of_ranks(told, ep)}
-
-
 def _added(loads: Sequence[Sequence[int]]) -> list[int]:
     return reduce(lambda one, other: [a + b for a, b in zip(one, other, strict=True)], map(list, loads))
 

@@ -23,9 +23,8 @@ from workloads.hybrid.axes import expert_groups, expert_parts, groups_along
 from workloads.hybrid.hybrid_memory import Look, footprint
 from workloads.pipeline import pp_explain
 from workloads.pipeline.bubbles import link_latency
-from workloads.pipeline.pp_explain import Told, bubble_of, steps_of, take_steps, timeline_of
+from workloads.pipeline.pp_explain import Told, bubble_of, facts_of, steps_of, take_steps, with_timelines
 from workloads.pipeline.pp_stage import Recorder
-from workloads.pipeline.schedules import Schedule
 
 _PIPELINE_SHARE = 0.4
 _IDLE = (
@@ -128,10 +127,10 @@ def _bubble(world: World, look: Look, recorder: Recorder, step: Step, begin: Beg
     schedule = look.schedule
     if schedule is None:
         return Explanation()
-    facts = _facts(schedule)
+    facts = facts_of(schedule)
     if look.timed_seconds is None and any(cast(list[bool], world.gather(pp_explain.cores_shared(world)))):
         note = f"{FUNCTIONAL_ONLY}: ranks share cores, so that no bubble is claimed of what they really compute"
-        return Explanation(details={"pipeline": facts}, notes=(note,))
+        return Explanation(details=facts.as_details, notes=(note,))
     stamps, walls = take_steps(world, recorder, step, begin, seconds)
     mine = Told(sent_bytes_to={}, expected_bytes=0.0, steps=stamps, walls=walls, memory={}, cores_shared=False)
     told = cast(list[Told], world.gather(mine))
@@ -141,15 +140,5 @@ def _bubble(world: World, look: Look, recorder: Recorder, step: Step, begin: Beg
     found = bubble_of(slowest, latency, look.timed_seconds)
     # a step's compute and idle are those of its traced wall here, to which exposed communication belongs
     metrics = {name: metric for name, metric in found.items() if name not in ("compute", "idle", "non_pipeline_time")}
-    details = {"pipeline": {**facts, **timeline_of(slowest, latency)}}
+    details = with_timelines(facts, slowest, latency).as_details
     return Explanation(metrics=metrics, details=details, notes=(_IDLE,))
-
-
-def _facts(schedule: Schedule) -> dict[str, Any]:
-    return {
-        "schedule": schedule.name,
-        "ranks": schedule.ranks,
-        "microbatches": schedule.microbatches,
-        "chunks": schedule.chunks,
-        "stages_by_rank": [list(schedule.stages_of(rank)) for rank in range(schedule.ranks)],
-    }

@@ -7,9 +7,10 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 
+from bench.results.details import COMPONENTS
 from bench.world.world import World
 from workloads.experts.routing import BALANCED
-from workloads.footprint import COMPONENTS, Batch, Footprint, Held, largest_of
+from workloads.footprint import Batch, Footprint, Held, largest_of
 from workloads.hybrid.hybrid_activations import Kept, activations_from
 from workloads.hybrid.hybrid_costs import Place, state_of
 from workloads.hybrid.hybrid_stages import mixtures_in

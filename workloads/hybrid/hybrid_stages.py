@@ -11,11 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.profiler import record_function
 
+from bench.results.details import Action
 from workloads.experts.moe import MoeLayer
 from workloads.hybrid.hybrid_routes import mixtures_of
 from workloads.layout import nothing
 from workloads.model import Transformer
-from workloads.pipeline.actions import Action
 from workloads.pipeline.pipeline_case import Pipeline
 from workloads.pipeline.pp import make_runtime, make_stages
 from workloads.pipeline.pp_stage import Recorder

@@ -3,37 +3,12 @@
 import csv
 import io
 import re
-from dataclasses import dataclass
 from typing import Literal
 
+from bench.results.details import Action
 from bench.text import UserError
 
-Kind = Literal["F", "B", "I", "W"]  # forward, full backward, input gradient, weight gradient
-
-_ACTION = re.compile(r"([0-9]+)([FBIW])([0-9]+)")
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Action:
-    """One kind of work of one stage on one microbatch; printed as torch does, ``2F0``."""
-
-    stage: int
-    kind: Kind
-    microbatch: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.microbatch}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Action":
-        """Return the action that prints as ``text``; ``UserError`` where none does."""
-        match = _ACTION.fullmatch(text.strip())
-        if match is None:
-            raise UserError(
-                f"{text.strip()!r} is no action: it is a stage, F, B, I or W, and a microbatch, such as 2F0, or empty"
-            )
-        return cls(int(match[1]), _kind(match[2]), int(match[3]))
 
 
 Order = tuple[tuple[Action | None, ...], ...]  # by rank; None is a step in which a rank does nothing
@@ -100,8 +75,3 @@ def _parse_cell(cell: str, rank: int, step: int) -> tuple[Action | None, ...]:
         return (Action.parse(cell) if cell.strip() else None,)
     except UserError as error:
         raise UserError(f"rank {rank}, step {step}: {error}") from None
-
-
-def _kind(text: str) -> Kind:
-    kinds: dict[str, Kind] = {"F": "F", "B": "B", "I": "I", "W": "W"}
-    return kinds[text]

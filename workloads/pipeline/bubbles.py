@@ -4,14 +4,14 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isclose
 from statistics import fmean, median
-from typing import Literal, TypeVar, get_args
+from typing import TypeVar, get_args
 
+from bench.results.details import Action, ActionKind, Cause
 from bench.text import UserError
-from workloads.pipeline.actions import Action, Kind, Result, message, result
+from workloads.pipeline.actions import Result, message, result
 from workloads.pipeline.schedules import Schedule, default_chunks
 from workloads.pipeline.simulate import Latency, Ran, Timeline, simulate
 
-Cause = Literal["schedule", "imbalance", "p2p", "rest"]
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -251,11 +251,11 @@ def _models(measured: Timeline, schedule: Schedule, latency: Latency) -> tuple[T
     return predicted(measured, schedule), simulate(schedule, by_stage), simulate(schedule, by_stage, latency)
 
 
-def _kind(action: Action) -> Kind:
+def _kind(action: Action) -> ActionKind:
     return action.kind
 
 
-def _stage_and_kind(action: Action) -> tuple[int, Kind]:
+def _stage_and_kind(action: Action) -> tuple[int, ActionKind]:
     return action.stage, action.kind
 
 

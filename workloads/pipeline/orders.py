@@ -7,7 +7,7 @@ rank r is stage c P + r; in the V, rank r has the stages r and 2P-1-r.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from workloads.pipeline.actions import Action, Kind
+from bench.results.details import Action, ActionKind
 
 Actions = tuple[Action, ...]
 
@@ -95,7 +95,7 @@ def _by_rounds(rank: int, ranks: int, microbatches: int, chunks: Sequence[int]) 
     ]
 
 
-def _each(stage: int, kind: Kind, microbatches: Iterable[int]) -> Actions:
+def _each(stage: int, kind: ActionKind, microbatches: Iterable[int]) -> Actions:
     return tuple(Action(stage, kind, microbatch) for microbatch in microbatches)
 
 

@@ -1,11 +1,12 @@
 """All schedules at the ranks and microbatches of a measured step, simulated with its times: which one to take. Pure."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from bench.results.details import Action, Simulated
 from bench.text import UserError
 from workloads.pipeline import schedules
-from workloads.pipeline.actions import Action
 from workloads.pipeline.bubbles import bubble_fraction
 from workloads.pipeline.pp_held import peak_held
 from workloads.pipeline.schedules import Schedule, make_schedule
@@ -58,34 +59,34 @@ class Setting:
     outside_seconds: float
 
 
-def compare(shares: Shares, setting: Setting) -> list[dict[str, object]]:
-    """Return a line for each schedule with its default chunks, the fastest first, those that cannot run last."""
-    lines = [_line(name, shares, setting) for name in schedules.NAMES]
-    return sorted(lines, key=lambda line: float(str(line.get("step_seconds", "inf"))))
+def compare(shares: Shares, setting: Setting) -> tuple[Simulated, ...]:
+    """Return each schedule with its default chunks, the fastest first, those that cannot run last."""
+    found = [_simulated(name, shares, setting) for name in schedules.NAMES]
+    return tuple(sorted(found, key=lambda one: math.inf if one.step_seconds is None else one.step_seconds))
 
 
-def _line(name: str, shares: Shares, setting: Setting) -> dict[str, object]:
+def _simulated(name: str, shares: Shares, setting: Setting) -> Simulated:
     chunks = schedules.default_chunks(name)
     try:
         schedule = make_schedule(name, ranks=setting.ranks, microbatches=setting.microbatches, chunks=chunks)
         counts = layers_of_stages(setting.layers, schedule.num_stages)
     except UserError as error:
-        return {"schedule": name, "chunks": chunks, "measured": False, "why_not": str(error)}
+        return Simulated(schedule=name, chunks=chunks, measured=False, why_not=str(error))
     timeline = simulate(
         schedule,
         lambda action: shares.seconds_of(action, chunks),
         lambda source, target: setting.latency_seconds,
     )
     layers_held = _most_held(schedule, lambda stage: float(counts[stage]))
-    return {
-        "schedule": name,
-        "chunks": chunks,
-        "measured": False,
-        "step_seconds": timeline.makespan + setting.outside_seconds,
-        "bubble_fraction": bubble_fraction(timeline),
-        "in_flight": _most_held(schedule, lambda stage: 1 / chunks),
-        "activation_bytes": None if setting.layer_bytes is None else setting.layer_bytes * layers_held,
-    }
+    return Simulated(
+        schedule=name,
+        chunks=chunks,
+        measured=False,
+        step_seconds=timeline.makespan + setting.outside_seconds,
+        bubble_fraction=bubble_fraction(timeline),
+        in_flight=_most_held(schedule, lambda stage: 1 / chunks),
+        activation_bytes=None if setting.layer_bytes is None else setting.layer_bytes * layers_held,
+    )
 
 
 def _most_held(schedule: Schedule, of_stage: Callable[[int], float]) -> float:

@@ -6,19 +6,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
+
+from msgspec.structs import replace
 
 from bench.machine.environment import emulation
 from bench.machine.world_spec import FUNCTIONAL_ONLY
+from bench.results import details as told_by
+from bench.results.details import CAUSES, COMPONENTS, Action, Idle, Pipeline, Simulated
 from bench.results.metrics import MetricValue, values
 from bench.results.stats import Estimate, median
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.communication import Call, counted
 from workloads.costs import sent_bytes
-from workloads.footprint import COMPONENTS, UNCOUNTED, Held, largest_of, layer_activation_bytes
+from workloads.footprint import UNCOUNTED, Held, largest_of, layer_activation_bytes
 from workloads.pipeline import bubbles, schedules
-from workloads.pipeline.actions import Action
 from workloads.pipeline.pp_bytes import bytes_by_link
 from workloads.pipeline.pp_compare import Setting, Shares, compare, mean_latency, shares_of
 from workloads.pipeline.pp_held import peak_held
@@ -104,15 +107,20 @@ def explain_pipeline(
         cores_shared=cores_shared(world) and look.timed_seconds is None,
     )
     told = cast(list[Told], world.gather(mine))
-    metrics, details = {**_bytes(told), **_memory(told)}, _facts(look, told)
+    metrics, facts = {**_bytes(told), **_memory(told)}, _facts(look, told)
     if any(one.cores_shared for one in told):
         shared = f"{FUNCTIONAL_ONLY}: ranks share cores, so that no bubble is claimed of what they really compute"
-        return Explanation(metrics=metrics, details={"pipeline": details}, notes=(shared, *_uncounted(look)))
+        return Explanation(metrics=metrics, details=facts.as_details, notes=(shared, *_uncounted(look)))
     steps = steps_of(told, look.pipeline.schedule)
     latency = bubbles.link_latency(steps.timelines, steps.schedule)
     metrics |= bubble_of(steps, latency, look.timed_seconds)
-    details |= {**timeline_of(steps, latency), "comparison": _comparison(steps, look, latency), **_clock(world)}
-    return Explanation(metrics=metrics, details={"pipeline": details}, notes=(*_notes(steps), *_uncounted(look)))
+    facts = replace(
+        with_timelines(facts, steps, latency),
+        comparison=_comparison(steps, look, latency),
+        clock=world.clock.method,
+        clock_uncertainty_seconds=world.clock.uncertainty_ns / 1e9,
+    )
+    return Explanation(metrics=metrics, details=facts.as_details, notes=(*_notes(steps), *_uncounted(look)))
 
 
 def take_steps(
@@ -205,7 +213,7 @@ def bubble_of(
     return {
         **metrics,
         **_closed_forms(steps, timed_seconds),
-        **values({f"idle_{cause}": getattr(split, cause) for cause in _CAUSES}, "mean over ranks"),
+        **values({f"idle_{cause}": getattr(split, cause) for cause in CAUSES}, "mean over ranks"),
         **values({"idle": idle, "compute": middle.makespan - idle}, f"mean over ranks, {how}"),
         **values({"makespan": middle.makespan}, how),
         **values({"non_pipeline_time": steps.outside_seconds}, "median"),
@@ -218,7 +226,6 @@ _KINDS = {
     "bubble_fraction_span": bubbles.bubble_fraction_span,
     "bubble_overhead": bubbles.bubble_overhead,
 }
-_CAUSES = ("schedule", "imbalance", "p2p", "rest")
 
 
 def _closed_forms(steps: Steps, timed_seconds: float | None) -> dict[str, MetricValue]:
@@ -246,64 +253,65 @@ def _closed_forms(steps: Steps, timed_seconds: float | None) -> dict[str, Metric
     return values(found, how)
 
 
-def _facts(look: Look, told: Sequence[Told]) -> dict[str, Any]:
+def _facts(look: Look, told: Sequence[Told]) -> Pipeline:
     schedule = look.pipeline.schedule
-    ranks = range(schedule.ranks)
-    return {
-        "schedule": schedule.name,
-        "ranks": schedule.ranks,
-        "microbatches": schedule.microbatches,
-        "chunks": schedule.chunks,
-        "layers_by_stage": list(look.pipeline.layers_by_stage),
-        "stages_by_rank": [list(schedule.stages_of(rank)) for rank in ranks],
-        "in_flight_by_rank": [peak_held(schedule, rank, lambda stage: 1 / schedule.chunks) for rank in ranks],
-        "activation_bytes_by_rank": [one.memory["memory"]["activations"] for one in told],
-        "memory_by_rank": {name: [one.memory["memory"][name] for one in told] for name in COMPONENTS},
-        "boundaries": [
-            {
-                "from": link[0],
-                "to": link[1],
-                "expected_bytes": expected,
-                "sent_bytes": told[link[0]].sent_bytes_to.get(link[1]),
-            }
-            for link, expected in sorted(_expected_by_link(look).items())
-        ],
-    }
+    boundaries = [
+        {"from": one, "to": other, "expected_bytes": expected, "sent_bytes": told[one].sent_bytes_to.get(other)}
+        for (one, other), expected in sorted(_expected_by_link(look).items())
+    ]
+    return replace(
+        facts_of(schedule),
+        layers_by_stage=tuple(look.pipeline.layers_by_stage),
+        in_flight_by_rank=tuple(
+            peak_held(schedule, rank, lambda stage: 1 / schedule.chunks) for rank in range(schedule.ranks)
+        ),
+        activation_bytes_by_rank=tuple(one.memory["memory"]["activations"] for one in told),
+        memory_by_rank={name: tuple(one.memory["memory"][name] for one in told) for name in COMPONENTS},
+        boundaries=boundaries,
+    )
+
+
+def facts_of(schedule: Schedule) -> Pipeline:
+    """Return what any pipeline tells."""
+    return Pipeline(
+        schedule=schedule.name,
+        ranks=schedule.ranks,
+        microbatches=schedule.microbatches,
+        chunks=schedule.chunks,
+        stages_by_rank=tuple(tuple(schedule.stages_of(rank)) for rank in range(schedule.ranks)),
+    )
 
 
 def _expected_by_link(look: Look) -> dict[tuple[int, int], int]:
     return bytes_by_link(look.pipeline, look.shape, look.batch.microbatch, look.batch.element_bytes)
 
 
-def timeline_of(steps: Steps, latency: Mapping[tuple[int, int], float]) -> dict[str, Any]:
-    """Return the measured and the predicted step and the causes of each gap; nothing where there is too much of it."""
+def with_timelines(facts: Pipeline, steps: Steps, latency: Mapping[tuple[int, int], float]) -> Pipeline:
+    """Add the measured and the predicted step and the causes of each gap; nothing where there is too much of it."""
     middle = steps.middle
     if len(middle.ran) > _MOST_ACTIONS_SHOWN:
-        return {}
+        return facts
     shades = bubbles.shade(middle, steps.schedule, latency)
-    return {
-        "measured": _rows(middle),
-        "predicted": _rows(bubbles.predicted(middle, steps.schedule)),
-        "idle": [[one.rank, _us(one.start), _us(one.stop), one.cause] for one in shades],
-    }
+    return replace(
+        facts,
+        measured=_rows(middle),
+        predicted=_rows(bubbles.predicted(middle, steps.schedule)),
+        idle=tuple(Idle(one.rank, _us(one.start), _us(one.stop), one.cause) for one in shades),
+    )
 
 
-def _rows(timeline: Timeline) -> list[list[list[object]]]:
-    return [
-        [[str(ran.action), _us(ran.start), _us(ran.stop)] for ran in timeline.of(rank)]
+def _rows(timeline: Timeline) -> told_by.Timeline:
+    return tuple(
+        tuple(told_by.Ran(str(ran.action), _us(ran.start), _us(ran.stop)) for ran in timeline.of(rank))
         for rank in range(timeline.ranks)
-    ]
+    )
 
 
 def _us(seconds: float) -> int:
     return round(seconds * 1e6)
 
 
-def _clock(world: World) -> dict[str, Any]:
-    return {"clock": world.clock.method, "clock_uncertainty_seconds": world.clock.uncertainty_ns / 1e9}
-
-
-def _comparison(steps: Steps, look: Look, latency: Mapping[tuple[int, int], float]) -> list[dict[str, object]]:
+def _comparison(steps: Steps, look: Look, latency: Mapping[tuple[int, int], float]) -> tuple[Simulated, ...]:
     schedule = steps.schedule
     setting = Setting(
         ranks=schedule.ranks,

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
+from bench.results.details import Action, ActionKind
 from bench.world.torch_compat import stage_backward_input, stage_backward_weight
 from workloads.layout import nothing
-from workloads.pipeline.actions import Action, Kind
 from workloads.pipeline.stages import Chunk
 
 
@@ -154,7 +154,7 @@ class Stage(PipelineStage):
         embedded.grad = None
         embedded.backward(gradient)  # type: ignore[no-untyped-call]
 
-    def _running(self, kind: Kind, microbatch: int) -> Any:
+    def _running(self, kind: ActionKind, microbatch: int) -> Any:
         return self._recorder.running(Action(self.stage_index, kind, microbatch))
 
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NoReturn
 
+from bench.results.details import Action, ActionKind
 from bench.text import UserError
-from workloads.pipeline.actions import Action, Kind, Order, needs, result
+from workloads.pipeline.actions import Order, needs, result
 from workloads.pipeline.schedules import Schedule
 from workloads.pipeline.simulate import cycle_of, tell_deadlock, walk
 
@@ -117,9 +118,9 @@ def _refuse_mixed(schedule: Schedule, places: dict[Action, Place]) -> None:
 
 def _refuse_lacking(schedule: Schedule, places: dict[Action, Place], holders: dict[int, Place]) -> None:
     for stage, microbatch in product(range(schedule.num_stages), range(schedule.microbatches)):
-        parts: tuple[Kind, ...] = ("I", "W")
+        parts: tuple[ActionKind, ...] = ("I", "W")
         is_split = any(Action(stage, kind, microbatch) in places for kind in parts)
-        kinds: tuple[Kind, ...] = ("F", *parts) if is_split else ("F", "B")
+        kinds: tuple[ActionKind, ...] = ("F", *parts) if is_split else ("F", "B")
         for kind in kinds:
             action = Action(stage, kind, microbatch)
             if action not in places:

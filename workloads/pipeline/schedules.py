@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from bench.results.details import Action
 from bench.text import UserError, did_you_mean, listed
 from workloads.pipeline import orders
-from workloads.pipeline.actions import Action, Order, parse_csv
+from workloads.pipeline.actions import Order, parse_csv
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from bench.results.details import Action
 from bench.text import UserError
-from workloads.pipeline.actions import Action, Result, needs, result
+from workloads.pipeline.actions import Result, needs, result
 from workloads.pipeline.schedules import Schedule
 
 Latency = Callable[[int, int], float] | Mapping[tuple[int, int], float]  # seconds from one rank to another

@@ -171,7 +171,7 @@ def _validation(given: Given, path: Path) -> Answer:
 
     found = validate(load_run(path), load_run(given.fits) if given.fits else None)
     write_validation(path, found)
-    return Answer(text=plan_json.as_line(found.as_json) if given.as_json else validation_text(found))
+    return Answer(text=plan_json.as_line(found) if given.as_json else validation_text(found))
 
 
 def _refuse_words(given: Given) -> None:

@@ -13,7 +13,7 @@ from workloads.planner.rationale import rationale
 from workloads.planner.search import Found
 
 
-def as_line(value: dict[str, Any]) -> str:
+def as_line(value: object) -> str:
     """Return one line of JSON."""
     return msgspec.json.encode(value).decode()
 

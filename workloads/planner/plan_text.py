@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
+from bench.results.details import COMPONENTS, Published
 from workloads.planner.dry_run import DryRun
 from workloads.planner.formulas import Formula, formulas_of
 from workloads.planner.hardware import Hardware
-from workloads.planner.published import Claim, Published
+from workloads.planner.published import Claim
 from workloads.planner.rationale import rationale
 from workloads.planner.search import Found
-
-_COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -49,14 +48,14 @@ def _memory(run: DryRun) -> str:
     rows = [
         [
             held.part.words,
-            *(f"{getattr(held.memory, name) / factor:.2f}" for name in _COMPONENTS),
+            *(f"{getattr(held.memory, name) / factor:.2f}" for name in COMPONENTS),
             f"{held.memory.total / factor:.2f}",
         ]
         for held in run.ranks
     ]
     used = run.fullest.memory.total / run.hardware.usable_bytes
     verdict = f"{used:.0%} of {run.hardware.usable_bytes / 1e9:.1f} GB usable a GPU"
-    return table([f"memory, {unit} a rank", *_COMPONENTS, "total"], rows) + f"\n{verdict}"
+    return table([f"memory, {unit} a rank", *COMPONENTS, "total"], rows) + f"\n{verdict}"
 
 
 def _axes(run: DryRun) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from bench.results.details import Published
 from workloads.costs import state_bytes
 from workloads.pipeline.bubbles import bubble_fraction, bubble_fraction_span
 from workloads.pipeline.schedules import make_schedule
@@ -33,16 +34,6 @@ class Claim:
 
     group: str
     what: str
-    quoted: float
-    predicted: float
-    unit: str
-    source: str
-
-
-class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim as ``plan.json`` keeps it, its group and what it is of in one name."""
-
-    name: str
     quoted: float
     predicted: float
     unit: str

@@ -7,9 +7,9 @@ gathered one layer ahead pass beside a layer. A pipeline is simulated: its sched
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from bench.results.details import Action
 from workloads.compute_kind import REAL, parse_compute
 from workloads.hybrid.hybrid_tensors import parts_of_rank
-from workloads.pipeline.actions import Action
 from workloads.pipeline.pipeline_case import Pipeline, pipeline_of
 from workloads.pipeline.simulate import simulate
 from workloads.planner.ddp_buckets import buckets_of, exposed_seconds

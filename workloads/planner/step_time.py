@@ -8,7 +8,7 @@ keys, the microbatch for FSDP's gathers, one backward pass for the sum of gradie
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from workloads.pipeline.actions import Action
+from bench.results.details import Action
 from workloads.pipeline.bubbles import closed_form
 from workloads.pipeline.schedules import make_schedule
 from workloads.pipeline.simulate import simulate

@@ -7,10 +7,10 @@ not predicted.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 import msgspec
 
+from bench.results.details import PLAN_FILE, STATE, Component, StepCheck, Validation
 from bench.results.records import Record
 from bench.results.runs import Run
 from bench.results.stats import median
@@ -18,65 +18,13 @@ from bench.text import UserError
 from workloads.definitions import DEFINITIONS
 from workloads.planner.link_time import Call
 from workloads.planner.plan_text import duration, published_text, table
-from workloads.planner.published import Published, published
+from workloads.planner.published import published
 from workloads.planner.row_activations import activations_of
 from workloads.planner.row_calls import KINDS, Expected, Step, expected
 from workloads.planner.row_time import RowTime, declared_compute, row_time
 from workloads.planner.run_fits import Curve, beyond, by_curves, curves_of
 
-SCHEMA = 1
 _DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
-FILE = "plan.json"
-
-
-class Component(msgspec.Struct, frozen=True, kw_only=True):
-    """One predicted number beside the measured one; ``error`` is predicted over measured, less 1."""
-
-    name: str
-    predicted: float
-    measured: float | None
-    unit: str
-
-    @property
-    def error(self) -> float | None:
-        """None where nothing was measured, or nothing is to be sent and nothing was."""
-        return self.predicted / self.measured - 1 if self.measured else None
-
-
-class RowCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the run; ``rule`` says how its calls add up, ``compute`` where its arithmetic is from."""
-
-    case: str
-    label: str
-    ranks: int
-    rule: str
-    compute: Literal["measured", "declared"]
-    components: list[Component]
-    notes: list[str] = []
-
-
-class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """``plan.json``: a run's steps as predicted and as measured; ``left_out`` says why others are not here.
-
-    ``fits`` is the run whose collectives told how long a call takes; ``published`` are others' numbers beside what
-    declared hardware gives, of no run.
-    """
-
-    schema: int = SCHEMA
-    run: str
-    fits: str
-    rows: list[RowCheck]
-    left_out: dict[str, str]
-    published: list[Published] = []
-
-    @property
-    def as_json(self) -> dict[str, Any]:
-        """As plain values, with the errors."""
-        built: dict[str, Any] = msgspec.to_builtins(self)
-        for row, told in zip(self.rows, built["rows"], strict=True):
-            for component, fields in zip(row.components, told["components"], strict=True):
-                fields["error"] = component.error
-        return {"kind": "validation", **built}
 
 
 def validate(run: Run, fits: Run | None = None) -> Validation:
@@ -113,15 +61,15 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
 
 def write_validation(path: Path, found: Validation) -> None:
     """Write ``plan.json`` into the run's folder, whole or not at all."""
-    fresh = path / f".{FILE}"
+    fresh = path / f".{PLAN_FILE}"
     try:
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(found.as_json), indent=1) + b"\n")
-        fresh.replace(path / FILE)
+        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        fresh.replace(path / PLAN_FILE)
     except OSError as error:
-        raise UserError(f"{path / FILE} cannot be written: {error.strerror}") from error
+        raise UserError(f"{path / PLAN_FILE} cannot be written: {error.strerror}") from error
 
 
-def _check(records: Sequence[Record], curves: Mapping[tuple[str, int], Curve]) -> RowCheck | str:
+def _check(records: Sequence[Record], curves: Mapping[tuple[str, int], Curve]) -> StepCheck | str:
     """Return one step's predictions beside its measurements, or why there are none."""
     measured = [record for record in records if record.status == "ok"]
     if not measured:
@@ -152,7 +100,7 @@ def _check(records: Sequence[Record], curves: Mapping[tuple[str, int], Curve]) -
         outside_seconds=metrics.get("non_pipeline_time", 0.0) if declared is None else 0.0,
         backend=first.world.backend,
     )
-    return RowCheck(
+    return StepCheck(
         case=first.case.id,
         label=first.case.label,
         ranks=step.ranks,
@@ -195,7 +143,7 @@ def _components(
             measured=metrics.get(f"memory.{name}"),
             unit="B",
         )
-        for name in ("parameters", "gradients", "optimizer")
+        for name in STATE
     ]
     activations = activations_of(step)
     if activations is not None:

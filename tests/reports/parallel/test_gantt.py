@@ -21,7 +21,7 @@ Corners = tuple[float, float, float, float]
 
 def pipeline(schedule: str = "1f1b", **details: Any) -> Pipeline:
     found = read_pipeline(row_of(pipeline_record(schedule, **details)))
-    assert found is not None
+    assert isinstance(found, Pipeline)
     return found
 
 
@@ -121,7 +121,7 @@ def test_a_box_bears_its_kind_and_microbatch_or_what_of_them_has_room() -> None:
         one = pipeline("zb", microbatches=microbatches, idle=None)
         axes, _ = (figure := drawn(one, DETAIL)).axes
         figure.draw_without_rendering()
-        boxes = boxes_of(one, one.predicted or (), DETAIL)
+        boxes = boxes_of(one, one.facts.predicted or (), DETAIL)
         by_middle = {((box.start + box.stop) / 2e3, float(box.rank)): box for box in boxes}
         assert len(axes.texts) > 3 * microbatches
         for text in axes.texts:
@@ -177,7 +177,7 @@ def crowd(schedule: str = "1f1b", ranks: int = 16, microbatches: int = 64) -> Pi
 
 
 def count(one: Pipeline, detail: Detail) -> int:
-    timelines = [timeline for timeline in (one.predicted, one.measured) if timeline]
+    timelines = [timeline for timeline in (one.facts.predicted, one.facts.measured) if timeline]
     assert len(timelines) == 2
     return sum(len(boxes_of(one, timeline, detail)) for timeline in timelines) + len(idle_boxes(one, detail))
 
@@ -185,7 +185,7 @@ def count(one: Pipeline, detail: Detail) -> int:
 def test_few_actions_are_all_drawn_and_numbered_and_more_lose_their_numbers() -> None:
     one = pipeline()
     assert detail_of(one) == DETAIL
-    assert count(one, DETAIL) == 2 * 16 + sum(map(len, one.idle or ()))
+    assert count(one, DETAIL) == 2 * 16 + len(one.facts.idle or ())
     one = crowd(ranks=4, microbatches=64)
     detail = detail_of(one)
     assert (detail.gap, detail.numbered) == (0.0, False)
@@ -198,7 +198,7 @@ def test_too_many_actions_are_joined_by_kind_and_then_with_any_and_it_is_said() 
     detail = detail_of(by_kind, 1000)
     assert (detail.mixed, detail.numbered) == (False, False)
     assert "Of 4096 actions, neighbours of one kind less than " in gantt_words(by_kind, detail)
-    assert {box.kind for box in boxes_of(by_kind, by_kind.measured or (), detail)} == {"F", "B"}
+    assert {box.kind for box in boxes_of(by_kind, by_kind.facts.measured or (), detail)} == {"F", "B"}
     mixed = crowd("1f1b")
     detail = detail_of(mixed, 1000)
     assert detail.mixed
@@ -210,7 +210,7 @@ def test_too_many_actions_are_joined_by_kind_and_then_with_any_and_it_is_said() 
 def test_no_chart_has_more_boxes_than_it_may() -> None:
     for schedule in ("gpipe", "1f1b", "zb"):
         one = crowd(schedule, ranks=8, microbatches=48)
-        whole = 2 * sum(map(len, one.measured or ())) + sum(map(len, one.idle or ()))
+        whole = 2 * sum(map(len, one.facts.measured or ())) + len(one.facts.idle or ())
         for most in (5000, 1000, 300, 60):
             detail = detail_of(one, most)
             assert count(one, detail) <= most, (schedule, most)
@@ -223,14 +223,14 @@ def test_joining_hides_no_gap_that_is_wide_enough_and_mixes_no_chunks() -> None:
     timeline = [[["0F0", 0, 100], ["0F1", 109, 200], ["0F2", 210, 300], ["0B0", 305, 400]], []]
     one = pipeline(measured=timeline, predicted=None, idle=[[0, 0, 9, "rest"], [1, 0, 11, "p2p"]])
     apart, mixed = (Detail(gap=10.0, mixed=mixed, numbered=False, note="") for mixed in (False, True))
-    joined = boxes_of(one, one.measured or (), apart)
+    joined = boxes_of(one, one.facts.measured or (), apart)
     told = [(box.kind, box.start, box.stop, box.text) for box in joined]
     assert told == [("F", 0, 200, ""), ("F", 210, 300, "F2"), ("B", 305, 400, "B0")]
-    told_mixed = [(box.kind, box.start, box.stop) for box in boxes_of(one, one.measured or (), mixed)]
+    told_mixed = [(box.kind, box.start, box.stop) for box in boxes_of(one, one.facts.measured or (), mixed)]
     assert told_mixed == [("any", 0, 200), ("any", 210, 400)]
     assert idle_boxes(one, mixed) == (Box(rank=1, kind="p2p", chunk=0, start=0, stop=11),)
     chunked = pipeline(**CHUNKS, measured=[[["0F0", 0, 100], ["2F0", 100, 200], ["2F1", 200, 300]], []], predicted=None)
-    joined = boxes_of(chunked, chunked.measured or (), apart)
+    joined = boxes_of(chunked, chunked.facts.measured or (), apart)
     assert [(box.chunk, box.start, box.stop) for box in joined] == [(0, 0, 100), (1, 100, 300)]
 
 

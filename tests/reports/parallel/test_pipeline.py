@@ -8,14 +8,14 @@ from report_rows import cells_of, row_of, rows_of, run_of, with_metrics
 from report_rows import told as line_of
 from reports_fixtures import bad, ok, pipeline_details, pipeline_metrics, pipeline_record, plain, pp, simulated, step
 
+from bench.results.details import Action, Idle, Ran
 from bench.results.records import Record
-from bench.text import UserError
 from reports.data import as_json
 from reports.facts import row_facts
-from reports.parallel.pipeline import Idle, Pipeline, Ran, pipelines, read_pipeline, unreadable, without_timelines
+from reports.parallel.pipeline import Pipeline, pipelines, read_pipeline, without_timelines
 from reports.parallel.pipeline_columns import compared_columns, pipeline_columns
 from reports.parallel.schedule_comparison import Comparison, comparisons, schedule_labels
-from reports.summary import summarize
+from reports.summary import summarize, unreadable
 
 
 def found_in(*records: Record) -> tuple[Pipeline, ...]:
@@ -24,7 +24,7 @@ def found_in(*records: Record) -> tuple[Pipeline, ...]:
 
 def read(*records: Record) -> Pipeline:
     found = read_pipeline(row_of(*records, launches=1 + max(one.launch for one in records)))
-    assert found is not None
+    assert isinstance(found, Pipeline)
     return found
 
 
@@ -46,34 +46,27 @@ def test_facts_are_read_as_they_were_written_and_what_is_absent_is_unknown() -> 
     assert (facts.comparison, found.launch) == (None, 0)
     few = {"schedule": "gpipe", "ranks": 2, "microbatches": 4, "chunks": 1, "stages_by_rank": [[0], [1]]}
     bare = read(ok(pp(), metrics={}, details={"pipeline": few}))
-    assert (bare.measured, bare.predicted, bare.idle, bare.facts.clock, bare.activation_bytes) == (None,) * 5
-    assert read(record_of(measured=[[], []])).measured is None
+    told = bare.facts
+    assert (told.measured, told.predicted, told.idle, told.clock, bare.activation_bytes) == (None,) * 5
     assert read(record_of()).activation_bytes == 5 << 20  # as measured, or else the fullest rank's
     uncounted = with_metrics(record_of(activation_bytes_by_rank=[7, 9]), memory__activations=None)
     assert read(uncounted).activation_bytes == 9
 
 
-def test_actions_and_idle_times_are_read_by_rank_in_order_of_time() -> None:
-    found = read(record_of(measured=[[["0B0", 30, 50], ["0F0", 0, 10], ["0F1", 10, 20]], [["1F0", 12, 22]]]))
-    assert found.measured is not None
-    assert [ran.name for ran in found.measured[0]] == ["0F0", "0F1", "0B0"]
-    ran = Ran(rank=1, stage=1, kind="F", microbatch=0, start_microseconds=12, stop_microseconds=22)
-    assert found.measured[1] == (ran,)
-    timeline = [[["12F10", 0, 1], ["12I10", 1, 2], ["12W10", 2, 3], ["0B3", 3, 4]], []]
-    found = read(record_of(stages_by_rank=[[0, 12], [1, 11]], chunks=2, measured=timeline))
-    assert found.measured is not None
-    told = [(one.stage, one.kind, one.microbatch, found.chunk_of(one)) for one in found.measured[0]]
-    assert told == [(12, "F", 10, 1), (12, "I", 10, 1), (12, "W", 10, 1), (0, "B", 3, 0)]
-    found = read(record_of(idle=[[1, 40, 50, "rest"], [0, 0, 10, "schedule"], [1, 0, 40, "p2p"]]))
-    assert found.idle is not None
-    assert found.idle[0] == (Idle(rank=0, cause="schedule", start_microseconds=0, stop_microseconds=10),)
-    assert [(one.cause, one.start_microseconds) for one in found.idle[1]] == [("p2p", 0), ("rest", 40)]
+def test_actions_are_read_by_rank_and_idle_times_with_their_causes() -> None:
+    timeline = [[["12F10", 0, 1], ["12I10", 1, 2], ["12W10", 2, 3], ["0B3", 3, 4]], [["1F0", 12, 22]]]
+    idle = [[1, 0, 12, "p2p"]]
+    facts = read(record_of(stages_by_rank=[[0, 12], [1, 11]], chunks=2, measured=timeline, idle=idle)).facts
+    assert facts.measured is not None
+    assert [str(ran.action) for ran in facts.measured[0]] == ["12F10", "12I10", "12W10", "0B3"]
+    assert (facts.measured[1], facts.idle) == ((Ran("1F0", 12, 22),), (Idle(1, 0, 12, "p2p"),))
+    assert Action.parse("12I10") == Action(12, "I", 10)
 
 
 def test_other_steps_are_no_pipelines_and_the_first_launch_with_a_timeline_tells_one() -> None:
     rows = rows_of(ok(step("ddp")), pipeline_record(), bad(pp("gpipe"), details={"pipeline": pipeline_details()}))
     assert [one.row.case.params["schedule"] for one in pipelines(rows)] == ["1f1b"]
-    assert unreadable(rows) == ()
+    assert unreadable(rows, read_pipeline) == ()
     assert found_in(ok(step(), details={"pipeline": "of another kind"})) == ()
     without = pipeline_record(launch=0, measured=None, clock="first")
     found = read(without, *(pipeline_record(launch=i, clock=f"launch {i}") for i in (1, 2)))
@@ -85,33 +78,27 @@ def test_facts_that_contradict_themselves_are_refused() -> None:
     overlap = [[["0F0", 0, 10], ["0F1", 9, 20]], []]
     cases: list[tuple[dict[str, Any], str]] = [
         *(
-            ({"measured": [[[name, 0, 1]], []]}, f"{name!r} on rank 0 is no action: those read 2F0")
-            for name in ("F0", "0X1", "0F", "-1F0", "0F0 ", "(0F0;1B0)OVERLAP_F_B")
+            ({"measured": [[[name, 0, 1]], []]}, f"{name!r} is no action: it is a stage, F, B, I or W")
+            for name in ("F0", "0X1", "0F", "-1F0", "(0F0;1B0)OVERLAP_F_B")
         ),
-        ({"predicted": [[["3F0", 0, 1]], []]}, "3F0 ran on rank 0, which holds stages 0"),
+        ({"predicted": [[["3F0", 0, 1]], []]}, "3F0 ran on rank 0, which holds stages (0,)"),
         ({"measured": overlap}, "0F1 on rank 0 begins at 9 us, before 0F0 ends at 10 us"),
         ({"predicted": overlap}, "0F1 on rank 0 begins at 9 us, before 0F0 ends at 10 us"),
-        ({"measured": [[["0F0", 5, 3]], []]}, "0F0 on rank 0 ends at 3 us, before it begins at 5 us"),
-        ({"idle": [[1, 5, 3, "rest"]]}, "rest on rank 1 ends at 3 us, before it begins at 5 us"),
-        ({"idle": [[0, 0, 10, "rest"], [0, 5, 15, "p2p"]]}, "p2p on rank 0 begins at 5 us, before rest ends at 10 us"),
         ({"stages_by_rank": [[0]]}, "stages_by_rank(1) != 2"),
         ({"measured": [[]] * 3}, "a timeline has 3 of 2 ranks"),
-        ({"idle": [[2, 0, 1, "rest"]]}, "idle time of rank 2 of 2"),
+        ({"idle": [[2, 0, 1, "rest"]]}, "idle time of ranks {2} of 2"),
         ({"idle": [[0, 0, 1, "lunch"]]}, "Invalid enum value 'lunch'"),
         ({"microbatches": "four"}, "Expected `int`, got `str`"),
-        ({"measured": [[["0F0", 0]], []]}, "Expected `array` of length 3"),
+        ({"measured": [[["0F0", 0]], []]}, "Expected `array` of at least length 3"),
     ]
-    start = "the pipeline of workload.pp schedule=1f1b microbatches=4 layers=4 is not as it should be: "
+    start = "workload.pp schedule=1f1b microbatches=4 layers=4: its details of pipeline cannot be read: "
     for details, words in cases:
         rows = rows_of(record_of(**details))
-        with pytest.raises(UserError) as caught:
-            read_pipeline(rows[0])
-        told = str(caught.value)
+        (told,) = unreadable(rows, read_pipeline)
         assert told.startswith(start), words
         assert words in told
         assert "\n" not in told
-        assert (unreadable(rows), pipelines(rows)) == ((f"No pipeline facts: {told}.",), ())
-    read(record_of(measured=[[["0F0", 0, 10], ["0F1", 10, 20]], []]))  # touching is not overlapping
+        assert pipelines(rows) == ()
 
 
 def test_timelines_are_left_out_of_facts_and_data_and_nothing_else_is() -> None:
@@ -266,6 +253,6 @@ def test_schedules_say_whether_they_were_measured_or_simulated_or_why_they_canno
     assert all(column.help for column in columns)
     # neither reasons nor unknown figures have a column without need
     assert "cannot run" not in [column.title for column in compared_columns(entries[:2])]
-    bare = [{"schedule": "zb_v", "chunks": 2, "step_seconds": 1.0}]
+    bare = [{"schedule": "zb_v", "chunks": 2, "measured": False, "step_seconds": 1.0}]
     entries = only(record_of("naive", metrics=False, **SILENT, comparison=bare)).entries
     assert [column.title for column in compared_columns(entries)] == ["schedule", "v", "step time", "source"]

@@ -97,25 +97,25 @@ def test_a_hop_is_exposed_from_when_it_is_waited_for_and_all_peers_have_issued_i
         Seen(pairs={("forward", 0): 5}, rounds=[[waited(0, 5.0, 6.0, 7.0), waited(1, 7.0, 8.0, 11.0)]]),
     ]
     hops = _hops(told, ALONE)
-    assert [(hop["exposed_seconds"], hop["wait_seconds"]) for hop in hops] == [(2.0, 6.0), (3.0, 3.0)]
-    assert [(hop["bytes"], hop["count"], hop["comm_seconds"]) for hop in hops] == [(16, 1, 0.5)] * 2
-    assert [hop["pairs_by_rank"] for hop in hops] == [[3, 5], [0, 0]]
+    assert [(hop.exposed_seconds, hop.wait_seconds) for hop in hops] == [(2.0, 6.0), (3.0, 3.0)]
+    assert [(hop.num_bytes, hop.count, hop.comm_seconds) for hop in hops] == [(16, 1, 0.5)] * 2
+    assert [hop.pairs_by_rank for hop in hops] == [(3, 5), (0, 0)]
     metrics = {name: metric.value for name, metric in _times(told, hops).items()}
     assert metrics == {"attention_comm": 1.0, "attention_exposed": 4.0, "attention_wait": 7.0}
 
 
 def test_what_comes_before_a_peer_has_noted_its_issue_is_not_exposed() -> None:
     told = [Seen(pairs={}, rounds=[[waited(0, 0.0, 1.0, 2.0)]]), Seen(pairs={}, rounds=[[waited(0, 2.5, 3.0, 3.0)]])]
-    assert _hops(told, ALONE)[0]["exposed_seconds"] == 0
+    assert _hops(told, ALONE)[0].exposed_seconds == 0
 
 
 def test_hops_of_all_layers_are_summed_rounds_give_their_median_and_what_moves_is_told_apart() -> None:
     rounds = [[waited(0, 0.0, 0.0, s), waited(0, 10.0, 10.0, 10.0 + s)] for s in (1.0, 9.0, 2.0)]
     [hop] = _hops([Seen(pairs={}, rounds=rounds)] * 2, ALONE)
-    assert (hop["count"], hop["comm_seconds"], hop["exposed_seconds"]) == (2, 1.0, 4.0)
+    assert (hop.count, hop.comm_seconds, hop.exposed_seconds) == (2, 1.0, 4.0)
     rounds = [[waited(0, 0.0, 0.0, 1.0), waited(0, 0.0, 1.0, 3.0, "gradients")]]
     hops = _hops([Seen(pairs={}, rounds=rounds)] * 2, ALONE)
-    found = [(hop["what"], hop["exposed_seconds"], hop["comm_seconds"]) for hop in hops]
+    found = [(hop.what, hop.exposed_seconds, hop.comm_seconds) for hop in hops]
     assert found == [("keys", 1.0, 0.5), ("gradients", 2.0, 0.25)]
 
 

@@ -5,7 +5,6 @@ import pytest
 from workloads.experts.expert_loads import (
     Routed,
     expert_loads,
-    load_details,
     load_metrics,
     loads_of_ranks,
     merged,
@@ -76,7 +75,6 @@ def test_experts_are_asked_by_all_and_ranks_compute_what_is_kept_of_their_copys_
     assert loads_of_ranks(TWO, 2) == [[22, 4], [8, 8]]
     assert loads_of_ranks([*TWO, *TWO], 2) == [[22, 4, 22, 4], [8, 8, 8, 8]]
     assert loads_of_ranks(TWO, 1) == [[14, 12], [8, 8]]
-    assert load_details(TWO, 2) == {"expert_load": expert_loads(TWO), "rank_load": loads_of_ranks(TWO, 2)}
 
 
 def test_ranks_that_split_experts_count_as_one() -> None:

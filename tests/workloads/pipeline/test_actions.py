@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as theirs
 
+from bench.results.details import Action, ActionKind
 from bench.text import UserError
-from workloads.pipeline.actions import Action, Kind, Order, format_csv, message, needs, parse_csv, result
+from workloads.pipeline.actions import Order, format_csv, message, needs, parse_csv, result
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
 ACTIONS = st.builds(Action, st.integers(0, 99), st.sampled_from(KINDS), st.integers(0, 999))
 ROWS = st.lists(st.one_of(st.none(), ACTIONS), min_size=1, max_size=6).map(tuple)
 ORDERS = st.lists(ROWS, min_size=1, max_size=5).map(tuple)

@@ -7,8 +7,8 @@ from itertools import pairwise, product
 
 import pytest
 
+from bench.results.details import Action
 from bench.text import UserError
-from workloads.pipeline.actions import Action
 from workloads.pipeline.bubbles import (
     IdleSplit,
     bubble_fraction,

@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 import torch_orders
 
+from bench.results.details import Action
 from bench.text import UserError
 from workloads.pipeline import orders
-from workloads.pipeline.actions import Action
 from workloads.pipeline.schedules import make_schedule
 
 SIZES = (2, 3, 4, 5, 8)

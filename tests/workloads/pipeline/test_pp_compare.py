@@ -15,38 +15,39 @@ SETTING = Setting(ranks=4, microbatches=8, layers=8, layer_bytes=100.0, latency_
 
 def test_every_schedule_has_a_line_the_fastest_first_and_latency_makes_all_slower() -> None:
     told = compare(EQUAL, SETTING)
-    assert {line["schedule"] for line in told} == set(NAMES)
-    seconds = {str(line["schedule"]): float(str(line["step_seconds"])) for line in told}
+    assert {line.schedule for line in told} == set(NAMES)
+    seconds = {line.schedule: line.step_seconds or 0.0 for line in told}
     assert list(seconds.values()) == sorted(seconds.values())
-    assert not any(line["measured"] for line in told)
+    assert not any(line.measured for line in told)
     for line in compare(EQUAL, replace(SETTING, latency_seconds=0.1)):
-        assert float(str(line["step_seconds"])) > seconds[str(line["schedule"])]
+        assert (line.step_seconds or 0.0) > seconds[line.schedule]
 
 
 def test_a_line_is_the_simulation_and_the_time_around_it() -> None:
-    lines = {line["schedule"]: line for line in compare(EQUAL, SETTING)}
+    lines = {line.schedule: line for line in compare(EQUAL, SETTING)}
     line = lines["1f1b"]
     timeline = simulate(make_schedule("1f1b", ranks=4, microbatches=8), lambda a: 2.0 if a.kind == "B" else 1.0)
-    assert line["step_seconds"] == pytest.approx(timeline.makespan + 0.5)
-    assert line["bubble_fraction"] == pytest.approx(bubble_fraction(timeline)) == pytest.approx(3 / 11)
-    assert (line["in_flight"], line["activation_bytes"]) == (4.0, 4 * 2 * 100.0)
+    assert line.step_seconds == pytest.approx(timeline.makespan + 0.5)
+    assert line.bubble_fraction == pytest.approx(bubble_fraction(timeline)) == pytest.approx(3 / 11)
+    assert (line.in_flight, line.activation_bytes) == (4.0, 4 * 2 * 100.0)
     # chunks take their part of the time and hold their part of the layers
     line = lines["interleaved"]
-    assert (line["chunks"], line["bubble_fraction"]) == (2, pytest.approx(3 / 19))
-    assert line["activation_bytes"] == pytest.approx(float(str(line["in_flight"])) * 2 * 100.0)
+    assert line.chunks == 2
+    assert line.bubble_fraction == pytest.approx(3 / 19)
+    assert line.activation_bytes == pytest.approx((line.in_flight or 0.0) * 2 * 100.0)
     # layers without a closed form have no bytes in any line
     told = compare(EQUAL, replace(SETTING, layer_bytes=None))
-    assert [line["activation_bytes"] for line in told] == [None] * len(NAMES)
+    assert [line.activation_bytes for line in told] == [None] * len(NAMES)
 
 
 def test_what_cannot_run_says_why_and_stands_last() -> None:
     told = compare(EQUAL, replace(SETTING, layers=4))
-    refused = [line for line in told if "why_not" in line]
+    refused = tuple(line for line in told if line.why_not)
     assert told[-len(refused) :] == refused
     of_two_chunks = {"interleaved", "looped_bfs", "interleaved_zb", "zb_v", "dualpipe_v"}
-    assert {line["schedule"] for line in refused} == of_two_chunks
-    assert all("layers(4) % stages(8) != 0" in str(line["why_not"]) for line in refused)
-    assert all("step_seconds" not in line for line in refused)
+    assert {line.schedule for line in refused} == of_two_chunks
+    assert all("layers(4) % stages(8) != 0" in line.why_not for line in refused)
+    assert all(line.step_seconds is None for line in refused)
 
 
 def test_shares_are_means_over_all_stages_times_the_chunks() -> None:

@@ -10,10 +10,10 @@ import torch
 from mesh_steps import assert_calibrated, small_pipeline, tell_waits
 from ranks import Ranks
 
+from bench.results.details import Action
 from bench.world.world import World
 from workloads.model import build, draw_tokens
 from workloads.pipeline import pp
-from workloads.pipeline.actions import Action
 from workloads.pipeline.pp_stage import Recorder, timed_loss
 from workloads.pipeline.stages import Chunk, Held
 from workloads.shapes import SHAPES

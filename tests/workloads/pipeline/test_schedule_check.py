@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.results.details import Action
 from bench.text import UserError
-from workloads.pipeline.actions import Action, Order, Result, needs, result
+from workloads.pipeline.actions import Order, Result, needs, result
 from workloads.pipeline.pp_held import peak_held
 from workloads.pipeline.schedule_check import check, draw_grid, peak_in_flight
 from workloads.pipeline.schedules import NAMES, Schedule, make_schedule, schedule_from_csv

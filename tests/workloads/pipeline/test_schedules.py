@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch_orders
 
+from bench.results.details import Action
 from bench.text import UserError
-from workloads.pipeline.actions import Action, format_csv, parse_csv
+from workloads.pipeline.actions import format_csv, parse_csv
 from workloads.pipeline.schedule_check import check
 from workloads.pipeline.schedules import NAMES, default_chunks, make_schedule, schedule_from_csv, splits_backward
 from workloads.pipeline.split import layers_of_stages

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.results.details import Action
 from bench.text import UserError
-from workloads.pipeline.actions import Action, needs, result
+from workloads.pipeline.actions import needs, result
 from workloads.pipeline.schedules import NAMES, Schedule, make_schedule, schedule_from_csv
 from workloads.pipeline.simulate import Ran, Timeline, simulate
 

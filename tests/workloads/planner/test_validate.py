@@ -23,6 +23,7 @@ from reports_fixtures import step as a_step
 from training_steps import OF_NAME
 
 from bench.plan.cases import make_case
+from bench.results.details import PLAN_FILE, Component, StepCheck, Validation
 from bench.results.metrics import MetricValue
 from bench.results.records import Record, WorldInfo
 from bench.results.runs import Run
@@ -34,15 +35,7 @@ from workloads.planner.published import claims
 from workloads.planner.row_activations import activations_of
 from workloads.planner.row_calls import Step
 from workloads.planner.run_fits import beyond, by_curves, curve_for, curves_of, hardware_of_run
-from workloads.planner.validate import (
-    FILE,
-    Component,
-    RowCheck,
-    Validation,
-    validate,
-    validation_text,
-    write_validation,
-)
+from workloads.planner.validate import validate, validation_text, write_validation
 from workloads.shapes import SHAPES, num_parameters
 
 PSI = num_parameters(SHAPES["small"])
@@ -87,7 +80,7 @@ def checked(*records: Record) -> Validation:
     return validate(run_of(*curve_records(), *records))
 
 
-def component(found: RowCheck, name: str) -> Component:
+def component(found: StepCheck, name: str) -> Component:
     return next(each for each in found.components if each.name == name)
 
 
@@ -96,7 +89,7 @@ def predicted(record: Record, name: str) -> float:
     return component(found, name).predicted
 
 
-def axes_of(found: RowCheck, prefix: str) -> set[str]:
+def axes_of(found: StepCheck, prefix: str) -> set[str]:
     return {each.name.removeprefix(prefix) for each in found.components if each.name.startswith(prefix)}
 
 
@@ -229,8 +222,8 @@ def test_a_run_without_steps_or_without_collectives_is_refused() -> None:
 def test_it_is_written_into_the_run_with_what_others_published_and_reads_back(tmp_path: Path) -> None:
     found = checked(row(), row("ep_layer"))
     write_validation(tmp_path, found)
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
-    content = (tmp_path / FILE).read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == [PLAN_FILE]
+    content = (tmp_path / PLAN_FILE).read_bytes()
     assert msgspec.json.decode(content, type=Validation) == found
     told = json.loads(content)
     assert told["schema"] == 1

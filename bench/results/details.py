@@ -1,0 +1,302 @@
+"""What training steps tell beside metrics, in ``Record.details`` and ``plan.json``: workloads write, reports read.
+
+Timelines are whole microseconds since the step's first action.
+"""
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar, Literal, TypeVar, get_args
+
+import msgspec
+
+from bench.results.records import Record
+from bench.text import UserError
+
+STATE = ("parameters", "gradients", "optimizer")
+COMPONENTS = (*STATE, "activations", "buffers")
+"""Of a step's memory."""
+
+ActionKind = Literal["F", "B", "I", "W"]  # forward, full backward, input gradient, weight gradient
+Cause = Literal["schedule", "imbalance", "p2p", "rest"]
+KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+_ACTION = re.compile(r"([0-9]+)([FBIW])([0-9]+)")
+
+
+class Details(msgspec.Struct, frozen=True, kw_only=True):
+    """Some keys of ``Record.details``, or what stands there under the key ``known_by``; without it nothing is told."""
+
+    known_by: ClassVar[str]
+    is_nested: ClassVar[bool] = False
+
+    @property
+    def as_details(self) -> dict[str, Any]:
+        """The keys with plain values, as they are read back."""
+        built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return {self.known_by: built} if self.is_nested else built
+
+    def _check(self) -> None:
+        """Refuse what contradicts itself, when it is read: no measurement fails for it."""
+
+
+T = TypeVar("T", bound=Details)
+
+
+def read(record: Record, kind: type[T]) -> T | str | None:
+    """Return what a record tells of a kind, None where it tells nothing, or the sentence why it cannot be read."""
+    told = record.details.get(kind.known_by)
+    if told is None:
+        return None
+    try:
+        found = msgspec.convert(told if kind.is_nested else record.details, kind)
+        found._check()
+    except ValueError as error:
+        return f"{record.case.label}: its details of {kind.known_by} cannot be read: {error}."
+    return found
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Action:
+    """One kind of work of one stage on one microbatch; printed as torch does, ``2F0``."""
+
+    stage: int
+    kind: ActionKind
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Action":
+        """Return the action that prints as ``text``; ``UserError`` where none does."""
+        match = _ACTION.fullmatch(text.strip())
+        if match is None:
+            raise UserError(
+                f"{text.strip()!r} is no action: it is a stage, F, B, I or W, and a microbatch, such as 2F0, or empty"
+            )
+        return cls(int(match[1]), next(kind for kind in KINDS if kind == match[2]), int(match[3]))
+
+
+class Ran(msgspec.Struct, frozen=True, array_like=True):
+    """An action, by its name, on a rank."""
+
+    name: str
+    start_us: int
+    stop_us: int
+
+    @property
+    def action(self) -> Action:
+        """What ran."""
+        return Action.parse(self.name)
+
+
+class Idle(msgspec.Struct, frozen=True, array_like=True):
+    """A time in which a rank runs no action, and why."""
+
+    rank: int
+    start_us: int
+    stop_us: int
+    cause: Cause
+
+
+Timeline = tuple[tuple[Ran, ...], ...]
+"""By rank."""
+
+
+class Simulated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Another schedule as simulated with the times that a step measured; ``why_not`` says why it cannot run."""
+
+    schedule: str
+    chunks: int
+    measured: bool
+    step_seconds: float | None = None
+    bubble_fraction: float | None = None
+    in_flight: float | None = None
+    activation_bytes: float | None = None
+    why_not: str = ""
+
+
+class Pipeline(Details, frozen=True, kw_only=True, omit_defaults=True):
+    """The pipeline that a step ran in; None is unknown. A timeline has each rank's actions in order of time."""
+
+    known_by = "pipeline"
+    is_nested = True
+    schedule: str
+    ranks: int
+    microbatches: int
+    chunks: int
+    layers_by_stage: tuple[int, ...] | None = None
+    stages_by_rank: tuple[tuple[int, ...], ...]
+    in_flight_by_rank: tuple[float, ...] | None = None
+    activation_bytes_by_rank: tuple[float | None, ...] | None = None
+    memory_by_rank: dict[str, tuple[float, ...]] | None = None
+    boundaries: list[dict[str, Any]] | None = None
+    measured: Timeline | None = None
+    predicted: Timeline | None = None
+    idle: tuple[Idle, ...] | None = None
+    comparison: tuple[Simulated, ...] | None = None
+    clock: str | None = None
+    clock_uncertainty_seconds: float | None = None
+
+    def _check(self) -> None:
+        _expect(len(self.stages_by_rank) == self.ranks, f"stages_by_rank({len(self.stages_by_rank)}) != {self.ranks}")
+        for timeline in (one for one in (self.measured, self.predicted) if one is not None):
+            _expect(len(timeline) == self.ranks, f"a timeline has {len(timeline)} of {self.ranks} ranks")
+            for rank, (held, told) in enumerate(zip(self.stages_by_rank, timeline, strict=True)):
+                strays = [ran.name for ran in told if ran.action.stage not in held]
+                _expect(not strays, f"{', '.join(strays)} ran on rank {rank}, which holds stages {held}")
+                for one, after in pairwise(told):
+                    both = f"{after.name} on rank {rank} begins at {after.start_us} us, before {one.name} ends"
+                    _expect(one.stop_us <= after.start_us, f"{both} at {one.stop_us} us")
+        strange = {idle.rank for idle in self.idle or ()} - set(range(self.ranks))
+        _expect(not strange, f"idle time of ranks {strange} of {self.ranks}")
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise UserError(otherwise)
+
+
+class Attention(Details, frozen=True, kw_only=True):
+    """How the ranks that share a sequence attend."""
+
+    known_by = "attention_bytes"
+    method: str
+    mask: str
+    token_order: str = ""
+    sequence: int
+    tokens_per_rank: int
+    documents: tuple[int, ...] | None = None
+    attention: str = ""
+    attention_bytes: dict[str, Any]
+    crossover_ranks: float | None = None
+    crossover: str = "Ulysses sends less forward than a ring above 1 + 1/g ranks, g = kv_heads / heads"
+    balance_limit: float | None = None
+    kernel: str | None = None
+
+    def _check(self) -> None:
+        divided = self.tokens_per_rank > 0 and self.sequence % self.tokens_per_rank == 0
+        _expect(divided, f"sequence({self.sequence}) % tokens_per_rank({self.tokens_per_rank}) != 0")
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):
+    """One communication of attention in a step: ``count`` times ``num_bytes``, exposed on the rank with most of it."""
+
+    direction: str
+    step: int
+    what: str
+    num_bytes: int
+    count: int
+    comm_seconds: float
+    exposed_seconds: float
+    wait_seconds: float
+    pairs_by_rank: tuple[int, ...] = ()
+
+
+class AttentionSteps(Details, frozen=True, kw_only=True):
+    """What attention communicates in a step, one hop after the other."""
+
+    known_by = "attention_steps"
+    attention_steps: tuple[Hop, ...]
+
+
+class Mesh(Details, frozen=True, kw_only=True):
+    """The axes that a step communicates on, and each one's ``ranks``."""
+
+    known_by = "axes"
+    axes: dict[str, dict[str, int]]
+
+
+class Loads(Details, frozen=True, kw_only=True):
+    """Tokens that chose each expert, and pairs of token and expert that each rank got, by layer."""
+
+    known_by = "expert_load"
+    expert_load: list[list[int]]
+    rank_load: list[list[int]]
+
+    def _check(self) -> None:
+        layers = (len(self.expert_load), len(self.rank_load))
+        both = f"layers of expert_load({layers[0]}) != layers of rank_load({layers[1]}), or there are none"
+        _expect(layers[0] == layers[1] != 0, both)
+        for loads in (self.expert_load, self.rank_load):
+            _expect(
+                len(set(map(len, loads))) == 1 and bool(loads[0]), "layers differ in experts or ranks, or have none"
+            )
+
+
+class Calls(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):
+    """Calls of one step that are alike: ``num_bytes`` is one's size as nccl-tests counts it, ``ranks`` its group's."""
+
+    axis: str
+    op: str
+    num_bytes: int
+    ranks: int
+    count: int
+
+    @property
+    def words(self) -> str:
+        """The axis, the operation and its ranks, for people."""
+        return f"{self.axis}: {self.op} on {self.ranks} ranks"
+
+
+class Communication(Details, frozen=True, kw_only=True):
+    """All calls of a step, and the step's seconds without a look at them."""
+
+    known_by = "comm_calls"
+    comm_calls: tuple[Calls, ...]
+    plain_step_seconds: float | None = None
+
+
+PLAN_FILE, PLAN_SCHEMA = "plan.json", 1
+
+
+class Component(msgspec.Struct, frozen=True, kw_only=True):
+    """One predicted number beside the measured one; ``error`` is predicted over measured, less 1; None is unknown."""
+
+    name: str
+    predicted: float
+    measured: float | None
+    unit: str
+    error: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.measured:
+            msgspec.structs.force_setattr(self, "error", self.predicted / self.measured - 1)
+
+
+class StepCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a run; ``rule`` says how its calls add up, ``compute`` where its arithmetic is from."""
+
+    case: str
+    label: str
+    ranks: int
+    rule: str
+    compute: Literal["measured", "declared"]
+    components: list[Component]
+    notes: list[str] = []
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """A number that others published, as quoted and as the planner has it; ``unit`` is empty for a share."""
+
+    name: str
+    quoted: float
+    predicted: float
+    unit: str
+    source: str
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """``plan.json``: a run's steps as predicted and as measured; ``left_out`` says why others are not here.
+
+    ``fits`` is the run whose collectives told how long a call takes; ``published`` is of declared hardware, of no run.
+    """
+
+    kind: Literal["validation"] = "validation"
+    schema: int = PLAN_SCHEMA
+    run: str
+    fits: str
+    rows: list[StepCheck]
+    left_out: dict[str, str]
+    published: list[Published] = []
