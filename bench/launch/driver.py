@@ -1,5 +1,6 @@
 """The driver: launches of gangs, cases in turn, a record for each. Without torch."""
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,227 @@ from bench.results.metrics import MetricValue, declared, value, values
 from bench.results.records import Noise, Record, Samples, WorldInfo
 from bench.results.runs import RecordWriter, Run, samples_name, trace_name, utc_now, write_info
 from bench.results.stats import MIN_FOR_P99, Estimate, grade, quantile, spread, steadiness, within_launch
+
+_FAREWELL_SECONDS = 10.0
+_MAX_FAILED_STARTS = 2
+# enough for ranks on a host that was only busy; a dead one is not waited for as long as at first
+_RETRY_SECONDS = 30.0
+_NOT_AGAIN = ("failed", "hang", "wrong")
+_OVERTIME_SHARE, _OVERTIME_SECONDS = 0.1, 5.0
+_FOCUS = (0.2, 5.0)
+# a step with its explanation takes about as long as twenty collectives of the usual sizes
+_WEIGHTS = {"workload": 20.0, "custom": 10.0}
+
+StartRanks = Callable[[int, Mapping[str, str]], Launcher]
+"""Starts the gang of a number, its ranks told by these variables where the server is."""
+
+
+class Audience(Protocol):
+    """Who is told how the run goes: a launch begins with so many cases, a case begins, a case has ended."""
+
+    def launch(self, number: int, of: int, cases: int) -> None: ...
+
+    def case(self, case: Case) -> None: ...
+
+    def record(self, record: Record) -> None: ...
+
+
+def remaining(run: Run) -> tuple[tuple[int, Case], ...]:
+    """Return what has no record yet, launch by launch."""
+    done = {(record.launch, record.case.id) for record in run.records}
+    whole = itertools.product(range(run.info.plan.launches), run.info.plan.cases)
+    return tuple((launch, case) for launch, case in whole if (launch, case.id) not in done)
+
+
+class Driver:
+    """Measures what is pending of one run and writes a record for each case."""
+
+    def __init__(
+        self,
+        run: Run,
+        writer: RecordWriter,
+        start_gang: StartRanks,
+        audience: Audience,
+        *,
+        hosts: Sequence[str] = ("127.0.0.1",),
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._path, self._info, self._plan = run.path, run.info, run.info.plan
+        self._writer, self._start_gang, self._audience = writer, start_gang, audience
+        self._hosts, self._facts = hosts, facts or {}
+        self._silent: set[str] = set()
+        self._doubts: tuple[str, ...] = ()
+        self._bad = {record.case.id: record for record in run.records if record.status in _NOT_AGAIN}
+        self._gangs = len(list((run.path / "logs").glob("gang-*")))
+        self._failed_starts = 0
+        self._start_seconds = 0.0
+        self._end = time.monotonic() + self._plan.budget_seconds
+        self._widths: dict[str, float | None] = {}
+        self._environment: dict[str, Any] = {}
+        self._world = WorldInfo(size=self._plan.nproc, nodes=1, backend=self._plan.backend, device=self._plan.device)
+
+    def drive(self, pending: Sequence[tuple[int, Case]]) -> None:
+        """Measure what is pending within the plan's budget, each launch in new ranks.
+
+        A later launch spends its time where intervals are still wide; what there is no time for is left out.
+        """
+        self._end = time.monotonic() + self._plan.budget_seconds
+        launches = sorted({launch for launch, _ in pending})
+        for done, launch in enumerate(launches):
+            cases = [case for number, case in pending if number == launch]
+            self._audience.launch(launch + 1, self._plan.launches, len(cases))
+            left = self._end - time.monotonic()
+            if done and left < self._start_seconds:
+                for case in cases:
+                    self._skip(launch, case, LEFT_OUT)
+                continue
+            for case in cases:
+                if bad := self._bad.get(case.id):
+                    told = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})"
+                    self._skip(launch, case, told)
+            cases = [case for case in cases if case.id not in self._bad]
+            self._launch(launch, cases, time.monotonic() + left / (len(launches) - done))
+
+    def write_skipped(self) -> None:
+        """Write the records of what the plan could not run here."""
+        for skipped in self._plan.skipped:
+            self._skip(0, skipped.case, skipped.reason)
+
+    def _skip(self, launch: int, case: Case, reason: str) -> None:
+        self._write(launch, case, Outcome(status="skipped", reason=reason))
+
+    def _launch(self, launch: int, cases: list[Case], deadline: float) -> None:
+        """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest."""
+        while cases:
+            with self._gang() as monitor:
+                began = time.monotonic()
+                trouble = monitor.assemble(_RETRY_SECONDS if self._silent else START_SECONDS)
+                self._start_seconds = time.monotonic() - began
+                if trouble is None:
+                    self._failed_starts = 0
+                    self._learn(list(monitor.hellos.values()))
+                    monitor.send(self._job(cases, deadline, monitor))
+                    done = self._cases(monitor, launch, cases)
+                else:
+                    can_retry = monitor.can_restart and not self._silent
+                    done = self._no_start(launch, cases, trouble, can_retry=can_retry)
+                cases = cases[done:]
+                if not monitor.can_restart:
+                    return
+
+    @contextmanager
+    def _gang(self) -> Iterator[RankMonitor]:
+        with ExitStack() as stack:
+            server = stack.enter_context(DriverServer(*self._hosts))
+            gang = self._start_gang(self._gangs, server.variables())
+            if not gang.can_restart:
+                stack.pop_all()  # hung up by this process's end: a launcher ends it too, with the first rank to end
+            self._gangs += 1
+            monitor = RankMonitor(server, gang, self._plan.nproc)
+            try:
+                yield monitor
+            finally:
+                gang.end(monitor.hellos.values())
+
+    def _job(self, cases: list[Case], deadline: float, monitor: RankMonitor) -> Job:
+        # rather than be left out after all others, the last cases may take longer
+        end = self._end + min(_OVERTIME_SHARE * self._plan.budget_seconds, _OVERTIME_SECONDS)
+        return Job(
+            plan=msgspec.structs.replace(self._plan, cases=tuple(cases), skipped=()),
+            weights=[self._weight(case) for case in cases],
+            budget_seconds=max(deadline - time.monotonic(), 0.0),
+            run_seconds=max(end - time.monotonic(), 0.0),
+            hosts=tuple(monitor.hellos[rank].host for rank in sorted(monitor.hellos)),
+            meeting=monitor.meeting,
+        )
+
+    def _weight(self, case: Case) -> float:
+        """Return a case's share of time: more for steps than for collectives, and for what is not yet precise."""
+        usual = _WEIGHTS.get(case.name.partition(".")[0], 1.0)
+        width = self._widths.get(case.id)
+        least, most = _FOCUS
+        return usual if width is None else usual * min(max(width / self._plan.measure.precision, least), most)
+
+    def _cases(self, monitor: RankMonitor, launch: int, cases: list[Case]) -> int:
+        """Record each case as it ends; return how many have a record when the gang is done or broken."""
+        for index, case in enumerate(cases):
+            self._audience.case(case)
+            began = time.monotonic()
+            result = monitor.outcome(index, self._plan.timeout_seconds)
+            self._write(launch, case, result, time.monotonic() - began)
+            if isinstance(result, Failure):
+                self._silent = monitor.silent_hosts() if result.status == "hang" else set()
+                return index + 1
+        monitor.farewell(_FAREWELL_SECONDS)
+        return len(cases)
+
+    def _no_start(self, launch: int, cases: list[Case], trouble: Failure, *, can_retry: bool) -> int:
+        """Try once more to start a gang, then record every case as failed; return how many have a record."""
+        self._failed_starts += 1
+        if self._silent:
+            told = f"{trouble.reason}; {', '.join(sorted(self._silent))} did not answer when the last gang hung"
+            trouble = replace(trouble, reason=told)
+        if can_retry and self._failed_starts < _MAX_FAILED_STARTS:
+            return 0
+        for case in cases:
+            self._write(launch, case, trouble)
+        return len(cases)
+
+    def _learn(self, hellos: list[Hello]) -> None:
+        """Keep what all ranks share in run.json, and what is different from it for the records to come."""
+        hellos = sorted(hellos, key=lambda hello: hello.rank)
+        common, rest = hoist([hello.environment for hello in hellos])
+        common = {**common, **self._facts}
+        places = [hello.place for hello in hellos if hello.place is not None]
+        if len(places) == len(hellos):
+            common = {**common, "locality": relations(places, gpu_links()), **rank_placement(hellos)}
+        if self._info.environment is None:
+            self._info = msgspec.structs.replace(self._info, environment=common)
+            write_info(self._path, self._info)
+        changed = difference(self._info.environment or {}, common)
+        by_rank = {f"rank {hello.rank}": odd for hello, odd in zip(hellos, rest, strict=True) if odd}
+        self._environment = {**({"changed": changed} if changed else {}), **by_rank}
+        self._world = msgspec.structs.replace(self._world, nodes=len({hello.host for hello in hellos}))
+        self._doubts = placement_warnings(self._plan.spread, hellos) if self._plan.spread else ()
+
+    def _write(self, launch: int, case: Case, result: Outcome | Failure, seconds: float = 0.0) -> None:
+        record = self._record(launch, case, result, seconds)
+        if record.status in _NOT_AGAIN:
+            self._bad[case.id] = record
+        self._writer.write(record)
+        self._audience.record(record)
+        if isinstance(result, Outcome):
+            if result.seconds:
+                self._widths[case.id] = within_launch(result.seconds).half_width
+            if result.raw:
+                self._writer.write_samples(samples_name(record), result.raw)
+            if result.timeline:
+                self._writer.write_trace(trace_name(record), result.timeline)
+
+    def _record(self, launch: int, case: Case, result: Outcome | Failure, seconds: float) -> Record:
+        notes, seen = [*self._plan.notes, *self._doubts], dict[str, Any]()
+        if isinstance(result, Outcome):
+            notes, seconds = [*notes, *result.notes], result.wall_seconds
+            seen = {name: getattr(result, name) for name in ("stop", "check", "arrival", "injected", "details")}
+            seen |= {
+                "samples": Samples(values=result.seconds),
+                "metrics": metrics_of(result),
+                "noise": noise_of(result),
+            }
+        else:
+            seen["ranks"] = list(result.ranks)
+        return Record(
+            case=case,
+            world=self._world,
+            launch=launch,
+            status=result.status,
+            reason=result.reason,
+            notes=notes,
+            environment=self._environment,
+            started=utc_now(),
+            seconds=round(seconds, 6),
+            **seen,
+        )
 
 
 def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
@@ -70,291 +292,26 @@ def noise_of(outcome: Outcome) -> Noise | None:
 def rank_placement(hellos: Sequence[Hello]) -> dict[str, Any]:
     """Return each rank's host and switch path in rank order; nothing where all share one host."""
     hosts = [hello.host for hello in hellos]
-    if len(set(hosts)) < 2:
-        return {}
     switches = {hello.host: hello.place.switches for hello in hellos if hello.place and hello.place.switches}
-    return {"hosts": hosts, **({"switches": switches} if switches else {})}
+    return {"hosts": hosts, **({"switches": switches} if switches else {})} if len(set(hosts)) > 1 else {}
 
 
-def placement_warnings(spread: NodeLayout, hellos: Sequence[Hello]) -> tuple[str, ...]:
+def placement_warnings(layout: NodeLayout, hellos: Sequence[Hello]) -> tuple[str, ...]:
     """Return in words where ranks sit otherwise than was asked: nodes, ranks on each, their order, their CPUs."""
     hosts = [hello.host for hello in hellos]
-    return (*_placement_doubts(spread, hosts), *_affinity_doubts(hellos))
-
-
-def _placement_doubts(spread: NodeLayout, hosts: Sequence[str]) -> tuple[str, ...]:
     counts = Counter(hosts)
-    names = list(counts)
-    if len(names) != spread.nodes or set(counts.values()) != {spread.ntasks_per_node}:
-        found = ", ".join(f"{count} on {host}" for host, count in counts.items())
-        return (f"{spread.nodes} nodes with {spread.ntasks_per_node} ranks each were asked for; there are {found}",)
-    asked = {
-        "block": [name for name in names for _ in range(spread.ntasks_per_node)],
-        "cyclic": names * spread.ntasks_per_node,
-    }
-    if list(hosts) == asked[spread.placement]:
-        return ()
-    return (f"placement {spread.placement} was asked for; ranks are on {', '.join(hosts)}",)
-
-
-def _affinity_doubts(hellos: Sequence[Hello]) -> tuple[str, ...]:
-    """Say which rank may use fewer CPUs than its task was promised, and which hosts have ranks on one core."""
-    doubts = []
-    for hello in hellos:
+    found, each = [], layout.ntasks_per_node
+    asked = {"block": [name for name in counts for _ in range(each)], "cyclic": [*counts] * each}[layout.placement]
+    if len(counts) != layout.nodes or set(counts.values()) != {each}:
+        told = ", ".join(f"{count} on {host}" for host, count in counts.items())
+        found.append(f"{layout.nodes} nodes with {each} ranks each were asked for; there are {told}")
+    elif hosts != asked:
+        found.append(f"placement {layout.placement} was asked for; ranks are on {', '.join(hosts)}")
+    placed = [(hello, hello.place) for hello in hellos if hello.place]
+    for hello, place in placed:
         promised = str(hello.environment.get("variables", {}).get("SLURM_CPUS_PER_TASK", ""))
-        if hello.place and promised.isdecimal() and len(hello.place.cpus) < int(promised):
-            doubts.append(
-                f"rank {hello.rank} on {hello.host} may use CPUs {format_cpus(hello.place.cpus)}; "
-                f"SLURM_CPUS_PER_TASK is {promised}"
-            )
-    alone = Counter((hello.host, hello.place.cpus) for hello in hellos if hello.place and len(hello.place.cpus) == 1)
-    shared = [f"{count} ranks share CPU {cpus[0]} of {host}" for (host, cpus), count in alone.items() if count > 1]
-    return (*doubts, *shared)
-
-
-_FAREWELL_SECONDS = 10.0
-_MAX_FAILED_STARTS = 2
-# enough for ranks on a host that was only busy; a dead one is not waited for as long as at first
-_RETRY_SECONDS = 30.0
-_NOT_AGAIN = ("failed", "hang", "wrong")
-_OVERTIME_SHARE, _OVERTIME_SECONDS = 0.1, 5.0
-_FOCUS = (0.2, 5.0)
-# a step with its explanation takes about as long as twenty collectives of the usual sizes
-_WEIGHTS = {"workload": 20.0, "custom": 10.0}
-
-StartRanks = Callable[[int, Mapping[str, str]], Launcher]
-"""Starts the gang of a number, its ranks told by these variables where the server is."""
-
-
-class Audience(Protocol):
-    """Who is told how the run goes."""
-
-    def launch(self, number: int, of: int, cases: int) -> None:
-        """A launch begins, with so many cases."""
-
-    def case(self, case: Case) -> None:
-        """A case begins."""
-
-    def record(self, record: Record) -> None:
-        """A case has ended."""
-
-
-def remaining(run: Run) -> tuple[tuple[int, Case], ...]:
-    """Return what has no record yet, launch by launch."""
-    done = {(record.launch, record.case.id) for record in run.records}
-    plan = run.info.plan
-    return tuple(
-        (launch, case) for launch in range(plan.launches) for case in plan.cases if (launch, case.id) not in done
-    )
-
-
-class Driver:
-    """Measures what is pending of one run and writes a record for each case."""
-
-    def __init__(
-        self,
-        run: Run,
-        writer: RecordWriter,
-        start_gang: StartRanks,
-        audience: Audience,
-        *,
-        hosts: Sequence[str] = ("127.0.0.1",),
-        facts: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._path, self._info, self._plan = run.path, run.info, run.info.plan
-        self._writer, self._start_gang, self._audience = writer, start_gang, audience
-        self._hosts, self._facts = hosts, facts or {}
-        self._silent: set[str] = set()
-        self._doubts: tuple[str, ...] = ()
-        self._bad = {record.case.id: record for record in run.records if record.status in _NOT_AGAIN}
-        self._gangs = len(list((run.path / "logs").glob("gang-*")))
-        self._failed_starts = 0
-        self._start_seconds = 0.0
-        self._end = time.monotonic() + self._plan.budget_seconds
-        self._widths: dict[str, float | None] = {}
-        self._environment: dict[str, Any] = {}
-        self._world = WorldInfo(size=self._plan.nproc, nodes=1, backend=self._plan.backend, device=self._plan.device)
-
-    def drive(self, pending: Sequence[tuple[int, Case]]) -> None:
-        """Measure what is pending within the plan's budget, each launch in new ranks.
-
-        A later launch spends its time where intervals are still wide; what there is no time for is left out.
-        """
-        self._end = time.monotonic() + self._plan.budget_seconds
-        launches = sorted({launch for launch, _ in pending})
-        for done, launch in enumerate(launches):
-            cases = [case for number, case in pending if number == launch]
-            self._audience.launch(launch + 1, self._plan.launches, len(cases))
-            left = self._end - time.monotonic()
-            if done and left < self._start_seconds:
-                self._leave_out(launch, cases)
-            else:
-                self._launch(launch, self._pass_over(launch, cases), time.monotonic() + left / (len(launches) - done))
-
-    def _leave_out(self, launch: int, cases: list[Case]) -> None:
-        for case in cases:
-            self._write(launch, case, Outcome(status="skipped", reason=LEFT_OUT))
-
-    def write_skipped(self) -> None:
-        """Write the records of what the plan could not run here."""
-        for skipped in self._plan.skipped:
-            self._write(0, skipped.case, Outcome(status="skipped", reason=skipped.reason))
-
-    def _pass_over(self, launch: int, cases: list[Case]) -> list[Case]:
-        """Return the cases without those that broke a gang in an earlier launch, which are recorded as skipped."""
-        for case in cases:
-            if case.id in self._bad:
-                bad = self._bad[case.id]
-                told = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})"
-                self._write(launch, case, Outcome(status="skipped", reason=told))
-        return [case for case in cases if case.id not in self._bad]
-
-    def _launch(self, launch: int, cases: list[Case], deadline: float) -> None:
-        """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest."""
-        while cases:
-            with self._gang() as monitor:
-                began = time.monotonic()
-                trouble = monitor.assemble(_RETRY_SECONDS if self._silent else START_SECONDS)
-                self._start_seconds = time.monotonic() - began
-                if trouble is None:
-                    self._failed_starts = 0
-                    self._learn(list(monitor.hellos.values()))
-                    monitor.send(self._job(cases, deadline, monitor))
-                    done = self._cases(monitor, launch, cases)
-                else:
-                    can_retry = monitor.can_restart and not self._silent
-                    done = self._no_start(launch, cases, trouble, can_retry=can_retry)
-                cases = cases[done:]
-                if not monitor.can_restart:
-                    return
-
-    @contextmanager
-    def _gang(self) -> Iterator[RankMonitor]:
-        with ExitStack() as stack:
-            server = stack.enter_context(DriverServer(*self._hosts))
-            gang = self._start_gang(self._gangs, server.variables())
-            if not gang.can_restart:
-                stack.pop_all()  # hung up by this process's end: a launcher ends it too, with the first rank to end
-            self._gangs += 1
-            monitor = RankMonitor(server, gang, self._plan.nproc)
-            try:
-                yield monitor
-            finally:
-                gang.end(monitor.hellos.values())
-
-    def _job(self, cases: list[Case], deadline: float, monitor: RankMonitor) -> Job:
-        return Job(
-            plan=msgspec.structs.replace(self._plan, cases=tuple(cases), skipped=()),
-            weights=[self._weight(case) for case in cases],
-            budget_seconds=max(deadline - time.monotonic(), 0.0),
-            run_seconds=max(self._end + self._overtime() - time.monotonic(), 0.0),
-            hosts=tuple(monitor.hellos[rank].host for rank in sorted(monitor.hellos)),
-            meeting=monitor.meeting,
-        )
-
-    def _overtime(self) -> float:
-        """Return what the last cases may take beyond the budget, rather than be left out after all others."""
-        return min(_OVERTIME_SHARE * self._plan.budget_seconds, _OVERTIME_SECONDS)
-
-    def _weight(self, case: Case) -> float:
-        """Return a case's share of time: more for steps than for collectives, and for what is not yet precise."""
-        usual = _WEIGHTS.get(case.name.partition(".")[0], 1.0)
-        width = self._widths.get(case.id)
-        if width is None:
-            return usual
-        least, most = _FOCUS
-        return usual * min(max(width / self._plan.measure.precision, least), most)
-
-    def _cases(self, monitor: RankMonitor, launch: int, cases: list[Case]) -> int:
-        """Record each case as it ends; return how many have a record when the gang is done or broken."""
-        for index, case in enumerate(cases):
-            self._audience.case(case)
-            began = time.monotonic()
-            result = monitor.outcome(index, self._plan.timeout_seconds)
-            self._write(launch, case, result, time.monotonic() - began)
-            if isinstance(result, Failure):
-                self._silent = monitor.silent_hosts() if result.status == "hang" else set()
-                return index + 1
-        monitor.farewell(_FAREWELL_SECONDS)
-        return len(cases)
-
-    def _no_start(self, launch: int, cases: list[Case], trouble: Failure, *, can_retry: bool) -> int:
-        """Try once more to start a gang, then record every case as failed; return how many have a record."""
-        self._failed_starts += 1
-        if self._silent:
-            told = f"{trouble.reason}; {', '.join(sorted(self._silent))} did not answer when the last gang hung"
-            trouble = replace(trouble, reason=told)
-        if can_retry and self._failed_starts < _MAX_FAILED_STARTS:
-            return 0
-        for case in cases:
-            self._write(launch, case, trouble)
-        return len(cases)
-
-    def _learn(self, hellos: list[Hello]) -> None:
-        """Keep what all ranks share in run.json, and what is different from it for the records to come."""
-        hellos = sorted(hellos, key=lambda hello: hello.rank)
-        common, rest = hoist([hello.environment for hello in hellos])
-        common = {**common, **self._facts}
-        places = [hello.place for hello in hellos if hello.place is not None]
-        if len(places) == len(hellos):
-            common = {**common, "locality": relations(places, gpu_links()), **rank_placement(hellos)}
-        if self._info.environment is None:
-            self._info = msgspec.structs.replace(self._info, environment=common)
-            write_info(self._path, self._info)
-        changed = difference(self._info.environment or {}, common)
-        by_rank = {f"rank {hello.rank}": odd for hello, odd in zip(hellos, rest, strict=True) if odd}
-        self._environment = {**({"changed": changed} if changed else {}), **by_rank}
-        self._world = msgspec.structs.replace(self._world, nodes=len({hello.host for hello in hellos}))
-        self._doubts = placement_warnings(self._plan.spread, hellos) if self._plan.spread else ()
-
-    def _write(self, launch: int, case: Case, result: Outcome | Failure, seconds: float = 0.0) -> None:
-        raw = b""
-        if isinstance(result, Failure):
-            record = self._trouble(launch, case, result, seconds)
-        else:
-            record, raw = self._record(launch, case, result), result.raw
-        if record.status in _NOT_AGAIN:
-            self._bad[case.id] = record
-        if isinstance(result, Outcome) and result.seconds:
-            self._widths[case.id] = within_launch(result.seconds).half_width
-        self._writer.write(record)
-        self._audience.record(record)
-        if raw:
-            self._writer.write_samples(samples_name(record), raw)
-        if isinstance(result, Outcome) and result.timeline:
-            self._writer.write_trace(trace_name(record), result.timeline)
-
-    def _trouble(self, launch: int, case: Case, trouble: Failure, seconds: float) -> Record:
-        return Record(
-            case=case,
-            world=self._world,
-            launch=launch,
-            status=trouble.status,
-            reason=trouble.reason,
-            notes=[*self._plan.notes, *self._doubts],
-            environment=self._environment,
-            ranks=list(trouble.ranks),
-            started=utc_now(),
-            seconds=round(seconds, 6),
-        )
-
-    def _record(self, launch: int, case: Case, outcome: Outcome) -> Record:
-        return Record(
-            case=case,
-            world=self._world,
-            launch=launch,
-            status=outcome.status,
-            reason=outcome.reason,
-            stop=outcome.stop,
-            check=outcome.check,
-            samples=Samples(values=outcome.seconds),
-            metrics=metrics_of(outcome),
-            noise=noise_of(outcome),
-            arrival=outcome.arrival,
-            injected=outcome.injected,
-            details=outcome.details,
-            notes=[*self._plan.notes, *self._doubts, *outcome.notes],
-            environment=self._environment,
-            started=utc_now(),
-            seconds=round(outcome.wall_seconds, 6),
-        )
+        if promised.isdecimal() and len(place.cpus) < int(promised):
+            cpus = format_cpus(place.cpus)
+            found.append(f"rank {hello.rank} on {hello.host} may use CPUs {cpus}; SLURM_CPUS_PER_TASK is {promised}")
+    alone = Counter((hello.host, place.cpus[0]) for hello, place in placed if len(place.cpus) == 1)
+    return (*found, *(f"{n} ranks share CPU {cpu} of {host}" for (host, cpu), n in alone.items() if n > 1))
