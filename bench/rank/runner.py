@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
-import msgspec
 import numpy as np
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from bench.launch.control_channel import Outcome
 from bench.operations.background_load import NOTHING, background_load
@@ -17,10 +17,10 @@ from bench.plan.cases import Case
 from bench.plan.catalogue import OF_THE_RUNNER
 from bench.plan.plan import FaultSpec, Measure
 from bench.rank.timing import Progress, Timed, Timing, start_line, time_steps
-from bench.results.records import Arrival, Check, Status, blame, encode_timeline
+from bench.results.records import Check, Status, blame, encode_timeline
 from bench.text import UserError
 from bench.world.subgroups import StandBy, Subgroup, Subgroups
-from bench.world.subject import Description, Explained, Explanation, Subject
+from bench.world.subject import Description, Explained, Subject
 from bench.world.world import World
 
 
@@ -29,9 +29,10 @@ class Disturbed:
 
     def __init__(self, subject: Subject, fault: FaultSpec, sync: Callable[[], None]) -> None:
         self._subject, self._fault, self._sync = subject, fault, sync
+        self.reset, self.check = subject.reset, subject.check
+        self.describe, self.close = subject.describe, subject.close
 
     def step(self) -> None:
-        """Take the subject's step, disturbed."""
         began = time.perf_counter()
         self._subject.step()
         if self._fault.kind == "slow":
@@ -44,27 +45,8 @@ class Disturbed:
             corrupt()
 
     def issue(self) -> Sequence[dist.Work]:
-        """Issue the subject's step; ``UserError`` if it is to be slow or wrong: apart, it can only come late."""
-        if self._fault.kind != "late":
-            raise UserError(f"--inject {self._fault.text}: mode async knows only late")
-        works: Sequence[dist.Work] = getattr(self._subject, "issue")()  # noqa: B009 - not every subject has it
-        return works
-
-    def reset(self) -> None:
-        """Reset the subject."""
-        self._subject.reset()
-
-    def check(self) -> int:
-        """Check the subject."""
-        return self._subject.check()
-
-    def describe(self) -> Description:
-        """Describe the subject."""
-        return self._subject.describe()
-
-    def close(self) -> None:
-        """Close the subject."""
-        self._subject.close()
+        """Refuse to be slow or wrong: issued apart, a step can only come late."""
+        raise UserError(f"--inject {self._fault.text}: mode async knows only late")
 
 
 Prepare = Callable[..., Subject]
@@ -104,7 +86,7 @@ def run_case(
         mode=str(case.whole.get("mode", "blocking")),
         ranks=subgroup.ranks,
         budget_seconds=max(share, 0.0),
-        late_seconds=_late_seconds(fault, world),
+        late_seconds=fault.amount if fault and fault.kind == "late" and fault.rank == world.global_rank else 0.0,
     )
     try:
         outcome = _measure(subject, world, subgroup, timing, progress, str(case.whole.get("beside", NOTHING)))
@@ -112,26 +94,17 @@ def run_case(
             progress.enter("explain")
             begin = partial(start_line, subject, world, timing, progress)
             left = world.decide([max(budget_seconds - (time.perf_counter() - began), 0.0)])[0]
-            outcome = _with_explanation(outcome, cast(Explained, subject).explain(begin, left))
+            found = cast(Explained, subject).explain(begin, left)
+            outcome = replace(
+                outcome,
+                explained=found.metrics,
+                details={**outcome.details, **found.details},
+                notes=[*outcome.notes, *found.notes],
+                timeline=b"" if found.timeline is None else encode_timeline(found.timeline),
+            )
     finally:
         subject.close()
-    injected = fault.text if fault else ""
-    return msgspec.structs.replace(outcome, injected=injected, wall_seconds=time.perf_counter() - began)
-
-
-def _late_seconds(fault: FaultSpec | None, world: World) -> float:
-    late = fault is not None and fault.kind == "late" and fault.rank == world.global_rank
-    return fault.amount if late and fault is not None else 0.0
-
-
-def _with_explanation(outcome: Outcome, found: Explanation) -> Outcome:
-    return msgspec.structs.replace(
-        outcome,
-        explained=found.metrics,
-        details={**outcome.details, **found.details},
-        notes=[*outcome.notes, *found.notes],
-        timeline=b"" if found.timeline is None else encode_timeline(found.timeline),
-    )
+    return replace(outcome, injected=fault.text if fault else "", wall_seconds=time.perf_counter() - began)
 
 
 def load_target(target: str) -> Prepare:
@@ -184,14 +157,12 @@ def _measure(
     if unlike:
         reason = f"ranks disagree about what a step does: {unlike} unlike rank {subgroup.ranks[0]}"
         return Outcome(status="failed", reason=reason)
-    before = _check(subject, world, progress, fresh=True)
-    if before:
-        return _wrong(before, "before the timed region")
+    if wrong := _check(subject, world, progress, fresh=True):
+        return _wrong(wrong, "before the timed region")
     with background_load(beside, world):
         timed = time_steps(subject, world, timing, progress)
-    after = _check(subject, world, progress, fresh=timing.many)
-    if after:
-        return _wrong(after, "after the timed region")
+    if wrong := _check(subject, world, progress, fresh=timing.many):
+        return _wrong(wrong, "after the timed region")
     return _outcome(description, world, subgroup, timed)
 
 
@@ -210,7 +181,7 @@ def _check(subject: Subject, world: World, progress: Progress, *, fresh: bool) -
 
 
 def _wrong(counts: dict[int, int], when: str) -> Outcome:
-    """Return the outcome of a wrong result: it has no time."""
+    """A wrong result has no time."""
     told = ", ".join(f"{count} on rank {rank}" for rank, count in counts.items())
     return Outcome(
         status="wrong",
@@ -236,22 +207,17 @@ def _outcome(description: Description, world: World, subgroup: Subgroup, timed: 
         skew_seconds=timed.skew_seconds(),
         transfer_seconds=[] if timed.steps_per_sample > 1 else [value / hops for value in timed.transfer_seconds()],
         issue_seconds=timed.issue_seconds(),
-        arrival=_arrival(timed, world, subgroup),
+        arrival=blame(
+            [subgroup.ranks[place] for place in timed.last_in()],
+            [subgroup.ranks[place] for place in timed.last_out()],
+            timed.skew_seconds(),
+            world.clock.method,
+            world.clock.uncertainty_ns / 1e9,
+        ),
         work=list(description.work),
         details={**description.details, **where, **counts},
         notes=list(description.notes),
         raw=_pack(timed, world, subgroup),
-    )
-
-
-def _arrival(timed: Timed, world: World, subgroup: Subgroup) -> Arrival:
-    """Return who was late and who left last, by global rank."""
-    return blame(
-        [subgroup.ranks[place] for place in timed.last_in()],
-        [subgroup.ranks[place] for place in timed.last_out()],
-        timed.skew_seconds(),
-        world.clock.method,
-        world.clock.uncertainty_ns / 1e9,
     )
 
 
