@@ -67,12 +67,12 @@ def matrix_title(matrix: Pairs) -> str:
 
 def group_contention(rows: Sequence[Row]) -> tuple[Slowed, ...]:
     """Return each group's row alone with the factor by which all groups at once make it slower."""
-    return _slowed(rows, "together", lambda value: TOGETHER)
+    return _slowed(rows, "concurrent", lambda value: TOGETHER)
 
 
 def interference(rows: Sequence[Row]) -> tuple[Slowed, ...]:
     """Return each row that also ran beside a load, with the factor by which each load makes it slower."""
-    return _slowed(rows, "beside", str)
+    return _slowed(rows, "background", str)
 
 
 def pairs(rows: Sequence[Row]) -> tuple[Pairs, ...]:

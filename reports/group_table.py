@@ -9,7 +9,7 @@ from reports.contrasts import TOGETHER
 from reports.labels import operation_without
 from reports.summary import Row, common_details
 
-_OF_GROUP = ("group", "member", "together")
+_OF_GROUP = ("group", "group_index", "concurrent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ def group_name(row: Row) -> str:
     params = row.case.params
     ranks = common_details(row).get("group_ranks")
     known = isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks)
-    told = ",".join(map(str, ranks)) if known and ranks else f"member {params.get('member', 0)}"
+    told = ",".join(map(str, ranks)) if known and ranks else f"member {params.get('group_index', 0)}"
     return f"{params['group']} {told}{f' {TOGETHER}' if _together(row) else ''}"
 
 
@@ -59,7 +59,7 @@ def grouped_columns(found: Sequence[Grouped]) -> tuple[Column[Grouped], ...]:
 
 
 def _together(row: Row) -> bool:
-    return bool(row.case.params.get("together"))
+    return bool(row.case.params.get("concurrent"))
 
 
 def _identity(row: Row) -> object:

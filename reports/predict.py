@@ -13,7 +13,7 @@ from reports.fits import Curve, size_of
 from reports.summary import Row, num_ranks
 
 # other parameters, such as a load beside it or another reduction, make it another operation
-_PLAIN = {"size_bytes", "dtype", "mode", "group", "member", "together"}
+_PLAIN = {"size_bytes", "dtype", "mode", "group", "group_index", "concurrent"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def _curves_for(call: Calls, row: Row, curves: Sequence[Curve]) -> list[Curve]:
     """
     alike = [curve for curve in curves if _is_alike(call, row, curve)]
     worlds = [curve for curve in alike if "group" not in curve.rows[0].case.params]
-    together = [curve for curve in alike if curve.rows[0].case.params.get("together")]
+    together = [curve for curve in alike if curve.rows[0].case.params.get("concurrent")]
     return worlds or together or alike
 
 

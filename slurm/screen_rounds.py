@@ -11,7 +11,7 @@ _MEETINGS = 4  # of a suspect link: two may be disturbed by chance
 
 @dataclass(frozen=True, kw_only=True)
 class Turns:
-    """Rounds to be measured, as the values of the parameters of ``p2p.round``; all rounds come ``repeats`` times."""
+    """Rounds to be measured, as the values of the parameters of ``p2p.pairwise``; all rounds come ``repeats`` times."""
 
     parameter: str
     values: tuple[str, ...]

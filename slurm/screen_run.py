@@ -61,8 +61,11 @@ def run_command(nodes: Sequence[str], turns: Turns, means: Means) -> list[str]:
     budget = means.budget or f"{_START_SECONDS + _ROUND_SECONDS * len(turns):.0f}s"
     words = [sys.executable, "-m", "parbench", "run", "--launcher", "srun", "--nodes", str(len(nodes))]
     words += ["--ntasks-per-node", "1", "--placement", "block", "--nodelist", ",".join(nodes)]
-    words += ["--preset", "smoke", "--only", "p2p.round", "--sizes", means.size]
-    words += ["--set", "ways=in_turn"]  # at once, one way's acknowledgements wait behind the other's data, or do not
+    words += ["--preset", "smoke", "--only", "p2p.pairwise", "--sizes", means.size]
+    words += [
+        "--set",
+        "direction=in_turn",
+    ]  # at once, one's acknowledgements wait behind the other's data, or do not
     for setting in turns.settings():
         words += ["--set", setting]
     words += ["--launches", "1", "--budget", budget, "--timeout", means.timeout, "--out", str(means.out)]

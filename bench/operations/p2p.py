@@ -63,13 +63,13 @@ def round_of_pairs(
     dtype: str,
     round: int = 0,  # noqa: A002 - a subject takes its declared parameters by name
     pairs: str = "",
-    ways: str = "at_once",
+    direction: str = "at_once",
     repeat: int = 0,
 ) -> Operation:
     """Send S bytes each way between the two ranks of every pair of a round, all pairs at once; factor 1, not doubled.
 
     The rounds are a round-robin tournament unless ``pairs`` are given; a rank that is in no pair
-    stands by. Each rank's own samples are its pair's. With ``ways`` in_turn the smaller rank sends first and then
+    stands by. Each rank's own samples are its pair's. With ``direction`` in_turn the smaller rank sends first and then
     receives, so that S bytes go there and S back. ``repeat`` only tells measurements of the same round apart.
     """
     if world.size < 2:
@@ -79,7 +79,7 @@ def round_of_pairs(
     operation = _exchange(world, size_bytes, dtype, peer, peer)
     details = {**operation.description.details, "pairs": format_pairs(met)}
     told = replace(operation, description=replace(operation.description, details=details))
-    if ways == "at_once":
+    if direction == "at_once":
         return told
     mine = DataPattern(dtype, 1, world.device).values(world.rank, 0, len(told.output))
     return replace(told, call=lambda: _there_and_back(world, mine, told.output, peer), asynchronous=False)

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from bench.text import UserError
 
-CASES: dict[str, str] = {}
-PARAMS: dict[str, str] = {}
+CASES = {"p2p.round": "p2p.pairwise"}
+PARAMS = {"beside": "background", "member": "group_index", "together": "concurrent", "ways": "direction"}
 METRICS = {
     "contention": "compute_slowdown",
     "comm_skew": "straggler_wait",

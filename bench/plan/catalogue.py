@@ -27,8 +27,8 @@ MODE = Param(
 )
 GROUP = (
     Param(name="group", kind="str", default="world", optional=True, help=f"which ranks: {FORMS}"),
-    Param(name="member", kind="int", default=0, minimum=0, optional=True, help="which of the groups; all in turn"),
-    Param(name="together", kind="bool", default=False, optional=True, help="while all groups do the same; both"),
+    Param(name="group_index", kind="int", default=0, minimum=0, optional=True, help="which of the groups; all in turn"),
+    Param(name="concurrent", kind="bool", default=False, optional=True, help="while all groups do the same; both"),
 )
 REDOP = Param(name="redop", kind="str", default="sum", choices=REDOPS, optional=True, help="how ranks' data are joined")
 ROOT = Param(name="root", kind="int", default=0, minimum=0, optional=True, help="rank of the group that holds the data")
@@ -36,8 +36,8 @@ SOURCE = Param(name="source", kind="int", default=0, minimum=0, help="rank that 
 TARGET = Param(name="target", kind="int", default=1, minimum=0, help="rank that it sends to")
 ROUND = Param(name="round", kind="int", default=0, minimum=0, help="which round of a tournament of all ranks")
 PAIRS = Param(name="pairs", kind="str", default="", optional=True, help="who meets whom instead, as '0-3 1-2'")
-WAYS = Param(
-    name="ways",
+DIRECTION = Param(
+    name="direction",
     kind="str",
     default="at_once",
     choices=("at_once", "in_turn"),
@@ -56,20 +56,18 @@ SKEW = Param(
 )
 TRAFFIC = Param(name="traffic", kind="matrix", default="", optional=True, help="who sends how much to whom")
 
-BESIDE = Param(
-    name="beside",
+BACKGROUND = Param(
+    name="background",
     kind="str",
     default="nothing",
     choices=("nothing", "gemm", "all_reduce", "all_gather", "all_to_all"),
     optional=True,
     help="what runs beside it on every rank",
 )
-OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BESIDE.name)
-"""Parameters that say how and where a subject is measured; it is not told."""
 
 COPY_MODE = Param(name="mode", kind="str", default="blocking", choices=("blocking", "pipelined"), help=MODE.help)
 GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")
-OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BESIDE.name)
+OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
 """Parameters that say how and where a subject is measured; it is not told."""
 
 
@@ -79,9 +77,9 @@ def each_group(given: Params, spec: WorldSpec) -> Iterable[Params]:
     groups = groups_of(text, spec.nproc, spec.hosts)
     if text == "world":
         return (given,)
-    members = [given["member"]] if "member" in given else range(len(groups))
-    together = [given["together"]] if "together" in given else [False, True] if len(groups) > 1 else [False]
-    return [{**given, "member": member, "together": both} for both in together for member in members]
+    indices = [given["group_index"]] if "group_index" in given else range(len(groups))
+    concurrent = [given["concurrent"]] if "concurrent" in given else [False, True] if len(groups) > 1 else [False]
+    return [{**given, "group_index": index, "concurrent": both} for both in concurrent for index in indices]
 
 
 def each_pair(given: Params, spec: WorldSpec) -> Iterable[Params]:
@@ -104,8 +102,8 @@ def _refuse_round(params: Params, spec: WorldSpec) -> str | None:
         pairs_of(spec.nproc, int(params.get("round", 0)), str(params.get("pairs", "")))
     except UserError as error:
         return str(error)
-    in_turn = params["mode"] == "async" and params.get("ways") == "in_turn"
-    return "mode async: round with ways=in_turn is several calls" if in_turn else None
+    in_turn = params["mode"] == "async" and params.get("direction") == "in_turn"
+    return "mode async: pairwise with direction=in_turn is several calls" if in_turn else None
 
 
 def _placement(default: str) -> Param:
@@ -120,7 +118,7 @@ def _placement(default: str) -> Param:
 
 
 def _collective(name: str, help_text: str, *more: Param, **declared: Any) -> OperationSpec:
-    params = (SIZE, DTYPE, MODE, *more, BESIDE, *GROUP)
+    params = (SIZE, DTYPE, MODE, *more, BACKGROUND, *GROUP)
     declared = {"params": params, "coalesced": ("nccl",), "expand": each_group, **declared}
     return OperationSpec(name=f"collective.{name}", help=help_text, **declared)
 
@@ -278,7 +276,7 @@ OPERATIONS = (
     _collective(
         "barrier",
         "waits for every rank; moves no data",
-        params=(MODE, BESIDE, *GROUP),
+        params=(MODE, BACKGROUND, *GROUP),
         tags=("smoke", "node"),
         asynchronous=False,
         coalesced=(),
@@ -294,7 +292,7 @@ OPERATIONS = (
     OperationSpec(
         name="compute.gemm",
         help="a float32 matrix product on every rank, to see what communication beside it costs",
-        params=(GEMM_SIZE, BESIDE),
+        params=(GEMM_SIZE, BACKGROUND),
     ),
     OperationSpec(
         name="memory.copy",
@@ -335,11 +333,11 @@ OPERATIONS = (
         expand=each_pair,
     ),
     _p2p(
-        "round",
+        "pairwise",
         "every rank and one other send to each other, all pairs at once; a tournament's rounds in turn",
         ROUND,
         PAIRS,
-        WAYS,
+        DIRECTION,
         REPEAT,
         function="round_of_pairs",
         expand=each_round,

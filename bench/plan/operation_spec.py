@@ -144,10 +144,10 @@ class OperationSpec:
 def group_size(params: Params, spec: WorldSpec) -> int:
     """Return how many ranks the case's group has; ``UserError`` if the world cannot form it."""
     groups = groups_of(str(params.get("group", "world")), spec.nproc, spec.hosts)
-    member = int(params.get("member", 0))
-    if member >= len(groups):
-        raise UserError(f"member {member} is not one of the {len(groups)} groups of {params['group']!r}")
-    return len(groups[member])
+    index = int(params.get("group_index", 0))
+    if index >= len(groups):
+        raise UserError(f"group_index {index} is not one of the {len(groups)} groups of {params['group']!r}")
+    return len(groups[index])
 
 
 def _refuse_type(params: Params, spec: WorldSpec) -> str | None:

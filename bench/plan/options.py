@@ -17,6 +17,7 @@ import msgspec
 from bench.machine.environment import emulation, emulation_notes
 from bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
 from bench.machine.world_spec import Joined, WorldChoice, WorldSpec, choose_world, sharing_notes
+from bench.plan.aliases import PARAMS as FORMER_PARAMS
 from bench.plan.aliases import present_params
 from bench.plan.cases import Case, Definition, load_catalogue, matches, select
 from bench.plan.catalogue import MODE, OF_THE_RUNNER
@@ -316,7 +317,7 @@ def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
 
 
 def _param(parameter: inspect.Parameter, hint: Any) -> Param:
-    if parameter.name in OF_THE_RUNNER:
+    if parameter.name in (*OF_THE_RUNNER, *FORMER_PARAMS):
         raise UserError(
             f"parameter {parameter.name!r} is parbench's own, as are {listed(OF_THE_RUNNER)}: give it another name"
         )

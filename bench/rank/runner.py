@@ -89,7 +89,7 @@ def run_case(
         late_seconds=fault.amount if fault and fault.kind == "late" and fault.rank == world.global_rank else 0.0,
     )
     try:
-        outcome = _measure(subject, world, subgroup, timing, progress, str(case.whole.get("beside", NOTHING)))
+        outcome = _measure(subject, world, subgroup, timing, progress, str(case.whole.get("background", NOTHING)))
         if explains and outcome.status == "ok":
             progress.enter("explain")
             begin = partial(start_line, subject, world, timing, progress)

@@ -44,17 +44,17 @@ class Subgroups:
         self.world = self.world.retimed()
 
     def of(self, params: Params) -> Subgroup:
-        """Return the part for a case's ``group``, ``member`` and ``together``; ``UserError`` if it cannot be formed."""
+        """Return the part for a case's group, its index and ``concurrent``; ``UserError`` if it cannot be formed."""
         everyone = tuple(range(len(self.world.hosts)))
         text = str(params.get("group", "world"))
         if text == "world":
             return Subgroup(ranks=everyone, active=everyone, world=self.world)
         groups, handles = self._groups(text)
-        member = int(params.get("member", 0))
+        index = int(params.get("group_index", 0))
         mine = next(index for index, ranks in enumerate(groups) if self.world.global_rank in ranks)
-        together = bool(params.get("together", False))
-        world = self.world.narrowed(groups[mine], handles[mine]) if together or mine == member else None
-        return Subgroup(ranks=groups[member], active=everyone if together else groups[member], world=world)
+        concurrent = bool(params.get("concurrent", False))
+        world = self.world.narrowed(groups[mine], handles[mine]) if concurrent or mine == index else None
+        return Subgroup(ranks=groups[index], active=everyone if concurrent else groups[index], world=world)
 
     def _groups(self, text: str) -> tuple[tuple[Ranks, ...], list[dist.ProcessGroup]]:
         if text not in self._made:

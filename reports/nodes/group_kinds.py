@@ -16,7 +16,7 @@ from reports.summary import Row, common_details
 
 ACROSS, OVER = "across nodes", "over nodes"
 """One rank of each of several nodes; several ranks of some of them."""
-_OF_GROUP = ("group", "member", "together")
+_OF_GROUP = ("group", "group_index", "concurrent")
 _IMPLIED = {"node": WITHIN, "across": ACROSS, "world": OVER}
 # what stands for its reach where several kinds have it
 _PREFERRED = ("node", "across")
@@ -156,7 +156,7 @@ def _group_ranks(row: Row, nodes: Nodes) -> tuple[int, ...]:
     """Return the ranks that ran the row; all where it names none and is the first of its kind, else nothing."""
     details = common_details(row)
     listed = details.get("group_ranks")
-    if listed is None and "group_size" not in details and not row.case.params.get("member"):
+    if listed is None and "group_size" not in details and not row.case.params.get("group_index"):
         return tuple(range(len(nodes.hosts)))
     if isinstance(listed, list) and all(isinstance(rank, int) and 0 <= rank < len(nodes.hosts) for rank in listed):
         return tuple(listed)
@@ -167,7 +167,7 @@ def _kind(row: Row, ranks: Sequence[int], nodes: Nodes) -> Kind:
     hosts = [nodes.hosts[rank] for rank in ranks]
     reach = WITHIN if len(set(hosts)) == 1 else ACROSS if len(set(hosts)) == len(hosts) else OVER
     group = str(row.case.params.get("group", "world"))
-    return Kind(group=group, together=bool(row.case.params.get("together")), reach=reach)
+    return Kind(group=group, together=bool(row.case.params.get("concurrent")), reach=reach)
 
 
 def _identity(row: Row) -> object:

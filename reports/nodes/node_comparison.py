@@ -178,7 +178,7 @@ def _count(title: str, value: Callable[[T], float | None], told: str, drop: int 
 
 def _operation(far: Far) -> str:
     params = far.kinds.first.case.params
-    name = operation_without(far.kinds.first.case, ("group", "member", "together"))
+    name = operation_without(far.kinds.first.case, ("group", "group_index", "concurrent"))
     told = (str(params.get(key, "")) for key in ("mode", "dtype"))
     return " ".join(word for word in (name, cells.size(far.kinds.size_bytes), *told) if word)
 

@@ -47,7 +47,7 @@ CONTRACT = {
     (0.75, 0.25, 1.0): ("all_gather", "all_gather_v", "gather"),
     (0.75, 1.0, 0.25): ("reduce_scatter", "scatter"),
     (1.0, 1.0, 1.0): (
-        *("broadcast", "reduce", "sendrecv", "pingpong", "unidirectional", "bidirectional", "matrix", "round"),
+        *("broadcast", "reduce", "sendrecv", "pingpong", "unidirectional", "bidirectional", "matrix", "pairwise"),
     ),
 }
 
@@ -77,7 +77,7 @@ def variants(name: str, nproc: int, group: str = "world", size_bytes: int = 96 *
 
 def around_steps(world: World, name: str, cases: list[dict[str, Any]], group: str) -> list[tuple[int, int]]:
     """Return how much is wrong before a step and after it, for each case, in all groups at once."""
-    part = Subgroups(world).of({"group": group, "together": True})
+    part = Subgroups(world).of({"group": group, "concurrent": True})
     assert part.world is not None
     found = []
     for params in cases:
@@ -249,9 +249,10 @@ def received_from(world: World, cases: list[tuple[int, str]]) -> list[int | None
     return senders
 
 
-def met(world: World, pairs: str, index: int, size_bytes: int, ways: str) -> tuple[object, ...]:
+def met(world: World, pairs: str, index: int, size_bytes: int, direction: str) -> tuple[object, ...]:
     """Return whose data a round brings, how much is wrong before and after it, and who is said to meet."""
-    operation = round_of_pairs(world, size_bytes=size_bytes, dtype="float32", round=index, pairs=pairs, ways=ways)
+    how: dict[str, Any] = {"round": index, "pairs": pairs, "direction": direction}
+    operation = round_of_pairs(world, size_bytes=size_bytes, dtype="float32", **how)
     operation.reset()
     before = operation.check()
     operation.step()
@@ -259,9 +260,9 @@ def met(world: World, pairs: str, index: int, size_bytes: int, ways: str) -> tup
     return sender_of(operation.output, "float32", world), before, operation.check(), said
 
 
-def order_of_calls(world: World, ways: str) -> list[str]:
+def order_of_calls(world: World, direction: str) -> list[str]:
     """Return which sends and receives a step makes, in order."""
-    operation = round_of_pairs(world, size_bytes=64, dtype="float32", ways=ways)
+    operation = round_of_pairs(world, size_bytes=64, dtype="float32", direction=direction)
     operation.reset()
     calls: list[str] = []
 
@@ -285,15 +286,16 @@ def test_all_pairs_of_a_round_exchange_at_once_and_a_rank_in_none_stands_by(four
         (2, "0-1 2-3", [1, 0, 3, 2], "0-1 2-3"),
         (0, "1-3", [None, 3, None, 1], "1-3"),
     ]
-    for ways, size, (index, pairs, partners, said) in product(("at_once", "in_turn"), (4096, 8 << 20), rounds):
-        found = four_ranks.call("test_collectives:met", pairs=pairs, index=index, size_bytes=size, ways=ways)
+    for direction, size, (index, pairs, partners, said) in product(("at_once", "in_turn"), (4096, 8 << 20), rounds):
+        found = four_ranks.call("test_collectives:met", pairs=pairs, index=index, size_bytes=size, direction=direction)
         expected = [(partner, 0 if partner is None else size // 4, 0, said) for partner in partners]
-        assert found == expected, (ways, index, pairs, size)
+        assert found == expected, (direction, index, pairs, size)
 
 
 def test_there_and_back_the_smaller_rank_sends_first_and_the_other_waits_for_it(two_ranks: Ranks) -> None:
-    assert two_ranks.call("test_collectives:order_of_calls", ways="in_turn") == [["send", "recv"], ["recv", "send"]]
-    assert two_ranks.call("test_collectives:order_of_calls", ways="at_once") == [["batch_isend_irecv"]] * 2
+    in_turn = two_ranks.call("test_collectives:order_of_calls", direction="in_turn")
+    assert in_turn == [["send", "recv"], ["recv", "send"]]
+    assert two_ranks.call("test_collectives:order_of_calls", direction="at_once") == [["batch_isend_irecv"]] * 2
 
 
 def test_a_rank_alone_has_no_neighbour_and_meets_nobody_and_is_refused_in_words() -> None:

@@ -65,14 +65,14 @@ def test_parameters_are_those_of_the_function_with_their_kinds_defaults_and_choi
 
 
 def test_a_parameter_that_cannot_be_set_on_a_command_line_is_refused() -> None:
-    own = "is parbench's own, as are mode, group, member, together or beside: give it another name"
-    assert sorted(OF_THE_RUNNER) == ["beside", "group", "member", "mode", "together"]
+    own = "is parbench's own, as are mode, group, group_index, concurrent or background: give it another name"
+    assert sorted(OF_THE_RUNNER) == ["background", "concurrent", "group", "group_index", "mode"]
     for function, told in (
         (taking("depth"), "'depth' has no default: give it one"),
         (taking("sizes", (1, 2)), "'sizes' is no bool, int, float or str"),
         (taking("depth", None), "'depth' is no bool, int, float or str"),
         (of_everything, "'params' has no default"),
-        *((taking(name, 1), f"'{name}' {own}") for name in OF_THE_RUNNER),
+        *((taking(name, 1), f"'{name}' {own}") for name in (*OF_THE_RUNNER, "ways", "member")),
         (taking("limit", math.inf), "'limit' has the default inf: give it a finite one"),
         (taking("limit", math.nan), "'limit' has the default nan: give it a finite one"),
     ):

@@ -23,7 +23,7 @@ from parbench import DEFINITIONS as MODULES
 BY_NAME = {definition.name.partition(".")[2]: definition for definition in DEFINITIONS}
 SHARDED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "all_reduce_two_step")
 PAIRS = ("pingpong", "unidirectional", "bidirectional", "matrix")
-WHOLE = ("all_reduce", "broadcast", "sendrecv", "all_to_all_v", "all_gather_v", "reduce", "copy", "round", *PAIRS)
+WHOLE = ("all_reduce", "broadcast", "sendrecv", "all_to_all_v", "all_gather_v", "reduce", "copy", "pairwise", *PAIRS)
 SIZELESS = ("barrier", "gemm")
 JOINING = ("all_reduce", "reduce_scatter", "reduce", "all_reduce_two_step")
 ONE_CALL = ("all_gather", "reduce_scatter", "all_to_all", "broadcast", "all_to_all_v", "reduce", "gather", "scatter")
@@ -100,35 +100,35 @@ def test_a_mode_that_an_operation_does_not_have_is_refused_in_words() -> None:
         carried = name in ("all_reduce", "all_gather", "reduce_scatter")
         expected = None if carried else f"mode coalesced: gloo cannot coalesce {name}"
         assert refusal(name, gloo(), mode="coalesced") == expected
-    for name in ("sendrecv", "unidirectional", "bidirectional", "matrix", "round"):
+    for name in ("sendrecv", "unidirectional", "bidirectional", "matrix", "pairwise"):
         assert refusal(name, nccl(), mode="async") is None, name
         assert refusal(name, nccl(), mode="coalesced") == f"mode coalesced: nccl cannot coalesce {name}"
-    told = refusal("round", gloo(), mode="async", ways="in_turn")
-    assert told == "mode async: round with ways=in_turn is several calls"
+    told = refusal("pairwise", gloo(), mode="async", direction="in_turn")
+    assert told == "mode async: pairwise with direction=in_turn is several calls"
 
 
 def test_a_group_that_the_world_cannot_form_is_refused_with_the_equation() -> None:
     assert error_of(refusal, "all_reduce", gloo(), group="dp=2 tp=4:tp") == "dp(2) * tp(4) != world size(4)"
-    told = error_of(refusal, "all_reduce", gloo(), group="pairs", member=2)
-    assert told == "member 2 is not one of the 2 groups of 'pairs'"
+    told = error_of(refusal, "all_reduce", gloo(), group="pairs", group_index=2)
+    assert told == "group_index 2 is not one of the 2 groups of 'pairs'"
     alone = refusal("all_reduce", gloo(), group="dp=4 tp=1:tp")
     assert alone == "group 'dp=4 tp=1:tp' has one rank: nothing moves"
 
 
 def test_groups_pairs_and_rounds_are_measured_one_by_one_unless_it_is_said_which() -> None:
-    group = ("member", "together")
+    group = ("group_index", "concurrent")
     made = expanded("all_reduce", gloo(), *group, group="pairs")
     assert made == [(0, False), (1, False), (0, True), (1, True)]
     assert expanded("all_reduce", gloo(), *group, group="contiguous:4") == [(0, False)]
-    assert expanded("all_reduce", gloo(), *group, group="pairs", member=1, together=True) == [(1, True)]
+    assert expanded("all_reduce", gloo(), *group, group="pairs", group_index=1, concurrent=True) == [(1, True)]
     assert list(BY_NAME["all_reduce"].expand({}, gloo())) == [{}]
     pairs = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     assert expanded("matrix", gloo(3), "source", "target") == pairs
     assert expanded("matrix", gloo(3), "source", "target", source=1) == pairs[2:4]
-    assert expanded("round", gloo(4), "round") == [(0,), (1,), (2,)]
-    assert expanded("round", gloo(5), "round") == [(0,), (1,), (2,), (3,), (4,)]
+    assert expanded("pairwise", gloo(4), "round") == [(0,), (1,), (2,)]
+    assert expanded("pairwise", gloo(5), "round") == [(0,), (1,), (2,), (3,), (4,)]
     for given_params in ({"round": 2}, {"pairs": "0-2"}):
-        assert list(BY_NAME["round"].expand(given_params, gloo())) == [given_params]
+        assert list(BY_NAME["pairwise"].expand(given_params, gloo())) == [given_params]
 
 
 def test_a_rank_a_round_or_a_row_that_there_is_not_is_refused_in_words() -> None:
@@ -137,9 +137,9 @@ def test_a_rank_a_round_or_a_row_that_there_is_not_is_refused_in_words() -> None
         ("broadcast", {"root": 4}, "root 4 is not one of the 4 ranks"),
         ("pingpong", {"source": 1, "target": 1}, "source 1 and target 1 are one rank"),
         ("pingpong", {"source": 4}, "source 4 is not one of the 4 ranks"),
-        ("round", {"round": 3}, "round 3 is not one of the 3 rounds of 4 ranks, 0 to 2"),
-        ("round", {"pairs": "0-4"}, "pairs '0-4': rank 4 is not one of the 4 ranks"),
-        ("round", {"pairs": "0-3 1-2"}, None),
+        ("pairwise", {"round": 3}, "round 3 is not one of the 3 rounds of 4 ranks, 0 to 2"),
+        ("pairwise", {"pairs": "0-4"}, "pairs '0-4': rank 4 is not one of the 4 ranks"),
+        ("pairwise", {"pairs": "0-3 1-2"}, None),
         ("all_to_all_v", {"traffic": "1 2;3 4"}, "traffic has 2 rows; 4 ranks need 4"),
     ):
         assert refusal(name, gloo(4), **params) == told, (name, params)
@@ -147,9 +147,27 @@ def test_a_rank_a_round_or_a_row_that_there_is_not_is_refused_in_words() -> None
 
 
 def test_what_tells_measurements_of_a_round_apart_is_left_out_where_there_is_one() -> None:
-    definition = BY_NAME["round"]
+    definition = BY_NAME["pairwise"]
     assert definition.case({"repeat": 0}).id == definition.case({}).id != definition.case({"repeat": 1}).id
     assert "pairs" not in definition.case({}).params
+
+
+def test_former_names_make_the_same_cases_and_their_ids_are_what_they_were() -> None:
+    for name, former, present, kept in (
+        ("all_reduce", {"beside": "gemm"}, {"background": "gemm"}, "9f40330c91ff"),
+        (
+            "all_to_all",
+            {"group": "pairs", "member": 1, "together": True},
+            {"group": "pairs", "group_index": 1, "concurrent": True},
+            "03e178da4de4",
+        ),
+        ("pairwise", {"ways": "in_turn"}, {"direction": "in_turn"}, None),
+        ("pairwise", {}, {}, "3d43373c7651"),
+    ):
+        case = BY_NAME[name].case(former)
+        assert case == BY_NAME[name].case(present), name
+        assert kept in (None, case.id), name
+    assert [definition.name for definition in select(DEFINITIONS, ["p2p.round"])] == ["p2p.pairwise"]
 
 
 def test_a_size_that_does_not_divide_is_refused_with_the_nearest_that_do() -> None:
@@ -181,8 +199,8 @@ EVERYTHING = load_catalogue(MODULES)
 ALIKE = {"zero1", "zero2", "hsdp", "tp", "ep_dispatch", "ep_layer", "hybrid"}  # of whose kind there is another
 STEPS = {*ALIKE, "ddp", "zero3", "tp_sp", "tp_fsdp", "pp", "cp", "ep_step"}
 OMITTED = {
-    "smoke": {"all_gather_v", "matrix", "round", "gemm"} | ALIKE,
-    "node": {"all_gather_v", "matrix", "round", "gemm"} | STEPS - {"ddp"},
+    "smoke": {"all_gather_v", "matrix", "pairwise", "gemm"} | ALIKE,
+    "node": {"all_gather_v", "matrix", "pairwise", "gemm"} | STEPS - {"ddp"},
     "full": set[str](),
 }
 REFUSED_AT_3 = {
@@ -252,7 +270,7 @@ def test_the_full_preset_goes_to_64m_in_four_types_three_modes_and_beside_loads(
     for name, values in {
         "dtype": {"float32", "bfloat16", "int32", "float8_e4m3fn", None},
         "mode": {"blocking", "pipelined", "async", None},
-        "beside": {None, "gemm", "all_reduce", "all_to_all"},
+        "background": {None, "gemm", "all_reduce", "all_to_all"},
         "redop": {None, "avg", "min", "max", "product"},
     }.items():
         assert {case.params.get(name) for case in cases} == values, name

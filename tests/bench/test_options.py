@@ -218,8 +218,8 @@ def test_on_a_login_node_the_setting_is_that_of_the_jobs_nodes(
 
 def test_groups_are_formed_by_the_nodes_that_the_placement_means(allocation: None) -> None:
     for group, placement, members in (("across", "block", [None, 1]), ("node", "cyclic", [None, 1, 2, 3])):
-        settings = {"size_bytes": "1K", "group": group, "together": "false"}
-        assert params(planned(replace(SRUN, settings=settings, placement=placement)), "member") == members
+        settings = {"size_bytes": "1K", "group": group, "concurrent": "false"}
+        assert params(planned(replace(SRUN, settings=settings, placement=placement)), "group_index") == members
 
 
 def test_more_ranks_than_cores_of_a_node_are_noted_and_on_an_emulated_cluster_of_the_machine(

@@ -1,4 +1,4 @@
-"""A case is measured on the ranks that its group, member and together say, with a load beside it that ends with it."""
+"""A case is measured on the ranks that its group, group_index and concurrent say, with a load that ends with it."""
 
 import threading
 import time
@@ -13,14 +13,14 @@ from ranks import Ranks
 
 from bench.operations import background_load as beside
 from bench.operations.operation import Operation
-from bench.plan.catalogue import BESIDE
+from bench.plan.catalogue import BACKGROUND
 from bench.rank.runner import load_target
 from bench.world.subgroups import StandBy, Subgroups
 from bench.world.subject import Description
 from bench.world.world import World
 
 BOTH = (0, 1)
-KINDS = [str(kind) for kind in BESIDE.choices if kind != beside.NOTHING]
+KINDS = [str(kind) for kind in BACKGROUND.choices if kind != beside.NOTHING]
 
 
 def parts_of(world: World, cases: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -31,7 +31,7 @@ def parts_of(world: World, cases: list[dict[str, Any]]) -> list[tuple[Any, ...]]
 
 def sum_within(world: World, group: str) -> float:
     """Return the sum of global ranks, each plus 1, over this rank's group."""
-    part = Subgroups(world).of({"group": group, "together": True})
+    part = Subgroups(world).of({"group": group, "concurrent": True})
     assert part.world is not None
     one = torch.full((1,), float(world.global_rank + 1))
     dist.all_reduce(one, group=part.world.group)
@@ -53,8 +53,8 @@ def test_a_case_is_measured_by_its_group_while_the_others_stand_by_or_do_the_sam
         ({"group": "world"}, whole),
         ({"group": "pairs"}, whole),
         ({"group": "contiguous:1"}, (((0,), (0,), (0, 1)), ((0,), (0,), None))),
-        ({"group": "contiguous:1", "member": 1}, (((1,), (1,), None), ((1,), (1,), (0, 1)))),
-        ({"group": "contiguous:1", "member": 1, "together": True}, (((1,), BOTH, (0, 1)),) * 2),
+        ({"group": "contiguous:1", "group_index": 1}, (((1,), (1,), None), ((1,), (1,), (0, 1)))),
+        ({"group": "contiguous:1", "group_index": 1, "concurrent": True}, (((1,), BOTH, (0, 1)),) * 2),
     ]
     by_rank = two_ranks.call("test_parts:parts_of", cases=[params for params, _ in expected])
     for (params, wanted), *found in zip(expected, *by_rank, strict=True):

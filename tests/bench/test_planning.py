@@ -91,7 +91,7 @@ def test_an_unknown_name_is_refused_with_what_there_is_and_the_nearest() -> None
 def test_an_unknown_parameter_is_refused_and_not_dropped() -> None:
     assert refusal(settings={"dtpye": "float16"}) == (
         "--set: what was chosen (6 cases) has no parameter 'dtpye': "
-        "it has beside, dtype, group, member, mode, placement, redop, root, size_bytes or together; "
+        "it has background, concurrent, dtype, group, group_index, mode, placement, redop, root or size_bytes; "
         "did you mean 'dtype'?"
     )
     assert refusal(only=("all_reduce",), settings={"root": "0"}).startswith(f"{ALL_REDUCE} has no parameter 'root'")

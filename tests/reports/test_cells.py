@@ -85,9 +85,9 @@ def test_an_operation_leaves_out_its_kind_what_has_an_axis_and_what_stands_elsew
     assert operation(collective("all_reduce")) == "all_reduce"
     assert operation(collective("broadcast", root=1)) == "broadcast root=1"
     assert operation(make_case("lonely", "m:f", {})) == "lonely"
-    case = collective("all_reduce", group="pairs", member=1, op="sum")
-    assert operation_without(case, ("group", "member")) == "all_reduce op=sum"
-    assert operation_without(case, ()) == operation(case) == "all_reduce group=pairs member=1 op=sum"
+    case = collective("all_reduce", group="pairs", group_index=1, op="sum")
+    assert operation_without(case, ("group", "group_index")) == "all_reduce op=sum"
+    assert operation_without(case, ()) == operation(case) == "all_reduce group=pairs group_index=1 op=sum"
 
 
 def test_a_step_says_only_what_tells_it_apart() -> None:

@@ -137,9 +137,9 @@ def test_what_slows_a_row_has_a_column_for_each_load_and_a_load_not_met_is_a_das
     records = [
         ok(collective(size_bytes=size, **more), seconds=2e-3 if more else 1e-3)
         for size in (1024, 2048)
-        for more in ({}, {"beside": "gemm"})
+        for more in ({}, {"background": "gemm"})
     ]
-    one, two = interference(rows_of(*records, ok(collective(beside="all_to_all"))))
+    one, two = interference(rows_of(*records, ok(collective(background="all_to_all"))))
     columns = slowed_columns([one, two], "beside ")
     cells = cells_of(columns, one)
     assert list(cells) == ["operation", "mode", "dtype", "size", "time", "beside gemm", "beside all_to_all"]
@@ -177,7 +177,7 @@ def test_a_column_of_numbers_sorts_by_them_and_unknown_ones_have_no_column() -> 
 
 
 def member(number: int, seconds: float = 1e-3, size: int = 1024, **more: Any) -> Record:
-    params = {"group": "pairs", "member": number, **more}
+    params = {"group": "pairs", "group_index": number, **more}
     ranks = [2 * number, 2 * number + 1]
     return ok(collective("all_reduce", size, **params), seconds=seconds, details={"group_ranks": ranks})
 
@@ -187,7 +187,7 @@ def group_words(found: tuple[Grouped, ...], place: int = 0) -> str:
 
 
 def test_each_group_is_a_column_of_its_ranks_and_each_size_a_line() -> None:
-    assert group_words(grouped(rows_of(member(0), member(1, 4e-3), member(1, 8e-3, together=True)))) == (
+    assert group_words(grouped(rows_of(member(0), member(1, 4e-3), member(1, 8e-3, concurrent=True)))) == (
         "operation: all_reduce | mode: blocking | dtype: float32 | size: 1K | pairs 0,1: 0.00154 | "
         "pairs 2,3: 0.000384 | pairs 2,3 together: 0.000192 | slowest alone: pairs 2,3"
     )
@@ -199,7 +199,7 @@ def test_each_group_is_a_column_of_its_ranks_and_each_size_a_line() -> None:
 
 def test_one_group_alone_is_no_comparison_and_one_of_unknown_ranks_is_called_by_its_number() -> None:
     assert grouped(rows_of(member(0), ok(collective()))) == ()
-    (one,) = grouped(rows_of(member(0), member(0, together=True)))
+    (one,) = grouped(rows_of(member(0), member(0, concurrent=True)))
     assert one.slowest is None
-    assert group_name(row_of(ok(collective(group="node", member=3)))) == "node member 3"
+    assert group_name(row_of(ok(collective(group="node", group_index=3)))) == "node member 3"
     assert group_name(row_of(ok(collective(group="tp"), details={"group_ranks": "0-1"}))) == "tp member 0"

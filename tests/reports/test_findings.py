@@ -104,7 +104,7 @@ def test_a_slow_link_and_a_slow_group_are_named() -> None:
     assert told == ("Links below 70 % of the median, 1.57 GB/s: rank 2 to 1 at 0.315 GB/s.",)
 
     def member(number: int, seconds: float) -> Record:
-        return ok(collective(group="pairs", member=number), seconds=seconds, details={"group_ranks": [number]})
+        return ok(collective(group="pairs", group_index=number), seconds=seconds, details={"group_ranks": [number]})
 
     (slow,) = doubted(member(0, 1e-3), member(1, 1e-3), member(2, 1.5e-3))
     assert slow.startswith("Slower than the other groups by more than a tenth: pairs 2: all_reduce")
@@ -119,7 +119,7 @@ def test_links_and_groups_are_held_against_those_of_their_kind() -> None:
         return doubts(found_of(run_on(records, hosts)))
 
     links = pair_records(hosts)
-    alone = [one for one in group_records(hosts, [1 << 22]) if "together" not in one.case.params]
+    alone = [one for one in group_records(hosts, [1 << 22]) if "concurrent" not in one.case.params]
     assert told(links) == told(alone) == ()
     slow = [(one.case.params["source"], one.case.params["target"]) for one in links].index((0, 7))
     links[slow] = msgspec.structs.replace(links[slow], metrics=rates_of(1 << 20, 0.1e9))
@@ -132,9 +132,9 @@ def test_links_and_groups_are_held_against_those_of_their_kind() -> None:
 
 
 def test_loads_stragglers_odd_sizes_and_odd_bytes_are_named_where_they_matter() -> None:
-    (told,) = doubted(ok(collective()), ok(collective(beside="gemm"), seconds=3e-3))
+    (told,) = doubted(ok(collective()), ok(collective(background="gemm"), seconds=3e-3))
     assert told == "Slower beside others, by more than the interval: all_reduce 1K blocking float32 beside gemm x 3.00."
-    assert doubted(ok(collective()), ok(collective(beside="gemm"), seconds=1.05e-3)) == ()
+    assert doubted(ok(collective()), ok(collective(background="gemm"), seconds=1.05e-3)) == ()
     (told,) = doubted(late())
     assert told.endswith("for a tenth of the time or more: rank 2, by 300 us: all_reduce 1K blocking float32.")
     assert doubted(late(share=0.4)) == doubted(late(skew=5e-5)) == doubted(late(rank=None)) == ()

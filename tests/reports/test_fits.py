@@ -155,7 +155,7 @@ def predicted(row: Row, *records: Record) -> Prediction:
 def grouped(latency: float, group_size: int | None = 2, **params: Any) -> list[Record]:
     """Return a curve on a group; one that is the whole world does not say its size."""
     details = {} if group_size is None else {"group_size": group_size}
-    records = curve_records(latency=latency, **{"group": "pairs", "member": 0, **params})
+    records = curve_records(latency=latency, **{"group": "pairs", "group_index": 0, **params})
     return [msgspec.structs.replace(record, details=details) for record in records]
 
 
@@ -185,7 +185,7 @@ def test_an_operation_without_a_curve_is_named_once_and_its_axis_unknown() -> No
 
 
 def test_a_curve_of_another_mode_type_load_reduction_or_world_does_not_count() -> None:
-    other: list[dict[str, Any]] = [{"mode": "pipelined"}, {"dtype": "float16"}, {"beside": "gemm"}]
+    other: list[dict[str, Any]] = [{"mode": "pipelined"}, {"dtype": "float16"}, {"background": "gemm"}]
     for params in (*other, {"redop": "max"}, {"placement": "x"}):
         assert predicted(step_row(comm_call()), *curve_records(**params)).missing, params
     worlds: list[dict[str, Any]] = [{"size": 8}, {"backend": "nccl"}, {"device": "cuda"}]
@@ -197,8 +197,8 @@ def test_a_curve_of_another_mode_type_load_reduction_or_world_does_not_count() -
 def test_worlds_of_the_calls_size_come_before_groups_and_of_groups_the_slowest_at_once() -> None:
     row, rest = step_row(comm_call(ranks=2)), MEGABYTE / 3e9
     smaller = on_world(curve_records(), size=2)
-    alone = [*grouped(30e-6), *grouped(40e-6, member=1)]
-    together = [*grouped(35e-6, together=True), *grouped(25e-6, member=1, together=True)]
+    alone = [*grouped(30e-6), *grouped(40e-6, group_index=1)]
+    together = [*grouped(35e-6, concurrent=True), *grouped(25e-6, group_index=1, concurrent=True)]
     for records, latency in (
         (smaller, 20e-6),
         (grouped(50e-6), 50e-6),
@@ -238,8 +238,12 @@ def test_without_readable_calls_on_which_launches_agree_there_is_no_prediction()
 
 
 def test_each_group_alone_meets_itself_with_all_groups() -> None:
-    alone = [collective(group="pairs"), collective(group="pairs", member=1)]
-    cases = [*alone, collective(group="pairs", together=True), collective(group="pairs", member=1, together=True)]
+    alone = [collective(group="pairs"), collective(group="pairs", group_index=1)]
+    cases = [
+        *alone,
+        collective(group="pairs", concurrent=True),
+        collective(group="pairs", group_index=1, concurrent=True),
+    ]
     found = group_contention(
         rows_of(*(ok(case, seconds=s) for case, s in zip(cases, (1e-3, 2e-3, 3e-3, 5e-3), strict=True)))
     )
@@ -248,7 +252,7 @@ def test_each_group_alone_meets_itself_with_all_groups() -> None:
 
 
 def test_each_load_has_its_factor_and_without_its_base_none() -> None:
-    gemm, other = collective(beside="gemm"), collective(beside="all_to_all")
+    gemm, other = collective(background="gemm"), collective(background="all_to_all")
     records = [ok(collective(), seconds=2e-3), ok(gemm, seconds=3e-3), ok(other, seconds=8e-3)]
     (found,) = interference(rows_of(*records, ok(collective("broadcast"))))
     assert {name: one.value for name, one in found.factors.items()} == pytest.approx({"gemm": 1.5, "all_to_all": 4.0})
@@ -258,7 +262,7 @@ def test_each_load_has_its_factor_and_without_its_base_none() -> None:
 
 
 def test_ratios_are_paired_by_launch_and_one_launch_joins_both_intervals() -> None:
-    gemm = collective(beside="gemm")
+    gemm = collective(background="gemm")
     base = [ok(collective(), launch, seconds) for launch, seconds in enumerate((1e-3, 2e-3, 4e-3))]
     beside = [ok(gemm, launch, s) for launch, s in enumerate((1.5e-3, 3e-3, 6e-3))]
     (found,) = interference(rows_of(*base, *beside, launches=3))

@@ -26,7 +26,10 @@ from workloads.planner.validate import write_validation
 
 
 def test_sections_come_in_the_order_in_which_they_are_read_with_anchors_that_differ() -> None:
-    grouped = [ok(collective(group="pairs", member=0)), ok(collective(group="pairs", member=0, together=True))]
+    grouped = [
+        ok(collective(group="pairs", group_index=0)),
+        ok(collective(group="pairs", group_index=0, concurrent=True)),
+    ]
     told = sections(found_in(ok(step()), *grouped, ok(collective())))
     assert [section.id for section in told] == ["communication", "contrasts", "groups", "steps"]
     assert sections(found_in(bad(collective()))) == sections(found_in()) == ()

@@ -155,10 +155,10 @@ def test_a_line_cut_short_is_told(tmp_path: Path) -> None:
 def test_loads_groups_and_pairs_have_tables() -> None:
     text = told(
         ok(collective(), seconds=1e-3),
-        ok(collective(beside="gemm"), seconds=2e-3),
+        ok(collective(background="gemm"), seconds=2e-3),
         ok(collective(group="pairs"), seconds=1e-3, details={"group_ranks": [0, 4]}),
-        ok(collective(group="pairs", member=1), seconds=1e-3, details={"group_ranks": [1, 5]}),
-        ok(collective(group="pairs", together=True), seconds=3e-3),
+        ok(collective(group="pairs", group_index=1), seconds=1e-3, details={"group_ranks": [1, 5]}),
+        ok(collective(group="pairs", concurrent=True), seconds=3e-3),
     )
     (together,) = table(text, "Group contention: all groups at once against one alone")
     assert together["factor together"].startswith("3.00 [")

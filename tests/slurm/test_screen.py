@@ -195,13 +195,13 @@ def test_the_same_is_done_inside_an_allocation_asked_for(tmp_path: Path, monkeyp
         screen(Options(nodes=4), {})
 
 
-[ROUND] = [definition for definition in DEFINITIONS if definition.name == "p2p.round"]
+[ROUND] = [definition for definition in DEFINITIONS if definition.name == "p2p.pairwise"]
 PAIRS = ("0-3 1-2", "0-2 1-3", "0-1 2-3")
 WORLD = WorldInfo(size=4, nodes=4, backend="gloo", device="cpu")
 
 
 def case(index: int) -> Case:
-    return ROUND.case({"size_bytes": 1 << 20, "round": index, "ways": "in_turn"})
+    return ROUND.case({"size_bytes": 1 << 20, "round": index, "direction": "in_turn"})
 
 
 def npz(durations_ms: list[list[int]], steps: int = 1) -> bytes:
@@ -244,17 +244,19 @@ def test_a_run_is_asked_for_with_one_rank_on_each_node_and_every_round_and_parbe
     assert words[:4] == [sys.executable, "-m", "parbench", "run"]
     line = " ".join(words)
     assert "--launcher srun --nodes 4 --ntasks-per-node 1 --placement block --nodelist n1,n2,n3,n4" in line
-    assert "--only p2p.round --sizes 4M --set ways=in_turn --set repeat=0,1 --set round=0,1,2 --launches 1" in line
+    assert (
+        "--only p2p.pairwise --sizes 4M --set direction=in_turn --set repeat=0,1 --set round=0,1,2 --launches 1" in line
+    )
     assert "--budget 72s --timeout 20s --out out --json" in line
     assert "--budget 9s " in " ".join(run_command(NODES, tournament(4, 5), means(Path("out"), "9s")))
     turns = Turns(parameter="pairs", values=("0-3 1-2", "0-1 2-3"), repeats=2)
     words = run_command(NODES, turns, means(Path("out")))
     settings = parse_settings([words[i + 1] for i, word in enumerate(words) if word == "--set"])
-    request = RunOptions(preset="smoke", only=("p2p.round",), settings={**settings, "size_bytes": "4M"})
+    request = RunOptions(preset="smoke", only=("p2p.pairwise",), settings={**settings, "size_bytes": "4M"})
     planned = make_plan(request, DEFINITIONS, WorldSpec(nproc=4, backend="gloo", device="cpu"))
     params = [(case.params.get("repeat", 0), case.params["pairs"]) for case in planned.cases]
     assert params == [(0, "0-3 1-2"), (0, "0-1 2-3"), (1, "0-3 1-2"), (1, "0-1 2-3")]
-    assert {case.params["ways"] for case in planned.cases} == {"in_turn"}
+    assert {case.params["direction"] for case in planned.cases} == {"in_turn"}
     assert planned.skipped == ()
     known = {opt for param in run_of_the_command_line.params for opt in param.opts}
     assert {word for word in words if word.startswith("--")} <= known

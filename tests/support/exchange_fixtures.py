@@ -108,7 +108,7 @@ def nccl_report(**more: Any) -> dict[str, Any]:
 
 def on_pairs(size_bytes: int = 4096) -> Record:
     """Return an all_gather of a pair of the four ranks; its busbw is that of two."""
-    record = ok(collective("all_gather", size_bytes, group="pairs", member=0))
+    record = ok(collective("all_gather", size_bytes, group="pairs", group_index=0))
     busbw = msgspec.structs.replace(record.metrics["busbw"], value=(record.metrics["algbw"].value or 0) / 2)
     details = {"group_size": 2, "group_ranks": [0, 1]}
     return msgspec.structs.replace(record, metrics={**record.metrics, "busbw": busbw}, details=details)

@@ -89,8 +89,8 @@ def group_records(hosts: Sequence[str], sizes: Iterable[int] = (1 << 16, 1 << 20
         for group, members, rate in (("node", nodes, WITHIN_RATE), ("across", across, FAR_RATE)):
             for i, ranks in enumerate(members):
                 for together in (False, True):
-                    more: dict[str, Any] = {"together": True} if together else {}
-                    case = operation(size, group=group, member=i, **more)
+                    more: dict[str, Any] = {"concurrent": True} if together else {}
+                    case = operation(size, group=group, group_index=i, **more)
                     share = rate / (len(members) if together and group == "across" else 1)
                     details = {"group_size": len(ranks), "group_ranks": ranks}
                     records.append(ok(case, world=world, metrics=rates_of(size, share), details=details))

@@ -82,7 +82,7 @@ def test_a_group_is_a_table_of_its_own_ranks_with_what_failed_in_it() -> None:
     assert len(devices(run_of(on_pairs()), found)) == 2
     whole = table_of(ok(collective("all_gather", 4096, group="world")))
     assert (whole.ranks, whole.world, whole.lines[0].count) == (4, 4, 256)
-    failed = bad(collective("all_gather", 8192, group="pairs", member=0))
+    failed = bad(collective("all_gather", 8192, group="pairs", group_index=0))
     for records in ((on_pairs(), failed), (failed, on_pairs())):
         found = table_of(*records)
         assert (found.ranks, len(found.lines), len(found.left_out)) == (2, 1, 1)

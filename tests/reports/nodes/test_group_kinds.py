@@ -27,7 +27,7 @@ def found(run: Run) -> tuple[Kinds, ...]:
 
 
 def record(group: str, ranks: list[int], rate: float, member: int = 0, hosts: list[str] = TWO) -> Record:
-    case = operation(SIZE, group=group, member=member)
+    case = operation(SIZE, group=group, group_index=member)
     return ok(case, world=world_of(hosts), metrics=rates_of(SIZE, rate), details={"group_ranks": ranks})
 
 
@@ -107,7 +107,7 @@ def test_one_node_one_kind_or_groups_of_unknown_ranks_are_no_comparison() -> Non
     assert found(run_of([record("node", [0, 1], 4e9)], TWO)) == ()
     unknown: tuple[dict[str, Any], ...] = ({"group_ranks": "0,1"}, {"group_ranks": [0, 99]}, {"group_size": 2}, {})
     for details in unknown:
-        lost = ok(operation(SIZE, group="node", member=1), world=world_of(TWO), details=details)
+        lost = ok(operation(SIZE, group="node", group_index=1), world=world_of(TWO), details=details)
         assert found(run_of([lost, world()], TWO)) == (), details
 
 

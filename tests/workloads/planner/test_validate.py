@@ -277,7 +277,13 @@ def test_launches_give_their_median() -> None:
 def test_other_ways_of_measuring_failures_too_few_sizes_and_one_rank_are_no_curves() -> None:
     alone = msgspec.structs.replace(curve_records()[0].world, size=1)
     on_one = [msgspec.structs.replace(record, world=alone) for record in curve_records()]
-    ways: dict[str, Any] = {"mode": "pipelined", "dtype": "bfloat16", "group": "node", "redop": "max", "beside": "gemm"}
+    ways: dict[str, Any] = {
+        "mode": "pipelined",
+        "dtype": "bfloat16",
+        "group": "node",
+        "redop": "max",
+        "background": "gemm",
+    }
     for records in (
         *(curve_records(**{name: way}) for name, way in ways.items()),
         [bad(record.case) for record in curve_records()],
