@@ -1,9 +1,22 @@
 """Words of the command line and of files: sizes, durations, link speeds, names, and the user's error."""
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+_T = TypeVar("_T")
+_SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"(\d{1,18})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+_SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4) or 1M:8M:+1M (plus 1M)"
+_MAX_SIZES = 10_000
+_DURATION_FACTORS = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d{1,18}(?:\.\d+)?)(ms|s|m|h|)", re.ASCII)
+_LINK_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_LINK = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([kKmMgGtT]?)([Bb]it(?:/s)?|bps|b/s|Bps|B/s)", re.ASCII)
+_LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 200Gbps, 100mbit or 50GB/s"
 
 
 class UserError(ValueError):
@@ -17,13 +30,11 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def listed(choices: Iterable[object]) -> str:
-    """Return the choices as ``a, b or c``."""
     words = [str(choice) for choice in choices]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def counted(number: int, noun: str) -> str:
-    """Return ``1 core``, ``2 cores``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -37,25 +48,45 @@ def read_text(name: str, where: str) -> str:
         raise UserError(f"{where} is no text: {error.reason}") from error
 
 
+def read_toml(path: Path, what: str, kind: type[_T], **absent: object) -> _T:
+    """Return a file as a struct, ``absent`` where it says nothing; ``UserError`` names the place that is wrong."""
+    import tomllib  # parbench --help does without both
+
+    import msgspec
+
+    where = f"{what} {path}"
+    try:
+        return msgspec.convert({**absent, **tomllib.loads(path.read_text(encoding="utf-8"))}, kind)
+    except OSError as error:
+        raise UserError(f"{where} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{where} is no TOML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where}: {error}{_allowed(str(error), kind)}") from error
+
+
+def _allowed(refusal: str, kind: Any) -> str:
+    """Return what is allowed where msgspec found an unknown field or word; its sentence ends in the place's path."""
+    found = re.search(r"(unknown field `|enum value ')([^`']*)[`']", refusal)
+    if found is None:
+        return ""
+    parts = _parts(kind)
+    for name in re.findall(r"\.(\w+)", refusal.rpartition(" - at `$")[2]):
+        [struct] = [part for part in parts if hasattr(part, "__struct_fields__")]
+        parts = _parts(get_type_hints(struct)[name])
+    words = [word for part in parts for word in getattr(part, "__struct_fields__", (part,)) if isinstance(word, str)]
+    return f"; allowed are {listed(words)}{did_you_mean(found[2], words)}"
+
+
+def _parts(kind: Any) -> list[Any]:
+    """Return the types and literal words that a type is made of, each once."""
+    return list(dict.fromkeys(part for arg in get_args(kind) for part in _parts(arg))) or [kind]
+
+
 def read_rows(text: str) -> str:
     """Return rows between semicolons: those given, or those of the file of this name; empty rows are left out."""
     found = text.replace(";", "\n") if ";" in text else read_text(text, f"file {text}")
     return ";".join(row.strip() for row in found.splitlines() if row.strip())
-
-
-_SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"(\d{1,18})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
-_DURATION_FACTORS = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d{1,18}(?:\.\d+)?)(ms|s|m|h|)", re.ASCII)
-_FACTOR = re.compile(r"\d{1,18}", re.ASCII)
-_MAX_SIZES = 10_000
-_LINK = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([kKmMgGtT]?)([Bb]it(?:/s)?|bps|b/s|Bps|B/s)", re.ASCII)
-_LINK_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 200Gbps, 100mbit or 50GB/s"
-_SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4) or 1M:8M:+1M (plus 1M)"
-_LINK = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([kKmMgGtT]?)([Bb]it(?:/s)?|bps|b/s|Bps|B/s)", re.ASCII)
-_LINK_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 200Gbps, 100mbit or 50GB/s"
 
 
 def parse_size(text: str) -> int:
@@ -79,8 +110,7 @@ def format_size(num_bytes: int) -> str:
 
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Return the sizes meant by a list such as ``1K:64M:x4,3M``, in the order written, each once."""
-    sizes = [size for part in text.split(",") for size in _parse_range(part)]
-    return tuple(dict.fromkeys(sizes))
+    return tuple(dict.fromkeys(size for part in text.split(",") for size in _parse_range(part)))
 
 
 def _parse_range(text: str) -> list[int]:
@@ -97,20 +127,13 @@ def _parse_range(text: str) -> list[int]:
         if (stop - start) // increment >= _MAX_SIZES:
             raise UserError(f"sizes {text!r} are more than {_MAX_SIZES}: write a larger step")
         return list(range(start, stop + 1, increment))
-    if step[:1] in ("x", "X") and _FACTOR.fullmatch(step[1:]) and int(step[1:]) > 1 and start > 0:
-        return _geometric(start, stop, int(step[1:]))
+    if step[:1] in ("x", "X") and re.fullmatch(r"\d{1,18}", step[1:], re.ASCII) and int(step[1:]) > 1 and start > 0:
+        powers = (start * int(step[1:]) ** i for i in itertools.count())
+        return list(itertools.takewhile(lambda size: size <= stop, powers))
     raise UserError(
         f"sizes {text!r} have no usable step: {step!r} is neither xFACTOR (above 1, from a start above 0) "
         f"nor +BYTES (above 0); {_SIZES_HELP}"
     )
-
-
-def _geometric(start: int, stop: int, factor: int) -> list[int]:
-    sizes = []
-    while start <= stop:
-        sizes.append(start)
-        start *= factor
-    return sizes
 
 
 def parse_duration(text: str) -> float:
@@ -126,9 +149,8 @@ def format_duration(seconds: float) -> str:
     """Return ``seconds`` as a person says them: ``850 ms``, ``42 s``, ``3 min 20 s``."""
     if seconds < 0.9995:
         return f"{seconds * 1e3:.0f} ms"
-    whole = round(seconds)
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest} s" if minutes else f"{whole} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def parse_link(text: str) -> float:
@@ -137,7 +159,6 @@ def parse_link(text: str) -> float:
     rate = float(match[1]) * _LINK_FACTORS[match[2].upper()] if match else 0.0
     if match is None or rate == 0:
         raise UserError(f"link speed {text!r} is not understood: {_LINK_HELP}")
-    prefix, unit = match[2], match[3]
-    if unit == "b/s" and prefix.islower():
+    if match[3] == "b/s" and match[2].islower():
         raise UserError(f"link speed {text!r} could mean bits or bytes, which differ by eight: {_LINK_HELP}")
-    return rate if unit in ("B/s", "Bps") else rate / 8
+    return rate if match[3] in ("B/s", "Bps") else rate / 8

@@ -1,7 +1,6 @@
 """The sweep file: what is measured on how many nodes, in which order of things, and what Slurm is told."""
 
 import re
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import msgspec
 from bench.machine.world_spec import BACKENDS, DEVICES
 from bench.plan.aliases import present_params
 from bench.plan.plan import FileCase, Scalar
-from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link
+from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link, read_toml
 from slurm.points import Mode, OnDeadNode, Placement
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -87,36 +86,16 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     python: str | None = None
 
 
-_PATH = re.compile(r" - at `([^`]*)`")
-_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
-_CHOICE = re.compile(r"Invalid enum value '([^']*)'")
-_TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
-    ("$.case", FileCase),
-    ("$.slurm", SlurmTable),
-    ("$.environment", Environment),
-)
-_CHOICES = {
-    "$.mode": ("one", "array", "each"),
-    "$.placement": ("block", "cyclic"),
-    "$.slurm.on_dead_node": ("fail", "go-on"),
-}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OPTION = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
 
 
 def read_sweep_file(path: Path) -> SweepFile:
     """Return the file's contents; ``UserError`` names the file and the place in it that is wrong."""
+    file = read_toml(path, "sweep file", SweepFile)
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"sweep file {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"sweep file {path} is no TOML: {error}") from error
-    try:
-        file = _by_present_names(msgspec.convert(raw, SweepFile))
+        file = _by_present_names(file)
         _check(file)
-    except msgspec.ValidationError as error:
-        raise UserError(f"sweep file {path}: {_explain(str(error))}") from error
     except UserError as error:
         raise UserError(f"sweep file {path}: {error}") from error
     return file
@@ -130,20 +109,6 @@ def _by_present_names(file: SweepFile) -> SweepFile:
         zip=tuple(present_params(table, "$.zip") for table in file.zip),
         case=tuple(replace(case, set=present_params(case.set, case.name)) for case in file.case),
     )
-
-
-def _explain(message: str) -> str:
-    """Add what is allowed to msgspec's sentence, which ends in the path of the fault: ``- at `$.slurm```."""
-    found = _PATH.search(message)
-    place = found[1] if found else "$"
-    if unknown := _UNKNOWN.search(message):
-        struct = next((struct for prefix, struct in _TABLES if place.startswith(prefix)), SweepFile)
-        fields = struct.__struct_fields__
-        return f"{message}; allowed are {listed(fields)}{did_you_mean(unknown[1], fields)}"
-    if choice := _CHOICE.search(message):
-        allowed = next((words for prefix, words in _CHOICES.items() if place.startswith(prefix)), ())
-        return f"{message}; allowed are {listed(allowed)}{did_you_mean(choice[1], allowed)}" if allowed else message
-    return message
 
 
 def _check(file: SweepFile) -> None:

@@ -1,11 +1,10 @@
 """What a run does: which cases, on how many ranks, measured how; presets, plan files and faults to inject."""
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import msgspec
 
@@ -13,13 +12,10 @@ from bench.machine.slurm_allocation import NodeLayout
 from bench.plan.aliases import present_name, present_params
 from bench.plan.cases import Case, Definition, select
 from bench.plan.catalogue import OPERATIONS
-from bench.text import UserError, did_you_mean, listed, parse_duration
+from bench.text import UserError, parse_duration, read_toml
 
 Kind = Literal["late", "slow", "corrupt"]
-
-_FORM = re.compile(r"(late|slow|corrupt):(\d+)(?::(.+))?", re.ASCII)
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%", re.ASCII)
-_HELP = "write late:RANK:3ms, slow:RANK:10% or corrupt:RANK"
+Scalar = bool | int | float | str
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,24 +29,21 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_fault(text: str, nproc: int) -> FaultSpec:
     """Return what ``text`` means in a world of ``nproc`` ranks; ``UserError`` if it means nothing."""
-    match = _FORM.fullmatch(text.strip())
+    match = re.fullmatch(r"(late|slow|corrupt):(\d+)(?::(.+))?", text.strip(), re.ASCII)
     if match is None or (match[3] is None) != (match[1] == "corrupt"):
-        raise UserError(f"--inject {text!r} is not understood: {_HELP}")
-    rank = int(match[2])
+        told = "write late:RANK:3ms, slow:RANK:10% or corrupt:RANK"
+        raise UserError(f"--inject {text!r} is not understood: {told}")
+    kind, rank, amount = cast(Kind, match[1]), int(match[2]), 0.0
     if rank >= nproc:
         raise UserError(f"--inject {text!r}: rank {rank} is not one of the {nproc} ranks, 0 to {nproc - 1}")
-    if match[1] == "late":
-        return FaultSpec(kind="late", rank=rank, amount=parse_duration(match[3]), text=text)
-    if match[1] == "slow":
-        return FaultSpec(kind="slow", rank=rank, amount=_percent(match[3], text), text=text)
-    return FaultSpec(kind="corrupt", rank=rank, text=text)
-
-
-def _percent(amount: str, text: str) -> float:
-    match = _PERCENT.fullmatch(amount)
-    if match is None or float(match[1]) == 0:
-        raise UserError(f"--inject {text!r}: {amount!r} is no share of a step; write such as 10%")
-    return float(match[1]) / 100
+    if kind == "late":
+        amount = parse_duration(match[3])
+    if kind == "slow":
+        percent = re.fullmatch(r"(\d+(?:\.\d+)?)%", match[3], re.ASCII)
+        amount = float(percent[1]) / 100 if percent else 0.0
+        if amount == 0:
+            raise UserError(f"--inject {text!r}: {match[3]!r} is no share of a step; write such as 10%")
+    return FaultSpec(kind=kind, rank=rank, amount=amount, text=text)
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,9 +165,6 @@ PRESETS = {
 }
 
 
-Scalar = bool | int | float | str
-
-
 class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One ``[[case]]`` of the file: a name or glob, and its parameters."""
 
@@ -182,11 +172,14 @@ class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     set: dict[str, Scalar | list[Scalar]] = {}
 
     def entry(self, catalogue: Sequence[Definition]) -> Entry:
-        """Return it as a preset's entry, lists as text that the catalogue's parameters read."""
+        """Return a preset's entry, lists as text that the catalogue's parameters read."""
         params = [param for definition in select(catalogue, [self.name]) for param in definition.params]
         separators = {param.name: param.separator for param in params}
         given = present_params(self.set, f"case {self.name!r}")
-        texts = {name: _text(value, separators.get(name, ",")) for name, value in given.items()}
+        texts = {
+            name: separators.get(name, ",").join(map(str, value)) if isinstance(value, list) else str(value)
+            for name, value in given.items()
+        }
         return Entry(name=present_name(self.name), set=texts)
 
 
@@ -203,31 +196,5 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     case: tuple[FileCase, ...] = ()
 
 
-_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
-
-
 def read_plan_file(path: Path) -> PlanFile:
-    """Return the file's contents; ``UserError`` names the file and the place in it that is wrong."""
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"plan file {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"plan file {path} is no TOML: {error}") from error
-    try:
-        return msgspec.convert(raw, PlanFile)
-    except msgspec.ValidationError as error:
-        raise UserError(f"plan file {path}: {_explain(str(error))}") from error
-
-
-def _explain(message: str) -> str:
-    """Add what is allowed to msgspec's sentence, which ends in the path of the fault: ``- at `$.case[0].set```."""
-    match = _UNKNOWN.search(message)
-    if match is None:
-        return message
-    fields = (FileCase if "$.case" in message else PlanFile).__struct_fields__
-    return f"{message}; allowed are {listed(fields)}{did_you_mean(match[1], fields)}"
-
-
-def _text(value: Scalar | list[Scalar], separator: str) -> str:
-    return separator.join(map(str, value)) if isinstance(value, list) else str(value)
+    return read_toml(path, "plan file", PlanFile)

@@ -18,13 +18,12 @@ peaks with sparsity: half of both is here. A DGX has one card of its cluster net
 efficiencies are assumptions of this planner, not measured: print them, and replace them.
 """
 
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from bench.text import UserError, did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed, read_toml
 from workloads.peaks import datasheet_peak
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -132,29 +131,13 @@ PRESETS = {
 
 
 def hardware_of(text: str) -> Hardware:
-    """Return a preset, or what a ``.toml`` file declares; ``UserError`` names what there is."""
+    """Return a preset, or what a ``.toml`` file declares, with a table ``[efficiency]``."""
     if text.endswith(".toml"):
-        return read_hardware(Path(text))
+        path = Path(text)
+        return read_toml(path, "hardware file", Hardware, name=path.stem, source=text)
     if text.lower() not in PRESETS:
         raise UserError(
             f"hardware {text!r} is not {listed(PRESETS)}, nor a file ending in .toml"
             f"{did_you_mean(text.lower(), PRESETS)}"
         )
     return PRESETS[text.lower()]
-
-
-def read_hardware(path: Path) -> Hardware:
-    """Return the machine that a file declares: the fields of ``Hardware``, with a table ``[efficiency]``."""
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"hardware file {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"hardware file {path} is no TOML: {error}") from error
-    try:
-        return msgspec.convert({"name": path.stem, "source": str(path), **raw}, Hardware)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, ValueError):
-            raise UserError(f"hardware file {path}: {error.__cause__}") from error
-        allowed = Efficiency if "$.efficiency" in str(error) else Hardware
-        raise UserError(f"hardware file {path}: {error}; fields are {listed(allowed.__struct_fields__)}") from error

@@ -16,7 +16,7 @@ from workloads.peaks import datasheet_peak
 from workloads.planner.calls import calls_of
 from workloads.planner.dry_run import dry_run
 from workloads.planner.expert_places import ExpertPlaces, expert_places, expert_shards
-from workloads.planner.hardware import PRESETS, Efficiency, hardware_of, read_hardware
+from workloads.planner.hardware import PRESETS, Efficiency, hardware_of
 from workloads.planner.link_time import Call, by_hardware, inside_rate, rate_of
 from workloads.planner.placement import Place, place_of, place_of_digits
 from workloads.planner.stage_parts import parts_of
@@ -76,23 +76,23 @@ def test_a_file_declares_a_machine_of_its_own(tmp_path: Path) -> None:
     assert found.efficiency == Efficiency(gemm=0.4, overlap={"fsdp": 0.5})
     assert found.launch_seconds == PRESETS["h100"].launch_seconds
     file.write_text('name = "ours"\n' + WHOLE)
-    assert read_hardware(file).name == "ours"
+    assert hardware_of(str(file)).name == "ours"
 
 
 def test_a_wrong_file_is_refused_with_the_place_and_what_is_allowed(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     for part, wrong, told in (
         ("gpus_per_node = 4", "gpus_per_node = 0", r">= 1.*gpus_per_node"),
-        ("gemm = 0.4", "gemm = 1.4", r"<= 1.*efficiency.gemm.*fields are gemm"),
+        ("gemm = 0.4", "gemm = 1.4", r"<= 1.*efficiency.gemm"),
         ("fsdp = 0.5", "fsdp = -1", r">= 0"),
-        ("rails", "rail", r"unknown field `rail`.*rails"),
+        ("rails", "rail", r"unknown field `rail`; allowed are .*rails.*did you mean 'rails'"),
         ("memory_bytes = 96e9", "", r"missing required field `memory_bytes`"),
         (WHOLE, "flops_per_second = ", "is no TOML"),
         ("fsdp = 0.5", "fsd = 0.5", r": overlap of 'fsd' is not of dp, edp, fsdp or cp.*did you mean 'fsdp'"),
     ):
         file.write_text(WHOLE.replace(part, wrong))
         with pytest.raises(UserError, match=told) as caught:
-            read_hardware(file)
+            hardware_of(str(file))
         assert str(caught.value).startswith(f"hardware file {file}")
 
 
