@@ -90,7 +90,7 @@ def read_context(row: Row) -> Context | str | None:
     telling = [record for record in row.measured if Attention.known_by in record.details]
     if not telling:
         return None
-    record = next((one for one in telling if one.details.get("attention_steps")), telling[0])
+    record = next((one for one in telling if one.details.get(AttentionSteps.known_by)), telling[0])
     facts, mesh, steps = read(record, Attention), read(record, Mesh), read(record, AttentionSteps)
     for one in (facts, mesh, steps):
         if isinstance(one, str):
