@@ -46,7 +46,8 @@ class Options:
 
     @staticmethod
     def of(params: Mapping[str, Value]) -> "Options":
-        """Return the options that a case's parameters mean."""
+        """Return the options that a case's parameters mean; a step of one's own may leave out what all steps share."""
+        params = {**{param.name: param.default for param in COMMON}, **params}
         return Options(
             shape=shape_of(params),
             microbatch=int(params["microbatch"]),
@@ -68,13 +69,9 @@ class Options:
 
 
 class TrainingStep:
-    """One step of training; every data rank takes ``accumulation`` microbatches of the same global batch.
-
-    A step of one's own may leave out of ``params`` what all steps share.
-    """
+    """One step of training; every data rank takes ``accumulation`` microbatches of the same global batch."""
 
     def __init__(self, world: World, params: Mapping[str, Value], lay_out: LayOut) -> None:
-        params = {**{param.name: param.default for param in COMMON}, **params}
         self._world, self._options = world, Options.of(params)
         model = build(self._options.shape, world.seed, world.device, self._options.dtype)
         self._waiter = Waiter(world.device)

@@ -128,7 +128,7 @@ def test_only_what_stays_gathered_is_held_beside_its_shard_and_a_note_says_so(se
 
 def test_every_look_begins_at_the_line_and_says_how_it_was_found_and_of_which_rank(seen: Seen) -> None:
     assert seen.begun == {2}
-    told = {"memory": "measured, ", "memory_counted": "counted from", "memory_formula": "closed form"}
+    told = {"memory": "measured on storages", "memory_counted": "counted from", "memory_formula": "closed form"}
     for label in ("ddp", "zero3", "tp"):
         found = seen.of[label]
         assert set(found.metrics) == {

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from workloads.communication import OTHER, Counted, group_of
 from workloads.costs import sent_bytes
 
-_ALL_TO_ALL = "c10d::alltoall_base_"
+_ALL_TO_ALL = "alltoall_base_"
 
 
 class Wired(Counted):  # type: ignore[no-untyped-call]
