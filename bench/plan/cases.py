@@ -42,7 +42,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_case(name: str, target: str, params: Mapping[str, Value], defaults: Mapping[str, Value] | None = None) -> Case:
-    """Return the case with its id."""
     canonical = msgspec.json.encode(first_names(name, target, params), order="deterministic")
     digest = hashlib.sha256(canonical).hexdigest()[:12]
     return Case(id=digest, name=name, target=target, params=dict(params), defaults=dict(defaults or {}))
@@ -58,12 +57,10 @@ Params = Mapping[str, Value]
 
 
 def never_refused(params: Params, spec: WorldSpec) -> str | None:
-    """Refuse nothing."""
     return None
 
 
 def only_itself(given: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Make one case of what is given."""
     return (given,)
 
 
@@ -85,11 +82,10 @@ class Definition:
 
     @property
     def kind(self) -> str:
-        """The part of the name before the dot."""
         return self.name.partition(".")[0]
 
     def whole(self, given: Mapping[str, object]) -> dict[str, Value]:
-        """Return all parameters, those not given by their defaults; ``UserError`` if one does not fit."""
+        """Return all parameters, those not given by their defaults."""
         return resolve(self.params, given, self.name)
 
     def case(self, given: Mapping[str, object]) -> Case:
@@ -113,22 +109,11 @@ def select(catalogue: Sequence[Definition], patterns: Sequence[str]) -> tuple[De
     patterns = [present_name(pattern) for pattern in patterns]
     for pattern in patterns:
         if not any(matches(definition.name, pattern) for definition in catalogue):
-            raise unknown_case(pattern, catalogue)
-    if not patterns:
-        return tuple(catalogue)
-    return tuple(d for d in catalogue if any(matches(d.name, pattern) for pattern in patterns))
+            names = [d.name if "." in pattern else d.name.rpartition(".")[2] for d in catalogue]
+            hint = did_you_mean(pattern, names)
+            raise UserError(f"no case is named {pattern!r}{hint} (parbench list shows what can be measured)")
+    return tuple(d for d in catalogue if not patterns or any(matches(d.name, pattern) for pattern in patterns))
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Say whether a case name fits a glob."""
     return fnmatchcase(name if "." in pattern else name.rpartition(".")[2], pattern)
-
-
-def unknown_case(pattern: str, catalogue: Sequence[Definition]) -> UserError:
-    """Return the refusal of a name that no definition bears."""
-    names = [definition.name for definition in catalogue]
-    if "." not in pattern:
-        names = [name.rpartition(".")[2] for name in names]
-    return UserError(
-        f"no case is named {pattern!r}{did_you_mean(pattern, names)} (parbench list shows what can be measured)"
-    )

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from bench.text import UserError, did_you_mean, listed, read_text
 
 Ranks = tuple[int, ...]
+Pair = tuple[int, int]
+Matrix = tuple[tuple[float, ...], ...]
+Counts = tuple[tuple[int, ...], ...]
 
 FORMS = "world, node, across, contiguous:K, strided:K, pairs, or a mesh and its axis such as dp=2 tp=4:tp"
 
@@ -33,7 +36,6 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def mesh_group(mesh: str, axis: str) -> str:
-    """Return the text of a group that is an axis of a mesh."""
     axes = parse_mesh(mesh)
     if axis not in axes:
         raise UserError(f"--group {axis!r} is no axis of the mesh: it has {listed(axes)}{did_you_mean(axis, axes)}")
@@ -49,19 +51,26 @@ def groups_of(text: str, size: int, hosts: Sequence[str] | None = None) -> tuple
     if text == "world":
         return (tuple(range(size)),)
     if text == "node":
-        return _by_key([hosts[rank] for rank in range(size)])
+        return _by_key(hosts)
     if text == "across":
-        return _across(hosts)
-    if text == "pairs":
-        return _contiguous(2, size, text)
-    kind, _, rest = text.rpartition(":")
+        nodes = _by_key(hosts)
+        if len(nodes) < 2:
+            raise UserError("group 'across' needs ranks on at least 2 nodes; all are on one")
+        sizes = {len(node) for node in nodes}
+        if len(sizes) > 1:
+            told = ", ".join(map(str, sorted(sizes)))
+            raise UserError(f"group 'across' needs as many ranks on every node; nodes have {told}")
+        return tuple(zip(*nodes, strict=True))
+    kind, _, rest = ("contiguous:2" if text == "pairs" else text).rpartition(":")
     if "=" in kind:
         return _axis(kind, rest, size)
-    if kind in ("contiguous", "strided") and rest.isdecimal() and int(rest) > 0:
-        return _contiguous(int(rest), size, text) if kind == "contiguous" else _strided(int(rest), size, text)
-    raise UserError(
-        f"group {text!r} is not known: it is {FORMS}{did_you_mean(text, ('world', 'node', 'across', 'pairs'))}"
-    )
+    if kind not in ("contiguous", "strided") or not rest.isdecimal() or int(rest) < 1:
+        hint = did_you_mean(text, ("world", "node", "across", "pairs"))
+        raise UserError(f"group {text!r} is not known: it is {FORMS}{hint}")
+    each = int(rest)
+    if size % each:
+        raise UserError(f"group {text!r} cannot be formed: world size({size}) % {each} != 0")
+    return _by_key([rank // each if kind == "contiguous" else rank % (size // each) for rank in range(size)])
 
 
 def _by_key(keys: Sequence[object]) -> tuple[Ranks, ...]:
@@ -70,34 +79,6 @@ def _by_key(keys: Sequence[object]) -> tuple[Ranks, ...]:
     for rank, key in enumerate(keys):
         members.setdefault(key, []).append(rank)
     return tuple(tuple(ranks) for ranks in members.values())
-
-
-def _across(hosts: Sequence[str]) -> tuple[Ranks, ...]:
-    """Return one group for each local index: the ranks of that index on all nodes."""
-    nodes = _by_key(hosts)
-    if len(nodes) < 2:
-        raise UserError("group 'across' needs ranks on at least 2 nodes; all are on one")
-    sizes = {len(node) for node in nodes}
-    if len(sizes) > 1:
-        told = ", ".join(map(str, sorted(sizes)))
-        raise UserError(f"group 'across' needs as many ranks on every node; nodes have {told}")
-    return tuple(zip(*nodes, strict=True))
-
-
-def _contiguous(each: int, size: int, text: str) -> tuple[Ranks, ...]:
-    _check_divides(each, size, text)
-    return tuple(tuple(range(first, first + each)) for first in range(0, size, each))
-
-
-def _strided(each: int, size: int, text: str) -> tuple[Ranks, ...]:
-    """Return groups of ``each`` ranks that lie size/each apart."""
-    _check_divides(each, size, text)
-    return tuple(tuple(range(first, size, size // each)) for first in range(size // each))
-
-
-def _check_divides(each: int, size: int, text: str) -> None:
-    if size % each:
-        raise UserError(f"group {text!r} cannot be formed: world size({size}) % {each} != 0")
 
 
 def _axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
@@ -111,11 +92,6 @@ def _axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
         raise UserError(f"group {mesh}:{axis}: {axis!r} is no axis of the mesh; it has {listed(names)}")
     stride = math.prod(axes[name] for name in names[names.index(axis) + 1 :])
     return _by_key([rank - (rank // stride % axes[axis]) * stride for rank in range(size)])
-
-
-Pair = tuple[int, int]
-
-_PAIR = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 
 
 def num_rounds(n: int) -> int:
@@ -142,7 +118,7 @@ def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
     pairs: list[Pair] = []
     met: set[int] = set()
     for word in text.split():
-        match = _PAIR.fullmatch(word)
+        match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", word, re.ASCII)
         if match is None:
             raise UserError(f"pairs {text!r}: {word!r} is no pair; write two ranks as 0-3, and pairs as '0-3 1-2'")
         one, other = int(match[1]), int(match[2])
@@ -157,7 +133,6 @@ def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
 
 
 def format_pairs(pairs: tuple[Pair, ...]) -> str:
-    """Return pairs as ``parse_pairs`` takes them."""
     return " ".join(f"{one}-{other}" for one, other in pairs)
 
 
@@ -166,36 +141,22 @@ def pairs_of(n: int, index: int, text: str) -> tuple[Pair, ...]:
     return parse_pairs(text, n) if text.strip() else round_pairs(n, index)
 
 
-Matrix = tuple[tuple[float, ...], ...]
-Counts = tuple[tuple[int, ...], ...]
-
-
 def read_matrix(text: str) -> str:
     """Return a matrix, written out or in the file of this name, as one canonical line; ``UserError`` if it is none."""
     where = "traffic"
-    if not _looks_like_matrix(text):
+    if ";" not in text and not text.replace(".", "").replace(" ", "").isdigit():
         where = f"traffic file {text}"
         text = read_text(text, where)
-    matrix = _parse(text, where)
-    return ";".join(" ".join(f"{entry:g}" for entry in row) for row in matrix)
+    return ";".join(" ".join(f"{entry:g}" for entry in row) for row in parse_matrix(text, where))
 
 
-def parse_matrix(text: str) -> Matrix:
-    """Return the entries of a canonical line."""
-    return _parse(text, "traffic")
-
-
-def _looks_like_matrix(text: str) -> bool:
-    return ";" in text or text.replace(".", "").replace(" ", "").isdigit()
-
-
-def _parse(text: str, where: str) -> Matrix:
+def parse_matrix(text: str, where: str = "traffic") -> Matrix:
     rows = [row.replace(",", " ").split() for row in text.replace(";", "\n").splitlines() if row.strip()]
     if not rows or any(len(row) != len(rows) for row in rows):
         shape = ", ".join(str(len(row)) for row in rows) or "no row"
         raise UserError(f"{where} is not square: {len(rows)} rows of {shape} entries; write n rows of n")
     matrix = tuple(tuple(_entry(word, where, i, j) for j, word in enumerate(row)) for i, row in enumerate(rows))
-    if not any(entry for row in matrix for entry in row):
+    if not any(map(any, matrix)):
         raise UserError(f"{where} holds only zeros: nothing would be sent")
     return matrix
 
@@ -212,8 +173,7 @@ def _entry(word: str, where: str, row: int, column: int) -> float:
 
 def skewed(n: int, skew: float) -> Matrix:
     """Return shares in which every rank sends ``skew`` of its data to rank 0 and spreads the rest evenly."""
-    row = tuple((1 - skew) / n + (skew if j == 0 else 0.0) for j in range(n))
-    return (row,) * n
+    return (tuple((1 - skew) / n + (skew if j == 0 else 0.0) for j in range(n)),) * n
 
 
 def whole_counts(matrix: Matrix, count: int) -> Counts:
@@ -226,14 +186,11 @@ def _apportion(shares: Sequence[float]) -> tuple[int, ...]:
     """Round shares to whole numbers with the same sum (largest remainder)."""
     floors = [math.floor(share + 1e-9) for share in shares]
     missing = round(sum(shares)) - sum(floors)
-    by_remainder = sorted(range(len(shares)), key=lambda j: floors[j] - shares[j])
-    for j in by_remainder[: max(missing, 0)]:
+    for j in sorted(range(len(shares)), key=lambda j: floors[j] - shares[j])[: max(missing, 0)]:
         floors[j] += 1
     return tuple(floors)
 
 
 def size_elements(counts: Counts) -> int:
     """Return S in elements: the maximum over ranks of what it sends and what it receives, itself included."""
-    sent = [sum(row) for row in counts]
-    received = [sum(row[j] for row in counts) for j in range(len(counts))]
-    return max(*sent, *received)
+    return max(map(sum, (*counts, *zip(*counts, strict=True))))

@@ -22,9 +22,6 @@ _WORDS = {
     "rows": "a file, or its rows between semicolons",
     "mesh": "axes and their ranks, outermost first, such as dp=2,tp=2",
 }
-_OF_FILES = ("matrix", "rows")
-_IN_THEIR_OWN_WORDS = (*_OF_FILES, "mesh")
-"""Kinds whose refusal says more than that they were not understood."""
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -45,7 +42,6 @@ class Param:
     optional: bool = False
 
     def allowed(self) -> str:
-        """Say in words what values are allowed."""
         if self.choices:
             return listed(self.choices)
         above = "" if self.minimum is None else f" of at least {self.minimum:g}"
@@ -57,20 +53,14 @@ class Param:
         try:
             value = _convert(self.kind, found)
         except ValueError as error:
-            if self.kind in _IN_THEIR_OWN_WORDS and isinstance(error, UserError):
+            if self.kind in ("matrix", "rows", "mesh") and isinstance(error, UserError):
                 raise  # its own words name the file, the row and the column, or the axis
             raise self._refusal(found) from None
-        if self.choices and value not in self.choices:
-            raise self._refusal(found)
-        if not isinstance(value, str) and not self._low() <= value <= self._high():
+        low = -math.inf if self.minimum is None else self.minimum
+        high = math.inf if self.maximum is None else self.maximum
+        if (self.choices and value not in self.choices) or not (isinstance(value, str) or low <= value <= high):
             raise self._refusal(found)
         return value
-
-    def _low(self) -> float:
-        return -math.inf if self.minimum is None else self.minimum
-
-    def _high(self) -> float:
-        return math.inf if self.maximum is None else self.maximum
 
     @property
     def separator(self) -> str:
@@ -79,57 +69,38 @@ class Param:
 
     def parse_many(self, text: str) -> tuple[Value, ...]:
         """Return the values of a list in one text; a size list may hold ranges such as ``1K:64M:x4``."""
-        if self.kind in _OF_FILES:
+        if self.kind in ("matrix", "rows"):
             return (self.parse(text),)
         if self.kind == "size":
             return tuple(self.parse(size) for size in parse_sizes(text))
         return tuple(dict.fromkeys(self.parse(word.strip()) for word in text.split(self.separator)))
 
     def _refusal(self, found: object) -> UserError:
-        hint = did_you_mean(str(found), map(str, self.choices)) if self.choices else ""
+        hint = did_you_mean(str(found), map(str, self.choices))
         return UserError(f"{self.name} = {found!r} is not allowed: {self.name} is {self.allowed()}{hint}")
 
 
 def _convert(kind: Kind, found: object) -> Value:
-    if kind == "bool":
-        return _to_bool(found)
-    if isinstance(found, bool):
-        raise ValueError("a boolean is not a number")
-    if kind == "size":
-        return parse_size(found) if isinstance(found, str) else _to_int(found)
-    if kind == "int":
-        return _to_int(found)
-    if kind == "float":
-        return _to_float(found)
-    if not isinstance(found, str):
-        return _fail()
-    if kind == "rows" and found:
-        return read_rows(found)
-    if kind == "mesh" and found:
-        return ",".join(f"{axis}={size}" for axis, size in parse_mesh(found).items())
-    return read_matrix(found) if kind == "matrix" and found else found
-
-
-def _to_bool(found: object) -> bool:
-    word = str(found).lower()
-    if word not in (*_TRUE, *_FALSE):
-        raise ValueError("neither true nor false")
-    return word in _TRUE
-
-
-def _to_int(found: object) -> int:
-    if isinstance(found, float) and not found.is_integer():
-        raise ValueError("not a whole number")
-    return int(found) if isinstance(found, str | int | float) else _fail()
-
-
-def _to_float(found: object) -> float:
-    number = float(found) if isinstance(found, str | int | float) else _fail()
-    return number if math.isfinite(number) else _fail()  # JSON has neither NaN nor infinity
-
-
-def _fail() -> int:
-    raise ValueError("of another kind")
+    match kind, found:
+        case "bool", _ if (word := str(found).lower()) in (*_TRUE, *_FALSE):
+            return word in _TRUE
+        case ("bool", _) | (_, bool()):
+            pass
+        case "size", str(text):
+            return parse_size(text)
+        case (("int" | "size"), (str(given) | int(given))):
+            return int(given)
+        case (("int" | "size"), float(number)) if number.is_integer():
+            return int(number)
+        case "float", (str(given) | int(given) | float(given)) if math.isfinite(float(given)):
+            return float(given)  # JSON has neither NaN nor infinity
+        case (("matrix" | "rows"), str(text)) if text:
+            return read_matrix(text) if kind == "matrix" else read_rows(text)
+        case "mesh", str(text) if text:
+            return ",".join(f"{axis}={size}" for axis, size in parse_mesh(text).items())
+        case (("str" | "matrix" | "rows" | "mesh"), str(text)):
+            return text
+    raise ValueError(f"{found!r} is no {kind}")
 
 
 def resolve(params: Iterable[Param], given: Mapping[str, object], where: str) -> dict[str, Value]:
@@ -143,7 +114,7 @@ def resolve(params: Iterable[Param], given: Mapping[str, object], where: str) ->
 
 
 def unknown_parameter(name: str, declared: Iterable[str], where: str) -> UserError:
-    """Return the refusal of a parameter that ``where`` does not have."""
     names = sorted(declared)
-    has = listed(names) if names else "none"
-    return UserError(f"{where} has no parameter {name!r}: it has {has}{did_you_mean(name, names)}")
+    return UserError(
+        f"{where} has no parameter {name!r}: it has {listed(names or ['none'])}{did_you_mean(name, names)}"
+    )
