@@ -112,7 +112,6 @@ def fake_twins(axes: Mapping[str, dist.ProcessGroup]) -> dict[str, dist.ProcessG
 
 
 def counted(step: Callable[[], object], axes: Mapping[str, dist.ProcessGroup]) -> tuple[Call, ...]:
-    """Return the calls of one step."""
     with Counted(axes) as mode:
         step()
     return tuple(mode.calls)

@@ -10,7 +10,7 @@ from bench.operations.operation import Operation, describe
 from bench.operations.test_pattern import DataPattern, dtype_of, poison
 from bench.plan.groups import parse_matrix, size_elements, skewed, whole_counts
 from bench.plan.operation_spec import DTYPES
-from bench.world.subject import Description
+from bench.world.subject import Description, Subject
 from bench.world.torch_compat import REDUCE_OPS, all_gather_single, all_reduce_apart, reduce_scatter_single
 from bench.world.world import World
 
@@ -35,7 +35,6 @@ def _rounding(redop: str, dtype: str, n: int) -> float:
 def all_reduce(
     world: World, *, size_bytes: int, dtype: str, redop: str = "sum", placement: str = IN_PLACE
 ) -> Operation:
-    """Reduce a buffer of S bytes on every rank: factor 2(n-1)/n."""
     n, count = world.size, _count(size_bytes, dtype)
     code = DataPattern(dtype, n, world.device, redop)
     buffer = _empty(world, count, dtype)
@@ -58,7 +57,6 @@ def all_reduce(
 
 
 def all_reduce_two_step(world: World, *, size_bytes: int, dtype: str, redop: str = "sum") -> Operation:
-    """Reduce a buffer of S bytes as reduce_scatter and all_gather, in place: factor 2(n-1)/n."""
     n, count = world.size, _count(size_bytes, dtype)
     code = DataPattern(dtype, n, world.device, redop)
     buffer, shard = _empty(world, count, dtype), _empty(world, count // n, dtype)
@@ -78,7 +76,7 @@ def all_reduce_two_step(world: World, *, size_bytes: int, dtype: str, redop: str
 
 
 def all_gather(world: World, *, size_bytes: int, dtype: str, placement: str = OUT_OF_PLACE) -> Operation:
-    """Gather shards of s bytes into S = n s on every rank: factor (n-1)/n; in place, a shard lies in the output."""
+    """Gather shards of s bytes into S = n s on every rank; in place, a shard lies in the output."""
     n, count = world.size, _count(size_bytes, dtype) // world.size
     code = DataPattern(dtype, 1, world.device)
     mine, gathered = code.values(world.rank, 0, count), _empty(world, n * count, dtype)
@@ -102,7 +100,7 @@ def all_gather(world: World, *, size_bytes: int, dtype: str, placement: str = OU
 def reduce_scatter(
     world: World, *, size_bytes: int, dtype: str, redop: str = "sum", placement: str = OUT_OF_PLACE
 ) -> Operation:
-    """Reduce an input of S = n s bytes, one shard of s to each rank: factor (n-1)/n; in place, within the input."""
+    """Reduce an input of S = n s bytes, one shard of s to each rank; in place, within the input."""
     n, count = world.size, _count(size_bytes, dtype) // world.size
     code = DataPattern(dtype, n, world.device, redop)
     whole = code.values(world.rank, 0, n * count)
@@ -120,7 +118,6 @@ def reduce_scatter(
 
 
 def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Send one shard of s bytes of S to each rank, itself included: factor (n-1)/n."""
     n, count = world.size, _count(size_bytes, dtype) // world.size
     code = DataPattern(dtype, 1, world.device)
     mine, received = code.values(world.rank, 0, n * count), _empty(world, n * count, dtype)
@@ -135,7 +132,7 @@ def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
 
 
 def all_to_all_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0, traffic: str = "") -> Operation:
-    """Send uneven shards: the busiest sender sends ``size_bytes``; S = max of sent and received, factor (n-1)/n."""
+    """Send uneven shards: the busiest sender sends ``size_bytes``; S = max of sent and received."""
     n, rank = world.size, world.rank
     itemsize = DTYPES[dtype].itemsize
     matrix = parse_matrix(traffic) if traffic else skewed(n, skew)
@@ -197,7 +194,6 @@ def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
 
 
 def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    """Send the root's buffer of S bytes to every rank: factor 1."""
     count = _count(size_bytes, dtype)
     code = DataPattern(dtype, 1, world.device)
     buffer = _empty(world, count, dtype)
@@ -213,7 +209,7 @@ def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Op
 
 
 def reduce(world: World, *, size_bytes: int, dtype: str, redop: str = "sum", root: int = 0) -> Operation:
-    """Reduce every rank's buffer of S bytes into the root's: factor 1; other ranks' buffers are left undefined."""
+    """Reduce every rank's buffer of S bytes into the root's; other ranks' buffers are left undefined."""
     count = _count(size_bytes, dtype)
     code = DataPattern(dtype, world.size, world.device, redop)
     buffer = _empty(world, count, dtype)
@@ -230,7 +226,6 @@ def reduce(world: World, *, size_bytes: int, dtype: str, redop: str = "sum", roo
 
 
 def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    """Gather shards of s bytes into S = n s at the root: factor (n-1)/n."""
     n, count = world.size, _count(size_bytes, dtype) // world.size
     code = DataPattern(dtype, 1, world.device)
     mine = code.values(world.rank, 0, count)
@@ -247,7 +242,6 @@ def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Opera
 
 
 def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    """Scatter the root's S = n s bytes as shards of s: factor (n-1)/n."""
     n, count = world.size, _count(size_bytes, dtype) // world.size
     code = DataPattern(dtype, 1, world.device)
     shard = _empty(world, count, dtype)
@@ -262,12 +256,7 @@ def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Oper
     )
 
 
-def barrier(world: World) -> "Barrier":
-    """Wait for every rank."""
-    return Barrier(world)
-
-
-class Barrier:
+class Barrier(Subject):
     """A barrier as a subject: right if no rank leaves before the last has come."""
 
     def __init__(self, world: World) -> None:
@@ -275,13 +264,11 @@ class Barrier:
         self._arrived = self._left = 0
 
     def step(self) -> None:
-        """Wait for every rank, and remember when this one came and left."""
         self._arrived = time.perf_counter_ns()
         dist.barrier(group=self._world.group)
         self._left = time.perf_counter_ns()
 
     def reset(self) -> None:
-        """Forget the last step."""
         self._arrived = self._left = 0
 
     def check(self) -> int:
@@ -298,8 +285,7 @@ class Barrier:
         self._left = 1
 
     def describe(self) -> Description:
-        """A barrier moves no bytes."""
         return Description(details={"convention": "time only"})
 
-    def close(self) -> None:
-        """Nothing to give back."""
+
+barrier = Barrier

@@ -14,26 +14,24 @@ from bench.world.world import World
 
 
 def sendrecv(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Ring: send S bytes to the next rank while S bytes come from the one before; factor 1, not doubled."""
+    """Ring: send S bytes to the next rank while S bytes come from the one before."""
     if world.size < 2:
         raise UserError(f"sendrecv needs a neighbour: size({world.size}) < 2 ranks")
     return _exchange(world, size_bytes, dtype, (world.rank + 1) % world.size, (world.rank - 1) % world.size)
 
 
 def unidirectional(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
-    """Send S bytes from one rank to another; factor 1."""
     sends, receives = world.rank == source, world.rank == target
     return _exchange(world, size_bytes, dtype, target if sends else None, source if receives else None)
 
 
 def bidirectional(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
-    """Send S bytes each way between two ranks at once; factor 1, not doubled."""
     peer = {source: target, target: source}.get(world.rank)
     return _exchange(world, size_bytes, dtype, peer, peer)
 
 
 def pingpong(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
-    """Send S bytes there and back, one after the other; the time is half the round trip, factor 1."""
+    """Send S bytes there and back, one after the other; the time is half the round trip."""
     count = size_bytes // DTYPES[dtype].itemsize
     code = DataPattern(dtype, 1, world.device)
     mine = code.values(source, 0, count)
@@ -66,7 +64,7 @@ def round_of_pairs(
     direction: str = "at_once",
     repeat: int = 0,
 ) -> Operation:
-    """Send S bytes each way between the two ranks of every pair of a round, all pairs at once; factor 1, not doubled.
+    """Send S bytes each way between the two ranks of every pair of a round, all pairs at once.
 
     The rounds are a round-robin tournament unless ``pairs`` are given; a rank that is in no pair
     stands by. Each rank's own samples are its pair's. With ``direction`` in_turn the smaller rank sends first and then
@@ -86,7 +84,6 @@ def round_of_pairs(
 
 
 def _there_and_back(world: World, mine: torch.Tensor, received: torch.Tensor, peer: int | None) -> None:
-    """Send to the peer and receive from it, one after the other; the smaller rank sends first."""
     if peer is None:
         return
     if world.rank < peer:

@@ -21,7 +21,6 @@ _MIN_CODES = 4
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return torch's dtype of a name from ``bench.plan.catalogue``."""
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name
     return dtype
@@ -52,7 +51,6 @@ class DataPattern:
         return out
 
     def fill(self, out: torch.Tensor, rank: int, start: int = 0) -> None:
-        """Write rank's elements from ``start`` on into all of ``out``."""
         self.filler(out, rank, start)()
 
     def filler(self, out: torch.Tensor, rank: int, start: int = 0) -> Callable[[], object]:
@@ -81,7 +79,6 @@ class DataPattern:
         return (total // self._num_ranks if self._redop == "avg" else total).to(self._dtype)
 
     def _period(self, rank: int, start: int) -> torch.Tensor:
-        """Return one period of a rank's integers, from ``start`` on."""
         return self._pattern.roll(-((start + rank * _RANK_STRIDE) % _PERIOD))
 
     def _integers(self, rank: int, start: int, count: int) -> torch.Tensor:

@@ -72,7 +72,6 @@ OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
 
 
 def each_group(given: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Make a case of each group, alone and with all groups at once, unless it is said which."""
     text = str(given.get("group", "world"))
     groups = groups_of(text, spec.nproc, spec.hosts)
     if text == "world":
@@ -83,7 +82,6 @@ def each_group(given: Params, spec: WorldSpec) -> Iterable[Params]:
 
 
 def each_pair(given: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Make a case of each ordered pair of ranks, unless it is said which."""
     n = spec.nproc
     sources = [int(given["source"])] if "source" in given else range(n)
     targets = [int(given["target"])] if "target" in given else range(n)
@@ -91,7 +89,6 @@ def each_pair(given: Params, spec: WorldSpec) -> Iterable[Params]:
 
 
 def each_round(given: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Make a case of each round of a tournament, unless it is said which, or who meets whom."""
     if "round" in given or given.get("pairs"):
         return (given,)
     return [{**given, "round": index} for index in range(num_rounds(spec.nproc))]
@@ -354,12 +351,10 @@ def busbw_factor(operation: str, n: int) -> float | None:
 
 
 def names_of(tool: str) -> dict[str, OperationSpec]:
-    """Return the operations by what another tool calls them."""
     return {name: spec for spec in OPERATIONS if tool in spec.names for name in spec.names[tool].split(", ")}
 
 
 def busbw_words() -> str:
-    """Return each factor of the bus bandwidth with the operations that have it."""
     factors = {factor.text: [s.short_name for s in OPERATIONS if s.busbw is factor] for factor in (TWICE_RING, RING)}
     words = "; ".join(f"{text} for {', '.join(names)}" for text, names in factors.items())
     return f"{words}; {ONE.text} for all others that move data"

@@ -105,7 +105,6 @@ def fields(words: Sequence[str], names: Sequence[str], needed: Sequence[str], wh
 
 
 def number(word: str, where: str) -> float:
-    """Return a word as a finite number; ``UserError`` if it is none."""
     try:
         value = float(word)
     except ValueError:
@@ -116,7 +115,6 @@ def number(word: str, where: str) -> float:
 
 
 def whole(word: str, where: str) -> int:
-    """Return a word as a whole number that is not negative; ``UserError`` if it is none."""
     if not word.isdecimal():
         raise UserError(f"{where}: {word!r} is not a whole number from 0 up")
     return int(word)

@@ -39,12 +39,10 @@ class _Section:
 
     @property
     def operation(self) -> OperationSpec | None:
-        """Our operation, None if no case of ours measures the same."""
         return _OPERATIONS.get(self.algorithm.removeprefix("cuda_"))
 
     @property
     def processes(self) -> int | None:
-        """The number of ranks, None if the options do not tell."""
         told = self.options.get("processes", "")
         return int(told) if told.isdecimal() else None
 

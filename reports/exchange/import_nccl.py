@@ -64,18 +64,15 @@ class _Head:
 
     @property
     def operation(self) -> OperationSpec | None:
-        """What it measured, None if no known program was named."""
         return _OPERATIONS.get(self.program or "")
 
     @property
     def world(self) -> int | None:
-        """The ranks of the run, None if the file does not tell."""
         told = self.ours.get("world", "")
         return int(told) if told.isdecimal() else self.ranks
 
     @property
     def method(self) -> str:
-        """How the numbers were found, with the tool and its version."""
         if "parbench" in self.ours:
             return f"as parbench {self.ours['parbench']} wrote it in the layout of {TOOL}"
         return f"{MEAN}, {TOOL} {self.version or 'of unknown version'}"
@@ -199,7 +196,6 @@ def _opens(line: str, *, begun: bool, ended: bool) -> bool:
 
 
 def _learn(head: _Head, line: str) -> _Head:
-    """Return the head with what a line before the rows tells."""
     if match := _RANK.match(line):
         ranks, host = max(head.ranks or 0, int(match[1]) + 1), match[2]
         hosts = head.hosts if host in (*head.hosts, UNKNOWN) else (*head.hosts, host)
@@ -299,7 +295,6 @@ def _parse_json(text: str, where: str, nproc: int | None) -> Foreign:
 
 
 def _documents(text: str, where: str) -> Iterator[tuple[str, Any]]:
-    """Yield each document with the line on which it starts; several may follow one another."""
     decoder, at = json.JSONDecoder(), _next(text, 0)
     while at < len(text):
         try:
@@ -313,7 +308,6 @@ def _documents(text: str, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def _next(text: str, at: int) -> int:
-    """Return where the next character that is no blank stands, the text's end if there is none."""
     found = re.compile(r"\S").search(text, at)
     return found.start() if found else len(text)
 

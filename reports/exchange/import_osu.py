@@ -34,7 +34,6 @@ class _Section:
 
     @property
     def operation(self) -> OperationSpec | None:
-        """The operation that measures the same, None if there is none."""
         return _OPERATIONS.get(self.title.lower().removesuffix(" latency"))
 
 
@@ -70,7 +69,6 @@ def _device(layers: Sequence[str]) -> str:
 
 
 def _line(section: _Section, operation: OperationSpec, line: str, ranks: int, where: str) -> list[Found]:
-    """Learn from a heading, or return the result of a row."""
     text = line.strip()
     if text.startswith("# Datatype:"):
         section.datatype = text.partition(":")[2].strip(" .")

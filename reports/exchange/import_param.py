@@ -66,7 +66,6 @@ def _hosts(text: str) -> tuple[str, ...]:
 
 
 def _why_not(label: str, names: Sequence[str]) -> str | None:
-    """Return why a row has no counterpart among our cases."""
     operation = label.split("-")[0]
     if operation == "QUANT":
         return "quantised collectives: their time holds quantisation too"

@@ -120,7 +120,6 @@ def _reason(check: Check, source: dict[str, Any]) -> str:
 
 
 def _notes(world: WorldInfo, source: dict[str, Any]) -> list[str]:
-    """Return what holds for every row of the file."""
     notes = [f"imported from {source['tool']} ({source['version'] or 'version unknown'}); times have no interval"]
     if world.nodes == NO_NODES:
         notes.append("the file does not tell the number of nodes: it is written as 0")
@@ -128,7 +127,6 @@ def _notes(world: WorldInfo, source: dict[str, Any]) -> list[str]:
 
 
 def _noise(found: Found) -> Noise | None:
-    """Return how far the samples scatter, None where the tool gives none."""
     if not found.samples:
         return None
     scatter = spread(found.samples)

@@ -53,7 +53,6 @@ def _document(run: Run, table: Table) -> dict[str, Any]:
 
 
 def _words(run: Run, table: Table) -> list[str]:
-    """Return what nccl-tests has no field for, as words after the program's name."""
     told = where_words(table)
     return [f"parbench={run.info.parbench}", *(f"{k}={v}" for k, v in told.items()), *table.others.split()]
 

@@ -82,7 +82,6 @@ class Table:
 
     @property
     def program(self) -> str:
-        """The name of nccl-tests' program."""
         return self.operation.names["nccl-tests"]
 
     @property
@@ -93,12 +92,10 @@ class Table:
 
     @property
     def iterations(self) -> int:
-        """Return the most iterations of any line, over all launches."""
         return max((line.iterations for line in self.lines), default=0)
 
     @property
     def checked(self) -> bool:
-        """Return whether any result was compared with a reference."""
         return self.wrong > 0 or any(p.wrong is not None for line in self.lines for p in line.placed.values())
 
 
@@ -161,7 +158,6 @@ def step(sizes: Sequence[int]) -> tuple[str, int]:
 
 
 def placement(case: Case) -> str:
-    """Return where a case's result went, by its parameter or as the operation of ours does it."""
     return str(case.params.get("placement", IN_PLACE if _OPERATIONS[case.name].in_place else OUT_OF_PLACE))
 
 
@@ -172,7 +168,6 @@ def where_words(table: Table) -> dict[str, object]:
 
 
 def _no_counterpart(case: Case) -> str | None:
-    """Return why nccl-tests has no table for a case."""
     if case.name not in _OPERATIONS:
         return "nccl-tests measures no such thing"
     if not isinstance(case.params.get("size_bytes"), int):
@@ -199,7 +194,6 @@ def _mode(case: Case) -> str:
 
 
 def _others(case: Case) -> str:
-    """Return the parameters for which the layout has no column."""
     others = (f"{name}={value}" for name, value in case.params.items() if name not in _TOLD_BY_THE_LAYOUT)
     return visible(" ".join(others))
 

@@ -78,7 +78,6 @@ def _opening(run: Run, table: Table) -> list[str]:
 
 
 def _absent(table: Table) -> list[str]:
-    """Return a comment on each placement that has no number in some line."""
     names = {OUT_OF_PLACE: "out-of-place", IN_PLACE: "in-place"}
     absent = [text for name, text in names.items() if any(name not in line.placed for line in table.lines)]
     return [f"# {NOT_MEASURED} under {text}: not measured" for text in absent]

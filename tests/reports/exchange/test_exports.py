@@ -19,11 +19,18 @@ from reports_fixtures import HOSTILE, bad, collective, ok, sample_run, step
 import parbench
 from bench.results.runs import Run, load_run
 from reports.commands import EXPORTS
-from reports.exchange.export_action import FILES, render_action
-from reports.exchange.export_bencher import render_bencher
-from reports.exchange.export_openmetrics import render_openmetrics
-from reports.exchange.export_pytest import extra_info, render_pytest, samples, stats_of
-from reports.exchange.exports import FOLDERS, FORMATS
+from reports.exchange.exports import (
+    FILES,
+    FOLDERS,
+    FORMATS,
+    extra_info,
+    render_action,
+    render_bencher,
+    render_openmetrics,
+    render_pytest,
+    samples,
+    stats_of,
+)
 from reports.summary import summarize
 
 
