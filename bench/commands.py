@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -122,14 +122,9 @@ def run(
     if as_json:
         click.echo(path, err=True)
     code = house.exit_code(path) if as_json else house.show(path, form)
-    _leave(code)
-
-
-def _leave(code: int) -> NoReturn:
-    """End with a code; a driver that lives among ranks may have a thread that waits for ever, and leaves it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if "RANK" in os.environ:
+    if "RANK" in os.environ:  # a driver among ranks may have a thread that waits for ever
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 
@@ -161,21 +156,23 @@ def list_cases(house: AppHooks, pattern: tuple[str, ...]) -> None:
             click.echo(f"    --set {param.name}={default}".ljust(36) + f"{param.help} ({param.allowed()})")
 
 
-@click.command(epilog="Example: parbench doctor --prove")
+@click.command(epilog="Example: parbench doctor --selftest")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("--prove", is_flag=True, help="Disturb one rank on purpose, and see that it is found and blamed.")
-@click.option("--nproc", type=int, help="Ranks for --prove; default: as parbench run.")
+@click.option(
+    "--selftest", "--prove", is_flag=True, help="Disturb one rank on purpose, and see that it is found and blamed."
+)
+@click.option("--nproc", type=int, help="Ranks for --selftest; default: as parbench run.")
 @click.pass_obj
-def doctor(house: AppHooks, /, *, as_json: bool, prove: bool, nproc: int | None) -> None:
+def doctor(house: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | None) -> None:
     """Show what this machine has, and what would disturb a measurement, with remedies."""
-    from bench.machine import doctor as examination
-
-    if prove:
+    if selftest:
         from bench import selftest as proving
 
         proofs = proving.selftest(house.modules, nproc)
         click.echo(proving.render(proofs))
         sys.exit(0 if all(proof.found for proof in proofs) else 1)
+    from bench.machine import doctor as examination
+
     findings = examination.examine_here(os.environ)
     click.echo(examination.as_json(findings).decode() if as_json else examination.render(findings))
 

@@ -58,7 +58,7 @@ def test_every_option_reaches_what_is_asked_and_without_any_nothing_is(call: Cal
     how = {"launches": 2, "budget": "9s", "timeout": "5s", "plan_file": Path("p.toml"), "inject": "corrupt:1"}
     spread = {"link": "9Gbit", "launcher": "srun", "nodes": 4, "ntasks_per_node": 5, "placement": "cyclic"}
     given = {**what, **where, **how, **spread, "nodelist": "n1"}
-    assert given.keys() == Options.__dataclass_fields__.keys()
+    assert given.keys() == Options.__dataclass_fields__.keys() - {"entries"}  # a plan file's
     assert call("run").exit_code == 0
     assert asked == [
         (Options(**given), {"out": Path("o"), "resume_path": Path("r"), "as_json": True}),

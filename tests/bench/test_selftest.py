@@ -12,7 +12,7 @@ from bench import selftest as proving
 from bench.plan.options import Options
 from bench.results.records import Arrival, Record
 from bench.results.runs import load_run
-from bench.selftest import Proof, render, selftest
+from bench.selftest import Proof, judge, render, selftest
 
 CASE = collective()
 DIFFER = "results differ from the reference before the timed region: "
@@ -24,28 +24,28 @@ def blamed(late: int | None, share: float | None, out: int | None, out_share: fl
 
 
 def test_undisturbed_is_proved_by_a_right_result_only() -> None:
-    assert proving._judge_undisturbed(ok(CASE)) == Proof(injection="none", found=True, told="all right")
-    failed = proving._judge_undisturbed(bad(CASE, reason="it broke"))
+    assert judge("none", ok(CASE)) == Proof(injection="none", found=True, told="all right")
+    failed = judge("none", bad(CASE, reason="it broke"))
     assert failed == Proof(injection="none", found=False, told="it broke")
 
 
 def test_late_and_slow_are_proved_by_the_rank_that_arrived_and_that_left_last() -> None:
     for rank, share, found in ((1, 1.0, True), (1, 0.95, True), (1, 0.94, False), (0, 1.0, False)):
         told = f"rank {rank} arrived last in {share:.0%} of iterations"
-        proof = proving._judge_late(blamed(rank, share, 1 - rank, 1.0))
+        proof = judge("late", blamed(rank, share, 1 - rank, 1.0))
         assert proof == Proof(injection="late", found=found, told=told)
     for rank, share, found in ((1, 1.0, True), (1, 0.8, True), (1, 0.79, False), (0, 1.0, False)):
         told = f"rank {rank} left last in {share:.0%} of iterations"
-        proof = proving._judge_slow(blamed(1 - rank, 1.0, rank, share))
+        proof = judge("slow", blamed(1 - rank, 1.0, rank, share))
         assert proof == Proof(injection="slow", found=found, told=told)
 
 
 def test_nobody_blamed_proves_nothing() -> None:
     nobody = blamed(None, None, None, None)
-    assert [judge(nobody).found for judge in (proving._judge_late, proving._judge_slow)] == [False, False]
-    assert proving._judge_late(ok(CASE)).told == "no rank was late"
-    assert proving._judge_slow(ok(CASE)).told == "no rank was slow"
-    assert proving._judge_slow(bad(CASE, status="hang", reason="it hung")).told == "it hung"
+    assert [judge(injection, nobody).found for injection in ("late", "slow")] == [False, False]
+    assert judge("late", ok(CASE)).told == "no rank was late"
+    assert judge("slow", ok(CASE)).told == "no rank was slow"
+    assert judge("slow", bad(CASE, status="hang", reason="it hung")).told == "it hung"
 
 
 def test_corrupt_is_proved_by_a_wrong_result_on_that_rank_alone_without_a_time() -> None:
@@ -58,7 +58,7 @@ def test_corrupt_is_proved_by_a_wrong_result_on_that_rank_alone_without_a_time()
         ("wrong", f"{DIFFER}1 on rank 1", {"metrics": ok(CASE).metrics}, False),
         ("ok", "", {}, False),
     ):
-        proof = proving._judge_corrupt(bad(CASE, status=status, reason=reason, **more))  # type: ignore[arg-type]
+        proof = judge("corrupt", bad(CASE, status=status, reason=reason, **more))  # type: ignore[arg-type]
         assert proof == Proof(injection="corrupt", found=found, told=reason or "nothing was wrong"), (status, more)
 
 
