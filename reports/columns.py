@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Generic, TypeVar
 
@@ -41,14 +42,8 @@ def communication_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     alike = {name: len({row.case.params.get(name) for row in rows}) < 2 for name in ("mode", "dtype")}
     return (
         words("operation", lambda row: operation(row.case), "what is done; its parameters where it has any"),
-        words("mode", lambda row: _param(row, "mode"), "blocking or pipelined", drop=2 * alike["mode"]),
-        words("dtype", lambda row: _param(row, "dtype"), "element type", drop=3 * alike["dtype"]),
-        Column(
-            title="size",
-            text=lambda row: cells.size(row.case.params.get("size_bytes")),
-            sort=lambda row: _number(row.case.params.get("size_bytes")),
-            help="total bytes as nccl-tests counts them, 1024-based",
-        ),
+        *mode_columns(lambda row: row, 2 * alike["mode"], 3 * alike["dtype"]),
+        size_column(lambda row: row),
         headline("time"),
         metric_column("algbw", 9),
         metric_column("busbw"),
@@ -77,11 +72,12 @@ def fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
 def slowed_columns(slowed: Sequence[Slowed], prefix: str) -> tuple[Column[Slowed], ...]:
     """Return the columns of rows and what slows them, a column for each load, its title after ``prefix``."""
     bases = [one.base for one in slowed]
+    factor_help = "how many times as long it takes, with its 95 % interval"
     identity = [column for column in communication_columns(bases) if column.title in _IDENTITY]
     return (
         *(lifted(column, lambda one: one.base) for column in identity),
         lifted(headline("time"), lambda one: one.base),
-        *(_factor(load, prefix) for load in loads(slowed)),
+        *(measurement(f"{prefix}{load}", partial(_factor, load), factor_help) for load in loads(slowed)),
     )
 
 
@@ -103,6 +99,35 @@ def figure(
 ) -> Column[T]:
     """Return a column of numbers, sorted as numbers."""
     return Column(title=title, text=lambda item: text(value(item)), sort=value, help=help_text, drop=drop)
+
+
+def measurement(title: str, metric: Callable[[T], MetricValue | None], help_text: str, drop: int = 0) -> Column[T]:
+    """Return a column of numbers with their intervals."""
+
+    def value(item: T) -> float | None:
+        found = metric(item)
+        return found.value if found else None
+
+    return Column(title=title, text=lambda item: cells.measured(metric(item)), sort=value, help=help_text, drop=drop)
+
+
+def mode_columns(row_of: Callable[[T], Row], mode_drop: int = 0, dtype_drop: int = 0) -> tuple[Column[T], ...]:
+    """Return the columns of an operation's mode and element type."""
+    return (
+        words("mode", lambda item: _param(row_of(item), "mode"), "blocking or pipelined", drop=mode_drop),
+        words("dtype", lambda item: _param(row_of(item), "dtype"), "element type", drop=dtype_drop),
+    )
+
+
+def size_column(row_of: Callable[[T], Row]) -> Column[T]:
+    """Return the column of an operation's size."""
+
+    def size(item: T) -> int | None:
+        found = row_of(item).case.params.get("size_bytes")
+        return found if isinstance(found, int) else None
+
+    help_text = "total bytes as nccl-tests counts them, 1024-based"
+    return Column(title="size", text=lambda item: cells.size(size(item)), sort=size, help=help_text)
 
 
 def known(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[Column[T], ...]:
@@ -138,8 +163,8 @@ def metric_columns(table: str, rows: Sequence[Row]) -> tuple[Column[Row], ...]:
 
 def headline(name: str) -> Column[Row]:
     """Return the column of how long a row took, with its interval."""
-    found = metric_column(name, value=lambda row: row.value(row.headline))
-    return replace(found, text=lambda row: cells.measured(row.metrics.get(row.headline)))
+    metric = metric_column(name)
+    return measurement(metric.title, lambda row: row.metrics.get(row.headline), metric.help)
 
 
 def lifted(column: Column[Row], row_of: Callable[[T], Row]) -> Column[T]:
@@ -161,13 +186,7 @@ def quality() -> tuple[Column[Row], ...]:
     return (
         metric_column("time_p99", 4, lambda row: row.value(f"{row.headline}_p99")),
         words("noise", lambda row: row.grade or cells.UNKNOWN, noise_help, drop=1),
-        Column(
-            title="n",
-            text=lambda row: str(row.iterations) if row.iterations else cells.UNKNOWN,
-            sort=lambda row: row.iterations,
-            help="iterations of all launches",
-            drop=7,
-        ),
+        figure("n", lambda row: row.iterations or None, cells.whole, "iterations of all launches", 7),
         Column(
             title="launches",
             text=lambda row: f"{row.launches}/{row.planned}",
@@ -181,24 +200,12 @@ def quality() -> tuple[Column[Row], ...]:
 
 
 def _receiver(pairs: Pairs, target: int) -> Column[int]:
-    return Column(
-        title=str(target),
-        text=lambda source: cells.gigabytes(pairs.rate(source, target)),
-        sort=lambda source: pairs.rate(source, target),
-        help=f"bus bandwidth to rank {target} in 1e9 B/s",
-    )
+    help_text = f"bus bandwidth to rank {target} in 1e9 B/s"
+    return figure(str(target), lambda source: pairs.rate(source, target), cells.gigabytes, help_text)
 
 
-def _factor(load: str, prefix: str) -> Column[Slowed]:
-    def value(one: Slowed) -> float | None:
-        return one.factors[load].value if load in one.factors else None
-
-    return Column(
-        title=f"{prefix}{load}",
-        text=lambda one: cells.measured(one.factors.get(load)),
-        sort=value,
-        help="how many times as long it takes, with its 95 % interval",
-    )
+def _factor(load: str, one: Slowed) -> MetricValue | None:
+    return one.factors.get(load)
 
 
 def check_word(row: Row) -> str:
@@ -214,31 +221,21 @@ def _param(row: Row, name: str) -> str:
     return str(row.case.params.get(name, cells.UNKNOWN))
 
 
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) else None
-
-
 def _fitted(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
     """Return the columns of what a fit found and how well it explains the times; those without news go early."""
     knee_drop = 1 if any(curve.fit.knees for curve in curves) else 8
     off_drop = 3 if any(curve.fit.off_curve for curve in curves) else 7
+    half_help = "the size at which half the bandwidth is reached: latency times bandwidth, by the line of the largest"
     off_help = "sizes whose times the fit does not explain"
     return (
-        Column(
-            title="latency",
-            text=lambda curve: cells.measured(_latency(curve.fit.segments[0])),
-            sort=lambda curve: curve.fit.segments[0].latency_seconds,
-            help="the time of an empty message, by the line of the smallest sizes, with its 95 % interval",
+        measurement(
+            "latency",
+            lambda curve: _latency(curve.fit.segments[0]),
+            "the time of an empty message, by the line of the smallest sizes, with its 95 % interval",
         ),
         _fitted_bandwidth("algbw", lambda curve: 1.0),
         _fitted_bandwidth("busbw", lambda curve: curve.busbw_factor),
-        Column(
-            title="n_1/2",
-            text=lambda curve: cells.quantity(curve.fit.half_bandwidth_bytes, "B"),
-            sort=lambda curve: curve.fit.half_bandwidth_bytes,
-            help="the size at which half the bandwidth is reached: latency times bandwidth, by the line of the largest",
-            drop=5,
-        ),
+        figure("n_1/2", lambda curve: curve.fit.half_bandwidth_bytes, cells.num_bytes, half_help, 5),
         Column(
             title="knee",
             text=lambda curve: _knees(curve.fit),
@@ -247,13 +244,7 @@ def _fitted(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
             drop=knee_drop,
         ),
         words("off the curve", lambda curve: _off_curve(curve.fit), off_help, off_drop),
-        Column(
-            title="residual",
-            text=lambda curve: cells.percent(curve.fit.residual),
-            sort=lambda curve: curve.fit.residual,
-            help="median distance of times from the fit",
-            drop=4,
-        ),
+        figure("residual", lambda curve: curve.fit.residual, cells.percent, "median distance of times from the fit", 4),
     )
 
 

@@ -7,6 +7,7 @@ from reports import cells
 from reports.columns import (
     Column,
     communication_columns,
+    figure,
     fit_columns,
     headline,
     lifted,
@@ -184,12 +185,7 @@ def late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
             for column in (headline("time"), metric_column("skew"), metric_column("transfer"))
         ),
         _rank("late rank", lambda one: one.arrival.late_rank, "the rank that most often arrives last"),
-        Column(
-            title="in",
-            text=lambda one: cells.percent(one.arrival.share),
-            sort=lambda one: one.arrival.share,
-            help="the share of iterations in which it does",
-        ),
+        figure("in", lambda one: one.arrival.share, cells.percent, "the share of iterations in which it does"),
         _rank("last out", lambda one: one.arrival.last_out_rank, "the rank that most often leaves last"),
         *(_lateness(rank) for rank in ranks[:MOST_RANKS]),
     )
@@ -203,12 +199,8 @@ def late_label(row: Row) -> str:
 
 
 def _lateness(rank: int) -> Column[Late]:
-    return Column(
-        title=f"rank {rank}",
-        text=lambda one: cells.duration(one.seconds_by_rank.get(rank)),
-        sort=lambda one: one.seconds_by_rank.get(rank),
-        help=f"how long after the first rank {rank} arrives, the median",
-    )
+    help_text = f"how long after the first rank {rank} arrives, the median"
+    return figure(f"rank {rank}", lambda one: one.seconds_by_rank.get(rank), cells.duration, help_text)
 
 
 def _rank(title: str, rank_of: Callable[[Late], int | None], help_text: str) -> Column[Late]:

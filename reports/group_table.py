@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reports import cells
-from reports.columns import Column, words
+from reports.columns import Column, figure, mode_columns, size_column, words
 from reports.contrasts import TOGETHER
 from reports.labels import operation_without
 from reports.summary import Row, common_details
@@ -47,12 +47,10 @@ def group_name(row: Row) -> str:
 def grouped_columns(found: Sequence[Grouped]) -> tuple[Column[Grouped], ...]:
     """Return the columns: the operation, then each group's bus bandwidth, and which is slowest alone."""
     names = dict.fromkeys(name for one in found for name in one.rows)
-    size = "total bytes as nccl-tests counts them, 1024-based"
     return (
         words("operation", lambda one: operation_without(one.first.case, _OF_GROUP), "what is done"),
-        words("mode", lambda one: str(one.first.case.params.get("mode", cells.UNKNOWN)), "blocking or pipelined"),
-        words("dtype", lambda one: str(one.first.case.params.get("dtype", cells.UNKNOWN)), "element type"),
-        Column(title="size", text=lambda one: cells.size(_size(one)), sort=_size, help=size),
+        *mode_columns(lambda one: one.first),
+        size_column(lambda one: one.first),
         *(_group(name) for name in names),
         words("slowest alone", lambda one: one.slowest or cells.UNKNOWN, "the group with the least bus bandwidth"),
     )
@@ -67,18 +65,8 @@ def _identity(row: Row) -> object:
     return row.case.name, kept, row.world
 
 
-def _size(one: Grouped) -> int | None:
-    size = one.first.case.params.get("size_bytes")
-    return size if isinstance(size, int) else None
-
-
 def _group(name: str) -> Column[Grouped]:
     def rate(one: Grouped) -> float | None:
         return one.rows[name].value("busbw") if name in one.rows else None
 
-    return Column(
-        title=name,
-        text=lambda one: cells.gigabytes(rate(one)),
-        sort=rate,
-        help=f"bus bandwidth of {name} in 1e9 B/s",
-    )
+    return figure(name, rate, cells.gigabytes, f"bus bandwidth of {name} in 1e9 B/s")

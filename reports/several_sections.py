@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from bench.results.metrics import MetricValue
 from reports import cells
-from reports.columns import Column, figure, words
+from reports.columns import Column, figure, measurement, words
 from reports.emulated import other_claims, told_of_runs
 from reports.footnotes import heading, verdict_words
 from reports.nodes.node_comparison import environment_section, far_section, over_nodes_section, problem_section
@@ -16,7 +17,6 @@ from reports.parallel.context_comparison import crossover
 from reports.parallel.context_sizes import Sizes, sizes
 from reports.scaling import Scaled, scaled, worlds
 from reports.several import Beside, Difference, One, Several, beside
-from reports.summary import Row
 from reports.terms import terms
 
 MOST_LINES, MOST_COLUMNS = 12, 8
@@ -213,28 +213,15 @@ def _beside_columns(several: Several, rows: Sequence[Beside]) -> tuple[Column[Be
 
 
 def _time(run: One) -> Column[Beside]:
-    def row(one: Beside) -> Row | None:
-        return one.rows.get(run.number)
+    def time(one: Beside) -> MetricValue | None:
+        found = one.rows.get(run.number)
+        return found.metrics.get(found.headline) if found else None
 
-    def seconds(one: Beside) -> float | None:
-        found = row(one)
-        return found.value(found.headline) if found else None
-
-    def text(one: Beside) -> str:
-        found = row(one)
-        return cells.measured(found.metrics.get(found.headline)) if found else cells.UNKNOWN
-
-    return Column(title=run.name, text=text, sort=seconds, help=f"time in {run.run.info.id}, with its 95 % interval")
+    return measurement(run.name, time, f"time in {run.run.info.id}, with its 95 % interval")
 
 
 def _ratio(run: One) -> Column[Beside]:
-    def value(one: Beside) -> float | None:
-        found = one.ratio(run.number)
-        return found.value if found and run.number in one.rows else None
+    def ratio(one: Beside) -> MetricValue | None:
+        return one.ratio(run.number) if run.number in one.rows else None
 
-    def text(one: Beside) -> str:
-        return cells.measured(one.ratio(run.number)) if value(one) is not None else cells.UNKNOWN
-
-    return Column(
-        title=f"{run.name} / first", text=text, sort=value, help="time over that of the first run that has it"
-    )
+    return measurement(f"{run.name} / first", ratio, "time over that of the first run that has it")

@@ -6,7 +6,7 @@ from datetime import datetime
 from bench.results.runs import Run
 from bench.text import format_duration
 from reports import cells
-from reports.columns import Column, words
+from reports.columns import Column, figure, mode_columns, size_column, words
 from reports.comparing.compare import WORST_FIRST, Comparison, Family, Series, Word, world_words
 from reports.comparing.compare_environment import Change
 from reports.comparing.compare_rule import Effect, Rule
@@ -32,7 +32,7 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
     """Return the columns of single series; what tells them apart is never dropped."""
     return (
         *_identity(series),
-        _size(),
+        size_column(lambda one: one.row),
         verdict_column(),
         _effect(),
         *_limits(),
@@ -51,13 +51,7 @@ def family_columns(families: Sequence[Family]) -> tuple[Column[Family], ...]:
         words("verdict", lambda family: family.word, "the worst of its members'"),
         words("slower at", lambda family: _moved(family, "SLOWER"), moved_help),
         words("faster at", lambda family: _moved(family, "FASTER"), moved_help),
-        Column(
-            title="p",
-            text=lambda family: probability(family.p_value),
-            sort=lambda family: family.p_value,
-            help="of no member having moved beyond its floor (Simes)",
-            drop=1,
-        ),
+        figure("p", lambda one: one.p_value, probability, "of no member having moved beyond its floor (Simes)", 1),
     )
 
 
@@ -148,22 +142,13 @@ def _identity(series: Sequence[Series]) -> tuple[Column[Series], ...]:
     worlds = len({one.world for one in series}) > 1
     return (
         words("operation", lambda one: names.get(one.case.id) or operation(one.case), "what is done"),
-        words("mode", lambda one: _param(one, "mode"), "blocking or pipelined"),
-        words("dtype", lambda one: _param(one, "dtype"), "element type", drop=5),
+        *mode_columns(lambda one: one.row, 0, 5),
         *((words("ranks", lambda one: world_words(one.world), "where it runs"),) if worlds else ()),
     )
 
 
 def _of_first(column: Column[Series]) -> Column[Family]:
     return words(column.title, lambda family: column.text(family.series[0]), column.help, column.drop)
-
-
-def _size() -> Column[Series]:
-    def size(one: Series) -> float | None:
-        value = one.case.params.get("size_bytes")
-        return value if isinstance(value, int) else None
-
-    return Column(title="size", text=lambda one: cells.size(size(one)), sort=size, help="total bytes, 1024-based")
 
 
 def _effect() -> Column[Series]:
@@ -183,20 +168,8 @@ def _limits() -> tuple[Column[Series], ...]:
         return one.effect.detectable if one.effect else None
 
     return (
-        Column(
-            title="floor",
-            text=lambda one: cells.percent(floor(one)),
-            sort=floor,
-            help="what the interval has to clear",
-            drop=3,
-        ),
-        Column(
-            title="detectable",
-            text=lambda one: cells.percent(detectable(one)),
-            sort=detectable,
-            help="the smallest slow-down called in four of five such comparisons",
-            drop=1,
-        ),
+        figure("floor", floor, cells.percent, "what the interval has to clear", 3),
+        figure("detectable", detectable, cells.percent, "what is called in four of five such comparisons", 1),
     )
 
 
@@ -206,23 +179,17 @@ def _evidence() -> tuple[Column[Series], ...]:
             row = one.new if new else one.base
             return row.value(row.headline) if row else None
 
-        return Column(
-            title=name,
-            text=lambda one: cells.duration(value(one)),
-            sort=value,
-            help=f"the time in {name}, over its launches",
-            drop=4,
-        )
+        return figure(name, value, cells.duration, f"the time in {name}, over its launches", 4)
 
     return (
         side("BASE", new=False),
         side("NEW", new=True),
-        Column(
-            title="rank p",
-            text=lambda one: probability(one.effect.rank_p_value if one.effect else None),
-            sort=lambda one: one.effect.rank_p_value if one.effect else None,
-            help="of no change, by the ranks of the launches alone (Mann-Whitney)",
-            drop=6,
+        figure(
+            "rank p",
+            lambda one: one.effect.rank_p_value if one.effect else None,
+            probability,
+            "of no change, by the ranks of the launches alone (Mann-Whitney)",
+            6,
         ),
         words(
             "launches",
@@ -231,10 +198,6 @@ def _evidence() -> tuple[Column[Series], ...]:
             drop=7,
         ),
     )
-
-
-def _param(one: Series, name: str) -> str:
-    return str(one.case.params.get(name, cells.UNKNOWN)) if one.row.is_communication else cells.UNKNOWN
 
 
 def _moved(family: Family, word: Word) -> str:

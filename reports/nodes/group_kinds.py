@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bench.results.stats import median
 from reports import cells
-from reports.columns import Column, figure, words
+from reports.columns import Column, figure, mode_columns, size_column, words
 from reports.contrasts import TOGETHER
 from reports.labels import operation_without
 from reports.nodes.rank_hosts import WITHIN, Nodes
@@ -124,14 +124,8 @@ def kind_columns(found: Sequence[Kinds]) -> tuple[Column[Kinds], ...]:
     both = any(one.ratio(together=True) is not None for one in found)
     return (
         words("operation", lambda one: one.name, "what is done"),
-        words("mode", lambda one: _param(one, "mode"), "blocking or pipelined"),
-        words("dtype", lambda one: _param(one, "dtype"), "element type"),
-        Column(
-            title="size",
-            text=lambda one: cells.size(one.size_bytes),
-            sort=lambda one: one.size_bytes,
-            help="total bytes as nccl-tests counts them, 1024-based",
-        ),
+        *mode_columns(lambda one: one.first),
+        size_column(lambda one: one.first),
         *(_rate(kind) for kind in ordered),
         figure("across / within", lambda one: one.ratio(), cells.significant, "bus bandwidth across nodes over within"),
         *((_together(),) if both else ()),

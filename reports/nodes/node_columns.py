@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bench.results.stats import median
 from reports import cells
-from reports.columns import Column, words
+from reports.columns import Column, figure, words
 from reports.contrasts import Pairs
 from reports.nodes.rank_hosts import NEAREST_FIRST, ONE_EACH, Nodes, ranks_words
 
@@ -47,13 +47,7 @@ def node_columns() -> tuple[Column[Node], ...]:
     return (
         words("host", lambda one: one.host, "the node, as it calls itself"),
         words("ranks", lambda one: ranks_words(one.ranks), "the ranks that run on it"),
-        Column(
-            title="ranks a node",
-            text=lambda one: str(len(one.ranks)),
-            sort=lambda one: len(one.ranks),
-            help="how many ranks run on it",
-            drop=3,
-        ),
+        figure("ranks a node", lambda one: len(one.ranks), cells.whole, "how many ranks run on it", 3),
         words("switches", lambda one: one.switch, "the path of switches above it, where Slurm's topology tells", 2),
         words("cores", lambda one: one.cores, "the cores that each of its ranks may use", 1),
     )
@@ -132,9 +126,5 @@ def _with_host(rank: int, nodes: Nodes) -> str:
 
 
 def _receiver(matrix: Pairs, nodes: Nodes, target: int) -> Column[int]:
-    return Column(
-        title=_with_host(target, nodes),
-        text=lambda source: cells.gigabytes(matrix.rate(source, target)),
-        sort=lambda source: matrix.rate(source, target),
-        help=f"bus bandwidth to rank {target} in 1e9 B/s",
-    )
+    help_text = f"bus bandwidth to rank {target} in 1e9 B/s"
+    return figure(_with_host(target, nodes), lambda source: matrix.rate(source, target), cells.gigabytes, help_text)

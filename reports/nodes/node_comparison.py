@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bench.results.metrics import MetricValue
 from reports import cells
-from reports.columns import Column, T, figure, words
+from reports.columns import Column, T, figure, measurement, words
 from reports.labels import operation_without
 from reports.nodes.group_kinds import ACROSS, OVER, Kinds, kinds, largest
 from reports.nodes.node_scaling import Environments, OverNodes, environments, node_counts, over_nodes
@@ -173,7 +174,7 @@ def _nodes(count: int) -> str:
 
 
 def _count(title: str, value: Callable[[T], float | None], told: str, drop: int = 0) -> Column[T]:
-    return figure(title, value, lambda count: cells.UNKNOWN if count is None else f"{count:g}", told, drop)
+    return figure(title, value, cells.formatted("{:g}"), told, drop)
 
 
 def _operation(far: Far) -> str:
@@ -192,23 +193,15 @@ def _reach(title: str, reaches: tuple[str, ...]) -> Column[Far]:
 
 
 def _time(index: int, name: str) -> Column[Environments]:
-    def text(one: Environments) -> str:
+    def time(one: Environments) -> MetricValue | None:
         row = one.beside.rows.get(index)
-        return cells.measured(row.metrics.get(row.headline)) if row else cells.UNKNOWN
+        return row.metrics.get(row.headline) if row else None
 
-    def seconds(one: Environments) -> float | None:
-        row = one.beside.rows.get(index)
-        return row.value(row.headline) if row else None
-
-    return Column(title=name, text=text, sort=seconds, help=f"time in {name}, with its 95 % interval")
+    return measurement(name, time, f"time in {name}, with its 95 % interval")
 
 
 def _ratio(index: int, name: str) -> Column[Environments]:
-    def value(one: Environments) -> float | None:
-        found = one.beside.ratio(index) if index in one.beside.rows else None
-        return found.value if found else None
+    def ratio(one: Environments) -> MetricValue | None:
+        return one.beside.ratio(index) if index in one.beside.rows else None
 
-    def text(one: Environments) -> str:
-        return cells.measured(one.beside.ratio(index)) if value(one) is not None else cells.UNKNOWN
-
-    return Column(title=f"{name} / first", text=text, sort=value, help=f"time in {name} over that in the first")
+    return measurement(f"{name} / first", ratio, f"time in {name} over that in the first")
