@@ -7,6 +7,7 @@ the records' schema are made of these declarations.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -48,7 +49,7 @@ class Metric:
     tables: Mapping[str, int] = field(default_factory=dict)
     shown: str = ""
 
-    @property
+    @cached_property
     def pattern(self) -> str:
         """The regular expression of the names that it declares."""
         return _WORD.sub("(.+)", re.escape(self.name))
@@ -71,6 +72,8 @@ METRICS = (
            "size / time"),
     Metric("busbw", "B/s", "higher", "busbw GB/s", "bus bandwidth in 1e9 B/s, nccl-tests' convention",
            "algbw x nccl-tests' factor"),
+    Metric("algbw_mean", "B/s", "higher", "mean algbw GB/s",
+           "mean of iterations' algorithm bandwidth, as gloo prints it"),
     Metric("flops", "FLOP/s", "higher", "FLOP/s", "floating-point operations a second"),
     Metric("pairs_per_second", "pairs/s", "higher", "pairs/s",
            "pairs of token and expert that come and go in a second"),
@@ -206,16 +209,11 @@ def value(name: str, number: float | Estimate | None, method: str = "") -> Metri
     metric = declared(name)
     if metric is None:
         raise LookupError(f"metric {name} is not declared in {__name__}")
+    found = MetricValue(value=None, unit=metric.unit, better=metric.better, method=method)
     if not isinstance(number, Estimate):
-        return MetricValue(value=number, unit=metric.unit, better=metric.better, method=method)
-    return MetricValue(
-        value=number.value,
-        unit=metric.unit,
-        better=metric.better,
-        low=number.low,
-        high=number.high,
-        method=", ".join(filter(None, (method, number.method))),
-    )
+        return msgspec.structs.replace(found, value=number)
+    told = ", ".join(filter(None, (method, number.method)))
+    return msgspec.structs.replace(found, value=number.value, low=number.low, high=number.high, method=told)
 
 
 def values(found: Mapping[str, float | Estimate | None], how: str = "") -> dict[str, MetricValue]:

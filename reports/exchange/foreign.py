@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.plan.catalogue import busbw_factor
 from bench.plan.params import Value
-from bench.results.metrics import MetricValue
+from bench.results.metrics import MetricValue, value
 from bench.results.records import Check
 from bench.text import UserError, listed
 
@@ -83,9 +83,9 @@ def time_and_rates(
     scaled = None if computed is None or factor is None else computed * factor
     of_busbw, how_bus = _rate(busbw, scaled, last_decimal)
     return {
-        "time": MetricValue(value=seconds, unit="s", better="lower", method=method),
-        "algbw": MetricValue(value=of_algbw, unit="B/s", better="higher", method=f"{how}; {method}"),
-        "busbw": MetricValue(value=of_busbw, unit="B/s", better="higher", method=f"{how_bus}; {method}"),
+        "time": value("time", seconds, method),
+        "algbw": value("algbw", of_algbw, f"{how}; {method}"),
+        "busbw": value("busbw", of_busbw, f"{how_bus}; {method}"),
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from bench.plan.catalogue import names_of
 from bench.plan.operation_spec import OperationSpec
 from bench.plan.params import Value
-from bench.results.metrics import MetricValue
+from bench.results.metrics import value
 from bench.results.records import Check
 from bench.results.stats import MIN_FOR_P99
 from bench.text import UserError, listed
@@ -104,12 +104,11 @@ def _found(section: _Section, cells: dict[str, str], ranks: int, where: str) -> 
         params["dtype"] = _DTYPES[itemsize]
     if iterations >= MIN_FOR_P99:
         p99 = number(cells["p99"], where) * section.scale
-        metrics["time_p99"] = MetricValue(value=p99, unit="s", better="lower", method=f"99th percentile; {METHOD}")
-    metrics["algbw_mean"] = MetricValue(
-        value=rate * size / printed if printed and rate else None,
-        unit="B/s",
-        better="higher",
-        method="as printed, taken as GiB/s of the printed size, and scaled to S; mean over rank 0's iterations",
+        metrics["time_p99"] = value("time_p99", p99, f"99th percentile; {METHOD}")
+    metrics["algbw_mean"] = value(
+        "algbw_mean",
+        rate * size / printed if printed and rate else None,
+        "as printed, taken as GiB/s of the printed size, and scaled to S; mean over rank 0's iterations",
     )
     return Found(
         name=operation.name,
