@@ -9,8 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -48,7 +47,7 @@ def main() -> None:
     work(os.environ[ADDRESS_VARIABLE], os.environ[KEY_VARIABLE])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # the interpreter's own way out takes a noticeable subgroup of a launch
+    os._exit(0)  # the interpreter's own way out takes a noticeable part of a launch
 
 
 class Meeting(Protocol):
@@ -107,9 +106,18 @@ def _sit_down(hosts: Sequence[str]) -> None:
 
 def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> None:
     subgroups = Subgroups(world)
-    for index, share in enumerate(_shares(job)):
+    for index, (seconds, in_time) in enumerate(_shares(job)):
         try:
-            _one_case(client, job, index, share, subgroups, progress)
+            client.say(Started(index=index))
+            subgroups.retime()
+            outcome = Outcome(status="skipped", reason=LEFT_OUT)
+            if subgroups.world.decide([float(in_time)])[0]:
+                case, measure, fault = job.plan.cases[index], job.plan.measure, job.plan.injection
+                outcome = run_case(case, subgroups.world, measure, seconds, progress, subgroups=subgroups, fault=fault)
+            if subgroups.world.rank == 0:
+                client.say(Finished(index=index, outcome=outcome))
+            if outcome.explained:
+                gc.collect()  # a step's model and groups hold each other in cycles: their memory and threads would stay
         except Exception as error:  # noqa: BLE001 - whatever a case raises is told to the driver
             # before this rank leaves the world: ranks that miss it raise too, and the first to tell is named
             _stand_still(client, index, error)
@@ -117,101 +125,44 @@ def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> No
 
 def _stand_still(client: RankClient, index: int | None, error: Exception) -> None:
     """Tell the driver what was raised, and wait for the end: the driver ends the gang."""
-    client.say(Raised(index=index, error=_sentence(error), stack=traceback.format_exc()))
+    client.say(
+        Raised(index=index, error=f"{type(error).__name__}: {error}".splitlines()[0], stack=traceback.format_exc())
+    )
     threading.Event().wait()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Share:
-    """What one case may take, and whether there is any time left for it, as this rank sees it."""
-
-    seconds: float
-    in_time: bool
-
-
-def _shares(job: Job) -> Iterator[_Share]:
-    """Yield each case's share of the time that is left when its turn comes."""
+def _shares(job: Job) -> Iterator[tuple[float, bool]]:
+    """Yield each case's share (s) of the time that is left when its turn comes, and whether the run has time for it."""
     began = time.monotonic()
     for index in range(len(job.plan.cases)):
         spent = time.monotonic() - began
-        weights = job.weights[index:]
-        share = (job.budget_seconds - spent) * weights[0] / sum(weights)
-        most = _TIMEOUT_SHARE * job.plan.timeout_seconds
-        yield _Share(seconds=min(max(share, _MIN_CASE_SECONDS), most), in_time=spent < job.run_seconds)
-
-
-def _one_case(
-    client: RankClient, job: Job, index: int, share: _Share, subgroups: Subgroups, progress: Progress
-) -> None:
-    client.say(Started(index=index))
-    subgroups.retime()
-    world = subgroups.world
-    if world.decide([float(share.in_time)])[0]:
-        outcome = run_case(
-            job.plan.cases[index],
-            world,
-            job.plan.measure,
-            share.seconds,
-            progress,
-            subgroups=subgroups,
-            fault=job.plan.injection,
-        )
-    else:
-        outcome = Outcome(status="skipped", reason=LEFT_OUT)
-    if world.rank == 0:
-        client.say(Finished(index=index, outcome=outcome))
-    if outcome.explained:
-        gc.collect()  # a step's model and groups hold each other in cycles: their memory and threads would stay
-
-
-def _sentence(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+        share = (job.budget_seconds - spent) * job.weights[index] / sum(job.weights[index:])
+        yield min(max(share, _MIN_CASE_SECONDS), _TIMEOUT_SHARE * job.plan.timeout_seconds), spent < job.run_seconds
 
 
 def _hello(meeting: str) -> Hello:
-    return Hello(
-        rank=int(os.environ["RANK"]),
-        size=int(os.environ["WORLD_SIZE"]),
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        place=rank_place(socket.gethostname(), os.environ, _gpu_uuid()),
-        environment={**capture(os.environ), "torch": _torch_environment()},
-        meeting=meeting,
-        step=_step(os.environ),
-    )
-
-
-def _step(environ: Mapping[str, str]) -> str:
-    """Return this rank's job step as ``JOB.STEP``, nothing outside one."""
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
-    return ".".join(environ[name] for name in names) if all(name in environ for name in names) else ""
-
-
-def _local_gpu() -> int | None:
-    """Return the index of this rank's GPU among those it sees, None without one."""
-    if not torch.cuda.is_available():
-        return None
-    return int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
-
-
-def _gpu_uuid() -> str | None:
-    """Return the UUID of this rank's GPU without nvidia-smi's prefix, None without one."""
-    local = _local_gpu()
-    return None if local is None else str(torch.cuda.get_device_properties(local).uuid).removeprefix("GPU-")
-
-
-def _torch_environment() -> dict[str, Any]:
-    """Return what only torch knows of this rank."""
+    uuid = None
     facts: dict[str, Any] = {
         "version": importlib.metadata.version("torch"),
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
     }
-    local = _local_gpu()
-    if local is not None:
-        facts["gpu"] = torch.cuda.get_device_name(local)
+    if torch.cuda.is_available():
+        gpu = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        uuid = str(torch.cuda.get_device_properties(gpu).uuid).removeprefix("GPU-")  # nvidia-smi's prefix
+        facts["gpu"] = torch.cuda.get_device_name(gpu)
         facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return facts
+    in_step = {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= os.environ.keys()
+    return Hello(
+        rank=int(os.environ["RANK"]),
+        size=int(os.environ["WORLD_SIZE"]),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        place=rank_place(socket.gethostname(), os.environ, uuid),
+        environment={**capture(os.environ), "torch": facts},
+        meeting=meeting,
+        step="{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(os.environ) if in_step else "",
+    )
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def process(hub: DriverServer) -> Iterator["subprocess.Popen[bytes]"]:
 def test_a_rank_says_who_it_is_then_each_case_then_goodbye(hub: DriverServer, alone: None) -> None:
     with working(hub, HashStore()) as hello:
         assert (hello.rank, hello.size, hello.host, hello.pid) == (0, 1, HERE, os.getpid())
-        assert (hello.step, worker._step({"SLURM_JOB_ID": "17"})) == ("17.3", "")
+        assert hello.step == "17.3"
         assert {"host", "versions", "variables", "process", "load", "torch"} <= hello.environment.keys()
         assert hello.environment["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
         hub.send(0, job([fault("fine", number=0), fault("refusing"), fault("fine", number=1)], budget_seconds=0.3))
@@ -178,29 +178,34 @@ def test_the_budget_is_shared_by_weight_and_what_is_not_used_goes_to_those_after
     monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: now[0]))
     cases = [fault("fine", number=number) for number in range(4)]
     shares = worker._shares(job(cases, weights=[1.0, 10.0, 1.0, 1.0], budget_seconds=13.0, run_seconds=50.0))
-    assert next(shares).seconds == pytest.approx(1.0)
+    assert next(shares) == pytest.approx((1.0, True))
     now[0] += 7.0  # it took longer: half is left
-    assert next(shares).seconds == pytest.approx(5.0)
-    third = next(shares)  # the one before took nothing
-    assert third.in_time
-    assert third.seconds == pytest.approx(3.0)
+    assert next(shares) == pytest.approx((5.0, True))
+    assert next(shares) == pytest.approx((3.0, True)), "the one before took nothing"
     now[0] += 60.0  # the budget is spent, and the run's time too
-    last = next(shares)
-    assert (last.seconds, last.in_time) == (worker._MIN_CASE_SECONDS, False)
+    assert next(shares) == (worker._MIN_CASE_SECONDS, False)
     assert list(shares) == []
-    [most] = worker._shares(job(cases[:1], budget_seconds=100.0, timeout_seconds=30.0))
-    assert most.seconds == 15.0, "the other half of the timeout is for what cannot be cut short"
+    shares = worker._shares(job(cases[:1], budget_seconds=100.0, timeout_seconds=30.0))
+    assert [seconds for seconds, _ in shares] == [15.0], "the other half of the timeout is for what cannot be cut short"
 
 
-def test_a_rank_tells_its_gpu_by_uuid_however_many_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """StatusReply each rank sees only its own, all are torch's first. No GPU is needed to see it."""
-    assert torch.cuda.is_available() or worker._gpu_uuid() is None
+def test_a_rank_tells_its_gpu_by_uuid_however_many_it_sees(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether each rank sees only its own, or all are torch's first. No GPU is needed to see it."""
+    monkeypatch.delenv("SLURM_STEP_ID")
+    hello = worker._hello("")
+    assert hello.step == ""
+    assert torch.cuda.is_available() or (hello.place and hello.place.gpu) is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=UUID(int=7 + index)))
     monkeypatch.setenv("LOCAL_RANK", "3")
-    for count, last in ((1, "7"), (2, "8")):
+    for count, last in ((1, 0), (2, 1)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        assert worker._gpu_uuid() == f"00000000-0000-0000-0000-00000000000{last}"
+        hello = worker._hello("")
+        assert (hello.place and hello.place.gpu) == f"00000000-0000-0000-0000-00000000000{7 + last}"
+        torch_facts = hello.environment["torch"]
+        assert (torch_facts["gpu"], torch_facts["nccl"]) == (f"GPU {last}", "2.28.9")
 
 
 def test_a_rank_that_raises_tells_it_stands_still_and_ends_with_its_driver(hub: DriverServer) -> None:
