@@ -13,18 +13,27 @@ from typing import Any
 import msgspec
 import psutil
 
-from bench.machine.environment import capture, load_average, parse_cpus
+from bench.machine.environment import VOLATILE, capture, parse_cpus
 from bench.machine.machine import Machine, inspect_machine
 from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldChoice, choose_world
 from bench.text import UserError, counted, listed
 
 UNKNOWN = "-"
-OLDEST_TORCH = (2, 11)
 CLOCK_SOURCES = ("tsc", "arch_sys_counter")
-MAX_LOAD_PER_CORE = 0.25
-MAX_STEAL_PERCENT = 2.0
-MIN_SHM_BYTES = 10**9
-MIN_MEMORY_BYTES = 1 << 30
+_REMEDIES = {
+    "cores": "lift the container's CPU quota, which halts ranks in mid-flight, and pin it to whole cores instead",
+    "load average": "stop other work, or use more launches (--launches)",
+    "cpu governor": "sudo cpupower frequency-set -g performance, so that clocks do not follow the load",
+    "clock source": "reading it costs a system call in each time stamp: "
+    f"boot with {listed(CLOCK_SOURCES)} where it is stable",
+    "steal time": "the hypervisor gives these cores to others: use dedicated cores, or more launches (--launches)",
+    "virtual machine": "neighbours can disturb: use more launches (--launches), and compare within a run",
+    "interface": "one node can measure so; between nodes, set GLOO_SOCKET_IFNAME to the network's interface "
+    "(see ip -br addr)",
+    "memory": "free some: large sizes will be skipped",
+    "/dev/shm": "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host",
+    "swap": "free memory, then sudo swapoff -a && sudo swapon -a: ranks wait for pages that were swapped out",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,95 +46,46 @@ class Finding:
     remedy: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """What else happens on the machine now; None is unknown."""
-
-    one_minute: float | None = None
-    steal_percent: float | None = None
-    swap_used_bytes: int | None = None
-    shm_bytes: int | None = None
-
-
-def sample_load(seconds: float = 0.3) -> Load:
+def sample_load(seconds: float = 0.3) -> dict[str, Any]:
+    """Return what else happens on the machine now, beside the load average that is captured; None is unknown."""
     try:
         shm_bytes = shutil.disk_usage("/dev/shm").total
     except OSError:
         shm_bytes = None
-    return Load(
-        one_minute=load_average(),
-        steal_percent=getattr(psutil.cpu_times_percent(interval=seconds), "steal", None),
-        swap_used_bytes=psutil.swap_memory().used,
-        shm_bytes=shm_bytes,
-    )
+    steal = getattr(psutil.cpu_times_percent(interval=seconds), "steal", None)
+    return {"steal_percent": steal, "swap_used_bytes": psutil.swap_memory().used, "shm_bytes": shm_bytes}
 
 
 def examine_here(environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    return examine(inspect_machine(environ), capture(environ), load=sample_load())
+    environment = capture(environ)
+    environment[VOLATILE] |= sample_load()
+    return examine(inspect_machine(environ), environment)
 
 
-def examine(machine: Machine, environment: Mapping[str, Any], *, load: Load) -> tuple[Finding, ...]:
-    host, process, variables = (environment.get(name) or {} for name in ("host", "process", "variables"))
+def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, ...]:
+    names = ("host", "process", "variables", VOLATILE)
+    host, process, variables, load = (environment.get(name) or {} for name in names)
     try:
         chosen = choose_world(machine, nproc=None, backend=None, device=None, allow_single=False)
     except UserError:  # no torch, which has a finding of its own
         chosen = None
-    cores, running, steal, virtual = machine.cores, load.one_minute, load.steal_percent, host.get("virtualised")
-    free, shm, swap = machine.memory_bytes, load.shm_bytes, load.swap_used_bytes
+    governor, clock, virtual = (host.get(name) for name in ("governor", "clock_source", "virtualised"))
+    running, steal = load.get("one_minute"), load.get("steal_percent")
+    free, shm, swap = machine.memory_bytes, load.get("shm_bytes"), load.get("swap_used_bytes")
+    waiting = None if running is None else f"{running:.2f} on {counted(machine.cores, 'core')}"
     return (
         _torch(machine),
-        *_device_and_ranks(machine, chosen),
-        _cores(machine, process),
-        _judged(
-            "load average",
-            None if running is None else f"{running:.2f} on {counted(cores, 'core')}",
-            (running or 0.0) > MAX_LOAD_PER_CORE * cores,
-            "stop other work, or use more launches (--launches)",
-        ),
-        _judged(
-            "cpu governor",
-            host.get("governor"),
-            host.get("governor") != "performance",
-            "sudo cpupower frequency-set -g performance, so that clocks do not follow the load",
-        ),
-        _judged(
-            "clock source",
-            host.get("clock_source"),
-            host.get("clock_source") not in CLOCK_SOURCES,
-            f"reading it costs a system call in each time stamp: boot with {listed(CLOCK_SOURCES)} where it is stable",
-        ),
-        _judged(
-            "steal time",
-            None if steal is None else f"{steal:.1f} %",
-            (steal or 0.0) > MAX_STEAL_PERCENT,
-            "the hypervisor gives these cores to others: use dedicated cores, or more launches (--launches)",
-        ),
-        _judged(
-            "virtual machine",
-            None if virtual is None else "yes" if virtual else "no",
-            bool(virtual),
-            "neighbours can disturb: use more launches (--launches), and compare within a run",
-        ),
-        _interface(host, process, variables),
-        _judged(
-            "memory",
-            _gibibytes(free, "available"),
-            free is not None and free < MIN_MEMORY_BYTES,
-            "free some: large sizes will be skipped",
-        ),
-        _judged(
-            "/dev/shm",
-            _gibibytes(shm, "in all"),
-            shm is not None and shm < MIN_SHM_BYTES and bool(machine.gpus),
-            "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host",
-        ),
-        _judged(
-            "swap",
-            _gibibytes(swap, "in use"),
-            bool(swap),
-            "free memory, then sudo swapoff -a && sudo swapon -a: ranks wait for pages that were swapped out",
-        ),
-        _threads(machine, chosen, variables),
+        *_device_ranks_and_cores(machine, chosen, process.get("affinity")),
+        _judged("load average", waiting, (running or 0.0) > 0.25 * machine.cores),
+        _judged("cpu governor", governor, governor != "performance"),
+        _judged("clock source", clock, clock not in CLOCK_SOURCES),
+        _judged("steal time", None if steal is None else f"{steal:.1f} %", (steal or 0.0) > 2.0),
+        _judged("virtual machine", None if virtual is None else "yes" if virtual else "no", bool(virtual)),
+        _interface(host, process.get("interface"), variables.get("GLOO_SOCKET_IFNAME")),
+        _judged("memory", _gibibytes(free, "available"), (free or 0) < 1 << 30),
+        _judged("/dev/shm", _gibibytes(shm, "in all"), (shm or 0) < 10**9 and bool(machine.gpus)),
+        _judged("swap", _gibibytes(swap, "in use"), bool(swap)),
+        _threads(machine.cores, chosen.spec.nproc if chosen else 0, variables.get("OMP_NUM_THREADS")),
     )
 
 
@@ -146,8 +106,9 @@ def as_json(findings: Sequence[Finding]) -> bytes:
 
 def _judged(topic: str, found: str | None, disturbs: bool = False, remedy: str = "") -> Finding:
     """Return a finding whose remedy is for when it disturbs; nothing unknown disturbs."""
-    disturbs = disturbs and found is not None
-    return Finding(topic=topic, found=found or UNKNOWN, disturbs=disturbs, remedy=remedy if disturbs else "")
+    disturbs = disturbs and bool(found)
+    remedy = (remedy or _REMEDIES[topic]) if disturbs else ""
+    return Finding(topic=topic, found=found or UNKNOWN, disturbs=disturbs, remedy=remedy)
 
 
 def _torch(machine: Machine) -> Finding:
@@ -156,72 +117,43 @@ def _torch(machine: Machine) -> Finding:
         found = "not installed" if machine.torch_has_cuda is None else None
         return _judged("torch", found, True, "pip install 'torch>=2.11'")
     match = re.match(r"(\d+)\.(\d+)", version)
-    old = match is not None and (int(match[1]), int(match[2])) < OLDEST_TORCH
+    old = match is not None and (int(match[1]), int(match[2])) < (2, 11)
     return _judged("torch", version, old, "pip install --upgrade 'torch>=2.11': older ones are not supported")
 
 
-def _device_and_ranks(machine: Machine, chosen: WorldChoice | None) -> tuple[Finding, Finding]:
+def _device_ranks_and_cores(machine: Machine, chosen: WorldChoice | None, affinity: str | None) -> list[Finding]:
+    cores, physical = machine.cores, machine.physical_cores
+    allowed = cores if affinity is None else len(parse_cpus(affinity))
+    quota = f", by a CPU quota on {allowed}" if cores < allowed else ""
+    in_all = "" if physical is None else f", {physical} physical in the machine"
+    available = _judged("cores", f"{cores} available{quota}{in_all}", cores < allowed)
     if chosen is None:
-        return _judged("device", None), _judged("ranks", None)
-    gpus = f"{len(machine.gpus)} x {machine.gpus[0].name}" if machine.gpus else "no GPU"
-    device = Finding(
-        topic="device",
-        found=f"{chosen.spec.device} with {chosen.spec.backend}; {gpus}",
-        disturbs=False,
-        remedy="; ".join(note for note in chosen.notes if not note.startswith(FUNCTIONAL_ONLY)),
-    )
-    whole = min(machine.cores, machine.physical_cores or machine.cores)
-    siblings = f" ({whole} physical)" if whole < machine.cores else ""
-    ranks = _judged(
-        "ranks",
-        f"{chosen.spec.nproc} on {counted(machine.cores, 'core')}{siblings}",
-        chosen.spec.nproc > whole,
-        f"use {f'--nproc {whole}' if whole > 1 else 'a machine with a core for each rank'}: "
-        "ranks that share a core wait for each other",
-    )
-    return device, ranks
+        return [_judged("device", None), _judged("ranks", None), available]
+    spec, gpus = chosen.spec, f"{len(machine.gpus)} x {machine.gpus[0].name}" if machine.gpus else "no GPU"
+    notes = "; ".join(note for note in chosen.notes if not note.startswith(FUNCTIONAL_ONLY))
+    device = Finding(topic="device", found=f"{spec.device} with {spec.backend}; {gpus}", disturbs=False, remedy=notes)
+    whole = min(cores, physical or cores)
+    found = f"{spec.nproc} on {counted(cores, 'core')}{f' ({whole} physical)' if whole < cores else ''}"
+    better = f"--nproc {whole}" if whole > 1 else "a machine with a core for each rank"
+    remedy = f"use {better}: ranks that share a core wait for each other"
+    return [device, _judged("ranks", found, spec.nproc > whole, remedy), available]
 
 
-def _cores(machine: Machine, process: Mapping[str, Any]) -> Finding:
-    affinity = process.get("affinity")
-    allowed = machine.cores if affinity is None else len(parse_cpus(affinity))
-    physical = "" if machine.physical_cores is None else f", {machine.physical_cores} physical in the machine"
-    quota = f", by a CPU quota on {allowed}" if machine.cores < allowed else ""
-    return _judged(
-        "cores",
-        f"{machine.cores} available{quota}{physical}",
-        machine.cores < allowed,
-        "lift the container's CPU quota, which halts ranks in mid-flight, and pin it to whole cores instead",
-    )
-
-
-def _interface(host: Mapping[str, Any], process: Mapping[str, Any], variables: Mapping[str, Any]) -> Finding:
-    named = variables.get("GLOO_SOCKET_IFNAME")
+def _interface(host: Mapping[str, Any], interface: str | None, named: str | None) -> Finding:
     if named or "address" not in host:
         return _judged("interface", f"{named} (GLOO_SOCKET_IFNAME)" if named else None)
     address, name = host["address"], host.get("name") or "the host name"
-    return _judged(
-        "interface",
-        f"{process.get('interface') or UNKNOWN} ({name} resolves to {address or 'nothing'})",
-        address is None or ipaddress.ip_address(address).is_loopback,
-        "one node can measure so; between nodes, set GLOO_SOCKET_IFNAME to the network's interface (see ip -br addr)",
-    )
+    found = f"{interface or UNKNOWN} ({name} resolves to {address or 'nothing'})"
+    return _judged("interface", found, address is None or ipaddress.ip_address(address).is_loopback)
 
 
-def _threads(machine: Machine, chosen: WorldChoice | None, variables: Mapping[str, Any]) -> Finding:
-    text = variables.get("OMP_NUM_THREADS")
-    if text is None:
-        return _judged("threads", "OMP_NUM_THREADS is not set")
-    per_rank = re.match(r"\d+", text)  # "4,2" is four threads, each of which may start two
-    ranks = chosen.spec.nproc if chosen else 0
+def _threads(cores: int, ranks: int, text: str | None) -> Finding:
+    per_rank = re.match(r"\d+", text or "")  # "4,2" is four threads, each of which may start two
     threads = int(per_rank[0]) * ranks if per_rank else 0
-    return _judged(
-        "threads",
-        f"OMP_NUM_THREADS={text}",
-        threads > machine.cores,
-        f"{threads} threads on {counted(machine.cores, 'core')}: "
-        f"set OMP_NUM_THREADS={max(1, machine.cores // max(ranks, 1))}",
-    )
+    fitting = max(1, cores // max(ranks, 1))
+    remedy = f"{threads} threads on {counted(cores, 'core')}: set OMP_NUM_THREADS={fitting}"
+    found = "OMP_NUM_THREADS is not set" if text is None else f"OMP_NUM_THREADS={text}"
+    return _judged("threads", found, threads > cores, remedy)
 
 
 def _gibibytes(num_bytes: int | None, what: str) -> str | None:

@@ -11,8 +11,7 @@ import msgspec
 import psutil
 import pytest
 
-from bench.machine.doctor import UNKNOWN, Finding, Load, as_json, examine, render, sample_load
-from bench.machine.environment import capture
+from bench.machine.doctor import UNKNOWN, Finding, as_json, examine, examine_here, render, sample_load
 from bench.machine.machine import Gpu, Machine, inspect_machine
 from bench.machine.world_spec import choose_world
 
@@ -24,8 +23,8 @@ ENVIRONMENT: dict[str, dict[str, Any]] = {
     "host": {**HOST, "virtualised": False},
     "process": {"cores": 4, "affinity": "0-3", "interface": "eth0"},
     "variables": {"OMP_NUM_THREADS": "1"},
+    "load": {"one_minute": 0.1, "steal_percent": 0.0, "swap_used_bytes": 0, "shm_bytes": 8 * GIB},
 }
-LOAD = Load(one_minute=0.1, steal_percent=0.0, swap_used_bytes=0, shm_bytes=8 * GIB)
 NO_TORCH = {"torch_version": None, "torch_has_cuda": None}
 TOPICS = [
     *("torch", "device", "ranks", "cores", "load average", "cpu governor", "clock source"),
@@ -40,10 +39,9 @@ def with_gpus(count: int, **more: Any) -> dict[str, Any]:
 def examined(**changes: Mapping[str, Any]) -> dict[str, Finding]:
     """Return the findings, by topic, on a good machine of which these values are changed; ``...`` leaves one out."""
     machine = dataclasses.replace(MACHINE, **changes.get("machine", {}))
-    load = dataclasses.replace(LOAD, **changes.get("load", {}))
     merged = {group: {**values, **changes.get(group, {})} for group, values in ENVIRONMENT.items()}
     within = {group: {k: v for k, v in values.items() if v is not ...} for group, values in merged.items()}
-    found = {finding.topic: finding for finding in examine(machine, within, load=load)}
+    found = {finding.topic: finding for finding in examine(machine, within)}
     assert list(found) == TOPICS
     for finding in found.values():
         assert finding.found
@@ -55,7 +53,7 @@ def test_a_good_machine_and_what_is_unknown_do_not_disturb() -> None:
     good = examined().values()
     assert [(found.topic, found.remedy) for found in good if found.disturbs or found.remedy] == []
     assert UNKNOWN not in [found.found for found in good]
-    findings = examine(Machine(cores=4, torch_has_cuda=False), {}, load=Load())
+    findings = examine(Machine(cores=4, torch_has_cuda=False), {})
     assert not any(found.disturbs or found.remedy for found in findings)
     assert [found.topic for found in findings if found.found != UNKNOWN] == ["device", "ranks", "cores", "threads"]
 
@@ -88,11 +86,11 @@ def test_everything_that_disturbs_at_once_has_its_own_remedy() -> None:
 def test_this_machine_can_be_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(total=30, used=10, free=20))
     here, sampled = inspect_machine(os.environ), sample_load(0.05)
-    assert (sampled.shm_bytes, sampled.swap_used_bytes) == (shutil.disk_usage("/dev/shm").total, 10)
-    assert sampled.steal_percent is not None
-    assert sampled.one_minute is not None
-    by_topic = {found.topic: found.found for found in examine(here, capture(os.environ), load=sampled)}
+    assert (sampled["shm_bytes"], sampled["swap_used_bytes"]) == (shutil.disk_usage("/dev/shm").total, 10)
+    assert sampled["steal_percent"] is not None
+    by_topic = {found.topic: found.found for found in examine_here(os.environ)}
     assert (list(by_topic), by_topic["torch"]) == (TOPICS, here.torch_version)
+    assert UNKNOWN not in [by_topic[topic] for topic in ("load average", "steal time", "swap", "/dev/shm")]
     chosen = choose_world(here, nproc=None, backend=None, device=None, allow_single=False)
     assert by_topic["ranks"].startswith(f"{chosen.spec.nproc} on ")
 
@@ -102,7 +100,7 @@ def test_this_machine_can_be_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", missing)
     monkeypatch.setattr(psutil, "cpu_times_percent", lambda interval: None)
     unknown = sample_load()
-    assert (unknown.shm_bytes, unknown.steal_percent) == (None, None)
+    assert (unknown["shm_bytes"], unknown["steal_percent"]) == (None, None)
 
 
 def test_each_topic_disturbs_beyond_its_limit() -> None:
