@@ -13,7 +13,6 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from bench.plan.groups import Pair
 from bench.results.stats import median, t_quantile
@@ -225,8 +224,8 @@ def _link_effect(
 
 def _judge(ranks: tuple[int, ...], found: _Estimate, rule: Rule, comparisons: int) -> Effect:
     """Call slow what is above the floor, and above what noise gives in so many comparisons (Bonferroni)."""
-    needed = max(math.log1p(rule.floor), _t(1 - rule.alpha / max(comparisons, 1), found.df) * found.error)
-    reach = _t(0.975, found.df) * found.error
+    needed = max(math.log1p(rule.floor), t_quantile(1 - rule.alpha / max(comparisons, 1), found.df) * found.error)
+    reach = t_quantile(0.975, found.df) * found.error
     return Effect(
         ranks=ranks,
         factor=math.exp(found.value),
@@ -283,8 +282,3 @@ def scale(residuals: Sequence[float], df: int) -> float:
     limit = _WINSOR * 1.4826 * median([abs(value) for value in residuals])
     pulled = [min(abs(value), limit) for value in residuals]
     return max(math.sqrt(sum(value * value for value in pulled) / df), _LEAST_NOISE)
-
-
-@cache
-def _t(p: float, df: int) -> float:
-    return t_quantile(p, df)

@@ -19,7 +19,7 @@ INNER = {"workloads": ("pipeline", "context", "experts", "hybrid")}
 COMPOSING = (["hybrid"], ["planner"])
 """What alone may import kinds of steps: the step that composes them, and the planner of all."""
 TORCH_FREE_PACKAGES = ("reports", "slurm")
-HEAVY = ("torch", "pandas", "matplotlib")
+HEAVY = ("torch", "pandas", "scipy", "matplotlib")
 SOURCES = sorted([ROOT / "parbench.py", *(path for name in LAYERS for path in (ROOT / name).glob("**/*.py"))])
 README = (ROOT / "README.md").read_text()
 CONTEXT = click.Context(command_line.main)

@@ -1,17 +1,17 @@
-"""The statistics by which two runs are compared: Welch's t, a rank test, false discovery rates. Pure Python.
+"""The statistics by which two runs are compared: Welch's t, a rank test, false discovery rates.
 
 All take one value a launch, the unit of replication (Hunold & Carpen-Amarie, arXiv 1505.07734).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 
-CONFIDENCE = 0.95
+from bench.results.stats import CONFIDENCE, t_quantile
+
 _EXACT_UP_TO = 24
-_TINY = 1e-300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,23 +72,10 @@ def drift_between(base: Sequence[float], new: Sequence[float]) -> Difference:
 
 
 def t_tail(t: float, df: float) -> float:
-    """Return P(T > t) of Student's t, for any df above zero (Abramowitz & Stegun 26.7.1)."""
-    half = _incomplete_beta(df / 2, 0.5, df / (df + t * t)) / 2
-    return half if t >= 0 else 1 - half
+    """Return P(T > t) of Student's t, for any df above zero."""
+    from scipy.special import stdtr  # type: ignore[import-untyped]  # here, as most commands do without
 
-
-def t_quantile(p: float, df: float) -> float:
-    """Return Student's t quantile for ``p`` in [0.5, 1) and any df above zero.
-
-    The tail is convex above zero, so Newton's steps from there rise to the quantile and never pass it.
-    """
-    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
-    t, step = 0.0, 1.0
-    while step > 1e-12 * (1 + t):
-        density = scale * math.exp(-(df + 1) / 2 * math.log1p(t * t / df))
-        step = (t_tail(t, df) - (1 - p)) / density
-        t += step
-    return t
+    return float(stdtr(df, -t))
 
 
 def rank_test(base: Sequence[float], new: Sequence[float]) -> float:
@@ -138,36 +125,6 @@ def _mean(values: Sequence[float]) -> float:
 def _variance(values: Sequence[float]) -> float:
     mean = _mean(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularised incomplete beta function I_x(a, b) (Abramowitz & Stegun 26.5.8)."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly, the mirrored one does not
-        return 1 - _incomplete_beta(b, a, 1 - x)
-    front = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    return math.exp(front) / (a * _continued_fraction(lambda i: _beta_term(i, a, b, x)))
-
-
-def _beta_term(i: int, a: float, b: float, x: float) -> float:
-    m = i // 2
-    if i % 2:
-        return -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-    return m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-
-
-def _continued_fraction(term: Callable[[int], float]) -> float:
-    """Return 1 + term(1) / (1 + term(2) / (1 + ...)) by Lentz's method."""
-    value = upper = 1.0
-    lower, i, factor = 0.0, 1, 0.0
-    while abs(factor - 1) > 1e-14 and i < 1000:
-        lower = 1 / ((1 + term(i) * lower) or _TINY)
-        upper = 1 + term(i) / upper or _TINY
-        factor = upper * lower
-        value *= factor
-        i += 1
-    return value
 
 
 def _doubled_midranks(values: Sequence[float]) -> list[int]:

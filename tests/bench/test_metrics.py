@@ -13,7 +13,7 @@ from bench.launch.control_channel import Outcome, Work
 from bench.launch.driver import metrics_of, noise_of
 from bench.results.metrics import MetricValue
 from bench.results.records import blame
-from bench.results.stats import MIN_FOR_INTERVAL, MIN_FOR_P99
+from bench.results.stats import MIN_FOR_P99
 
 BANDWIDTH = Work(name="algbw", amount=4e6, unit="B/s")
 
@@ -57,7 +57,7 @@ def test_the_p99_is_numpys_by_its_headlines_name_and_only_given_with_enough_iter
 
 
 def test_too_few_samples_have_a_value_and_no_interval() -> None:
-    metrics = measured([1e-3] * (MIN_FOR_INTERVAL - 1), BANDWIDTH)
+    metrics = measured([1e-3] * 5, BANDWIDTH)
     for name in ("time", "algbw", "skew"):
         assert metrics[name].value is not None
         assert (metrics[name].low, metrics[name].high) == (None, None)

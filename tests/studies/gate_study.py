@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.results.stats import t_quantile
 from reports.comparing.changepoints import StepRule, newest_shift
 from reports.comparing.compare_rule import Rule, effect, judge
-from reports.comparing.compare_stats import t_quantile
 
 Times = NDArray[np.float64]
 Gate = Callable[[Times, Times], bool]

@@ -19,7 +19,6 @@ from reports.comparing.compare_stats import (
     p_outside,
     rank_test,
     simes,
-    t_quantile,
     t_tail,
     welch,
 )
@@ -33,12 +32,10 @@ def sample(n: int, seed: int, mean: float = 0.0, spread: float = 1.0) -> list[fl
     return [chance.gauss(mean, spread) for _ in range(n)]
 
 
-def test_students_tail_and_quantile_agree_with_scipy() -> None:
+def test_students_tail_agrees_with_scipy() -> None:
     for df in (0.7, 1, 1.3, 2, 4.5, 8, 18, 60.2, 1000):
         for t in (-5.0, -1.0, 0.0, 0.3, 1.0, 2.5, 12.0):
             assert t_tail(t, df) == pytest.approx(scipy.stats.t.sf(t, df), rel=1e-9), (t, df)
-        for p in (0.5, 0.6, 0.8, 0.975, 0.999):
-            assert t_quantile(p, df) == pytest.approx(scipy.stats.t.ppf(p, df), rel=1e-8, abs=1e-10), (p, df)
 
 
 def test_welch_agrees_with_scipy() -> None:
