@@ -13,59 +13,40 @@ from bench.plan.operation_spec import DTYPES, ONE, RING, SHARE, TWICE_RING, Oper
 from bench.plan.params import Param
 from bench.text import UserError
 
-REDOPS = ("sum", "avg", "min", "max", "product")
 IN_PLACE, OUT_OF_PLACE = "in_place", "out_of_place"
+
+
+def _choice(name: str, help_text: str, *choices: str, optional: bool = True) -> Param:
+    """Return a parameter whose default is the first of its choices."""
+    return Param(name=name, kind="str", default=choices[0], choices=choices, optional=optional, help=help_text)
+
 
 SIZE = Param(name="size_bytes", kind="size", default=1 << 20, minimum=0, help="total bytes, as nccl-tests counts them")
 DTYPE = Param(name="dtype", kind="str", default="float32", choices=tuple(DTYPES), help="element type")
-MODE = Param(
-    name="mode",
-    kind="str",
-    default="blocking",
-    choices=("blocking", "pipelined", "async", "coalesced", "graph"),
-    help="each from a barrier; back to back; issue and wait apart; in one launch; as a CUDA graph",
-)
+MODES = ("blocking", "pipelined", "async", "coalesced", "graph")
+MODE_HELP = "each from a barrier; back to back; issue and wait apart; in one launch; as a CUDA graph"
+MODE = _choice("mode", MODE_HELP, *MODES, optional=False)
+COPY_MODE = _choice("mode", MODE_HELP, *MODES[:2], optional=False)
 GROUP = (
     Param(name="group", kind="str", default="world", optional=True, help=f"which ranks: {FORMS}"),
     Param(name="group_index", kind="int", default=0, minimum=0, optional=True, help="which of the groups; all in turn"),
     Param(name="concurrent", kind="bool", default=False, optional=True, help="while all groups do the same; both"),
 )
-REDOP = Param(name="redop", kind="str", default="sum", choices=REDOPS, optional=True, help="how ranks' data are joined")
+REDOP = _choice("redop", "how ranks' data are joined", "sum", "avg", "min", "max", "product")
 ROOT = Param(name="root", kind="int", default=0, minimum=0, optional=True, help="rank of the group that holds the data")
-SOURCE = Param(name="source", kind="int", default=0, minimum=0, help="rank that sends first")
-TARGET = Param(name="target", kind="int", default=1, minimum=0, help="rank that it sends to")
+ENDS = (
+    Param(name="source", kind="int", default=0, minimum=0, help="rank that sends first"),
+    Param(name="target", kind="int", default=1, minimum=0, help="rank that it sends to"),
+)
 ROUND = Param(name="round", kind="int", default=0, minimum=0, help="which round of a tournament of all ranks")
 PAIRS = Param(name="pairs", kind="str", default="", optional=True, help="who meets whom instead, as '0-3 1-2'")
-DIRECTION = Param(
-    name="direction",
-    kind="str",
-    default="at_once",
-    choices=("at_once", "in_turn"),
-    optional=True,
-    help="both ways at once, or there and then back",
-)
+DIRECTION = _choice("direction", "both ways at once, or there and then back", "at_once", "in_turn")
 REPEAT = Param(name="repeat", kind="int", default=0, minimum=0, optional=True, help="which measurement of the same")
-SKEW = Param(
-    name="skew",
-    kind="float",
-    default=0.0,
-    minimum=0,
-    maximum=1,
-    optional=True,
-    help="share that all send to rank 0",
-)
+SHARE_OF_0 = "share of the bytes that all send to rank 0, or that it gives"
+SKEW = Param(name="skew", kind="float", default=0.0, minimum=0, maximum=1, optional=True, help=SHARE_OF_0)
 TRAFFIC = Param(name="traffic", kind="matrix", default="", optional=True, help="who sends how much to whom")
-
-BACKGROUND = Param(
-    name="background",
-    kind="str",
-    default="nothing",
-    choices=("nothing", "gemm", "all_reduce", "all_gather", "all_to_all"),
-    optional=True,
-    help="what runs beside it on every rank",
-)
-
-COPY_MODE = Param(name="mode", kind="str", default="blocking", choices=("blocking", "pipelined"), help=MODE.help)
+LOADS = ("nothing", "gemm", "all_reduce", "all_gather", "all_to_all")
+BACKGROUND = _choice("background", "what runs beside it on every rank", *LOADS)
 GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")
 OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
 """Parameters that say how and where a subject is measured; it is not told."""
@@ -103,17 +84,6 @@ def _refuse_round(params: Params, spec: WorldSpec) -> str | None:
     return "mode async: pairwise with direction=in_turn is several calls" if in_turn else None
 
 
-def _placement(default: str) -> Param:
-    return Param(
-        name="placement",
-        kind="str",
-        default=default,
-        choices=(IN_PLACE, OUT_OF_PLACE),
-        optional=True,
-        help="where the result goes",
-    )
-
-
 def _collective(name: str, help_text: str, *more: Param, **declared: Any) -> OperationSpec:
     params = (SIZE, DTYPE, MODE, *more, BACKGROUND, *GROUP)
     declared = {"params": params, "coalesced": ("nccl",), "expand": each_group, **declared}
@@ -129,7 +99,7 @@ OPERATIONS = (
         "all_reduce",
         "joins a buffer on every rank; size = the buffer",
         REDOP,
-        _placement(IN_PLACE),
+        _choice("placement", "where the result goes", IN_PLACE, OUT_OF_PLACE),
         tags=("smoke", "node", "main", "grouped"),
         busbw=TWICE_RING,
         in_place=True,
@@ -145,7 +115,7 @@ OPERATIONS = (
     _collective(
         "all_gather",
         "every rank's shard to every rank; size = the output",
-        _placement(OUT_OF_PLACE),
+        _choice("placement", "where the result goes", OUT_OF_PLACE, IN_PLACE),
         tags=("smoke", "node", "main"),
         busbw=RING,
         sharded=True,
@@ -165,7 +135,7 @@ OPERATIONS = (
         "reduce_scatter",
         "joins, a shard to each; size = the input",
         REDOP,
-        _placement(OUT_OF_PLACE),
+        _choice("placement", "where the result goes", OUT_OF_PLACE, IN_PLACE),
         tags=("smoke", "node", "main"),
         busbw=RING,
         sharded=True,
@@ -300,8 +270,7 @@ OPERATIONS = (
     _p2p(
         "pingpong",
         "there and back between two ranks; the time is half the round trip",
-        SOURCE,
-        TARGET,
+        *ENDS,
         tags=("smoke", "node", "sized"),
         asynchronous=False,
         names={"osu": "latency"},
@@ -309,22 +278,19 @@ OPERATIONS = (
     _p2p(
         "unidirectional",
         "one rank sends to another",
-        SOURCE,
-        TARGET,
+        *ENDS,
         tags=("smoke", "node", "sized"),
     ),
     _p2p(
         "bidirectional",
         "two ranks send to each other at once",
-        SOURCE,
-        TARGET,
+        *ENDS,
         tags=("smoke", "node", "sized"),
     ),
     _p2p(
         "matrix",
         "every ordered pair of ranks in turn, one sends to the other",
-        SOURCE,
-        TARGET,
+        *ENDS,
         tags=("sized",),
         function="unidirectional",
         expand=each_pair,

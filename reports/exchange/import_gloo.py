@@ -94,7 +94,7 @@ def _found(section: _Section, cells: dict[str, str], ranks: int, where: str) -> 
     operation = section.operation
     assert operation is not None, "unknown algorithms are left out"
     printed, elements = whole(cells["size"], where), whole(cells["elements"], where)
-    itemsize = _UINT64 if section.algorithm == "alltoall" else printed // elements if elements else 0
+    itemsize = _UINT64 if operation.short_name == "all_to_all" else printed // elements if elements else 0
     size = elements * itemsize * (ranks if operation.contributes else 1)
     p50, iterations = number(cells["p50"], where) * section.scale, whole(cells["iterations"], where)
     metrics = time_and_rates(operation.short_name, ranks, size, p50 or None, method=METHOD)
@@ -123,7 +123,7 @@ def _found(section: _Section, cells: dict[str, str], ranks: int, where: str) -> 
 
 def _notes(section: _Section, operation: OperationSpec, ranks: int) -> tuple[str, ...]:
     notes = ["gloo's benchmark sees rank 0 alone: other ranks may be slower"]
-    if section.algorithm == "alltoall":
+    if operation.short_name == "all_to_all":
         notes.append(f"gloo's alltoall sends 8-byte elements to each of {ranks} ranks, whatever its size column says")
     elif operation.contributes:
         notes.append(f"gloo's size is one rank's share: S is {ranks} times that")
