@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import get_args, get_origin
 
 import msgspec
 
@@ -23,7 +23,7 @@ from bench.plan.cases import Case, Definition, load_catalogue, matches, select
 from bench.plan.catalogue import MODE, OF_THE_RUNNER
 from bench.plan.groups import mesh_group, parse_mesh
 from bench.plan.operation_spec import DTYPES
-from bench.plan.params import Kind, Param, Value, unknown_parameter
+from bench.plan.params import Kind, Param, unknown_parameter
 from bench.plan.plan import PRESETS, Entry, Plan, Preset, Skipped, parse_fault, read_plan_file
 from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link
 
@@ -144,13 +144,19 @@ def _check_settings(settings: Mapping[str, str], chosen: Sequence[Definition], s
 
 
 def _candidates(definition: Definition, options: Options, preset: Preset, spec: WorldSpec) -> list[Candidate]:
+    """Return the product of all values given for the definition's parameters; the user's replace the preset's."""
     entries = options.entries or preset.entries
     fitting = [entry for entry in entries if matches(definition.name, entry.name)] or [Entry(name=definition.name)]
+    params = {param.name: param for param in definition.params}
+    # a preset means a size about so large; what a user asks for is measured as asked, or refused
+    step = spec.nproc * _LARGEST_ITEMSIZE if not options.entries and "size_bytes" not in options.settings else 1
     candidates: list[Candidate] = []
     for entry in fitting:
-        for given in _product(definition, entry.set, options.settings):
-            if not options.entries and "size_bytes" not in options.settings:
-                given = _divisible(given, spec.nproc)
+        texts = {name: text for name, text in {**entry.set, **options.settings}.items() if name in params}
+        for values in itertools.product(*(params[name].parse_many(text) for name, text in texts.items())):
+            given = dict(zip(texts, values, strict=True))
+            if "size_bytes" in given:
+                given["size_bytes"] = -(-int(given["size_bytes"]) // step) * step
             try:
                 cases = [definition.case(one) for one in definition.expand(given, spec)]
             except UserError as error:
@@ -158,25 +164,6 @@ def _candidates(definition: Definition, options: Options, preset: Preset, spec: 
             else:
                 candidates += [(case, definition.refuse(case.whole, spec)) for case in cases]
     return candidates
-
-
-def _divisible(given: dict[str, Value], nproc: int) -> dict[str, Value]:
-    """Return a preset's parameters with the size rounded up to whole elements of any type on every rank.
-
-    A preset means a size about so large; what a user asks for is measured as asked, or refused.
-    """
-    if "size_bytes" not in given:
-        return given
-    step = nproc * _LARGEST_ITEMSIZE
-    return {**given, "size_bytes": -(-int(given["size_bytes"]) // step) * step}
-
-
-def _product(definition: Definition, preset: Mapping[str, str], settings: Mapping[str, str]) -> list[dict[str, Value]]:
-    """Return the product of all values given for the definition's parameters; the user's replace the preset's."""
-    by_name = {param.name: param for param in definition.params}
-    texts = {name: text for name, text in {**preset, **settings}.items() if name in by_name}
-    many = [by_name[name].parse_many(text) for name, text in texts.items()]
-    return [dict(zip(texts, values, strict=True)) for values in itertools.product(*many)]
 
 
 def _check_possible(candidates: Sequence[Candidate], asked: Iterable[str]) -> None:
@@ -225,11 +212,9 @@ def _allocation(options: Options, joined: Joined | None) -> Allocation | None:
     """Return the allocation that srun is to start ranks in, None if it is not to."""
     if options.launcher != "srun":
         for name in ("nodes", "ntasks_per_node", "placement", "nodelist"):
-            if getattr(options, name) is not None:
-                option = f"--{name.replace('_', '-')}"
-                raise UserError(
-                    f"{option} {getattr(options, name)} is for --launcher srun, which starts ranks on nodes"
-                )
+            if (value := getattr(options, name)) is not None:
+                option = f"--{name.replace('_', '-')} {value}"
+                raise UserError(f"{option} is for --launcher srun, which starts ranks on nodes")
         return None
     if joined is not None:
         raise UserError("--launcher srun starts ranks, and RANK is set: this one is there already")
@@ -265,7 +250,10 @@ def _with_mesh(options: Options, catalogue: Sequence[Definition], joined: Joined
         group = options.group if options.mesh is None else mesh_group(options.mesh, options.group)
         return replace(options, settings={**settings, "group": group})
     meshes = [parse_mesh(text) for text in str(options.mesh).split(";")]
-    if not _names_meshes(options, catalogue):
+    entries = select(catalogue, [entry.name for entry in options.entries])
+    named = [definition for definition in select(catalogue, options.only) if definition in entries]
+    is_named = bool(options.only or options.entries or options.target)
+    if not is_named or not any(param.kind == "mesh" for definition in named for param in definition.params):
         raise UserError(
             f"--mesh {options.mesh} needs --group, one of its axes: {listed(parse_mesh(str(options.mesh)))}"
         )
@@ -276,15 +264,6 @@ def _with_mesh(options: Options, catalogue: Sequence[Definition], joined: Joined
     several = len(ranks) == 1 and (max(ranks) > 1 or options.allow_single)
     nproc = max(ranks) if here and several else options.nproc
     return replace(options, settings={**settings, "mesh": str(options.mesh)}, nproc=nproc)
-
-
-def _names_meshes(options: Options, catalogue: Sequence[Definition]) -> bool:
-    """Say whether a benchmark that is asked for by name, here or in the plan file, has a mesh of its own."""
-    if not options.only and not options.entries and options.target is None:
-        return False
-    named = select(catalogue, [entry.name for entry in options.entries])
-    chosen = [definition for definition in select(catalogue, options.only) if definition in named]
-    return any(param.kind == "mesh" for definition in chosen for param in definition.params)
 
 
 def define(target: str, folder: Path) -> Definition:
@@ -311,27 +290,22 @@ def define(target: str, folder: Path) -> Definition:
 
 def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
     """Return the parameters that follow ``world``; ``UserError`` if one has no default or no simple type."""
-    hints = typing.get_type_hints(prepare)
-    after_world = list(inspect.signature(prepare).parameters.values())[1:]
-    return tuple(_param(parameter, hints.get(parameter.name)) for parameter in after_world)
-
-
-def _param(parameter: inspect.Parameter, hint: Any) -> Param:
-    if parameter.name in (*OF_THE_RUNNER, *FORMER_PARAMS):
-        raise UserError(
-            f"parameter {parameter.name!r} is parbench's own, as are {listed(OF_THE_RUNNER)}: give it another name"
-        )
-    if parameter.default is inspect.Parameter.empty:
-        raise UserError(f"parameter {parameter.name!r} has no default: give it one, --set changes it")
-    choices = get_args(hint) if get_origin(hint) is typing.Literal else ()
-    kind = _KINDS.get(type(parameter.default))
-    if kind is None:
-        raise UserError(f"parameter {parameter.name!r} is no bool, int, float or str")
-    if kind == "float" and not math.isfinite(parameter.default):
-        raise UserError(f"parameter {parameter.name!r} has the default {parameter.default}: give it a finite one")
-    if kind == "int" and parameter.name.endswith("_bytes"):
-        kind = "size"
-    return Param(name=parameter.name, kind=kind, default=parameter.default, help="", choices=choices)
+    hints, found = typing.get_type_hints(prepare), []
+    for name, parameter in list(inspect.signature(prepare).parameters.items())[1:]:
+        hint, default, wrong = hints.get(name), parameter.default, ""
+        kind = _KINDS.get(type(default))
+        if name in (*OF_THE_RUNNER, *FORMER_PARAMS):
+            wrong = f"is parbench's own, as are {listed(OF_THE_RUNNER)}: give it another name"
+        elif default is inspect.Parameter.empty:
+            wrong = "has no default: give it one, --set changes it"
+        elif kind == "float" and not math.isfinite(default):
+            wrong = f"has the default {default}: give it a finite one"
+        if wrong or kind is None:
+            raise UserError(f"parameter {name!r} {wrong or 'is no bool, int, float or str'}")
+        kind = "size" if kind == "int" and name.endswith("_bytes") else kind
+        choices = get_args(hint) if get_origin(hint) is typing.Literal else ()
+        found.append(Param(name=name, kind=kind, default=default, help="", choices=choices))
+    return tuple(found)
 
 
 def main() -> None:
