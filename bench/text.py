@@ -3,7 +3,8 @@
 import difflib
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -38,14 +39,25 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def read_text(name: str, where: str) -> str:
-    """Return the text of the file ``name``; ``UserError`` that begins with ``where`` if there is none."""
+@contextmanager
+def reading(where: object, otherwise: str = "is not what parbench wrote") -> Iterator[None]:
+    """Make a ``UserError`` of what goes wrong in reading: ``where`` cannot be read, or is ``otherwise``."""
+    import msgspec  # parbench --help does without
+
     try:
-        return Path(name).read_text(encoding="utf-8")
+        yield
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where} is no text: {error.reason}") from error
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise UserError(f"{where} {otherwise}: {error}") from error
+
+
+def read_text(name: str, where: str) -> str:
+    """Return the text of the file ``name``; ``UserError`` that begins with ``where`` if there is none."""
+    with reading(where, "is no text"):
+        return Path(name).read_text(encoding="utf-8")
 
 
 def read_toml(path: Path, what: str, kind: type[_T], **absent: object) -> _T:
@@ -54,15 +66,12 @@ def read_toml(path: Path, what: str, kind: type[_T], **absent: object) -> _T:
 
     import msgspec
 
-    where = f"{what} {path}"
+    with reading(f"{what} {path}", "is no TOML"):
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
     try:
-        return msgspec.convert({**absent, **tomllib.loads(path.read_text(encoding="utf-8"))}, kind)
-    except OSError as error:
-        raise UserError(f"{where} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{where} is no TOML: {error}") from error
+        return msgspec.convert({**absent, **found}, kind)
     except msgspec.ValidationError as error:
-        raise UserError(f"{where}: {error}{_allowed(str(error), kind)}") from error
+        raise UserError(f"{what} {path}: {error}{_allowed(str(error), kind)}") from error
 
 
 def _allowed(refusal: str, kind: Any) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.text import UserError
+from bench.text import UserError, reading
 from slurm.system import ENDED, Slurm, SlurmError
 
 FOLDER = "claims"
@@ -145,9 +145,5 @@ def _given_back(claim: Path) -> Path:
 
 
 def _read(claim: Path) -> Owner:
-    try:
+    with reading(claim):
         return msgspec.json.decode(claim.read_bytes(), type=Owner)
-    except OSError as error:
-        raise UserError(f"{claim} cannot be read: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{claim} is not what parbench wrote: {error}") from error

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from bench.text import UserError
+from bench.results.records import refuse_newer
+from bench.text import UserError, reading
 from slurm.points import SCHEMA, Point, Sweep
 
 FOLDERS = ("points", "scripts", "ledger", "claims", "runs", "logs")
@@ -73,18 +74,11 @@ def load_sweep(folder: Path) -> Sweep:
     file = folder / SWEEP
     try:
         content = file.read_bytes()
-        schema = msgspec.json.decode(content, type=_Schema).schema
-        if schema > SCHEMA:
-            raise UserError(f"{file} has schema {schema}; this parbench reads up to {SCHEMA}: use a newer one")
-        return msgspec.json.decode(content, type=Sweep)
     except OSError as error:
         raise UserError(f"{folder} is no sweep: it holds no readable {SWEEP}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not what parbench wrote: {error}") from error
-
-
-class _Schema(msgspec.Struct):
-    schema: int
+    with reading(file):
+        refuse_newer(content, str(file), SCHEMA)
+        return msgspec.json.decode(content, type=Sweep)
 
 
 def append_job(folder: Path, job: Job) -> None:
@@ -102,16 +96,10 @@ def append_job(folder: Path, job: Job) -> None:
 
 def load_jobs(folder: Path) -> tuple[Job, ...]:
     """Return the jobs submitted for a sweep, oldest first; a line cut short by a kill is passed over."""
-    try:
-        content = (folder / JOBS).read_bytes()
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise UserError(f"{folder / JOBS} cannot be read: {error.strerror}") from error
-    try:
-        return tuple(msgspec.json.decode(line, type=Job) for line in content.splitlines() if line.endswith(b"}"))
-    except msgspec.MsgspecError as error:
-        raise UserError(f"{folder / JOBS} is not what parbench wrote: {error}") from error
+    file = folder / JOBS
+    with reading(file):
+        lines = file.read_bytes().splitlines() if file.exists() else []
+        return tuple(msgspec.json.decode(line, type=Job) for line in lines if line.endswith(b"}"))
 
 
 def plan_path(folder: Path, point_id: str) -> Path:

@@ -13,7 +13,7 @@ from typing import Literal, Self
 import msgspec
 
 from bench.results.runs import utc_now
-from bench.text import UserError
+from bench.text import UserError, reading
 
 State = Literal["started", "done", "failed", "interrupted", "postponed", "lost-node"]
 FINAL: tuple[State, ...] = ("done", "failed")
@@ -124,13 +124,9 @@ def read_ledger(sweep: Path) -> tuple[Line, ...]:
 
 
 def _read(file: Path) -> list[Line]:
-    try:
+    with reading(file):
         *whole, _ = file.read_bytes().split(b"\n")
         return [msgspec.json.decode(line, type=Line) for line in whole]
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not what parbench wrote: {error}") from error
 
 
 def standings(lines: Iterable[Line]) -> Mapping[str, Standing]:

@@ -8,6 +8,7 @@ History of the format (``schema``):
 """
 
 import gzip
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from bench.plan.aliases import GRADES, METRICS
 from bench.plan.cases import Case, renewed
 from bench.results.metrics import MetricValue, schema_of_metrics
 from bench.results.stats import Grade
-from bench.text import UserError
+from bench.text import UserError, reading
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,12 +94,11 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_intervals(self) -> int:
-        """Intervals of all ranks."""
         return sum(len(rank.intervals) for rank in self.ranks)
 
 
 def encode_timeline(timeline: Timeline) -> bytes:
-    """Return the file's content; the same timeline is the same bytes."""
+    """Return a file's content; the same timeline is the same bytes."""
     return gzip.compress(msgspec.json.encode(timeline), mtime=0)
 
 
@@ -106,7 +106,7 @@ def decode_timeline(content: bytes) -> Timeline:
     """Return the timeline of a file; ``ValueError`` if it is none."""
     try:
         return msgspec.json.decode(gzip.decompress(content), type=Timeline)
-    except (OSError, EOFError, msgspec.MsgspecError) as error:
+    except (OSError, EOFError, zlib.error, msgspec.MsgspecError) as error:
         raise ValueError(str(error)) from error
 
 
@@ -207,10 +207,8 @@ def encode(record: Record) -> bytes:
 
 def read_records(path: Path) -> Iterator[Record]:
     """Yield the records of a file; a last line that was cut short is passed over, any other bad line is refused."""
-    try:
+    with reading(path):
         file = path.open("rb")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
     with file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
@@ -219,7 +217,7 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def _decode(line: bytes, where: str) -> Record:
-    try:
+    with reading(where, "is no record"):
         if refuse_newer(line, where) == SCHEMA:
             return msgspec.json.decode(line, type=Record)
         raw = msgspec.json.decode(line)
@@ -228,8 +226,6 @@ def _decode(line: bytes, where: str) -> Record:
         record = msgspec.convert(raw, Record)
         metrics = {METRICS.get(name, name): metric for name, metric in record.metrics.items()}
         return msgspec.structs.replace(record, case=renewed(record.case), metrics=metrics)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{where} is no record: {error}") from error
 
 
 def refuse_newer(content: bytes, where: str, newest: int = SCHEMA) -> int:
@@ -241,7 +237,6 @@ def refuse_newer(content: bytes, where: str, newest: int = SCHEMA) -> int:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of one record."""
     schema = msgspec.json.schema(Record)
     schema["$defs"]["Record"]["properties"]["metrics"] |= schema_of_metrics({"$ref": "#/$defs/MetricValue"})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema

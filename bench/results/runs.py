@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from bench.plan.cases import renewed
 from bench.plan.plan import Plan
 from bench.results.records import SCHEMA, Record, Timeline, decode_timeline, encode, read_records, refuse_newer
-from bench.text import UserError
+from bench.text import UserError, reading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,12 +108,11 @@ def load_info(path: Path) -> RunInfo:
     file = path / "run.json"
     try:
         content = file.read_bytes()
-        refuse_newer(content, str(file))
-        info = msgspec.json.decode(content, type=RunInfo)
     except OSError as error:
         raise UserError(f"{path} is no run: it holds no readable run.json") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not what parbench wrote: {error}") from error
+    with reading(file):
+        refuse_newer(content, str(file))
+        info = msgspec.json.decode(content, type=RunInfo)
     plan = info.plan
     skipped = tuple(replace(one, case=renewed(one.case)) for one in plan.skipped)
     return replace(info, plan=replace(plan, cases=tuple(map(renewed, plan.cases)), skipped=skipped))
@@ -125,14 +124,8 @@ def trace_name(record: Record) -> str:
 
 def load_timeline(run: Run, record: Record) -> Timeline | None:
     file = run.path / "traces" / trace_name(record)
-    try:
-        return decode_timeline(file.read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"{file} is not what parbench wrote: {error}") from error
+    with reading(file):
+        return decode_timeline(file.read_bytes()) if file.exists() else None
 
 
 def samples_name(record: Record) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from bench.plan.cases import Case, renewed
 from bench.results.records import Status, WorldInfo
 from bench.results.runs import Run, load_run
-from bench.text import UserError
+from bench.text import UserError, reading
 from reports.comparing.history_entry import ABOUT, About, Entry, Identity, Point
 from reports.comparing.history_schema import open_database, writing
 
@@ -200,12 +200,9 @@ class History:
     def import_annotations(self, folder: Path) -> None:
         """Keep the annotations that ``export`` wrote into a folder, if there are any."""
         file = folder / ANNOTATIONS
-        try:
-            found = msgspec.json.decode(file.read_bytes(), type=tuple[Annotation, ...])
-        except FileNotFoundError:
-            return
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise UserError(f"{file} is not what parbench wrote: {error}") from error
+        with reading(file):
+            content = file.read_bytes() if file.exists() else b"[]"
+            found = msgspec.json.decode(content, type=tuple[Annotation, ...])
         for one in found:
             self._keep(one)
 

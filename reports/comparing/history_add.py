@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.text import UserError
+from bench.text import UserError, reading
 from reports.comparing.history import Added, open_history
 from reports.comparing.history_entry import About, read_entry
 
@@ -12,10 +12,8 @@ def find_folders(path: Path) -> list[Path]:
     """Return a run's folder itself, or the runs' folders in it; ``UserError`` if there is none."""
     if (path / "run.json").exists():
         return [path]
-    try:
+    with reading(path):
         found = sorted(file.parent for file in path.glob("*/run.json"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
     if not found:
         raise UserError(f"{path} is no run and holds none: name runs' folders, or a folder of such folders")
     return found

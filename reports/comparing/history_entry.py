@@ -15,7 +15,7 @@ from bench.plan.cases import Case
 from bench.plan.params import Value
 from bench.results.records import Status, WorldInfo
 from bench.results.runs import Run, RunInfo, load_run
-from bench.text import UserError
+from bench.text import reading
 from reports.comparing.compare_environment import HARMLESS, Surroundings, surroundings
 from reports.summary import Row, summarize
 
@@ -146,9 +146,5 @@ def _whole_lines(content: bytes) -> bytes:
 
 def _own_about(path: Path) -> About | None:
     file = path / ABOUT
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=About)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not what parbench wrote: {error}") from error
+    with reading(file):
+        return msgspec.json.decode(file.read_bytes(), type=About) if file.exists() else None

@@ -13,7 +13,7 @@ from bench.plan.plan import Measure, Plan
 from bench.results.records import Check, Noise, Record, Samples, Status, WorldInfo
 from bench.results.runs import create_run, open_writer, utc_now, write_info
 from bench.results.stats import grade, spread, steadiness
-from bench.text import UserError, listed
+from bench.text import UserError, listed, reading
 from reports.exchange.foreign import UNKNOWN, Foreign, Found
 from reports.exchange.import_gloo import parse_gloo
 from reports.exchange.import_nccl import parse_nccl
@@ -69,10 +69,8 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with reading(path):
         return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _cases(foreign: Foreign) -> Iterator[tuple[Case, Found]]:

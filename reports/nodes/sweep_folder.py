@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.text import UserError
+from bench.text import reading
 
 SWEEP, RUNS = "sweep.json", "runs"
 
@@ -38,12 +38,8 @@ def is_sweep(path: Path) -> bool:
 def load_sweep(folder: Path) -> Sweep:
     """Return the sweep of a folder; ``UserError`` if its file is not what parbench wrote."""
     file = folder / SWEEP
-    try:
+    with reading(file):
         return msgspec.json.decode(file.read_bytes(), type=Sweep)
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not what parbench wrote: {error}") from error
 
 
 def runs_of(folder: Path, point: Point) -> tuple[Path, ...]:
