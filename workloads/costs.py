@@ -97,22 +97,6 @@ def fsdp_sent_bytes(
     return {"dp": gathered + sent_bytes("reduce_scatter", padded_parameters * reduce_bytes, n) * syncs}
 
 
-def zero2_sent_bytes(
-    padded_parameters: int, element_bytes: int, n: int, *, num_microbatches: int = 1
-) -> dict[str, float]:
-    """Return FSDP's bytes with reshard_after_forward=False everywhere: 2 Psi e (n-1)/n per microbatch."""
-    return fsdp_sent_bytes(
-        padded_parameters, element_bytes, n, num_kept=padded_parameters, num_microbatches=num_microbatches
-    )
-
-
-def zero3_sent_bytes(
-    padded_parameters: int, element_bytes: int, n: int, *, num_microbatches: int = 1
-) -> dict[str, float]:
-    """Return FSDP's bytes with reshard_after_forward=True everywhere: 3 Psi e (n-1)/n per microbatch."""
-    return fsdp_sent_bytes(padded_parameters, element_bytes, n, num_microbatches=num_microbatches)
-
-
 def hsdp_sent_bytes(
     padded_parameters: int,
     element_bytes: int,
@@ -150,14 +134,6 @@ def tp_sent_bytes(
     """
     each = sent_bytes("all_reduce", microbatch * sequence * hidden * element_bytes, tp)
     return {"tp": 4 * each * layers * num_microbatches}
-
-
-def tp_fsdp_sent_bytes(tp_bytes: float, psi_per_rank: int, element_bytes: int, n: int) -> dict[str, float]:
-    """Return bytes by axis of FSDP on ``n`` ranks over tensor-parallel layers that send ``tp_bytes``.
-
-    ``psi_per_rank`` is padded and counts Psi/t of what is split and all of what is not, such as norms.
-    """
-    return {"tp": tp_bytes, **zero3_sent_bytes(psi_per_rank, element_bytes, n)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,11 +21,8 @@ from workloads.costs import (
     state_bytes,
     swiglu_activation_bytes,
     total_padded_numel,
-    tp_fsdp_sent_bytes,
     tp_sent_bytes,
     zero1_sent_bytes,
-    zero2_sent_bytes,
-    zero3_sent_bytes,
 )
 from workloads.memory import SavedTensors
 from workloads.model import Layer
@@ -80,11 +77,12 @@ def test_ddp_sends_the_gradients_twice_less_its_own_part_and_zero1_a_broadcast_o
 
 def test_zero2_gathers_once_and_zero3_twice_and_accumulation_repeats_everything_unless_sync_is_off() -> None:
     for microbatches in (1, 5):
-        assert zero2_sent_bytes(1000, 2, 4, num_microbatches=microbatches) == {"dp": microbatches * 2 * UNIT}
-        assert zero3_sent_bytes(1000, 2, 4, num_microbatches=microbatches) == {"dp": microbatches * 3 * UNIT}
+        kept = fsdp_sent_bytes(1000, 2, 4, num_kept=1000, num_microbatches=microbatches)
+        assert kept == {"dp": microbatches * 2 * UNIT}
+        assert fsdp_sent_bytes(1000, 2, 4, num_microbatches=microbatches) == {"dp": microbatches * 3 * UNIT}
     synced_once = fsdp_sent_bytes(1000, 2, 4, num_microbatches=5, num_synchronisations=1)
     assert synced_once == {"dp": 5 * 2 * UNIT + UNIT}
-    saved = zero3_sent_bytes(1000, 2, 4)["dp"] - fsdp_sent_bytes(1000, 2, 4, num_kept=100)["dp"]
+    saved = fsdp_sent_bytes(1000, 2, 4)["dp"] - fsdp_sent_bytes(1000, 2, 4, num_kept=100)["dp"]
     assert saved == sent_bytes("all_gather", 100 * 2, 4), "a root that stays gathered saves its own second gather"
     assert fsdp_sent_bytes(1000, 2, 4, reduce_element_bytes=4) == {"dp": 2 * UNIT + 2 * UNIT}
 
@@ -104,7 +102,6 @@ def test_tensor_parallelism_sends_the_same_as_all_reduces_and_as_gathers_and_sca
     whole = 2 * 16 * 32 * 4
     assert sent == {"tp": 8 * whole * 3 / 4 * 3 * 5}
     assert sent["tp"] == 15 * 4 * (sent_bytes("all_gather", whole, 4) + sent_bytes("reduce_scatter", whole, 4))
-    assert tp_fsdp_sent_bytes(123.0, 500, 4, 2) == {"tp": 123.0, "dp": 3 * 500 * 4 / 2}
 
 
 def test_each_strategy_splits_its_own_part_of_the_state() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from workloads.costs import ddp_sent_bytes, fsdp_sent_bytes, zero2_sent_bytes
+from workloads.costs import ddp_sent_bytes, fsdp_sent_bytes
 from workloads.experts.moe import exchange_ffns
 from workloads.experts.moe_case import Moe, moe_of, num_moe_parameters
 from workloads.hybrid.axes import coordinate_of, multiplied, size_of
@@ -41,7 +41,8 @@ def test_fsdp_gathers_for_every_pass_and_reduces_once_and_a_pipeline_s_stages_st
     expected = fsdp_sent_bytes(PSI, 4, 4, num_microbatches=4, num_synchronisations=1)["dp"]
     assert sent({"fsdp": 4}) == pytest.approx({"fsdp": expected})
     held = place_of(TINY, {"fsdp": 2, "pp": 2}).parts
-    expected = zero2_sent_bytes(sum(part.numel for part in held), 4, 2)["dp"]
+    whole = sum(part.numel for part in held)
+    expected = fsdp_sent_bytes(whole, 4, 2, num_kept=whole)["dp"]
     for microbatches in (4, 8):
         assert sent({"fsdp": 2, "pp": 2}, microbatches=microbatches)["fsdp"] == pytest.approx(expected)
     # padding counts as it is sent
