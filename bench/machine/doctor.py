@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from bench.machine.environment import VOLATILE, capture, parse_cpus
-from bench.machine.machine import Machine, inspect_machine
+from bench.machine.machine import Machine, inspect_machine, or_none
 from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldChoice, choose_world
 from bench.text import UserError, counted, listed
 
@@ -48,10 +48,7 @@ class Finding:
 
 def sample_load(seconds: float = 0.3) -> dict[str, Any]:
     """Return what else happens on the machine now, beside the load average that is captured; None is unknown."""
-    try:
-        shm_bytes = shutil.disk_usage("/dev/shm").total
-    except OSError:
-        shm_bytes = None
+    shm_bytes = or_none(lambda: shutil.disk_usage("/dev/shm").total)
     steal = getattr(psutil.cpu_times_percent(interval=seconds), "steal", None)
     return {"steal_percent": steal, "swap_used_bytes": psutil.swap_memory().used, "shm_bytes": shm_bytes}
 

@@ -6,12 +6,14 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
+_T = TypeVar("_T")
 _QUERY = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 _QUERY_TIMEOUT_SECONDS = 10
 
@@ -54,11 +56,16 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def contents(path: Path) -> str | None:
+def or_none(ask: Callable[[], _T]) -> _T | None:
+    """Return what the system answers, None where it cannot tell."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
+        return ask()
     except OSError:
         return None
+
+
+def contents(path: Path) -> str | None:
+    return or_none(lambda: path.read_text(encoding="utf-8", errors="replace").strip())
 
 
 def whole_number(text: str | None) -> int | None:

@@ -14,7 +14,7 @@ from typing import get_args, get_origin
 
 import msgspec
 
-from bench.machine.environment import emulation, emulation_notes
+from bench.machine.environment import emulation
 from bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
 from bench.machine.world_spec import Joined, WorldChoice, WorldSpec, choose_world, sharing_notes
 from bench.plan.aliases import PARAMS as FORMER_PARAMS
@@ -86,7 +86,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         raise UserError(f"--inject {fault.text}: {graphs[0]} is replayed by the device; slow knows no mode graph")
     return msgspec.structs.replace(
         plan,
-        notes=(*emulation_notes(os.environ), *chosen.notes, *([f"injected: {fault.text}"] if fault else ())),
+        notes=(*emulation(os.environ), *chosen.notes, *([f"injected: {fault.text}"] if fault else ())),
         path=str(folder) if options.target else None,
         injection=fault,
         link_bytes_per_second=None if options.link is None else parse_link(options.link),
