@@ -10,11 +10,10 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -27,18 +26,10 @@ LEFT_OUT = "left out: the run's time was spent"
 """Why a case has no measurement in a launch that came to it too late."""
 ADDRESS_VARIABLE = "PARBENCH_DRIVER"
 KEY_VARIABLE = "PARBENCH_KEY"
-_BACKLOG = 1024
-_CONNECT_SECONDS = 10.0
-# a peer behind a dead link is found out after 15 + 3 * 5 s, not after hours
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A rank has connected; ``environment`` is its own, before what all share is hoisted.
-
-    ``meeting`` is the address of the store that rank 0 has bound for all, where no launcher gave them one; ``step`` is
-    the rank's job step under Slurm.
-    """
+    """A rank has connected; ``environment`` is its own, before what all share is hoisted."""
 
     rank: int
     size: int
@@ -46,8 +37,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pid: int
     environment: dict[str, Any]
     place: RankPlace | None = None
-    meeting: str = ""
-    step: str = ""
+    meeting: str = ""  # address of the store that rank 0 has bound for all, where no launcher gave them one
+    step: str = ""  # Slurm's job step
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -57,21 +48,15 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """An amount of work done by one sample: ``amount / seconds`` is the metric ``name``.
-
-    ``unit`` is that of a rate which ``bench.results.metrics`` does not declare.
-    """
+    """An amount of work done by one sample: ``amount / seconds`` is the metric ``name``."""
 
     name: str
     amount: float
-    unit: str = ""
+    unit: str = ""  # of a rate that bench.results.metrics does not declare
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks saw of one case; ``seconds`` holds one sample per iteration, ``raw`` every rank's (an npz).
-
-    ``timeline`` is one step of all ranks as ``bench.results.records`` writes it; empty if none was seen.
-    """
+    """What the ranks saw of one case; ``seconds`` holds one sample per iteration, ``raw`` every rank's (an npz)."""
 
     status: Status
     reason: str = ""
@@ -89,7 +74,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     details: dict[str, Any] = {}
     notes: list[str] = []
     raw: bytes = b""
-    timeline: bytes = b""
+    timeline: bytes = b""  # of one step of all ranks, as bench.results.records writes it
     wall_seconds: float = 0.0
 
 
@@ -122,18 +107,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The driver's order: the plan's cases that are left in turn, each with its share, by weight, of the budget.
-
-    ``budget_seconds`` are this launch's; when the whole run's are spent, what is left is left out. ``hosts`` names each
-    rank's, as they told; ``meeting`` is where rank 0 has bound a store for them.
-    """
+    """The driver's order: the plan's cases that are left in turn, each with its share, by weight, of the budget."""
 
     plan: Plan
     weights: list[float]
-    budget_seconds: float
-    run_seconds: float
-    hosts: tuple[str, ...] = ()
-    meeting: str = ""
+    budget_seconds: float  # of this launch
+    run_seconds: float  # of the whole run: when they are spent, what is left is left out
+    hosts: tuple[str, ...] = ()  # of each rank, as they told
+    meeting: str = ""  # as rank 0 told
 
 
 class StatusRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -142,22 +123,11 @@ class StatusRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 FromRank = Hello | Started | Finished | Raised | StatusReply | Done
 FromDriver = Job | StatusRequest
+Event = tuple[int, FromRank | None]
+"""A rank and what it said; None when its connection has closed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Disconnected:
-    """A rank's connection has closed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something heard from a rank."""
-
-    rank: int
-    what: FromRank | Disconnected
-
-
-class DriverServer:
+class DriverServer(AbstractContextManager["DriverServer"]):
     """The driver's end: listens on a free port and gathers what ranks say, in order of arrival.
 
     ``hosts`` are the addresses under which ranks may find it, tried in turn; with several it listens on all interfaces.
@@ -166,15 +136,12 @@ class DriverServer:
     def __init__(self, *hosts: str) -> None:
         self._key = secrets.token_bytes(32)
         self._hosts = hosts or ("127.0.0.1",)
-        self._listener = Listener((self._hosts[0] if len(self._hosts) == 1 else "", 0), backlog=_BACKLOG)
+        self._listener = Listener((self._hosts[0] if len(self._hosts) == 1 else "", 0), backlog=1024)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._open: set[Connection] = set()
         self._connections: dict[int, Connection] = {}
         self._closed = threading.Event()
         threading.Thread(target=self._accept, name="server", daemon=True).start()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -182,17 +149,15 @@ class DriverServer:
     def variables(self) -> dict[str, str]:
         bound, port = self._listener.address
         hosts = self._hosts if len(self._hosts) > 1 else (bound,)
-        addresses = ",".join(f"{host}:{port}" for host in hosts)
-        return {ADDRESS_VARIABLE: addresses, KEY_VARIABLE: self._key.hex()}
+        return {ADDRESS_VARIABLE: ",".join(f"{host}:{port}" for host in hosts), KEY_VARIABLE: self._key.hex()}
 
     def next(self, timeout_seconds: float) -> Event | None:
-        try:
+        with suppress(queue.Empty):
             return self._events.get(timeout=max(timeout_seconds, 0.0))
-        except queue.Empty:
-            return None
+        return None
 
     def send(self, rank: int, message: FromDriver) -> None:
-        """Tell one rank; a rank that is gone is told nothing, its ``Disconnected`` is among the events."""
+        """Tell one rank; one that is gone is told nothing, and its end is among the events."""
         with suppress(OSError, KeyError):
             self._connections[rank].send_bytes(msgspec.msgpack.encode(message))
 
@@ -204,7 +169,8 @@ class DriverServer:
             socket.create_connection(self._listener.address, timeout=1).close()
         self._listener.close()
         for connection in list(self._open):
-            _hang_up(connection)
+            with suppress(OSError), _socket_of(connection) as end:  # a close would leave a thread that reads it waiting
+                end.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while not self._closed.is_set():
@@ -217,13 +183,15 @@ class DriverServer:
             self._open.add(connection)
             _keep_alive(connection)
             if self._closed.is_set():
-                _hang_up(connection)
-            threading.Thread(target=self._serve, args=(connection,), name="rank", daemon=True).start()
+                connection.close()
+            else:
+                threading.Thread(target=self._serve, args=(connection,), name="rank", daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
         """Hear one rank; a stranger is tried here and not while others wait to be let in, for it may say nothing."""
         rank: int | None = None
-        try:
+        # until a stranger is turned away, a rank ends, or one of another parbench speaks
+        with suppress(AuthenticationError, EOFError, OSError, msgspec.DecodeError):
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)
             while True:
@@ -232,28 +200,24 @@ class DriverServer:
                     rank = message.rank
                     self._connections[rank] = connection
                 if rank is not None:
-                    self._events.put(Event(rank=rank, what=message))
-        except (AuthenticationError, EOFError, OSError, msgspec.DecodeError):
-            # a stranger, a rank that has ended, or one of another parbench
-            if rank is not None:
-                self._events.put(Event(rank=rank, what=Disconnected()))
-        finally:
-            self._open.discard(connection)
+                    self._events.put((rank, message))
+        if rank is not None:
+            self._events.put((rank, None))
+        self._open.discard(connection)
 
 
 class RankClient:
     """A rank's end: says what it does, and answers the driver from a thread of its own."""
 
-    def __init__(self, address: str, key: str) -> None:
-        self._connection = _connect(address, bytes.fromhex(key))
+    def __init__(self, addresses: str, key: str) -> None:
+        self._connection = _connect(addresses, bytes.fromhex(key))
         _keep_alive(self._connection)
         self._lock = threading.Lock()
-        self._decoder: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
 
     @property
     def own_address(self) -> str:
-        with _socket_of(self._connection) as duplicate:
-            return str(duplicate.getsockname()[0])
+        with _socket_of(self._connection) as end:
+            return str(end.getsockname()[0])
 
     def say(self, message: FromRank) -> None:
         """Send a message; a driver that is gone is noticed by the listening thread."""
@@ -261,10 +225,10 @@ class RankClient:
             self._connection.send_bytes(msgspec.msgpack.encode(message))
 
     def hear(self) -> FromDriver | None:
-        try:
-            return self._decoder.decode(self._connection.recv_bytes())
-        except (EOFError, OSError):
-            return None
+        with suppress(EOFError, OSError):
+            message: FromDriver = msgspec.msgpack.decode(self._connection.recv_bytes(), type=FromDriver)
+            return message
+        return None
 
     def listen(self, answer: Callable[[], FromRank], on_gone: Callable[[], None]) -> None:
         def loop() -> None:
@@ -275,31 +239,25 @@ class RankClient:
         threading.Thread(target=loop, name="driver", daemon=True).start()
 
 
-def _hang_up(connection: Connection) -> None:
-    """Close for both directions: a close alone would leave a thread that reads it waiting."""
-    with suppress(OSError), _socket_of(connection) as duplicate:
-        duplicate.shutdown(socket.SHUT_RDWR)
-
-
-def _keep_alive(connection: Connection) -> None:
-    """Let the system find out that the other end has vanished without a word, as behind a dead link."""
-    with _socket_of(connection) as duplicate:
-        duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, seconds_or_count in _KEEPALIVE:
-            duplicate.setsockopt(socket.IPPROTO_TCP, option, seconds_or_count)
-
-
-def _socket_of(connection: Connection) -> socket.socket:
-    """Return a socket of its own for a connection; closing it leaves the connection open."""
-    return socket.socket(fileno=os.dup(connection.fileno()))
-
-
 def _connect(addresses: str, key: bytes) -> Connection:
     """Return a connection to the first of ``HOST:PORT,...`` that answers; ``OSError`` of the last if none does."""
     parts = (address.rpartition(":") for address in addresses.split(","))
     *others, last = ((host, int(port)) for host, _, port in parts)
     for address in others:
         with suppress(OSError):
-            socket.create_connection(address, timeout=_CONNECT_SECONDS).close()
+            socket.create_connection(address, timeout=10.0).close()
             return Client(address, authkey=key)
     return Client(last, authkey=key)
+
+
+def _keep_alive(connection: Connection) -> None:
+    """Let the system find out within half a minute that the other end has vanished, as behind a dead link."""
+    with _socket_of(connection) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+            end.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _socket_of(connection: Connection) -> socket.socket:
+    """Return a socket of its own for a connection; closing it leaves the connection open."""
+    return socket.socket(fileno=os.dup(connection.fileno()))

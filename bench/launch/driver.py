@@ -152,7 +152,7 @@ class Driver:
             budget_seconds=max(deadline - time.monotonic(), 0.0),
             run_seconds=max(end - time.monotonic(), 0.0),
             hosts=tuple(monitor.hellos[rank].host for rank in sorted(monitor.hellos)),
-            meeting=monitor.meeting,
+            meeting=monitor.hellos[0].meeting,
         )
 
     def _weight(self, case: Case) -> float:

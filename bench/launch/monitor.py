@@ -2,11 +2,10 @@
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bench.launch.control_channel import (
-    Disconnected,
     Done,
     DriverServer,
     Finished,
@@ -55,43 +54,41 @@ class RankMonitor:
     def assemble(self, timeout_seconds: float) -> Failure | None:
         deadline = time.monotonic() + timeout_seconds
         while len(self.hellos) < self._size:
-            self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
+            self._hear(deadline)
             if self._gone or self._gang.ended():
                 return self._ended_early("before every rank had started")
             if time.monotonic() > deadline:
-                missing = sorted(set(range(self._size)) - set(self.hellos))
-                told = f"{self._named(missing)} did not start within {timeout_seconds:.0f} s"
+                missing = self._named([rank for rank in range(self._size) if rank not in self.hellos])
+                return Failure(status="failed", reason=f"{missing} did not start within {timeout_seconds:.0f} s")
+        for rank, hello in self.hellos.items():
+            if hello.size != self._size:
+                told = f"rank {rank} is in a world of {hello.size} ranks; {self._size} were asked for"
                 return Failure(status="failed", reason=told)
-        wrong = [hello for hello in self.hellos.values() if hello.size != self._size]
-        if wrong:
-            told = f"rank {wrong[0].rank} is in a world of {wrong[0].size} ranks; {self._size} were asked for"
-            return Failure(status="failed", reason=told)
         self._last_finished = time.monotonic()
         return None
 
-    @property
-    def meeting(self) -> str:
-        return self.hellos[0].meeting
-
-    def send(self, job: Job) -> None:
+    def send(self, message: Job | StatusRequest) -> None:
         for rank in self.hellos:
-            self._server.send(rank, job)
+            self._server.send(rank, message)
 
     def outcome(self, index: int, timeout_seconds: float) -> Outcome | Failure:
         while index not in self._finished:
-            deadline = self._deadline(index, timeout_seconds)
-            self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
-            trouble = None if index in self._finished else self._trouble(index, deadline, timeout_seconds)
-            if trouble is not None and index not in self._finished:  # it may end well while we ask what is wrong
+            # before the first case ranks may take long to find each other
+            patience = timeout_seconds if self._started else max(timeout_seconds, START_SECONDS)
+            deadline = self._started.get(index, self._last_finished) + patience
+            self._hear(deadline)
+            if index in self._finished:
+                break
+            if self._broken or self._dead() or self._gang.ended():
+                trouble = self._ended_early("while it was measured")
+            elif time.monotonic() > deadline:
+                trouble = self._hung(index, timeout_seconds)
+            else:
+                continue
+            if index not in self._finished:  # it may end well while we ask what is wrong
                 return trouble
         self._last_finished = time.monotonic()
         return self._finished[index]
-
-    def _deadline(self, index: int, timeout_seconds: float) -> float:
-        """Return when the case counts as hung; before the first one ranks may take long to find each other."""
-        if index in self._started:
-            return self._started[index] + timeout_seconds
-        return self._last_finished + (timeout_seconds if self._started else max(timeout_seconds, START_SECONDS))
 
     def silent_hosts(self) -> set[str]:
         """Return the hosts none of whose ranks has answered when all were asked where they are."""
@@ -103,43 +100,33 @@ class RankMonitor:
         if self.can_restart:
             self._hear_until(self._gang.ended, timeout_seconds)
 
-    def _trouble(self, index: int, deadline: float, timeout_seconds: float) -> Failure | None:
-        if self._broken or self._dead():
-            return self._ended_early(None)
-        if self._gang.ended():
-            return self._ended_early("while it was measured")
-        return self._hung(index, timeout_seconds) if time.monotonic() > deadline else None
-
-    def _dead(self) -> list[int]:
-        return [rank for rank in self._gone if rank not in self._bye]
-
-    def _hear(self, timeout_seconds: float) -> None:
-        event = self._server.next(timeout_seconds)
-        if event is None:
-            return
-        match event.what:
-            case Hello() as hello:
-                self.hellos[event.rank] = hello
-            case Started(index=index):
+    def _hear(self, deadline: float) -> None:
+        match self._server.next(min(_TICK_SECONDS, deadline - time.monotonic())):
+            case rank, Hello() as hello:
+                self.hellos[rank] = hello
+            case rank, Started(index=index):
                 self._started.setdefault(index, time.monotonic())
-                self._reached[event.rank] = index
-            case Finished(index=index, outcome=outcome):
+                self._reached[rank] = index
+            case _, Finished(index=index, outcome=outcome):
                 self._finished[index] = outcome
-            case Raised() as broken:
-                self._broken[event.rank] = broken
-            case StatusReply() as where:
-                self._where[event.rank] = where
-            case Done():
-                self._bye.add(event.rank)
-            case Disconnected():
-                self._gone.append(event.rank)
+            case rank, Raised() as broken:
+                self._broken[rank] = broken
+            case rank, StatusReply() as where:
+                self._where[rank] = where
+            case rank, Done():
+                self._bye.add(rank)
+            case rank, None:
+                self._gone.append(rank)
 
     def _hear_until(self, done: Callable[[], bool], timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds
         while not done() and time.monotonic() < deadline:
-            self._hear(min(_TICK_SECONDS, deadline - time.monotonic()))
+            self._hear(deadline)
 
-    def _ended_early(self, when: str | None) -> Failure:
+    def _dead(self) -> list[int]:
+        return [rank for rank in self._gone if rank not in self._bye]
+
+    def _ended_early(self, when: str) -> Failure:
         """Explain the death or the exception of a rank; the first dead is the culprit, others fell with it."""
         grace = _GRACE_SECONDS if self._dead() else _SHORT_GRACE
         # where every rank has raised nobody dies, and torchrun waits with us
@@ -147,8 +134,7 @@ class RankMonitor:
         if self._gang.ended():  # what the ranks said last is still on its way
             self._hear_until(lambda: self.hellos.keys() <= set(self._gone), _SHORT_GRACE)
         exits = self._gang.exits()
-        dead = [rank for rank in self._dead() if rank not in self._broken]
-        if dead:
+        if dead := [rank for rank in self._dead() if rank not in self._broken]:
             guilty = _guilty(dead, exits)
             reason = f"{self._named(guilty)} died: {_exit_words(exits.get(guilty[0]))}"
         elif self._broken:
@@ -157,32 +143,17 @@ class RankMonitor:
         else:
             told = self._gang.last_error() or "their output is in the run's logs"
             reason = f"the ranks ended {when}; {told}"
-        states = tuple(self._last_state(rank, exits) for rank in sorted(self.hellos))
-        return Failure(status="failed", reason=reason, ranks=states)
-
-    def _named(self, ranks: list[int]) -> str:
-        hosts = {rank: hello.host for rank, hello in self.hellos.items()}
-        several = len(set(hosts.values())) > 1
-        names = [f"{rank} ({hosts[rank]})" if several and rank in hosts else str(rank) for rank in ranks]
-        return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
-
-    def _state(self, rank: int, state: str, stack: str = "") -> RankState:
-        hello = self.hellos[rank]
-        return RankState(rank=rank, host=hello.host, pid=hello.pid, state=state, stack=stack)
-
-    def _last_state(self, rank: int, exits: dict[int, int]) -> RankState:
-        broken = self._broken.get(rank)
-        if broken is not None:
-            return self._state(rank, f"raised {broken.error}", broken.stack)
-        return self._state(rank, f"died: {_exit_words(exits.get(rank))}" if rank in self._gone else "alive")
+        states = {
+            rank: f"died: {_exit_words(exits.get(rank))}" if rank in self._gone else "alive" for rank in self.hellos
+        }
+        states |= {rank: f"raised {broken.error}" for rank, broken in self._broken.items()}
+        return self._failure("failed", reason, states, self._broken)
 
     def _hung(self, index: int, timeout_seconds: float) -> Failure:
         self._where.clear()
-        for rank in self.hellos:
-            self._server.send(rank, StatusRequest())
+        self.send(StatusRequest())
         self._hear_until(lambda: len(self._where) == self._size, _GRACE_SECONDS)
-        late = self._late(index)
-        if late:
+        if late := self._late(index):
             told = f"{self._named(late)} did not arrive"
         elif not self._where:
             told = "no rank answers"
@@ -190,11 +161,11 @@ class RankMonitor:
             told = "every rank arrived and waits; see their stacks"
         else:
             told = "no rank has begun it; see their stacks"
-        return Failure(
-            status="hang",
-            reason=f"no end within {timeout_seconds:g} s: {told}",
-            ranks=tuple(self._hung_state(rank) for rank in sorted(self.hellos)),
-        )
+        states = {rank: f"{where.phase}, step {where.steps}" for rank, where in self._where.items()}
+        for rank in self.hellos.keys() - self._where.keys():
+            seen = local_state(self.hellos[rank])
+            states[rank] = f"no answer (process is {seen})" if seen else "no answer"
+        return self._failure("hang", f"no end within {timeout_seconds:g} s: {told}", states, self._where)
 
     def _late(self, index: int) -> list[int]:
         """Return the ranks that did not arrive where the others wait, by the first of these that tells ranks apart.
@@ -208,12 +179,21 @@ class RankMonitor:
         elsewhere = [rank for rank, where in self._where.items() if not where.communicates]
         return next((sorted(late) for late in (silent, absent, behind, elsewhere) if 0 < len(late) < self._size), [])
 
-    def _hung_state(self, rank: int) -> RankState:
-        where = self._where.get(rank)
-        if where is not None:
-            return self._state(rank, f"{where.phase}, step {where.steps}", where.stack)
-        seen = local_state(self.hellos[rank])
-        return self._state(rank, f"no answer (process is {seen})" if seen else "no answer")
+    def _named(self, ranks: list[int]) -> str:
+        hosts = {rank: hello.host for rank, hello in self.hellos.items()}
+        several = len(set(hosts.values())) > 1
+        names = [f"{rank} ({hosts[rank]})" if several and rank in hosts else str(rank) for rank in ranks]
+        return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
+
+    def _failure(
+        self, status: Status, reason: str, states: Mapping[int, str], heard: Mapping[int, Raised | StatusReply]
+    ) -> Failure:
+        stacks = {rank: message.stack for rank, message in heard.items()}
+        ranks = (
+            RankState(rank=rank, host=hello.host, pid=hello.pid, state=states[rank], stack=stacks.get(rank, ""))
+            for rank, hello in sorted(self.hellos.items())
+        )
+        return Failure(status=status, reason=reason, ranks=tuple(ranks))
 
 
 def _guilty(dead: list[int], exits: dict[int, int]) -> list[int]:

@@ -24,7 +24,6 @@ from bench.launch.control_channel import (
     ADDRESS_VARIABLE,
     KEY_VARIABLE,
     LEFT_OUT,
-    Disconnected,
     Done,
     DriverServer,
     Finished,
@@ -66,22 +65,22 @@ def heard(hub: DriverServer, kind: type[Any]) -> Any:
     while time.monotonic() < deadline:
         event = hub.next(deadline - time.monotonic())
         assert event is not None
-        if isinstance(event.what, kind):
-            return event.what
+        if isinstance(event[1], kind):
+            return event[1]
     raise AssertionError(f"no {kind.__name__}")
 
 
-def everything(hub: DriverServer, last: type[Any]) -> list[FromRank | Disconnected]:
+def everything(hub: DriverServer, last: type[Any]) -> list[FromRank | None]:
     """Return all that one rank says up to its last word."""
-    said: list[FromRank | Disconnected] = []
+    said: list[FromRank | None] = []
     while not (said and isinstance(said[-1], last)):
         event = hub.next(PATIENCE)
         assert event is not None
-        said.append(event.what)
+        said.append(event[1])
     return said
 
 
-def outcomes(said: list[FromRank | Disconnected]) -> list[Outcome]:
+def outcomes(said: list[FromRank | None]) -> list[Outcome]:
     return [what.outcome for what in said if isinstance(what, Finished)]
 
 
