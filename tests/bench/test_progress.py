@@ -84,18 +84,6 @@ def test_a_rank_that_computes_with_torch_does_not_communicate_and_its_stack_is_n
     assert "in look" not in where.stack
 
 
-def test_the_phase_is_the_last_one_entered_and_steps_are_those_of_the_case() -> None:
-    progress = Progress()
-    where = progress.where()
-    assert (where.phase, where.steps, where.communicates) == ("starting", 0, False)
-    for phase, steps in (("prepare", 0), ("check", 1), ("warm-up", 4), ("timed", 10), ("check", 10)):
-        progress.enter(phase)
-        progress.steps = max(progress.steps, steps)
-        assert (progress.where().phase, progress.where().steps) == (phase, steps)
-    progress.enter("prepare")
-    assert progress.where().steps == 0
-
-
 def test_a_thread_that_is_gone_has_no_stack() -> None:
     made: list[Progress] = []
     thread = threading.Thread(target=lambda: made.append(Progress()))

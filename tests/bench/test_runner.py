@@ -122,6 +122,7 @@ class Ran:
 
 def run(world: World, params: dict[str, Value], prepared_by: str, injection: FaultSpec | None) -> Ran:
     progress, outcome, error = Progress(), Outcome(status="failed"), ""
+    progress.steps = 1000  # of the case before
     case = make_case("custom.faulty", prepared_by, params)
     try:
         outcome = run_case(case, world, MEASURE, 60.0, progress, fault=injection)

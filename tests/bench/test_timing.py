@@ -20,19 +20,7 @@ from ranks import Ranks
 
 from bench.plan.plan import Measure
 from bench.rank import timing
-from bench.rank.timing import (
-    ARRIVAL,
-    DURATION,
-    EXIT,
-    ISSUE,
-    Progress,
-    Timed,
-    Timing,
-    gather_stamps,
-    sampler,
-    take_samples,
-    time_steps,
-)
+from bench.rank.timing import ARRIVAL, DURATION, EXIT, ISSUE, Progress, Timed, Timing, gather_stamps, sampler
 from bench.results.records import Stop
 from bench.world.world import World
 
@@ -68,7 +56,7 @@ class LateWorld(World):
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a rank saw of ``time_steps``: the result (on rank 0), its own log, and where it stood at the end."""
+    """What a rank saw of ``Timing.run``: the result (on rank 0), its own log, and where it stood at the end."""
 
     timed: Timed | None
     log: list[str]
@@ -89,14 +77,13 @@ def fake_time() -> Iterator[HeldTime]:
         yield clock
 
 
-def timing_of(world: World, measure: Measure, budget_seconds: float, mode: str = "blocking") -> Timing:
-    return Timing(measure=measure, ranks=range(world.size), budget_seconds=budget_seconds, mode=mode)
+def timing_of(subject: Scripted, world: World, measure: Measure, **more: Any) -> Timing:
+    return Timing(subject=subject, world=world, progress=Progress(), measure=measure, ranks=range(world.size), **more)
 
 
-def see(subject: Scripted, world: World, how: Timing) -> Seen:
-    progress = Progress()
-    timed = time_steps(subject, world, how, progress)
-    return Seen(timed=timed, log=subject.calls, phase=progress.phase, samples_begun=progress.steps)
+def see(subject: Scripted, how: Timing) -> Seen:
+    timed = how.run()
+    return Seen(timed=timed, log=subject.calls, phase=how.progress.phase, samples_begun=how.progress.steps)
 
 
 def scripted(
@@ -111,7 +98,7 @@ def scripted(
     durations = cycle(steps_ns[world.rank])
     with fake_time() as clock:
         subject = Scripted(lambda: clock.sleep_ns(next(durations)), lambda: clock.sleep_ns(reset_ns))
-        return see(subject, world, timing_of(world, measure, budget_seconds, mode))
+        return see(subject, timing_of(subject, world, measure, budget_seconds=budget_seconds, mode=mode))
 
 
 def scripted_all(world: World, scripts: list[dict[str, Any]]) -> list[Seen]:
@@ -129,17 +116,16 @@ def timed_for_real(world: World, dawdle_in: str) -> Seen:
     on_reset = dawdle if dawdle_in == "reset" else lambda: None
     subject = Scripted(lambda: dist.all_reduce(number, group=world.group), on_reset)
     place = LateWorld(**vars(world)) if dawdle_in == "arrival" else world
-    return see(subject, place, timing_of(world, Measure(warmup=1, max_iterations=12), 60.0))
+    return see(subject, timing_of(subject, place, Measure(warmup=1, max_iterations=12), budget_seconds=60.0))
 
 
 def sampled(world: World, steps: int, count: int) -> tuple[list[list[int]], list[str], int]:
     """Take samples of 3 ms steps on a fake clock; return the stamps, the log and the count that a watcher would see."""
-    progress = Progress()
     with fake_time() as clock:
         subject = Scripted(lambda: clock.sleep_ns(3 * MS), lambda: clock.sleep_ns(10 * MS))
-        sample = sampler("pipelined", subject, world, steps)
-        stamps = take_samples(subject, sample, world, timing_of(world, QUICK, 0.0), count, progress)
-    return stamps.tolist(), subject.calls, progress.steps
+        how = timing_of(subject, world, QUICK, budget_seconds=0.0)
+        stamps = how.take(sampler("pipelined", subject, world, steps), count)
+    return stamps.tolist(), subject.calls, how.progress.steps
 
 
 def stamps_together(world: World, offsets_ns: tuple[int, ...]) -> Any:
@@ -212,7 +198,7 @@ def test_what_stamps_say_of_each_iteration() -> None:
     assert seen.seconds() == [667e-9, 333e-9, 3e-6], "whole nanoseconds even of a part of a sample"
     assert seen.skew_seconds() == [1e-6, 3e-6, 0.9e-6], "from the first arrival to the last"
     assert seen.transfer_seconds() == [2e-6, 1e-6, 8.1e-6], "from the last arrival to the last exit"
-    assert (seen.last_in(), seen.last_out()) == ([1, 0, 2], [1, 0, 0])
+    assert (seen.last(ARRIVAL), seen.last(EXIT)) == ([1, 0, 2], [1, 0, 0])
     assert seen.issue_seconds() == [3e-9, 7e-9, 0.0]
     stamps[ISSUE] = 0
     assert seen.issue_seconds() == [], "issue and wait were not apart"
@@ -281,16 +267,21 @@ def test_warm_up_is_counted_not_timed_and_bounded_by_its_share_of_the_budget(two
         assert seen.result.seconds() == [0.2] * 6, budget
 
 
-def test_a_pipelined_sample_lasts_five_milliseconds_within_limits() -> None:
-    for first_ns, steps in {0: 64, 50_000: 64, 100_000: 50, 2 * MS: 4, 10**10: 4}.items():
-        first = torch.tensor([[0], [first_ns], [first_ns], [0]])
-        for mode, planned in (("pipelined", steps), ("blocking", 1)):
-            how = Timing(measure=Measure(warmup=5), ranks=range(2), budget_seconds=1e9, mode=mode)
-            assert timing._plan_warmup(first, 0.001, how) == (4, planned), (first_ns, mode)
+def test_a_pipelined_sample_lasts_five_milliseconds_within_limits(two_ranks: Ranks) -> None:
+    steps_of = {0: 64, 50_000: 64, 100_000: 50, 2 * MS: 4, 10**10: 4}
+    how: dict[str, Any] = {"reset_ns": MS, "measure": Measure(warmup=5, max_iterations=6)}
+    for mode in ("pipelined", "blocking"):
+        scripts = [{"steps_ns": [[step_ns]] * 2, "mode": mode, **how} for step_ns in steps_of]
+        for seen, steps in zip(
+            two_ranks.call("test_timing:scripted_all", scripts=scripts)[0], steps_of.values(), strict=True
+        ):
+            planned = (seen.result.warmup, seen.result.steps_per_sample)
+            assert planned == (5, steps if mode == "pipelined" else 1), (mode, steps)
 
 
 def test_noise_has_converged_when_two_doublings_hardly_narrowed_the_interval() -> None:
     settled: list[list[float | None]] = [[0.3, 0.3, 0.3], [0.3, 0.29, 0.28], [0.9, 0.3, 0.3, 0.3]]
     moving: list[list[float | None]] = [[0.3, 0.2, 0.2], [0.2, 0.2, 0.1], [0.3, 0.3, 0.3, 0.1], [0.3, 0.3]]
     for widths in [*settled, *moving, [None, 0.3, 0.3]]:
-        assert timing._no_longer_shrinks(widths) == (widths in settled), widths
+        converged = timing._why_stop(100, widths, Measure(precision=0.0), 1.0) == "converged"
+        assert converged == (widths in settled), widths

@@ -15,7 +15,7 @@ from on_two_ranks import on_two_ranks
 from bench.operations.collectives import all_reduce
 from bench.operations.operation import Operation
 from bench.plan.plan import Measure
-from bench.rank.timing import DURATION, Progress, Timing, gather_stamps, sampler, take_samples
+from bench.rank.timing import DURATION, Progress, Timing, gather_stamps, sampler
 from bench.results.stats import median
 from bench.text import format_size
 from bench.world.world import World
@@ -39,9 +39,15 @@ def bare(buffer: torch.Tensor, count: int, world: World, *, fresh: bool) -> torc
 
 def measured(subject: Operation, count: int, world: World) -> list[float]:
     """Return the ns of each of ``count`` steps by parbench's loop, on rank 0."""
-    timing = Timing(measure=Measure(), ranks=range(world.size), budget_seconds=0.0)
-    sample = sampler("blocking", subject, world, 1)
-    stamps = gather_stamps(take_samples(subject, sample, world, timing, count, Progress()), world, timing.ranks)
+    timing = Timing(
+        subject=subject,
+        world=world,
+        progress=Progress(),
+        measure=Measure(),
+        ranks=range(world.size),
+        budget_seconds=0.0,
+    )
+    stamps = gather_stamps(timing.take(sampler("blocking", subject, world, 1), count), world, timing.ranks)
     return [] if stamps is None else stamps[DURATION].max(axis=0).tolist()
 
 

@@ -14,7 +14,7 @@ from on_two_ranks import on_two_ranks
 
 from bench.operations.collectives import all_reduce
 from bench.plan.plan import Measure
-from bench.rank.timing import Progress, Timing, time_steps
+from bench.rank.timing import Progress, Timing
 from bench.results.stats import within_launch
 from bench.text import format_size
 from bench.world.world import World
@@ -47,8 +47,14 @@ def sweep(world: World, measure: Measure) -> Sweep | None:
     began, rows = time.perf_counter(), {}
     for size_bytes in SIZES:
         subject = all_reduce(world, size_bytes=size_bytes, dtype="float32")
-        timing = Timing(measure=measure, ranks=range(world.size), budget_seconds=BUDGET_SECONDS)
-        timed = time_steps(subject, world, timing, Progress())
+        timed = Timing(
+            subject=subject,
+            world=world,
+            progress=Progress(),
+            measure=measure,
+            ranks=range(world.size),
+            budget_seconds=BUDGET_SECONDS,
+        ).run()
         if timed is not None:
             seconds = timed.seconds()
             width = within_launch(seconds).half_width
