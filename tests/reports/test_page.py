@@ -241,7 +241,7 @@ def test_a_pipeline_without_a_timeline_has_no_chart_and_unreadable_facts_are_sai
     assert "<figcaption>" not in html
     html = told(pipeline_record(measured=[[["<nonsense>", 0, 1]], []]))
     assert 'id="pipelines"' not in html
-    assert "No pipeline facts: the pipeline of workload.pp" in html
+    assert "its details of pipeline cannot be read: " in html
     assert "&lt;nonsense&gt;" in html
 
 
