@@ -110,6 +110,7 @@ def run(
 ) -> None:
     """Measure collectives, point-to-point and training steps, and say what was seen."""
     from bench.launch.measure import run_options
+    from bench.launch.processes import leave
     from bench.plan.options import Options
 
     if as_json and form != "tables":
@@ -122,10 +123,8 @@ def run(
     if as_json:
         click.echo(path, err=True)
     code = house.exit_code(path) if as_json else house.show(path, form)
-    if "RANK" in os.environ:  # a driver among ranks may have a thread that waits for ever
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if "RANK" in os.environ:
+        leave(code)
     sys.exit(code)
 
 

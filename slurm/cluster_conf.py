@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.text import UserError
+from bench.text import UserError, counted
 
 CONTROLLER = "ctl"
 CONTROLLER_PORT = 6817
@@ -109,7 +109,7 @@ def address(name: str) -> str:
 
 def emulated(spec: ClusterSpec, cores: int) -> str:
     """Return, in words, what stands in for a cluster: it marks every record that is measured there."""
-    words = [f"{spec.nodes} node{'s' * (spec.nodes != 1)} on one machine of {cores} core{'s' * (cores != 1)}"]
+    words = [f"{counted(spec.nodes, 'node')} on one machine of {counted(cores, 'core')}"]
     if spec.link:
         words.append(f"links of {spec.link}")
     words += [f"{name} of {rate}" for name, rate in spec.slow]

@@ -11,7 +11,7 @@ import msgspec
 
 from bench.plan.cases import load_catalogue
 from bench.results.runs import utc_now
-from bench.text import UserError, did_you_mean, listed, parse_duration
+from bench.text import UserError, counted, did_you_mean, listed, parse_duration
 from slurm.estimate import about, estimate, table
 from slurm.expand import expand
 from slurm.folder import Job, append_job, create_folder, load_jobs, slug, write_sweep
@@ -46,7 +46,7 @@ def submit(
         return 0
     folder = create_folder(parent, sweep.name)
     for job in _write_and_send(sweep, folder, slurm):
-        click.echo(f"job {job.id}: {_count(len(job.points), 'point')} on {_count(job.nodes, 'node')}")
+        click.echo(f"job {job.id}: {counted(len(job.points), 'point')} on {counted(job.nodes, 'node')}")
     if wait:
         from slurm.status import follow
 
@@ -200,7 +200,9 @@ def too_long(sweep: Sweep) -> list[str]:
     if not found:
         return []
     needed, given = about(max(point.seconds for point in found)), about(sweep.time_seconds or 0)
-    return [f"{_count(len(found), 'point')} of up to {needed} may not fit into jobs of {given}, and would be postponed"]
+    return [
+        f"{counted(len(found), 'point')} of up to {needed} may not fit into jobs of {given}, and would be postponed"
+    ]
 
 
 def _names(partitions: Sequence[Partition]) -> str:
@@ -220,9 +222,5 @@ def _show_scripts(sweep: Sweep, parent: Path) -> None:
     first, *others = batches(sweep)
     folder = parent.absolute() / f"UTC-{slug(sweep.name)}-HEX"
     click.echo(f"\n{script_text(sweep, folder, first)}")
-    more = f"; {_count(len(others), 'script')} more, of the same form" if others else ""
+    more = f"; {counted(len(others), 'script')} more, of the same form" if others else ""
     click.echo(f"dry run: nothing was submitted{more}")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

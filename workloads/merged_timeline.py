@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import cast
 
-from bench.results.records import COMM, COMPUTE, COPY, MOST_INTERVALS, PHASE, Interval, RankTimeline, Timeline
+from bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
 from bench.world.world import World
 from workloads.communication import Call
 from workloads.intervals import Span, difference, intersection
 from workloads.trace import Trace
+
+_MOST_INTERVALS = 200_000
 
 
 def merged_timeline(world: World, trace: Trace, axes: Sequence[str], calls: Sequence[Call]) -> Timeline | None:
@@ -24,7 +26,7 @@ def merged_timeline(world: World, trace: Trace, axes: Sequence[str], calls: Sequ
         uncertainty_seconds=world.clock.uncertainty_ns / 1e9,
         ranks=tuple(cast(list[RankTimeline], world.gather(mine))),
     )
-    return timeline if timeline.num_intervals <= MOST_INTERVALS else None
+    return timeline if sum(len(rank.intervals) for rank in timeline.ranks) <= _MOST_INTERVALS else None
 
 
 def rank_timeline(

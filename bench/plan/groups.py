@@ -121,14 +121,14 @@ def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
         match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", word, re.ASCII)
         if match is None:
             raise UserError(f"pairs {text!r}: {word!r} is no pair; write two ranks as 0-3, and pairs as '0-3 1-2'")
-        one, other = int(match[1]), int(match[2])
-        for rank in (one, other):
+        pair = int(match[1]), int(match[2])
+        for rank in pair:
             if rank >= n:
                 raise UserError(f"pairs {text!r}: rank {rank} is not one of the {n} ranks")
             if rank in met:
                 raise UserError(f"pairs {text!r}: rank {rank} is named twice; a rank meets one other in a round")
             met.add(rank)
-        pairs.append((min(one, other), max(one, other)))
+        pairs.append((min(pair), max(pair)))
     return tuple(pairs)
 
 

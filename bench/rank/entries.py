@@ -1,7 +1,6 @@
 """How ranks begin under srun, or where another launcher has started them."""
 
 import os
-import sys
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
@@ -14,6 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE
 from bench.launch.driver import StartRanks
 from bench.launch.launchers import ExternalLauncher, Launcher, loopback_variables
+from bench.launch.processes import leave
 from bench.machine.environment import interface_of
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from bench.machine.world_spec import Joined
@@ -59,9 +59,7 @@ def srun() -> None:
     rank = os.environ["SLURM_PROCID"]
     os.environ.update(RANK=rank, WORLD_SIZE=os.environ["SLURM_NTASKS"], LOCAL_RANK=os.environ["SLURM_LOCALID"])
     work(os.environ[ADDRESS_VARIABLE], os.environ[KEY_VARIABLE], meeting=Meeting(int(rank)))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # the interpreter's own way out takes a noticeable part of a launch
+    leave(0)
 
 
 def join(timeout_seconds: float) -> None:

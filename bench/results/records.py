@@ -64,7 +64,6 @@ def _most_often(ranks: Sequence[int], total: int) -> tuple[int | None, float | N
 COMPUTE, COPY, PHASE = "compute", "copy", "phase"
 COMM = "comm"
 """Communication's streams are named ``comm AXIS``."""
-MOST_INTERVALS = 200_000
 
 
 class Interval(msgspec.Struct, frozen=True, array_like=True):
@@ -91,10 +90,6 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     clock: str
     uncertainty_seconds: float
     ranks: tuple[RankTimeline, ...]
-
-    @property
-    def num_intervals(self) -> int:
-        return sum(len(rank.intervals) for rank in self.ranks)
 
 
 def encode_timeline(timeline: Timeline) -> bytes:

@@ -292,11 +292,11 @@ def test_the_same_timeline_is_the_same_bytes_and_plain_json() -> None:
     assert content[4:8] == bytes(4), "gzip's header holds no time"
     [first, _] = json.loads(gzip.decompress(content))["ranks"]
     assert first["intervals"] == [["comm dp", "all_reduce", 2.0, 4.25], ["compute", "compute", 1.0, 3.0]]
-    assert TIMELINE.num_intervals == 4
 
 
 def test_what_is_no_timeline_is_refused() -> None:
-    for content in (b"", b"{}", gzip.compress(b"{}"), gzip.compress(b'{"ranks": 3'), b"\x1f\x8b\x08"):
+    damaged = gzip.compress(b"{}")[:10] + b"\xff" * 9
+    for content in (b"", b"{}", gzip.compress(b"{}"), gzip.compress(b'{"ranks": 3'), b"\x1f\x8b\x08", damaged):
         with pytest.raises(ValueError, match=r".+") as caught:
             decode_timeline(content)
         assert not isinstance(caught.value, UserError), content
