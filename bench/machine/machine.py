@@ -1,10 +1,9 @@
 """What this process may use: cores, memory and GPUs, found without importing torch."""
 
-import ast
 import importlib.metadata
 import importlib.util
 import os
-import shutil
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ from typing import TypeVar
 import psutil
 
 _T = TypeVar("_T")
-_QUERY = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-_QUERY_TIMEOUT_SECONDS = 10
+_QUERY_SECONDS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +81,28 @@ def affinity() -> frozenset[int]:
 
 def available_cores(root: Path = Path("/")) -> int:
     """Return the size of the affinity, limited by the CPU quotas of the cgroups under ``root``; at least 1."""
-    quotas = [quota for folder in _cgroup_folders(root, "cpu") if (quota := _cpu_quota(folder)) is not None]
-    return max(1, int(min([len(affinity()), *quotas])))
+    limits: list[float] = [len(affinity())]
+    for folder in _cgroup_folders(root, "cpu"):
+        v1 = [contents(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        quota, period = (whole_number(word) for word in (contents(folder / "cpu.max") or "").split() or v1)
+        if quota and period:
+            limits.append(quota / period)
+    return max(1, int(min(limits)))
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes free without swapping, limited by the memory cgroups under ``root``."""
-    spare = [room for folder in _cgroup_folders(root, "memory") if (room := _memory_room(folder)) is not None]
-    return max(0, min([int(psutil.virtual_memory().available), *spare]))
+    """Return the bytes free without swapping, limited by the memory cgroups under ``root``, cache not counted."""
+    limits: list[int] = [psutil.virtual_memory().available]
+    for folder in _cgroup_folders(root, "memory"):
+        for limit_name, usage_name, cache_name in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # huge where unlimited
+        ):
+            limit, usage = (whole_number(contents(folder / name)) for name in (limit_name, usage_name))
+            if limit is not None and usage is not None:
+                cache = re.search(rf"^{cache_name} (\d+)$", contents(folder / "memory.stat") or "", re.MULTILINE)
+                limits.append(limit - usage + (int(cache[1]) if cache else 0))
+    return max(0, min(limits))
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
@@ -106,82 +118,42 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
             yield from (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
 
 
-def _cpu_quota(folder: Path) -> float | None:
-    """Return the cores' worth of time a cgroup allows, None if it sets no limit."""
-    words = (contents(folder / "cpu.max") or "").split() or [
-        contents(folder / "cpu.cfs_quota_us") or "",
-        contents(folder / "cpu.cfs_period_us") or "",
-    ]
-    quota, period = (whole_number(word) for word in words)
-    return quota / period if quota and period else None
-
-
-def _memory_room(folder: Path) -> int | None:
-    """Return the bytes a cgroup still allows, None if it sets no limit; an unlimited v1 cgroup gives a huge number."""
-    for limit_name, usage_name, cache_name in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        limit, usage = whole_number(contents(folder / limit_name)), whole_number(contents(folder / usage_name))
-        if limit is not None and usage is not None:
-            statistics = (contents(folder / "memory.stat") or "").splitlines()
-            cache = dict(line.split(maxsplit=1) for line in statistics).get(cache_name)
-            return limit - usage + (whole_number(cache) or 0)
-    return None
+def nvidia_smi(environ: Mapping[str, str], *words: str) -> str:
+    """Return what ``nvidia-smi`` tells; nothing where it is absent, fails or does not answer."""
+    command = ["nvidia-smi", *words]
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, check=True, timeout=_QUERY_SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode(errors="replace")
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return the GPUs ``nvidia-smi`` lists and ``CUDA_VISIBLE_DEVICES`` leaves; none if it is absent or fails."""
-    command = shutil.which("nvidia-smi", path=environ.get("PATH"))
-    if command is None:
-        return ()
-    try:
-        done = subprocess.run(
-            [command, *_QUERY],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_QUERY_TIMEOUT_SECONDS,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ()
+    """Return the GPUs ``nvidia-smi`` lists and ``CUDA_VISIBLE_DEVICES`` leaves."""
+    told = nvidia_smi(environ, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
     gpus = []
-    for line in done.stdout.splitlines():
-        name, comma, mebibytes = line.rpartition(",")
-        if comma:
-            memory = whole_number(mebibytes)
-            gpus.append(Gpu(name=name.strip(), memory_bytes=None if memory is None else memory << 20))
+    for name, mebibytes in re.findall("^(.*),(.*)$", told, re.MULTILINE):
+        memory = whole_number(mebibytes)
+        gpus.append(Gpu(name=name.strip(), memory_bytes=None if memory is None else memory << 20))
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    return tuple(gpus if visible is None or not gpus else _restricted(gpus, visible))
-
-
-def _restricted(gpus: list[Gpu], visible: str) -> Iterator[Gpu]:
+    if visible is None or not gpus:
+        return tuple(gpus)
+    left = []
     for entry in (word.strip() for word in visible.split(",")):
         index = whole_number(entry)
         if index is not None and index < len(gpus):
-            yield gpus[index]
+            left.append(gpus[index])
         elif entry.startswith(("GPU-", "MIG-")):
             # which GPU an identifier stands for is known only where all are alike, the size of a slice never
-            yield gpus[0] if len(set(gpus)) == 1 and entry.startswith("GPU-") else Gpu(name=entry)
+            left.append(gpus[0] if len(set(gpus)) == 1 and entry.startswith("GPU-") else Gpu(name=entry))
         else:
-            return  # CUDA hides an entry it does not know, and all that follow it
+            break  # CUDA hides an entry it does not know, and all that follow it
+    return tuple(left)
 
 
 def _torch_has_cuda() -> bool | None:
     """Say whether the installed torch was built for CUDA, from its ``version.py``; None if that cannot be read."""
     spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        statements = ast.parse(contents(Path(spec.origin).with_name("version.py")) or "").body
-    except SyntaxError:
-        return None
-    for statement in statements:
-        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == "cuda" for target in targets):
-            value = getattr(statement, "value", None)
-            return bool(value.value) if isinstance(value, ast.Constant) else None
-    return None
+    version = None if spec is None or spec.origin is None else contents(Path(spec.origin).with_name("version.py"))
+    found = re.search(r"^cuda\b[^=\n]*= *(None|'.+'|\".+\")", version or "", re.MULTILINE)
+    return None if found is None else found[1] != "None"

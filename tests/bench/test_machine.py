@@ -150,7 +150,7 @@ def test_a_driver_that_is_absent_fails_or_does_not_answer_has_no_gpus(
     assert seen(tmp_path, f"{BOTH}\nexit 9") == ()
     write_tool(tmp_path, "nvidia-smi", "").write_bytes(b"\x7fELF, but no program")
     assert visible_gpus({"PATH": str(tmp_path)}) == ()
-    monkeypatch.setattr(machine, "_QUERY_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(machine, "_QUERY_SECONDS", 0.2)
     assert seen(tmp_path, f"{BOTH}\nexec /bin/sleep 20") == ()
 
 
