@@ -15,21 +15,13 @@ import msgspec
 import psutil
 
 from bench.launch.control_channel import Hello
-from bench.launch.processes import end_process, kill, start_process
+from bench.launch.processes import start_process
 from bench.machine.environment import interface_of
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, more_options
 
-_SCANCEL_SECONDS = 10
+_PATIENCE_SECONDS = 5.0
 # srun says it of the first task that ends badly; what it says of others is that it killed them for that
 _ENDED = re.compile(r"^srun: error: \S+: tasks? (?P<first>\d+)[\d,-]*: (?P<how>.+?)\s*$", re.MULTILINE)
-_EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
-_SIGNALS = {
-    "Killed": signal.SIGKILL,
-    "Aborted": signal.SIGABRT,
-    "Terminated": signal.SIGTERM,
-    "Segmentation fault": signal.SIGSEGV,
-    "Bus error": signal.SIGBUS,
-}
 
 
 class Launcher(Protocol):
@@ -55,10 +47,7 @@ class Launcher(Protocol):
 
 
 class ExternalLauncher(Launcher):
-    """Ranks that another launcher started, this process among them: they cannot be started again from here.
-
-    They end when the driver's process does, and their launcher sees it.
-    """
+    """Ranks that another launcher started, this process among them: they end with it, and cannot be started again."""
 
     can_restart = False
 
@@ -75,49 +64,43 @@ class _StartedLauncher(Launcher):
     def end(self, ranks: Iterable[Hello]) -> None:
         for hello in ranks:
             if hello.host == socket.gethostname():
-                kill(hello.pid)
-        end_process(self._process)
+                with suppress(ProcessLookupError):
+                    os.kill(hello.pid, signal.SIGKILL)
+        self._process.terminate()
+        try:
+            self._process.wait(_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 class TorchrunLauncher(_StartedLauncher):
     """Ranks on this node, started by torchrun with a free port; their output goes to ``logs/gang-<number>``."""
 
     def __init__(self, nproc: int, logs: Path, number: int, variables: Mapping[str, str]) -> None:
-        self._folder = logs / f"gang-{number}"
-        self._folder.mkdir(parents=True)
-        self._exits = self._folder / "exits.json"
+        folder = logs / f"gang-{number}"
+        self._exits = folder / "exits.json"
         command = [sys.executable, "-m", "bench.launch.torchrun_entry", "--standalone", "--local-addr", "127.0.0.1"]
-        command += ["--nproc-per-node", str(nproc), "--log-dir", str(self._folder), "--redirects", "3"]
-        environment = {
-            **os.environ,
-            **variables,
-            "PYTHONSAFEPATH": "1",
-            "PARBENCH_EXITS": str(self._exits),
-            "PARBENCH_DRIVER_PID": str(os.getpid()),
-        }
-        self._process = start_process([*command, "-m", "bench.rank.worker"], environment, self._folder / "torchrun.log")
+        command += ["--nproc-per-node", str(nproc), "--log-dir", str(folder), "--redirects", "3"]
+        command += ["-m", "bench.rank.worker"]
+        entry = {"PARBENCH_EXITS": str(self._exits), "PARBENCH_DRIVER_PID": str(os.getpid())}
+        self._process = start_process(command, {**variables, **entry}, folder / "torchrun.log")
 
     def exits(self) -> dict[int, int]:
-        if not self._exits.exists():
-            return {}
-        return msgspec.json.decode(self._exits.read_bytes(), type=dict[int, int])
+        return msgspec.json.decode(self._exits.read_bytes(), type=dict[int, int]) if self._exits.exists() else {}
 
 
 class SrunLauncher(_StartedLauncher):
     """Ranks on several nodes, a job step of theirs; srun's own words go to ``logs/gang-<number>/srun.log``."""
 
     def __init__(
-        self, spread: NodeLayout, logs: Path, number: int, variables: Mapping[str, str], nodelist: str | None = None
+        self, layout: NodeLayout, logs: Path, number: int, variables: Mapping[str, str], nodelist: str | None = None
     ) -> None:
         folder = (logs / f"gang-{number}").absolute()
-        folder.mkdir(parents=True)
         self._log = folder / "srun.log"
-        environment = {**os.environ, **variables, "PYTHONSAFEPATH": "1"}
-        command = srun_command(spread, folder, environment, nodelist, more_options(os.environ))
-        self._process = start_process(command, environment, self._log)
+        self._process = start_process(srun_command(layout, folder, os.environ, nodelist), variables, self._log)
 
     def exits(self) -> dict[int, int]:
-        """Return how the first rank that ended badly did, as srun tells it."""
         return parse_exits(self._log.read_text(errors="replace"))
 
     def last_error(self) -> str:
@@ -132,39 +115,37 @@ class SrunLauncher(_StartedLauncher):
         for step in {hello.step for hello in hellos if hello.step and running}:
             # a step that has ended by itself is no fault; where scancel fails, ranks end as their driver has hung up
             with suppress(OSError, subprocess.TimeoutExpired):
-                command = ["scancel", "--signal=KILL", step]
-                subprocess.run(command, capture_output=True, timeout=_SCANCEL_SECONDS, check=False)
+                subprocess.run(["scancel", "--signal=KILL", step], capture_output=True, timeout=10, check=False)
 
 
 def srun_command(
-    spread: NodeLayout, folder: Path, environ: Mapping[str, str], nodelist: str | None = None, more: Iterable[str] = ()
+    layout: NodeLayout, folder: Path, environ: Mapping[str, str], nodelist: str | None = None
 ) -> list[str]:
     """Return srun's words; a rank's output goes to ``rank-<n>.log`` in the folder, which all nodes share.
 
     The tasks of each node are said, for ``-N2 -n4`` may place three and one; so are the CPUs of a task, which srun has
     not inherited since Slurm 22.05. A step may overlap one that still dies on a node that does not answer.
     """
-    words = ["srun", f"--nodes={spread.nodes}", f"--ntasks={spread.ranks}"]
-    words += [f"--ntasks-per-node={spread.ntasks_per_node}", f"--distribution={spread.placement}"]
+    words = ["srun", f"--nodes={layout.nodes}", f"--ntasks={layout.ranks}"]
+    words += [f"--ntasks-per-node={layout.ntasks_per_node}", f"--distribution={layout.placement}"]
     words += ["--kill-on-bad-exit=1", "--mpi=none", "--overlap", "--input=none", "--export=ALL"]
     if environ.get("SLURM_CPUS_PER_TASK"):
         words.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
     if nodelist:
         words.append(f"--nodelist={nodelist}")
-    words += [f"--output={folder}/rank-%t.log", f"--error={folder}/rank-%t.log", *more]
+    words += [f"--output={folder}/rank-%t.log", f"--error={folder}/rank-%t.log", *more_options(environ)]
     return [*words, sys.executable, "-m", "bench.rank.entries"]
 
 
 def parse_exits(text: str) -> dict[int, int]:
     """Return the first bad end that srun tells of, by rank; nothing where it tells of none, or in other words."""
-    found = _ENDED.search(text)
-    if found is None:
+    if (found := _ENDED.search(text)) is None:
         return {}
-    code = _EXIT_CODE.match(found["how"])
-    if code is not None:
-        return {int(found["first"]): int(code[1])}
-    number = next((sign for name, sign in _SIGNALS.items() if found["how"].startswith(name)), None)
-    return {} if number is None else {int(found["first"]): -int(number)}
+    rank, how = int(found["first"]), found["how"]
+    if code := re.match(r"Exited with exit code (\d+)", how):
+        return {rank: int(code[1])}
+    sign = next((sign for sign in signal.Signals if how.startswith(str(signal.strsignal(sign)))), None)
+    return {} if sign is None else {rank: -sign}
 
 
 def local_state(hello: Hello) -> str | None:
@@ -178,7 +159,6 @@ def local_state(hello: Hello) -> str | None:
 
 
 def loopback_variables() -> dict[str, str]:
-    """Return what keeps gloo's groups within this node; ranks of NCCL have one too, for control."""
+    """Return what keeps gloo's groups within this node; by host name gloo may pick an interface that is not up."""
     loopback = interface_of("127.0.0.1")
-    # by host name gloo may pick an interface that is not even up
     return {} if loopback is None else {INTERFACE_VARIABLE: loopback}

@@ -143,9 +143,8 @@ class RankMonitor:
         else:
             told = self._gang.last_error() or "their output is in the run's logs"
             reason = f"the ranks ended {when}; {told}"
-        states = {
-            rank: f"died: {_exit_words(exits.get(rank))}" if rank in self._gone else "alive" for rank in self.hellos
-        }
+        states = dict.fromkeys(self.hellos, "alive")
+        states |= {rank: f"died: {_exit_words(exits.get(rank))}" for rank in self._gone}
         states |= {rank: f"raised {broken.error}" for rank, broken in self._broken.items()}
         return self._failure("failed", reason, states, self._broken)
 

@@ -3,17 +3,14 @@
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from typing import NoReturn
-
-_PR_SET_PDEATHSIG = 1
-_PATIENCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +23,7 @@ class Ended:
 
 def die_with_parent(sign: signal.Signals) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(sign))
+        ctypes.CDLL(None).prctl(1, int(sign))  # PR_SET_PDEATHSIG
 
 
 def leave(code: int) -> NoReturn:
@@ -54,12 +51,12 @@ def run_child(command: Sequence[str], *, env: Mapping[str, str] | None = None, c
 
     SIGTERM and Ctrl-C end the child by SIGTERM, which stops ``parbench run`` cleanly, then raise ``KeyboardInterrupt``.
     """
-    with subprocess.Popen(
+    with Popen(
         command,
         env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE if catch_stderr else None,
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=PIPE if catch_stderr else None,
         text=True,
         errors="replace",
         process_group=0,  # a terminal's Ctrl-C would reach it beside our SIGTERM, and disturb its stopping
@@ -75,28 +72,9 @@ def run_child(command: Sequence[str], *, env: Mapping[str, str] | None = None, c
     return Ended(code=child.returncode, told=told or "")
 
 
-def start_process(command: Sequence[str], environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
-    """Start a launcher whose output goes to a file; Ctrl-C is the driver's alone."""
+def start_process(command: Sequence[str], variables: Mapping[str, str], log: Path) -> Popen[bytes]:
+    """Start a launcher with more variables, its output in a file of a new folder; Ctrl-C is the driver's alone."""
+    log.parent.mkdir(parents=True)
+    environment = {**os.environ, **variables, "PYTHONSAFEPATH": "1"}
     with log.open("wb") as file:
-        return subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def end_process(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    try:
-        process.wait(_PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        return Popen(command, env=environment, stdin=DEVNULL, stdout=file, stderr=STDOUT, start_new_session=True)

@@ -12,8 +12,6 @@ from bench.plan.cases import Case
 from bench.results.records import Record, encode
 from bench.text import format_duration
 
-_PLAIN_EVERY_SECONDS = 5.0
-
 
 class Display:
     """Shows progress; what went badly is a line of its own at once, with ``as_json`` every record on stdout too."""
@@ -24,16 +22,9 @@ class Display:
         self._total, self._done = total, 0
         self._began = self._said = time.monotonic()
         self._prefix = ""
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
+        shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        left = (TextColumn("left"), TimeRemainingColumn())
+        self._bar = Progress(*shown, *left, console=self._console, disable=not self._console.is_terminal)
         self._task = self._bar.add_task("starting ranks", total=total)
 
     def __enter__(self) -> Self:
@@ -59,7 +50,7 @@ class Display:
         self._bar.update(self._task, completed=self._done)
         if record.status in ("failed", "hang", "wrong"):
             self._console.print(f"{record.status}: {record.case.label}: {record.reason}", markup=False)
-        elif time.monotonic() - self._said > _PLAIN_EVERY_SECONDS:
+        elif time.monotonic() - self._said > 5.0:
             left = (time.monotonic() - self._began) / self._done * (self._total - self._done)
             self._plain(f"{self._prefix}: {self._done} of {self._total} cases, about {format_duration(left)} left")
 

@@ -13,15 +13,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from bench.launch.processes import die_with_parent
 
-EXITS_VARIABLE = "PARBENCH_EXITS"
-DRIVER_VARIABLE = "PARBENCH_DRIVER_PID"
-_LOOK_SECONDS = 1.0
-_GRACE_SECONDS = 5.0
-
 
 def main() -> int:
     die_with_parent(signal.SIGTERM)
-    driver = int(os.environ[DRIVER_VARIABLE])
+    driver = int(os.environ["PARBENCH_DRIVER_PID"])
     if os.getppid() != driver:
         return 1  # the driver had ended before we could ask to be told
     threading.Thread(target=_outlive_briefly, args=(driver,), daemon=True).start()
@@ -29,7 +24,7 @@ def main() -> int:
         run.main(sys.argv[1:])
     except ChildFailedError as error:
         exits = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        Path(os.environ[EXITS_VARIABLE]).write_bytes(msgspec.json.encode(exits))
+        Path(os.environ["PARBENCH_EXITS"]).write_bytes(msgspec.json.encode(exits))
         return 1
     return 0
 
@@ -37,8 +32,8 @@ def main() -> int:
 def _outlive_briefly(driver: int) -> None:
     """End this process for good soon after its driver: torchrun may wait half a minute for ranks that are gone."""
     while os.getppid() == driver:
-        time.sleep(_LOOK_SECONDS)
-    time.sleep(_GRACE_SECONDS)
+        time.sleep(1.0)
+    time.sleep(5.0)
     os._exit(1)
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from fakes import HERE, wait_until
 
-from bench.launch import processes
+from bench.launch import launchers
 from bench.launch.control_channel import DriverServer, Hello
 from bench.launch.launchers import (
     ExternalLauncher,
@@ -111,7 +111,7 @@ def test_an_end_kills_ranks_of_this_host_stopped_or_gone_and_torchrun(
 
 
 def test_a_torchrun_that_does_not_end_is_killed(gang: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(launchers, "_PATIENCE_SECONDS", 0.3)
     begun = gang("trap '' TERM\ntouch $PARBENCH_EXITS.trapped\nwhile true; do sleep 0.05; done")
     wait_until(lambda: (tmp_path / "logs" / "gang-0" / "exits.json.trapped").exists())
     began = time.monotonic()

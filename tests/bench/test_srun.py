@@ -60,7 +60,8 @@ class FakeSlurm:
 def test_the_step_is_said_whole_and_nothing_is_left_to_inherit_and_srun_must_be_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    words = srun_command(SPREAD, Path("/shared/logs"), {"SLURM_CPUS_PER_TASK": "4"}, "n[2-3]", ["--container-image=x"])
+    told = {"SLURM_CPUS_PER_TASK": "4", "PARBENCH_SRUN_OPTIONS": "--container-image=x"}
+    words = srun_command(SPREAD, Path("/shared/logs"), told, "n[2-3]")
     always = "srun --nodes=2 --ntasks=6 --ntasks-per-node=3 --distribution=cyclic --kill-on-bad-exit=1 --mpi=none"
     always += " --overlap --input=none --export=ALL"
     logs = ["--output=/shared/logs/rank-%t.log", "--error=/shared/logs/rank-%t.log"]
