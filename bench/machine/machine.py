@@ -37,29 +37,29 @@ class Machine:
 
 
 def inspect_machine(environ: Mapping[str, str]) -> Machine:
+    torch = importlib.util.find_spec("torch")
+    built = contents(Path(torch.origin).with_name("version.py")) if torch and torch.origin else None
+    cuda = re.search(r"^cuda\b[^=\n]*= *(None|'.+'|\".+\")", built or "", re.MULTILINE)
     return Machine(
         cores=available_cores(),
         physical_cores=psutil.cpu_count(logical=False),
         memory_bytes=available_memory_bytes(),
         gpus=visible_gpus(environ),
         torch_version=package_version("torch"),
-        torch_has_cuda=_torch_has_cuda(),
+        torch_has_cuda=None if cuda is None else cuda[1] != "None",
     )
-
-
-def package_version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def or_none(ask: Callable[[], _T]) -> _T | None:
     """Return what the system answers, None where it cannot tell."""
     try:
         return ask()
-    except OSError:
+    except (OSError, ImportError, subprocess.SubprocessError):
         return None
+
+
+def package_version(name: str) -> str | None:
+    return or_none(lambda: importlib.metadata.version(name))
 
 
 def contents(path: Path) -> str | None:
@@ -121,11 +121,10 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
 def nvidia_smi(environ: Mapping[str, str], *words: str) -> str:
     """Return what ``nvidia-smi`` tells; nothing where it is absent, fails or does not answer."""
     command = ["nvidia-smi", *words]
-    try:
-        done = subprocess.run(command, env=environ, capture_output=True, check=True, timeout=_QUERY_SECONDS)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.decode(errors="replace")
+    done = or_none(
+        lambda: subprocess.run(command, env=environ, capture_output=True, check=True, timeout=_QUERY_SECONDS)
+    )
+    return "" if done is None else done.stdout.decode(errors="replace")
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
@@ -149,11 +148,3 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
         else:
             break  # CUDA hides an entry it does not know, and all that follow it
     return tuple(left)
-
-
-def _torch_has_cuda() -> bool | None:
-    """Say whether the installed torch was built for CUDA, from its ``version.py``; None if that cannot be read."""
-    spec = importlib.util.find_spec("torch")
-    version = None if spec is None or spec.origin is None else contents(Path(spec.origin).with_name("version.py"))
-    found = re.search(r"^cuda\b[^=\n]*= *(None|'.+'|\".+\")", version or "", re.MULTILINE)
-    return None if found is None else found[1] != "None"

@@ -198,7 +198,8 @@ def _where(options: Options, joined: Joined | None) -> tuple[WorldChoice, NodeLa
         allow_single=options.allow_single or many,
     )
     if joined is not None:
-        return replace(chosen, spec=joined.spec(chosen.spec)), None
+        spec = replace(chosen.spec, nproc=joined.size, nodes=-(-joined.size // joined.local_size))
+        return replace(chosen, spec=spec), None
     if allocation is None:
         return chosen, None
     each = chosen.spec.nproc if options.ntasks_per_node is None else options.ntasks_per_node
