@@ -15,11 +15,10 @@ from workloads.hybrid.hybrid_case import PARAMS as HYBRID
 from workloads.hybrid.hybrid_case import refuse_hybrid, with_experts
 from workloads.pipeline.pipeline_case import PARAMS as PIPELINE
 from workloads.pipeline.pipeline_case import each_schedule, refuse_pipeline
-from workloads.shapes import BATCH, COMMON, MODEL, PRECISION, Shape, shape_of
+from workloads.shapes import BATCH, BUCKET, COMMON, MODEL, PRECISION, Shape, shape_of
 
 Refuse = Callable[[Shape, Mapping[str, Value], int], str | None]
 
-BUCKET = Param(name="bucket_mb", kind="float", default=25.0, minimum=0.001, help="gradient bucket, MiB")
 STATIC_GRAPH = Param(name="static_graph", kind="bool", default=False, optional=True, help="DDP's static graph")
 NO_SYNC = Param(
     name="no_sync", kind="bool", default=False, optional=True, help="sum gradients after the last microbatch alone"

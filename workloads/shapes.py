@@ -99,6 +99,9 @@ CHECKPOINTING = Param(
 )
 COMMON = (*MODEL, *BATCH, PRECISION, CHECKPOINTING, COMPUTE)
 """What all training steps have."""
+BUCKET = Param(name="bucket_mb", kind="float", default=25.0, minimum=0.001, help="gradient bucket, MiB")
+"""DDP's, whose own default it is; steps that sum gradients by DDP without the parameter have it too."""
+BUCKET_BYTES = int(float(BUCKET.default) * 2**20)
 
 
 def shape_of(params: Mapping[str, Value]) -> Shape:

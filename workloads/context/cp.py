@@ -35,11 +35,10 @@ from workloads.ddp import num_elements, wrap
 from workloads.layout import Layout
 from workloads.model import Attention, Core, Transformer, build, rotate
 from workloads.optimizer import make_optimizer
-from workloads.shapes import Shape
+from workloads.shapes import BUCKET, Shape
 from workloads.timed import Waiter, tell_apart
 from workloads.training import Options, TrainingStep
 
-_BUCKET_MB = 25.0
 _ROUNDS = 3
 
 Groups = Mapping[str, dist.ProcessGroup]
@@ -108,7 +107,7 @@ class ContextStep(TrainingStep):
         self._core = core_of(plan, world.rank, world.device, axes, kernel, self._recorder)
         self._sent = _attention_bytes(plan, options)
         _give(model, self._core, torch.tensor(plan.places(world.rank), device=world.device))
-        ddp = wrap(model, world, _BUCKET_MB)
+        ddp = wrap(model, world, float(BUCKET.default))
         gradients = ddp_sent_bytes(
             num_elements(model), options.dtype.itemsize, world.size, num_synchronisations=options.accumulation
         )

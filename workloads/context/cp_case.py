@@ -46,7 +46,7 @@ def refuse_context(shape: Shape, params: Mapping[str, Value], nproc: int) -> str
 
 def refuse_place(params: Mapping[str, Value], spec: WorldSpec) -> str | None:
     """Refuse torch's own method where torch has none."""
-    return refusal_of_place(str(params.get("method", METHOD.default)), spec.backend, spec.device)
+    return refusal_of_place(str(params["method"]), spec.backend, spec.device)
 
 
 def ulysses_of(method: str, given: int, ranks: int) -> int:

@@ -15,9 +15,8 @@ from workloads.ddp import wrap
 from workloads.fsdp import what_stays_exposed
 from workloads.layout import make_mesh
 from workloads.model import Transformer
+from workloads.shapes import BUCKET
 from workloads.training import Options
-
-_BUCKET_MB = 25.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,7 @@ def wrap_around(model: Transformer, world: World, options: Options, routed: Sequ
     experts = {id(parameter) for parameter in routed}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in experts]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
-    ddp = wrap(model, world, _BUCKET_MB)
+    ddp = wrap(model, world, float(BUCKET.default))
 
     def synchronized(last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last else ddp.no_sync()

@@ -12,8 +12,8 @@ from workloads.planner.expert_places import expert_places, expert_shards
 from workloads.planner.link_time import Call
 from workloads.planner.placement import Place, place_of
 from workloads.planner.stage_parts import Part, elements_of, sends_of, summed_elements
+from workloads.shapes import BUCKET_BYTES
 
-BUCKET_BYTES = 25 * 2**20  # DDP's own
 _COLLECTIVE_CP = ("ulysses", "allgather_kv")
 
 

@@ -14,7 +14,7 @@ CUDA's kernel for float32 (memory-efficient attention, for as many key heads as 
 
 from dataclasses import dataclass
 
-from workloads.compute_kind import REAL, parse_compute
+from workloads.compute_kind import parse_compute
 from workloads.hybrid.axes import coordinate_of, mesh_of
 from workloads.hybrid.hybrid_activations import activation_bytes_of
 from workloads.pipeline.pipeline_case import pipeline_of
@@ -91,18 +91,18 @@ def _pass_of(step: Step) -> Pass:
 
 
 def _checkpointing(step: Step) -> str:
-    return str(step.params.get("checkpointing", "none"))
+    return str(step.params["checkpointing"])
 
 
 def _is_timed(step: Step) -> bool:
-    return parse_compute(str(step.params.get("compute", REAL))) is not None
+    return parse_compute(str(step.params["compute"])) is not None
 
 
 def _on_mesh(step: Step) -> float | None:
     """Return the fullest rank's of a dense model with real compute."""
-    if int(step.params.get("experts", 0)) or _is_timed(step):
+    if int(step.params["experts"]) or _is_timed(step):
         return None
-    mesh = mesh_of(str(step.params["mesh"])) if step.params.get("mesh") else {"dp": step.ranks}
+    mesh = mesh_of(str(step.params["mesh"])) if step.params["mesh"] else {"dp": step.ranks}
     return max(
         activation_bytes_of(
             step.shape,
@@ -111,9 +111,9 @@ def _on_mesh(step: Step) -> float | None:
             microbatch=int(step.params["microbatch"]),
             microbatches=step.microbatches,
             element_bytes=step.element_bytes,
-            schedule=str(step.params.get("schedule", "1f1b")),
-            chunks=int(step.params.get("chunks", 0)),
-            split=str(step.params.get("split", "")),
+            schedule=str(step.params["schedule"]),
+            chunks=int(step.params["chunks"]),
+            split=str(step.params["split"]),
             checkpointing=_checkpointing(step),
             fused_norms=step.device != "cpu",
         )

@@ -20,7 +20,7 @@ from workloads.planner.link_time import Call
 from workloads.planner.row_exchanges import attention_calls, expert_step
 from workloads.planner.row_step import Expected, Step, call_of
 from workloads.planner.stage_parts import parts_of
-from workloads.shapes import num_parameters
+from workloads.shapes import BUCKET, num_parameters
 
 __all__ = ["KINDS", "Expected", "Step", "expected"]
 
@@ -40,7 +40,7 @@ def _ddp(step: Step) -> Expected:
 def _gradients(step: Step) -> tuple[Call, ...]:
     """DDP's buckets, summed after each microbatch unless only the last one is."""
     whole = num_parameters(step.shape) * step.element_bytes
-    buckets = max(1, -(-whole // int(float(step.params.get("bucket_mb", 25.0)) * _MEBI)))
+    buckets = max(1, -(-whole // int(float(step.params.get("bucket_mb", BUCKET.default)) * _MEBI)))
     rounds = 1 if step.params.get("no_sync") else step.microbatches
     return (call_of(step, "dp", "all_reduce", whole / buckets, buckets * rounds, step.ranks),)
 
@@ -62,7 +62,7 @@ def _zero3(step: Step) -> Expected:
 
 def _hsdp(step: Step) -> Expected:
     """FSDP within shards; each unit's shard of gradients is summed over replicas. The root stays gathered."""
-    shards = int(step.params.get("shard", 0)) or max(2, step.ranks // 2)
+    shards = int(step.params["shard"]) or max(2, step.ranks // 2)
     within = [replace(call, axis="shard") for call in _sharded(step, _parts(step), shards, root_gathers=1)]
     across = [
         call_of(step, "replicate", "all_reduce", call.num_bytes / shards, call.count, step.ranks // shards)
@@ -151,12 +151,12 @@ def _pp(step: Step) -> Expected:
 
 def _hybrid(step: Step) -> Expected | str:
     """The planner's own calls, as a measured step makes them; mixtures of experts route as they like."""
-    mesh = mesh_of(str(step.params["mesh"])) if step.params.get("mesh") else {"dp": step.ranks}
-    if int(step.params.get("experts", 0)):
+    mesh = mesh_of(str(step.params["mesh"])) if step.params["mesh"] else {"dp": step.ranks}
+    if int(step.params["experts"]):
         return "hybrid with experts: its communication depends on routes"
-    if step.params.get("split"):
+    if step.params["split"]:
         return f"hybrid with split = {step.params['split']}: the planner gives every stage as many layers"
-    how = str(step.params.get("checkpointing", "none"))
+    how = str(step.params["checkpointing"])
     if how == "selective":
         return "hybrid with checkpointing = selective: it sends again what the planner's keeps"
     ask = as_measured(
@@ -166,9 +166,9 @@ def _hybrid(step: Step) -> Expected | str:
             microbatch=int(step.params["microbatch"]),
             microbatches=step.microbatches,
             element_bytes=step.element_bytes,
-            schedule=str(step.params.get("schedule", "1f1b")),
-            chunks=int(step.params.get("chunks", 0)),
-            cp_method=str(step.params.get("cp_method", "ring")),
+            schedule=str(step.params["schedule"]),
+            chunks=int(step.params["chunks"]),
+            cp_method=str(step.params["cp_method"]),
             checkpointing="full" if how == "full" else "none",
         ),
         step.device,
@@ -183,7 +183,7 @@ def _hybrid(step: Step) -> Expected | str:
 
 def _cp(step: Step) -> Expected | str:
     """DDP over all ranks, and what a method of attention exchanges."""
-    if step.params.get("attention", "real") != "real":
+    if step.params["attention"] != "real":
         return f"cp with attention = {step.params['attention']}: waits of tiles are no compute that was declared"
     return Expected(calls=(*attention_calls(step), *_gradients(step)), state=_state(step, "ddp", step.ranks))
 

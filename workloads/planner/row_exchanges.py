@@ -20,15 +20,15 @@ from workloads.experts.moe_costs import COUNT_BYTES
 from workloads.experts.routing import BALANCED
 from workloads.planner.link_time import Call
 from workloads.planner.row_step import Expected, Step, call_of
+from workloads.shapes import BUCKET_BYTES
 
 _FLOAT_BYTES = 4
-_BUCKET_BYTES = 25 * 2**20
 
 
 def attention_calls(step: Step) -> tuple[Call, ...]:
     """Return what attention over parts of sequences sends, by its method, of every layer and microbatch of a step."""
-    method = str(step.params.get("method", "ring"))
-    inner = ulysses_of(method, int(step.params.get("ulysses", 0)), step.ranks)
+    method = str(step.params["method"])
+    inner = ulysses_of(method, int(step.params["ulysses"]), step.ranks)
     if method == "ulysses":
         return tuple(_exchanges(step, "cp", inner))
     if method == "allgather_kv":
@@ -40,7 +40,7 @@ def attention_calls(step: Step) -> tuple[Call, ...]:
 
 def _passes(step: Step) -> tuple[int, int]:
     """Return the forward and the backward passes of layers in a step."""
-    again = 1 if step.params.get("checkpointing", "none") == "none" else 2
+    again = 1 if step.params["checkpointing"] == "none" else 2
     times = step.shape.layers * step.microbatches
     return again * times, times
 
@@ -96,8 +96,8 @@ def _unknown(step: Step, moe: Moe) -> str | None:
     if moe.variant != "all_to_all" or moe.capacity or moe.chunks > 1:
         how = f"variant = {moe.variant}, capacity = {moe.capacity:g}, chunks = {moe.chunks}"
         return f"{how}: only dropless all_to_all in one part has a closed form"
-    if moe.tp > 1 or moe.etp > 1 or step.params.get("fsdp"):
-        how = f"tp = {moe.tp}, etp = {moe.etp}, fsdp = {str(bool(step.params.get('fsdp'))).lower()}"
+    if moe.tp > 1 or moe.etp > 1 or step.params["fsdp"]:
+        how = f"tp = {moe.tp}, etp = {moe.etp}, fsdp = {str(bool(step.params['fsdp'])).lower()}"
         return f"{how}: only whole experts inside DDP have a closed form"
     return None
 
@@ -110,7 +110,7 @@ def _expert_calls(step: Step, moe: Moe, rest: int) -> Iterator[Call]:
     yield call_of(step, "ep", "all_to_all", rows * shape.hidden * step.element_bytes, flights, moe.ep)
     yield call_of(step, "ep", "all_to_all", moe.experts * COUNT_BYTES, forward, moe.ep)
     whole = rest * step.element_bytes
-    buckets = max(1, -(-whole // _BUCKET_BYTES))
+    buckets = max(1, -(-whole // BUCKET_BYTES))
     yield call_of(step, "dp", "all_reduce", whole / buckets, buckets, step.ranks)
     matrices = num_ffn_matrices(shape)
     held = moe.experts_per_rank * num_expert_parameters(shape, moe) * step.element_bytes

@@ -29,7 +29,7 @@ class Step:
     @property
     def element_bytes(self) -> int:
         """Of weights, gradients and activations."""
-        return 2 if self.params.get("precision", "float32") == "bfloat16" else 4
+        return 2 if self.params["precision"] == "bfloat16" else 4
 
     @property
     def microbatches(self) -> int:

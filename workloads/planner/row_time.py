@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.results.details import Action
-from workloads.compute_kind import REAL, parse_compute
+from workloads.compute_kind import parse_compute
 from workloads.hybrid.hybrid_tensors import parts_of_rank
 from workloads.pipeline.pipeline_case import Pipeline, pipeline_of
 from workloads.pipeline.simulate import simulate
 from workloads.planner.ddp_buckets import buckets_of, exposed_seconds
 from workloads.planner.link_time import Call, Seconds
 from workloads.planner.row_calls import Step
+from workloads.shapes import BUCKET
 
 _FORWARD, _BACKWARD = 1 / 3, 2 / 3  # of a layer's arithmetic: forward, then the gradients of inputs and of weights
 _BUCKETED = ("ddp", "zero1")
@@ -53,10 +54,10 @@ class _Parts:
 
 def declared_compute(step: Step) -> float | None:
     """Return the compute of a step whose compute is timed: 3 T a microbatch, a forward again if checkpointed."""
-    timed = parse_compute(str(step.params.get("compute", REAL)))
+    timed = parse_compute(str(step.params["compute"]))
     if timed is None:
         return None
-    passes = 4 if step.params.get("checkpointing", "none") == "full" else 3
+    passes = 4 if step.params["checkpointing"] == "full" else 3
     return passes * timed * step.microbatches
 
 
@@ -93,7 +94,7 @@ def _bucketed(parts: _Parts) -> RowTime:
         return _sum(parts, parts.took, "no rank to sum with")
     buckets = buckets_of(
         parts_of_rank(step.shape, (0,), (step.shape.layers,)),
-        cap_bytes=float(step.params.get("bucket_mb", 25.0)) * _MEBI,
+        cap_bytes=float(step.params.get("bucket_mb", BUCKET.default)) * _MEBI,
         element_bytes=step.element_bytes,
     )
     rounds = 1 if step.params.get("no_sync") else step.microbatches

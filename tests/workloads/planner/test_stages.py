@@ -15,7 +15,7 @@ from workloads.hybrid.hybrid_costs import sent_bytes, state_elements
 from workloads.pipeline.pp_held import peak_held
 from workloads.pipeline.schedules import NAMES, make_schedule
 from workloads.planner.ask import Ask, as_measured, refusal
-from workloads.planner.calls import BUCKET_BYTES, calls_of
+from workloads.planner.calls import calls_of
 from workloads.planner.catalog import model_of, num_model_parameters
 from workloads.planner.link_time import Call
 from workloads.planner.rank_memory import (
@@ -30,7 +30,7 @@ from workloads.planner.rank_memory import (
 )
 from workloads.planner.stage_flops import active_layer_weights, again_bytes, model_flops_per_token, stage_flops
 from workloads.planner.stage_parts import Part, elements_of, in_flight, parts_of, sends_of, stages_of, summed_elements
-from workloads.shapes import flops_per_token, num_layer_weights
+from workloads.shapes import BUCKET_BYTES, flops_per_token, num_layer_weights
 
 
 def test_in_flight_is_what_the_order_of_actions_holds_and_no_more_than_there_is() -> None:
