@@ -9,12 +9,12 @@ import msgspec
 
 from bench.plan.cases import Definition, select
 from bench.plan.params import Value
-from bench.plan.plan import Plan
+from bench.plan.plan import Entry, Plan
 from bench.text import UserError
 from slurm.estimate import point_seconds
 from slurm.exclude import Condition, check_names, parse_condition
 from slurm.feasible import plan_point
-from slurm.points import Placement, Point, PointCase, make_point, point_label
+from slurm.points import Placement, Point, make_point, point_label
 from slurm.sweep_axes import SHAPE, Combination, read_axes
 from slurm.sweepfile import SweepFile
 
@@ -130,13 +130,13 @@ class _Planner:
             words=words,
         )
 
-    def _cases(self, combination: Combination) -> tuple[PointCase, ...]:
+    def _cases(self, combination: Combination) -> tuple[Entry, ...]:
         """Return the file's cases, each with those of the varying parameters that it has."""
         varying = {name: choice.text for name, choice in combination.items() if name not in SHAPE}
         cases = []
         for case, params in zip(self._file.case, self._params, strict=True):
             own = {name: text for name, text in varying.items() if name in params}
-            cases.append(PointCase(name=case.name, set={**case.entry(self._catalogue).set, **own}))
+            cases.append(Entry(name=case.name, set={**case.entry(self._catalogue).set, **own}))
         return tuple(cases)
 
     def _words(self, combination: Combination, repeat: int) -> list[str]:
@@ -148,11 +148,10 @@ class _Planner:
             words.append(f"environment {combination['environment'].text}")
         return words if self._file.repeat == 1 else [*words, f"repeat {repeat}"]
 
-    def _plan(self, nodes: int, tasks: int, cases: tuple[PointCase, ...]) -> Plan:
+    def _plan(self, nodes: int, tasks: int, cases: tuple[Entry, ...]) -> Plan:
         key = nodes, tasks, msgspec.json.encode(cases)
         if key not in self._plans:
-            entries = [case.entry() for case in cases]
-            plan = plan_point(self._file, self._catalogue, nodes=nodes, ntasks_per_node=tasks, entries=entries)
+            plan = plan_point(self._file, self._catalogue, nodes=nodes, ntasks_per_node=tasks, entries=cases)
             self._plans[key] = plan
             self.notes += _skips(nodes, tasks, plan)
         return self._plans[key]

@@ -7,22 +7,12 @@ from typing import Literal
 import msgspec
 
 from bench.plan.plan import Entry
+from bench.text import counted
 
 SCHEMA = 1
 Mode = Literal["one", "array", "each"]
 Placement = Literal["block", "cyclic"]
 OnDeadNode = Literal["fail", "go-on"]
-
-
-class PointCase(msgspec.Struct, frozen=True, kw_only=True):
-    """One case of a point: a name or glob, and its parameters as the texts of ``--set``."""
-
-    name: str
-    set: dict[str, str] = {}
-
-    def entry(self) -> Entry:
-        """Return it as a preset's entry."""
-        return Entry(name=self.name, set=self.set)
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +30,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int
     environment: str
     variables: dict[str, str]
-    cases: tuple[PointCase, ...]
+    cases: tuple[Entry, ...]
     seconds: float
 
     @property
@@ -86,7 +76,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
 def point_label(nodes: int, ntasks_per_node: int, words: Sequence[str] = ()) -> str:
     """Return what people read of a point: ``4 nodes x 2, cyclic, dtype=float32``."""
-    return ", ".join([f"{nodes} {'node' if nodes == 1 else 'nodes'} x {ntasks_per_node}", *words])
+    return ", ".join([f"{counted(nodes, 'node')} x {ntasks_per_node}", *words])
 
 
 def make_point(
@@ -97,7 +87,7 @@ def make_point(
     repeat: int,
     environment: str,
     variables: Mapping[str, str],
-    cases: tuple[PointCase, ...],
+    cases: tuple[Entry, ...],
     seconds: float,
     words: Sequence[str] = (),
 ) -> Point:

@@ -1,8 +1,8 @@
 """What a run does: which cases, on how many ranks, measured how; presets, plan files and faults to inject."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
@@ -87,12 +87,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     spread: NodeLayout | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters, as the text of ``--set``, for the cases whose names fit a glob."""
 
     name: str
-    set: Mapping[str, str] = field(default_factory=dict)
+    set: dict[str, str] = {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from bench.text import UserError
 from slurm.estimate import START_SECONDS, about, estimate, job_seconds, point_seconds, table
 from slurm.expand import Expansion, expand
 from slurm.feasible import plan_point, possible
-from slurm.points import Point, PointCase, make_point
+from slurm.points import Point, make_point
 from slurm.sweepfile import SweepFile
 
-CASES = (PointCase(name="all_reduce", set={"dtype": "float32", "mode": "blocking"}),)
+CASES = (Entry(name="all_reduce", set={"dtype": "float32", "mode": "blocking"}),)
 
 
 def point(**changes: Any) -> Point:
@@ -169,15 +169,15 @@ def test_a_point_is_planned_for_the_ranks_of_all_its_nodes_as_the_file_and_else_
 def test_an_id_is_what_is_measured_and_where_and_nothing_else() -> None:
     assert len(point().id) == 12
     assert set(point().id) <= set("0123456789abcdef")
-    turned = (PointCase(name="all_reduce", set={"mode": "blocking", "dtype": "float32"}),)
+    turned = (Entry(name="all_reduce", set={"mode": "blocking", "dtype": "float32"}),)
     same: list[dict[str, Any]] = [{"words": ("other",)}, {"seconds": 99.0}]
     for change in [*same, {"cases": turned, "variables": {"A": "1", "NCCL_ALGO": "Ring"}}]:
         assert point(**change).id == point().id, change
-    float16 = (PointCase(name="all_reduce", set={"dtype": "float16", "mode": "blocking"}),)
+    float16 = (Entry(name="all_reduce", set={"dtype": "float16", "mode": "blocking"}),)
     other: list[dict[str, Any]] = [{"nodes": 2}, {"ntasks_per_node": 4}, {"placement": "cyclic"}, {"repeat": 2}]
     other += [{"environment": "tree"}, {"variables": {}}, {"cases": ()}, {"cases": float16}]
     assert len({point(**change).id for change in [{}, *other]}) == 1 + len(other)
-    assert (point().ranks, point().cases[0].entry()) == (8, entry(dtype="float32", mode="blocking"))
+    assert (point().ranks, point().cases[0]) == (8, entry(dtype="float32", mode="blocking"))
 
 
 def test_one_allocation_holds_its_largest_number_of_nodes_and_guesses_are_told_as_coarsely_as_they_deserve() -> None:

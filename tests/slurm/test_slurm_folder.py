@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sweeps import job, make_sweep
 
-from bench.plan.plan import PlanFile, read_plan_file
+from bench.plan.plan import Entry, PlanFile, read_plan_file
 from bench.text import UserError
 from slurm.folder import (
     FOLDERS,
@@ -22,7 +22,7 @@ from slurm.folder import (
     slug,
     write_sweep,
 )
-from slurm.points import Mode, Point, PointCase, Sweep, make_point
+from slurm.points import Mode, Point, Sweep, make_point
 from slurm.script import Batch, batches, indices, script_text
 
 
@@ -101,7 +101,7 @@ def planned(file: Path, sweep: Sweep, one: Point) -> PlanFile:
 
 
 def test_a_plan_file_says_whatever_the_point_measures_and_no_more(tmp_path: Path) -> None:
-    cases = (PointCase(name="all_reduce", set={"dtype": "float32,int8"}), PointCase(name="collective.*"))
+    cases = (Entry(name="all_reduce", set={"dtype": "float32,int8"}), Entry(name="collective.*"))
     given = {"preset": "smoke", "budget": "6s", "timeout": "10", "launches": 2, "backend": "gloo", "device": "cpu"}
     found = planned(tmp_path / "plan.toml", make_sweep([], **given, link="1gbit"), point(cases=cases))
     assert {name: getattr(found, name) for name in given} == given
@@ -110,7 +110,7 @@ def test_a_plan_file_says_whatever_the_point_measures_and_no_more(tmp_path: Path
     found = planned(tmp_path / "plan.toml", make_sweep([]), point())
     assert (found.preset, found.budget, found.case) == (None, None, ())
     for text in ('a"b\\c', "größe 😀", "a\x7fb\x01\t", "[x] = #1"):
-        one = point(cases=(PointCase(name=text, set={text: text}),))
+        one = point(cases=(Entry(name=text, set={text: text}),))
         [case] = planned(tmp_path / "plan.toml", make_sweep([]), one).case
         assert (case.name, case.set) == (text, {text: text})
     hostile = point(words=('x\nnproc = 3\n[[case]]\nname = "y"',))

@@ -4,14 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.plan.plan import Entry
 from slurm.folder import FOLDERS, Job, append_job, write_sweep
-from slurm.points import Point, PointCase, Sweep
+from slurm.points import Point, Sweep
 from slurm.system import Partition, QueuedJob, Slurm, SlurmError
 
 
 def point(number: int = 0, *, nodes: int = 2, seconds: float = 20.0, **more: Any) -> Point:
     given = {"ntasks_per_node": 1, "placement": "block", "repeat": 1, "environment": "", "variables": {}}
-    case = PointCase(name="collective.all_reduce", set={"size_bytes": "1K"})
+    case = Entry(name="collective.all_reduce", set={"size_bytes": "1K"})
     names = {"id": f"{number:04}abcdef{nodes:02}", "label": f"{nodes} nodes x 1, r{number}", "cases": (case,)}
     return Point(**{**given, **names, "nodes": nodes, "seconds": seconds, **more})
 
