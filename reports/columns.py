@@ -59,7 +59,7 @@ def fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
         lifted(column, lambda curve: curve.rows[0]) for column in columns if column.title in _IDENTITY[:3]
     ]
     ranks = words("ranks", _ranks, "ranks, and over how many nodes")
-    efficient = any(curve.efficiency.fraction is not None for curve in curves)
+    efficient = any(curve.efficiency is not None for curve in curves)
     return (
         *identity,
         *((ranks,) if len({row.world for row in firsts}) > 1 else ()),
@@ -271,13 +271,12 @@ def _fitted_bandwidth(name: str, factor: Callable[[Curve], float | None]) -> Col
 
 
 def _efficiency(curves: Sequence[Curve]) -> Column[Curve]:
-    against = next(curve.efficiency.against for curve in curves if curve.efficiency.against)
     return Column(
-        title=f"of {against}",
+        title=f"of {next(curve.ceiling.name for curve in curves if curve.ceiling)}",
         text=lambda curve: (
-            cells.percent(curve.efficiency.fraction) + (" (above: see note)" if curve.efficiency.note else "")
+            cells.percent(curve.efficiency) + (" (above: see note)" if (curve.efficiency or 0) > 1 else "")
         ),
-        sort=lambda curve: curve.efficiency.fraction,
+        sort=lambda curve: curve.efficiency,
         help="fitted busbw over the declared link's speed, or over a copy in memory on the same host",
         drop=2,
     )

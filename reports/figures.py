@@ -12,12 +12,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullLocator
 
-from bench.results.fit import Ceiling, Fit
+from bench.results.fit import Fit
 from bench.results.metrics import MetricValue
 from bench.text import format_size
 from reports import cells
 from reports.breakdown import broken_down, memory_lines, parts
-from reports.fits import Curve, size_of
+from reports.fits import Ceiling, Curve, size_of
 from reports.labels import operation, short_labels
 from reports.summary import Row
 from reports.svg import INK, SERIES, drawing

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from bench.results.fit import Ceiling
 from bench.results.runs import Run
 from reports.contrasts import Pairs, pairs
-from reports.fits import Curve, ceiling_of, fit_curves
+from reports.fits import Ceiling, Curve, ceiling_of, fit_curves
 from reports.lateness import Late, late_rows
 from reports.nodes.group_kinds import Kinds, kinds
 from reports.nodes.rank_hosts import Nodes, nodes_of

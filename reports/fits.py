@@ -3,26 +3,51 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.results.fit import COPY, LINK, METHOD, Ceiling, Efficiency, Fit, Point, efficiency, fit
+from bench.results.fit import METHOD, Fit, Point, fit
 from bench.results.runs import Run
 from reports import cells
 from reports.summary import Row
 
-_CEILINGS = {LINK: "the declared link", COPY: "a copy in memory that every rank of the host makes at once"}
+LINK, COPY = "link", "copy"
+_CEILINGS = {
+    LINK: (
+        "the declared link",
+        "above the link's speed: reduction in the network, caches or too slow a declared link can read so",
+    ),
+    COPY: (
+        "a copy in memory that every rank of the host makes at once",
+        "above the copy in memory: caches that hold the data, or memory that ranks share, can read so",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """What cannot be exceeded, one way: the declared speed of a link, or a copy in memory on the same host."""
+
+    name: str
+    bytes_per_second: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
     """Rows of one operation, mode, dtype and world in the order of size, with the fit that explains their times.
 
-    ``busbw_factor`` is bus bandwidth over algorithm bandwidth, None if unknown; the efficiency is that of the fitted
-    bus bandwidth against the ceiling.
+    ``busbw_factor`` is bus bandwidth over algorithm bandwidth, None if unknown.
     """
 
     rows: tuple[Row, ...]
     fit: Fit
     busbw_factor: float | None
-    efficiency: Efficiency
+    ceiling: Ceiling | None
+
+    @property
+    def efficiency(self) -> float | None:
+        """The fitted bus bandwidth of the largest sizes as a share of the ceiling, never clipped."""
+        rate = self.fit.segments[-1].bytes_per_second
+        if self.busbw_factor is None or rate is None or self.ceiling is None:
+            return None
+        return self.busbw_factor * rate / self.ceiling.bytes_per_second
 
 
 def ceiling_of(run: Run, rows: Sequence[Row]) -> Ceiling | None:
@@ -39,20 +64,24 @@ def fit_curves(rows: Sequence[Row], ceiling: Ceiling | None) -> tuple[Curve, ...
     groups: dict[object, list[Row]] = {}
     for row in rows:
         if row.is_communication and size_of(row) > 0 and _seconds(row) is not None:
-            groups.setdefault(_identity(row), []).append(row)
-    curves = (_curve(sorted(group, key=size_of), ceiling) for group in groups.values())
-    return tuple(curve for curve in curves if curve is not None)
+            params = frozenset((name, value) for name, value in row.case.params.items() if name != "size_bytes")
+            groups.setdefault((row.case.name, row.case.target, params, row.world), []).append(row)
+    curves = []
+    for group in groups.values():
+        ordered = sorted(group, key=size_of)
+        if found := fit(points_of(ordered)):
+            factor = next((known for row in reversed(ordered) if (known := _busbw_factor(row)) is not None), None)
+            curves.append(Curve(rows=tuple(ordered), fit=found, busbw_factor=factor, ceiling=ceiling))
+    return tuple(curves)
 
 
 def points_of(rows: Sequence[Row]) -> tuple[Point, ...]:
     """Return sizes and times, merged over launches, of the rows whose time is known and above zero."""
-    points = []
-    for row in rows:
-        seconds = _seconds(row)
-        if seconds is not None:
-            time = row.metrics["time"]
-            points.append(Point(size_bytes=size_of(row), seconds=seconds, low=time.low, high=time.high))
-    return tuple(points)
+    return tuple(
+        Point(size_bytes=size_of(row), seconds=seconds, low=row.metrics["time"].low, high=row.metrics["time"].high)
+        for row in rows
+        if (seconds := _seconds(row))
+    )
 
 
 def size_of(row: Row) -> int:
@@ -71,25 +100,11 @@ def fit_notes(curves: Sequence[Curve], ceiling: Ceiling | None) -> tuple[str, ..
     ]
     if ceiling is not None:
         rate = cells.quantity(ceiling.bytes_per_second, "B/s")
-        notes.append(f"Efficiency: fitted bus bandwidth over {_CEILINGS[ceiling.name]}, {rate}.")
-    above = dict.fromkeys(curve.efficiency.note for curve in curves if curve.efficiency.note)
-    return (*notes, *(f"Efficiency over 100 %: {note}." for note in above))
-
-
-def _identity(row: Row) -> object:
-    """Return what a curve's rows share: all but their size."""
-    params = frozenset((name, value) for name, value in row.case.params.items() if name != "size_bytes")
-    return row.case.name, row.case.target, params, row.world
-
-
-def _curve(rows: Sequence[Row], ceiling: Ceiling | None) -> Curve | None:
-    found = fit(points_of(rows))
-    if found is None:
-        return None
-    factor = next((known for row in reversed(rows) if (known := _busbw_factor(row)) is not None), None)
-    rate = found.segments[-1].bytes_per_second
-    busbw = None if factor is None or rate is None else factor * rate
-    return Curve(rows=tuple(rows), fit=found, busbw_factor=factor, efficiency=efficiency(busbw, ceiling))
+        what, above = _CEILINGS[ceiling.name]
+        notes.append(f"Efficiency: fitted bus bandwidth over {what}, {rate}.")
+        if any((curve.efficiency or 0) > 1 for curve in curves):
+            notes.append(f"Efficiency over 100 %: {above}.")
+    return tuple(notes)
 
 
 def _busbw_factor(row: Row) -> float | None:

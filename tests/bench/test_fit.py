@@ -272,9 +272,10 @@ def test_times_that_fall_with_size_have_no_slope_but_a_bound() -> None:
         assert segment.seconds_per_byte == 0
         assert (segment.bytes_per_second_low or 0) > 0
     falling = bare(lambda size: 20e-6 - size * 1e-11, NODE_PRESET[:4])
-    level = module._least_squares(falling, [1.0] * 4)
-    assert level.slope == 0
-    assert level.latency == pytest.approx(sum(point.seconds for point in falling) / 4)
+    sizes, times = np.array([(float(point.size_bytes), point.seconds) for point in falling]).T
+    level = module._least_squares(sizes, times, np.ones(4))
+    assert level.seconds_per_byte == 0
+    assert level.latency_seconds == pytest.approx(times.mean())
 
 
 def test_measured_intervals_widen_those_of_the_fit() -> None:
@@ -326,10 +327,10 @@ def test_the_factor_of_normal_errors_is_what_integration_says() -> None:
     assert variance / (squares / weights) == pytest.approx(module._NORMAL_VARIANCE, rel=1e-3)
 
 
-def pieces(error: float, level: float, lengths: Sequence[int], ways: int) -> "module._Pieces":
+def lines_of(error: float, level: float, *lengths: int) -> "list[module._Line]":
     """Return lines below all times by what makes every time's relative error ``level``; times are 1 + ``error``."""
-    parts = tuple(tuple(Point(size_bytes=size, seconds=1 + error) for size in range(1, n + 1)) for n in lengths)
-    return module._Pieces(parts, (module._Line((1 + error) / (1 + level), 0.0),) * len(parts), ways)
+    flat = (1 + error) / (1 + level)
+    return [module._Line(np.arange(1.0, n + 1), np.full(n, 1 + error), flat, 0.0) for n in lengths]
 
 
 def test_a_line_is_added_where_the_f_test_asks_for_it() -> None:
@@ -337,10 +338,10 @@ def test_a_line_is_added_where_the_f_test_asks_for_it() -> None:
     for lengths, freedom, extra in (((6, 6), 7, 0.0), ((4, 4, 4), 5, math.log(1 + 5 / 2))):
         limit = (math.log(10 / 0.01) + extra) / freedom
         for factor, asked in ((0.97, False), (1.03, True)):
-            few = pieces(0.9, 0.9, [12], 1)
-            many = pieces(0.9, 0.9 * math.exp(-limit * factor), lengths, 10)
-            assert module._is_asked_for(few, many, 0.01) is asked
-            assert not module._is_asked_for(few, many, 0.9)
+            few = lines_of(0.9, 0.9, 12)
+            many = lines_of(0.9, 0.9 * math.exp(-limit * factor), *lengths)
+            assert module._is_asked_for(few, many, 10, 0.01) is asked
+            assert not module._is_asked_for(few, many, 10, 0.9)
 
 
 def test_the_time_of_a_thousand_sizes_is_not_their_square() -> None:

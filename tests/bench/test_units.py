@@ -11,7 +11,6 @@ from refusals import refusal
 
 from bench.plan.params import Kind, Param, Value, resolve, unknown_parameter
 from bench.plan.plan import parse_fault
-from bench.results.fit import COPY, LINK, Ceiling, efficiency
 from bench.text import (
     did_you_mean,
     format_duration,
@@ -92,9 +91,6 @@ def test_a_duration_is_said_as_people_say_it() -> None:
         assert format_duration(seconds) == words
 
 
-LINK_25 = Ceiling(name=LINK, bytes_per_second=25e9)
-
-
 def test_a_link_is_a_number_of_bits_or_bytes() -> None:
     bits = {"400Gbit": 50e9, "400gbit": 50e9, "400 Gbit/s": 50e9, "200Gbps": 25e9, "200gbps": 25e9, "100Gb/s": 12.5e9}
     others = {"100mbit": 12.5e6, "1.6Tbit": 200e9, " 8bit ": 1.0, "8b/s": 1.0}
@@ -111,23 +107,6 @@ def test_what_is_no_link_or_could_be_bits_or_bytes_is_refused_with_examples() ->
     for text in ("50gb/s", "50mb/s"):
         told = f"link speed {text!r} could mean bits or bytes, which differ by eight: {how}"
         assert refusal(parse_link, text) == told
-
-
-def test_efficiency_is_a_share_of_the_ceiling_never_clipped_and_noted_above_it() -> None:
-    copied = Ceiling(name=COPY, bytes_per_second=20e9)
-    for rate, ceiling, fraction, note in (
-        (20e9, LINK_25, 0.8, ""),
-        (25e9, LINK_25, 1.0, ""),
-        (0.0, LINK_25, 0.0, ""),
-        (30e9, LINK_25, 1.2, "above the link's speed: reduction in the network"),
-        (30e9, copied, 1.5, "above the copy in memory"),
-    ):
-        found = efficiency(rate, ceiling)
-        assert found.fraction == pytest.approx(fraction)
-        assert found.against == ceiling.name
-        assert found.note.startswith(note), rate
-        assert bool(found.note) == bool(note), rate
-    assert (efficiency(None, LINK_25).fraction, efficiency(20e9, None).fraction) == (None, None)
 
 
 def test_each_kind_of_injection_is_understood_and_what_means_nothing_is_refused() -> None:

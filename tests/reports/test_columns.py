@@ -8,7 +8,7 @@ from report_rows import cells_of, matrix_case, row_of, rows_of, told
 from reports_fixtures import bad, collective, link, ok, rate_metric, seconds_metric
 
 from bench.plan.cases import make_case
-from bench.results.fit import Efficiency, Fit, Segment, efficiency
+from bench.results.fit import Fit, Segment
 from bench.results.records import Check, Record
 from reports.columns import (
     Column,
@@ -21,7 +21,7 @@ from reports.columns import (
     slowed_columns,
 )
 from reports.contrasts import interference, pairs
-from reports.fits import Curve
+from reports.fits import Ceiling, Curve
 from reports.group_table import Grouped, group_name, grouped, grouped_columns
 
 
@@ -83,10 +83,10 @@ NO_SLOPE = Fit(segments=(FLAT,), half_bandwidth_bytes=None, off_curve=(), residu
 
 
 def curve_of(
-    found: Fit, factor: float | None = 1.5, of_link: Efficiency | None = None, record: Record | None = None
+    found: Fit, factor: float | None = 1.5, ceiling: Ceiling | None = None, record: Record | None = None
 ) -> Curve:
     rows = rows_of(record or ok(collective()))
-    return Curve(rows=rows, fit=found, busbw_factor=factor, efficiency=of_link or efficiency(None, None))
+    return Curve(rows=rows, fit=found, busbw_factor=factor, ceiling=ceiling)
 
 
 def test_a_fit_with_a_knee() -> None:
@@ -105,7 +105,7 @@ def test_what_a_fit_does_not_know_is_a_dash_and_what_it_knows_sorts_as_a_number(
     assert cells.pop("latency") == "12.0 us [11.0, 13.0]"
     assert cells.pop("residual") == "0.100 %"
     assert set(list(cells.values())[3:]) == {"-"}
-    unknown, known = curve_of(TWO_LINES, factor=None), curve_of(TWO_LINES, of_link=efficiency(20e9, link(50e9)))
+    unknown, known = curve_of(TWO_LINES, factor=None), curve_of(TWO_LINES, ceiling=link(150e9))
     sorts = [{column.title: column.sort(one) for column in fit_columns([one])} for one in (unknown, known)]
     assert (cells_of(fit_columns([unknown]), unknown)["busbw GB/s"], sorts[0]["busbw GB/s"]) == ("-", None)
     told = {"latency": 12e-6, "algbw GB/s": 40e9, "busbw GB/s": 60e9, "n_1/2": 1e6, "residual": 0.0213, "of link": 0.4}
@@ -114,9 +114,8 @@ def test_what_a_fit_does_not_know_is_a_dash_and_what_it_knows_sorts_as_a_number(
 
 
 def test_efficiency_has_a_column_where_a_link_is_declared_and_ranks_where_curves_differ_in_them() -> None:
-    told = {20e9: "40.0 %", 50e9: "100 %", 60e9: "120 % (above: see note)", None: "-"}
-    for busbw, text in told.items():
-        curve, other = (curve_of(TWO_LINES, of_link=efficiency(rate, link(50e9))) for rate in (busbw, 1e9))
+    for rate, text in ((150e9, "40.0 %"), (60e9, "100 %"), (50e9, "120 % (above: see note)"), (None, "-")):
+        curve, other = (curve_of(TWO_LINES, ceiling=link(of) if of else None) for of in (rate, 1e9))
         assert cells_of(fit_columns([curve, other]), curve)["of link"] == text
     record = ok(collective())
     larger = msgspec.structs.replace(record, world=msgspec.structs.replace(record.world, size=16, nodes=2))

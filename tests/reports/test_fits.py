@@ -12,12 +12,12 @@ from reports_fixtures import WORLD, collective, comm_call, curve_records, link, 
 from bench.plan.cases import Case, make_case
 from bench.plan.params import Value
 from bench.results.details import Calls
-from bench.results.fit import COPY, METHOD, Ceiling, Point
+from bench.results.fit import METHOD, Point
 from bench.results.metrics import MetricValue
 from bench.results.records import Record
 from bench.results.runs import Run
 from reports.contrasts import contrasts, group_contention, interference, loads, matrix_title, pairs, slow_down
-from reports.fits import Curve, ceiling_of, fit_curves, fit_notes, points_of, size_of
+from reports.fits import COPY, Ceiling, Curve, ceiling_of, fit_curves, fit_notes, points_of, size_of
 from reports.predict import Prediction, calls_of, predict_comm
 from reports.scaling import Scaled, scaled, worlds
 from reports.summary import Row, summarize
@@ -96,7 +96,7 @@ def test_points_are_merged_over_launches() -> None:
 
 def test_efficiency_is_that_of_the_fitted_bus_bandwidth_of_the_largest_sizes() -> None:
     def of_link(records: list[Record], ceiling: Ceiling | None = None) -> float | None:
-        return curve_of(*records, ceiling=ceiling).efficiency.fraction
+        return curve_of(*records, ceiling=ceiling).efficiency
 
     assert of_link(curve_records(), link(9e9)) == pytest.approx(0.5)
     assert of_link(curve_records(), link(3e9)) == pytest.approx(1.5)
@@ -139,6 +139,9 @@ def test_notes_tell_method_link_and_what_is_above_it() -> None:
     assert below[2:] == ("Efficiency: fitted bus bandwidth over the declared link, 9.00 GB/s.",)
     *_, last = above = fit_notes(curves_of(*curve_records(), ceiling=link(3e9)), link(3e9))
     assert (len(above), "reduction in the network" in last) == (4, True)
+    copy = Ceiling(name=COPY, bytes_per_second=3e9)
+    *_, last = fit_notes(curves_of(*curve_records(), ceiling=copy), copy)
+    assert last.startswith("Efficiency over 100 %: above the copy in memory: ")
     assert fit_notes((), link(9e9)) == ()
 
 

@@ -8,11 +8,11 @@ import msgspec
 
 from bench.plan.cases import Case, make_case
 from bench.plan.plan import Plan, Skipped
-from bench.results.fit import LINK, Ceiling
 from bench.results.metrics import MetricValue
 from bench.results.records import Check, Noise, RankState, Record, Samples, Status, Stop, WorldInfo, encode
 from bench.results.runs import Run, RunInfo, create_run, open_writer, write_info
 from bench.results.stats import Grade
+from reports.fits import LINK, Ceiling
 
 WORLD = WorldInfo(size=4, nodes=1, backend="gloo", device="cpu")
 STARTED = "2026-01-02T03:04:05.678Z"
