@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 
 import msgspec
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
@@ -19,8 +20,8 @@ from bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from bench.machine.world_spec import Joined
 from bench.rank.worker import work
 
-_MEETING_SECONDS = 120
 _DRIVER_KEY = "parbench/driver"
+_open_store = partial(TCPStore, wait_for_workers=False, timeout=timedelta(seconds=120))
 
 
 class Meeting:
@@ -35,24 +36,16 @@ class Meeting:
 
     def offer(self, own_address: str) -> str:
         """Bind the store on rank 0 and return where; nothing on other ranks. Gloo is told the interface, too."""
-        interface = interface_of(own_address)
-        if interface is not None:
+        if interface := interface_of(own_address):
             os.environ.setdefault(INTERFACE_VARIABLE, interface)  # a host name may mean 127.0.1.1
         if self._rank != 0:
             return ""
-        self._store = _store(own_address, 0, is_master=True)
+        self._store = _open_store(own_address, 0, is_master=True)
         return f"{own_address}:{self._store.port}"
 
     def join(self, where: str) -> TCPStore:
-        if self._store is None:
-            host, _, port = where.rpartition(":")
-            self._store = _store(host, int(port), is_master=False)
-        return self._store
-
-
-def _store(host: str, port: int, *, is_master: bool) -> TCPStore:
-    timeout = timedelta(seconds=_MEETING_SECONDS)
-    return TCPStore(host, port, is_master=is_master, wait_for_workers=False, timeout=timeout)
+        host, _, port = where.rpartition(":")
+        return self._store or _open_store(host, int(port), is_master=False)
 
 
 def srun() -> None:
@@ -64,13 +57,13 @@ def srun() -> None:
 
 def join(timeout_seconds: float) -> None:
     """Do this rank's part of the run that rank 0 drives; returns when it is done."""
-    store = _rendezvous(timeout_seconds)
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_seconds)))
     _work(msgspec.json.decode(store.get(_DRIVER_KEY), type=dict[str, str]), store)
 
 
 def starter(timeout_seconds: float) -> StartRanks:
     """Return what starts the gang on rank 0: it tells the other ranks where the driver is, and works in a thread."""
-    store = _rendezvous(timeout_seconds)
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_seconds)))
 
     def start(number: int, variables: Mapping[str, str]) -> Launcher:
         store.set(_DRIVER_KEY, msgspec.json.encode(variables).decode())
@@ -83,15 +76,9 @@ def starter(timeout_seconds: float) -> StartRanks:
 def _work(variables: Mapping[str, str], store: Store, *, with_driver: bool = False) -> None:
     joined = Joined.find(os.environ)
     if joined is not None and joined.one_node:  # gloo takes the loopback interface, if the user has named none
-        for name, value in loopback_variables().items():
-            os.environ.setdefault(name, value)
+        os.environ.update({**loopback_variables(), **os.environ})
     address, key = variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE]
     work(address, key, PrefixStore("parbench", store), with_driver=with_driver)
-
-
-def _rendezvous(timeout_seconds: float) -> Store:
-    store: Store = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_seconds))))[0]
-    return store
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def _prepare(case: Case, world: World | None, fault: FaultSpec | None) -> Subjec
     return subject
 
 
-def _refused(refusals: Sequence[object], active: Sequence[int]) -> Outcome:
+def _refused(refusals: Sequence[str | None], active: Sequence[int]) -> Outcome:
     """Say that all active ranks refuse these parameters or this machine in the same words, or that they disagree."""
     if len({refusals[rank] for rank in active}) == 1:
         return Outcome(status="skipped", reason=str(refusals[active[0]]))
@@ -149,7 +149,7 @@ def _measure(timing: Timing, subgroup: Subgroup, background: str) -> Outcome:
     if wrong := _wrong(timing, "after", fresh=timing.many):
         return wrong
     outcome = Outcome(status="ok", check=Check(passed=True, wrong=0))
-    return outcome if timed is None else _seen(outcome, timed, cast(Description, told[first]), timing.world, subgroup)
+    return outcome if timed is None else _seen(outcome, timed, told[first], timing.world, list(subgroup.ranks))
 
 
 def _wrong(timing: Timing, when: str, *, fresh: bool) -> Outcome | None:
@@ -159,7 +159,7 @@ def _wrong(timing: Timing, when: str, *, fresh: bool) -> Outcome | None:
         timing.start_line()
         timing.subject.step()
         timing.world.sync()
-    counts = cast(list[int], timing.world.gather(timing.subject.check()))
+    counts = timing.world.gather(timing.subject.check())
     if not any(counts):
         return None
     told = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts) if count)
@@ -167,8 +167,8 @@ def _wrong(timing: Timing, when: str, *, fresh: bool) -> Outcome | None:
     return Outcome(status="wrong", reason=reason, check=Check(passed=False, wrong=sum(counts)))
 
 
-def _seen(right: Outcome, timed: Timed, description: Description, world: World, subgroup: Subgroup) -> Outcome:
-    hops, ranks, clock = description.hops, list(subgroup.ranks), world.clock
+def _seen(right: Outcome, timed: Timed, description: Description, world: World, ranks: list[int]) -> Outcome:
+    hops, clock = description.hops, world.clock
     arrivals, exits, durations, issues = timed.stamps
     with io.BytesIO() as file:  # every measured rank's samples: ns since the first arrival, on rank 0's clock
         np.savez_compressed(

@@ -30,10 +30,7 @@ class StandBy(Subject):
 
 
 class Subgroups:
-    """Makes the process groups that cases ask for, each once, on every rank in the same order.
-
-    ``world`` is that of all ranks.
-    """
+    """Makes the process groups that cases ask for, each once, on every rank in the same order; ``world`` is of all."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -49,16 +46,12 @@ class Subgroups:
         text = str(params.get("group", "world"))
         if text == "world":
             return Subgroup(ranks=everyone, active=everyone, world=self.world)
-        groups, handles = self._groups(text)
+        if text not in self._made:
+            made = groups_of(text, len(self.world.hosts), self.world.hosts)
+            self._made[text] = made, [dist.new_group(list(ranks), backend=self.world.backend) for ranks in made]
+        groups, handles = self._made[text]
         index = int(params.get("group_index", 0))
         mine = next(index for index, ranks in enumerate(groups) if self.world.global_rank in ranks)
         concurrent = bool(params.get("concurrent", False))
         world = self.world.narrowed(groups[mine], handles[mine]) if concurrent or mine == index else None
         return Subgroup(ranks=groups[index], active=everyone if concurrent else groups[index], world=world)
-
-    def _groups(self, text: str) -> tuple[tuple[Ranks, ...], list[dist.ProcessGroup]]:
-        if text not in self._made:
-            groups = groups_of(text, len(self.world.hosts), self.world.hosts)
-            handles = [dist.new_group(list(ranks), backend=self.world.backend) for ranks in groups]
-            self._made[text] = (groups, handles)
-        return self._made[text]

@@ -1,7 +1,4 @@
-"""What one writes to measure something new.
-
-``prepare(world, **params) -> Subject``: a subject knows nothing of timing, records or tables.
-"""
+"""What one writes to measure something new: ``prepare(world, **params) -> Subject``, which knows nothing of timing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,10 +26,7 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Where the time of a step goes, and what it sends and holds: more metrics, facts and notes for its record.
-
-    ``timeline`` is one step of all ranks, where it was seen.
-    """
+    """Where a step's time goes, what it sends and holds; ``timeline`` is one step of all ranks, where it was seen."""
 
     metrics: dict[str, MetricValue] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)

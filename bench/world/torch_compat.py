@@ -14,18 +14,14 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C import _distributed_c10d
 from torch._C._autograd import DeviceType
 from torch.distributed import _functional_collectives, distributed_c10d
+from torch.nn import Parameter
 from torch.profiler import profile
 
-REDUCE_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "avg": dist.ReduceOp.AVG,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "product": dist.ReduceOp.PRODUCT,
-}
+REDUCE_OPS = {name: getattr(dist.ReduceOp, name.upper()) for name in ("sum", "avg", "min", "max", "product")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,25 +59,25 @@ def trace_events(profiler: profile) -> list[TraceEvent]:
 
 
 def all_gather_single(
-    output: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup, *, async_op: bool = False
+    output: Tensor, shard: Tensor, group: dist.ProcessGroup, *, async_op: bool = False
 ) -> dist.Work | None:
     """Gather every rank's ``shard`` (s elements) into ``output`` (n * s elements), in rank order."""
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return cast("dist.Work | None", call(output, shard, group=group, async_op=async_op))
+    return cast(dist.Work | None, call(output, shard, group=group, async_op=async_op))
 
 
 def reduce_scatter_single(
-    shard: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup, redop: str = "sum", *, async_op: bool = False
+    shard: Tensor, whole: Tensor, group: dist.ProcessGroup, redop: str = "sum", *, async_op: bool = False
 ) -> dist.Work | None:
     """Reduce ``whole`` (n * s elements) over ranks and leave this rank's ``shard`` (s elements) of it."""
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return cast("dist.Work | None", call(shard, whole, op=REDUCE_OPS[redop], group=group, async_op=async_op))
+    return cast(dist.Work | None, call(shard, whole, op=REDUCE_OPS[redop], group=group, async_op=async_op))
 
 
-def all_reduce_apart(tensor: torch.Tensor, group: dist.ProcessGroup, redop: str) -> torch.Tensor:
+def all_reduce_apart(tensor: Tensor, group: dist.ProcessGroup, redop: str) -> Tensor:
     """Return the reduction of ``tensor`` in a new tensor: torch's functional collective, its copy included."""
     out = _functional_collectives.all_reduce(tensor, redop, group)
-    return cast("torch.Tensor", _functional_collectives.wait_tensor(out))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _functional_collectives.wait_tensor(out))  # type: ignore[no-untyped-call]
 
 
 def coalescing(group: dist.ProcessGroup, device: torch.device | None) -> AbstractContextManager[object]:
@@ -89,35 +85,33 @@ def coalescing(group: dist.ProcessGroup, device: torch.device | None) -> Abstrac
 
     Without a device, as gloo needs it, only calls of one kind are gathered, and only some kinds.
     """
-    return cast("AbstractContextManager[object]", distributed_c10d._coalescing_manager(group=group, device=device))
+    return distributed_c10d._coalescing_manager(group=group, device=device)
 
 
 def fake_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return a group of the same ranks on torch's fake backend, on which nothing moves; its ranks take part."""
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     ranks = dist.get_process_group_ranks(group)
-    return cast("dist.ProcessGroup", dist.new_group(ranks, backend="fake", use_local_synchronization=True))
+    return cast(dist.ProcessGroup, dist.new_group(ranks, backend="fake", use_local_synchronization=True))
 
 
 def group_named(name: str) -> dist.ProcessGroup:
-    resolve: Callable[[str], dist.ProcessGroup] = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009 - private
-    return resolve(name)
+    return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
 
 
-def done_work(tensors: torch.Tensor | list[torch.Tensor]) -> object:
+def done_work(tensors: Tensor | list[Tensor]) -> object:
     """Return work that is done, with its tensors as its future's value, as operators return it."""
-    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-    future.set_result([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
-    make: Callable[..., dist.Work] = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009 - private
-    return make(future).boxed()
+    future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+    future.set_result([tensors] if isinstance(tensors, Tensor) else list(tensors))
+    return _distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
 
 
 def sharding_optimizer() -> Callable[..., torch.optim.Optimizer]:
     """Return torch's ZeroRedundancyOptimizer, whose module takes a second to import and warns of torch's own code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        module = importlib.import_module("torch.distributed.optim")
-    return cast("Callable[..., torch.optim.Optimizer]", module.ZeroRedundancyOptimizer)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer
 
 
 def forget_meshes() -> None:
@@ -133,26 +127,22 @@ def forget_meshes() -> None:
 
 
 def stage_backward_input(
-    outputs: list[torch.Tensor],
-    output_gradients: object,
-    inputs: list[torch.Tensor],
-    weights: Iterator[torch.nn.Parameter],
-) -> tuple[tuple[torch.Tensor | None, ...], list[dict[str, Any]]]:
+    outputs: list[Tensor], output_gradients: Any, inputs: list[Tensor], weights: Iterator[Parameter]
+) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]]]:
     """Return the inputs' gradients, and what ``stage_backward_weight`` needs to go on; torch's pipelines' own."""
-    module = importlib.import_module("torch.distributed.pipelining._backward")
-    found = module.stage_backward_input(outputs, output_gradients, inputs, weights)
-    return cast("tuple[tuple[torch.Tensor | None, ...], list[dict[str, Any]]]", found)
+    from torch.distributed.pipelining import _backward
+
+    return _backward.stage_backward_input(outputs, output_gradients, inputs, weights)
 
 
-def stage_backward_weight(weights: Iterator[torch.nn.Parameter], groups: list[dict[str, Any]]) -> None:
-    importlib.import_module("torch.distributed.pipelining._backward").stage_backward_weight(weights, groups)
+def stage_backward_weight(weights: Iterator[Parameter], groups: list[dict[str, Any]]) -> None:
+    from torch.distributed.pipelining import _backward
+
+    _backward.stage_backward_weight(weights, groups)
 
 
 def pipeline_runtime(
-    stages: list[Any],
-    order: Mapping[int, Sequence[str]],
-    microbatches: int,
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    stages: list[Any], order: Mapping[int, Sequence[str]], microbatches: int, loss: Callable[[Tensor, Tensor], Tensor]
 ) -> Any:
     """Return torch's runtime of pipelines with an order of actions, by rank, that torch has no class for.
 

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+T = TypeVar("T")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ROUNDS = 50
 _ONE_HOST = "one host, one monotonic clock"
@@ -30,10 +32,6 @@ class Clock:
     uncertainty_ns: int
     method: str
     taken_ns: int = 0
-
-    @property
-    def drifts(self) -> bool:
-        return self.method != _ONE_HOST
 
 
 def calibrate(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
@@ -109,7 +107,7 @@ class World:
         The new clock is as uncertain as it has moved since the last, for it will move on.
         """
         stale = time.perf_counter_ns() - self.clock.taken_ns > _STALE_SECONDS * 1e9  # true on rank 0, whose clock it is
-        if not self.clock.drifts or not self.decide([float(stale)])[0]:
+        if self.clock.method == _ONE_HOST or not self.decide([float(stale)])[0]:
             return self
         last, fresh = self.clock, calibrate(self.rank, self.size, self.control)
         moved = max(abs(now - then) for now, then in zip(fresh.offsets_ns, last.offsets_ns, strict=True))
@@ -122,20 +120,15 @@ class World:
     def barrier(self) -> None:
         dist.barrier(group=self.control)
 
-    def sum(self, value: int) -> int:
-        total = torch.tensor([value])
-        dist.all_reduce(total, group=self.control)
-        return int(total)
-
     def decide(self, values: Sequence[float]) -> list[float]:
         """Return rank 0's values on every rank; other ranks give as many of any value."""
         shared = torch.tensor(values, dtype=torch.float64)
         dist.broadcast(shared, group=self.control, group_src=0)
         return [float(value) for value in shared]
 
-    def gather(self, item: object) -> list[object]:
+    def gather(self, item: T) -> list[T]:
         """Return every rank's item, in order of global rank, on every rank."""
-        items: list[object] = [None] * len(self.hosts)
+        items = [item] * len(self.hosts)
         dist.all_gather_object(items, item, group=self.control)
         return items
 
@@ -144,24 +137,18 @@ class World:
 def open_world(
     backend: str, device: str, seed: int, timeout_seconds: float, store: Store | None = None
 ) -> Iterator[World]:
-    """Join the process group told by RANK, WORLD_SIZE and ``store`` (else MASTER_ADDR and MASTER_PORT), and leave it at
-    the end.
+    """Join the ranks told by RANK, WORLD_SIZE and ``store`` (else MASTER_ADDR and MASTER_PORT), and leave at the end.
 
     ``timeout_seconds`` bounds a collective; make it longer than a case's, so that the driver sees a hang first.
     """
-    timeout = timedelta(seconds=timeout_seconds)
-    place = _device(device)
+    timeout, place = timedelta(seconds=timeout_seconds), _device(device)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     bound = place if backend == "nccl" else None
-    if store is None:
-        dist.init_process_group(backend, timeout=timeout, device_id=bound)
-    else:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
-    group = dist.group.WORLD
-    assert group is not None
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
     try:
+        group = dist.group.WORLD
+        assert group is not None
         control = dist.new_group(backend="gloo", timeout=timeout)
-        rank, size = dist.get_rank(), dist.get_world_size()
         hosts: list[str] = [""] * size
         dist.all_gather_object(hosts, socket.gethostname(), group=control)
         yield World(

@@ -91,7 +91,7 @@ def measured_beside(world: World, kind: str) -> tuple[bool, int, int]:
         return once
 
     with mock.patch.object(beside, "_loads", counted), beside.background_load(kind, world):
-        while world.sum(done[0] < 3):  # on any rank
+        while any(world.gather(done[0] < 3)):  # on any rank
             wrong += checked_step(operation)
         wrong += checked_step(operation)
         time.sleep(0.05 * world.rank)  # ranks do not come to the end at once

@@ -32,14 +32,13 @@ Alone = Callable[..., AbstractContextManager[World]]
 SHIFT_NS = 5_000_000
 
 
-def exchanged(world: World, sums: list[list[int]], decisions: list[list[float]]) -> dict[str, Any]:
+def exchanged(world: World, decisions: list[list[float]]) -> dict[str, Any]:
     world.sync()  # a CPU needs no waiting for
     return {
         "ranks": (world.rank, world.global_rank, world.size, world.nodes, str(world.device)),
         "backends": (world.backend, dist.get_backend(world.group), dist.get_backend(world.control)),
         "own control": world.control is not world.group,
         "sizes": (world.group.size(), world.control.size()),
-        "sums": [world.sum(values[world.rank]) for values in sums],
         "decided": [world.decide(values if world.rank == 0 else [99.0, 99.0]) for values in decisions],
         "gathered": world.gather({"rank": world.rank, "text": "x" * 1000 * (1 + world.rank), "none": None}),
         "clock": calibrate(world.rank, world.size, world.control),
@@ -58,19 +57,17 @@ def stamps_at_barrier(world: World, late: int) -> tuple[int, int]:
 
 
 def test_ranks_know_their_world_and_hear_each_other_and_rank_0_decides(two_ranks: Ranks) -> None:
-    sums = [[3, 4], [0, 0], [-5, 2], [1 << 60, 1]]
     decisions = [[7.0, -1.0], [0.1, 1e-300], [float(1 << 53), float("inf")]]
     expected = {
         "backends": ("gloo", "gloo", "gloo"),
         "own control": True,
         "sizes": (2, 2),
-        "sums": [sum(values) for values in sums],
         "decided": decisions,
         "gathered": [{"rank": rank, "text": "x" * 1000 * (1 + rank), "none": None} for rank in range(2)],
         "clock": Clock(offsets_ns=(0, 0), uncertainty_ns=0, method="one host, one monotonic clock"),
         "retimed": True,
     }
-    seen = two_ranks.call("test_world:exchanged", sums=sums, decisions=decisions)
+    seen = two_ranks.call("test_world:exchanged", decisions=decisions)
     assert seen == [{"ranks": (rank, rank, 2, 1, "cpu"), **expected} for rank in range(2)]
 
 

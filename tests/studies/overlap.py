@@ -68,7 +68,7 @@ def timed(step: Callable[[], object], world: World) -> float:
     world.barrier()
     began = time.perf_counter()
     step()
-    return max(world.gather(time.perf_counter() - began))  # type: ignore[type-var, return-value]
+    return max(world.gather(time.perf_counter() - began))
 
 
 def alone(name: str, world: World) -> tuple[tuple[Call, ...], float]:

@@ -231,7 +231,7 @@ def wrong_after_spoiling(world: World, params: Params, spoil: str) -> int:
         _SPOILS[spoil](step)
     step.reset()
     step.step()
-    wrong = world.sum(step.check())
+    wrong = sum(world.gather(step.check()))
     step.close()
     return wrong
 
