@@ -15,16 +15,13 @@ import psutil
 
 from bench.machine.environment import host_address
 from bench.machine.machine import Machine, inspect_machine, whole_number
-from bench.text import UserError, did_you_mean, listed
+from bench.machine.world_spec import check_known
+from bench.text import UserError
 
-PLACEMENTS = ("block", "cyclic")
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _ANSWER_SECONDS = 30
 # the machine is that of the whole node; Slurm would give one task its share, or ask one node for the whole job's GPUs
-_OF_TASKS = (
-    *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND"),
-    *("SLURM_TRES_PER_TASK", "SLURM_TRES_BIND", "SLURM_CPU_BIND"),
-)
+_OF_TASKS = re.compile(r"SLURM_(GPUS|GPUS_PER_TASK|NTASKS_PER_GPU|GPU_BIND|TRES_PER_TASK|TRES_BIND|CPU_BIND)")
 
 
 class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +44,6 @@ class Allocation:
     nodes: int
     nodelist: str
     ntasks_per_node: int | None = None
-    cpus_per_task: int | None = None
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Allocation":
@@ -57,17 +53,11 @@ class Allocation:
                 "--launcher srun needs an allocation, and SLURM_JOB_ID is not set: start it in an sbatch script or "
                 "under salloc, or let parbench slurm submit do so"
             )
-
-        def number(name: str) -> int | None:  # Slurm also writes "2(x4)", two on each of four
-            return whole_number(re.sub(r"\(x\d+\)$", "", environ.get(name, "")))
-
-        return Allocation(
-            job=environ["SLURM_JOB_ID"],
-            nodes=number("SLURM_JOB_NUM_NODES") or 1,
-            nodelist=environ.get("SLURM_JOB_NODELIST", ""),
-            ntasks_per_node=number("SLURM_NTASKS_PER_NODE"),
-            cpus_per_task=number("SLURM_CPUS_PER_TASK"),
-        )
+        # Slurm also writes "2(x4)", two on each of four
+        words = (environ.get(name, "") for name in ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE"))
+        nodes, ntasks = (whole_number(re.sub(r"\(x\d+\)$", "", word)) for word in words)
+        job, nodelist = environ["SLURM_JOB_ID"], environ.get("SLURM_JOB_NODELIST", "")
+        return Allocation(job=job, nodes=nodes or 1, nodelist=nodelist, ntasks_per_node=ntasks)
 
 
 def check_srun() -> None:
@@ -92,48 +82,33 @@ def choose_layout(
         raise UserError(f"--nodes {wanted}: job {allocation.job} has {allocation.nodes} ({allocation.nodelist})")
     if wanted * ntasks_per_node < 2:
         raise UserError("one node with one rank moves nothing: use --nodes 2, or --ntasks-per-node 2")
-    if placement not in (None, *PLACEMENTS):
-        raise UserError(
-            f"--placement {placement!r} is not known{did_you_mean(placement or '', PLACEMENTS)}; "
-            f"allowed: {listed(PLACEMENTS)}"
-        )
-    return NodeLayout(
-        nodes=wanted, ntasks_per_node=ntasks_per_node, placement="cyclic" if placement == "cyclic" else "block"
-    )
+    check_known("--placement", placement, ("block", "cyclic"))
+    dealt: Literal["block", "cyclic"] = "cyclic" if placement == "cyclic" else "block"
+    return NodeLayout(nodes=wanted, ntasks_per_node=ntasks_per_node, placement=dealt)
 
 
 def machine_of_ranks(environ: Mapping[str, str], allocation: Allocation | None) -> Machine:
     """Return the machine that ranks of the allocation, None for this host's, have; ``UserError`` if no node answers."""
     if allocation is None or "SLURMD_NODENAME" in environ:
         return inspect_machine(environ)
-    told = ""
+    told: Machine | str = ""
     for number in range(min(allocation.nodes, 2)):  # one node may be the one that does not answer
-        answer = _ask(number, environ)
-        if isinstance(answer, Machine):
-            return answer
-        told = answer
+        if isinstance(told := _ask(number, environ), Machine):
+            return told
     raise UserError(
         f"--launcher srun: this host is no node of job {allocation.job}, and srun could not tell what its nodes have: "
         f"{told}; start parbench in an sbatch script, or on a node"
     )
 
 
-def node_command(number: int, environ: Mapping[str, str]) -> list[str]:
-    words = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--relative={number}", "--cpu-bind=none"]
-    words += ["--mpi=none", "--overlap", "--input=none", "--export=ALL", *more_options(environ)]
-    return [*words, sys.executable, "-m", "bench.machine.slurm_allocation"]
-
-
 def _ask(number: int, environ: Mapping[str, str]) -> Machine | str:
-    environment = {name: value for name, value in environ.items() if name not in _OF_TASKS}
+    command = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--relative={number}", "--cpu-bind=none"]
+    command += ["--mpi=none", "--overlap", "--input=none", "--export=ALL", *more_options(environ)]
+    command += [sys.executable, "-m", "bench.machine.slurm_allocation"]
+    env = {name: value for name, value in environ.items() if not _OF_TASKS.fullmatch(name)}
+    env["PYTHONSAFEPATH"] = "1"
     try:
-        done = subprocess.run(
-            node_command(number, environ),
-            env={**environment, "PYTHONSAFEPATH": "1"},
-            capture_output=True,
-            timeout=_ANSWER_SECONDS,
-            check=False,
-        )
+        done = subprocess.run(command, env=env, capture_output=True, timeout=_ANSWER_SECONDS)
         if done.returncode == 0:
             return msgspec.json.decode(done.stdout.strip().rpartition(b"\n")[2], type=Machine)
     except subprocess.TimeoutExpired:
@@ -149,17 +124,16 @@ def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:
 
     The loopback's are left out unless there are no others: Debian lets a host name mean 127.0.1.1.
     """
-    states = psutil.net_if_stats()
-    by_interface = {
-        name: [entry.address for entry in entries if entry.family == socket.AF_INET]
+    states, chosen, named = psutil.net_if_stats(), environ.get(INTERFACE_VARIABLE), host_address()
+    found = [
+        (0 if name == chosen else 1 if entry.address == named else 2, entry.address)
         for name, entries in psutil.net_if_addrs().items()
         if name in states and states[name].isup
-    }
-    chosen = by_interface.get(environ.get(INTERFACE_VARIABLE, ""), [])
-    named = host_address()
-    others = [address for addresses in by_interface.values() for address in addresses]
-    found = dict.fromkeys([*chosen, *([named] if named in others else []), *others])
-    return tuple(address for address in found if not address.startswith("127.")) or ("127.0.0.1",)
+        for entry in entries
+        if entry.family == socket.AF_INET and not entry.address.startswith("127.")
+    ]
+    likeliest = sorted(found, key=lambda ranked: ranked[0])
+    return tuple(dict.fromkeys(address for _, address in likeliest)) or ("127.0.0.1",)
 
 
 def main() -> None:

@@ -141,7 +141,6 @@ def _refuse(machine: Machine, ranks: int, backend: str, device: str, *, allow_si
 
 
 def _found(machine: Machine) -> tuple[str, str]:
-    """Return in words which GPUs and which torch there are."""
     number = len(machine.gpus)
     builds = {True: "with CUDA", False: "without CUDA", None: "not known to have CUDA"}
     torch = f"torch {machine.torch_version or 'of unknown version'} ({builds[machine.torch_has_cuda]}) is installed"
