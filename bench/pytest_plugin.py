@@ -8,8 +8,7 @@ is its own JSON, for ``--benchmark-json``, ``--benchmark-compare`` and ``pytest-
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,6 @@ from bench.results.records import Record
 from bench.results.runs import load_run
 
 OPTIONS = ("nproc", "launches", "budget", "backend", "device", "preset", "timeout", "target", "group", "mesh")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replay:
-    """A clock that shows durations in turn; give it to pytest-benchmark as its timer."""
-
-    times: list[float]
-
-    def load(self, seconds: Sequence[float]) -> None:
-        self.times[:] = [time for duration in reversed(seconds) for time in (duration, 0.0)]
-
-    def timer(self) -> Callable[[], float]:
-        """Return the clock as a function, under whose name pytest-benchmark stores it."""
-
-        def parbench() -> float:
-            return self.times.pop()
-
-        return parbench
 
 
 @pytest.fixture
@@ -52,15 +33,13 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
     def measure(case: str | None = None, **given: object) -> tuple[Record, ...]:
         if not request.config.pluginmanager.has_plugin("benchmark"):
             pytest.fail("the fixture parbench needs pytest-benchmark: pip install pytest-benchmark", pytrace=False)
-        records = run_case(words_of(case, given))
-        replay = Replay(times=[])
+        records = one_case(run(words_of(case, given)))
+        seconds = [value for record in records for value in record.samples.values]
         marked = request.node.get_closest_marker("benchmark")
-        options = {**(marked.kwargs if marked else {}), "timer": replay.timer()}
+        options = {**(marked.kwargs if marked else {}), "timer": clock_of(seconds)}
         request.node.add_marker(pytest.mark.benchmark(**options), append=False)
         benchmark = request.getfixturevalue("benchmark")  # not before: one that a failed test leaves unused warns
-        seconds = [value for record in records for value in record.samples.values]
         benchmark.extra_info.update(extra_info(records))
-        replay.load(seconds)
         benchmark.pedantic(lambda: None, rounds=len(seconds), iterations=1)
         return records
 
@@ -70,10 +49,19 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
     """Take out the clock speed of this moment: it makes every comparison warn that the machine is another."""
-    cpu = machine_info.get("cpu")
-    if isinstance(cpu, dict):
+    if isinstance(cpu := machine_info.get("cpu"), dict):
         for name in ("hz_actual", "hz_actual_friendly"):
             cpu.pop(name, None)
+
+
+def clock_of(seconds: Iterable[float]) -> Callable[[], float]:
+    """Return a clock that shows durations in turn; pytest-benchmark stores it by its name."""
+    times = iter([time for duration in seconds for time in (0.0, duration)])
+
+    def parbench() -> float:
+        return next(times)
+
+    return parbench
 
 
 def words_of(case: str | None, given: dict[str, object]) -> list[str]:
@@ -83,35 +71,30 @@ def words_of(case: str | None, given: dict[str, object]) -> list[str]:
     return words
 
 
-def run_case(words: Sequence[str]) -> tuple[Record, ...]:
+def run(words: Sequence[str]) -> tuple[Record, ...]:
     with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
         # -P: a folder named bench where pytest runs would be taken for ours
         command = [sys.executable, "-P", "-m", "parbench", "run", *words, "--out", folder, "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        found = sorted(Path(folder).glob("*/run.json"))
-        if not found:
-            pytest.fail(done.stderr.strip() or f"parbench run ended with {done.returncode}", pytrace=False)
-        records = load_run(found[0].parent).records
-    return one_case(records)
+        for path in Path(folder).glob("*/run.json"):
+            return load_run(path.parent).records
+    pytest.fail(done.stderr.strip() or f"parbench run ended with {done.returncode}", pytrace=False)
 
 
 def one_case(records: Sequence[Record]) -> tuple[Record, ...]:
-    labels = {record.case.label for record in records}
+    labels = sorted({record.case.label for record in records})
     if len(labels) != 1:
-        pytest.fail(
-            f"a test measures one case, and this names {len(labels)}: {'; '.join(sorted(labels))}", pytrace=False
-        )
-    bad = [record for record in records if record.status != "ok"]
-    if bad:
-        pytest.fail(f"{bad[0].case.label}: {bad[0].status}: {bad[0].reason}", pytrace=False)
+        pytest.fail(f"a test measures one case, and this names {len(labels)}: {'; '.join(labels)}", pytrace=False)
+    for record in records:
+        if record.status != "ok":
+            pytest.fail(f"{record.case.label}: {record.status}: {record.reason}", pytrace=False)
     return tuple(records)
 
 
 def extra_info(records: Sequence[Record]) -> dict[str, Any]:
-    first = records[0]
     return {
-        "case": msgspec.to_builtins(first.case),
-        "world": msgspec.to_builtins(first.world),
+        "case": msgspec.to_builtins(records[0].case),
+        "world": msgspec.to_builtins(records[0].world),
         "launches": len(records),
         "metrics": [{name: metric.value for name, metric in record.metrics.items()} for record in records],
         "notes": list(dict.fromkeys(note for record in records for note in record.notes)),

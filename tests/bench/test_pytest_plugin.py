@@ -15,7 +15,7 @@ from reports_fixtures import bad, collective, ok
 
 from bench import pytest_plugin
 from bench.commands import run
-from bench.pytest_plugin import OPTIONS, Replay, extra_info, one_case, pytest_benchmark_update_machine_info, words_of
+from bench.pytest_plugin import OPTIONS, clock_of, extra_info, one_case, pytest_benchmark_update_machine_info, words_of
 
 MEASURES = """
 import pytest
@@ -77,17 +77,15 @@ def test_without_pytest_benchmark_its_need_is_told(tmp_path: Path) -> None:
     assert "needs pytest-benchmark: pip install pytest-benchmark" in done.stdout
 
 
-def test_a_replay_shows_the_durations_in_turn_and_exactly_by_a_clock_that_has_a_name() -> None:
-    replay = Replay(times=[])
-    timer = replay.timer()
+def test_a_clock_shows_the_durations_in_turn_and_exactly_and_has_a_name() -> None:
     durations = [0.1, 1e-9, 3.0000000001]
-    replay.load(durations)
+    timer = clock_of(durations)
     seen = []
     for _ in durations:
         start = timer()
         seen.append(timer() - start)
     assert seen == durations
-    with pytest.raises(IndexError):
+    with pytest.raises(StopIteration):
         timer()
     assert "parbench" in str(NameWrapper(timer))  # type: ignore[no-untyped-call]
 
