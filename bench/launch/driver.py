@@ -17,18 +17,16 @@ from bench.machine.environment import difference, format_cpus, hoist
 from bench.machine.slurm_allocation import NodeLayout
 from bench.machine.topology import gpu_links, relations
 from bench.plan.cases import Case
+from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue, declared, value, values
 from bench.results.records import Noise, Record, Samples, WorldInfo
 from bench.results.runs import RecordWriter, Run, samples_name, trace_name, utc_now, write_info
 from bench.results.stats import MIN_FOR_P99, Estimate, grade, quantile, spread, steadiness, within_launch
 
 _FAREWELL_SECONDS = 10.0
-_MAX_FAILED_STARTS = 2
 # enough for ranks on a host that was only busy; a dead one is not waited for as long as at first
 _RETRY_SECONDS = 30.0
 _NOT_AGAIN = ("failed", "hang", "wrong")
-_OVERTIME_SHARE, _OVERTIME_SECONDS = 0.1, 5.0
-_FOCUS = (0.2, 5.0)
 # a step with its explanation takes about as long as twenty collectives of the usual sizes
 _WEIGHTS = {"workload": 20.0, "custom": 10.0}
 
@@ -40,9 +38,7 @@ class Audience(Protocol):
     """Who is told how the run goes: a launch begins with so many cases, a case begins, a case has ended."""
 
     def launch(self, number: int, of: int, cases: int) -> None: ...
-
     def case(self, case: Case) -> None: ...
-
     def record(self, record: Record) -> None: ...
 
 
@@ -73,18 +69,19 @@ class Driver:
         self._doubts: tuple[str, ...] = ()
         self._bad = {record.case.id: record for record in run.records if record.status in _NOT_AGAIN}
         self._gangs = len(list((run.path / "logs").glob("gang-*")))
-        self._failed_starts = 0
+        self._may_retry = True
         self._start_seconds = 0.0
-        self._end = time.monotonic() + self._plan.budget_seconds
         self._widths: dict[str, float | None] = {}
         self._environment: dict[str, Any] = {}
         self._world = WorldInfo(size=self._plan.nproc, nodes=1, backend=self._plan.backend, device=self._plan.device)
 
-    def drive(self, pending: Sequence[tuple[int, Case]]) -> None:
-        """Measure what is pending within the plan's budget, each launch in new ranks.
+    def drive(self, pending: Sequence[tuple[int, Case]], skipped: Sequence[Skipped] = ()) -> None:
+        """Record what the plan skips, and measure what is pending within its budget, each launch in new ranks.
 
         A later launch spends its time where intervals are still wide; what there is no time for is left out.
         """
+        for each in skipped:
+            self._skip(0, each.case, each.reason)
         self._end = time.monotonic() + self._plan.budget_seconds
         launches = sorted({launch for launch, _ in pending})
         for done, launch in enumerate(launches):
@@ -102,11 +99,6 @@ class Driver:
             cases = [case for case in cases if case.id not in self._bad]
             self._launch(launch, cases, time.monotonic() + left / (len(launches) - done))
 
-    def write_skipped(self) -> None:
-        """Write the records of what the plan could not run here."""
-        for skipped in self._plan.skipped:
-            self._skip(0, skipped.case, skipped.reason)
-
     def _skip(self, launch: int, case: Case, reason: str) -> None:
         self._write(launch, case, Outcome(status="skipped", reason=reason))
 
@@ -118,14 +110,19 @@ class Driver:
                 trouble = monitor.assemble(_RETRY_SECONDS if self._silent else START_SECONDS)
                 self._start_seconds = time.monotonic() - began
                 if trouble is None:
-                    self._failed_starts = 0
-                    self._learn(list(monitor.hellos.values()))
+                    self._may_retry = True
+                    self._learn(sorted(monitor.hellos.values(), key=lambda hello: hello.rank))
                     monitor.send(self._job(cases, deadline, monitor))
-                    done = self._cases(monitor, launch, cases)
+                    cases = cases[self._cases(monitor, launch, cases) :]
+                elif self._may_retry and monitor.can_restart and not self._silent:
+                    self._may_retry = False
                 else:
-                    can_retry = monitor.can_restart and not self._silent
-                    done = self._no_start(launch, cases, trouble, can_retry=can_retry)
-                cases = cases[done:]
+                    if self._silent:
+                        told = f"{', '.join(sorted(self._silent))} did not answer when the last gang hung"
+                        trouble = replace(trouble, reason=f"{trouble.reason}; {told}")
+                    for case in cases:
+                        self._write(launch, case, trouble)
+                    return
                 if not monitor.can_restart:
                     return
 
@@ -138,14 +135,12 @@ class Driver:
                 stack.pop_all()  # hung up by this process's end: a launcher ends it too, with the first rank to end
             self._gangs += 1
             monitor = RankMonitor(server, gang, self._plan.nproc)
-            try:
-                yield monitor
-            finally:
-                gang.end(monitor.hellos.values())
+            stack.callback(lambda: gang.end(monitor.hellos.values()))
+            yield monitor
 
     def _job(self, cases: list[Case], deadline: float, monitor: RankMonitor) -> Job:
         # rather than be left out after all others, the last cases may take longer
-        end = self._end + min(_OVERTIME_SHARE * self._plan.budget_seconds, _OVERTIME_SECONDS)
+        end = self._end + min(0.1 * self._plan.budget_seconds, 5.0)
         return Job(
             plan=msgspec.structs.replace(self._plan, cases=tuple(cases), skipped=()),
             weights=[self._weight(case) for case in cases],
@@ -157,10 +152,8 @@ class Driver:
 
     def _weight(self, case: Case) -> float:
         """Return a case's share of time: more for steps than for collectives, and for what is not yet precise."""
-        usual = _WEIGHTS.get(case.name.partition(".")[0], 1.0)
-        width = self._widths.get(case.id)
-        least, most = _FOCUS
-        return usual if width is None else usual * min(max(width / self._plan.measure.precision, least), most)
+        usual, width = _WEIGHTS.get(case.name.partition(".")[0], 1.0), self._widths.get(case.id)
+        return usual if width is None else usual * min(max(width / self._plan.measure.precision, 0.2), 5.0)
 
     def _cases(self, monitor: RankMonitor, launch: int, cases: list[Case]) -> int:
         """Record each case as it ends; return how many have a record when the gang is done or broken."""
@@ -175,62 +168,32 @@ class Driver:
         monitor.farewell(_FAREWELL_SECONDS)
         return len(cases)
 
-    def _no_start(self, launch: int, cases: list[Case], trouble: Failure, *, can_retry: bool) -> int:
-        """Try once more to start a gang, then record every case as failed; return how many have a record."""
-        self._failed_starts += 1
-        if self._silent:
-            told = f"{trouble.reason}; {', '.join(sorted(self._silent))} did not answer when the last gang hung"
-            trouble = replace(trouble, reason=told)
-        if can_retry and self._failed_starts < _MAX_FAILED_STARTS:
-            return 0
-        for case in cases:
-            self._write(launch, case, trouble)
-        return len(cases)
-
     def _learn(self, hellos: list[Hello]) -> None:
         """Keep what all ranks share in run.json, and what is different from it for the records to come."""
-        hellos = sorted(hellos, key=lambda hello: hello.rank)
         common, rest = hoist([hello.environment for hello in hellos])
-        common = {**common, **self._facts}
+        common |= self._facts
         places = [hello.place for hello in hellos if hello.place is not None]
         if len(places) == len(hellos):
-            common = {**common, "locality": relations(places, gpu_links()), **rank_placement(hellos)}
+            common |= {"locality": relations(places, gpu_links()), **rank_placement(hellos)}
         if self._info.environment is None:
             self._info = msgspec.structs.replace(self._info, environment=common)
             write_info(self._path, self._info)
         changed = difference(self._info.environment or {}, common)
-        by_rank = {f"rank {hello.rank}": odd for hello, odd in zip(hellos, rest, strict=True) if odd}
-        self._environment = {**({"changed": changed} if changed else {}), **by_rank}
+        self._environment = {"changed": changed} if changed else {}
+        self._environment |= {f"rank {hello.rank}": odd for hello, odd in zip(hellos, rest, strict=True) if odd}
         self._world = msgspec.structs.replace(self._world, nodes=len({hello.host for hello in hellos}))
         self._doubts = placement_warnings(self._plan.spread, hellos) if self._plan.spread else ()
 
     def _write(self, launch: int, case: Case, result: Outcome | Failure, seconds: float = 0.0) -> None:
-        record = self._record(launch, case, result, seconds)
-        if record.status in _NOT_AGAIN:
-            self._bad[case.id] = record
-        self._writer.write(record)
-        self._audience.record(record)
-        if isinstance(result, Outcome):
-            if result.seconds:
-                self._widths[case.id] = within_launch(result.seconds).half_width
-            if result.raw:
-                self._writer.write_samples(samples_name(record), result.raw)
-            if result.timeline:
-                self._writer.write_trace(trace_name(record), result.timeline)
-
-    def _record(self, launch: int, case: Case, result: Outcome | Failure, seconds: float) -> Record:
         notes, seen = [*self._plan.notes, *self._doubts], dict[str, Any]()
         if isinstance(result, Outcome):
             notes, seconds = [*notes, *result.notes], result.wall_seconds
             seen = {name: getattr(result, name) for name in ("stop", "check", "arrival", "injected", "details")}
-            seen |= {
-                "samples": Samples(values=result.seconds),
-                "metrics": metrics_of(result),
-                "noise": noise_of(result),
-            }
+            samples = Samples(values=result.seconds)
+            seen |= {"samples": samples, "metrics": metrics_of(result), "noise": noise_of(result)}
         else:
             seen["ranks"] = list(result.ranks)
-        return Record(
+        record = Record(
             case=case,
             world=self._world,
             launch=launch,
@@ -242,16 +205,26 @@ class Driver:
             seconds=round(seconds, 6),
             **seen,
         )
+        if record.status in _NOT_AGAIN:
+            self._bad[case.id] = record
+        self._writer.write(record)
+        self._audience.record(record)
+        if isinstance(result, Failure):
+            return
+        if result.seconds:
+            self._widths[case.id] = within_launch(result.seconds).half_width
+        if result.raw:
+            self._writer.write_samples(samples_name(record), result.raw)
+        if result.timeline:
+            self._writer.write_trace(trace_name(record), result.timeline)
 
 
 def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
     """Return the duration, its p99 where there are 100 samples, the rates, and who waited; nothing without samples."""
     if not outcome.seconds:
         return {}
-    time = within_launch(outcome.seconds)
-    # a subject of a user's own may call its duration as it likes
-    found = {outcome.headline: value("time", time)}
-    n = len(outcome.seconds)
+    time, n = within_launch(outcome.seconds), len(outcome.seconds)
+    found = {outcome.headline: value("time", time)}  # a user's own subject may call its duration as it likes
     if n >= MIN_FOR_P99:
         p99 = quantile(outcome.seconds, 0.99)
         found[f"{outcome.headline}_p99"] = value("time_p99", p99, f"99th percentile of {n} iterations")
@@ -266,19 +239,11 @@ def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
 
 def _rate(work: Work, time: Estimate) -> MetricValue:
     """Return an amount over the time; unknown where nothing is moved, or in no time."""
-
-    def over(seconds: float | None) -> float | None:
-        return work.amount / seconds if seconds and work.amount else None
-
-    known = declared(work.name)
-    return MetricValue(
-        value=over(time.value),
-        unit=known.unit if known else work.unit,
-        better=known.better if known else "higher",
-        low=over(time.high),
-        high=over(time.low),
-        method=f"{work.amount:.12g} over the {time.method}",
-    )
+    times = (time.value, time.high, time.low)
+    rate, low, high = (work.amount / seconds if seconds and work.amount else None for seconds in times)
+    known, method = declared(work.name), f"{work.amount:.12g} over the {time.method}"
+    unit, better = (known.unit, known.better) if known else (work.unit, "higher")
+    return MetricValue(value=rate, unit=unit, better=better, low=low, high=high, method=method)
 
 
 def noise_of(outcome: Outcome) -> Noise | None:

@@ -147,12 +147,12 @@ def test_ranks_share_the_cores_and_gloo_takes_the_loopback_unless_the_user_says_
     assert (nproc, logs, number) == (2, path / "logs", 3)
     assert (given.pop("PARBENCH_DRIVER"), given["OMP_NUM_THREADS"]) == ("here", "2")
     assert given["GLOO_SOCKET_IFNAME"].startswith("lo")
-    assert measuring._node_variables(make_plan([case()], nproc=8), MACHINE)["OMP_NUM_THREADS"] == "1"
     # the ranks of NCCL have a gloo group too
-    assert measuring._node_variables(make_plan([case()], backend="nccl"), MACHINE) == given
+    crowded = started(monkeypatch, "TorchrunLauncher", make_plan([case()], nproc=8, backend="nccl"), None)[1][3]
+    assert crowded == {**given, "PARBENCH_DRIVER": "here", "OMP_NUM_THREADS": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    assert measuring._node_variables(make_plan([case()]), MACHINE) == {}
+    assert started(monkeypatch, "TorchrunLauncher", make_plan([case()]), None)[1][3] == {"PARBENCH_DRIVER": "here"}
 
 
 @pytest.fixture
@@ -167,8 +167,8 @@ def test_srun_is_given_the_spread_the_nodes_and_threads_that_fit_a_node(
     path, given = started(monkeypatch, "SrunLauncher", plan, "n[2-4]")
     variables = {"OMP_NUM_THREADS": "2", "PARBENCH_DRIVER": "here"}
     assert given == (plan.spread, path / "logs", 3, variables, "n[2-4]")
-    assert measuring._facts(plan) == {"slurm": {"job": "17", "nodelist": "n[1-4]", "placement": "block"}}
-    assert measuring._hosts(plan, None) == reachable(os.environ)
+    facts = {"slurm": {"job": "17", "nodelist": "n[1-4]", "placement": "block"}}
+    assert measuring._whereabouts(plan, None) == (reachable(os.environ), facts)
     # on a login node threads are those that fit the job's nodes
     monkeypatch.delenv("SLURMD_NODENAME")
     monkeypatch.setattr(node_machine, "_ask", lambda number, environ: replace(MACHINE, cores=64))
@@ -181,9 +181,8 @@ def test_the_driver_of_one_node_is_on_its_loopback_and_that_of_many_where_the_ra
     monkeypatch.setenv("MASTER_ADDR", "n1")
     joined = Joined(rank=0, size=2, local_size=2, one_node=True)
     plan = make_plan([case()])
-    assert measuring._hosts(plan, None) == measuring._hosts(plan, joined) == ("127.0.0.1",)
-    assert measuring._hosts(plan, replace(joined, one_node=False)) == ("n1",)
-    assert measuring._facts(plan) == {}
+    for among, host in ((None, "127.0.0.1"), (joined, "127.0.0.1"), (replace(joined, one_node=False), "n1")):
+        assert measuring._whereabouts(plan, among) == ((host,), {})
 
 
 def test_a_run_over_nodes_goes_on_in_an_allocation_that_holds_it_on_nodes_that_may_be_others(
