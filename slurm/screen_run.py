@@ -106,7 +106,7 @@ def _durations(run: Run, record: Record) -> dict[int, list[float]]:
     """Return each rank's durations in seconds; ``UserError`` if the samples cannot be read."""
     samples = load_rank_samples(run, record)
     if "duration_ns" not in samples or "steps_per_sample" not in samples:
-        raise UserError(f"{run.path / 'samples' / samples_name(record)} holds no samples that can be read")
+        raise UserError(f"{run.path / samples_name(record)} holds no samples that can be read")
     seconds = samples["duration_ns"] / 1e9 / int(samples["steps_per_sample"])
     return dict(zip(samples["ranks"].tolist(), seconds.tolist(), strict=True))
 

@@ -214,9 +214,9 @@ class Driver:
         if result.seconds:
             self._widths[case.id] = within_launch(result.seconds).half_width
         if result.raw:
-            self._writer.write_samples(samples_name(record), result.raw)
+            self._writer.write_file(samples_name(record), result.raw)
         if result.timeline:
-            self._writer.write_trace(trace_name(record), result.timeline)
+            self._writer.write_file(trace_name(record), result.timeline)
 
 
 def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:

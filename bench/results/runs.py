@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 FOLDERS = ("samples", "traces", "logs")
-_ROOM_BYTES = 8 << 20
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,38 +57,26 @@ def utc_now() -> str:
 
 def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
     """Make a new run folder under ``out``; ``UserError`` if it cannot be written or the disk is full."""
-    host = socket.gethostname()
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    name = f"{stamp}-{host}-{secrets.token_hex(3)}"
-    path = out / name
-    info = RunInfo(id=name, started=utc_now(), host=host, parbench=version, plan=plan)
+    host, room_bytes = socket.gethostname(), 8 << 20
+    name = f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{host}-{secrets.token_hex(3)}"
+    path, info = out / name, RunInfo(id=name, started=utc_now(), host=host, parbench=version, plan=plan)
     try:
-        path.mkdir(parents=True)
         for folder in FOLDERS:
-            (path / folder).mkdir()
-        _check_room(path)
+            (path / folder).mkdir(parents=True)
+        with (path / ".room").open("wb") as file:  # what a run may take: free space alone does not show quotas
+            file.write(bytes(room_bytes))
+            file.flush()
+            os.fsync(file.fileno())
+        (path / ".room").unlink()
         write_info(path, info)
         (path / "records.jsonl").touch()
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)
-        raise UserError(f"--out {out} cannot hold a run: {_os_reason(error)}") from error
+        why = f"{error.strerror} ({error.filename});"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = f"the disk is full ({room_bytes >> 20} MB are needed); free some, or"
+        raise UserError(f"--out {out} cannot hold a run: {why} choose another folder with --out") from error
     return path, info
-
-
-def _check_room(path: Path) -> None:
-    """Write and remove a file of the size a run may take: free space alone does not show quotas."""
-    probe = path / ".room"
-    with probe.open("wb") as file:
-        file.write(b"\0" * _ROOM_BYTES)
-        file.flush()
-        os.fsync(file.fileno())
-    probe.unlink()
-
-
-def _os_reason(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full ({_ROOM_BYTES >> 20} MB are needed); free some, or choose another folder with --out"
-    return f"{error.strerror} ({error.filename}); choose another folder with --out"
 
 
 def write_info(path: Path, info: RunInfo) -> None:
@@ -118,19 +105,19 @@ def load_info(path: Path) -> RunInfo:
     return replace(info, plan=replace(plan, cases=tuple(map(renewed, plan.cases)), skipped=skipped))
 
 
+def samples_name(record: Record) -> str:
+    """Return the place in a run's folder of a record's samples of every rank, where some are written."""
+    return f"samples/{record.case.id}-{record.launch}.npz"
+
+
 def trace_name(record: Record) -> str:
-    return f"{record.case.id}-{record.launch}.json.gz"
+    return f"traces/{record.case.id}-{record.launch}.json.gz"
 
 
 def load_timeline(run: Run, record: Record) -> Timeline | None:
-    file = run.path / "traces" / trace_name(record)
+    file = run.path / trace_name(record)
     with reading(file):
         return decode_timeline(file.read_bytes()) if file.exists() else None
-
-
-def samples_name(record: Record) -> str:
-    """Return the name of the file in ``samples/`` that may hold a record's samples of every rank."""
-    return f"{record.case.id}-{record.launch}.npz"
 
 
 def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, Any]]":
@@ -141,7 +128,7 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
     """
     import numpy as np
 
-    file = run.path / "samples" / samples_name(record)
+    file = run.path / samples_name(record)
     try:
         with np.load(io.BytesIO(file.read_bytes())) as content:
             found = dict(content)
@@ -156,44 +143,38 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
     return found
 
 
+@contextmanager
+def _writing(file: Path, otherwise: str = "cannot be written") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{file} {otherwise}: {error.strerror}") from error
+
+
 class RecordWriter:
-    """Appends records, each flushed to disk before the next case begins."""
+    """Appends records, each flushed to disk before the next case begins, and writes the files beside them."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file = file
         self._path = path
 
     def write(self, record: Record) -> None:
-        try:
-            line = encode(record)
+        line = encode(record)
+        with _writing(self._path / "records.jsonl", "takes no more records"):
             if self._file.write(line) != len(line):  # unbuffered: a full disk may take only a part
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise UserError(f"{self._path / 'records.jsonl'} takes no more records: {error.strerror}") from error
 
-    def write_samples(self, name: str, content: bytes) -> None:
-        self._write_file("samples", name, content)
-
-    def write_trace(self, name: str, content: bytes) -> None:
-        self._write_file("traces", name, content)
-
-    def _write_file(self, folder: str, name: str, content: bytes) -> None:
-        target = self._path / folder / name
-        try:
-            target.write_bytes(content)
-        except OSError as error:
-            raise UserError(f"{target} cannot be written: {error.strerror}") from error
+    def write_file(self, name: str, content: bytes) -> None:
+        with _writing(self._path / name):
+            (self._path / name).write_bytes(content)
 
 
 @contextmanager
 def open_writer(path: Path) -> Iterator[RecordWriter]:
     """Yield the run's writer, first taking off a line cut short by a kill; ``UserError`` if another process writes."""
-    records = path / "records.jsonl"
-    try:
-        file = records.open("r+b", buffering=0)
-    except OSError as error:
-        raise UserError(f"{records} cannot be written: {error.strerror}") from error
+    with _writing(path / "records.jsonl"):
+        file = (path / "records.jsonl").open("r+b", buffering=0)
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,7 +182,6 @@ def open_writer(path: Path) -> Iterator[RecordWriter]:
             raise UserError(f"{path} is being written by another process; wait until it ends") from None
         except OSError as error:  # Lustre mounted without flock
             raise UserError(f"{path} cannot be locked: {error.strerror}; choose another folder with --out") from error
-        content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)
+        file.truncate(file.read().rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)
         yield RecordWriter(file, path)

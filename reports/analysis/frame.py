@@ -113,7 +113,7 @@ def rank_samples_frame(runs: Iterable[tuple[Run, Point | None]]) -> pd.DataFrame
     """
     launches, sources = _launches(runs)
     pieces = [
-        _of_ranks(found, run.path / "samples" / samples_name(record)).assign(at=at)
+        _of_ranks(found, run.path / samples_name(record)).assign(at=at)
         for at, (run, record) in enumerate(sources)
         if record and record.status == "ok" and (found := load_rank_samples(run, record))
     ]

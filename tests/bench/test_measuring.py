@@ -97,7 +97,7 @@ def test_a_disk_that_takes_no_more_stops_the_run_with_a_sentence(
     def full(self: object, name: str, content: bytes) -> None:
         raise UserError("samples/x.npz cannot be written: No space left on device")
 
-    monkeypatch.setattr("bench.results.runs.RecordWriter.write_samples", full)
+    monkeypatch.setattr("bench.results.runs.RecordWriter.write_file", full)
     ranks.said = [outcome(raw=b"npz")]
     path = run()
     assert "No space left on device: 1 of 2 cases measured" in capsys.readouterr().err

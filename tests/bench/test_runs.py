@@ -145,7 +145,7 @@ def test_records_are_read_back_in_the_order_written_as_soon_as_each_is_on_disk(
             assert synced.pop() == (run / "records.jsonl").stat().st_size
     with open_writer(run) as writer:
         writer.write(records[2])
-        writer.write_samples("case-0.npz", b"content")
+        writer.write_file("samples/case-0.npz", b"content")
     assert load_run(run).records == records
     assert (run / "samples" / "case-0.npz").read_bytes() == b"content"
 
@@ -175,7 +175,7 @@ def test_a_disk_that_fills_up_ends_in_words(run: Path) -> None:
         for file in (full, Partial()):
             told = refusal(RecordWriter(file, run).write, make_record())
             assert told == f"{run}/records.jsonl takes no more records: No space left on device"
-        told = refusal(RecordWriter(full, run).write_samples, "a.npz", bytes(1 << 16))
+        told = refusal(RecordWriter(full, run).write_file, "samples/a.npz", bytes(1 << 16))
     assert told == f"{run}/samples/a.npz cannot be written: No space left on device"
 
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_locked_or_is_gone_is_refused_in_words(run: Path, monkeyp
 
     (run / "samples").rmdir()
     with open_writer(run) as writer:
-        assert "a.npz cannot be written: No such file" in refusal(writer.write_samples, "a.npz", b"")
+        assert "a.npz cannot be written: No such file" in refusal(writer.write_file, "samples/a.npz", b"")
     with monkeypatch.context() as patch:
         patch.setattr("fcntl.flock", no_locks)
         assert not_writable(run).endswith(
@@ -274,11 +274,11 @@ def test_a_timeline_lies_beside_its_record_and_one_that_is_damaged_is_named(run:
     record = make_record()
     with open_writer(run) as writer:
         writer.write(record)
-        writer.write_trace(trace_name(record), encode_timeline(TIMELINE))
+        writer.write_file(trace_name(record), encode_timeline(TIMELINE))
     read = load_run(run)
     assert load_timeline(read, record) == TIMELINE
     assert load_timeline(read, make_record(launch=1)) is None
-    file = run / "traces" / trace_name(record)
+    file = run / trace_name(record)
     file.write_bytes(b"no timeline")
     assert refusal(load_timeline, read, record).startswith(f"{file} is not what parbench wrote: ")
     file.unlink()

@@ -231,7 +231,7 @@ def a_run(
         for one in records:
             writer.write(one)
         for index, content in (samples or {}).items():
-            writer.write_samples(f"{case(index).id}-0.npz", content)
+            writer.write_file(f"samples/{case(index).id}-0.npz", content)
     return load_run(path)
 
 

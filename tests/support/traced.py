@@ -50,5 +50,5 @@ def run_with(folder: Path, traces: Sequence[tuple[Record, Timeline | bytes | Non
     for record, trace in traces:
         if trace is not None:
             content = trace if isinstance(trace, bytes) else encode_timeline(trace)
-            (path / "traces" / trace_name(record)).write_bytes(content)
+            (path / trace_name(record)).write_bytes(content)
     return load_run(path)
