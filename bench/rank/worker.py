@@ -107,7 +107,7 @@ def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> No
     for index, (seconds, in_time) in enumerate(_shares(job)):
         try:
             client.say(Started(index=index))
-            subgroups.retime()
+            subgroups.world = subgroups.world.retimed()
             outcome = Outcome(status="skipped", reason=LEFT_OUT)
             if subgroups.world.decide([float(in_time)])[0]:
                 case, measure, fault = job.plan.cases[index], job.plan.measure, job.plan.injection

@@ -1,6 +1,6 @@
 """The part of the world that a case measures: which ranks, on which process group, and what the others do."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
@@ -36,22 +36,19 @@ class Subgroups:
         self.world = world
         self._made: dict[str, tuple[tuple[Ranks, ...], list[dist.ProcessGroup]]] = {}
 
-    def retime(self) -> None:
-        """Let the cases to come have a clock that is no older than seconds; collective."""
-        self.world = self.world.retimed()
-
     def of(self, params: Params) -> Subgroup:
         """Return the part for a case's group, its index and ``concurrent``; ``UserError`` if it cannot be formed."""
-        everyone = tuple(range(len(self.world.hosts)))
-        text = str(params.get("group", "world"))
+        world, hosts = self.world, self.world.hosts
+        everyone, text = tuple(range(len(hosts))), str(params.get("group", "world"))
         if text == "world":
-            return Subgroup(ranks=everyone, active=everyone, world=self.world)
+            return Subgroup(ranks=everyone, active=everyone, world=world)
         if text not in self._made:
-            made = groups_of(text, len(self.world.hosts), self.world.hosts)
-            self._made[text] = made, [dist.new_group(list(ranks), backend=self.world.backend) for ranks in made]
+            made = groups_of(text, len(hosts), hosts)
+            self._made[text] = made, [dist.new_group(list(ranks), backend=world.backend) for ranks in made]
         groups, handles = self._made[text]
-        index = int(params.get("group_index", 0))
-        mine = next(index for index, ranks in enumerate(groups) if self.world.global_rank in ranks)
-        concurrent = bool(params.get("concurrent", False))
-        world = self.world.narrowed(groups[mine], handles[mine]) if concurrent or mine == index else None
-        return Subgroup(ranks=groups[index], active=everyone if concurrent else groups[index], world=world)
+        measured, concurrent = groups[int(params.get("group_index", 0))], bool(params.get("concurrent", False))
+        mine, handle = next(found for found in zip(groups, handles, strict=True) if world.global_rank in found[0])
+        narrowed = replace(world, rank=mine.index(world.global_rank), size=len(mine), group=handle)
+        takes_part = concurrent or mine == measured
+        active = everyone if concurrent else measured
+        return Subgroup(ranks=measured, active=active, world=narrowed if takes_part else None)

@@ -90,7 +90,6 @@ class World:
     size: int
     global_rank: int
     hosts: tuple[str, ...]
-    nodes: int
     device: torch.device
     backend: str
     group: dist.ProcessGroup
@@ -98,11 +97,8 @@ class World:
     clock: Clock
     seed: int
 
-    def narrowed(self, ranks: Sequence[int], group: dist.ProcessGroup) -> "World":
-        return replace(self, rank=list(ranks).index(self.global_rank), size=len(ranks), group=group)
-
     def retimed(self) -> "World":
-        """Return this world of all ranks, its clock found anew if hosts may have drifted apart; collective.
+        """Return this world of all ranks with a clock no older than seconds, if hosts may drift apart; collective.
 
         The new clock is as uncertain as it has moved since the last, for it will move on.
         """
@@ -156,7 +152,6 @@ def open_world(
             size=size,
             global_rank=rank,
             hosts=tuple(hosts),
-            nodes=len(set(hosts)),
             device=place,
             backend=backend,
             group=group,

@@ -35,7 +35,7 @@ SHIFT_NS = 5_000_000
 def exchanged(world: World, decisions: list[list[float]]) -> dict[str, Any]:
     world.sync()  # a CPU needs no waiting for
     return {
-        "ranks": (world.rank, world.global_rank, world.size, world.nodes, str(world.device)),
+        "ranks": (world.rank, world.global_rank, world.size, world.hosts, str(world.device)),
         "backends": (world.backend, dist.get_backend(world.group), dist.get_backend(world.control)),
         "own control": world.control is not world.group,
         "sizes": (world.group.size(), world.control.size()),
@@ -68,7 +68,7 @@ def test_ranks_know_their_world_and_hear_each_other_and_rank_0_decides(two_ranks
         "retimed": True,
     }
     seen = two_ranks.call("test_world:exchanged", decisions=decisions)
-    assert seen == [{"ranks": (rank, rank, 2, 1, "cpu"), **expected} for rank in range(2)]
+    assert seen == [{"ranks": (rank, rank, 2, (socket.gethostname(),) * 2, "cpu"), **expected} for rank in range(2)]
 
 
 def test_nobody_leaves_a_barrier_before_the_last_has_come(two_ranks: Ranks) -> None:
@@ -98,7 +98,7 @@ def test_a_world_is_left_at_its_end_however_it_ends_and_another_can_be_joined(
 ) -> None:
     for seed in (1, 2):
         with alone(seed) as world:
-            assert (world.rank, world.size, world.nodes, world.seed) == (0, 1, 1, seed)
+            assert (world.rank, world.size, len(world.hosts), world.seed) == (0, 1, 1, seed)
             assert dist.is_initialized()
         assert not dist.is_initialized()
     with pytest.raises(ZeroDivisionError), alone(3):
@@ -114,11 +114,11 @@ def test_a_world_is_left_at_its_end_however_it_ends_and_another_can_be_joined(
     assert not dist.is_initialized()
 
 
-def test_nodes_are_the_host_names_that_ranks_tell_and_the_timeout_is_that_of_both_groups(
+def test_hosts_are_the_names_that_ranks_tell_and_the_timeout_is_that_of_both_groups(
     alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hear(items: list[object], item: object, **_: object) -> None:
-        items[:] = [item, "elsewhere", item]
+        items[:] = ["elsewhere"]
 
     given = []
     for name in ("init_process_group", "new_group"):
@@ -131,7 +131,7 @@ def test_nodes_are_the_host_names_that_ranks_tell_and_the_timeout_is_that_of_bot
         monkeypatch.setattr(dist, name, remember)
     monkeypatch.setattr(dist, "all_gather_object", hear)
     with alone() as world:
-        assert world.nodes == 2
+        assert world.hosts[0] == "elsewhere"
         assert given == [timedelta(seconds=30)] * 2
 
 
