@@ -18,21 +18,18 @@ from bench.results.runs import Run
 
 @pytest.fixture(scope="session")
 def two_ranks() -> Iterator[Ranks]:
-    """Two gloo ranks that live as long as the session."""
     with Ranks(2) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="session")
 def four_ranks() -> Iterator[Ranks]:
-    """Four gloo ranks that live as long as the session."""
     with Ranks(4) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="session")
 def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """One real run of the smoke preset on two ranks."""
     return smoke(tmp_path_factory.mktemp("smoke"))
 
 

@@ -88,7 +88,6 @@ def test_the_workflow_compares_the_hot_paths_of_two_commits(tmp_path: Path) -> N
 
 
 def step(name: str) -> str:
-    """Return the script of a step of the action."""
     body = ACTION.read_text().partition(f"- name: {name}\n")[2].partition("    - name:")[0]
     script = body.partition("run: ")[2]
     return "\n".join(line.removeprefix(" " * 8) for line in script.removeprefix("|\n").splitlines())

@@ -48,8 +48,6 @@ def test_the_smoke_preset_measures_every_case_and_shows_it(smoke_run: Run) -> No
 
 
 class _Page(HTMLParser):
-    """Collects what a page shows and what it would fetch."""
-
     def __init__(self) -> None:
         super().__init__()
         self.text: list[str] = []

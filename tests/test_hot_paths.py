@@ -22,7 +22,6 @@ SIZES = [1024 * 2**i for i in range(20)]
 
 @pytest.fixture
 def take(request: pytest.FixtureRequest) -> Take:
-    """Return what takes a path: pytest-benchmark where it is asked to time, else a call."""
     if request.config.getoption("benchmark_json", default=None):
         timed: Take = request.getfixturevalue("benchmark")
         return timed

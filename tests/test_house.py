@@ -27,7 +27,6 @@ COMMANDS = {name: command_line.main.get_command(CONTEXT, name) for name in comma
 
 
 def imported(path: Path) -> set[str]:
-    """Return the modules that a file imports, at any depth of it."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -75,7 +74,6 @@ def test_no_module_is_in_an_import_cycle() -> None:
 
 
 def heavy_imports(code: str) -> set[str]:
-    """Return which heavy modules a fresh interpreter has imported after ``code``."""
     script = f"import sys\n{code}\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())

@@ -79,7 +79,6 @@ def test_a_folder_named_bench_does_not_shadow_ours(tmp_path: Path) -> None:
 
 
 def refusal(*words: str) -> list[str]:
-    """Return the lines of a refusal that starts nothing."""
     refused = CliRunner().invoke(command_line.main, ["run", *words])
     assert refused.exit_code == 2, (words, refused.output)
     assert refused.stdout == "", words

@@ -63,7 +63,6 @@ def test_the_check_in_a_word() -> None:
 
 
 def segment(sizes: tuple[int, int], latency: float, reach: float, *rates: float | None) -> Segment:
-    """Return a line over sizes; rates are its bandwidth and the bandwidth's interval."""
     told = {"latency_seconds": latency, "latency_low": latency - reach, "latency_high": latency + reach}
     names = ("bytes_per_second", "bytes_per_second_low", "bytes_per_second_high")
     return Segment(first_bytes=sizes[0], last_bytes=sizes[1], **told, **dict(zip(names, rates, strict=True)))  # type: ignore[arg-type]

@@ -261,7 +261,6 @@ def by_node(run: Run) -> tuple[Pairs, Nodes]:
 
 
 def borders(axes: Axes) -> list[tuple[float, float]]:
-    """Return where the upright lines are, and how thick."""
     lines = [line for line in axes.lines if to_hex(line.get_color()) == INK]
     places = [(np.asarray(line.get_xdata()).tolist(), line.get_linewidth()) for line in lines]
     return [(first, width) for (first, last), width in places if first == last]

@@ -37,7 +37,6 @@ def folder(out: Path, *records: Record, launches: int = 1) -> Path:
 
 
 def cut_short(path: Path) -> Path:
-    """Take the end off a run's last record, as a kill would."""
     file = path / "records.jsonl"
     file.write_bytes(file.read_bytes()[:-5])
     return path

@@ -22,8 +22,6 @@ ESCAPE = "\x1b"
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 

@@ -227,7 +227,6 @@ EVERYONE, UNKNOWN = b"\xff" * 6, bytes([2, 0, 0, 0, 0, 9])
 
 
 def frame(destination: bytes, source: bytes, text: bytes = b"") -> bytes:
-    """Return a frame as the kernel gives it, with an offload header before it."""
     return bytes(10) + destination + source + text
 
 

@@ -26,13 +26,11 @@ WIRE = f"{RUN} --target wire:counted --set size_bytes=2M --budget 10s"
 
 @pytest.fixture(scope="module")
 def shaped() -> Iterator[Cluster]:
-    """A cluster whose fifth node is slow."""
     with Cluster(nodes=5, cpus=3, link="200mbit", slow=["n5:50mbit"]) as cluster:
         yield cluster
 
 
 def found(cluster: Cluster, *words: str) -> dict[str, float]:
-    """Return what a tool measured."""
     done = cluster.run(tool(*words))
     assert done.returncode == 0, done.stderr
     return {name: float(value) for name, value in re.findall(r"^(.+) (\S+)$", done.stdout, re.MULTILINE)}
@@ -103,7 +101,6 @@ def only_run(folder: Path) -> Run:
 
 
 def busbw(record: Record) -> float:
-    """Return the bus bandwidth over the link's."""
     value = record.metrics["busbw"].value
     assert value is not None, record
     return value * 8 / LINK

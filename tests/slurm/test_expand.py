@@ -25,7 +25,6 @@ def point(**changes: Any) -> Point:
 
 
 def expanded(**given_values: Any) -> Expansion:
-    """Expand a sweep of one small case unless told otherwise."""
     values = {"nodes": 2, "budget": "6s", "case": [{"name": "all_reduce", "set": {"size_bytes": "64K"}}]}
     return expand(msgspec.convert({**values, **given_values}, SweepFile), DEFINITIONS)
 

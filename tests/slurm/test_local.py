@@ -45,7 +45,6 @@ def interfaces() -> set[str]:
 
 @contextmanager
 def running(*command: str, nodes: int = 1) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """Start a cluster whose command says ``up FOLDER``; yield its process and its folder."""
     with subprocess.Popen(
         [*cluster_words(nodes=nodes), "--", *command],
         stdin=subprocess.PIPE,

@@ -217,7 +217,6 @@ def record(index: int, status: Status = "ok", **more: Any) -> Record:
 
 
 def states(**of: str) -> list[RankState]:
-    """Return the states of ranks by host, all others alive."""
     return [RankState(rank=i, host=host, pid=1, state=of.get(host, "alive")) for i, host in enumerate(NODES)]
 
 

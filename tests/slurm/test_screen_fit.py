@@ -47,7 +47,6 @@ def exact(
 
 
 def slow(nodes: Set[int] = frozenset(), links: Set[Pair] = frozenset()) -> Slow:
-    """Return such suspects of six nodes."""
     return find_slow(exact(6, dict.fromkeys(nodes, 4.0), dict.fromkeys(links, 4.0)))
 
 

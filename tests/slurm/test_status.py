@@ -26,7 +26,6 @@ Told = tuple[int, str, dict[str, Any]]
 
 
 def write(folder: Path, *lines: Told) -> None:
-    """Append lines (number of a point, state, more) a second apart."""
     points = load_sweep(folder).points
     with (folder / FOLDER / "7.jsonl").open("ab") as file:
         for second, (number, state, more) in enumerate(lines):

@@ -126,7 +126,6 @@ def sweep(**given: Any) -> SweepFile:
 
 
 def texts(**given: Any) -> list[list[dict[str, str]]]:
-    """Return the axes that vary, as texts."""
     axes = read_axes(sweep(**given), DEFINITIONS)
     return [[{name: choice.text for name, choice in row.items()} for row in axis] for axis in axes if len(axis) > 1]
 

@@ -50,7 +50,6 @@ def folder_of(out: Path, points: Sequence[Point] = P, **more: Any) -> Path:
 
 
 def words(folder: Path) -> dict[str, tuple[str, str]]:
-    """Return each point's state and reason."""
     return {name: (one.state, one.last.reason) for name, one in standings(read_ledger(folder)).items()}
 
 
@@ -210,8 +209,6 @@ def test_the_job_s_end_stops_a_point_that_takes_longer_than_expected(tmp_path: P
 
 
 def signalled(folder: Path, number: signal.Signals, then: Callable[[], object] = lambda: None) -> None:
-    """Send this process a signal as soon as there is a record."""
-
     def send() -> None:
         wait_until(lambda: len(counted(folder)) >= 1)
         then()
@@ -253,8 +250,6 @@ def test_ranks_that_the_jobs_end_killed_are_not_blamed(tmp_path: Path) -> None:
 
 
 def losing_n2(slurm: FakeSlurm, told: list[Attempt], hang_nodes: int) -> Command:
-    """Return a command in which n2 goes down, and points of so many nodes hang."""
-
     def command(attempt: Attempt) -> list[str]:
         slurm.set(nodes={"n2": "down"})
         return standin(cases=1, each=0, end="hang" if attempt.point.nodes == hang_nodes else "ok", told=told)(attempt)

@@ -20,7 +20,6 @@ SHOWN = ("gpipe", "1f1b", "interleaved", "zb_h1", "interleaved_zb", "zb_v")
 
 
 def measure(names: list[str]) -> dict[str, dict[str, float]]:
-    """Return each schedule's metrics, from one run."""
     settings = {"schedule": ",".join(names), "layers": 8, "compute": f"timed:{SECONDS * 1000:g}ms"}
     command = [str(Path(sys.executable).with_name("parbench")), "run", "--only", "workload.pp", "--preset", "smoke"]
     command += ["--nproc", str(RANKS), "--budget", f"{45 * len(names)}s", "--timeout", "90s", "--json"]
@@ -50,7 +49,6 @@ def closed_form(name: str) -> float:
 
 
 def main() -> None:
-    """Measure, and print a line for each schedule."""
     names = sys.argv[1:] or list(SHOWN)
     seen = measure(names)
     print(f"{RANKS} ranks, {MICROBATCHES} microbatches, {SECONDS * 1000:g} ms actions: bubble / makespan")

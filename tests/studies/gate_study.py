@@ -100,15 +100,12 @@ def _autocorrelated(rho: float, shape: tuple[int, ...], random: np.random.Genera
 
 
 def parbench(base: Times, new: Times) -> bool:
-    """Say whether parbench's rule calls any size slower."""
     sides = (np.median(side, axis=2).T.tolist() for side in (base, new))
     family = [effect(before, after, RULE) for before, after in zip(*sides, strict=True)]
     return any(found.word == "SLOWER" for found in judge([family], RULE)[0])
 
 
 def threshold(limit: float) -> Gate:
-    """Return the rule that compares one launch's medians with those of the run before."""
-
     def gate(base: Times, new: Times) -> bool:
         before, after = (np.median(side[0], axis=1) for side in (base, new))
         return bool((after / before > 1 + limit).any())
@@ -133,7 +130,6 @@ GATES: Mapping[str, Gate] = {
 
 
 def rates(noise: Noise, step: float, gates: Sequence[Gate], trials: int, seed: int) -> list[float]:
-    """Return how often each gate calls a simulated curve slower."""
     random = np.random.default_rng(seed)
     called = np.zeros(len(gates))
     for _ in range(trials):
@@ -143,7 +139,6 @@ def rates(noise: Noise, step: float, gates: Sequence[Gate], trials: int, seed: i
 
 
 def nightly_rate(noise: Noise, step: float, trials: int, seed: int) -> float:
-    """Return how often a series whose last five nights differ by a log ratio is called slower."""
     random = np.random.default_rng(seed)
     called = 0
     for _ in range(trials):
@@ -164,7 +159,6 @@ def upper(rate: float, trials: int) -> float:
 
 
 def main() -> None:
-    """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=300)
     trials = parser.parse_args().trials

@@ -25,13 +25,11 @@ def held_out_errors(points: Sequence[Point]) -> list[float]:
 
 
 def label(curve: Curve) -> str:
-    """Return the curve's operation, mode and type."""
     case = curve.rows[0].case
     return f"{operation(case)}, {case.params['mode']}, {case.params['dtype']}"
 
 
 def main() -> None:
-    """Print the errors of a run's curves."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     rows = summarize(load_run(parser.parse_args().run)).rows

@@ -22,7 +22,6 @@ LIMITS_SECONDS = {"list": 1.0, "check": 5.0}
 
 
 def build(file: Path, num_runs: int, num_series: int) -> float:
-    """Write a history and return the seconds that adding a run took on average."""
     rng = random.Random(0)
     around = {"host.name": "node-a", "host.cpu_model": "Example CPU"}
     cases = [collective(f"op{i // 20}", 1024 << (i % 20)) for i in range(num_series)]
@@ -51,7 +50,6 @@ def build(file: Path, num_runs: int, num_series: int) -> float:
 
 
 def timed(file: Path, *words: str) -> tuple[float, int]:
-    """Return how long a command took as a process of its own, and its exit code."""
     command = [sys.executable, "-m", "parbench", "history", *words, "--history", str(file)]
     begun = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)

@@ -35,7 +35,6 @@ class Line:
 
 
 def launch(tree: Path) -> Mapping[str, float]:
-    """Time all paths once with the code of a tree."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "times.json"
         command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(PATHS)]
@@ -53,14 +52,12 @@ def launch(tree: Path) -> Mapping[str, float]:
 
 
 def medians(found: Mapping[str, object]) -> Mapping[str, float]:
-    """Return the medians of pytest-benchmark's JSON by name."""
     benchmarks = found["benchmarks"]
     assert isinstance(benchmarks, list)
     return {one["name"]: one["stats"]["median"] for one in benchmarks}
 
 
 def in_turns(base: Path, count: int) -> tuple[Launches, Launches]:
-    """Launch both trees in turns and return the launches of each."""
     sides: tuple[list[Mapping[str, float]], list[Mapping[str, float]]] = ([], [])
     for i in range(2 * count):
         side = i % 4 in (1, 2)
@@ -92,7 +89,6 @@ def code(found: Sequence[Line]) -> int:
 
 
 def main() -> None:
-    """Print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("base", type=Path)
     parser.add_argument("--launches", type=int, default=6)

@@ -51,13 +51,11 @@ class Place:
 
 
 def places() -> tuple[Place, ...]:
-    """Return the places of mutations.toml."""
     with Path(__file__).with_name("mutations.toml").open("rb") as file:
         return tuple(Place(**place) for place in tomllib.load(file)["place"])
 
 
 def copy_tree(target: Path) -> None:
-    """Copy what git knows of this checkout."""
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
     for name in filter(None, names):
         if (ROOT / name).is_file():
@@ -93,7 +91,6 @@ def seen_by(tree: Path, place: Place, tier: str) -> str | None:
 
 
 def main() -> None:
-    """Print a line for each place, and the sums."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--tier", choices=[*TIERS, "both"], default="both")

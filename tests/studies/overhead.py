@@ -52,7 +52,6 @@ def measured(subject: Operation, count: int, world: World) -> list[float]:
 
 
 def slowest(times: torch.Tensor, world: World) -> list[float]:
-    """Return the maximum over ranks of each iteration."""
     dist.all_reduce(times, op=dist.ReduceOp.MAX, group=world.control)
     return [float(time_ns) for time_ns in times]
 
@@ -84,7 +83,6 @@ def compare(world: World, size_bytes: int, count: int, rounds: int) -> None:
 
 
 def measure(world: World, options: argparse.Namespace) -> None:
-    """Compare at every size."""
     for size_bytes, count in SIZES.items():
         compare(world, size_bytes, count, options.rounds)
 

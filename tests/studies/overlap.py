@@ -32,13 +32,11 @@ STEPS: dict[str, tuple[Callable[..., TrainingStep], dict[str, object]]] = {
 
 
 def make(name: str, world: World, seconds: float) -> TrainingStep:
-    """Return a step whose forward waits ``seconds``."""
     prepare, params = STEPS[name]
     return prepare(world, **MODEL, **params, compute=f"timed:{1e3 * seconds:.3f}ms")
 
 
 def replay(calls: Sequence[Call], world: World) -> None:
-    """Make the same calls one after another, and nothing else."""
     for call in calls:
         whole = torch.ones(call.num_bytes // 4)
         part = whole[: len(whole) // call.ranks]
@@ -64,7 +62,6 @@ def ideal(calls: Sequence[Call], seconds: float, world: World) -> None:
 
 
 def timed(step: Callable[[], object], world: World) -> float:
-    """Return the seconds of a step from a barrier, the slowest rank's."""
     world.barrier()
     began = time.perf_counter()
     step()

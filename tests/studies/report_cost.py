@@ -25,7 +25,6 @@ STEPS = ("ddp", "zero1", "zero2", "zero3", "hsdp", "tp", "tp_sp", "tp_fsdp")
 
 
 def cases_of(number: int) -> list[Case]:
-    """Return so many cases, one in ten a training step."""
     steps = [step(STEPS[i % len(STEPS)], hidden=64 * (i // len(STEPS) + 1)) for i in range(number // 10)]
     sizes = (1024 * (i + 1) for i in range(number))
     every = (
@@ -48,7 +47,6 @@ def records_of(cases: list[Case], ranks: int, launches: int) -> Iterator[Record]
 
 
 def synthetic(folder: Path, number: int, ranks: int, launches: int) -> Path:
-    """Write a run's folder with so many cases and launches."""
     cases = cases_of(number)
     run = make_run(make_plan(cases, launches=launches), records_of(cases, ranks, launches))
     pairs = {f"{i}-{j}": "other node" for i in range(ranks) for j in range(i + 1, ranks)}
@@ -57,7 +55,6 @@ def synthetic(folder: Path, number: int, ranks: int, launches: int) -> Path:
 
 
 def measured(title: str, run: Path, most_seconds: float, most_bytes: float) -> bool:
-    """Build a run's report, print its cost beside the limits, and say whether it keeps them."""
     began = time.perf_counter()
     num_bytes = len(build([run], "html").content)
     seconds = time.perf_counter() - began

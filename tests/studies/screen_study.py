@@ -50,7 +50,6 @@ def simulate(cluster: Cluster, turns: Turns, rng: random.Random) -> list[Exchang
 
 
 def screened(cluster: Cluster, rng: random.Random, rounds: int = ROUNDS) -> tuple[Slow, Slow]:
-    """Return the suspects, and those of them that are confirmed."""
     suspects = find_slow(simulate(cluster, tournament(cluster.n, rounds), rng))
     if not suspects:
         return suspects, suspects
@@ -69,7 +68,6 @@ class Rates:
 
 
 def rates(cluster: Cluster, trials: int, seed: int, rounds: int = ROUNDS) -> Rates:
-    """Screen a cluster many times."""
     rng = random.Random(seed)
     guilty = (set(cluster.nodes), set(cluster.links))
     counts = [0, 0, 0, 0]
@@ -91,7 +89,6 @@ def upper(rate: float, trials: int) -> float:
 
 
 def clusters(n: int, noise: float) -> dict[str, Cluster]:
-    """Return what is tried with ``n`` nodes."""
     return {
         "all fine": Cluster(n=n, noise=noise),
         "all fine, rounds differ by 20 %": Cluster(n=n, noise=noise, drift=0.2),
@@ -105,7 +102,6 @@ def clusters(n: int, noise: float) -> dict[str, Cluster]:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--noise", type=float, default=0.05)

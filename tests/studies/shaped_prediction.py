@@ -36,7 +36,6 @@ _STEPS = (
 
 
 def collectives() -> str:
-    """Return the plan of the calls that steps are made of."""
     cases = [
         f'[[case]]\nname = "{name}"\nset = {{ size_bytes = "128K:16M:x2", mode = "blocking" }}\n' for name in _CALLS
     ]
@@ -44,13 +43,11 @@ def collectives() -> str:
 
 
 def steps() -> str:
-    """Return the plan of the steps."""
     cases = [f'[[case]]\nname = "workload.{name}"\nset = {{ {settings} }}\n' for name, settings in _STEPS]
     return "\n".join(['launches = 1\nbudget = "10m"\ntimeout = "120s"\n', *cases])
 
 
 def measure(folder: Path, link: str) -> None:
-    """Run both plans in a cluster of four nodes, one rank a node."""
     (folder / "two.toml").write_text(collectives())
     (folder / "four.toml").write_text(steps())
     run = f"{PARBENCH} run --launcher srun --ntasks-per-node 1"
@@ -65,7 +62,6 @@ def measure(folder: Path, link: str) -> None:
 
 
 def predicted(folder: Path) -> list[tuple[str, float, float]]:
-    """Return each step's name, seconds as predicted, and as measured."""
     [two], [four] = (list((folder / name).glob("2*")) for name in ("two", "four"))
     done = subprocess.run(
         [PARBENCH, "plan", "--validate", four, "--fits", two, "--json"], stdout=subprocess.PIPE, text=True, check=True
@@ -78,7 +74,6 @@ def predicted(folder: Path) -> list[tuple[str, float, float]]:
 
 
 def main() -> None:
-    """Measure what is not there yet, predict, and print a line for each step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--link", default="200mbit", help="the rate of every node's link")

@@ -36,14 +36,11 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """All rows by size, and the wall time they took with their warm-up."""
-
     rows: dict[int, Seen]
     seconds: float
 
 
 def sweep(world: World, measure: Measure) -> Sweep | None:
-    """Measure every size by ``measure``; the result is on rank 0."""
     began, rows = time.perf_counter(), {}
     for size_bytes in SIZES:
         subject = all_reduce(world, size_bytes=size_bytes, dtype="float32")
@@ -64,12 +61,10 @@ def sweep(world: World, measure: Measure) -> Sweep | None:
 
 
 def fixed(count: int) -> Measure:
-    """Return the rule that takes ``count`` iterations whatever they show."""
     return Measure(min_iterations=count, max_iterations=count, precision=0.0)
 
 
 def compare(world: World, precision: float) -> None:
-    """Print both ways to sweep, and the ratio of their wall times."""
     adaptive = Measure(precision=precision, max_iterations=5000)
     first = sweep(world, adaptive)
     known = [] if first is None else [size for size, row in first.rows.items() if row.width <= precision]
@@ -95,7 +90,6 @@ def compare(world: World, precision: float) -> None:
 
 
 def show(found: Sweep, precision: float) -> None:
-    """Print every row, and how many reached the precision."""
     for size_bytes, row in found.rows.items():
         print(f"{format_size(size_bytes):>6} {row.count:5} iterations  +-{row.width:5.1%}  stopped: {row.stop}")
     reached = sum(row.width <= precision for row in found.rows.values())

@@ -14,7 +14,6 @@ MISSING = f"no axe-core: {CACHE} is not there, and npm, which would fetch axe-co
 
 
 def axe_source() -> str:
-    """Return axe-core's script, fetched with npm where it is not kept yet."""
     if not CACHE.is_file():
         npm = shutil.which("npm")
         assert npm is not None, MISSING

@@ -75,13 +75,11 @@ class Browser:
         return told["result"].get("value")
 
     def press(self, key: str, code: int, text: str = "") -> None:
-        """Press a key down and up, as a person would."""
         both = {"key": key, "windowsVirtualKeyCode": code}
         self._call("Input.dispatchKeyEvent", type="keyDown", text=text, **both)
         self._call("Input.dispatchKeyEvent", type="keyUp", **both)
 
     def save_downloads(self, folder: Path) -> None:
-        """Let the page save files, into a folder."""
         self._call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
 
     def _call(self, method: str, **params: Any) -> dict[str, Any]:

@@ -35,7 +35,6 @@ def in_cluster(
 def cluster_words(
     *, nodes: int = 4, cpus: int = 2, link: str | None = None, delay: str | None = None, slow: Sequence[str] = ()
 ) -> list[str]:
-    """Return the words that start a cluster, up to its command's ``--``."""
     words = [PARBENCH, "slurm", "local", "--nodes", str(nodes), "--cpus", str(cpus)]
     words += ["--link", link] if link else []
     words += ["--delay", delay] if delay else []
@@ -43,7 +42,6 @@ def cluster_words(
 
 
 def tool(*words: str) -> list[str]:
-    """Return a command that runs ``tests/support/cluster_tools.py`` with this Python."""
     return [sys.executable, str(Path(__file__).with_name("cluster_tools.py")), *words]
 
 

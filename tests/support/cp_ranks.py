@@ -33,7 +33,6 @@ class Sizes:
     dtype: str = "float32"
 
     def drawn(self) -> tuple[Tensor, ...]:
-        """Return q, k, v of the whole sequences and the output's gradient."""
         torch.manual_seed(7)
         heads = (self.heads, self.kv_heads, self.kv_heads, self.heads)
         sizes = [(BATCH, of, self.sequence, self.head_size) for of in heads]
@@ -41,7 +40,6 @@ class Sizes:
 
 
 def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return attention and its log-sum-exp in float64, of queries that see some keys."""
     groups = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(groups, dim=1) for x in (k, v))
     scores = (q.double() @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
@@ -93,7 +91,6 @@ def attended(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -
 
 
 def seen_by(plan: ContextPlan) -> Tensor:
-    """Return which keys each query of the whole sequence sees."""
     positions = torch.arange(plan.sequence)
     if plan.mask == "full":
         return torch.ones(plan.sequence, plan.sequence, dtype=torch.bool)

@@ -39,7 +39,6 @@ def params_of(name: str, params: Params) -> Params:
 
 
 def wrong_after(step: EpStep | LayerStep | DispatchStep, steps: int) -> list[int]:
-    """Take some steps, and return how much is wrong after each."""
     wrong = []
     for _ in range(steps):
         step.reset()

@@ -92,7 +92,6 @@ Options:     processes=4, inputs=1, threads=1, verify=true
 
 
 def nccl_report(**more: Any) -> dict[str, Any]:
-    """Return a document of nccl-tests' JSON, the second row of its text."""
     placed = {"time": 71.36, "alg_bw": 58.78, "bus_bw": 88.16, "nwrong": 0.0}
     per_iteration = {"skipped_iterations": 1, "min_us": 70.0, "times_us": [99.0, 70.0, 72.0]}
     result = {"size": 4194304, "count": 1048576, "type": "float", "redop": "sum", "root": "    -1"}

@@ -16,7 +16,6 @@ shutil.copytree({run!r}, folder / f"run-{{number}}")
 
 
 def python_that_runs(file: Path, script: str) -> str:
-    """Write a script that this Python runs, and return its path."""
     file.write_text(script)
     file.chmod(0o755)
     return str(file)

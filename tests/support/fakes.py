@@ -130,7 +130,6 @@ class FakeRank:
         self.say(Raised(index=index, error=error, stack=f"the stack of rank {self.rank}"))
 
     def answer(self, what: StatusReply) -> None:
-        """Answer every further question of the driver with ``what``."""
         self.line.listen(answer=lambda: what, on_gone=lambda: None)
 
     def job(self) -> Job:
@@ -139,7 +138,6 @@ class FakeRank:
         return heard
 
     def work(self, each: Callable[[int, Case], Outcome] = lambda index, case: outcome()) -> None:
-        """Do the whole job as a rank that is fine does."""
         for index, asked in enumerate(self.job().plan.cases):
             self.start(index)
             told = each(index, asked)
@@ -166,7 +164,6 @@ class FakeGang:
         self._threads: list[threading.Thread] = []
 
     def run(self, ranks: Sequence[FakeRank], act: Callable[["FakeGang", FakeRank], None]) -> None:
-        """Let every rank do ``act`` in a thread; the gang has ended when all have returned."""
         self._threads = [threading.Thread(target=act, args=(self, rank), daemon=True) for rank in ranks]
         for thread in self._threads:
             thread.start()
@@ -186,7 +183,6 @@ class FakeGang:
 
 
 def connect(hub: DriverServer, size: int = 2, **hello: Any) -> list[FakeRank]:
-    """Return ranks that have said hello."""
     ranks = [FakeRank(hub.variables(), rank, size, **hello) for rank in range(size)]
     for rank in ranks:
         rank.hello()

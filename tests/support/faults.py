@@ -94,15 +94,12 @@ def tangled(world: World, *, number: int = 0) -> Tangled:
 
 
 def refusing(world: World, *, rank: int = -1) -> Steps:
-    """Refuse on one rank, on all if it is -1."""
     if rank in (-1, world.rank):
         raise UserError("this device has no flux capacitor")
     return Steps(world, lambda: None, rank=0, at=0)
 
 
 class Disagreeing(Steps):
-    """Every rank describes another amount of work."""
-
     def describe(self) -> Description:
         return Description(details={"rank": self.world.rank})
 

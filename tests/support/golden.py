@@ -55,7 +55,6 @@ PLANS = (
 
 
 def said(*words: str) -> str:
-    """Return what a command prints on standard output."""
     done = CliRunner(env={"COLUMNS": "160"}).invoke(parbench.main, words)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.stdout.replace(f"{GOLDEN}/", "")
@@ -106,13 +105,11 @@ def _shown(value: Any) -> str:
 
 
 def compared() -> str:
-    """Return ``compare --format json`` of the two runs, a line for each value."""
     told = json.loads(said("compare", str(BASE), str(NEW), "--format", "json"))
     return "".join(f"{path} {value}\n" for path, value in leaves(told))
 
 
 def table() -> str:
-    """Return ``report --format csv`` with six digits a number."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for row in csv.reader(io.StringIO(said("report", str(STEPS), "--format", "csv"))):
@@ -164,14 +161,12 @@ class _Outline(HTMLParser):
 
 
 def page_outline(page: str) -> str:
-    """Return the structure of a report's page."""
     parser = _Outline()
     parser.feed(page)
     return "".join(f"{line}\n" for line in parser.lines)
 
 
 def page() -> str:
-    """Return the structure of the page of the steps."""
     from bench.results.runs import load_run
     from reports.page import render_page
     from reports.summary import summarize
@@ -228,7 +223,6 @@ FILES: dict[str, Callable[[], str]] = {
 
 
 def renew() -> None:
-    """Write all golden files anew; the records' from a fresh run of the smoke preset."""
     import tempfile
 
     from smoke import smoke

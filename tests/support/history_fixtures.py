@@ -30,7 +30,6 @@ def put(
     environment: dict[str, Any] | None = None,
     preset: str = "node",
 ) -> Path:
-    """Write night ``i`` as a run's folder and return it."""
     found = nightly(i, factor) if records is None else list(records)
     info = run_of(found, environment or ENVIRONMENT).info
     plan = msgspec.structs.replace(info.plan, preset=preset)
@@ -44,11 +43,9 @@ def put(
 
 
 def entry(folder: Path, i: int, factor: float = 1.0, branch: str = "main", commit: str = "", **more: Any) -> Entry:
-    """Return night ``i`` as an entry."""
     return read_entry(put(folder, i, factor, **more), About(branch=branch, commit=commit))
 
 
 def fill(history: History, folder: Path, factors: Iterable[float], first: int = 0, **more: Any) -> None:
-    """Add a night for each factor."""
     for i, factor in enumerate(factors, start=first):
         history.add(entry(folder, i, factor, **more))

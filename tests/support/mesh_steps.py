@@ -20,13 +20,11 @@ EXPERTS: Params = {"experts": 4, "ffn": 64}
 
 
 def small_pipeline(world: World, params: Params) -> PipelineStep:
-    """Return a small step of a pipeline; what is not given has its default."""
     given = {**SMALL, "microbatch": 1, "layers": 2 * world.size, **params}
     return PipelineStep(world, PIPELINE.whole(given))
 
 
 def small_hybrid(world: World, params: Params) -> HybridStep:
-    """Return a small step on a mesh; what is not given has its default."""
     given = {**SMALL, "kv_heads": 4, "microbatch": 1, "microbatches": 2, **params}
     return HybridStep(world, HYBRID.whole(given))
 

@@ -108,7 +108,6 @@ def pair_records(hosts: Sequence[str]) -> list[Record]:
 
 
 def own_environment(hosts: Sequence[str]) -> dict[str, Any]:
-    """Return what a record says of ranks that do not share a host."""
     return {
         f"rank {rank}": {"host": {"name": host}, "process": {"affinity": str(rank % 2)}}
         for rank, host in enumerate(hosts)
@@ -127,7 +126,6 @@ def run_of(
 
 
 def node_run(placement: str = "block", notes: Sequence[str] = (EMULATION,), **more: Any) -> Run:
-    """Return a run on 4 nodes x 2 ranks that has groups, pairs and a step."""
     hosts = hosts_of(4, 2, placement)
     records = [*group_records(hosts), *pair_records(hosts), ok(step(), world=world_of(hosts))]
     return run_of(records, hosts, placement, notes, **more)
@@ -148,7 +146,6 @@ def scaling_run(num_nodes: int, each: int = 1, placement: str = "block", factor:
 
 
 def lost_run() -> Run:
-    """Return a run on 4 nodes whose third did not arrive."""
     hosts = hosts_of(4, 1)
     ranks = [RankState(rank=i, host=host, pid=40 + i, state="waiting") for i, host in enumerate(hosts)]
     reason = "no end within 10 s: rank 2 (n3) did not arrive"
@@ -162,7 +159,6 @@ def point_of_sweep(number: int, label: str, **more: Any) -> dict[str, Any]:
 
 
 def write_sweep(folder: Path, points: Sequence[tuple[dict[str, Any], Sequence[Run]]]) -> Path:
-    """Write a sweep's folder: its points, and the runs of each."""
     folder.mkdir(parents=True, exist_ok=True)
     told = {"schema": 1, "name": "links", "mode": "one", "points": [point for point, _ in points]}
     (folder / "sweep.json").write_bytes(msgspec.json.encode(told))

@@ -14,5 +14,4 @@ IMPORT_PATH = os.pathsep.join([str(ROOT), *sorted({str(path.parent) for path in 
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment with the tests' modules on the import path."""
     return {**os.environ, "PYTHONPATH": IMPORT_PATH}

@@ -24,6 +24,5 @@ H100 = PRESETS["h100"]
 
 
 def ask(mesh: str = "dp=2", model: str | Model = "small-llama", **more: Any) -> Ask:
-    """Return a step on a mesh as it is written on the command line."""
     known = model_of(model) if isinstance(model, str) else model
     return Ask(model=known, mesh=parse_mesh(mesh), **more)

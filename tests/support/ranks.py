@@ -46,7 +46,6 @@ class Ranks:
         self._connections = [by_rank[rank] for rank in range(self.size)]
 
     def call(self, target: str, **arguments: Any) -> list[Any]:
-        """Return what ``module:function`` returned on each rank; ``RankError`` if it raised on any."""
         try:
             for connection in self._connections:
                 connection.send((target, arguments))
@@ -65,7 +64,6 @@ class Ranks:
         return [value for _, value in answers]
 
     def close(self) -> None:
-        """End the ranks."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:

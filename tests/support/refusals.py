@@ -7,7 +7,6 @@ from bench.text import UserError
 
 
 def refusal(call: Callable[..., Any], *given: Any, **more: Any) -> str:
-    """Return the words of the ``UserError`` that a call raises."""
     try:
         call(*given, **more)
     except UserError as error:

@@ -19,7 +19,6 @@ T = TypeVar("T")
 
 
 def run_of(*records: Record, launches: int = 1, environment: dict[str, Any] | None = None) -> Run:
-    """Return a run whose plan holds the records' cases, each once."""
     cases = {record.case.id: record.case for record in records}.values()
     return make_run(make_plan(cases, launches=launches), records, environment)
 
@@ -46,7 +45,6 @@ def cells_of(columns: Sequence[Column[T]], row: T) -> dict[str, str]:
 
 
 def told(columns: Sequence[Column[T]], row: T) -> str:
-    """Return a row in words, each cell under its title."""
     return " | ".join(f"{title}: {text}" for title, text in cells_of(columns, row).items())
 
 
@@ -65,7 +63,6 @@ def panel_in(sections: Iterable[Section], panel_id: str) -> Panel[Any]:
 
 
 def matrix_case(source: int, target: int, size_bytes: int = 1 << 20) -> Case:
-    """Return the case of one pair of a rank-to-rank matrix."""
     params: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking"}
     return make_case(
         "p2p.matrix", "bench.operations.p2p:unidirectional", {**params, "source": source, "target": target}

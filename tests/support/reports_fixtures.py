@@ -176,7 +176,6 @@ def pipeline_timeline(orders: Sequence[Sequence[str]], delay: int = 0) -> list[l
 
 
 def pipeline_idle(timeline: Sequence[Sequence[tuple[str, int, int]]]) -> list[tuple[int, int, int, str]]:
-    """Return every gap, cut into causes by turns."""
     end = max(done[-1][2] for done in timeline)
     found = []
     for rank, done in enumerate(timeline):
@@ -189,7 +188,6 @@ def pipeline_idle(timeline: Sequence[Sequence[tuple[str, int, int]]]) -> list[tu
 
 
 def pipeline_details(schedule: str = "1f1b", ranks: int = 2, microbatches: int = 4, **more: Any) -> dict[str, Any]:
-    """Return what a record says of a pipeline of one stage a rank, its measured messages 100 us long."""
     orders = pipeline_orders(schedule, ranks, microbatches)
     measured = pipeline_timeline(orders, delay=100)
     return {
@@ -260,7 +258,6 @@ def make_info(plan: Plan, environment: dict[str, Any] | None = None) -> RunInfo:
 
 
 def make_run(plan: Plan, records: Iterable[Record], environment: dict[str, Any] | None = None) -> Run:
-    """Return a run as it would be read back, without a folder."""
     read = tuple(msgspec.json.decode(encode(record), type=Record) for record in records)
     return Run(path=Path("runs/run-1"), info=make_info(plan, environment), records=read)
 
@@ -285,7 +282,6 @@ ENVIRONMENT = {
 
 
 def sample_run(*, launches: int = 3) -> Run:
-    """Return a run that has something of everything."""
     sizes = [1 << 10, 1 << 16, 1 << 20, 1 << 24]
     operations = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"]
     curve = [
@@ -372,7 +368,6 @@ def context_metrics(
 def context_record(
     method: str = "ring", seconds: float = 0.02, sequence: int = 64, *, num_bytes: float = 1 << 20, **more: Any
 ) -> Record:
-    """Return a record of a context-parallel step; ``more`` changes its details."""
     details = context_details(method, sequence, **more)
     axes = [axis for axis in details["axes"] if axis != "dp"]
     metrics = context_metrics(seconds, axes, num_bytes)
@@ -412,7 +407,6 @@ def mixture_metrics(routing: str, capacity: float, seconds: float) -> dict[str, 
 def mixture_record(
     scope: str = "ep_layer", routing: str = "balanced", capacity: float = 0.0, seconds: float = 0.02, **more: Any
 ) -> Record:
-    """Return a record of an expert-parallel step of one layer on two ranks; ``more`` changes its details."""
     load = EXPERT_LOADS[routing]
     ranks = [sum(load[:4]), sum(load[4:])]
     details = {"expert_load": [load], "rank_load": [ranks], "axes": {"ep": {"ranks": 2}}, **more}

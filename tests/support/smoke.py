@@ -12,7 +12,6 @@ PARBENCH = str(Path(sys.executable).with_name("parbench"))
 
 
 def smoke(folder: Path) -> Run:
-    """Measure the smoke preset on two ranks in a folder and return the run; a busy machine is given more time."""
     run = _measured(folder / "quick", "25s")
     return run if all(record.status == "ok" for record in run.records) else _measured(folder / "slow", "2m")
 

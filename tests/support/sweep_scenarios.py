@@ -51,7 +51,6 @@ def submitted(out: Path, points: Sequence[Point], *, cases: int = 3, each: float
 
 
 def pace(out: Path, each: float) -> None:
-    """Let children that start from now on write a record each so many seconds."""
     (out / "pace").write_text(str(each))
 
 

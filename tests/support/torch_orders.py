@@ -22,7 +22,6 @@ SINGLE: dict[str, Any] = {"gpipe": theirs.ScheduleGPipe, "1f1b": theirs.Schedule
 
 
 def fake_stages(ranks: int, chunks: int) -> list[Any]:
-    """As many stages as rank 0 has, with what torch's constructors read of them."""
     return [
         SimpleNamespace(
             num_stages=ranks * chunks,

@@ -23,7 +23,6 @@ SMALL = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "sequence": 16, "
 
 
 def small(world: World, name: str, params: Params) -> TrainingStep:
-    """Return a small step; what is not given has the default of its definition."""
     definition = OF_NAME[name]
     step = load_target(definition.target)(world, **definition.whole({**SMALL, **params}))
     assert isinstance(step, TrainingStep)
@@ -47,7 +46,6 @@ def of_each(world: World, function: str, cases: dict[str, tuple[str, Params]], *
 
 
 def wrong_after(world: World, name: str, params: Params, steps: int = 3) -> list[int]:
-    """Return how much is wrong after each step."""
     step = small(world, name, params)
     wrong = []
     for _ in range(steps):
@@ -100,7 +98,6 @@ class Local(Silenced):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Keep reductions at home, and let everything else pass."""
         name = func.name()
         group = group_of(args) if "c10d" in name and "reduce" in name else None
         if group is None:

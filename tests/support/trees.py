@@ -5,7 +5,6 @@ from pathlib import Path
 
 
 def write_tree(root: Path, files: Mapping[str, str]) -> Path:
-    """Write files by their paths under a folder, and return the folder."""
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -14,7 +13,6 @@ def write_tree(root: Path, files: Mapping[str, str]) -> Path:
 
 
 def write_tool(folder: Path, name: str, body: str) -> Path:
-    """Write a program that is this shell script."""
     path = folder / name
     path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
     path.chmod(0o755)

@@ -12,7 +12,6 @@ _SENT_COLUMN = 8
 
 
 def sent_bytes() -> int:
-    """Return the bytes that all interfaces but the loopback's have sent."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
     fields = {name.strip(): rest.split() for name, _, rest in (line.partition(":") for line in lines)}
     return sum(int(values[_SENT_COLUMN]) for name, values in fields.items() if name != "lo")
@@ -48,7 +47,6 @@ class Counted:
 
 
 def counted(world: World, *, size_bytes: int = 4 << 20) -> Counted:
-    """Return an all_reduce of S bytes in float32."""
     return Counted(world, size_bytes)
 
 

@@ -143,7 +143,6 @@ def groups_left_by_a_step_that_fails(world: World) -> int:
 
 @pytest.fixture
 def expendable_ranks() -> Iterator[Ranks]:
-    """Two ranks of one test's own: one that waits for another in vain leaves them useless."""
     with Ranks(2) as ranks:
         yield ranks
 

@@ -27,7 +27,6 @@ def points(spans: Iterable[Span]) -> set[int]:
 
 
 def is_tidy(spans: Sequence[Span]) -> bool:
-    """Sorted, disjoint, not touching, none empty."""
     return all(start < stop for start, stop in spans) and all(one[1] < other[0] for one, other in pairwise(spans))
 
 
@@ -62,7 +61,6 @@ def test_one_long_span_against_many_is_one_pass() -> None:
 def brute_break_down(
     wall: Span, compute: Spans, comm: Mapping[str, Spans], copies: Spans
 ) -> tuple[int, dict[str, int], int, int]:
-    """Decide every nanosecond by itself."""
     exposed = dict.fromkeys(comm, 0)
     computing = copying = idle = 0
     order = list(comm)
@@ -95,7 +93,6 @@ def test_a_breakdown_agrees_with_deciding_every_nanosecond(
 
 
 def parts(found: Breakdown) -> tuple[float, dict[str, float], float, float]:
-    """Return compute, exposed communication, copies and idle time in ns."""
     exposed = {axis: seconds / NS for axis, seconds in found.exposed_comm_seconds.items()}
     return found.compute_seconds / NS, exposed, found.copy_seconds / NS, found.idle_seconds / NS
 

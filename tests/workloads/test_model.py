@@ -42,7 +42,6 @@ SHAPES = [
 
 
 def styles(layers: int) -> dict[str, ParallelStyle]:
-    """Return torch's tensor and sequence parallelism for every part of the model."""
     everything, part = Replicate(), Shard(1)
     plan: dict[str, ParallelStyle] = {
         "layers.0": PrepareModuleInput(input_layouts=everything, desired_input_layouts=part, use_local_output=True),
@@ -91,7 +90,6 @@ def apart_when_sharded(world: World) -> list[tuple[float, float]]:
 
 @pytest.fixture
 def rng_state() -> Iterator[Tensor]:
-    """torch's own random state, given back at the end."""
     state = torch.get_rng_state()
     yield state
     torch.set_rng_state(state)

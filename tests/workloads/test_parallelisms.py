@@ -218,7 +218,6 @@ def left_behind(world: World, names: list[str]) -> dict[str, list[tuple[int, int
 
 
 def assert_right_and_as_told(ranks: Ranks, variants: Variants) -> None:
-    """Two steps compute what one process would, and a third sends the closed form's bytes."""
     for name, params in variants:
         for wrong, sent, expected in ranks.call("training_steps:wrong_sent_and_expected", name=name, params=params):
             assert wrong == [0, 0], (name, params)

@@ -86,7 +86,6 @@ def _update_less(trainer: Trainer, step: int) -> None:
 
 
 def _forget(trainer: Trainer) -> None:
-    """Lose the moments after each step."""
     trainer.optimizer.step()
     trainer.optimizer.state.clear()
 
@@ -139,7 +138,6 @@ def _twist_one(trainer: Trainer) -> None:
 
 
 def _stay_local(trainer: Trainer) -> None:
-    """Give each rank the gradients of its own part alone."""
     trainer.optimizer.zero_grad()
     loss_of(trainer.model, trainer.batch.chunk(2)[trainer.world.rank]).backward()  # type: ignore[no-untyped-call]
 
@@ -178,7 +176,6 @@ def wrong_updates(world: World, dtype: str, spoils: list[str]) -> dict[str, list
 
 
 def stepped(world: World, dtype: str = "float32") -> Trainer:
-    """Return a trainer that took a right step and a right check."""
     trainer = Trainer(world, dtype)
     trainer.step()
     assert trainer.check() == 0

@@ -90,7 +90,6 @@ def not_divided(parts: Tensor) -> Tensor:
 
 
 def divided_first(parts: Tensor) -> Tensor:
-    """Return the means as DDP takes them."""
     return not_divided(parts * (1 / len(parts)))
 
 

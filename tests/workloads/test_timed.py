@@ -33,8 +33,6 @@ COLUMNS, ROWS = ("attention.q", "attention.k", "attention.v", "ffn.gate", "ffn.u
 
 
 class Noted(Waiter):
-    """Waits for nothing and notes how long it should have."""
-
     def __init__(self) -> None:
         super().__init__(CPU)
         self.asked: list[float] = []

@@ -45,7 +45,6 @@ in_full = pytest.mark.full
 
 
 def some(*labels: str, cases: Cases = ON_TWO, **more: Any) -> Cases:
-    """Return cases with more parameters."""
     return {label: (cases[label][0], {**cases[label][1], **more}) for label in labels or cases}
 
 
@@ -70,7 +69,6 @@ def measured(world: World, name: str, params: Params) -> Outcome:
 
 
 def drawn(world: World, name: str, params: Params) -> tuple[list[Any], list[Any]]:
-    """Return this rank's microbatches of the first two steps, and the whole batches."""
     step = small(world, name, params)
     mine, batches = [], []
     for _ in range(2):
@@ -122,7 +120,6 @@ def distance_from_one_process(world: World, name: str, params: Params, steps: in
 
 
 def wrong_of_mutants(world: World, name: str, params: Params, mutants: list[str]) -> dict[str, tuple[int, int]]:
-    """Return how much is wrong after a right step, and then in a check alone that each mutant makes wrong."""
     found = {}
     for mutant in mutants:
         step = small(world, name, {"accumulation": 2, **params})
@@ -138,7 +135,6 @@ def wrong_of_mutants(world: World, name: str, params: Params, mutants: list[str]
 
 
 def wrong_where_one_bit_is_changed(world: World, name: str, params: Params) -> tuple[int, int]:
-    """Return how much is wrong before and after rank 1 changes the last bit of one element it holds."""
     step = small(world, name, params)
     step.reset()
     step.step()
@@ -182,7 +178,6 @@ UPDATES: dict[str, Callable[[TrainingStep, World], None]] = {
 
 
 def wrong_update(world: World, name: str, params: Params, spoil: str) -> int:
-    """Return how much is wrong after a step whose update is spoilt, gradients all right."""
     step = small(world, name, params)
     UPDATES[spoil](step, world)
     step.reset()

@@ -58,7 +58,6 @@ def prepared_by_defaults(world: World) -> dict[str, tuple[list[int], list[str], 
 
 
 def errors_of(world: World, asked: list[tuple[str, dict[str, Value]]]) -> list[str]:
-    """Return in which words targets themselves refuse parameters."""
     told = []
     for name, params in asked:
         with pytest.raises(UserError) as refused:

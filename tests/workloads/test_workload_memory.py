@@ -21,7 +21,6 @@ MIB = 1 << 20
 
 @pytest.fixture
 def alone() -> Iterator[DeviceMesh]:
-    """A world of one rank."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()

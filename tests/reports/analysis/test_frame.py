@@ -29,7 +29,6 @@ def written(out: Path, *records: Record, launches: int = 1) -> Path:
 
 
 def only(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the one row of a frame."""
     (row,) = rows_of(frame)
     return row
 

@@ -13,7 +13,6 @@ STILL = [1.0, 1.01, 0.99]
 
 
 def noisy(seed: int, steps: dict[int, float], n: int = 30, sigma: float = 0.01, spikes: float = 0.0) -> list[float]:
-    """Return times around 1 ms whose level is multiplied at the given places."""
     rng, level, values = random.Random(seed), 1e-3, []
     for i in range(n):
         level *= steps.get(i, 1.0)
@@ -29,7 +28,6 @@ def shift_of(values: list[float], rule: StepRule = RULE) -> Shift:
 
 
 def slower(steps: dict[int, float], sigma: float, spikes: float) -> float:
-    """Return the share of 300 seeded histories that are called slower."""
     found = [newest_shift(noisy(seed, steps, sigma=sigma, spikes=spikes), RULE) for seed in range(300)]
     return sum(shift is not None and shift.change > 0 for shift in found) / 300
 

@@ -40,7 +40,6 @@ def torches(newer: str = "2.13") -> Comparison:
 
 
 def everything() -> Comparison:
-    """Return a comparison with most verdicts, and a reason that no format may obey."""
     base = [*records_of(1, 1, 1), *(record for case in (OTHER, WRONG, LOST, FEW) for record in launches(case))]
     new = [*records_of(1.2, 1.0, 1.03), *launches(OTHER, 0.8), bad(WRONG, 0, "wrong", HOSTILE)]
     new += [*launches(FEW, count=2), *launches(step("new"))]

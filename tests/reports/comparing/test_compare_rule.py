@@ -19,7 +19,6 @@ TRIALS = 60
 
 
 def scaled(factor: float, wobble: float = 1.0, base: list[float] = BASE) -> list[float]:
-    """Return the base's times, longer by a factor, their scatter about one multiplied by ``wobble``."""
     return [factor * value**wobble for value in reversed(base)]
 
 

@@ -123,7 +123,6 @@ def test_ties_agree_with_every_permutation(values: list[int], n: int) -> None:
 
 
 def by_permutation(values: Sequence[float], n: int) -> float:
-    """Return the rank test's p-value from all ways to choose the first side."""
     ranks = scipy.stats.rankdata(values)
     sums = [sum(chosen) for chosen in combinations(ranks, n)]
     seen = sum(ranks[:n])

@@ -30,13 +30,11 @@ HOW = Confirming(base_python="old/python")
 
 
 def first() -> Comparison:
-    """Return a comparison in which one case of three became slower, and one cannot be told."""
     base = [record for case in (CASE, SLOW, QUIET) for record in launches(case)]
     return compared(base, [*launches(CASE, 1.03), *launches(SLOW, 1.2), *launches(QUIET)])
 
 
 def fresh(factor: float, cases: tuple[Case, ...] = (CASE, SLOW), count: int = 6) -> Outcome:
-    """Return what fresh launches find where all cases are slower by a factor."""
     sides = [[one for case in cases for one in launches(case, f, count)] for f in (1.0, factor)]
     return Outcome(comparison=compared(*sides), launches=count, reason="every series is decided")
 
@@ -155,8 +153,6 @@ def test_fresh_launches_that_tell_nothing_acquit_nobody() -> None:
 
 
 def over(comparison: Comparison, nodes: int) -> Comparison:
-    """Return a comparison with all its series on so many nodes."""
-
     def moved(run: Run) -> Run:
         world = msgspec.structs.replace(WORLD, nodes=nodes)
         records = tuple(msgspec.structs.replace(one, world=world) for one in run.records if one.status == "ok")
@@ -183,7 +179,6 @@ def test_a_fresh_verdict_on_another_world_is_none() -> None:
 
 
 def runs_of(factor: float) -> Callable[[Side], Run]:
-    """Return a machine on which the new side takes longer by a factor."""
     count = {"base": 0, "new": 0}
 
     def launch(side: Side) -> Run:

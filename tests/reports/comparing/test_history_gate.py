@@ -27,7 +27,6 @@ PAIR = msgspec.structs.replace(WORLD, size=2)
 
 @pytest.fixture(scope="module")
 def twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve even nights, which tests copy."""
     folder = tmp_path_factory.mktemp("twelve")
     with open_history(folder / "h.sqlite", create=True) as history:
         fill(history, folder, [1.0] * 12)
@@ -36,7 +35,6 @@ def twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def nights(twelve: Path, tmp_path: Path) -> Iterator[History]:
-    """A history of twelve even nights, run-000 to run-011."""
     with open_history(Path(shutil.copy(twelve, tmp_path))) as history:
         yield history
 
@@ -207,7 +205,6 @@ def test_a_measured_floor_is_the_series_own(nights: History, tmp_path: Path) -> 
 
 @pytest.fixture
 def stepped(nights: History, tmp_path: Path) -> History:
-    """Twelve even nights, and four that are slower."""
     fill(nights, tmp_path, [1.1] * 4, first=12, commit="0123456789abcdef")
     return nights
 

@@ -34,7 +34,6 @@ FLOOR = Floor(series="a case", host="node-a", measured="2026-01-02T03:04:05.678Z
 
 
 def noisy(seed: int, sigma: float, count: int = 20, rho: float = 0.0) -> list[float]:
-    """Return times around 1 ms whose logarithms scatter by sigma, neighbours correlated by rho."""
     rng = random.Random(seed)
     found = [rng.gauss(0, 1)]
     for _ in range(count - 1):
@@ -43,14 +42,12 @@ def noisy(seed: int, sigma: float, count: int = 20, rho: float = 0.0) -> list[fl
 
 
 def called(seconds: Sequence[float], floor: float) -> float:
-    """Return the share of the A/A comparisons in which the gate itself finds a change under a floor."""
     rule = Rule(floor=floor)
     words = [judge([[effect(base, new, rule)]], rule)[0][0].word for base, new in _pairs(seconds, rule.min_launches)]
     return sum(word in ("SLOWER", "FASTER") for word in words) / len(words)
 
 
 def launches(times: Sequence[float], cases: Sequence[Case] = (CASE,)) -> list[Run]:
-    """Return runs of one launch each."""
     return [run_of([ok(case, 0, seconds) for case in cases], ENVIRONMENT) for seconds in times]
 
 

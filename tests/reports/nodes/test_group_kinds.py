@@ -112,7 +112,6 @@ def test_one_node_one_kind_or_groups_of_unknown_ranks_are_no_comparison() -> Non
 
 
 def drawn(figure: Figure | None) -> tuple[Axes, list[str]]:
-    """Return a figure's axes and the names in its legend."""
     assert figure is not None
     return figure.axes[0], [text.get_text() for text in figure.legends[0].get_texts()]
 

@@ -41,7 +41,6 @@ def timed(nodes: int, rate: float) -> Run:
 
 
 def tuned() -> Several:
-    """Return 2 and 4 nodes in two environments, the other one twice as fast."""
     runs = [scaling_run(nodes, factor=factor) for factor in (1.0, 2.0) for nodes in (2, 4)]
     names = [(name, f"{name}{nodes}") for name in ("plain", "tuned") for nodes in (2, 4)]
     return of(*runs, points=tuple(Point(id=point, environment=name) for name, point in names))

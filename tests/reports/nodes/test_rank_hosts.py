@@ -34,7 +34,6 @@ def found(run: Run) -> Nodes:
 
 
 def telling(environment: dict[str, Any] | None, own: dict[str, Any] | None = None) -> Run:
-    """Return a run of four ranks whose environment is this, its records' that."""
     run = run_of(pair_records(hosts_of(2, 2))[:1], hosts_of(2, 2))
     record = msgspec.structs.replace(run.records[0], environment=own or {})
     info = msgspec.structs.replace(run.info, environment=environment)

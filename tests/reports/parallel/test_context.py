@@ -121,7 +121,6 @@ def test_each_hop_stands_beside_what_it_takes_alone() -> None:
 
 
 def timed(method: str, seconds: float, reach: float = 0.01, sequence: int = 64, **more: Any) -> Record:
-    """Return a step whose interval reaches so far."""
     record = context_record(method, seconds, sequence, **more)
     return with_metrics(record, step_time=seconds_metric(seconds, reach))
 

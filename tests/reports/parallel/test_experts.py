@@ -27,7 +27,6 @@ def one_of(record: Record) -> Mixture:
 
 
 def layered(loads: list[list[int]], ranks: list[list[int]] | None = None) -> Record:
-    """Return a step of several layers."""
     return mixture_record(expert_load=loads, rank_load=ranks or [[1, 2]] * len(loads))
 
 

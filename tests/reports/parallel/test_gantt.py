@@ -43,7 +43,6 @@ def patches(axes: Axes) -> list[tuple[Any, list[Corners]]]:
 
 
 def spans(axes: Axes, rank: int) -> list[tuple[float, float]]:
-    """Return where a rank's boxes of all kinds begin and end, in ms, in order."""
     every = [box for _, boxes in patches(axes) for box in boxes]
     return sorted((left, right) for left, right, low, high in every if round((low + high) / 2) == rank)
 

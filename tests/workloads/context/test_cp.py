@@ -83,8 +83,6 @@ def test_every_method_mask_and_recipe_trains_as_one_process_would(two_ranks: Ran
 
 
 class Wrong(CpuFlash):
-    """Is a little off in forward, or in backward."""
-
     def __init__(self, direction: str) -> None:
         self._direction = direction
 

@@ -62,8 +62,6 @@ def test_every_size_under_every_mask_attends_as_one(two_ranks: Ranks, four_ranks
 
 
 class Slow(CpuFlash):
-    """Takes its time for each block, and notes when it was at work."""
-
     def __init__(self) -> None:
         self.calls: list[str] = []
 

@@ -78,7 +78,6 @@ def test_documents_differ_by_seed_and_places_begin_anew_with_each() -> None:
 
 
 def covered(tiles: Sequence[Tile]) -> Pairs:
-    """Return the pairs of indices that tiles compute, with repetitions."""
     found: Pairs = []
     for tile in tiles:
         for i in range(tile.query_start, tile.query_stop):
@@ -88,7 +87,6 @@ def covered(tiles: Sequence[Tile]) -> Pairs:
 
 
 def allowed(queries: Sequence[int], keys: Sequence[int], starts: Sequence[int]) -> Pairs:
-    """Return the pairs that the mask lets see, by its definition."""
     return [
         (i, j)
         for i, query in enumerate(queries)

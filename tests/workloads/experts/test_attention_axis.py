@@ -78,7 +78,6 @@ def close(world: World, axis: AttentionAxis) -> None:
 
 
 def attended(attention: Attention, x: Tensor, upstream: Tensor) -> dict[str, Tensor]:
-    """Return the output, and the gradients of input and parameters."""
     given = x.detach().clone().requires_grad_()
     out = attention(given)
     out.backward(upstream)

@@ -16,7 +16,6 @@ from workloads.experts.wire import wired
 
 
 def wrong_in(world: World, cases: list[Params], steps: int = 2) -> list[tuple[Params, list[int]]]:
-    """Return the cases that are wrong, and how much after each step."""
     found = []
     for params in cases:
         wrong = wrong_after(step_of(world, params), steps)
@@ -173,7 +172,6 @@ def test_bytes_of_every_axis_are_those_of_the_closed_form(two_ranks: Ranks, four
 
 
 def explained(world: World, cases: list[Params]) -> list[dict[str, float | None]]:
-    """Return the metrics of each case's explanation."""
     found = []
     for params in cases:
         step = step_of(world, params)

@@ -30,7 +30,6 @@ SPLIT: list[Params] = [{"etp": 2, "routing": "zipf"}, {"etp": 4, **DROPS}]
 
 
 def wrong_in(world: World, cases: Sequence[Params], steps: int = 2) -> list[tuple[Params, list[int]]]:
-    """Return the cases of a layer that are wrong, and how much after each step."""
     found = [(params, wrong_after(layer_of(world, params), steps)) for params in cases]
     return [(params, wrong) for params, wrong in found if any(wrong)]
 
@@ -251,7 +250,6 @@ def test_waiting_experts_slow_a_layer_down_by_the_load_of_the_hottest_rank(four_
 
 
 def explained(world: World, cases: list[Params]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return the metrics and details of each layer's explanation."""
     found = []
     for params in cases:
         step = layer_of(world, params)
@@ -307,7 +305,6 @@ def test_a_row_of_a_dispatch_counts_forward_bytes_alone_and_claims_nothing_else(
 
 
 def drops(world: World) -> list[tuple[float, float | None]]:
-    """Return the drop rates of whole steps, and their closed forms."""
     sizes: Params = {"capacity": 0.5, "sequence": 64, "experts": 4, "expert_ffn": 8}
     found = []
     for routing, tp in (("hot_rank", 2), ("ragged", 2), ("ragged", 1)):

@@ -56,7 +56,6 @@ def moe_model(moe: Moe, shape: Shape = GPT, *, dense: bool = False) -> Transform
 
 
 def assert_as_the_plain_one(shape: Shape, moe: Moe, routing: str | None = None) -> None:
-    """Compare outputs and all gradients of the mixture and of the plain one."""
     generator = moe.generator(0, 4, TOKENS, routing)
     given = None if generator is None else torch.tensor(routes(generator, 0, 32, TOKENS))
     found = []

@@ -22,7 +22,6 @@ EXPERTS = 4
 
 
 def pairs_of(plan: Plan) -> list[tuple[int, int, int]]:
-    """Return expert, token and choice of each pair, in the plan's order."""
     return list(zip(plan.experts.tolist(), plan.tokens.tolist(), plan.choices.tolist(), strict=True))
 
 

@@ -29,7 +29,6 @@ NARROW: Params = {"precision": "bfloat16"}
 
 @pytest.fixture(scope="module")
 def eight_ranks() -> Iterator[Ranks]:
-    """Eight gloo ranks that live as long as this file."""
     with Ranks(8) as ranks:
         yield ranks
 
@@ -283,7 +282,6 @@ def test_routes_that_no_router_of_one_process_would_take_are_counted(two_ranks: 
 
 
 def described(world: World, params: Params) -> dict[str, Any]:
-    """Return what a step tells of itself."""
     step = small_hybrid(world, params)
     details = step.describe().details
     step.close()
@@ -325,7 +323,6 @@ def test_data_ranks_take_their_own_sequences_and_the_others_share_them(two_ranks
 
 
 def drawn(world: World, params: Params) -> list[list[list[int]]]:
-    """Return the routes of the first layer that a generator gave in each of two steps."""
     step = small_hybrid(world, params)
     found = []
     for _ in range(2):

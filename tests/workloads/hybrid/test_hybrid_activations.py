@@ -41,7 +41,6 @@ def kept(shape: Shape = TINY, mesh: dict[str, int] | None = None, **more: Any) -
 
 
 def layers(mesh: dict[str, int] | None = None, shape: Shape = TINY, **more: Any) -> float:
-    """Bytes that one layer keeps."""
     return stage_activations(kept(shape, mesh, **more), 1, first=False, last=False).layers
 
 
@@ -61,7 +60,6 @@ def model_of(of: Kept) -> Transformer:
 
 
 def forward(chunk: Chunk, of: Kept) -> Tensor:
-    """Run one microbatch through a stage, and the loss after the last."""
     size = (of.microbatch, of.shape.sequence)
     tokens, targets = torch.zeros(size, dtype=torch.long), torch.zeros(size, dtype=torch.long)
     between = torch.zeros(*size, of.shape.hidden, dtype=DTYPES[of.element_bytes], requires_grad=True)

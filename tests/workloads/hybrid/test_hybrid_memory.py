@@ -97,7 +97,6 @@ def test_what_is_not_counted_or_has_no_closed_form_is_left_out_with_a_note(two_r
 
 
 def activations(world: World, params: Params) -> tuple[float, float]:
-    """Return what this rank's activations take as counted, and by closed form."""
     step = small_hybrid(world, {"microbatch": 2, **params})
     step.step()
     look = step.look()

@@ -67,7 +67,6 @@ def layers(count: int = 2) -> dict[int, MoeLayer]:
 
 
 def routes(mine: list[int], *, generated: bool = True) -> Routes:
-    """Return the routes of a step that takes eight microbatches."""
     found = Routes(MOE.generator(0, 1, 64) if generated else None, (2, 8), mine, torch.device("cpu"))
     found.begin(0, range(8))
     return found

@@ -187,7 +187,6 @@ def test_a_slow_stage_is_imbalance_and_jitter_is_rest_and_nothing_else() -> None
 
 
 def of_names(times: Mapping[str, tuple[float, float]]) -> Timeline:
-    """What two ranks ran of two stages."""
     return Timeline(
         ranks=2,
         ran=tuple(

@@ -83,7 +83,6 @@ def test_the_bubble_is_of_the_step_of_median_makespan_and_idle_is_by_cause() -> 
 
 
 def explained(world: World, params: dict[str, Any], budget: float = 0.0, cores: int = 0) -> Explanation:
-    """Return the explanation of a step on a machine of so many cores."""
     step = small_pipeline(world, {"schedule": "1f1b", "microbatches": 4, **params})
     step.step()
 

@@ -20,13 +20,11 @@ GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 
 
 def changed(schedule: Schedule, rank: int, row: list[Action | None]) -> Schedule:
-    """The schedule with another row for one rank."""
     order: Order = tuple(tuple(row) if at == rank else old for at, old in enumerate(schedule.order))
     return replace(schedule, order=order)
 
 
 def refusal_of(schedule: Schedule | str) -> tuple[str, list[list[str]]]:
-    """The sentence and the cells of the grid by rank."""
     with pytest.raises(UserError) as refusal:
         check(schedule_from_csv(schedule, "mine") if isinstance(schedule, str) else schedule)
     sentence, *grid = str(refusal.value).splitlines()

@@ -170,7 +170,6 @@ def made(
     how: str = "none",
     microbatch: int = 1,
 ) -> DryRun:
-    """Return a small step whose parts are as said."""
     run = dry_run(ask("dp=2", checkpointing=how, microbatch=microbatch), H100)
     axes = tuple(
         Axis(name=name, seconds=seconds, exposed_seconds=seconds, sent_bytes=0, where="", assumption="")
