@@ -1,13 +1,20 @@
-"""What a rank does by itself: a matrix product and a copy in memory, to hold communication against."""
+"""What a rank does by itself: a matrix product and a copy in memory, and load in a thread beside what is measured."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 
 from bench.launch.control_channel import Work
 from bench.operations.operation import Operation
-from bench.operations.test_pattern import DataPattern, poison
-from bench.plan.operation_spec import DTYPES
+from bench.operations.test_pattern import DataPattern
 from bench.world.subject import Description, Subject
+from bench.world.torch_compat import all_gather_single
 from bench.world.world import World
+
+NOTHING = "nothing"
 
 
 class Gemm(Subject):
@@ -19,7 +26,6 @@ class Gemm(Subject):
         self._a = ((rows[:, None] * 7 + rows[None, :] * 3) % 5).float()
         self._b = ((rows[:, None] * 2 + rows[None, :] * 11) % 7).float()
         self._c = torch.empty(m, m, device=device)
-        self._m = m
 
     def step(self) -> None:
         torch.mm(self._a, self._b, out=self._c)
@@ -35,8 +41,8 @@ class Gemm(Subject):
         return int((c[0] != row).sum() + (c[:, -1] != column).sum())
 
     def describe(self) -> Description:
-        flops = 2 * self._m**3
-        return Description(work=(Work(name="flops", amount=flops),), details={"m": self._m, "dtype": "float32"})
+        m = len(self._c)
+        return Description(work=(Work(name="flops", amount=2 * m**3),), details={"m": m, "dtype": "float32"})
 
 
 def gemm(world: World, *, m: int) -> Gemm:
@@ -46,16 +52,59 @@ def gemm(world: World, *, m: int) -> Gemm:
 def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
     """Copy a buffer of ``size_bytes`` into another on every rank, each for itself; algbw counts each byte once."""
     code = DataPattern(dtype, world.size, world.device)
-    count = size_bytes // DTYPES[dtype].itemsize
-    source = code.values(world.rank, 0, count)
+    source = code.values(world.rank, 0, size_bytes // code.itemsize)
     target = source.clone()
     return Operation(
         call=lambda: target.copy_(source),
-        restore=lambda: poison(target),
+        asynchronous=False,
         output=target,
-        expected=lambda: code.values(world.rank, 0, count),
+        expected=lambda: code.values(world.rank, 0, len(target)),
         description=Description(
             work=(Work(name="algbw", amount=size_bytes),),
             details={"size_bytes": size_bytes, "read_bytes": size_bytes, "written_bytes": size_bytes},
         ),
     )
+
+
+@contextmanager
+def background_load(kind: str, world: World) -> Iterator[None]:
+    """Keep a load going on every rank while the block runs, which every rank of the world enters together."""
+    if kind == NOTHING:
+        yield
+        return
+    group, flags = dist.new_group(backend=world.backend), dist.new_group(backend="gloo")
+    load, stop = _load(kind, world, group), threading.Event()
+
+    def keep_going() -> None:
+        stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        all_stop = torch.zeros(1)  # ranks that stopped one by one would leave others in a collective
+        while not all_stop:
+            with torch.cuda.stream(stream):
+                load()
+            if stream is not None:
+                stream.synchronize()
+            all_stop.fill_(float(stop.is_set()))
+            dist.all_reduce(all_stop, op=dist.ReduceOp.MIN, group=flags)
+
+    thread = threading.Thread(target=keep_going, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        dist.destroy_process_group(group)
+        dist.destroy_process_group(flags)
+
+
+def _load(kind: str, world: World, group: dist.ProcessGroup) -> Callable[[], object]:
+    if kind == "gemm":
+        return Gemm(384, world.device).step
+    n = len(world.hosts)
+    data = torch.ones((1 << 18) // n * n, device=world.device)
+    other, shard = torch.empty_like(data), data[: len(data) // n]
+    return {
+        "all_reduce": lambda: dist.all_reduce(data.fill_(1), group=group),
+        "all_to_all": lambda: dist.all_to_all_single(other, data, group=group),
+        "all_gather": lambda: all_gather_single(other, shard, group),
+    }[kind]

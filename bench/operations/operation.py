@@ -8,29 +8,27 @@ import torch
 import torch.distributed as dist
 
 from bench.launch.control_channel import Work
-from bench.operations.test_pattern import count_wrong
+from bench.operations.test_pattern import count_wrong, poison
 from bench.plan.catalogue import busbw_factor
 from bench.text import UserError
 from bench.world.subject import Description, Subject
 
-CONVENTION = "nccl-tests"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Operation(Subject):
-    """One communication: ``restore`` makes inputs right and outputs poison before each ``call``.
+    """One communication: before each ``call`` its output is poison, or what ``restore`` makes of its buffers.
 
     An ``asynchronous`` call takes ``async_op=True`` and then returns what to wait for. ``tolerance`` is relative, above
     0 only where the backend may round otherwise than the reference.
     """
 
     call: Callable[..., Any]
-    restore: Callable[[], object]
     output: torch.Tensor
     expected: Callable[[], torch.Tensor]
     description: Description
+    restore: Callable[[], object] | None = None
     tolerance: float = 0.0
-    asynchronous: bool = False
+    asynchronous: bool = True
 
     def step(self) -> None:
         self.call()
@@ -43,34 +41,23 @@ class Operation(Subject):
         return works if isinstance(works, list) else [works] if works is not None else []
 
     def reset(self) -> None:
-        self.restore()
+        poison(self.output) if self.restore is None else self.restore()
 
     def check(self) -> int:
         return count_wrong(self.output, self.expected(), self.tolerance)
 
     def corrupt(self) -> None:
-        if self.output.numel():
-            self.output[-1] = 0
+        self.output[-1:] = 0
 
     def describe(self) -> Description:
         return self.description
 
 
-def describe(
-    name: str, n: int, size_bytes: int, sent: int, received: int, *, notes: tuple[str, ...] = (), hops: int = 1
-) -> Description:
-    """Return what an operation of S = ``size_bytes`` moves on ``n`` ranks: algbw = S / t, busbw = algbw * factor."""
+def describe(name: str, n: int, size: int, sent: int, received: int, **more: Any) -> Description:
+    """Return what an operation of S = ``size`` bytes moves on ``n`` ranks: algbw = S / t, busbw = algbw * factor."""
     factor = busbw_factor(name, n)
     assert factor is not None, name
-    return Description(
-        work=(Work(name="algbw", amount=size_bytes), Work(name="busbw", amount=size_bytes * factor)),
-        details={
-            "size_bytes": size_bytes,
-            "send_bytes": sent,
-            "recv_bytes": received,
-            "busbw_factor": factor,
-            "convention": CONVENTION,
-        },
-        notes=notes,
-        hops=hops,
-    )
+    rates = (Work(name="algbw", amount=size), Work(name="busbw", amount=size * factor))
+    moved = {"size_bytes": size, "send_bytes": sent, "recv_bytes": received}
+    details = {**moved, "busbw_factor": factor, "convention": "nccl-tests"}
+    return Description(work=rates, details=details, **more)

@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 
-import torch
 import torch.distributed as dist
 
 from bench.operations.operation import Operation, describe
-from bench.operations.test_pattern import DataPattern, dtype_of, poison
+from bench.operations.test_pattern import DataPattern
 from bench.plan.groups import format_pairs, pairs_of
-from bench.plan.operation_spec import DTYPES
 from bench.text import UserError
 from bench.world.world import World
 
@@ -32,10 +30,9 @@ def bidirectional(world: World, *, size_bytes: int, dtype: str, source: int = 0,
 
 def pingpong(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
     """Send S bytes there and back, one after the other; the time is half the round trip."""
-    count = size_bytes // DTYPES[dtype].itemsize
     code = DataPattern(dtype, 1, world.device)
-    mine = code.values(source, 0, count)
-    received = torch.empty(count if world.rank in (source, target) else 0, dtype=dtype_of(dtype), device=world.device)
+    mine = code.values(source, 0, size_bytes // code.itemsize)
+    received = code.empty(len(mine) if world.rank in (source, target) else 0)
 
     def bounce() -> None:
         if world.rank == source:
@@ -47,7 +44,7 @@ def pingpong(world: World, *, size_bytes: int, dtype: str, source: int = 0, targ
 
     return Operation(
         call=bounce,
-        restore=lambda: poison(received),
+        asynchronous=False,
         output=received,
         expected=lambda: code.values(source, 0, len(received)),
         description=describe("pingpong", world.size, size_bytes, size_bytes, size_bytes, hops=2),
@@ -66,55 +63,47 @@ def round_of_pairs(
 ) -> Operation:
     """Send S bytes each way between the two ranks of every pair of a round, all pairs at once.
 
-    The rounds are a round-robin tournament unless ``pairs`` are given; a rank that is in no pair
-    stands by. Each rank's own samples are its pair's. With ``direction`` in_turn the smaller rank sends first and then
-    receives, so that S bytes go there and S back. ``repeat`` only tells measurements of the same round apart.
+    The rounds are a round-robin tournament unless ``pairs`` are given; a rank that is in no pair stands by. Each rank's
+    own samples are its pair's. With ``direction`` in_turn the smaller rank sends first and then receives, so that S
+    bytes go there and S back. ``repeat`` only tells measurements of the same round apart.
     """
     if world.size < 2:
         raise UserError(f"a round needs a pair: size({world.size}) < 2 ranks")
     met = pairs_of(world.size, round, pairs)
     peer = {one: other for pair in met for one, other in (pair, pair[::-1])}.get(world.rank)
-    operation = _exchange(world, size_bytes, dtype, peer, peer)
+    operation = _exchange(world, size_bytes, dtype, peer, peer, in_turn=direction == "in_turn")
     details = {**operation.description.details, "pairs": format_pairs(met)}
-    told = replace(operation, description=replace(operation.description, details=details))
-    if direction == "at_once":
-        return told
-    mine = DataPattern(dtype, 1, world.device).values(world.rank, 0, len(told.output))
-    return replace(told, call=lambda: _there_and_back(world, mine, told.output, peer), asynchronous=False)
+    return replace(operation, description=replace(operation.description, details=details))
 
 
-def _there_and_back(world: World, mine: torch.Tensor, received: torch.Tensor, peer: int | None) -> None:
-    if peer is None:
-        return
-    if world.rank < peer:
-        dist.send(mine, group=world.group, group_dst=peer)
-    dist.recv(received, group=world.group, group_src=peer)
-    if world.rank > peer:
-        dist.send(mine, group=world.group, group_dst=peer)
-
-
-def _exchange(world: World, size_bytes: int, dtype: str, to: int | None, source: int | None) -> Operation:
-    """Send S bytes to one rank while S come from another; None stands by."""
-    count = size_bytes // DTYPES[dtype].itemsize
+def _exchange(
+    world: World, size_bytes: int, dtype: str, to: int | None, source: int | None, *, in_turn: bool = False
+) -> Operation:
+    """Send S bytes to one rank while S come from another; None stands by. In turn, the smaller of two sends first."""
     code = DataPattern(dtype, 1, world.device)
-    mine = code.values(world.rank, 0, count)
-    received = torch.empty(0 if source is None else count, dtype=dtype_of(dtype), device=world.device)
+    mine = code.values(world.rank, 0, size_bytes // code.itemsize)
+    received = code.empty(0 if source is None else len(mine))
 
-    def exchange(*, async_op: bool = False) -> list[dist.Work]:
-        ops = []
-        if to is not None:
-            ops.append(dist.P2POp(dist.isend, mine, group=world.group, group_peer=to))
-        if source is not None:
-            ops.append(dist.P2POp(dist.irecv, received, group=world.group, group_peer=source))
+    def there_and_back() -> None:
+        if to is None:
+            return
+        if world.rank < to:
+            dist.send(mine, group=world.group, group_dst=to)
+        dist.recv(received, group=world.group, group_src=source)
+        if world.rank > to:
+            dist.send(mine, group=world.group, group_dst=to)
+
+    def at_once(*, async_op: bool = False) -> list[dist.Work]:
+        ends = ((dist.isend, mine, to), (dist.irecv, received, source))
+        ops = [dist.P2POp(do, data, group=world.group, group_peer=peer) for do, data, peer in ends if peer is not None]
         works = dist.batch_isend_irecv(ops) if ops else []
         for work in [] if async_op else works:
             work.wait()
         return works
 
     return Operation(
-        call=exchange,
-        asynchronous=True,
-        restore=lambda: poison(received),
+        call=there_and_back if in_turn else at_once,
+        asynchronous=not in_turn,
         output=received,
         expected=lambda: code.values(source or 0, 0, len(received)),
         description=describe("sendrecv", world.size, size_bytes, size_bytes, size_bytes),

@@ -6,7 +6,6 @@ reduction makes of all ranks' values stays exact in the dtype. The pattern fits 
 large buffer does not drive it out of there.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -15,9 +14,9 @@ from bench.plan.operation_spec import DTYPES
 
 _PERIOD = 65521
 _RANK_STRIDE = 7919
-_SEED = 20250101
 _MAX_VALUE = 1 << 20
 _MIN_CODES = 4
+_JOIN: dict[str, Callable[..., torch.Tensor]] = {"min": torch.minimum, "max": torch.maximum, "product": torch.mul}
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -36,22 +35,27 @@ class DataPattern:
 
     def __init__(self, dtype: str, num_ranks: int, device: torch.device, redop: str = "sum") -> None:
         self._dtype, self._num_ranks, self._device, self._redop = dtype_of(dtype), num_ranks, device, redop
-        self._scale = num_ranks if redop == "avg" else 1
-        self._idle = 1 if redop == "product" else 0
-        self._least = 0 if dtype == "bool" else 1
-        self._turns, self._modulus = _turns_and_modulus(dtype, num_ranks, redop)
-        generator = torch.Generator().manual_seed(_SEED)
+        self.itemsize = self._dtype.itemsize
+        self._turns, modulus = _turns_and_modulus(dtype, num_ranks, redop)
+        generator = torch.Generator().manual_seed(20250101)
         numbers = torch.randint(0, _MAX_VALUE, (_PERIOD,), generator=generator, dtype=torch.int32).to(device)
-        self._pattern = numbers.remainder_(self._modulus).add_(self._least).mul_(self._scale)
+        scale = num_ranks if redop == "avg" else 1
+        self._pattern = numbers.remainder_(modulus).add_(int(dtype != "bool")).mul_(scale)
+
+    @property
+    def tolerance(self) -> float:
+        """The relative error that an average may have: some backends multiply by a rounded 1/n before they add."""
+        n, kind = self._num_ranks, self._dtype
+        exact = self._redop != "avg" or not kind.is_floating_point or n & (n - 1) == 0
+        return 0.0 if exact else n * torch.finfo(kind).eps
+
+    def empty(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=self._dtype, device=self._device)
 
     def values(self, rank: int, start: int, count: int) -> torch.Tensor:
         """Return rank's elements ``start`` to ``start + count`` of its coded vector, in the dtype."""
-        out = torch.empty(count, dtype=self._dtype, device=self._device)
-        self.fill(out, rank, start)
+        self.filler(out := self.empty(count), rank, start)()
         return out
-
-    def fill(self, out: torch.Tensor, rank: int, start: int = 0) -> None:
-        self.filler(out, rank, start)()
 
     def filler(self, out: torch.Tensor, rank: int, start: int = 0) -> Callable[[], object]:
         """Return what writes rank's elements from ``start`` on into all of ``out``, made ready to do so often."""
@@ -62,20 +66,13 @@ class DataPattern:
         periods = out[: len(out) // _PERIOD * _PERIOD].view(-1, _PERIOD)
         rest = out[periods.numel() :]
         end = period[: len(rest)].clone()
-        if not len(periods):
-            return lambda: rest.copy_(end)
-
-        def fill() -> None:
-            periods.copy_(period)
-            rest.copy_(end)
-
-        return fill
+        return lambda: (periods.copy_(period), rest.copy_(end))
 
     def reduced(self, start: int, count: int) -> torch.Tensor:
         """Return what the reduction over all ranks makes of elements ``start`` to ``start + count``, in the dtype."""
         total = self._integers(0, start, count).to(torch.int64)
         for rank in range(1, self._num_ranks):
-            total = _combine(self._redop, total, self._integers(rank, start, count))
+            total = _JOIN.get(self._redop, torch.add)(total, self._integers(rank, start, count))
         return (total // self._num_ranks if self._redop == "avg" else total).to(self._dtype)
 
     def _period(self, rank: int, start: int) -> torch.Tensor:
@@ -85,46 +82,30 @@ class DataPattern:
         values = self._period(rank, start).repeat(-(-count // _PERIOD))[:count]
         if self._turns > 1:
             index = torch.arange(start, start + count, device=self._device)
-            values[(index + rank) % self._turns != 0] = self._idle
+            values[(index + rank) % self._turns != 0] = int(self._redop == "product")
         return values
 
 
 def _turns_and_modulus(dtype: str, n: int, redop: str) -> tuple[int, int]:
     """Return how many ranks share a turn's slot, and the number of values; see ``DataPattern``."""
+    kind, exact_up_to = dtype_of(dtype), DTYPES[dtype].exact_up_to
     if dtype == "bool":
         return 1, 2
-    if redop == "product":
-        doublings = _exponent_limit(dtype)
-        return max(1, math.ceil(n / doublings)), 2
+    if redop == "product":  # of powers of 2, which floats hold far beyond the integers
+        largest = int(torch.finfo(kind).max) if kind.is_floating_point else exact_up_to
+        return -(-n // (largest.bit_length() - 1)), 2
     terms = {"min": 1, "max": 1, "avg": n * n}.get(redop, n)  # the largest result is terms times the largest code
-    limit = min(DTYPES[dtype].exact_up_to, _MAX_VALUE * terms)
+    limit = min(exact_up_to, _MAX_VALUE * terms)
     if redop in ("min", "max"):
         return 1, limit
     turns = max(1, -(-terms * _MIN_CODES // limit))
-    scale = n if redop == "avg" else 1
-    return turns, max(1, limit // (scale * -(-n // turns)))
-
-
-def _exponent_limit(dtype: str) -> int:
-    """Return the largest k for which 2**k is exact in the dtype."""
-    kind = dtype_of(dtype)
-    return math.floor(math.log2(torch.finfo(kind).max if kind.is_floating_point else torch.iinfo(kind).max))
-
-
-def _combine(redop: str, total: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    if redop == "min":
-        return torch.minimum(total, values)
-    if redop == "max":
-        return torch.maximum(total, values)
-    return total * values if redop == "product" else total + values
+    return turns, max(1, limit // (terms // n * -(-n // turns)))
 
 
 def poison(tensor: torch.Tensor) -> None:
     """Fill with what no coded value or result is: NaN, or the smallest integer; a bool has no such value."""
-    if tensor.dtype is torch.bool:
-        tensor.fill_(value=True)
-    else:
-        tensor.fill_(float("nan") if tensor.dtype.is_floating_point else torch.iinfo(tensor.dtype).min)
+    kind = tensor.dtype
+    tensor.fill_(float("nan") if kind.is_floating_point else 1 if kind is torch.bool else torch.iinfo(kind).min)
 
 
 def count_wrong(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 0.0) -> int:

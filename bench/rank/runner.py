@@ -11,7 +11,7 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from bench.launch.control_channel import Outcome
-from bench.operations.background_load import NOTHING, background_load
+from bench.operations.local import NOTHING, background_load
 from bench.plan.cases import Case
 from bench.plan.catalogue import OF_THE_RUNNER
 from bench.plan.plan import FaultSpec, Measure

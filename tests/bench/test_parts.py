@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from ranks import Ranks
 
-from bench.operations import background_load as beside
+from bench.operations import local as beside
 from bench.operations.operation import Operation
 from bench.plan.catalogue import BACKGROUND
 from bench.rank.runner import load_target
@@ -79,7 +79,7 @@ def measured_beside(world: World, kind: str) -> tuple[bool, int, int]:
     prepare = load_target("bench.operations.collectives:all_reduce")
     operation = cast(Operation, prepare(world, size_bytes=1 << 16, dtype="float32"))
     threads, done, wrong = threading.active_count(), [0], 0
-    made = beside._loads
+    made = beside._load
 
     def counted(*arguments: Any) -> Callable[[], object]:
         load = made(*arguments)
@@ -90,7 +90,7 @@ def measured_beside(world: World, kind: str) -> tuple[bool, int, int]:
 
         return once
 
-    with mock.patch.object(beside, "_loads", counted), beside.background_load(kind, world):
+    with mock.patch.object(beside, "_load", counted), beside.background_load(kind, world):
         while any(world.gather(done[0] < 3)):  # on any rank
             wrong += checked_step(operation)
         wrong += checked_step(operation)
