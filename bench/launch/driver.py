@@ -88,16 +88,15 @@ class Driver:
             cases = [case for number, case in pending if number == launch]
             self._audience.launch(launch + 1, self._plan.launches, len(cases))
             left = self._end - time.monotonic()
-            if done and left < self._start_seconds:
-                for case in cases:
-                    self._skip(launch, case, LEFT_OUT)
-                continue
+            is_late = done > 0 and left < self._start_seconds
             for case in cases:
-                if bad := self._bad.get(case.id):
-                    told = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})"
-                    self._skip(launch, case, told)
+                if is_late:
+                    self._skip(launch, case, LEFT_OUT)
+                elif bad := self._bad.get(case.id):
+                    self._skip(launch, case, f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})")
             cases = [case for case in cases if case.id not in self._bad]
-            self._launch(launch, cases, time.monotonic() + left / (len(launches) - done))
+            if not is_late:
+                self._launch(launch, cases, time.monotonic() + left / (len(launches) - done))
 
     def _skip(self, launch: int, case: Case, reason: str) -> None:
         self._write(launch, case, Outcome(status="skipped", reason=reason))

@@ -118,10 +118,8 @@ class SrunLauncher(_StartedLauncher):
                 subprocess.run(["scancel", "--signal=KILL", step], capture_output=True, timeout=10, check=False)
 
 
-def srun_command(
-    layout: NodeLayout, folder: Path, environ: Mapping[str, str], nodelist: str | None = None
-) -> list[str]:
-    """Return srun's words; a rank's output goes to ``rank-<n>.log`` in the folder, which all nodes share.
+def srun_command(layout: NodeLayout, logs: Path, environ: Mapping[str, str], nodelist: str | None = None) -> list[str]:
+    """Return srun's words; a rank's output goes to ``rank-<n>.log`` in the folder of logs, which all nodes share.
 
     The tasks of each node are said, for ``-N2 -n4`` may place three and one; so are the CPUs of a task, which srun has
     not inherited since Slurm 22.05. A step may overlap one that still dies on a node that does not answer.
@@ -133,7 +131,7 @@ def srun_command(
         words.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
     if nodelist:
         words.append(f"--nodelist={nodelist}")
-    words += [f"--output={folder}/rank-%t.log", f"--error={folder}/rank-%t.log", *more_options(environ)]
+    words += [f"--output={logs}/rank-%t.log", f"--error={logs}/rank-%t.log", *more_options(environ)]
     return [*words, sys.executable, "-m", "bench.rank.entries"]
 
 

@@ -22,9 +22,9 @@ class Display:
         self._total, self._done = total, 0
         self._began = self._said = time.monotonic()
         self._prefix = ""
-        shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        done = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         left = (TextColumn("left"), TimeRemainingColumn())
-        self._bar = Progress(*shown, *left, console=self._console, disable=not self._console.is_terminal)
+        self._bar = Progress(*done, *left, console=self._console, disable=not self._console.is_terminal)
         self._task = self._bar.add_task("starting ranks", total=total)
 
     def __enter__(self) -> Self:
