@@ -6,7 +6,7 @@ Timelines are whole microseconds since the step's first action.
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 import msgspec
 
@@ -14,27 +14,24 @@ from bench.results.records import Record
 from bench.text import UserError
 
 STATE = ("parameters", "gradients", "optimizer")
-COMPONENTS = (*STATE, "activations", "buffers")
-"""Of a step's memory."""
+COMPONENTS = (*STATE, "activations", "buffers")  # of a step's memory
 
 ActionKind = Literal["F", "B", "I", "W"]  # forward, full backward, input gradient, weight gradient
 Cause = Literal["schedule", "imbalance", "p2p", "rest"]
 KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
 CAUSES: tuple[Cause, ...] = get_args(Cause)
-_ACTION = re.compile(r"([0-9]+)([FBIW])([0-9]+)")
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
-    """Some keys of ``Record.details``, or what stands there under the key ``known_by``; without it nothing is told."""
+    """Some keys of ``Record.details``, or what stands there under one key; without ``known_by`` nothing is told."""
 
     known_by: ClassVar[str]
-    is_nested: ClassVar[bool] = False
 
     @property
     def as_details(self) -> dict[str, Any]:
         """The keys with plain values, as they are read back."""
         built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
-        return {self.known_by: built} if self.is_nested else built
+        return built if self.known_by in self.__struct_fields__ else {self.known_by: built}
 
     def _check(self) -> None:
         """Refuse what contradicts itself, when it is read: no measurement fails for it."""
@@ -49,7 +46,7 @@ def read(record: Record, kind: type[T]) -> T | str | None:
     if told is None:
         return None
     try:
-        found = msgspec.convert(told if kind.is_nested else record.details, kind)
+        found = msgspec.convert(record.details if kind.known_by in kind.__struct_fields__ else told, kind)
         found._check()
     except ValueError as error:
         return f"{record.case.label}: its details of {kind.known_by} cannot be read: {error}."
@@ -69,13 +66,11 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> "Action":
-        """Return the action that prints as ``text``; ``UserError`` where none does."""
-        match = _ACTION.fullmatch(text.strip())
+        match = re.fullmatch("([0-9]+)([FBIW])([0-9]+)", text.strip())
         if match is None:
-            raise UserError(
-                f"{text.strip()!r} is no action: it is a stage, F, B, I or W, and a microbatch, such as 2F0, or empty"
-            )
-        return cls(int(match[1]), next(kind for kind in KINDS if kind == match[2]), int(match[3]))
+            allowed = "it is a stage, F, B, I or W, and a microbatch, such as 2F0, or empty"
+            raise UserError(f"{text.strip()!r} is no action: {allowed}")
+        return cls(int(match[1]), cast(ActionKind, match[2]), int(match[3]))
 
 
 class Ran(msgspec.Struct, frozen=True, array_like=True):
@@ -87,7 +82,6 @@ class Ran(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def action(self) -> Action:
-        """What ran."""
         return Action.parse(self.name)
 
 
@@ -100,8 +94,7 @@ class Idle(msgspec.Struct, frozen=True, array_like=True):
     cause: Cause
 
 
-Timeline = tuple[tuple[Ran, ...], ...]
-"""By rank."""
+Timeline = tuple[tuple[Ran, ...], ...]  # by rank
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -121,7 +114,6 @@ class Pipeline(Details, frozen=True, kw_only=True, omit_defaults=True):
     """The pipeline that a step ran in; None is unknown. A timeline has each rank's actions in order of time."""
 
     known_by = "pipeline"
-    is_nested = True
     schedule: str
     ranks: int
     microbatches: int
@@ -147,8 +139,8 @@ class Pipeline(Details, frozen=True, kw_only=True, omit_defaults=True):
                 strays = [ran.name for ran in told if ran.action.stage not in held]
                 _expect(not strays, f"{', '.join(strays)} ran on rank {rank}, which holds stages {held}")
                 for one, after in pairwise(told):
-                    both = f"{after.name} on rank {rank} begins at {after.start_us} us, before {one.name} ends"
-                    _expect(one.stop_us <= after.start_us, f"{both} at {one.stop_us} us")
+                    begins = f"{after.name} on rank {rank} begins at {after.start_us} us"
+                    _expect(one.stop_us <= after.start_us, f"{begins}, before {one.name} ends at {one.stop_us} us")
         strange = {idle.rank for idle in self.idle or ()} - set(range(self.ranks))
         _expect(not strange, f"idle time of ranks {strange} of {self.ranks}")
 
@@ -216,13 +208,10 @@ class Loads(Details, frozen=True, kw_only=True):
     rank_load: list[list[int]]
 
     def _check(self) -> None:
-        layers = (len(self.expert_load), len(self.rank_load))
-        both = f"layers of expert_load({layers[0]}) != layers of rank_load({layers[1]}), or there are none"
-        _expect(layers[0] == layers[1] != 0, both)
-        for loads in (self.expert_load, self.rank_load):
-            _expect(
-                len(set(map(len, loads))) == 1 and bool(loads[0]), "layers differ in experts or ranks, or have none"
-            )
+        n, m = len(self.expert_load), len(self.rank_load)
+        _expect(n == m != 0, f"layers of expert_load({n}) != layers of rank_load({m}), or there are none")
+        even = all(loads[0] and len(set(map(len, loads))) == 1 for loads in (self.expert_load, self.rank_load))
+        _expect(even, "layers differ in experts or ranks, or have none")
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):
@@ -236,7 +225,6 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "byt
 
     @property
     def words(self) -> str:
-        """The axis, the operation and its ranks, for people."""
         return f"{self.axis}: {self.op} on {self.ranks} ranks"
 
 
