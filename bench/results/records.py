@@ -216,8 +216,8 @@ def _decode(line: bytes, where: str) -> Record:
         if refuse_newer(line, where) == SCHEMA:
             return msgspec.json.decode(line, type=Record)
         raw = msgspec.json.decode(line)
-        if noise := raw.get("noise"):
-            noise["grade"] = GRADES.get(noise["grade"], noise["grade"])
+        if isinstance(noise := raw.get("noise"), dict):
+            noise["grade"] = GRADES.get(str(noise.get("grade")), noise.get("grade"))
         record = msgspec.convert(raw, Record)
         metrics = {METRICS.get(name, name): metric for name, metric in record.metrics.items()}
         return msgspec.structs.replace(record, case=renewed(record.case), metrics=metrics)

@@ -147,7 +147,7 @@ def _launches(runs: Iterable[tuple[Run, Point | None]]) -> tuple[pd.DataFrame, l
     told, sources = [], []
     for run, point in runs:
         for case, launch, record in _records(run):
-            told.append((case.params, {**_of_run(run, point), **_of_launch(run, case, launch, record)}))
+            told.append((case.whole, {**_of_run(run, point), **_of_launch(run, case, launch, record)}))
             sources.append((run, record))
     columns = {name: pd.Series([row.get(name) for _, row in told], dtype=kind) for name, kind in _RUN.items()}
     for name in dict.fromkeys(name for params, _ in told for name in params):

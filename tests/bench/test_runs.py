@@ -258,6 +258,9 @@ def test_a_run_of_a_newer_parbench_is_refused_as_newer_whatever_its_shape(run: P
 def test_a_bad_record_is_refused_with_its_run_and_line(run: Path) -> None:
     (run / "records.jsonl").write_bytes(encode(make_record()) + b"{}\n")
     assert refusal(load_run, run).startswith(f"{run}/records.jsonl, line 2 is no record")
+    for noise in (b"7", b'{"grade": []}', b"{}"):  # of a version whose grades had other names
+        (run / "records.jsonl").write_bytes(b'{"schema": 1, "noise": ' + noise + b"}\n")
+        assert refusal(load_run, run).startswith(f"{run}/records.jsonl, line 1 is no record"), noise
 
 
 # --- one step of all ranks ---

@@ -17,6 +17,7 @@ from report_rows import run_of
 from reports_fixtures import HOSTILE, WORLD, bad, collective, hang, make_plan, make_run, ok, sample_run, step, write_run
 
 import parbench
+from bench.plan.catalogue import DEFINITIONS
 from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue
 from bench.results.records import Record
@@ -266,3 +267,11 @@ def test_the_readmes_example_prints_bus_bandwidth_and_its_columns_are_there(
     named = {word for cell in re.findall(r"^\| (`.*?) \|", told, re.MULTILINE) for word in re.findall(r"`(\w+)`", cell)}
     assert named >= {"value", "seconds", "record_seconds"}
     assert named <= columns | ranks | {"param_NAME"}
+
+
+def test_parameters_at_their_default_are_columns_too(tmp_path: Path) -> None:
+    [definition] = [one for one in DEFINITIONS if one.name == "collective.all_reduce"]
+    case = definition.case({"size_bytes": 1024})
+    frame = parbench.load(write_run(tmp_path, make_run(make_plan([case]), [ok(case)])))
+    assert set(frame["param_redop"]) == {"sum"}
+    assert set(frame["param_concurrent"]) == {False}
