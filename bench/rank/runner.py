@@ -48,24 +48,14 @@ class Disturbed:
 
 
 def run_case(
-    case: Case,
-    world: World,
-    measure: Measure,
-    budget_seconds: float,
-    progress: Progress,
-    *,
-    subgroups: Subgroups | None = None,
-    fault: FaultSpec | None = None,
+    case: Case, subgroups: Subgroups, measure: Measure, seconds: float, progress: Progress, fault: FaultSpec | None
 ) -> Outcome:
-    """Measure a case; every rank takes part, and rank 0's outcome is the one that counts.
-
-    ``subgroups`` keeps process groups from case to case.
-    """
-    began = time.perf_counter()
+    """Measure a case within a budget of seconds; every rank takes part, and rank 0's outcome is the one that counts."""
+    began, world = time.perf_counter(), subgroups.world
     progress.phase, progress.steps = "prepare", 0
     subject = subgroup = refusal = None
     try:
-        subgroup = (subgroups or Subgroups(world)).of(case.whole)
+        subgroup = subgroups.of(case.whole)
         subject = _prepare(case, subgroup.world, fault)
     except UserError as error:
         refusal = str(error)
@@ -78,7 +68,7 @@ def run_case(
     # a disturbed rank cannot explain itself, and the others wait for nobody
     explains = all(world.gather(isinstance(subject, Explained)))
     # what explains itself is a step, whose preparing takes a noticeable part of its share
-    share = 0.6 * budget_seconds - (time.perf_counter() - began) if explains else budget_seconds
+    share = 0.6 * seconds - (time.perf_counter() - began) if explains else seconds
     timing = Timing(
         subject=subject,
         world=world,
@@ -93,7 +83,7 @@ def run_case(
         outcome = _measure(timing, subgroup, str(case.whole.get("background", NOTHING)))
         if explains and outcome.status == "ok":
             progress.phase = "explain"
-            [left] = world.decide([max(budget_seconds - (time.perf_counter() - began), 0.0)])
+            [left] = world.decide([max(seconds - (time.perf_counter() - began), 0.0)])
             found = cast(Explained, subject).explain(timing.start_line, left)
             outcome = replace(
                 outcome,

@@ -111,7 +111,7 @@ def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> No
             outcome = Outcome(status="skipped", reason=LEFT_OUT)
             if subgroups.world.decide([float(in_time)])[0]:
                 case, measure, fault = job.plan.cases[index], job.plan.measure, job.plan.injection
-                outcome = run_case(case, subgroups.world, measure, seconds, progress, subgroups=subgroups, fault=fault)
+                outcome = run_case(case, subgroups, measure, seconds, progress, fault)
             if subgroups.world.rank == 0:
                 client.say(Finished(index=index, outcome=outcome))
             if outcome.explained:

@@ -22,6 +22,7 @@ from bench.plan.params import Param
 from bench.plan.plan import Measure
 from bench.rank.runner import run_case
 from bench.rank.timing import Progress
+from bench.world.subgroups import Subgroups
 from bench.world.world import World
 
 README = (ROOT / "README.md").read_text()
@@ -140,7 +141,7 @@ def measured_from(world: World, folder: str, num_elements: int) -> Outcome:
     sys.modules.pop("mystep", None)
     try:
         case = make_case("custom.mystep", "mystep:prepare", {"num_elements": num_elements, "mode": "blocking"})
-        return run_case(case, world, Measure(max_iterations=8), 30.0, Progress())
+        return run_case(case, Subgroups(world), Measure(max_iterations=8), 30.0, Progress(), None)
     finally:
         sys.path.remove(folder)
 

@@ -23,6 +23,7 @@ from bench.rank.timing import Progress
 from bench.results.metrics import MetricValue
 from bench.results.records import Check
 from bench.text import UserError
+from bench.world.subgroups import Subgroups
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
 
@@ -125,7 +126,7 @@ def run(world: World, params: dict[str, Value], prepared_by: str, injection: Fau
     progress.steps = 1000  # of the case before
     case = make_case("custom.faulty", prepared_by, params)
     try:
-        outcome = run_case(case, world, MEASURE, 60.0, progress, fault=injection)
+        outcome = run_case(case, Subgroups(world), MEASURE, 60.0, progress, injection)
     except RuntimeError as raised:
         error = str(raised)
     return Ran(outcome=outcome, error=error, log=list(calls), phase=progress.phase, steps=progress.steps)

@@ -15,6 +15,7 @@ from bench.plan.cases import make_case
 from bench.plan.plan import Measure
 from bench.rank.runner import run_case
 from bench.rank.timing import Progress
+from bench.world.subgroups import Subgroups
 from bench.world.subject import Description
 from bench.world.world import World
 from workloads.layout import local
@@ -65,7 +66,7 @@ def measured(world: World, name: str, params: Params) -> Outcome:
     definition = OF_NAME[name]
     defaults = {param.name: param.default for param in definition.params if not param.optional}
     case = make_case(definition.name, definition.target, {**defaults, **SMALL, **params})
-    return run_case(case, world, Measure(warmup=1, max_iterations=6), 0.5, Progress())
+    return run_case(case, Subgroups(world), Measure(warmup=1, max_iterations=6), 0.5, Progress(), None)
 
 
 def drawn(world: World, name: str, params: Params) -> tuple[list[Any], list[Any]]:
