@@ -179,17 +179,14 @@ METRICS = (
            "T k h e (R-1)/R: dropless, pairs even over ranks"),
     Metric("dispatch_time", "s", "lower", "dispatch time", "time of tokens to their experts, packing included"),
     Metric("combine_time", "s", "lower", "combine time", "time of results back to their tokens, packing included"),
-    *(
-        Metric(
-            f"{way}_bandwidth.{kind}", "B/s", "higher", f"{way} GB/s{suffix}", f"{what}, over the {way}'s time alone",
-            "", {"experts": drop},
-        )
-        for way in ("dispatch", "combine")
-        for kind, suffix, what, drop in (
-            ("wire", "", "what leaves the busiest rank", 5),
-            ("logical", " (logical)", "all pairs, those that stay too", 9),
-        )
-    ),
+    Metric("dispatch_bandwidth.wire", "B/s", "higher", "dispatch GB/s",
+           "what leaves the busiest rank, over the dispatch's time alone", "", {"experts": 5}),
+    Metric("dispatch_bandwidth.logical", "B/s", "higher", "dispatch GB/s (logical)",
+           "all pairs, those that stay too, over the dispatch's time alone", "", {"experts": 9}),
+    Metric("combine_bandwidth.wire", "B/s", "higher", "combine GB/s",
+           "what leaves the busiest rank, over the combine's time alone", "", {"experts": 5}),
+    Metric("combine_bandwidth.logical", "B/s", "higher", "combine GB/s (logical)",
+           "all pairs, those that stay too, over the combine's time alone", "", {"experts": 9}),
     Metric("imbalance_time", "s", "lower", "imbalance time",
            "time that balanced routes would not take; 0 where routing is balanced",
            "step less step under balanced routes, in turns", {"experts": 2}),
