@@ -24,7 +24,9 @@ def main() -> int:
         run.main(sys.argv[1:])
     except ChildFailedError as error:
         exits = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        Path(os.environ["PARBENCH_EXITS"]).write_bytes(msgspec.json.encode(exits))
+        file = Path(os.environ["PARBENCH_EXITS"])
+        file.with_suffix(".new").write_bytes(msgspec.json.encode(exits))
+        file.with_suffix(".new").replace(file)  # the driver reads it as soon as it is there
         return 1
     return 0
 
