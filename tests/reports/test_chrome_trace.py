@@ -64,8 +64,6 @@ def refusal(*records: Record, launches: int = 1) -> str:
     return str(caught.value)
 
 
-# --- pipelines ---
-
 TINY: dict[str, Any] = {
     "measured": [[["0F0", 0, 1500], ["0B0", 5000, 8000]], [["1F0", 2000, 3000], ["1B0", 3000, 5000]]],
     "predicted": [[["0F0", 0, 1000], ["0B0", 4000, 6000]], [["1F0", 1000, 2000], ["1B0", 2000, 4000]]],
@@ -142,9 +140,6 @@ def test_what_has_no_timeline_that_can_be_trusted_is_refused_with_the_reason() -
         assert refusal(*records).endswith(nothing)
     whole = ok(pp(), 0, metrics=pipeline_metrics(), details={"pipeline": pipeline_details()})
     assert refusal(whole, bad(pp(), 1, "wrong", "gradients differ"), launches=2).endswith(nothing)
-
-
-# --- steps ---
 
 
 def step_trace(one: Timeline | None = None, first: int = 0, prefix: str = "") -> list[Event]:

@@ -134,8 +134,6 @@ def hang(case: Case, launch: int = 0) -> Record:
     return bad(case, launch, "hang", "rank 1 did not arrive within 60 s", ranks=ranks)
 
 
-# --- pipeline steps ---
-
 PIPELINE_MICROSECONDS = {"F": 1000, "B": 2000, "I": 1000, "W": 900}
 
 
@@ -320,9 +318,6 @@ def sample_run(*, launches: int = 3) -> Run:
     return make_run(plan, records, ENVIRONMENT)
 
 
-# --- context-parallel steps ---
-
-
 def cp(method: str = "ring", sequence: int = 64, **params: Any) -> Case:
     given = {"shape": "tiny", "sequence": sequence, "microbatch": 4, "method": method, **params}
     return make_case("workload.cp", "workloads.context.cp:prepare", given)
@@ -373,8 +368,6 @@ def context_record(
     metrics = context_metrics(seconds, axes, num_bytes)
     return ok(cp(method, sequence), seconds=seconds, metrics=metrics, details=details)
 
-
-# --- expert-parallel steps ---
 
 EXPERT_LOADS = {"balanced": [128] * 8, "hot_rank": [192] * 4 + [64] * 4, "zipf": [94, 62, 55, 123, 190, 46, 76, 378]}
 

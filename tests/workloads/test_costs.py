@@ -122,9 +122,6 @@ def test_each_strategy_splits_its_own_part_of_the_state() -> None:
         assert held == 16 * (200 + 800 / 4) / n, strategy
 
 
-# ---- activations
-
-
 def gpt_layer(shape: LayerShape) -> Layer:
     sizes = {"hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads, "ffn": shape.ffn}
     return Layer(Shape(recipe="gpt", layers=1, sequence=shape.sequence, vocabulary=64, **sizes))

@@ -42,9 +42,6 @@ def made(world: World, name: str) -> TrainingStep:
     return trained(world, name, kv_heads=4, **({"tp": 2} if name == "tp_fsdp" else {}))
 
 
-# ---- what ranks do
-
-
 def calls_of(world: World, name: str) -> Counter[tuple[str, str, int, int]]:
     step = made(world, name)
     calls = counted(step.step, step.layout.axes)
@@ -138,9 +135,6 @@ def groups_left_by_a_step_that_fails(world: World) -> int:
     return len(distributed_c10d._world.pg_map) - before
 
 
-# ---- calls
-
-
 @pytest.fixture
 def expendable_ranks() -> Iterator[Ranks]:
     with Ranks(2) as ranks:
@@ -156,9 +150,6 @@ def test_calls_have_axis_operation_bytes_and_ranks(two_ranks: Ranks) -> None:
 def test_a_silenced_rank_finishes_a_step_alone(expendable_ranks: Ranks) -> None:
     names = [*CALLS, "zero2", "tp_sp", "zero1"]
     assert expendable_ranks.call("test_explain:alone_in_silence", names=names) == [names] * 2
-
-
-# ---- explanations
 
 
 def value(explanation: Explanation, name: str) -> float:

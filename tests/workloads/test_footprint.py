@@ -30,9 +30,6 @@ DEFAULTS: Asked = {
 }
 
 
-# ---- what ranks do
-
-
 def looked(world: World, asked: Asked) -> dict[str, tuple[Footprint, int, int, int, int]]:
     """Return the footprint of each step after one, how often a look began, and how many parameters it has: in all,
     divided by placement, and of the root.
@@ -97,9 +94,6 @@ def seen(two_ranks: Ranks) -> Seen:
     return Seen(two_ranks, DEFAULTS)
 
 
-# ---- state
-
-
 def test_state_is_what_the_zero_paper_says_and_what_tensor_ranks_divide(seen: Seen) -> None:
     for label in (*SPLIT, "tp", "tp_sp", "tp_fsdp"):
         seen.assert_state(label, "float32")
@@ -143,9 +137,6 @@ def test_every_look_begins_at_the_line_and_says_how_it_was_found_and_of_which_ra
         assert {component: max(by_rank[component]) for component in by_rank} == seen.held(label), label
     uneven = seen.of["zero1"].details["memory_by_rank"]["optimizer"]
     assert min(uneven) < max(uneven) == seen.held("zero1")["optimizer"]
-
-
-# ---- activations
 
 
 def test_full_checkpointing_holds_fewer_activations_than_none_and_the_same_state(seen: Seen) -> None:

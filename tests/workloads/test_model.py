@@ -38,9 +38,6 @@ SHAPES = [
 ]
 
 
-# ---- what ranks do
-
-
 def styles(layers: int) -> dict[str, ParallelStyle]:
     everything, part = Replicate(), Shard(1)
     plan: dict[str, ParallelStyle] = {
@@ -83,9 +80,6 @@ def apart_when_sharded(world: World) -> list[tuple[float, float]]:
             far = max(far, float((whole(mine.grad) - reference.grad).abs().max() / reference.grad.abs().max()))
         found.append((abs(ours.item() - theirs.item()), far))
     return found
-
-
-# ---- weights and tokens
 
 
 @pytest.fixture
@@ -163,9 +157,6 @@ def test_parameters_are_as_many_as_the_closed_form_says_and_logits_one_per_token
     for shape in SHAPES:
         tokens = draw_tokens(shape, 3, seed=0, step=0)[:, :-1]
         assert build(shape, 0, CPU)(tokens).shape == (3, shape.sequence, shape.vocabulary), shape
-
-
-# ---- what it computes
 
 
 def of_16(recipe: str, heads: int, kv_heads: int) -> Shape:
@@ -269,9 +260,6 @@ def test_layers_are_apart_from_one_another() -> None:
 def test_heads_and_sequence_may_lie_on_two_ranks(two_ranks: Ranks) -> None:
     for found in two_ranks.call("test_model:apart_when_sharded"):
         assert all(loss < 1e-5 and gradient < 1e-3 for loss, gradient in found), found
-
-
-# ---- the loss
 
 
 def test_the_loss_is_the_mean_over_tokens_of_what_comes_next_and_at_first_that_of_guessing() -> None:

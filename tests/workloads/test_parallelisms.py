@@ -43,9 +43,6 @@ def stepped(step: TrainingStep) -> TrainingStep:
     return step
 
 
-# ---- what ranks do
-
-
 def calls_of(world: World, variants: Variants) -> list[list[Call]]:
     """Return the calls of a third step of each: the first finds the order of gradients, by which DDP makes its buckets
     anew.
@@ -214,9 +211,6 @@ def left_behind(world: World, names: list[str]) -> dict[str, list[tuple[int, int
     return found
 
 
-# ---- data parallelism
-
-
 def assert_right_and_as_told(ranks: Ranks, variants: Variants) -> None:
     for name, params in variants:
         for wrong, sent, expected in ranks.call("training_steps:wrong_sent_and_expected", name=name, params=params):
@@ -322,9 +316,6 @@ def test_a_row_names_what_stays_exposed_on_gloo_and_says_nothing_elsewhere() -> 
     assert what_stays_exposed(nccl, "default") == ()
 
 
-# ---- tensor parallelism
-
-
 def test_a_tensor_parallel_layer_holds_half_of_every_matrix_and_sends_four_activations(two_ranks: Ranks) -> None:
     """With the sequence sharded they are gathered and scattered, and gathered once at each end."""
     for whole_ones, sharded in two_ranks.call("test_parallelisms:calls_of", variants=[("tp", {}), ("tp_sp", {})]):
@@ -338,9 +329,6 @@ def test_a_tensor_parallel_layer_holds_half_of_every_matrix_and_sends_four_activ
             matrices = [key for key in held if key.startswith("layers.") and "norm" not in key and "weight" in key]
             assert len(matrices) == 2 * 6
             assert all(mine * 2 == all_of_it for all_of_it, mine in (held[key] for key in matrices))
-
-
-# ---- layouts
 
 
 def test_a_mesh_has_tensors_whole_and_in_part_and_does_not_make_the_world(two_ranks: Ranks) -> None:

@@ -28,9 +28,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 FACTORS = [0.0, 1.0, DISTANCE_MARGIN - 0.2, DISTANCE_MARGIN + 0.1, 3.0]
 
 
-# ---- the whole gate, on data parallelism by hand
-
-
 class Trainer:
     """Each rank takes its part of one batch, and gradients are averaged over ranks; a test may spoil any of it."""
 
@@ -160,9 +157,6 @@ GRADIENTS: dict[str, Callable[[Trainer], object]] = {
 }
 
 
-# ---- what ranks do
-
-
 def wrong_updates(world: World, dtype: str, spoils: list[str]) -> dict[str, list[int]]:
     """Return what the first two checks find, a step before each, where updates are spoilt in each way."""
     found: dict[str, list[int]] = {}
@@ -259,9 +253,6 @@ def on_both(ranks: Ranks, function: str, **arguments: Any) -> list[Any]:
     return ranks.call(f"test_parity:{function}", **arguments)
 
 
-# ---- tests of it
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_wrong_gradients_are_counted_on_every_rank(two_ranks: Ranks, dtype: str) -> None:
     """In bfloat16 those that are too far are all wrong; a thousandth is no farther than its rounding."""
@@ -313,9 +304,6 @@ def test_updates_whose_sign_rounding_decides_are_not_compared_and_only_the_first
     assert on_both(two_ranks, "wrong_with_noise_and_steps") == [(0, [2, 2, 2])] * 2
 
 
-# ---- ranks that are unlike
-
-
 BASE = [1.0, -2.0, 0.0, 3.0]
 UNLIKE: list[tuple[list[float], list[float], str, bool, int]] = [
     *((BASE, BASE, dtype, turned, 0) for dtype in ("float64", "float32", "bfloat16") for turned in (False, True)),
@@ -347,9 +335,6 @@ def unlike_and_kept(world: World) -> tuple[int, list[float], bool]:
 def test_elements_that_differ_in_any_bit_are_counted_on_the_rank_that_differs_and_not_mended(two_ranks: Ranks) -> None:
     assert on_both(two_ranks, "unlike") == [[0] * len(UNLIKE), [wrong for *_, wrong in UNLIKE]]
     assert on_both(two_ranks, "unlike_and_kept") == [(0, [0.0] * 3, True), (3, [1.0] * 3, True)]
-
-
-# ---- stages, and gradients that are to be equal
 
 
 class Staged(Trainer):

@@ -16,9 +16,6 @@ LIMIT = RELATIVE_TOLERANCE * 8
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-# ---- elements
-
-
 def with_element(index: int, value: float, tensor: Tensor = REFERENCE) -> Tensor:
     changed = tensor.clone()
     changed[index] = value
@@ -73,9 +70,6 @@ def test_the_distance_is_of_all_together_relative_to_the_references_length() -> 
     reference = {"a": torch.tensor([1.0, 1 + 2**-9])}
     assert distance({"a": reference["a"].bfloat16()}, reference) == pytest.approx(2**-9 / math.sqrt(2), rel=0.01)
     assert distance({}, {"a": REFERENCE}) == distance({"a": REFERENCE, "b": REFERENCE}, {"a": REFERENCE}) == math.inf
-
-
-# ---- fills of timed compute, summed as rings sum them
 
 
 Mean = Callable[[Tensor], Tensor]

@@ -73,9 +73,6 @@ def test_closed_forms_need_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-# ---- the measured peak
-
-
 def products_take(monkeypatch: pytest.MonkeyPatch, duration: Callable[[int], float]) -> None:
     """Make every product of size m take as long as a function says, on a clock that only products move."""
     clock = SimpleNamespace(now=0.0)

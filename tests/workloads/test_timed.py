@@ -66,9 +66,6 @@ def linears(model: nn.Module) -> dict[str, nn.Linear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
 
-# ---- what ranks do
-
-
 def sharded_step(world: World, shape: Shape) -> tuple[float, list[str], float]:
     """Return the seconds asked for in a step with weights on two ranks, what was wrong, and the seconds it took."""
     noted, wrong = Noted(), []
@@ -123,9 +120,6 @@ def shapes_of_real_and_timed(world: World) -> list[bool]:
             results.append((sizes, linear.weight.grad.placements, dict(traffic.get_comm_counts())))
         same.append(results[0] == results[1] and results[0][1] in ((Shard(0),), (Shard(1),)))
     return same
-
-
-# ---- waiting
 
 
 @pytest.mark.parametrize("late_seconds", [0.0, 0.002, 0.02])
@@ -193,8 +187,6 @@ def test_only_waits_of_a_device_have_to_be_waited_for(monkeypatch: pytest.Monkey
     Waiter(torch.device("cuda:1")).finish()
     assert synchronized == [torch.device("cuda:1")]
 
-
-# ---- calibration
 
 T = 0.02
 
@@ -287,9 +279,6 @@ def test_waits_of_a_device_are_measured_to_their_end(monkeypatch: pytest.MonkeyP
     assert (waiter.forward_scale, waiter.backward_scale) == pytest.approx((1 - 0.004 / T, 1 - 0.004 / (2 * T)))
 
 
-# ---- the model
-
-
 @pytest.mark.parametrize("shape", [GPT, LLAMA], ids=lambda shape: shape.recipe)
 def test_forward_takes_t_and_backward_twice_t_less_by_what_the_host_takes(shape: Shape) -> None:
     model = timed_model(shape, noted := Noted(), seconds=0.6)
@@ -380,9 +369,6 @@ def test_names_sizes_dtypes_and_types_stay() -> None:
         assert linears(real).keys() == linears(timed).keys()
 
 
-# ---- the backward pass
-
-
 def test_a_linears_gradients_come_input_first_each_with_its_own_wait_or_one_alone() -> None:
     """One alone is how schedules take them that split the backward."""
     model = timed_model(GPT, noted := Noted(), seconds=2.4)
@@ -433,9 +419,6 @@ def test_a_checkpointed_layer_waits_again() -> None:
         checkpoint(model, how)
         backward(loss(model, GPT))
         assert sum(noted.asked) == pytest.approx(seconds), how
-
-
-# ---- two ranks
 
 
 @pytest.mark.parametrize("shape", [GPT, LLAMA], ids=lambda shape: shape.recipe)

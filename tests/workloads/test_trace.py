@@ -50,9 +50,6 @@ def inside(spans: list[Span], step: Span) -> bool:
     return all(step[0] <= start < stop <= step[1] for start, stop in spans)
 
 
-# ---- what ranks do
-
-
 def reductions_with_a_late_rank(world: World) -> Trace:
     """Trace three sums, to the second of which the last rank comes late."""
     tensor = torch.ones(64)
@@ -101,9 +98,6 @@ def merged(world: World, offsets_ns: tuple[int, ...]) -> Timeline | None:
     own = TRACE.began_ns + 2 * US * world.rank + offsets_ns[world.rank]
     apart = replace(world, clock=replace(world.clock, offsets_ns=offsets_ns, uncertainty_ns=500))
     return merged_timeline(apart, replace(TRACE, began_ns=own), ["dp", "tp"], CALLS)
-
-
-# ---- one process
 
 
 def test_arithmetic_lies_inside_the_step_and_nothing_is_communication() -> None:
@@ -177,8 +171,6 @@ def test_a_devices_events_are_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) 
     assert len(_on_device([*HOST, *KERNELS * 3], 1e-6).comm) == 3
 
 
-# ---- one clock
-
 TRACE = Trace(
     step=(5 * US, 25 * US),
     wall_seconds=20e-6,
@@ -218,9 +210,6 @@ def test_ranks_clocks_are_brought_together(two_ranks: Ranks) -> None:
         for found in two_ranks.call("test_trace:merged", offsets_ns=offsets_ns):
             assert [rank.start_us for rank in found.ranks] == [0.0, 2.0], offsets_ns
             assert found.uncertainty_seconds == 5e-7
-
-
-# ---- two ranks
 
 
 def assert_traced(ranks: Ranks, *names: str) -> None:

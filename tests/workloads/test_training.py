@@ -53,9 +53,6 @@ def each(ranks: Ranks, function: str, cases: Cases, **arguments: Any) -> list[di
     return ranks.call("training_steps:of_each", function=function, cases=cases, **arguments)
 
 
-# ---- what ranks do
-
-
 def described(world: World, name: str, params: Params) -> Description:
     step = small(world, name, params)
     step.close()
@@ -186,9 +183,6 @@ def wrong_update(world: World, name: str, params: Params, spoil: str) -> int:
     wrong = step.check()
     step.close()
     return wrong
-
-
-# ---- tests
 
 
 def assert_right_and_as_told(ranks: Ranks, cases: Cases) -> None:

@@ -39,9 +39,6 @@ def asked(**given: Value) -> Shape:
     return shape_of(resolve(MODEL, given, "workload.x"))
 
 
-# ---- what ranks do
-
-
 def prepared_by_defaults(world: World) -> dict[str, tuple[list[int], list[str], str]]:
     """Take two steps of each definition as ``list`` shows it; return what is wrong, its axes and its headline."""
     found = {}
@@ -64,9 +61,6 @@ def errors_of(world: World, asked: list[tuple[str, dict[str, Value]]]) -> list[s
             load_target(OF_NAME[name].target)(world, **{**OF_NAME[name].whole({}), **params})
         told.append(str(refused.value))
     return told
-
-
-# ---- what is declared
 
 
 def test_every_parallelism_is_declared_once_and_takes_a_world_and_its_parameters() -> None:
@@ -121,9 +115,6 @@ def another(param: Param) -> Value:
 def test_the_defaults_of_every_step_run_and_are_right_on_two_ranks(two_ranks: Ranks) -> None:
     expected = {name: ([0, 0], axes, "step_time") for name, axes in AXES.items()}
     assert two_ranks.call("test_workload_definitions:prepared_by_defaults") == [expected] * 2
-
-
-# ---- refusals
 
 
 def test_a_model_that_cannot_be_built_is_refused_by_every_step() -> None:
@@ -219,9 +210,6 @@ def test_a_step_computes_or_waits_for_a_duration() -> None:
         with pytest.raises(UserError, match="duration"):
             parse_compute(text)
     assert (COMPUTE.default, COMPUTE.optional) == ("real", True)
-
-
-# ---- shapes
 
 
 def test_a_shape_is_its_name_and_what_one_changes_of_it() -> None:

@@ -58,9 +58,6 @@ def test_adam_holds_two_moments_of_every_parameter_and_a_step_each_whoever_wraps
         assert storage_bytes(state_tensors(optimizer)) == 2 * 4 * (64 * 32 + 32) + 2 * 4
 
 
-# ---- what is saved for backward
-
-
 def test_a_layer_saves_its_input_and_only_what_is_not_excluded_and_each_once() -> None:
     layer, x = nn.Linear(16, 8), torch.randn(4, 16)
     with SavedTensors(layer.parameters()) as saved:
@@ -125,9 +122,6 @@ def test_gathered_parameters_of_fsdp_are_parameters_and_not_activations(alone: D
     assert saved.num_bytes == expected.num_bytes == (4 * 16 + 4 * 32) * 4
 
 
-# ---- peaks
-
-
 def test_the_peak_of_a_step_is_what_it_held_at_once() -> None:
     assert (peak_of([5, -2, 4, -7]), peak_of([-10, 3]), peak_of([])) == (7, 0, 0)
 
@@ -156,9 +150,6 @@ def test_on_cuda_the_peak_is_the_allocators() -> None:
         torch.empty(MIB, dtype=torch.uint8, device="cuda")
 
     assert peak_during(step, torch.device("cuda")) == MIB
-
-
-# ---- masters
 
 
 def test_a_narrow_type_has_masters_of_twelve_bytes_a_parameter() -> None:

@@ -58,9 +58,6 @@ def keep_samples(path: Path, record: Record, content: bytes) -> None:
     (path / "samples" / f"{record.case.id}-{record.launch}.npz").write_bytes(content)
 
 
-# --- a row for each metric ---
-
-
 @pytest.mark.parametrize("path", [STEPS, BASE, NEW])
 def test_every_number_of_the_kept_runs_is_in_the_frame_and_no_other(path: Path) -> None:
     run = load_run(path)
@@ -176,9 +173,6 @@ def test_a_run_without_a_record_has_every_column_and_its_kind(tmp_path: Path) ->
     assert len(parbench.load_samples(path)) == 0
 
 
-# --- samples ---
-
-
 @pytest.mark.parametrize("path", [STEPS, BASE])
 def test_a_sample_is_a_row_with_its_launch_and_iteration(path: Path) -> None:
     run, frame = load_run(path), parbench.load_samples(path)
@@ -230,9 +224,6 @@ def test_samples_that_are_not_there_or_damaged_are_refused_by_name(tmp_path: Pat
         keep_samples(path, record, content)
         with pytest.raises(UserError, match=rf"{record.case.id}-0.npz holds no samples that can be read: "):
             parbench.load_samples(path, by_rank=True)
-
-
-# --- as CSV, and in the README ---
 
 
 def test_the_export_as_csv_is_the_frame_to_the_last_digit(tmp_path: Path) -> None:

@@ -137,14 +137,8 @@ def test_a_side_is_its_variables_and_two_must_differ() -> None:
     assert told == "--a and --b are the same, 'NCCL_ALGO=Ring': nothing would be compared"
 
 
-# --- the commands ---
-
-
 def invoke(*words: str, **variables: str) -> Result:
     return CliRunner().invoke(parbench.main, words, env=variables)
-
-
-# --- one launch ---
 
 
 def test_a_launch_is_a_run_with_the_sides_variables_and_time_to_start(tmp_path: Path) -> None:
@@ -211,9 +205,6 @@ def test_every_signal_stops_every_session(tmp_path: Path) -> None:
         stopped(folder, command, sign)
 
 
-# --- ab ---
-
-
 def test_a_session_ends_with_its_comparison(tmp_path: Path) -> None:
     python = fake(tmp_path)
     words = ["--a", "X=1", "--b", "X=2", "--a-python", python, "--b-python", python, "--out", str(tmp_path / "out")]
@@ -246,9 +237,6 @@ def test_bad_input_is_one_sentence_and_nothing_is_launched(tmp_path: Path) -> No
     for word in (*OURS, "--budget=5s"):
         assert "is for parbench ab to set" in refusal(check_words, ["--only", "ddp", word])
     check_words(["--only", "ddp", "--nproc", "2"])
-
-
-# --- aa ---
 
 
 def floors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:

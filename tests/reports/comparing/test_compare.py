@@ -17,8 +17,6 @@ from reports.comparing.compare_rule import Rule
 WRONG = [*launches(count=4), bad(CASE, 4, "wrong", "3 of 96 elements differ")]
 TWO_NODES = msgspec.structs.replace(WORLD, nodes=2)
 
-# --- the verdicts ---
-
 
 def test_times_are_judged_by_launches() -> None:
     table = ((1.1, "SLOWER", 1, 1), (0.9, "FASTER", 0, 0), (1.0, "SAME", 0, 0), (1.03, "AMBIGUOUS", 0, 3))
@@ -90,9 +88,6 @@ def test_what_vanished_is_missing_and_what_came_is_new() -> None:
     assert [one.case for one in neither.series] == [CASE], "what neither run measured is no series"
 
 
-# --- what differs around the runs ---
-
-
 def test_a_changed_environment_forbids_to_blame_the_code() -> None:
     changed = {**ENVIRONMENT, "versions": {"python": "3.11.7", "numpy": "2.5.0"}}
     runs = run_of(launches()), run_of(launches(factor=1.5), changed)
@@ -133,9 +128,6 @@ def test_what_was_asked_differently_is_shown_and_forbids_nothing() -> None:
     found = compare(base, new, Rule())
     assert [change.text for change in found.changes] == ["plan.budget_seconds: 90.0 -> 10.0"]
     assert only(found).word == "SAME"
-
-
-# --- series and families ---
 
 
 def test_another_world_is_another_series() -> None:

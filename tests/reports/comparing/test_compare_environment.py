@@ -81,9 +81,6 @@ def test_what_a_later_launch_lost_is_a_change() -> None:
     assert one.text == "variables.NCCL_ALGO: Ring -> not set"
 
 
-# --- plans ---
-
-
 def test_alike_plans_have_no_changes() -> None:
     assert plan_changes(PLAN, PLAN) == ()
     other_cases = msgspec.structs.replace(PLAN, cases=(), notes=("a note",))

@@ -46,9 +46,6 @@ def everything() -> Comparison:
     return compare(run_of(base, {"host": {"address": "a"}}), run_of(new, {"host": {"address": "b|c"}}), Rule())
 
 
-# --- columns ---
-
-
 def test_a_series_shows_its_verdict_with_effect_floor_and_what_could_be_seen() -> None:
     found = compared([*launches(), *launches(OTHER)], [*launches(factor=1.1), bad(OTHER, 0, "failed", "rank 1 died")])
     shown, failed = (cells_of(columns.series_columns(found.series), one) for one in found.series)
@@ -115,9 +112,6 @@ def test_changes_say_whether_they_forbid_a_comparison() -> None:
     assert cells_of(columns.change_columns(), change)["forbids a comparison"] == "yes (NEW changed within itself)"
 
 
-# --- words ---
-
-
 def test_effects_and_probabilities_in_words() -> None:
     for found, text in (
         (None, "-"),
@@ -157,9 +151,6 @@ def test_the_time_between_the_runs_is_told() -> None:
         assert began == told
 
 
-# --- the table ---
-
-
 def test_the_table_has_families_series_and_what_differs_under_their_titles() -> None:
     text = as_table(everything())
     assert everything().counts == VERDICTS
@@ -188,9 +179,6 @@ def test_a_narrow_terminal_leaves_columns_out_and_says_so() -> None:
     assert "launches" not in body
     assert "SLOWER" in body
     assert "+20.0 %" in as_table(series, width=10)
-
-
-# --- Markdown ---
 
 
 def test_markdown_has_tables_that_github_reads_the_worst_first_and_obeys_nothing() -> None:
@@ -224,9 +212,6 @@ def test_markdown_fits_a_step_summary_whatever_it_compares() -> None:
     assert int(families) > int(series)
 
 
-# --- JSON ---
-
-
 def test_json_has_every_number_and_no_nan() -> None:
     text = as_json(everything(), code=1)
     assert "NaN" not in text
@@ -252,8 +237,6 @@ def test_json_has_every_number_and_no_nan() -> None:
     wrong = json.loads(as_json(compared(launches(), [bad(launches()[0].case, 0, "wrong")]), code=1))
     assert wrong["families"][0]["series"][0]["effect"] is None
 
-
-# --- JUnit ---
 
 # what Jenkins' junit-10.xsd allows, and all that is used of it
 USED = """

@@ -130,9 +130,6 @@ def test_every_form_goes_to_standard_output_or_a_file_and_leaves_nothing_out(tmp
         assert json.loads(invoke(base, few, "--format", "json", *words).output)["exit_code"] == code
 
 
-# --- bad input ---
-
-
 def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
     base, other = folder(tmp_path), str(write_run(tmp_path, run_of(launches(OTHER))))
     for new, why in (

@@ -43,9 +43,6 @@ def words(found: Comparison) -> dict[str, str]:
     return {one.case.id: one.word for one in found.series}
 
 
-# --- what is launched again ---
-
-
 def test_suspects_are_what_is_slower_or_cannot_be_told() -> None:
     assert {one.case.id: one.word for one in suspects(first())} == {CASE.id: "AMBIGUOUS", SLOW.id: "SLOWER"}
     assert suspects(compared(launches(), launches(factor=0.8))) == ()
@@ -77,9 +74,6 @@ def test_ranks_over_nodes_are_asked_for_as_they_were(tmp_path: Path) -> None:
     assert " ".join(asked[2:]) == "--launcher srun --nodes 4 --ntasks-per-node 2 --placement cyclic"
     file.write_text(plan_text([CASE], plan))
     assert read_plan_file(file).nproc is None, "with srun parbench run refuses it"
-
-
-# --- the sides ---
 
 
 def meant(base: dict[str, Any], new: dict[str, Any], *across: str) -> Comparison:
@@ -122,9 +116,6 @@ def test_the_same_code_is_not_launched_twice_as_if_it_were_two() -> None:
     unset = meant(ENVIRONMENT, TREE, ANY)
     told = refusal(sides_of, unset, Confirming(), {"NCCL_ALGO": "Tree"})
     assert told == "--confirm: NCCL_ALGO is set here, and was not in BASE: unset it first"
-
-
-# --- whose verdict counts ---
 
 
 def test_the_verdict_is_that_of_the_fresh_launches() -> None:
@@ -173,9 +164,6 @@ def test_a_fresh_verdict_on_another_world_is_none() -> None:
     assert only(failed, SLOW).world.nodes == 1, "which is not known"
     found = with_fresh(over(first(), nodes=2), Outcome(comparison=failed, launches=6, reason="it is decided"))
     assert only(found, SLOW).word == "FAILED", "what failed to start is a verdict over any nodes"
-
-
-# --- the whole, with launches that are made up ---
 
 
 def runs_of(factor: float) -> Callable[[Side], Run]:

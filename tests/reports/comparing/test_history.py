@@ -139,9 +139,6 @@ def test_what_was_exported_is_read_back_the_same(history: History, tmp_path: Pat
     assert "is not what parbench wrote" in refusal(history.import_annotations, tmp_path)
 
 
-# --- adding folders ---
-
-
 def test_folders_of_runs_are_found_and_each_is_added_once(tmp_path: Path) -> None:
     runs, file = tmp_path / "runs", tmp_path / "h.sqlite"
     paths = [put(runs, i) for i in range(2)]
@@ -167,9 +164,6 @@ def test_what_stood_before_a_damaged_run_is_kept(tmp_path: Path) -> None:
         assert ids(history) == ["run-000"]
 
 
-# --- Otava's CSV ---
-
-
 def rows(history: History, branch: str | None = None) -> list[dict[str, str]]:
     return list(csv.DictReader(render_otava(history, branch).splitlines()))
 
@@ -192,8 +186,6 @@ def test_otavas_rows_are_runs_and_its_columns_series(history: History, tmp_path:
     assert all(" #" in name for name in columns)
     assert [bool(first[name]) for name in columns] == [not last[name] for name in columns] == [True, False]
 
-
-# --- writers at once, and killed ones ---
 
 WRITER = """
 import sys
@@ -273,9 +265,6 @@ def test_a_writer_that_is_killed_leaves_whole_runs_and_all_that_it_told_of(tmp_p
             assert all(len(history.points_of_run(line.number)) == line.num_series == 2 for line in lines)
     told(writer(file, tmp_path / "runs"))
     assert_each_once(file, 40)
-
-
-# --- the file itself: made once, one transaction kept whole or not at all ---
 
 
 def made(path: Path) -> Path:

@@ -200,9 +200,6 @@ def test_a_measured_floor_is_the_series_own(nights: History, tmp_path: Path) -> 
     assert of(high).word == "SAME", "the rule's floor stays where it is more"
 
 
-# --- the history as text: what people read and what programs parse hold the same ---
-
-
 @pytest.fixture
 def stepped(nights: History, tmp_path: Path) -> History:
     fill(nights, tmp_path, [1.1] * 4, first=12, commit="0123456789abcdef")

@@ -81,8 +81,6 @@ def test_what_one_run_skipped_and_another_measured_is_measured() -> None:
     assert pooled.info.plan.skipped == ()
 
 
-# --- runs of different worlds ---
-
 PAIR = msgspec.structs.replace(WORLD, size=2)
 TWO_NODES = msgspec.structs.replace(WORLD, nodes=2)
 

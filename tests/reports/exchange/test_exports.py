@@ -46,9 +46,6 @@ def benchmark_compare(folder: Path, *files: Path) -> str:
     return done.stdout
 
 
-# --- every format ---
-
-
 def test_every_format_is_one_of_the_commands_and_it_writes_what_its_function_returns(tmp_path: Path) -> None:
     files = {"pytest-benchmark": render_pytest, "bencher": render_bencher, "openmetrics": render_openmetrics}
     assert files == FORMATS
@@ -86,9 +83,6 @@ def test_a_wrong_result_has_no_time_in_any_format() -> None:
     assert [one.labels["case"] for one in found["parbench_time_seconds"].samples] == ["collective.broadcast"]
 
 
-# --- pytest-benchmark ---
-
-
 def test_the_statistics_are_pytest_benchmarks_own() -> None:
     for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 50, 101):
         rng = random.Random(count)
@@ -121,9 +115,6 @@ def test_what_a_duration_does_not_tell_stands_beside_it_and_no_machine_fact_chan
     assert info["metrics"]["tokens_per_second"] == pytest.approx(4096 / 1e-3)
     assert info["notes"] == [HOSTILE]
     assert "hz" not in json.dumps(json.loads(render_pytest(sample_run()))["machine_info"])
-
-
-# --- github-action-benchmark and Bencher ---
 
 
 def test_a_run_of_everything_is_of_both_formats_with_unique_names() -> None:
@@ -162,9 +153,6 @@ def test_latency_is_in_nanoseconds_with_its_interval_and_a_step_has_its_step_tim
     assert set(measures) == {"latency", "algbw", "busbw"}
     [measures] = json.loads(render_bencher(run_of([ok(step("ddp"), seconds=0.01)]))).values()
     assert measures["latency"]["value"] == pytest.approx(1e7)
-
-
-# --- OpenMetrics ---
 
 
 def test_prometheus_reads_a_run_of_everything() -> None:

@@ -28,9 +28,6 @@ def report(result: Mapping[str, Any] | None = None, **more: Any) -> str:
     return json.dumps(document)
 
 
-# --- text ---
-
-
 def test_every_placement_of_every_row_is_a_result_with_the_tools_numbers_and_check() -> None:
     foreign = parse_nccl(NCCL, "f", None)
     assert (foreign.tool, foreign.version, foreign.ranks, foreign.nodes) == ("nccl-tests", "2.19.6", 4, 2)
@@ -131,9 +128,6 @@ def test_text_that_cannot_be_read_is_refused_with_its_line() -> None:
         (NCCL + small, "f holds tables of 2 or 4 ranks: import them one by one"),
     ):
         assert told in refusal(parse_nccl, text), told
-
-
-# --- JSON ---
 
 
 def test_json_is_read_as_text_is() -> None:

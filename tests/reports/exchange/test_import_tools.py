@@ -20,9 +20,6 @@ PARAM_OLD = """\
 """
 
 
-# --- common to every parser ---
-
-
 def test_bus_bandwidth_has_nccl_tests_factors() -> None:
     assert {operation: busbw_factor(operation, 4) for operation in FACTORS} == FACTORS
     assert (busbw_factor("all_reduce", 8), busbw_factor("all_gather", 2)) == (1.75, 0.5)
@@ -109,9 +106,6 @@ def test_what_cannot_be_read_is_refused_with_its_line() -> None:
         assert refusal(parse, text, 4) == sentence
 
 
-# --- PARAM ---
-
-
 def test_param_rows_are_results_in_our_convention() -> None:
     foreign = parse_param(PARAM, "f", None)
     assert (foreign.tool, foreign.version, foreign.ranks, foreign.nodes) == ("param", None, 4, 2)
@@ -143,9 +137,6 @@ def test_params_older_columns_later_columns_tags_and_labels_are_read() -> None:
     assert parse_param(labelled, "f", None).found == parse_param(PARAM, "f", None).found
     for theirs, ours in (("all_to_all_single", "all_to_all"), ("reduce_scatter_base", "reduce_scatter")):
         assert parse_param(PARAM.replace("all_reduce", theirs), "f", None).found[0].name == f"collective.{ours}"
-
-
-# --- OSU ---
 
 
 def osu(text: str, nproc: int = 4) -> Found:
@@ -191,9 +182,6 @@ def test_osus_titles_tell_benchmarks_and_accelerators_apart_and_types_keep_their
     assert "dtype" not in osu(OSU_CUDA).params
     for theirs, ours in (("MPI_CHAR", "char"), ("MPI_LONG", "MPI_LONG")):
         assert osu(OSU_CUDA.replace("# Size", f"# Datatype: {theirs}.\n# Size")).params["dtype"] == ours
-
-
-# --- gloo ---
 
 
 def gloo(old: str, new: str) -> tuple[Found, ...]:

@@ -54,9 +54,6 @@ def both(size_bytes: int, out_of_place: float, in_place: float) -> tuple[Record,
     )
 
 
-# --- tables ---
-
-
 def test_sizes_of_one_series_are_lines_in_order_with_both_placements() -> None:
     table = table_of(ok(collective(size_bytes=4096)), *both(1024, 2e-6, 4e-6))
     assert [line.size for line in table.lines] == [1024, 4096]
@@ -150,8 +147,6 @@ def test_devices_and_the_number_of_nccl_are_told_as_far_as_known() -> None:
         assert nccl_code(run_of(ok(collective()), environment={"torch": {"nccl": nccl}})) == code, nccl
 
 
-# --- text ---
-
 # the layout of version 2.19.6, with numbers of our own
 EXPECTED = """\
 # nccl-tests version 2.19.6 nccl-headers=0 nccl-library=0
@@ -240,8 +235,6 @@ def test_numbers_lose_decimals_to_fit() -> None:
         for value, text in told.items():
             assert fit(value, width) == text.rjust(width), (value, width)
 
-
-# --- JSON ---
 
 # version 3 of the document, its words for true and false and its root in blanks; every line break is a blank
 EXPECTED_JSON = """\

@@ -37,9 +37,6 @@ def expected_of(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, 
     return formula(q, k, v, seen.tril() if causal else seen)
 
 
-# ---- kernels
-
-
 @each_kernel
 def test_output_log_sum_exp_and_gradients_are_the_formulas(kernel: Kernel) -> None:
     for rows, keys, causal, heads, kv_heads, d in SIZES:
@@ -131,9 +128,6 @@ def test_the_fused_kernel_of_gpus_agrees_with_the_formula() -> None:
             assert (ours - theirs).abs().max() < 0.05
 
 
-# ---- merging
-
-
 def block(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return scores.softmax(dim=-1) @ values, scores.logsumexp(dim=-1)
 
@@ -170,9 +164,6 @@ def test_narrow_blocks_are_merged_in_float32_and_rounded_once() -> None:
     assert (merged.output().dtype, merged.lse().dtype) == (torch.bfloat16, torch.float32)
     assert merged.output().item() == pytest.approx(1.5, abs=0.004)
     assert merged.lse().item() == pytest.approx(math.log(2), abs=1e-4)
-
-
-# ---- one process
 
 
 def test_one_process_attends_under_other_masks_as_the_formula_does() -> None:

@@ -37,9 +37,6 @@ def wrong_after_a_step(step: ContextStep) -> int:
     return wrong
 
 
-# ---- as one process would
-
-
 def wrong_in(world: World, variants: list[Params]) -> list[Any]:
     """Return the variants whose steps are wrong, or send other bytes by axis than the closed form says."""
     found = []
@@ -123,9 +120,6 @@ def test_the_gate_sees_one_ranks_wrong_kernel_and_tokens_at_wrong_places(two_ran
         assert min(found.values()) > 0, found
 
 
-# ---- what is kept and waited for
-
-
 def saved_bytes(world: World) -> dict[str, int]:
     """Return by method the bytes of activations that one forward pass keeps for backward."""
     found = {}
@@ -173,9 +167,6 @@ def test_timed_gradients_that_are_never_averaged_are_seen(two_ranks: Ranks) -> N
     for of_ranks in zip(*two_ranks.call("test_cp:wrong_where_all_stays_local"), strict=True):
         assert max(late for late, _ in of_ranks) > 0
         assert max(early for _, early in of_ranks) > 0
-
-
-# ---- what a case is told
 
 
 def errors_of(world: World, cases: list[Params]) -> list[str]:

@@ -24,8 +24,6 @@ METHODS = ["ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp"]
 GQA = Sizes(heads=6, kv_heads=2)
 _aten = torch.ops.aten
 
-# ---- against the formula
-
 
 def cases_of(ranks: int, *, whole: bool) -> list[tuple[str, str, Sizes, int]]:
     """Return every method under every mask, seven tokens a rank or half and fewer heads of keys; whole, more sizes."""
@@ -56,9 +54,6 @@ def test_four_ranks_attend_as_one_and_send_and_compute_what_is_planned(four_rank
 def test_every_size_under_every_mask_attends_as_one(two_ranks: Ranks, four_ranks: Ranks) -> None:
     for ranks in (two_ranks, four_ranks):
         assert ranks.call("cp_ranks:wrong_of", cases=cases_of(ranks.size, whole=True)) == [[]] * ranks.size
-
-
-# ---- rings
 
 
 class Slow(CpuFlash):
@@ -120,9 +115,6 @@ def test_each_hop_starts_before_a_block_and_is_waited_for_after_it(four_ranks: R
             *(f"wait {keys}", "backward", f"wait {gradients}", f"start {gradients}"),
             *("backward", f"wait {gradients}"),  # the other half
         ]
-
-
-# ---- torch's own
 
 
 def turned_on_and_off(world: World) -> tuple[bool, bool, bool, str]:

@@ -32,9 +32,6 @@ def waited(step: int, issued: float, began: float, ended: float, what: str = "ke
     )
 
 
-# ---- the recorder
-
-
 def test_what_is_recorded_adds_up_in_order_and_each_recording_begins_anew() -> None:
     found = Recorder(torch.device("cpu"))
     for _ in range(2):
@@ -87,9 +84,6 @@ def test_a_wait_by_another_clock_is_as_long() -> None:
     assert (other.issued, other.began, other.ended, other.seconds) == (1.0, 2.0, 4.5, 2.5)
 
 
-# ---- hops
-
-
 def test_a_hop_is_exposed_from_when_it_is_waited_for_and_all_peers_have_issued_it() -> None:
     """In the first hop rank 1 is 5 s late to issue; the second is issued early by both and waited for 1 s and 3 s."""
     told = [
@@ -117,9 +111,6 @@ def test_hops_of_all_layers_are_summed_rounds_give_their_median_and_what_moves_i
     hops = _hops([Seen(pairs={}, rounds=rounds)] * 2, ALONE)
     found = [(hop.what, hop.exposed_seconds, hop.comm_seconds) for hop in hops]
     assert found == [("keys", 1.0, 0.5), ("gradients", 2.0, 0.25)]
-
-
-# ---- on ranks
 
 
 def test_bytes_are_the_formulas_each_way_and_balance_is_at_its_ceiling(four_ranks: Ranks) -> None:

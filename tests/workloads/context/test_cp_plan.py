@@ -24,9 +24,6 @@ def plan(
     return ContextPlan(method=method, mask=mask, sequence=sequence, ranks=ranks, ulysses=of, seed=1)
 
 
-# ---- token orders and documents
-
-
 def test_tokens_are_dealt_in_runs_in_turn_or_by_mirrored_chunks() -> None:
     for order, dealt in {
         "contiguous": [[0, 1, 2, 3], [4, 5, 6, 7]],
@@ -72,9 +69,6 @@ def test_documents_differ_by_seed_and_places_begin_anew_with_each() -> None:
     assert places(range(8), (0, 3, 4)) == [0, 1, 2, 0, 0, 1, 2, 3]
     assert places([2, 4, 6], (0, 3, 4)) == [2, 0, 2]
     assert places([2, 4, 6], (0,)) == [2, 4, 6]
-
-
-# ---- tiles
 
 
 def covered(tiles: Sequence[Tile]) -> Pairs:
@@ -142,9 +136,6 @@ def test_a_full_tile_is_cut_in_two_and_a_causal_one_in_three() -> None:
     assert [tile.pairs for tile in (*before, *after)] == [1, 3, 6]
 
 
-# ---- plans
-
-
 def test_every_method_holds_all_tokens_and_its_tiles_have_the_pairs_of_the_mask() -> None:
     assert tuple(ULYSSES) == METHODS
     for method, mask in ((method, mask) for method in METHODS for mask in MASKS):
@@ -185,9 +176,6 @@ def test_only_packed_sequences_have_several_documents() -> None:
     assert packed.all_pairs() == sum(n * (n + 1) // 2 for n in packed.lengths)
 
 
-# ---- balance
-
-
 def test_balance_is_mean_work_over_the_slowest_of_each_step() -> None:
     assert balance([[4, 4], [4, 4]]) == 1
     assert balance([[4, 0], [4, 4]]) == 0.75
@@ -210,8 +198,6 @@ def test_the_others_are_even_and_all_are_under_a_full_mask_but_not_with_document
     assert [plan(method, "full").balance_ceiling() for method in METHODS] == [1] * len(METHODS)
     assert plan("zigzag", "packed").balance_ceiling() < 0.95
 
-
-# ---- bytes
 
 GQA, MHA, NARROW = (
     AttentionSizes(microbatch=3, sequence=240, heads=8, kv_heads=kv_heads, head_size=16, element_bytes=element_bytes)

@@ -96,8 +96,6 @@ def test_a_wrong_file_is_refused_with_the_place_and_what_is_allowed(tmp_path: Pa
         assert str(caught.value).startswith(f"hardware file {file}")
 
 
-# --- how long a call takes ---
-
 INSIDE, ACROSS, ONE_A_NODE = (Place(ranks=ranks, on_node=node) for ranks, node in ((8, 8), (32, 8), (4, 1)))
 SLOW_START = msgspec.structs.replace(PLAIN, launch_seconds=1e-3, inside_hop_seconds=1e-4, across_hop_seconds=1e-2)
 
