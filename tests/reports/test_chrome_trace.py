@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import reports_fixtures as fixtures
+from refusals import refusal as refused
 from report_rows import run_of
 from reports_fixtures import bad, collective, ok, pipeline_details, pipeline_metrics, pipeline_record, pp, step
 from traced import rank_timeline, run_with, timeline, traced_record
@@ -58,10 +59,9 @@ def assert_named_before_told(events: Iterable[Event]) -> None:
 
 
 def refusal(*records: Record, launches: int = 1) -> str:
-    with pytest.raises(UserError) as caught:
-        render_trace(run_of(*records, launches=launches))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    told = refused(render_trace, run_of(*records, launches=launches))
+    assert "\n" not in told
+    return told
 
 
 TINY: dict[str, Any] = {

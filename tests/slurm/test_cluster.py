@@ -5,17 +5,15 @@ import pwd
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click.testing
 import msgspec
 import pytest
 from paths import environment
+from refusals import refusal
 
 import parbench
-from bench.text import UserError
 from slurm.cluster import FOLDER_VARIABLE, Order, inner_environment, order_file
 from slurm.cluster_conf import (
     ClusterSpec,
@@ -35,12 +33,6 @@ from slurm.local import check_parent, check_programs, check_user, sandbox
 from slurm.rehearsal import break_or_mend
 
 FOLDER = Path("/tmp/parbench-x")
-
-
-def refusal(call: Callable[..., object], *words: Any, **named: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        call(*words, **named)
-    return str(caught.value)
 
 
 def test_words_make_a_cluster_whose_nodes_have_rates_of_their_own() -> None:

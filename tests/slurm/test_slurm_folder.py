@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refusal
 from sweeps import job, make_sweep
 
 from bench.plan.plan import Entry, PlanFile, read_plan_file
@@ -48,10 +49,9 @@ def test_sweeps_begun_at_once_get_folders_of_their_own(tmp_path: Path, monkeypat
 
 def test_what_takes_no_files_is_refused_and_left_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError) as caught:
-        create_folder(tmp_path / "file", "s")
-    assert str(caught.value).startswith(f"out = '{tmp_path}/file' cannot hold a sweep: Not a directory (")
-    assert str(caught.value).endswith("; choose another folder with --out")
+    told = refusal(create_folder, tmp_path / "file", "s")
+    assert told.startswith(f"out = '{tmp_path}/file' cannot hold a sweep: Not a directory (")
+    assert told.endswith("; choose another folder with --out")
     with pytest.raises(UserError, match="cannot be written: No such file"):
         write_sweep(tmp_path, make_sweep([point()]))
     with pytest.raises(UserError, match=r"jobs\.jsonl cannot be written: No such file"):

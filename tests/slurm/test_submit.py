@@ -9,6 +9,7 @@ from pathlib import Path
 import click.testing
 import msgspec
 import pytest
+from refusals import refusal
 from sweeps import FakeSlurm
 
 import parbench
@@ -126,9 +127,7 @@ def test_all_jobs_are_submitted_or_none(file: Path) -> None:
         (cluster(3), [["101", "102"]], "nothing is left submitted, for jobs 101 102 were cancelled"),
         (cluster(2, cancels=False), [["101"]], kept),
     ):
-        with pytest.raises(UserError) as caught:
-            run(file, slurm)
-        assert str(caught.value) == f"{words}: {why}"
+        assert refusal(run, file, slurm) == f"{words}: {why}"
         assert told(slurm, "scancel") == cancelled
         assert any((file.parent / "sweeps").iterdir()) == bool(cancelled), "a folder without jobs is removed"
 

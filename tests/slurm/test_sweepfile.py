@@ -1,12 +1,12 @@
 """Sweep files: what they may say, vary and leave out, and for everything else the place and what is allowed."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from paths import ROOT
+from refusals import refusal as told
 
 from bench.plan.catalogue import DEFINITIONS
 from bench.plan.params import Value
@@ -24,12 +24,6 @@ def file(tmp_path: Path) -> Path:
 def read(file: Path, text: str) -> SweepFile:
     file.write_text(text)
     return read_sweep_file(file)
-
-
-def told(call: Callable[..., object], *given: object) -> str:
-    with pytest.raises(UserError) as caught:
-        call(*given)
-    return str(caught.value)
 
 
 def refusal(file: Path, text: str) -> str:

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refusal
 
 from bench.results.details import Action
 from bench.text import UserError
@@ -25,9 +26,8 @@ def changed(schedule: Schedule, rank: int, row: list[Action | None]) -> Schedule
 
 
 def refusal_of(schedule: Schedule | str) -> tuple[str, list[list[str]]]:
-    with pytest.raises(UserError) as refusal:
-        check(schedule_from_csv(schedule, "mine") if isinstance(schedule, str) else schedule)
-    sentence, *grid = str(refusal.value).splitlines()
+    made = schedule_from_csv(schedule, "mine") if isinstance(schedule, str) else schedule
+    sentence, *grid = refusal(check, made).splitlines()
     return sentence, [line.split()[2:] for line in grid[1:]]
 
 

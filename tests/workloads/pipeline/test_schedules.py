@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch_orders
+from refusals import refusal
 
 from bench.results.details import Action
 from bench.text import UserError
@@ -68,9 +69,8 @@ def test_what_does_not_exist_is_refused_by_the_equation() -> None:
         ("interleaved_zb", (2, 5, 2), rounds.format(5, 2)),
     ):
         ranks, microbatches, chunks = asked
-        with pytest.raises(UserError) as refusal:
-            make_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
-        assert str(refusal.value) == f"{name} {told}"
+        words = refusal(make_schedule, name, ranks=ranks, microbatches=microbatches, chunks=chunks)
+        assert words == f"{name} {told}"
 
 
 def test_a_name_misspelt_is_corrected() -> None:
@@ -115,9 +115,8 @@ def test_a_step_without_work_stays_in_the_order_and_out_of_the_actions() -> None
 
 
 def test_ranks_of_unequal_stages_are_refused() -> None:
-    with pytest.raises(UserError) as refusal:
-        schedule_from_csv("0F0,3F0,3B0,0B0\n1F0,1B0\n", "mine")
-    assert str(refusal.value) == "mine needs as many stages on every rank: stages of rank 1(1) != stages of rank 0(2)"
+    told = refusal(schedule_from_csv, "0F0,3F0,3B0,0B0\n1F0,1B0\n", "mine")
+    assert told == "mine needs as many stages on every rank: stages of rank 1(1) != stages of rank 0(2)"
 
 
 def test_layers_are_as_many_on_each_stage_or_as_a_split_says_or_it_is_said_why_not() -> None:

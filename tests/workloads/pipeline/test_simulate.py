@@ -6,6 +6,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refusal
 
 from bench.results.details import Action
 from bench.text import UserError
@@ -103,9 +104,8 @@ def test_a_measured_timeline_may_start_anywhere_overlap_and_be_out_of_order() ->
 
 
 def test_a_deadlock_is_refused_with_who_waits_for_whom() -> None:
-    with pytest.raises(UserError) as refusal:
-        simulate(schedule_from_csv("0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n", "mine"), second)
-    assert str(refusal.value) == "mine deadlocks: rank 0 waits with 0B0 for 1B0, rank 1 waits with 1F1 for 0F1"
+    told = refusal(simulate, schedule_from_csv("0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n", "mine"), second)
+    assert told == "mine deadlocks: rank 0 waits with 0B0 for 1B0, rank 1 waits with 1F1 for 0F1"
     short = Schedule(name="mine", order=((Action(0, "F", 0),), (Action(1, "B", 0),)), ranks=2, microbatches=1, chunks=1)
     with pytest.raises(UserError, match=r"^mine deadlocks: rank 1 waits with 1B0 for 1F0, which nobody runs$"):
         simulate(short, second)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import refusals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_asks import H100, PLAIN, ask
@@ -170,9 +171,7 @@ def test_numbers_out_of_range_are_refused_and_worlds_need_not_be_powers_of_two()
 
 
 def refused(want: Wanted, hardware: Hardware = H100) -> str:
-    with pytest.raises(UserError) as caught:
-        require_found(want, hardware, search(want, hardware))
-    return str(caught.value)
+    return refusals.refusal(require_found, want, hardware, search(want, hardware))
 
 
 def small(memory_bytes: float) -> Hardware:
