@@ -7,7 +7,7 @@ import functools
 import gc
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,7 +18,6 @@ from torch import Tensor
 from torch._C import _distributed_c10d
 from torch._C._autograd import DeviceType
 from torch.distributed import _functional_collectives, distributed_c10d
-from torch.nn import Parameter
 from torch.profiler import profile
 
 REDUCE_OPS = {name: getattr(dist.ReduceOp, name.upper()) for name in ("sum", "avg", "min", "max", "product")}
@@ -126,19 +125,9 @@ def forget_meshes() -> None:
             cached.cache_clear()
 
 
-def stage_backward_input(
-    outputs: list[Tensor], output_gradients: Any, inputs: list[Tensor], weights: Iterator[Parameter]
-) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]]]:
-    """Return the inputs' gradients, and what ``stage_backward_weight`` needs to go on; torch's pipelines' own."""
-    from torch.distributed.pipelining import _backward
-
-    return _backward.stage_backward_input(outputs, output_gradients, inputs, weights)
-
-
-def stage_backward_weight(weights: Iterator[Parameter], groups: list[dict[str, Any]]) -> None:
-    from torch.distributed.pipelining import _backward
-
-    _backward.stage_backward_weight(weights, groups)
+def stage_backward() -> Any:
+    """Return torch's module of ``stage_backward_input`` and ``stage_backward_weight``, a backward pass in two."""
+    return importlib.import_module("torch.distributed.pipelining._backward")
 
 
 def pipeline_runtime(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 from bench.results.details import Action, ActionKind
-from bench.world.torch_compat import stage_backward_input, stage_backward_weight
+from bench.world.torch_compat import stage_backward
 from workloads.layout import nothing
 from workloads.pipeline.stages import Chunk
 
@@ -143,14 +143,15 @@ class Stage(PipelineStage):
         embedded = self._embedded.pop(microbatch)
         embedded.retain_grad()  # torch's function leaves the gradient there as well, and warns of tensors without
         gradients = self._retrieve_recv_grads(microbatch)
-        [gradient], groups = stage_backward_input(list(output), gradients, [embedded], self._chunk.layers.parameters())
+        weights = self._chunk.layers.parameters()
+        [gradient], groups = stage_backward().stage_backward_input(list(output), gradients, [embedded], weights)
         assert gradient is not None, "the first stage's layers are given what the embeddings made"
         self._waiting[microbatch] = (embedded, gradient, groups)
         self.bwd_cache[microbatch] = (None,)
 
     def _weight_gradient_of_first(self, microbatch: int) -> None:
         embedded, gradient, groups = self._waiting.pop(microbatch)
-        stage_backward_weight(self._chunk.layers.parameters(), groups)
+        stage_backward().stage_backward_weight(self._chunk.layers.parameters(), groups)
         embedded.grad = None
         embedded.backward(gradient)  # type: ignore[no-untyped-call]
 
