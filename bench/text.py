@@ -54,6 +54,15 @@ def reading(where: object, otherwise: str = "is not what parbench wrote") -> Ite
         raise UserError(f"{where} {otherwise}: {error}") from error
 
 
+@contextmanager
+def writing(where: object, otherwise: str = "cannot be written") -> Iterator[None]:
+    """Make a ``UserError`` of what the system refuses in writing."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{where} {otherwise}: {error.strerror}") from error
+
+
 def read_text(name: str, where: str) -> str:
     """Return the text of the file ``name``; ``UserError`` that begins with ``where`` if there is none."""
     with reading(where, "is no text"):

@@ -241,12 +241,10 @@ def export(run: Path, form: str, output: Path | None) -> None:
 
 def _write(content: bytes, output: Path | None) -> None:
     """Write to a file, or to standard output where none is named."""
-    from bench.text import UserError
+    from bench.text import writing
 
     if output is None:
         click.echo(content, nl=False)
         return
-    try:
+    with writing(output):
         output.write_bytes(content)
-    except OSError as error:
-        raise UserError(f"{output} cannot be written: {error.strerror}") from error

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from bench.results.runs import Run
-from bench.text import UserError
+from bench.text import writing
 
 
 def warnings_of(run: Run) -> tuple[str, ...]:
@@ -31,14 +31,12 @@ def is_written(path: Path) -> bool:
 def write_whole(target: Path, content: bytes) -> None:
     """Write a file whole or not at all; ``UserError`` if it cannot be written."""
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
+    with writing(target):
         try:
             fresh.write_bytes(content)
             fresh.replace(target)
         finally:
             fresh.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror}") from error
 
 
 def _is_cut_short(records: Path) -> bool:

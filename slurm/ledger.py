@@ -13,7 +13,7 @@ from typing import Literal, Self
 import msgspec
 
 from bench.results.runs import utc_now
-from bench.text import UserError, reading
+from bench.text import UserError, reading, writing
 
 State = Literal["started", "done", "failed", "interrupted", "postponed", "lost-node"]
 FINAL: tuple[State, ...] = ("done", "failed")
@@ -89,11 +89,9 @@ class Ledger:
             seconds=round(seconds, 3),
         )
         content = msgspec.json.encode(line) + b"\n"
-        try:
+        with writing("the ledger", "takes no more lines"):
             taken = os.write(self._descriptor, content)
             os.fsync(self._descriptor)
-        except OSError as error:
-            raise UserError(f"the ledger takes no more lines: {error.strerror}") from error
         if taken != len(content):
             raise UserError(f"the ledger took {taken} of {len(content)} bytes: the disk is full")
         return line

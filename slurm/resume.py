@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from bench.results.runs import utc_now
-from bench.text import UserError
+from bench.text import UserError, writing
 from slurm.folder import Job, append_job, load_jobs, load_sweep
 from slurm.points import Point, Sweep
 from slurm.script import Batch, batches, script_text
@@ -46,10 +46,8 @@ def missing_points(folder: Path, sweep: Sweep, picture: Picture) -> tuple[Point,
 
 def _send(folder: Path, sweep: Sweep, batch: Batch, number: int, slurm: Slurm) -> Job:
     script = folder / "scripts" / f"{batch.stem}-resumed-{number}.sh"
-    try:
+    with writing(script):
         script.write_text(script_text(sweep, folder, batch), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{script} cannot be written: {error.strerror}") from error
     job = Job(
         id=slurm.sbatch(script),
         name=script.stem,

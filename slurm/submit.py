@@ -11,7 +11,7 @@ import msgspec
 
 from bench.plan.cases import load_catalogue
 from bench.results.runs import utc_now
-from bench.text import UserError, counted, did_you_mean, listed, parse_duration
+from bench.text import UserError, counted, did_you_mean, listed, parse_duration, writing
 from slurm.estimate import about, estimate, table
 from slurm.expand import expand
 from slurm.folder import Job, append_job, create_folder, load_jobs, slug, write_sweep
@@ -111,10 +111,8 @@ def send(sweep: Sweep, folder: Path, wanted: Sequence[Batch], slurm: Slurm) -> t
 
 def _submitted(sweep: Sweep, folder: Path, batch: Batch, slurm: Slurm) -> Job:
     script = folder / "scripts" / f"{batch.stem}.sh"
-    try:
+    with writing(script):
         script.write_text(script_text(sweep, folder, batch), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{script} cannot be written: {error.strerror}") from error
     return Job(
         id=slurm.sbatch(script),
         name=batch.stem,

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from bench.plan.cases import renewed
 from bench.plan.plan import Plan
 from bench.results.records import SCHEMA, Record, Timeline, decode_timeline, encode, read_records, refuse_newer
-from bench.text import UserError, reading
+from bench.text import UserError, reading, writing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,14 +143,6 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
     return found
 
 
-@contextmanager
-def _writing(file: Path, otherwise: str = "cannot be written") -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{file} {otherwise}: {error.strerror}") from error
-
-
 class RecordWriter:
     """Appends records, each flushed to disk before the next case begins, and writes the files beside them."""
 
@@ -160,20 +152,20 @@ class RecordWriter:
 
     def write(self, record: Record) -> None:
         line = encode(record)
-        with _writing(self._path / "records.jsonl", "takes no more records"):
+        with writing(self._path / "records.jsonl", "takes no more records"):
             if self._file.write(line) != len(line):  # unbuffered: a full disk may take only a part
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file.fileno())
 
     def write_file(self, name: str, content: bytes) -> None:
-        with _writing(self._path / name):
+        with writing(self._path / name):
             (self._path / name).write_bytes(content)
 
 
 @contextmanager
 def open_writer(path: Path) -> Iterator[RecordWriter]:
     """Yield the run's writer, first taking off a line cut short by a kill; ``UserError`` if another process writes."""
-    with _writing(path / "records.jsonl"):
+    with writing(path / "records.jsonl"):
         file = (path / "records.jsonl").open("r+b", buffering=0)
     with file:
         try:

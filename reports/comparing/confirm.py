@@ -13,7 +13,7 @@ from bench.plan.cases import Case
 from bench.plan.params import Value
 from bench.plan.plan import PRESETS, Plan
 from bench.results.records import WorldInfo
-from bench.text import UserError, format_duration
+from bench.text import UserError, format_duration, writing
 from reports.comparing.ab import FOLLOWS, LOOKS, Launch, Outcome, Side, measure_in_turns
 from reports.comparing.ab_launch import Launcher
 from reports.comparing.compare import Comparison, Family, Series, Word, world_words
@@ -166,11 +166,9 @@ def _why_not(one: Series, outcome: Outcome) -> str:
 
 def _launcher(cases: Sequence[Case], plan: Plan, how: Confirming) -> Launch:
     file = how.out / "suspects.toml"
-    try:
+    with writing(file):
         how.out.mkdir(parents=True, exist_ok=True)
         file.write_text(plan_text(cases, plan))
-    except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror}") from error
     what = "1 suspect is" if len(cases) == 1 else f"{len(cases)} suspects are"
     how.tell(f"{what} launched again, within {format_duration(how.budget_seconds)}")
     seconds = how.budget_seconds / (2 * LOOKS[0])

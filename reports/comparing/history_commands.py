@@ -174,7 +174,7 @@ def export(target: Path, form: str, branch: str | None, file: Path) -> None:
 
     otava writes the file TARGET instead: Apache Otava's CSV, a row for each run and a column for each series.
     """
-    from bench.text import UserError
+    from bench.text import UserError, writing
     from reports.comparing.export_otava import render_otava
     from reports.comparing.history import open_history
 
@@ -182,10 +182,8 @@ def export(target: Path, form: str, branch: str | None, file: Path) -> None:
         raise UserError(f"--branch {branch} goes with --format otava alone: a folder of runs holds all branches")
     with open_history(file) as found:
         if form == "otava":
-            try:
+            with writing(target):
                 target.write_text(render_otava(found, branch))
-            except OSError as error:
-                raise UserError(f"{target} cannot be written: {error.strerror}") from error
             return
         count = found.export(target)
     click.echo(f"{count} run{'s' * (count != 1)} in {target}")

@@ -15,7 +15,7 @@ import msgspec
 
 from bench.results.runs import Run
 from bench.results.stats import quantile
-from bench.text import UserError
+from bench.text import UserError, writing
 from reports import cells
 from reports.comparing.compare_rule import Rule, effect
 from reports.comparing.history_entry import points_of
@@ -114,12 +114,10 @@ def keep_floors(path: Path, floors: Mapping[str, Floor]) -> None:
     known = read_floors(path) if path.exists() else {}
     whole = _File(schema_version=SCHEMA_VERSION, floors={**known, **floors})
     part = path.with_name(f"{path.name}.part")
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
         os.replace(part, path)  # noqa: PTH105 - the atomic one
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def as_text(floors: Mapping[str, Floor]) -> str:

@@ -14,7 +14,7 @@ from bench.results.details import PLAN_FILE, STATE, Component, StepCheck, Valida
 from bench.results.records import Record
 from bench.results.runs import Run
 from bench.results.stats import median
-from bench.text import UserError
+from bench.text import UserError, writing
 from workloads.definitions import DEFINITIONS
 from workloads.planner.link_time import Call
 from workloads.planner.plan_text import duration, published_text, table
@@ -62,11 +62,9 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
 def write_validation(path: Path, found: Validation) -> None:
     """Write ``plan.json`` into the run's folder, whole or not at all."""
     fresh = path / f".{PLAN_FILE}"
-    try:
+    with writing(path / PLAN_FILE):
         fresh.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
         fresh.replace(path / PLAN_FILE)
-    except OSError as error:
-        raise UserError(f"{path / PLAN_FILE} cannot be written: {error.strerror}") from error
 
 
 def _check(records: Sequence[Record], curves: Mapping[tuple[str, int], Curve]) -> StepCheck | str:
