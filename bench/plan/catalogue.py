@@ -8,10 +8,9 @@ from typing import Any
 
 from bench.machine.world_spec import WorldSpec
 from bench.plan.cases import Params
-from bench.plan.groups import FORMS, groups_of, num_rounds, pairs_of
+from bench.plan.groups import FORMS, groups_of, num_rounds
 from bench.plan.operation_spec import DTYPES, ONE, RING, SHARE, TWICE_RING, OperationSpec
 from bench.plan.params import Param
-from bench.text import UserError
 
 IN_PLACE, OUT_OF_PLACE = "in_place", "out_of_place"
 
@@ -32,6 +31,7 @@ GROUP = (
     Param(name="group_index", kind="int", default=0, minimum=0, optional=True, help="which of the groups; all in turn"),
     Param(name="concurrent", kind="bool", default=False, optional=True, help="while all groups do the same; both"),
 )
+PLACE = "where the result goes"
 REDOP = _choice("redop", "how ranks' data are joined", "sum", "avg", "min", "max", "product")
 ROOT = Param(name="root", kind="int", default=0, minimum=0, optional=True, help="rank of the group that holds the data")
 ENDS = (
@@ -75,18 +75,10 @@ def each_round(given: Params, spec: WorldSpec) -> Iterable[Params]:
     return [{**given, "round": index} for index in range(num_rounds(spec.nproc))]
 
 
-def _refuse_round(params: Params, spec: WorldSpec) -> str | None:
-    try:
-        pairs_of(spec.nproc, int(params.get("round", 0)), str(params.get("pairs", "")))
-    except UserError as error:
-        return str(error)
-    in_turn = params["mode"] == "async" and params.get("direction") == "in_turn"
-    return "mode async: pairwise with direction=in_turn is several calls" if in_turn else None
-
-
 def _collective(name: str, help_text: str, *more: Param, **declared: Any) -> OperationSpec:
     params = (SIZE, DTYPE, MODE, *more, BACKGROUND, *GROUP)
-    declared = {"params": params, "coalesced": ("nccl",), "expand": each_group, **declared}
+    sharded = declared.get("busbw") is RING  # whose factor is the share of the others
+    declared = {"params": params, "sharded": sharded, "coalesced": ("nccl",), "expand": each_group, **declared}
     return OperationSpec(name=f"collective.{name}", help=help_text, **declared)
 
 
@@ -94,219 +86,114 @@ def _p2p(name: str, help_text: str, *more: Param, **declared: Any) -> OperationS
     return OperationSpec(name=f"p2p.{name}", help=help_text, params=(SIZE, DTYPE, MODE, *more), busbw=ONE, **declared)
 
 
+MAIN, SIZED = ("smoke", "node", "main"), ("smoke", "node", "sized")
+# fmt: off
 OPERATIONS = (
     _collective(
-        "all_reduce",
-        "joins a buffer on every rank; size = the buffer",
-        REDOP,
-        _choice("placement", "where the result goes", IN_PLACE, OUT_OF_PLACE),
-        tags=("smoke", "node", "main", "grouped"),
-        busbw=TWICE_RING,
-        in_place=True,
-        coalesced=("nccl", "gloo"),
-        names={
-            "nccl-tests": "all_reduce_perf",
-            "osu": "allreduce",
-            "param": "all_reduce",
-            "gloo": "allreduce_ring, allreduce_ring_chunked, allreduce_halving_doubling, allreduce_bcube",
-        },
+        "all_reduce", "joins a buffer on every rank; size = the buffer",
+        REDOP, _choice("placement", PLACE, IN_PLACE, OUT_OF_PLACE),
+        tags=(*MAIN, "grouped"), busbw=TWICE_RING, in_place=True, coalesced=("nccl", "gloo"),
+        names={"nccl-tests": "all_reduce_perf", "osu": "allreduce", "param": "all_reduce",
+               "gloo": "allreduce_ring, allreduce_ring_chunked, allreduce_halving_doubling, allreduce_bcube"},
         c10d={0: "allreduce_, allreduce_coalesced_, all_reduce, all_reduce_, all_reduce_coalesced"},
     ),
     _collective(
-        "all_gather",
-        "every rank's shard to every rank; size = the output",
-        _choice("placement", "where the result goes", OUT_OF_PLACE, IN_PLACE),
-        tags=("smoke", "node", "main"),
-        busbw=RING,
-        sharded=True,
-        coalesced=("nccl", "gloo"),
-        names={
-            "nccl-tests": "all_gather_perf",
-            "osu": "allgather",
-            "param": "all_gather, all_gather_base",
-            "gloo": "allgather, allgather_ring",
-        },
-        c10d={
-            0: "_allgather_base_, allgather_, allgather_into_tensor_coalesced_",
-            SHARE: "all_gather_into_tensor, all_gather_into_tensor_coalesced",
-        },
+        "all_gather", "every rank's shard to every rank; size = the output",
+        _choice("placement", PLACE, OUT_OF_PLACE, IN_PLACE),
+        tags=MAIN, busbw=RING, coalesced=("nccl", "gloo"),
+        names={"nccl-tests": "all_gather_perf", "osu": "allgather", "param": "all_gather, all_gather_base",
+               "gloo": "allgather, allgather_ring"},
+        c10d={0: "_allgather_base_, allgather_, allgather_into_tensor_coalesced_",
+              SHARE: "all_gather_into_tensor, all_gather_into_tensor_coalesced"},
     ),
     _collective(
-        "reduce_scatter",
-        "joins, a shard to each; size = the input",
-        REDOP,
-        _choice("placement", "where the result goes", OUT_OF_PLACE, IN_PLACE),
-        tags=("smoke", "node", "main"),
-        busbw=RING,
-        sharded=True,
-        coalesced=("nccl", "gloo"),
-        names={
-            "nccl-tests": "reduce_scatter_perf",
-            "osu": "reduce_scatter, reduce_scatter_block",
-            "param": "reduce_scatter, reduce_scatter_base",
-            "gloo": "reduce_scatter",
-        },
-        c10d={
-            0: "reduce_scatter_tensor, reduce_scatter_tensor_coalesced",
-            1: "_reduce_scatter_base_, reduce_scatter_, reduce_scatter_tensor_coalesced_",
-        },
+        "reduce_scatter", "joins, a shard to each; size = the input",
+        REDOP, _choice("placement", PLACE, OUT_OF_PLACE, IN_PLACE),
+        tags=MAIN, busbw=RING, coalesced=("nccl", "gloo"),
+        names={"nccl-tests": "reduce_scatter_perf", "osu": "reduce_scatter, reduce_scatter_block",
+               "param": "reduce_scatter, reduce_scatter_base", "gloo": "reduce_scatter"},
+        c10d={0: "reduce_scatter_tensor, reduce_scatter_tensor_coalesced",
+              1: "_reduce_scatter_base_, reduce_scatter_, reduce_scatter_tensor_coalesced_"},
     ),
     _collective(
-        "all_to_all",
-        "one shard from each rank to each; size = what one rank sends",
-        tags=("smoke", "node", "main", "grouped"),
-        busbw=RING,
-        sharded=True,
-        names={
-            "nccl-tests": "alltoall_perf",
-            "osu": "alltoall, all-to-all personalized exchange",
-            "param": "all_to_all, all_to_all_single",
-            "gloo": "alltoall",
-        },
+        "all_to_all", "one shard from each rank to each; size = what one rank sends",
+        tags=(*MAIN, "grouped"), busbw=RING,
+        names={"nccl-tests": "alltoall_perf", "osu": "alltoall, all-to-all personalized exchange",
+               "param": "all_to_all, all_to_all_single", "gloo": "alltoall"},
         c10d={0: "all_to_all_single", 1: "alltoall_base_, alltoall_"},
     ),
     _collective(
-        "broadcast",
-        "one rank's buffer to every rank; size = the buffer",
-        ROOT,
-        tags=("smoke", "node", "main"),
-        busbw=ONE,
-        in_place=True,
-        names={
-            "nccl-tests": "broadcast_perf",
-            "osu": "broadcast",
-            "param": "broadcast",
-            "gloo": "broadcast, broadcast_one_to_all, broadcast_ring",
-        },
+        "broadcast", "one rank's buffer to every rank; size = the buffer", ROOT,
+        tags=MAIN, busbw=ONE, in_place=True,
+        names={"nccl-tests": "broadcast_perf", "osu": "broadcast", "param": "broadcast",
+               "gloo": "broadcast, broadcast_one_to_all, broadcast_ring"},
         c10d={0: "broadcast_, broadcast"},
     ),
     _collective(
-        "all_to_all_v",
-        "uneven shards; size = what the busiest rank sends",
-        SKEW,
-        TRAFFIC,
-        tags=("smoke", "node", "sized", "uneven"),
-        busbw=RING,
-        sharded=True,
+        "all_to_all_v", "uneven shards; size = what the busiest rank sends", SKEW, TRAFFIC,
+        tags=(*SIZED, "uneven"), busbw=RING,
         names={"nccl-tests": "alltoallv_perf", "param": "all_to_allv"},
     ),
     _collective(
-        "all_gather_v",
-        "uneven shards to every rank, a skew of them rank 0's; size = the output",
-        SKEW,
-        tags=("sized", "uneven"),
-        busbw=RING,
-        sharded=True,
-        coalesced=(),
+        "all_gather_v", "uneven shards to every rank, a skew of them rank 0's; size = the output", SKEW,
+        tags=("sized", "uneven"), busbw=RING, coalesced=(),
         names={"nccl-tests": "all_gather_v_perf", "osu": "allgatherv", "param": "all_gather_v"},
     ),
     _collective(
-        "reduce",
-        "joins a buffer on one rank; size = the buffer",
-        REDOP,
-        ROOT,
-        tags=("smoke", "node", "sized"),
-        busbw=ONE,
+        "reduce", "joins a buffer on one rank; size = the buffer", REDOP, ROOT,
+        tags=SIZED, busbw=ONE,
         names={"nccl-tests": "reduce_perf", "osu": "reduce", "param": "reduce", "gloo": "reduce"},
         c10d={0: "reduce_"},
     ),
     _collective(
-        "gather",
-        "every rank's shard to one; size = the output",
-        ROOT,
-        tags=("smoke", "node", "sized"),
-        busbw=RING,
-        sharded=True,
+        "gather", "every rank's shard to one; size = the output", ROOT,
+        tags=SIZED, busbw=RING,
         names={"nccl-tests": "gather_perf", "osu": "gather", "param": "gather"},
         c10d={0: "gather_"},
     ),
     _collective(
-        "scatter",
-        "one rank's shards to every rank; size = the input",
-        ROOT,
-        tags=("smoke", "node", "sized"),
-        busbw=RING,
-        sharded=True,
+        "scatter", "one rank's shards to every rank; size = the input", ROOT,
+        tags=SIZED, busbw=RING,
         names={"nccl-tests": "scatter_perf", "osu": "scatter", "param": "scatter", "gloo": "scatter"},
         c10d={1: "scatter_"},
     ),
     _collective(
-        "all_reduce_two_step",
-        "all_reduce as reduce_scatter and all_gather",
-        REDOP,
-        tags=("smoke", "node", "sized"),
-        busbw=TWICE_RING,
-        sharded=True,
-        asynchronous=False,
-        coalesced=(),
+        "all_reduce_two_step", "all_reduce as reduce_scatter and all_gather", REDOP,
+        tags=SIZED, busbw=TWICE_RING, sharded=True, asynchronous=False, coalesced=(),
     ),
     _collective(
-        "barrier",
-        "waits for every rank; moves no data",
-        params=(MODE, BACKGROUND, *GROUP),
-        tags=("smoke", "node"),
-        asynchronous=False,
-        coalesced=(),
+        "barrier", "waits for every rank; moves no data",
+        params=(MODE, BACKGROUND, *GROUP), tags=("smoke", "node"), asynchronous=False, coalesced=(),
     ),
     _p2p(
-        "sendrecv",
-        "ring: every rank sends to the next while it receives from the last",
-        *GROUP,
-        tags=("smoke", "node", "main"),
-        expand=each_group,
-        names={"nccl-tests": "sendrecv_perf"},
+        "sendrecv", "ring: every rank sends to the next while it receives from the last", *GROUP,
+        tags=MAIN, expand=each_group, names={"nccl-tests": "sendrecv_perf"},
     ),
     OperationSpec(
-        name="compute.gemm",
-        help="a float32 matrix product on every rank, to see what communication beside it costs",
+        name="compute.gemm", help="a float32 matrix product on every rank, to see what communication beside it costs",
         params=(GEMM_SIZE, BACKGROUND),
     ),
     OperationSpec(
         name="memory.copy",
         help="a copy in memory on every rank at once: what no message between them on this node can exceed",
-        params=(SIZE, DTYPE, COPY_MODE),
-        tags=("smoke", "node"),
+        params=(SIZE, DTYPE, COPY_MODE), tags=("smoke", "node"),
     ),
     _p2p(
-        "pingpong",
-        "there and back between two ranks; the time is half the round trip",
-        *ENDS,
-        tags=("smoke", "node", "sized"),
-        asynchronous=False,
-        names={"osu": "latency"},
+        "pingpong", "there and back between two ranks; the time is half the round trip", *ENDS,
+        tags=SIZED, asynchronous=False, names={"osu": "latency"},
+    ),
+    _p2p("unidirectional", "one rank sends to another", *ENDS, tags=SIZED),
+    _p2p("bidirectional", "two ranks send to each other at once", *ENDS, tags=SIZED),
+    _p2p(
+        "matrix", "every ordered pair of ranks in turn, one sends to the other", *ENDS,
+        tags=("sized",), function="unidirectional", expand=each_pair,
     ),
     _p2p(
-        "unidirectional",
-        "one rank sends to another",
-        *ENDS,
-        tags=("smoke", "node", "sized"),
-    ),
-    _p2p(
-        "bidirectional",
-        "two ranks send to each other at once",
-        *ENDS,
-        tags=("smoke", "node", "sized"),
-    ),
-    _p2p(
-        "matrix",
-        "every ordered pair of ranks in turn, one sends to the other",
-        *ENDS,
-        tags=("sized",),
-        function="unidirectional",
-        expand=each_pair,
-    ),
-    _p2p(
-        "pairwise",
-        "every rank and one other send to each other, all pairs at once; a tournament's rounds in turn",
-        ROUND,
-        PAIRS,
-        DIRECTION,
-        REPEAT,
-        function="round_of_pairs",
-        expand=each_round,
-        refuse_first=_refuse_round,
+        "pairwise", "every rank and one other send to each other, all pairs at once; a tournament's rounds in turn",
+        ROUND, PAIRS, DIRECTION, REPEAT, function="round_of_pairs", expand=each_round,
     ),
 )
+# fmt: on
 DEFINITIONS = tuple(spec.definition for spec in OPERATIONS)
 
 

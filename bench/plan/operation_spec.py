@@ -1,17 +1,17 @@
 """What is declared of an operation, and in which words it is refused where it cannot run; element types."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import Definition, Params, never_refused, only_itself
-from bench.plan.groups import groups_of, parse_matrix
+from bench.plan.cases import Definition, Params, only_itself
+from bench.plan.groups import groups_of, pairs_of, parse_matrix
 from bench.plan.params import Param
 from bench.text import UserError, format_size
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dtype:
+class Dtype(NamedTuple):
     """An element type: its size, and the largest integer up to which every integer is exact in it."""
 
     itemsize: int
@@ -19,29 +19,22 @@ class Dtype:
 
 
 DTYPES = {
-    "float64": Dtype(itemsize=8, exact_up_to=1 << 53),
-    "float32": Dtype(itemsize=4, exact_up_to=1 << 24),
-    "float16": Dtype(itemsize=2, exact_up_to=1 << 11),
-    "bfloat16": Dtype(itemsize=2, exact_up_to=1 << 8),
-    "float8_e4m3fn": Dtype(itemsize=1, exact_up_to=1 << 4),
-    "float8_e5m2": Dtype(itemsize=1, exact_up_to=1 << 3),
-    "int64": Dtype(itemsize=8, exact_up_to=(1 << 63) - 1),
-    "int32": Dtype(itemsize=4, exact_up_to=(1 << 31) - 1),
-    "int8": Dtype(itemsize=1, exact_up_to=(1 << 7) - 1),
-    "uint8": Dtype(itemsize=1, exact_up_to=(1 << 8) - 1),
-    "bool": Dtype(itemsize=1, exact_up_to=1),
+    "float64": Dtype(8, 1 << 53),
+    "float32": Dtype(4, 1 << 24),
+    "float16": Dtype(2, 1 << 11),
+    "bfloat16": Dtype(2, 1 << 8),
+    "float8_e4m3fn": Dtype(1, 1 << 4),
+    "float8_e5m2": Dtype(1, 1 << 3),
+    "int64": Dtype(8, (1 << 63) - 1),
+    "int32": Dtype(4, (1 << 31) - 1),
+    "int8": Dtype(1, (1 << 7) - 1),
+    "uint8": Dtype(1, (1 << 8) - 1),
+    "bool": Dtype(1, 1),
 }
-
-# gloo answers float8 with "Invalid scalar type" (torch 2.13).
-UNSUPPORTED = {"gloo": frozenset({"float8_e4m3fn", "float8_e5m2"})}
 
 
 def supports(backend: str, dtype: str) -> bool:
-    return dtype not in UNSUPPORTED.get(backend, frozenset())
-
-
-# input, output and reference of the largest operation, and room for a temporary of the check
-_BUFFERS_PER_RANK = 6
+    return backend != "gloo" or not dtype.startswith("float8")  # which it answers with "Invalid scalar type"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +73,6 @@ class OperationSpec:
     asynchronous: bool = True
     coalesced: tuple[str, ...] = ()
     expand: Callable[[Params, WorldSpec], Iterable[Params]] = only_itself
-    refuse_first: Callable[[Params, WorldSpec], str | None] = never_refused
     names: Mapping[str, str] = field(default_factory=dict)
     c10d: Mapping[int, str] = field(default_factory=dict)
 
@@ -88,12 +80,9 @@ class OperationSpec:
     def short_name(self) -> str:
         return self.name.partition(".")[2]
 
-    def has(self, param: str) -> bool:
-        return any(one.name == param for one in self.params)
-
     @property
     def reduces(self) -> bool:
-        return self.has("redop")
+        return any(param.name == "redop" for param in self.params)
 
     @property
     def contributes(self) -> bool:
@@ -115,84 +104,70 @@ class OperationSpec:
         )
 
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
-        """Say why it cannot run with these parameters in a world, None if it can."""
-        if reason := self.refuse_first(params, spec):
-            return reason
-        n = group_size(params, spec)
-        if n < 2 and params.get("group", "world") != "world":
-            return f"group {params['group']!r} has one rank: nothing moves"
-        return (
-            _refuse_type(params, spec)
-            or (_refuse_reduction(params, n) if self.reduces else None)
-            or _refuse_size(params, n if self.sharded and not self.has("skew") else 1, spec)
-            or _refuse_ranks(params, n)
-            or self._refuse_mode(params, spec)
-        )
+        """Say why it cannot run with these parameters, all of them, in a world; None if it can.
 
-    def _refuse_mode(self, params: Params, spec: WorldSpec) -> str | None:
+        ``UserError`` if the world cannot form the group.
+        """
+        return next(self._refusals(params, spec), None)
+
+    def _refusals(self, params: Params, spec: WorldSpec) -> Iterator[str]:
+        n = spec.nproc
+        if "group" in params:
+            group, index = str(params["group"]), int(params["group_index"])
+            groups = groups_of(group, spec.nproc, spec.hosts)
+            if index >= len(groups):
+                raise UserError(f"group_index {index} is not one of the {len(groups)} groups of {group!r}")
+            n = len(groups[index])
+            if n < 2 and group != "world":
+                yield f"group {group!r} has one rank: nothing moves"
+        if "dtype" in params:
+            yield from _of_data(params, n, n if self.sharded and "skew" not in params else 1, spec)
+        yield from _of_ranks(params, n)
         mode = params.get("mode")
         if mode == "graph" and spec.device != "cuda":
-            return f"mode graph needs CUDA; this is {spec.device}"
+            yield f"mode graph needs CUDA; this is {spec.device}"
         apart = self.in_place and params.get("placement") == "out_of_place"
         if mode == "async" and (apart or not self.asynchronous):
-            return f"mode async: {self.short_name} is several calls, or has no asynchronous form"
+            yield f"mode async: {self.short_name} is several calls, or has no asynchronous form"
+        if mode == "async" and params.get("direction") == "in_turn":
+            yield f"mode async: {self.short_name} with direction=in_turn is several calls"
         if mode == "coalesced" and (apart or spec.backend not in self.coalesced):
-            return f"mode coalesced: {spec.backend} cannot coalesce {self.short_name}"
-        return None
+            yield f"mode coalesced: {spec.backend} cannot coalesce {self.short_name}"
 
 
-def group_size(params: Params, spec: WorldSpec) -> int:
-    """Return how many ranks the case's group has; ``UserError`` if the world cannot form it."""
-    groups = groups_of(str(params.get("group", "world")), spec.nproc, spec.hosts)
-    index = int(params.get("group_index", 0))
-    if index >= len(groups):
-        raise UserError(f"group_index {index} is not one of the {len(groups)} groups of {params['group']!r}")
-    return len(groups[index])
-
-
-def _refuse_type(params: Params, spec: WorldSpec) -> str | None:
-    dtype = str(params.get("dtype", "float32"))
-    return None if supports(spec.backend, dtype) else f"{spec.backend} carries no {dtype}"
-
-
-def _refuse_reduction(params: Params, n: int) -> str | None:
-    dtype, redop = str(params["dtype"]), params.get("redop", "sum")
+def _of_data(params: Params, n: int, shards: int, spec: WorldSpec) -> Iterator[str]:
+    size, dtype, redop = int(params["size_bytes"]), str(params["dtype"]), params.get("redop")
+    itemsize, exact = DTYPES[dtype]
+    if not supports(spec.backend, dtype):
+        yield f"{spec.backend} carries no {dtype}"
     if redop == "avg" and not dtype.startswith(("float", "bfloat")):
-        return f"the average of {dtype} is no {dtype}"
-    if redop == "avg" and n > DTYPES[dtype].exact_up_to:
-        return (
-            f"the average of {n} ranks cannot be checked in {dtype}, which is exact up to {DTYPES[dtype].exact_up_to}"
-        )
-    if dtype == "bool" and redop == "sum":
-        return "the sum of bool is no bool: use redop=max, min or product"
-    return None
-
-
-def _refuse_size(params: Params, shards: int, spec: WorldSpec) -> str | None:
-    if "size_bytes" not in params:
-        return None
-    size, dtype = int(params["size_bytes"]), str(params["dtype"])
-    step = shards * DTYPES[dtype].itemsize
-    if size % step:
+        yield f"the average of {dtype} is no {dtype}"
+    if redop == "avg" and n > exact:
+        yield f"the average of {n} ranks cannot be checked in {dtype}, which is exact up to {exact}"
+    if redop == "sum" and dtype == "bool":
+        yield "the sum of bool is no bool: use redop=max, min or product"
+    step = shards * itemsize
+    if left := size % step:
         ranks = f"{shards} ranks x " if shards > 1 else ""
-        below, above = size - size % step, size - size % step + step
-        nearest = f"nearest are {below} and {above}" if below else f"the least is {above}"
-        return f"size {size} B is not a multiple of {ranks}{DTYPES[dtype].itemsize} B ({dtype}); {nearest}"
-    needed = size * _BUFFERS_PER_RANK
+        nearest = f"nearest are {size - left} and {size - left + step}" if size > step else f"the least is {step}"
+        yield f"size {size} B is not a multiple of {ranks}{itemsize} B ({dtype}); {nearest}"
+    # input, output and reference of the largest operation, and room for a temporary of the check
+    needed = 6 * size
     if spec.rank_bytes is not None and needed > spec.rank_bytes:
-        return (
-            f"size {format_size(size)} needs about {needed / 1e9:.1f} GB a rank; "
-            f"a rank can have {spec.rank_bytes / 1e9:.1f} GB"
-        )
-    return None
+        amounts = f"about {needed / 1e9:.1f} GB a rank; a rank can have {spec.rank_bytes / 1e9:.1f} GB"
+        yield f"size {format_size(size)} needs {amounts}"
 
 
-def _refuse_ranks(params: Params, n: int) -> str | None:
+def _of_ranks(params: Params, n: int) -> Iterator[str]:
     for name in ("root", "source", "target"):
         if int(params.get(name, 0)) >= n:
-            return f"{name} {params[name]} is not one of the {n} ranks"
+            yield f"{name} {params[name]} is not one of the {n} ranks"
     if "source" in params and params["source"] == params["target"]:
-        return f"source {params['source']} and target {params['target']} are one rank"
-    if params.get("traffic") and len(parse_matrix(str(params["traffic"]))) != n:
-        return f"traffic has {len(parse_matrix(str(params['traffic'])))} rows; {n} ranks need {n}"
-    return None
+        yield f"source {params['source']} and target {params['target']} are one rank"
+    if params.get("traffic") and (rows := len(parse_matrix(str(params["traffic"])))) != n:
+        yield f"traffic has {rows} rows; {n} ranks need {n}"
+    if "round" in params:
+        try:
+            pairs_of(n, int(params["round"]), str(params["pairs"]))
+        except UserError as error:
+            yield str(error)
