@@ -9,13 +9,13 @@ separated by ``;`` or new lines, entries by blanks or commas. Only proportions c
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 from bench.text import UserError, did_you_mean, listed, read_text
 
 Ranks = tuple[int, ...]
 Pair = tuple[int, int]
 Matrix = tuple[tuple[float, ...], ...]
-Counts = tuple[tuple[int, ...], ...]
 
 FORMS = "world, node, across, contiguous:K, strided:K, pairs, or a mesh and its axis such as dp=2 tp=4:tp"
 
@@ -26,9 +26,8 @@ def parse_mesh(text: str) -> dict[str, int]:
     for part in text.replace(",", " ").split():
         name, _, size = part.partition("=")
         if not name.isidentifier() or not size.isdecimal() or int(size) < 1 or name in axes:
-            raise UserError(
-                f"mesh {text!r} is not understood at {part!r}: write AXIS=SIZE,..., each axis once, as dp=2,tp=4"
-            )
+            how = "write AXIS=SIZE,..., each axis once, as dp=2,tp=4"
+            raise UserError(f"mesh {text!r} is not understood at {part!r}: {how}")
         axes[name] = int(size)
     if not axes:
         raise UserError("a mesh needs an axis: write AXIS=SIZE,..., such as dp=2,tp=4")
@@ -47,27 +46,25 @@ def groups_of(text: str, size: int, hosts: Sequence[str] | None = None) -> tuple
 
     ``hosts`` names each rank's host, in rank order; without it all ranks are on one.
     """
-    hosts = hosts or [""] * size
     if text == "world":
         return (tuple(range(size)),)
-    if text == "node":
-        return _by_key(hosts)
-    if text == "across":
-        nodes = _by_key(hosts)
+    if text in ("node", "across"):
+        nodes = _by_key(hosts or [""] * size)
+        if text == "node":
+            return nodes
         if len(nodes) < 2:
             raise UserError("group 'across' needs ranks on at least 2 nodes; all are on one")
-        sizes = {len(node) for node in nodes}
-        if len(sizes) > 1:
+        if len(sizes := {len(node) for node in nodes}) > 1:
             told = ", ".join(map(str, sorted(sizes)))
             raise UserError(f"group 'across' needs as many ranks on every node; nodes have {told}")
         return tuple(zip(*nodes, strict=True))
     kind, _, rest = ("contiguous:2" if text == "pairs" else text).rpartition(":")
     if "=" in kind:
         return _axis(kind, rest, size)
-    if kind not in ("contiguous", "strided") or not rest.isdecimal() or int(rest) < 1:
+    each = int(rest) if rest.isdecimal() else 0
+    if kind not in ("contiguous", "strided") or each < 1:
         hint = did_you_mean(text, ("world", "node", "across", "pairs"))
         raise UserError(f"group {text!r} is not known: it is {FORMS}{hint}")
-    each = int(rest)
     if size % each:
         raise UserError(f"group {text!r} cannot be formed: world size({size}) % {each} != 0")
     return _by_key([rank // each if kind == "contiguous" else rank % (size // each) for rank in range(size)])
@@ -78,7 +75,7 @@ def _by_key(keys: Sequence[object]) -> tuple[Ranks, ...]:
     members: dict[object, list[int]] = {}
     for rank, key in enumerate(keys):
         members.setdefault(key, []).append(rank)
-    return tuple(tuple(ranks) for ranks in members.values())
+    return tuple(map(tuple, members.values()))
 
 
 def _axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
@@ -87,8 +84,7 @@ def _axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
     if math.prod(axes.values()) != size:
         product = " * ".join(f"{name}({length})" for name, length in axes.items())
         raise UserError(f"{product} != world size({size})")
-    names = list(axes)
-    if axis not in names:
+    if axis not in (names := list(axes)):
         raise UserError(f"group {mesh}:{axis}: {axis!r} is no axis of the mesh; it has {listed(names)}")
     stride = math.prod(axes[name] for name in names[names.index(axis) + 1 :])
     return _by_key([rank - (rank // stride % axes[axis]) * stride for rank in range(size)])
@@ -162,13 +158,10 @@ def parse_matrix(text: str, where: str = "traffic") -> Matrix:
 
 
 def _entry(word: str, where: str, row: int, column: int) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0:
-        raise UserError(f"{where} has {word!r} in row {row + 1}, column {column + 1}: allowed are numbers from 0 up")
-    return value
+    with suppress(ValueError):
+        if math.isfinite(value := float(word)) and value >= 0:
+            return value
+    raise UserError(f"{where} has {word!r} in row {row + 1}, column {column + 1}: allowed are numbers from 0 up")
 
 
 def skewed(n: int, skew: float) -> Matrix:
@@ -176,21 +169,17 @@ def skewed(n: int, skew: float) -> Matrix:
     return (tuple((1 - skew) / n + (skew if j == 0 else 0.0) for j in range(n)),) * n
 
 
-def whole_counts(matrix: Matrix, count: int) -> Counts:
-    """Return elements for each sender and receiver: the busiest sender sends ``count``, the rest in proportion."""
-    busiest = max(sum(row) for row in matrix)
-    return tuple(_apportion([entry * count / busiest for entry in row]) for row in matrix)
+def whole_counts(matrix: Matrix, count: int) -> tuple[tuple[int, ...], ...]:
+    """Return elements for each sender and receiver: the busiest sender sends ``count``, the rest in proportion.
 
-
-def _apportion(shares: Sequence[float]) -> tuple[int, ...]:
-    """Round shares to whole numbers with the same sum (largest remainder)."""
-    floors = [math.floor(share + 1e-9) for share in shares]
-    missing = round(sum(shares)) - sum(floors)
-    for j in sorted(range(len(shares)), key=lambda j: floors[j] - shares[j])[: max(missing, 0)]:
-        floors[j] += 1
-    return tuple(floors)
-
-
-def size_elements(counts: Counts) -> int:
-    """Return S in elements: the maximum over ranks of what it sends and what it receives, itself included."""
-    return max(map(sum, (*counts, *zip(*counts, strict=True))))
+    Rounding gives the largest remainders one more, so that each sender's sum stays.
+    """
+    counts, busiest = [], max(map(sum, matrix))
+    for row in matrix:
+        shares = [entry * count / busiest for entry in row]
+        whole = [math.floor(share + 1e-9) for share in shares]
+        remainders = sorted((few - share, j) for j, (few, share) in enumerate(zip(whole, shares, strict=True)))
+        for _, j in remainders[: max(round(sum(shares)) - sum(whole), 0)]:
+            whole[j] += 1
+        counts.append(tuple(whole))
+    return tuple(counts)

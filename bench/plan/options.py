@@ -102,7 +102,7 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
     if options.launches is not None and options.launches < 1:
         raise UserError(f"--launches {options.launches}: at least 1 is needed")
     preset = PRESETS[name]
-    chosen = _chosen(options, catalogue, preset)
+    chosen = _chosen(options, catalogue, name)
     _check_settings(options.settings, chosen, "--set: what was chosen")
     for entry in options.entries:
         _check_settings(entry.set, select(catalogue, [entry.name]), f"case {entry.name!r}")
@@ -123,13 +123,13 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
     )
 
 
-def _chosen(options: Options, catalogue: Sequence[Definition], preset: Preset) -> tuple[Definition, ...]:
+def _chosen(options: Options, catalogue: Sequence[Definition], preset: str) -> tuple[Definition, ...]:
     """Return what is to be measured: the entries' cases, or all, narrowed by ``only``."""
     named = select(catalogue, [entry.name for entry in options.entries])
     wanted = select(catalogue, options.only)
     chosen = tuple(definition for definition in named if definition in wanted)
     if not options.only and not options.entries:
-        chosen = tuple(d for d in chosen if preset.tag is None or preset.tag in d.tags)
+        chosen = tuple(d for d in chosen if preset == "full" or preset in d.tags)
     if not chosen:
         raise UserError(f"--only {' '.join(options.only)} leaves nothing of the plan's cases")
     return chosen

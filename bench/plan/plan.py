@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -14,14 +13,13 @@ from bench.plan.cases import Case, Definition, select
 from bench.plan.catalogue import OPERATIONS
 from bench.text import UserError, parse_duration, read_toml
 
-Kind = Literal["late", "slow", "corrupt"]
 Scalar = bool | int | float | str
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A disturbance of one rank: ``amount`` is seconds for late, a fraction of the step for slow, 0 for corrupt."""
 
-    kind: Kind
+    kind: Literal["late", "slow", "corrupt"]
     rank: int
     amount: float = 0.0
     text: str
@@ -31,19 +29,18 @@ def parse_fault(text: str, nproc: int) -> FaultSpec:
     """Return what ``text`` means in a world of ``nproc`` ranks; ``UserError`` if it means nothing."""
     match = re.fullmatch(r"(late|slow|corrupt):(\d+)(?::(.+))?", text.strip(), re.ASCII)
     if match is None or (match[3] is None) != (match[1] == "corrupt"):
-        told = "write late:RANK:3ms, slow:RANK:10% or corrupt:RANK"
-        raise UserError(f"--inject {text!r} is not understood: {told}")
-    kind, rank, amount = cast(Kind, match[1]), int(match[2]), 0.0
+        how = "write late:RANK:3ms, slow:RANK:10% or corrupt:RANK"
+        raise UserError(f"--inject {text!r} is not understood: {how}")
+    kind, rank, amount = match[1], int(match[2]), 0.0
     if rank >= nproc:
         raise UserError(f"--inject {text!r}: rank {rank} is not one of the {nproc} ranks, 0 to {nproc - 1}")
     if kind == "late":
         amount = parse_duration(match[3])
     if kind == "slow":
         percent = re.fullmatch(r"(\d+(?:\.\d+)?)%", match[3], re.ASCII)
-        amount = float(percent[1]) / 100 if percent else 0.0
-        if amount == 0:
+        if percent is None or not (amount := float(percent[1]) / 100):
             raise UserError(f"--inject {text!r}: {match[3]!r} is no share of a step; write such as 10%")
-    return FaultSpec(kind=kind, rank=rank, amount=amount, text=text)
+    return msgspec.convert({"kind": kind, "rank": rank, "amount": amount, "text": text}, FaultSpec)
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,20 +91,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     set: dict[str, str] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preset:
-    """What is measured and for how long; ``budget_seconds`` includes the starting of ranks, not the report.
-
-    It measures what bears its ``tag``, everything without one.
-    """
+class Preset(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured and for how long; ``budget_seconds`` includes the starting of ranks, not the report."""
 
     help: str
     entries: tuple[Entry, ...]
     launches: int
     budget_seconds: float
-    timeout_seconds: float
-    measure: Measure
-    tag: str | None = None
+    # eight ranks on two cores take half of it to explain a step of a hybrid mesh
+    timeout_seconds: float = 60
+    measure: Measure = Measure()
 
 
 def _tagged(tag: str, **settings: str) -> tuple[Entry, ...]:
@@ -118,10 +111,8 @@ PRESETS = {
     "smoke": Preset(
         help="does everything work? every operation and kind of step once, small, about 90 s on two cores",
         entries=(*_tagged("main", size_bytes="1K,1M"), *_tagged("sized", size_bytes="64K")),
-        tag="smoke",
         launches=1,
         budget_seconds=85,
-        timeout_seconds=60,  # eight ranks on two cores take half of it to explain a step of a hybrid mesh
         measure=Measure(precision=0.05, max_iterations=200),
     ),
     "node": Preset(
@@ -132,12 +123,8 @@ PRESETS = {
             *_tagged("sized", size_bytes="1M"),
             Entry(name="copy", set={"size_bytes": "16M"}),
         ),
-        tag="node",
-        # the least with which a regression gate can decide
-        launches=5,
+        launches=5,  # the least with which a regression gate can decide
         budget_seconds=95,
-        timeout_seconds=60,
-        measure=Measure(),
     ),
     "full": Preset(
         help="every size to 64M, four types, all modes, groups, interference, ten launches: about 10 min",
@@ -172,13 +159,10 @@ class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def entry(self, catalogue: Sequence[Definition]) -> Entry:
         """Return a preset's entry, lists as text that the catalogue's parameters read."""
-        params = [param for definition in select(catalogue, [self.name]) for param in definition.params]
-        separators = {param.name: param.separator for param in params}
-        given = present_params(self.set, f"case {self.name!r}")
-        texts = {
-            name: separators.get(name, ",").join(map(str, value)) if isinstance(value, list) else str(value)
-            for name, value in given.items()
-        }
+        between = {p.name: p.separator for definition in select(catalogue, [self.name]) for p in definition.params}
+        given = present_params(self.set, f"case {self.name!r}").items()
+        lists = {name: value if isinstance(value, list) else [value] for name, value in given}
+        texts = {name: between.get(name, ",").join(map(str, values)) for name, values in lists.items()}
         return Entry(name=present_name(self.name), set=texts)
 
 
