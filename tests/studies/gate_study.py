@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import binomtest  # type: ignore[import-untyped]
 
 from bench.results.stats import t_quantile
 from reports.comparing.changepoints import StepRule, newest_shift
@@ -152,10 +153,7 @@ def nightly_rate(noise: Noise, step: float, trials: int, seed: int) -> float:
 
 def upper(rate: float, trials: int) -> float:
     """Return the upper end of a rate's 95 % interval (Wilson)."""
-    z = 1.96
-    middle = rate + z * z / (2 * trials)
-    reach = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
-    return (middle + reach) / (1 + z * z / trials)
+    return float(binomtest(round(rate * trials), trials).proportion_ci(method="wilson").high)
 
 
 def main() -> None:

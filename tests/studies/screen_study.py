@@ -12,6 +12,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gate_study import upper
+
 from bench.plan.groups import Pair, parse_pairs, round_pairs
 from slurm.screen_fit import Exchange, Slow, confirm, find_slow
 from slurm.screen_rounds import Turns, confirmation, tournament
@@ -78,14 +80,6 @@ def rates(cluster: Cluster, trials: int, seed: int, rounds: int = ROUNDS) -> Rat
             counts[2 + place] += told == guilty
     first, last, first_exactly, exactly = (count / trials for count in counts)
     return Rates(suspected=first, blamed=last, suspected_exactly=first_exactly, exactly=exactly)
-
-
-def upper(rate: float, trials: int) -> float:
-    """Return the upper end of a rate's 95 % interval (Wilson)."""
-    z = 1.96
-    middle = rate + z * z / (2 * trials)
-    reach = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
-    return (middle + reach) / (1 + z * z / trials)
 
 
 def clusters(n: int, noise: float) -> dict[str, Cluster]:

