@@ -25,13 +25,10 @@ def all_reduce(
     count, in_place = size_bytes // code.itemsize, placement == IN_PLACE
     buffer = code.empty(count)
     mine = buffer if in_place else code.values(world.rank, 0, count)
-
-    def apart() -> None:
-        buffer.copy_(all_reduce_apart(mine, world.group, redop))
-
+    within = partial(dist.all_reduce, buffer, op=REDUCE_OPS[redop], group=world.group)
     notes = () if in_place else ("out of place: torch copies the input, and the result is copied once more",)
     return Operation(
-        call=partial(dist.all_reduce, buffer, op=REDUCE_OPS[redop], group=world.group) if in_place else apart,
+        call=within if in_place else lambda: buffer.copy_(all_reduce_apart(mine, world.group, redop)),
         asynchronous=in_place,
         restore=code.filler(buffer, world.rank) if in_place else None,
         output=buffer,

@@ -19,8 +19,7 @@ def sendrecv(world: World, *, size_bytes: int, dtype: str) -> Operation:
 
 
 def unidirectional(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
-    sends, receives = world.rank == source, world.rank == target
-    return _exchange(world, size_bytes, dtype, target if sends else None, source if receives else None)
+    return _exchange(world, size_bytes, dtype, {source: target}.get(world.rank), {target: source}.get(world.rank))
 
 
 def bidirectional(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:

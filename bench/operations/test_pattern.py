@@ -12,10 +12,8 @@ import torch
 
 from bench.plan.operation_spec import DTYPES
 
-_PERIOD = 65521
-_RANK_STRIDE = 7919
+_PERIOD, _RANK_STRIDE = 65521, 7919
 _MAX_VALUE = 1 << 20
-_MIN_CODES = 4
 _JOIN: dict[str, Callable[..., torch.Tensor]] = {"min": torch.minimum, "max": torch.maximum, "product": torch.mul}
 
 
@@ -98,7 +96,7 @@ def _turns_and_modulus(dtype: str, n: int, redop: str) -> tuple[int, int]:
     limit = min(exact_up_to, _MAX_VALUE * terms)
     if redop in ("min", "max"):
         return 1, limit
-    turns = max(1, -(-terms * _MIN_CODES // limit))
+    turns = max(1, -(-terms * 4 // limit))  # so that a turn has at least 4 values
     return turns, max(1, limit // (terms // n * -(-n // turns)))
 
 
