@@ -1,26 +1,83 @@
-"""``parbench run``: from a plan to a finished run folder."""
+"""``parbench run``: from a plan to a finished run folder, with its progress on stderr."""
 
 import os
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bench.launch.driver import Driver, StartRanks, remaining
 from bench.launch.launchers import Launcher, SrunLauncher, TorchrunLauncher, loopback_variables
 from bench.launch.monitor import START_SECONDS
 from bench.launch.processes import terminated_as_interrupted
-from bench.launch.progress_display import Display
 from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
 from bench.machine.world_spec import Joined
+from bench.plan.cases import Case
 from bench.plan.options import Options, plan_run
 from bench.plan.plan import Plan
+from bench.results.records import Record, encode
 from bench.results.runs import Run, create_run, load_run, open_writer
-from bench.text import UserError
+from bench.text import UserError, format_duration
+
+
+class Display:
+    """Shows progress; what went badly is a line of its own at once, with ``as_json`` every record on stdout too."""
+
+    def __init__(self, total: int, console: Console | None = None, *, as_json: bool = False) -> None:
+        self._as_json = as_json
+        self._console = console or Console(stderr=True, soft_wrap=True, highlight=False)
+        self._total, self._done = total, 0
+        self._began = self._said = time.monotonic()
+        self._prefix = ""
+        done = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        left = (TextColumn("left"), TimeRemainingColumn())
+        self._bar = Progress(*done, *left, console=self._console, disable=not self._console.is_terminal)
+        self._task = self._bar.add_task("starting ranks", total=total)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def launch(self, number: int, of: int, cases: int) -> None:
+        self._prefix = f"launch {number}/{of}"
+        self._bar.update(self._task, description=f"{self._prefix}: starting ranks")
+        self._plain(f"{self._prefix}: {cases} cases")
+
+    def case(self, case: Case) -> None:
+        self._bar.update(self._task, description=f"{self._prefix}: {case.name}")
+
+    def record(self, record: Record) -> None:
+        if self._as_json:
+            sys.stdout.buffer.write(encode(record))
+            sys.stdout.buffer.flush()
+        self._done += 1
+        self._bar.update(self._task, completed=self._done)
+        if record.status in ("failed", "hang", "wrong"):
+            self._console.print(f"{record.status}: {record.case.label}: {record.reason}", markup=False)
+        elif time.monotonic() - self._said > 5.0:
+            left = (time.monotonic() - self._began) / self._done * (self._total - self._done)
+            self._plain(f"{self._prefix}: {self._done} of {self._total} cases, about {format_duration(left)} left")
+
+    def stopped(self, why: str, path: Path) -> None:
+        self._bar.stop()
+        told = f"{why}: {self._done} of {self._total} cases measured; go on with: parbench run --resume {path}"
+        self._console.print(told, markup=False)
+
+    def _plain(self, line: str) -> None:
+        self._said = time.monotonic()
+        if not self._console.is_terminal:
+            self._console.print(line, markup=False)
 
 
 def run_options(

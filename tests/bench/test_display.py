@@ -8,7 +8,7 @@ import pytest
 from fakes import case, wait_until
 from rich.console import Console
 
-from bench.launch.progress_display import Display
+from bench.launch.measure import Display
 from bench.results.records import Record, Status, WorldInfo
 
 
@@ -40,7 +40,7 @@ def test_without_a_terminal_a_launch_is_a_line_and_now_and_then_how_far_it_is_an
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("bench.launch.progress_display.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("bench.launch.measure.time", SimpleNamespace(monotonic=lambda: now[0]))
     screen = Screen(4)
     with screen.display as display:
         display.launch(2, 3, 4)

@@ -13,8 +13,7 @@ from fakes import plan as make_plan
 from refusals import refusal
 
 from bench.launch import measure as measuring
-from bench.launch.measure import resume, run_options
-from bench.launch.progress_display import Display
+from bench.launch.measure import Display, resume, run_options
 from bench.machine import slurm_allocation as node_machine
 from bench.machine.slurm_allocation import reachable
 from bench.machine.world_spec import Joined
