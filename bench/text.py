@@ -3,6 +3,7 @@
 import difflib
 import itertools
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +11,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 _T = TypeVar("_T")
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"(\d{1,18})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4) or 1M:8M:+1M (plus 1M)"
 _MAX_SIZES = 10_000
-_DURATION_FACTORS = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d{1,18}(?:\.\d+)?)(ms|s|m|h|)", re.ASCII)
-_LINK_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LINK = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([kKmMgGtT]?)([Bb]it(?:/s)?|bps|b/s|Bps|B/s)", re.ASCII)
 _LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 200Gbps, 100mbit or 50GB/s"
 
@@ -50,7 +47,7 @@ def reading(where: object, otherwise: str = "is not what parbench wrote") -> Ite
         raise
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror}") from error
-    except (ValueError, msgspec.MsgspecError) as error:
+    except (ValueError, zlib.error, msgspec.MsgspecError) as error:
         raise UserError(f"{where} {otherwise}: {error}") from error
 
 
@@ -109,12 +106,10 @@ def read_rows(text: str) -> str:
 
 def parse_size(text: str) -> int:
     """Return the bytes meant by ``text``: a whole number with an optional K, M, G or T."""
-    match = _SIZE.fullmatch(text.strip())
+    match = re.fullmatch(r"(\d{1,18})([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     if match is None:
-        raise UserError(
-            f"size {text!r} is not understood: write a whole number of bytes with K, M, G or T (1024-based), "
-            "such as 64K"
-        )
+        how = "write a whole number of bytes with K, M, G or T (1024-based), such as 64K"
+        raise UserError(f"size {text!r} is not understood: {how}")
     return int(match[1]) * _SIZE_FACTORS[match[2].upper()]
 
 
@@ -132,32 +127,30 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def _parse_range(text: str) -> list[int]:
-    parts = text.split(":")
-    if len(parts) == 1:
+    first, *others = text.split(":")
+    if not others:
         return [parse_size(text)]
-    if len(parts) > 3:
+    if len(others) > 2:
         raise UserError(f"sizes {text!r} are not understood: {_SIZES_HELP}")
-    start, stop = parse_size(parts[0]), parse_size(parts[1])
+    last, step = (*others, "x2")[:2]
+    start, stop = parse_size(first), parse_size(last)
     if start > stop:
-        raise UserError(f"sizes {text!r} start above their end: {parts[0]} > {parts[1]}; {_SIZES_HELP}")
-    step = parts[2] if len(parts) == 3 else "x2"
+        raise UserError(f"sizes {text!r} start above their end: {first} > {last}; {_SIZES_HELP}")
     if step[:1] == "+" and (increment := parse_size(step[1:])) > 0:
         if (stop - start) // increment >= _MAX_SIZES:
             raise UserError(f"sizes {text!r} are more than {_MAX_SIZES}: write a larger step")
         return list(range(start, stop + 1, increment))
-    if step[:1] in ("x", "X") and re.fullmatch(r"\d{1,18}", step[1:], re.ASCII) and int(step[1:]) > 1 and start > 0:
-        powers = (start * int(step[1:]) ** i for i in itertools.count())
+    if (times := re.fullmatch(r"[xX](\d{1,18})", step, re.ASCII)) and int(times[1]) > 1 and start > 0:
+        powers = (start * int(times[1]) ** i for i in itertools.count())
         return list(itertools.takewhile(lambda size: size <= stop, powers))
-    raise UserError(
-        f"sizes {text!r} have no usable step: {step!r} is neither xFACTOR (above 1, from a start above 0) "
-        f"nor +BYTES (above 0); {_SIZES_HELP}"
-    )
+    what = "neither xFACTOR (above 1, from a start above 0) nor +BYTES (above 0)"
+    raise UserError(f"sizes {text!r} have no usable step: {step!r} is {what}; {_SIZES_HELP}")
 
 
 def parse_duration(text: str) -> float:
     """Return the seconds meant by ``text``: ``90``, ``90s``, ``2m``, ``1h`` or ``500ms``, above zero."""
-    match = _DURATION.fullmatch(text.strip())
-    seconds = float(match[1]) * _DURATION_FACTORS[match[2]] if match else 0.0
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)(ms|s|m|h|)", text.strip(), re.ASCII)
+    seconds = float(match[1]) * {"ms": 1e-3, "m": 60.0, "h": 3600.0}.get(match[2], 1.0) if match else 0.0
     if seconds <= 0:
         raise UserError(f"duration {text!r} is not understood: write a number above 0 with ms, s, m or h, such as 90s")
     return seconds
@@ -174,7 +167,7 @@ def format_duration(seconds: float) -> str:
 def parse_link(text: str) -> float:
     """Return the bytes per second, one way, of a link such as ``400Gbit``, ``200Gbps``, ``100mbit`` or ``50GB/s``."""
     match = _LINK.fullmatch(text.strip())
-    rate = float(match[1]) * _LINK_FACTORS[match[2].upper()] if match else 0.0
+    rate = float(match[1]) * {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.get(match[2].upper(), 1.0) if match else 0.0
     if match is None or rate == 0:
         raise UserError(f"link speed {text!r} is not understood: {_LINK_HELP}")
     if match[3] == "b/s" and match[2].islower():

@@ -6,7 +6,7 @@ Communication of one axis may overlap itself, so it is spread over lanes in whic
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline, streams_of
+from bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
 from bench.results.runs import Run, load_timeline
 from bench.text import UserError
 from reports.summary import Row
@@ -59,9 +59,9 @@ def lanes(intervals: Iterable[Interval]) -> tuple[tuple[Interval, ...], ...]:
 
 def by_stream(rank: RankTimeline) -> dict[str, list[Interval]]:
     """Return a rank's intervals by stream, in the order in which streams are shown."""
-    found: dict[str, list[Interval]] = {stream: [] for stream in streams_of(rank.intervals)}
-    for interval in rank.intervals:
-        found[interval.stream].append(interval)
+    order, found = {PHASE: 0, COMPUTE: 1, COPY: 2}, dict[str, list[Interval]]()
+    for interval in sorted(rank.intervals, key=lambda interval: order.get(interval.stream, 3)):
+        found.setdefault(interval.stream, []).append(interval)
     return found
 
 

@@ -8,9 +8,8 @@ History of the format (``schema``):
 """
 
 import gzip
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,27 +41,14 @@ def blame(
 ) -> Arrival:
     """Return who was last, from the rank that was last in each iteration; nobody where the clock cannot tell."""
     told = [rank for rank, skew in zip(last_in, skew_seconds, strict=True) if skew > uncertainty]
-    late, share = _most_often(told, len(last_in))
-    out, out_share = _most_often(list(last_out), len(last_out))
-    return Arrival(
-        method=method,
-        uncertainty=uncertainty,
-        late_rank=late,
-        share=share,
-        last_out_rank=out,
-        last_out_share=out_share,
-    )
+    most: dict[str, Any] = dict.fromkeys(("late_rank", "share", "last_out_rank", "last_out_share"))
+    for ranks, who, share in ((told, "late_rank", "share"), (last_out, "last_out_rank", "last_out_share")):
+        for rank, count in Counter(ranks).most_common(1):
+            most |= {who: rank, share: round(count / len(last_in), 4)}
+    return Arrival(method=method, uncertainty=uncertainty, **most)
 
 
-def _most_often(ranks: Sequence[int], total: int) -> tuple[int | None, float | None]:
-    if not ranks:
-        return None, None
-    rank, count = Counter(ranks).most_common(1)[0]
-    return rank, round(count / total, 4)
-
-
-COMPUTE, COPY, PHASE = "compute", "copy", "phase"
-COMM = "comm"
+COMPUTE, COPY, PHASE, COMM = "compute", "copy", "phase", "comm"
 """Communication's streams are named ``comm AXIS``."""
 
 
@@ -95,21 +81,6 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 def encode_timeline(timeline: Timeline) -> bytes:
     """Return a file's content; the same timeline is the same bytes."""
     return gzip.compress(msgspec.json.encode(timeline), mtime=0)
-
-
-def decode_timeline(content: bytes) -> Timeline:
-    """Return the timeline of a file; ``ValueError`` if it is none."""
-    try:
-        return msgspec.json.decode(gzip.decompress(content), type=Timeline)
-    except (OSError, EOFError, zlib.error, msgspec.MsgspecError) as error:
-        raise ValueError(str(error)) from error
-
-
-def streams_of(intervals: Iterable[Interval]) -> tuple[str, ...]:
-    """Return the streams in the order in which they are shown: phases, compute, copies, then communication."""
-    found = dict.fromkeys(interval.stream for interval in intervals)
-    order = {PHASE: 0, COMPUTE: 1, COPY: 2}
-    return tuple(sorted(found, key=lambda stream: order.get(stream, 3)))
 
 
 SCHEMA = 2

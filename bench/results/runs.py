@@ -11,6 +11,7 @@ import secrets
 import shutil
 import socket
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from msgspec.structs import replace
 
 from bench.plan.cases import renewed
 from bench.plan.plan import Plan
-from bench.results.records import SCHEMA, Record, Timeline, decode_timeline, encode, read_records, refuse_newer
+from bench.results.records import SCHEMA, Record, Timeline, encode, read_records, refuse_newer
 from bench.text import UserError, reading, writing
 
 if TYPE_CHECKING:
@@ -117,7 +118,9 @@ def trace_name(record: Record) -> str:
 def load_timeline(run: Run, record: Record) -> Timeline | None:
     file = run.path / trace_name(record)
     with reading(file):
-        return decode_timeline(file.read_bytes()) if file.exists() else None
+        if not file.exists():
+            return None
+        return msgspec.json.decode(zlib.decompress(file.read_bytes(), wbits=31), type=Timeline)  # 31: as gzip writes
 
 
 def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, Any]]":

@@ -69,7 +69,10 @@ def test_overlaps_count_once_and_lie_in_no_more_lanes_than_need_be() -> None:
 
 
 def test_streams_have_an_order_and_words() -> None:
-    assert list(timelines.by_stream(rank_timeline())) == ["phase", "compute", "copy", "comm dp"]
+    names = ("comm tp", "copy", "compute", "comm dp", "phase", "compute")
+    intervals = tuple(Interval(name, "x", 0.0, 1.0) for name in names)
+    rank = RankTimeline(rank=0, start_us=0.0, stop_us=1.0, intervals=intervals)
+    assert list(timelines.by_stream(rank)) == ["phase", "compute", "copy", "comm tp", "comm dp"]
     assert [timelines.stream_words(one) for one in ("phase", "copy", "comm tp")] == ["phases", "copies", "comm tp"]
     assert [timelines.axis_of(one) for one in ("compute", "comm tp", "comm ring 2")] == [None, "tp", "ring 2"]
 
