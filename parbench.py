@@ -5,7 +5,6 @@ Nothing heavy is imported before it is needed.
 
 import importlib
 import sys
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,7 +95,7 @@ def main(ctx: click.Context) -> None:
     """Measure how this machine communicates and what that costs a training step, with proof and honest numbers."""
     from bench.commands import AppHooks
 
-    ctx.obj = AppHooks(modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report)
+    ctx.obj = AppHooks(modules=DEFINITIONS, show=_show, exit_code=_exit_code)
 
 
 def _show(path: Path, form: str) -> int:
@@ -110,12 +109,6 @@ def _exit_code(path: Path) -> int:
     from reports.summary import verdict
 
     return verdict(load_run(path)).code
-
-
-def _report(paths: Sequence[Path], output: Path) -> None:
-    from reports.build import write_report
-
-    write_report(paths, output)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,11 @@ from bench.text import UserError, format_size
 class AppHooks:
     """What the other packages give to these commands: modules with definitions, and how a finished run is shown.
 
-    ``show`` takes the run's folder and one of ``FORMATS`` and returns the exit code; ``report`` writes one page of many
-    runs.
-    """
+    ``show`` takes the run's folder and one of ``FORMATS`` and returns the exit code."""
 
     modules: Sequence[str]
     show: Callable[[Path, str], int]
     exit_code: Callable[[Path], int]
-    report: Callable[[Sequence[Path], Path], None]
 
 
 FORMATS = ("tables", "nccl-tests", "nccl-tests-json")

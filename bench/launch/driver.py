@@ -19,9 +19,9 @@ from bench.machine.topology import gpu_links, relations
 from bench.plan.cases import Case
 from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue, declared, value, values
-from bench.results.records import Noise, Record, Samples, WorldInfo
+from bench.results.records import Record, Samples, WorldInfo, noise_of
 from bench.results.runs import RecordWriter, Run, samples_name, trace_name, utc_now, write_info
-from bench.results.stats import MIN_FOR_P99, Estimate, grade, quantile, spread, steadiness, within_launch
+from bench.results.stats import MIN_FOR_P99, Estimate, quantile, within_launch
 
 _FAREWELL_SECONDS = 10.0
 # enough for ranks on a host that was only busy; a dead one is not waited for as long as at first
@@ -111,7 +111,7 @@ class Driver:
                 if trouble is None:
                     self._may_retry = True
                     self._learn(sorted(monitor.hellos.values(), key=lambda hello: hello.rank))
-                    monitor.send(self._job(cases, deadline, monitor))
+                    monitor.send(self._job(cases, deadline, monitor.hellos))
                     cases = cases[self._cases(monitor, launch, cases) :]
                 elif self._may_retry and monitor.can_restart and not self._silent:
                     self._may_retry = False
@@ -137,7 +137,7 @@ class Driver:
             stack.callback(lambda: gang.end(monitor.hellos.values()))
             yield monitor
 
-    def _job(self, cases: list[Case], deadline: float, monitor: RankMonitor) -> Job:
+    def _job(self, cases: list[Case], deadline: float, hellos: Mapping[int, Hello]) -> Job:
         # rather than be left out after all others, the last cases may take longer
         end = self._end + min(0.1 * self._plan.budget_seconds, 5.0)
         return Job(
@@ -145,8 +145,8 @@ class Driver:
             weights=[self._weight(case) for case in cases],
             budget_seconds=max(deadline - time.monotonic(), 0.0),
             run_seconds=max(end - time.monotonic(), 0.0),
-            hosts=tuple(monitor.hellos[rank].host for rank in sorted(monitor.hellos)),
-            meeting=monitor.hellos[0].meeting,
+            hosts=tuple(hellos[rank].host for rank in sorted(hellos)),
+            meeting=hellos[0].meeting,
         )
 
     def _weight(self, case: Case) -> float:
@@ -184,26 +184,17 @@ class Driver:
         self._doubts = placement_warnings(self._plan.spread, hellos) if self._plan.spread else ()
 
     def _write(self, launch: int, case: Case, result: Outcome | Failure, seconds: float = 0.0) -> None:
-        notes, seen = [*self._plan.notes, *self._doubts], dict[str, Any]()
+        notes, told = [*self._plan.notes, *self._doubts], ["status", "reason"]
+        seen: dict[str, Any] = {"environment": self._environment, "started": utc_now()}
         if isinstance(result, Outcome):
             notes, seconds = [*notes, *result.notes], result.wall_seconds
-            seen = {name: getattr(result, name) for name in ("stop", "check", "arrival", "injected", "details")}
-            samples = Samples(values=result.seconds)
-            seen |= {"samples": samples, "metrics": metrics_of(result), "noise": noise_of(result)}
+            told += ["stop", "check", "arrival", "injected", "details"]
+            seen["samples"] = Samples(values=result.seconds)
+            seen |= {"metrics": metrics_of(result), "noise": noise_of(result.seconds)}
         else:
             seen["ranks"] = list(result.ranks)
-        record = Record(
-            case=case,
-            world=self._world,
-            launch=launch,
-            status=result.status,
-            reason=result.reason,
-            notes=notes,
-            environment=self._environment,
-            started=utc_now(),
-            seconds=round(seconds, 6),
-            **seen,
-        )
+        seen |= {"notes": notes, "seconds": round(seconds, 6), **{name: getattr(result, name) for name in told}}
+        record = Record(case=case, world=self._world, launch=launch, **seen)
         if record.status in _NOT_AGAIN:
             self._bad[case.id] = record
         self._writer.write(record)
@@ -243,14 +234,6 @@ def _rate(work: Work, time: Estimate) -> MetricValue:
     known, method = declared(work.name), f"{work.amount:.12g} over the {time.method}"
     unit, better = (known.unit, known.better) if known else (work.unit, "higher")
     return MetricValue(value=rate, unit=unit, better=better, low=low, high=high, method=method)
-
-
-def noise_of(outcome: Outcome) -> Noise | None:
-    """Return how far the samples scatter and whether they were steady; None without samples."""
-    if not outcome.seconds:
-        return None
-    scatter = spread(outcome.seconds)
-    return Noise(grade=grade(scatter), spread=round(scatter, 4), steady=steadiness(outcome.seconds))
 
 
 def rank_placement(hellos: Sequence[Hello]) -> dict[str, Any]:

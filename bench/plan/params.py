@@ -22,7 +22,7 @@ _WORDS = {
     "rows": "a file, or its rows between semicolons",
     "mesh": "axes and their ranks, outermost first, such as dp=2,tp=2",
 }
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_TRUTHS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +37,15 @@ class Param:
     default: Value
     help: str
     choices: tuple[Value, ...] = ()
-    minimum: float | None = None
-    maximum: float | None = None
+    minimum: float = -math.inf
+    maximum: float = math.inf
     optional: bool = False
 
     def allowed(self) -> str:
         if self.choices:
             return listed(self.choices)
-        above = "" if self.minimum is None else f" of at least {self.minimum:g}"
-        below = "" if self.maximum is None else f"{' and' if above else ' of'} at most {self.maximum:g}"
+        above = "" if self.minimum == -math.inf else f" of at least {self.minimum:g}"
+        below = "" if self.maximum == math.inf else f"{' and' if above else ' of'} at most {self.maximum:g}"
         return _WORDS[self.kind] + above + below
 
     def parse(self, found: object) -> Value:
@@ -56,9 +56,8 @@ class Param:
             if self.kind in ("matrix", "rows", "mesh") and isinstance(error, UserError):
                 raise  # its own words name the file, the row and the column, or the axis
             raise self._refusal(found) from None
-        low = -math.inf if self.minimum is None else self.minimum
-        high = math.inf if self.maximum is None else self.maximum
-        if (self.choices and value not in self.choices) or not (isinstance(value, str) or low <= value <= high):
+        fits = isinstance(value, str) or self.minimum <= value <= self.maximum
+        if not fits or (self.choices and value not in self.choices):
             raise self._refusal(found)
         return value
 
@@ -82,8 +81,8 @@ class Param:
 
 def _convert(kind: Kind, found: object) -> Value:
     match kind, found:
-        case "bool", _ if (word := str(found).lower()) in (*_TRUE, *_FALSE):
-            return word in _TRUE
+        case "bool", _ if (word := str(found).lower()) in _TRUTHS:
+            return _TRUTHS[word]
         case ("bool", _) | (_, bool()):
             pass
         case "size", str(text):
@@ -115,6 +114,5 @@ def resolve(params: Iterable[Param], given: Mapping[str, object], where: str) ->
 
 def unknown_parameter(name: str, declared: Iterable[str], where: str) -> UserError:
     names = sorted(declared)
-    return UserError(
-        f"{where} has no parameter {name!r}: it has {listed(names or ['none'])}{did_you_mean(name, names)}"
-    )
+    told = f"it has {listed(names or ['none'])}{did_you_mean(name, names)}"
+    return UserError(f"{where} has no parameter {name!r}: {told}")

@@ -18,7 +18,7 @@ import msgspec
 from bench.plan.aliases import GRADES, METRICS
 from bench.plan.cases import Case, renewed
 from bench.results.metrics import MetricValue, schema_of_metrics
-from bench.results.stats import Grade
+from bench.results.stats import Grade, grade, spread, steadiness
 from bench.text import UserError, reading
 
 
@@ -118,6 +118,13 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     grade: Grade
     spread: float
     steady: str
+
+
+def noise_of(samples: Sequence[float]) -> Noise | None:
+    if not samples:
+        return None
+    scatter = spread(samples)
+    return Noise(grade=grade(scatter), spread=round(scatter, 4), steady=steadiness(samples))
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,9 +10,8 @@ from bench.machine.machine import package_version
 from bench.plan.cases import Case, make_case
 from bench.plan.catalogue import busbw_factor
 from bench.plan.plan import Measure, Plan
-from bench.results.records import Check, Noise, Record, Samples, Status, WorldInfo
+from bench.results.records import Check, Record, Samples, Status, WorldInfo, noise_of
 from bench.results.runs import create_run, open_writer, utc_now, write_info
-from bench.results.stats import grade, spread, steadiness
 from bench.text import UserError, listed, reading
 from reports.exchange.foreign import UNKNOWN, Foreign, Found
 from reports.exchange.import_gloo import parse_gloo
@@ -96,7 +95,7 @@ def _record(case: Case, found: Found, world: WorldInfo, source: dict[str, Any]) 
         check=found.check,
         samples=Samples(values=list(found.samples)),
         metrics={} if status == "wrong" else dict(found.metrics),  # a wrong result has no time
-        noise=_noise(found),
+        noise=noise_of(found.samples),
         details={
             "size_bytes": case.params["size_bytes"],
             "busbw_factor": busbw_factor(case.name.partition(".")[2], found.group_ranks or world.size),
@@ -122,13 +121,6 @@ def _notes(world: WorldInfo, source: dict[str, Any]) -> list[str]:
     if world.nodes == NO_NODES:
         notes.append("the file does not tell the number of nodes: it is written as 0")
     return notes
-
-
-def _noise(found: Found) -> Noise | None:
-    if not found.samples:
-        return None
-    scatter = spread(found.samples)
-    return Noise(grade=grade(scatter), spread=round(scatter, 4), steady=steadiness(found.samples))
 
 
 def _write(out: Path, foreign: Foreign, records: Iterable[Record]) -> Path:
