@@ -33,9 +33,8 @@ def dispatch_of(world: World, params: Params) -> DispatchStep:
 def params_of(name: str, params: Params) -> Params:
     """Return small parameters; what is not given has the default of its definition."""
     definition = OF_NAME[name]
-    defaults = {param.name: param.default for param in definition.params if not param.optional}
     known = {param.name for param in definition.params}
-    return {**defaults, **{key: value for key, value in SMALL.items() if key in known}, **params}
+    return definition.whole({**{key: value for key, value in SMALL.items() if key in known}, **params})
 
 
 def wrong_after(step: EpStep | LayerStep | DispatchStep, steps: int) -> list[int]:

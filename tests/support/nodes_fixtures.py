@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from report_rows import matrix_case
 from reports_fixtures import (
     ENVIRONMENT,
     METHOD,
@@ -60,17 +61,6 @@ def operation(size_bytes: int, name: str = "all_reduce", **params: Any) -> Case:
     return make_case(f"collective.{name}", f"bench.operations.collectives:{name}", given)
 
 
-def pair(source: int, target: int, size_bytes: int = 1 << 20) -> Case:
-    given: dict[str, Any] = {
-        "size_bytes": size_bytes,
-        "dtype": "float32",
-        "mode": "blocking",
-        "source": source,
-        "target": target,
-    }
-    return make_case("p2p.matrix", "bench.operations.p2p:matrix", given)
-
-
 def pair_rate(one: str, other: str) -> float:
     if one == other:
         return WITHIN_RATE
@@ -102,7 +92,7 @@ def pair_records(hosts: Sequence[str]) -> list[Record]:
     ranks = range(len(hosts))
     ends = [(a, b) for a in ranks for b in ranks if a != b]
     return [
-        ok(pair(a, b), world=world, metrics=rates_of(1 << 20, pair_rate(hosts[a], hosts[b]) * (1 + 0.01 * b)))
+        ok(matrix_case(a, b), world=world, metrics=rates_of(1 << 20, pair_rate(hosts[a], hosts[b]) * (1 + 0.01 * b)))
         for a, b in ends
     ]
 

@@ -238,17 +238,9 @@ def link(bytes_per_second: float) -> Ceiling:
 
 
 def make_plan(cases: Iterable[Case], *, launches: int = 1, skipped: Sequence[Skipped] = ()) -> Plan:
-    return Plan(
-        preset="node",
-        cases=tuple(cases),
-        skipped=tuple(skipped),
-        nproc=4,
-        backend="gloo",
-        device="cpu",
-        launches=launches,
-        budget_seconds=90.0,
-        timeout_seconds=60.0,
-    )
+    given: dict[str, Any] = {"preset": "node", "nproc": 4, "backend": "gloo", "device": "cpu", "launches": launches}
+    given |= {"budget_seconds": 90.0, "timeout_seconds": 60.0}
+    return Plan(cases=tuple(cases), skipped=tuple(skipped), **given)
 
 
 def make_info(plan: Plan, environment: dict[str, Any] | None = None) -> RunInfo:
@@ -373,15 +365,9 @@ EXPERT_LOADS = {"balanced": [128] * 8, "hot_rank": [192] * 4 + [64] * 4, "zipf":
 
 
 def ep(scope: str = "ep_layer", routing: str = "balanced", capacity: float = 0.0, **params: Any) -> Case:
-    given: dict[str, Any] = {
-        "shape": "tiny",
-        "ep": 0,
-        "experts": 8,
-        "top_k": 2,
-        "capacity": capacity,
-        "variant": "all_to_all",
-    }
-    return make_case(f"workload.{scope}", f"workloads.{scope}:prepare", {**given, "routing": routing, **params})
+    given: dict[str, Any] = {"shape": "tiny", "ep": 0, "experts": 8, "top_k": 2, "variant": "all_to_all"}
+    given |= {"capacity": capacity, "routing": routing, **params}
+    return make_case(f"workload.{scope}", f"workloads.{scope}:prepare", given)
 
 
 def mixture_metrics(routing: str, capacity: float, seconds: float) -> dict[str, MetricValue]:

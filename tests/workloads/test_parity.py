@@ -100,13 +100,9 @@ def _update_one_parameter_less(trainer: Trainer) -> None:
     parameter.data.copy_(before)
 
 
-def _never(trainer: Trainer) -> None:
-    """Leave all weights as they were."""
-
-
 UPDATES: dict[str, Callable[[Trainer], None]] = {
     "nothing": lambda trainer: trainer.optimizer.step(),
-    "no update": _never,
+    "no update": lambda trainer: None,
     "no first update": lambda trainer: _update_less(trainer, 1),
     "no second update": lambda trainer: _update_less(trainer, 2),
     "moments forgotten": _forget,
@@ -130,10 +126,6 @@ def _scale(trainer: Trainer, factor: float) -> None:
         gradient *= factor
 
 
-def _twist_one(trainer: Trainer) -> None:
-    trainer.gradient("layers.1.ffn.up.weight").neg_()
-
-
 def _stay_local(trainer: Trainer) -> None:
     trainer.optimizer.zero_grad()
     loss_of(trainer.model, trainer.batch.chunk(2)[trainer.world.rank]).backward()  # type: ignore[no-untyped-call]
@@ -149,7 +141,7 @@ def _swap_names(trainer: Trainer) -> None:
 GRADIENTS: dict[str, Callable[[Trainer], object]] = {
     "a missing one": _drop,
     "all a thousandth larger": lambda trainer: _scale(trainer, 1.001),
-    "one of the wrong sign": _twist_one,
+    "one of the wrong sign": lambda trainer: trainer.gradient("layers.1.ffn.up.weight").neg_(),
     "local ones": _stay_local,
     "summed ones": lambda trainer: _scale(trainer, 2),
     "another layer's": _swap_names,
@@ -205,10 +197,7 @@ def wrong_bits(world: World, dtype: str) -> int:
 
 
 def wrong_with_noise_and_steps(world: World) -> tuple[int, list[int]]:
-    """Return what the first check finds where gradients are noisy by a hundred-thousandth of their largest.
-
-    And how many steps were taken after each of three checks.
-    """
+    """Return what the first check finds where gradients are noisy by 1e-5, and the steps taken after each of three."""
     trainer, counts = Trainer(world), []
 
     def add_noise(spoilt: Trainer) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 from training_steps import MUTANTS, OF_NAME, SMALL, Params, small
 
 from bench.launch.control_channel import Outcome
-from bench.plan.cases import make_case
 from bench.plan.plan import Measure
 from bench.rank.runner import run_case
 from bench.rank.timing import Progress
@@ -60,9 +59,7 @@ def described(world: World, name: str, params: Params) -> Description:
 
 
 def measured(world: World, name: str, params: Params) -> Outcome:
-    definition = OF_NAME[name]
-    defaults = {param.name: param.default for param in definition.params if not param.optional}
-    case = make_case(definition.name, definition.target, {**defaults, **SMALL, **params})
+    case = OF_NAME[name].case({**SMALL, **params})
     return run_case(case, Subgroups(world), Measure(warmup=1, max_iterations=6), 0.5, Progress(), None)
 
 
