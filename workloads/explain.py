@@ -8,7 +8,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import torch.distributed as dist
 
@@ -66,7 +65,7 @@ def explain(world: World, layout: Layout, step: Step, begin: Begin, memory: Foot
     begin()
     calls = counted(step, layout.axes)
     passes = _take(world, layout, step, begin, seconds)
-    told = cast(list[Seen], world.gather(_seen(world, passes, calls)))
+    told = world.gather(_seen(world, passes, calls))
     middle = _middle(told)
     times = _times(told, layout, middle)
     metrics = {**_bytes(calls, layout), **times, **_peers(told, calls, layout, world), **memory.metrics}
@@ -214,7 +213,7 @@ def _peers(told: Sequence[Seen], calls: Sequence[Call], layout: Layout, world: W
     if layout.staged or any(len(comm) != len(calls) for seen in told for comm in seen.comm):
         return {}  # ranks make other calls, or the trace cannot be held against them
     mine = {name: dist.get_process_group_ranks(group) for name, group in layout.axes.items()}
-    members = cast(list[dict[str, list[int]]], world.gather(mine))
+    members = world.gather(mine)
     iterations = range(len(told[0].comm))
     split = [[_split(told, calls, members[rank], rank, i) for i in iterations] for rank in range(len(told))]
     how = f"traced steps, median of {len(iterations)}, the rank with the most"

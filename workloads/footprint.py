@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -62,7 +62,7 @@ def footprint(
     """Return what each component takes; every rank takes part, and has taken a whole step before."""
     measured, counted = _look(layout, forward, begin, world)
     kept_elsewhere = {"activations"} if batch.checkpointing == "selective" else set()
-    told = cast(list[tuple[Held, Held]], world.gather((measured, counted)))
+    told = world.gather((measured, counted))
     formula = _formula(layout, shape, batch)
     metrics: dict[str, MetricValue] = {}
     for name in COMPONENTS:

@@ -1,7 +1,6 @@
 """One traced step of all ranks, brought to one clock."""
 
 from collections.abc import Sequence
-from typing import cast
 
 from bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
 from bench.world.world import World
@@ -19,12 +18,12 @@ def merged_timeline(world: World, trace: Trace, axes: Sequence[str], calls: Sequ
     copies only where nothing is computed.
     """
     began_ns = trace.began_ns - world.clock.offsets_ns[world.global_rank]
-    all_began = cast(list[int], world.gather(began_ns))
+    all_began = world.gather(began_ns)
     mine = rank_timeline(world.rank, trace, axes, _operations(trace, calls), began_ns - min(all_began))
     timeline = Timeline(
         clock=world.clock.method,
         uncertainty_seconds=world.clock.uncertainty_ns / 1e9,
-        ranks=tuple(cast(list[RankTimeline], world.gather(mine))),
+        ranks=tuple(world.gather(mine)),
     )
     return timeline if sum(len(rank.intervals) for rank in timeline.ranks) <= _MOST_INTERVALS else None
 

@@ -6,7 +6,6 @@ no farther than those of one process in the same type, but for a margin.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -144,7 +143,7 @@ class Parity:
         """Return the weights of all stages; what no rank holds is missing."""
         if not self._layout.staged:
             return mine
-        told = cast(list[dict[str, Tensor]], self._world.gather({name: w.cpu() for name, w in mine.items()}))
+        told = self._world.gather({name: w.cpu() for name, w in mine.items()})
         return {name: weights for of in told for name, weights in of.items()}
 
     def _count_unlike_twins(self, mine: Tensors) -> int:

@@ -4,7 +4,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -61,7 +60,7 @@ def explain_attention(
     if not look.recorder.moves and look.plan.method == "torch_cp":
         return Explanation(metrics=metrics)
     seen = _recorded(world, look.recorder, step, begin, rounds)
-    told = cast(list[Seen], world.gather(seen))
+    told = world.gather(seen)
     alone = _seconds_alone(world, look.recorder, seen.rounds[-1])
     pairs = [[seen.pairs.get(("forward", i), 0) for i in range(look.plan.num_steps)] for seen in told]
     metrics |= values({"load_balance": balance(pairs), "balance_ceiling": look.plan.balance_ceiling()})
@@ -128,7 +127,7 @@ def _seconds_alone(world: World, recorder: Recorder, waits: Sequence[Wait]) -> d
             recorder.moves[what](moved)
             world.sync()
             seconds.append(time.perf_counter() - began)
-        told = cast(list[list[float]], world.gather(seconds[1:]))
+        told = world.gather(seconds[1:])
         found[what, shape, dtype] = median([max(of) for of in zip(*told, strict=True)])
     return found
 

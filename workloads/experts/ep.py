@@ -9,7 +9,6 @@ router's; capacity and balance count what one rank takes of one microbatch.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -247,7 +246,7 @@ class EpStep(TrainingStep):
             number: {n: mixture.chosen[number].cpu() for n, mixture in enumerate(mixtures(self.layout.model))}
             for number in mixtures(self.layout.model)[0].chosen
         }
-        told = cast(list[dict[int, dict[int, Tensor]]], self._world.gather(mine))
+        told = self._world.gather(mine)
         return {
             number: {n: routes.to(self._world.device) for n, routes in by_layer.items()}
             for of in told

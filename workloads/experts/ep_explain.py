@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -90,7 +89,7 @@ def explain_experts(
         mixture.chosen.clear()
     begin()
     sent = wired(step, seen.axis.groups)
-    each = cast(list[Told], seen.world.gather(routed_by(seen.mixtures, seen.sizes[2])))
+    each = seen.world.gather(routed_by(seen.mixtures, seen.sizes[2]))
     told = merged(each, seen.moe.etp)
     metrics = {
         **load_metrics(told, seen.moe.ep, _expected_drop(seen)),
@@ -193,7 +192,7 @@ def _bandwidths(seen: Seen) -> dict[str, MetricValue]:
 
     with torch.no_grad():
         taken = [trip() for _ in range(1 + _REPEATS[0])][1:]
-    told = cast(list[tuple[Told, list[tuple[float, float]]]], seen.world.gather((routed_by([mixture], tokens), taken)))
+    told = seen.world.gather((routed_by([mixture], tokens), taken))
     return _rates(seen, told)
 
 
@@ -233,7 +232,7 @@ def _lost(
         least = _REPEATS[0] if budget_seconds > 0 else 1
         wanted = int(seen.world.decide([max(least, min(_REPEATS[1], affordable))])[0])
     balance(False)
-    told = cast(list[dict[bool, list[float]]], seen.world.gather(walls))
+    told = seen.world.gather(walls)
     own, even = (median([max(turn) for turn in zip(*(of[kind] for of in told), strict=True)]) for kind in (False, True))
     how = f"medians of {len(walls[True])}, the slowest rank"
     return values({"imbalance_time": own - even, "imbalance_slowdown": own / even}, how)
@@ -249,7 +248,7 @@ def exposed_of(step: Step, begin: Begin, world: World) -> dict[str, MetricValue]
             trace.step, trace.compute, {"ep": trace.comm}, trace.copies, measured_wall_seconds=trace.wall_seconds
         )
         found.append(parts.exposed_comm_seconds["ep"])
-    told = cast(list[float], world.gather(median(found)))
+    told = world.gather(median(found))
     return values({"exposed_comm.ep": max(told)}, f"median of {_REPEATS[0]} traced steps, the rank with the most")
 
 

@@ -8,7 +8,6 @@ gradient is the mean over all ranks that hold the same layers.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +29,7 @@ from workloads.hybrid.hybrid_explain import explain_hybrid
 from workloads.hybrid.hybrid_gradients import Sums, by_kind
 from workloads.hybrid.hybrid_groups import Groups, make_groups
 from workloads.hybrid.hybrid_memory import Look
-from workloads.hybrid.hybrid_routes import Routes, Taken, mixtures_of
+from workloads.hybrid.hybrid_routes import Routes, mixtures_of
 from workloads.hybrid.hybrid_stages import OneStage, PipelineStages, RoutingRecorder, Stages, shard_stages
 from workloads.hybrid.hybrid_timed import count_wrong_fills, let_layers_wait, shares_of, waiting_kernel
 from workloads.hybrid.hybrid_tp import split_layers
@@ -292,7 +291,7 @@ class HybridStep(TrainingStep):
 
     def _taken_by_all(self) -> dict[int, dict[int, Tensor]]:
         """Return the routes of the last step, of all ranks, by microbatch and layer."""
-        told = cast(list[list[Taken]], self._world.gather(self._routes.taken(self._mixtures)))
+        told = self._world.gather(self._routes.taken(self._mixtures))
         return self._routes.joined(told)
 
     def _count_misrouted(self) -> int:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from bench.machine.world_spec import FUNCTIONAL_ONLY
 from bench.results.metrics import MetricValue, values
@@ -12,7 +12,6 @@ from bench.world.world import World
 from workloads.communication import counted
 from workloads.costs import sent_bytes
 from workloads.experts.ep_explain import routed_by
-from workloads.experts.expert_loads import Told as RoutedByRank
 from workloads.experts.expert_loads import load_metrics, merged, sent_in_step
 from workloads.experts.moe import MoeLayer, mixtures
 from workloads.experts.moe_costs import Sizes
@@ -48,7 +47,7 @@ def explain_hybrid(
     bubble = _bubble(world, look, recorder, step, begin, share * seconds)
     found = explain(world, look.layout, step, begin, Footprint(metrics={}, details={}), (1 - share) * seconds)
     memory = footprint(world, look, train, begin)
-    told = cast(list[tuple[Sent, Sent]], world.gather((sent, expected)))
+    told = world.gather((sent, expected))
     other = {name: metric for name, metric in found.metrics.items() if not name.startswith("bytes_")}
     return replace(
         found,
@@ -98,7 +97,7 @@ def _experts(world: World, look: Look) -> tuple[float, dict[str, MetricValue]]:
     """Return the closed form of what this rank sent to experts by the step's own routes, and their loads."""
     moe = look.place.moe
     assert moe is not None, "only a mixture has routes"
-    each = cast(list[RoutedByRank], world.gather(routed_by(_mixtures(look), look.batch.microbatch * look.tokens)))
+    each = world.gather(routed_by(_mixtures(look), look.batch.microbatch * look.tokens))
     # ranks that split experts take each other's tokens
     parts = {rank: ranks for ranks in expert_parts(look.place.mesh) for rank in ranks}
     told = [merged([each[other] for other in parts[rank]], moe.etp)[0] for rank in range(len(each))]
@@ -128,12 +127,12 @@ def _bubble(world: World, look: Look, recorder: Recorder, step: Step, begin: Beg
     if schedule is None:
         return Explanation()
     facts = facts_of(schedule)
-    if look.timed_seconds is None and any(cast(list[bool], world.gather(pp_explain.cores_shared(world)))):
+    if look.timed_seconds is None and any(world.gather(pp_explain.cores_shared(world))):
         note = f"{FUNCTIONAL_ONLY}: ranks share cores, so that no bubble is claimed of what they really compute"
         return Explanation(details=facts.as_details, notes=(note,))
     stamps, walls = take_steps(world, recorder, step, begin, seconds)
     mine = Told(sent_bytes_to={}, expected_bytes=0.0, steps=stamps, walls=walls, memory={}, cores_shared=False)
-    told = cast(list[Told], world.gather(mine))
+    told = world.gather(mine)
     of_each = [steps_of([told[rank] for rank in ranks], schedule) for ranks in groups_along(look.place.mesh, "pp")]
     slowest = max(of_each, key=lambda steps: steps.middle.makespan)
     latency = link_latency(slowest.timelines, schedule)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from bench.results.details import COMPONENTS
 from bench.world.world import World
 from workloads.experts.routing import BALANCED
-from workloads.footprint import Batch, Footprint, Held, largest_of
+from workloads.footprint import Batch, Footprint, largest_of
 from workloads.hybrid.hybrid_activations import Kept, activations_from
 from workloads.hybrid.hybrid_costs import Place, state_of
 from workloads.hybrid.hybrid_stages import mixtures_in
@@ -55,7 +54,7 @@ def footprint(world: World, look: Look, train: Callable[[], object], begin: Call
     }
     if _without_formula(look):
         del mine["memory_formula"]["activations"]
-    told = cast(list[dict[str, Held]], world.gather(mine))
+    told = world.gather(mine)
     by_rank = {name: [one["memory"][name] for one in told] for name in COMPONENTS}
     return Footprint(metrics=largest_of(told, _HOW), details={"memory_by_rank": by_rank}, notes=_notes(look))
 

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from msgspec.structs import replace
 
@@ -106,7 +105,7 @@ def explain_pipeline(
         memory=memory,
         cores_shared=cores_shared(world) and look.timed_seconds is None,
     )
-    told = cast(list[Told], world.gather(mine))
+    told = world.gather(mine)
     metrics, facts = {**_bytes(told), **_memory(told)}, _facts(look, told)
     if any(one.cores_shared for one in told):
         shared = f"{FUNCTIONAL_ONLY}: ranks share cores, so that no bubble is claimed of what they really compute"
