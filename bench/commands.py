@@ -14,9 +14,7 @@ from bench.text import UserError, format_size
 
 @dataclass(frozen=True, kw_only=True)
 class AppHooks:
-    """What the other packages give to these commands: modules with definitions, and how a finished run is shown.
-
-    ``show`` takes the run's folder and one of ``FORMATS`` and returns the exit code."""
+    """What other packages give these commands; ``show`` takes a run and one of ``FORMATS``, returns an exit code."""
 
     modules: Sequence[str]
     show: Callable[[Path, str], int]
@@ -43,7 +41,7 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
 """
 
 
-@click.command(epilog=_RUN_EXAMPLES)
+@click.command(epilog=_RUN_EXAMPLES, context_settings={"show_default": True})
 @click.option("--preset", help="smoke (about 1 min), node (the default, under 2 min) or full (about 10 min).")
 @click.option("--only", multiple=True, metavar="GLOB", help="Only cases of this name; without a dot, its last part.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE[,...]", help="A parameter; lists make a product.")
@@ -62,7 +60,6 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
     "--launcher",
     type=click.Choice(("torchrun", "srun")),
     default="torchrun",
-    show_default=True,
     help="What starts ranks: torchrun on this node, or srun on the nodes of a Slurm allocation.",
 )
 @click.option("--nodes", type=int, help="With srun: on how many nodes; default: all of the allocation.")
@@ -85,12 +82,10 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
     type=click.Path(path_type=Path),
     help="A TOML file of cases, and of: preset, nproc, backend, device, launches, budget, timeout.",
 )
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where runs go.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs go.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Measure what a run has no record of.")
 @click.option("--json", "as_json", is_flag=True, help="Print records, one a line, instead of tables.")
-@click.option(
-    "--format", "form", type=click.Choice(FORMATS), default="tables", show_default=True, help="What to print."
-)
+@click.option("--format", "form", type=click.Choice(FORMATS), default="tables", help="What to print.")
 @click.pass_obj
 def run(
     house: AppHooks,

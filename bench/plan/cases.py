@@ -14,7 +14,7 @@ import msgspec
 
 from bench.machine.world_spec import WorldSpec
 from bench.plan.aliases import first_names, present_name, present_params, present_target
-from bench.plan.params import Param, Value, resolve
+from bench.plan.params import Param, Value, unknown_parameter
 from bench.text import UserError, did_you_mean
 
 
@@ -85,8 +85,12 @@ class Definition:
         return self.name.partition(".")[0]
 
     def whole(self, given: Mapping[str, object]) -> dict[str, Value]:
-        """Return all parameters, those not given by their defaults."""
-        return resolve(self.params, given, self.name)
+        """Return all parameters in declared order, those not given by their defaults."""
+        present, declared = present_params(given, self.name), [param.name for param in self.params]
+        for name in present:
+            if name not in declared:
+                raise unknown_parameter(name, declared, self.name)
+        return {p.name: p.parse(present[p.name]) if p.name in present else p.default for p in self.params}
 
     def case(self, given: Mapping[str, object]) -> Case:
         """Return the case with ``given`` parameters and the defaults of the rest; ``UserError`` if one does not fit."""

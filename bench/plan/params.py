@@ -1,11 +1,10 @@
 """Parameters of a case: declared once, used by listing, validation, ``--set``, plan files and the docs."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.plan.aliases import present_params
 from bench.plan.groups import parse_mesh, read_matrix
 from bench.text import UserError, did_you_mean, listed, parse_size, parse_sizes, read_rows
 
@@ -52,14 +51,14 @@ class Param:
         """Return ``found``, text or a value from a file, as this parameter's kind; ``UserError`` if it does not fit."""
         try:
             value = _convert(self.kind, found)
+            fits = isinstance(value, str) or self.minimum <= value <= self.maximum
+            if fits and (not self.choices or value in self.choices):
+                return value
         except ValueError as error:
             if self.kind in ("matrix", "rows", "mesh") and isinstance(error, UserError):
                 raise  # its own words name the file, the row and the column, or the axis
-            raise self._refusal(found) from None
-        fits = isinstance(value, str) or self.minimum <= value <= self.maximum
-        if not fits or (self.choices and value not in self.choices):
-            raise self._refusal(found)
-        return value
+        hint = did_you_mean(str(found), map(str, self.choices))
+        raise UserError(f"{self.name} = {found!r} is not allowed: {self.name} is {self.allowed()}{hint}")
 
     @property
     def separator(self) -> str:
@@ -73,10 +72,6 @@ class Param:
         if self.kind == "size":
             return tuple(self.parse(size) for size in parse_sizes(text))
         return tuple(dict.fromkeys(self.parse(word.strip()) for word in text.split(self.separator)))
-
-    def _refusal(self, found: object) -> UserError:
-        hint = did_you_mean(str(found), map(str, self.choices))
-        return UserError(f"{self.name} = {found!r} is not allowed: {self.name} is {self.allowed()}{hint}")
 
 
 def _convert(kind: Kind, found: object) -> Value:
@@ -100,16 +95,6 @@ def _convert(kind: Kind, found: object) -> Value:
         case (("str" | "matrix" | "rows" | "mesh"), str(text)):
             return text
     raise ValueError(f"{found!r} is no {kind}")
-
-
-def resolve(params: Iterable[Param], given: Mapping[str, object], where: str) -> dict[str, Value]:
-    """Return all parameters, given or by their defaults, in declared order; ``where`` names the case in errors."""
-    declared = {param.name: param for param in params}
-    present = present_params(given, where)
-    for name in present:
-        if name not in declared:
-            raise unknown_parameter(name, declared, where)
-    return {name: param.parse(present[name]) if name in present else param.default for name, param in declared.items()}
 
 
 def unknown_parameter(name: str, declared: Iterable[str], where: str) -> UserError:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal
 
-from bench.plan.params import Kind, Param, Value, resolve, unknown_parameter
+from bench.plan.cases import Definition
+from bench.plan.params import Kind, Param, Value, unknown_parameter
 from bench.plan.plan import parse_fault
 from bench.text import (
     did_you_mean,
@@ -215,10 +216,11 @@ def test_many_values_are_separated_by_commas_in_the_order_written_each_once() ->
 
 def test_resolving_fills_in_defaults_in_declared_order_and_refuses_what_is_not_declared() -> None:
     declared = (param("int", name="first", default=7), param("str", name="second", default="b"))
-    assert list(resolve(declared, {"second": "c"}, "a.case").items()) == [("first", 7), ("second", "c")]
-    assert resolve(declared, {"first": "8"}, "a.case") == {"first": 8, "second": "b"}
+    whole = Definition(name="a.case", target="t:f", help="", params=declared).whole
+    assert list(whole({"second": "c"}).items()) == [("first", 7), ("second", "c")]
+    assert whole({"first": "8"}) == {"first": 8, "second": "b"}
     words = "a.case has no parameter 'secnd': it has first or second; did you mean 'second'?"
-    assert refusal(resolve, declared, {"secnd": "c"}, "a.case") == words
+    assert refusal(whole, {"secnd": "c"}) == words
     assert str(unknown_parameter("size", [], "a.case")) == "a.case has no parameter 'size': it has none"
 
 

@@ -8,8 +8,9 @@ from refusals import refusal as refused
 from training_steps import OF_NAME
 
 from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import Definition
 from bench.plan.catalogue import DEFINITIONS as OPERATIONS
-from bench.plan.params import Param, Value, resolve
+from bench.plan.params import Param, Value
 from bench.rank.runner import load_target
 from bench.text import UserError
 from bench.world.world import World
@@ -36,8 +37,11 @@ def refusal(name: str, nproc: int, **given: Value) -> str | None:
     return definition.refuse(definition.whole(given), WorldSpec(nproc=nproc, backend="gloo", device="cpu"))
 
 
+OF_MODEL = Definition(name="workload.x", target="x:x", help="", params=tuple(MODEL))
+
+
 def asked(**given: Value) -> Shape:
-    return shape_of(resolve(MODEL, given, "workload.x"))
+    return shape_of(OF_MODEL.whole(given))
 
 
 def prepared_by_defaults(world: World) -> dict[str, tuple[list[int], list[str], str]]:
@@ -221,7 +225,7 @@ def test_a_shape_is_its_name_and_what_one_changes_of_it() -> None:
     assert asked(recipe="llama", **sizes) == Shape(recipe="llama", **sizes)
     assert [asked(shape="tiny-llama", recipe=recipe).recipe for recipe in ("gpt", "")] == ["gpt", "llama"]
     assert asked(hidden=12, heads=4).head_size == 3, "an odd head is fine where nothing turns"
-    assert resolve(MODEL, {"layers": 0}, "x") == {"shape": "tiny", "recipe": "", **dict.fromkeys(OVERRIDES, 0)}
+    assert OF_MODEL.whole({"layers": 0}) == {"shape": "tiny", "recipe": "", **dict.fromkeys(OVERRIDES, 0)}
     with pytest.raises(UserError, match="did you mean 'llama3-8b'"):
         asked(shape="llama-8b")
 
