@@ -7,10 +7,10 @@ more of the same links. Pure.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.results.fit import Fit, Point, fit
 from bench.results.records import Record
 from bench.results.runs import Run
 from bench.results.stats import median
@@ -18,6 +18,9 @@ from bench.text import UserError
 from workloads.costs import sent_bytes
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Call, Seconds
+
+if TYPE_CHECKING:
+    from bench.results.fit import Fit
 
 # what stands in for an operation that a run did not measure: the same bytes over the same links
 _INSTEAD: Mapping[str, tuple[str, ...]] = {
@@ -36,13 +39,15 @@ class Curve:
 
     op: str
     ranks: int
-    fit: Fit
+    fit: "Fit"
     smallest: int
     largest: int
 
 
 def curves_of(run: Run) -> dict[tuple[str, int], Curve]:
     """Return the fits of blocking float32 calls of whole worlds, by operation and ranks; medians over launches."""
+    from bench.results.fit import Point, fit  # imports numpy, which a plan from declared hardware does not need
+
     times: dict[tuple[str, int], dict[int, list[float]]] = {}
     for record in run.records:
         known = _point(record)
