@@ -125,11 +125,11 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
-        if not equals or not name.strip():
+        if not equals or not (name := name.strip()):
             raise UserError(f"--set {setting!r} is not understood: write NAME=VALUE, or NAME=VALUE,VALUE")
-        if name.strip() in texts:
-            raise UserError(f"--set {name.strip()} is given twice; write its values together: {name}=VALUE,VALUE")
-        texts[name.strip()] = text
+        if name in texts:
+            raise UserError(f"--set {name} is given twice; write its values together: {name}=VALUE,VALUE")
+        texts[name] = text
     return texts
 
 

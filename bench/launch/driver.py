@@ -59,12 +59,12 @@ class Driver:
         start_gang: StartRanks,
         audience: Audience,
         *,
-        hosts: Sequence[str] = ("127.0.0.1",),
-        facts: Mapping[str, Any] | None = None,
+        hosts: Sequence[str],
+        facts: Mapping[str, Any],
     ) -> None:
         self._path, self._info, self._plan = run.path, run.info, run.info.plan
         self._writer, self._start_gang, self._audience = writer, start_gang, audience
-        self._hosts, self._facts = hosts, facts or {}
+        self._hosts, self._facts = hosts, facts
         self._silent: set[str] = set()
         self._doubts: tuple[str, ...] = ()
         self._bad = {record.case.id: record for record in run.records if record.status in _NOT_AGAIN}
