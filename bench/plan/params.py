@@ -36,23 +36,24 @@ class Param:
     default: Value
     help: str
     choices: tuple[Value, ...] = ()
-    minimum: float = -math.inf
-    maximum: float = math.inf
+    minimum: float | None = None
+    maximum: float | None = None
     optional: bool = False
 
     def allowed(self) -> str:
         if self.choices:
             return listed(self.choices)
-        above = "" if self.minimum == -math.inf else f" of at least {self.minimum:g}"
-        below = "" if self.maximum == math.inf else f"{' and' if above else ' of'} at most {self.maximum:g}"
+        above = "" if self.minimum is None else f" of at least {self.minimum:g}"
+        below = "" if self.maximum is None else f"{' and' if above else ' of'} at most {self.maximum:g}"
         return _WORDS[self.kind] + above + below
 
     def parse(self, found: object) -> Value:
         """Return ``found``, text or a value from a file, as this parameter's kind; ``UserError`` if it does not fit."""
         try:
             value = _convert(self.kind, found)
-            fits = isinstance(value, str) or self.minimum <= value <= self.maximum
-            if fits and (not self.choices or value in self.choices):
+            low = -math.inf if self.minimum is None else self.minimum
+            high = math.inf if self.maximum is None else self.maximum
+            if (isinstance(value, str) or low <= value <= high) and (not self.choices or value in self.choices):
                 return value
         except ValueError as error:
             if self.kind in ("matrix", "rows", "mesh") and isinstance(error, UserError):
