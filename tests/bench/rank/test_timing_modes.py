@@ -95,12 +95,12 @@ def test_an_asynchronous_sample_tells_when_it_was_issued_and_waits_for_all(clock
     assert subject.calls == ["issue", "wait", "wait"]
     with pytest.raises(UserError, match="mode async"):
         sampler("async", Noting(), NO_WORLD, 1)
-    assert two_ranks.call("test_modes:issue_all_reduce") == [(True, 0), (True, 0)]
+    assert two_ranks.call("test_timing_modes:issue_all_reduce") == [(True, 0), (True, 0)]
 
 
 def test_pipelined_collectives_run_one_by_one_and_coalesced_ones_together_at_the_end(two_ranks: Ranks) -> None:
     for mode, noted in (("pipelined", 2.0), ("coalesced", 1.0)):
-        assert two_ranks.call("test_modes:sample_of_three", mode=mode) == [([noted] * 3, [2.0] * 3)] * 2, mode
+        assert two_ranks.call("test_timing_modes:sample_of_three", mode=mode) == [([noted] * 3, [2.0] * 3)] * 2, mode
 
 
 @pytest.mark.gpu

@@ -56,15 +56,15 @@ def test_a_case_is_measured_by_its_group_while_the_others_stand_by_or_do_the_sam
         ({"group": "contiguous:1", "group_index": 1}, (((1,), (1,), None), ((1,), (1,), (0, 1)))),
         ({"group": "contiguous:1", "group_index": 1, "concurrent": True}, (((1,), BOTH, (0, 1)),) * 2),
     ]
-    by_rank = two_ranks.call("test_parts:parts_of", cases=[params for params, _ in expected])
+    by_rank = two_ranks.call("test_world_subgroups:parts_of", cases=[params for params, _ in expected])
     for (params, wanted), *found in zip(expected, *by_rank, strict=True):
         assert tuple(found) == wanted, params
 
 
 def test_traffic_stays_within_a_group_whose_process_group_is_made_once(two_ranks: Ranks) -> None:
-    assert two_ranks.call("test_parts:sum_within", group="pairs") == [3.0, 3.0]
-    assert two_ranks.call("test_parts:sum_within", group="contiguous:1") == [1.0, 2.0]
-    assert two_ranks.call("test_parts:made_once") == [(True, True, True)] * 2
+    assert two_ranks.call("test_world_subgroups:sum_within", group="pairs") == [3.0, 3.0]
+    assert two_ranks.call("test_world_subgroups:sum_within", group="contiguous:1") == [1.0, 2.0]
+    assert two_ranks.call("test_world_subgroups:made_once") == [(True, True, True)] * 2
 
 
 def test_an_idle_rank_is_never_wrong_and_moves_nothing() -> None:
@@ -125,9 +125,9 @@ def broken_beside(world: World) -> tuple[bool, int]:
 
 def test_a_load_runs_and_ends_on_every_rank_and_what_is_measured_stays_right(two_ranks: Ranks) -> None:
     for kind in KINDS:
-        assert two_ranks.call("test_parts:measured_beside", kind=kind) == [(True, 0, 0)] * 2, kind
+        assert two_ranks.call("test_world_subgroups:measured_beside", kind=kind) == [(True, 0, 0)] * 2, kind
 
 
 def test_nothing_beside_is_free_and_a_load_ends_where_what_is_measured_breaks(two_ranks: Ranks) -> None:
-    assert two_ranks.call("test_parts:nothing_beside") == [(0, 0), (0, 0)]
-    assert two_ranks.call("test_parts:broken_beside") == [(True, 0)] * 2
+    assert two_ranks.call("test_world_subgroups:nothing_beside") == [(0, 0), (0, 0)]
+    assert two_ranks.call("test_world_subgroups:broken_beside") == [(True, 0)] * 2

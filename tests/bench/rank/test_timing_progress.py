@@ -65,7 +65,7 @@ def wait_for_the_late_one(world: World, late: int, *, in_backward: bool) -> Stat
 def test_a_rank_that_waits_for_others_is_told_from_one_that_is_elsewhere(two_ranks: Ranks) -> None:
     """The engine of autograd waits for DDP's buckets below any Python frame of torch.distributed."""
     for late, in_backward in ((0, False), (1, False), (0, True), (1, True)):
-        seen = two_ranks.call("test_progress:wait_for_the_late_one", late=late, in_backward=in_backward)
+        seen = two_ranks.call("test_timing_progress:wait_for_the_late_one", late=late, in_backward=in_backward)
         assert (seen[1 - late].communicates, seen[late].communicates) == (True, False)
         assert ("in backward" if in_backward else "all_reduce") in seen[1 - late].stack
         assert "all_reduce" not in seen[late].stack.rpartition("in dawdle")[2]

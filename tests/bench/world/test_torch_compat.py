@@ -126,21 +126,21 @@ EXPECTED = [([1, 2, 3, 11, 12, 13], [100, 102, 104]), ([1, 2, 3, 11, 12, 13], [1
 
 def test_data_arrive_in_rank_order_under_either_name_without_a_warning(two_ranks: Ranks) -> None:
     """Warnings are errors on ranks, so a deprecated name would raise here."""
-    assert two_ranks.call("test_compat:gathered_and_scattered") == EXPECTED
-    for (called, results), expected in zip(two_ranks.call("test_compat:under_old_names"), EXPECTED, strict=True):
+    assert two_ranks.call("test_torch_compat:gathered_and_scattered") == EXPECTED
+    for (called, results), expected in zip(two_ranks.call("test_torch_compat:under_old_names"), EXPECTED, strict=True):
         assert called == list(RENAMED.values())
         assert results == expected
 
 
 def test_the_group_is_the_one_given_and_a_fake_one_moves_nothing_and_waits_for_nobody(two_ranks: Ranks) -> None:
     both = {"fake": ([5.0] * 3, [0, 1]), "named": [True, True, True]}
-    seen = two_ranks.call("test_compat:in_parts_and_fakes")
+    seen = two_ranks.call("test_torch_compat:in_parts_and_fakes")
     assert seen == [{"alone": ([float(rank)], [float(rank)], [rank]), **both} for rank in range(2)]
 
 
 def test_a_forgotten_mesh_takes_the_threads_of_its_groups_along(two_ranks: Ranks) -> None:
     """Any of DTensor's caches that still held it would hold them too."""
-    for before, during, after in two_ranks.call("test_compat:threads_of_a_mesh"):
+    for before, during, after in two_ranks.call("test_torch_compat:threads_of_a_mesh"):
         assert during > before
         assert after == before
 
@@ -171,7 +171,7 @@ def test_the_sharding_optimizer_is_imported_without_a_warning() -> None:
 
 
 def test_the_sharding_optimizer_shares_out_moments_and_tells_all_ranks_the_weights(two_ranks: Ranks) -> None:
-    (first, weights), (second, others) = two_ranks.call("test_compat:sharded_moments")
+    (first, weights), (second, others) = two_ranks.call("test_torch_compat:sharded_moments")
     assert sorted(first + second) == [4, 6]
     assert len(first) == len(second) == 1
     assert weights == others == pytest.approx([0.5, 0.5])

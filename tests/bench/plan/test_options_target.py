@@ -157,11 +157,11 @@ def mystep(tmp_path: Path) -> Path:
 def test_the_readmes_own_step_is_measured_and_right_and_its_check_can_fail(two_ranks: Ranks, mystep: Path) -> None:
     assert "--set num_elements=1024,65536" in README
     for num_elements in (1024, 65536):
-        outcome, _ = two_ranks.call("test_custom:measured_from", folder=str(mystep), num_elements=num_elements)
+        outcome, _ = two_ranks.call("test_options_target:measured_from", folder=str(mystep), num_elements=num_elements)
         assert (outcome.status, outcome.check.passed) == ("ok", True)
         assert outcome.details["num_elements"] == num_elements
         assert len(outcome.seconds) >= 6
     file = mystep / "mystep.py"
     file.write_text(file.read_text().replace("dist.all_reduce(self.buffer, group=self.world.group)", "pass"))
-    outcome, _ = two_ranks.call("test_custom:measured_from", folder=str(mystep), num_elements=1024)
+    outcome, _ = two_ranks.call("test_options_target:measured_from", folder=str(mystep), num_elements=1024)
     assert (outcome.status, outcome.check.wrong) == ("wrong", 2048)
