@@ -282,7 +282,7 @@ def define(target: str, folder: Path) -> Definition:
     if done.returncode or not done.stdout:  # a script may end well while it is imported
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise UserError(f"--target {target!r} cannot be used: {lines[-1] if lines else 'its import failed'}")
-    params = msgspec.msgpack.decode(bytes.fromhex(done.stdout.split()[-1].decode()), type=tuple[Param, ...])
+    params = msgspec.json.decode(done.stdout.splitlines()[-1], type=tuple[Param, ...])
     module = target.partition(":")[0].rpartition(".")[2]
     tags = ("smoke", "node")
     help_text = "a step of your own"
@@ -310,7 +310,7 @@ def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
 
 
 def main() -> None:
-    """Print the parameters of the target in argv as one line of msgpack in hex: JSON has no infinite bounds."""
+    """Print the parameters of the target in argv as one line of JSON."""
     from bench.rank.runner import load_target  # imports torch, which only this process does
 
     target, folder = sys.argv[1:]
@@ -319,7 +319,7 @@ def main() -> None:
         params = params_of(load_target(target))
     except UserError as error:
         sys.exit(str(error))
-    sys.stdout.write(f"\n{msgspec.msgpack.encode(params).hex()}\n")
+    sys.stdout.write(f"\n{msgspec.json.encode(params).decode()}\n")
 
 
 if __name__ == "__main__":
