@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -20,7 +21,7 @@ from bench.launch.monitor import START_SECONDS
 from bench.launch.processes import terminated_as_interrupted
 from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
 from bench.machine.world_spec import Joined
-from bench.plan.cases import Case
+from bench.plan.cases import Case, load_catalogue
 from bench.plan.options import Options, plan_run
 from bench.plan.plan import Plan
 from bench.results.records import Record, encode
@@ -101,10 +102,10 @@ def run_options(
             words = {"settings": "--set, --sizes and --dtype", "plan_file": "--plan"}
             option = words.get(f.name, f"--{f.name.replace('_', '-')}")
             raise UserError(f"--resume goes on with the run's own plan; leave out {option}")
-    return resume(resume_path, as_json=as_json, nodelist=options.nodelist)
+    return resume(resume_path, modules, as_json=as_json, nodelist=options.nodelist)
 
 
-def resume(path: Path, *, as_json: bool, nodelist: str | None = None) -> Path:
+def resume(path: Path, modules: Sequence[str] = (), *, as_json: bool, nodelist: str | None = None) -> Path:
     """Measure what a run has no record of yet, on these nodes if they are said; nothing is done twice."""
     run = load_run(path)
     if run.info.plan.spread is not None:
@@ -112,6 +113,10 @@ def resume(path: Path, *, as_json: bool, nodelist: str | None = None) -> Path:
         choose_layout(Allocation.find(os.environ), **msgspec.structs.asdict(run.info.plan.spread))
     elif nodelist is not None:
         raise UserError(f"--nodelist {nodelist}: {path} was not measured by srun, but on one node")
+    # a plan of the first schema does not tell defaults, and ranks take parameters whole
+    known = {definition.name: definition for definition in load_catalogue(modules)}
+    cases = (known[case.name].case(case.params) if case.name in known else case for case in run.info.plan.cases)
+    run = replace(run, info=replace(run.info, plan=replace(run.info.plan, cases=tuple(cases))))
     return _drive(run, None, as_json=as_json, nodelist=nodelist)
 
 

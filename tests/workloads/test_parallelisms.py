@@ -199,7 +199,7 @@ def left_behind(world: World, names: list[str]) -> dict[str, list[tuple[int, int
         case = OF_NAME[name].case({"hidden": 32, "sequence": 16, "vocabulary": 64, **more.get(name, {})})
         found[name] = []
         for _ in range(3):
-            subject = load_target(OF_NAME[name].target)(world, **case.params)
+            subject = load_target(OF_NAME[name].target)(world, **case.whole)
             subject.reset()
             subject.step()
             world.barrier()
@@ -237,7 +237,7 @@ def test_so_does_every_pair_of_options(two_ranks: Ranks) -> None:
         *(("ddp", {**given, "no_sync": no_sync}) for given in accumulating for no_sync in (True, False)),
         *(("ddp", {"static_graph": True, **given}) for given in ({}, {"precision": "bfloat16"})),
         *(
-            (name, {**given, "prefetch": prefetch, "no_sync": name != "hsdp"})
+            (name, {**given, "prefetch": prefetch, **({} if name == "hsdp" else {"no_sync": True})})
             for name in FSDP
             for given in accumulating
             for prefetch in ("default", "explicit")

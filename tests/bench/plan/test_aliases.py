@@ -96,11 +96,12 @@ def test_former_names_of_cases_and_parameters_are_taken_by_options_and_plan_file
 
 
 @pytest.mark.full
-def test_a_run_of_0_1_goes_on_where_it_stopped(parbench: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "left"), [("former", 6), ("base", 1)])  # collectives, and a training step
+def test_a_run_of_0_1_goes_on_where_it_stopped(parbench: Command, tmp_path: Path, name: str, left: int) -> None:
     path = tmp_path / "run"
-    shutil.copytree(FORMER, path)
+    shutil.copytree(FORMER.with_name(name), path)
     lines = (path / "records.jsonl").read_text().splitlines(keepends=True)
-    (path / "records.jsonl").write_text("".join(lines[:-6]))
+    (path / "records.jsonl").write_text("".join(lines[:-left]))
     for folder in ("samples", "traces", "logs"):
         (path / folder).mkdir()
     done = parbench("run", "--resume", str(path))
@@ -108,4 +109,4 @@ def test_a_run_of_0_1_goes_on_where_it_stopped(parbench: Command, tmp_path: Path
     records = load_run(path).records
     assert [record.case.id for record in records] == [json.loads(line)["case"]["id"] for line in lines]
     assert {record.status for record in records} == {"ok"}
-    assert [record.schema for record in records] == [1] * 10 + [SCHEMA] * 6
+    assert [record.schema for record in records] == [1] * (len(lines) - left) + [SCHEMA] * left
