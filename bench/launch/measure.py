@@ -114,8 +114,8 @@ def resume(path: Path, modules: Sequence[str] = (), *, as_json: bool, nodelist: 
     elif nodelist is not None:
         raise UserError(f"--nodelist {nodelist}: {path} was not measured by srun, but on one node")
     # a plan of the first schema does not tell defaults, and ranks take parameters whole
-    known = {definition.name: definition for definition in load_catalogue(modules)}
-    cases = (known[case.name].case(case.params) if case.name in known else case for case in run.info.plan.cases)
+    usual = {one.name: {param.name: param.default for param in one.params} for one in load_catalogue(modules)}
+    cases = (replace(case, defaults={**usual.get(case.name, {}), **case.defaults}) for case in run.info.plan.cases)
     run = replace(run, info=replace(run.info, plan=replace(run.info.plan, cases=tuple(cases))))
     return _drive(run, None, as_json=as_json, nodelist=nodelist)
 
