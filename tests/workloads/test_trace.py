@@ -232,6 +232,7 @@ def assert_traced(ranks: Ranks, *names: str) -> None:
             assert all(mine.start_us <= one.start_us < one.stop_us <= mine.stop_us for one in mine.intervals), name
 
 
+@pytest.mark.measures  # a thread of gloo may say that it is done some microseconds after the step
 def test_a_traced_step_has_all_its_calls_and_phases(two_ranks: Ranks) -> None:
     assert_traced(two_ranks, "ddp", "zero3", "tp_sp")
 

@@ -277,7 +277,7 @@ def test_a_closed_hub_takes_no_more_ranks_and_leaves_no_thread_whoever_was_conne
         ranks = connect(hub)
         unnamed = FakeRank(hub.variables(), rank=9)  # has the key, and has not said who it is
         heard(hub, 2)
-        assert set(threading.enumerate()) > before
+        assert set(threading.enumerate()) - before
         variables = hub.variables()
         hub.close()
         wait_until(lambda: set(threading.enumerate()) <= before)
