@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ import msgspec
 from bench.machine.topology import RankPlace
 from bench.plan.plan import Plan
 from bench.results.metrics import MetricValue
-from bench.results.records import Arrival, Check, Status, Stop
+from bench.results.records import Arrival, Check, RankState, Status, Stop
 
 LEFT_OUT = "left out: the run's time was spent"
 """Why a case has no measurement in a launch that came to it too late."""
@@ -69,6 +69,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     issue_seconds: list[float] = []
     arrival: Arrival | None = None
     injected: str = ""
+    ranks: list[RankState] = []  # where each was, told by the driver alone: a gang that broke has no other outcome
     explained: dict[str, MetricValue] = {}
     work: list[Work] = []
     details: dict[str, Any] = {}
@@ -207,17 +208,28 @@ class DriverServer(AbstractContextManager["DriverServer"]):
 
 
 class RankClient:
-    """A rank's end: says what it does, and answers the driver from a thread of its own."""
+    """A rank's end: says what it does, and answers the driver from a thread of its own.
+
+    It connects to the first of ``HOST:PORT,...`` that answers; ``OSError`` of the last if none does.
+    """
 
     def __init__(self, addresses: str, key: str) -> None:
-        self._connection = _connect(addresses, bytes.fromhex(key))
+        for address in addresses.split(","):
+            host, _, port = address.rpartition(":")
+            try:
+                with socket.create_connection((host, int(port)), timeout=10.0) as end:
+                    end.settimeout(None)
+                    self.own_address = str(end.getsockname()[0])
+                    self._connection = Connection(end.detach())
+                answer_challenge(self._connection, bytes.fromhex(key))
+                deliver_challenge(self._connection, bytes.fromhex(key))
+                break
+            except OSError as error:
+                failure = error
+        else:
+            raise failure
         _keep_alive(self._connection)
         self._lock = threading.Lock()
-
-    @property
-    def own_address(self) -> str:
-        with _socket_of(self._connection) as end:
-            return str(end.getsockname()[0])
 
     def say(self, message: FromRank) -> None:
         """Send a message; a driver that is gone is noticed by the listening thread."""
@@ -237,17 +249,6 @@ class RankClient:
             on_gone()
 
         threading.Thread(target=loop, name="driver", daemon=True).start()
-
-
-def _connect(addresses: str, key: bytes) -> Connection:
-    """Return a connection to the first of ``HOST:PORT,...`` that answers; ``OSError`` of the last if none does."""
-    parts = (address.rpartition(":") for address in addresses.split(","))
-    *others, last = ((host, int(port)) for host, _, port in parts)
-    for address in others:
-        with suppress(OSError):
-            socket.create_connection(address, timeout=10.0).close()
-            return Client(address, authkey=key)
-    return Client(last, authkey=key)
 
 
 def _keep_alive(connection: Connection) -> None:

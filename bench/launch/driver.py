@@ -5,10 +5,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any, Protocol
 
-import msgspec
+from msgspec.structs import replace
 
 from bench.launch.control_channel import LEFT_OUT, DriverServer, Hello, Job, Outcome, Work
 from bench.launch.launchers import Launcher
@@ -81,7 +80,7 @@ class Driver:
         A later launch spends its time where intervals are still wide; what there is no time for is left out.
         """
         for each in skipped:
-            self._skip(0, each.case, each.reason)
+            self._write(0, each.case, Outcome(status="skipped", reason=each.reason))
         self._end = time.monotonic() + self._plan.budget_seconds
         launches = sorted({launch for launch, _ in pending})
         for done, launch in enumerate(launches):
@@ -90,16 +89,14 @@ class Driver:
             left = self._end - time.monotonic()
             is_late = done > 0 and left < self._start_seconds
             for case in cases:
-                if is_late:
-                    self._skip(launch, case, LEFT_OUT)
-                elif bad := self._bad.get(case.id):
-                    self._skip(launch, case, f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})")
+                bad, reason = self._bad.get(case.id), LEFT_OUT
+                if bad and not is_late:
+                    reason = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})"
+                if bad or is_late:
+                    self._write(launch, case, Outcome(status="skipped", reason=reason))
             cases = [case for case in cases if case.id not in self._bad]
             if not is_late:
                 self._launch(launch, cases, time.monotonic() + left / (len(launches) - done))
-
-    def _skip(self, launch: int, case: Case, reason: str) -> None:
-        self._write(launch, case, Outcome(status="skipped", reason=reason))
 
     def _launch(self, launch: int, cases: list[Case], deadline: float) -> None:
         """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest."""
@@ -141,7 +138,7 @@ class Driver:
         # rather than be left out after all others, the last cases may take longer
         end = self._end + min(0.1 * self._plan.budget_seconds, 5.0)
         return Job(
-            plan=msgspec.structs.replace(self._plan, cases=tuple(cases), skipped=()),
+            plan=replace(self._plan, cases=tuple(cases), skipped=()),
             weights=[self._weight(case) for case in cases],
             budget_seconds=max(deadline - time.monotonic(), 0.0),
             run_seconds=max(end - time.monotonic(), 0.0),
@@ -160,10 +157,11 @@ class Driver:
             self._audience.case(case)
             began = time.monotonic()
             result = monitor.outcome(index, self._plan.timeout_seconds)
-            self._write(launch, case, result, time.monotonic() - began)
             if isinstance(result, Failure):
+                self._write(launch, case, replace(result, wall_seconds=time.monotonic() - began))
                 self._silent = monitor.silent_hosts() if result.status == "hang" else set()
                 return index + 1
+            self._write(launch, case, result)
         monitor.farewell(_FAREWELL_SECONDS)
         return len(cases)
 
@@ -175,32 +173,33 @@ class Driver:
         if len(places) == len(hellos):
             common |= {"locality": relations(places, gpu_links()), **rank_placement(hellos)}
         if self._info.environment is None:
-            self._info = msgspec.structs.replace(self._info, environment=common)
+            self._info = replace(self._info, environment=common)
             write_info(self._path, self._info)
         changed = difference(self._info.environment or {}, common)
         self._environment = {"changed": changed} if changed else {}
         self._environment |= {f"rank {hello.rank}": odd for hello, odd in zip(hellos, rest, strict=True) if odd}
-        self._world = msgspec.structs.replace(self._world, nodes=len({hello.host for hello in hellos}))
+        self._world = replace(self._world, nodes=len({hello.host for hello in hellos}))
         self._doubts = placement_warnings(self._plan.spread, hellos) if self._plan.spread else ()
 
-    def _write(self, launch: int, case: Case, result: Outcome | Failure, seconds: float = 0.0) -> None:
-        notes, told = [*self._plan.notes, *self._doubts], ["status", "reason"]
-        seen: dict[str, Any] = {"environment": self._environment, "started": utc_now()}
-        if isinstance(result, Outcome):
-            notes, seconds = [*notes, *result.notes], result.wall_seconds
-            told += ["stop", "check", "arrival", "injected", "details"]
-            seen["samples"] = Samples(values=result.seconds)
-            seen |= {"metrics": metrics_of(result), "noise": noise_of(result.seconds)}
-        else:
-            seen["ranks"] = list(result.ranks)
-        seen |= {"notes": notes, "seconds": round(seconds, 6), **{name: getattr(result, name) for name in told}}
-        record = Record(case=case, world=self._world, launch=launch, **seen)
+    def _write(self, launch: int, case: Case, result: Outcome) -> None:
+        told = ("status", "reason", "stop", "check", "arrival", "injected", "details", "ranks")
+        record = Record(
+            case=case,
+            world=self._world,
+            launch=launch,
+            samples=Samples(values=result.seconds),
+            metrics=metrics_of(result),
+            noise=noise_of(result.seconds),
+            notes=[*self._plan.notes, *self._doubts, *result.notes],
+            environment=self._environment,
+            started=utc_now(),
+            seconds=round(result.wall_seconds, 6),
+            **{name: getattr(result, name) for name in told},
+        )
         if record.status in _NOT_AGAIN:
             self._bad[case.id] = record
         self._writer.write(record)
         self._audience.record(record)
-        if isinstance(result, Failure):
-            return
         if result.seconds:
             self._widths[case.id] = within_launch(result.seconds).half_width
         if result.raw:

@@ -3,20 +3,9 @@
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from bench.launch.control_channel import (
-    Done,
-    DriverServer,
-    Finished,
-    Hello,
-    Job,
-    Outcome,
-    Raised,
-    Started,
-    StatusReply,
-    StatusRequest,
-)
+from bench.launch import control_channel as channel
+from bench.launch.control_channel import Hello, Outcome
 from bench.launch.launchers import Launcher, local_state
 from bench.results.records import RankState, Status
 
@@ -26,26 +15,21 @@ _SHORT_GRACE = 0.5
 _TICK_SECONDS = 0.2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Why a case has no outcome, and where each rank was; the gang cannot go on."""
-
-    status: Status
-    reason: str
-    ranks: tuple[RankState, ...] = ()
+class Failure(Outcome, frozen=True, kw_only=True):
+    """Why a case has no samples, and where each rank was; the gang cannot go on."""
 
 
 class RankMonitor:
     """Hears one gang's ranks for as long as it lives."""
 
-    def __init__(self, server: DriverServer, gang: Launcher, size: int) -> None:
+    def __init__(self, server: channel.DriverServer, gang: Launcher, size: int) -> None:
         self.hellos: dict[int, Hello] = {}
         self.can_restart = gang.can_restart
         self._server, self._gang, self._size = server, gang, size
         self._started: dict[int, float] = {}
         self._reached: dict[int, int] = {}
-        self._broken: dict[int, Raised] = {}
-        self._where: dict[int, StatusReply] = {}
+        self._broken: dict[int, channel.Raised] = {}
+        self._where: dict[int, channel.StatusReply] = {}
         self._gone: list[int] = []
         self._bye: set[int] = set()
         self._finished: dict[int, Outcome] = {}
@@ -60,18 +44,18 @@ class RankMonitor:
             if time.monotonic() > deadline:
                 missing = self._named([rank for rank in range(self._size) if rank not in self.hellos])
                 return Failure(status="failed", reason=f"{missing} did not start within {timeout_seconds:.0f} s")
-        for rank, hello in self.hellos.items():
-            if hello.size != self._size:
-                told = f"rank {rank} is in a world of {hello.size} ranks; {self._size} were asked for"
-                return Failure(status="failed", reason=told)
+        if other := next((hello for hello in self.hellos.values() if hello.size != self._size), None):
+            told = f"rank {other.rank} is in a world of {other.size} ranks; {self._size} were asked for"
+            return Failure(status="failed", reason=told)
         self._last_finished = time.monotonic()
         return None
 
-    def send(self, message: Job | StatusRequest) -> None:
+    def send(self, message: channel.FromDriver) -> None:
         for rank in self.hellos:
             self._server.send(rank, message)
 
-    def outcome(self, index: int, timeout_seconds: float) -> Outcome | Failure:
+    def outcome(self, index: int, timeout_seconds: float) -> Outcome:
+        """Return what the ranks tell of the case at ``index``, or a ``Failure``."""
         while index not in self._finished:
             # before the first case ranks may take long to find each other
             patience = timeout_seconds if self._started else max(timeout_seconds, START_SECONDS)
@@ -104,16 +88,16 @@ class RankMonitor:
         match self._server.next(min(_TICK_SECONDS, deadline - time.monotonic())):
             case rank, Hello() as hello:
                 self.hellos[rank] = hello
-            case rank, Started(index=index):
+            case rank, channel.Started(index=index):
                 self._started.setdefault(index, time.monotonic())
                 self._reached[rank] = index
-            case _, Finished(index=index, outcome=outcome):
+            case _, channel.Finished(index=index, outcome=outcome):
                 self._finished[index] = outcome
-            case rank, Raised() as broken:
+            case rank, channel.Raised() as broken:
                 self._broken[rank] = broken
-            case rank, StatusReply() as where:
+            case rank, channel.StatusReply() as where:
                 self._where[rank] = where
-            case rank, Done():
+            case rank, channel.Done():
                 self._bye.add(rank)
             case rank, None:
                 self._gone.append(rank)
@@ -146,11 +130,11 @@ class RankMonitor:
         states = dict.fromkeys(self.hellos, "alive")
         states |= {rank: f"died: {_exit_words(exits.get(rank))}" for rank in self._gone}
         states |= {rank: f"raised {broken.error}" for rank, broken in self._broken.items()}
-        return self._failure("failed", reason, states, self._broken)
+        return self._failure("failed", reason, states, {rank: told.stack for rank, told in self._broken.items()})
 
     def _hung(self, index: int, timeout_seconds: float) -> Failure:
         self._where.clear()
-        self.send(StatusRequest())
+        self.send(channel.StatusRequest())
         self._hear_until(lambda: len(self._where) == self._size, _GRACE_SECONDS)
         if late := self._late(index):
             told = f"{self._named(late)} did not arrive"
@@ -164,7 +148,8 @@ class RankMonitor:
         for rank in self.hellos.keys() - self._where.keys():
             seen = local_state(self.hellos[rank])
             states[rank] = f"no answer (process is {seen})" if seen else "no answer"
-        return self._failure("hang", f"no end within {timeout_seconds:g} s: {told}", states, self._where)
+        stacks = {rank: where.stack for rank, where in self._where.items()}
+        return self._failure("hang", f"no end within {timeout_seconds:g} s: {told}", states, stacks)
 
     def _late(self, index: int) -> list[int]:
         """Return the ranks that did not arrive where the others wait, by the first of these that tells ranks apart.
@@ -184,15 +169,12 @@ class RankMonitor:
         names = [f"{rank} ({hosts[rank]})" if several and rank in hosts else str(rank) for rank in ranks]
         return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
 
-    def _failure(
-        self, status: Status, reason: str, states: Mapping[int, str], heard: Mapping[int, Raised | StatusReply]
-    ) -> Failure:
-        stacks = {rank: message.stack for rank, message in heard.items()}
-        ranks = (
+    def _failure(self, status: Status, reason: str, states: Mapping[int, str], stacks: Mapping[int, str]) -> Failure:
+        ranks = [
             RankState(rank=rank, host=hello.host, pid=hello.pid, state=states[rank], stack=stacks.get(rank, ""))
             for rank, hello in sorted(self.hellos.items())
-        )
-        return Failure(status=status, reason=reason, ranks=tuple(ranks))
+        ]
+        return Failure(status=status, reason=reason, ranks=ranks)
 
 
 def _guilty(dead: list[int], exits: dict[int, int]) -> list[int]:

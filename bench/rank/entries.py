@@ -4,10 +4,8 @@ import os
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
-from functools import partial
 
 import msgspec
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -15,37 +13,10 @@ from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE
 from bench.launch.driver import StartRanks
 from bench.launch.launchers import ExternalLauncher, Launcher, loopback_variables
 from bench.launch.processes import leave
-from bench.machine.environment import interface_of
-from bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from bench.machine.world_spec import Joined
-from bench.rank.worker import work
+from bench.rank.worker import Meeting, work
 
 _DRIVER_KEY = "parbench/driver"
-_open_store = partial(TCPStore, wait_for_workers=False, timeout=timedelta(seconds=120))
-
-
-class Meeting:
-    """The store of all ranks: rank 0 binds a free port of the address by which it reaches the driver.
-
-    No port is computed, so that two gangs on one node never meet on the same.
-    """
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._store: TCPStore | None = None
-
-    def offer(self, own_address: str) -> str:
-        """Bind the store on rank 0 and return where; nothing on other ranks. Gloo is told the interface, too."""
-        if interface := interface_of(own_address):
-            os.environ.setdefault(INTERFACE_VARIABLE, interface)  # a host name may mean 127.0.1.1
-        if self._rank != 0:
-            return ""
-        self._store = _open_store(own_address, 0, is_master=True)
-        return f"{own_address}:{self._store.port}"
-
-    def join(self, where: str) -> TCPStore:
-        host, _, port = where.rpartition(":")
-        return self._store or _open_store(host, int(port), is_master=False)
 
 
 def srun() -> None:

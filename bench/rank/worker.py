@@ -10,26 +10,19 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import Store
 
-from bench.launch.control_channel import (
-    ADDRESS_VARIABLE,
-    KEY_VARIABLE,
-    LEFT_OUT,
-    Done,
-    Finished,
-    Hello,
-    Job,
-    Outcome,
-    Raised,
-    RankClient,
-    Started,
-)
+from bench.launch import control_channel as channel
+from bench.launch.control_channel import Job, Outcome, RankClient
 from bench.launch.processes import die_with_parent, leave
-from bench.machine.environment import capture
+from bench.machine.environment import capture, interface_of
+from bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from bench.machine.topology import rank_place
 from bench.rank.runner import run_case
 from bench.rank.timing import Progress
@@ -39,23 +32,38 @@ from bench.world.world import World, open_world
 _MIN_CASE_SECONDS = 0.02
 # the rest is for preparing, checking and what cannot be cut short
 _TIMEOUT_SHARE = 0.5
+_open_store = partial(TCPStore, wait_for_workers=False, timeout=timedelta(seconds=120))
 
 
 def main() -> None:
     """Do the driver's job as the rank that RANK names, in a process of its own."""
     die_with_parent(signal.SIGKILL)
-    work(os.environ[ADDRESS_VARIABLE], os.environ[KEY_VARIABLE])
+    work(os.environ[channel.ADDRESS_VARIABLE], os.environ[channel.KEY_VARIABLE])
     leave(0)
 
 
-class Meeting(Protocol):
-    """How ranks find each other where no launcher has told them."""
+class Meeting:
+    """The store of all ranks where no launcher made one: rank 0 binds a free port of the address to its driver.
+
+    No port is computed, so that two gangs on one node never meet on the same.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._store: TCPStore | None = None
 
     def offer(self, own_address: str) -> str:
-        """Return where the ranks may meet, if this one has bound a store for them."""
+        """Bind the store on rank 0 and return where; nothing on other ranks. Gloo is told the interface, too."""
+        if interface := interface_of(own_address):
+            os.environ.setdefault(INTERFACE_VARIABLE, interface)  # a host name may mean 127.0.1.1
+        if self._rank != 0:
+            return ""
+        self._store = _open_store(own_address, 0, is_master=True)
+        return f"{own_address}:{self._store.port}"
 
     def join(self, where: str) -> Store:
-        """Return the store that a rank has bound there."""
+        host, _, port = where.rpartition(":")
+        return self._store or _open_store(host, int(port), is_master=False)
 
 
 def work(
@@ -92,7 +100,7 @@ def work(
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
         _stand_still(client, None, error)
     done.set()
-    client.say(Done())
+    client.say(channel.Done())
 
 
 def _sit_down(hosts: Sequence[str]) -> None:
@@ -106,14 +114,14 @@ def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> No
     subgroups = Subgroups(world)
     for index, (seconds, in_time) in enumerate(_shares(job)):
         try:
-            client.say(Started(index=index))
+            client.say(channel.Started(index=index))
             subgroups.world = subgroups.world.retimed()
-            outcome = Outcome(status="skipped", reason=LEFT_OUT)
+            outcome = Outcome(status="skipped", reason=channel.LEFT_OUT)
             if subgroups.world.decide([float(in_time)])[0]:
                 case, measure, fault = job.plan.cases[index], job.plan.measure, job.plan.injection
                 outcome = run_case(case, subgroups, measure, seconds, progress, fault)
             if subgroups.world.rank == 0:
-                client.say(Finished(index=index, outcome=outcome))
+                client.say(channel.Finished(index=index, outcome=outcome))
             if outcome.explained:
                 gc.collect()  # a step's model and groups hold each other in cycles: their memory and threads would stay
         except Exception as error:  # noqa: BLE001 - whatever a case raises is told to the driver
@@ -123,9 +131,8 @@ def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> No
 
 def _stand_still(client: RankClient, index: int | None, error: Exception) -> None:
     """Tell the driver what was raised, and wait for the end: the driver ends the gang."""
-    client.say(
-        Raised(index=index, error=f"{type(error).__name__}: {error}".splitlines()[0], stack=traceback.format_exc())
-    )
+    told = f"{type(error).__name__}: {error}".splitlines()[0]
+    client.say(channel.Raised(index=index, error=told, stack=traceback.format_exc()))
     threading.Event().wait()
 
 
@@ -138,7 +145,7 @@ def _shares(job: Job) -> Iterator[tuple[float, bool]]:
         yield min(max(share, _MIN_CASE_SECONDS), _TIMEOUT_SHARE * job.plan.timeout_seconds), spent < job.run_seconds
 
 
-def _hello(meeting: str) -> Hello:
+def _hello(meeting: str) -> channel.Hello:
     uuid = None
     facts: dict[str, Any] = {
         "version": importlib.metadata.version("torch"),
@@ -151,7 +158,7 @@ def _hello(meeting: str) -> Hello:
         facts["gpu"] = torch.cuda.get_device_name(gpu)
         facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     in_step = {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= os.environ.keys()
-    return Hello(
+    return channel.Hello(
         rank=int(os.environ["RANK"]),
         size=int(os.environ["WORLD_SIZE"]),
         host=socket.gethostname(),

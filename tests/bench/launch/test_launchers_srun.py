@@ -17,8 +17,8 @@ from bench.launch.driver import placement_warnings, rank_placement
 from bench.launch.launchers import SrunLauncher, parse_exits, srun_command
 from bench.machine.slurm_allocation import NodeLayout, check_srun, more_options
 from bench.machine.topology import RankPlace
-from bench.rank import entries as srun_rank
-from bench.rank.entries import Meeting
+from bench.rank import worker
+from bench.rank.worker import Meeting
 
 SPREAD = NodeLayout(nodes=2, ntasks_per_node=3, placement="cyclic")
 
@@ -141,7 +141,7 @@ def test_rank_0_binds_a_free_port_and_the_others_find_what_it_set(monkeypatch: p
 def test_gloo_takes_the_interface_that_reaches_the_driver_unless_the_user_has_named_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(srun_rank, "interface_of", {"127.0.0.1": "eth7"}.get)
+    monkeypatch.setattr(worker, "interface_of", {"127.0.0.1": "eth7"}.get)
     for address, before, after in (
         ("127.0.0.1", None, "eth7"),
         ("127.0.0.1", "ib0", "ib0"),

@@ -242,7 +242,7 @@ def test_a_rank_that_cannot_join_its_world_tells_why(hub: DriverServer) -> None:
         assert "carrier-pigeon" in broken.error
 
 
-class Table:
+class Table(worker.Meeting):
     """A meeting of one."""
 
     def __init__(self) -> None:
