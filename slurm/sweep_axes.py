@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from bench.plan.cases import Definition, select
 from bench.plan.params import Value
-from bench.plan.plan import Scalar
 from bench.text import UserError, did_you_mean, listed
 from slurm.sweepfile import SweepFile
 
@@ -25,7 +24,7 @@ class Choice:
 
 
 Combination = Mapping[str, Choice]
-Axis = list[dict[str, Scalar]]
+Axis = list[dict[str, Value]]
 
 
 def read_axes(file: SweepFile, catalogue: Sequence[Definition]) -> tuple[tuple[Combination, ...], ...]:
@@ -62,7 +61,7 @@ def _axes(file: SweepFile) -> Iterator[tuple[Axis, str]]:
         yield [{"environment": name} for name in file.environment or ("",)], "$.environment"
 
 
-def _own(file: SweepFile, name: str, given: Sequence[str]) -> list[Scalar]:
+def _own(file: SweepFile, name: str, given: Sequence[str]) -> list[Value]:
     """Return the values that a key of the file has of its own, and refuse two sources."""
     values = getattr(file, name)
     if values is not None and name in given:
@@ -72,7 +71,7 @@ def _own(file: SweepFile, name: str, given: Sequence[str]) -> list[Scalar]:
     return list(values) if isinstance(values, list) else [values]
 
 
-def _zipped(table: Mapping[str, list[Scalar]], place: str) -> Axis:
+def _zipped(table: Mapping[str, list[Value]], place: str) -> Axis:
     lengths = {name: len(values) for name, values in table.items()}
     if not lengths or not min(lengths.values()):
         raise UserError(f"{place}: an empty table or list leaves no point; give it values")
@@ -93,7 +92,7 @@ def _rows(axis: Axis, place: str, file: SweepFile, catalogue: Sequence[Definitio
         raise UserError(f"{place}: {error}") from error
 
 
-def _choice(name: str, value: Scalar, file: SweepFile, catalogue: Sequence[Definition]) -> Choice:
+def _choice(name: str, value: Value, file: SweepFile, catalogue: Sequence[Definition]) -> Choice:
     if name in ("nodes", "ntasks_per_node"):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{name} = {value!r} is not allowed: it is a whole number of at least 1")
@@ -105,14 +104,14 @@ def _choice(name: str, value: Scalar, file: SweepFile, catalogue: Sequence[Defin
     return _parameter(name, value, file, catalogue)
 
 
-def _named(name: str, value: Scalar, allowed: Sequence[str]) -> Choice:
+def _named(name: str, value: Value, allowed: Sequence[str]) -> Choice:
     if value not in allowed:
         choices = listed(allowed) if any(allowed) else "one of the tables [environment.NAME], and there is none"
         raise UserError(f"{name} = {value!r} is not allowed: it is {choices}{did_you_mean(str(value), allowed)}")
     return Choice(text=str(value), value=value)
 
 
-def _parameter(name: str, value: Scalar, file: SweepFile, catalogue: Sequence[Definition]) -> Choice:
+def _parameter(name: str, value: Value, file: SweepFile, catalogue: Sequence[Definition]) -> Choice:
     """Return a value of a parameter, read as the plan file of a point will be."""
     if not file.case:
         raise UserError(f"{name!r} is a parameter of no case: add a [[case]] that has it, or vary {listed(SHAPE)}")

@@ -9,7 +9,8 @@ import msgspec
 
 from bench.machine.world_spec import BACKENDS, DEVICES
 from bench.plan.aliases import present_params
-from bench.plan.plan import FileCase, Scalar
+from bench.plan.params import Value
+from bench.plan.plan import FileCase
 from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link, read_toml
 from slurm.points import Mode, OnDeadNode, Placement
 
@@ -76,8 +77,8 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     device: str | None = None
     link: str | None = None
     case: tuple[FileCase, ...] = ()
-    matrix: dict[str, list[Scalar]] = {}
-    zip: tuple[dict[str, list[Scalar]], ...] = ()
+    matrix: dict[str, list[Value]] = {}
+    zip: tuple[dict[str, list[Value]], ...] = ()
     exclude: tuple[str, ...] = ()
     environment: dict[str, Environment] = {}
     slurm: SlurmTable = SlurmTable()

@@ -46,7 +46,6 @@ def present_params(params: Mapping[str, _V], where: str) -> dict[str, _V]:
 
 
 def present_target(target: str) -> str:
-    """Return a target by the module that it is in now."""
     return _beginning(target, TARGETS)
 
 

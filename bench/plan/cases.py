@@ -14,7 +14,7 @@ import msgspec
 
 from bench.machine.world_spec import WorldSpec
 from bench.plan.aliases import first_names, present_name, present_params, present_target
-from bench.plan.params import Param, Value, unknown_parameter
+from bench.plan.params import Param, Value, refuse_unknown
 from bench.text import UserError, did_you_mean
 
 
@@ -37,7 +37,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The name with its parameters, for people."""
         return " ".join([self.name, *(f"{name}={value}" for name, value in self.params.items())])
 
 
@@ -54,10 +53,6 @@ def renewed(case: Case) -> Case:
 
 
 Params = Mapping[str, Value]
-
-
-def never_refused(params: Params, spec: WorldSpec) -> str | None:
-    return None
 
 
 def only_itself(given: Params, spec: WorldSpec) -> Iterable[Params]:
@@ -77,19 +72,13 @@ class Definition:
     help: str
     params: tuple[Param, ...]
     tags: tuple[str, ...] = ()
-    refuse: Callable[[Params, WorldSpec], str | None] = never_refused
+    refuse: Callable[[Params, WorldSpec], str | None] = lambda params, spec: None
     expand: Callable[[Params, WorldSpec], Iterable[Params]] = only_itself
-
-    @property
-    def kind(self) -> str:
-        return self.name.partition(".")[0]
 
     def whole(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Return all parameters in declared order, those not given by their defaults."""
-        present, declared = present_params(given, self.name), [param.name for param in self.params]
-        for name in present:
-            if name not in declared:
-                raise unknown_parameter(name, declared, self.name)
+        present = present_params(given, self.name)
+        refuse_unknown(present, [param.name for param in self.params], self.name)
         return {p.name: p.parse(present[p.name]) if p.name in present else p.default for p in self.params}
 
     def case(self, given: Mapping[str, object]) -> Case:
@@ -101,7 +90,6 @@ class Definition:
 
 
 def load_catalogue(modules: Iterable[str]) -> tuple[Definition, ...]:
-    """Return the ``DEFINITIONS`` of the named modules, in order."""
     return tuple(definition for name in modules for definition in importlib.import_module(name).DEFINITIONS)
 
 

@@ -124,15 +124,13 @@ OPERATIONS = (
     ),
     _collective(
         "broadcast", "one rank's buffer to every rank; size = the buffer", ROOT,
-        tags=MAIN, busbw=ONE, in_place=True,
+        tags=MAIN, busbw=ONE, in_place=True, c10d={0: "broadcast_, broadcast"},
         names={"nccl-tests": "broadcast_perf", "osu": "broadcast", "param": "broadcast",
                "gloo": "broadcast, broadcast_one_to_all, broadcast_ring"},
-        c10d={0: "broadcast_, broadcast"},
     ),
     _collective(
         "all_to_all_v", "uneven shards; size = what the busiest rank sends", SKEW, TRAFFIC,
-        tags=(*SIZED, "uneven"), busbw=RING,
-        names={"nccl-tests": "alltoallv_perf", "param": "all_to_allv"},
+        tags=(*SIZED, "uneven"), busbw=RING, names={"nccl-tests": "alltoallv_perf", "param": "all_to_allv"},
     ),
     _collective(
         "all_gather_v", "uneven shards to every rank, a skew of them rank 0's; size = the output", SKEW,
@@ -141,21 +139,18 @@ OPERATIONS = (
     ),
     _collective(
         "reduce", "joins a buffer on one rank; size = the buffer", REDOP, ROOT,
-        tags=SIZED, busbw=ONE,
+        tags=SIZED, busbw=ONE, c10d={0: "reduce_"},
         names={"nccl-tests": "reduce_perf", "osu": "reduce", "param": "reduce", "gloo": "reduce"},
-        c10d={0: "reduce_"},
     ),
     _collective(
         "gather", "every rank's shard to one; size = the output", ROOT,
-        tags=SIZED, busbw=RING,
+        tags=SIZED, busbw=RING, c10d={0: "gather_"},
         names={"nccl-tests": "gather_perf", "osu": "gather", "param": "gather"},
-        c10d={0: "gather_"},
     ),
     _collective(
         "scatter", "one rank's shards to every rank; size = the input", ROOT,
-        tags=SIZED, busbw=RING,
+        tags=SIZED, busbw=RING, c10d={1: "scatter_"},
         names={"nccl-tests": "scatter_perf", "osu": "scatter", "param": "scatter", "gloo": "scatter"},
-        c10d={1: "scatter_"},
     ),
     _collective(
         "all_reduce_two_step", "all_reduce as reduce_scatter and all_gather", REDOP,
@@ -199,8 +194,7 @@ DEFINITIONS = tuple(spec.definition for spec in OPERATIONS)
 
 def busbw_factor(operation: str, n: int) -> float | None:
     """Return busbw / algbw of an operation, named without its kind, on ``n`` ranks; None if it is not known."""
-    found = [spec.busbw.of(n) for spec in OPERATIONS if spec.short_name == operation and spec.busbw is not None]
-    return found[0] if found else None
+    return next((spec.busbw.of(n) for spec in OPERATIONS if spec.short_name == operation and spec.busbw), None)
 
 
 def names_of(tool: str) -> dict[str, OperationSpec]:

@@ -133,7 +133,6 @@ def format_pairs(pairs: tuple[Pair, ...]) -> str:
 
 
 def pairs_of(n: int, index: int, text: str) -> tuple[Pair, ...]:
-    """Return the pairs that are given as text, or else those of a round."""
     return parse_pairs(text, n) if text.strip() else round_pairs(n, index)
 
 

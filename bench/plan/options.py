@@ -10,20 +10,18 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args, get_origin
 
 import msgspec
 
 from bench.machine.environment import emulation
 from bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
 from bench.machine.world_spec import Joined, WorldChoice, WorldSpec, choose_world, sharing_notes
-from bench.plan.aliases import PARAMS as FORMER_PARAMS
-from bench.plan.aliases import present_params
+from bench.plan import aliases
 from bench.plan.cases import Case, Definition, load_catalogue, matches, select
 from bench.plan.catalogue import MODE, OF_THE_RUNNER
 from bench.plan.groups import mesh_group, parse_mesh
 from bench.plan.operation_spec import DTYPES
-from bench.plan.params import Kind, Param, unknown_parameter
+from bench.plan.params import Kind, Param, refuse_unknown
 from bench.plan.plan import PRESETS, Entry, Plan, Preset, Skipped, parse_fault, read_plan_file
 from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link
 
@@ -78,7 +76,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
             told = f"--launches {options.launches}: ranks that are there already make one launch; leave it out"
             raise UserError(told)
         options = replace(options, launches=1)
-    chosen, layout = _where(options, joined)
+    chosen, spread = _where(options, joined)
     plan = make_plan(options, catalogue, chosen.spec)
     fault = None if options.inject is None else parse_fault(options.inject, plan.nproc)
     graphs = [case.label for case in plan.cases if case.whole.get("mode") == "graph"]
@@ -90,7 +88,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         path=str(folder) if options.target else None,
         injection=fault,
         link_bytes_per_second=None if options.link is None else parse_link(options.link),
-        spread=layout,
+        spread=spread,
     )
 
 
@@ -102,7 +100,11 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
     if options.launches is not None and options.launches < 1:
         raise UserError(f"--launches {options.launches}: at least 1 is needed")
     preset = PRESETS[name]
-    chosen = _chosen(options, catalogue, name)
+    chosen = _named(options, catalogue)
+    if not options.only and not options.entries:
+        chosen = [definition for definition in chosen if name == "full" or name in definition.tags]
+    if not chosen:
+        raise UserError(f"--only {' '.join(options.only)} leaves nothing of the plan's cases")
     _check_settings(options.settings, chosen, "--set: what was chosen")
     for entry in options.entries:
         _check_settings(entry.set, select(catalogue, [entry.name]), f"case {entry.name!r}")
@@ -123,24 +125,16 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
     )
 
 
-def _chosen(options: Options, catalogue: Sequence[Definition], preset: str) -> tuple[Definition, ...]:
-    """Return what is to be measured: the entries' cases, or all, narrowed by ``only``."""
+def _named(options: Options, catalogue: Sequence[Definition]) -> list[Definition]:
+    """Return the entries' cases, or all, narrowed by ``only``."""
     named = select(catalogue, [entry.name for entry in options.entries])
     wanted = select(catalogue, options.only)
-    chosen = tuple(definition for definition in named if definition in wanted)
-    if not options.only and not options.entries:
-        chosen = tuple(d for d in chosen if preset == "full" or preset in d.tags)
-    if not chosen:
-        raise UserError(f"--only {' '.join(options.only)} leaves nothing of the plan's cases")
-    return chosen
+    return [definition for definition in named if definition in wanted]
 
 
 def _check_settings(settings: Mapping[str, str], chosen: Sequence[Definition], source: str) -> None:
     known = {param.name for definition in chosen for param in definition.params}
-    for name in settings:
-        if name not in known:
-            where = chosen[0].name if len(chosen) == 1 else f"{source} ({len(chosen)} cases)"
-            raise unknown_parameter(name, known, where)
+    refuse_unknown(settings, known, chosen[0].name if len(chosen) == 1 else f"{source} ({len(chosen)} cases)")
 
 
 def _candidates(definition: Definition, options: Options, preset: Preset, spec: WorldSpec) -> list[Candidate]:
@@ -190,19 +184,14 @@ def _where(options: Options, joined: Joined | None) -> tuple[WorldChoice, NodeLa
     if allocation is not None:
         asked = options.ntasks_per_node or allocation.ntasks_per_node
     many = (joined is not None and joined.size > 1) or (allocation is not None and allocation.nodes > 1)
-    chosen = choose_world(
-        machine,
-        nproc=asked,
-        backend=options.backend,
-        device=options.device,
-        allow_single=options.allow_single or many,
-    )
+    single = options.allow_single or many
+    chosen = choose_world(machine, nproc=asked, backend=options.backend, device=options.device, allow_single=single)
     if joined is not None:
         spec = replace(chosen.spec, nproc=joined.size, nodes=-(-joined.size // joined.local_size))
         return replace(chosen, spec=spec), None
     if allocation is None:
         return chosen, None
-    each = chosen.spec.nproc if options.ntasks_per_node is None else options.ntasks_per_node
+    each = chosen.spec.nproc
     spread = choose_layout(allocation, nodes=options.nodes, ntasks_per_node=each, placement=options.placement)
     spec = replace(chosen.spec, nproc=spread.ranks, nodes=spread.nodes, placement=spread.placement)
     shared = sharing_notes(machine, spread.ranks, spec.device) if emulation(os.environ) else chosen.notes
@@ -214,8 +203,8 @@ def _allocation(options: Options, joined: Joined | None) -> Allocation | None:
     if options.launcher != "srun":
         for name in ("nodes", "ntasks_per_node", "placement", "nodelist"):
             if (value := getattr(options, name)) is not None:
-                option = f"--{name.replace('_', '-')} {value}"
-                raise UserError(f"{option} is for --launcher srun, which starts ranks on nodes")
+                option = name.replace("_", "-")
+                raise UserError(f"--{option} {value} is for --launcher srun, which starts ranks on nodes")
         return None
     if joined is not None:
         raise UserError("--launcher srun starts ranks, and RANK is set: this one is there already")
@@ -229,7 +218,7 @@ def _allocation(options: Options, joined: Joined | None) -> Allocation | None:
 
 def _with_file(options: Options, catalogue: Sequence[Definition]) -> Options:
     """Return the options by their present names, with the plan file's values where the command line gave none."""
-    options = replace(options, settings=present_params(options.settings, "--set"))
+    options = replace(options, settings=aliases.present_params(options.settings, "--set"))
     if options.plan_file is None:
         return options
     file = read_plan_file(options.plan_file)
@@ -244,27 +233,22 @@ def _with_mesh(options: Options, catalogue: Sequence[Definition], joined: Joined
 
     Without a group the mesh is that of the benchmarks named which have one, and says how many ranks there are.
     """
-    settings = options.settings
-    if options.mesh is None and options.group is None:
+    mesh, group, settings = options.mesh, options.group, options.settings
+    if group is not None:
+        return replace(options, settings={**settings, "group": group if mesh is None else mesh_group(mesh, group)})
+    if mesh is None:
         return options
-    if options.group is not None:
-        group = options.group if options.mesh is None else mesh_group(options.mesh, options.group)
-        return replace(options, settings={**settings, "group": group})
-    meshes = [parse_mesh(text) for text in str(options.mesh).split(";")]
-    entries = select(catalogue, [entry.name for entry in options.entries])
-    named = [definition for definition in select(catalogue, options.only) if definition in entries]
-    is_named = bool(options.only or options.entries or options.target)
-    if not is_named or not any(param.kind == "mesh" for definition in named for param in definition.params):
-        raise UserError(
-            f"--mesh {options.mesh} needs --group, one of its axes: {listed(parse_mesh(str(options.mesh)))}"
-        )
+    meshes = [parse_mesh(text) for text in mesh.split(";")]
+    named = _named(options, catalogue) if options.only or options.entries or options.target else []
+    if not any(param.kind == "mesh" for definition in named for param in definition.params):
+        raise UserError(f"--mesh {mesh} needs --group, one of its axes: {listed(parse_mesh(mesh))}")
     if "mesh" in settings:
-        raise UserError(f"--mesh {options.mesh} and --set mesh={settings['mesh']} say the same: leave out one")
-    ranks = {math.prod(size for axis, size in mesh.items() if axis not in INSIDE) for mesh in meshes}
+        raise UserError(f"--mesh {mesh} and --set mesh={settings['mesh']} say the same: leave out one")
+    ranks = {math.prod(size for axis, size in axes.items() if axis not in INSIDE) for axes in meshes}
     here = joined is None and options.launcher == "torchrun" and options.nproc is None
     several = len(ranks) == 1 and (max(ranks) > 1 or options.allow_single)
     nproc = max(ranks) if here and several else options.nproc
-    return replace(options, settings={**settings, "mesh": str(options.mesh)}, nproc=nproc)
+    return replace(options, settings={**settings, "mesh": mesh}, nproc=nproc)
 
 
 def define(target: str, folder: Path) -> Definition:
@@ -295,7 +279,7 @@ def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
     for name, parameter in list(inspect.signature(prepare).parameters.items())[1:]:
         hint, default, wrong = hints.get(name), parameter.default, ""
         kind = _KINDS.get(type(default))
-        if name in (*OF_THE_RUNNER, *FORMER_PARAMS):
+        if name in (*OF_THE_RUNNER, *aliases.PARAMS):
             wrong = f"is parbench's own, as are {listed(OF_THE_RUNNER)}: give it another name"
         elif default is inspect.Parameter.empty:
             wrong = "has no default: give it one, --set changes it"
@@ -304,13 +288,12 @@ def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
         if wrong or kind is None:
             raise UserError(f"parameter {name!r} {wrong or 'is no bool, int, float or str'}")
         kind = "size" if kind == "int" and name.endswith("_bytes") else kind
-        choices = get_args(hint) if get_origin(hint) is typing.Literal else ()
+        choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
         found.append(Param(name=name, kind=kind, default=default, help="", choices=choices))
     return tuple(found)
 
 
 def main() -> None:
-    """Print the parameters of the target in argv as one line of JSON."""
     from bench.rank.runner import load_target  # imports torch, which only this process does
 
     target, folder = sys.argv[1:]

@@ -98,7 +98,9 @@ def _convert(kind: Kind, found: object) -> Value:
     raise ValueError(f"{found!r} is no {kind}")
 
 
-def unknown_parameter(name: str, declared: Iterable[str], where: str) -> UserError:
+def refuse_unknown(given: Iterable[str], declared: Iterable[str], where: str) -> None:
     names = sorted(declared)
-    told = f"it has {listed(names or ['none'])}{did_you_mean(name, names)}"
-    return UserError(f"{where} has no parameter {name!r}: {told}")
+    for name in given:
+        if name not in names:
+            told = f"it has {listed(names or ['none'])}{did_you_mean(name, names)}"
+            raise UserError(f"{where} has no parameter {name!r}: {told}")

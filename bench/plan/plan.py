@@ -11,9 +11,8 @@ from bench.machine.slurm_allocation import NodeLayout
 from bench.plan.aliases import present_name, present_params
 from bench.plan.cases import Case, Definition, select
 from bench.plan.catalogue import OPERATIONS
+from bench.plan.params import Value
 from bench.text import UserError, parse_duration, read_toml
-
-Scalar = bool | int | float | str
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,8 +28,7 @@ def parse_fault(text: str, nproc: int) -> FaultSpec:
     """Return what ``text`` means in a world of ``nproc`` ranks; ``UserError`` if it means nothing."""
     match = re.fullmatch(r"(late|slow|corrupt):(\d+)(?::(.+))?", text.strip(), re.ASCII)
     if match is None or (match[3] is None) != (match[1] == "corrupt"):
-        how = "write late:RANK:3ms, slow:RANK:10% or corrupt:RANK"
-        raise UserError(f"--inject {text!r} is not understood: {how}")
+        raise UserError(f"--inject {text!r} is not understood: write late:RANK:3ms, slow:RANK:10% or corrupt:RANK")
     kind, rank, amount = match[1], int(match[2]), 0.0
     if rank >= nproc:
         raise UserError(f"--inject {text!r}: rank {rank} is not one of the {nproc} ranks, 0 to {nproc - 1}")
@@ -155,7 +153,7 @@ class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One ``[[case]]`` of the file: a name or glob, and its parameters."""
 
     name: str
-    set: dict[str, Scalar | list[Scalar]] = {}
+    set: dict[str, Value | list[Value]] = {}
 
     def entry(self, catalogue: Sequence[Definition]) -> Entry:
         """Return a preset's entry, lists as text that the catalogue's parameters read."""

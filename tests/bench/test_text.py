@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from refusals import refusal
 
 from bench.plan.cases import Definition
-from bench.plan.params import Kind, Param, Value, unknown_parameter
+from bench.plan.params import Kind, Param, Value, refuse_unknown
 from bench.plan.plan import parse_fault
 from bench.text import (
     did_you_mean,
@@ -221,7 +221,7 @@ def test_resolving_fills_in_defaults_in_declared_order_and_refuses_what_is_not_d
     assert whole({"first": "8"}) == {"first": 8, "second": "b"}
     words = "a.case has no parameter 'secnd': it has first or second; did you mean 'second'?"
     assert refusal(whole, {"secnd": "c"}) == words
-    assert str(unknown_parameter("size", [], "a.case")) == "a.case has no parameter 'size': it has none"
+    assert refusal(refuse_unknown, ["size"], [], "a.case") == "a.case has no parameter 'size': it has none"
 
 
 def test_a_mesh_keeps_its_commas_and_its_order_and_refuses_in_its_own_words() -> None:
