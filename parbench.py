@@ -30,7 +30,7 @@ COMMANDS = {
     "export": "reports.commands:export",
     "schema": "bench.commands:schema",
 }
-DEFINITIONS = ("bench.plan.catalogue", "workloads.definitions")
+DEFINITIONS = ("bench.plan.catalogue", "workloads.catalogue")
 
 
 def load(*runs: str | Path) -> "pd.DataFrame":

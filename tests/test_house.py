@@ -15,9 +15,9 @@ from paths import ROOT
 import parbench as command_line
 
 LAYERS = {"parbench": 2, "slurm": 1, "reports": 1, "workloads": 1, "bench": 0}
-INNER = {"workloads": ("pipeline", "context", "experts", "hybrid")}
-COMPOSING = (["hybrid"], ["planner"])
-"""What alone may import kinds of steps: the step that composes them, and the planner of all."""
+INNER = {"workloads": ("pipeline_parallel", "context_parallel", "expert_parallel", "mesh")}
+COMPOSING = (["mesh"], ["planner"], ["costs"])
+"""What alone may import kinds of steps: the step that composes them, the closed forms and the planner of all."""
 TORCH_FREE_PACKAGES = ("reports", "slurm")
 HEAVY = ("torch", "pandas", "scipy", "matplotlib")
 SOURCES = sorted([ROOT / "parbench.py", *(path for name in LAYERS for path in (ROOT / name).glob("**/*.py"))])
@@ -53,8 +53,8 @@ def test_imports_point_one_way() -> None:
 
 def test_the_direction_test_sees_a_wrong_import(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
-    wrong.write_text("def late():\n    from workloads.ddp import prepare\n")
-    assert "workloads.ddp" in imported(wrong)
+    wrong.write_text("def late():\n    from workloads.data_parallel.ddp import prepare\n")
+    assert "workloads.data_parallel.ddp" in imported(wrong)
 
 
 def test_no_module_is_in_an_import_cycle() -> None:
@@ -81,7 +81,7 @@ def heavy_imports(code: str) -> set[str]:
 
 def test_nothing_heavy_is_imported_in_vain() -> None:
     assert heavy_imports("import parbench\ntry:\n  parbench.main(['--help'])\nexcept SystemExit: pass") == set()
-    driving = "bench.launch.measure, bench.launch.driver, workloads.definitions, reports.summary, reports.tables"
+    driving = "bench.launch.measure, bench.launch.driver, workloads.catalogue, reports.summary, reports.tables"
     assert heavy_imports(f"import {driving}") == set()
     assert heavy_imports("import reports.show, reports.build, reports.commands") == set()
     assert heavy_imports("import bench.operations.collectives") == {"torch"}, "this test sees what is heavy"

@@ -57,7 +57,7 @@ def plan(context: click.Context, /, **given: Any) -> None:
     A dry run of one mesh, a search over all of them, or a check of the predictions against a run. Nothing is measured:
     every assumption is a number that is printed, and --hardware FILE.toml replaces.
     """
-    from workloads.planner.answer import Given, answer
+    from workloads.planner.plan_command import Given, answer
 
     found = answer(Given(**given))
     click.echo(found.text)

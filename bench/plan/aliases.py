@@ -25,6 +25,16 @@ TARGETS = {
     "bench.compute:gemm": "bench.operations.local:gemm",
     "bench.memory:copy": "bench.operations.local:copy",
     "bench.p2p:": "bench.operations.p2p:",
+    "workloads.ddp:": "workloads.data_parallel.ddp:",
+    "workloads.zero1:": "workloads.data_parallel.zero1:",
+    "workloads.fsdp:": "workloads.data_parallel.fsdp:",
+    "workloads.tp:": "workloads.tensor_parallel.tensor_parallel:",
+    "workloads.pipeline.pp:": "workloads.pipeline_parallel.pipeline_step:",
+    "workloads.context.cp:": "workloads.context_parallel.context_step:",
+    "workloads.experts.ep:": "workloads.expert_parallel.expert_step:",
+    "workloads.experts.ep_layer:": "workloads.expert_parallel.layer_step:",
+    "workloads.experts.ep_dispatch:": "workloads.expert_parallel.dispatch_step:",
+    "workloads.hybrid.hybrid:": "workloads.mesh.mesh_step:",
 }
 """How targets begin."""
 

@@ -16,9 +16,9 @@ from on_two_ranks import on_two_ranks
 from bench.results.stats import median
 from bench.world.torch_compat import all_gather_single, reduce_scatter_single
 from bench.world.world import World
-from workloads import ddp, fsdp
-from workloads.communication import Call, counted
-from workloads.training import TrainingStep
+from workloads.data_parallel import ddp, fsdp
+from workloads.step.sent_bytes import Call, counted
+from workloads.step.training_step import TrainingStep
 
 MODEL = {"shape": "small", "layers": 4, "hidden": 768, "heads": 8, "sequence": 16, "vocabulary": 64, "microbatch": 1}
 # freed memory is kept: else every large buffer is paged in anew, which takes as long as to send it

@@ -10,14 +10,14 @@ from torch import Tensor
 from training_steps import small
 
 from bench.world.world import World
-from workloads.communication import Call, counted
-from workloads.context.attention_kernel import kernel_for
-from workloads.context.cp import ContextStep, _groups, core_of
-from workloads.context.cp_case import ulysses_of
-from workloads.context.cp_costs import AttentionSizes, attention_bytes
-from workloads.context.cp_plan import ContextPlan
-from workloads.context.cp_recorder import Recorder
-from workloads.costs import sent_bytes
+from workloads.context_parallel.attention_kernel import kernel_for
+from workloads.context_parallel.context_case import ulysses_of
+from workloads.context_parallel.context_step import ContextStep, _groups, core_of
+from workloads.context_parallel.exchange_plan import ContextPlan
+from workloads.context_parallel.recorder import Recorder
+from workloads.costs.communication_pattern import sent_bytes
+from workloads.costs.cp_costs import AttentionSizes, attention_bytes
+from workloads.step.sent_bytes import Call, counted
 
 BATCH = 2
 

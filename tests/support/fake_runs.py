@@ -18,7 +18,7 @@ from bench.machine.world_spec import Joined
 from bench.plan import options
 from bench.results.runs import Run
 
-MODULES = ("bench.plan.catalogue", "workloads.definitions")
+MODULES = ("bench.plan.catalogue", "workloads.catalogue")
 MACHINE = Machine(cores=4, physical_cores=4, memory_bytes=16 << 30, torch_version="2.13.0", torch_has_cuda=False)
 TORCHRUN = {
     "RANK": "0",

@@ -2,7 +2,7 @@
 
 import torch
 
-from workloads.timed import Waiter
+from workloads.model.timed_compute import Waiter
 
 
 class FakeTime:

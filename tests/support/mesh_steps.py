@@ -7,10 +7,10 @@ from typing import Any
 from training_steps import SMALL
 
 from bench.world.world import World
-from workloads.definitions import DEFINITIONS
-from workloads.hybrid.hybrid import HybridStep
-from workloads.pipeline.pp import PipelineStep
-from workloads.timed import Waiter
+from workloads.catalogue import DEFINITIONS
+from workloads.mesh.mesh_step import HybridStep
+from workloads.model.timed_compute import Waiter
+from workloads.pipeline_parallel.pipeline_step import PipelineStep
 
 Params = dict[str, Any]
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from workloads.planner.ask import Ask, parse_mesh
-from workloads.planner.catalog import Model, model_of
 from workloads.planner.hardware import PRESETS, Efficiency, Hardware
+from workloads.planner.models import Model, model_of
 
 PLAIN = Hardware(
     name="plain",

@@ -139,7 +139,7 @@ PIPELINE_MICROSECONDS = {"F": 1000, "B": 2000, "I": 1000, "W": 900}
 
 def pp(schedule: str = "1f1b", microbatches: int = 4, **params: Any) -> Case:
     given = {"schedule": schedule, "microbatches": microbatches, "layers": 4, **params}
-    return make_case("workload.pp", "workloads.pipeline.pp:prepare", given)
+    return make_case("workload.pp", "workloads.pipeline_parallel.pipeline_step:prepare", given)
 
 
 def pipeline_orders(schedule: str, ranks: int, microbatches: int) -> list[list[str]]:
@@ -312,7 +312,7 @@ def sample_run(*, launches: int = 3) -> Run:
 
 def cp(method: str = "ring", sequence: int = 64, **params: Any) -> Case:
     given = {"shape": "tiny", "sequence": sequence, "microbatch": 4, "method": method, **params}
-    return make_case("workload.cp", "workloads.context.cp:prepare", given)
+    return make_case("workload.cp", "workloads.context_parallel.context_step:prepare", given)
 
 
 def hop(direction: str = "forward", step: int = 0, what: str = "keys and values", **more: Any) -> dict[str, Any]:

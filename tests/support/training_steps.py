@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from bench.rank.runner import load_target
 from bench.world.world import World
-from workloads.communication import Silenced, counted, fake_twins, group_of
-from workloads.costs import sent_bytes
-from workloads.definitions import DEFINITIONS
-from workloads.training import TrainingStep
+from workloads.catalogue import DEFINITIONS
+from workloads.costs.communication_pattern import sent_bytes
+from workloads.step.sent_bytes import Silenced, counted, fake_twins, group_of
+from workloads.step.training_step import TrainingStep
 
 Params = dict[str, Any]
 

@@ -22,12 +22,12 @@ from training_steps import OF_NAME, Params, sent_and_expected, small
 from bench.rank.runner import load_target
 from bench.world.torch_compat import group_named
 from bench.world.world import World
-from workloads.communication import Call, Counted, counted
-from workloads.costs import zero1_sent_bytes
-from workloads.ddp import num_elements
-from workloads.fsdp import what_stays_exposed
-from workloads.layout import Layout, local, make_mesh, whole
-from workloads.training import TrainingStep
+from workloads.costs.communication_pattern import zero1_sent_bytes
+from workloads.data_parallel.ddp import num_elements
+from workloads.data_parallel.fsdp import what_stays_exposed
+from workloads.step.layout import Layout, local, make_mesh, whole
+from workloads.step.sent_bytes import Call, Counted, counted
+from workloads.step.training_step import TrainingStep
 
 NUM_SMALL = 27_936  # 2 (2 h^2 + h^2 + 8 h^2 + 4 h + 3 h + h / 2 + 4 h) + (2 * 64 + 16) h + 2 h with h = 32
 ACTIVATION = 2 * 16 * 32 * 4

@@ -14,9 +14,18 @@ from bench.plan.params import Param, Value
 from bench.rank.runner import load_target
 from bench.text import UserError
 from bench.world.world import World
-from workloads.compute_kind import COMPUTE, parse_compute
-from workloads.definitions import DEFINITIONS
-from workloads.shapes import COMMON, MODEL, SHAPES, Shape, flops_per_token, num_layer_weights, num_parameters, shape_of
+from workloads.catalogue import DEFINITIONS
+from workloads.model.compute_kind import COMPUTE, parse_compute
+from workloads.model.shapes import (
+    COMMON,
+    MODEL,
+    SHAPES,
+    Shape,
+    flops_per_token,
+    num_layer_weights,
+    num_parameters,
+    shape_of,
+)
 
 OVERRIDES = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocabulary"]
 EXPERTS_ALONE = ["ep_dispatch", "ep_layer"]

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from bench.text import UserError, did_you_mean, listed
-from workloads.hybrid.constraints import AXES, INSIDE, refuse, sequences_of
-from workloads.pipeline.schedules import default_chunks
-from workloads.planner.catalog import Model
+from workloads.mesh.constraints import AXES, INSIDE, refuse, sequences_of
+from workloads.pipeline_parallel.schedules import default_chunks
+from workloads.planner.models import Model
 
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)

@@ -6,9 +6,9 @@ M microbatches, t the ranks of tp; forward passes count twice where ``full`` che
 
 from collections.abc import Callable, Mapping
 
+from workloads.costs.equation import Equation
 from workloads.planner.ask import Ask
 from workloads.planner.calls import ended_scatters, forwards_of, split_blocks
-from workloads.planner.equations import Equation
 from workloads.planner.expert_places import expert_shards
 from workloads.planner.stage_parts import Part, elements_of, sends_of, summed_elements
 
@@ -95,8 +95,8 @@ _EQUATIONS: Mapping[str, Callable[[Ask, Part], tuple[str, Mapping[str, float]]]]
 }
 SOURCES = {
     "tp": "arXiv 1909.08053; workloads.costs",
-    "cp": "workloads.context.cp_costs",
-    "ep": "workloads.experts.moe_costs.even_dispatch_bytes",
+    "cp": "workloads.costs.cp_costs",
+    "ep": "workloads.costs.moe_costs.even_dispatch_bytes",
     "pp": "arXiv 2104.04473",
     "fsdp": "arXiv 1910.02054; workloads.costs",
     "dp": "workloads.costs",

@@ -7,7 +7,7 @@ torch fills buckets with gradients in the order in which the backward pass makes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from workloads.hybrid.hybrid_tensors import ParameterPart
+from workloads.costs.parameter_table import ParameterPart
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from workloads.hybrid.axes import DATA, multiplied
+from workloads.mesh.axes import DATA, multiplied
 from workloads.planner.placement import Place, offsets, place_of_digits, place_of_groups, strided
 
 

@@ -5,10 +5,10 @@ The numbers of an equation give its value; of what is a sum over calls or a simu
 
 from dataclasses import dataclass
 
+from workloads.costs.equation import Equation
 from workloads.planner.axis_equations import SOURCES, axis_equation
 from workloads.planner.calls import calls_of
 from workloads.planner.dry_run import DryRun
-from workloads.planner.equations import Equation
 from workloads.planner.memory_equations import (
     activations_equation,
     buffers_equation,
@@ -48,7 +48,7 @@ def _memory(run: DryRun) -> list[Formula]:
     ask, part, memory = run.ask, run.fullest.part, run.fullest.memory
     dense, experts = elements_of(ask, part)
     found = [
-        _formula("parameters of a rank", dense_equation(ask, part), dense, "elements", "workloads.shapes"),
+        _formula("parameters of a rank", dense_equation(ask, part), dense, "elements", "workloads.model.shapes"),
         _formula("state", state_equation(ask, part), memory.state, "B", "arXiv 1910.02054, figure 1"),
         _formula(
             "activations",

@@ -12,8 +12,8 @@ h200      141 GB  4.8 TB/s    450 GB/s      400 Gbit/s    989.4 TFLOP/s
 b200      180 GB  8 TB/s      900 GB/s      400 Gbit/s    2250 TFLOP/s
 ========  ======  ==========  ============  ============  ==================
 
-Each preset's ``source`` names where its figures are from, which of them were read there or in a quotation of it, and
-which nobody checked; peaks are those of ``workloads.peaks``. The vendor counts NVLink in both directions together, and
+Each preset's ``source`` names where its figures are from, which of them were read there or in a quotation of it, which
+nobody checked; peaks are those of ``workloads.step.peaks``. The vendor counts NVLink in both directions together, and
 peaks with sparsity: half of both is here. A DGX has one card of its cluster network for each GPU. Latencies and
 efficiencies are assumptions of this planner, not measured: print them, and replace them.
 """
@@ -24,7 +24,7 @@ from typing import Annotated
 import msgspec
 
 from bench.text import UserError, did_you_mean, listed, read_toml
-from workloads.peaks import datasheet_peak
+from workloads.step.peaks import datasheet_peak
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]

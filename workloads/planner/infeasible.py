@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 from bench.text import UserError
-from workloads.hybrid.constraints import refuse_heads, refuse_sequence
+from workloads.mesh.constraints import refuse_heads, refuse_sequence
 from workloads.planner.dry_run import DryRun
 from workloads.planner.hardware import Hardware
 from workloads.planner.rank_memory import total_state_bytes

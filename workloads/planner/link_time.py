@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workloads.costs import sent_bytes
+from workloads.costs.communication_pattern import sent_bytes
 from workloads.planner.hardware import Hardware
 from workloads.planner.placement import Place
 

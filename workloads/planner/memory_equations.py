@@ -5,8 +5,8 @@ ranks of tp, a heads, g = a_kv / a, f the inner size of an FFN or an expert, k t
 rank, n of whose microbatches are in flight.
 """
 
+from workloads.costs.equation import Equation
 from workloads.planner.ask import Ask
-from workloads.planner.equations import Equation
 from workloads.planner.expert_places import expert_shards
 from workloads.planner.rank_memory import held_logits
 from workloads.planner.stage_parts import Part, elements_of, end_elements, whole_of_layer

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from workloads.hybrid.axes import multiplied
+from workloads.mesh.axes import multiplied
 
 Digit = tuple[int, int, bool]
 """A digit of a rank's number: its stride, its size, and whether the group's ranks differ in it."""

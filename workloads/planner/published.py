@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import msgspec
 
 from bench.results.details import Published
-from workloads.costs import state_bytes
-from workloads.pipeline.bubbles import bubble_fraction, bubble_fraction_span
-from workloads.pipeline.schedules import make_schedule
-from workloads.pipeline.simulate import simulate
+from workloads.costs.communication_pattern import state_bytes
+from workloads.model.shapes import Shape
+from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
+from workloads.pipeline_parallel.schedules import make_schedule
+from workloads.pipeline_parallel.simulate import simulate
 from workloads.planner.ask import Ask
-from workloads.planner.catalog import Model, model_of
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import PRESETS
-from workloads.shapes import Shape
+from workloads.planner.models import Model, model_of
 
 SELENE = msgspec.structs.replace(PRESETS["a100"], name="selene", rails=1)
 _GPUS = (384, 768, 1536)

@@ -7,7 +7,7 @@ leaves room for.
 
 from dataclasses import dataclass
 
-from workloads.costs import (
+from workloads.costs.communication_pattern import (
     LayerShape,
     gpt_activation_bytes,
     recompute_activation_bytes,
@@ -15,8 +15,8 @@ from workloads.costs import (
     swiglu_activation_bytes,
 )
 from workloads.planner.ask import Ask
-from workloads.planner.catalog import Model, num_model_parameters
 from workloads.planner.expert_places import expert_shards
+from workloads.planner.models import Model, num_model_parameters
 from workloads.planner.stage_parts import Part, elements_of
 
 _FLOAT_BYTES = 4

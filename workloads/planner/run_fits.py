@@ -15,7 +15,7 @@ from bench.results.records import Record
 from bench.results.runs import Run
 from bench.results.stats import median
 from bench.text import UserError
-from workloads.costs import sent_bytes
+from workloads.costs.communication_pattern import sent_bytes
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Call, Seconds
 

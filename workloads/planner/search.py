@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bench.text import UserError
-from workloads.hybrid.constraints import refuse_experts, refuse_heads, refuse_sequence
+from workloads.mesh.constraints import refuse_experts, refuse_heads, refuse_sequence
 from workloads.planner.ask import CHECKPOINTING, Ask, Checkpointing, refusal
 from workloads.planner.binding import binding_of
-from workloads.planner.catalog import Model
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Seconds
+from workloads.planner.models import Model
 from workloads.planner.rank_memory import memory_of
 from workloads.planner.stage_parts import parts_of
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from workloads.model.shapes import num_layer_weights
 from workloads.planner.ask import Ask
-from workloads.planner.catalog import Model
+from workloads.planner.models import Model
 from workloads.planner.rank_memory import kept_bytes, layer_bytes
 from workloads.planner.stage_parts import Part
-from workloads.shapes import num_layer_weights
 
 _BACKWARD = 2.0  # times the forward pass: one product for the input's gradient, one for the weight's
 _CAUSAL = 0.5  # a fused kernel leaves out the masked half of attention

@@ -6,9 +6,9 @@ the orders of ``workloads.pipeline``.
 
 from dataclasses import dataclass
 
-from workloads.hybrid.hybrid_tensors import stages_of_rank
+from workloads.costs.parameter_table import stages_of_rank
 from workloads.planner.ask import Ask
-from workloads.planner.catalog import Model
+from workloads.planner.models import Model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from bench.results.details import Action
-from workloads.pipeline.bubbles import closed_form
-from workloads.pipeline.schedules import make_schedule
-from workloads.pipeline.simulate import simulate
+from workloads.pipeline_parallel.bubbles import closed_form
+from workloads.pipeline_parallel.schedules import make_schedule
+from workloads.pipeline_parallel.simulate import simulate
 from workloads.planner.ask import Ask
 from workloads.planner.calls import calls_of
 from workloads.planner.expert_places import expert_shards

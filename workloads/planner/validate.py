@@ -15,13 +15,13 @@ from bench.results.records import Record
 from bench.results.runs import Run
 from bench.results.stats import median
 from bench.text import UserError, writing
-from workloads.definitions import DEFINITIONS
+from workloads.catalogue import DEFINITIONS
 from workloads.planner.link_time import Call
+from workloads.planner.measured_activations import activations_of
+from workloads.planner.measured_calls import KINDS, Expected, Step, expected
+from workloads.planner.measured_time import RowTime, declared_compute, row_time
 from workloads.planner.plan_text import duration, published_text, table
 from workloads.planner.published import published
-from workloads.planner.row_activations import activations_of
-from workloads.planner.row_calls import KINDS, Expected, Step, expected
-from workloads.planner.row_time import RowTime, declared_compute, row_time
 from workloads.planner.run_fits import Curve, beyond, by_curves, curves_of
 
 _DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}

@@ -15,7 +15,7 @@ from bench.machine.world_spec import Joined
 from bench.plan import options as module
 from bench.plan.options import Options, plan_run
 from bench.plan.plan import Plan
-from workloads.hybrid import constraints
+from workloads.mesh import constraints
 
 ONE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
 

@@ -6,9 +6,9 @@ import pytest
 from planner_asks import ask
 
 from bench.text import UserError
+from workloads.model.shapes import SHAPES, num_parameters
 from workloads.planner.ask import parse_mesh, refusal, require
-from workloads.planner.catalog import MODELS, model_of, num_model_parameters
-from workloads.shapes import SHAPES, num_parameters
+from workloads.planner.models import MODELS, model_of, num_model_parameters
 
 
 def test_a_model_has_as_many_parameters_as_it_is_named_for() -> None:

@@ -7,13 +7,13 @@ from planner_asks import PLAIN
 from ranks import Ranks
 
 from bench.world.world import World
-from workloads.definitions import DEFINITIONS
-from workloads.hybrid.hybrid import HybridStep
-from workloads.hybrid.hybrid_explain import counts
-from workloads.hybrid.hybrid_memory import counted
+from workloads.catalogue import DEFINITIONS
+from workloads.mesh.mesh_memory import counted
+from workloads.mesh.mesh_probe import counts
+from workloads.mesh.mesh_step import HybridStep
 from workloads.planner.ask import Ask, as_measured, parse_mesh
-from workloads.planner.catalog import model_of
 from workloads.planner.dry_run import DryRun, dry_run
+from workloads.planner.models import model_of
 
 [DEFINITION] = [one for one in DEFINITIONS if one.name == "workload.hybrid"]
 MICROBATCH, MICROBATCHES = 2, 3

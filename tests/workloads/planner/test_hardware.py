@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from planner_asks import H100, PLAIN, ask
 
 from bench.text import UserError
-from workloads.costs import sent_bytes
-from workloads.hybrid.axes import DATA, coordinate_of, expert_copies, expert_groups, groups_along
-from workloads.peaks import datasheet_peak
+from workloads.costs.communication_pattern import sent_bytes
+from workloads.mesh.axes import DATA, coordinate_of, expert_copies, expert_groups, groups_along
 from workloads.planner.calls import calls_of
 from workloads.planner.dry_run import dry_run
 from workloads.planner.expert_places import ExpertPlaces, expert_places, expert_shards
@@ -20,6 +19,7 @@ from workloads.planner.hardware import PRESETS, Efficiency, hardware_of
 from workloads.planner.link_time import Call, by_hardware, inside_rate, rate_of
 from workloads.planner.placement import Place, place_of, place_of_digits
 from workloads.planner.stage_parts import parts_of
+from workloads.step.peaks import datasheet_peak
 
 WHOLE = """
 flops_per_second = 1e15

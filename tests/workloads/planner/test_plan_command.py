@@ -16,8 +16,8 @@ import parbench as command_line
 from bench.plan.cases import make_case
 from bench.results.records import Record
 from bench.text import UserError
-from workloads.planner.answer import Given, answer, ask_of, machine_of
 from workloads.planner.hardware import PRESETS
+from workloads.planner.plan_command import Given, answer, ask_of, machine_of
 
 
 def given(**more: Any) -> Given:
@@ -174,7 +174,7 @@ def test_explanations_are_asked_for_and_json_is_one_line() -> None:
 
 
 def test_a_runs_fits_tell_a_calls_time_and_a_validation_is_shown_and_written(tmp_path: Path) -> None:
-    case = make_case("workload.ddp", "workloads.ddp:prepare", {"shape": "tiny", "microbatch": 4})
+    case = make_case("workload.ddp", "workloads.data_parallel.ddp:prepare", {"shape": "tiny", "microbatch": 4})
     measured = ok(case, metrics={"step_time": seconds_metric(0.02), "compute": plain(0.01, "s")})
     path = run_folder(tmp_path / "run", measured)
     machine = machine_of(given(fits=path))

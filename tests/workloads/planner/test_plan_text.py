@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from planner_asks import H100, ask
 
+from workloads.costs.equation import Equation
 from workloads.planner.ask import as_measured
-from workloads.planner.catalog import model_of
 from workloads.planner.dry_run import DryRun, dry_run
-from workloads.planner.equations import Equation
 from workloads.planner.formulas import Formula, formulas_of
+from workloads.planner.models import model_of
 from workloads.planner.plan_json import as_line, claims_json, dry_run_json, search_json
 from workloads.planner.plan_text import (
     assumptions,

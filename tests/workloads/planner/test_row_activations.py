@@ -7,14 +7,21 @@ import pytest
 import torch
 from training_steps import OF_NAME
 
-from workloads.checkpointing import checkpoint
-from workloads.hybrid.hybrid_activations import Kept, stage_activations
-from workloads.memory import SavedTensors
-from workloads.model import build, draw_tokens, loss_of, rotate
-from workloads.planner.row_activations import Pass, activations_of, embedding_bytes, head_bytes, layer_bytes, norm_bytes
-from workloads.planner.row_calls import KINDS, Step
-from workloads.shapes import SHAPES, Shape
-from workloads.timed import Waiter, make_timed
+from workloads.costs.activations import Kept, stage_activations
+from workloads.model.checkpointing import checkpoint
+from workloads.model.shapes import SHAPES, Shape
+from workloads.model.timed_compute import Waiter, make_timed
+from workloads.model.transformer import build, draw_tokens, loss_of, rotate
+from workloads.planner.measured_activations import (
+    Pass,
+    activations_of,
+    embedding_bytes,
+    head_bytes,
+    layer_bytes,
+    norm_bytes,
+)
+from workloads.planner.measured_calls import KINDS, Step
+from workloads.step.memory import SavedTensors
 
 CPU = torch.device("cpu")
 

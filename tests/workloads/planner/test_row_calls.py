@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from training_steps import OF_NAME
 
-from workloads.context.cp_case import ulysses_of
-from workloads.context.cp_costs import AttentionSizes, attention_bytes
-from workloads.costs import (
+from workloads.catalogue import DEFINITIONS
+from workloads.context_parallel.context_case import ulysses_of
+from workloads.costs.communication_pattern import (
     ddp_sent_bytes,
     fsdp_sent_bytes,
     hsdp_sent_bytes,
@@ -17,19 +17,19 @@ from workloads.costs import (
     total_padded_numel,
     tp_sent_bytes,
 )
-from workloads.definitions import DEFINITIONS
-from workloads.experts.moe_case import moe_of, num_moe_parameters, num_routed_parameters
-from workloads.experts.moe_costs import Moved, Sizes, sent_by
-from workloads.hybrid.axes import mesh_of
-from workloads.hybrid.hybrid_costs import sent_bytes as hybrid_bytes
-from workloads.hybrid.hybrid_tensors import parts_of_rank
-from workloads.pipeline.pipeline_case import pipeline_of
-from workloads.pipeline.pp_bytes import bytes_by_rank
+from workloads.costs.cp_costs import AttentionSizes, attention_bytes
+from workloads.costs.mesh_costs import sent_bytes as hybrid_bytes
+from workloads.costs.moe_costs import Moved, Sizes, sent_by
+from workloads.costs.parameter_table import parts_of_rank
+from workloads.expert_parallel.moe_case import moe_of, num_moe_parameters, num_routed_parameters
+from workloads.mesh.axes import mesh_of
+from workloads.model.shapes import SHAPES, num_parameters
+from workloads.pipeline_parallel.pipeline_case import pipeline_of
+from workloads.pipeline_parallel.pp_bytes import bytes_by_rank
 from workloads.planner.link_time import Call
-from workloads.planner.row_calls import KINDS, expected
-from workloads.planner.row_exchanges import attention_calls
-from workloads.planner.row_step import Expected, Step, call_of
-from workloads.shapes import SHAPES, num_parameters
+from workloads.planner.measured_calls import KINDS, expected
+from workloads.planner.measured_exchanges import attention_calls
+from workloads.planner.measured_step import Expected, Step, call_of
 
 SHAPE = SHAPES["tiny-llama"]
 PSI = num_parameters(SHAPE)

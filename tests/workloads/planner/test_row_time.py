@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 from training_steps import OF_NAME
 
-from workloads.hybrid.hybrid_tensors import ParameterPart, parts_of_rank
-from workloads.model import Transformer
-from workloads.pipeline.bubbles import closed_form
+from workloads.costs.parameter_table import ParameterPart, parts_of_rank
+from workloads.model.shapes import SHAPES, num_parameters
+from workloads.model.transformer import Transformer
+from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.planner.ddp_buckets import Bucket, buckets_of, exposed_seconds
 from workloads.planner.link_time import Call
-from workloads.planner.row_calls import Step, expected
-from workloads.planner.row_time import RowTime, declared_compute, row_time
-from workloads.shapes import SHAPES, num_parameters
+from workloads.planner.measured_calls import Step, expected
+from workloads.planner.measured_time import RowTime, declared_compute, row_time
 
 RATE, LATENCY = 25e6, 1e-3
 MEBI = 2**20

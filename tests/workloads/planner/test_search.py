@@ -16,13 +16,13 @@ from planner_asks import H100, PLAIN, ask
 
 from bench.plan.params import Value
 from bench.text import UserError
-from workloads.hybrid.constraints import refuse
-from workloads.hybrid.hybrid_case import refuse_hybrid
+from workloads.mesh.constraints import refuse
+from workloads.mesh.mesh_case import refuse_hybrid
 from workloads.planner.ask import Ask, refusal
-from workloads.planner.catalog import Model, model_of
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware
 from workloads.planner.infeasible import as_words, lack_of, require_found, smallest_feasible, smallest_words
+from workloads.planner.models import Model, model_of
 from workloads.planner.rank_memory import memory_of
 from workloads.planner.rationale import rationale
 from workloads.planner.search import ORDER, Found, Wanted, candidates, divisors, meshes, search

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 from planner_asks import ask
 
-from workloads.experts.moe_case import moe_of
-from workloads.hybrid.hybrid_costs import sent_bytes, state_elements
-from workloads.pipeline.pp_held import peak_held
-from workloads.pipeline.schedules import NAMES, make_schedule
+from workloads.costs.mesh_costs import sent_bytes, state_elements
+from workloads.expert_parallel.moe_case import moe_of
+from workloads.model.shapes import BUCKET_BYTES, flops_per_token, num_layer_weights
+from workloads.pipeline_parallel.in_flight import peak_held
+from workloads.pipeline_parallel.schedules import NAMES, make_schedule
 from workloads.planner.ask import Ask, as_measured, refusal
 from workloads.planner.calls import calls_of
-from workloads.planner.catalog import model_of, num_model_parameters
 from workloads.planner.link_time import Call
+from workloads.planner.models import model_of, num_model_parameters
 from workloads.planner.rank_memory import (
     RankMemory,
     activation_bytes,
@@ -26,7 +27,6 @@ from workloads.planner.rank_memory import (
 )
 from workloads.planner.stage_flops import active_layer_weights, again_bytes, model_flops_per_token, stage_flops
 from workloads.planner.stage_parts import Part, elements_of, in_flight, parts_of, sends_of, stages_of, summed_elements
-from workloads.shapes import BUCKET_BYTES, flops_per_token, num_layer_weights
 
 
 def test_in_flight_is_what_the_order_of_actions_holds_and_no_more_than_there_is() -> None:

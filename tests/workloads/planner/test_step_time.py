@@ -7,15 +7,15 @@ import msgspec
 import pytest
 from planner_asks import H100, PLAIN, ask
 
-from workloads.pipeline.bubbles import closed_form
-from workloads.pipeline.schedules import NAMES
+from workloads.pipeline_parallel.bubbles import closed_form
+from workloads.pipeline_parallel.schedules import NAMES
 from workloads.planner.ask import Ask, refusal
 from workloads.planner.binding import binding_of
-from workloads.planner.catalog import Model, model_of
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.expert_places import expert_shards
 from workloads.planner.hardware import PRESETS, Hardware
 from workloads.planner.link_time import by_hardware
+from workloads.planner.models import Model, model_of
 from workloads.planner.published import (
     SELENE,
     bubbles,

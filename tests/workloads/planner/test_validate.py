@@ -28,15 +28,15 @@ from bench.results.metrics import MetricValue
 from bench.results.records import Record, WorldInfo
 from bench.results.runs import Run
 from bench.text import UserError
-from workloads.costs import ddp_sent_bytes
+from workloads.costs.communication_pattern import ddp_sent_bytes
+from workloads.model.shapes import SHAPES, num_parameters
 from workloads.planner.link_time import Call
+from workloads.planner.measured_activations import activations_of
+from workloads.planner.measured_calls import Step
 from workloads.planner.placement import Place
 from workloads.planner.published import claims
-from workloads.planner.row_activations import activations_of
-from workloads.planner.row_calls import Step
 from workloads.planner.run_fits import beyond, by_curves, curve_for, curves_of, hardware_of_run
 from workloads.planner.validate import validate, validation_text, write_validation
-from workloads.shapes import SHAPES, num_parameters
 
 PSI = num_parameters(SHAPES["small"])
 LATENCY, RATE = 20e-6, 3e9

@@ -1,0 +1,231 @@
+"""Steps of every method train as one process would, send what the closed form says, and refuse what they cannot do."""
+
+from typing import Any
+
+import pytest
+from ranks import Ranks
+from refusals import refusal
+from torch import Tensor
+from training_steps import SMALL, Params, small, wrong_sent_and_expected, wrong_where_nothing_is_reduced
+
+from bench.world.world import World
+from workloads.context_parallel.attention_block import Blocks
+from workloads.context_parallel.attention_kernel import CpuFlash, CudaFlash, Dense, Gradients, Timed
+from workloads.context_parallel.context_step import ContextStep
+from workloads.context_parallel.exchange_plan import MASKS
+from workloads.context_parallel.ring import RingAttention
+from workloads.step.memory import SavedTensors
+
+METHODS = ["ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp"]
+NARROW: Params = {"precision": "bfloat16", "accumulation": 2}
+WAITS: Params = {"compute": "timed:1ms", "attention": "timed:2ms"}
+ODD: Params = {"hidden": 48, "ffn": 44, "vocabulary": 61, "heads": 12, "sequence": 24, "kv_heads": 4}
+"""Three heads a rank of four, three tokens a rank or a chunk, or keys of one head."""
+
+
+def step_of(world: World, params: Params) -> ContextStep:
+    step = small(world, "cp", params)
+    assert isinstance(step, ContextStep)
+    return step
+
+
+def wrong_after_a_step(step: ContextStep) -> int:
+    step.reset()
+    step.step()
+    wrong = step.check()
+    step.close()
+    return wrong
+
+
+def wrong_in(world: World, variants: list[Params]) -> list[Any]:
+    """Return the variants whose steps are wrong, or send other bytes by axis than the closed form says."""
+    found = []
+    for variant in variants:
+        wrong, sent, expected = wrong_sent_and_expected(world, "cp", variant)
+        if wrong != [0, 0] or sent != {axis: n for axis, n in expected.items() if n} or not set(sent) > {"dp"}:
+            found.append((variant, wrong, sent, expected))
+    return found
+
+
+def test_two_ranks_train_as_one_process_would(two_ranks: Ranks) -> None:
+    variants: list[Params] = [{"method": method, "mask": "packed", "recipe": "llama"} for method in METHODS]
+    variants += [{"method": method, **NARROW} for method in ("ring", "allgather_kv", "usp")]
+    variants += [{"method": "ring", "checkpointing": "full"}, {"method": "zigzag", "mask": "full"}]
+    variants.append({"method": "ulysses", "checkpointing": "selective", "recipe": "llama"})
+    assert two_ranks.call("test_cp:wrong_in", variants=variants) == [[], []]
+
+
+@pytest.mark.full
+def test_four_ranks_train_as_one_process_would(four_ranks: Ranks) -> None:
+    variants: list[Params] = [
+        {"method": "usp", "mask": "packed", "recipe": "llama", **ODD},
+        {"method": "zigzag", **ODD},
+    ]
+    assert four_ranks.call("test_cp:wrong_in", variants=variants) == [[]] * 4
+
+
+@pytest.mark.full
+def test_every_method_mask_and_recipe_trains_as_one_process_would(two_ranks: Ranks, four_ranks: Ranks) -> None:
+    of_two: list[Params] = [
+        {"method": method, "mask": mask, "recipe": recipe}
+        for method in METHODS
+        for mask in MASKS
+        for recipe in ("gpt", "llama")
+    ]
+    of_two += [{"method": method, **more} for method in METHODS for more in (NARROW, {"checkpointing": "full"})]
+    assert two_ranks.call("test_cp:wrong_in", variants=of_two) == [[], []]
+    of_four: list[Params] = [{"method": method, "mask": "packed", "recipe": "llama", **ODD} for method in METHODS]
+    of_four += [{"method": method, "mask": "full", **NARROW, **ODD, "kv_heads": 12} for method in ("ring", "usp")]
+    assert four_ranks.call("test_cp:wrong_in", variants=of_four) == [[]] * 4
+
+
+class Wrong(CpuFlash):
+    def __init__(self, direction: str) -> None:
+        self._direction = direction
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+        out, lse = super().forward(q, k, v, causal)
+        return (out * 1.001, lse) if self._direction == "forward" else (out, lse)
+
+    def backward(
+        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+    ) -> Gradients:
+        dq, dk, dv = super().backward(gradient, q, k, v, out, lse, causal)
+        return (dq, dk * 1.01, dv) if self._direction == "backward" else (dq, dk, dv)
+
+
+def seen_by_the_gate(world: World) -> dict[str, int]:
+    """Return what the gate finds where rank 1's kernel is wrong, and where tokens do not know where they stand."""
+    found = {}
+    for direction in ("forward", "backward"):
+        step = step_of(world, {"method": "zigzag"})
+        core = step._core
+        assert isinstance(core, RingAttention)
+        if world.rank == 1:
+            core.blocks = Blocks(kernel=Wrong(direction), recorder=core.blocks.recorder, tiles=core.blocks.tiles)
+        found[direction] = wrong_after_a_step(step)
+    for recipe in ("gpt", "llama"):
+        step = step_of(world, {"method": "zigzag", "recipe": recipe})
+        model: Any = step.layout.model
+        model.places = None
+        for layer in model.layers:
+            if layer.attention.rotate is not None:
+                layer.attention.rotate = layer.attention.rotate.func
+        found[recipe] = wrong_after_a_step(step)
+    return found
+
+
+def test_the_gate_sees_one_ranks_wrong_kernel_and_tokens_at_wrong_places(two_ranks: Ranks) -> None:
+    for found in two_ranks.call("test_cp:seen_by_the_gate"):
+        assert min(found.values()) > 0, found
+
+
+def saved_bytes(world: World) -> dict[str, int]:
+    """Return by method the bytes of activations that one forward pass keeps for backward."""
+    found = {}
+    for method in METHODS:
+        step = step_of(world, {"hidden": 64, "sequence": 64, "kv_heads": 4, "method": method})
+        with SavedTensors(step.layout.model) as saved:
+            loss = step._forward()
+        loss.backward()  # type: ignore[no-untyped-call]
+        step.close()
+        found[method] = saved.num_bytes
+    return found
+
+
+@pytest.mark.full
+def test_what_is_kept_for_backward_falls_with_the_ranks(two_ranks: Ranks, four_ranks: Ranks) -> None:
+    """In equal parts, but for a few bytes: the mean loss, and how many tokens it is of."""
+    [two, _], [four, *_] = (ranks.call("test_cp:saved_bytes") for ranks in (two_ranks, four_ranks))
+    for method in METHODS:
+        assert two[method] / four[method] == pytest.approx(2, rel=2e-3), method
+
+
+def timed_kernel(world: World) -> tuple[float, int, bool]:
+    """Return the seconds of a pair, what the gate finds after a step, and whether blocks owe other waits nothing."""
+    step = step_of(world, {"method": "ring", **WAITS})
+    core = step._core
+    assert isinstance(core, RingAttention)
+    kernel = core.blocks.kernel
+    assert isinstance(kernel, Timed)
+    return kernel._seconds_per_pair, wrong_after_a_step(step), kernel._waiter is not step._waiter
+
+
+def test_timed_attention_takes_its_time_on_the_mean_rank(two_ranks: Ranks) -> None:
+    for seconds, wrong, apart in two_ranks.call("test_cp:timed_kernel"):
+        pairs = 2 * 4 * 16 * 17 / 2
+        assert seconds * pairs / 2 == pytest.approx(2e-3)
+        assert wrong == 0
+        assert apart
+
+
+def wrong_where_all_stays_local(world: World) -> list[tuple[int, int]]:
+    return [wrong_where_nothing_is_reduced(world, "cp", {"method": of, **WAITS}) for of in ("zigzag", "ulysses")]
+
+
+def test_timed_gradients_that_are_never_averaged_are_seen(two_ranks: Ranks) -> None:
+    for of_ranks in zip(*two_ranks.call("test_cp:wrong_where_all_stays_local"), strict=True):
+        assert max(late for late, _ in of_ranks) > 0
+        assert max(early for _, early in of_ranks) > 0
+
+
+def errors_of(world: World, cases: list[Params]) -> list[str]:
+    return [refusal(step_of, world, params) for params in cases]
+
+
+def test_the_target_refuses_in_the_words_of_the_case(two_ranks: Ranks) -> None:
+    refused: dict[str, Params] = {
+        "sequence(18) % (2 * cp(2)) != 0: zigzag gives each rank two chunks": {"method": "zigzag", "sequence": 18},
+        "heads(1) % ulysses(2) != 0": {"method": "ulysses", "heads": 1, "kv_heads": 1},
+        "method = torch_cp is not allowed on gloo and cpu": {"method": "torch_cp"},
+        "attention = timed:5ms is not allowed with compute = real": {"attention": "timed:5ms"},
+    }
+    for found in two_ranks.call("test_cp:errors_of", cases=list(refused.values())):
+        for told, want in zip(found, refused, strict=True):
+            assert told.startswith(want)
+
+
+def described(world: World, cases: list[Params]) -> list[tuple[list[str], dict[str, Any], tuple[str, ...]]]:
+    found = []
+    for params in cases:
+        step = step_of(world, params)
+        found.append((list(step.layout.axes), step.describe().details, step.describe().notes))
+        step.close()
+    return found
+
+
+def test_the_row_says_how_sequences_lie_and_what_is_sent(two_ranks: Ranks, four_ranks: Ranks) -> None:
+    cases: list[Params] = [{"method": "ring"}, {"method": "usp"}]
+    found = four_ranks.call("test_cp:described", cases=cases)[0]
+    for (there, details, notes), axes in zip(found, (["cp", "dp"], ["ulysses", "ring", "dp"]), strict=True):
+        assert there == axes
+        assert details["tokens_per_rank"] == 4
+        assert set(details["attention_bytes"]["forward"]) == set(axes[:-1])
+        assert details["crossover_ranks"] == 3  # twice as many heads as keys have
+        assert details["balance_limit"] == (1 if "ring" in axes else 4 / 7)
+        assert (details["documents"], details["kernel"], notes) == (None, "flash_cpu", ())
+    packed: Params = {"method": "zigzag", "mask": "packed", **WAITS}
+    [[(_, details, notes)], _] = two_ranks.call("test_cp:described", cases=[packed])
+    assert sum(details["documents"]) == SMALL["sequence"]
+    assert (details["balance_limit"], details["kernel"]) == (None, "timed")
+    assert any(note.startswith("attention timed:2ms: ") for note in notes)
+
+
+def kernels_told(world: World) -> list[tuple[object, list[str]]]:
+    """Return the kernels that rows tell of and their notes on them, where the device has the formula or a fused one."""
+    found = []
+    for kernel, params in ((Dense(), {}), (Dense(), NARROW), (CudaFlash(), NARROW), (Dense(), WAITS)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("workloads.context_parallel.context_step.kernel_for", lambda *_, kernel=kernel: kernel)
+            [(_, details, notes)] = described(world, [{"method": "ring", **params}])
+        found.append((details["kernel"], [note for note in notes if note.startswith("attention: ")]))
+    return found
+
+
+def test_a_row_names_its_kernel_and_owns_up_to_the_plain_formula(two_ranks: Ranks) -> None:
+    for (wide, [of_wide]), (narrow, [of_narrow]), *others in two_ranks.call("test_cp:kernels_told"):
+        assert wide == narrow == "dense"
+        for note, dtype in ((of_wide, "float32"), (of_narrow, "bfloat16")):
+            assert note.startswith("attention: the plain formula in float32")
+            assert f"in {dtype} with heads of 8" in note
+        assert others == [("flash_cuda", []), ("timed", [])]

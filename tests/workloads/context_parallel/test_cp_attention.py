@@ -1,0 +1,161 @@
+"""Attention over ranks is a single process's to the last gradient, and keeps, sends and waits for what it should."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from cp_ranks import Sizes
+from ranks import Ranks
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from bench.world.world import World
+from workloads.context_parallel.attention_block import Blocks
+from workloads.context_parallel.attention_kernel import CpuFlash, Gradients
+from workloads.context_parallel.exchange_plan import MASKS, ContextPlan
+from workloads.context_parallel.recorder import Recorder
+from workloads.context_parallel.ring import Ring, RingAttention
+from workloads.context_parallel.torch_cp import TorchContextParallel
+from workloads.model.transformer import attend
+
+METHODS = ["ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp"]
+GQA = Sizes(heads=6, kv_heads=2)
+_aten = torch.ops.aten
+
+
+def cases_of(ranks: int, *, whole: bool) -> list[tuple[str, str, Sizes, int]]:
+    """Return every method under every mask, seven tokens a rank or half and fewer heads of keys; whole, more sizes."""
+    found: list[tuple[str, str, Sizes, int]] = []
+    for method in METHODS:
+        sizes = [replace(GQA, sequence=14 * ranks), Sizes(heads=3, kv_heads=1, sequence=24)]
+        if method == "ulysses":
+            sizes = [Sizes(heads=3 * ranks, kv_heads=ranks), Sizes(heads=2 * ranks, kv_heads=2 * ranks)]
+        if method == "usp":
+            sizes = [replace(GQA, sequence=14 * ranks)]
+        inner = (1, 2) if method == "usp" and ranks == 2 else (0,)
+        found += [(method, mask, size, u) for mask in MASKS for size in sizes[: 2 if whole else 1] for u in inner]
+    return found
+
+
+def test_two_ranks_attend_as_one_and_send_and_compute_what_is_planned(two_ranks: Ranks) -> None:
+    assert two_ranks.call("cp_ranks:wrong_of", cases=cases_of(2, whole=False)) == [[], []]
+    narrow = [(method, "causal", replace(GQA, dtype="bfloat16"), 0) for method in METHODS]
+    assert two_ranks.call("cp_ranks:wrong_of", cases=narrow, limit=0.02) == [[], []]
+
+
+def test_four_ranks_attend_as_one_and_send_and_compute_what_is_planned(four_ranks: Ranks) -> None:
+    cases = [case for case in cases_of(4, whole=False) if case[1] == "packed"]
+    assert four_ranks.call("cp_ranks:wrong_of", cases=cases) == [[]] * 4
+
+
+@pytest.mark.full
+def test_every_size_under_every_mask_attends_as_one(two_ranks: Ranks, four_ranks: Ranks) -> None:
+    for ranks in (two_ranks, four_ranks):
+        assert ranks.call("cp_ranks:wrong_of", cases=cases_of(ranks.size, whole=True)) == [[]] * ranks.size
+
+
+class Slow(CpuFlash):
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+        self.calls.append("forward")
+        time.sleep(0.02)
+        return super().forward(q, k, v, causal)
+
+    def backward(
+        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+    ) -> Gradients:
+        self.calls.append("backward")
+        time.sleep(0.02)
+        return super().backward(gradient, q, k, v, out, lse, causal)
+
+
+class Noted(Ring):
+    """Notes among a kernel's calls when hops start and when they are waited for."""
+
+    calls: list[str]
+
+    def start(self, block: Tensor) -> None:
+        self.calls.append(f"start {self._what}")
+        super().start(block)
+
+    def wait(self) -> Tensor:
+        self.calls.append(f"wait {self._what}")
+        return super().wait()
+
+
+def order_of_work(world: World) -> tuple[list[str], list[str]]:
+    """Return in which order kernels and hops come, forward and backward, under a full mask."""
+    plan = ContextPlan(method="ring", mask="full", sequence=4 * world.size, ranks=world.size, ulysses=1)
+    kernel, recorder = Slow(), Recorder(world.device)
+    tiles = [plan.tiles(world.rank, step) for step in range(plan.num_steps)]
+    core = RingAttention(world.group, Blocks(kernel=kernel, recorder=recorder, tiles=tiles))
+    for ring in (core.keys, core.gradients):
+        ring.__class__ = Noted
+        ring.calls = kernel.calls  # type: ignore[attr-defined]
+    x = torch.randn(1, 1, 4, 4, requires_grad=True)
+    out = core(x, x, x)
+    forward = list(kernel.calls)
+    out.sum().backward()  # type: ignore[no-untyped-call]
+    return forward, kernel.calls[len(forward) :]
+
+
+def test_each_hop_starts_before_a_block_and_is_waited_for_after_it(four_ranks: Ranks) -> None:
+    keys, gradients = "keys and values", "gradients"
+    hop = [f"start {keys}", "forward", f"wait {keys}"]
+    for forward, backward in four_ranks.call("test_cp_attention:order_of_work"):
+        assert forward == [*hop, *hop, *hop, "forward"]
+        assert backward == [
+            *(f"start {keys}", "backward", f"wait {keys}"),  # half of its own block
+            *(f"start {keys}", "backward", f"start {gradients}"),
+            *(f"wait {keys}", f"start {keys}", "backward", f"wait {gradients}", f"start {gradients}"),
+            *(f"wait {keys}", "backward", f"wait {gradients}", f"start {gradients}"),
+            *("backward", f"wait {gradients}"),  # the other half
+        ]
+
+
+def turned_on_and_off(world: World) -> tuple[bool, bool, bool, str]:
+    """Return whether torch handles attention of DTensors before, between and after, and what it raises between."""
+
+    def handled() -> bool:
+        handlers = DTensor._op_dispatcher._custom_op_handlers
+        return _aten._scaled_dot_product_flash_attention.default in handlers
+
+    group = dist.new_group()
+    before = handled()
+    core, told = TorchContextParallel(group, world.device.type), ""
+    between, x = handled(), torch.randn(1, 2, 4, 8)
+    try:
+        core(x, x, x)
+    except NotImplementedError as error:
+        told = str(error)
+    assert torch.isfinite(attend(x, x, x)).all()  # that of plain tensors is left alone
+    core.close()
+    dist.destroy_process_group(group)
+    return before, between, handled(), told
+
+
+def test_torchs_own_is_on_until_it_is_closed_and_not_implemented_on_cpus(two_ranks: Ranks) -> None:
+    for before, between, after, told in two_ranks.call("test_cp_attention:turned_on_and_off"):
+        assert (before, between, after) == (False, True, False)
+        assert "_scaled_dot_product_flash_attention_for_cpu" in told
+
+
+@pytest.mark.gpu
+def test_torchs_own_is_attention_on_one_gpu() -> None:
+    from torch.distributed import HashStore  # type: ignore[attr-defined]  # exported at run time only
+
+    dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        x = torch.randn(1, 4, 64, 32, device="cuda", dtype=torch.bfloat16)
+        core = TorchContextParallel(group, "cuda")
+        found = core(x, x, x)
+        core.close()
+        assert float((found - attend(x, x, x)).abs().max()) < 0.02
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,236 @@
+"""Tokens are dealt to ranks and found again, tiles are the mask's pairs, and balance and bytes are what papers say."""
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.context_parallel.documents import document_lengths, document_of, places, starts_of
+from workloads.context_parallel.exchange_plan import MASKS, METHODS, ContextPlan, balance, balance_limit
+from workloads.context_parallel.tiles import Tile, causal_tiles, full_tiles, split_rows
+from workloads.context_parallel.token_order import indivisible, inverse, positions
+from workloads.costs.cp_costs import AttentionBytes, AttentionSizes, attention_bytes, crossover_ranks
+
+ULYSSES = {"ring": 1, "striped": 1, "zigzag": 1, "allgather_kv": 1, "ulysses": 4, "usp": 2, "torch_cp": 1}
+Pairs = list[tuple[int, int]]
+
+
+def plan(
+    method: str, mask: str = "causal", sequence: int = 64, ranks: int = 4, ulysses: int | None = None
+) -> ContextPlan:
+    of = ULYSSES[method] if ulysses is None else ulysses
+    return ContextPlan(method=method, mask=mask, sequence=sequence, ranks=ranks, ulysses=of, seed=1)
+
+
+def test_tokens_are_dealt_in_runs_in_turn_or_by_mirrored_chunks() -> None:
+    for order, dealt in {
+        "contiguous": [[0, 1, 2, 3], [4, 5, 6, 7]],
+        "striped": [[0, 2, 4, 6], [1, 3, 5, 7]],
+        "zigzag": [[0, 1, 6, 7], [2, 3, 4, 5]],
+    }.items():
+        assert [positions(order, 8, rank, 2) for rank in range(2)] == dealt, order
+        assert positions(order, 6, 0, 1) == [0, 1, 2, 3, 4, 5], order
+        one_after_the_other = [*dealt[0], *dealt[1]]
+        assert [one_after_the_other[index] for index in inverse(one_after_the_other)] == list(range(8)), order
+    assert [positions("zigzag", 6, rank, 3) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
+
+
+def test_what_does_not_divide_is_told_by_equation() -> None:
+    for order, sequence, ranks, told in (
+        ("contiguous", 10, 4, "sequence(10) % cp(4) != 0"),
+        ("striped", 10, 4, "sequence(10) % cp(4) != 0"),
+        ("zigzag", 128, 3, "sequence(128) % (2 * cp(3)) != 0: zigzag gives each rank two chunks"),
+        ("zigzag", 9, 3, "sequence(9) % (2 * cp(3)) != 0: zigzag gives each rank two chunks"),
+        ("spiral", 9, 3, "order(spiral) is none of contiguous, striped, zigzag"),
+    ):
+        assert indivisible(order, sequence, ranks) == told
+        with pytest.raises(ValueError, match=re.escape(told)):
+            positions(order, sequence, 0, ranks)
+    assert indivisible("contiguous", 9, 3) is indivisible("zigzag", 12, 3) is None
+    assert indivisible("striped", 9, 2, "ring") == "sequence(9) % ring(2) != 0"
+
+
+@given(st.integers(1, 300), st.integers(0, 20))
+@settings(max_examples=50)
+def test_documents_fill_the_sequence_and_none_is_empty(sequence: int, seed: int) -> None:
+    lengths = document_lengths(sequence, seed)
+    assert (sum(lengths), len(lengths)) == (sequence, min(6, sequence))
+    assert min(lengths) >= 1
+    assert lengths == document_lengths(sequence, seed)
+
+
+def test_documents_differ_by_seed_and_places_begin_anew_with_each() -> None:
+    assert len({document_lengths(128, seed) for seed in range(5)}) == 5
+    assert len(set(document_lengths(128, 0))) > 2
+    assert starts_of((3, 1, 4)) == (0, 3, 4)
+    assert [document_of(position, (0, 3, 4)) for position in range(8)] == [0, 0, 0, 1, 2, 2, 2, 2]
+    assert places(range(8), (0, 3, 4)) == [0, 1, 2, 0, 0, 1, 2, 3]
+    assert places([2, 4, 6], (0, 3, 4)) == [2, 0, 2]
+    assert places([2, 4, 6], (0,)) == [2, 4, 6]
+
+
+def covered(tiles: Sequence[Tile]) -> Pairs:
+    found: Pairs = []
+    for tile in tiles:
+        for i in range(tile.query_start, tile.query_stop):
+            seen = i - tile.query_start + 1 if tile.causal else tile.key_stop - tile.key_start
+            found.extend((i, tile.key_start + j) for j in range(seen))
+    return sorted(found)
+
+
+def allowed(queries: Sequence[int], keys: Sequence[int], starts: Sequence[int]) -> Pairs:
+    return [
+        (i, j)
+        for i, query in enumerate(queries)
+        for j, key in enumerate(keys)
+        if key <= query and document_of(key, starts) == document_of(query, starts)
+    ]
+
+
+@given(
+    st.sets(st.integers(0, 30), max_size=12),
+    st.sets(st.integers(0, 30), max_size=12),
+    st.sets(st.integers(1, 29)),
+    st.integers(0, 31),
+)
+@settings(max_examples=50)
+def test_tiles_cover_each_allowed_pair_once_cut_at_a_row_or_not(
+    a: set[int], b: set[int], cuts: set[int], row: int
+) -> None:
+    queries, keys, starts = sorted(a), sorted(b), [0, *sorted(cuts)]
+    tiles = causal_tiles(queries, keys, starts)
+    assert covered(tiles) == allowed(queries, keys, starts)
+    for tile in tiles:
+        rows, columns = tile.query_stop - tile.query_start, tile.key_stop - tile.key_start
+        assert min(rows, columns) > 0
+        assert rows == columns or not tile.causal
+        assert tile.pairs == len(covered([tile]))
+    before, after = split_rows(tiles, row)
+    assert all(tile.query_stop <= row for tile in before)
+    assert all(tile.query_start >= row for tile in after)
+    assert covered([*before, *after]) == covered(tiles)
+
+
+def test_a_block_of_a_ring_is_one_kernel_call() -> None:
+    for order, q, k, tiles in (
+        ("contiguous", 1, 1, [(0, 8, 0, 8, True)]),
+        ("contiguous", 2, 1, [(0, 8, 0, 8, False)]),
+        ("contiguous", 1, 2, []),
+        ("striped", 2, 1, [(0, 8, 0, 8, True)]),
+        ("striped", 1, 2, [(1, 8, 0, 7, True)]),
+        ("zigzag", 1, 1, [(0, 8, 0, 8, True)]),
+        ("zigzag", 2, 1, [(0, 8, 0, 4, False)]),
+        ("zigzag", 1, 2, [(4, 8, 0, 8, False)]),
+    ):
+        found = causal_tiles(positions(order, 32, q, 4), positions(order, 32, k, 4))
+        assert [(t.query_start, t.query_stop, t.key_start, t.key_stop, t.causal) for t in found] == tiles, (order, q, k)
+
+
+def test_a_full_tile_is_cut_in_two_and_a_causal_one_in_three() -> None:
+    assert covered(full_tiles(2, 3)) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    before, after = split_rows(full_tiles(4, 3), 1)
+    assert (before, after) == (full_tiles(1, 3), (Tile(query_start=1, query_stop=4, key_start=0, key_stop=3),))
+    before, after = split_rows(causal_tiles(range(4), range(4)), 1)
+    assert [tile.pairs for tile in (*before, *after)] == [1, 3, 6]
+
+
+def test_every_method_holds_all_tokens_and_its_tiles_have_the_pairs_of_the_mask() -> None:
+    assert tuple(ULYSSES) == METHODS
+    for method, mask in ((method, mask) for method in METHODS for mask in MASKS):
+        asked, where = plan(method, mask), (method, mask)
+        held = [asked.tokens(rank) for rank in range(4)]
+        assert [len(part) for part in held] == [16] * 4, where
+        assert sorted(asked.dealt()) == list(range(64)), where
+        assert [position for part in held for position in part] == asked.dealt(), where
+        steps = [(rank, step) for rank in range(0, 4, asked.ulysses) for step in range(asked.num_steps)]
+        for rank, step in steps:
+            assert sum(tile.pairs for tile in asked.tiles(rank, step)) == asked.pairs(rank, step), where
+        assert sum(asked.pairs(rank, step) for rank, step in steps) == asked.all_pairs(), where
+    assert plan("ring").all_pairs() == 64 * 65 // 2
+    assert plan("ring", "full").all_pairs() == 64 * 64
+
+
+def test_keys_come_from_the_ranks_before_or_all_at_once() -> None:
+    assert plan("ring").keys(1, 0) == plan("ring").tokens(1)
+    assert plan("ring").keys(1, 2) == plan("ring").tokens(3)
+    assert plan("allgather_kv").keys(3, 0) == list(range(64))
+    assert plan("allgather_kv").num_steps == plan("ulysses").num_steps == 1
+
+
+def test_usp_shares_parts_between_neighbours_and_rings_over_the_rest() -> None:
+    asked = plan("usp", sequence=16)
+    assert asked.queries(0) == asked.queries(1) == [0, 1, 2, 3, 12, 13, 14, 15]
+    assert [asked.tokens(rank) for rank in (0, 1)] == [[0, 1, 2, 3], [12, 13, 14, 15]]
+    assert asked.keys(0, 1) == asked.queries(2)
+    assert asked.num_steps == 2
+
+
+def test_only_packed_sequences_have_several_documents() -> None:
+    assert plan("ring").lengths == plan("ring", "full").lengths == (64,)
+    assert plan("zigzag").places(1) == plan("zigzag").tokens(1)
+    packed = plan("ring", "packed")
+    assert len(packed.lengths) > 2
+    assert packed.places(0) == [p - max(s for s in packed.starts if s <= p) for p in packed.tokens(0)]
+    assert packed.all_pairs() == sum(n * (n + 1) // 2 for n in packed.lengths)
+
+
+def test_balance_is_mean_work_over_the_slowest_of_each_step() -> None:
+    assert balance([[4, 4], [4, 4]]) == 1
+    assert balance([[4, 0], [4, 4]]) == 0.75
+    assert balance([[4, 0], [0, 4]]) == 0.5
+
+
+def test_a_contiguous_ring_is_bound_and_stripes_are_even_but_for_a_diagonal() -> None:
+    for ranks, limit in ((2, 2 / 3), (4, 4 / 7), (16, 16 / 31)):
+        assert balance_limit("ring", ranks) == pytest.approx(limit)
+        short, long = (plan("ring", sequence=ranks * each, ranks=ranks).balance_ceiling() for each in (16, 256))
+        assert abs(long - limit) < min(2e-3, abs(short - limit)), ranks
+    for ranks in (2, 8):
+        found = plan("striped", sequence=ranks * 64, ranks=ranks).balance_ceiling()
+        assert found == pytest.approx((ranks * 64 + 1) / (ranks * 65)), ranks
+
+
+def test_the_others_are_even_and_all_are_under_a_full_mask_but_not_with_documents() -> None:
+    for method in ("zigzag", "allgather_kv", "ulysses", "usp"):
+        assert plan(method).balance_ceiling() == balance_limit(method, 4) == 1, method
+    assert [plan(method, "full").balance_ceiling() for method in METHODS] == [1] * len(METHODS)
+    assert plan("zigzag", "packed").balance_ceiling() < 0.95
+
+
+GQA, MHA, NARROW = (
+    AttentionSizes(microbatch=3, sequence=240, heads=8, kv_heads=kv_heads, head_size=16, element_bytes=element_bytes)
+    for kv_heads, element_bytes in ((2, 4), (8, 4), (2, 2))
+)
+
+
+def sent(method: str, sizes: AttentionSizes, c: int, ulysses: int = 1) -> AttentionBytes:
+    return attention_bytes(method, sizes, c, ulysses)
+
+
+def test_a_ring_sends_keys_and_values_c_less_1_times_and_their_sums_back_in_float32() -> None:
+    for method in ("ring", "striped", "zigzag", "torch_cp"):
+        for c in (1, 2, 8):
+            forward = 2 * (240 / c) * 3 * (2 * 16) * (c - 1) * 4  # 2 (s/c) b h_kv (c-1) e
+            expected = AttentionBytes(forward={"cp": forward}, backward={"cp": 2 * forward})
+            assert sent(method, GQA, c) == expected, (method, c)
+    wide, narrow = sent("ring", GQA, 4), sent("ring", NARROW, 4)
+    assert narrow.forward["cp"] == wide.forward["cp"] / 2
+    assert narrow.backward["cp"] == narrow.forward["cp"] + wide.forward["cp"]
+
+
+def test_ulysses_sends_less_forward_than_a_ring_above_the_crossover_alone() -> None:
+    for sizes, crossover in ((MHA, 2.0), (GQA, 5.0)):
+        assert crossover_ranks(sizes.heads, sizes.kv_heads) == crossover
+        for c in (2, 3, 4, 5, 6, 10, 16):
+            ring, ulysses = (sent(m, sizes, c, u).forward["cp"] for m, u in (("ring", 1), ("ulysses", c)))
+            assert (ulysses == pytest.approx(ring)) == (c == crossover), c
+            assert (ulysses < ring) == (c > crossover) or c == crossover, c
+
+
+def test_a_step_has_all_layers_and_microbatches_and_what_is_computed_again() -> None:
+    one = AttentionBytes(forward={"cp": 10.0}, backward={"cp": 25.0})
+    assert one.step(3, 2) == {"cp": 6 * 35.0}
+    assert one.step(3, 2, forwards=2) == {"cp": 6 * 45.0}
+    assert one.step(1, 1, forwards=0) == one.backward

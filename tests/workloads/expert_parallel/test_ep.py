@@ -1,0 +1,234 @@
+"""A step with experts on other ranks computes what one process does, drops included, and says what it sends."""
+
+from typing import Any
+
+import pytest
+from ep_steps import DROPS, NARROW, step_of, wrong_after
+from ranks import Ranks
+from training_steps import Params
+
+from bench.world.world import World
+from workloads.expert_parallel.expert_probe import explain_experts
+from workloads.expert_parallel.moe_case import moe_flops_per_token
+from workloads.expert_parallel.moe_layer import mixtures
+from workloads.expert_parallel.routing import GENERATORS
+from workloads.expert_parallel.wire import wired
+
+
+def wrong_in(world: World, cases: list[Params], steps: int = 2) -> list[tuple[Params, list[int]]]:
+    found = []
+    for params in cases:
+        wrong = wrong_after(step_of(world, params), steps)
+        found += [(params, wrong)] if any(wrong) else []
+    return found
+
+
+def test_two_ranks_train_as_one_process_would(two_ranks: Ranks) -> None:
+    """Every variant, drops, chunks, precisions, recipes and scores, a copy on each rank, FSDP2, split attention."""
+    cases: list[Params] = [
+        {"recipe": "llama", "aux": 0.1, "scores": "sigmoid"},
+        {"variant": "padded", "capacity": 1.0, "routing": "zipf"},
+        {"variant": "allgather", "routing": "ragged", **DROPS},
+        {"variant": "dedup", "checkpointing": "full", "shared": 0, "routing": "hot_rank"},
+        {"chunks": 3, "accumulation": 2, "routing": "idle_rank", **DROPS},
+        {"accumulation": 2, **NARROW},
+        {"ep": 1, "routing": "ragged", **DROPS},
+        {"fsdp": True, "accumulation": 2, "vocabulary": 61},
+        {"tp": 2, "recipe": "llama", "routing": "zipf", "aux": 0.1, "accumulation": 2, **DROPS},
+        {"tp": 2, "etp": 2, "checkpointing": "full", "aux": 0.5, **DROPS},
+    ]
+    assert two_ranks.call("test_ep:wrong_in", cases=cases) == [[], []]
+
+
+def test_four_ranks_train_as_one_process_would(four_ranks: Ranks) -> None:
+    """Copies of experts, split ones, and both beside split attention."""
+    cases: list[Params] = [
+        {"ep": 2, "routing": "zipf", "accumulation": 2, **DROPS},
+        {"etp": 2, "variant": "padded", **DROPS},
+        {"tp": 2, "ep": 2, "recipe": "llama", "aux": 0.1},
+    ]
+    assert four_ranks.call("test_ep:wrong_in", cases=cases, steps=1) == [[]] * 4
+
+
+@pytest.mark.full
+def test_every_variant_under_every_routing_trains_as_one_process_would(two_ranks: Ranks) -> None:
+    """Capacity drops where it is given, and in every second case where a variant is free to."""
+    cases: list[Params] = [
+        {"experts": 6, "top_k": 3, "routing": "zipf"},
+        {"tp": 2},
+        {"tp": 2, "routing": "hot_rank", "variant": "padded", **NARROW, **DROPS},
+        {"tp": 2, "recipe": "llama", "ep": 1, "microbatch": 3, **NARROW},
+    ]
+    for variant in ("all_to_all", "padded", "allgather", "dedup"):
+        names = ["router", *(GENERATORS if variant == "all_to_all" else ("zipf", "idle_rank", "ragged"))]
+        drops: list[Params] = [DROPS if i % 2 or variant == "padded" else {} for i in range(len(names))]
+        cases += [{**drop, "variant": variant, "routing": name} for drop, name in zip(drops, names, strict=True)]
+    assert two_ranks.call("test_ep:wrong_in", cases=cases) == [[], []]
+
+
+@pytest.mark.full
+def test_every_layout_of_four_ranks_trains_as_one_process_would(four_ranks: Ranks) -> None:
+    cases: list[Params] = [
+        {"ep": 2, "variant": "dedup", "routing": "hot_rank"},
+        {"ep": 4, "routing": "idle_rank", "chunks": 2},
+        {"ep": 4, "variant": "padded", "capacity": 1.0},
+        {"ep": 4, "variant": "allgather", "routing": "ragged"},
+        {"ep": 1, "aux": 0.1},
+        {"etp": 2, "ep": 1, "routing": "zipf", "accumulation": 2, "recipe": "llama"},
+        {"etp": 4, "checkpointing": "full", "fsdp": True},
+        {"tp": 2, "ep": 4, "routing": "ragged", "accumulation": 2, **DROPS},
+        {"tp": 2, "ep": 2, "routing": "zipf", "variant": "dedup", **NARROW, **DROPS},
+        {"tp": 4, "kv_heads": 4, "ep": 2, "etp": 2, "routing": "idle_rank", **DROPS},
+    ]
+    assert four_ranks.call("test_ep:wrong_in", cases=cases, steps=1) == [[]] * 4
+
+
+def routes_and_losses(world: World, ways: list[Params]) -> list[tuple[dict[tuple[int, int, int], Any], list[float]]]:
+    """Return for each way the routes of this rank's tokens by step, sequence and position, and its losses."""
+    found = []
+    for params in ways:
+        step = step_of(world, {"kv_heads": 4, "accumulation": 2, **params})
+        routes: dict[tuple[int, int, int], Any] = {}
+        losses = []
+        for number in range(2):
+            step.reset()
+            losses.append(float(step._forward_backward() or 0.0))
+            positions = step._attention.positions(16)
+            assert sorted(mixtures(step.layout.model)[0].chosen) == list(step._numbers)
+            for i, microbatch in enumerate(step._numbers):
+                first, rows = (step.layout.data_rank * 2 + i) * params["microbatch"], range(params["microbatch"])
+                by_layer = [mixture.chosen[microbatch].tolist() for mixture in mixtures(step.layout.model)]
+                where = [(number, first + row, position) for row in rows for position in positions]
+                routes |= dict(zip(where, zip(*by_layer, strict=True), strict=True))
+        step.close()
+        found.append((routes, losses))
+    return found
+
+
+def assert_routes_are_the_same_under_every_layout(four_ranks: Ranks, routing: str) -> None:
+    """Take the same global batch of 16 sequences in four, two, and one data rank's parts, and under every axis."""
+    ways: list[Params] = [{"ep": 1}, {"ep": 2}, {"ep": 4, "variant": "dedup"}, {"ep": 2, "etp": 2}]
+    ways = [{"microbatch": 2, **way} for way in ways]
+    ways += [{"microbatch": 4, "tp": 2, "ep": 2}, {"microbatch": 8, "tp": 4}]
+    ways = [{"routing": routing, **way} for way in ways]
+    found = []
+    for way, told in zip(ways, zip(*four_ranks.call("test_ep:routes_and_losses", ways=ways), strict=True), strict=True):
+        routes = {where: route for of, _ in told for where, route in of.items()}
+        assert sum(len(of) for of, _ in told) == len(routes) == 2 * 16 * 16, way
+        found.append((routes, [sum(of) / 4 for of in zip(*(losses for _, losses in told), strict=True)]))
+    (expected, losses), *others = found
+    assert len({repr(route) for route in expected.values()}) > 8
+    for way, (routes, near) in zip(ways[1:], others, strict=True):
+        assert routes == expected, way
+        assert near == pytest.approx(losses, rel=1e-6), way
+
+
+@pytest.mark.full
+def test_a_token_takes_the_same_route_whichever_rank_has_it_and_under_every_layout(four_ranks: Ranks) -> None:
+    assert_routes_are_the_same_under_every_layout(four_ranks, "ragged")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("routing", ["router", "zipf", "hot_rank", "rotating"])
+def test_routes_of_every_kind_are_the_same_under_every_layout(four_ranks: Ranks, routing: str) -> None:
+    assert_routes_are_the_same_under_every_layout(four_ranks, routing)
+
+
+def ratios(world: World, cases: list[Params]) -> list[dict[str, float | None]]:
+    """Return for each case what a step sends over its closed form, by axis."""
+    found = []
+    for params in cases:
+        step = step_of(world, params)
+        for _ in range(2):
+            step.reset()
+            step.step()
+        told = explain_experts(step.seen(), step.step, step.reset, 0.0, step._balanced).metrics
+        there = [axis for axis in ("ep", "etp") if axis in step.layout.axes]
+        one: dict[str, float | None] = {axis: told[f"bytes_ratio.{axis}"].value for axis in there}
+        sent = wired(step.step, step.layout.axes)
+        one |= {axis: sent[axis] / expected for axis, expected in step.layout.expected_bytes.items()}
+        found.append(one)
+        step.close()
+    return found
+
+
+def test_bytes_of_every_axis_are_those_of_the_closed_form(two_ranks: Ranks, four_ranks: Ranks) -> None:
+    of_two: list[tuple[str, Params]] = [
+        ("ep dp", {"routing": "hot_rank", "capacity": 1.0}),
+        ("ep dp", {"variant": "padded", "capacity": 0.5, **NARROW}),
+        ("ep dp", {"variant": "allgather", "checkpointing": "full", "shared": 0}),
+        ("ep dp", {"variant": "dedup", "checkpointing": "full", "routing": "lognormal"}),
+        ("ep dp", {"chunks": 4, "routing": "ragged", "accumulation": 2}),
+    ]
+    of_four: list[tuple[str, Params]] = [
+        ("ep dp tp adp edp", {"tp": 2, "ep": 2, "recipe": "llama", "variant": "dedup", **NARROW}),
+        ("ep etp dp", {"etp": 2, "routing": "zipf", "fsdp": True, **DROPS}),
+        ("ep etp dp", {"etp": 2, "variant": "padded", "capacity": 0.5, "checkpointing": "full"}),
+    ]
+    for ranks, cases in ((two_ranks, of_two), (four_ranks, of_four)):
+        for found in ranks.call("test_ep:ratios", cases=[params for _, params in cases]):
+            for (axes, params), one in zip(cases, found, strict=True):
+                assert one == dict.fromkeys(axes.split(), 1.0), params
+
+
+def explained(world: World, cases: list[Params]) -> list[dict[str, float | None]]:
+    found = []
+    for params in cases:
+        step = step_of(world, params)
+        for _ in range(2):
+            step.reset()
+            step.step()
+        found.append({name: metric.value for name, metric in step.explain(step.reset, 0.0).metrics.items()})
+        step.close()
+    return found
+
+
+def test_an_explanation_has_state_and_time_and_what_routes_cost(two_ranks: Ranks) -> None:
+    cases: list[Params] = [{"fsdp": True, **NARROW}, {"tp": 2, "capacity": 1.0}]
+    costs = {"exposed_comm.ep", "ect", "imbalance.rank", "imbalance_time", "drop_rate", "dedup_ratio"}
+    for of_rank in two_ranks.call("test_ep:explained", cases=cases):
+        for params, found in zip(cases, of_rank, strict=True):
+            for part in ("parameters", "gradients", "optimizer"):
+                assert found[f"memory_formula.{part}"] == pytest.approx(found[f"memory_counted.{part}"], rel=0.01)
+            assert "memory_formula.activations" not in found
+            axes = {"ep", "dp", *(["tp"] if "tp" in params else [])}
+            assert {f"bytes_ratio.{axis}" for axis in axes} == {name for name in found if name.startswith("bytes_rat")}
+            assert all(found[f"bytes_ratio.{axis}"] == 1.0 for axis in axes), params
+            assert costs <= found.keys()
+
+
+def described(world: World) -> list[tuple[dict[str, Any], tuple[str, ...], float]]:
+    found = []
+    for tp in (1, 2):
+        step = step_of(world, {"capacity": 1.0, "tp": tp})
+        per_token = moe_flops_per_token(step._options.shape, step.moe)
+        found.append((step.describe().details, step.describe().notes, per_token))
+        step.close()
+    return found
+
+
+def test_a_row_says_what_it_may_claim_and_counts_the_positions_of_one_rank(two_ranks: Ranks) -> None:
+    for (details, notes, per_token), (split, of_split, _) in two_ranks.call("test_ep:described"):
+        assert (details["slots"], split["slots"], details["expert_ffn"]) == (8, 4, 64)
+        assert details["flops_per_rank"] == details["tokens_per_step"] * per_token / 2 == 2 * split["flops_per_rank"]
+        assert details["parameters"] > details["routed_parameters"] == 2 * 8 * 2 * 32 * 64
+        assert split["tokens_per_step"] * 2 == details["tokens_per_step"]
+        assert split["axes"] == {axis: {"ranks": 2} for axis in ("dp", "tp", "ep")}
+        claims = [any(note.startswith("attention over tp: ") for note in of) for of in (notes, of_split)]
+        assert claims == [False, True]
+
+
+def timed(world: World) -> tuple[int, bool, int]:
+    """Return what is wrong of waiting experts, whether a note says what waits, and the axes."""
+    step = step_of(world, {"compute": "timed:4ms", "routing": "hot_rank"})
+    step.reset()
+    step.step()
+    wrong, axes = step.check(), len(step.layout.axes)
+    start = "timed experts: T is their forward at the mean load"
+    noted = any(note.startswith(start) for note in step.describe().notes)
+    step.close()
+    return wrong, noted, axes
+
+
+def test_timed_experts_leave_the_right_fills_and_a_note(two_ranks: Ranks) -> None:
+    assert two_ranks.call("test_ep:timed") == [(0, True, 2)] * 2

@@ -1,0 +1,179 @@
+"""A gate that cannot fail would say nothing: what goes wrong in a step with experts on other ranks is caught."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from ep_steps import DROPS, step_of
+from ranks import Ranks
+from torch import Tensor, nn
+from training_steps import MUTANTS
+
+from bench.world.world import World
+from workloads.expert_parallel.expert_step import EpStep
+from workloads.expert_parallel.moe_layer import MoeLayer, balance_loss, mixtures
+
+
+def _scale_gradient(name: str) -> Callable[[EpStep], None]:
+    def mutate(step: EpStep) -> None:
+        parameter = step.layout.model.get_parameter(name)
+        parameter.register_hook(lambda gradient: gradient * 1.001)  # type: ignore[no-untyped-call]
+
+    return mutate
+
+
+def _rerouted(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[EpStep], None]:
+    def mutate(step: EpStep) -> None:
+        for mixture in mixtures(step.layout.model):
+            given = mixture.route
+
+            def route(tokens: Tensor, weights: Tensor, routes: Tensor, given: Any = given) -> Any:
+                return given(tokens, *change(weights, routes))
+
+            mixture.route = route  # type: ignore[method-assign]
+
+    return mutate
+
+
+def _capacity_is_one_more(step: EpStep) -> None:
+    for mixture in mixtures(step.layout.model):
+        mixture.moe = replace(mixture.moe, capacity=0.9)
+
+
+def _balance_is_not_asked_for(step: EpStep) -> None:
+    for mixture in mixtures(step.layout.model):
+        mixture.register_forward_hook(lambda module, args, out: setattr(module, "aux", None))
+
+
+def _attention_stays_a_sum(step: EpStep) -> None:
+    step._copies["adp"] = ([], None)
+
+
+def _all_stand_at_the_first_positions(step: EpStep) -> None:
+    assert step.layout.model.places is not None
+    step.layout.model.places = step.layout.model.places - step.layout.model.places[0]  # type: ignore[operator,index]
+
+
+def _all_take_the_first_tokens(step: EpStep) -> None:
+    step._attention = replace(step._attention, place=0)
+
+
+def _all_take_the_first_routes(step: EpStep) -> None:
+    given = step._loss
+    step._loss = lambda module, number, tokens: given(module, number // 2 * 2, tokens)  # type: ignore[method-assign]
+
+
+def _balance_is_of_all_positions(step: EpStep) -> None:
+    alone = step._alone
+
+    def together(dtype: torch.dtype) -> nn.Module:
+        model = alone(dtype)
+        for mixture in mixtures(model):
+            mixture.balance = balance_loss  # type: ignore[method-assign]
+        return model
+
+    object.__setattr__(step.layout, "alone", together)
+
+
+WRONGS: dict[str, tuple[int, Callable[[EpStep], None]]] = {
+    "nothing": (1, lambda step: None),
+    "nothing of split attention": (2, lambda step: None),
+    "an expert's gradient is a thousandth larger": (1, _scale_gradient("layers.0.ffn.experts.down")),
+    "a router's gradient is a thousandth larger": (1, _scale_gradient("layers.1.ffn.router.weight")),
+    "an expert is another": (1, _rerouted(lambda weights, routes: (weights, (routes + 1) % 8))),
+    "capacity is larger": (1, _capacity_is_one_more),
+    "weights change places": (1, _rerouted(lambda weights, routes: (weights.flip(1), routes))),
+    "balance is not asked for": (1, _balance_is_not_asked_for),
+    "attention's gradients stay sums": (2, _attention_stays_a_sum),
+    "all stand at the first positions": (2, _all_stand_at_the_first_positions),
+    "all take the first tokens": (2, _all_take_the_first_tokens),
+    "all take the first routes": (2, _all_take_the_first_routes),
+    "balance is of all positions": (2, _balance_is_of_all_positions),
+    "a norm's gradient is a thousandth larger": (2, _scale_gradient("layers.0.attention_norm.weight")),
+}
+SOME = [*list(WRONGS)[:4], "capacity is larger", "attention's gradients stay sums", "all take the first tokens"]
+COMMON = ["one rank has other tokens", "every loss is a thousandth larger", "targets are not moved"]
+
+
+def wrong_of(world: World, wrongs: list[str]) -> list[int]:
+    """Return how much is wrong after a step that goes on wrong in its check."""
+    found = []
+    for wrong in wrongs:
+        tp, mutate = WRONGS.get(wrong, (1, None))
+        step = step_of(world, {"aux": 0.5, "routing": "zipf", "tp": tp, **DROPS})
+        step.reset()
+        step.step()
+        if mutate is None:
+            MUTANTS[wrong](step, world)
+        else:
+            mutate(step)
+        found.append(step.check())
+        step.close()
+    return found
+
+
+def assert_caught(two_ranks: Ranks, wrongs: list[str]) -> None:
+    for wrong, *found in zip(wrongs, *two_ranks.call("test_ep_gate:wrong_of", wrongs=wrongs), strict=True):
+        assert (max(found) > 0) == (not wrong.startswith("nothing")), wrong
+
+
+def test_what_is_wrong_of_a_mixture_of_split_attention_and_of_any_step_is_caught(two_ranks: Ranks) -> None:
+    assert_caught(two_ranks, [*SOME, *COMMON])
+
+
+@pytest.mark.full
+def test_everything_wrong_is_caught(two_ranks: Ranks) -> None:
+    assert_caught(two_ranks, [wrong for wrong in WRONGS if wrong not in SOME])
+
+
+def wrong_without_averages(world: World) -> list[int]:
+    """Return how much is wrong where copies of experts are not averaged, and where their sum is not divided."""
+    step = step_of(world, {"ep": 1})
+    step.reset()
+    step.step()
+    found = [step.check()]
+    parameters, replicas = step._copies["edp"]
+    assert replicas is not None
+    for copies in ((parameters, None), ([], None)):
+        step._copies["edp"] = copies
+        found.append(step.check())
+    step.close()
+    return found
+
+
+def test_copies_that_are_not_averaged_are_caught(two_ranks: Ranks) -> None:
+    right, *wrongs = zip(*two_ranks.call("test_ep_gate:wrong_without_averages"), strict=True)
+    assert right == (0, 0)
+    assert all(max(found) > 0 for found in wrongs)
+
+
+def wrong_of_a_router(world: World) -> list[int]:
+    """Return what the first check finds where a rank's router is followed and where a token goes elsewhere, by tp."""
+    found = []
+    for tp, elsewhere in ((1, False), (1, True), (2, False), (2, True)):
+        step = step_of(world, {"tp": tp})
+        step.reset()
+        if elsewhere and world.rank == 1:
+            given = MoeLayer.forward
+
+            def forward(layer: MoeLayer, x: Tensor, given: Any = given) -> Any:
+                if layer.given is None:
+                    scores = layer.router(x.flatten(0, 1))
+                    routes = scores.topk(2).indices
+                    routes[3] = (-scores[3]).topk(2).indices
+                    layer.given = routes
+                return given(layer, x)
+
+            for mixture in mixtures(step.layout.model):
+                mixture.forward = forward.__get__(mixture)  # type: ignore[method-assign]
+        step.step()
+        found.append(step.check())
+        step.close()
+    return found
+
+
+def test_a_token_that_its_router_would_send_elsewhere_is_caught(two_ranks: Ranks) -> None:
+    """Two layers each have one; results are computed with the routes taken, and are right."""
+    assert two_ranks.call("test_ep_gate:wrong_of_a_router") == [[0, 2, 0, 2]] * 2

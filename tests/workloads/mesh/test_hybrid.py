@@ -1,0 +1,349 @@
+"""One step on a mesh of any axes computes what one process does, and sends over each axis what the closed form says."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from mesh_steps import EXPERTS, Params, small_hybrid
+from ranks import Ranks
+from test_hybrid_memory import assert_activations_agree
+
+from bench.world.world import World
+from workloads.expert_parallel.moe_layer import mixtures
+from workloads.expert_parallel.wire import wired
+from workloads.mesh.mesh_context import Tokens
+from workloads.mesh.mesh_probe import counts
+from workloads.mesh.mesh_step import HybridStep
+from workloads.model.transformer import build, loss_of
+from workloads.step.layout import local
+
+Case = tuple[str, str, Params]
+"""A mesh, the axes that send something, and what else is asked."""
+ODD: Params = {"vocabulary": 65}
+LLAMA: Params = {"recipe": "llama"}
+NARROW: Params = {"precision": "bfloat16"}
+
+
+@pytest.fixture(scope="module")
+def eight_ranks() -> Iterator[Ranks]:
+    with Ranks(8) as ranks:
+        yield ranks
+
+
+def looked_at(world: World, params: Params) -> tuple[list[int], dict[str, tuple[float, float]]]:
+    """Return what is wrong after a step on each of two batches, and bytes sent and expected by axis."""
+    step = small_hybrid(world, params)
+    wrong = []
+    for _ in range(2):
+        step.reset()
+        step.step()
+        wrong.append(step.check())
+    sent, expected, _ = counts(world, step.look(), step.step, step.reset)
+    step.close()
+    return wrong, {axis: (sent.get(axis, 0.0), expected.get(axis, 0.0)) for axis in {**sent, **expected}}
+
+
+def assert_right(ranks: Ranks, *cases: Case) -> None:
+    for mesh, axes, more in cases:
+        for wrong, bytes_by_axis in ranks.call("test_hybrid:looked_at", params={"mesh": mesh, **more}):
+            assert wrong == [0, 0], (mesh, more)
+            assert bytes_by_axis.keys() == set(axes.split()), (mesh, more)
+            for axis, (sent, expected) in bytes_by_axis.items():
+                assert sent == pytest.approx(expected, rel=1e-12), (mesh, more, axis)
+                assert sent > 0, (mesh, more, axis)
+
+
+def test_each_axis_alone(two_ranks: Ranks) -> None:
+    assert_right(
+        two_ranks,
+        ("dp=2", "dp", {}),
+        ("fsdp=2", "fsdp", ODD),
+        ("pp=2", "pp", LLAMA),
+        ("pp=2", "pp", {"schedule": "zb_v", "layers": 4}),
+        ("tp=2", "tp", LLAMA),
+        ("dp=1,tp=2", "tp", NARROW),
+        *(("cp=2", "cp dp", {"cp_method": method}) for method in ("ring", "striped", "zigzag", "ulysses")),
+        ("cp=2", "cp dp", {"cp_method": "allgather_kv", **LLAMA}),
+        ("dp=2,ep=2", "dp ep", EXPERTS),
+        ("fsdp=2", "fsdp edp", EXPERTS),
+        ("tp=2,etp=2", "tp etp", EXPERTS),
+    )
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axes", "more"),
+    [
+        ("dp=2,tp=2", "dp tp", {}),
+        ("fsdp=2,pp=2", "fsdp pp", ODD),
+        ("cp=2,tp=2", "cp tp dp", {"cp_method": "zigzag"}),
+        ("dp=2,tp=2,ep=2", "dp tp ep edp", EXPERTS),
+    ],
+)
+def test_axes_that_meet(four_ranks: Ranks, mesh: str, axes: str, more: Params) -> None:
+    assert_right(four_ranks, (mesh, axes, more))
+
+
+@pytest.mark.full
+def test_all_pairs_of_axes_with_options_where_they_meet(four_ranks: Ranks) -> None:
+    assert_right(
+        four_ranks,
+        ("dp=2,fsdp=2", "dp fsdp", ODD),
+        ("dp=2,pp=2", "dp pp", {}),
+        ("dp=2,cp=2", "dp cp", {}),
+        ("fsdp=2,cp=2", "fsdp cp dp", {}),
+        ("fsdp=2,tp=2", "fsdp tp", ODD),
+        ("cp=2,tp=2", "cp tp dp", LLAMA),
+        ("dp=4,ep=2", "dp ep edp", EXPERTS),
+        ("fsdp=4,ep=4", "fsdp ep", EXPERTS),
+        ("dp=2,pp=2,ep=2", "dp pp ep", EXPERTS),
+        ("fsdp=2,cp=2,ep=4", "fsdp cp dp ep", EXPERTS),
+        ("tp=2,pp=2", "pp tp", {"schedule": "zb_h1"}),
+        ("pp=2,tp=2", "pp tp", {"schedule": "zb_v", "layers": 4}),
+        ("cp=2,pp=2", "pp cp dp", {"schedule": "zb_h1"}),
+        ("pp=2,fsdp=2", "pp fsdp", {"schedule": "interleaved", "layers": 4}),
+        ("pp=2,dp=2", "pp dp", {"schedule": "gpipe", "split": "1+2", "layers": 3, "microbatches": 3}),
+        *(("cp=2,tp=2", "cp tp dp", {"cp_method": method}) for method in ("ulysses", "allgather_kv")),
+        ("cp=2,tp=2", "cp tp dp", {"cp_method": "striped", **LLAMA}),
+        ("dp=2,tp=2,ep=2", "dp tp ep edp", {**EXPERTS, "routing": "zipf"}),
+        ("tp=2,fsdp=2,etp=2,ep=2", "fsdp tp ep etp", {**EXPERTS, **LLAMA, "routing": "zipf"}),
+        ("dp=2,tp=2,etp=2", "dp tp etp edp", {**EXPERTS, **NARROW}),
+        ("pp=2,tp=2,etp=2", "pp tp etp", EXPERTS),
+    )
+
+
+@pytest.mark.full
+def test_many_axes_at_once(eight_ranks: Ranks) -> None:
+    assert_right(
+        eight_ranks,
+        ("dp=2,pp=2,tp=2", "dp pp tp", {}),
+        ("fsdp=2,pp=2,tp=2", "fsdp pp tp", {}),
+        ("fsdp=2,cp=2,tp=2", "fsdp cp dp tp", {}),
+        ("dp=2,fsdp=2,tp=2", "dp fsdp tp", ODD),
+        # the ranks of cp are a fourth axis: gradients are summed over them
+        ("pp=2,cp=2,tp=2", "dp pp cp tp", {}),
+        ("dp=2,pp=2,tp=2,ep=2", "dp pp tp ep edp", EXPERTS),
+        ("pp=2,cp=2,tp=2,ep=2", "dp pp cp tp ep edp", EXPERTS),
+        ("fsdp=2,pp=2,cp=2,ep=4", "fsdp dp pp cp ep", EXPERTS),
+        ("dp=2,fsdp=2,pp=2,ep=2", "fsdp dp pp ep edp", EXPERTS),
+    )
+    assert_activations_agree(eight_ranks, [{"mesh": mesh} for mesh in ("dp=2,pp=2,tp=2", "pp=2,cp=2,tp=2")])
+
+
+def unlike_unforgotten(world: World, params: Params, how: str) -> tuple[int, int]:
+    """Return how many elements of gradients are not those of layers that forget nothing, of how many, in two steps."""
+    taken: list[list[torch.Tensor]] = []
+    for checkpointing in ("none", how):
+        step = small_hybrid(world, {**params, "checkpointing": checkpointing})
+        taken.append([])
+        for _ in range(2):
+            step.reset()
+            step.step()
+            gradients = [parameter.grad for parameter in step.layout.model.parameters()]
+            taken[-1] += [local(gradient).clone() for gradient in gradients if gradient is not None]
+        step.close()
+    unlike = sum(int((one != other).sum()) for one, other in zip(*taken, strict=True))
+    return unlike, sum(one.numel() for one in taken[0])
+
+
+def assert_again(ranks: Ranks, how: str, *cases: Case) -> None:
+    for mesh, axes, more in cases:
+        assert_right(ranks, (mesh, axes, {"checkpointing": how, **more}))
+        for unlike, count in ranks.call("test_hybrid:unlike_unforgotten", params={"mesh": mesh, **more}, how=how):
+            assert unlike == 0 < count, (mesh, more)
+
+
+@pytest.mark.full
+def test_layers_computed_again_give_the_same_bits(two_ranks: Ranks) -> None:
+    """Also where a stage's mixtures have the routes of another microbatch by the time of a backward pass."""
+    mixed = {**EXPERTS, "microbatches": 4, "routing": "zipf"}
+    assert_again(two_ranks, "full", ("tp=2", "tp", {}), ("dp=2,ep=2", "dp ep", EXPERTS), ("pp=2", "pp", mixed))
+    gpipe = {**LLAMA, "schedule": "gpipe"}
+    assert_again(two_ranks, "selective", ("cp=2", "cp dp", {}), ("pp=2", "pp", gpipe))
+
+
+@pytest.mark.full
+def test_layers_computed_again_give_the_same_bits_where_axes_meet(two_ranks: Ranks, four_ranks: Ranks) -> None:
+    zigzag, interleaved = ("cp=2", "cp dp", {"cp_method": "zigzag"}), {"schedule": "interleaved", "layers": 4}
+    assert_again(two_ranks, "full", ("fsdp=2", "fsdp", ODD), ("pp=2", "pp", {}), zigzag)
+    assert_again(two_ranks, "selective", ("tp=2", "tp", LLAMA))
+    assert_again(four_ranks, "selective", ("dp=2,fsdp=2", "dp fsdp", ODD), ("pp=2,tp=2", "pp tp", {}))
+    assert_again(
+        four_ranks,
+        "full",
+        ("fsdp=2,pp=2", "fsdp pp", interleaved),
+        ("fsdp=2,tp=2", "fsdp tp", NARROW),
+        ("cp=2,tp=2", "cp tp dp", {"cp_method": "ulysses", **LLAMA}),
+        ("dp=2,pp=2,ep=2", "dp pp ep", {**EXPERTS, "microbatches": 4, "routing": "zipf"}),
+        ("dp=2,tp=2,ep=2,etp=2", "dp tp ep etp", EXPERTS),
+    )
+
+
+def wrong_fills(world: World, params: Params) -> list[int]:
+    """Return what is wrong with timed gradients, and again where sums are left out."""
+    step = small_hybrid(world, {"compute": "timed:1ms", **params})
+    wrong = []
+    for sums in (step._sums, replace(step._sums, groups={})):
+        step._sums = sums
+        step.reset()
+        step.step()
+        wrong.append(step.check())
+    step.close()
+    return wrong
+
+
+def test_timed_gradients_are_every_rank_s(two_ranks: Ranks) -> None:
+    meshes: list[tuple[str, Params]] = [("dp=2", {}), ("fsdp=2", {}), ("pp=2", {}), ("cp=2", {"cp_method": "zigzag"})]
+    for mesh, more in (*meshes, ("tp=2", EXPERTS), ("cp=2,ep=2", EXPERTS), ("tp=2,etp=2", EXPERTS)):
+        for right, spoilt in two_ranks.call("test_hybrid:wrong_fills", params={"mesh": mesh, **more}):
+            assert right == 0, mesh
+            assert (spoilt > 0) == (mesh not in ("fsdp=2", "pp=2")), mesh
+
+
+def wrong_without(world: World, params: Params, axis: str) -> tuple[int, float, float]:
+    """Return what is wrong when gradients are not summed over an axis, and its bytes sent and expected."""
+    step = small_hybrid(world, params)
+    groups = {name: group for name, group in step._sums.groups.items() if name != axis}
+    step._sums = replace(step._sums, groups=groups)
+    step.reset()
+    step.step()
+    sent = wired(step.step, step.layout.axes)[axis]
+    wrong = step.check()
+    step.close()
+    return wrong, sent, step.layout.expected_bytes[axis]
+
+
+def test_a_sum_that_is_left_out_is_seen_by_gate_and_bytes(two_ranks: Ranks) -> None:
+    cases: list[tuple[str, Params]] = [("dp", {"mesh": "dp=2"}), ("tp", {"mesh": "tp=2"}), ("dp", {"mesh": "cp=2"})]
+    for axis, params in (*cases, ("edp", {"mesh": "dp=2", "experts": 4})):
+        for wrong, sent, expected in two_ranks.call("test_hybrid:wrong_without", params=params, axis=axis):
+            assert wrong > 0, params
+            assert sent < expected, params
+
+
+def wrong_after_spoiling(world: World, params: Params, spoil: str) -> int:
+    """Return what is wrong on all ranks together after a part of a step was spoilt on the last one."""
+    step = small_hybrid(world, params)
+    if world.rank == world.size - 1:
+        _SPOILS[spoil](step)
+    step.reset()
+    step.step()
+    wrong = sum(world.gather(step.check()))
+    step.close()
+    return wrong
+
+
+def _other_targets(step: HybridStep) -> None:
+    mine = step._tokens.mine
+    step._tokens = Tokens(attended=step._tokens.attended, mine=(*mine[1:], mine[0]))
+
+
+def _one_weight(step: HybridStep) -> None:
+    next(local(parameter) for parameter in step.layout.model.parameters()).data.view(-1)[0] += 0.5
+
+
+def _one_expert(step: HybridStep) -> None:
+    local(mixtures(step.layout.model)[0].experts.up).data.mul_(2)
+
+
+_SPOILS = {"positions": _other_targets, "weight": _one_weight, "expert": _one_expert}
+
+
+def test_what_one_rank_does_wrong_is_seen(two_ranks: Ranks) -> None:
+    for mesh, spoil, more in (
+        *((mesh, "positions", {}) for mesh in ("tp=2", "cp=2")),
+        *((mesh, "weight", {}) for mesh in ("dp=2", "pp=2", "fsdp=2")),
+        ("dp=2,ep=2", "expert", {"experts": 4}),
+    ):
+        found = two_ranks.call("test_hybrid:wrong_after_spoiling", params={"mesh": mesh, **more}, spoil=spoil)
+        assert min(found) > 0, (mesh, spoil)
+
+
+def misrouted(world: World) -> list[int]:
+    """Return tokens that went elsewhere than one process's would, first right, then where routers turn scores round."""
+    found = []
+    for turned in (False, True):
+        step = small_hybrid(world, {"mesh": "dp=2,ep=2", **EXPERTS})
+        if turned:
+            for mixture in mixtures(step.layout.model):
+                mixture.router.register_forward_hook(lambda module, args, scores: 1 - scores)
+        step.step()
+        step._routes.frozen = step._taken_by_all()
+        found.append(step._count_misrouted())
+        step.close()
+    return found
+
+
+def test_routes_that_no_router_of_one_process_would_take_are_counted(two_ranks: Ranks) -> None:
+    for right, spoilt in two_ranks.call("test_hybrid:misrouted"):
+        assert right == 0 < spoilt
+
+
+def described(world: World, params: Params) -> dict[str, Any]:
+    step = small_hybrid(world, params)
+    details = step.describe().details
+    step.close()
+    return details
+
+
+def test_a_step_tells_its_mesh_and_the_parameters_that_it_has(two_ranks: Ranks) -> None:
+    [dense, _] = two_ranks.call("test_hybrid:described", params={"mesh": "dp=2,pp=1", "ffn": 64})
+    assert (dense["mesh"], dense["axes"]) == ({"dp": 2, "pp": 1}, {"dp": {"ranks": 2}})
+    [details, _] = two_ranks.call("test_hybrid:described", params={"mesh": "dp=2,ep=2", **EXPERTS})
+    assert details["routed_parameters"] == 2 * 4 * 2 * 32 * 32  # layers, experts, matrices of hidden by expert_ffn
+    assert details["parameters"] > dense["parameters"]
+    assert details["flops_per_rank"] > 0
+
+
+def trained_on(world: World, params: Params) -> tuple[int, list[list[int]], float, float]:
+    """Return this rank's number among the data ranks, its tokens, its mean loss, and the whole mean."""
+    step = small_hybrid(world, params)
+    loss = step._forward_backward()
+    mine = torch.cat(step._mine).tolist()
+    whole = float(loss_of(build(step._options.shape, world.seed, world.device), step._batch).detach())
+    rank = step.layout.data_rank
+    step.close()
+    return rank, mine, float("nan") if loss is None else float(loss), whole
+
+
+def test_data_ranks_take_their_own_sequences_and_the_others_share_them(two_ranks: Ranks) -> None:
+    """The loss is of a rank's own positions; of a pipeline the last stage alone knows it."""
+    for mesh in ("dp=2", "cp=2", "tp=2", "pp=2"):
+        first, second = two_ranks.call("test_hybrid:trained_on", params={"mesh": mesh})
+        assert (first[0], second[0]) == ((0, 1) if mesh == "dp=2" else (0, 0)), mesh
+        assert (first[1] != second[1]) == (mesh == "dp=2"), mesh
+        if mesh == "pp=2":
+            assert math.isnan(first[2])
+            assert second[2] == pytest.approx(second[3], rel=1e-5)
+        else:
+            assert first[2] != second[2], mesh
+            assert (first[2] + second[2]) / 2 == pytest.approx(first[3], rel=1e-5), mesh
+
+
+def drawn(world: World, params: Params) -> list[list[list[int]]]:
+    step = small_hybrid(world, params)
+    found = []
+    for _ in range(2):
+        step.reset()
+        step.step()
+        chosen = sorted(mixtures(step.layout.model)[0].chosen.items())
+        found.append(torch.cat([routes for _, routes in chosen]).tolist())
+    step.close()
+    return found
+
+
+def test_routes_of_a_generator_do_not_depend_on_the_mesh(two_ranks: Ranks) -> None:
+    for routing in ("zipf", "ragged"):
+        given = {"experts": 4, "routing": routing, "microbatch": 2}
+        over_data = two_ranks.call("test_hybrid:drawn", params={"mesh": "dp=2", **given})
+        over_experts = two_ranks.call("test_hybrid:drawn", params={"mesh": "dp=2,ep=2", **given})
+        over_stages = two_ranks.call("test_hybrid:drawn", params={"mesh": "pp=2", **given, "microbatches": 4})
+        for step in (0, 1):
+            assert [*over_data[0][step], *over_data[1][step]] == over_stages[0][step] == over_stages[1][step], routing
+        assert over_experts == over_data, routing
+        assert over_data[0][0] != over_data[0][1], routing
+    # the last of ragged sources alone sends all its tokens
+    sent = [sum(route[0] >= 0 for route in routes[0]) / len(routes[0]) for routes in over_experts]
+    assert sent == [0.25, 1.0]

@@ -1,0 +1,306 @@
+"""The model is a causal decoder, and what it starts from is a function of the seed alone."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import Ranks
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from bench.world.world import World
+from workloads.model.shapes import SHAPES as NAMED
+from workloads.model.shapes import Shape, num_parameters
+from workloads.model.transformer import (
+    Attention,
+    Ffn,
+    Layer,
+    Transformer,
+    attend,
+    build,
+    draw_tokens,
+    fill,
+    loss_of,
+    rotate,
+)
+from workloads.step.layout import whole
+
+CPU = torch.device("cpu")
+SHAPE = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=4, ffn=128, sequence=16, vocabulary=64)
+LLAMA = replace(SHAPE, recipe="llama", kv_heads=2, ffn=80)
+RECIPES = [SHAPE, LLAMA]
+SHAPES = [
+    *RECIPES,
+    replace(SHAPE, layers=1, hidden=8, heads=1, kv_heads=1, ffn=7, sequence=3, vocabulary=2),
+    replace(SHAPE, layers=3, hidden=24, heads=8, kv_heads=4, ffn=50, sequence=5, vocabulary=17),
+    replace(LLAMA, layers=1, hidden=24, heads=6, kv_heads=1, ffn=10, sequence=1, vocabulary=5),
+]
+
+
+def styles(layers: int) -> dict[str, ParallelStyle]:
+    everything, part = Replicate(), Shard(1)
+    plan: dict[str, ParallelStyle] = {
+        "layers.0": PrepareModuleInput(input_layouts=everything, desired_input_layouts=part, use_local_output=True),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=part, output_layouts=everything),
+    }
+    for number in range(layers):
+        name = f"layers.{number}"
+        gather = PrepareModuleInput(input_layouts=part, desired_input_layouts=everything)
+        plan |= {f"{name}.{norm}": SequenceParallel() for norm in ("attention_norm", "ffn_norm")}
+        plan |= {f"{name}.{block}": gather for block in ("attention", "ffn")}
+        plan |= {f"{name}.attention.{one}": ColwiseParallel() for one in ("q", "k", "v")}
+        plan |= {f"{name}.ffn.{one}": ColwiseParallel() for one in ("gate", "up")}
+        plan |= {f"{name}.{one}": RowwiseParallel(output_layouts=part) for one in ("attention.out", "ffn.down")}
+    return plan
+
+
+def apart_when_sharded(world: World) -> list[tuple[float, float]]:
+    """Return how far loss and gradients are from one process's, where weights and sequence lie on two ranks.
+
+    Each recipe is built with its weights, and filled with them once it is sharded.
+    """
+    found = []
+    for shape, refill in [(shape, refill) for shape in RECIPES for refill in (False, True)]:
+        alone, model = build(shape, 7, CPU), build(shape, 8 if refill else 7, CPU)
+        have = dict(model.named_modules())
+        plan = {name: style for name, style in styles(shape.layers).items() if have.get(name) is not None}
+        parallelize_module(model, DeviceMesh.from_group(world.group, "cpu"), plan)
+        if refill:
+            fill(model, 7)
+        tokens = draw_tokens(shape, 3, seed=7, step=0)
+        ours, theirs = loss_of(model, tokens), loss_of(alone, tokens)
+        ours.backward()  # type: ignore[no-untyped-call]
+        theirs.backward()  # type: ignore[no-untyped-call]
+        far = 0.0
+        for mine, reference in zip(model.parameters(), alone.parameters(), strict=True):
+            assert mine.grad is not None
+            assert reference.grad is not None
+            far = max(far, float((whole(mine.grad) - reference.grad).abs().max() / reference.grad.abs().max()))
+        found.append((abs(ours.item() - theirs.item()), far))
+    return found
+
+
+@pytest.fixture
+def rng_state() -> Iterator[Tensor]:
+    state = torch.get_rng_state()
+    yield state
+    torch.set_rng_state(state)
+
+
+def weights(shape: Shape, seed: int) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in build(shape, seed, CPU).named_parameters()}
+
+
+def alike(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
+    return some.keys() == others.keys() and all(torch.equal(some[name], others[name]) for name in some)
+
+
+def test_weights_and_tokens_depend_on_the_seed_alone_and_leave_torchs_own_random_state(rng_state: Tensor) -> None:
+    first, tokens = weights(SHAPE, seed=7), draw_tokens(SHAPE, 4, 2, 3)
+    assert torch.equal(torch.get_rng_state(), rng_state)
+    torch.manual_seed(99)
+    assert alike(weights(SHAPE, seed=7), first)
+    assert not alike(weights(SHAPE, seed=8), first)
+    assert torch.equal(draw_tokens(SHAPE, 4, 2, 3), tokens)
+    drawn = {tuple(draw_tokens(SHAPE, 4, seed, step).flatten().tolist()) for seed in range(4) for step in range(4)}
+    assert len(drawn) == 16
+
+
+def test_tokens_are_words_of_the_vocabulary_and_a_larger_batch_begins_with_the_smaller_ones() -> None:
+    """So any layout shares it."""
+    tokens = draw_tokens(SHAPE, 200, seed=1, step=2)
+    assert tokens.shape == (200, SHAPE.sequence + 1)
+    assert {*tokens.flatten().tolist()} == {*range(SHAPE.vocabulary)}
+    assert all(torch.equal(tokens[:few], draw_tokens(SHAPE, few, 1, 2)) for few in (1, 3, 8))
+
+
+def test_matrices_are_normal_and_none_like_another_norms_one_and_biases_zero() -> None:
+    starts = []
+    for name, weight in weights(replace(SHAPE, hidden=128), seed=7).items():
+        if weight.dim() > 1:
+            assert float(weight.std()) == pytest.approx(0.02, rel=0.1), name
+            assert abs(float(weight.mean())) < 0.02 * 5 / math.sqrt(weight.numel()), name
+            starts.append(tuple(weight.flatten()[:8].tolist()))
+        else:
+            assert weight.unique().tolist() == [1.0 if "norm.weight" in name else 0.0], name  # type: ignore[no-untyped-call]
+    assert len({*starts}) == len(starts)
+
+
+def test_a_parameters_weights_depend_on_its_name_and_no_other_parameter() -> None:
+    """So a rank that holds one layer draws that layer, and a deeper model begins like a shallower one."""
+    deep, shallow = weights(replace(SHAPE, layers=3), seed=7), weights(replace(SHAPE, layers=1), seed=7)
+    assert all(torch.equal(weight, deep[name]) for name, weight in shallow.items())
+    assert not torch.equal(deep["layers.0.attention.q.weight"], deep["layers.1.attention.q.weight"])
+    model = build(replace(SHAPE, layers=3), 8, CPU)
+    part = nn.ModuleDict({"layers": nn.ModuleDict({"1": model.layers[1]})})
+    fill(part, 7)
+    assert all(torch.equal(weight, deep[name]) for name, weight in part.named_parameters())
+
+
+def test_another_dtype_holds_the_same_weights_rounded_and_there_are_no_buffers_to_forget() -> None:
+    exact = weights(LLAMA, seed=7)
+    for dtype in (torch.bfloat16, torch.float64):
+        for name, weight in build(LLAMA, 7, CPU, dtype).named_parameters():
+            assert torch.equal(weight, exact[name].to(dtype)), (name, dtype)
+    assert not list(build(LLAMA, 7, CPU).buffers())
+    assert not [name for name in exact if "bias" in name or "positions" in name], "llama has neither"
+    assert "layers.0.ffn.gate.weight" in exact
+
+
+def test_parameters_are_as_many_as_the_closed_form_says_and_logits_one_per_token_and_word() -> None:
+    for shape in [*SHAPES, *NAMED.values()]:
+        with torch.device("meta"):
+            model = Transformer(shape)
+        assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters(shape), shape
+    for shape in SHAPES:
+        tokens = draw_tokens(shape, 3, seed=0, step=0)[:, :-1]
+        assert build(shape, 0, CPU)(tokens).shape == (3, shape.sequence, shape.vocabulary), shape
+
+
+def of_16(recipe: str, heads: int, kv_heads: int) -> Shape:
+    return replace(SHAPE if recipe == "gpt" else LLAMA, hidden=16, heads=heads, kv_heads=kv_heads, ffn=40)
+
+
+@pytest.mark.parametrize("shape", RECIPES, ids=lambda shape: shape.recipe)
+def test_a_token_changes_its_own_and_all_later_logits_and_no_earlier_ones(shape: Shape) -> None:
+    model, tokens = build(shape, 7, CPU), draw_tokens(SHAPE, 2, seed=7, step=0)[:, :-1]
+    for position in (0, 1, 9, 15):
+        other = tokens.clone()
+        other[:, position] = (other[:, position] + 1) % SHAPE.vocabulary
+        changed = (model(tokens) != model(other)).any(dim=2)
+        assert changed.tolist() == [[at >= position for at in range(SHAPE.sequence)]] * 2, position
+    torch.testing.assert_close(model(tokens[:, :5]), model(tokens)[:, :5])
+
+
+def test_positions_count() -> None:
+    """Among equal tokens attention cannot tell positions apart: only their embedding can."""
+    logits = build(SHAPE, 7, CPU)(torch.full((1, SHAPE.sequence), 5))[0]
+    assert not torch.allclose(logits[1:], logits[:-1])
+
+
+def test_attention_is_the_papers() -> None:
+    """softmax(q k^T / sqrt(d)) v over what is not later, head by head (Vaswani et al., 2017), grouped (2305.13245)."""
+    for recipe, heads, kv_heads in [
+        (recipe, *of) for recipe in ("gpt", "llama") for of in ((1, 1), (2, 2), (8, 2), (4, 1))
+    ]:
+        attention, x = Attention(of_16(recipe, heads, kv_heads)).double(), torch.randn(2, 6, 16, dtype=torch.float64)
+        attention.rotate = None
+        q, k, v = attention.q(x), attention.k(x), attention.v(x)
+        d = 16 // heads
+        later = torch.ones(6, 6).triu(1).bool()
+        parts = []
+        for head in range(heads):
+            of_head, of_group = (slice(at * d, (at + 1) * d) for at in (head, head * kv_heads // heads))
+            scores = q[..., of_head] @ k[..., of_group].transpose(1, 2) / math.sqrt(d)
+            parts.append(scores.masked_fill(later, -math.inf).softmax(dim=-1) @ v[..., of_group])
+        torch.testing.assert_close(attention(x), attention.out(torch.cat(parts, dim=-1)))
+
+
+def test_rotation_multiplies_complex_numbers_of_length_one_by_their_places() -> None:
+    """The pair (i, i + d/2) as a complex number, times e^(i position base^(-2i/d)) (arXiv 2104.09864)."""
+    x = torch.randn(2, 3, 7, 8)
+    angles = torch.arange(7)[:, None] * torch.tensor([500_000.0 ** (-2 * i / 8) for i in range(4)])
+    turned = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones(7, 4), angles)
+    torch.testing.assert_close(rotate(x), torch.cat((turned.real, turned.imag), dim=-1))
+    picked = torch.tensor([0, 1, 4, 5])
+    assert torch.equal(rotate(x[:, :, picked], picked), rotate(x)[:, :, picked])
+    narrow = torch.randn(1, 1, 300, 8).bfloat16()
+    assert torch.equal(rotate(narrow), rotate(narrow.float()).bfloat16()), "it computes in float32"
+
+
+def test_only_llama_rotates_queries_and_keys_before_they_meet_and_the_core_may_be_exchanged() -> None:
+    for recipe in ("gpt", "llama"):
+        attention, x = Attention(of_16(recipe, 4, 2)), torch.randn(2, 6, 16)
+        q, k, v = (part(x).view(2, 6, -1, 4).transpose(1, 2) for part in (attention.q, attention.k, attention.v))
+        if recipe == "llama":
+            q, k = rotate(q), rotate(k)
+        torch.testing.assert_close(attention(x), attention.out(attend(q, k, v).transpose(1, 2).reshape(2, 6, 16)))
+    attention = Attention(of_16("gpt", 4, 4))
+    attention.core = lambda q, k, v: v
+    torch.testing.assert_close(attention(x), attention.out(attention.v(x)))
+
+
+def test_ffns_are_gelu_between_two_matrices_and_gated_silu() -> None:
+    """W2 (silu(W1 x) * W3 x) is llama's (arXiv 2002.05202)."""
+    x = torch.randn(2, 6, 16, dtype=torch.float64)
+    gpt, llama = (Ffn(of_16(recipe, 2, 2)).double() for recipe in ("gpt", "llama"))
+    wide = F.linear(x, gpt.up.weight, gpt.up.bias)
+    gelu = wide * (1 + torch.erf(wide / math.sqrt(2))) / 2
+    torch.testing.assert_close(gpt(x), F.linear(gelu, gpt.down.weight, gpt.down.bias))
+    assert llama.gate is not None
+    gate = x @ llama.gate.weight.T
+    torch.testing.assert_close(llama(x), (gate * gate.sigmoid() * (x @ llama.up.weight.T)) @ llama.down.weight.T)
+
+
+@pytest.mark.parametrize("recipe", ["gpt", "llama"])
+def test_a_layer_is_two_blocks_each_beside_a_way_past_it(recipe: str) -> None:
+    """x + attention(norm(x)), then x + ffn(norm(x)), with the norms written out."""
+    layer, x = Layer(of_16(recipe, 2, 2)).double(), torch.randn(2, 6, 16, dtype=torch.float64)
+
+    def norm(x: Tensor) -> Tensor:
+        centred = x - x.mean(dim=-1, keepdim=True) if recipe == "gpt" else x
+        return centred / (centred.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+
+    past = x + layer.attention(norm(x))
+    torch.testing.assert_close(layer(x), past + layer.ffn(norm(past)))
+
+
+def test_layers_are_apart_from_one_another() -> None:
+    """Each of them counts: leaving any one out changes the result."""
+    model = build(replace(SHAPE, layers=3), 7, CPU)
+    tokens = draw_tokens(SHAPE, 1, seed=7, step=0)[:, :-1]
+    result, layers = model(tokens), list(model.layers)
+    for left_out in range(3):
+        model.layers = nn.ModuleList(layer for number, layer in enumerate(layers) if number != left_out)
+        assert not torch.equal(model(tokens), result), left_out
+
+
+def test_heads_and_sequence_may_lie_on_two_ranks(two_ranks: Ranks) -> None:
+    for found in two_ranks.call("test_model:apart_when_sharded"):
+        assert all(loss < 1e-5 and gradient < 1e-3 for loss, gradient in found), found
+
+
+def test_the_loss_is_the_mean_over_tokens_of_what_comes_next_and_at_first_that_of_guessing() -> None:
+    """A model that knows: all its weight is on the successor, so that only a shifted target is right."""
+
+    class Successor(nn.Module):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return 100.0 * F.one_hot((tokens + 1) % 10, 10)
+
+    assert float(loss_of(Successor(), torch.arange(9).repeat(3, 1))) == pytest.approx(0, abs=1e-6)
+    assert float(loss_of(Successor(), torch.tensor([[0, 1, 2, 2]]))) == pytest.approx(100 / 3)
+    model, tokens = build(SHAPE, 7, CPU), draw_tokens(SHAPE, 32, seed=7, step=0)
+    parts = torch.stack([loss_of(model, part) for part in tokens.chunk(4)])
+    torch.testing.assert_close(parts.mean(), loss_of(model, tokens))
+    assert parts.mean().item() == pytest.approx(math.log(SHAPE.vocabulary), rel=0.01)
+
+
+@pytest.mark.parametrize("shape", RECIPES, ids=lambda shape: shape.recipe)
+def test_every_weight_has_a_gradient_and_training_on_one_batch_learns_it(shape: Shape) -> None:
+    model, tokens = build(shape, 7, CPU), draw_tokens(shape, 8, seed=7, step=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for number in range(31):
+        tokens_now = tokens if number == 0 else tokens[:2]
+        optimizer.zero_grad()
+        loss = loss_of(model, tokens_now)
+        loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.item())
+        for name, parameter in model.named_parameters() if number == 0 else ():
+            assert parameter.grad is not None, name
+            assert float(parameter.grad.abs().max()) > 1e-6, name
+        optimizer.step()
+    assert losses[-1] < losses[0] / 4

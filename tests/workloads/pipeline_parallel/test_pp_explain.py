@@ -1,0 +1,177 @@
+"""What is said of a pipeline's time adds up, and what slows it is called by its name."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from mesh_steps import small_pipeline
+from ranks import Ranks
+
+from bench.results.details import Action
+from bench.results.metrics import MetricValue
+from bench.world.subject import Explanation
+from bench.world.world import World
+from workloads.pipeline_parallel.bubbles import link_latency
+from workloads.pipeline_parallel.pipeline_probe import Told, bubble_of, steps_of
+from workloads.pipeline_parallel.schedules import make_schedule
+from workloads.pipeline_parallel.simulate import Timeline, simulate
+from workloads.step.memory_report import UNCOUNTED
+
+SECONDS = 0.05
+CAUSES = ("schedule", "imbalance", "p2p", "rest")
+
+
+def values(metrics: Mapping[str, MetricValue]) -> dict[str, float]:
+    return {name: metric.value for name, metric in metrics.items() if metric.value is not None}
+
+
+def told_of(timelines: list[Timeline], wall: float) -> list[Told]:
+    """What two ranks would tell of these steps, of which each took ``wall`` seconds more than its pipeline."""
+
+    def rows(rank: int) -> list[list[tuple[str, int, int]]]:
+        nanoseconds = [
+            [(ran, round(ran.start * 1e9), round(ran.stop * 1e9)) for ran in of.of(rank)] for of in timelines
+        ]
+        return [[(str(ran.action), start + 77, stop + 77) for ran, start, stop in row] for row in nanoseconds]
+
+    return [
+        Told(
+            sent_bytes_to={},
+            expected_bytes=0.0,
+            steps=rows(rank),
+            walls=[timeline.makespan + wall - rank for timeline in timelines],
+            memory={},
+            cores_shared=False,
+        )
+        for rank in range(2)
+    ]
+
+
+def test_the_bubble_is_of_the_step_of_median_makespan_and_idle_is_by_cause() -> None:
+    schedule = make_schedule("1f1b", ranks=2, microbatches=4)
+
+    def seconds(action: Action) -> float:
+        return (2.0 if action.kind == "B" else 1.0) * (1.5 - action.stage)
+
+    ideal, slow = simulate(schedule, lambda a: 2.0 if a.kind == "B" else 1.0), simulate(schedule, seconds)
+    far = simulate(schedule, seconds, {(0, 1): 0.5, (1, 0): 0.5})
+    steps = steps_of(told_of([far, slow, simulate(schedule, lambda a: 3 * seconds(a))], 0.25), schedule)
+    assert steps.middle.makespan == pytest.approx(far.makespan)
+    assert steps.outside_seconds == pytest.approx(0.25)
+    latency = link_latency([far], schedule)
+    found = bubble_of(steps, latency, None)
+    seen = values(found)
+    idle = [each.idle / 2 for each in (ideal, slow, far)]
+    expected = {"schedule": idle[0], "imbalance": idle[1] - idle[0], "p2p": idle[2] - idle[1], "rest": 0.0}
+    assert {cause: seen[f"idle_{cause}"] for cause in CAUSES} == pytest.approx(expected, abs=1e-6)
+    assert min(expected["imbalance"], expected["p2p"]) > 0.1
+    whole = {"idle": idle[2], "compute": 12.0, "makespan": far.makespan, "non_pipeline_time": 0.25, "in_flight": 2.0}
+    assert {name: seen[name] for name in whole} == pytest.approx(whole)
+    assert seen["bubble_fraction"] == pytest.approx(idle[2] / far.makespan)
+    assert seen["bubble_fraction_simulated"] == seen["bubble_fraction_formula"] == pytest.approx(1 / 5)
+    assert seen["bubble_overhead_formula"] == pytest.approx(1 / 4)
+    assert found["bubble_fraction"].low == pytest.approx(slow.idle / 2 / slow.makespan)
+    assert found["bubble_fraction"].high == pytest.approx(seen["bubble_fraction"])
+    # timed compute is taken as it was asked for: ZB-V has a form at equal times alone
+    v = make_schedule("zb_v", ranks=2, microbatches=4)
+    uneven = steps_of(told_of([simulate(v, lambda a: 1.0 + a.microbatch + (a.kind == "I"))], 0.0), v)
+    assert "bubble_fraction_formula" not in bubble_of(uneven, {}, None)
+    by_request = values(bubble_of(uneven, {}, 2.0))
+    assert by_request["bubble_fraction_formula"] == pytest.approx(1 / (1 + 4 * 6))
+    assert by_request["bubble_fraction_span_formula"] == 0
+
+
+def explained(world: World, params: dict[str, Any], budget: float = 0.0, cores: int = 0) -> Explanation:
+    step = small_pipeline(world, {"schedule": "1f1b", "microbatches": 4, **params})
+    step.step()
+
+    def begin() -> None:
+        step.reset()
+        world.barrier()
+
+    with pytest.MonkeyPatch.context() as patch:
+        if cores:
+            patch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
+        found = step.explain(begin, budget)
+    step.close()
+    return found
+
+
+def timed(seconds: float = SECONDS, **params: Any) -> dict[str, Any]:
+    return {"compute": f"timed:{seconds}s", **params}
+
+
+def test_what_is_told_of_a_step_adds_up(two_ranks: Ranks) -> None:
+    [found, _] = two_ranks.call("test_pp_explain:explained", params=timed(0.01))
+    seen, told = values(found.metrics), found.details["pipeline"]
+    assert seen["compute"] + seen["idle"] == pytest.approx(seen["makespan"], rel=1e-9)
+    assert sum(seen[f"idle_{cause}"] for cause in CAUSES) == pytest.approx(seen["idle"], abs=1e-12)
+    assert seen["bubble_fraction"] == pytest.approx(seen["idle"] / seen["makespan"], rel=1e-9)
+    assert seen["bubble_overhead"] == pytest.approx(seen["idle"] / seen["compute"], rel=1e-9)
+    assert (seen["bubble_fraction_formula"], seen["bubble_overhead_formula"]) == pytest.approx((1 / 5, 1 / 4))
+    # what is sent and held is told of every rank
+    assert seen["bytes_ratio.pp"] == 1.0
+    for boundary, link in zip(told["boundaries"], ((0, 1), (1, 0)), strict=True):
+        assert (boundary["from"], boundary["to"]) == link
+        assert boundary["sent_bytes"] == boundary["expected_bytes"] == seen["bytes_sent.pp"]
+    assert (told["in_flight_by_rank"], seen["in_flight"]) == ([2.0, 1.0], 2.0)
+    assert all(seen[f"{source}.activations"] > 0 for source in ("memory", "memory_counted", "memory_formula"))
+    assert [len(told["memory_by_rank"][name]) for name in ("parameters", "activations")] == [2, 2]
+    # the timeline has every action in its order, and its gaps have causes
+    orders = [["0F0", "0F1", "0B0", "0F2", "0B1", "0F3", "0B2", "0B3"]]
+    orders += [[f"1{kind}{m}" for m in range(4) for kind in "FB"]]
+    for name in ("measured", "predicted"):
+        assert [[action for action, _, _ in row] for row in told[name]] == orders
+        assert all(a[2] <= b[1] for row in told[name] for a, b in pairwise(row))
+    end = max(stop for row in told["measured"] for _, _, stop in row)
+    for rank, row in enumerate(told["measured"]):
+        filled = sum(stop - start for _, start, stop in row) + sum(b - a for r, a, b, _ in told["idle"] if r == rank)
+        assert filled == pytest.approx(end, abs=100)
+    assert {cause for *_, cause in told["idle"]} <= set(CAUSES)
+    assert told["clock"]
+    # other schedules are compared, and the halves are owned up to
+    lines = {line["schedule"]: line for line in told["comparison"]}
+    assert len(lines) == 10
+    assert lines["zb_h1"]["step_seconds"] < lines["1f1b"]["step_seconds"] < lines["naive"]["step_seconds"]
+    assert all(line["activation_bytes"] for line in lines.values() if "why_not" not in line)
+    assert any("half of the backward pass" in note for note in found.notes)
+    assert UNCOUNTED not in found.notes
+
+
+def test_ranks_that_share_cores_claim_no_bubble_of_real_compute(two_ranks: Ranks) -> None:
+    for cores in (1, 2):
+        [found, _] = two_ranks.call("test_pp_explain:explained", params={}, cores=cores)
+        claimed = any(name.startswith(("bubble", "idle")) for name in found.metrics)
+        assert claimed == ("measured" in found.details["pipeline"]) == (cores == 2)
+        assert any(note.startswith("functional only") for note in found.notes) == (cores == 1)
+        assert values(found.metrics)["bytes_ratio.pp"] == 1.0
+
+
+def test_selective_checkpointing_owns_up_to_what_is_not_counted(two_ranks: Ranks) -> None:
+    """Whether a bubble is claimed or not; no other schedule is compared by bytes that are not known."""
+    for params in (timed(0.005), {}):
+        selective = {**params, "checkpointing": "selective"}
+        [found, _] = two_ranks.call("test_pp_explain:explained", params=selective, cores=1)
+        assert UNCOUNTED in found.notes
+        assert "memory_counted.activations" not in found.metrics
+        assert {"memory_counted.parameters", "memory.activations"} <= set(found.metrics)
+        lines = found.details["pipeline"].get("comparison", [])
+        assert bool(lines) == bool(params)
+        assert not any("activation_bytes" in line for line in lines)
+
+
+@pytest.mark.full
+@pytest.mark.measures
+def test_a_stage_twice_as_slow_is_imbalance_and_nothing_else(two_ranks: Ranks) -> None:
+    """Of six layers, four and two take as long in all as three and three; by simulation 5/3 of an action are lost."""
+    even, uneven = (
+        values(two_ranks.call("test_pp_explain:explained", params=params, budget=2.0)[0].metrics)
+        for params in (timed(), timed(layers=6, split="4+2"))
+    )
+    assert 0.15 < even["bubble_fraction"] < 0.4
+    assert even["compute"] == pytest.approx(4 * 3 * SECONDS, rel=0.2)
+    raised = {cause: uneven[f"idle_{cause}"] - even[f"idle_{cause}"] for cause in CAUSES}
+    most = raised.pop("imbalance")
+    assert most > 0.5 * 5 / 3 * SECONDS
+    assert all(abs(one) < 0.5 * most for one in raised.values()), raised

@@ -1,0 +1,192 @@
+"""Any mutation of an order is refused by rule, action and place, and the action is marked in the grid."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from refusals import refusal
+
+from bench.results.details import Action
+from bench.text import UserError
+from workloads.pipeline_parallel.actions import Order, Result, needs, result
+from workloads.pipeline_parallel.in_flight import peak_held
+from workloads.pipeline_parallel.schedule_check import check, draw_grid, peak_in_flight
+from workloads.pipeline_parallel.schedules import NAMES, Schedule, make_schedule, schedule_from_csv
+
+GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+
+
+def changed(schedule: Schedule, rank: int, row: list[Action | None]) -> Schedule:
+    order: Order = tuple(tuple(row) if at == rank else old for at, old in enumerate(schedule.order))
+    return replace(schedule, order=order)
+
+
+def refusal_of(schedule: Schedule | str) -> tuple[str, list[list[str]]]:
+    made = schedule_from_csv(schedule, "mine") if isinstance(schedule, str) else schedule
+    sentence, *grid = refusal(check, made).splitlines()
+    return sentence, [line.split()[2:] for line in grid[1:]]
+
+
+LATER, WHOLE = "which comes later, at rank", "a backward is either whole (B) or in two parts (I and W)"
+
+
+def test_an_order_that_cannot_be_is_refused_by_action_and_place() -> None:
+    """In the wrong order of one stage, of its two gradients, and at the turn of a V; twice; and whole beside parts."""
+    beside = f"at rank 0, step 2 comes beside 0B0 at rank 0, step 1: {WHOLE}"
+    for order, sentence in (
+        ("0F0,0F1,0B0,0B1\n1B0,1F0,1F1,1B1\n", f"1B0 at rank 1, step 0 needs 1F0, {LATER} 1, step 1"),
+        ("0F0,0W0,0I0\n1F0,1B0\n", f"0W0 at rank 0, step 1 needs 0I0, {LATER} 0, step 2"),
+        ("0F0,3F0,3B0,0B0\n2F0,1F0,2B0,1B0\n", f"2F0 at rank 1, step 0 needs 1F0, {LATER} 1, step 1"),
+        (f"{GOOD.strip()},1B0\n", "1B0 comes twice, at rank 1, step 1 and at rank 1, step 4"),
+        ("0F0,0B0,0I0\n1F0,1B0\n", f"0I0 {beside}"),
+        ("0F0,0B0,0W0\n1F0,1B0\n", f"0W0 {beside}"),
+    ):
+        told, grid = refusal_of(order)
+        assert told == f"mine: {sentence}"
+        assert [cell for row in grid for cell in row if ">" in cell] == [f">{sentence[:3]}<"], order
+
+
+def test_an_action_that_lacks_is_refused_and_drawn_at_the_end() -> None:
+    one_stage = Schedule(
+        name="mine", order=((Action(0, "F", 0), Action(0, "B", 0)), ()), ranks=2, microbatches=1, chunks=1
+    )
+    cases: tuple[tuple[str | Schedule, str, int], ...] = (
+        ("0F0,0B0,0B1\n1F0,1B0,1F1,1B1\n", "0F1", 0),
+        ("0F0,0F1,0B0,0B1\n1F0,1F1,1B1\n", "1B0", 1),
+        ("0F0,0I0\n1F0,1B0\n", "0W0", 0),
+        ("0F0,0W0\n1F0,1B0\n", "0I0", 0),
+        (one_stage, "1F0", 1),
+    )
+    for order, action, rank in cases:
+        sentence, grid = refusal_of(order)
+        assert sentence.startswith(f"mine: {action} lacks on rank {rank}: stages(2) x microbatches(")
+        assert sentence.endswith("each need F and B, or F, I and W")
+        assert [cell for cell in grid[rank] if cell != "."][-1] == f">{action}<"
+
+
+def test_what_is_out_of_range_or_on_two_ranks_is_refused() -> None:
+    made = schedule_from_csv(GOOD, "mine")
+    for rank, row, told in (
+        (1, [*made.order[1], Action(2, "F", 0)], "mine: 2F0 at rank 1, step 4 has stage(2) >= stages(2)"),
+        (1, [*made.order[1], Action(1, "F", 2)], "mine: 1F2 at rank 1, step 4 has microbatch(2) >= microbatches(2)"),
+        (
+            0,
+            [Action(0, "F", 0), None, Action(1, "B", 1)],
+            "mine: 1F0 at rank 1, step 0: rank 0 has stage 1 too, and a stage lies on one rank",
+        ),
+    ):
+        sentence, grid = refusal_of(changed(made, rank, row))
+        assert sentence == told
+        assert any(f">{told.split()[1]}<" in row for row in grid)
+    wrong = Schedule(name="mine", order=((Action(0, "F", 0),),), ranks=2, microbatches=1, chunks=1)
+    with pytest.raises(UserError, match=r"^mine has rows\(1\) != ranks\(2\)$"):
+        check(wrong)
+
+
+def test_a_crossing_deadlocks_and_both_ends_are_marked() -> None:
+    """Rank 0 wants a gradient before it sends the microbatch that rank 1 begins with."""
+    sentence, grid = refusal_of("0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n")
+    assert sentence == "mine deadlocks: rank 0 waits with 0B0 for 1B0, rank 1 waits with 1F1 for 0F1"
+    assert grid == [["0F0", ">0B0<", "0F1", "0B1"], [">1F1<", "1F0", "1B0", "1B1"]]
+    # a rank that only waits for these is not to blame
+    sentence, _ = refusal_of("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n2F1,2F0,2B0,2B1\n")
+    assert sentence == "mine deadlocks: rank 1 waits with 1B0 for 2B0, rank 2 waits with 2F1 for 1F1"
+
+
+def test_a_grid_shows_ranks_and_about_twenty_steps_around_the_mark() -> None:
+    schedule = schedule_from_csv("0F0,,0B0\n,1F0,1B0\n")
+    assert draw_grid(schedule.order, [(1, 1)]).splitlines() == [
+        "step     0     1     2",
+        "rank 0  0F0    .    0B0",
+        "rank 1   .   >1F0<  1B0",
+    ]
+    long = make_schedule("1f1b", ranks=4, microbatches=64)
+    head, *rows = draw_grid(long.order, [(2, 60)]).splitlines()
+    assert head.split() == ["step", *map(str, range(50, 71))]
+    assert len(rows) == 4
+
+
+def mutants(schedule: Schedule) -> Iterator[tuple[Schedule, str, str]]:
+    """Every action dropped, and doubled; with what the refusal says of it."""
+    for rank, row in enumerate(schedule.order):
+        for step, action in enumerate(row):
+            before, after = row[:step], row[step + 1 :]
+            yield changed(schedule, rank, [*before, *after]), str(action), f"{action} lacks on rank {rank}"
+            twice = f"{action} comes twice, at rank {rank}, step {step} and"
+            yield changed(schedule, rank, [*before, action, action, *after]), str(action), twice
+
+
+def test_dropping_or_doubling_any_action_is_refused() -> None:
+    for name in NAMES:
+        for mutant, action, told in mutants(make_schedule(name, ranks=2, microbatches=4)):
+            sentence, grid = refusal_of(mutant)
+            assert told in sentence, name
+            assert any(f">{action}<" in row for row in grid), name
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from(NAMES), st.integers(0, 2**31))
+def test_a_shuffled_rank_is_refused_or_still_respects_every_need(name: str, seed: int) -> None:
+    """What the check lets pass, a rank-by-rank replay of its own can run."""
+    schedule = make_schedule(name, ranks=2, microbatches=4)
+    row = list(schedule.order[1])
+    step = random.Random(seed).randrange(len(row) - 1)
+    row[step], row[step + 1] = row[step + 1], row[step]
+    candidate = changed(schedule, 1, row)
+    try:
+        check(candidate)
+    except UserError:
+        assert not replays(candidate)
+    else:
+        assert replays(candidate)
+
+
+def replays(schedule: Schedule) -> bool:
+    """Run the order the slow way: over and over, each rank's first action if what it needs was ever seen."""
+    rows = [list(schedule.actions_of(rank)) for rank in range(schedule.ranks)]
+    seen: set[Result] = set()
+    for _ in range(sum(map(len, rows))):
+        for row in rows:
+            if row and seen.issuperset(needs(row[0], schedule.num_stages)):
+                seen.add(result(row.pop(0)))
+    return not any(rows)
+
+
+def test_chunks_in_flight_are_the_tables() -> None:
+    """P=4, M=8: GPipe M, 1F1B P-r, ZB-H1 P, ZB-H2 2P-1, LoopedBFS M v, ZB-V P (2P chunks), DualPipeV 2P+1 chunks."""
+    for name, expected in {
+        "naive": (1, 1, 1, 1),
+        "gpipe": (8, 8, 8, 8),
+        "1f1b": (4, 3, 2, 1),
+        "zb_h1": (4, 4, 4, 4),
+        "zb_h2": (7, 7, 7, 7),
+        "looped_bfs": (16, 16, 16, 16),
+        "zb_v": (8, 8, 8, 8),
+        "dualpipe_v": (9, 9, 9, 9),
+    }.items():
+        schedule = make_schedule(name, ranks=4, microbatches=8)
+        assert peak_in_flight(schedule) == expected, name
+        assert tuple(peak_held(schedule, rank, lambda stage: 1) for rank in range(4)) == expected, name
+    # fewer microbatches hold no more than there are
+    assert peak_in_flight(make_schedule("1f1b", ranks=4, microbatches=2)) == (2, 2, 2, 1)
+    assert peak_in_flight(make_schedule("zb_h2", ranks=4, microbatches=3)) == (3, 3, 3, 3)
+
+
+def test_interleaved_holds_p_and_a_share_more_on_rank_0() -> None:
+    """P (1 + (P-1)/(P v)) microbatches of all chunks (arXiv 2205.05198), which is P v + P - 1 chunks; less behind."""
+    for ranks, chunks in ((2, 2), (4, 2), (4, 3), (8, 2)):
+        held = peak_in_flight(make_schedule("interleaved", ranks=ranks, microbatches=4 * ranks, chunks=chunks))
+        assert held[0] == ranks * chunks + ranks - 1
+        assert all(one == other + 2 for one, other in pairwise(held))
+
+
+def test_stages_weigh_what_they_are_said_to_until_their_weight_gradient() -> None:
+    schedule = schedule_from_csv("0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0\n")
+    assert peak_held(schedule, 0, lambda stage: [1.0, 0, 10.0, 0][stage]) == 11.0
+    assert peak_held(schedule, 1, lambda stage: [0, 2.0, 0, 0.5][stage]) == 2.5
+    late = schedule_from_csv("0F0,0I0,0F1,0I1,0W0,0W1\n1F0,1I0,1W0,1F1,1I1,1W1\n")
+    assert [peak_held(late, rank, lambda stage: 1) for rank in range(2)] == [2, 1]

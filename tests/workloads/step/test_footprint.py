@@ -1,0 +1,171 @@
+"""What a step holds is what the closed forms say, whoever holds it, and what is beside them is named."""
+
+from typing import cast
+
+import pytest
+from ranks import Ranks
+from training_steps import Params, small
+
+from bench.results.details import COMPONENTS, STATE
+from bench.world.world import World
+from workloads.data_parallel.fsdp import root_parameters
+from workloads.model.shapes import num_parameters
+from workloads.model.transformer import Transformer
+from workloads.step.layout import local, whole
+from workloads.step.memory_report import Batch, Footprint, footprint
+
+Asked = dict[str, tuple[str, Params]]
+
+N = 2
+SPLIT = {"ddp": (1, 1, 1), "zero1": (1, 1, N), "zero2": (1, N, N), "zero3": (N, N, N)}
+"""By how much each of ``STATE`` is divided on two ranks."""
+EACH = {"float32": (4, 4, 8), "bfloat16": (2, 2, 12)}
+"""Bytes of a parameter in each of ``STATE``: mixed precision keeps masters and moments in float32."""
+DEFAULTS: Asked = {
+    **{name: (name, {}) for name in (*SPLIT, "hsdp", "tp", "tp_sp", "tp_fsdp")},
+    **{f"{name}, bfloat16": (name, {"precision": "bfloat16"}) for name in ("zero1", "tp_fsdp")},
+    **{f"{name}, full": (name, {"checkpointing": "full"}) for name in ("ddp", "zero3", "tp")},
+    "ddp, selective": ("ddp", {"checkpointing": "selective"}),
+    "ddp, twice the microbatch": ("ddp", {"microbatch": 4}),
+}
+
+
+def looked(world: World, asked: Asked) -> dict[str, tuple[Footprint, int, int, int, int]]:
+    """Return the footprint of each step after one, how often a look began, and how many parameters it has: in all,
+    divided by placement, and of the root.
+    """
+    found = {}
+    for label, (name, params) in asked.items():
+        step = small(world, name, {"kv_heads": 4, **params})
+        parameters = list(step.layout.model.parameters())
+        sizes = [(whole(parameter).numel(), local(parameter).numel()) for parameter in parameters]
+        root = sum(whole(p).numel() for p in root_parameters(cast(Transformer, step.layout.model)))
+        step.reset()
+        step.step()
+        begun: list[int] = []
+
+        def begin(begun: list[int] = begun) -> None:
+            begun.append(1)
+            world.barrier()
+
+        options = step._options
+        batch = Batch(
+            microbatch=options.microbatch, element_bytes=options.dtype.itemsize, checkpointing=options.checkpointing
+        )
+        memory = footprint(world, step.layout, options.shape, batch, step._forward, begin)
+        assert sum(size for size, _ in sizes) == num_parameters(options.shape)
+        divided = sum(size for size, mine in sizes if mine < size)
+        found[label] = memory, len(begun), num_parameters(options.shape), divided, root
+        step.close()
+    return found
+
+
+class Seen:
+    """What both ranks say alike of each step."""
+
+    def __init__(self, ranks: Ranks, asked: Asked) -> None:
+        one, other = ranks.call("test_footprint:looked", asked=asked)
+        self.of = {label: footprint for label, (footprint, *_) in one.items()}
+        self.begun = {begun for _, begun, *_ in (*one.values(), *other.values())}
+        self.sizes = {label: (psi, divided, root) for label, (_, _, psi, divided, root) in one.items()}
+        assert self.of == {label: footprint for label, (footprint, *_) in other.items()}
+
+    def held(self, label: str, kind: str = "memory") -> dict[str, float]:
+        metrics = self.of[label].metrics
+        held = {name: metrics[f"{kind}.{name}"].value for name in COMPONENTS if f"{kind}.{name}" in metrics}
+        return {name: value for name, value in held.items() if value is not None}
+
+    def activations(self, *labels: str, kind: str = "memory_counted") -> list[float]:
+        return [self.held(label, kind)["activations"] for label in labels]
+
+    def assert_state(self, label: str, precision: str) -> None:
+        """State is the ZeRO paper's, and tensor parallelism divides what it splits and nothing else."""
+        name = label.partition(",")[0]
+        psi, divided, _ = self.sizes[label]
+        for component, each, parts in zip(STATE, EACH[precision], SPLIT.get(name, (N, N, N)), strict=True):
+            expected = each * (psi / parts if name in SPLIT else divided / N + psi - divided)
+            assert self.held(label, "memory_formula")[component] == pytest.approx(expected), (label, component)
+            for kind in ("memory", "memory_counted"):
+                assert self.held(label, kind)[component] == pytest.approx(expected, rel=0.01), (label, component)
+
+
+@pytest.fixture(scope="module")
+def seen(two_ranks: Ranks) -> Seen:
+    return Seen(two_ranks, DEFAULTS)
+
+
+def test_state_is_what_the_zero_paper_says_and_what_tensor_ranks_divide(seen: Seen) -> None:
+    for label in (*SPLIT, "tp", "tp_sp", "tp_fsdp"):
+        seen.assert_state(label, "float32")
+    for label in ("zero1, bfloat16", "tp_fsdp, bfloat16"):
+        seen.assert_state(label, "bfloat16")
+    assert all(seen.sizes[label][1] > seen.sizes[label][0] / 2 for label in ("tp", "tp_sp"))
+
+
+@pytest.mark.full
+def test_state_is_so_in_bfloat16_of_every_layout(two_ranks: Ranks) -> None:
+    asked: Asked = {name: (name, {"precision": "bfloat16"}) for name in (*SPLIT, "tp", "tp_sp")}
+    seen = Seen(two_ranks, asked)
+    for label in asked:
+        seen.assert_state(label, "bfloat16")
+
+
+def test_only_what_stays_gathered_is_held_beside_its_shard_and_a_note_says_so(seen: Seen) -> None:
+    psi, _, root = seen.sizes["hsdp"]
+    buffers = {"zero2": 4 * psi / N, "hsdp": 4 * root / N, "ddp": 0, "zero3": 0, "tp": 0, "tp_sp": 0}
+    for label, expected in buffers.items():
+        assert seen.held(label)["buffers"] == seen.held(label, "memory_counted")["buffers"] == expected, label
+    assert seen.held("hsdp")["parameters"] == 4 * (root + (psi - root) / N)
+    note = "zero2: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer"
+    assert {label: seen.of[label].notes for label in buffers} == {**dict.fromkeys(buffers, ()), "zero2": (note,)}
+
+
+def test_every_look_begins_at_the_line_and_says_how_it_was_found_and_of_which_rank(seen: Seen) -> None:
+    assert seen.begun == {2}
+    told = {"memory": "measured on storages", "memory_counted": "counted from", "memory_formula": "closed form"}
+    for label in ("ddp", "zero3", "tp"):
+        found = seen.of[label]
+        assert set(found.metrics) == {
+            *(f"{kind}.{name}" for kind in ("memory", "memory_counted") for name in COMPONENTS),
+            *(f"memory_formula.{name}" for name in (*STATE, "activations")),
+        }
+        for name, metric in found.metrics.items():
+            assert metric.method.startswith(told[name.partition(".")[0]]), name
+            assert (metric.unit, metric.better) == ("B", "lower" if name.startswith("memory.") else None)
+        by_rank = found.details["memory_by_rank"]
+        assert [len(by_rank[component]) for component in by_rank] == [2] * len(COMPONENTS)
+        assert {component: max(by_rank[component]) for component in by_rank} == seen.held(label), label
+    uneven = seen.of["zero1"].details["memory_by_rank"]["optimizer"]
+    assert min(uneven) < max(uneven) == seen.held("zero1")["optimizer"]
+
+
+def test_full_checkpointing_holds_fewer_activations_than_none_and_the_same_state(seen: Seen) -> None:
+    for label in ("ddp", "zero3", "tp"):
+        for kind in ("memory", "memory_counted", "memory_formula"):
+            none, full = seen.held(label, kind), seen.held(f"{label}, full", kind)
+            assert full["activations"] < 0.75 * none["activations"], (label, kind)
+            assert [full[component] for component in STATE] == [none[component] for component in STATE], (label, kind)
+
+
+def test_selective_checkpointing_lies_between_and_is_not_counted_and_has_the_formula_of_none(seen: Seen) -> None:
+    """Results of matrix products are kept for backward by the checkpoint's own cache, which no hook sees."""
+    held = seen.activations("ddp, full", "ddp, selective", "ddp", kind="memory")
+    assert held == sorted({*held})
+    assert seen.held("ddp, selective", "memory_formula") == seen.held("ddp", "memory_formula")
+    assert "activations" not in seen.held("ddp, selective", "memory_counted")
+    assert seen.of["ddp, selective"].notes == (
+        "selective checkpointing: the formula of activations is that of none; torch keeps them uncounted",
+    )
+
+
+def test_activations_double_with_the_microbatch_and_are_fewer_where_layers_and_the_sequence_are_split(
+    seen: Seen,
+) -> None:
+    """The formula is of the layers alone: embeddings, last norm, head and loss come on top."""
+    labels = ("ddp", "ddp, twice the microbatch")
+    one, two = seen.activations(*labels, kind="memory_formula")
+    assert two == 2 * one
+    for label, formula in zip(labels, (one, two), strict=True):
+        assert formula < seen.held(label, "memory_counted")["activations"] <= seen.held(label)["activations"]
+    along, split, whole_layers = seen.activations("tp_sp", "tp", "ddp")
+    assert along < split < whole_layers

@@ -1,0 +1,124 @@
+"""Spans are sets of nanoseconds: functions agree with sets of small integers, and a step's parts make its wall."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.step.intervals import Breakdown, Span, break_down, difference, gaps, intersection, length, union
+
+NS = 1e-9
+END = 30
+Spans = list[Span]
+
+
+def make_span(ends: tuple[int, int]) -> Span:
+    return min(ends), max(ends)
+
+
+ONE = st.tuples(st.integers(0, END), st.integers(0, END)).map(make_span)
+SPANS = st.lists(ONE, max_size=8)
+
+
+def points(spans: Iterable[Span]) -> set[int]:
+    return {at for start, stop in spans for at in range(start, stop)}
+
+
+def is_tidy(spans: Sequence[Span]) -> bool:
+    return all(start < stop for start, stop in spans) and all(one[1] < other[0] for one, other in pairwise(spans))
+
+
+@given(SPANS, SPANS, ONE)
+@settings(deadline=None)
+def test_functions_of_spans_are_those_of_sets_of_points(a: Spans, b: Spans, within: Span) -> None:
+    for found, expected in (
+        (union(a), points(a)),
+        (intersection(a, b), points(a) & points(b)),
+        (difference(a, b), points(a) - points(b)),
+        (gaps(a, within), points([within]) - points(a)),
+    ):
+        assert points(found) == expected
+        assert is_tidy(found)
+    assert length(a) == len(points(a))
+
+
+def test_neighbours_are_joined_empty_spans_dropped_and_those_that_end_before_they_start_refused() -> None:
+    assert union([(5, 9), (0, 5), (20, 20)]) == [(0, 9)]
+    for function in (union, length):
+        with pytest.raises(ValueError, match=r"stop\(3\) < start\(5\)"):
+            function([(5, 3)])
+
+
+def test_one_long_span_against_many_is_one_pass() -> None:
+    many = [(2 * i, 2 * i + 1) for i in range(100_000)]
+    assert length(difference([(0, 200_000)], many)) == 100_000
+    assert difference(many, [(0, 200_000)]) == []
+    assert intersection(many, [(0, 200_000)]) == many
+
+
+def brute_break_down(
+    wall: Span, compute: Spans, comm: Mapping[str, Spans], copies: Spans
+) -> tuple[int, dict[str, int], int, int]:
+    exposed = dict.fromkeys(comm, 0)
+    computing = copying = idle = 0
+    order = list(comm)
+    for at in range(*wall):
+        running = [(span[0], order.index(axis)) for axis, spans in comm.items() for span in spans if at in range(*span)]
+        if at in points(compute):
+            computing += 1
+        elif at in points(copies):
+            copying += 1
+        elif running:
+            exposed[order[min(running)[1]]] += 1
+        else:
+            idle += 1
+    return computing, exposed, copying, idle
+
+
+@given(ONE, SPANS, st.dictionaries(st.sampled_from(["dp", "tp", "pp"]), SPANS), SPANS)
+@settings(deadline=None)
+def test_a_breakdown_agrees_with_deciding_every_nanosecond(
+    wall: Span, compute: Spans, comm: dict[str, Spans], copies: Spans
+) -> None:
+    found = break_down(wall, compute, comm, copies)
+    computing, exposed, copying, idle = brute_break_down(wall, compute, comm, copies)
+    assert found.compute_seconds == pytest.approx(computing * NS)
+    assert found.exposed_comm_seconds == pytest.approx({axis: count * NS for axis, count in exposed.items()})
+    assert found.copy_seconds == pytest.approx(copying * NS)
+    assert found.idle_seconds == pytest.approx(idle * NS)
+    assert found.wall_seconds == pytest.approx((wall[1] - wall[0]) * NS)
+    assert found.residual_seconds == 0
+
+
+def parts(found: Breakdown) -> tuple[float, dict[str, float], float, float]:
+    exposed = {axis: seconds / NS for axis, seconds in found.exposed_comm_seconds.items()}
+    return found.compute_seconds / NS, exposed, found.copy_seconds / NS, found.idle_seconds / NS
+
+
+def test_the_parts_of_a_step_are_as_drawn() -> None:
+    """A gather half hidden under arithmetic, its end under a copy; time that two axes share is of who started first,
+    or was named first; and what lies outside the wall does not count.
+    """
+    steps: list[tuple[Span, Spans, dict[str, Spans], Spans, tuple[int, dict[str, int], int, int]]] = [
+        ((0, 20), [(0, 10)], {"dp": [(5, 15)]}, [(14, 18)], (10, {"dp": 4}, 4, 2)),
+        ((0, 30), [], {"dp": [(5, 30)], "tp": [(0, 10), (10, 20)]}, [], (0, {"dp": 20, "tp": 10}, 0, 0)),
+        ((0, 10), [], {"tp": [(0, 10)], "dp": [(0, 10)]}, [], (0, {"tp": 10, "dp": 0}, 0, 0)),
+        ((10, 20), [(0, 12)], {"dp": [(18, 40)]}, [(0, 5)], (2, {"dp": 2}, 0, 6)),
+    ]
+    for wall, compute, comm, copies, (computed, exposed, copied, idle) in steps:
+        found = parts(break_down(wall, compute, comm, copies))
+        assert found[0::2] == pytest.approx((computed, copied)), comm
+        assert found[1] == pytest.approx(exposed), comm
+        assert found[3] == pytest.approx(idle), comm
+
+
+def test_the_residual_is_what_spans_do_not_explain_of_another_clocks_wall() -> None:
+    found = break_down((0, 20), [(0, 10)], {"dp": []}, [], measured_wall_seconds=25 * NS)
+    assert found.wall_seconds == 25 * NS
+    assert found.residual_seconds == pytest.approx(5 * NS)
+    start = 1_795_271_345_431_703_321
+    found = break_down((start, start + 1_000), [(start + 1, start + 334)], {"dp": [(start + 300, start + 777)]}, [])
+    assert found.residual_seconds == 0
+    assert found.idle_seconds == pytest.approx(224 * NS)

@@ -1,0 +1,111 @@
+"""A device's peak is found by its whole name or measured, and a share above one is an error."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from workloads.step.gemm_peak import measured_peak
+from workloads.step.peaks import PEAKS, datasheet_peak, mfu_of
+
+CPU = torch.device("cpu")
+BFLOAT16 = {
+    "NVIDIA A100-SXM4-80GB": 312,
+    "NVIDIA A100 80GB PCIe": 312,
+    "NVIDIA H100 80GB HBM3": 989.4,
+    "NVIDIA H100 PCIe": 756,
+    "NVIDIA H100 NVL": 835.5,
+    "NVIDIA H200": 989.4,
+    "NVIDIA H200 NVL": 835.5,
+    "NVIDIA GH200 480GB": 989.4,
+    "NVIDIA B200": 2250,
+    "NVIDIA GB200": 2500,
+    "NVIDIA L40S": 362.05,
+    "NVIDIA L40": 181.05,
+    "NVIDIA L4": 121,
+    "AMD Instinct MI300X": 1307.4,
+}
+UNKNOWN = [
+    "Intel(R) Xeon(R) Platinum 8480C",
+    "",
+    "NVIDIA A10G",  # no A10
+    "NVIDIA H100",  # of which board?
+    "NVIDIA H100 80GB HBM3 MIG 1g.10gb",  # a seventh of one
+    "NVIDIA A1000",
+]
+
+
+def test_the_names_that_torch_gives_have_their_datasheets_peak_and_others_none() -> None:
+    for name, tflops in BFLOAT16.items():
+        assert datasheet_peak(name, "bfloat16") == pytest.approx(tflops * 1e12), name
+    assert {datasheet_peak(name, "bfloat16") for name in UNKNOWN} == {None}
+    boards = {"Tesla V100-SXM2-16GB": 125e12, "Tesla V100-PCIE-32GB": 112e12, "Tesla V100S-PCIE-32GB": 130e12}
+    assert {name: datasheet_peak(name, "float16") for name in boards} == boards
+    assert datasheet_peak("Tesla V100-SXM2-16GB", "bfloat16") is None
+    assert datasheet_peak("NVIDIA H200", "float8_e4m3fn") is None
+    a100 = [datasheet_peak("NVIDIA A100-SXM4-40GB", dtype) for dtype in ("float32", "tf32")]
+    assert a100 == [19.5e12, 156e12], "float32 is not TensorFloat-32"
+
+
+def test_every_entry_can_be_reached_and_is_ordered_as_hardware_is() -> None:
+    for words, peaks in PEAKS:
+        assert datasheet_peak(" ".join(words), "float16") == peaks["float16"], f"an earlier entry hides {words}"
+        assert peaks["float16"] > max(peaks["float32"], peaks.get("tf32", 0)), words
+        assert peaks.get("bfloat16", peaks["float16"]) == peaks["float16"], words
+        assert all(1e12 < peak < 1e16 for peak in peaks.values()), words
+        assert "tf32" not in peaks or peaks["tf32"] == pytest.approx(peaks["bfloat16"] / 2, rel=0.02), words
+
+
+def test_a_share_is_the_rate_over_a_known_peak_and_no_more_than_one() -> None:
+    assert (mfu_of(156e12, 312e12), mfu_of(312e12, 312e12), mfu_of(1e12, None)) == (0.5, 1.0, None)
+    with pytest.raises(ValueError, match=r"4e\+12 FLOP/s / measured peak\(3\.2e\+12 FLOP/s\) = 1\.2500 > 1"):
+        mfu_of(4e12, 3.2e12, peak_name="measured peak")
+    with pytest.raises(ValueError, match=r"datasheet peak\(0 FLOP/s\) <= 0"):
+        mfu_of(1.0, 0.0)
+
+
+def test_closed_forms_need_no_torch() -> None:
+    modules = "workloads.costs.communication_pattern, workloads.step.intervals, workloads.step.peaks"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def products_take(monkeypatch: pytest.MonkeyPatch, duration: Callable[[int], float]) -> None:
+    """Make every product of size m take as long as a function says, on a clock that only products move."""
+    clock = SimpleNamespace(now=0.0)
+
+    def product(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        clock.now += duration(a.shape[0])
+        return out
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(torch, "mm", product)
+
+
+def test_the_measured_peak_is_that_of_the_best_size_without_its_first_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def duration(m: int) -> float:
+        calls.append(m)
+        return 100.0 if calls.count(m) == 1 else 2 * m**3 / (3e9 if m == 32 else 1e9)
+
+    products_take(monkeypatch, duration)
+    assert measured_peak(CPU, torch.float32, sizes=(64,)) == pytest.approx(1e9)
+    calls.clear()
+    assert measured_peak(CPU, torch.float32, sizes=(16, 32, 64)) == pytest.approx(3e9)
+    with pytest.raises(ValueError, match=r"seconds\(0\) <= 0"):
+        measured_peak(CPU, torch.float32, seconds=0)
+
+
+def test_a_real_peak_is_a_rate_that_this_machine_can_have() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert 1e6 < measured_peak(CPU, dtype, seconds=0.02, sizes=(64, 128)) < 1e15, dtype
+
+
+@pytest.mark.gpu
+def test_a_gpu_beats_ten_teraflops_in_bfloat16() -> None:
+    assert measured_peak(torch.device("cuda"), torch.bfloat16) > 1e13

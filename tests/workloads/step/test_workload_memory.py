@@ -1,0 +1,182 @@
+"""Counted memory: each storage once, parameters apart, freed buffers not at all, and the peak of a step."""
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from workloads.model.optimizer import LEARNING_RATE, MasterAdamW, make_optimizer, optimizer_class
+from workloads.step.memory import SavedTensors, gradients, peak_during, peak_of, state_tensors, storage_bytes
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+
+
+@pytest.fixture
+def alone() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_every_storage_counts_once_and_whole() -> None:
+    base = torch.zeros(100)
+    assert storage_bytes([base, base.view(10, 10).t(), base[:3]]) == storage_bytes([base[:3]]) == 400
+    assert storage_bytes(torch.zeros(10) for _ in range(5)) == 5 * 40
+    assert storage_bytes([torch.empty(7, device="meta"), torch.empty(0)]) == storage_bytes([]) == 0
+
+
+def test_a_dtensor_counts_by_its_local_part(alone: DeviceMesh) -> None:
+    sharded = distribute_tensor(torch.zeros(8, 4), alone, [Shard(0)])
+    assert storage_bytes([sharded, sharded.to_local()]) == 8 * 4 * 4
+
+
+def test_gradients_are_those_that_there_are() -> None:
+    used, unused = nn.Linear(3, 2), nn.Linear(5, 5)
+    used(torch.ones(1, 3)).sum().backward()
+    assert storage_bytes(gradients([*used.parameters(), *unused.parameters()])) == (3 * 2 + 2) * 4
+
+
+def test_adam_holds_two_moments_of_every_parameter_and_a_step_each_whoever_wraps_it(alone: DeviceMesh) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch 2.13 scripts as it is imported
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    plain, wrapped = nn.Linear(64, 32), nn.Linear(64, 32)
+    adam = torch.optim.AdamW(plain.parameters())
+    assert state_tensors(adam) == []
+    zero = ZeroRedundancyOptimizer(wrapped.parameters(), optimizer_class=torch.optim.AdamW)
+    for model, optimizer in ((plain, adam), (wrapped, zero)):
+        model(torch.ones(1, 64)).sum().backward()
+        optimizer.step()
+        assert storage_bytes(state_tensors(optimizer)) == 2 * 4 * (64 * 32 + 32) + 2 * 4
+
+
+def test_a_layer_saves_its_input_and_only_what_is_not_excluded_and_each_once() -> None:
+    layer, x = nn.Linear(16, 8), torch.randn(4, 16)
+    with SavedTensors(layer.parameters()) as saved:
+        layer(x)
+    assert saved.num_bytes == 4 * 16 * 4
+    with SavedTensors() as saved:
+        layer(x.requires_grad_())
+    assert saved.num_bytes == (4 * 16 + 16 * 8) * 4
+    with SavedTensors() as saved, torch.no_grad():
+        layer(x)
+    assert saved.num_bytes == 0
+    x = torch.randn(10, requires_grad=True)
+    with SavedTensors() as saved:
+        y = (x * x).sum() + x.exp().sum()
+    assert saved.num_bytes == 2 * 40  # x, and the result of exp
+    y.backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, 2 * x + x.exp())
+
+
+def test_bytes_are_not_known_before_the_end_and_after_an_error_tensors_are_saved_as_ever() -> None:
+    x, saved = torch.randn(10, requires_grad=True), SavedTensors()
+    with pytest.raises(RuntimeError, match="when their context ends"):
+        _ = saved.num_bytes
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"), saved:
+        x.exp() @ torch.ones(3)
+    before = saved.num_bytes
+    assert before > 0
+    x.exp()
+    assert saved.num_bytes == before
+    assert saved._kept == [], "the hook is gone"
+
+
+def test_what_is_freed_counts_nothing_and_what_takes_its_place_counts() -> None:
+    """As FSDP frees what it gathered; an allocator likes to give the same address again."""
+    buffers: list[Tensor] = []
+
+    class Frees(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+            buffers.append(torch.zeros(MIB))
+            ctx.save_for_backward(buffers[0])
+            return x.clone()
+
+    x = torch.zeros(MIB, requires_grad=True)
+    with SavedTensors() as saved:
+        y = Frees.apply(x)  # type: ignore[no-untyped-call]
+        buffers.pop().untyped_storage().resize_(0)
+        results = [y.exp() for _ in range(4)]  # each saves its result
+    assert len(results) == 4
+    assert saved.num_bytes == 4 * 4 * MIB
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_gathered_parameters_of_fsdp_are_parameters_and_not_activations(alone: DeviceMesh, reshard: bool) -> None:
+    plain = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 8))
+    with SavedTensors(plain) as expected:
+        plain(torch.ones(4, 16))
+    fully_shard(plain, mesh=alone, reshard_after_forward=reshard)
+    with SavedTensors(plain) as saved:
+        plain(torch.ones(4, 16))
+    assert saved.num_bytes == expected.num_bytes == (4 * 16 + 4 * 32) * 4
+
+
+def test_the_peak_of_a_step_is_what_it_held_at_once() -> None:
+    assert (peak_of([5, -2, 4, -7]), peak_of([-10, 3]), peak_of([])) == (7, 0, 0)
+
+    def step() -> None:
+        first = torch.empty(MIB, dtype=torch.uint8)
+        del first
+        second = torch.empty(3 * MIB, dtype=torch.uint8)
+        third = torch.empty(2 * MIB, dtype=torch.uint8)
+        del second, third
+
+    assert peak_during(step, CPU) == 5 * MIB
+    assert peak_during([torch.empty(MIB)].clear, CPU) == 0, "a step that frees what was there"
+    assert peak_during(lambda: None, torch.device("meta")) is None
+
+
+def test_the_peak_of_a_training_step_sees_the_thread_of_backward() -> None:
+    x = torch.randn(512, 512, requires_grad=True)  # 1 MiB
+    peak = peak_during(lambda: x.exp().sum().backward(), CPU)  # type: ignore[no-untyped-call]
+    assert peak is not None
+    assert 2 * MIB <= peak < 3 * MIB  # the result, saved, and the gradient
+
+
+@pytest.mark.gpu
+def test_on_cuda_the_peak_is_the_allocators() -> None:
+    def step() -> None:
+        torch.empty(MIB, dtype=torch.uint8, device="cuda")
+
+    assert peak_during(step, torch.device("cuda")) == MIB
+
+
+def test_a_narrow_type_has_masters_of_twelve_bytes_a_parameter() -> None:
+    assert optimizer_class(torch.float32) is torch.optim.AdamW
+    assert optimizer_class(torch.bfloat16) is MasterAdamW
+    weight = torch.ones(1000, dtype=torch.bfloat16, requires_grad=True)
+    optimizer = MasterAdamW([weight], lr=LEARNING_RATE)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert sum(held.numel() * held.element_size() for held in optimizer.held() if held.numel() > 1) == 12 * 1000
+
+
+def test_weights_with_masters_are_torchs_rounded_and_updates_smaller_than_a_step_of_bfloat16_add_up() -> None:
+    start = torch.linspace(-1, 1, 64, dtype=torch.bfloat16)
+    narrow, wide = start.clone().requires_grad_(), start.float().requires_grad_()
+    ours, theirs = make_optimizer([narrow], torch.bfloat16), torch.optim.AdamW([wide], lr=LEARNING_RATE)
+    for number in range(20):
+        gradient = torch.sin(torch.arange(64.0) + number).bfloat16()
+        narrow.grad, wide.grad = gradient.clone(), gradient.float()
+        ours.step()
+        theirs.step()
+    assert torch.equal(narrow.detach(), wide.detach().bfloat16())
+    assert not torch.equal(narrow.detach(), start)
+    weight = torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
+    optimizer, seen = MasterAdamW([weight], lr=1e-4), []
+    for _ in range(60):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        seen.append(float(weight.detach()[0]))
+    assert seen[0] == 1 > seen[-1]

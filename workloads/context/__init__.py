@@ -1,1 +1,0 @@
-"""Context parallel steps: sequences over ranks, and attention that reaches all of them."""

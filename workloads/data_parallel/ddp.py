@@ -1,0 +1,61 @@
+"""DistributedDataParallel: every rank holds the whole model; gradients are summed in buckets under backward."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.plan.params import Value
+from bench.world.world import World
+from workloads.costs.communication_pattern import ddp_sent_bytes
+from workloads.model.optimizer import make_optimizer
+from workloads.model.transformer import Transformer
+from workloads.step.layout import Layout, data_axis
+from workloads.step.training_step import Options, TrainingStep
+
+
+def prepare(world: World, **params: Value) -> TrainingStep:
+    """Return the step."""
+    return TrainingStep(world, params, lay_out)
+
+
+def lay_out(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+    """Wrap the model; with ``no_sync`` only the last microbatch's backward pass sums gradients."""
+    no_sync = bool(params["no_sync"])
+    ddp = wrap(model, world, float(params["bucket_mb"]), static_graph=bool(params["static_graph"]))
+
+    def synchronized(last: bool) -> AbstractContextManager[object]:
+        return nullcontext() if last or not no_sync else ddp.no_sync()
+
+    rounds = 1 if no_sync else options.accumulation
+    return Layout(
+        module=ddp,
+        model=model,
+        optimizer=make_optimizer(model.parameters(), options.dtype, timed=options.timed),
+        axes=data_axis(world),
+        data_rank=world.rank,
+        data_size=world.size,
+        expected_bytes=ddp_sent_bytes(
+            num_elements(model), options.dtype.itemsize, world.size, num_synchronisations=rounds
+        ),
+        synchronized=synchronized,
+        details={"bucket_mb": params["bucket_mb"]},
+    )
+
+
+def wrap(model: nn.Module, world: World, bucket_mb: float, *, static_graph: bool = False) -> DistributedDataParallel:
+    """Return the model under DDP, its gradients views of the buckets."""
+    return DistributedDataParallel(
+        model,
+        process_group=world.group,
+        bucket_cap_mb=bucket_mb,
+        static_graph=static_graph,
+        gradient_as_bucket_view=True,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+    )
+
+
+def num_elements(model: nn.Module) -> int:
+    """Return the number of parameters, Psi."""
+    return sum(parameter.numel() for parameter in model.parameters())

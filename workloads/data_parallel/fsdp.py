@@ -1,0 +1,162 @@
+"""FSDP2: parameters, gradients and optimizer state are sharded, and gathered layer by layer when they are needed.
+
+``zero3`` gives a layer's parameters back after its forward pass and gathers them again for the backward pass, ``zero2``
+keeps them; ``hsdp`` shards within groups and replicates across them.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import cast
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from bench.plan.params import Value
+from bench.world.world import World
+from workloads.costs.communication_pattern import fsdp_sent_bytes, hsdp_sent_bytes, total_padded_numel
+from workloads.model.optimizer import make_optimizer
+from workloads.model.transformer import Transformer
+from workloads.step.layout import Layout, make_mesh
+from workloads.step.training_step import Options, TrainingStep
+
+
+def zero2(world: World, **params: Value) -> TrainingStep:
+    """Return the step that keeps gathered parameters from forward to backward."""
+    return TrainingStep(world, params, lay_out_zero2)
+
+
+def zero3(world: World, **params: Value) -> TrainingStep:
+    """Return the step that gathers parameters twice."""
+    return TrainingStep(world, params, lay_out_zero3)
+
+
+def hsdp(world: World, **params: Value) -> TrainingStep:
+    """Return the step that shards over ``shard`` ranks and replicates over the others."""
+    return TrainingStep(world, params, lay_out_hsdp)
+
+
+def lay_out_zero2(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+    """Shard over all ranks, parameters kept gathered until the backward pass is done."""
+    return _sharded(model, world, options, params, reshard=False)
+
+
+def lay_out_zero3(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+    """Shard over all ranks, parameters gathered for each pass, those of the root too."""
+    return _sharded(model, world, options, params, reshard=True)
+
+
+def _sharded(
+    model: Transformer, world: World, options: Options, params: Mapping[str, Value], *, reshard: bool
+) -> Layout:
+    mesh, made = make_mesh(world, dp=world.size)
+    psi = total_padded_numel([parameter.shape for parameter in model.parameters()], world.size)
+    shard(model, mesh, reshard=reshard, prefetch=str(params["prefetch"]))
+    no_sync = bool(params["no_sync"])
+    expected = fsdp_sent_bytes(
+        psi,
+        options.dtype.itemsize,
+        world.size,
+        num_kept=0 if reshard else psi,
+        num_microbatches=options.accumulation,
+        num_synchronisations=1 if no_sync else options.accumulation,
+    )
+    return Layout(
+        module=model,
+        model=model,
+        optimizer=make_optimizer(model.parameters(), options.dtype, timed=options.timed),
+        axes={"dp": mesh.get_group("dp")},
+        data_rank=world.rank,
+        data_size=world.size,
+        expected_bytes=expected,
+        synchronized=_synchronizer(model, no_sync=no_sync),
+        state="zero3" if reshard else "zero2",
+        sharded_by=world.size,
+        made_groups=made,
+        notes=what_stays_exposed(world, str(params["prefetch"])),
+    )
+
+
+def lay_out_hsdp(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+    """Shard over the inner axis, replicate over the outer; the root keeps its parameters gathered, as by default."""
+    inner = shard_ranks(int(params["shard"]), world.size)
+    mesh, made = make_mesh(world, replicate=world.size // inner, shard=inner)
+    psi = total_padded_numel([parameter.shape for parameter in model.parameters()], inner)
+    root = total_padded_numel([parameter.shape for parameter in root_parameters(model)], inner)
+    shard(model, mesh, reshard=True, prefetch=str(params["prefetch"]), reshard_root=False)
+    expected = hsdp_sent_bytes(
+        psi,
+        options.dtype.itemsize,
+        replicas=world.size // inner,
+        shards=inner,
+        num_kept=root,
+        num_microbatches=options.accumulation,
+    )
+    return Layout(
+        module=model,
+        model=model,
+        optimizer=make_optimizer(model.parameters(), options.dtype, timed=options.timed),
+        axes={name: mesh.get_group(name) for name in ("replicate", "shard")},
+        data_rank=world.rank,
+        data_size=world.size,
+        expected_bytes=expected,
+        state="zero3",
+        sharded_by=inner,
+        made_groups=made,
+        notes=(
+            "hsdp: the root keeps its parameters gathered, as torch does by default; memory's formula shards them too",
+            *what_stays_exposed(world, str(params["prefetch"])),
+        ),
+    )
+
+
+def shard(
+    model: Transformer, mesh: DeviceMesh, *, reshard: bool, prefetch: str, reshard_root: bool | None = None
+) -> None:
+    """Shard each layer and the rest over a mesh; ``prefetch`` explicit gathers the next layer while one computes."""
+    layers = [fully_shard(layer, mesh=mesh, reshard_after_forward=reshard) for layer in model.layers]
+    root = fully_shard(model, mesh=mesh, reshard_after_forward=reshard if reshard_root is None else reshard_root)
+    if prefetch == "explicit":
+        _prefetch(root, layers)
+
+
+def root_parameters(model: Transformer) -> list[nn.Parameter]:
+    """Return the parameters that are in no layer: embeddings, the last norm, the head."""
+    return [parameter for name, parameter in model.named_parameters() if not name.startswith("layers.")]
+
+
+def what_stays_exposed(world: World, prefetch: str) -> tuple[str, ...]:
+    """Return why a step cannot hide all of its communication here; nothing where it can."""
+    if world.backend != "gloo":
+        return ()
+    if prefetch == "explicit":
+        return ("exposed on gloo: reduce_scatter, which blocks where it is issued, and the first all_gather",)
+    return ("exposed on gloo: reduce_scatter blocks where it is issued, and torch prefetches no all_gather on a CPU",)
+
+
+def shard_ranks(asked: int, size: int) -> int:
+    """Return how many ranks share a copy: what was asked for, or half of all, 2 at least."""
+    return asked or max(2, size // 2)
+
+
+def _prefetch(root: FSDPModule, layers: list[FSDPModule]) -> None:
+    """Let every layer's parameters be gathered one layer ahead, asynchronously: on a CPU torch does neither itself."""
+    for module in (root, *layers):
+        module._set_unshard_async_op(async_op=True)
+    root.set_modules_to_forward_prefetch(layers[:1])
+    root.set_modules_to_backward_prefetch(layers[-1:])
+    for before, after in pairwise(layers):
+        before.set_modules_to_forward_prefetch([after])
+        after.set_modules_to_backward_prefetch([before])
+
+
+def _synchronizer(model: nn.Module, *, no_sync: bool) -> Callable[[bool], AbstractContextManager[object]]:
+    """Return what surrounds a microbatch: with ``no_sync`` only the last one's gradients are reduced."""
+
+    def synchronized(last: bool) -> AbstractContextManager[object]:
+        if no_sync:
+            cast(FSDPModule, model).set_requires_gradient_sync(last)
+        return nullcontext()
+
+    return synchronized

@@ -1,0 +1,252 @@
+"""A mixture of experts in the place of a layer's FFN: router, experts as grouped products, shared experts.
+
+A token's output is the sum over its k experts of score times what the expert makes of it, and what the shared experts
+make of it. Scores are not normalised over the k, nor again where a pair is dropped: a token that loses all its experts
+goes on by the residual and the shared ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from workloads.expert_parallel.dispatch import Plan, Rows, chunks_of, make_plan, start_trip
+from workloads.expert_parallel.exchange import gather_rows, gathered, sum_rows
+from workloads.expert_parallel.moe_case import Moe
+from workloads.expert_parallel.routes import Given
+from workloads.expert_parallel.timed_experts import ExpertWait, wait_instead
+from workloads.model.shapes import Shape
+from workloads.model.timed_compute import TimedLinear, Waiter, make_timed
+from workloads.model.transformer import Ffn, Transformer, fill
+from workloads.step.layout import local
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Who holds the experts: the ranks of ``group`` deal them out, those of ``split`` hold parts of each, by ``mesh``.
+
+    Nobody else where all are None.
+    """
+
+    group: dist.ProcessGroup | None = None
+    split: dist.ProcessGroup | None = None
+    mesh: DeviceMesh | None = None
+
+
+class Router(nn.Module):
+    """Scores (T, E) of tokens (T, h) in float32: softmax over experts, or each one's sigmoid."""
+
+    def __init__(self, shape: Shape, moe: Moe) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(moe.experts, shape.hidden))
+        self._scores = moe.scores
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        logits = F.linear(x.float(), self.weight.float())
+        return logits.sigmoid() if self._scores == "sigmoid" else logits.softmax(-1)
+
+
+class Experts(nn.Module):
+    """The recipe's FFN without biases, one of each expert of this rank, as one product for each matrix of all."""
+
+    def __init__(self, shape: Shape, moe: Moe, held: Held) -> None:
+        super().__init__()
+        mine = moe.expert_ffn // moe.etp
+        inner = (moe.experts_per_rank, shape.hidden, mine)
+        outer = (moe.experts_per_rank, mine, shape.hidden)
+        self.gate = _parameter(inner, held.mesh, split=2) if shape.recipe == "llama" else None
+        self.up = _parameter(inner, held.mesh, split=2)
+        self.down = _parameter(outer, held.mesh, split=1)
+        self.wait_of: ExpertWait | None = None
+
+    def forward(self, rows: Rows) -> Tensor:
+        """Return what each row's expert, or this rank's part of it, makes of it, (n, h) -> (n, h), or wait as long."""
+        x = rows.tokens
+        if self.wait_of is not None:
+            return wait_instead(x, [local(weight) for weight in self.parameters()], self.wait_of)
+        ends = rows.counts.cumsum(0).int()
+        wide = F.grouped_mm(x, local(self.up), offs=ends)
+        gate = None if self.gate is None else F.grouped_mm(x, local(self.gate), offs=ends)
+        return F.grouped_mm(_activated(wide, gate), local(self.down), offs=ends)
+
+
+def _parameter(size: tuple[int, int, int], mesh: DeviceMesh | None, *, split: int) -> nn.Parameter:
+    """Return this rank's experts' matrices: of all by their first dim, of each expert by the dim ``split``."""
+    mine = torch.empty(size)
+    if mesh is None:
+        return nn.Parameter(mine)
+    dims = {"ep": Shard(0), "etp": Shard(split)}
+    placements = [dims[name] for name in mesh.mesh_dim_names or ()]
+    return nn.Parameter(DTensor.from_local(mine, mesh, placements, run_check=False))
+
+
+def _activated(wide: Tensor, gate: Tensor | None) -> Tensor:
+    return F.gelu(wide) if gate is None else F.silu(gate) * wide
+
+
+class MoeLayer(nn.Module):
+    """Router, experts and shared experts, (b, s, h) -> (b, s, h), of one source's microbatch.
+
+    ``given`` (T, k) are the routes to take, None where the router chooses; ``chosen`` those that were taken by the
+    number of the microbatch, ``aux`` the loss that asks for balance, of the last forward pass.
+    """
+
+    def __init__(self, shape: Shape, moe: Moe, held: Held | None = None) -> None:
+        super().__init__()
+        self.moe, self._held = moe, held or Held()
+        self.router = Router(shape, moe)
+        self.experts = Experts(shape, moe, self._held)
+        self.shared = Ffn(replace(shape, ffn=moe.shared * moe.expert_ffn)) if moe.shared else None
+        self.given: Tensor | None = None
+        self.microbatch = 0
+        self.chosen: dict[int, Tensor] = {}
+        self.aux: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Send tokens to their experts, and add what they and the shared ones make of them."""
+        tokens = x.flatten(0, 1)
+        scores = self.router(tokens)
+        routes = scores.detach().topk(self.moe.top_k).indices if self.given is None else self.given
+        self.chosen[self.microbatch] = routes
+        self.aux = self.balance(scores, routes) if self.moe.aux else None
+        weights = scores.gather(1, routes.clamp(min=0)).to(x.dtype)
+        routed = self.route(tokens, weights, routes).view_as(x)
+        out: Tensor = routed if self.shared is None else routed + self.shared(x)
+        return out
+
+    def balance(self, scores: Tensor, routes: Tensor) -> Tensor:
+        """Return the loss that asks for balance among this source's tokens."""
+        return balance_loss(scores, routes)
+
+    def route(self, tokens: Tensor, weights: Tensor, routes: Tensor) -> Tensor:
+        """Return each token's weighted sum over its experts, (T, h).
+
+        Ranks that split experts take each other's tokens too, and add up their parts of what experts make of them.
+        """
+        split, slots = self._held.split, self.moe.slots(len(tokens))
+        plan = make_plan(routes, self.moe.experts, slots)
+        if split is None:
+            return self._there_and_back(tokens, weights, plan)
+        together = gathered(plan.experts_of.int(), split).long()
+        plan = make_plan(together, self.moe.experts, None if slots is None else slots * split.size())
+        parts = self._there_and_back(gather_rows(tokens, split), gather_rows(weights, split), plan)
+        return sum_rows(parts, split)
+
+    def _there_and_back(self, tokens: Tensor, weights: Tensor, plan: Plan) -> Tensor:
+        """Send tokens to the ranks of their experts and back; a chunk travels while another is computed."""
+        trips = []
+        for part in chunks_of(plan, self.moe.chunks):
+            trips.append(start_trip(self.moe.variant, tokens, weights, part, self._held.group))
+            if len(trips) > 1:
+                self._compute(trips[-2])
+        self._compute(trips[-1])
+        return torch.stack([trip.receive() for trip in trips]).sum(0) if len(trips) > 1 else trips[0].receive()
+
+    def _compute(self, trip: Any) -> None:
+        trip.give_back(self.experts(trip.arrive()))
+
+
+class DenseMoe(MoeLayer):
+    """The same in one process and in the plainest way, to compare with: each expert in turn, drops by counting.
+
+    Where ``moe.tp`` ranks share sequences, each is a source: its positions of all sequences are cut out of (b, s, h),
+    and capacity and balance count them by themselves. Routes, given or chosen, are of one such source after the other.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take the tokens source by source, and give back what the mixture makes of them in their places."""
+        b, s, h = x.shape
+        parts, each = self.moe.tp, s // self.moe.tp
+        by_source = x.view(b, parts, each, h).transpose(0, 1).reshape(parts * b, each, h)
+        return super().forward(by_source).view(parts, b, each, h).transpose(0, 1).reshape(b, s, h)
+
+    def balance(self, scores: Tensor, routes: Tensor) -> Tensor:
+        """Return the mean over sources of the loss that asks for balance."""
+        each = zip(scores.chunk(self.moe.tp), routes.chunk(self.moe.tp), strict=True)
+        return torch.stack([balance_loss(*source) for source in each]).mean()
+
+    def route(self, tokens: Tensor, weights: Tensor, routes: Tensor) -> Tensor:
+        """Return each token's weighted sum over its experts, (T, h)."""
+        each = zip(*(rows.chunk(self.moe.tp) for rows in (tokens, weights, routes)), strict=True)
+        return torch.cat([self._route_source(*source) for source in each])
+
+    def _route_source(self, tokens: Tensor, weights: Tensor, routes: Tensor) -> Tensor:
+        out, slots = torch.zeros_like(tokens), self.moe.slots(len(tokens))
+        for expert in range(self.moe.experts):
+            takes = (routes == expert).any(1)
+            if slots is not None:
+                takes &= takes.cumsum(0) <= slots
+            weight = weights.where(routes == expert, 0).sum(1, keepdim=True)[takes]
+            made = self._ffn(tokens[takes], expert)
+            out = out.index_put((takes.nonzero().flatten(),), weight * made, accumulate=True)
+        return out
+
+    def _ffn(self, x: Tensor, expert: int) -> Tensor:
+        gate = None if self.experts.gate is None else x @ self.experts.gate[expert]
+        return _activated(x @ self.experts.up[expert], gate) @ self.experts.down[expert]
+
+
+def balance_loss(scores: Tensor, routes: Tensor) -> Tensor:
+    """Return E sum_e f_e P_e: f the share of routes to an expert, P its mean share of scores (arXiv 2101.03961, eq. 4).
+
+    Scores (T, E), routes (T, k); 1 where both are even. Gradients come by P alone.
+    """
+    experts = scores.shape[1]
+    taken = torch.bincount(routes.flatten() + 1, minlength=experts + 1)[1:]
+    shares = taken / taken.sum().clamp(min=1)
+    return experts * (shares * (scores / scores.sum(1, keepdim=True)).mean(0)).sum()
+
+
+def exchange_ffns(
+    model: Transformer, shape: Shape, moe: Moe, seed: int, *, held: Held | None = None, dense: bool = False
+) -> None:
+    """Put a mixture of experts in the place of each layer's FFN, all weights those of the seed."""
+    like = next(model.parameters())
+    for layer in model.layers:
+        with torch.device("meta"):
+            mixture = (DenseMoe if dense else MoeLayer)(shape, moe, held).to(like.dtype)
+        layer.ffn = mixture.to_empty(device=like.device)
+    fill(model, seed)
+
+
+def mixtures(model: nn.Module) -> list[MoeLayer]:
+    """Return a model's mixtures, from the first layer on."""
+    return [module for module in model.modules() if isinstance(module, MoeLayer)]
+
+
+def let_experts_wait(model: nn.Module, seconds: float, tokens: int, waiter: Waiter) -> None:
+    """Let the experts of ``model.layers`` wait: T forward at a rank's mean load of ``tokens`` tokens, 2 T backward.
+
+    Other products neither wait nor multiply.
+    """
+    make_timed(model, seconds, waiter)
+    for module in model.modules():
+        if isinstance(module, TimedLinear):
+            module.seconds = 0.0
+    layers = mixtures(model)
+    for mixture in layers:
+        rows = tokens * mixture.moe.top_k * mixture.moe.etp
+        mixture.experts.wait_of = ExpertWait(seconds_per_row=seconds / len(layers) / rows, waiter=waiter)
+
+
+def take_routes(model: nn.Module, microbatch: int, given: Given) -> None:
+    """Let the layers take these routes in a microbatch: the same, each its own by number, or the router's."""
+    for number, mixture in enumerate(mixtures(model)):
+        mixture.microbatch = microbatch
+        mixture.given = given[number] if isinstance(given, Mapping) else given
+
+
+def aux_loss(model: nn.Module) -> Tensor | float:
+    """Return the coefficient times the mean over layers of the loss that asks for balance, of the last forward pass."""
+    found = [(mixture.moe.aux, mixture.aux) for mixture in mixtures(model)]
+    losses = [coefficient * aux for coefficient, aux in found if aux is not None]
+    for mixture in mixtures(model):
+        mixture.aux = None
+    return torch.stack(losses).mean() if losses else 0.0

@@ -1,1 +1,0 @@
-"""Expert parallel steps: mixtures of experts, their routes and their traffic."""

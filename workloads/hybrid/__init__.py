@@ -1,1 +1,0 @@
-"""Hybrid steps: several parallelisms on one mesh."""

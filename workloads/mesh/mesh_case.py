@@ -1,0 +1,155 @@
+"""A hybrid step as it is asked for: its parameters, what they mean, and when they mean nothing. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import Params
+from bench.plan.params import Param, Value
+from bench.text import UserError
+from workloads.expert_parallel.moe_case import Moe, moe_of
+from workloads.expert_parallel.routing import NAMES as ROUTINGS
+from workloads.expert_parallel.routing import ROUTER
+from workloads.mesh.axes import DATA, mesh_of, size_of
+from workloads.mesh.constraints import CP_METHODS, INSIDE, refuse
+from workloads.model.shapes import Shape
+from workloads.pipeline_parallel import schedules
+from workloads.pipeline_parallel.pipeline_case import Pipeline
+from workloads.pipeline_parallel.schedules import make_schedule
+from workloads.pipeline_parallel.split import layers_of_stages
+
+PARAMS = (
+    Param(
+        name="mesh",
+        kind="mesh",
+        default="",
+        help="axes and their ranks, outermost first, such as dp=2,pp=2,tp=2: dp, fsdp, pp, cp, tp; ep lies inside "
+        "dp, fsdp and cp, etp inside tp; empty = dp over all",
+    ),
+    Param(name="microbatches", kind="int", default=4, minimum=1, help="microbatches of one step, on every data rank"),
+    Param(
+        name="schedule",
+        kind="str",
+        default="1f1b",
+        choices=schedules.NAMES,
+        optional=True,
+        help="of pp: who does what when",
+    ),
+    Param(
+        name="chunks", kind="int", default=0, minimum=0, optional=True, help="stages of a rank; 0 = the schedule's own"
+    ),
+    Param(
+        name="split", kind="str", default="", optional=True, help="layers of each stage, such as 2+1+1+2; as many each"
+    ),
+    Param(
+        name="cp_method",
+        kind="str",
+        default="ring",
+        choices=tuple(CP_METHODS),
+        optional=True,
+        help="of cp: how queries meet keys that other ranks hold",
+    ),
+    Param(
+        name="experts",
+        kind="int",
+        default=0,
+        minimum=0,
+        optional=True,
+        help="routed experts in place of each FFN, which ep deals out; 0 = a dense model; 8 where a mesh has ep",
+    ),
+    Param(name="top_k", kind="int", default=2, minimum=1, optional=True, help="experts that a token takes"),
+    Param(
+        name="routing",
+        kind="str",
+        default=ROUTER,
+        choices=ROUTINGS,
+        optional=True,
+        help="who chooses experts: the router, or a generator",
+    ),
+)
+
+_EXPERTS_OF_EP = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hybrid:
+    """What is to run: a mesh, outermost axis first, and what its axes carry.
+
+    ``pipeline`` is None where one rank has all layers, ``moe`` where the model is dense.
+    """
+
+    mesh: Mapping[str, int]
+    microbatches: int
+    pipeline: Pipeline | None
+    cp_method: str
+    moe: Moe | None
+
+    def size(self, *axes: str) -> int:
+        """Return the ranks of some axes together."""
+        return size_of(self.mesh, *axes)
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Ranks over whose tokens a gradient is the mean: all that hold the same layers."""
+        return self.size(*DATA, "tp")
+
+
+def hybrid_of(params: Mapping[str, Value], shape: Shape, world: int) -> Hybrid:
+    """Return what a case means on so many ranks; ``UserError`` by equation where it cannot run."""
+    given = {**{param.name: param.default for param in PARAMS}, **params}
+    mesh = mesh_of(str(given["mesh"])) if given["mesh"] else {"dp": world}
+    experts, microbatches = int(given["experts"]), int(given["microbatches"])
+    reason = refuse(
+        shape,
+        mesh,
+        microbatches=microbatches,
+        microbatch=int(given.get("microbatch", 1)),
+        world=world,
+        num_experts=experts or None,
+        schedule=str(given["schedule"]),
+        cp_method=str(given["cp_method"]),
+        chunks=int(given["chunks"]),
+        split=str(given["split"]),
+        split_experts=True,
+        checkpointing=str(given.get("checkpointing", "none")),
+    )
+    if reason is not None:
+        raise UserError(reason)
+    return Hybrid(
+        mesh=mesh,
+        microbatches=microbatches,
+        pipeline=_pipeline_of(given, shape, mesh.get("pp", 1)),
+        cp_method=str(given["cp_method"]),
+        moe=_moe_of(given, shape, mesh, world) if experts else None,
+    )
+
+
+def with_experts(given: Params, spec: WorldSpec) -> Iterable[Params]:
+    """Give a mixture to a mesh that deals out experts or splits them, where nothing is said of one."""
+    dealt = size_of(mesh_of(str(given["mesh"])), *INSIDE) if given.get("mesh") else 1
+    return ({**given, "experts": _EXPERTS_OF_EP} if dealt > 1 and "experts" not in given else given,)
+
+
+def refuse_hybrid(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
+    """Return why a step cannot run on so many ranks, None if it can."""
+    try:
+        hybrid_of(params, shape, nproc)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _pipeline_of(given: Mapping[str, Value], shape: Shape, pp: int) -> Pipeline | None:
+    if pp == 1:
+        return None
+    schedule = make_schedule(
+        str(given["schedule"]), ranks=pp, microbatches=int(given["microbatches"]), chunks=int(given["chunks"])
+    )
+    layers = layers_of_stages(shape.layers, schedule.num_stages, str(given["split"]))
+    return Pipeline(schedule=schedule, layers_by_stage=layers)
+
+
+def _moe_of(given: Mapping[str, Value], shape: Shape, mesh: Mapping[str, int], world: int) -> Moe:
+    names = ("experts", "top_k", "routing", "checkpointing")
+    dealt = {"ep": mesh.get("ep", 1), "etp": mesh.get("etp", 1)}
+    return moe_of({**dealt, **{name: given[name] for name in names if name in given}}, shape, world)

@@ -1,0 +1,130 @@
+"""What each rank of a mesh holds: state and activations by closed form, as counted, and as measured in a whole step."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from bench.results.details import COMPONENTS
+from bench.world.world import World
+from workloads.costs.activations import Kept, activations_from
+from workloads.costs.mesh_costs import Place, state_of
+from workloads.expert_parallel.routing import BALANCED
+from workloads.mesh.mesh_stages import mixtures_in
+from workloads.pipeline_parallel.in_flight import peak_held
+from workloads.pipeline_parallel.pipeline_memory import measured, tensor_bytes
+from workloads.pipeline_parallel.schedules import Schedule
+from workloads.pipeline_parallel.stages import Chunk
+from workloads.step.layout import Layout, local
+from workloads.step.memory import SavedTensors, gradients, state_tensors
+from workloads.step.memory_report import Batch, Footprint, largest_of
+
+_HOW = {
+    "memory": "between steps, activations of a step above its start",
+    "memory_counted": "activations: what the microbatches in flight saved for backward",
+    "memory_formula": "activations where routes are even",
+}
+_EVEN = "memory: the closed form of activations is of even routes, what is counted of those that were taken"
+_UNCOUNTED = "selective checkpointing: what is kept of activations is torch's own, and not counted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What there is to look at on this rank; ``tokens`` are its positions of a sequence."""
+
+    layout: Layout
+    place: Place
+    chunks: Mapping[int, Chunk]
+    schedule: Schedule | None
+    batch: Batch
+    tokens: int
+    timed_seconds: float | None = None
+
+
+def footprint(world: World, look: Look, train: Callable[[], object], begin: Callable[[], None]) -> Footprint:
+    """Return what each component takes on the rank with most of it; every rank takes part, after all other looks.
+
+    ``train`` is a step without its update.
+    """
+    mine = {
+        "memory": dict(measured(look.layout, world, train, begin)),
+        "memory_counted": counted(look, world.device),
+        "memory_formula": formula(look.place, look.schedule, look.batch, fused_norms=world.device.type == "cuda"),
+    }
+    if _without_formula(look):
+        del mine["memory_formula"]["activations"]
+    told = world.gather(mine)
+    by_rank = {name: [one["memory"][name] for one in told] for name in COMPONENTS}
+    return Footprint(metrics=largest_of(told, _HOW), details={"memory_by_rank": by_rank}, notes=_notes(look))
+
+
+def _without_formula(look: Look) -> str | None:
+    """Return why a step's activations have no closed form, None if they have."""
+    if look.timed_seconds is not None:
+        return "timed compute: activations have no closed form, as attention keeps none of its own"
+    if look.batch.checkpointing == "selective" and look.place.size("cp") > 1:
+        return "selective checkpointing with cp: activations have no closed form, as every block's output is kept"
+    return None
+
+
+def _notes(look: Look) -> tuple[str, ...]:
+    moe, how, without = look.place.moe, look.batch.checkpointing, _without_formula(look)
+    uneven = moe is not None and moe.routing != BALANCED and how == "none" and without is None
+    notes = {_UNCOUNTED: how == "selective", without: without is not None, _EVEN: uneven}
+    return tuple(note for note, holds in notes.items() if note is not None and holds)
+
+
+def formula(place: Place, schedule: Schedule | None, batch: Batch, *, fused_norms: bool = False) -> dict[str, float]:
+    """Return the closed forms of a rank's state and activations."""
+    state = state_of(place).bytes(mixed=batch.element_bytes < 4)
+    held = {"parameters": state.parameters, "gradients": state.gradients, "optimizer": state.optimizer}
+    kept = Kept(
+        shape=place.shape,
+        mesh=place.mesh,
+        microbatch=batch.microbatch,
+        element_bytes=batch.element_bytes,
+        checkpointing=batch.checkpointing,
+        moe=place.moe,
+        fused_norms=fused_norms,
+    )
+    return {**held, "activations": activations_from(place, schedule, kept)}
+
+
+def counted(look: Look, device: torch.device) -> dict[str, float]:
+    """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward.
+
+    What selective checkpointing keeps is not saved as other tensors are: activations are left out then.
+    """
+    model = look.layout.model
+    # state first: the forward passes that are counted leave FSDP's parameters gathered
+    state: dict[str, float] = {
+        "parameters": tensor_bytes([local(parameter) for parameter in model.parameters()]),
+        "gradients": tensor_bytes([local(gradient) for gradient in gradients(model.parameters())]),
+        "optimizer": tensor_bytes([local(tensor) for tensor in state_tensors(look.layout.optimizer)]),
+        "buffers": tensor_bytes(list(model.buffers())),
+    }
+    if look.batch.checkpointing == "selective":
+        return state
+    saved = {stage: _saved(chunk, look, device) for stage, chunk in look.chunks.items()}
+    return {**state, "activations": _in_flight(look.place, look.schedule, lambda stage: saved[stage])}
+
+
+def _in_flight(place: Place, schedule: Schedule | None, of_stage: Callable[[int], float]) -> float:
+    return of_stage(0) if schedule is None else peak_held(schedule, place.coordinate["pp"], of_stage)
+
+
+def _saved(chunk: Chunk, look: Look, device: torch.device) -> int:
+    """Return what one microbatch's forward pass of a stage saves; ranks of the same stage make it together."""
+    size = (look.batch.microbatch, look.tokens)
+    tokens, targets = (torch.zeros(size, dtype=torch.long, device=device) for _ in range(2))
+    dtype = next(chunk.parameters()).dtype
+    between = torch.zeros(*size, look.place.shape.hidden, device=device, dtype=dtype)
+    for mixture in mixtures_in(chunk).values():
+        mixture.given = mixture.chosen[max(mixture.chosen)]  # of such tokens a router would send all to one expert
+    with SavedTensors(chunk) as saved:
+        output = chunk(tokens if chunk.tokens is not None else between.requires_grad_())
+        if chunk.head is not None:
+            output = F.cross_entropy(output.flatten(0, 1), targets.flatten())
+    chunk.embedded = None
+    return saved.num_bytes

@@ -1,0 +1,121 @@
+"""This rank's stages of the model and how microbatches pass through them: torch's pipeline runtime, or one by one."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.profiler import record_function
+
+from bench.results.details import Action
+from workloads.expert_parallel.moe_layer import MoeLayer
+from workloads.mesh.mesh_routes import mixtures_of
+from workloads.model.transformer import Transformer
+from workloads.pipeline_parallel.pipeline_case import Pipeline
+from workloads.pipeline_parallel.pipeline_step import make_runtime, make_stages
+from workloads.pipeline_parallel.stage_runtime import Recorder
+from workloads.pipeline_parallel.stages import Chunk
+from workloads.step.layout import nothing
+from workloads.step.training_step import Options
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""A microbatch's part of what is to be trained on, of logits and targets."""
+Begin = Callable[[Mapping[int, MoeLayer], int], None]
+"""What comes before a stage's pass of a microbatch."""
+
+
+class Stages(Protocol):
+    """This rank's part of the model."""
+
+    @property
+    def chunks(self) -> Mapping[int, Chunk]:
+        """The stages by number."""
+
+    def train(self, tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor | None:
+        """Take the gradients of all microbatches; return the sum of their losses, None where they are not known."""
+
+
+class OneStage:
+    """All layers on this rank: forward and backward of one microbatch after the other."""
+
+    def __init__(self, model: Transformer, loss: Loss, begin: Begin) -> None:
+        self.chunks = {0: Chunk(model, 0, len(model.layers))}
+        self._loss, self._begin = loss, begin
+
+    def train(self, tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+        """Take the gradients; FSDP reduces them after the last microbatch alone."""
+        chunk, losses = self.chunks[0], []
+        for i, (given, wanted) in enumerate(zip(tokens, targets, strict=True)):
+            if isinstance(chunk, FSDPModule):
+                chunk.set_requires_gradient_sync(i == len(tokens) - 1)
+            self._begin(mixtures_in(chunk), i)
+            with record_function("parbench:forward"):
+                loss = self._loss(chunk(given), wanted)
+            with record_function("parbench:backward"):
+                loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
+
+
+class PipelineStages:
+    """Some stages on this rank; ``group`` are the ranks of its pipeline, through which (b, ``tokens``) pass."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        options: Options,
+        pipeline: Pipeline,
+        recorder: "RoutingRecorder",
+        group: dist.ProcessGroup,
+        *,
+        tokens: int,
+        loss: Loss,
+    ) -> None:
+        device = next(model.parameters()).device
+        self._stages = make_stages(
+            model, options, pipeline, recorder, rank=group.rank(), device=device, group=group, tokens=tokens
+        )
+        self.chunks = {stage.stage_index: cast(Chunk, stage.submod) for stage in self._stages}
+        recorder.chunks = self.chunks
+        self._runtime = make_runtime(pipeline.schedule, self._stages, recorder, loss)
+
+    def train(self, tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor | None:
+        """Take the gradients in the schedule's order."""
+        given = (torch.cat(tuple(tokens)),) if self._stages[0].is_first else ()
+        losses: list[Tensor] | None = [] if self._stages[-1].is_last else None
+        self._runtime.step(*given, target=torch.cat(tuple(targets)), losses=losses, return_outputs=False)
+        return torch.stack(losses).sum().detach() if losses else None
+
+
+class RoutingRecorder(Recorder):
+    """Stamps actions, and lets its stage's mixtures know before which microbatch comes, for backward computes again."""
+
+    def __init__(self, device: torch.device, begin: Begin, before: Callable[[], None] = nothing) -> None:
+        super().__init__(device, before)
+        self._begin = begin
+        self.chunks: Mapping[int, Chunk] = {}
+
+    @contextmanager
+    def running(self, action: Action) -> Iterator[None]:
+        """Stamp the body as an action."""
+        if action.kind in ("F", "B"):
+            self._begin(mixtures_in(self.chunks[action.stage]), action.microbatch)
+        with super().running(action):
+            yield
+
+
+def mixtures_in(chunk: Chunk) -> dict[int, MoeLayer]:
+    """Return a stage's mixtures of experts, by number of the layer."""
+    return mixtures_of(chunk.layers.items())
+
+
+def shard_stages(stages: Stages, mesh: DeviceMesh, *, kept: bool) -> None:
+    """Shard each layer and the rest of each stage by FSDP2, experts left alone; ``kept`` ones stay gathered."""
+    for chunk in stages.chunks.values():
+        ignored: set[Any] = {p for mixture in mixtures_in(chunk).values() for p in mixture.experts.parameters()}
+        for module in (*chunk.layers.values(), chunk):
+            fully_shard(module, mesh=mesh, reshard_after_forward=not kept, ignored_params=ignored)

@@ -1,0 +1,319 @@
+"""A training step on one mesh of several axes, each of them the project's own: data, shards, pipeline, context, tensor,
+and experts inside the first, the second and the fourth.
+
+A rank takes its own positions of its own sequences through its own layers. Its loss is the mean over these, so that a
+gradient is the mean over all ranks that hold the same layers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.plan.params import Value
+from bench.world.subject import Description, Explanation
+from bench.world.world import World
+from workloads.context_parallel.attention_kernel import Kernel, kernel_for
+from workloads.costs.mesh_costs import place_of, sent_from
+from workloads.expert_parallel.moe_case import moe_flops_per_token, num_moe_parameters, num_routed_parameters
+from workloads.expert_parallel.moe_layer import MoeLayer, exchange_ffns, mixtures
+from workloads.expert_parallel.route_check import count_misrouted_in
+from workloads.expert_parallel.routing import Generator
+from workloads.mesh.axes import along, coordinate_of
+from workloads.mesh.gradient_sums import Sums, by_kind
+from workloads.mesh.mesh_case import hybrid_of
+from workloads.mesh.mesh_context import Tokens, plan_of, reach_all, tokens_of
+from workloads.mesh.mesh_groups import Groups, make_groups
+from workloads.mesh.mesh_memory import Look
+from workloads.mesh.mesh_probe import explain_hybrid
+from workloads.mesh.mesh_routes import Routes, mixtures_of
+from workloads.mesh.mesh_stages import OneStage, PipelineStages, RoutingRecorder, Stages, shard_stages
+from workloads.mesh.timed_shares import count_wrong_fills, let_layers_wait, shares_of, waiting_kernel
+from workloads.model.optimizer import make_optimizer
+from workloads.model.timed_compute import Waiter, calibrate, tell_apart
+from workloads.model.transformer import Transformer, build, draw_tokens, loss_of
+from workloads.pipeline_parallel.stages import Chunk, Held
+from workloads.step.layout import Layout
+from workloads.step.training_step import Options, TrainingStep
+from workloads.tensor_parallel.mesh_layers import split_layers
+
+_NO_OVERLAP = "gradients of dp, of edp and of what tp does not split are summed after the last microbatch, as one"
+
+
+def prepare(world: World, **params: Value) -> "HybridStep":
+    """Return the step."""
+    return HybridStep(world, params)
+
+
+class HybridStep(TrainingStep):
+    """A training step on a mesh, and what each axis of it sends and costs."""
+
+    def __init__(self, world: World, params: Mapping[str, Value]) -> None:
+        options = Options.of({**params, "accumulation": params["microbatches"]})
+        self.hybrid = hybrid_of(params, options.shape, world.size)
+        self.coordinate = coordinate_of(self.hybrid.mesh, world.rank)
+        self._place = place_of(
+            options.shape,
+            self.hybrid.mesh,
+            self.coordinate,
+            schedule=str(params["schedule"]),
+            chunks=int(params["chunks"]),
+            split=str(params["split"]),
+            moe=self.hybrid.moe,
+        )
+        self._tokens = tokens_of(self.hybrid, options.shape.sequence, self.coordinate)
+        self._generator = self._generator_of(world, options)
+        size = (options.microbatch, options.shape.sequence)
+        self._routes = Routes(self._generator, size, self._tokens.mine, world.device)
+        self._routes_compared = False
+        self._shares = shares_of(options.shape, self.hybrid.moe, cp=self.hybrid.size("cp"))
+        # its own: what other waits take too long must not make a block of attention shorter than it is said to be
+        self._block_waiter = Waiter(world.device)
+        super().__init__(world, {**params, "accumulation": params["microbatches"]}, self._lay_out)
+
+    def reset(self) -> None:
+        """Draw the next batch."""
+        super().reset()
+        self._block_waiter.forget()
+        self._recorder.forget()
+
+    def check(self) -> int:
+        """Return how many elements fail the parity gate, and how many routes the router of one process would not take.
+
+        Roundings can turn a router's choice between near scores, so that both sides compute with the ranks' routes.
+        """
+        if self._options.timed:
+            return self._count_wrong_fills()
+        if self.hybrid.moe is None or self._generator is not None:
+            return super().check()
+        self._routes.frozen = self._taken_by_all()
+        try:
+            return self._count_misrouted() + super().check()
+        finally:
+            self._routes.frozen = None
+
+    def describe(self) -> Description:
+        """Return what every step tells, with the sizes of the mixture where there is one."""
+        found, shape, moe = super().describe(), self._options.shape, self.hybrid.moe
+        if moe is None:
+            return found
+        details = {
+            "parameters": num_moe_parameters(shape, moe),
+            "routed_parameters": num_routed_parameters(shape, moe),
+            "flops_convention": "PaLM: 6 N + 12 L H Q T a token, N of the k experts and shared ones that it meets",
+            "expert_ffn": moe.expert_ffn,
+        }
+        return replace(found, details={**found.details, **details})
+
+    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+        """Say what each axis sends and leaves exposed, what a rank holds, and how large the bubble is."""
+        step, train = self.step, self._forward_backward
+        found = explain_hybrid(self._world, self.look(), self._recorder, step, train, begin, budget_seconds)
+        return replace(found, notes=(*found.notes, *self._doubts_of_peak(float(found.details["plain_step_seconds"]))))
+
+    def look(self) -> Look:
+        """Return what of this step there is to look at."""
+        return Look(
+            layout=self.layout,
+            place=self._place,
+            chunks=self._stages.chunks,
+            schedule=None if self.hybrid.pipeline is None else self.hybrid.pipeline.schedule,
+            batch=self._batch_sizes(),
+            tokens=len(self._tokens.mine),
+            timed_seconds=self._options.timed_seconds,
+        )
+
+    def _lay_out(self, model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+        """Put the model on the mesh, from the innermost axis to the outermost."""
+        hybrid, groups = self.hybrid, make_groups(world, self.hybrid)
+        # a wait that took too long is not made up for by the next action: that would be a bubble moved elsewhere
+        self._recorder = RoutingRecorder(world.device, self._begin, self._forget_late)
+        if hybrid.moe is not None:
+            exchange_ffns(model, options.shape, hybrid.moe, world.seed, held=groups.held)
+            self._let_mixtures_wait(model, options)
+        if "tp" in groups.axes:
+            split_layers(model.layers, groups.mesh["tp"], mixtures=hybrid.moe is not None)
+        reach_all(model, hybrid, options.shape, groups.axes, self.coordinate, self._kernel(options), world.device)
+        model.places = torch.tensor(self._tokens.mine, device=world.device)
+        self._stages = self._make_stages(model, options, groups)
+        if "fsdp" in groups.axes:
+            shard_stages(self._stages, groups.mesh["fsdp"], kept=hybrid.pipeline is not None)
+        held = Held(self._stages.chunks.values())
+        self._mixtures = mixtures_of(held.layers.items())
+        self._sums = Sums(
+            parameters=by_kind(held, split="tp" in groups.axes), groups=groups.axes, shards=hybrid.size("fsdp")
+        )
+        return Layout(
+            module=held,
+            model=held,
+            optimizer=make_optimizer(held.parameters(), options.dtype, timed=options.timed),
+            axes=groups.axes,
+            data_rank=along(self.coordinate, hybrid.mesh, "dp", "fsdp"),
+            data_size=hybrid.size("dp", "fsdp"),
+            expected_bytes=self._expected_bytes(options),
+            forward_backward=self._train,
+            staged=hybrid.pipeline is not None,
+            twins=groups.twins,
+            alone=None if hybrid.moe is None else self._alone,
+            loss_alone=loss_of if hybrid.moe is None else self._loss_alone,
+            state="hybrid",
+            made_groups=groups.made,
+            details={"mesh": dict(hybrid.mesh), **({"timed_shares": asdict(self._shares)} if options.timed else {})},
+            notes=(_NO_OVERLAP,) if groups.axes.keys() & {"dp", "edp", "tp"} else (),
+        )
+
+    def _make_stages(self, model: Transformer, options: Options, groups: Groups) -> Stages:
+        """Return this rank's layers; what is trained on is the loss over all of a gradient's ranks and microbatches."""
+        ranks = self.hybrid.gradient_ranks // self.hybrid.size("fsdp")  # FSDP takes the mean over its own
+        loss = partial(_part_of_loss, parts=options.accumulation * ranks)
+        if self.hybrid.pipeline is None:
+            return OneStage(model, loss, self._begin)
+        return PipelineStages(
+            model,
+            options,
+            self.hybrid.pipeline,
+            self._recorder,
+            groups.axes["pp"],
+            tokens=len(self._tokens.mine),
+            loss=loss,
+        )
+
+    def _train(self, microbatches: Sequence[Tensor]) -> Tensor | None:
+        """Take gradients of the mean over all data; return this rank's mean loss, None where another rank knows it."""
+        given, targets = ([_positions(tokens, self._tokens, shift) for tokens in microbatches] for shift in (0, 1))
+        loss = self._stages.train(given, targets)
+        self._sums.take()
+        return None if loss is None else loss * (self.hybrid.gradient_ranks // self.hybrid.size("fsdp"))
+
+    def _begin(self, mixtures: Mapping[int, MoeLayer], microbatch: int) -> None:
+        self._routes.give(mixtures, self._number(microbatch))
+
+    def _number(self, microbatch: int) -> int:
+        """Return the number in the global batch of one of this rank's microbatches."""
+        return self.layout.data_rank * self._options.accumulation + microbatch
+
+    def _expected_bytes(self, options: Options) -> dict[str, float]:
+        """Return the closed forms but for experts' tokens, whose bytes are those of the step's own routes."""
+        found = sent_from(
+            self._place,
+            microbatch=options.microbatch,
+            microbatches=options.accumulation,
+            element_bytes=options.dtype.itemsize,
+            cp_method=self.hybrid.cp_method,
+            checkpointing=options.checkpointing,
+        )
+        return {axis: sent for axis, sent in found.items() if axis != "ep"}
+
+    def _generator_of(self, world: World, options: Options) -> Generator | None:
+        moe = self.hybrid.moe
+        tokens = options.num_sequences * options.shape.sequence * self.hybrid.size("dp", "fsdp") // world.size
+        return None if moe is None else moe.generator(world.seed, world.size, max(1, tokens))
+
+    def _draw(self) -> None:
+        super()._draw()
+        self._routes.begin(self._step_number, (self._number(i) for i in range(self._options.accumulation)))
+
+    def _flops_per_rank(self) -> float:
+        moe = self.hybrid.moe
+        if moe is None:
+            return super()._flops_per_rank()
+        return self._tokens_per_step() * moe_flops_per_token(self._options.shape, moe) / self._world.size
+
+    def _forget_late(self) -> None:
+        self._waiter.forget()
+        self._block_waiter.forget()
+
+    def _make_timed(self, model: Transformer, seconds: float) -> None:
+        """Let this rank's share of the layers take so long, and make it exact on as many of the plain model.
+
+        Mixtures, whose experts wait as well, are not there before the model is laid out.
+        """
+        if self.hybrid.moe is not None:
+            return
+        options, pp = self._options, self.hybrid.size("pp")
+        let_layers_wait(model, seconds * pp, self._shares, len(self._tokens.mine), self._waiter)
+        count = max(1, options.shape.layers // pp)
+        some = Chunk(model, 0, count)
+        tokens = draw_tokens(options.shape, options.microbatch, self._world.seed, 0).to(self._world.device)
+        mine = seconds * pp * count / options.shape.layers * self._shares.linear
+        calibrate(mine, self._waiter, lambda: some(tokens[:, :-1]).sum())
+        model.zero_grad()
+
+    def _let_mixtures_wait(self, model: Transformer, options: Options) -> None:
+        if options.timed_seconds is not None:
+            seconds = options.timed_seconds * self.hybrid.size("pp")
+            tokens = options.microbatch * len(self._tokens.mine)
+            let_layers_wait(model, seconds, self._shares, tokens, self._waiter)
+
+    def _kernel(self, options: Options) -> Kernel:
+        shape = options.shape
+        if options.timed_seconds is None:
+            return kernel_for(self._world.device, options.dtype, shape.head_size)
+        each = options.timed_seconds * self.hybrid.size("pp") / shape.layers * self._shares.attention
+        return waiting_kernel(
+            each,
+            plan_of(self.hybrid, shape.sequence),
+            microbatch=options.microbatch,
+            heads=shape.heads // self.hybrid.size("tp"),
+            waiter=self._block_waiter,
+        )
+
+    def _tell_ranks_apart(self) -> None:
+        tell_apart(self.layout.model, self.layout.data_rank, self.layout.data_size, self.hybrid.size("fsdp"))
+
+    def _count_wrong_fills(self) -> int:
+        """Count timed gradients that are not what all ranks filled in, each as its data rank does.
+
+        FSDP takes the mean over its own, ``dp`` and ``cp`` add theirs up.
+        """
+        times = self._options.accumulation * self.hybrid.size("dp", "cp")
+        return count_wrong_fills(self.layout.model, times, tp=self.hybrid.size("tp"), num_ranks=self._world.size)
+
+    def _alone(self, dtype: torch.dtype) -> nn.Module:
+        """Return one process's model, all experts in it."""
+        shape, moe = self._options.shape, self.hybrid.moe
+        assert moe is not None, "a dense model is the Transformer itself"
+        model = build(shape, self._world.seed, self._world.device, dtype)
+        exchange_ffns(model, shape, replace(moe, ep=1, etp=1), self._world.seed, dense=True)
+        return model
+
+    def _loss_alone(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """Return the mean loss over a global batch, each microbatch by its own routes."""
+        each = enumerate(torch.split(batch, self._options.microbatch))
+        return torch.stack([self._loss_of_one(model, i, tokens) for i, tokens in each]).mean()
+
+    def _loss_of_one(self, model: nn.Module, microbatch: int, tokens: Tensor) -> Tensor:
+        self._routes.give_all(dict(enumerate(mixtures(model))), microbatch)
+        return loss_of(model, tokens)
+
+    def _taken_by_all(self) -> dict[int, dict[int, Tensor]]:
+        """Return the routes of the last step, of all ranks, by microbatch and layer."""
+        told = self._world.gather(self._routes.taken(self._mixtures))
+        return self._routes.joined(told)
+
+    def _count_misrouted(self) -> int:
+        """Return how many tokens took other experts in the first step than one process's router takes for them."""
+        if self._routes_compared:
+            return 0
+        self._routes_compared = True
+        alone, frozen = self._alone(self._options.dtype), self._routes.frozen
+        assert frozen is not None, "what was taken is compared"
+        wrong = 0
+        for i, tokens in enumerate(torch.split(self._batch, self._options.microbatch)):
+            chosen = {layer: routes.flatten(0, 1).to(self._world.device) for layer, routes in frozen[i].items()}
+            run = partial(self._loss_of_one, alone, i, tokens)
+            wrong += count_misrouted_in(alone, run, chosen, self._options.dtype)
+        return wrong
+
+
+def _positions(tokens: Tensor, of: Tokens, shift: int) -> Tensor:
+    """Return this rank's positions of sequences (b, s + 1), or those after them."""
+    return tokens[:, [position + shift for position in of.mine]]
+
+
+def _part_of_loss(logits: Tensor, targets: Tensor, *, parts: int) -> Tensor:
+    """Return the mean cross-entropy of (b, s, vocabulary), as one of so many parts of the whole mean."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / parts

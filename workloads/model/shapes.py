@@ -1,0 +1,174 @@
+"""The sizes of models: named shapes, what may be changed of them, and what follows from them in closed form."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from bench.plan.params import Param, Value
+from bench.text import UserError
+from workloads.model.compute_kind import COMPUTE
+
+Recipe = Literal["gpt", "llama"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes of a model and of one sequence; ``ffn`` is the hidden size of the FFN, ``sequence`` is in tokens."""
+
+    recipe: Recipe
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    sequence: int
+    vocabulary: int
+
+    @property
+    def head_size(self) -> int:
+        """Elements of one head's query."""
+        return self.hidden // self.heads
+
+
+SHAPES = {
+    "tiny": Shape(recipe="gpt", layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, sequence=64, vocabulary=512),
+    "tiny-llama": Shape(
+        recipe="llama", layers=4, hidden=128, heads=4, kv_heads=2, ffn=352, sequence=64, vocabulary=512
+    ),
+    "small": Shape(recipe="gpt", layers=8, hidden=192, heads=8, kv_heads=8, ffn=768, sequence=128, vocabulary=2048),
+    "small-llama": Shape(
+        recipe="llama", layers=8, hidden=192, heads=8, kv_heads=4, ffn=512, sequence=128, vocabulary=2048
+    ),
+    # Radford et al., 2019, its smallest; here the head is a matrix of its own and keys have no bias
+    "gpt2": Shape(
+        recipe="gpt", layers=12, hidden=768, heads=12, kv_heads=12, ffn=3072, sequence=1024, vocabulary=50257
+    ),
+    # arXiv 2407.21783, Table 3
+    "llama3-8b": Shape(
+        recipe="llama", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, sequence=8192, vocabulary=128256
+    ),
+    "llama3-70b": Shape(
+        recipe="llama", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, sequence=8192, vocabulary=128256
+    ),
+}
+
+
+def _override(name: str, meaning: str) -> Param:
+    return Param(name=name, kind="int", default=0, minimum=0, help=meaning, optional=True)
+
+
+MODEL = (
+    Param(name="shape", kind="str", default="tiny", choices=tuple(SHAPES), help="the model and its sequence, by name"),
+    Param(
+        name="recipe",
+        kind="str",
+        default="",
+        choices=("", *get_args(Recipe)),
+        help="norms, FFN and positions; empty = the shape's",
+        optional=True,
+    ),
+    _override("layers", "decoder layers; 0 = the shape's"),
+    _override("hidden", "hidden size; 0 = the shape's"),
+    _override("heads", "query heads, which divide hidden; 0 = the shape's"),
+    _override("kv_heads", "key and value heads, which divide heads; 0 = in the shape's proportion to heads"),
+    _override("ffn", "hidden size of the FFN; 0 = in the shape's proportion to hidden"),
+    _override("sequence", "tokens of one sequence; 0 = the shape's"),
+    _override("vocabulary", "different tokens; 0 = the shape's"),
+)
+
+
+BATCH = (
+    Param(name="microbatch", kind="int", default=4, minimum=1, help="sequences of one rank's microbatch"),
+    Param(name="accumulation", kind="int", default=1, minimum=1, optional=True, help="microbatches of one step"),
+)
+PRECISION = Param(
+    name="precision",
+    kind="str",
+    default="float32",
+    choices=("float32", "bfloat16"),
+    optional=True,
+    help="of weights and gradients; bfloat16 has float32 masters",
+)
+CHECKPOINTING = Param(
+    name="checkpointing",
+    kind="str",
+    default="none",
+    choices=("none", "selective", "full"),
+    optional=True,
+    help="what a layer's forward pass forgets and computes again",
+)
+COMMON = (*MODEL, *BATCH, PRECISION, CHECKPOINTING, COMPUTE)
+"""What all training steps have."""
+BUCKET = Param(name="bucket_mb", kind="float", default=25.0, minimum=0.001, help="gradient bucket, MiB")
+"""DDP's, whose own default it is; steps that sum gradients by DDP without the parameter have it too."""
+BUCKET_BYTES = int(float(BUCKET.default) * 2**20)
+
+
+def shape_of(params: Mapping[str, Value]) -> Shape:
+    """Return the named shape with what ``params`` change of it; ``UserError`` by equation if it cannot be built."""
+    named = SHAPES[str(params["shape"])]
+    hidden, heads = _given(params, "hidden", named.hidden), _given(params, "heads", named.heads)
+    shape = Shape(
+        recipe="llama" if (params.get("recipe") or named.recipe) == "llama" else "gpt",
+        layers=_given(params, "layers", named.layers),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_given(params, "kv_heads", max(1, heads * named.kv_heads // named.heads)),
+        ffn=_given(params, "ffn", max(1, hidden * named.ffn // named.hidden)),
+        sequence=_given(params, "sequence", named.sequence),
+        vocabulary=_given(params, "vocabulary", named.vocabulary),
+    )
+    _validate(shape)
+    return shape
+
+
+def _given(params: Mapping[str, Value], name: str, otherwise: int) -> int:
+    return int(params.get(name, 0)) or otherwise
+
+
+def _validate(shape: Shape) -> None:
+    hidden, heads, kv_heads = shape.hidden, shape.heads, shape.kv_heads
+    if hidden % heads:
+        raise UserError(f"hidden({hidden}) % heads({heads}) != 0")
+    if heads % kv_heads:
+        raise UserError(f"heads({heads}) % kv_heads({kv_heads}) != 0")
+    if shape.recipe == "llama" and shape.head_size % 2:
+        raise UserError(f"hidden({hidden}) / heads({heads}) % 2 != 0: llama's RoPE turns pairs")
+    if shape.vocabulary < 2:
+        raise UserError(f"vocabulary({shape.vocabulary}) < 2: one word leaves nothing to predict")
+
+
+def num_layer_weights(shape: Shape) -> int:
+    """Return the elements of one layer's matrices: q, k, v, out, and two of FFN for gpt, three for llama."""
+    num_ffn_matrices = 3 if shape.recipe == "llama" else 2
+    attention = 2 * shape.hidden * shape.hidden + 2 * shape.hidden * shape.kv_heads * shape.head_size
+    return attention + num_ffn_matrices * shape.hidden * shape.ffn
+
+
+def num_parameters(shape: Shape) -> int:
+    """Return the parameters of the whole model, exactly: matrices, norms, biases, embedding tables, untied head."""
+    tables = (shape.vocabulary + (shape.sequence if shape.recipe == "gpt" else 0)) * shape.hidden
+    return shape.layers * num_layer_parameters(shape) + tables + num_head_parameters(shape)
+
+
+def num_layer_parameters(shape: Shape) -> int:
+    """Return the parameters of one layer: matrices, two norms, and for gpt all biases but the keys'."""
+    if shape.recipe == "llama":
+        return num_layer_weights(shape) + 2 * shape.hidden
+    biases = 3 * shape.hidden + shape.kv_heads * shape.head_size + shape.ffn
+    return num_layer_weights(shape) + 4 * shape.hidden + biases
+
+
+def num_head_parameters(shape: Shape) -> int:
+    """Return the parameters after the last layer: its norm and the head."""
+    return (shape.vocabulary + (2 if shape.recipe == "gpt" else 1)) * shape.hidden
+
+
+def flops_per_token(shape: Shape) -> float:
+    """Return model FLOPs of forward and backward per token, 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B).
+
+    N are the weights of matrix products: layers and head, without embedding tables (looked up), norms and biases.
+    Attention counts in full, not half for the causal mask, and recomputation not at all, as there.
+    """
+    weights = shape.layers * num_layer_weights(shape) + shape.hidden * shape.vocabulary
+    return 6.0 * weights + 12.0 * shape.layers * shape.heads * shape.head_size * shape.sequence

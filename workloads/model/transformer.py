@@ -1,0 +1,182 @@
+"""The model of all training steps: a decoder Transformer after one of two recipes.
+
+gpt (GPT-2): LayerNorm, GELU, biases (of all but keys), learned positions. llama (Llama 3): RMSNorm, SwiGLU, no biases,
+rotary positions, fewer key and value heads than query heads. The head is tied to nothing. Weights and tokens are
+functions of a seed and a name or a step alone, so that every layout of ranks starts from the same.
+"""
+
+import zlib
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from workloads.model.shapes import Recipe, Shape
+
+_INIT_DEVIATION = 0.02
+_NORM_EPSILON = 1e-5
+_ROPE_BASE = 500_000.0  # Llama 3's, arXiv 2407.21783, section 3.2
+
+Core = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return softmax(q k^T / sqrt(d)) v over what is not later: q (b, a, s, d), k and v (b, a_kv, s, d)."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    """Turn the pairs (i, i + d/2) of (b, a, s, d) by position * base^(-2i/d) (RoPE, arXiv 2104.09864).
+
+    ``positions`` (s) are 0, 1, ... if not given. Angles are float32 and made anew: no table to lose or to move.
+    """
+    s, d = x.shape[-2:]
+    if positions is None:
+        positions = torch.arange(s, device=x.device)
+    frequencies = _ROPE_BASE ** (torch.arange(0, d, 2, device=x.device, dtype=torch.float32) / -d)
+    angles = positions.float()[:, None] * frequencies
+    cosines, sines = angles.cos(), angles.sin()
+    first, second = x.float().chunk(2, dim=-1)
+    turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    return turned.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention, (b, s, h) -> (b, s, h), of as many heads as the projections' columns hold.
+
+    ``core`` joins the heads' q, k, v and ``rotate`` gives them positions; both may be exchanged.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.head_size, biased = shape.head_size, shape.recipe == "gpt"
+        self.core: Core = attend
+        self.rotate: Callable[[Tensor], Tensor] | None = None if shape.recipe == "gpt" else rotate
+        self.q = nn.Linear(shape.hidden, shape.hidden, bias=biased)
+        # without bias: it would move all scores of a query alike, which softmax does not see, and have no gradient
+        self.k = nn.Linear(shape.hidden, shape.kv_heads * shape.head_size, bias=False)
+        self.v = nn.Linear(shape.hidden, shape.kv_heads * shape.head_size, bias=biased)
+        self.out = nn.Linear(shape.hidden, shape.hidden, bias=biased)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to all earlier positions."""
+        q, k, v = (self._by_head(projected(x)) for projected in (self.q, self.k, self.v))
+        if self.rotate is not None:
+            q, k = self.rotate(q), self.rotate(k)
+        attended: Tensor = self.out(self.core(q, k, v).transpose(1, 2).flatten(2))
+        return attended
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)
+
+
+class Ffn(nn.Module):
+    """down(gelu(up(x))) for gpt, down(silu(gate(x)) * up(x)) for llama, (b, s, h) -> (b, s, h)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        biased = shape.recipe == "gpt"
+        self.gate = None if biased else nn.Linear(shape.hidden, shape.ffn, bias=False)
+        self.up = nn.Linear(shape.hidden, shape.ffn, bias=biased)
+        self.down = nn.Linear(shape.ffn, shape.hidden, bias=biased)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the recipe's FFN."""
+        wide = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+        out: Tensor = self.down(wide)
+        return out
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then x + ffn(norm(x)), (b, s, h) -> (b, s, h)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.attention_norm = _norm(shape.recipe, shape.hidden)
+        self.attention = Attention(shape)
+        self.ffn_norm = _norm(shape.recipe, shape.hidden)
+        self.ffn = Ffn(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply both blocks; only they see the whole sequence, so x may be a part of it."""
+        x = x + self.attention(self.attention_norm(x))
+        out: Tensor = x + self.ffn(self.ffn_norm(x))
+        return out
+
+
+class Transformer(nn.Module):
+    """A decoder from tokens (b, s) to the logits of the next token (b, s, vocabulary).
+
+    ``places`` (s) are where the tokens stand in their sequence, for learned positions; 0, 1, ... if None.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocabulary, shape.hidden)
+        self.places: Tensor | None = None
+        self.positions = nn.Embedding(shape.sequence, shape.hidden) if shape.recipe == "gpt" else None
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.norm = _norm(shape.recipe, shape.hidden)
+        self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits."""
+        x = self.tokens(tokens)
+        if self.positions is not None:
+            places = torch.arange(tokens.shape[1], device=tokens.device) if self.places is None else self.places
+            x = x + self.positions(places)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def _norm(recipe: Recipe, hidden: int) -> nn.Module:
+    return nn.LayerNorm(hidden, _NORM_EPSILON) if recipe == "gpt" else nn.RMSNorm(hidden, _NORM_EPSILON)
+
+
+def build(shape: Shape, seed: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Transformer:
+    """Return the model with the weights of a seed."""
+    with torch.device("meta"):
+        model = Transformer(shape).to(dtype)
+    model.to_empty(device=device)
+    fill(model, seed)
+    return model
+
+
+def fill(model: nn.Module, seed: int) -> None:
+    """Give every parameter its weights, a function of (seed, name) alone; a DTensor takes its own part of them."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            weights = draw_weights(name, parameter.shape, seed)
+            if isinstance(parameter, DTensor):
+                mine = distribute_tensor(
+                    weights.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+                )
+                parameter.to_local().copy_(mine.to_local())
+            else:
+                parameter.copy_(weights)
+
+
+def draw_weights(name: str, size: torch.Size, seed: int) -> Tensor:
+    """Return a parameter's first values, float32 on the CPU: matrices normal(0, 0.02), norms one, biases zero."""
+    if len(size) == 1:
+        return torch.full(size, 1.0 if name.endswith("norm.weight") else 0.0)
+    return torch.empty(size).normal_(0.0, _INIT_DEVIATION, generator=_generator(seed, name))
+
+
+def draw_tokens(shape: Shape, sequences: int, seed: int, step: int) -> Tensor:
+    """Return the tokens of a step, (sequences, s + 1), on the CPU; targets are inputs moved by one."""
+    return torch.randint(shape.vocabulary, (sequences, shape.sequence + 1), generator=_generator(seed, step))
+
+
+def _generator(seed: int, what: object) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {what}".encode()))  # it reads no more than 32 bits
+
+
+def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the mean cross-entropy of predicting each next token of (b, s + 1)."""
+    logits = model(tokens[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

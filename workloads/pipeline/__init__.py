@@ -1,1 +1,0 @@
-"""Pipeline parallel steps: schedules as data, and what runs and explains them."""

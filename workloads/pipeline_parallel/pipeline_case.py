@@ -1,0 +1,120 @@
+"""A pipeline as it is asked for: its parameters, the schedule and split that they mean, and when not. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import Params
+from bench.plan.params import Param, Value
+from bench.text import UserError
+from workloads.model.shapes import Shape
+from workloads.pipeline_parallel import schedules
+from workloads.pipeline_parallel.schedule_check import check
+from workloads.pipeline_parallel.schedules import Schedule, make_schedule, schedule_from_csv
+from workloads.pipeline_parallel.split import layers_of_stages
+
+ALL = "all"
+PARAMS = (
+    Param(
+        name="schedule",
+        kind="str",
+        default="1f1b",
+        choices=(*schedules.NAMES, ALL),
+        help="who does what when; all: a case for each that can run with so many ranks and microbatches",
+    ),
+    Param(name="microbatches", kind="int", default=8, minimum=1, help="microbatches of one step"),
+    Param(
+        name="chunks", kind="int", default=0, minimum=0, optional=True, help="stages of a rank; 0 = the schedule's own"
+    ),
+    Param(
+        name="split", kind="str", default="", optional=True, help="layers of each stage, such as 2+1+1+2; as many each"
+    ),
+    Param(
+        name="order",
+        kind="rows",
+        default="",
+        optional=True,
+        help="a schedule of your own: a file in torch's CSV, a row of actions such as 0F0 per rank, or rows between ;",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """What is to run: the schedule, and the layers of each stage."""
+
+    schedule: Schedule
+    layers_by_stage: tuple[int, ...]
+
+    @property
+    def first_layers(self) -> tuple[int, ...]:
+        """The number of each stage's first layer."""
+        return tuple(sum(self.layers_by_stage[:stage]) for stage in range(len(self.layers_by_stage)))
+
+
+def pipeline_of(params: Mapping[str, Value], shape: Shape, ranks: int) -> Pipeline:
+    """Return the pipeline that parameters mean; ``UserError`` with the rule and its numbers where there is none."""
+    schedule = _schedule_of(params, ranks)
+    split = str(params.get("split", ""))
+    return Pipeline(schedule=schedule, layers_by_stage=layers_of_stages(shape.layers, schedule.num_stages, split))
+
+
+def _schedule_of(params: Mapping[str, Value], ranks: int) -> Schedule:
+    microbatches, rows = int(params["microbatches"]), str(params.get("order", ""))
+    if not rows:
+        chunks = int(params.get("chunks", 0))
+        return make_schedule(str(params["schedule"]), ranks=ranks, microbatches=microbatches, chunks=chunks)
+    if params.get("schedule", default := _default("schedule")) != default:
+        raise UserError(f"schedule = {params['schedule']} is not allowed with order, which is a schedule of your own")
+    schedule = schedule_from_csv(rows.replace(";", "\n"), "order")
+    if schedule.ranks != ranks:
+        raise UserError(f"order has rows for {schedule.ranks} ranks != ranks({ranks})")
+    if schedule.microbatches != microbatches:
+        raise UserError(f"order has {schedule.microbatches} microbatches != microbatches({microbatches})")
+    check(schedule)
+    return schedule
+
+
+def refuse_pipeline(shape: Shape, params: Mapping[str, Value], ranks: int) -> str | None:
+    """Refuse what no schedule, no split or no layer can do; the rule with its numbers."""
+    try:
+        pipeline = pipeline_of(params, shape, ranks)
+    except UserError as error:
+        return str(error)
+    how = params.get("checkpointing", "none")
+    if pipeline.schedule.splits_backward and how != "none":
+        return (
+            f"checkpointing = {how!r} is not allowed with {pipeline.schedule.name}, which splits the backward pass: "
+            "layers would be computed again for the input gradient and once more for the weight gradient"
+        )
+    return None
+
+
+def each_schedule(given: Params, spec: WorldSpec) -> Iterable[Params]:
+    """Make of ``schedule = all`` a case for each schedule that exists for so many ranks, microbatches and chunks.
+
+    An order of one's own is the one schedule that there is then.
+    """
+    if given.get("schedule") != ALL:
+        return (given,)
+    if given.get("order"):
+        return ({name: value for name, value in given.items() if name != "schedule"},)
+    microbatches = int(given.get("microbatches", _default("microbatches")))
+    chunks = int(given.get("chunks", 0))
+    return [
+        {**given, "schedule": name}
+        for name in schedules.NAMES
+        if _exists(name, ranks=spec.nproc, microbatches=microbatches, chunks=chunks)
+    ]
+
+
+def _exists(name: str, *, ranks: int, microbatches: int, chunks: int) -> bool:
+    try:
+        make_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
+    except UserError:
+        return False
+    return True
+
+
+def _default(name: str) -> Value:
+    return next(param.default for param in PARAMS if param.name == name)

@@ -1,0 +1,101 @@
+"""What a parallelism makes of the model: what its file gives, and all that a training step needs of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from bench.world.torch_compat import forget_meshes
+from bench.world.world import World
+from workloads.model.transformer import loss_of
+
+
+def nothing() -> None:
+    """Gradients are right as backward leaves them."""
+
+
+def always(last: bool) -> AbstractContextManager[object]:
+    """Synchronise gradients after every microbatch."""
+    return nullcontext()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A model laid out over ranks: what is called, what is optimised, which groups carry it.
+
+    ``module`` is called, ``model`` holds the parameters by their plain names. ``data_rank`` of ``data_size`` is this
+    rank's part of the batch; ranks of a tensor axis share theirs. ``synchronized(last)`` surrounds the forward and
+    backward pass of a microbatch, ``settle`` comes after the last one's. ``expected_bytes`` is the closed form of what
+    a rank sends in a step, by axis. ``state`` names the closed form of its memory, which ``sharded_by`` ranks of a data
+    axis and ``divided_by`` of a tensor axis share; ``made_groups`` end with it.
+
+    ``loss`` is the mean loss of this rank's part of a microbatch (b, s + 1), where that is not what calling the module
+    gives; ``forward_backward`` takes all microbatches in its own order and returns their mean loss, None on ranks that
+    do not know it. Where ``staged``, a rank holds the parameters of its own stages alone. ``exact_order`` are the
+    microbatches as their gradients are accumulated: a single process that does the same gets the same bits. ``twins``
+    hold the same parameters as this rank: all ranks where nothing else is said, nobody where stages are. ``alone``
+    builds the model of a single process, with the weights of the seed, and ``loss_alone`` is its mean loss over a
+    global batch, where they are not the Transformer's.
+    """
+
+    module: nn.Module
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    axes: Mapping[str, dist.ProcessGroup]
+    data_rank: int
+    data_size: int
+    expected_bytes: Mapping[str, float]
+    synchronized: Callable[[bool], AbstractContextManager[object]] = always
+    settle: Callable[[], None] = nothing
+    loss: Callable[[Tensor], Tensor] | None = None
+    forward_backward: Callable[[Sequence[Tensor]], Tensor | None] | None = None
+    staged: bool = False
+    exact_order: Sequence[int] = ()
+    twins: dist.ProcessGroup | None = None
+    alone: Callable[[torch.dtype], nn.Module] | None = None
+    loss_alone: Callable[[nn.Module, Tensor], Tensor] = loss_of
+    state: str = "ddp"
+    sharded_by: int = 1
+    divided_by: int = 1
+    made_groups: tuple[dist.ProcessGroup, ...] = ()
+    details: Mapping[str, object] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def loss_of(self, tokens: Tensor) -> Tensor:
+        """Return the mean loss of this rank's part of a microbatch."""
+        return loss_of(self.module, tokens) if self.loss is None else self.loss(tokens)
+
+    def close(self) -> None:
+        """Give back the groups that were made for it."""
+        for group in self.made_groups:
+            dist.destroy_process_group(group)
+        if self.made_groups:
+            # to DTensor, meshes of the same ranks and names are one: a later layout would be given the groups of this
+            forget_meshes()
+
+
+def data_axis(world: World) -> dict[str, dist.ProcessGroup]:
+    """Return the one axis of pure data parallelism: all ranks."""
+    return {"dp": world.group}
+
+
+def make_mesh(world: World, **axes: int) -> tuple[DeviceMesh, tuple[dist.ProcessGroup, ...]]:
+    """Return a mesh of all ranks, outermost axis first, and the groups that were made for it."""
+    mesh = init_device_mesh(world.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    groups = [mesh.get_group(name) for name in axes]
+    return mesh, tuple(group for group in groups if group is not world.group)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor that may be distributed, gathered on every rank of its mesh."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that may be distributed."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

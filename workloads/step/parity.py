@@ -1,0 +1,239 @@
+"""The parity gate: what ranks computed together equals what one process computes alone, on the same tokens.
+
+float32 is compared element by element. A narrower type is compared by distance: from gradients in float32, ours may be
+no farther than those of one process in the same type, but for a margin.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bench.world.world import World
+from workloads.model.checkpointing import plain_name
+from workloads.model.optimizer import LEARNING_RATE, make_optimizer
+from workloads.model.shapes import Shape
+from workloads.model.timed_compute import TimedLinear
+from workloads.model.transformer import build
+from workloads.step.layout import Layout, whole
+
+RELATIVE_TOLERANCE = 1e-4
+"""Of a tensor's largest reference value.
+
+float32 sums in another order were seen to differ by up to 1e-5 of it at 256 sequences a rank; traffic in bfloat16
+would differ by 5e-4 and more.
+"""
+FLOOR = 1e-2
+"""Of the largest gradient of the whole model: a tensor whose gradients are below it is compared as if it had such."""
+DISTANCE_MARGIN = 1.5
+_DECIDED = 1e-3
+_UPDATE_TOLERANCE = 0.05
+# a right run was seen at 0.01 of what two steps move, one step missing at 0.5
+_MOVEMENT_TOLERANCE = 0.3
+
+Tensors = Mapping[str, Tensor]
+Microbatches = Sequence[Tensor]
+Gradients = Callable[[], Tensor | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """One process's mean loss over the global batch, and its gradients by name."""
+
+    loss: float
+    gradients: Tensors
+
+
+class Parity:
+    """Compares a layout with a single process; every rank builds its own reference and takes part in every check."""
+
+    def __init__(self, world: World, layout: Layout, shape: Shape, dtype: torch.dtype) -> None:
+        self._world, self._layout, self._shape, self._dtype = world, layout, shape, dtype
+        self._steps_compared = False
+
+    def count_wrong(self, batch: Microbatches, gradients_of: Gradients, step: Callable[[], None]) -> int:
+        """Return how many elements are wrong: of weights, unlike their twins'; of gradients, losses and two steps.
+
+        The first time the layout has taken one step on ``batch``, and here takes the second. ``batch`` are all data
+        ranks' microbatches, one after the other.
+        """
+        wrong = 0
+        if not self._steps_compared:
+            self._steps_compared = True
+            step()
+            wrong += self._count_wrong_updates(batch)
+        mine = self._weights()
+        wrong += self._count_unlike_twins(mine)
+        weights = self._united(mine)
+        reference = self._reference(weights, batch, torch.float32)
+        loss = self._mean(gradients_of())
+        found = {name: whole(gradient).detach() for name, gradient in self._gradients().items()}
+        expected = {name: reference.gradients[name] for name in mine}
+        wrong += sum(gradient.numel() for name, gradient in reference.gradients.items() if name not in weights)
+        if self._dtype == torch.float32:
+            count = count_unlike if self._exact else count_apart
+            return wrong + count(found, expected) + int(not _near(loss, reference.loss))
+        alone = self._reference(weights, batch, self._dtype)
+        limit = DISTANCE_MARGIN * distance({name: alone.gradients[name] for name in mine}, expected)
+        apart = distance(found, expected)
+        return wrong + (0 if apart <= limit else sum(gradient.numel() for gradient in found.values()))
+
+    def count_wrong_fills(self, accumulation: int) -> int:
+        """Return how many weight gradients of timed compute are not the mean over data ranks of their fills."""
+        wrong = 0
+        for module in self._layout.model.modules():
+            if isinstance(module, TimedLinear):
+                gradient = None if module.weight.grad is None else whole(module.weight.grad)
+                wrong += count_unfilled(gradient, accumulation * module.mean_fill, self._world.size)
+        return wrong
+
+    def _count_wrong_updates(self, batch: Microbatches) -> int:
+        """Compare weights after two steps with a single process's, where the gradients leave no doubt of their sign."""
+        start, alone = self._alone(self._dtype), self._alone(self._dtype)
+        optimizer = make_optimizer(alone.parameters(), self._dtype)
+        decided: dict[str, Tensor] = {}
+        for _ in range(2):
+            optimizer.zero_grad()
+            self._backward(alone, batch)
+            optimizer.step()
+            for name, gradient in _named_gradients(alone).items():
+                large = gradient.abs() > _DECIDED * gradient.abs().max()
+                decided[name] = large & decided.get(name, large)
+        found, expected, before = self._weights(), _named(alone), _named(start)
+        decided = {name: mask for name, mask in decided.items() if name in found}
+        apart = {name: (found[name].float() - expected[name].float())[mask] for name, mask in decided.items()}
+        if self._dtype == torch.float32:
+            return sum(int((~(values.abs() <= _UPDATE_TOLERANCE * LEARNING_RATE)).sum()) for values in apart.values())
+        moved = {name: (before[name].float() - expected[name].float())[mask] for name, mask in decided.items()}
+        return 0 if _norm(apart) <= _MOVEMENT_TOLERANCE * _norm(moved) else sum(map(len, apart.values()))
+
+    def _reference(self, weights: Tensors, batch: Microbatches, dtype: torch.dtype) -> Reference:
+        alone = self._alone(dtype)
+        with torch.no_grad():
+            for name, parameter in alone.named_parameters():
+                if name in weights:
+                    parameter.copy_(weights[name])
+        return Reference(loss=self._backward(alone, batch), gradients=_named_gradients(alone))
+
+    def _alone(self, dtype: torch.dtype) -> nn.Module:
+        """Return a single process's model with the weights of the seed."""
+        if self._layout.alone is not None:
+            return self._layout.alone(dtype)
+        return build(self._shape, self._world.seed, self._world.device, dtype)
+
+    def _backward(self, alone: nn.Module, batch: Microbatches) -> float:
+        """Take the gradients of the mean loss, as the layout accumulates them if they are to be equal; return it."""
+        order = self._layout.exact_order
+        parts = [batch[i] for i in order] if order else [torch.cat(tuple(batch))]
+        total = 0.0
+        for part in parts:
+            loss = self._layout.loss_alone(alone, part) / len(parts)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        return total
+
+    @property
+    def _exact(self) -> bool:
+        """Whether gradients are to be equal bit for bit; a device may add in another order each time."""
+        return bool(self._layout.exact_order) and self._world.device.type == "cpu"
+
+    def _united(self, mine: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights of all stages; what no rank holds is missing."""
+        if not self._layout.staged:
+            return mine
+        told = self._world.gather({name: w.cpu() for name, w in mine.items()})
+        return {name: weights for of in told for name, weights in of.items()}
+
+    def _count_unlike_twins(self, mine: Tensors) -> int:
+        twins = self._layout.twins or (None if self._layout.staged else self._world.group)
+        return 0 if twins is None else count_unlike_rank_0(mine.values(), twins)
+
+    def _weights(self) -> dict[str, Tensor]:
+        named = self._layout.model.named_parameters()
+        return {plain_name(name): whole(parameter).detach() for name, parameter in named}
+
+    def _gradients(self) -> dict[str, Tensor]:
+        return {plain_name(name): gradient for name, gradient in _named_gradients(self._layout.model).items()}
+
+    def _mean(self, loss: Tensor | None) -> float:
+        """Return the mean of the losses that ranks know; ranks that share their tokens have the same."""
+        losses: list[float | None] = [None] * self._world.size
+        dist.all_gather_object(losses, None if loss is None else float(loss), group=self._world.control)
+        known = [value for value in losses if value is not None]
+        return sum(known) / len(known)
+
+
+def _near(loss: float, reference: float) -> bool:
+    return abs(loss - reference) <= RELATIVE_TOLERANCE * abs(reference)
+
+
+def _named(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _norm(tensors: Tensors) -> float:
+    return float(sum(float(values.square().sum()) for values in tensors.values()) ** 0.5)
+
+
+def _named_gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def count_apart(found: Tensors, expected: Tensors) -> int:
+    """Return how many elements are farther from the reference than the tolerance; a missing tensor is all wrong."""
+    floor = FLOOR * max((float(reference.abs().max()) for reference in expected.values()), default=0.0)
+    wrong = 0
+    for name, reference in expected.items():
+        if name not in found:
+            wrong += reference.numel()
+            continue
+        limit = RELATIVE_TOLERANCE * reference.abs().max().clamp(min=floor)
+        apart = (found[name] - reference).abs()
+        # a NaN is in no limit, infinity in an infinite one
+        wrong += int((~((apart <= limit) & apart.isfinite())).sum())
+    return wrong
+
+
+def count_unlike(found: Tensors, expected: Tensors) -> int:
+    """Return how many elements differ from the reference at all; a missing tensor is all wrong."""
+    return sum(
+        reference.numel() if name not in found else int((found[name] != reference).sum())
+        for name, reference in expected.items()
+    )
+
+
+def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> int:
+    """Return how many elements of a timed gradient are not what ``num_ranks`` filled in; a missing one counts as 1.
+
+    Ranks may divide before they sum, and sum in any order. A rank adds 2 / (3 num_ranks) of the whole at least: in
+    bfloat16 a single one is seen on up to 26 ranks; on more, so many roundings may be as large.
+    """
+    if gradient is None:
+        return 1
+    # half a last bit each, of half the sum in the mean, would be twice that; a ring's were seen at a half of it
+    roundings = num_ranks * torch.finfo(gradient.dtype).eps / 8
+    tolerance = RELATIVE_TOLERANCE if gradient.dtype == torch.float32 else max(1 / (2 * num_ranks), roundings)
+    # a NaN is in no limit
+    return int((~((gradient.float() - expected).abs() <= tolerance * abs(expected))).sum())
+
+
+def distance(found: Tensors, expected: Tensors) -> float:
+    """Return the distance of all gradients together, relative to the length of the reference; infinite if one lacks."""
+    if found.keys() != expected.keys():
+        return float("inf")
+    apart = sum(float((found[name].float() - reference).square().sum()) for name, reference in expected.items())
+    size = sum(float(reference.square().sum()) for reference in expected.values())
+    return float((apart / size) ** 0.5)
+
+
+def count_unlike_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> int:
+    """Return how many elements on this rank differ in any bit from rank 0's."""
+    wrong = 0
+    for tensor in tensors:
+        reference = tensor.detach().clone()
+        dist.broadcast(reference, group=group, group_src=0)
+        unlike = tensor.detach().flatten().view(torch.uint8) != reference.flatten().view(torch.uint8)
+        wrong += int(unlike.view(-1, tensor.element_size()).any(dim=1).sum())
+    return wrong

@@ -1,0 +1,183 @@
+"""Tensor parallelism by torch's styles: attention and FFN split by columns, then by rows.
+
+``tp`` keeps activations whole between them, four all_reduces a layer; ``tp_sp`` shards them along the sequence, four
+all_gathers and four reduce_scatters a layer, the same bytes. Embeddings and head are not split. ``tp_fsdp`` is ``tp``
+inside FSDP's shards, on a mesh of two axes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from bench.plan.params import Value
+from bench.world.world import World
+from workloads.costs.communication_pattern import fsdp_sent_bytes, sent_bytes, total_padded_numel, tp_sent_bytes
+from workloads.data_parallel.fsdp import shard
+from workloads.model.optimizer import make_optimizer
+from workloads.model.transformer import Transformer
+from workloads.step.layout import Layout, local, make_mesh
+from workloads.step.training_step import Options, TrainingStep
+
+_SEQUENCE = Shard(1)
+
+
+def tp(world: World, **params: Value) -> TrainingStep:
+    """Return the step with whole activations between the split blocks."""
+    return TrainingStep(world, params, lay_out_tp)
+
+
+def tp_sp(world: World, **params: Value) -> TrainingStep:
+    """Return the step with activations sharded along the sequence between the split blocks."""
+    return TrainingStep(world, params, lay_out_tp_sp)
+
+
+def tp_fsdp(world: World, **params: Value) -> TrainingStep:
+    """Return the step on a mesh of two axes."""
+    return TrainingStep(world, params, lay_out_tp_fsdp)
+
+
+def lay_out_tp(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+    """Split every layer over all ranks."""
+    return _split(model, world, options, along_sequence=False)
+
+
+def lay_out_tp_sp(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+    """Split every layer over all ranks, and what lies between along the sequence."""
+    layout = _split(model, world, options, along_sequence=True)
+    expected = layout.expected_bytes["tp"] + _edge_bytes(model, options, world.size)
+    formula = "8 b s h e (t-1)/t a layer; 2 b s h e (t-1)/t at the ends; 2 h e (t-1)/t a norm's tensor"
+    return replace(
+        layout,
+        expected_bytes={"tp": expected},
+        settle=partial(sum_partial_gradients, model),
+        state="tp_sp",
+        details={"bytes_formula": formula},
+    )
+
+
+def _split(model: Transformer, world: World, options: Options, *, along_sequence: bool) -> Layout:
+    mesh, made = make_mesh(world, tp=world.size)
+    split_layers(model, mesh, along_sequence=along_sequence)
+    return Layout(
+        module=model,
+        model=model,
+        optimizer=make_optimizer(model.parameters(), options.dtype, timed=options.timed),
+        axes={"tp": mesh.get_group("tp")},
+        data_rank=0,
+        data_size=1,
+        expected_bytes=_layer_bytes(options, world.size),
+        state="tp",
+        divided_by=world.size,
+        made_groups=made,
+    )
+
+
+def lay_out_tp_fsdp(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+    """Split every layer over the inner axis, and shard what is left over the outer."""
+    inner = int(params["tp"])
+    outer = world.size // inner
+    mesh, made = make_mesh(world, dp=outer, tp=inner)
+    split_layers(model, mesh["tp"])
+    held = total_padded_numel([local(parameter).shape for parameter in model.parameters()], outer)
+    shard(model, mesh["dp"], reshard=True, prefetch="default")
+    on_shards = fsdp_sent_bytes(held, options.dtype.itemsize, outer, num_microbatches=options.accumulation)
+    return Layout(
+        module=model,
+        model=model,
+        optimizer=make_optimizer(model.parameters(), options.dtype, timed=options.timed),
+        axes={name: mesh.get_group(name) for name in ("dp", "tp")},
+        data_rank=world.rank // inner,
+        data_size=outer,
+        expected_bytes={**on_shards, **_layer_bytes(options, inner)},
+        state="tp_fsdp",
+        sharded_by=outer,
+        divided_by=inner,
+        made_groups=made,
+    )
+
+
+def split_layers(model: Transformer, mesh: DeviceMesh, *, along_sequence: bool = False) -> None:
+    """Split attention and FFN of each layer by torch's styles; along the sequence, shard what lies between too."""
+    outside = _SEQUENCE if along_sequence else Replicate()
+    for layer in model.layers:
+        parallelize_module(layer, mesh, _plan(outside, llama=layer.ffn.gate is not None))  # type: ignore[union-attr]
+        if along_sequence:
+            parallelize_module(layer, mesh, {"attention_norm": SequenceParallel(), "ffn_norm": SequenceParallel()})
+    if along_sequence:
+        parallelize_module(model, mesh, {"norm": SequenceParallel()})
+        model.layers[0].register_forward_pre_hook(_Scatter(mesh))
+        model.norm.register_forward_hook(_gather)
+
+
+def sum_partial_gradients(model: nn.Module) -> None:
+    """Sum over ranks, once, the gradients of which each has its sequence's part; the optimizer would at every use."""
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements):
+            parameter.grad = gradient.redistribute(placements=[Replicate()])
+
+
+def _plan(outside: Replicate | Shard, *, llama: bool) -> dict[str, ParallelStyle]:
+    """Return the styles of a layer whose blocks take and give activations placed as ``outside``."""
+    given = PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),))
+    plan: dict[str, ParallelStyle] = {
+        "attention": given,
+        "attention.q": ColwiseParallel(),
+        "attention.k": ColwiseParallel(),
+        "attention.v": ColwiseParallel(),
+        "attention.out": RowwiseParallel(output_layouts=outside, use_local_output=isinstance(outside, Replicate)),
+        "ffn": given,
+        "ffn.up": ColwiseParallel(),
+        "ffn.down": RowwiseParallel(output_layouts=outside, use_local_output=isinstance(outside, Replicate)),
+    }
+    return {**plan, "ffn.gate": ColwiseParallel()} if llama else plan
+
+
+class _Scatter:
+    """Before the first layer: each rank keeps its part of the sequence; backward gathers the parts' gradients."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        whole = DTensor.from_local(args[0], self._mesh, [Replicate()], run_check=False)
+        return (whole.redistribute(placements=[_SEQUENCE]), *args[1:])
+
+
+def _gather(module: nn.Module, args: tuple[Any, ...], output: DTensor) -> Tensor:
+    """After the last norm: every rank has the whole sequence again, for a head that is not split."""
+    return output.redistribute(placements=[Replicate()]).to_local()
+
+
+def _layer_bytes(options: Options, ranks: int) -> dict[str, float]:
+    return tp_sent_bytes(
+        layers=options.shape.layers,
+        microbatch=options.microbatch,
+        sequence=options.shape.sequence,
+        hidden=options.shape.hidden,
+        element_bytes=options.dtype.itemsize,
+        tp=ranks,
+        num_microbatches=options.accumulation,
+    )
+
+
+def _edge_bytes(model: Transformer, options: Options, ranks: int) -> float:
+    """Return what the ends and the norms add: an all_gather each way, and the sum of each norm tensor's gradient."""
+    shape, e = options.shape, options.dtype.itemsize
+    activation = options.microbatch * shape.sequence * shape.hidden * e
+    norms = [parameter for name, parameter in model.named_parameters() if "norm." in name]
+    summed = sum(sent_bytes("all_reduce", parameter.numel() * e, ranks) for parameter in norms)
+    return options.accumulation * 2 * sent_bytes("all_gather", activation, ranks) + summed
