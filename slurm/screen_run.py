@@ -46,7 +46,7 @@ class Means:
 def measure(nodes: Sequence[str], turns: Turns, means: Means) -> Seen:
     """Measure rounds on these nodes, one rank each, and return what was seen; ``UserError`` if no run came of it."""
     before = set(means.out.glob("*/run.json"))
-    code = run_child(run_command(nodes, turns, means)).code
+    code = run_child(run_command(nodes, turns, means)).returncode
     fresh = sorted(set(means.out.glob("*/run.json")) - before)
     if not fresh:
         raise UserError(f"parbench run ended with {code} and left no run in {means.out}; it said why above")

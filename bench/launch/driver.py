@@ -3,8 +3,8 @@
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -101,8 +101,8 @@ class Driver:
     def _launch(self, launch: int, cases: list[Case], deadline: float) -> None:
         """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest."""
         while cases:
-            with self._gang() as monitor:
-                began = time.monotonic()
+            with ExitStack() as stack:
+                monitor, began = self._start(stack), time.monotonic()
                 trouble = monitor.assemble(_RETRY_SECONDS if self._silent else START_SECONDS)
                 self._start_seconds = time.monotonic() - began
                 if trouble is None:
@@ -122,17 +122,15 @@ class Driver:
                 if not monitor.can_restart:
                     return
 
-    @contextmanager
-    def _gang(self) -> Iterator[RankMonitor]:
-        with ExitStack() as stack:
-            server = stack.enter_context(DriverServer(*self._hosts))
-            gang = self._start_gang(self._gangs, server.variables())
-            if not gang.can_restart:
-                stack.pop_all()  # hung up by this process's end: a launcher ends it too, with the first rank to end
-            self._gangs += 1
-            monitor = RankMonitor(server, gang, self._plan.nproc)
-            stack.callback(lambda: gang.end(monitor.hellos.values()))
-            yield monitor
+    def _start(self, stack: ExitStack) -> RankMonitor:
+        server = stack.enter_context(DriverServer(*self._hosts))
+        gang = self._start_gang(self._gangs, server.variables())
+        if not gang.can_restart:
+            stack.pop_all()  # hung up by this process's end: a launcher ends it too, with the first rank to end
+        self._gangs += 1
+        monitor = RankMonitor(server, gang, self._plan.nproc)
+        stack.callback(lambda: gang.end(monitor.hellos.values()))
+        return monitor
 
     def _job(self, cases: list[Case], deadline: float, hellos: Mapping[int, Hello]) -> Job:
         # rather than be left out after all others, the last cases may take longer
@@ -183,19 +181,11 @@ class Driver:
 
     def _write(self, launch: int, case: Case, result: Outcome) -> None:
         told = ("status", "reason", "stop", "check", "arrival", "injected", "details", "ranks")
-        record = Record(
-            case=case,
-            world=self._world,
-            launch=launch,
-            samples=Samples(values=result.seconds),
-            metrics=metrics_of(result),
-            noise=noise_of(result.seconds),
-            notes=[*self._plan.notes, *self._doubts, *result.notes],
-            environment=self._environment,
-            started=utc_now(),
-            seconds=round(result.wall_seconds, 6),
-            **{name: getattr(result, name) for name in told},
-        )
+        seen = {name: getattr(result, name) for name in told} | {"environment": self._environment, "started": utc_now()}
+        seen |= {"samples": Samples(values=result.seconds), "noise": noise_of(result.seconds)}
+        seen |= {"metrics": metrics_of(result), "notes": [*self._plan.notes, *self._doubts, *result.notes]}
+        seen["seconds"] = round(result.wall_seconds, 6)
+        record = Record(case=case, world=self._world, launch=launch, **seen)
         if record.status in _NOT_AGAIN:
             self._bad[case.id] = record
         self._writer.write(record)

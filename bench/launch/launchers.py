@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import psutil
@@ -24,10 +23,13 @@ _PATIENCE_SECONDS = 5.0
 _ENDED = re.compile(r"^srun: error: \S+: tasks? (?P<first>\d+)[\d,-]*: (?P<how>.+?)\s*$", re.MULTILINE)
 
 
-class Launcher(Protocol):
-    """What the driver needs of a launcher; it learns everything else from the ranks themselves."""
+class Launcher:
+    """What the driver needs of a launcher; it learns everything else from the ranks themselves.
 
-    can_restart: bool
+    This one is another program's, which started the ranks: they end with it, and cannot be started again.
+    """
+
+    can_restart = False
 
     def ended(self) -> bool:
         """Say whether the ranks are known to have ended."""
@@ -43,13 +45,6 @@ class Launcher(Protocol):
 
     def end(self, ranks: Iterable[Hello]) -> None:
         """End every rank, stopped ones too; returns when those of this host are gone."""
-        return
-
-
-class ExternalLauncher(Launcher):
-    """Ranks that another launcher started, this process among them: they end with it, and cannot be started again."""
-
-    can_restart = False
 
 
 class _StartedLauncher(Launcher):

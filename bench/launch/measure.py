@@ -132,10 +132,8 @@ def _drive(run: Run, joined: Joined | None, *, as_json: bool, nodelist: str | No
         stack.enter_context(terminated_as_interrupted())
         try:
             driver.drive(pending, skipped)
-        except KeyboardInterrupt:
-            display.stopped("interrupted", run.path)
-        except UserError as error:
-            display.stopped(str(error), run.path)
+        except (KeyboardInterrupt, UserError) as error:
+            display.stopped(str(error) or "interrupted", run.path)
     return run.path
 
 

@@ -7,18 +7,9 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, STDOUT, Popen
+from subprocess import DEVNULL, PIPE, STDOUT, CompletedProcess, Popen
 from typing import NoReturn
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How a child ended: its exit code, and what it wrote on standard error, empty where that was not caught."""
-
-    code: int
-    told: str = ""
 
 
 def die_with_parent(sign: signal.Signals) -> None:
@@ -46,7 +37,9 @@ def terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run_child(command: Sequence[str], *, env: Mapping[str, str] | None = None, catch_stderr: bool = False) -> Ended:
+def run_child(
+    command: Sequence[str], *, env: Mapping[str, str] | None = None, catch_stderr: bool = False
+) -> CompletedProcess[str]:
     """Run a command without input, its output discarded; ``OSError`` if it cannot be started.
 
     SIGTERM and Ctrl-C end the child by SIGTERM, which stops ``parbench run`` cleanly, then raise ``KeyboardInterrupt``.
@@ -69,7 +62,7 @@ def run_child(command: Sequence[str], *, env: Mapping[str, str] | None = None, c
             child.terminate()
             child.communicate()
             raise
-    return Ended(code=child.returncode, told=told or "")
+    return CompletedProcess(command, child.returncode, stderr=told)
 
 
 def start_process(command: Sequence[str], variables: Mapping[str, str], log: Path) -> Popen[bytes]:

@@ -9,9 +9,8 @@ import msgspec
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE
 from bench.launch.driver import StartRanks
-from bench.launch.launchers import ExternalLauncher, Launcher, loopback_variables
+from bench.launch.launchers import Launcher, loopback_variables
 from bench.launch.processes import leave
 from bench.machine.world_spec import Joined
 from bench.rank.worker import Meeting, work
@@ -22,7 +21,7 @@ _DRIVER_KEY = "parbench/driver"
 def srun() -> None:
     rank = os.environ["SLURM_PROCID"]
     os.environ.update(RANK=rank, WORLD_SIZE=os.environ["SLURM_NTASKS"], LOCAL_RANK=os.environ["SLURM_LOCALID"])
-    work(os.environ[ADDRESS_VARIABLE], os.environ[KEY_VARIABLE], meeting=Meeting(int(rank)))
+    work(os.environ, meeting=Meeting(int(rank)))
     leave(0)
 
 
@@ -39,7 +38,7 @@ def starter(timeout_seconds: float) -> StartRanks:
     def start(number: int, variables: Mapping[str, str]) -> Launcher:
         store.set(_DRIVER_KEY, msgspec.json.encode(variables).decode())
         threading.Thread(target=_work, args=(variables, store), kwargs={"with_driver": True}, daemon=True).start()
-        return ExternalLauncher()
+        return Launcher()
 
     return start
 
@@ -48,8 +47,7 @@ def _work(variables: Mapping[str, str], store: Store, *, with_driver: bool = Fal
     joined = Joined.find(os.environ)
     if joined is not None and joined.one_node:  # gloo takes the loopback interface, if the user has named none
         os.environ.update({**loopback_variables(), **os.environ})
-    address, key = variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE]
-    work(address, key, PrefixStore("parbench", store), with_driver=with_driver)
+    work(variables, PrefixStore("parbench", store), with_driver=with_driver)
 
 
 if __name__ == "__main__":

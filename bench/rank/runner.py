@@ -15,7 +15,7 @@ from bench.operations.local import NOTHING, background_load
 from bench.plan.cases import Case
 from bench.plan.catalogue import OF_THE_RUNNER
 from bench.plan.plan import FaultSpec, Measure
-from bench.rank.timing import ARRIVAL, EXIT, Progress, Timed, Timing
+from bench.rank.timing import Progress, Timed, Timing
 from bench.results.records import Check, blame, encode_timeline
 from bench.text import UserError
 from bench.world.subgroups import StandBy, Subgroup, Subgroups
@@ -172,7 +172,7 @@ def _seen(right: Outcome, timed: Timed, description: Description, world: World, 
             clock_offsets_ns=np.array(clock.offsets_ns, dtype=np.int64),
         )
         raw = file.getvalue()
-    last_in, last_out = ([ranks[place] for place in timed.last(which)] for which in (ARRIVAL, EXIT))
+    last_in, last_out = ([ranks[place] for place in stamps.argmax(axis=0)] for stamps in (arrivals, exits))
     where = {} if len(ranks) == len(world.hosts) else {"group_size": len(ranks), "group_ranks": ranks}
     counts = {"warmup": timed.warmup, "steps_per_sample": timed.steps_per_sample}
     return replace(

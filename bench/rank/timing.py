@@ -116,10 +116,6 @@ class Timed:
         """Return the time from the last arrival to the last exit."""
         return _to_seconds(self.stamps[EXIT].max(axis=0) - self.stamps[ARRIVAL].max(axis=0))
 
-    def last(self, which: int) -> list[int]:
-        """Return who of the measured ranks, by its place among them, had the last ``ARRIVAL`` or ``EXIT``."""
-        return [int(place) for place in self.stamps[which].argmax(axis=0)]
-
 
 def _to_seconds(values_ns: npt.NDArray[Any]) -> list[float]:
     return [round(float(value) / 1e9, 9) for value in values_ns]

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -38,7 +38,7 @@ _open_store = partial(TCPStore, wait_for_workers=False, timeout=timedelta(second
 def main() -> None:
     """Do the driver's job as the rank that RANK names, in a process of its own."""
     die_with_parent(signal.SIGKILL)
-    work(os.environ[channel.ADDRESS_VARIABLE], os.environ[channel.KEY_VARIABLE])
+    work(os.environ)
     leave(0)
 
 
@@ -67,14 +67,14 @@ class Meeting:
 
 
 def work(
-    address: str, key: str, store: Store | None = None, *, with_driver: bool = False, meeting: Meeting | None = None
+    driver: Mapping[str, str], store: Store | None = None, *, with_driver: bool = False, meeting: Meeting | None = None
 ) -> None:
-    """Connect to the driver at ``address`` and do its job.
+    """Connect to the driver that these variables tell, and do its job.
 
     This process ends when the driver goes before the job is done, unless the driver lives in it (``with_driver``).
     ``store`` is the rendezvous already made, if there is one; ``meeting`` makes one with the driver's help.
     """
-    client = RankClient(address, key)
+    client = RankClient(driver[channel.ADDRESS_VARIABLE], driver[channel.KEY_VARIABLE])
     done = threading.Event()
 
     def end() -> None:

@@ -49,6 +49,5 @@ class Subgroups:
         measured, concurrent = groups[int(params.get("group_index", 0))], bool(params.get("concurrent", False))
         mine, handle = next(found for found in zip(groups, handles, strict=True) if world.global_rank in found[0])
         narrowed = replace(world, rank=mine.index(world.global_rank), size=len(mine), group=handle)
-        takes_part = concurrent or mine == measured
         active = everyone if concurrent else measured
-        return Subgroup(ranks=measured, active=active, world=narrowed if takes_part else None)
+        return Subgroup(ranks=measured, active=active, world=narrowed if world.global_rank in active else None)

@@ -55,7 +55,7 @@ class Launcher:
             raise SystemExit(DID_NOT_RUN) from None  # click would end with 1, which is a regression
         made = set(folder.glob("*/run.json")) - before
         if not made:
-            told = (done.told.strip().splitlines() or [f"parbench run ended with {done.code}"])[-1]
+            told = (done.stderr.strip().splitlines() or [f"parbench run ended with {done.returncode}"])[-1]
             raise UserError(f"side {side.name.upper()} has no run: {told.removeprefix('parbench: ')}")
         return load_run(made.pop().parent)
 

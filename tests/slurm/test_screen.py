@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import click.testing
@@ -18,7 +19,6 @@ from screen_study import Cluster, simulate
 
 from bench.commands import parse_settings
 from bench.commands import run as run_of_the_command_line
-from bench.launch.processes import Ended
 from bench.machine.world_spec import WorldSpec
 from bench.plan.cases import Case
 from bench.plan.catalogue import DEFINITIONS
@@ -316,13 +316,13 @@ def test_who_did_not_answer_is_named_and_who_only_noticed_is_not() -> None:
 
 
 def test_a_run_is_found_by_what_it_leaves_and_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(command: list[str]) -> Ended:
+    def leave(command: list[str]) -> CompletedProcess[str]:
         a_run(tmp_path, [record(0)], samples={0: npz([[1]] * 4)})
-        return Ended(code=0)
+        return CompletedProcess(command, 0)
 
     a_run(tmp_path, [])
     monkeypatch.setattr(screen_run, "run_child", leave)
     assert len(measure(NODES, tournament(4, 5), means(tmp_path)).exchanges) == 2
-    monkeypatch.setattr(screen_run, "run_child", lambda command: Ended(code=2))
+    monkeypatch.setattr(screen_run, "run_child", lambda command: CompletedProcess(command, 2))
     with pytest.raises(UserError, match="parbench run ended with 2 and left no run in"):
         measure(NODES, tournament(4, 5), means(tmp_path))

@@ -25,6 +25,7 @@ from bench.launch.control_channel import (
     Started,
     StatusReply,
 )
+from bench.launch.launchers import Launcher
 from bench.plan.cases import Case, make_case
 from bench.plan.plan import Plan, Skipped
 from bench.results.records import Check
@@ -152,7 +153,7 @@ class FakeRank:
             duplicate.shutdown(socket.SHUT_RDWR)
 
 
-class FakeGang:
+class FakeGang(Launcher):
     """A gang whose end and exit codes the test decides; with ``act``, each rank is a thread that does it."""
 
     def __init__(self, *, can_restart: bool = True) -> None:

@@ -17,7 +17,7 @@ from fakes import HERE, wait_until
 from bench.launch import launchers
 from bench.launch.control_channel import DriverServer, Hello
 from bench.launch.launchers import (
-    ExternalLauncher,
+    Launcher,
     TorchrunLauncher,
     local_state,
     loopback_variables,
@@ -95,7 +95,7 @@ def test_a_gang_has_ended_when_torchrun_has_with_the_exit_codes_that_were_writte
 def test_an_end_kills_ranks_of_this_host_stopped_or_gone_and_torchrun(
     gang: Start, sleeper: "subprocess.Popen[bytes]"
 ) -> None:
-    joined = ExternalLauncher()
+    joined = Launcher()
     joined.end([hello(sleeper.pid)])  # ranks that were there are left to their launcher
     gang(number=0).end([hello(sleeper.pid, host="elsewhere")])
     time.sleep(0.1)

@@ -12,7 +12,7 @@ import pytest
 from fakes import wait_until
 from paths import ROOT
 
-from bench.launch.processes import Ended, run_child, terminated_as_interrupted
+from bench.launch.processes import run_child, terminated_as_interrupted
 
 CHILD = """
 import signal, sys, time
@@ -53,8 +53,8 @@ def test_a_child_has_the_variables_that_are_given_and_ends_with_its_code_and_its
         "import os, sys; print('a record'); print('no such case', file=sys.stderr); sys.exit(int(os.environ['CODE']))"
     )
     words = [sys.executable, "-c", code]
-    told = run_child(words, env={**os.environ, "CODE": "7"}, catch_stderr=True)
-    assert told == Ended(code=7, told="no such case\n")
+    done = run_child(words, env={**os.environ, "CODE": "7"}, catch_stderr=True)
+    assert (done.returncode, done.stderr) == (7, "no such case\n")
     assert signal.getsignal(signal.SIGTERM) is before, "signals are heard as before afterwards"
     with pytest.raises(FileNotFoundError):
         run_child(["absent-python"])

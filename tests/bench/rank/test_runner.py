@@ -21,7 +21,7 @@ from bench.plan.plan import FaultSpec, Measure
 from bench.rank.runner import load_target, run_case
 from bench.rank.timing import Progress
 from bench.results.metrics import MetricValue
-from bench.results.records import Check
+from bench.results.records import Check, blame
 from bench.text import UserError
 from bench.world.subgroups import Subgroups
 from bench.world.subject import Description, Explanation
@@ -149,8 +149,6 @@ def test_a_right_result_has_its_time_its_check_and_what_the_subject_says_of_itse
     assert (outcome.headline, outcome.notes, outcome.explained) == ("step_time", ["emulated"], {})
     assert outcome.work == [Work(name="tokens_per_second", amount=128.0, unit="tokens/s")]
     assert outcome.details == {"told by": "all", "warmup": 3, "steps_per_sample": 1}  # the runner's own word is last
-    assert outcome.arrival is not None
-    assert (outcome.arrival.method, outcome.arrival.uncertainty) == ("one host, one monotonic clock", 0.0)
     assert 6 <= len(outcome.seconds) == len(outcome.skew_seconds) == len(outcome.transfer_seconds) <= 8
     assert sum(outcome.seconds) < outcome.wall_seconds < 60
     assert (second.outcome.status, second.outcome.seconds, second.outcome.raw) == ("ok", [], b"")
@@ -167,6 +165,8 @@ def test_a_right_result_has_its_time_its_check_and_what_the_subject_says_of_itse
     assert (transfers_ns / 2e9).tolist() == pytest.approx(outcome.transfer_seconds, rel=1e-12)
     assert (np.ptp(raw["arrival_ns"], axis=0) / 1e9).tolist() == pytest.approx(outcome.skew_seconds, rel=1e-12)
     assert raw["arrival_ns"].min() == 0
+    last_in, last_out = (raw[name].argmax(axis=0).tolist() for name in ("arrival_ns", "exit_ns"))
+    assert outcome.arrival == blame(last_in, last_out, outcome.skew_seconds, "one host, one monotonic clock", 0.0)
     assert (raw["exit_ns"] - raw["arrival_ns"] == raw["duration_ns"]).all()
     assert (raw["ranks"].tolist(), raw["clock_offsets_ns"].tolist()) == ([0, 1], [0, 0])
 

@@ -21,8 +21,6 @@ from paths import environment
 from torch._C._distributed_c10d import HashStore, Store
 
 from bench.launch.control_channel import (
-    ADDRESS_VARIABLE,
-    KEY_VARIABLE,
     LEFT_OUT,
     Done,
     DriverServer,
@@ -87,8 +85,7 @@ def outcomes(said: list[FromRank | None]) -> list[Outcome]:
 @contextmanager
 def working(hub: DriverServer, store: Store | None = None, meeting: worker.Meeting | None = None) -> Iterator[Hello]:
     """Work as a rank in a thread, with the driver in this process; yields its hello."""
-    variables = hub.variables()
-    words = (variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE], store)
+    words = (hub.variables(), store)
     more = {"with_driver": True, "meeting": meeting}
     thread = threading.Thread(target=worker.work, args=words, kwargs=more, daemon=True)
     thread.start()
