@@ -162,10 +162,12 @@ def doctor(house: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | No
         proofs = proving.selftest(house.modules, nproc)
         click.echo(proving.render(proofs))
         sys.exit(0 if all(proof.found for proof in proofs) else 1)
+    import msgspec
+
     from bench.machine import doctor as examination
 
     findings = examination.examine_here(os.environ)
-    click.echo(examination.as_json(findings).decode() if as_json else examination.render(findings))
+    click.echo(msgspec.json.encode(findings).decode() if as_json else examination.render(findings))
 
 
 @click.command(epilog="Example: parbench schema > record.schema.json")

@@ -3,7 +3,7 @@
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.launch.measure import run_options
@@ -12,7 +12,6 @@ from bench.results.records import Record
 from bench.results.runs import load_run
 
 _RANK = 1
-_INJECTIONS = (None, f"late:{_RANK}:3ms", f"slow:{_RANK}:100%", f"corrupt:{_RANK}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +25,10 @@ class Proof:
 
 def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Proof, ...]:
     """Measure an all_reduce undisturbed, then with each injection, and judge what the records say."""
+    undisturbed = Options(only=("all_reduce",), settings={"size_bytes": "1M"}, launches=1, budget="20s", preset="smoke")
     proofs = []
-    for injection in _INJECTIONS:
-        options = Options(
-            preset="smoke",
-            only=("all_reduce",),
-            settings={"size_bytes": "1M"},
-            nproc=nproc,
-            launches=1,
-            budget="20s",
-            inject=injection,
-        )
+    for injection in (None, f"late:{_RANK}:3ms", f"slow:{_RANK}:100%", f"corrupt:{_RANK}"):
+        options = replace(undisturbed, nproc=nproc, inject=injection)
         with tempfile.TemporaryDirectory(prefix="parbench-selftest-") as folder:
             path = run_options(options, modules, out=Path(folder), resume_path=None, as_json=False)
             assert path is not None, "no rank of a self-test only joins"
@@ -45,7 +37,6 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Proof, .
 
 
 def judge(injection: str, record: Record) -> Proof:
-    """Return whether a record of an injection names it and the disturbed rank."""
     if injection == "none":
         return Proof(injection=injection, found=record.status == "ok", told=record.reason or "all right")
     if injection == "corrupt":

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import psutil
 
 from bench.machine.environment import VOLATILE, capture, parse_cpus
 from bench.machine.machine import Machine, inspect_machine, or_none
-from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldChoice, choose_world
+from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldSpec, choose_world
 from bench.text import UserError, counted, listed
 
 UNKNOWN = "-"
@@ -82,7 +81,7 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
         _judged("memory", _gibibytes(free, "available"), (free or 0) < 1 << 30),
         _judged("/dev/shm", _gibibytes(shm, "in all"), (shm or 0) < 10**9 and bool(machine.gpus)),
         _judged("swap", _gibibytes(swap, "in use"), bool(swap)),
-        _threads(machine.cores, chosen.spec.nproc if chosen else 0, variables.get("OMP_NUM_THREADS")),
+        _threads(machine.cores, chosen.nproc if chosen else 0, variables.get("OMP_NUM_THREADS")),
     )
 
 
@@ -95,10 +94,6 @@ def render(findings: Sequence[Finding]) -> str:
         if finding.remedy:
             lines.append(f"{'':<{width}}  {'':<8}  {finding.remedy}")
     return "".join(f"{line}\n" for line in lines)
-
-
-def as_json(findings: Sequence[Finding]) -> bytes:
-    return msgspec.json.encode(findings) + b"\n"
 
 
 def _judged(topic: str, found: str | None, disturbs: bool = False, remedy: str = "") -> Finding:
@@ -118,16 +113,16 @@ def _torch(machine: Machine) -> Finding:
     return _judged("torch", version, old, "pip install --upgrade 'torch>=2.11': older ones are not supported")
 
 
-def _device_ranks_and_cores(machine: Machine, chosen: WorldChoice | None, affinity: str | None) -> list[Finding]:
+def _device_ranks_and_cores(machine: Machine, spec: WorldSpec | None, affinity: str | None) -> list[Finding]:
     cores, physical = machine.cores, machine.physical_cores
     allowed = cores if affinity is None else len(parse_cpus(affinity))
     quota = f", by a CPU quota on {allowed}" if cores < allowed else ""
     in_all = "" if physical is None else f", {physical} physical in the machine"
     available = _judged("cores", f"{cores} available{quota}{in_all}", cores < allowed)
-    if chosen is None:
+    if spec is None:
         return [_judged("device", None), _judged("ranks", None), available]
-    spec, gpus = chosen.spec, f"{len(machine.gpus)} x {machine.gpus[0].name}" if machine.gpus else "no GPU"
-    notes = "; ".join(note for note in chosen.notes if not note.startswith(FUNCTIONAL_ONLY))
+    gpus = f"{len(machine.gpus)} x {machine.gpus[0].name}" if machine.gpus else "no GPU"
+    notes = "; ".join(note for note in spec.notes if not note.startswith(FUNCTIONAL_ONLY))
     device = Finding(topic="device", found=f"{spec.device} with {spec.backend}; {gpus}", disturbs=False, remedy=notes)
     whole = min(cores, physical or cores)
     found = f"{spec.nproc} on {counted(cores, 'core')}{f' ({whole} physical)' if whole < cores else ''}"

@@ -74,9 +74,7 @@ def whole_number(text: str | None) -> int | None:
 
 def affinity() -> frozenset[int]:
     """Return the logical CPUs this process may be scheduled on; all of them where the system has no affinity."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
+    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
 def available_cores(root: Path = Path("/")) -> int:

@@ -49,10 +49,8 @@ class Allocation:
     def find(environ: Mapping[str, str]) -> "Allocation":
         """Return the allocation that this process is in; ``UserError`` if it is in none."""
         if "SLURM_JOB_ID" not in environ or "SLURM_JOB_NUM_NODES" not in environ:
-            raise UserError(
-                "--launcher srun needs an allocation, and SLURM_JOB_ID is not set: start it in an sbatch script or "
-                "under salloc, or let parbench slurm submit do so"
-            )
+            how = "start it in an sbatch script or under salloc, or let parbench slurm submit do so"
+            raise UserError(f"--launcher srun needs an allocation, and SLURM_JOB_ID is not set: {how}")
         # Slurm also writes "2(x4)", two on each of four
         words = (environ.get(name, "") for name in ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE"))
         nodes, ntasks = (whole_number(re.sub(r"\(x\d+\)$", "", word)) for word in words)
@@ -95,10 +93,8 @@ def machine_of_ranks(environ: Mapping[str, str], allocation: Allocation | None) 
     for number in range(min(allocation.nodes, 2)):  # one node may be the one that does not answer
         if isinstance(told := _ask(number, environ), Machine):
             return told
-    raise UserError(
-        f"--launcher srun: this host is no node of job {allocation.job}, and srun could not tell what its nodes have: "
-        f"{told}; start parbench in an sbatch script, or on a node"
-    )
+    why = f"this host is no node of job {allocation.job}, and srun could not tell what its nodes have: {told}"
+    raise UserError(f"--launcher srun: {why}; start parbench in an sbatch script, or on a node")
 
 
 def _ask(number: int, environ: Mapping[str, str]) -> Machine | str:

@@ -17,7 +17,7 @@ FUNCTIONAL_ONLY = "functional only"
 class WorldSpec:
     """Where cases are to run, as far as it is known before any rank starts.
 
-    ``rank_bytes`` is the memory that one rank can have, None if unknown.
+    ``rank_bytes`` is the memory that one rank can have, None if unknown; ``notes`` say what numbers will not show.
     """
 
     nproc: int
@@ -26,6 +26,7 @@ class WorldSpec:
     rank_bytes: int | None = None
     nodes: int = 1
     placement: str = "block"
+    notes: tuple[str, ...] = ()
 
     @property
     def hosts(self) -> list[str]:
@@ -53,9 +54,8 @@ class Joined:
         if "RANK" not in environ or "WORLD_SIZE" not in environ:
             return None
         if not {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
-            raise UserError(
-                "RANK and WORLD_SIZE are set, so ranks are there already; set MASTER_ADDR and MASTER_PORT too"
-            )
+            told = "RANK and WORLD_SIZE are set, so ranks are there already"
+            raise UserError(f"{told}; set MASTER_ADDR and MASTER_PORT too")
         try:
             rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
             local_size = int(environ.get("LOCAL_WORLD_SIZE", size))
@@ -65,17 +65,9 @@ class Joined:
         return Joined(rank=rank, size=size, local_size=local_size, one_node=one_node)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorldChoice:
-    """A world to measure in, and in words what its numbers will not show."""
-
-    spec: WorldSpec
-    notes: tuple[str, ...] = ()
-
-
 def choose_world(
     machine: Machine, *, nproc: int | None, backend: str | None, device: str | None, allow_single: bool
-) -> WorldChoice:
+) -> WorldSpec:
     """Return the world for what was asked, None meaning the default; ``UserError`` if it cannot run here."""
     if machine.torch_version is None and machine.torch_has_cuda is None:
         raise UserError("torch is not installed in this Python environment: install it with pip install 'torch>=2.11'")
@@ -86,8 +78,7 @@ def choose_world(
     needed = 1 if nproc == 1 and allow_single else 2
     where = device or ("cuda" if machine.torch_has_cuda and len(machine.gpus) >= needed else "cpu")
     means = backend or ("nccl" if where == "cuda" else "gloo")
-    default = len(machine.gpus) if where == "cuda" else max(2, min(8, machine.cores))
-    ranks = default if nproc is None else nproc
+    ranks = nproc or (len(machine.gpus) if where == "cuda" else max(2, min(8, machine.cores)))
     _refuse(machine, ranks, means, where, allow_single=allow_single)
     memories = [machine.memory_bytes] if where == "cpu" else [gpu.memory_bytes for gpu in machine.gpus]
     known = [memory for memory in memories if memory is not None]
@@ -95,13 +86,10 @@ def choose_world(
     notes = sharing_notes(machine, ranks, where)
     if device is None and where == "cpu" and machine.gpus:
         found, torch = _found(machine)
-        unusable = f"{found}, but {torch}: measuring the CPU"
-        alone = (
-            "one GPU found, and a collective needs two ranks: measuring the CPU; "
-            "--nproc 1 --allow-single --device cuda measures the GPU alone"
-        )
-        notes = (alone if machine.torch_has_cuda else unusable, *notes)
-    return WorldChoice(spec=WorldSpec(nproc=ranks, backend=means, device=where, rank_bytes=each), notes=notes)
+        why = "one GPU found, and a collective needs two ranks" if machine.torch_has_cuda else f"{found}, but {torch}"
+        how = "; --nproc 1 --allow-single --device cuda measures the GPU alone" if machine.torch_has_cuda else ""
+        notes = (f"{why}: measuring the CPU{how}", *notes)
+    return WorldSpec(nproc=ranks, backend=means, device=where, rank_bytes=each, notes=notes)
 
 
 def sharing_notes(machine: Machine, ranks: int, device: str) -> tuple[str, ...]:
@@ -125,16 +113,12 @@ def _refuse(machine: Machine, ranks: int, backend: str, device: str, *, allow_si
         remedy = "install a CUDA build of torch" if gpus else "see what nvidia-smi and CUDA_VISIBLE_DEVICES say"
         raise UserError(f"--device cuda: {found}, and {torch}; {remedy}, or use --device cpu")
     if backend == "nccl" and device == "cpu":
-        raise UserError(
-            "--backend nccl moves data between GPUs, and these ranks would run on the CPU "
-            f"({found}, {torch}); use --backend gloo"
-        )
+        told = "--backend nccl moves data between GPUs, and these ranks would run on the CPU"
+        raise UserError(f"{told} ({found}, {torch}); use --backend gloo")
     if ranks == 1 and not allow_single:
         one, cpu = (" (one GPU was found)", " --device cpu") if device == "cuda" and gpus == 1 else ("", "")
-        raise UserError(
-            f"--nproc 1{one}: one rank moves nothing, and is the sign that every node ran alone; use --nproc 2{cpu}, "
-            "or --allow-single if one rank is meant"
-        )
+        remedy = f"use --nproc 2{cpu}, or --allow-single if one rank is meant"
+        raise UserError(f"--nproc 1{one}: one rank moves nothing, and is the sign that every node ran alone; {remedy}")
     if backend == "nccl" and ranks > gpus:
         fewer = f"--nproc {gpus}" if gpus > 1 else "--device cpu"
         raise UserError(f"--nproc {ranks}: nccl needs a GPU for each rank, and {found}; use {fewer} or --backend gloo")

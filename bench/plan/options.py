@@ -15,7 +15,7 @@ import msgspec
 
 from bench.machine.environment import emulation
 from bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
-from bench.machine.world_spec import Joined, WorldChoice, WorldSpec, choose_world, sharing_notes
+from bench.machine.world_spec import Joined, WorldSpec, choose_world, sharing_notes
 from bench.plan import aliases
 from bench.plan.cases import Case, Definition, load_catalogue, matches, select
 from bench.plan.catalogue import MODE, OF_THE_RUNNER
@@ -76,15 +76,15 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
             told = f"--launches {options.launches}: ranks that are there already make one launch; leave it out"
             raise UserError(told)
         options = replace(options, launches=1)
-    chosen, spread = _where(options, joined)
-    plan = make_plan(options, catalogue, chosen.spec)
+    spec, spread = _where(options, joined)
+    plan = make_plan(options, catalogue, spec)
     fault = None if options.inject is None else parse_fault(options.inject, plan.nproc)
     graphs = [case.label for case in plan.cases if case.whole.get("mode") == "graph"]
     if fault is not None and fault.kind == "slow" and graphs:  # the host takes no part in their steps
         raise UserError(f"--inject {fault.text}: {graphs[0]} is replayed by the device; slow knows no mode graph")
     return msgspec.structs.replace(
         plan,
-        notes=(*emulation(os.environ), *chosen.notes, *([f"injected: {fault.text}"] if fault else ())),
+        notes=(*emulation(os.environ), *spec.notes, *([f"injected: {fault.text}"] if fault else ())),
         path=str(folder) if options.target else None,
         injection=fault,
         link_bytes_per_second=None if options.link is None else parse_link(options.link),
@@ -172,7 +172,7 @@ def _check_possible(candidates: Sequence[Candidate], asked: Iterable[str]) -> No
         raise UserError(f"none of the {len(candidates)} cases asked for can run here; {case.label}: {reason}")
 
 
-def _where(options: Options, joined: Joined | None) -> tuple[WorldChoice, NodeLayout | None]:
+def _where(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayout | None]:
     """Return the spec of all ranks, and how srun is to spread them if it starts them."""
     allocation = _allocation(options, joined)
     machine = machine_of_ranks(os.environ, allocation)
@@ -187,15 +187,12 @@ def _where(options: Options, joined: Joined | None) -> tuple[WorldChoice, NodeLa
     single = options.allow_single or many
     chosen = choose_world(machine, nproc=asked, backend=options.backend, device=options.device, allow_single=single)
     if joined is not None:
-        spec = replace(chosen.spec, nproc=joined.size, nodes=-(-joined.size // joined.local_size))
-        return replace(chosen, spec=spec), None
+        return replace(chosen, nproc=joined.size, nodes=-(-joined.size // joined.local_size)), None
     if allocation is None:
         return chosen, None
-    each = chosen.spec.nproc
-    spread = choose_layout(allocation, nodes=options.nodes, ntasks_per_node=each, placement=options.placement)
-    spec = replace(chosen.spec, nproc=spread.ranks, nodes=spread.nodes, placement=spread.placement)
-    shared = sharing_notes(machine, spread.ranks, spec.device) if emulation(os.environ) else chosen.notes
-    return replace(chosen, spec=spec, notes=shared), spread
+    spread = choose_layout(allocation, nodes=options.nodes, ntasks_per_node=chosen.nproc, placement=options.placement)
+    shared = sharing_notes(machine, spread.ranks, chosen.device) if emulation(os.environ) else chosen.notes
+    return replace(chosen, nproc=spread.ranks, nodes=spread.nodes, placement=spread.placement, notes=shared), spread
 
 
 def _allocation(options: Options, joined: Joined | None) -> Allocation | None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from refusals import refusal
 
 from bench.machine.machine import Gpu, Machine
-from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldChoice, WorldSpec, choose_world
+from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldSpec, choose_world
 
 GIB = 1 << 30
 CPU = Machine(cores=4, physical_cores=4, memory_bytes=16 * GIB, torch_version="2.13.0+cpu", torch_has_cuda=False)
@@ -23,7 +23,7 @@ def choose(
     backend: str | None = None,
     device: str | None = None,
     allow_single: bool = False,
-) -> WorldChoice:
+) -> WorldSpec:
     return choose_world(machine, nproc=nproc, backend=backend, device=device, allow_single=allow_single)
 
 
@@ -36,14 +36,14 @@ def on_gpus(nproc: int = 2, gibibytes: int = 80, backend: str = "nccl") -> World
 
 
 def test_gpus_are_measured_with_nccl_and_else_the_cpu_with_gloo() -> None:
-    assert choose(CPU) == WorldChoice(spec=on_cpu())
-    assert choose(with_gpus(80, 40)) == WorldChoice(spec=on_gpus(gibibytes=40))
-    assert choose(with_gpus(*[80] * 16)).spec.nproc == 16, "all GPUs, even above eight"
+    assert choose(CPU) == on_cpu()
+    assert choose(with_gpus(80, 40)) == on_gpus(gibibytes=40)
+    assert choose(with_gpus(*[80] * 16)).nproc == 16, "all GPUs, even above eight"
 
 
 def test_the_cpu_gets_a_rank_for_each_core_between_two_and_eight() -> None:
     for cores, ranks in ((1, 2), (2, 2), (3, 3), (8, 8), (96, 8)):
-        assert choose(replace(CPU, cores=cores)).spec.nproc == ranks, cores
+        assert choose(replace(CPU, cores=cores)).nproc == ranks, cores
 
 
 def test_one_gpu_falls_to_the_cpu_and_says_how_to_measure_it() -> None:
@@ -51,40 +51,40 @@ def test_one_gpu_falls_to_the_cpu_and_says_how_to_measure_it() -> None:
         "one GPU found, and a collective needs two ranks: measuring the CPU; "
         "--nproc 1 --allow-single --device cuda measures the GPU alone"
     )
-    assert choose(with_gpus(80)) == WorldChoice(spec=on_cpu(), notes=(note,))
+    assert choose(with_gpus(80)) == replace(on_cpu(), notes=(note,))
     for device in (None, "cuda"):
-        assert choose(with_gpus(80), nproc=1, allow_single=True, device=device) == WorldChoice(spec=on_gpus(nproc=1))
+        assert choose(with_gpus(80), nproc=1, allow_single=True, device=device) == on_gpus(nproc=1)
 
 
 def test_allowing_one_rank_does_not_ask_for_it() -> None:
-    assert choose(with_gpus(80), allow_single=True).spec.device == "cpu"
-    assert choose(CPU, allow_single=True).spec.nproc == 4
-    assert choose(CPU, nproc=1, allow_single=True).spec.nproc == 1
+    assert choose(with_gpus(80), allow_single=True).device == "cpu"
+    assert choose(CPU, allow_single=True).nproc == 4
+    assert choose(CPU, nproc=1, allow_single=True).nproc == 1
 
 
 def test_gpus_that_torch_cannot_use_are_named_unless_the_cpu_was_asked_for() -> None:
     note = "2 GPUs were found, but torch 2.13.0 (without CUDA) is installed: measuring the CPU"
-    assert choose(with_gpus(80, 80, has_cuda=False)) == WorldChoice(spec=on_cpu(), notes=(note,))
+    assert choose(with_gpus(80, 80, has_cuda=False)) == replace(on_cpu(), notes=(note,))
     for machine in (with_gpus(80), with_gpus(80, has_cuda=False), with_gpus(80, 80)):
-        assert choose(machine, device="cpu") == WorldChoice(spec=on_cpu())
+        assert choose(machine, device="cpu") == on_cpu()
 
 
 def test_gloo_on_gpus_and_fewer_ranks_than_gpus_may_be_asked_for() -> None:
-    assert choose(with_gpus(80, 80), backend="gloo", device="cuda") == WorldChoice(spec=on_gpus(backend="gloo"))
-    assert choose(with_gpus(80, 80, 80, 80), nproc=3).spec.nproc == 3
+    assert choose(with_gpus(80, 80), backend="gloo", device="cuda") == on_gpus(backend="gloo")
+    assert choose(with_gpus(80, 80, 80, 80), nproc=3).nproc == 3
 
 
 def test_memory_that_is_not_told_is_unknown() -> None:
-    assert choose(with_gpus(80, None)).spec.rank_bytes is None
-    assert choose(replace(CPU, memory_bytes=None)).spec.rank_bytes is None
+    assert choose(with_gpus(80, None)).rank_bytes is None
+    assert choose(replace(CPU, memory_bytes=None)).rank_bytes is None
 
 
 def test_ranks_that_share_a_gpu_or_a_core_are_functional_only() -> None:
     chosen = choose(with_gpus(80, 80), nproc=3, backend="gloo", device="cuda")
-    assert chosen.spec.rank_bytes == 40 * GIB, "they share its memory"
+    assert chosen.rank_bytes == 40 * GIB, "they share its memory"
     assert chosen.notes == ("functional only: 3 ranks on 2 GPUs; times include waiting for a GPU",)
     chosen = choose(replace(CPU, cores=2), nproc=3)
-    assert chosen.spec.nproc == 3
+    assert chosen.nproc == 3
     assert chosen.notes == ("functional only: 3 ranks on 2 cores; times include waiting for a core",)
     default = choose(replace(CPU, cores=1))
     assert default.notes == ("functional only: 2 ranks on 1 core; times include waiting for a core",)
@@ -150,5 +150,5 @@ def test_an_absent_torch_is_refused_with_how_to_install_it_and_one_of_unknown_ve
         "torch is not installed in this Python environment: install it with pip install 'torch>=2.11'"
     )
     machine = replace(with_gpus(80, 80), torch_version=None)
-    assert choose(machine).spec.device == "cuda"
+    assert choose(machine).device == "cuda"
     assert "torch of unknown version (with CUDA)" in refusal(choose, machine, backend="nccl", device="cpu")
