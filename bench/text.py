@@ -39,15 +39,13 @@ def counted(number: int, noun: str) -> str:
 @contextmanager
 def reading(where: object, otherwise: str = "is not what parbench wrote") -> Iterator[None]:
     """Make a ``UserError`` of what goes wrong in reading: ``where`` cannot be read, or is ``otherwise``."""
-    import msgspec  # parbench --help does without
-
     try:
         yield
     except UserError:
         raise
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror}") from error
-    except (ValueError, zlib.error, msgspec.MsgspecError) as error:
+    except (ValueError, zlib.error) as error:  # what msgspec raises is a ValueError
         raise UserError(f"{where} {otherwise}: {error}") from error
 
 
@@ -115,10 +113,8 @@ def parse_size(text: str) -> int:
 
 def format_size(num_bytes: int) -> str:
     """Return ``num_bytes`` in the largest unit that holds it exactly, so that it parses back."""
-    for unit in ("T", "G", "M", "K"):
-        if num_bytes and num_bytes % _SIZE_FACTORS[unit] == 0:
-            return f"{num_bytes // _SIZE_FACTORS[unit]}{unit}"
-    return str(num_bytes)
+    unit = next((unit for unit in "TGMK" if num_bytes and num_bytes % _SIZE_FACTORS[unit] == 0), "")
+    return f"{num_bytes // _SIZE_FACTORS[unit]}{unit}"
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -13,11 +13,9 @@ import psutil
 
 from bench.machine.machine import affinity, available_cores, contents, or_none, package_version
 
-VOLATILE = "load"
-"""The group of values that no two runs share, which comparisons pass over."""
+VOLATILE = "load"  # the group of values that no two runs share, which comparisons pass over
 VARIABLE = "PARBENCH_EMULATED"
-EMULATED = "emulated"
-"""How a note begins that says that nodes or links are not real."""
+EMULATED = "emulated"  # how a note begins that says that nodes or links are not real
 
 _ALLOWED = re.compile(
     r"(TORCH_)?NCCL_.*|(GLOO|UCX|FI)_.*|PYTORCH_.*ALLOC_CONF|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS)"
@@ -137,5 +135,4 @@ def leaves(group: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
 
 
 def emulation(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the note that nodes or links are not real, if they are not."""
     return (f"{EMULATED}: {told}",) if (told := environ.get(VARIABLE)) else ()

@@ -51,7 +51,6 @@ def inspect_machine(environ: Mapping[str, str]) -> Machine:
 
 
 def or_none(ask: Callable[[], _T]) -> _T | None:
-    """Return what the system answers, None where it cannot tell."""
     try:
         return ask()
     except (OSError, ImportError, subprocess.SubprocessError):

@@ -116,10 +116,7 @@ def _ask(number: int, environ: Mapping[str, str]) -> Machine | str:
 
 
 def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return this host's IPv4 addresses, the likeliest first: the chosen interface's, the host name's, all others.
-
-    The loopback's are left out unless there are no others: Debian lets a host name mean 127.0.1.1.
-    """
+    """Return this host's IPv4 addresses, the likeliest first: the chosen interface's, the host name's, all others."""
     states, chosen, named = psutil.net_if_stats(), environ.get(INTERFACE_VARIABLE), host_address()
     found = [
         (0 if name == chosen else 1 if entry.address == named else 2, entry.address)
@@ -128,6 +125,7 @@ def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:
         for entry in entries
         if entry.family == socket.AF_INET and not entry.address.startswith("127.")
     ]
+    # the loopback's only if there are no others: Debian lets a host name mean 127.0.1.1
     likeliest = sorted(found, key=lambda ranked: ranked[0])
     return tuple(dict.fromkeys(address for _, address in likeliest)) or ("127.0.0.1",)
 

@@ -16,8 +16,7 @@ from bench.machine.machine import affinity, contents, nvidia_smi
 
 _LINKS = {"PIX": "PCIe", "PXB": "PCIe", "PHB": "PCIe", "NODE": "PCIe", "SYS": "other NUMA node"}
 
-Links = Mapping[frozenset[str], str]
-"""How two GPUs are joined, by their UUIDs."""
+Links = Mapping[frozenset[str], str]  # how two GPUs are joined, by their UUIDs
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,10 +30,9 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank_place(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")) -> RankPlace:
-    cpus, nodes = affinity(), []
-    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
-        if cpus & parse_cpus(contents(folder / "cpulist") or ""):
-            nodes.append(int(folder.name.removeprefix("node")))
+    cpus, folders = affinity(), (root / "sys/devices/system/node").glob("node[0-9]*")
+    near = (folder.name for folder in folders if cpus & parse_cpus(contents(folder / "cpulist") or ""))
+    nodes = [int(name.removeprefix("node")) for name in near]
     switches = environ.get("SLURM_TOPOLOGY_ADDR")
     return RankPlace(host=host, cpus=tuple(sorted(cpus)), numa_nodes=tuple(sorted(nodes)), gpu=gpu, switches=switches)
 
@@ -61,11 +59,8 @@ def relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
 
 
 def gpu_links() -> dict[frozenset[str], str]:
-    """Return how this host's GPUs are joined, as nvidia-smi tells; empty where it does not.
-
-    Ranks know their GPU by its UUID, without nvidia-smi's prefix as torch has it, for they count only those that are
-    visible to them, and nvidia-smi counts all.
-    """
+    """Return how this host's GPUs are joined, as nvidia-smi tells; empty where it does not."""
+    # by UUIDs, as torch writes them: ranks count only the GPUs that are visible to them, and nvidia-smi counts all
     listed = nvidia_smi(os.environ, "--query-gpu=index,uuid", "--format=csv,noheader")
     rows = re.findall(r"^\s*(\d+)\s*,\s*(?:GPU-)?(\S+)\s*$", listed, re.MULTILINE)
     uuids = {int(index): uuid for index, uuid in rows}

@@ -9,24 +9,20 @@ from bench.text import UserError, counted, did_you_mean, listed
 
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "nccl")
-FUNCTIONAL_ONLY = "functional only"
-"""How a note begins that says that ranks share what each should have alone."""
+FUNCTIONAL_ONLY = "functional only"  # how a note begins that says that ranks share what each should have alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldSpec:
-    """Where cases are to run, as far as it is known before any rank starts.
-
-    ``rank_bytes`` is the memory that one rank can have, None if unknown; ``notes`` say what numbers will not show.
-    """
+    """Where cases are to run, as far as it is known before any rank starts."""
 
     nproc: int
     backend: str
     device: str
-    rank_bytes: int | None = None
+    rank_bytes: int | None = None  # the memory that one rank can have, None if unknown
     nodes: int = 1
     placement: str = "block"
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what numbers of it will not show
 
     @property
     def hosts(self) -> list[str]:
@@ -38,15 +34,12 @@ class WorldSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """The ranks that another launcher started: this one, how many there are, and how many are on this node.
-
-    ``one_node`` is whether they are known to share a node; without LOCAL_WORLD_SIZE they may not.
-    """
+    """The ranks that another launcher started: this one, how many there are, and how many are on this node."""
 
     rank: int
     size: int
     local_size: int
-    one_node: bool
+    one_node: bool  # known to share a node; without LOCAL_WORLD_SIZE they may not
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Joined | None":

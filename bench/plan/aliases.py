@@ -20,7 +20,7 @@ METRICS = {
     "balance": "load_balance",
 }
 GRADES = {"quiet": "stable", "wild": "very noisy"}
-TARGETS = {
+TARGETS = {  # how they begin
     "bench.collectives:": "bench.operations.collectives:",
     "bench.compute:gemm": "bench.operations.local:gemm",
     "bench.memory:copy": "bench.operations.local:copy",
@@ -36,7 +36,6 @@ TARGETS = {
     "workloads.experts.ep_dispatch:": "workloads.expert_parallel.dispatch_step:",
     "workloads.hybrid.hybrid:": "workloads.mesh.mesh_step:",
 }
-"""How targets begin."""
 
 _V = TypeVar("_V")
 

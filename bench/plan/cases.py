@@ -82,7 +82,6 @@ class Definition:
         return {p.name: p.parse(present[p.name]) if p.name in present else p.default for p in self.params}
 
     def case(self, given: Mapping[str, object]) -> Case:
-        """Return the case with ``given`` parameters and the defaults of the rest; ``UserError`` if one does not fit."""
         whole = self.whole(given)
         defaults = {p.name: p.default for p in self.params if p.optional and whole[p.name] == p.default}
         params = {name: value for name, value in whole.items() if name not in defaults}
@@ -94,10 +93,7 @@ def load_catalogue(modules: Iterable[str]) -> tuple[Definition, ...]:
 
 
 def select(catalogue: Sequence[Definition], patterns: Sequence[str]) -> tuple[Definition, ...]:
-    """Return the definitions that match any pattern, all if there is none; a pattern that matches none is refused.
-
-    A pattern without a dot is matched against the part of the name after the dot.
-    """
+    """Return the definitions that match any pattern, all if there is none; a pattern that matches none is refused."""
     patterns = [present_name(pattern) for pattern in patterns]
     for pattern in patterns:
         if not any(matches(definition.name, pattern) for definition in catalogue):
@@ -108,4 +104,5 @@ def select(catalogue: Sequence[Definition], patterns: Sequence[str]) -> tuple[De
 
 
 def matches(name: str, pattern: str) -> bool:
+    """Say whether a name fits a pattern; one without a dot is for the part after the name's dot."""
     return fnmatchcase(name if "." in pattern else name.rpartition(".")[2], pattern)

@@ -48,8 +48,8 @@ TRAFFIC = Param(name="traffic", kind="matrix", default="", optional=True, help="
 LOADS = ("nothing", "gemm", "all_reduce", "all_gather", "all_to_all")
 BACKGROUND = _choice("background", "what runs beside it on every rank", *LOADS)
 GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")
+# how and where a subject is measured, which it is not told
 OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
-"""Parameters that say how and where a subject is measured; it is not told."""
 
 
 def each_group(given: Params, spec: WorldSpec) -> Iterable[Params]:

@@ -42,14 +42,11 @@ def mesh_group(mesh: str, axis: str) -> str:
 
 
 def groups_of(text: str, size: int, hosts: Sequence[str] | None = None) -> tuple[Ranks, ...]:
-    """Return the groups that ``text`` means in a world of ``size`` ranks; ``UserError`` if it cannot form them.
-
-    ``hosts`` names each rank's host, in rank order; without it all ranks are on one.
-    """
+    """Return the groups that ``text`` means in a world of ``size`` ranks; ``UserError`` if it cannot form them."""
     if text == "world":
         return (tuple(range(size)),)
     if text in ("node", "across"):
-        nodes = _by_key(hosts or [""] * size)
+        nodes = _by_key(hosts or [""] * size)  # without hosts, one for each rank, all are on one
         if text == "node":
             return nodes
         if len(nodes) < 2:
@@ -96,14 +93,12 @@ def num_rounds(n: int) -> int:
 
 
 def round_pairs(n: int, index: int) -> tuple[Pair, ...]:
-    """Return the pairs of a round of ``n`` ranks, the smaller rank first; where n is odd, one rank rests.
-
-    The circle method: the last rank stays, the others turn around it, and ranks meet whose places add up to twice the
-    round, modulo the number of rounds. A rank that would meet the missing last one rests.
-    """
+    """Return the pairs of a round of ``n`` ranks, the smaller rank first; where n is odd, one rank rests."""
     turns = num_rounds(n)
     if not 0 <= index < turns:
         raise UserError(f"round {index} is not one of the {turns} rounds of {n} ranks, 0 to {turns - 1}")
+    # the circle method: the last rank stays, the others turn around it, and ranks meet whose places add up to twice the
+    # round, modulo the number of rounds; one that would meet the missing last one rests
     across = [((index + k) % turns, (index - k) % turns) for k in range(1, (turns - 1) // 2 + 1)]
     fixed = [] if n % 2 or n < 2 else [(index, n - 1)]
     return tuple(sorted((min(pair), max(pair)) for pair in [*fixed, *across]))
@@ -169,14 +164,12 @@ def skewed(n: int, skew: float) -> Matrix:
 
 
 def whole_counts(matrix: Matrix, count: int) -> tuple[tuple[int, ...], ...]:
-    """Return elements for each sender and receiver: the busiest sender sends ``count``, the rest in proportion.
-
-    Rounding gives the largest remainders one more, so that each sender's sum stays.
-    """
+    """Return elements for each sender and receiver: the busiest sender sends ``count``, the rest in proportion."""
     counts, busiest = [], max(map(sum, matrix))
     for row in matrix:
         shares = [entry * count / busiest for entry in row]
         whole = [math.floor(share + 1e-9) for share in shares]
+        # the largest remainders get one more, so that each sender's sum stays
         remainders = sorted((few - share, j) for j, (few, share) in enumerate(zip(whole, shares, strict=True)))
         for _, j in remainders[: max(round(sum(shares)) - sum(whole), 0)]:
             whole[j] += 1

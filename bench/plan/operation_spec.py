@@ -91,8 +91,7 @@ class OperationSpec:
 
     @property
     def definition(self) -> Definition:
-        kind = self.name.partition(".")[0]
-        module = {"collective": "collectives", "p2p": "p2p"}.get(kind, "local")
+        module = {"collective": "collectives", "p2p": "p2p"}.get(self.name.partition(".")[0], "local")
         return Definition(
             name=self.name,
             target=f"bench.operations.{module}:{self.function or self.short_name}",
@@ -104,10 +103,7 @@ class OperationSpec:
         )
 
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
-        """Say why it cannot run with these parameters, all of them, in a world; None if it can.
-
-        ``UserError`` if the world cannot form the group.
-        """
+        """Say why it cannot run with these, all parameters, None if it can; ``UserError`` if its group cannot be."""
         return next(self._refusals(params, spec), None)
 
     def _refusals(self, params: Params, spec: WorldSpec) -> Iterator[str]:

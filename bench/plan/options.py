@@ -28,11 +28,8 @@ from bench.text import UserError, did_you_mean, listed, parse_duration, parse_li
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 _LOAD_SECONDS = 120
 _LARGEST_ITEMSIZE = max(dtype.itemsize for dtype in DTYPES.values())
-INSIDE = ("ep", "etp")
-"""Axes of a benchmark's own mesh that lie inside others: ranks are not multiplied by them."""
-
-Candidate = tuple[Case, str | None]
-"""A case with the reason why it cannot run here, None if it can."""
+INSIDE = ("ep", "etp")  # axes of a step's own mesh that lie inside others: ranks are not multiplied by them
+Candidate = tuple[Case, str | None]  # with the reason why it cannot run here, None if it can
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,10 +223,7 @@ def _with_file(options: Options, catalogue: Sequence[Definition]) -> Options:
 
 
 def _with_mesh(options: Options, catalogue: Sequence[Definition], joined: Joined | None) -> Options:
-    """Return the options with ``--mesh`` and ``--group`` as settings.
-
-    Without a group the mesh is that of the benchmarks named which have one, and says how many ranks there are.
-    """
+    """Return the options with ``--mesh`` and ``--group`` as settings; a mesh alone is that of the steps named."""
     mesh, group, settings = options.mesh, options.group, options.settings
     if group is not None:
         return replace(options, settings={**settings, "group": group if mesh is None else mesh_group(mesh, group)})
@@ -249,12 +243,10 @@ def _with_mesh(options: Options, catalogue: Sequence[Definition], joined: Joined
 
 
 def define(target: str, folder: Path) -> Definition:
-    """Return the definition of a target that is importable, or lies in ``folder``; ``UserError`` if there is none.
-
-    Another process imports it, so that the driver stays free of torch.
-    """
+    """Return the definition of a target that is importable, or lies in ``folder``; ``UserError`` if there is none."""
     if ":" not in target:
         raise UserError(f"--target {target!r} names no function: write package.module:function")
+    # another process, so that the driver stays free of torch
     command = [sys.executable, "-P", "-m", "bench.plan.options", target, str(folder)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_LOAD_SECONDS, check=False)

@@ -26,10 +26,7 @@ _TRUTHS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no
 
 @dataclass(frozen=True, kw_only=True)
 class Param:
-    """A parameter of a case; bounds are inclusive, ``choices`` empty where every value of the kind is allowed.
-
-    An optional one tells a case from others only where it is not its default, so that a new one changes no case's id.
-    """
+    """A parameter of a case; bounds are inclusive, ``choices`` empty where every value of the kind is allowed."""
 
     name: str
     kind: Kind
@@ -38,7 +35,7 @@ class Param:
     choices: tuple[Value, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
-    optional: bool = False
+    optional: bool = False  # tells a case from others only where it is not its default: a new one changes no id
 
     def allowed(self) -> str:
         if self.choices:

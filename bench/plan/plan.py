@@ -25,7 +25,6 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_fault(text: str, nproc: int) -> FaultSpec:
-    """Return what ``text`` means in a world of ``nproc`` ranks; ``UserError`` if it means nothing."""
     match = re.fullmatch(r"(late|slow|corrupt):(\d+)(?::(.+))?", text.strip(), re.ASCII)
     if match is None or (match[3] is None) != (match[1] == "corrupt"):
         raise UserError(f"--inject {text!r} is not understood: write late:RANK:3ms, slow:RANK:10% or corrupt:RANK")

@@ -83,24 +83,19 @@ class Fit:
     @property
     def knees(self) -> tuple[float, ...]:
         """Where one line ends and the next begins, in bytes: where they cross, else the middle between the sizes."""
-        return tuple(
-            _crossing(one, other, one.last_bytes, other.first_bytes) or math.sqrt(one.last_bytes * other.first_bytes)
-            for one, other in pairwise(self.segments)
-        )
+        pairs = pairwise(self.segments)
+        return tuple(_crossing(one, other) or math.sqrt(one.last_bytes * other.first_bytes) for one, other in pairs)
 
     def predict(self, size_bytes: int) -> float:
         return self.segments[sum(size_bytes > knee for knee in self.knees)].seconds(size_bytes)
 
 
 def fit(points: Sequence[Point]) -> Fit | None:
-    """Return the latency and bandwidth that explain times at three sizes or more, else None; all are above zero.
-
-    Of several times of one size the (lower) median counts.
-    """
+    """Return the latency and bandwidth that explain times at three sizes or more, else None; all are above zero."""
     assert all(point.size_bytes > 0 and point.seconds > 0 for point in points)
     ordered = sorted(points, key=lambda point: (point.size_bytes, point.seconds))
     by_size = [list(alike) for _, alike in groupby(ordered, key=lambda point: point.size_bytes)]
-    curve = [alike[(len(alike) - 1) // 2] for alike in by_size]
+    curve = [alike[(len(alike) - 1) // 2] for alike in by_size]  # of several times of one size the lower median
     if len(curve) < MIN_SIZES:
         return None
     # standard errors relative to the times, of those whose interval is known
@@ -121,6 +116,7 @@ class _Line:
 
     def __init__(self, sizes: _Array, times: _Array, latency: float, slope: float) -> None:
         self.sizes, self.times = sizes, times
+        self.first_bytes, self.last_bytes = int(sizes[0]), int(sizes[-1])
         self.latency_seconds, self.seconds_per_byte = latency, slope
         self.fitted = latency + slope * sizes
         self.errors = times / self.fitted - 1
@@ -130,11 +126,9 @@ class _Line:
 
 
 def _cuts(length: int, count: int) -> list[tuple[int, ...]]:
-    """Return the ways to cut into parts of three sizes or more, each as the ends of its parts.
-
-    Of many places at most 24 at even distances are tried, so that a thousand sizes take seconds.
-    """
+    """Return the ways to cut into parts of three sizes or more, each as the ends of its parts."""
     places = range(MIN_SIZES, length - MIN_SIZES + 1)
+    # at most 24 at even distances, so that a thousand sizes take seconds
     tried = places[:: max(1, math.ceil(len(places) / 24))]
     ways = ((0, *inner, length) for inner in combinations(tried, count - 1))
     return [ends for ends in ways if all(stop - start >= MIN_SIZES for start, stop in pairwise(ends))]
@@ -149,7 +143,7 @@ def _best(sizes: _Array, times: _Array, ways: Sequence[tuple[int, ...]], scale: 
 
     def total(ends: tuple[int, ...]) -> float:
         lines = [line(*span) for span in pairwise(ends)]
-        meet = sum(_crossing(*both, both[0].sizes[-1], both[1].sizes[0]) is not None for both in pairwise(lines))
+        meet = sum(_crossing(one, other) is not None for one, other in pairwise(lines))
         return sum(_cost(one.errors, scale) for one in lines) - meet * math.log(len(sizes))
 
     best = min(ways, key=total)
@@ -157,17 +151,14 @@ def _best(sizes: _Array, times: _Array, ways: Sequence[tuple[int, ...]], scale: 
 
 
 def _is_asked_for(few: Sequence[_Line], many: Sequence[_Line], ways: int, noise: float) -> bool:
-    """Say whether the F test refuses the fewer lines at 1 %; the others are the best of so many ``ways`` to cut.
-
-    With 2 and d degrees of freedom its p is x^(d/2), with 4 at most x^(d/2) (1 + d/2), for sums of squares in ratio x.
-    The sizes worst off the fewer lines, one in ten, have no voice: an outlier or two do not ask for a line.
-    """
+    """Say whether the F test refuses the fewer lines at 1 %; the others are the best of so many ``ways`` to cut."""
     few_errors, many_errors = _errors(few), _errors(many)
-    silent = max(1, len(few_errors) // 10)
+    silent = max(1, len(few_errors) // 10)  # the worst off have no voice: an outlier or two do not ask for a line
     heard = np.argsort(abs(few_errors), kind="stable")[:-silent]
     freedom = len(heard) - 2 * len(many)
     gain = _spread(few_errors[heard], noise) - _spread(many_errors[heard], noise)
     extra = len(many) - len(few) - 1
+    # for sums of squares in ratio x, p is x^(d/2) with 2 and d degrees of freedom, with 4 at most x^(d/2) (1 + d/2)
     return freedom * gain > 2 * math.log(ways / 0.01) + 2 * extra * math.log(1 + freedom / 2)
 
 
@@ -199,13 +190,11 @@ def _cost(errors: _Array, scale: float) -> float:
 
 
 def _line(sizes: _Array, times: _Array, scale: float) -> _Line:
-    """Return the line whose relative errors are likeliest, the better of two searches: an outlier can mislead one.
-
-    Each is by iteratively reweighted least squares, first of errors relative to the times, or to the medians of three.
-    """
+    """Return the line whose relative errors are likeliest, by iteratively reweighted least squares."""
     n = len(times)
     threes = np.clip(np.arange(n) - 1, 0, n - 3)[:, None] + np.arange(3)
     found = []
+    # errors are first relative to the times, or to the medians of three: an outlier can mislead one search
     for start in (times, np.median(times[threes], axis=1)):
         line = _least_squares(sizes, times, 1 / start**2)
         for _ in range(_ROUNDS):
@@ -236,11 +225,11 @@ def _least_squares(sizes: _Array, times: _Array, weights: _Array) -> _Line:
     return _Line(sizes, times, latency, slope)
 
 
-def _crossing(one: _Line | Segment, other: _Line | Segment, low: float, high: float) -> float | None:
+def _crossing(one: _Line | Segment, other: _Line | Segment) -> float | None:
     if one.seconds_per_byte == other.seconds_per_byte:
         return None
     size = (other.latency_seconds - one.latency_seconds) / (one.seconds_per_byte - other.seconds_per_byte)
-    return size if low <= size <= high else None
+    return size if one.last_bytes <= size <= other.first_bytes else None
 
 
 def _described(chosen: Sequence[_Line], noise: float) -> Fit:
@@ -276,8 +265,8 @@ def _segment(line: _Line, weights: _Array, unit: float, freedom: int) -> Segment
     if flat:
         latency, latency_reach = float(weights @ line.times) / total, reach / math.sqrt(total)
     return Segment(
-        first_bytes=int(line.sizes[0]),
-        last_bytes=int(line.sizes[-1]),
+        first_bytes=line.first_bytes,
+        last_bytes=line.last_bytes,
         latency_seconds=latency,
         latency_low=max(0.0, latency - latency_reach),
         latency_high=latency + latency_reach,

@@ -51,7 +51,6 @@ class Metric:
 
     @cached_property
     def pattern(self) -> str:
-        """The regular expression of the names that it declares."""
         return _WORD.sub("(.+)", re.escape(self.name))
 
     def of(self, name: str) -> "Metric | None":

@@ -48,8 +48,7 @@ def blame(
     return Arrival(method=method, uncertainty=uncertainty, **most)
 
 
-COMPUTE, COPY, PHASE, COMM = "compute", "copy", "phase", "comm"
-"""Communication's streams are named ``comm AXIS``."""
+COMPUTE, COPY, PHASE, COMM = "compute", "copy", "phase", "comm"  # communication's streams are named "comm AXIS"
 
 
 class Interval(msgspec.Struct, frozen=True, array_like=True):
@@ -166,11 +165,8 @@ class _Versioned(msgspec.Struct):
 
 
 def encode(record: Record) -> bytes:
-    """Return the record as one line of JSON, with its newline; ``ValueError`` if it could not be read back.
-
-    NaN and infinity become null, which is unknown: allowed as a metric or a detail, not as a sample.
-    """
-    line = msgspec.json.encode(record)
+    """Return the record as one line of JSON, with its newline; ``ValueError`` if it could not be read back."""
+    line = msgspec.json.encode(record)  # NaN and infinity become null: allowed as a metric or a detail, not a sample
     try:
         msgspec.json.decode(line, type=Record)
     except msgspec.ValidationError as error:

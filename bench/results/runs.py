@@ -107,7 +107,6 @@ def load_info(path: Path) -> RunInfo:
 
 
 def samples_name(record: Record) -> str:
-    """Return the place in a run's folder of a record's samples of every rank, where some are written."""
     return f"samples/{record.case.id}-{record.launch}.npz"
 
 

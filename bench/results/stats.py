@@ -84,10 +84,7 @@ def across_launches(values: Sequence[float], noun: str = "medians") -> Estimate:
 
 
 def ratio_within_launch(one: Estimate, other: Estimate) -> Estimate:
-    """Return one median above zero over another of the same launch.
-
-    The intervals' half-widths on log axes add in quadrature, as those of independent estimates do.
-    """
+    """Return one median above zero over another of the same launch, both taken as independent."""
     value = one.value / other.value
     if not (one.low and one.high and other.low and other.high):
         return Estimate(value=value, method="medians of one launch; one has no interval above zero")
@@ -98,7 +95,6 @@ def ratio_within_launch(one: Estimate, other: Estimate) -> Estimate:
 
 @cache
 def t_quantile(p: float, df: float) -> float:
-    """Return Student's t quantile for any df above zero."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # here, as ranks import this file
 
     return float(stdtrit(df, p))
