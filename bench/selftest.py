@@ -56,6 +56,5 @@ def judge(injection: str, record: Record) -> Proof:
 
 def render(proofs: Sequence[Proof]) -> str:
     width = max(len(proof.injection) for proof in proofs)
-    return "\n".join(
-        f"{proof.injection.ljust(width)}  {'proved' if proof.found else 'NOT FOUND'}  {proof.told}" for proof in proofs
-    )
+    verdicts = {True: "proved", False: "NOT FOUND"}
+    return "\n".join(f"{proof.injection:<{width}}  {verdicts[proof.found]}  {proof.told}" for proof in proofs)

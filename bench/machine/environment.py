@@ -82,10 +82,8 @@ def host_address() -> str | None:
 def interface_of(address: str | None) -> str | None:
     # all of 127/8 is the loopback interface's, though only 127.0.0.1 is listed
     sought = "127.0.0.1" if address and address.startswith("127.") else address
-    for name, entries in psutil.net_if_addrs().items():
-        if sought in [entry.address.partition("%")[0] for entry in entries]:
-            return name
-    return None
+    named = ((name, entry.address) for name, entries in psutil.net_if_addrs().items() for entry in entries)
+    return next((name for name, borne in named if borne.partition("%")[0] == sought), None)
 
 
 def format_cpus(cpus: Iterable[int]) -> str:

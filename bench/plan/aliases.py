@@ -60,16 +60,12 @@ def present_target(target: str) -> str:
 
 def first_names(name: str, target: str, params: Mapping[str, _V]) -> dict[str, object]:
     """Return what the id of a case is taken over: its name, target and parameters as they were called at first."""
-    old_params = _reversed(PARAMS)
+    names, targets, keys = ({new: old for old, new in table.items()} for table in (CASES, TARGETS, PARAMS))
     return {
-        "name": _reversed(CASES).get(name, name),
-        "target": _beginning(target, _reversed(TARGETS)),
-        "params": {old_params.get(key, key): value for key, value in params.items()},
+        "name": names.get(name, name),
+        "target": _beginning(target, targets),
+        "params": {keys.get(key, key): value for key, value in params.items()},
     }
-
-
-def _reversed(table: Mapping[str, str]) -> dict[str, str]:
-    return {new: old for old, new in table.items()}
 
 
 def _beginning(text: str, table: Mapping[str, str]) -> str:

@@ -257,9 +257,8 @@ def define(target: str, folder: Path) -> Definition:
         raise UserError(f"--target {target!r} cannot be used: {lines[-1] if lines else 'its import failed'}")
     params = msgspec.json.decode(done.stdout.splitlines()[-1], type=tuple[Param, ...])
     module = target.partition(":")[0].rpartition(".")[2]
-    tags = ("smoke", "node")
-    help_text = "a step of your own"
-    return Definition(name=f"custom.{module}", target=target, help=help_text, params=(MODE, *params), tags=tags)
+    params, tags = (MODE, *params), ("smoke", "node")
+    return Definition(name=f"custom.{module}", target=target, help="a step of your own", params=params, tags=tags)
 
 
 def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:

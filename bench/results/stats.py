@@ -43,8 +43,7 @@ def quantile(values: Sequence[float], q: float) -> float:
     ordered = sorted(values)
     position = q * (len(ordered) - 1)
     below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    return ordered[below] + (ordered[min(below + 1, len(ordered) - 1)] - ordered[below]) * (position - below)
 
 
 @cache
