@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from workloads.costs.equation import Equation
 from workloads.planner.ask import Ask
 from workloads.planner.calls import ended_scatters, forwards_of, split_blocks
-from workloads.planner.expert_places import expert_shards
+from workloads.planner.placement import expert_shards
 from workloads.planner.stage_parts import Part, elements_of, sends_of, summed_elements
 
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from workloads.costs.cp_costs import AttentionSizes, attention_bytes
 from workloads.model.shapes import BUCKET_BYTES
 from workloads.planner.ask import Ask
-from workloads.planner.expert_places import expert_places, expert_shards
 from workloads.planner.link_time import Call
-from workloads.planner.placement import Place, place_of
+from workloads.planner.placement import Place, expert_places, expert_shards, place_of
 from workloads.planner.stage_parts import Part, elements_of, sends_of, summed_elements
 
 _COLLECTIVE_CP = ("ulysses", "allgather_kv")

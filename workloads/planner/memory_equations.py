@@ -7,7 +7,7 @@ rank, n of whose microbatches are in flight.
 
 from workloads.costs.equation import Equation
 from workloads.planner.ask import Ask
-from workloads.planner.expert_places import expert_shards
+from workloads.planner.placement import expert_shards
 from workloads.planner.rank_memory import held_logits
 from workloads.planner.stage_parts import Part, elements_of, end_elements, whole_of_layer
 

@@ -1,7 +1,9 @@
 """Where the ranks of a group sit: how many, and how many of them on one node. Pure.
 
 Ranks are counted with the innermost axis fastest, and rank r is on node r // ``gpus_per_node``. Of an axis' groups the
-one that reaches most nodes tells, for all of them wait for it.
+one that reaches most nodes tells, for all of them wait for it. ``ep`` takes blocks of neighbours in the order of dp,
+fsdp and cp, whatever the order of the mesh, as ``workloads.mesh.axes`` deals them out: a rank's number there reads
+(dp, fsdp, cp, ep), of dp, fsdp and cp what ``ep`` leaves.
 """
 
 import math
@@ -9,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from workloads.mesh.axes import multiplied
+from workloads.mesh.axes import DATA, multiplied
 
 Digit = tuple[int, int, bool]
 """A digit of a rank's number: its stride, its size, and whether the group's ranks differ in it."""
@@ -25,36 +27,70 @@ class Place:
 
     @property
     def nodes(self) -> int:
-        """Nodes that the group reaches."""
         return -(-self.ranks // self.on_node)
 
     @property
     def inside(self) -> bool:
-        """Whether it stays inside one node."""
         return self.on_node >= self.ranks
 
     @property
     def words(self) -> str:
-        """Where, for people."""
         return "inside a node" if self.inside else f"across {self.nodes} nodes, {self.on_node} a node"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertPlaces:
+    """Places of the ranks that deal out a layer's experts, that shard the same ones, and that hold the same shards."""
+
+    dealt: Place
+    shards: Place
+    copies: Place
 
 
 def place_of(mesh: Mapping[str, int], axes: tuple[str, ...], gpus_per_node: int) -> Place:
     """Return the place of a group along some axes."""
-    return _place_along(tuple(multiplied(mesh).items()), axes, gpus_per_node)
+    return _place(tuple(multiplied(mesh).items()), 1, axes, gpus_per_node)
+
+
+def expert_places(mesh: Mapping[str, int], gpus_per_node: int) -> ExpertPlaces:
+    """Return the places of a mixture's own groups."""
+    axes, ep = tuple(multiplied(mesh).items()), mesh.get("ep", 1)
+    return ExpertPlaces(
+        dealt=_place(axes, ep, ("ep",), gpus_per_node),
+        shards=_place(axes, ep, ("fsdp",), gpus_per_node),
+        copies=_place(axes, ep, ("dp", "cp", "tp"), gpus_per_node),
+    )
+
+
+def expert_shards(mesh: Mapping[str, int]) -> int:
+    """Return over how many ranks ``fsdp`` still shards an expert, once ``ep`` has taken neighbours."""
+    return _left(mesh, mesh.get("ep", 1))[0]["fsdp"]
+
+
+def _left(mesh: Mapping[str, int], ep: int) -> tuple[dict[str, int], bool]:
+    """Return what ``ep`` leaves of cp, fsdp and dp in turn, and whether it takes each whole before the next."""
+    left, whole = {}, True
+    for name in reversed(DATA):
+        size = mesh.get(name, 1)
+        taken = math.gcd(ep, size)
+        whole = whole and taken in (ep, size)
+        left[name] = size // taken
+        ep //= taken
+    return left, whole
 
 
 @lru_cache(maxsize=_CACHED)
-def _place_along(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], gpus_per_node: int) -> Place:
-    digits = strided(reversed(mesh))
-    return place_of_digits([(stride, size, name in axes) for name, (stride, size) in digits.items()], gpus_per_node)
-
-
-def place_of_digits(digits: Iterable[Digit], gpus_per_node: int) -> Place:
-    """Return the place of a group from all digits of a rank's number, the innermost first.
-
-    Once a stride is a multiple of a node, ranks that differ there share none, and the rest is the same on each.
-    """
+def _place(axes: tuple[tuple[str, int], ...], ep: int, along: tuple[str, ...], gpus_per_node: int) -> Place:
+    """Split each axis into the digit that ``ep`` takes, the inner one, and the one it leaves; or write ranks out."""
+    left, whole = _left(dict(axes), ep)
+    strides = _strided(reversed(axes))
+    if not whole:
+        return _written_out(strides, _strided([("ep", ep), *left.items()]), along, gpus_per_node)
+    digits: list[Digit] = []
+    for name, (stride, size) in strides.items():
+        taken = size // left.get(name, size)
+        digits += [(stride, taken, "ep" in along), (stride * taken, size // taken, name in along)]
+    # once a stride is a multiple of a node, ranks that differ there share none, and the rest is the same on each
     near, apart = [], 1
     for stride, size, member in digits:
         again = gpus_per_node // math.gcd(gpus_per_node, stride)  # ranks after which a node begins anew
@@ -62,13 +98,13 @@ def place_of_digits(digits: Iterable[Digit], gpus_per_node: int) -> Place:
         near.append((stride, together, member))
         apart *= rounds if member else 1
     ranks = math.prod(size for _, size, member in near if member)
-    return _spread(ranks, _most_nodes(tuple(near), gpus_per_node), apart)
+    return Place(ranks=ranks * apart, on_node=-(-ranks // _most_nodes(tuple(near), gpus_per_node)))
 
 
 @lru_cache(maxsize=_CACHED)
 def _most_nodes(digits: tuple[Digit, ...], gpus_per_node: int) -> int:
     """Return the nodes of the group that reaches most: its ranks written out from wherever on a node it may begin."""
-    mine = offsets((stride, size) for stride, size, member in digits if member)
+    mine = _offsets((stride, size) for stride, size, member in digits if member)
     begins = {0}
     for stride, size, member in digits:
         if not member:
@@ -76,15 +112,25 @@ def _most_nodes(digits: tuple[Digit, ...], gpus_per_node: int) -> int:
     return max(len({(begin + offset) // gpus_per_node for offset in mine}) for begin in begins)
 
 
-def place_of_groups(groups: Iterable[list[int]], begins: Iterable[int], gpus_per_node: int) -> Place:
-    """Return the place of groups that are written out, each of which is there again from every one of ``begins``."""
-    found = list(groups)
+def _written_out(
+    strides: Mapping[str, tuple[int, int]],
+    numbers: Mapping[str, tuple[int, int]],
+    along: tuple[str, ...],
+    gpus_per_node: int,
+) -> Place:
+    """Return the place by every rank of one pipeline stage and tensor rank; ``numbers`` count those of dp, fsdp, cp."""
+    data = _offsets(strides[name] for name in reversed(DATA) if name in strides)
+    within = _offsets(digit for name, digit in strides.items() if name not in DATA and name in along)
+    begins = _offsets(digit for name, digit in strides.items() if name not in DATA and name not in along)
+    mine = _offsets(digit for name, digit in numbers.items() if name in along)
+    firsts = _offsets(digit for name, digit in numbers.items() if name not in along)
+    groups = [[data[first + i] + rank for i in mine for rank in within] for first in firsts]
     on = {begin % gpus_per_node for begin in begins}
-    nodes = max(len({(begin + rank) // gpus_per_node for rank in ranks}) for ranks in found for begin in on)
-    return _spread(len(found[0]), nodes, 1)
+    nodes = max(len({(begin + rank) // gpus_per_node for rank in ranks}) for ranks in groups for begin in on)
+    return Place(ranks=len(groups[0]), on_node=-(-len(groups[0]) // nodes))
 
 
-def strided(sizes: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
+def _strided(sizes: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
     """Return the stride and the size of each of some digits by name, which come innermost first."""
     found, stride = {}, 1
     for name, size in sizes:
@@ -93,13 +139,9 @@ def strided(sizes: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def offsets(digits: Iterable[tuple[int, int]]) -> list[int]:
+def _offsets(digits: Iterable[tuple[int, int]]) -> list[int]:
     """Return the ranks that strides and sizes count, the first digit fastest."""
     found = [0]
     for stride, size in digits:
         found = [i * stride + rank for i in range(size) for rank in found]
     return found
-
-
-def _spread(ranks: int, nodes: int, apart: int) -> Place:
-    return Place(ranks=ranks * apart, on_node=-(-ranks // nodes))

@@ -15,8 +15,8 @@ from workloads.costs.communication_pattern import (
     swiglu_activation_bytes,
 )
 from workloads.planner.ask import Ask
-from workloads.planner.expert_places import expert_shards
 from workloads.planner.models import Model, num_model_parameters
+from workloads.planner.placement import expert_shards
 from workloads.planner.stage_parts import Part, elements_of
 
 _FLOAT_BYTES = 4

@@ -14,9 +14,9 @@ from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulate import simulate
 from workloads.planner.ask import Ask
 from workloads.planner.calls import calls_of
-from workloads.planner.expert_places import expert_shards
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Call, Seconds
+from workloads.planner.placement import expert_shards
 from workloads.planner.stage_flops import again_bytes, stage_flops
 from workloads.planner.stage_parts import Part, elements_of, sends_of, stages_of
 

@@ -14,10 +14,9 @@ from workloads.costs.communication_pattern import sent_bytes
 from workloads.mesh.axes import DATA, coordinate_of, expert_copies, expert_groups, groups_along
 from workloads.planner.calls import calls_of
 from workloads.planner.dry_run import dry_run
-from workloads.planner.expert_places import ExpertPlaces, expert_places, expert_shards
 from workloads.planner.hardware import PRESETS, Efficiency, hardware_of
 from workloads.planner.link_time import Call, by_hardware, inside_rate, rate_of
-from workloads.planner.placement import Place, place_of, place_of_digits
+from workloads.planner.placement import ExpertPlaces, Place, expert_places, expert_shards, place_of
 from workloads.planner.stage_parts import parts_of
 from workloads.step.peaks import datasheet_peak
 
@@ -196,9 +195,9 @@ PLACES: list[tuple[dict[str, int], tuple[str, ...], int, Place]] = [
 def test_groups_that_one_knows_sit_where_they_do() -> None:
     for mesh, axes, node, place in PLACES:
         assert place_of(mesh, axes, node) == place, (mesh, axes)
-    every_second_of_each_four = [(1, 2, False), (2, 2, True), (4, 8, False)]
-    assert place_of_digits(every_second_of_each_four, 2) == at(2, 1)
-    assert place_of_digits(every_second_of_each_four, 4).inside
+    every_second_of_each_four = {"dp": 8, "fsdp": 2, "tp": 2}
+    assert place_of(every_second_of_each_four, ("fsdp",), 2) == at(2, 1)
+    assert place_of(every_second_of_each_four, ("fsdp",), 4).inside
 
 
 def test_where_is_said_in_words_and_nodes_are_counted_up() -> None:

@@ -12,10 +12,10 @@ from workloads.pipeline_parallel.schedules import NAMES
 from workloads.planner.ask import Ask, refusal
 from workloads.planner.binding import binding_of
 from workloads.planner.dry_run import DryRun, dry_run
-from workloads.planner.expert_places import expert_shards
 from workloads.planner.hardware import PRESETS, Hardware
 from workloads.planner.link_time import by_hardware
 from workloads.planner.models import Model, model_of
+from workloads.planner.placement import expert_shards
 from workloads.planner.published import (
     SELENE,
     bubbles,
