@@ -54,8 +54,10 @@ def present_params(params: Mapping[str, _V], where: str) -> dict[str, _V]:
     return {PARAMS.get(name, name): value for name, value in params.items()}
 
 
-def present_target(target: str) -> str:
-    return _beginning(target, TARGETS)
+def present_target(target: str, table: Mapping[str, str] = TARGETS) -> str:
+    """Return a target whose beginning is in ``table`` with the beginning that stands there for it."""
+    found = next((old for old in table if target.startswith(old)), None)
+    return target if found is None else table[found] + target.removeprefix(found)
 
 
 def first_names(name: str, target: str, params: Mapping[str, _V]) -> dict[str, object]:
@@ -63,11 +65,6 @@ def first_names(name: str, target: str, params: Mapping[str, _V]) -> dict[str, o
     names, targets, keys = ({new: old for old, new in table.items()} for table in (CASES, TARGETS, PARAMS))
     return {
         "name": names.get(name, name),
-        "target": _beginning(target, targets),
+        "target": present_target(target, targets),
         "params": {keys.get(key, key): value for key, value in params.items()},
     }
-
-
-def _beginning(text: str, table: Mapping[str, str]) -> str:
-    found = next((old for old in table if text.startswith(old)), None)
-    return text if found is None else table[found] + text.removeprefix(found)
