@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.results.details import COMPONENTS
+from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.costs.activations import Kept, activations_from
 from workloads.costs.mesh_costs import Place, state_of
@@ -18,7 +19,7 @@ from workloads.pipeline_parallel.schedules import Schedule
 from workloads.pipeline_parallel.stages import Chunk
 from workloads.step.layout import Layout, local
 from workloads.step.memory import SavedTensors, gradients, state_tensors
-from workloads.step.memory_report import Batch, Footprint, largest_of
+from workloads.step.memory_report import Batch, largest_of
 
 _HOW = {
     "memory": "between steps, activations of a step above its start",
@@ -42,7 +43,7 @@ class Look:
     timed_seconds: float | None = None
 
 
-def footprint(world: World, look: Look, train: Callable[[], object], begin: Callable[[], None]) -> Footprint:
+def footprint(world: World, look: Look, train: Callable[[], object], begin: Callable[[], None]) -> Explanation:
     """Return what each component takes on the rank with most of it; every rank takes part, after all other looks.
 
     ``train`` is a step without its update.
@@ -56,7 +57,7 @@ def footprint(world: World, look: Look, train: Callable[[], object], begin: Call
         del mine["memory_formula"]["activations"]
     told = world.gather(mine)
     by_rank = {name: [one["memory"][name] for one in told] for name in COMPONENTS}
-    return Footprint(metrics=largest_of(told, _HOW), details={"memory_by_rank": by_rank}, notes=_notes(look))
+    return Explanation(metrics=largest_of(told, _HOW), details={"memory_by_rank": by_rank}, notes=_notes(look))
 
 
 def _without_formula(look: Look) -> str | None:

@@ -21,8 +21,8 @@ from workloads.pipeline_parallel import pipeline_probe as pp_explain
 from workloads.pipeline_parallel.bubbles import link_latency
 from workloads.pipeline_parallel.pipeline_probe import Told, bubble_of, facts_of, steps_of, take_steps, with_timelines
 from workloads.pipeline_parallel.stage_runtime import Recorder
-from workloads.step.memory_report import Footprint
-from workloads.step.overlap import explain
+from workloads.step.overlap import Overlap
+from workloads.step.probe import run_probes
 from workloads.step.sent_bytes import counted
 
 _PIPELINE_SHARE = 0.4
@@ -45,7 +45,7 @@ def explain_hybrid(
     sent, expected, routed = counts(world, look, step, begin)
     share = _PIPELINE_SHARE if look.schedule is not None else 0.0
     bubble = _bubble(world, look, recorder, step, begin, share * seconds)
-    found = explain(world, look.layout, step, begin, Footprint(metrics={}, details={}), (1 - share) * seconds)
+    found = run_probes(world, (Overlap(world, look.layout),), step, begin, (1 - share) * seconds)
     memory = footprint(world, look, train, begin)
     told = world.gather((sent, expected))
     other = {name: metric for name, metric in found.metrics.items() if not name.startswith("bytes_")}

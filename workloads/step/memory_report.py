@@ -1,14 +1,14 @@
 """What a step holds in memory, by component: by formula, as counted, and as measured, on every rank."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bench.results.details import COMPONENTS
 from bench.results.metrics import MetricValue, values
+from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.costs.communication_pattern import (
     LayerShape,
@@ -20,6 +20,7 @@ from workloads.costs.communication_pattern import (
 from workloads.model.shapes import Shape, num_parameters
 from workloads.step.layout import Layout, local
 from workloads.step.memory import SavedTensors, gradients, peak_during, state_tensors, storage_bytes
+from workloads.step.probe import Begin, Step
 
 UNCOUNTED = "selective checkpointing: the formula of activations is that of none; torch keeps them uncounted"
 _HOW = {
@@ -31,15 +32,8 @@ _HOW = {
 }
 
 Held = Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Footprint:
-    """Metrics by component, the largest over ranks, and every rank's in the details."""
-
-    metrics: Mapping[str, MetricValue]
-    details: dict[str, Any]
-    notes: tuple[str, ...] = field(default=())
+BySource = Mapping[str, Held]
+"""Bytes by component, as measured (``memory``) and as counted (``memory_counted``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,85 +45,72 @@ class Batch:
     checkpointing: str
 
 
-def footprint(
-    world: World,
-    layout: Layout,
-    shape: Shape,
-    batch: Batch,
-    forward: Callable[[], Tensor],
-    begin: Callable[[], None],
-) -> Footprint:
-    """Return what each component takes; every rank takes part, and has taken a whole step before."""
-    measured, counted = _look(layout, forward, begin, world)
-    kept_elsewhere = {"activations"} if batch.checkpointing == "selective" else set()
-    told = world.gather((measured, counted))
-    formula = _formula(layout, shape, batch)
-    metrics: dict[str, MetricValue] = {}
-    for name in COMPONENTS:
-        metrics |= values({f"memory.{name}": max(rank[0][name] for rank in told)}, f"{_HOW[name]}, largest over ranks")
-        if name not in kept_elsewhere:
-            metrics |= values({f"memory_counted.{name}": max(rank[1][name] for rank in told)}, "largest over ranks")
-        if name in formula:
-            metrics |= values({f"memory_formula.{name}": formula[name]})
-    by_rank = {name: [rank[0][name] for rank in told] for name in COMPONENTS}
-    return Footprint(metrics=metrics, details={"memory_by_rank": by_rank}, notes=_notes(layout, batch))
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """The probe of what each component takes; ``forward`` is one microbatch's, after whole steps have been taken."""
+
+    world: World
+    layout: Layout
+    forward: Callable[[], Tensor]
+    formula: Held
+    notes: tuple[str, ...] = ()
+    share = 0.0
+
+    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> BySource:
+        """Return what is measured and what is counted on this rank."""
+        model, optimizer = self.layout.model, self.layout.optimizer
+        shards = list(model.parameters())
+        optimizer.zero_grad()
+        begin()
+        with SavedTensors(model) as saved:
+            loss = self.forward()
+        between = list(model.parameters())
+        parameters = (storage_bytes(between), _size(between))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.zero_grad()
+        begin()
+        losses: list[Tensor] = []
+        peak = peak_during(lambda: losses.append(self.forward()), self.world.device)
+        losses.pop().backward()  # type: ignore[no-untyped-call]
+        # gathered parameters are plain tensors, and the shards that they were gathered from are still there
+        gathered = [not isinstance(now, DTensor) for now in between]
+        beside = [s for s, now_whole in zip(shards, gathered, strict=True) if isinstance(s, DTensor) and now_whole]
+        tensors = {
+            "gradients": gradients(model.parameters()),
+            "optimizer": state_tensors(optimizer),
+            "buffers": [*model.buffers(), *beside],
+        }
+        measured = {"parameters": parameters[0], "activations": peak or 0}
+        counted = {"parameters": parameters[1], "activations": saved.num_bytes}
+        return {
+            "memory": measured | {name: storage_bytes(of) for name, of in tensors.items()},
+            "memory_counted": counted | {name: _size(of) for name, of in tensors.items()},
+        }
+
+    def summarise(self, told: Sequence[BySource]) -> Explanation:
+        """Return each component's bytes, the largest over ranks, and every rank's in the details."""
+        uncounted = {"activations"} if UNCOUNTED in self.notes else set()
+        metrics: dict[str, MetricValue] = {}
+        for name in COMPONENTS:
+            measured, counted = ([one[source][name] for one in told] for source in ("memory", "memory_counted"))
+            metrics |= values({f"memory.{name}": max(measured)}, f"{_HOW[name]}, largest over ranks")
+            if name not in uncounted:
+                metrics |= values({f"memory_counted.{name}": max(counted)}, "largest over ranks")
+            if name in self.formula:
+                metrics |= values({f"memory_formula.{name}": self.formula[name]})
+        by_rank = {name: [one["memory"][name] for one in told] for name in COMPONENTS}
+        return Explanation(metrics=metrics, details={"memory_by_rank": by_rank}, notes=self.notes)
 
 
-def largest_of(told: Sequence[Mapping[str, Held]], how: Mapping[str, str]) -> dict[str, MetricValue]:
+def largest_of(told: Sequence[BySource], how: Mapping[str, str]) -> dict[str, MetricValue]:
     """Return each component's bytes on the rank with most of it, from each source of ``how``, which says where from."""
-    return {
-        name: metric
-        for source, words in how.items()
-        for name, metric in values(
-            {
-                f"{source}.{part}": max(one[source][part] for one in told)
-                for part in COMPONENTS
-                if part in told[0][source]
-            },
-            f"{words}, largest over ranks".removeprefix(", "),
-        ).items()
-    }
-
-
-def _look(layout: Layout, forward: Callable[[], Tensor], begin: Callable[[], None], world: World) -> tuple[Held, Held]:
-    """Return what is measured and what is counted on this rank."""
-    shards = list(layout.model.parameters())
-    layout.optimizer.zero_grad()
-    begin()
-    with SavedTensors(layout.model) as saved:
-        loss = forward()
-    between = list(layout.model.parameters())
-    parameters = (storage_bytes(between), _size(between))
-    _backward(loss)
-    layout.optimizer.zero_grad()
-    begin()
-    losses: list[Tensor] = []
-    peak = peak_during(lambda: losses.append(forward()), world.device)
-    _backward(losses.pop())
-    grads, optimizer = gradients(layout.model.parameters()), state_tensors(layout.optimizer)
-    buffers = list(layout.model.buffers())
-    # gathered parameters are plain tensors, and the shards that they were gathered from are still there
-    gathered = [not isinstance(now, DTensor) for now in between]
-    beside = [s for s, now_whole in zip(shards, gathered, strict=True) if isinstance(s, DTensor) and now_whole]
-    measured = {
-        "parameters": parameters[0],
-        "gradients": storage_bytes(grads),
-        "optimizer": storage_bytes(optimizer),
-        "activations": 0 if peak is None else peak,
-        "buffers": storage_bytes([*buffers, *beside]),
-    }
-    counted = {
-        "parameters": parameters[1],
-        "gradients": _size(grads),
-        "optimizer": _size(optimizer),
-        "activations": saved.num_bytes,
-        "buffers": _size([*buffers, *beside]),
-    }
-    return measured, counted
-
-
-def _backward(loss: Tensor) -> None:
-    loss.backward()  # type: ignore[no-untyped-call]
+    metrics: dict[str, MetricValue] = {}
+    for source, words in how.items():
+        most = {
+            f"{source}.{part}": max(one[source][part] for one in told) for part in COMPONENTS if part in told[0][source]
+        }
+        metrics |= values(most, f"{words}, largest over ranks".removeprefix(", "))
+    return metrics
 
 
 def _size(tensors: Sequence[Tensor]) -> int:
@@ -137,7 +118,7 @@ def _size(tensors: Sequence[Tensor]) -> int:
     return sum(local(tensor).numel() * tensor.element_size() for tensor in tensors)
 
 
-def _formula(layout: Layout, shape: Shape, batch: Batch) -> dict[str, float]:
+def memory_formula(layout: Layout, shape: Shape, batch: Batch) -> dict[str, float]:
     """Return the closed forms of model state and of the layers' activations."""
     state = state_bytes(
         layout.state,
@@ -147,13 +128,22 @@ def _formula(layout: Layout, shape: Shape, batch: Batch) -> dict[str, float]:
         tp=layout.divided_by,
         num_replicated=_num_replicated(layout.model) if layout.divided_by > 1 else 0,
     )
+    each = layer_activation_bytes(shape, batch, tp=layout.divided_by, sequence_parallel=layout.state == "tp_sp")
     return {
         "parameters": state.parameters,
         "gradients": state.gradients,
         "optimizer": state.optimizer,
-        "activations": shape.layers
-        * layer_activation_bytes(shape, batch, tp=layout.divided_by, sequence_parallel=layout.state == "tp_sp"),
+        "activations": shape.layers * each,
     }
+
+
+def memory_notes(layout: Layout, batch: Batch) -> tuple[str, ...]:
+    """Return what is to be known of the components as a step holds them."""
+    notes = {
+        "zero2: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer": layout.state == "zero2",
+        UNCOUNTED: batch.checkpointing == "selective",
+    }
+    return tuple(note for note, holds in notes.items() if holds)
 
 
 def layer_activation_bytes(shape: Shape, batch: Batch, *, tp: int = 1, sequence_parallel: bool = False) -> float:
@@ -181,12 +171,3 @@ def _is_divided(parameter: Tensor) -> bool:
     if not isinstance(parameter, DTensor) or "tp" not in (parameter.device_mesh.mesh_dim_names or ()):
         return False
     return parameter.placements[-1].is_shard()
-
-
-def _notes(layout: Layout, batch: Batch) -> tuple[str, ...]:
-    notes = []
-    if layout.state == "zero2":
-        notes.append("zero2: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer")
-    if batch.checkpointing == "selective":
-        notes.append(UNCOUNTED)
-    return tuple(notes)

@@ -1,135 +1,181 @@
-"""Where a step's time, bytes and memory go, from passes of their own beside the timed one.
+"""Where a step's time goes, from passes beside the timed one.
 
-A pass that counts what is sent; steps with and without communication in turns, whose difference is what communication
-costs (ECT); traced steps with and without it, whose spans add up to the wall; and a pass that looks at memory.
+Steps with and without communication in turns, whose difference is what communication costs (ECT), and traced steps with
+and without it, whose spans add up to the wall.
 """
 
-import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
 from bench.results.details import Calls, Communication
 from bench.results.metrics import MetricValue, values
+from bench.results.records import RankTimeline, Timeline
 from bench.results.stats import median, within_launch
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.costs.communication_pattern import sent_bytes
 from workloads.step.intervals import Breakdown, Span, break_down, difference, gaps, intersection, length, union
 from workloads.step.layout import Layout
-from workloads.step.memory_report import Footprint
-from workloads.step.merged_timeline import merged_timeline
+from workloads.step.probe import Begin, Step, take_turns, timed
 from workloads.step.sent_bytes import OTHER, Call, Silenced, counted, fake_twins
-from workloads.step.trace import Trace, trace_step
+from workloads.step.trace import Trace, rank_timeline, trace_step
 
-_REPEATS = (3, 12)
-
-Begin = Callable[[], None]
-Step = Callable[[], object]
+_MOST_INTERVALS = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes:
-    """One rank's steps: plain ones' walls in seconds and traces, and both of ``watched`` and ``silenced`` ones.
+class Observed:
+    """One rank's steps: walls in seconds by kind, what their traces say, and the traced step of median wall.
 
     What silences communication looks at every operator, which takes time; a watched step is looked at in the same way
     and communicates, so that the difference is communication's alone.
     """
 
-    plain: list[float] = field(default_factory=list)
-    watched: list[float] = field(default_factory=list)
-    silenced: list[float] = field(default_factory=list)
-    traces: list[Trace] = field(default_factory=list)
-    watched_traces: list[Trace] = field(default_factory=list)
-    silenced_traces: list[Trace] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What one rank tells the others of its traced steps."""
-
+    calls: tuple[Call, ...]
+    members: dict[str, list[int]]
+    walls: dict[str, list[float]]
     breakdowns: list[Breakdown]
     comm: list[list[Span]]
     wait_seconds: list[float]
     compute_slowdown_seconds: float
-    plain: list[float]
-    watched: list[float]
-    silenced: list[float]
-    traced_walls: list[float]
+    middle: int
+    timeline: RankTimeline
 
 
-def explain(world: World, layout: Layout, step: Step, begin: Begin, memory: Footprint, seconds: float) -> Explanation:
-    """Return what a step sends, how its time divides and, as ``memory`` says, what it holds; every rank takes part."""
-    begin()
-    calls = counted(step, layout.axes)
-    passes = _take(world, layout, step, begin, seconds)
-    told = world.gather(_seen(world, passes, calls))
-    middle = _middle(told)
-    times = _times(told, layout, middle)
-    metrics = {**_bytes(calls, layout), **times, **_peers(told, calls, layout, world), **memory.metrics}
-    plain = median([max(walls) for walls in zip(*(seen.plain for seen in told), strict=True)])
-    details = {**Communication(comm_calls=_summed(calls), plain_step_seconds=plain).as_details, **memory.details}
-    shown = merged_timeline(world, passes.traces[middle], _axes_of(passes.traces[middle], calls), calls)
-    return Explanation(metrics=metrics, details=details, notes=memory.notes, timeline=shown)
+class Overlap:
+    """The probe of a step's time: compute, communication that nothing hides, idle, what a rank waits for.
 
+    ``notes_of`` says what there is to say of a plain step that takes so many seconds.
+    """
 
-def _take(world: World, layout: Layout, step: Step, begin: Begin, seconds: float) -> Passes:
-    """Take steps of all kinds in turns, as many as there is time for; without any, once."""
-    twins = fake_twins(layout.axes)
-    passes = Passes()
-    least = _REPEATS[0] if seconds > 0 else 1
-    try:
-        began, done, wanted = time.perf_counter(), 0, _REPEATS[1]
-        while done < wanted:
-            _take_each(world, step, begin, passes, twins)
-            done += 1
-            affordable = int(seconds / ((time.perf_counter() - began) / done))
-            wanted = int(world.decide([max(least, min(_REPEATS[1], affordable))])[0])
-    finally:
-        for twin in twins.values():
-            dist.destroy_process_group(twin)
-    return passes
+    share = 1.0
 
+    def __init__(
+        self, world: World, layout: Layout, notes_of: Callable[[float], tuple[str, ...]] = lambda _: ()
+    ) -> None:
+        self._world, self._layout, self._notes_of = world, layout, notes_of
 
-def _take_each(world: World, step: Step, begin: Begin, passes: Passes, twins: Mapping[str, dist.ProcessGroup]) -> None:
-    begin()
-    passes.plain.append(_timed(step, world))
-    begin()
-    passes.traces.append(trace_step(step, world.device))
-    for groups, walls, traces in (
-        ({}, passes.watched, passes.watched_traces),
-        (twins, passes.silenced, passes.silenced_traces),
-    ):
+    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Observed:
+        """Take steps of all kinds in turns, as many as there is time for; without any, once."""
+        world = self._world
         begin()
-        with Silenced(groups):
-            walls.append(_timed(step, world))
-        begin()
-        with Silenced(groups):
-            traces.append(trace_step(step, world.device))
+        calls = counted(step, self._layout.axes)
+        twins = fake_twins(self._layout.axes)
+        looks: dict[str, Callable[[], AbstractContextManager[object]]] = {
+            "plain": nullcontext,
+            "watched": lambda: Silenced({}),
+            "silenced": lambda: Silenced(twins),
+        }
+        walls: dict[str, list[float]] = {kind: [] for kind in looks}
+        traces: dict[str, list[Trace]] = {kind: [] for kind in looks}
+
+        def turn() -> None:
+            for kind, look in looks.items():
+                begin()
+                with look():
+                    walls[kind].append(timed(step, world))
+                begin()
+                with look():
+                    traces[kind].append(trace_step(step, world.device))
+
+        try:
+            take_turns(world, budget_seconds, turn)
+        finally:
+            for twin in twins.values():
+                dist.destroy_process_group(twin)
+        plain = traces["plain"]
+        walls["traced"] = [trace.wall_seconds for trace in plain]
+        computed = {kind: median([length(trace.compute) for trace in traces[kind]]) for kind in looks}
+        middle, late_ns = self._middle(plain)
+        shown = plain[middle]
+        known = len(calls) == len(shown.comm)
+        operations = [call.op for call in calls] if known else ["communication"] * len(shown.comm)
+        return Observed(
+            calls=calls,
+            members={name: dist.get_process_group_ranks(group) for name, group in self._layout.axes.items()},
+            walls=walls,
+            breakdowns=[_broken_down(trace, calls) for trace in plain],
+            comm=[trace.comm for trace in plain],
+            wait_seconds=[_waited(trace) for trace in plain],
+            compute_slowdown_seconds=(computed["watched"] - computed["silenced"]) / 1e9,
+            middle=middle,
+            timeline=rank_timeline(world.rank, shown, _axes_of(shown, calls), operations, late_ns),
+        )
+
+    def summarise(self, told: Sequence[Observed]) -> Explanation:
+        """Return how the time divides, what was sent, and the traced step of all ranks on one clock."""
+        calls, clock = told[0].calls, self._world.clock
+        plain = median(_slowest(told, "plain"))
+        counts = Counter(replace(call, peer=None) for call in calls).items()
+        summed = tuple(Calls(axis=c.axis, op=c.op, num_bytes=c.num_bytes, ranks=c.ranks, count=n) for c, n in counts)
+        timeline = Timeline(
+            clock=clock.method,
+            uncertainty_seconds=clock.uncertainty_ns / 1e9,
+            ranks=tuple(one.timeline for one in told),
+        )
+        shown = sum(len(rank.intervals) for rank in timeline.ranks) <= _MOST_INTERVALS
+        return Explanation(
+            metrics={**self._times(told), **self._peers(told)},
+            details=Communication(comm_calls=summed, plain_step_seconds=plain).as_details,
+            notes=self._notes_of(plain),
+            timeline=timeline if shown else None,
+        )
+
+    def _middle(self, traces: Sequence[Trace]) -> tuple[int, int]:
+        """Return which traced step has the median wall, that of the slowest rank, and how much later it began here."""
+        offset_ns = self._world.clock.offsets_ns[self._world.global_rank]
+        mine = [(trace.wall_seconds, trace.began_ns - offset_ns) for trace in traces]
+        told = self._world.gather(mine)
+        walls = [max(wall for wall, _ in step) for step in zip(*told, strict=True)]
+        middle = sorted(range(len(walls)), key=lambda i: walls[i])[(len(walls) - 1) // 2]
+        return middle, mine[middle][1] - min(began_ns for _, began_ns in (one[middle] for one in told))
+
+    def _times(self, told: Sequence[Observed]) -> dict[str, MetricValue]:
+        """Return how the wall of a traced step divides on the slowest rank, in the iteration of median wall."""
+        middle = told[0].middle
+        slowest = max(told, key=lambda seen: seen.breakdowns[middle].wall_seconds)
+        one = slowest.breakdowns[middle]
+        how = f"the slowest rank's traced step of median wall, of {len(slowest.breakdowns)}"
+        # where spans were not told apart by axis, an axis' 0 would be untrue
+        axes = () if OTHER in one.exposed_comm_seconds else self._layout.axes
+        exposed = {**dict.fromkeys(axes, 0.0), **one.exposed_comm_seconds}
+        parts = {
+            "compute": one.compute_seconds,
+            **{f"exposed_comm.{axis}": seconds for axis, seconds in exposed.items()},
+            "exposed_copy": one.copy_seconds,
+            "idle": one.idle_seconds,
+            "residual": one.residual_seconds,
+            "comm_wait": slowest.wait_seconds[middle],
+        }
+        step, silenced = within_launch(_slowest(told, "watched")), within_launch(_slowest(told, "silenced"))
+        overhead = median(_slowest(told, "traced")) / median(_slowest(told, "plain")) - 1
+        return {
+            **values(parts, how),
+            **values({"ect": step.value - silenced.value}, f"{step.method}, in turns"),
+            **values({"compute_slowdown": max(seen.compute_slowdown_seconds for seen in told)}, "medians, max rank"),
+            **values({"tracing_overhead": overhead}, "medians"),
+        }
+
+    def _peers(self, told: Sequence[Observed]) -> dict[str, MetricValue]:
+        """Return how long communication itself takes, and how long a rank waits in it for a peer to come."""
+        calls = told[0].calls
+        if self._layout.staged or any(len(comm) != len(calls) for seen in told for comm in seen.comm):
+            return {}  # ranks make other calls, or the trace cannot be held against them
+        iterations = range(len(told[0].comm))
+        split = [[_moved_and_waited(told, rank, i) for i in iterations] for rank in range(len(told))]
+        how = f"traced steps, median of {len(iterations)}, the rank with the most"
+        found = {
+            f"comm_transfer.{name}": max(median([moved.get(name, 0.0) for moved, _ in of]) for of in split)
+            for name in self._layout.axes
+        }
+        return values(found | {"straggler_wait": max(median([waited for _, waited in of]) for of in split)}, how)
 
 
-def _timed(step: Step, world: World) -> float:
-    began = time.perf_counter()
-    step()
-    world.sync()
-    return time.perf_counter() - began
-
-
-def _seen(world: World, passes: Passes, calls: Sequence[Call]) -> Seen:
-    beside = [length(trace.compute) for trace in passes.watched_traces]
-    alone = [length(trace.compute) for trace in passes.silenced_traces]
-    return Seen(
-        breakdowns=[_broken_down(trace, calls) for trace in passes.traces],
-        comm=[trace.comm for trace in passes.traces],
-        wait_seconds=[_waited(trace) for trace in passes.traces],
-        compute_slowdown_seconds=(median(beside) - median(alone)) / 1e9,
-        plain=passes.plain,
-        watched=passes.watched,
-        silenced=passes.silenced,
-        traced_walls=[trace.wall_seconds for trace in passes.traces],
-    )
+def _slowest(told: Sequence[Observed], kind: str) -> list[float]:
+    return [max(walls) for walls in zip(*(seen.walls[kind] for seen in told), strict=True)]
 
 
 def _broken_down(trace: Trace, calls: Sequence[Call]) -> Breakdown:
@@ -153,104 +199,20 @@ def _waited(trace: Trace) -> float:
     return length(union([*trace.called, *intersection(still, union(trace.comm))])) / 1e9
 
 
-def _bytes(calls: Sequence[Call], layout: Layout) -> dict[str, MetricValue]:
-    """Return what a rank sends by axis, the closed form, and their ratio."""
-    sent: defaultdict[str, float] = defaultdict(float)
-    for call in calls:
-        sent[call.axis] += sent_bytes(call.op, call.num_bytes, call.ranks)
-    metrics: dict[str, MetricValue] = {}
-    for axis in dict.fromkeys([*layout.axes, *sent]):
-        expected = layout.expected_bytes.get(axis)
-        metrics |= values({f"bytes_sent.{axis}": float(sent[axis])}, "ring-optimal")
-        if expected is not None:
-            ratio = sent[axis] / expected if expected else None
-            metrics |= values({f"bytes_expected.{axis}": expected, f"bytes_ratio.{axis}": ratio})
-    return metrics
-
-
-def _middle(told: Sequence[Seen]) -> int:
-    """Return which traced step has the median wall, that of the slowest rank."""
-    walls = [max(seen.breakdowns[i].wall_seconds for seen in told) for i in range(len(told[0].breakdowns))]
-    return sorted(range(len(walls)), key=lambda i: walls[i])[(len(walls) - 1) // 2]
-
-
-def _times(told: Sequence[Seen], layout: Layout, middle: int) -> dict[str, MetricValue]:
-    """Return how the wall of a traced step divides on the slowest rank, in the iteration of median wall."""
-    slowest = max(told, key=lambda seen: seen.breakdowns[middle].wall_seconds)
-    one = slowest.breakdowns[middle]
-    how = f"the slowest rank's traced step of median wall, of {len(slowest.breakdowns)}"
-    # where spans were not told apart by axis, an axis' 0 would be untrue
-    axes = () if OTHER in one.exposed_comm_seconds else layout.axes
-    exposed = {f"exposed_comm.{axis}": one.exposed_comm_seconds.get(axis, 0.0) for axis in axes}
-    exposed |= {f"exposed_comm.{axis}": seconds for axis, seconds in one.exposed_comm_seconds.items()}
-    parts = {
-        "compute": one.compute_seconds,
-        **exposed,
-        "exposed_copy": one.copy_seconds,
-        "idle": one.idle_seconds,
-        "residual": one.residual_seconds,
-        "comm_wait": slowest.wait_seconds[middle],
-    }
-    plain, watched, silenced, traced = (
-        [max(walls) for walls in zip(*(getattr(seen, name) for seen in told), strict=True)]
-        for name in ("plain", "watched", "silenced", "traced_walls")
-    )
-    step = within_launch(watched)
-    return {
-        **values(parts, how),
-        **values({"ect": step.value - within_launch(silenced).value}, f"{step.method}, in turns"),
-        **values({"compute_slowdown": max(seen.compute_slowdown_seconds for seen in told)}, "medians, max rank"),
-        **values({"tracing_overhead": median(traced) / median(plain) - 1}, "medians"),
-    }
-
-
-def _peers(told: Sequence[Seen], calls: Sequence[Call], layout: Layout, world: World) -> dict[str, MetricValue]:
-    """Return how long communication itself takes, and how long a rank waits in it for a peer to come.
+def _moved_and_waited(told: Sequence[Observed], rank: int, iteration: int) -> tuple[dict[str, float], float]:
+    """Return the seconds of one rank's traced step in which communication moved, by axis, and waited for a peer.
 
     A call takes as long as on the rank of its group where it took least; what another rank spends before that in it, it
     waits. Calls at the same time count once.
     """
-    if layout.staged or any(len(comm) != len(calls) for seen in told for comm in seen.comm):
-        return {}  # ranks make other calls, or the trace cannot be held against them
-    mine = {name: dist.get_process_group_ranks(group) for name, group in layout.axes.items()}
-    members = world.gather(mine)
-    iterations = range(len(told[0].comm))
-    split = [[_split(told, calls, members[rank], rank, i) for i in iterations] for rank in range(len(told))]
-    how = f"traced steps, median of {len(iterations)}, the rank with the most"
-    found = {
-        f"comm_transfer.{name}": max(median([parts.transfer.get(name, 0.0) for parts in of]) for of in split)
-        for name in layout.axes
-    }
-    return values(found | {"straggler_wait": max(median([parts.skew for parts in of]) for of in split)}, how)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Parts:
-    """Seconds of one rank's traced step in which communication moved, by axis, and in which it waited for a peer."""
-
-    transfer: dict[str, float]
-    skew: float
-
-
-def _split(
-    told: Sequence[Seen], calls: Sequence[Call], members: dict[str, list[int]], rank: int, iteration: int
-) -> _Parts:
     moving: dict[str, list[Span]] = {}
     waiting: list[Span] = []
-    for k, call in enumerate(calls):
-        peers = members.get(call.axis, range(len(told)))
+    for k, call in enumerate(told[rank].calls):
+        peers = told[rank].members.get(call.axis, range(len(told)))
         least = min(stop - start for start, stop in (told[peer].comm[iteration][k] for peer in peers))
         start, stop = told[rank].comm[iteration][k]
         moving.setdefault(call.axis, []).append((stop - least, stop))
         waiting.append((start, stop - least))
     everything = [span for spans in moving.values() for span in spans]
-    return _Parts(
-        transfer={axis: length(spans) / 1e9 for axis, spans in moving.items()},
-        skew=length(difference(waiting, everything)) / 1e9,
-    )
-
-
-def _summed(calls: Sequence[Call]) -> tuple[Calls, ...]:
-    """Return equal calls together, with how often they were made."""
-    counts = Counter(replace(call, peer=None) for call in calls).items()
-    return tuple(Calls(axis=c.axis, op=c.op, num_bytes=c.num_bytes, ranks=c.ranks, count=n) for c, n in counts)
+    moved = {axis: length(spans) / 1e9 for axis, spans in moving.items()}
+    return moved, length(difference(waiting, everything)) / 1e9

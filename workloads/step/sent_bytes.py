@@ -3,7 +3,8 @@
 A dispatch mode sees the calls of DDP's reducer, of FSDP2, of DTensor and of functional collectives alike.
 """
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.plan.catalogue import OPERATIONS
 from bench.plan.operation_spec import SHARE
+from bench.results.metrics import MetricValue, values
+from bench.world.subject import Explanation
 from bench.world.torch_compat import done_work, fake_group, group_named
+from workloads.costs.communication_pattern import sent_bytes
+from workloads.step.layout import Layout
+from workloads.step.probe import Begin, Step
 
 OTHER = "other"
 """The axis of calls on groups that belong to no axis."""
 
+ByAxis = Mapping[str, float]
 _NAMESPACES = ("c10d::", "_c10d_functional::")
 
 
@@ -115,6 +122,43 @@ def counted(step: Callable[[], object], axes: Mapping[str, dist.ProcessGroup]) -
     with Counted(axes) as mode:
         step()
     return tuple(mode.calls)
+
+
+class SentBytes:
+    """The probe of what a rank sends in a step by axis, counted and by closed form."""
+
+    share = 0.0
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> tuple[ByAxis, ByAxis]:
+        """Return this rank's bytes by axis, those sent and those expected."""
+        begin()
+        return bytes_by_axis(counted(step, self.layout.axes), self.layout.axes), dict(self.layout.expected_bytes)
+
+    def summarise(self, told: Sequence[tuple[ByAxis, ByAxis]]) -> Explanation:
+        """Return what the rank that sends most sends over each axis, and the ratio to the formula farthest from 1."""
+        metrics: dict[str, MetricValue] = {}
+        for axis in dict.fromkeys(name for sent, _ in told for name in sent):
+            busiest, formula = max(told, key=lambda one: one[0].get(axis, 0.0))
+            metrics |= values({f"bytes_sent.{axis}": busiest.get(axis, 0.0)}, "ring-optimal, the rank that sends most")
+            if all(axis not in expected for _, expected in told):
+                continue
+            pairs = [(sent.get(axis, 0.0), expected.get(axis, 0.0)) for sent, expected in told]
+            ratios = [sent / expected if expected else float(sent == 0) for sent, expected in pairs if sent or expected]
+            ratio = max(ratios, key=lambda one: abs(one - 1), default=None)
+            metrics |= values({f"bytes_expected.{axis}": formula.get(axis, 0.0)}, "the same rank")
+            metrics |= values({f"bytes_ratio.{axis}": ratio}, "the rank where they differ most")
+        return Explanation(metrics=metrics)
+
+
+def bytes_by_axis(calls: Sequence[Call], axes: Iterable[str] = ()) -> dict[str, float]:
+    """Return the bytes that a rank sends by axis, 0 over one of ``axes`` without calls."""
+    sent: defaultdict[str, float] = defaultdict(float, dict.fromkeys(axes, 0.0))
+    for call in calls:
+        sent[call.axis] += sent_bytes(call.op, call.num_bytes, call.ranks)
+    return dict(sent)
 
 
 def group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from bench.results.records import COMM, COPY, Interval, RankTimeline
+from bench.results.records import COMPUTE as COMPUTE_STREAM
+from bench.results.records import PHASE as PHASE_STREAM
 from bench.world.torch_compat import TraceEvent, trace_events
-from workloads.step.intervals import Span, difference, union
+from workloads.step.intervals import Span, difference, intersection, union
 
 STEP = "parbench:step"
 COMPUTE = "parbench:compute"
@@ -119,3 +122,27 @@ def _spans(events: Iterable[TraceEvent]) -> list[Span]:
 
 def _span(event: TraceEvent) -> Span:
     return event.start_ns, event.stop_ns
+
+
+def rank_timeline(
+    rank: int, trace: Trace, axes: Sequence[str], operations: Sequence[str], late_ns: int
+) -> RankTimeline:
+    """Return one rank's step, which began ``late_ns`` after the first rank's, of whose communication axes are known.
+
+    Compute and copies are as the breakdown counts them: disjoint, and copies only where nothing is computed.
+    """
+
+    def at(stamp: int) -> float:
+        return (stamp - trace.step[0] + late_ns) / 1e3
+
+    def interval(stream: str, name: str, span: Span) -> Interval:
+        return Interval(stream, name, at(span[0]), at(span[1]))
+
+    computing = intersection(trace.compute, [trace.step])
+    copying = difference(intersection(trace.copies, [trace.step]), computing)
+    found = [interval(PHASE_STREAM, name, span) for name, span in trace.phases]
+    found += [interval(COMPUTE_STREAM, COMPUTE_STREAM, span) for span in computing]
+    found += [interval(COPY, COPY, span) for span in copying]
+    for axis, operation, span in zip(axes, operations, trace.comm, strict=True):
+        found += [interval(f"{COMM} {axis}", operation, part) for part in intersection([span], [trace.step])]
+    return RankTimeline(rank=rank, start_us=at(trace.step[0]), stop_us=at(trace.step[1]), intervals=tuple(found))

@@ -4,8 +4,9 @@ A parallelism is a function from the model to a ``Layout``; batches, accumulatio
 are the same for all.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +24,12 @@ from workloads.model.timed_compute import Waiter, calibrate, make_timed, tell_ap
 from workloads.model.transformer import Transformer, build, draw_tokens, loss_of
 from workloads.step.gemm_peak import Peak, peak_of
 from workloads.step.layout import Layout
-from workloads.step.memory_report import Batch, footprint
-from workloads.step.overlap import explain
+from workloads.step.memory_report import Batch, Memory, memory_formula, memory_notes
+from workloads.step.overlap import Overlap
 from workloads.step.parity import Parity
 from workloads.step.peaks import mfu_of
+from workloads.step.probe import Probe, run_probes
+from workloads.step.sent_bytes import SentBytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -130,10 +133,24 @@ class TrainingStep:
         )
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
-        """Say where the step's time, bytes and memory go; the model is worth nothing afterwards."""
-        memory = footprint(self._world, self.layout, self._options.shape, self._batch_sizes(), self._forward, begin)
-        found = explain(self._world, self.layout, self.step, begin, memory, budget_seconds)
-        return replace(found, notes=(*found.notes, *self._doubts_of_peak(float(found.details["plain_step_seconds"]))))
+        """Say what the probes find; the model is worth nothing afterwards."""
+        return run_probes(self._world, self.probes(), self.step, begin, budget_seconds)
+
+    def probes(self) -> Sequence[Probe[Any]]:
+        """Return what looks into the step, in order: memory and bytes before steps without communication spoil it."""
+        batch = self._batch_sizes()
+        memory = Memory(
+            world=self._world,
+            layout=self.layout,
+            forward=self._forward,
+            formula=self.memory_formula(),
+            notes=memory_notes(self.layout, batch),
+        )
+        return memory, SentBytes(self.layout), Overlap(self._world, self.layout, self._doubts_of_peak)
+
+    def memory_formula(self) -> dict[str, float]:
+        """Return the closed forms of what this rank holds by component, those that there are."""
+        return memory_formula(self.layout, self._options.shape, self._batch_sizes())
 
     def close(self) -> None:
         """Give back the process groups that the layout made."""

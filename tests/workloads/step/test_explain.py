@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,12 +91,13 @@ def explained(world: World, name: str, late_seconds: float = 0.0) -> tuple[Expla
     return explanation, [trace.wall_seconds for trace in traces[::3]]
 
 
-def explained_by_drawn_traces(world: World) -> Explanation:
+def explained_by_drawn_traces(world: World, offsets_ns: tuple[int, ...]) -> Explanation:
     """Return the explanation of a DDP step whose traces are drawn by hand: rank 1 comes 5 ms late to the only call.
 
-    Of three traces one is plain, one watched and one silenced, in which arithmetic takes 2 ms less.
+    Of three traces one is plain, one watched and one silenced, in which arithmetic takes 2 ms less. Ranks began 2 us
+    after one another on clocks that are apart.
     """
-    step = made(world, "ddp")
+    step = made(replace(world, clock=replace(world.clock, offsets_ns=offsets_ns, uncertainty_ns=500)), "ddp")
     traces: list[Trace] = []
 
     def draw(*_: object) -> Trace:
@@ -109,6 +111,7 @@ def explained_by_drawn_traces(world: World) -> Explanation:
                 copies=[(12 * MS, 13 * MS)],
                 called=[(4 * MS + late, 5 * MS + late)],
                 busy=[(0, 5 * MS + late)],
+                began_ns=MS + 2_000 * world.rank + offsets_ns[world.rank],
             )
         )
         return traces[-1]
@@ -199,8 +202,13 @@ def test_the_parts_of_drawn_traces_are_as_drawn(two_ranks: Ranks) -> None:
         "comm_transfer.dp": 5,
         "straggler_wait": 5,
     }
-    for explanation in two_ranks.call("test_explain:explained_by_drawn_traces"):
-        assert {name: 1e3 * value(explanation, name) for name in expected} == pytest.approx(expected)
+    for offsets_ns in ((0, 0), (0, 77_000_000)):
+        for explanation in two_ranks.call("test_explain:explained_by_drawn_traces", offsets_ns=offsets_ns):
+            assert {name: 1e3 * value(explanation, name) for name in expected} == pytest.approx(expected)
+            timeline = explanation.timeline
+            assert timeline is not None
+            assert timeline.uncertainty_seconds == 5e-7
+            assert [rank.start_us for rank in timeline.ranks] == [0.0, 2.0], offsets_ns
 
 
 def test_a_traced_step_adds_up_and_counts_what_the_closed_form_says_on_one_axis_and_on_two(two_ranks: Ranks) -> None:

@@ -7,12 +7,13 @@ from ranks import Ranks
 from training_steps import Params, small
 
 from bench.results.details import COMPONENTS, STATE
+from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.data_parallel.fsdp import root_parameters
 from workloads.model.shapes import num_parameters
 from workloads.model.transformer import Transformer
 from workloads.step.layout import local, whole
-from workloads.step.memory_report import Batch, Footprint, footprint
+from workloads.step.probe import run_probes
 
 Asked = dict[str, tuple[str, Params]]
 
@@ -30,7 +31,7 @@ DEFAULTS: Asked = {
 }
 
 
-def looked(world: World, asked: Asked) -> dict[str, tuple[Footprint, int, int, int, int]]:
+def looked(world: World, asked: Asked) -> dict[str, tuple[Explanation, int, int, int, int]]:
     """Return the footprint of each step after one, how often a look began, and how many parameters it has: in all,
     divided by placement, and of the root.
     """
@@ -48,14 +49,10 @@ def looked(world: World, asked: Asked) -> dict[str, tuple[Footprint, int, int, i
             begun.append(1)
             world.barrier()
 
-        options = step._options
-        batch = Batch(
-            microbatch=options.microbatch, element_bytes=options.dtype.itemsize, checkpointing=options.checkpointing
-        )
-        memory = footprint(world, step.layout, options.shape, batch, step._forward, begin)
-        assert sum(size for size, _ in sizes) == num_parameters(options.shape)
+        memory = run_probes(world, step.probes()[:1], step.step, begin, 0.0)
+        assert sum(size for size, _ in sizes) == num_parameters(step._options.shape)
         divided = sum(size for size, mine in sizes if mine < size)
-        found[label] = memory, len(begun), num_parameters(options.shape), divided, root
+        found[label] = memory, len(begun), num_parameters(step._options.shape), divided, root
         step.close()
     return found
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,13 +10,12 @@ from ranks import Ranks
 from torch.profiler import record_function
 from training_steps import trained
 
-from bench.results.records import Timeline
+from bench.results.records import RankTimeline
 from bench.world.torch_compat import TraceEvent
 from bench.world.world import World
 from workloads.step.intervals import Span, break_down, gaps, intersection, length
-from workloads.step.merged_timeline import merged_timeline, rank_timeline
-from workloads.step.sent_bytes import Call, counted
-from workloads.step.trace import COMPUTE, STEP, Trace, _on_device, trace_step
+from workloads.step.sent_bytes import counted
+from workloads.step.trace import COMPUTE, STEP, Trace, _on_device, rank_timeline, trace_step
 
 CPU = torch.device("cpu")
 NAP_SECONDS = 0.02
@@ -80,24 +78,19 @@ def tensor_parallel_with_a_late_rank(world: World) -> Trace:
     return trace
 
 
-def traces(world: World, names: list[str]) -> dict[str, tuple[Trace, int, Timeline | None]]:
-    """Return of each step its trace, how many calls were counted, and the timeline of all ranks."""
+def traces(world: World, names: list[str]) -> dict[str, tuple[Trace, int, RankTimeline]]:
+    """Return of each step its trace, how many calls were counted, and this rank's timeline."""
     found = {}
     for name in names:
         step = trained(world, name)
         calls = counted(step.step, step.layout.axes)
         for _ in range(2):  # the first time torch's profiler misses some of gloo's events
             trace = trace_step(step.step, world.device)
-        found[name] = trace, len(calls), merged_timeline(world, trace, ["dp"] * len(trace.comm), calls)
+        number = len(trace.comm)
+        timeline = rank_timeline(world.rank, trace, ["dp"] * number, ["communication"] * number, 0)
+        found[name] = trace, len(calls), timeline
         step.close()
     return found
-
-
-def merged(world: World, offsets_ns: tuple[int, ...]) -> Timeline | None:
-    """Return the timeline of ranks that began 2 us after one another on clocks that are apart."""
-    own = TRACE.began_ns + 2 * US * world.rank + offsets_ns[world.rank]
-    apart = replace(world, clock=replace(world.clock, offsets_ns=offsets_ns, uncertainty_ns=500))
-    return merged_timeline(apart, replace(TRACE, began_ns=own), ["dp", "tp"], CALLS)
 
 
 def test_arithmetic_lies_inside_the_step_and_nothing_is_communication() -> None:
@@ -182,10 +175,6 @@ TRACE = Trace(
     began_ns=1_000_000,
     phases=[("forward", (5 * US, 14 * US)), ("backward", (14 * US, 25 * US))],
 )
-CALLS = (
-    Call(axis="dp", op="all_reduce", num_bytes=4, ranks=2),
-    Call(axis="tp", op="all_gather", num_bytes=4, ranks=2),
-)
 
 
 def test_intervals_are_clipped_to_the_step_and_begin_with_it_or_as_much_later_as_the_rank() -> None:
@@ -205,17 +194,10 @@ def test_intervals_are_clipped_to_the_step_and_begin_with_it_or_as_much_later_as
         assert (found.rank, found.start_us, found.stop_us) == (1, late, 20 + late)
 
 
-def test_ranks_clocks_are_brought_together(two_ranks: Ranks) -> None:
-    for offsets_ns in ((0, 0), (0, 77_000_000)):
-        for found in two_ranks.call("test_trace:merged", offsets_ns=offsets_ns):
-            assert [rank.start_us for rank in found.ranks] == [0.0, 2.0], offsets_ns
-            assert found.uncertainty_seconds == 5e-7
-
-
 def assert_traced(ranks: Ranks, *names: str) -> None:
     """There is a span inside the step for every counted call, and neither issuing nor awaiting one is arithmetic."""
-    for rank, found in enumerate(ranks.call("test_trace:traces", names=list(names))):
-        for name, (trace, num_calls, timeline) in found.items():
+    for found in ranks.call("test_trace:traces", names=list(names)):
+        for name, (trace, num_calls, mine) in found.items():
             assert len(trace.comm) == num_calls > 0, name
             nearly = (trace.step[0] - 100_000, trace.step[1] + 100_000)  # other threads end theirs by another clock
             for spans in (trace.compute, trace.comm, trace.called, trace.busy):
@@ -223,7 +205,6 @@ def assert_traced(ranks: Ranks, *names: str) -> None:
                 assert inside(spans, nearly), name
             assert trace.copies == [], name
             assert intersection(trace.compute, trace.called) == [], name
-            mine = timeline.ranks[rank]
             assert {one.stream for one in mine.intervals} == {"phase", "compute", "comm dp"}, name
             phases = [one.name for one in mine.intervals if one.stream == "phase"]
             assert phases == ["forward", "backward", "update"], name

@@ -1,0 +1,62 @@
+"""Probes share the budget, see all ranks' observations, and take as many turns as there is time for."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+from ranks import Ranks
+
+from bench.results.metrics import value
+from bench.world.subject import Explanation
+from bench.world.world import World
+from workloads.step.probe import run_probes, take_turns
+
+
+class Listed:
+    """Observes its budget, and tells of all ranks' budgets."""
+
+    def __init__(self, world: World, name: str, share: float) -> None:
+        self.world, self.name, self.share = world, name, share
+
+    def observe(self, step: Callable[[], object], begin: Callable[[], None], budget_seconds: float) -> float:
+        begin()
+        step()
+        return budget_seconds + self.world.rank
+
+    def summarise(self, told: Sequence[float]) -> Explanation:
+        return Explanation(
+            metrics={"ect": value("ect", sum(told))}, details={self.name: list(told)}, notes=(self.name,)
+        )
+
+
+def probed(world: World) -> tuple[Explanation, list[str]]:
+    order: list[str] = []
+    probes = [Listed(world, name, share) for name, share in (("none", 0.0), ("one", 1.0), ("three", 3.0))]
+    found = run_probes(world, probes, lambda: order.append("step"), lambda: order.append("begin"), 8.0)
+    return found, order
+
+
+def turns(world: World, seconds: float, nap: float) -> list[int]:
+    """Return how many turns were taken and counted, where only rank 0 has the time that it takes."""
+    taken: list[int] = []
+
+    def turn() -> None:
+        taken.append(1)
+        time.sleep(nap if world.rank == 0 else 0.0)
+
+    return [take_turns(world, seconds, turn, least=2, most=5), len(taken)]
+
+
+def test_probes_share_the_budget_and_the_later_ones_metric_counts(two_ranks: Ranks) -> None:
+    for found, order in two_ranks.call("test_probe:probed"):
+        assert order == ["begin", "step"] * 3
+        assert found.details == {"none": [0.0, 1.0], "one": [2.0, 3.0], "three": [6.0, 7.0]}
+        assert found.notes == ("none", "one", "three")
+        assert {name: metric.value for name, metric in found.metrics.items()} == {"ect": 13.0}
+
+
+@pytest.mark.parametrize(("seconds", "nap", "expected"), [(0.0, 0.0, 1), (1e-6, 0.01, 2), (60.0, 0.0, 5)])
+def test_all_ranks_take_as_many_turns_as_rank_0_has_time_for(
+    two_ranks: Ranks, seconds: float, nap: float, expected: int
+) -> None:
+    assert two_ranks.call("test_probe:turns", seconds=seconds, nap=nap) == [[expected] * 2] * 2

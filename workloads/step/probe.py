@@ -1,0 +1,61 @@
+"""Probes: what looks into more steps once the timed ones are done, each with its share of the time that is left."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from bench.world.subject import Explanation
+from bench.world.world import World
+
+Step = Callable[[], object]
+Begin = Callable[[], None]
+RankObservation = TypeVar("RankObservation")
+
+
+class Probe(Protocol[RankObservation]):
+    """Something to find out about a step: every rank observes it, and then what all of them saw is put together."""
+
+    @property
+    def share(self) -> float:
+        """What it takes of the budget, relative to the shares of the other probes; 0 where it takes what it takes."""
+
+    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> RankObservation:
+        """Return what this rank sees; ``begin`` comes before each step, and every rank takes part in all of them."""
+
+    def summarise(self, told: Sequence[RankObservation]) -> Explanation:
+        """Return what the observations of all ranks, in order of global rank, say; the same on every rank."""
+
+
+def run_probes(world: World, probes: Sequence[Probe[Any]], step: Step, begin: Begin, seconds: float) -> Explanation:
+    """Run probes one after the other and return what all of them say; of equal names the later one's counts."""
+    whole = sum(probe.share for probe in probes) or 1.0
+    said = []
+    for probe in probes:
+        seen = probe.observe(step, begin, seconds * probe.share / whole)
+        said.append(probe.summarise(world.gather(seen)))
+    return Explanation(
+        metrics={name: metric for one in said for name, metric in one.metrics.items()},
+        details={name: detail for one in said for name, detail in one.details.items()},
+        notes=tuple(note for one in said for note in one.notes),
+        timeline=next((one.timeline for one in reversed(said) if one.timeline is not None), None),
+    )
+
+
+def take_turns(world: World, seconds: float, turn: Callable[[], object], least: int = 3, most: int = 12) -> int:
+    """Take as many turns as there is time for, as many on every rank, and return how many; without any time, one."""
+    least = least if seconds > 0 else 1
+    began, done, wanted = time.perf_counter(), 0, least
+    while done < wanted:
+        turn()
+        done += 1
+        affordable = int(seconds / ((time.perf_counter() - began) / done))
+        wanted = int(world.decide([max(least, min(most, affordable))])[0])
+    return done
+
+
+def timed(step: Step, world: World) -> float:
+    """Return the seconds that one step takes, the device's work included."""
+    began = time.perf_counter()
+    step()
+    world.sync()
+    return time.perf_counter() - began
