@@ -26,8 +26,7 @@ from workloads.costs.mesh_costs import Place, place_of
 from workloads.expert_parallel.moe_case import Moe
 from workloads.mesh.axes import size_of
 from workloads.model.shapes import Shape
-from workloads.pipeline_parallel.in_flight import peak_held
-from workloads.pipeline_parallel.schedules import Schedule, make_schedule
+from workloads.pipeline_parallel.schedules import Schedule, make_schedule, peak_held
 
 _INDEX_BYTES = 8
 _WIDE_BYTES = 4

@@ -27,8 +27,8 @@ from workloads.costs.parameter_table import Kind, ParameterPart, numel_by_kind, 
 from workloads.expert_parallel.moe_case import Moe
 from workloads.mesh.axes import DATA, coordinate_of, size_of
 from workloads.model.shapes import Shape
+from workloads.pipeline_parallel.pipeline_case import layers_of_stages
 from workloads.pipeline_parallel.schedules import default_chunks
-from workloads.pipeline_parallel.split import layers_of_stages
 
 Mesh = Mapping[str, int]
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from bench.text import UserError, did_you_mean, listed
 from workloads.context_parallel.token_order import indivisible
 from workloads.model.shapes import Shape
+from workloads.pipeline_parallel.pipeline_case import layers_of_stages
 from workloads.pipeline_parallel.schedules import require_schedule, splits_backward
-from workloads.pipeline_parallel.split import layers_of_stages
 
 AXES = ("dp", "fsdp", "pp", "cp", "tp", "ep", "etp")
 INSIDE = ("ep", "etp")

@@ -14,9 +14,8 @@ from workloads.mesh.axes import DATA, mesh_of, size_of
 from workloads.mesh.constraints import CP_METHODS, INSIDE, refuse
 from workloads.model.shapes import Shape
 from workloads.pipeline_parallel import schedules
-from workloads.pipeline_parallel.pipeline_case import Pipeline
+from workloads.pipeline_parallel.pipeline_case import Pipeline, layers_of_stages
 from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.split import layers_of_stages
 
 PARAMS = (
     Param(

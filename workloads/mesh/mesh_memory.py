@@ -13,9 +13,8 @@ from workloads.costs.activations import Kept, activations_from
 from workloads.costs.mesh_costs import Place, state_of
 from workloads.expert_parallel.routing import BALANCED
 from workloads.mesh.mesh_stages import mixtures_in
-from workloads.pipeline_parallel.in_flight import peak_held
 from workloads.pipeline_parallel.pipeline_memory import measured, tensor_bytes
-from workloads.pipeline_parallel.schedules import Schedule
+from workloads.pipeline_parallel.schedules import Schedule, peak_held
 from workloads.pipeline_parallel.stages import Chunk
 from workloads.step.layout import Layout, local
 from workloads.step.memory import SavedTensors, gradients, state_tensors

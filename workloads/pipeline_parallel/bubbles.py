@@ -1,15 +1,24 @@
-"""How much of a pipeline's time is bubble: measured, by closed form, and split into what causes it."""
+"""How much of a pipeline's time is bubble: measured, by closed form, by cause, and in the schedules not taken. Pure."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, isclose
 from statistics import fmean, median
-from typing import TypeVar, get_args
+from typing import TypeVar
 
-from bench.results.details import Action, ActionKind, Cause
+from bench.results.details import CAUSES, Action, ActionKind, Cause, Simulated
 from bench.text import UserError
-from workloads.pipeline_parallel.actions import Result, message, result
-from workloads.pipeline_parallel.schedules import Schedule, default_chunks
+from workloads.pipeline_parallel.pipeline_case import layers_of_stages
+from workloads.pipeline_parallel.schedules import (
+    NAMES,
+    Result,
+    Schedule,
+    default_chunks,
+    make_schedule,
+    message,
+    peak_held,
+    result,
+)
 from workloads.pipeline_parallel.simulate import Latency, Ran, Timeline, simulate
 
 Key = TypeVar("Key", bound=Hashable)
@@ -36,7 +45,7 @@ def bubble_fraction_span(timeline: Timeline) -> float:
     return max((1 - busy / span for busy, span in spans if span), default=0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ClosedForm:
     """Bubble by formula, in seconds on one rank, None where no formula holds; ``note`` says which one, or why none.
 
@@ -54,12 +63,43 @@ def closed_form(name: str, *, ranks: int, microbatches: int, chunks: int, f: flo
     arXiv 2104.04473 gives (P-1)(F+B) for GPipe and 1F1B and 1/v of it interleaved, at M >= P; arXiv 2401.10241, table
     2, (P-1)(F+I-W) for ZB-H1 and, in a rank's span, (P-1)(F+I-2W) for ZB-H2, where W is no longer than F and I. The
     maxima here extend these to all times, and (v-1)(P-M) more hops to M < P: derived with the simulator, which agrees
-    for all F, I, W. The V's are exact at F = I = W alone. ``chunks`` 0 is the schedule's own default.
+    for all F, I, W. The V's are exact at F = I = W alone; DualPipeV's is half of (P-1)(F&B + B - 3W), which counts a
+    forward and backward that must both be ready and leave together. ``chunks`` 0 is the schedule's own default.
     """
-    if name not in _FORMS:
-        return ClosedForm(makespan_bubble_seconds=None, span_bubble_seconds=None, note=f"no closed form of {name}")
-    asked = _Asked(p=ranks, m=microbatches, v=chunks or default_chunks(name), f=f, i=i, w=w)
-    return _FORMS[name](asked)
+    p, m = ranks, microbatches
+    if why_not := _why_no_form(name, p, m, equal=isclose(f, i) and isclose(i, w)):
+        return ClosedForm(None, None, why_not)
+    v = chunks or default_chunks(name)
+    by_chunks = "/v" if v > 1 else ""
+    if name == "naive":
+        return ClosedForm(m * (p - 1) * (f + i + w), m * (p - 1) * (f + i + w), "M(P-1)(F+B)")
+    if name in ("zb_h1", "interleaved_zb"):
+        form = f"(P-1)max(F, I, F+I-W){by_chunks}; in a rank's span without F"
+        return ClosedForm((p - 1) * max(f, i, f + i - w) / v, (p - 1) * max(i, f + i - w) / v, form)
+    if name == "zb_h2":
+        form = "(P-1)max(F, I-F, F+I-2W); in a rank's span 0 in place of F"
+        bubble = max(i - f, f + i - 2 * w)
+        return ClosedForm((p - 1) * max(f, bubble), (p - 1) * max(0.0, bubble), form)
+    if name == "zb_v":
+        return ClosedForm((p - 1) * f / 2, 0.0, "(P-1)F/2 at F = I = W; in a rank's span 0")
+    if name == "dualpipe_v":
+        form = "(P-1)F/2 at F = I = W with forward and backward in sequence; (P-1)F where they start and end as one"
+        return ClosedForm((p - 1) * f / 2, (p - 1) * f / 2, form)
+    hops = p - 1 + (v - 1) * max(0, p - m)
+    bubble = hops * (f + i + w) / v
+    return ClosedForm(bubble, bubble, f"{'(P-1 + (v-1)(P-M))' if v > 1 and m < p else '(P-1)'}(F+B){by_chunks}")
+
+
+def _why_no_form(name: str, p: int, m: int, *, equal: bool) -> str:
+    if name not in NAMES:
+        return f"no closed form of {name}"
+    if name in ("zb_v", "dualpipe_v") and not equal:
+        return "no closed form unless F = I = W"
+    if name in ("zb_h1", "interleaved_zb") and m < p:
+        return f"no closed form at microbatches({m}) < ranks({p}), which do not fill the pipeline"
+    if name in ("zb_h2", "zb_v") and m < 2 * p - 1:
+        return f"no closed form at microbatches({m}) < 2 ranks - 1({2 * p - 1}): they do not fill it"
+    return ""
 
 
 def fraction_of(bubble_seconds: float, microbatches: int, f: float, i: float, w: float) -> float:
@@ -67,106 +107,7 @@ def fraction_of(bubble_seconds: float, microbatches: int, f: float, i: float, w:
     return bubble_seconds / (bubble_seconds + microbatches * (f + i + w))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    p: int
-    m: int
-    v: int
-    f: float
-    i: float
-    w: float
-
-
-def _naive(at: _Asked) -> ClosedForm:
-    bubble = at.m * (at.p - 1) * (at.f + at.i + at.w)
-    return ClosedForm(makespan_bubble_seconds=bubble, span_bubble_seconds=bubble, note="M(P-1)(F+B)")
-
-
-def _fill_and_drain(at: _Asked) -> ClosedForm:
-    hops = at.p - 1 + (at.v - 1) * max(0, at.p - at.m)
-    bubble = hops * (at.f + at.i + at.w) / at.v
-    hops_note = "(P-1 + (v-1)(P-M))" if at.v > 1 and at.m < at.p else "(P-1)"
-    note = f"{hops_note}(F+B){'/v' if at.v > 1 else ''}"
-    return ClosedForm(makespan_bubble_seconds=bubble, span_bubble_seconds=bubble, note=note)
-
-
-def _zb_h1(at: _Asked) -> ClosedForm:
-    if at.m < at.p:
-        return _none(f"no closed form at microbatches({at.m}) < ranks({at.p}), which do not fill the pipeline")
-    bubble = at.f + at.i - at.w
-    return ClosedForm(
-        makespan_bubble_seconds=(at.p - 1) * max(at.f, at.i, bubble) / at.v,
-        span_bubble_seconds=(at.p - 1) * max(at.i, bubble) / at.v,
-        note=f"(P-1)max(F, I, F+I-W){'/v' if at.v > 1 else ''}; in a rank's span without F",
-    )
-
-
-def _zb_h2(at: _Asked) -> ClosedForm:
-    if at.m < 2 * at.p - 1:
-        return _none(f"no closed form at microbatches({at.m}) < 2 ranks - 1({2 * at.p - 1}): they do not fill it")
-    bubble = max(at.i - at.f, at.f + at.i - 2 * at.w)
-    return ClosedForm(
-        makespan_bubble_seconds=(at.p - 1) * max(at.f, bubble),
-        span_bubble_seconds=(at.p - 1) * max(0.0, bubble),
-        note="(P-1)max(F, I-F, F+I-2W); in a rank's span 0 in place of F",
-    )
-
-
-def _zb_v(at: _Asked) -> ClosedForm:
-    if not (isclose(at.f, at.i) and isclose(at.i, at.w)):
-        return _none("no closed form unless F = I = W")
-    if at.m < 2 * at.p - 1:
-        return _none(f"no closed form at microbatches({at.m}) < 2 ranks - 1({2 * at.p - 1}): they do not fill it")
-    return ClosedForm(
-        makespan_bubble_seconds=(at.p - 1) * at.f / 2,
-        span_bubble_seconds=0.0,
-        note="(P-1)F/2 at F = I = W; in a rank's span 0",
-    )
-
-
-def _dualpipe_v(at: _Asked) -> ClosedForm:
-    """Half of (P-1)(F&B + B - 3W): that counts a forward and backward that must both be ready and leave together."""
-    if not (isclose(at.f, at.i) and isclose(at.i, at.w)):
-        return _none("no closed form unless F = I = W")
-    bubble = (at.p - 1) * at.f / 2
-    note = "(P-1)F/2 at F = I = W with forward and backward in sequence; (P-1)F where they start and end as one"
-    return ClosedForm(makespan_bubble_seconds=bubble, span_bubble_seconds=bubble, note=note)
-
-
-def _none(note: str) -> ClosedForm:
-    return ClosedForm(makespan_bubble_seconds=None, span_bubble_seconds=None, note=note)
-
-
-_FORMS: Mapping[str, Callable[[_Asked], ClosedForm]] = {
-    "naive": _naive,
-    "gpipe": _fill_and_drain,
-    "1f1b": _fill_and_drain,
-    "interleaved": _fill_and_drain,
-    "looped_bfs": _fill_and_drain,
-    "zb_h1": _zb_h1,
-    "zb_h2": _zb_h2,
-    "interleaved_zb": _zb_h1,
-    "zb_v": _zb_v,
-    "dualpipe_v": _dualpipe_v,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class IdleSplit:
-    """Idle seconds by cause, mean per rank; a cause that made a rank wait less than the ones before it is negative."""
-
-    schedule: float
-    imbalance: float
-    p2p: float
-    rest: float
-
-    @property
-    def idle(self) -> float:
-        """All of it: the measured idle seconds, mean per rank."""
-        return self.schedule + self.imbalance + self.p2p + self.rest
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Shade:
     """A stretch of a rank's idle time, in the timeline's own seconds, and its cause."""
 
@@ -176,17 +117,15 @@ class Shade:
     cause: Cause
 
 
-def split_idle(measured: Timeline, schedule: Schedule, latency: Latency) -> IdleSplit:
-    """Return what the measured idle time is made of; the parts sum to it by construction.
+def split_idle(measured: Timeline, schedule: Schedule, latency: Latency) -> dict[Cause, float]:
+    """Return the measured idle seconds by cause, mean per rank; they sum to all of it by construction.
 
     schedule is the idle time of a simulation in which every action takes the mean of its kind; imbalance is what the
     mean of its stage and kind adds, p2p what ``latency`` adds to that, and rest (jitter, host) what else was measured.
+    A cause that made a rank wait less than the ones before it is negative.
     """
-    models = _models(measured, schedule, latency)
-    by_kind, by_stage, with_links, all_of_it = (each.idle / measured.ranks for each in (*models, measured))
-    return IdleSplit(
-        schedule=by_kind, imbalance=by_stage - by_kind, p2p=with_links - by_stage, rest=all_of_it - with_links
-    )
+    idle = [each.idle / measured.ranks for each in (*_models(measured, schedule, latency), measured)]
+    return {cause: there - before for cause, before, there in zip(CAUSES, [0.0, *idle[:-1]], idle, strict=True)}
 
 
 def shade(measured: Timeline, schedule: Schedule, latency: Latency) -> tuple[Shade, ...]:
@@ -197,18 +136,22 @@ def shade(measured: Timeline, schedule: Schedule, latency: Latency) -> tuple[Sha
     a gap too short for what a model expects has no negative part.
     """
     models = _models(measured, schedule, latency)
-    return tuple(
-        piece
-        for rank in range(measured.ranks)
-        for gap, *expected in zip(*(_gaps(each, rank) for each in (measured, *models)), strict=True)
-        for piece in _cut(rank, gap, [max(0.0, stop - start) for start, stop in expected])
-    )
+    shades = []
+    for rank in range(measured.ranks):
+        for (start, end), *expected in zip(*(_gaps(each, rank) for each in (measured, *models)), strict=True):
+            begin = start
+            for cause, (expected_start, expected_stop) in zip(CAUSES, [*expected, (0.0, inf)], strict=True):
+                stop = min(end, begin + max(0.0, expected_stop - expected_start))
+                if stop > start:
+                    shades.append(Shade(rank, start, stop, cause))
+                    start = stop
+    return tuple(shades)
 
 
 def predicted(measured: Timeline, schedule: Schedule) -> Timeline:
     """Return the schedule from 0, every action taking the measured mean of its kind, messages none."""
     _refuse_another_order(measured, schedule)
-    mean_seconds = _means(measured, _kind)
+    mean_seconds = _means([measured], lambda action: action.kind)
     return simulate(schedule, lambda action: mean_seconds[action.kind])
 
 
@@ -233,7 +176,7 @@ def _messages(timeline: Timeline, schedule: Schedule) -> Iterator[tuple[Ran, Ran
     """Yield producer, consumer and when the consumer's rank became free, for all messages between ranks."""
     made: dict[Result, Ran] = {result(ran.action): ran for ran in timeline.ran}
     for rank in range(timeline.ranks):
-        free_at = float("-inf")
+        free_at = -inf
         for ran in timeline.of(rank):
             received = message(ran.action, schedule.num_stages)
             if received is not None and made[received].rank != rank:
@@ -243,25 +186,18 @@ def _messages(timeline: Timeline, schedule: Schedule) -> Iterator[tuple[Ran, Ran
 
 def _models(measured: Timeline, schedule: Schedule, latency: Latency) -> tuple[Timeline, Timeline, Timeline]:
     """Return the simulations by mean times of each kind, by those of each stage and kind, and these with latency."""
+    by_kind = predicted(measured, schedule)
+    stage_seconds = _means([measured], lambda action: (action.stage, action.kind))
 
     def by_stage(action: Action) -> float:
-        return stage_seconds[_stage_and_kind(action)]
+        return stage_seconds[action.stage, action.kind]
 
-    stage_seconds = _means(measured, _stage_and_kind)
-    return predicted(measured, schedule), simulate(schedule, by_stage), simulate(schedule, by_stage, latency)
-
-
-def _kind(action: Action) -> ActionKind:
-    return action.kind
+    return by_kind, simulate(schedule, by_stage), simulate(schedule, by_stage, latency)
 
 
-def _stage_and_kind(action: Action) -> tuple[int, ActionKind]:
-    return action.stage, action.kind
-
-
-def _means(measured: Timeline, key: Callable[[Action], Key]) -> dict[Key, float]:
+def _means(timelines: Sequence[Timeline], key: Callable[[Action], Key]) -> dict[Key, float]:
     seconds: dict[Key, list[float]] = {}
-    for ran in measured.ran:
+    for ran in (ran for timeline in timelines for ran in timeline.ran):
         seconds.setdefault(key(ran.action), []).append(ran.stop - ran.start)
     return {group: fmean(values) for group, values in seconds.items()}
 
@@ -275,18 +211,7 @@ def _gaps(timeline: Timeline, rank: int) -> list[tuple[float, float]]:
     return [*gaps, (reached, timeline.first_start + timeline.makespan)]
 
 
-def _cut(rank: int, gap: tuple[float, float], expected: Sequence[float]) -> Iterator[Shade]:
-    begin, end = gap
-    start = begin
-    for cause, seconds in zip(get_args(Cause), (*expected, inf), strict=True):
-        stop = min(end, begin + seconds)
-        if stop > start:
-            yield Shade(rank=rank, start=start, stop=stop, cause=cause)
-            start = stop
-
-
 def _refuse_another_order(measured: Timeline, schedule: Schedule) -> None:
-    """Refuse to explain a timeline by a schedule that it did not follow."""
     if measured.ranks != schedule.ranks:
         raise UserError(f"ranks of the timeline({measured.ranks}) != ranks of {schedule.name}({schedule.ranks})")
     for rank in range(schedule.ranks):
@@ -296,3 +221,63 @@ def _refuse_another_order(measured: Timeline, schedule: Schedule) -> None:
         for step, (found, expected) in enumerate(zip(ran, planned, strict=True)):
             if found != expected:
                 raise UserError(f"rank {rank} ran {found} at step {step}, where {schedule.name} has {expected}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """Mean seconds of one rank's whole share of one microbatch: forward, input gradient, weight gradient.
+
+    Where the two gradients were not told apart (``assumed_halves``), each is taken for half of them.
+    """
+
+    f: float
+    i: float
+    w: float
+    assumed_halves: bool = False
+
+
+def shares_of(timelines: Sequence[Timeline], chunks: int) -> Shares:
+    """Return the mean shares of measured steps."""
+    means = {kind: chunks * seconds for kind, seconds in _means(timelines, lambda action: action.kind).items()}
+    if "I" in means and "W" in means:
+        return Shares(f=means["F"], i=means["I"], w=means["W"])
+    return Shares(f=means["F"], i=means["B"] / 2, w=means["B"] / 2, assumed_halves=True)
+
+
+def compare(
+    shares: Shares,
+    *,
+    ranks: int,
+    microbatches: int,
+    layers: int,
+    layer_bytes: float | None,
+    latency_seconds: float,
+    outside_seconds: float,
+) -> tuple[Simulated, ...]:
+    """Return each schedule with its default chunks at these times, the fastest first, those that cannot run last.
+
+    A message takes ``latency_seconds``, what is around the pipeline ``outside_seconds``; ``layer_bytes`` are a layer's
+    activations, None where they have no closed form.
+    """
+
+    def line(name: str) -> Simulated:
+        chunks = default_chunks(name)
+        try:
+            schedule = make_schedule(name, ranks=ranks, microbatches=microbatches)
+            counts = layers_of_stages(layers, schedule.num_stages)
+        except UserError as error:
+            return Simulated(schedule=name, chunks=chunks, measured=False, why_not=str(error))
+        of_rank: dict[ActionKind, float] = {"F": shares.f, "I": shares.i, "W": shares.w, "B": shares.i + shares.w}
+        timeline = simulate(schedule, lambda action: of_rank[action.kind] / chunks, lambda *link: latency_seconds)
+        held = max(peak_held(schedule, rank, lambda stage: 1) for rank in range(ranks))
+        return Simulated(
+            schedule=name,
+            chunks=chunks,
+            measured=False,
+            step_seconds=timeline.makespan + outside_seconds,
+            bubble_fraction=bubble_fraction(timeline),
+            in_flight=held / chunks,
+            activation_bytes=None if layer_bytes is None else layer_bytes * held * counts[0],
+        )
+
+    return tuple(sorted(map(line, NAMES), key=lambda one: inf if one.step_seconds is None else one.step_seconds))

@@ -8,21 +8,21 @@ from bench.plan.cases import Params
 from bench.plan.params import Param, Value
 from bench.text import UserError
 from workloads.model.shapes import Shape
-from workloads.pipeline_parallel import schedules
 from workloads.pipeline_parallel.schedule_check import check
-from workloads.pipeline_parallel.schedules import Schedule, make_schedule, schedule_from_csv
-from workloads.pipeline_parallel.split import layers_of_stages
+from workloads.pipeline_parallel.schedules import NAMES, Schedule, make_schedule, require_schedule, schedule_from_csv
 
 ALL = "all"
+SCHEDULE = Param(
+    name="schedule",
+    kind="str",
+    default="1f1b",
+    choices=(*NAMES, ALL),
+    help="who does what when; all: a case for each that can run with so many ranks and microbatches",
+)
+MICROBATCHES = Param(name="microbatches", kind="int", default=8, minimum=1, help="microbatches of one step")
 PARAMS = (
-    Param(
-        name="schedule",
-        kind="str",
-        default="1f1b",
-        choices=(*schedules.NAMES, ALL),
-        help="who does what when; all: a case for each that can run with so many ranks and microbatches",
-    ),
-    Param(name="microbatches", kind="int", default=8, minimum=1, help="microbatches of one step"),
+    SCHEDULE,
+    MICROBATCHES,
     Param(
         name="chunks", kind="int", default=0, minimum=0, optional=True, help="stages of a rank; 0 = the schedule's own"
     ),
@@ -54,37 +54,54 @@ class Pipeline:
 
 def pipeline_of(params: Mapping[str, Value], shape: Shape, ranks: int) -> Pipeline:
     """Return the pipeline that parameters mean; ``UserError`` with the rule and its numbers where there is none."""
-    schedule = _schedule_of(params, ranks)
+    microbatches, rows = int(params["microbatches"]), str(params.get("order", ""))
+    if rows:
+        if params.get("schedule", SCHEDULE.default) != SCHEDULE.default:
+            found = f"schedule = {params['schedule']}"
+            raise UserError(f"{found} is not allowed with order, which is a schedule of your own")
+        schedule = schedule_from_csv(rows.replace(";", "\n"), "order")
+        if schedule.ranks != ranks:
+            raise UserError(f"order has rows for {schedule.ranks} ranks != ranks({ranks})")
+        if schedule.microbatches != microbatches:
+            raise UserError(f"order has {schedule.microbatches} microbatches != microbatches({microbatches})")
+        check(schedule)
+    else:
+        chunks = int(params.get("chunks", 0))
+        schedule = make_schedule(str(params["schedule"]), ranks=ranks, microbatches=microbatches, chunks=chunks)
     split = str(params.get("split", ""))
     return Pipeline(schedule=schedule, layers_by_stage=layers_of_stages(shape.layers, schedule.num_stages, split))
 
 
-def _schedule_of(params: Mapping[str, Value], ranks: int) -> Schedule:
-    microbatches, rows = int(params["microbatches"]), str(params.get("order", ""))
-    if not rows:
-        chunks = int(params.get("chunks", 0))
-        return make_schedule(str(params["schedule"]), ranks=ranks, microbatches=microbatches, chunks=chunks)
-    if params.get("schedule", default := _default("schedule")) != default:
-        raise UserError(f"schedule = {params['schedule']} is not allowed with order, which is a schedule of your own")
-    schedule = schedule_from_csv(rows.replace(";", "\n"), "order")
-    if schedule.ranks != ranks:
-        raise UserError(f"order has rows for {schedule.ranks} ranks != ranks({ranks})")
-    if schedule.microbatches != microbatches:
-        raise UserError(f"order has {schedule.microbatches} microbatches != microbatches({microbatches})")
-    check(schedule)
-    return schedule
+def layers_of_stages(layers: int, stages: int, split: str = "") -> tuple[int, ...]:
+    """Return the layers of each stage; ``split`` such as ``1+2+1+1`` names them, empty is as many each.
+
+    ``UserError`` by equation where layers do not divide, or ``split`` is not one number for each stage.
+    """
+    if not split:
+        if layers % stages:
+            raise UserError(f"layers({layers}) % stages({stages}) != 0: split = 2+1+... says how many each stage takes")
+        return (layers // stages,) * stages
+    words = split.split("+")
+    if not all(word.strip().isdecimal() and int(word) for word in words):
+        raise UserError(f"split = {split!r} is not understood: it is the layers of each stage, such as 1+2+1+1")
+    counts = tuple(map(int, words))
+    if len(counts) != stages:
+        raise UserError(f"split = {split!r} is for {len(counts)} stages, and there are {stages}")
+    if sum(counts) != layers:
+        raise UserError(f"split = {split!r} holds {sum(counts)} layers, and the model has layers({layers})")
+    return counts
 
 
 def refuse_pipeline(shape: Shape, params: Mapping[str, Value], ranks: int) -> str | None:
     """Refuse what no schedule, no split or no layer can do; the rule with its numbers."""
     try:
-        pipeline = pipeline_of(params, shape, ranks)
+        schedule = pipeline_of(params, shape, ranks).schedule
     except UserError as error:
         return str(error)
     how = params.get("checkpointing", "none")
-    if pipeline.schedule.splits_backward and how != "none":
+    if schedule.splits_backward and how != "none":
         return (
-            f"checkpointing = {how!r} is not allowed with {pipeline.schedule.name}, which splits the backward pass: "
+            f"checkpointing = {how!r} is not allowed with {schedule.name}, which splits the backward pass: "
             "layers would be computed again for the input gradient and once more for the weight gradient"
         )
     return None
@@ -99,22 +116,12 @@ def each_schedule(given: Params, spec: WorldSpec) -> Iterable[Params]:
         return (given,)
     if given.get("order"):
         return ({name: value for name, value in given.items() if name != "schedule"},)
-    microbatches = int(given.get("microbatches", _default("microbatches")))
-    chunks = int(given.get("chunks", 0))
-    return [
-        {**given, "schedule": name}
-        for name in schedules.NAMES
-        if _exists(name, ranks=spec.nproc, microbatches=microbatches, chunks=chunks)
-    ]
-
-
-def _exists(name: str, *, ranks: int, microbatches: int, chunks: int) -> bool:
-    try:
-        make_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
-    except UserError:
-        return False
-    return True
-
-
-def _default(name: str) -> Value:
-    return next(param.default for param in PARAMS if param.name == name)
+    microbatches = int(given.get("microbatches", MICROBATCHES.default))
+    made = []
+    for name in NAMES:
+        try:
+            require_schedule(name, ranks=spec.nproc, microbatches=microbatches, chunks=int(given.get("chunks", 0)))
+        except UserError:
+            continue
+        made.append({**given, "schedule": name})
+    return made

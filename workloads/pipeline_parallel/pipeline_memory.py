@@ -10,8 +10,8 @@ from torch import Tensor
 from bench.world.world import World
 from workloads.costs.communication_pattern import state_bytes
 from workloads.model.shapes import Shape, num_head_parameters, num_layer_parameters, num_parameters
-from workloads.pipeline_parallel.in_flight import peak_held
 from workloads.pipeline_parallel.pipeline_case import Pipeline
+from workloads.pipeline_parallel.schedules import peak_held
 from workloads.pipeline_parallel.stages import Chunk
 from workloads.step.layout import Layout
 from workloads.step.memory import SavedTensors, gradients, peak_during, state_tensors, storage_bytes

@@ -6,27 +6,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from msgspec.structs import replace
 
 from bench.machine.environment import emulation
 from bench.machine.world_spec import FUNCTIONAL_ONLY
 from bench.results import details as told_by
-from bench.results.details import CAUSES, COMPONENTS, Action, Idle, Pipeline, Simulated
+from bench.results.details import COMPONENTS, Action, Idle, Pipeline, Simulated
 from bench.results.metrics import MetricValue, values
 from bench.results.stats import Estimate, median
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.costs.communication_pattern import sent_bytes
 from workloads.pipeline_parallel import bubbles, schedules
-from workloads.pipeline_parallel.in_flight import peak_held
+from workloads.pipeline_parallel.bubbles import Shares, compare, shares_of
 from workloads.pipeline_parallel.pipeline_memory import Look
 from workloads.pipeline_parallel.pipeline_memory import counted as counted_memory
 from workloads.pipeline_parallel.pipeline_memory import formula as formula_of_memory
 from workloads.pipeline_parallel.pipeline_memory import measured as measured_memory
 from workloads.pipeline_parallel.pp_bytes import bytes_by_link
-from workloads.pipeline_parallel.schedule_comparison import Setting, Shares, compare, mean_latency, shares_of
-from workloads.pipeline_parallel.schedules import Schedule
+from workloads.pipeline_parallel.schedules import Schedule, peak_held
 from workloads.pipeline_parallel.simulate import Ran, Timeline
 from workloads.pipeline_parallel.stage_runtime import Recorder
 from workloads.step.memory_report import UNCOUNTED, Held, largest_of, layer_activation_bytes
@@ -212,7 +212,7 @@ def bubble_of(
     return {
         **metrics,
         **_closed_forms(steps, timed_seconds),
-        **values({f"idle_{cause}": getattr(split, cause) for cause in CAUSES}, "mean over ranks"),
+        **values({f"idle_{cause}": seconds for cause, seconds in split.items()}, "mean over ranks"),
         **values({"idle": idle, "compute": middle.makespan - idle}, f"mean over ranks, {how}"),
         **values({"makespan": middle.makespan}, how),
         **values({"non_pipeline_time": steps.outside_seconds}, "median"),
@@ -234,7 +234,7 @@ def _closed_forms(steps: Steps, timed_seconds: float | None) -> dict[str, Metric
         return {}
     shares = shares_of((steps.middle,), schedule.chunks)
     if timed_seconds is not None:
-        shares = Shares(f=timed_seconds, i=timed_seconds, w=timed_seconds, assumed_halves=False)
+        shares = Shares(f=timed_seconds, i=timed_seconds, w=timed_seconds)
     sizes = {"ranks": schedule.ranks, "microbatches": schedule.microbatches, "chunks": schedule.chunks}
     form = bubbles.closed_form(schedule.name, **sizes, f=shares.f, i=shares.i, w=shares.w)
     times = "mean times" if timed_seconds is None else "times asked for"
@@ -312,15 +312,15 @@ def _us(seconds: float) -> int:
 
 def _comparison(steps: Steps, look: Look, latency: Mapping[tuple[int, int], float]) -> tuple[Simulated, ...]:
     schedule = steps.schedule
-    setting = Setting(
+    return compare(
+        _shares(steps),
         ranks=schedule.ranks,
         microbatches=schedule.microbatches,
         layers=look.shape.layers,
         layer_bytes=None if _uncounted(look) else layer_activation_bytes(look.shape, look.batch),
-        latency_seconds=mean_latency(latency),
+        latency_seconds=fmean(latency.values()) if latency else 0.0,
         outside_seconds=steps.outside_seconds,
     )
-    return compare(_shares(steps), setting)
 
 
 def _shares(steps: Steps) -> Shares:

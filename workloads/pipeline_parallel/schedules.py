@@ -1,13 +1,51 @@
-"""Pipeline schedules as data: each is a name, an order of actions by rank, and the rules of when it exists."""
+"""Pipeline schedules as data: what each rank does in which order, when such an order exists, what it holds. Pure.
 
-from collections.abc import Callable, Mapping
+r is the rank, P the ranks, M the microbatches, v the chunks (stages of a rank). Where stages are looped, chunk c of
+rank r is stage c P + r; in the V, rank r has the stages r and 2P-1-r.
+"""
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, cast
 
-from bench.results.details import Action
+from bench.results.details import Action, ActionKind
 from bench.text import UserError, did_you_mean, listed
-from workloads.pipeline_parallel import orders
-from workloads.pipeline_parallel.actions import Order, parse_csv
+
+Actions = tuple[Action, ...]
+Order = tuple[tuple[Action | None, ...], ...]
+"""By rank; None is a step in which a rank does nothing."""
+Result = tuple[int, Literal["F", "I", "W"], int]
+"""What an action leaves behind for others: a stage's output ("F"), its input's gradient ("I"), its weights' ("W")."""
+
+
+def result(action: Action) -> Result:
+    """Return what others wait for of ``action``: of a full backward that is its input gradient."""
+    return action.stage, "I" if action.kind == "B" else action.kind, action.microbatch
+
+
+def message(action: Action, num_stages: int) -> Result | None:
+    """Return what ``action`` needs of the stage beside it: a forward the output before, a backward the gradient after.
+
+    None for the first stage's forward, the last one's backward, and a weight gradient, which need nobody.
+    """
+    if action.kind == "F":
+        return (action.stage - 1, "F", action.microbatch) if action.stage > 0 else None
+    if action.kind in ("B", "I") and action.stage < num_stages - 1:
+        return action.stage + 1, "I", action.microbatch
+    return None
+
+
+def needs(action: Action, num_stages: int) -> tuple[Result, ...]:
+    """Return all that ``action`` needs: of its own stage the forward or the input gradient before, and the message."""
+    received = message(action, num_stages)
+    others = () if received is None else (received,)
+    if action.kind == "F":
+        return others
+    return ((action.stage, "I" if action.kind == "W" else "F", action.microbatch), *others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +60,6 @@ class Schedule:
 
     @property
     def num_stages(self) -> int:
-        """Stages of all ranks."""
         return self.ranks * self.chunks
 
     @cached_property
@@ -31,14 +68,13 @@ class Schedule:
         return any(action.kind in ("I", "W") for rank in range(self.ranks) for action in self.actions_of(rank))
 
     def rank_of(self, stage: int) -> int:
-        """Return the rank that runs ``stage``."""
         return self._rank_by_stage[stage]
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages that ``rank`` runs, the first one first."""
         return tuple(sorted(stage for stage, holder in self._rank_by_stage.items() if holder == rank))
 
-    def actions_of(self, rank: int) -> tuple[Action, ...]:
+    def actions_of(self, rank: int) -> Actions:
         """Return what ``rank`` does, without the steps in which it does nothing."""
         return tuple(action for action in self.order[rank] if action is not None)
 
@@ -47,95 +83,179 @@ class Schedule:
         return {action.stage: rank for rank in range(self.ranks) for action in self.actions_of(rank)}
 
 
+def peak_held(schedule: Schedule, rank: int, of_stage: Callable[[int], float]) -> float:
+    """Return the most that a rank holds at once: what a stage's microbatch weighs, from F until B or W."""
+    held = peak = 0.0
+    for action in schedule.actions_of(rank):
+        if action.kind == "F":
+            held += of_stage(action.stage)
+            peak = max(peak, held)
+        elif action.kind in ("B", "W"):
+            held -= of_stage(action.stage)
+    return peak
+
+
+def _naive(r: int, p: int, m: int, v: int) -> Actions:
+    """One microbatch after the other goes all the way there and back, so that only one rank works at a time."""
+    return tuple(action for i in range(m) for action in (Action(r, "F", i), Action(r, "B", i)))
+
+
+def _gpipe(r: int, p: int, m: int, v: int) -> Actions:
+    """All forwards, then all backwards (GPipe, arXiv 1811.06965)."""
+    return (*(Action(r, "F", i) for i in range(m)), *(Action(r, "B", i) for i in range(m)))
+
+
+def _looped_bfs(r: int, p: int, m: int, v: int) -> Actions:
+    """All microbatches through one chunk before the next one, back in reverse (breadth first, arXiv 2211.05953)."""
+    there = [(stage, i) for stage in range(r, p * v, p) for i in range(m)]
+    return (*(Action(stage, "F", i) for stage, i in there), *(Action(stage, "B", i) for stage, i in reversed(there)))
+
+
+def _one_f_one_b(r: int, p: int, m: int, v: int) -> Actions:
+    """1F1B (PipeDream-flush, arXiv 2104.04473): P-1-r forwards of warm-up."""
+    return _alternating(r, p, m, v, warmup=p - 1 - r)
+
+
+def _interleaved(r: int, p: int, m: int, v: int) -> Actions:
+    """Interleaved 1F1B (arXiv 2104.04473): of warm-up a round of every chunk but one, and 2 (P-1-r) forwards."""
+    return _alternating(r, p, m, v, warmup=(v - 1) * _round_of(p, m) + 2 * (p - 1 - r))
+
+
+def _interleaved_zb(r: int, p: int, m: int, v: int) -> Actions:
+    """Interleaved with split backwards: P-1-r forwards past the rounds, weights r backwards late; ZB-H1 at v = 1.
+
+    arXiv 2401.10241, figure 2: 1F1B's warm-up and memory, the later ranks' weight gradients fill the end.
+    """
+    return _alternating(r, p, m, v, warmup=(v - 1) * _round_of(p, m) + p - 1 - r, weight_lag=r)
+
+
+def _zb_h2(r: int, p: int, m: int, v: int) -> Actions:
+    """ZB-H2 (arXiv 2401.10241, figure 3): ZB-H1 with twice the warm-up and lag, so that 2P-1 are held everywhere."""
+    return _alternating(r, p, m, v, warmup=2 * (p - 1 - r), weight_lag=2 * r)
+
+
+def _round_of(p: int, m: int) -> int:
+    """Return how many microbatches a chunk takes before the next has its turn: P, or up to 2P-1 to come out even.
+
+    Where that does not divide M, an interleaved order of whole rounds does not exist.
+    """
+    return m // max(1, m // p)
+
+
+def _alternating(r: int, p: int, m: int, v: int, *, warmup: int, weight_lag: int | None = None) -> Actions:
+    """Return ``warmup`` forwards, then one forward and one backward in turn, then what is left of the backwards.
+
+    Without a lag backwards are whole. With one, a backward is its input gradient alone, and its weight gradient comes
+    ``weight_lag`` backwards later.
+    """
+
+    def by_rounds(chunks: Sequence[int]) -> list[tuple[int, int]]:
+        """Stages and microbatches: in each round, every chunk takes the round's microbatches."""
+        size = _round_of(p, m)
+        rounds = [range(start, min(start + size, m)) for start in range(0, m, size)]
+        return [(chunk * p + r, i) for one in rounds for chunk in chunks for i in one]
+
+    forwards, backwards = by_rounds(range(v)), by_rounds(range(v - 1, -1, -1))
+    actions = [Action(stage, "F", i) for stage, i in forwards[:warmup]]
+    for count, (stage, i) in enumerate(backwards):
+        actions += [Action(stage, "F", i) for stage, i in forwards[warmup + count : warmup + count + 1]]
+        actions.append(Action(stage, "B" if weight_lag is None else "I", i))
+        if weight_lag is not None and count >= weight_lag:
+            actions.append(Action(backwards[count - weight_lag][0], "W", backwards[count - weight_lag][1]))
+    if weight_lag:
+        actions += [Action(stage, "W", i) for stage, i in backwards[-weight_lag:]]
+    return tuple(actions)
+
+
+def _zb_v(r: int, p: int, m: int, v: int) -> Actions:
+    """ZB-V (arXiv 2401.10241, section 6; 2405.15362): forwards and both gradients in turn on a V.
+
+    Written for at least 2P-1 microbatches, which fill the pipeline; where there are fewer, the rest is left out.
+    """
+    first, second = r, 2 * p - 1 - r
+    written = _write(
+        [
+            (first, "F" * (2 * (p - r) - 1)),
+            *[(second, "F"), (first, "F")] * r,
+            *[(second, "FIW")] * (p - r),
+            *[(first, "FIW"), (second, "FIW")] * (max(0, m - (2 * p - 1)) + r),
+            *[(first, "IW"), (second, "FIW")] * (p - 1 - r),
+            *[(first, "I"), (second, "I")] * r,
+            *[(first, "IW")] * (p - r),
+            *[(second, "W" * r), (first, "W" * r)],
+        ]
+    )
+    return tuple(action for action in written if action.microbatch < m)
+
+
+def _dualpipe_v(r: int, p: int, m: int, v: int) -> Actions:
+    """DualPipeV, with the two halves of each overlapped forward and backward one after the other.
+
+    DualPipe (DeepSeek-V3, arXiv 2412.19437) cut in half, as in github.com/deepseek-ai/DualPipe; the steps are its.
+    """
+    first, second, after = r, 2 * p - 1 - r, p - 1 - r
+    return _write(
+        [
+            (first, "F" * (2 * after)),  # step 1
+            *[(first, "F"), (second, "F")] * (r + 1),  # step 2
+            *[(second, "IWF")] * after,  # step 3
+            *[(first, "F"), (second, "B"), (second, "F"), (first, "B")] * (m - 2 * p + r + 1),  # step 4, the main one
+            *[(second, "BF"), (first, "B")] * after,  # step 5
+            # step 6: whole backwards in its first half, weights later in its second
+            *((first if count % 2 else second, "B" if count <= r else "I") for count in range(2 * (r + 1))),
+            *[(None, "W"), (first, "I")] * after,  # step 7
+            (None, "W" * (r + 1)),  # step 8
+        ]
+    )
+
+
+def _write(script: Iterable[tuple[int | None, str]]) -> Actions:
+    """Return the actions of a script of stages and kinds: each takes its stage's next microbatch.
+
+    W is the oldest weight gradient that an I still owes, of that stage or of any (None); nothing where none is owed.
+    """
+    actions: list[Action] = []
+    owed: list[Action] = []
+    taken: Counter[tuple[int, bool]] = Counter()
+    for stage, kinds in script:
+        for kind in kinds:
+            if kind == "W":
+                due = next((one for one in owed if stage in (None, one.stage)), None)
+                if due is not None:
+                    owed.remove(due)
+                    actions.append(Action(due.stage, "W", due.microbatch))
+            elif stage is not None:
+                actions.append(Action(stage, cast(ActionKind, kind), taken[stage, kind == "F"]))
+                taken[stage, kind == "F"] += 1
+                owed += [actions[-1]] if kind == "I" else []
+    return tuple(actions)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """How a rank's actions are made of r, P, M and v, and what these must be; no ``most_chunks`` is any number."""
+    """How a rank's actions are made of r, P, M and v, and what these must be; without a least, chunks are fixed."""
 
-    make: Callable[[int, int, int, int], orders.Actions]
-    default_chunks: int = 1
-    least_chunks: int = 1
-    most_chunks: int | None = 1
+    make: Callable[[int, int, int, int], Actions]
+    chunks: int = 1
+    least_chunks: int | None = None
     splits_backward: bool = False
     in_rounds: bool = False
     fills_stages: bool = False
 
 
 _FAMILIES: Mapping[str, _Family] = {
-    "naive": _Family(make=lambda r, p, m, v: orders.naive(r, m)),
-    "gpipe": _Family(make=lambda r, p, m, v: orders.gpipe(r, m)),
-    "1f1b": _Family(make=lambda r, p, m, v: orders.one_f_one_b(r, p, m)),
-    "interleaved": _Family(make=orders.interleaved, default_chunks=2, least_chunks=2, most_chunks=None, in_rounds=True),
-    "looped_bfs": _Family(make=orders.looped_bfs, default_chunks=2, least_chunks=2, most_chunks=None),
-    "zb_h1": _Family(make=orders.interleaved_zb, splits_backward=True),
-    "zb_h2": _Family(make=lambda r, p, m, v: orders.zb_h2(r, p, m), splits_backward=True),
-    "interleaved_zb": _Family(
-        make=orders.interleaved_zb, default_chunks=2, most_chunks=None, splits_backward=True, in_rounds=True
-    ),
-    "zb_v": _Family(
-        make=lambda r, p, m, v: orders.zb_v(r, p, m),
-        default_chunks=2,
-        least_chunks=2,
-        most_chunks=2,
-        splits_backward=True,
-    ),
-    "dualpipe_v": _Family(
-        make=lambda r, p, m, v: orders.dualpipe_v(r, p, m),
-        default_chunks=2,
-        least_chunks=2,
-        most_chunks=2,
-        splits_backward=True,
-        fills_stages=True,
-    ),
+    "naive": _Family(make=_naive),
+    "gpipe": _Family(make=_gpipe),
+    "1f1b": _Family(make=_one_f_one_b),
+    "interleaved": _Family(make=_interleaved, chunks=2, least_chunks=2, in_rounds=True),
+    "looped_bfs": _Family(make=_looped_bfs, chunks=2, least_chunks=2),
+    "zb_h1": _Family(make=_interleaved_zb, splits_backward=True),
+    "zb_h2": _Family(make=_zb_h2, splits_backward=True),
+    "interleaved_zb": _Family(make=_interleaved_zb, chunks=2, least_chunks=1, splits_backward=True, in_rounds=True),
+    "zb_v": _Family(make=_zb_v, chunks=2, splits_backward=True),
+    "dualpipe_v": _Family(make=_dualpipe_v, chunks=2, splits_backward=True, fills_stages=True),
 }
 NAMES = tuple(_FAMILIES)
-
-
-def default_chunks(name: str) -> int:
-    """Return the stages of a rank where nothing else is asked."""
-    return _family(name).default_chunks
-
-
-def splits_backward(name: str) -> bool:
-    """Return whether the schedule runs input and weight gradients apart."""
-    return _family(name).splits_backward
-
-
-def make_schedule(name: str, *, ranks: int, microbatches: int, chunks: int = 0) -> Schedule:
-    """Return the named schedule; ``chunks`` 0 is its own default. ``UserError`` by equation where it does not exist.
-
-    Where torch 2.13 has a class it runs the same order, which a test holds; only its print of 1F1B is off by one on the
-    last rank. DualPipeV's overlapped pairs stand here one after the other, each sent as it ends.
-    """
-    stages_of_rank = require_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
-    family = _family(name)
-    order = tuple(family.make(rank, ranks, microbatches, stages_of_rank) for rank in range(ranks))
-    return Schedule(name=name, order=order, ranks=ranks, microbatches=microbatches, chunks=stages_of_rank)
-
-
-def require_schedule(name: str, *, ranks: int, microbatches: int, chunks: int = 0) -> int:
-    """Return the stages of a rank of a schedule that exists; ``UserError`` by equation where it does not."""
-    family = _family(name)
-    stages_of_rank = chunks or family.default_chunks
-    _refuse(name, family, ranks, microbatches, stages_of_rank)
-    return stages_of_rank
-
-
-def _refuse(name: str, family: _Family, ranks: int, microbatches: int, chunks: int) -> None:
-    if ranks < 2:
-        raise UserError(f"{name} needs ranks({ranks}) >= 2: one rank is no pipeline")
-    if microbatches < 1:
-        raise UserError(f"{name} needs microbatches({microbatches}) >= 1")
-    if chunks < family.least_chunks or chunks > (family.most_chunks or chunks):
-        rule = f"== {family.most_chunks}" if family.most_chunks else f">= {family.least_chunks}"
-        raise UserError(f"{name} needs chunks({chunks}) {rule}")
-    if family.fills_stages and microbatches < ranks * chunks:
-        raise UserError(f"{name} needs microbatches({microbatches}) >= stages({ranks * chunks})")
-    rounds = max(1, microbatches // ranks)
-    if family.in_rounds and microbatches % rounds:
-        raise UserError(
-            f"{name} needs microbatches({microbatches}) % rounds({rounds}) == 0, "
-            f"where rounds = microbatches({microbatches}) // ranks({ranks})"
-        )
 
 
 def _family(name: str) -> _Family:
@@ -144,13 +264,54 @@ def _family(name: str) -> _Family:
     return _FAMILIES[name]
 
 
+def default_chunks(name: str) -> int:
+    """Return the stages of a rank where nothing else is asked."""
+    return _family(name).chunks
+
+
+def splits_backward(name: str) -> bool:
+    """Return whether the schedule runs input and weight gradients apart."""
+    return _family(name).splits_backward
+
+
+def require_schedule(name: str, *, ranks: int, microbatches: int, chunks: int = 0) -> int:
+    """Return the stages of a rank of a schedule that exists; ``UserError`` by equation where it does not."""
+    family = _family(name)
+    chunks = chunks or family.chunks
+    if ranks < 2:
+        raise UserError(f"{name} needs ranks({ranks}) >= 2: one rank is no pipeline")
+    if microbatches < 1:
+        raise UserError(f"{name} needs microbatches({microbatches}) >= 1")
+    if family.least_chunks is None and chunks != family.chunks:
+        raise UserError(f"{name} needs chunks({chunks}) == {family.chunks}")
+    if family.least_chunks is not None and chunks < family.least_chunks:
+        raise UserError(f"{name} needs chunks({chunks}) >= {family.least_chunks}")
+    if family.fills_stages and microbatches < ranks * chunks:
+        raise UserError(f"{name} needs microbatches({microbatches}) >= stages({ranks * chunks})")
+    rounds = max(1, microbatches // ranks)
+    if family.in_rounds and microbatches % rounds:
+        where = f"where rounds = microbatches({microbatches}) // ranks({ranks})"
+        raise UserError(f"{name} needs microbatches({microbatches}) % rounds({rounds}) == 0, {where}")
+    return chunks
+
+
+def make_schedule(name: str, *, ranks: int, microbatches: int, chunks: int = 0) -> Schedule:
+    """Return the named schedule; ``chunks`` 0 is its own default. ``UserError`` by equation where it does not exist.
+
+    Where torch 2.13 has a class it runs the same order, which a test holds; only its print of 1F1B is off by one on the
+    last rank. DualPipeV's overlapped pairs stand here one after the other, each sent as it ends.
+    """
+    chunks = require_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
+    order = tuple(_FAMILIES[name].make(rank, ranks, microbatches, chunks) for rank in range(ranks))
+    return Schedule(name=name, order=order, ranks=ranks, microbatches=microbatches, chunks=chunks)
+
+
 def schedule_from_csv(text: str, name: str = "custom") -> Schedule:
     """Return the schedule in torch's compute-only CSV; whether it can run is for ``schedule_check`` to say.
 
     Ranks are its rows; microbatches and stages are counted from what it names. Every rank must have as many stages.
     """
     order = parse_csv(text)
-    actions = [action for row in order for action in row if action is not None]
     stages = [len({action.stage for action in row if action is not None}) for row in order]
     if len(set(stages)) > 1:
         least, most = stages.index(min(stages)), stages.index(max(stages))
@@ -158,5 +319,27 @@ def schedule_from_csv(text: str, name: str = "custom") -> Schedule:
             f"{name} needs as many stages on every rank: "
             f"stages of rank {least}({stages[least]}) != stages of rank {most}({stages[most]})"
         )
-    microbatches = max(action.microbatch for action in actions) + 1
+    microbatches = 1 + max(action.microbatch for row in order for action in row if action is not None)
     return Schedule(name=name, order=order, ranks=len(order), microbatches=microbatches, chunks=stages[0])
+
+
+def parse_csv(text: str) -> Order:
+    """Return the order in torch's compute-only CSV; ``UserError`` names the row and the cell that cannot be read.
+
+    ``(1F0;2B3)OVERLAP_F_B`` is read as its two actions in sequence, which is how torch runs it unless told otherwise.
+    """
+    rows = list(csv.reader(text.splitlines()))
+    while rows and not rows[-1]:
+        rows.pop()
+    if not any(cell.strip() for row in rows for cell in row):
+        raise UserError("the schedule is empty: a row per rank with actions such as 0F0,0B0 is needed")
+    order: list[list[Action | None]] = [[] for _ in rows]
+    for rank, row in enumerate(rows):
+        for step, cell in enumerate(row):
+            overlap = re.fullmatch(r"\(([^()]*)\)OVERLAP_F_B", cell.strip())
+            try:
+                parts = overlap[1].split(";") if overlap else [cell] if cell.strip() else []
+                order[rank] += [Action.parse(part) for part in parts] or [None]
+            except UserError as error:
+                raise UserError(f"rank {rank}, step {step}: {error}") from None
+    return tuple(tuple(row) for row in order)

@@ -6,8 +6,7 @@ from functools import cached_property
 
 from bench.results.details import Action
 from bench.text import UserError
-from workloads.pipeline_parallel.actions import Result, needs, result
-from workloads.pipeline_parallel.schedules import Schedule
+from workloads.pipeline_parallel.schedules import Result, Schedule, needs, result
 
 Latency = Callable[[int, int], float] | Mapping[tuple[int, int], float]  # seconds from one rank to another
 
@@ -24,7 +23,7 @@ class Ran:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """All actions of one step, measured or simulated; each rank's stand in the order in which they ran."""
+    """All actions of one step, measured or simulated."""
 
     ran: tuple[Ran, ...]
     ranks: int
@@ -45,7 +44,11 @@ class Timeline:
 
     def busy(self, rank: int) -> float:
         """Return the seconds in which ``rank`` ran something, each counted once."""
-        return self._busy[rank]
+        seconds, reached = 0.0, float("-inf")
+        for ran in self.of(rank):
+            seconds += max(0.0, ran.stop - max(ran.start, reached))
+            reached = max(reached, ran.stop)
+        return seconds
 
     def span(self, rank: int) -> float:
         """Return the seconds from the first start to the last stop of ``rank``."""
@@ -55,7 +58,7 @@ class Timeline:
     @cached_property
     def idle(self) -> float:
         """Rank-seconds in which a rank ran nothing between the first start and the last stop of all."""
-        return self.ranks * self.makespan - sum(self._busy)
+        return self.ranks * self.makespan - sum(self.busy(rank) for rank in range(self.ranks))
 
     @cached_property
     def _by_rank(self) -> tuple[tuple[Ran, ...], ...]:
@@ -63,18 +66,6 @@ class Timeline:
         for ran in self.ran:
             rows[ran.rank].append(ran)
         return tuple(tuple(sorted(row, key=lambda ran: ran.start)) for row in rows)
-
-    @cached_property
-    def _busy(self) -> tuple[float, ...]:
-        return tuple(_covered(row) for row in self._by_rank)
-
-
-def _covered(row: tuple[Ran, ...]) -> float:
-    seconds, reached = 0.0, float("-inf")
-    for ran in row:
-        seconds += max(0.0, ran.stop - max(ran.start, reached))
-        reached = max(reached, ran.stop)
-    return seconds
 
 
 def simulate(
@@ -90,9 +81,11 @@ def simulate(
     queue. With ``rendezvous`` it does not set out before its receiver is free and asks for it, as on gloo, whose
     sender waits for that. ``UserError`` where the orders deadlock, with the ranks that wait for one another.
     """
-    between = _as_function(latency)
     rows: list[list[Ran]] = [[] for _ in range(schedule.ranks)]
     came: dict[Result, Ran] = {}
+
+    def between(source: int, target: int) -> float:
+        return latency(source, target) if callable(latency) else (latency or {}).get((source, target), 0.0)
 
     def run(rank: int, action: Action, needed: Sequence[Result]) -> None:
         free = start = rows[rank][-1].stop if rows[rank] else 0.0
@@ -106,18 +99,9 @@ def simulate(
         rows[rank].append(ran)
         came[result(action)] = ran
 
-    deadlock = walk(schedule, run)
-    if deadlock:
-        raise UserError(tell_deadlock(schedule, deadlock))
+    if circle := walk(schedule, run):
+        raise UserError(tell_deadlock(schedule, circle))
     return Timeline(ran=tuple(ran for row in rows for ran in row), ranks=schedule.ranks)
-
-
-def _as_function(latency: Latency | None) -> Callable[[int, int], float]:
-    if latency is None:
-        return lambda source, target: 0.0
-    if isinstance(latency, Mapping):
-        return lambda source, target: latency.get((source, target), 0.0)
-    return latency
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,54 +114,49 @@ class Waiting:
 
 
 def walk(schedule: Schedule, visit: Callable[[int, Action, Sequence[Result]], None]) -> tuple[Waiting, ...]:
-    """Visit every action with what it needs, in some order that can run; return the ranks that never finish."""
+    """Visit every action with what it needs, in some order that can run.
+
+    Where some can not, return the ranks that wait for one another in a circle, or one that waits for what nobody does.
+    """
     rows = [schedule.actions_of(rank) for rank in range(schedule.ranks)]
     at = [0] * schedule.ranks
     done: set[Result] = set()
-    waiting: dict[Result, list[Waiting]] = {}
+    stuck: dict[int, Waiting] = {}
+    waiting: dict[Result, list[int]] = {}
     ready = list(range(schedule.ranks))
     while ready:
         rank = ready.pop()
+        stuck.pop(rank, None)
         while at[rank] < len(rows[rank]):
             action = rows[rank][at[rank]]
             needed = needs(action, schedule.num_stages)
             lacking = next((need for need in needed if need not in done), None)
             if lacking is not None:
-                waiting.setdefault(lacking, []).append(Waiting(rank=rank, action=action, needs=lacking))
+                waiting.setdefault(lacking, []).append(rank)
+                stuck[rank] = Waiting(rank=rank, action=action, needs=lacking)
                 break
             visit(rank, action, needed)
             at[rank] += 1
             left = result(action)
             done.add(left)
-            if left in waiting:
-                ready += [other.rank for other in waiting.pop(left)]
-    return tuple(sorted((each for group in waiting.values() for each in group), key=lambda each: each.rank))
-
-
-def tell_deadlock(schedule: Schedule, deadlock: Sequence[Waiting]) -> str:
-    """Return the sentence about the ranks that wait for one another; the first one named is the first to blame."""
-    return f"{schedule.name} deadlocks: " + ", ".join(
-        f"rank {each.rank} waits with {each.action} for {_name(schedule, each.needs)}"
-        for each in cycle_of(schedule, deadlock)
-    )
-
-
-def cycle_of(schedule: Schedule, deadlock: Sequence[Waiting]) -> tuple[Waiting, ...]:
-    """Return the ranks that wait for one another in a circle, or the one that waits for what nobody does."""
-    stuck = {each.rank: each for each in deadlock}
-    maker = {result(action): rank for rank in range(schedule.ranks) for action in schedule.actions_of(rank)}
-    path = [deadlock[0]]
-    while True:
-        rank = maker.get(path[-1].needs)
-        if rank not in stuck:
+            ready += waiting.pop(left, ())
+    path = [stuck[min(stuck)]] if stuck else []
+    maker = {result(action): rank for rank, row in enumerate(rows) for action in row}
+    while path:
+        following = stuck.get(maker.get(path[-1].needs, -1))
+        if following is None:
             return (path[-1],)
-        if stuck[rank] in path:
-            return tuple(path[path.index(stuck[rank]) :])
-        path.append(stuck[rank])
+        if following in path:
+            return tuple(path[path.index(following) :])
+        path.append(following)
+    return ()
 
 
-def _name(schedule: Schedule, need: Result) -> str:
-    """Return the action that leaves ``need`` behind as it is written in the schedule."""
-    stage, kind, microbatch = need
-    names = [action for rank in range(schedule.ranks) for action in schedule.actions_of(rank) if result(action) == need]
-    return str(names[0]) if names else f"{stage}{kind}{microbatch}, which nobody runs"
+def tell_deadlock(schedule: Schedule, circle: Sequence[Waiting]) -> str:
+    """Return the sentence about the ranks that wait for one another, or for what nobody does."""
+    made = {result(action): str(action) for rank in range(schedule.ranks) for action in schedule.actions_of(rank)}
+    return f"{schedule.name} deadlocks: " + ", ".join(
+        f"rank {one.rank} waits with {one.action} for "
+        + made.get(one.needs, "{}{}{}, which nobody runs".format(*one.needs))
+        for one in circle
+    )

@@ -18,8 +18,8 @@ from workloads.costs.activations import activation_bytes_of
 from workloads.mesh.axes import coordinate_of, mesh_of
 from workloads.model.compute_kind import parse_compute
 from workloads.model.shapes import Shape
-from workloads.pipeline_parallel.in_flight import peak_held
 from workloads.pipeline_parallel.pipeline_case import pipeline_of
+from workloads.pipeline_parallel.schedules import peak_held
 from workloads.planner.measured_calls import Step
 
 _FLOAT_BYTES = 4

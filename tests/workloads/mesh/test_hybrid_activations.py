@@ -25,8 +25,7 @@ from workloads.model import checkpointing as forgetting
 from workloads.model.checkpointing import checkpoint
 from workloads.model.shapes import SHAPES, Shape
 from workloads.model.transformer import Transformer, build
-from workloads.pipeline_parallel.in_flight import peak_held
-from workloads.pipeline_parallel.schedules import make_schedule
+from workloads.pipeline_parallel.schedules import make_schedule, peak_held
 from workloads.pipeline_parallel.stages import Chunk
 from workloads.step.memory import SavedTensors
 

@@ -1,4 +1,4 @@
-"""The simulator is the closed form wherever one holds; a step's idle time is the sum of causes put in on purpose."""
+"""The simulator is the closed form wherever one holds; idle time is the sum of causes put in; schedules not taken."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -7,18 +7,20 @@ from itertools import pairwise, product
 
 import pytest
 
-from bench.results.details import Action
+from bench.results.details import CAUSES, Action, Cause, Simulated
 from bench.text import UserError
 from workloads.pipeline_parallel.bubbles import (
-    IdleSplit,
+    Shares,
     bubble_fraction,
     bubble_fraction_span,
     bubble_overhead,
     closed_form,
+    compare,
     fraction_of,
     link_latency,
     predicted,
     shade,
+    shares_of,
     split_idle,
 )
 from workloads.pipeline_parallel.schedules import NAMES, Schedule, make_schedule, schedule_from_csv
@@ -119,8 +121,9 @@ def made(name: str) -> tuple[Schedule, Callable[[Action], float]]:
     return schedule, timed(schedule.chunks, *BASE)
 
 
-def parts(split: IdleSplit) -> tuple[float, float, float, float]:
-    return split.schedule, split.imbalance, split.p2p, split.rest
+def parts(split: Mapping[Cause, float]) -> list[float]:
+    assert tuple(split) == CAUSES
+    return list(split.values())
 
 
 def jittered(schedule: Schedule, seconds: Callable[[Action], float], seed: int) -> Timeline:
@@ -139,8 +142,7 @@ def test_causes_sum_to_the_measured_idle_time_and_shades_fill_every_gap() -> Non
         measured = jittered(schedule, seconds, seed)
         latency = link_latency([measured], schedule)
         split = split_idle(measured, schedule, latency)
-        assert split.idle == pytest.approx(measured.idle / 4, rel=1e-12)
-        assert sum(parts(split)) == split.idle
+        assert sum(split.values()) == pytest.approx(measured.idle / 4, rel=1e-12)
         shades = shade(measured, schedule, latency)
         end = measured.first_start + measured.makespan
         for rank in range(4):
@@ -154,7 +156,7 @@ def test_a_perfect_run_is_all_schedule_and_a_slow_link_p2p_and_nothing_else() ->
     for name in NAMES:
         schedule, seconds = made(name)
         ideal = simulate(schedule, seconds)
-        assert parts(split_idle(ideal, schedule, no_latency)) == pytest.approx((ideal.idle / 4, 0, 0, 0), abs=1e-9)
+        assert parts(split_idle(ideal, schedule, no_latency)) == pytest.approx([ideal.idle / 4, 0, 0, 0], abs=1e-9)
         # links expected to take longer than a gap do not take from its first part
         for latency in (0.0, 5.0):
             shades = shade(ideal, schedule, {(one, other): latency for one in range(4) for other in range(4)})
@@ -163,7 +165,7 @@ def test_a_perfect_run_is_all_schedule_and_a_slow_link_p2p_and_nothing_else() ->
             slow = {(1, 2): 0.7}
             measured = simulate(schedule, seconds, slow)
             assert measured.idle > ideal.idle
-            expected = (ideal.idle / 4, 0, (measured.idle - ideal.idle) / 4, 0)
+            expected = [ideal.idle / 4, 0, (measured.idle - ideal.idle) / 4, 0]
             assert parts(split_idle(measured, schedule, slow)) == pytest.approx(expected, abs=1e-9), name
 
 
@@ -175,15 +177,15 @@ def test_a_slow_stage_is_imbalance_and_jitter_is_rest_and_nothing_else() -> None
         share = schedule.num_stages / (schedule.num_stages + 1)
         measured = simulate(schedule, lambda action: seconds(action) * share * (1 + (action.stage == 1)))  # noqa: B023
         split = split_idle(measured, schedule, no_latency)
-        assert split.schedule == pytest.approx(ideal.idle / 4), name
-        assert split.imbalance > 0.1 * split.schedule, name
-        assert (split.p2p, split.rest) == pytest.approx((0, 0), abs=1e-9), name
+        assert split["schedule"] == pytest.approx(ideal.idle / 4), name
+        assert split["imbalance"] > 0.1 * split["schedule"], name
+        assert (split["p2p"], split["rest"]) == pytest.approx((0, 0), abs=1e-9), name
         # neighbouring microbatches trade time, so that the means of every stage and kind stay as they were
         measured = simulate(schedule, lambda action: seconds(action) * (1 + (-1) ** action.microbatch * 0.4))  # noqa: B023
         split = split_idle(measured, schedule, no_latency)
-        expected = (ideal.idle / 4, 0, 0, (measured.idle - ideal.idle) / 4)
+        expected = [ideal.idle / 4, 0, 0, (measured.idle - ideal.idle) / 4]
         assert parts(split) == pytest.approx(expected, abs=1e-9), name
-        assert abs(split.rest) > 0.01, name
+        assert abs(split["rest"]) > 0.01, name
 
 
 def of_names(times: Mapping[str, tuple[float, float]]) -> Timeline:
@@ -212,7 +214,7 @@ def test_a_gap_is_cut_in_the_order_of_causes() -> None:
         (1, 6.75, 7.25, "p2p"),
     ]
     split = split_idle(measured, schedule, lambda source, target: 0.5)
-    assert parts(split) == pytest.approx((3.0, 0.0, 1.0, 0.25))
+    assert parts(split) == pytest.approx([3.0, 0.0, 1.0, 0.25])
 
 
 TWO = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
@@ -266,3 +268,48 @@ def test_a_step_is_not_explained_by_another_order() -> None:
         for explain in (lambda wrong: split_idle(measured, wrong, no_latency), lambda w: link_latency([measured], w)):
             with pytest.raises(UserError, match=told):
                 explain(wrong)
+
+
+EQUAL_SHARES = Shares(f=1.0, i=1.0, w=1.0)
+
+
+def lines(layers: int = 8, layer_bytes: float | None = 100.0, latency: float = 0.0) -> dict[str, Simulated]:
+    sizes = {"ranks": 4, "microbatches": 8, "layers": layers}
+    around = {"layer_bytes": layer_bytes, "latency_seconds": latency, "outside_seconds": 0.5}
+    return {line.schedule: line for line in compare(EQUAL_SHARES, **sizes, **around)}  # type: ignore[arg-type]
+
+
+def test_every_schedule_has_a_line_the_fastest_first_and_latency_makes_all_slower() -> None:
+    told, slower = lines(), lines(latency=0.1)
+    assert set(told) == set(NAMES)
+    seconds = {name: line.step_seconds or 0.0 for name, line in told.items()}
+    assert list(seconds.values()) == sorted(seconds.values())
+    assert not any(line.measured for line in told.values())
+    assert all((slower[name].step_seconds or 0.0) > seconds[name] for name in NAMES)
+    # a line is the simulation and the time around it
+    line, timeline = told["1f1b"], run("1f1b", 4, 8, 1, *EQUAL)
+    assert line.step_seconds == pytest.approx(timeline.makespan + 0.5)
+    assert line.bubble_fraction == pytest.approx(bubble_fraction(timeline)) == pytest.approx(3 / 11)
+    assert (line.in_flight, line.activation_bytes) == (4.0, 4 * 2 * 100.0)
+    # chunks take their part of the time and hold their part of the layers
+    line = told["interleaved"]
+    assert (line.chunks, line.in_flight, line.activation_bytes) == (2, 5.5, 5.5 * 2 * 100.0)
+    assert line.bubble_fraction == pytest.approx(3 / 19)
+    # layers without a closed form have no bytes in any line
+    assert {line.activation_bytes for line in lines(layer_bytes=None).values()} == {None}
+    # what cannot run says why and stands last
+    told = lines(layers=4)
+    refused = [name for name, line in told.items() if line.why_not]
+    assert list(told)[-5:] == refused == ["interleaved", "looped_bfs", "interleaved_zb", "zb_v", "dualpipe_v"]
+    assert all("layers(4) % stages(8) != 0" in told[name].why_not for name in refused)
+    assert all(told[name].step_seconds is None for name in refused)
+
+
+def test_shares_are_means_over_all_stages_times_the_chunks() -> None:
+    times = {"F": 1.0, "I": 2.0, "W": 3.0, "B": 5.0}
+    schedule = make_schedule("interleaved_zb", ranks=2, microbatches=4, chunks=2)
+    timeline = simulate(schedule, lambda action: times[action.kind] * (1 + action.stage % 2))
+    assert shares_of((timeline, timeline), 2) == Shares(f=3.0, i=6.0, w=9.0)
+    # a whole backward is taken for two halves, and says so
+    timeline = simulate(make_schedule("gpipe", ranks=2, microbatches=2), lambda a: 4.0 if a.kind == "B" else 1.5)
+    assert shares_of((timeline,), 1) == Shares(f=1.5, i=2.0, w=2.0, assumed_halves=True)

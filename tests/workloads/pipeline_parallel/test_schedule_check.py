@@ -12,10 +12,18 @@ from refusals import refusal
 
 from bench.results.details import Action
 from bench.text import UserError
-from workloads.pipeline_parallel.actions import Order, Result, needs, result
-from workloads.pipeline_parallel.in_flight import peak_held
-from workloads.pipeline_parallel.schedule_check import check, draw_grid, peak_in_flight
-from workloads.pipeline_parallel.schedules import NAMES, Schedule, make_schedule, schedule_from_csv
+from workloads.pipeline_parallel.schedule_check import check, draw_grid
+from workloads.pipeline_parallel.schedules import (
+    NAMES,
+    Order,
+    Result,
+    Schedule,
+    make_schedule,
+    needs,
+    peak_held,
+    result,
+    schedule_from_csv,
+)
 
 GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 
@@ -156,30 +164,23 @@ def replays(schedule: Schedule) -> bool:
     return not any(rows)
 
 
+def chunks_held(name: str, ranks: int, microbatches: int, chunks: int = 0) -> list[float]:
+    schedule = make_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
+    return [peak_held(schedule, rank, lambda stage: 1) for rank in range(ranks)]
+
+
 def test_chunks_in_flight_are_the_tables() -> None:
     """P=4, M=8: GPipe M, 1F1B P-r, ZB-H1 P, ZB-H2 2P-1, LoopedBFS M v, ZB-V P (2P chunks), DualPipeV 2P+1 chunks."""
-    for name, expected in {
-        "naive": (1, 1, 1, 1),
-        "gpipe": (8, 8, 8, 8),
-        "1f1b": (4, 3, 2, 1),
-        "zb_h1": (4, 4, 4, 4),
-        "zb_h2": (7, 7, 7, 7),
-        "looped_bfs": (16, 16, 16, 16),
-        "zb_v": (8, 8, 8, 8),
-        "dualpipe_v": (9, 9, 9, 9),
-    }.items():
-        schedule = make_schedule(name, ranks=4, microbatches=8)
-        assert peak_in_flight(schedule) == expected, name
-        assert tuple(peak_held(schedule, rank, lambda stage: 1) for rank in range(4)) == expected, name
+    for name, expected in {"naive": 1, "gpipe": 8, "zb_h1": 4, "zb_h2": 7, "looped_bfs": 16, "zb_v": 8}.items():
+        assert chunks_held(name, 4, 8) == [expected] * 4, name
+    assert chunks_held("1f1b", 4, 8) == [4, 3, 2, 1]
+    assert chunks_held("dualpipe_v", 4, 8) == [9] * 4
     # fewer microbatches hold no more than there are
-    assert peak_in_flight(make_schedule("1f1b", ranks=4, microbatches=2)) == (2, 2, 2, 1)
-    assert peak_in_flight(make_schedule("zb_h2", ranks=4, microbatches=3)) == (3, 3, 3, 3)
-
-
-def test_interleaved_holds_p_and_a_share_more_on_rank_0() -> None:
-    """P (1 + (P-1)/(P v)) microbatches of all chunks (arXiv 2205.05198), which is P v + P - 1 chunks; less behind."""
+    assert chunks_held("1f1b", 4, 2) == [2, 2, 2, 1]
+    assert chunks_held("zb_h2", 4, 3) == [3] * 4
+    # interleaved, P (1 + (P-1)/(P v)) microbatches of all chunks (arXiv 2205.05198): P v + P - 1 chunks; less behind
     for ranks, chunks in ((2, 2), (4, 2), (4, 3), (8, 2)):
-        held = peak_in_flight(make_schedule("interleaved", ranks=ranks, microbatches=4 * ranks, chunks=chunks))
+        held = chunks_held("interleaved", ranks, 4 * ranks, chunks)
         assert held[0] == ranks * chunks + ranks - 1
         assert all(one == other + 2 for one, other in pairwise(held))
 

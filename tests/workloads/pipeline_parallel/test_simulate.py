@@ -10,8 +10,7 @@ from refusals import refusal
 
 from bench.results.details import Action
 from bench.text import UserError
-from workloads.pipeline_parallel.actions import needs, result
-from workloads.pipeline_parallel.schedules import NAMES, Schedule, make_schedule, schedule_from_csv
+from workloads.pipeline_parallel.schedules import NAMES, Schedule, make_schedule, needs, result, schedule_from_csv
 from workloads.pipeline_parallel.simulate import Ran, Timeline, simulate
 
 

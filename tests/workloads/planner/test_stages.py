@@ -10,8 +10,7 @@ from planner_asks import ask
 from workloads.costs.mesh_costs import sent_bytes, state_elements
 from workloads.expert_parallel.moe_case import moe_of
 from workloads.model.shapes import BUCKET_BYTES, flops_per_token, num_layer_weights
-from workloads.pipeline_parallel.in_flight import peak_held
-from workloads.pipeline_parallel.schedules import NAMES, make_schedule
+from workloads.pipeline_parallel.schedules import NAMES, make_schedule, peak_held
 from workloads.planner.ask import Ask, as_measured, refusal
 from workloads.planner.calls import calls_of
 from workloads.planner.link_time import Call
