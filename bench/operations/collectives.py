@@ -222,8 +222,9 @@ class Barrier(Subject):
         self._world = self._world.retimed()
         clock = self._world.clock
         offset = clock.offsets_ns[self._world.global_rank]
-        last = max(self._world.gather(self._arrived - offset))
-        return int(self._left == 0 or self._left - offset < last - clock.uncertainty_ns)
+        last = torch.tensor([self._arrived - offset], device=self._world.device)
+        dist.all_reduce(last, op=dist.ReduceOp.MAX, group=self._world.group)  # ranks of other groups do not count
+        return int(self._left == 0 or self._left - offset < int(last) - clock.uncertainty_ns)
 
     def corrupt(self) -> None:
         """Pretend to have left before anyone came, as an injection."""

@@ -23,15 +23,12 @@ _STALE_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """Rank r's time on rank 0's clock is ``perf_counter_ns() - offsets_ns[r]``, right within ``uncertainty_ns``.
-
-    ``taken_ns`` is when it was found, on rank 0's clock; 0 on one host, whose clock holds for ever.
-    """
+    """Rank r's time on rank 0's clock is ``perf_counter_ns() - offsets_ns[r]``, right within ``uncertainty_ns``."""
 
     offsets_ns: tuple[int, ...]
     uncertainty_ns: int
     method: str
-    taken_ns: int = 0
+    taken_ns: int = 0  # when it was found, on rank 0's clock; 0 on one host, whose clock holds for ever
 
 
 def calibrate(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
@@ -98,12 +95,12 @@ class World:
     seed: int
 
     def retimed(self) -> "World":
-        """Return this world of all ranks with a clock no older than seconds, if hosts may drift apart; collective.
+        """Return this world with a clock no older than seconds, if hosts may drift apart; collective.
 
-        The new clock is as uncertain as it has moved since the last, for it will move on.
+        The new clock is as uncertain as it has moved since the last, for it will move on; a part of all keeps its own.
         """
         stale = time.perf_counter_ns() - self.clock.taken_ns > _STALE_SECONDS * 1e9  # true on rank 0, whose clock it is
-        if self.clock.method == _ONE_HOST or not self.decide([float(stale)])[0]:
+        if self.clock.method == _ONE_HOST or self.size < len(self.hosts) or not self.decide([float(stale)])[0]:
             return self
         last, fresh = self.clock, calibrate(self.rank, self.size, self.control)
         moved = max(abs(now - then) for now, then in zip(fresh.offsets_ns, last.offsets_ns, strict=True))

@@ -67,6 +67,22 @@ def test_traffic_stays_within_a_group_whose_process_group_is_made_once(two_ranks
     assert two_ranks.call("test_world_subgroups:made_once") == [(True, True, True)] * 2
 
 
+def wrong_barriers(world: World, concurrent: bool) -> int:
+    """Check a barrier of this rank alone, or none; rank 1 comes late to its own."""
+    part = Subgroups(world).of({"group": "contiguous:1", "concurrent": concurrent})
+    if part.world is None:
+        return 0
+    barrier = load_target("bench.operations.collectives:barrier")(part.world)
+    time.sleep(0.05 * world.rank)
+    barrier.step()
+    return barrier.check()
+
+
+def test_a_barrier_of_a_group_waits_for_its_own_ranks_alone_and_so_does_its_check(two_ranks: Ranks) -> None:
+    for concurrent in (False, True):
+        assert two_ranks.call("test_world_subgroups:wrong_barriers", concurrent=concurrent) == [0, 0]
+
+
 def test_an_idle_rank_is_never_wrong_and_moves_nothing() -> None:
     idle = StandBy()
     for do in (idle.reset, idle.step, idle.close):
