@@ -1,7 +1,6 @@
 """The connection between the driver and each rank, on the standard library's authenticated listener.
 
-A rank whose driver is gone ends itself; the driver learns of a rank's death when its connection closes. Neither needs
-torch, a log file or a shared file system.
+A rank whose driver is gone ends itself; the driver learns of a rank's death when its connection closes.
 """
 
 import os
@@ -123,8 +122,7 @@ class StatusRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 FromRank = Hello | Started | Finished | Raised | StatusReply | Done
 FromDriver = Job | StatusRequest
-Event = tuple[int, FromRank | None]
-"""A rank and what it said; None when its connection has closed."""
+Event = tuple[int, FromRank | None]  # a rank and what it said; None when its connection has closed
 
 
 class DriverServer(AbstractContextManager["DriverServer"]):

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from bench.launch.control_channel import LEFT_OUT, DriverServer, Hello, Job, Outcome, Work
+from bench.launch.control_channel import LEFT_OUT, DriverServer, Hello, Job, Outcome
 from bench.launch.launchers import Launcher
 from bench.launch.monitor import START_SECONDS, Failure, RankMonitor
 from bench.machine.environment import difference, format_cpus, hoist
@@ -20,7 +20,7 @@ from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue, declared, value, values
 from bench.results.records import Record, Samples, WorldInfo, noise_of
 from bench.results.runs import RecordWriter, Run, samples_name, trace_name, utc_now, write_info
-from bench.results.stats import MIN_FOR_P99, Estimate, quantile, within_launch
+from bench.results.stats import MIN_FOR_P99, quantile, within_launch
 
 _FAREWELL_SECONDS = 10.0
 # enough for ranks on a host that was only busy; a dead one is not waited for as long as at first
@@ -29,8 +29,8 @@ _NOT_AGAIN = ("failed", "hang", "wrong")
 # a step with its explanation takes about as long as twenty collectives of the usual sizes
 _WEIGHTS = {"workload": 20.0, "custom": 10.0}
 
+# starts the gang of a number, its ranks told by these variables where the server is
 StartRanks = Callable[[int, Mapping[str, str]], Launcher]
-"""Starts the gang of a number, its ranks told by these variables where the server is."""
 
 
 class Audience(Protocol):
@@ -192,10 +192,9 @@ class Driver:
         self._audience.record(record)
         if result.seconds:
             self._widths[case.id] = within_launch(result.seconds).half_width
-        if result.raw:
-            self._writer.write_file(samples_name(record), result.raw)
-        if result.timeline:
-            self._writer.write_file(trace_name(record), result.timeline)
+        for name, content in ((samples_name(record), result.raw), (trace_name(record), result.timeline)):
+            if content:
+                self._writer.write_file(name, content)
 
 
 def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
@@ -207,22 +206,18 @@ def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
     if n >= MIN_FOR_P99:
         p99 = quantile(outcome.seconds, 0.99)
         found[f"{outcome.headline}_p99"] = value("time_p99", p99, f"99th percentile of {n} iterations")
-    found |= {work.name: _rate(work, time) for work in outcome.work}
+    for work in outcome.work:  # an amount over the time; unknown where nothing is moved, or in no time
+        times = (time.value, time.high, time.low)
+        rate, low, high = (work.amount / seconds if seconds and work.amount else None for seconds in times)
+        known, method = declared(work.name), f"{work.amount:.12g} over the {time.method}"
+        unit, better = (known.unit, known.better) if known else (work.unit, "higher")
+        found[work.name] = MetricValue(value=rate, unit=unit, better=better, low=low, high=high, method=method)
     medians = {"skew": outcome.skew_seconds, "transfer": outcome.transfer_seconds}
     if outcome.issue_seconds:
         waits = [whole - issue for whole, issue in zip(outcome.seconds, outcome.issue_seconds, strict=True)]
         medians = {"issue_time": outcome.issue_seconds, "wait_time": waits, **medians}
     found |= values({name: within_launch(seconds) for name, seconds in medians.items() if seconds})
     return found | outcome.explained
-
-
-def _rate(work: Work, time: Estimate) -> MetricValue:
-    """Return an amount over the time; unknown where nothing is moved, or in no time."""
-    times = (time.value, time.high, time.low)
-    rate, low, high = (work.amount / seconds if seconds and work.amount else None for seconds in times)
-    known, method = declared(work.name), f"{work.amount:.12g} over the {time.method}"
-    unit, better = (known.unit, known.better) if known else (work.unit, "higher")
-    return MetricValue(value=rate, unit=unit, better=better, low=low, high=high, method=method)
 
 
 def rank_placement(hellos: Sequence[Hello]) -> dict[str, Any]:

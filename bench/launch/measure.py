@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -29,10 +29,11 @@ from bench.results.runs import Run, create_run, load_run, open_writer
 from bench.text import UserError, format_duration
 
 
-class Display:
+class Display(ExitStack):
     """Shows progress; what went badly is a line of its own at once, with ``as_json`` every record on stdout too."""
 
     def __init__(self, total: int, console: Console | None = None, *, as_json: bool = False) -> None:
+        super().__init__()
         self._as_json = as_json
         self._console = console or Console(stderr=True, soft_wrap=True, highlight=False)
         self._total, self._done = total, 0
@@ -40,15 +41,9 @@ class Display:
         self._prefix = ""
         done = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         left = (TextColumn("left"), TimeRemainingColumn())
-        self._bar = Progress(*done, *left, console=self._console, disable=not self._console.is_terminal)
+        bar = Progress(*done, *left, console=self._console, disable=not self._console.is_terminal)
+        self._bar = self.enter_context(bar)
         self._task = self._bar.add_task("starting ranks", total=total)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
     def launch(self, number: int, of: int, cases: int) -> None:
         self._prefix = f"launch {number}/{of}"
@@ -71,7 +66,7 @@ class Display:
             self._plain(f"{self._prefix}: {self._done} of {self._total} cases, about {format_duration(left)} left")
 
     def stopped(self, why: str, path: Path) -> None:
-        self._bar.stop()
+        self.close()
         told = f"{why}: {self._done} of {self._total} cases measured; go on with: parbench run --resume {path}"
         self._console.print(told, markup=False)
 

@@ -119,7 +119,10 @@ class RankMonitor:
             self._hear_until(lambda: self.hellos.keys() <= set(self._gone), _SHORT_GRACE)
         exits = self._gang.exits()
         if dead := [rank for rank in self._dead() if rank not in self._broken]:
-            guilty = _guilty(dead, exits)
+            # a launcher ends the others by SIGTERM when one has failed
+            codes = {rank: exits[rank] for rank in dead if exits.get(rank)}
+            killed = [rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM]
+            guilty = killed or [rank for rank, code in codes.items() if code > 0] or list(codes) or dead[:1]
             reason = f"{self._named(guilty)} died: {_exit_words(exits.get(guilty[0]))}"
         elif self._broken:
             rank, broken = next(iter(self._broken.items()))
@@ -175,14 +178,6 @@ class RankMonitor:
             for rank, hello in sorted(self.hellos.items())
         ]
         return Failure(status=status, reason=reason, ranks=ranks)
-
-
-def _guilty(dead: list[int], exits: dict[int, int]) -> list[int]:
-    """Return who of the dead is to blame: a launcher ends the others by SIGTERM when one has failed."""
-    codes = {rank: exits[rank] for rank in dead if exits.get(rank)}
-    killed = [rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM]
-    failed = [rank for rank, code in codes.items() if code > 0]
-    return killed or failed or list(codes) or dead[:1]
 
 
 def _exit_words(code: int | None) -> str:

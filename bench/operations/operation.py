@@ -16,19 +16,15 @@ from bench.world.subject import Description, Subject
 
 @dataclass(frozen=True, kw_only=True)
 class Operation(Subject):
-    """One communication: before each ``call`` its output is poison, or what ``restore`` makes of its buffers.
-
-    An ``asynchronous`` call takes ``async_op=True`` and then returns what to wait for. ``tolerance`` is relative, above
-    0 only where the backend may round otherwise than the reference.
-    """
+    """One communication: before each ``call`` its output is poison, or what ``restore`` makes of its buffers."""
 
     call: Callable[..., Any]
     output: torch.Tensor
     expected: Callable[[], torch.Tensor]
     description: Description
     restore: Callable[[], object] | None = None
-    tolerance: float = 0.0
-    asynchronous: bool = True
+    tolerance: float = 0.0  # relative, above 0 only where the backend may round otherwise than the reference
+    asynchronous: bool = True  # the call takes ``async_op=True`` and then returns what to wait for
 
     def step(self) -> None:
         self.call()

@@ -4,7 +4,7 @@ import importlib
 import io
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch.distributed as dist
@@ -158,19 +158,14 @@ def _wrong(timing: Timing, when: str, *, fresh: bool) -> Outcome | None:
 
 
 def _seen(right: Outcome, timed: Timed, description: Description, world: World, ranks: list[int]) -> Outcome:
-    hops, clock = description.hops, world.clock
+    samples, clock = timed.samples(description.hops), world.clock
     arrivals, exits, durations, issues = timed.stamps
-    with io.BytesIO() as file:  # every measured rank's samples: ns since the first arrival, on rank 0's clock
-        np.savez_compressed(
-            file,
-            ranks=np.array(ranks, dtype=np.int64),
-            arrival_ns=arrivals - arrivals.min(),
-            exit_ns=exits - arrivals.min(),
-            duration_ns=durations,
-            issue_ns=issues,
-            steps_per_sample=np.int64(timed.steps_per_sample),
-            clock_offsets_ns=np.array(clock.offsets_ns, dtype=np.int64),
-        )
+    began = arrivals.min()  # every measured rank's samples are told in ns since then, on rank 0's clock
+    arrays: dict[str, Any] = {"ranks": np.array(ranks, dtype=np.int64), "arrival_ns": arrivals - began}
+    arrays |= {"exit_ns": exits - began, "duration_ns": durations, "issue_ns": issues}
+    arrays |= {"steps_per_sample": np.int64(timed.steps_per_sample), "clock_offsets_ns": np.array(clock.offsets_ns)}
+    with io.BytesIO() as file:
+        np.savez_compressed(file, **arrays)
         raw = file.getvalue()
     last_in, last_out = ([ranks[place] for place in stamps.argmax(axis=0)] for stamps in (arrivals, exits))
     where = {} if len(ranks) == len(world.hosts) else {"group_size": len(ranks), "group_ranks": ranks}
@@ -179,11 +174,8 @@ def _seen(right: Outcome, timed: Timed, description: Description, world: World, 
         right,
         stop=timed.stop,
         headline=description.headline,
-        seconds=[value / hops for value in timed.seconds()],
-        skew_seconds=timed.skew_seconds(),
-        transfer_seconds=[] if timed.steps_per_sample > 1 else [value / hops for value in timed.transfer_seconds()],
-        issue_seconds=timed.issue_seconds(),
-        arrival=blame(last_in, last_out, timed.skew_seconds(), clock.method, clock.uncertainty_ns / 1e9),
+        **samples,
+        arrival=blame(last_in, last_out, samples["skew_seconds"], clock.method, clock.uncertainty_ns / 1e9),
         work=list(description.work),
         details={**description.details, **where, **counts},
         notes=list(description.notes),

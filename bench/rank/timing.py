@@ -27,8 +27,7 @@ ARRIVAL, EXIT, DURATION, ISSUE = range(4)
 _STOPS: tuple[Stop, ...] = get_args(Stop)
 
 Stamps = npt.NDArray[np.int64]
-Sample = Callable[[], int | None]
-"""Takes one sample; returns the host's time, in ns, at which an asynchronous one was issued."""
+Sample = Callable[[], int | None]  # takes one; returns when an asynchronous one was issued, in ns of the host's clock
 
 
 class Progress:
@@ -100,25 +99,20 @@ class Timed:
     steps_per_sample: int
     warmup: int
 
-    def seconds(self) -> list[float]:
-        """Return the slowest rank's duration of one step, to the nanosecond."""
-        return _to_seconds(self.stamps[DURATION].max(axis=0) / self.steps_per_sample)
-
-    def issue_seconds(self) -> list[float]:
-        """Return the longest that a rank took to issue; nothing where issue and wait were not apart."""
-        return _to_seconds(self.stamps[ISSUE].max(axis=0)) if self.stamps[ISSUE].any() else []
-
-    def skew_seconds(self) -> list[float]:
-        """Return how long after the first rank the last one arrived."""
-        return _to_seconds(np.ptp(self.stamps[ARRIVAL], axis=0))
-
-    def transfer_seconds(self) -> list[float]:
-        """Return the time from the last arrival to the last exit."""
-        return _to_seconds(self.stamps[EXIT].max(axis=0) - self.stamps[ARRIVAL].max(axis=0))
+    def samples(self, hops: int = 1) -> dict[str, list[float]]:
+        """Return an outcome's lists, to the nanosecond: the slowest rank's time of a step, by hops, and its parts."""
+        arrivals, exits, durations, issues = self.stamps
+        transfers = exits.max(axis=0) - arrivals.max(axis=0)  # from the last arrival to the last exit
+        return {
+            "seconds": _to_seconds(durations.max(axis=0) / self.steps_per_sample, hops),
+            "skew_seconds": _to_seconds(np.ptp(arrivals, axis=0)),
+            "transfer_seconds": _to_seconds(transfers, hops) if self.steps_per_sample == 1 else [],
+            "issue_seconds": _to_seconds(issues.max(axis=0)) if issues.any() else [],
+        }
 
 
-def _to_seconds(values_ns: npt.NDArray[Any]) -> list[float]:
-    return [round(float(value) / 1e9, 9) for value in values_ns]
+def _to_seconds(values_ns: npt.NDArray[Any], hops: int = 1) -> list[float]:
+    return [round(float(value) / 1e9, 9) / hops for value in values_ns]
 
 
 @dataclass(frozen=True, kw_only=True)

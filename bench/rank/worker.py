@@ -30,8 +30,7 @@ from bench.world.subgroups import Subgroups
 from bench.world.world import World, open_world
 
 _MIN_CASE_SECONDS = 0.02
-# the rest is for preparing, checking and what cannot be cut short
-_TIMEOUT_SHARE = 0.5
+_TIMEOUT_SHARE = 0.5  # the rest is for preparing, checking and what cannot be cut short
 _open_store = partial(TCPStore, wait_for_workers=False, timeout=timedelta(seconds=120))
 
 

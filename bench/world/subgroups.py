@@ -12,14 +12,11 @@ from bench.world.world import World
 
 @dataclass(frozen=True, kw_only=True)
 class Subgroup:
-    """``ranks`` are measured; ``active`` ones take steps, they too and, if all groups run at once, all others.
-
-    ``world`` is this rank's own group, None where it stands by.
-    """
+    """``ranks`` are measured; ``active`` ones take steps, they too and, if all groups run at once, all others."""
 
     ranks: Ranks
     active: Ranks
-    world: World | None
+    world: World | None  # this rank's own group, None where it stands by
 
 
 class StandBy(Subject):

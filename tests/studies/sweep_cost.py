@@ -53,7 +53,7 @@ def sweep(world: World, measure: Measure) -> Sweep | None:
             budget_seconds=BUDGET_SECONDS,
         ).run()
         if timed is not None:
-            seconds = timed.seconds()
+            seconds = timed.samples()["seconds"]
             width = within_launch(seconds).half_width
             assert width is not None
             rows[size_bytes] = Seen(count=len(seconds), width=width, stop=timed.stop)

@@ -139,7 +139,7 @@ def stamps_together(world: World, offsets_ns: tuple[int, ...]) -> Any:
 def test_a_sample_lasts_until_the_slowest_rank_of_that_iteration(two_ranks: Ranks) -> None:
     steps_ns = [[1 * MS, 4 * MS], [3 * MS, 2 * MS]]
     seen, other = two_ranks.call("test_timing:scripted", steps_ns=steps_ns, measure=Measure(warmup=2, max_iterations=6))
-    assert seen.result.seconds() == [0.003, 0.004] * 3
+    assert seen.result.samples()["seconds"] == [0.003, 0.004] * 3
     assert seen.result.stamps[DURATION].tolist() == [[1 * MS, 4 * MS] * 3, [3 * MS, 2 * MS] * 3]
     assert other.timed is None
     for watched in (seen, other):
@@ -149,14 +149,14 @@ def test_a_sample_lasts_until_the_slowest_rank_of_that_iteration(two_ranks: Rank
 def test_a_rank_that_is_slow_in_its_reset_delays_nobody(two_ranks: Ranks) -> None:
     """Without the barrier the other rank would wait for it inside its all_reduce, in every step."""
     seen, _ = two_ranks.call("test_timing:timed_for_real", dawdle_in="reset")
-    assert min(seen.result.seconds()) < DAWDLE_SECONDS / 2
-    assert min(seen.result.skew_seconds()) < DAWDLE_SECONDS / 2
+    assert min(seen.result.samples()["seconds"]) < DAWDLE_SECONDS / 2
+    assert min(seen.result.samples()["skew_seconds"]) < DAWDLE_SECONDS / 2
 
 
 def test_a_rank_that_arrives_late_shows_in_the_skew(two_ranks: Ranks) -> None:
     """It waits least itself: its own duration would blame the other."""
     seen, _ = two_ranks.call("test_timing:timed_for_real", dawdle_in="arrival")
-    assert np.median(seen.result.skew_seconds()) > DAWDLE_SECONDS / 2
+    assert np.median(seen.result.samples()["skew_seconds"]) > DAWDLE_SECONDS / 2
     waiting, late = np.median(seen.result.stamps[DURATION], axis=1)
     assert waiting > late
     assert np.median(seen.result.stamps[ARRIVAL, 1] - seen.result.stamps[ARRIVAL, 0]) > DAWDLE_SECONDS * 1e9 / 2
@@ -176,7 +176,7 @@ def test_a_pipelined_sample_is_its_steps_divided_by_their_number_after_one_reset
     how = {"mode": "pipelined", "measure": Measure(max_iterations=6)}
     seen, _ = two_ranks.call("test_timing:scripted", steps_ns=[[1 * MS], [2 * MS]], **how)
     assert seen.result.steps_per_sample == 5  # of 1 ms on rank 0, in 5 ms
-    assert seen.result.seconds() == [0.002] * 6
+    assert seen.result.samples()["seconds"] == [0.002] * 6
     assert seen.result.stamps[DURATION].tolist() == [[5 * MS] * 6, [10 * MS] * 6]
 
 
@@ -194,13 +194,16 @@ def test_what_stamps_say_of_each_iteration() -> None:
     durations = np.array([[1000, 1000, 9000], [2000, 1000, 1000], [100, 100, 10]])
     issues = np.array([[0, 7, 0], [3, 0, 0], [0, 0, 0]])
     stamps = np.stack([arrivals, arrivals + durations, durations, issues])
-    seen = Timed(stamps=stamps, stop="budget", steps_per_sample=3, warmup=1)
-    assert seen.seconds() == [667e-9, 333e-9, 3e-6], "whole nanoseconds even of a part of a sample"
-    assert seen.skew_seconds() == [1e-6, 3e-6, 0.9e-6], "from the first arrival to the last"
-    assert seen.transfer_seconds() == [2e-6, 1e-6, 8.1e-6], "from the last arrival to the last exit"
-    assert seen.issue_seconds() == [3e-9, 7e-9, 0.0]
+    seen = Timed(stamps=stamps, stop="budget", steps_per_sample=3, warmup=1).samples()
+    assert seen["seconds"] == [667e-9, 333e-9, 3e-6], "whole nanoseconds even of a part of a sample"
+    assert seen["skew_seconds"] == [1e-6, 3e-6, 0.9e-6], "from the first arrival to the last"
+    assert seen["transfer_seconds"] == [], "of many steps"
+    assert seen["issue_seconds"] == [3e-9, 7e-9, 0.0]
     stamps[ISSUE] = 0
-    assert seen.issue_seconds() == [], "issue and wait were not apart"
+    seen = Timed(stamps=stamps, stop="budget", steps_per_sample=1, warmup=1).samples(hops=2)
+    assert seen["seconds"] == [1e-6, 0.5e-6, 4.5e-6]
+    assert seen["transfer_seconds"] == [1e-6, 0.5e-6, 4.05e-6], "from the last arrival to the last exit"
+    assert seen["issue_seconds"] == [], "issue and wait were not apart"
 
 
 def test_each_reason_to_stop_is_reached_when_it_is_true(two_ranks: Ranks) -> None:
@@ -263,7 +266,7 @@ def test_warm_up_is_counted_not_timed_and_bounded_by_its_share_of_the_budget(two
         seen, _ = two_ranks.call("test_timing:scripted", **how)
         assert seen.result.warmup == warmup, budget
         assert seen.log.count("reset") == warmup + 6, budget
-        assert seen.result.seconds() == [0.2] * 6, budget
+        assert seen.result.samples()["seconds"] == [0.2] * 6, budget
 
 
 def test_a_pipelined_sample_lasts_five_milliseconds_within_limits(two_ranks: Ranks) -> None:
