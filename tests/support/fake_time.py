@@ -2,7 +2,7 @@
 
 import torch
 
-from workloads.model.timed_compute import Waiter
+from workloads.model.timed_compute import TimedCompute
 
 
 class FakeTime:
@@ -19,8 +19,8 @@ class FakeTime:
         self.sleeps.append(seconds)
         self.now += seconds + self.late_seconds
 
-    def waiter(self) -> Waiter:
-        return Waiter(torch.device("cpu"), self.clock, self.sleep)
+    def waiter(self) -> TimedCompute:
+        return TimedCompute(torch.device("cpu"), self.clock, self.sleep)
 
 
 class HeldTime:

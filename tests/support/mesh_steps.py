@@ -9,7 +9,7 @@ from training_steps import SMALL
 from bench.world.world import World
 from workloads.catalogue import DEFINITIONS
 from workloads.mesh.mesh_step import HybridStep
-from workloads.model.timed_compute import Waiter
+from workloads.model.timed_compute import TimedCompute
 from workloads.pipeline_parallel.pipeline_step import PipelineStep
 
 Params = dict[str, Any]
@@ -29,14 +29,14 @@ def small_hybrid(world: World, params: Params) -> HybridStep:
     return HybridStep(world, HYBRID.whole(given))
 
 
-def assert_calibrated(seconds: float, waiter: Waiter, forward: Callable[[], object]) -> None:
+def assert_calibrated(seconds: float, waiter: TimedCompute, forward: Callable[[], object]) -> None:
     """Stand in for ``calibrate``: the forward pass by which waits are shortened asks for as long as it is said to."""
     waits = tell_waits(waiter)
     forward()
     assert abs(sum(waits) - seconds) < 1e-9 * seconds, (sum(waits), seconds)
 
 
-def tell_waits(waiter: Waiter) -> list[float]:
+def tell_waits(waiter: TimedCompute) -> list[float]:
     """Return a list to which a waiter, from now on exact by its own clock, adds the seconds of every wait asked for."""
     waiter.forward_scale = waiter.backward_scale = 1.0
     asked: list[float] = []

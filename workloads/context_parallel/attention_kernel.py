@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from workloads.model.timed_compute import Waiter
+from workloads.model.timed_compute import TimedCompute
 
 _aten = torch.ops.aten
 _LEAST_CAPABILITY = (8, 0)
@@ -107,7 +107,7 @@ class Timed:
 
     name = "timed"
 
-    def __init__(self, waiter: Waiter, seconds_per_pair: float) -> None:
+    def __init__(self, waiter: TimedCompute, seconds_per_pair: float) -> None:
         self._waiter, self._seconds_per_pair = waiter, seconds_per_pair
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ from workloads.costs.cp_costs import AttentionBytes, AttentionSizes, attention_b
 from workloads.data_parallel.ddp import num_elements, wrap
 from workloads.model.optimizer import make_optimizer
 from workloads.model.shapes import BUCKET, Shape
-from workloads.model.timed_compute import Waiter, tell_apart
+from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
 from workloads.model.transformer import Attention, Core, Transformer, build, rotate
 from workloads.step.layout import Layout
 from workloads.step.training_step import Options, TrainingStep
@@ -55,7 +55,7 @@ class ContextStep(TrainingStep):
     def __init__(self, world: World, params: Mapping[str, Value]) -> None:
         self._recorder = Recorder(world.device)
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
-        self._block_waiter = Waiter(world.device)
+        self._block_waiter = TimedCompute(world.device)
         super().__init__(world, params, self._lay_out)
 
     def reset(self) -> None:
@@ -86,9 +86,9 @@ class ContextStep(TrainingStep):
             self._core.close()
         super().close()
 
-    def _tell_ranks_apart(self) -> None:
+    def _fill_distinct_gradients(self) -> None:
         """Let each rank's timed gradients differ: all have the same sequences, and average over all ranks."""
-        tell_apart(self.layout.model, self._world.rank, self._world.size, self._world.size)
+        fill_distinct_gradients(self.layout.model, self._world.rank, self._world.size, self._world.size)
 
     def _explain_attention(self, begin: Callable[[], None], rounds: int) -> Explanation:
         look = Look(
@@ -121,7 +121,7 @@ class ContextStep(TrainingStep):
             data_size=1,
             expected_bytes={**attention, **gradients},
             loss=partial(_loss_of_part, ddp, torch.tensor(plan.tokens(world.rank), device=world.device)),
-            alone=_alone(plan, options.shape, world) if plan.mask != "causal" else None,
+            reference_model=_alone(plan, options.shape, world) if plan.mask != "causal" else None,
             made_groups=made,
             details=_attention(plan, options.shape, self._sent, str(params["attention"]), kernel).as_details,
             notes=(*_notes(plan, str(params["attention"])), *_doubts_of_kernel(kernel, plan, options)),
@@ -163,7 +163,7 @@ def _mine(partition: Sequence[Sequence[int]], world: World) -> dist.ProcessGroup
     return mine
 
 
-def _kernel(waiter: Waiter, world: World, options: Options, plan: ContextPlan, attention: str) -> Kernel:
+def _kernel(waiter: TimedCompute, world: World, options: Options, plan: ContextPlan, attention: str) -> Kernel:
     shape, seconds = options.shape, parse_attention(attention)
     if seconds is None:
         return kernel_for(world.device, options.dtype, shape.head_size)

@@ -25,7 +25,7 @@ def lay_out(model: Transformer, world: World, options: Options, params: Mapping[
     no_sync = bool(params["no_sync"])
     ddp = wrap(model, world, float(params["bucket_mb"]), static_graph=bool(params["static_graph"]))
 
-    def synchronized(last: bool) -> AbstractContextManager[object]:
+    def gradient_sync(last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or not no_sync else ddp.no_sync()
 
     rounds = 1 if no_sync else options.accumulation
@@ -39,7 +39,7 @@ def lay_out(model: Transformer, world: World, options: Options, params: Mapping[
         expected_bytes=ddp_sent_bytes(
             num_elements(model), options.dtype.itemsize, world.size, num_synchronisations=rounds
         ),
-        synchronized=synchronized,
+        gradient_sync=gradient_sync,
         details={"bucket_mb": params["bucket_mb"]},
     )
 

@@ -70,7 +70,7 @@ def _sharded(
         data_rank=world.rank,
         data_size=world.size,
         expected_bytes=expected,
-        synchronized=_synchronizer(model, no_sync=no_sync),
+        gradient_sync=_synchronizer(model, no_sync=no_sync),
         state="zero3" if reshard else "zero2",
         sharded_by=world.size,
         made_groups=made,
@@ -154,9 +154,9 @@ def _prefetch(root: FSDPModule, layers: list[FSDPModule]) -> None:
 def _synchronizer(model: nn.Module, *, no_sync: bool) -> Callable[[bool], AbstractContextManager[object]]:
     """Return what surrounds a microbatch: with ``no_sync`` only the last one's gradients are reduced."""
 
-    def synchronized(last: bool) -> AbstractContextManager[object]:
+    def gradient_sync(last: bool) -> AbstractContextManager[object]:
         if no_sync:
             cast(FSDPModule, model).set_requires_gradient_sync(last)
         return nullcontext()
 
-    return synchronized
+    return gradient_sync

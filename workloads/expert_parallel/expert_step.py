@@ -160,8 +160,8 @@ class EpStep(TrainingStep):
     def _make_timed(self, model: Transformer, seconds: float) -> None:
         """Wait for nothing yet: what waits are the experts, which are not there before the model is laid out."""
 
-    def _tell_ranks_apart(self) -> None:
-        super()._tell_ranks_apart()
+    def _fill_distinct_gradients(self) -> None:
+        super()._fill_distinct_gradients()
         fill_sums(self.layout.model, self._attention)
 
     def _lay_out(self, model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
@@ -188,8 +188,8 @@ class EpStep(TrainingStep):
             expected_bytes=expected,
             loss=lambda tokens: self._loss(around.module, self._numbers[0], tokens),
             forward_backward=lambda microbatches: self._train(around, microbatches),
-            alone=self._alone,
-            loss_alone=self._loss_alone,
+            reference_model=self._alone,
+            reference_loss=self._reference_loss,
             made_groups=(*around.made_groups, *self._attention.groups.values(), *self._axis.groups.values()),
             details={"bytes_formula": BYTES_FORMULA} if split else {},
             notes=(CLAIM, NORMALISED, *([NOTE] if split else []), *around.notes, *_timed_note(options)),
@@ -209,7 +209,7 @@ class EpStep(TrainingStep):
         """Return the mean loss of this rank's microbatches; gradients are of the mean over all ranks."""
         total = torch.zeros((), device=self._world.device)
         for i, tokens in enumerate(microbatches):
-            with around.synchronized(i == len(microbatches) - 1):
+            with around.gradient_sync(i == len(microbatches) - 1):
                 loss = self._loss(around.module, self._numbers[i], tokens) / len(microbatches)
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
@@ -232,7 +232,7 @@ class EpStep(TrainingStep):
         exchange_ffns(model, shape, replace(self.moe, ep=1, etp=1), self._world.seed, dense=True)
         return model
 
-    def _loss_alone(self, model: nn.Module, batch: Tensor) -> Tensor:
+    def _reference_loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Return the mean over all microbatches, each by itself: capacity and balance are counted in each.
 
         Where ranks share a microbatch, the mixtures cut it into the ranks' positions and count in each of these parts.

@@ -12,7 +12,7 @@ from bench.world.world import World
 from workloads.expert_parallel.expert_scope import Scope
 from workloads.expert_parallel.moe_case import num_expert_parameters
 from workloads.expert_parallel.moe_layer import let_experts_wait
-from workloads.model.timed_compute import Waiter
+from workloads.model.timed_compute import TimedCompute
 from workloads.step.layout import whole
 from workloads.step.parity import DISTANCE_MARGIN, count_apart, distance
 
@@ -33,7 +33,7 @@ class LayerStep(Scope):
     claim = "ep_layer: one layer, forward and backward; no gradient is summed over copies, and no attention hides it"
 
     def __init__(self, world: World, params: Mapping[str, Value]) -> None:
-        self._waiter = Waiter(world.device)
+        self._waiter = TimedCompute(world.device)
         super().__init__(world, params)
         if self._options.timed_seconds is not None:
             around = nn.Module()

@@ -22,7 +22,7 @@ from workloads.expert_parallel.moe_case import Moe
 from workloads.expert_parallel.routes import Given
 from workloads.expert_parallel.timed_experts import ExpertWait, wait_instead
 from workloads.model.shapes import Shape
-from workloads.model.timed_compute import TimedLinear, Waiter, make_timed
+from workloads.model.timed_compute import TimedCompute, TimedLinear, make_timed
 from workloads.model.transformer import Ffn, Transformer, fill
 from workloads.step.layout import local
 
@@ -221,7 +221,7 @@ def mixtures(model: nn.Module) -> list[MoeLayer]:
     return [module for module in model.modules() if isinstance(module, MoeLayer)]
 
 
-def let_experts_wait(model: nn.Module, seconds: float, tokens: int, waiter: Waiter) -> None:
+def let_experts_wait(model: nn.Module, seconds: float, tokens: int, waiter: TimedCompute) -> None:
     """Let the experts of ``model.layers`` wait: T forward at a rank's mean load of ``tokens`` tokens, 2 T backward.
 
     Other products neither wait nor multiply.

@@ -23,13 +23,13 @@ from workloads.step.training_step import Options
 class Around:
     """A model whose parameters but the experts' are averaged over ``group``, after the last microbatch alone.
 
-    ``expected_bytes`` is the closed form of a step; ``synchronized(last)`` surrounds a microbatch.
+    ``expected_bytes`` is the closed form of a step; ``gradient_sync(last)`` surrounds a microbatch.
     """
 
     module: nn.Module
     group: dist.ProcessGroup
     expected_bytes: float
-    synchronized: Callable[[bool], AbstractContextManager[object]]
+    gradient_sync: Callable[[bool], AbstractContextManager[object]]
     made_groups: tuple[dist.ProcessGroup, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -41,12 +41,12 @@ def wrap_around(model: Transformer, world: World, options: Options, routed: Sequ
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
     ddp = wrap(model, world, float(BUCKET.default))
 
-    def synchronized(last: bool) -> AbstractContextManager[object]:
+    def gradient_sync(last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last else ddp.no_sync()
 
     rest = sum(parameter.numel() for parameter in _rest(model, experts))
     expected = ddp_sent_bytes(rest, options.dtype.itemsize, world.size)["dp"]
-    return Around(module=ddp, group=world.group, expected_bytes=expected, synchronized=synchronized)
+    return Around(module=ddp, group=world.group, expected_bytes=expected, gradient_sync=gradient_sync)
 
 
 def shard_around(model: Transformer, world: World, options: Options, routed: Sequence[nn.Parameter]) -> Around:
@@ -58,7 +58,7 @@ def shard_around(model: Transformer, world: World, options: Options, routed: Seq
     root = fully_shard(model, mesh=mesh, reshard_after_forward=True, ignored_params=set(routed))
     assert isinstance(root, FSDPModule)
 
-    def synchronized(last: bool) -> AbstractContextManager[object]:
+    def gradient_sync(last: bool) -> AbstractContextManager[object]:
         root.set_requires_gradient_sync(last)
         return nullcontext()
 
@@ -73,7 +73,7 @@ def shard_around(model: Transformer, world: World, options: Options, routed: Seq
         module=model,
         group=mesh.get_group("dp"),
         expected_bytes=expected["dp"],
-        synchronized=synchronized,
+        gradient_sync=gradient_sync,
         made_groups=made,
         notes=what_stays_exposed(world, "default"),
     )

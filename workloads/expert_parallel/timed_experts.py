@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workloads.model.timed_compute import Waiter
+from workloads.model.timed_compute import TimedCompute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class ExpertWait:
     """How long experts take that only wait: ``seconds_per_row`` forward, as long for each of the two gradients."""
 
     seconds_per_row: float
-    waiter: Waiter
+    waiter: TimedCompute
 
 
 def wait_instead(x: Tensor, weights: Sequence[Tensor], wait: ExpertWait) -> Tensor:

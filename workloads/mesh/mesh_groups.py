@@ -19,12 +19,12 @@ class Groups:
     """The mesh of all axes with several ranks, and this rank's group of each axis that carries something.
 
     ``dp`` are all ranks that hold the same shards for other tokens, those of ``cp`` too; ``ep`` deal out experts,
-    ``etp`` split each, ``edp`` hold the same ones. ``twins`` hold the same layers.
+    ``etp`` split each, ``edp`` hold the same ones. ``replica_group`` hold the same layers.
     """
 
     mesh: DeviceMesh
     axes: Mapping[str, dist.ProcessGroup]
-    twins: dist.ProcessGroup
+    replica_group: dist.ProcessGroup
     held: Held
     made: tuple[dist.ProcessGroup, ...]
 
@@ -44,7 +44,7 @@ def make_groups(world: World, hybrid: Hybrid) -> Groups:
 
     if hybrid.size("cp") > 1:
         found["dp"] = further_group(groups_along(hybrid.mesh, "dp", "cp"))
-    twins = further_group(groups_along(hybrid.mesh, "dp", "fsdp", "cp", "tp")) if "pp" in axes else world.group
+    replica_group = further_group(groups_along(hybrid.mesh, "dp", "fsdp", "cp", "tp")) if "pp" in axes else world.group
     held = Held()
     if hybrid.moe is not None:
         if hybrid.moe.ep > 1:
@@ -55,7 +55,7 @@ def make_groups(world: World, hybrid: Hybrid) -> Groups:
         copies = expert_copies(hybrid.mesh)
         if len(copies[0]) > 1:
             found["edp"] = further_group(copies)
-    return Groups(mesh=mesh, axes=found, twins=twins, held=held, made=(*made, *further))
+    return Groups(mesh=mesh, axes=found, replica_group=replica_group, held=held, made=(*made, *further))
 
 
 def _expert_mesh(world: World, hybrid: Hybrid, axes: Mapping[str, dist.ProcessGroup]) -> DeviceMesh | None:

@@ -33,7 +33,7 @@ from workloads.mesh.mesh_routes import Routes, mixtures_of
 from workloads.mesh.mesh_stages import OneStage, PipelineStages, RoutingRecorder, Stages, shard_stages
 from workloads.mesh.timed_shares import count_wrong_fills, let_layers_wait, shares_of, waiting_kernel
 from workloads.model.optimizer import make_optimizer
-from workloads.model.timed_compute import Waiter, calibrate, tell_apart
+from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients
 from workloads.model.transformer import Transformer, build, draw_tokens, loss_of
 from workloads.pipeline_parallel.stages import Chunk, Held
 from workloads.step.layout import Layout
@@ -71,7 +71,7 @@ class HybridStep(TrainingStep):
         self._routes_compared = False
         self._shares = shares_of(options.shape, self.hybrid.moe, cp=self.hybrid.size("cp"))
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
-        self._block_waiter = Waiter(world.device)
+        self._block_waiter = TimedCompute(world.device)
         super().__init__(world, {**params, "accumulation": params["microbatches"]}, self._lay_out)
 
     def reset(self) -> None:
@@ -155,10 +155,10 @@ class HybridStep(TrainingStep):
             data_size=hybrid.size("dp", "fsdp"),
             expected_bytes=self._expected_bytes(options),
             forward_backward=self._train,
-            staged=hybrid.pipeline is not None,
-            twins=groups.twins,
-            alone=None if hybrid.moe is None else self._alone,
-            loss_alone=loss_of if hybrid.moe is None else self._loss_alone,
+            holds_stage_only=hybrid.pipeline is not None,
+            replica_group=groups.replica_group,
+            reference_model=None if hybrid.moe is None else self._alone,
+            reference_loss=loss_of if hybrid.moe is None else self._reference_loss,
             state="hybrid",
             made_groups=groups.made,
             details={"mesh": dict(hybrid.mesh), **({"timed_shares": asdict(self._shares)} if options.timed else {})},
@@ -261,8 +261,10 @@ class HybridStep(TrainingStep):
             waiter=self._block_waiter,
         )
 
-    def _tell_ranks_apart(self) -> None:
-        tell_apart(self.layout.model, self.layout.data_rank, self.layout.data_size, self.hybrid.size("fsdp"))
+    def _fill_distinct_gradients(self) -> None:
+        fill_distinct_gradients(
+            self.layout.model, self.layout.data_rank, self.layout.data_size, self.hybrid.size("fsdp")
+        )
 
     def _count_wrong_fills(self) -> int:
         """Count timed gradients that are not what all ranks filled in, each as its data rank does.
@@ -280,7 +282,7 @@ class HybridStep(TrainingStep):
         exchange_ffns(model, shape, replace(moe, ep=1, etp=1), self._world.seed, dense=True)
         return model
 
-    def _loss_alone(self, model: nn.Module, batch: Tensor) -> Tensor:
+    def _reference_loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Return the mean loss over a global batch, each microbatch by its own routes."""
         each = enumerate(torch.split(batch, self._options.microbatch))
         return torch.stack([self._loss_of_one(model, i, tokens) for i, tokens in each]).mean()

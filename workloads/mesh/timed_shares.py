@@ -15,7 +15,7 @@ from workloads.expert_parallel.moe_case import Moe, num_expert_parameters, num_f
 from workloads.expert_parallel.moe_layer import mixtures
 from workloads.expert_parallel.timed_experts import ExpertWait
 from workloads.model.shapes import Shape, num_layer_weights
-from workloads.model.timed_compute import TimedLinear, Waiter, make_timed
+from workloads.model.timed_compute import TimedCompute, TimedLinear, make_timed
 from workloads.step.layout import local
 from workloads.step.parity import count_unfilled
 
@@ -41,7 +41,7 @@ def shares_of(shape: Shape, moe: Moe | None, *, cp: int) -> Shares:
     return Shares(linear=linear / whole, experts=experts / whole, attention=attention / whole)
 
 
-def let_layers_wait(model: nn.Module, seconds: float, shares: Shares, tokens: int, waiter: Waiter) -> None:
+def let_layers_wait(model: nn.Module, seconds: float, shares: Shares, tokens: int, waiter: TimedCompute) -> None:
     """Let linear layers and experts of ``model.layers`` wait ``seconds`` forward, without attention's share.
 
     Experts wait for each row, so long that a rank's mean load of ``tokens`` tokens takes their share.
@@ -55,7 +55,7 @@ def let_layers_wait(model: nn.Module, seconds: float, shares: Shares, tokens: in
         )
 
 
-def waiting_kernel(seconds: float, plan: ContextPlan, *, microbatch: int, heads: int, waiter: Waiter) -> Timed:
+def waiting_kernel(seconds: float, plan: ContextPlan, *, microbatch: int, heads: int, waiter: TimedCompute) -> Timed:
     """Return attention that waits: ``seconds`` a layer on the mean rank of ``cp``, which has so many heads."""
     pairs = microbatch * heads * plan.all_pairs() / plan.ranks
     return Timed(waiter, seconds / pairs)

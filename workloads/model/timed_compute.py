@@ -22,7 +22,7 @@ _CALIBRATION_CYCLES = 20_000_000
 _CALIBRATION_ROUNDS = 3
 
 
-class Waiter:
+class TimedCompute:
     """Waits of a wanted sum: what one takes too long, the next ones take less; on CUDA the device waits in its stream.
 
     On CUDA lengths come from one calibration and what runs inside a wait is not deducted: the host is not to wait.
@@ -87,7 +87,7 @@ class TimedLinear(nn.Linear):
     """
 
     seconds: float
-    waiter: Waiter
+    waiter: TimedCompute
     fill: float
     mean_fill: float
 
@@ -171,12 +171,12 @@ class _Join(torch.autograd.Function):
         return gradients[0], gradients[0].new_zeros((), dtype=ctx.dtype)
 
 
-def make_timed(model: nn.Module, seconds_per_forward: float, waiter: Waiter, fill: float = 1.0) -> None:
+def make_timed(model: nn.Module, seconds_per_forward: float, waiter: TimedCompute, fill: float = 1.0) -> None:
     """Replace the arithmetic of ``model.layers`` by waits, T spread evenly over layers, then by weight over Linears.
 
     Attention becomes a sum that keeps shapes and gradients flowing, the head a Linear that neither waits nor
-    multiplies; norms and activations stay. ``fill`` is each microbatch's weight gradient; see ``tell_apart``.
-    Call it before weights are sharded, on all the layers that this rank holds.
+    multiplies; norms and activations stay. ``fill`` is each microbatch's weight gradient. Call it before weights are
+    sharded, on all the layers that this rank holds.
     """
     layers = list(model.get_submodule("layers").children())
     for layer in layers:
@@ -193,7 +193,7 @@ def make_timed(model: nn.Module, seconds_per_forward: float, waiter: Waiter, fil
         _time(head, 0.0, waiter, fill)
 
 
-def tell_apart(model: nn.Module, rank: int, data_size: int, divisor: int) -> None:
+def fill_distinct_gradients(model: nn.Module, rank: int, data_size: int, divisor: int) -> None:
     """Let data ranks fill in gradients by which each of them, and each group of them, is missed in the mean.
 
     Each fills in ``divisor`` once or twice, by one bit of its number, another bit in the next Linear. That is what
@@ -206,7 +206,7 @@ def tell_apart(model: nn.Module, rank: int, data_size: int, divisor: int) -> Non
         linear.fill, linear.mean_fill = fills[rank], sum(fills) / data_size
 
 
-def calibrate(seconds_per_forward: float, waiter: Waiter, forward: Callable[[], Tensor]) -> None:
+def calibrate(seconds_per_forward: float, waiter: TimedCompute, forward: Callable[[], Tensor]) -> None:
     """Shorten the waits by what the model's own host work takes, so that its whole forward takes T and backward 2 T.
 
     ``forward`` is the plain model's, before it is laid out over ranks: what a layout adds stays to be seen.
@@ -224,12 +224,12 @@ def calibrate(seconds_per_forward: float, waiter: Waiter, forward: Callable[[], 
     waiter.backward_scale = max(0.0, 2 - median(backwards[1:]) / (2 * seconds_per_forward))
 
 
-def _when_finished(waiter: Waiter) -> float:
+def _when_finished(waiter: TimedCompute) -> float:
     waiter.finish()
     return time.perf_counter()
 
 
-def _time(linear: nn.Linear, seconds: float, waiter: Waiter, fill: float) -> None:
+def _time(linear: nn.Linear, seconds: float, waiter: TimedCompute, fill: float) -> None:
     linear.__class__ = TimedLinear  # its name, its parameters and being a Linear stay, for what looks at them
     assert isinstance(linear, TimedLinear)
     linear.seconds, linear.waiter, linear.fill, linear.mean_fill = seconds, waiter, fill, fill

@@ -99,7 +99,7 @@ class PipelineStep(TrainingStep):
             data_size=1,
             expected_bytes={AXIS: sent[world.rank]},
             forward_backward=forward_backward,
-            staged=True,
+            holds_stage_only=True,
             exact_order=_order_of_gradients(self._pipeline, world.rank),
             notes=_notes(self._pipeline),
         )

@@ -29,18 +29,18 @@ class Layout:
     """A model laid out over ranks: what is called, what is optimised, which groups carry it.
 
     ``module`` is called, ``model`` holds the parameters by their plain names. ``data_rank`` of ``data_size`` is this
-    rank's part of the batch; ranks of a tensor axis share theirs. ``synchronized(last)`` surrounds the forward and
-    backward pass of a microbatch, ``settle`` comes after the last one's. ``expected_bytes`` is the closed form of what
-    a rank sends in a step, by axis. ``state`` names the closed form of its memory, which ``sharded_by`` ranks of a data
-    axis and ``divided_by`` of a tensor axis share; ``made_groups`` end with it.
+    rank's part of the batch; ranks of a tensor axis share theirs. ``gradient_sync(last)`` surrounds the forward and
+    backward pass of a microbatch, ``finalize_gradients`` comes after the last one's. ``expected_bytes`` is the closed
+    form of what a rank sends in a step, by axis. ``state`` names the closed form of its memory, which ``sharded_by``
+    ranks of a data axis and ``tensor_parallel_size`` of a tensor axis share; ``made_groups`` end with it.
 
     ``loss`` is the mean loss of this rank's part of a microbatch (b, s + 1), where that is not what calling the module
     gives; ``forward_backward`` takes all microbatches in its own order and returns their mean loss, None on ranks that
-    do not know it. Where ``staged``, a rank holds the parameters of its own stages alone. ``exact_order`` are the
-    microbatches as their gradients are accumulated: a single process that does the same gets the same bits. ``twins``
-    hold the same parameters as this rank: all ranks where nothing else is said, nobody where stages are. ``alone``
-    builds the model of a single process, with the weights of the seed, and ``loss_alone`` is its mean loss over a
-    global batch, where they are not the Transformer's.
+    do not know it. Where ``holds_stage_only``, a rank holds the parameters of its own stages alone. ``exact_order`` are
+    the microbatches as their gradients are accumulated: a single process that does the same gets the same bits.
+    ``replica_group`` holds the same parameters as this rank: all ranks where nothing else is said, nobody where stages
+    are. ``reference_model`` builds the model of a single process, with the weights of the seed, and ``reference_loss``
+    is its mean loss over a global batch, where they are not the Transformer's.
     """
 
     module: nn.Module
@@ -50,18 +50,18 @@ class Layout:
     data_rank: int
     data_size: int
     expected_bytes: Mapping[str, float]
-    synchronized: Callable[[bool], AbstractContextManager[object]] = always
-    settle: Callable[[], None] = nothing
+    gradient_sync: Callable[[bool], AbstractContextManager[object]] = always
+    finalize_gradients: Callable[[], None] = nothing
     loss: Callable[[Tensor], Tensor] | None = None
     forward_backward: Callable[[Sequence[Tensor]], Tensor | None] | None = None
-    staged: bool = False
+    holds_stage_only: bool = False
     exact_order: Sequence[int] = ()
-    twins: dist.ProcessGroup | None = None
-    alone: Callable[[torch.dtype], nn.Module] | None = None
-    loss_alone: Callable[[nn.Module, Tensor], Tensor] = loss_of
+    replica_group: dist.ProcessGroup | None = None
+    reference_model: Callable[[torch.dtype], nn.Module] | None = None
+    reference_loss: Callable[[nn.Module, Tensor], Tensor] = loss_of
     state: str = "ddp"
     sharded_by: int = 1
-    divided_by: int = 1
+    tensor_parallel_size: int = 1
     made_groups: tuple[dist.ProcessGroup, ...] = ()
     details: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -120,15 +120,16 @@ def _size(tensors: Sequence[Tensor]) -> int:
 
 def memory_formula(layout: Layout, shape: Shape, batch: Batch) -> dict[str, float]:
     """Return the closed forms of model state and of the layers' activations."""
+    tp = layout.tensor_parallel_size
     state = state_bytes(
         layout.state,
         num_parameters(shape),
         layout.sharded_by,
         mixed=batch.element_bytes < 4,
-        tp=layout.divided_by,
-        num_replicated=_num_replicated(layout.model) if layout.divided_by > 1 else 0,
+        tp=tp,
+        num_replicated=_num_replicated(layout.model) if tp > 1 else 0,
     )
-    each = layer_activation_bytes(shape, batch, tp=layout.divided_by, sequence_parallel=layout.state == "tp_sp")
+    each = layer_activation_bytes(shape, batch, tp=tp, sequence_parallel=layout.state == "tp_sp")
     return {
         "parameters": state.parameters,
         "gradients": state.gradients,

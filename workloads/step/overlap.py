@@ -162,7 +162,7 @@ class Overlap:
     def _peers(self, told: Sequence[Observed]) -> dict[str, MetricValue]:
         """Return how long communication itself takes, and how long a rank waits in it for a peer to come."""
         calls = told[0].calls
-        if self._layout.staged or any(len(comm) != len(calls) for seen in told for comm in seen.comm):
+        if self._layout.holds_stage_only or any(len(comm) != len(calls) for seen in told for comm in seen.comm):
             return {}  # ranks make other calls, or the trace cannot be held against them
         iterations = range(len(told[0].comm))
         split = [[_moved_and_waited(told, rank, i) for i in iterations] for rank in range(len(told))]

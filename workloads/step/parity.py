@@ -119,8 +119,8 @@ class Parity:
 
     def _alone(self, dtype: torch.dtype) -> nn.Module:
         """Return a single process's model with the weights of the seed."""
-        if self._layout.alone is not None:
-            return self._layout.alone(dtype)
+        if self._layout.reference_model is not None:
+            return self._layout.reference_model(dtype)
         return build(self._shape, self._world.seed, self._world.device, dtype)
 
     def _backward(self, alone: nn.Module, batch: Microbatches) -> float:
@@ -129,7 +129,7 @@ class Parity:
         parts = [batch[i] for i in order] if order else [torch.cat(tuple(batch))]
         total = 0.0
         for part in parts:
-            loss = self._layout.loss_alone(alone, part) / len(parts)
+            loss = self._layout.reference_loss(alone, part) / len(parts)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total
@@ -141,13 +141,13 @@ class Parity:
 
     def _united(self, mine: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of all stages; what no rank holds is missing."""
-        if not self._layout.staged:
+        if not self._layout.holds_stage_only:
             return mine
         told = self._world.gather({name: w.cpu() for name, w in mine.items()})
         return {name: weights for of in told for name, weights in of.items()}
 
     def _count_unlike_twins(self, mine: Tensors) -> int:
-        twins = self._layout.twins or (None if self._layout.staged else self._world.group)
+        twins = self._layout.replica_group or (None if self._layout.holds_stage_only else self._world.group)
         return 0 if twins is None else count_unlike_rank_0(mine.values(), twins)
 
     def _weights(self) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from bench.world.world import World
 from workloads.model.checkpointing import checkpoint
 from workloads.model.compute_kind import parse_compute
 from workloads.model.shapes import COMMON, Shape, flops_per_token, num_parameters, shape_of
-from workloads.model.timed_compute import Waiter, calibrate, make_timed, tell_apart
+from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
 from workloads.model.transformer import Transformer, build, draw_tokens, loss_of
 from workloads.step.gemm_peak import Peak, peak_of
 from workloads.step.layout import Layout
@@ -77,14 +77,14 @@ class TrainingStep:
     def __init__(self, world: World, params: Mapping[str, Value], lay_out: LayOut) -> None:
         self._world, self._options = world, Options.of(params)
         model = build(self._options.shape, world.seed, world.device, self._options.dtype)
-        self._waiter = Waiter(world.device)
+        self._waiter = TimedCompute(world.device)
         if self._options.timed_seconds is not None:
             self._make_timed(model, self._options.timed_seconds)
         checkpoint(model, self._options.checkpointing)
         self.layout = lay_out(model, world, self._options, params)
         if self.layout.made_groups:
             world.barrier()  # a group that one rank gives back while another still connects breaks that one
-        self._tell_ranks_apart()
+        self._fill_distinct_gradients()
         self._parity = Parity(world, self.layout, self._options.shape, self._options.dtype)
         self._peak = self._agreed_peak()
         self._step_number = 0
@@ -186,9 +186,9 @@ class TrainingStep:
         calibrate(seconds, self._waiter, lambda: loss_of(model, tokens.to(self._world.device)))
         model.zero_grad()
 
-    def _tell_ranks_apart(self) -> None:
+    def _fill_distinct_gradients(self) -> None:
         """Let data ranks' timed gradients differ, so that their mean can be checked."""
-        tell_apart(self.layout.model, self.layout.data_rank, self.layout.data_size, self._world.size)
+        fill_distinct_gradients(self.layout.model, self.layout.data_rank, self.layout.data_size, self._world.size)
 
     def _forward_backward(self) -> Tensor | None:
         """Return the mean loss of this rank's microbatches; gradients are of the mean over all data ranks."""
@@ -197,13 +197,13 @@ class TrainingStep:
         total = torch.zeros((), device=self._world.device)
         for i, tokens in enumerate(self._mine):
             last = i == len(self._mine) - 1
-            with self.layout.synchronized(last):
+            with self.layout.gradient_sync(last):
                 with record_function("parbench:forward"):
                     loss = self.layout.loss_of(tokens) / len(self._mine)
                 with record_function("parbench:backward"):
                     loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-        self.layout.settle()
+        self.layout.finalize_gradients()
         return total
 
     def _forward(self) -> Tensor:

@@ -62,7 +62,7 @@ def lay_out_tp_sp(model: Transformer, world: World, options: Options, params: Ma
     return replace(
         layout,
         expected_bytes={"tp": expected},
-        settle=partial(sum_partial_gradients, model),
+        finalize_gradients=partial(sum_partial_gradients, model),
         state="tp_sp",
         details={"bytes_formula": formula},
     )
@@ -80,7 +80,7 @@ def _split(model: Transformer, world: World, options: Options, *, along_sequence
         data_size=1,
         expected_bytes=_layer_bytes(options, world.size),
         state="tp",
-        divided_by=world.size,
+        tensor_parallel_size=world.size,
         made_groups=made,
     )
 
@@ -104,7 +104,7 @@ def lay_out_tp_fsdp(model: Transformer, world: World, options: Options, params: 
         expected_bytes={**on_shards, **_layer_bytes(options, inner)},
         state="tp_fsdp",
         sharded_by=outer,
-        divided_by=inner,
+        tensor_parallel_size=inner,
         made_groups=made,
     )
 

@@ -21,7 +21,7 @@ from workloads.expert_parallel.attention_axis import (
     split_attention,
 )
 from workloads.model.shapes import Shape
-from workloads.model.timed_compute import TimedLinear, Waiter, make_timed
+from workloads.model.timed_compute import TimedCompute, TimedLinear, make_timed
 from workloads.model.transformer import Attention, Transformer, build
 from workloads.step.layout import whole
 from workloads.step.sent_bytes import counted
@@ -60,7 +60,7 @@ def test_bytes_are_half_of_those_of_split_attention_and_ffn() -> None:
 
 def test_timed_attention_fills_in_a_sum_and_nothing_else_does() -> None:
     model = build(GPT, 0, CPU)
-    make_timed(model, 0.0, Waiter(CPU))
+    make_timed(model, 0.0, TimedCompute(CPU))
     linears = {name: module for name, module in model.named_modules() if isinstance(module, TimedLinear)}
     for module in linears.values():
         module.fill = 3.0

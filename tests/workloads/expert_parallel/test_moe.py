@@ -27,7 +27,7 @@ from workloads.expert_parallel.routes import Drawn
 from workloads.expert_parallel.routing import GENERATORS, NOWHERE, Generator, routes
 from workloads.expert_parallel.timed_experts import ExpertWait, wait_instead
 from workloads.model.shapes import Shape
-from workloads.model.timed_compute import TimedLinear, Waiter
+from workloads.model.timed_compute import TimedCompute, TimedLinear
 from workloads.model.transformer import Transformer, build, draw_tokens
 
 CPU = torch.device("cpu")
@@ -217,7 +217,7 @@ def test_the_loss_that_asks_for_balance_is_the_mean_over_layers_times_its_coeffi
 
 def test_waiting_experts_share_the_time_of_a_forward_at_the_mean_load() -> None:
     model = moe_model(mixture_of())
-    let_experts_wait(model, 8.0, TOKENS, Waiter(CPU))
+    let_experts_wait(model, 8.0, TOKENS, TimedCompute(CPU))
     waits = [mixture.experts.wait_of for mixture in mixtures(model)]
     assert [wait and wait.seconds_per_row * TOKENS * 2 for wait in waits] == pytest.approx([8.0 / 2] * 2)
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]

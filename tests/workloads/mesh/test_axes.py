@@ -88,7 +88,7 @@ def made(world: World, meshes: list[Params]) -> list[Made]:
         world.barrier()
         by_axis = {axis: dist.get_process_group_ranks(group) for axis, group in groups.axes.items()}
         assert len({group.group_name for group in groups.axes.values()}) == len(by_axis), params
-        found.append((by_axis, dist.get_process_group_ranks(groups.twins)))
+        found.append((by_axis, dist.get_process_group_ranks(groups.replica_group)))
         for group in groups.made:
             dist.destroy_process_group(group)
     return found

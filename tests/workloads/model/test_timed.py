@@ -23,7 +23,14 @@ from torch.profiler import profile
 from bench.world.world import World
 from workloads.model.checkpointing import checkpoint
 from workloads.model.shapes import Shape, shape_of
-from workloads.model.timed_compute import COMPUTE_RANGE, TimedLinear, Waiter, calibrate, make_timed, tell_apart
+from workloads.model.timed_compute import (
+    COMPUTE_RANGE,
+    TimedCompute,
+    TimedLinear,
+    calibrate,
+    fill_distinct_gradients,
+    make_timed,
+)
 from workloads.model.transformer import Transformer, build, draw_tokens, loss_of
 
 CPU = torch.device("cpu")
@@ -31,7 +38,7 @@ GPT = shape_of({"shape": "tiny", "layers": 2, "hidden": 32, "vocabulary": 32, "s
 LLAMA = shape_of({"shape": "tiny-llama", "layers": 2, "hidden": 32, "ffn": 64, "vocabulary": 32, "sequence": 16})
 
 
-class Noted(Waiter):
+class Noted(TimedCompute):
     def __init__(self) -> None:
         super().__init__(CPU)
         self.asked: list[float] = []
@@ -43,7 +50,7 @@ class Noted(Waiter):
         yield
 
 
-def timed_model(shape: Shape, waiter: Waiter, *, seconds: float = 1.0, fill: float = 1.0) -> Transformer:
+def timed_model(shape: Shape, waiter: TimedCompute, *, seconds: float = 1.0, fill: float = 1.0) -> Transformer:
     model = build(shape, 7, CPU)
     make_timed(model, seconds, waiter, fill)
     return model
@@ -81,7 +88,7 @@ def sharded_step(world: World, shape: Shape) -> tuple[float, list[str], float]:
     if not whole.isfinite():
         wrong.append(f"loss {whole}")
     started = time.perf_counter()
-    real = _shard(timed_model(shape, Waiter(CPU), seconds=0.05), world)
+    real = _shard(timed_model(shape, TimedCompute(CPU), seconds=0.05), world)
     backward(loss(real, shape))
     return sum(noted.asked), wrong, time.perf_counter() - started
 
@@ -162,7 +169,7 @@ def test_a_step_may_start_owing_nothing() -> None:
 @pytest.mark.measures
 def test_real_waits_sum_to_what_was_asked_within_a_hundredth() -> None:
     """The best of some tries: others use this machine too."""
-    waiter = Waiter(CPU)
+    waiter = TimedCompute(CPU)
     apart: list[float] = []
     while len(apart) < 40 and min(apart, default=1.0) >= 0.01:
         waiter.forget()
@@ -178,9 +185,9 @@ def test_only_waits_of_a_device_have_to_be_waited_for(monkeypatch: pytest.Monkey
     synchronized: list[torch.device] = []
     monkeypatch.setattr("torch.cuda.synchronize", synchronized.append)
     monkeypatch.setattr("workloads.model.timed_compute._calibrate", lambda device: 1e9)
-    Waiter(CPU).finish()
+    TimedCompute(CPU).finish()
     assert synchronized == []
-    Waiter(torch.device("cuda:1")).finish()
+    TimedCompute(torch.device("cuda:1")).finish()
     assert synchronized == [torch.device("cuda:1")]
 
 
@@ -190,7 +197,7 @@ T = 0.02
 class FakeModel:
     """Waits T, then 2 T, on a fake clock, and works on the host besides; it is its own loss."""
 
-    def __init__(self, waiter: Waiter, fake: FakeTime, host_seconds: float, first_seconds: float = 0.0) -> None:
+    def __init__(self, waiter: TimedCompute, fake: FakeTime, host_seconds: float, first_seconds: float = 0.0) -> None:
         self._waiter, self._fake, self._host_seconds = waiter, fake, host_seconds
         self._extra_seconds = first_seconds
 
@@ -208,7 +215,7 @@ class FakeModel:
         self._fake.now += self._host_seconds + self._extra_seconds
 
 
-class FakeDevice(Waiter):
+class FakeDevice(TimedCompute):
     """Waits as a device does, in its stream, while the host goes on; its kernels take ``kernel_seconds`` a wait."""
 
     def __init__(self, fake: FakeTime, kernel_seconds: float) -> None:
@@ -225,7 +232,11 @@ class FakeDevice(Waiter):
 
 
 def calibrated(
-    monkeypatch: pytest.MonkeyPatch, fake: FakeTime, waiter: Waiter, host_seconds: float, first_seconds: float = 0.0
+    monkeypatch: pytest.MonkeyPatch,
+    fake: FakeTime,
+    waiter: TimedCompute,
+    host_seconds: float,
+    first_seconds: float = 0.0,
 ) -> FakeModel:
     model = FakeModel(waiter, fake, host_seconds, first_seconds)
     monkeypatch.setattr("workloads.model.timed_compute.time", SimpleNamespace(perf_counter=fake.clock))
@@ -286,7 +297,7 @@ def test_a_copy_waits_too_and_a_profiler_sees_every_wait() -> None:
     waiter = next(module.waiter for module in model.modules() if isinstance(module, TimedLinear))
     assert isinstance(waiter, Noted)
     assert sum(waiter.asked) == pytest.approx(3.0)
-    model = timed_model(GPT, Waiter(CPU), seconds=0.001)
+    model = timed_model(GPT, TimedCompute(CPU), seconds=0.001)
     with profile() as profiled:
         backward(loss(model, GPT))
     assert sum(event.name == COMPUTE_RANGE for event in profiled.events()) == 3 * 2 * 6
@@ -317,7 +328,7 @@ def test_weight_gradients_are_the_fill_and_add_up(shape: Shape) -> None:
 def fills(rank: int, data_size: int, divisor: int) -> list[tuple[float, float]]:
     """Return what a rank fills into each Linear's gradient, and what it expects as the mean."""
     model = timed_model(GPT, Noted())
-    tell_apart(model, rank, data_size, divisor)
+    fill_distinct_gradients(model, rank, data_size, divisor)
     return [(linear.fill, linear.mean_fill) for linear in model.modules() if isinstance(linear, TimedLinear)]
 
 

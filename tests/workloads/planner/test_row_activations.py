@@ -10,7 +10,7 @@ from training_steps import OF_NAME
 from workloads.costs.activations import Kept, stage_activations
 from workloads.model.checkpointing import checkpoint
 from workloads.model.shapes import SHAPES, Shape
-from workloads.model.timed_compute import Waiter, make_timed
+from workloads.model.timed_compute import TimedCompute, make_timed
 from workloads.model.transformer import build, draw_tokens, loss_of, rotate
 from workloads.planner.measured_activations import (
     Pass,
@@ -45,7 +45,7 @@ def odd(recipe: str, kv_heads: int, layers: int) -> Shape:
 def saved(shape: Shape, dtype: torch.dtype, *, checkpointing: str, timed: bool) -> int:
     model = build(shape, 0, CPU, dtype)
     if timed:
-        make_timed(model, 1e-6, Waiter(CPU))
+        make_timed(model, 1e-6, TimedCompute(CPU))
     checkpoint(model, checkpointing)
     tokens = draw_tokens(shape, 3, 0, 0)
     with SavedTensors(model) as found:

@@ -343,7 +343,7 @@ class Staged(Trainer):
             data_rank=0,
             data_size=1,
             expected_bytes={},
-            staged=True,
+            holds_stage_only=True,
             exact_order=order,
         )
         self.parity = Parity(world, layout, SHAPE, torch.float32)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workloads.model.timed_compute import TimedLinear, Waiter, make_timed, tell_apart
+from workloads.model.timed_compute import TimedCompute, TimedLinear, fill_distinct_gradients, make_timed
 from workloads.step.parity import FLOOR, RELATIVE_TOLERANCE, count_apart, count_unfilled, distance
 
 REFERENCE = torch.tensor([4.0, -8.0, 0.0, 1e-6])
@@ -101,8 +101,8 @@ def filled(ranks: int, dtype: torch.dtype, mean: Mean) -> tuple[Tensor, float]:
     fills, expected = [], 0.0
     for rank in range(ranks):
         model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(1, 1)])})
-        make_timed(model, 1.0, Waiter(torch.device("cpu")))
-        tell_apart(model, rank, ranks, divisor)
+        make_timed(model, 1.0, TimedCompute(torch.device("cpu")))
+        fill_distinct_gradients(model, rank, ranks, divisor)
         [linear] = [module for module in model.modules() if isinstance(module, TimedLinear)]
         fills.append(linear.fill)
         expected = linear.mean_fill * ranks / divisor
