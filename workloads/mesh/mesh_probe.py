@@ -20,7 +20,7 @@ from workloads.mesh.mesh_memory import Look, footprint
 from workloads.pipeline_parallel import pipeline_probe as pp_explain
 from workloads.pipeline_parallel.bubbles import link_latency
 from workloads.pipeline_parallel.pipeline_probe import Told, bubble_of, facts_of, steps_of, take_steps, with_timelines
-from workloads.pipeline_parallel.stage_runtime import Recorder
+from workloads.pipeline_parallel.stages import Recorder
 from workloads.step.overlap import Overlap
 from workloads.step.probe import run_probes
 from workloads.step.sent_bytes import counted

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,9 +16,7 @@ from workloads.expert_parallel.moe_layer import MoeLayer
 from workloads.mesh.mesh_routes import mixtures_of
 from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.pipeline_case import Pipeline
-from workloads.pipeline_parallel.pipeline_step import make_runtime, make_stages
-from workloads.pipeline_parallel.stage_runtime import Recorder
-from workloads.pipeline_parallel.stages import Chunk
+from workloads.pipeline_parallel.stages import Chunk, Recorder, make_stages, make_train
 from workloads.step.layout import nothing
 from workloads.step.training_step import Options
 
@@ -75,20 +73,14 @@ class PipelineStages:
         tokens: int,
         loss: Loss,
     ) -> None:
-        device = next(model.parameters()).device
-        self._stages = make_stages(
-            model, options, pipeline, recorder, rank=group.rank(), device=device, group=group, tokens=tokens
-        )
-        self.chunks = {stage.stage_index: cast(Chunk, stage.submod) for stage in self._stages}
+        stages = make_stages(model, options, pipeline, recorder, group=group, tokens=tokens)
+        self.chunks = {stage.stage_index: stage.chunk for stage in stages}
         recorder.chunks = self.chunks
-        self._runtime = make_runtime(pipeline.schedule, self._stages, recorder, loss)
+        self._train = make_train(pipeline.schedule, stages, recorder, loss)
 
     def train(self, tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor | None:
         """Take the gradients in the schedule's order."""
-        given = (torch.cat(tuple(tokens)),) if self._stages[0].is_first else ()
-        losses: list[Tensor] | None = [] if self._stages[-1].is_last else None
-        self._runtime.step(*given, target=torch.cat(tuple(targets)), losses=losses, return_outputs=False)
-        return torch.stack(losses).sum().detach() if losses else None
+        return self._train(torch.cat(tuple(tokens)), torch.cat(tuple(targets)))
 
 
 class RoutingRecorder(Recorder):

@@ -28,7 +28,7 @@ from workloads.pipeline_parallel.pipeline_memory import measured as measured_mem
 from workloads.pipeline_parallel.pp_bytes import bytes_by_link
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
 from workloads.pipeline_parallel.simulate import Ran, Timeline
-from workloads.pipeline_parallel.stage_runtime import Recorder
+from workloads.pipeline_parallel.stages import Recorder
 from workloads.step.memory_report import UNCOUNTED, Held, largest_of, layer_activation_bytes
 from workloads.step.sent_bytes import Call, counted
 

@@ -4,31 +4,28 @@ Schedules are the project's own orders, run by torch's stages and its runtime; s
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from bench.plan.params import Value
 from bench.world.subject import Explanation
-from bench.world.torch_compat import pipeline_runtime
 from bench.world.world import World
 from workloads.model.optimizer import make_optimizer
 from workloads.model.timed_compute import calibrate, make_timed
 from workloads.model.transformer import Transformer, draw_tokens
-from workloads.pipeline_parallel.pipeline_case import Pipeline, pipeline_of
+from workloads.pipeline_parallel.pipeline_case import pipeline_of
 from workloads.pipeline_parallel.pipeline_memory import Look
 from workloads.pipeline_parallel.pipeline_probe import explain_pipeline
 from workloads.pipeline_parallel.pp_bytes import bytes_by_rank
 from workloads.pipeline_parallel.schedules import Schedule
-from workloads.pipeline_parallel.stage_runtime import Recorder, Stage, timed_loss
-from workloads.pipeline_parallel.stages import Chunk, Held
+from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, make_stages, make_train
 from workloads.step.layout import Layout
 from workloads.step.training_step import Options, TrainingStep
 
 AXIS = "pp"
+_DUALPIPE_V = "dualpipe_v: the forward and backward of an overlapped pair run one after the other, each sent as it ends"
 
 
 def prepare(world: World, **params: Value) -> "PipelineStep":
@@ -55,7 +52,7 @@ class PipelineStep(TrainingStep):
     def _look(self) -> Look:
         return Look(
             layout=self.layout,
-            chunks={stage.stage_index: cast(Chunk, stage.submod) for stage in self._stages},
+            chunks={stage.stage_index: stage.chunk for stage in self._stages},
             pipeline=self._pipeline,
             shape=self._options.shape,
             batch=self._batch_sizes(),
@@ -67,29 +64,21 @@ class PipelineStep(TrainingStep):
         # an action that took too long is not made up for by the next one: that would be a bubble moved elsewhere
         self._recorder = Recorder(world.device, self._waiter.forget)
         self._pipeline = pipeline_of(params, options.shape, world.size)
-        schedule = self._pipeline.schedule
-        self._stages = make_stages(
-            model,
-            options,
-            self._pipeline,
-            self._recorder,
-            rank=world.rank,
-            device=world.device,
-            group=world.group,
-            tokens=options.shape.sequence,
-        )
-        chunks = [cast(Chunk, stage.submod) for stage in self._stages]
-        runtime = make_runtime(schedule, self._stages, self._recorder, _part_of_loss(options.accumulation))
-        held = Held(chunks)
-        sent = bytes_by_rank(self._pipeline, options.shape, options.microbatch, options.dtype.itemsize)
+        schedule, tokens = self._pipeline.schedule, options.shape.sequence
+        self._stages = make_stages(model, options, self._pipeline, self._recorder, group=world.group, tokens=tokens)
+        microbatches = options.accumulation
+
+        def part_of_loss(logits: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / microbatches
+
+        train = make_train(schedule, self._stages, self._recorder, part_of_loss)
 
         def forward_backward(microbatches: Sequence[Tensor]) -> Tensor | None:
             tokens = torch.cat(tuple(microbatches))
-            given = (tokens[:, :-1],) if self._stages[0].is_first else ()
-            losses: list[Tensor] | None = [] if self._stages[-1].is_last else None
-            runtime.step(*given, target=tokens[:, 1:], losses=losses, return_outputs=False)
-            return torch.stack(losses).sum().detach() if losses else None
+            return train(tokens[:, :-1], tokens[:, 1:])
 
+        held = Held(stage.chunk for stage in self._stages)
+        sent = bytes_by_rank(self._pipeline, options.shape, options.microbatch, options.dtype.itemsize)
         return Layout(
             module=held,
             model=held,
@@ -100,8 +89,8 @@ class PipelineStep(TrainingStep):
             expected_bytes={AXIS: sent[world.rank]},
             forward_backward=forward_backward,
             holds_stage_only=True,
-            exact_order=_order_of_gradients(self._pipeline, world.rank),
-            notes=_notes(self._pipeline),
+            exact_order=order_of_gradients(schedule, world.rank),
+            notes=(_DUALPIPE_V,) if schedule.name == "dualpipe_v" else (),
         )
 
     def _make_timed(self, model: Transformer, seconds: float) -> None:
@@ -116,63 +105,11 @@ class PipelineStep(TrainingStep):
         model.zero_grad()
 
 
-def make_stages(
-    model: Transformer,
-    options: Options,
-    pipeline: Pipeline,
-    recorder: Recorder,
-    *,
-    rank: int,
-    device: torch.device,
-    group: dist.ProcessGroup,
-    tokens: int,
-) -> list[Stage]:
-    """Return the stages of a rank of a pipeline, through which (b, ``tokens``) pass; ``group`` are its ranks."""
-    schedule, size = pipeline.schedule, (options.microbatch, tokens)
-    given = torch.empty(size, dtype=torch.long, device="meta")
-    between = torch.empty(*size, options.shape.hidden, dtype=options.dtype, device="meta", requires_grad=True)
-    logits = torch.empty(*size, options.shape.vocabulary, dtype=options.dtype, device="meta", requires_grad=True)
-    return [
-        Stage(
-            Chunk(model, pipeline.first_layers[stage], pipeline.layers_by_stage[stage]),
-            stage,
-            schedule.num_stages,
-            device,
-            group,
-            recorder,
-            (given if stage == 0 else between, logits if stage == schedule.num_stages - 1 else between),
-        )
-        for stage in schedule.stages_of(rank)
-    ]
-
-
-def make_runtime(
-    schedule: Schedule, stages: Sequence[Stage], recorder: Recorder, loss: Callable[[Tensor, Tensor], Tensor]
-) -> Any:
-    """Return torch's runtime of a schedule; ``loss`` is a microbatch's part of the mean, of logits and targets."""
-    order = {rank: [str(action) for action in schedule.actions_of(rank)] for rank in range(schedule.ranks)}
-    return pipeline_runtime(list(stages), order, schedule.microbatches, timed_loss(recorder, loss))
-
-
-def _part_of_loss(microbatches: int) -> Callable[[Tensor, Tensor], Tensor]:
-    def part(logits: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / microbatches
-
-    return part
-
-
-def _order_of_gradients(pipeline: Pipeline, rank: int) -> tuple[int, ...]:
+def order_of_gradients(schedule: Schedule, rank: int) -> tuple[int, ...]:
     """Return the microbatches in the order in which the rank's stages take weights' gradients; none if they differ.
 
     One process takes them in one order alone.
     """
-    schedule = pipeline.schedule
     taken = [action for action in schedule.actions_of(rank) if action.kind in ("B", "W")]
     orders = {tuple(a.microbatch for a in taken if a.stage == stage) for stage in schedule.stages_of(rank)}
     return orders.pop() if len(orders) == 1 else ()
-
-
-def _notes(pipeline: Pipeline) -> tuple[str, ...]:
-    if pipeline.schedule.name != "dualpipe_v":
-        return ()
-    return ("dualpipe_v: the forward and backward of an overlapped pair run one after the other, each sent as it ends",)

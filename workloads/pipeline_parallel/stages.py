@@ -1,15 +1,30 @@
-"""The Transformer cut into stages: embeddings before the first layer, the norm and the head after the last."""
+"""A rank's stages of the Transformer, with a stamp at both ends of each action, on torch's pipeline runtime.
 
-from collections.abc import Iterable
+torch's first stage leaves its input gradient to the weight gradient, as its input are tokens. The gradient down to the
+embeddings' output is as long as any other stage's, and the zero-bubble schedules count on it: here it is taken in I.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
 
+from bench.results.details import Action, ActionKind
+from bench.world.torch_compat import pipeline_runtime, stage_backward
 from workloads.model.transformer import Transformer
+from workloads.pipeline_parallel.pipeline_case import Pipeline
+from workloads.pipeline_parallel.schedules import Schedule
+from workloads.step.layout import nothing
+from workloads.step.training_step import Options
 
 
 class Chunk(nn.Module):
-    """One stage: its layers, and what stands before the first or after the last of all.
+    """One stage: its layers, embeddings before the first of all, the norm and the head after the last.
 
     (b, s) tokens or (b, s, h) activations -> (b, s, h) activations or (b, s, vocabulary) logits. Parameters have the
     names that they have in the whole model. What the embeddings gave for the last microbatch is ``embedded``.
@@ -27,7 +42,6 @@ class Chunk(nn.Module):
         self.embedded: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the stage to one microbatch."""
         if self.tokens is not None:
             x = self.tokens(x)
             if self.positions is not None:
@@ -36,9 +50,7 @@ class Chunk(nn.Module):
             self.embedded = x
         for layer in self.layers.values():
             x = layer(x)
-        if self.norm is not None and self.head is not None:
-            x = self.head(self.norm(x))
-        return x
+        return x if self.head is None or self.norm is None else self.head(self.norm(x))
 
 
 class Held(nn.Module):
@@ -50,6 +62,173 @@ class Held(nn.Module):
         for chunk in chunks:
             self.layers.update(dict(chunk.layers.items()))
             for name in ("tokens", "positions", "norm", "head"):
-                part = getattr(chunk, name)
-                if part is not None:
+                if (part := getattr(chunk, name)) is not None:
                     setattr(self, name, part)
+
+
+class Recorder:
+    """Keeps the actions of a step as they were run; on CUDA by events in the stream, which cost the host nothing.
+
+    ``before`` is called before each action.
+    """
+
+    def __init__(self, device: torch.device, before: Callable[[], None] = nothing) -> None:
+        self._device, self._before = device, before
+        # both ends: ns of this rank's clock, or events of the device that tell them later
+        self._ran: list[tuple[Action, Any, Any]] = []
+
+    def forget(self) -> None:
+        """Begin a step."""
+        self._ran.clear()
+
+    @contextmanager
+    def running(self, action: Action) -> Iterator[None]:
+        """Stamp the body as an action."""
+        self._before()
+        start = self._stamp()
+        yield
+        self._ran.append((action, start, self._stamp()))
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Let the body belong to the last action, as the loss does to the last stage's forward."""
+        yield
+        action, start, _ = self._ran.pop()
+        self._ran.append((action, start, self._stamp()))
+
+    def read(self) -> list[tuple[Action, int, int]]:
+        """Return the actions with both ends in ns of ``time.perf_counter_ns``; on CUDA it waits for the device."""
+        if self._device.type != "cuda":
+            return list(self._ran)
+        now = self._stamp()
+        torch.cuda.synchronize(self._device)
+        at = time.perf_counter_ns()
+
+        def ns(event: Any) -> int:
+            return at - int(event.elapsed_time(now) * 1e6)
+
+        return [(action, ns(start), ns(stop)) for action, start, stop in self._ran]
+
+    def _stamp(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter_ns()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+class Stage(PipelineStage):
+    """One stage of a pipeline on this rank, of whose ranks ``arguments`` name the group and the device.
+
+    ``given`` and ``output`` are on the meta device: told, so that torch need not run the model once to find out.
+    """
+
+    def __init__(
+        self,
+        chunk: Chunk,
+        index: int,
+        num_stages: int,
+        *,
+        given: Tensor,
+        output: Tensor,
+        recorder: Recorder,
+        **arguments: Any,
+    ) -> None:
+        gradient = given if given.is_floating_point() else None
+        arguments |= {"input_args": given, "output_args": output, "output_grads": output, "input_grads": (gradient,)}
+        super().__init__(chunk, index, num_stages, **arguments)
+        self.chunk, self._recorder = chunk, recorder
+        self._embedded: dict[int, Tensor] = {}
+        self._waiting: dict[int, tuple[Tensor, Tensor, list[dict[str, Any]]]] = {}
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run F."""
+        with self._running("F", fwd_chunk_id):
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if self.chunk.embedded is not None:
+            self._embedded[fwd_chunk_id], self.chunk.embedded = self.chunk.embedded, None
+        return output
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        """Run B or, where not ``full_backward``, I."""
+        with self._running("B" if full_backward else "I", bwd_chunk_id):
+            if full_backward or not self.is_first:
+                self._embedded.pop(bwd_chunk_id, None)
+                super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+                return
+            output, _ = self.fwd_cache.pop(bwd_chunk_id)
+            embedded = self._embedded.pop(bwd_chunk_id)
+            embedded.retain_grad()  # torch's function leaves the gradient there as well, and warns of tensors without
+            gradients, weights = self._retrieve_recv_grads(bwd_chunk_id), self.chunk.layers.parameters()
+            [gradient], groups = stage_backward().stage_backward_input(list(output), gradients, [embedded], weights)
+            assert gradient is not None, "the first stage's layers are given what the embeddings made"
+            self._waiting[bwd_chunk_id] = (embedded, gradient, groups)
+            self.bwd_cache[bwd_chunk_id] = (None,)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Run W."""
+        with self._running("W", bwd_chunk_id):
+            if bwd_chunk_id not in self._waiting:
+                super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+                return
+            embedded, gradient, groups = self._waiting.pop(bwd_chunk_id)
+            stage_backward().stage_backward_weight(self.chunk.layers.parameters(), groups)
+            embedded.grad = None
+            embedded.backward(gradient)  # type: ignore[no-untyped-call]
+
+    def _running(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
+        return self._recorder.running(Action(self.stage_index, kind, microbatch))
+
+
+def make_stages(
+    model: Transformer,
+    options: Options,
+    pipeline: Pipeline,
+    recorder: Recorder,
+    *,
+    group: dist.ProcessGroup,
+    tokens: int,
+) -> list[Stage]:
+    """Return this rank's stages of a pipeline, through which (b, ``tokens``) pass; ``group`` are its ranks."""
+    size, last = (options.microbatch, tokens), pipeline.schedule.num_stages - 1
+    given = torch.empty(size, dtype=torch.long, device="meta")
+    between = torch.empty(*size, options.shape.hidden, dtype=options.dtype, device="meta", requires_grad=True)
+    logits = torch.empty(*size, options.shape.vocabulary, dtype=options.dtype, device="meta", requires_grad=True)
+    return [
+        Stage(
+            Chunk(model, pipeline.first_layers[stage], pipeline.layers_by_stage[stage]),
+            stage,
+            pipeline.schedule.num_stages,
+            given=given if stage == 0 else between,
+            output=logits if stage == last else between,
+            recorder=recorder,
+            device=next(model.parameters()).device,
+            group=group,
+        )
+        for stage in pipeline.schedule.stages_of(group.rank())
+    ]
+
+
+def make_train(
+    schedule: Schedule, stages: Sequence[Stage], recorder: Recorder, loss: Callable[[Tensor, Tensor], Tensor]
+) -> Callable[[Tensor, Tensor], Tensor | None]:
+    """Return what takes the gradients of all microbatches' tokens and targets, in the order of a schedule.
+
+    It gives the sum of the microbatches' losses, None on ranks that do not know it; ``loss`` is of logits and targets.
+    """
+
+    def timed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+        with recorder.going_on():
+            return loss(logits, targets)
+
+    def train(tokens: Tensor, targets: Tensor) -> Tensor | None:
+        given = (tokens,) if stages[0].is_first else ()
+        losses: list[Tensor] | None = [] if stages[-1].is_last else None
+        runtime.step(*given, target=targets, losses=losses, return_outputs=False)
+        return torch.stack(losses).sum().detach() if losses else None
+
+    order = {rank: [str(action) for action in schedule.actions_of(rank)] for rank in range(schedule.ranks)}
+    runtime = pipeline_runtime(list(stages), order, schedule.microbatches, timed_loss)
+    return train

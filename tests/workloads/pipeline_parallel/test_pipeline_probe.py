@@ -103,7 +103,7 @@ def timed(seconds: float = SECONDS, **params: Any) -> dict[str, Any]:
 
 
 def test_what_is_told_of_a_step_adds_up(two_ranks: Ranks) -> None:
-    [found, _] = two_ranks.call("test_pp_explain:explained", params=timed(0.01))
+    [found, _] = two_ranks.call("test_pipeline_probe:explained", params=timed(0.01))
     seen, told = values(found.metrics), found.details["pipeline"]
     assert seen["compute"] + seen["idle"] == pytest.approx(seen["makespan"], rel=1e-9)
     assert sum(seen[f"idle_{cause}"] for cause in CAUSES) == pytest.approx(seen["idle"], abs=1e-12)
@@ -141,7 +141,7 @@ def test_what_is_told_of_a_step_adds_up(two_ranks: Ranks) -> None:
 
 def test_ranks_that_share_cores_claim_no_bubble_of_real_compute(two_ranks: Ranks) -> None:
     for cores in (1, 2):
-        [found, _] = two_ranks.call("test_pp_explain:explained", params={}, cores=cores)
+        [found, _] = two_ranks.call("test_pipeline_probe:explained", params={}, cores=cores)
         claimed = any(name.startswith(("bubble", "idle")) for name in found.metrics)
         assert claimed == ("measured" in found.details["pipeline"]) == (cores == 2)
         assert any(note.startswith("functional only") for note in found.notes) == (cores == 1)
@@ -152,7 +152,7 @@ def test_selective_checkpointing_owns_up_to_what_is_not_counted(two_ranks: Ranks
     """Whether a bubble is claimed or not; no other schedule is compared by bytes that are not known."""
     for params in (timed(0.005), {}):
         selective = {**params, "checkpointing": "selective"}
-        [found, _] = two_ranks.call("test_pp_explain:explained", params=selective, cores=1)
+        [found, _] = two_ranks.call("test_pipeline_probe:explained", params=selective, cores=1)
         assert UNCOUNTED in found.notes
         assert "memory_counted.activations" not in found.metrics
         assert {"memory_counted.parameters", "memory.activations"} <= set(found.metrics)
@@ -166,7 +166,7 @@ def test_selective_checkpointing_owns_up_to_what_is_not_counted(two_ranks: Ranks
 def test_a_stage_twice_as_slow_is_imbalance_and_nothing_else(two_ranks: Ranks) -> None:
     """Of six layers, four and two take as long in all as three and three; by simulation 5/3 of an action are lost."""
     even, uneven = (
-        values(two_ranks.call("test_pp_explain:explained", params=params, budget=2.0)[0].metrics)
+        values(two_ranks.call("test_pipeline_probe:explained", params=params, budget=2.0)[0].metrics)
         for params in (timed(), timed(layers=6, split="4+2"))
     )
     assert 0.15 < even["bubble_fraction"] < 0.4

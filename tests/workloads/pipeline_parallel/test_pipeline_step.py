@@ -10,8 +10,7 @@ from ranks import Ranks
 from bench.world.world import World
 from workloads.costs.communication_pattern import sent_bytes
 from workloads.pipeline_parallel import schedules
-from workloads.pipeline_parallel.pipeline_case import Pipeline
-from workloads.pipeline_parallel.pipeline_step import _order_of_gradients
+from workloads.pipeline_parallel.pipeline_step import order_of_gradients
 from workloads.pipeline_parallel.schedules import schedule_from_csv
 from workloads.step.sent_bytes import counted
 
@@ -35,7 +34,7 @@ def looked_at(world: World, cases: list[Params]) -> list[tuple[list[int], float,
 
 
 def assert_right(ranks: Ranks, cases: list[Params]) -> None:
-    for rank, looks in enumerate(ranks.call("test_pp:looked_at", cases=cases)):
+    for rank, looks in enumerate(ranks.call("test_pipeline_step:looked_at", cases=cases)):
         for params, (wrong, sent, expected) in zip(cases, looks, strict=True):
             assert wrong == [0, 0], (rank, params)
             assert sent == expected > 0, (rank, params)
@@ -84,8 +83,7 @@ def test_one_process_can_follow_a_rank_s_stages_where_their_orders_are_one() -> 
         ("0F0,0I0,0F1,0I1,0W1,0W0;1F0,1I0,1W0,1F1,1I1,1W1", [(1, 0), (0, 1)]),
     ):
         schedule = schedule_from_csv(order.replace(";", "\n"), "order")
-        pipeline = Pipeline(schedule=schedule, layers_by_stage=(1,) * schedule.num_stages)
-        assert [_order_of_gradients(pipeline, rank) for rank in range(2)] == taken, order
+        assert [order_of_gradients(schedule, rank) for rank in range(2)] == taken, order
 
 
 SPOILS = ("one bit", "a microbatch twice", "microbatches in another order")
@@ -123,6 +121,6 @@ def _wrong_after(world: World, spoil: str) -> int:
 
 def test_the_gate_sees_one_bit(two_ranks: Ranks) -> None:
     """Sums of the same microbatches in another order differ in their last bits."""
-    first, second = two_ranks.call("test_pp:wrong_after_spoiling")
+    first, second = two_ranks.call("test_pipeline_step:wrong_after_spoiling")
     assert (first.pop("one bit"), second.pop("one bit")) == (1, 0)
     assert min(*first.values(), *second.values()) > 0
