@@ -1,6 +1,5 @@
 """What ranks do for the tests of context parallelism: attention alone, against the formula, and whole steps."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +11,12 @@ from training_steps import small
 from bench.world.world import World
 from workloads.context_parallel.attention_kernel import kernel_for
 from workloads.context_parallel.context_case import ulysses_of
-from workloads.context_parallel.context_step import ContextStep, _groups, core_of
+from workloads.context_parallel.context_step import ContextStep, core_of, make_groups
 from workloads.context_parallel.exchange_plan import ContextPlan
 from workloads.context_parallel.recorder import Recorder
-from workloads.costs.communication_pattern import sent_bytes
 from workloads.costs.cp_costs import AttentionSizes, attention_bytes
-from workloads.step.sent_bytes import Call, counted
+from workloads.step.probe import run_probes
+from workloads.step.sent_bytes import bytes_by_axis, counted
 
 BATCH = 2
 
@@ -53,7 +52,7 @@ def attended(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -
     """
     inner = ulysses_of(method, ulysses, world.size)
     plan = ContextPlan(method=method, mask=mask, sequence=sizes.sequence, ranks=world.size, ulysses=inner, seed=3)
-    axes, made = _groups(world, plan)
+    axes = make_groups(world, plan)
     recorder, mine = Recorder(world.device), plan.tokens(world.rank)
     q, k, v, gradient = sizes.drawn()
     kernel = kernel_for(world.device, q.dtype, sizes.head_size)
@@ -63,7 +62,7 @@ def attended(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -
     with recorder.recording():
         forward = counted(lambda: outs.append(core(leaves[0], leaves[1], leaves[2])), axes)
         backward = counted(lambda: outs[0].backward(gradient[:, :, mine]), axes)  # type: ignore[no-untyped-call]
-    for group in made:
+    for group in axes.values():
         dist.destroy_process_group(group)
     size_of = AttentionSizes(
         microbatch=BATCH,
@@ -80,8 +79,8 @@ def attended(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -
     right = [out.detach(), *torch.autograd.grad(out, alone, gradient.double())]
     tensors = zip((outs[0].detach(), *(leaf.grad for leaf in leaves)), right, strict=True)
     return {
-        "forward": (_by_axis(forward), _some(closed.forward)),
-        "backward": (_by_axis(backward), _some(closed.backward)),
+        "forward": (_some(bytes_by_axis(forward)), _some(closed.forward)),
+        "backward": (_some(bytes_by_axis(backward)), _some(closed.backward)),
         "pairs": (
             dict(recorder.pairs),
             {(way, step): n for way in ("forward", "backward") for step, n in enumerate(pairs) if n},
@@ -96,13 +95,6 @@ def seen_by(plan: ContextPlan) -> Tensor:
         return torch.ones(plan.sequence, plan.sequence, dtype=torch.bool)
     document = torch.searchsorted(torch.tensor(plan.starts), positions, right=True)
     return (positions[:, None] >= positions) & (document[:, None] == document)
-
-
-def _by_axis(calls: tuple[Call, ...]) -> dict[str, float]:
-    sent: defaultdict[str, float] = defaultdict(float)
-    for call in calls:
-        sent[call.axis] += sent_bytes(call.op, call.num_bytes, call.ranks)
-    return _some(sent)
 
 
 def _some(sent: dict[str, float]) -> dict[str, float]:
@@ -122,7 +114,7 @@ def wrong_of(world: World, cases: list[tuple[str, str, Sizes, int]], limit: floa
 
 
 def explained(
-    world: World, params: dict[str, Any], whole: bool = False, rounds: int = 3
+    world: World, params: dict[str, Any], whole: bool = False, budget: float = 1.0
 ) -> tuple[dict[str, float | None], dict[str, Any]]:
     """Return the metrics and the details of a small step's explanation: of its attention, or the whole."""
     step = small(world, "cp", params)
@@ -135,6 +127,7 @@ def explained(
     for _ in range(2):
         begin()
         step.step()
-    found = step.explain(begin, 0.0) if whole else step._explain_attention(begin, rounds)
+    probes = step.probes() if whole else step.probes()[:1]
+    found = run_probes(world, probes, step.step, begin, budget)
     step.close()
     return {name: metric.value for name, metric in found.metrics.items()}, found.details

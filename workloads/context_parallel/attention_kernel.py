@@ -1,37 +1,26 @@
-"""Kernels of one attention block that give and take the log-sum-exp: torch's fused ones, a plain one, and a wait.
+"""Attention of a rank's queries, block by block of keys and values: kernels, tile by tile, merged by log-sum-exp.
 
-Forward takes q (b, a, r, d) and k, v (b, a_kv, t, d) to the output and the log-sum-exp (b, a, r) in float32. Backward
-takes those of *all* of a query's blocks: then P = exp(q k^T / sqrt(d) - lse) is this block's part of the whole softmax,
-and its gradients are this block's part of the whole gradients.
+A kernel's forward takes q (b, a, r, d) and k, v (b, a_kv, t, d) to the output and the log-sum-exp (b, a, r) in float32;
+a causal block is square, and its i-th query sees i + 1 keys. Backward takes those of *all* of a query's blocks: then
+P = exp(q k^T / sqrt(d) - lse) is this block's part of the whole softmax, and its gradients of q, k and v are this
+block's part of the whole gradients.
 """
 
 import math
-from collections.abc import Callable
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from workloads.context_parallel.exchange_plan import ContextPlan, Tile, Tiles
+from workloads.context_parallel.recorder import Recorder
 from workloads.model.timed_compute import TimedCompute
 
 _aten = torch.ops.aten
-_LEAST_CAPABILITY = (8, 0)
 
-Gradients = tuple[Tensor, Tensor, Tensor]
-
-
-class Kernel(Protocol):
-    """Attention of some queries over some keys; a causal block is square and its i-th query sees i + 1 keys."""
-
-    name: str
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        """Return the output and the log-sum-exp."""
-
-    def backward(
-        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-    ) -> Gradients:
-        """Return the gradients of q, k and v."""
+Grads = tuple[Tensor, Tensor, Tensor]
 
 
 class CpuFlash:
@@ -40,17 +29,12 @@ class CpuFlash:
     name = "flash_cpu"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        """Return the output and the log-sum-exp."""
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
         return out, lse
 
-    def backward(
-        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-    ) -> Gradients:
-        """Return the gradients of q, k and v."""
-        dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, q, k, v, out, lse, 0.0, causal
-        )
+    def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Grads:
+        given = (dout, q, k, v, out, lse, 0.0, causal)
+        dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(*given)
         return dq, dk, dv
 
 
@@ -60,18 +44,14 @@ class CudaFlash:
     name = "flash_cuda"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        """Return the output and the log-sum-exp."""
         out, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
         return out, lse
 
-    def backward(
-        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-    ) -> Gradients:
-        """Return the gradients of q, k and v."""
+    def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Grads:
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
         lengths = (None, None, q.shape[2], k.shape[2])
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_backward(
-            gradient, q, k, v, out, lse.contiguous(), *lengths, 0.0, causal, no_dropout, no_dropout[0]
+            dout, q, k, v, out, lse.contiguous(), *lengths, 0.0, causal, no_dropout, no_dropout[0]
         )
         return dq, dk, dv
 
@@ -82,24 +62,29 @@ class Dense:
     name = "dense"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        """Return the output and the log-sum-exp."""
-        scores = _scores(q, k, causal)
+        scores = self._scores(q, k, causal)
         lse = scores.logsumexp(dim=-1)
-        return ((scores - lse.unsqueeze(-1)).exp() @ _for_each_query_head(v, q)).to(q.dtype), lse
+        return ((scores - lse.unsqueeze(-1)).exp() @ self._for_each_query_head(v, q)).to(q.dtype), lse
 
-    def backward(
-        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-    ) -> Gradients:
-        """Return the gradients of q, k and v: dS = P (dP - rowsum(dO O)), dq = dS k, dk = dS^T q, dv = P^T dO."""
-        wide, scale = gradient.float(), 1 / math.sqrt(q.shape[-1])
-        probabilities = (_scores(q, k, causal) - lse.unsqueeze(-1)).exp()
-        of_probabilities = wide @ _for_each_query_head(v, q).transpose(-2, -1)
+    def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Grads:
+        """Return dq = dS k, dk = dS^T q, dv = P^T dO, where dS = P (dP - rowsum(dO O))."""
+        wide, scale = dout.float(), 1 / math.sqrt(q.shape[-1])
+        probabilities = (self._scores(q, k, causal) - lse.unsqueeze(-1)).exp()
+        of_probabilities = wide @ self._for_each_query_head(v, q).transpose(-2, -1)
         delta = (wide * out.float()).sum(dim=-1, keepdim=True)
         of_scores = probabilities * (of_probabilities - delta) * scale
-        dq = of_scores @ _for_each_query_head(k, q)
-        dk = _summed_over_groups(of_scores.transpose(-2, -1) @ q.float(), k)
-        dv = _summed_over_groups(probabilities.transpose(-2, -1) @ wide, v)
+        dq = of_scores @ self._for_each_query_head(k, q)
+        of_each_query_head = of_scores.transpose(-2, -1) @ q.float(), probabilities.transpose(-2, -1) @ wide
+        dk, dv = (x.view(x.shape[0], k.shape[1], -1, *x.shape[2:]).sum(dim=2) for x in of_each_query_head)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+    def _scores(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
+        scores = q.float() @ self._for_each_query_head(k, q).transpose(-2, -1) / math.sqrt(q.shape[-1])
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        return scores.masked_fill(later, -torch.inf) if causal else scores
+
+    def _for_each_query_head(self, x: Tensor, q: Tensor) -> Tensor:
+        return x.float().repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
 class Timed:
@@ -111,16 +96,15 @@ class Timed:
         self._waiter, self._seconds_per_pair = waiter, seconds_per_pair
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        """Return zeros."""
         with self._waiter.waiting(self._seconds_per_pair * num_pairs(q, k, causal)):
             return torch.zeros_like(q), q.new_zeros(q.shape[:3], dtype=torch.float32)
 
-    def backward(
-        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-    ) -> Gradients:
-        """Return zeros."""
+    def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Grads:
         with self._waiter.waiting(2 * self._seconds_per_pair * num_pairs(q, k, causal)):
             return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+
+
+Kernel = CpuFlash | CudaFlash | Dense | Timed
 
 
 def kernel_for(
@@ -133,7 +117,12 @@ def kernel_for(
     if device.type == "cpu":
         return CpuFlash()
     fits = dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0 and head_size <= 256
-    return CudaFlash() if fits and capability_of(device) >= _LEAST_CAPABILITY else Dense()
+    return CudaFlash() if fits and capability_of(device) >= (8, 0) else Dense()
+
+
+def waiting_kernel(seconds: float, plan: ContextPlan, *, microbatch: int, heads: int, waiter: TimedCompute) -> Timed:
+    """Return attention that waits: ``seconds`` a layer on the mean rank of a plan, which has so many heads."""
+    return Timed(waiter, seconds * plan.ranks / (microbatch * heads * plan.all_pairs()))
 
 
 def num_pairs(q: Tensor, k: Tensor, causal: bool) -> int:
@@ -142,18 +131,95 @@ def num_pairs(q: Tensor, k: Tensor, causal: bool) -> int:
     return q.shape[0] * q.shape[1] * (rows * (rows + 1) // 2 if causal else rows * columns)
 
 
-def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    scores = q.float() @ _for_each_query_head(k, q).transpose(-2, -1) / math.sqrt(q.shape[-1])
-    if not causal:
-        return scores
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return scores.masked_fill(later, -torch.inf)
+class Merged:
+    """The attention of queries (b, a, s, d) over all blocks added so far, in float32; rows of none are 0 and -inf.
+
+    Two blocks' outputs o and log-sum-exps l become l' = log(e^l1 + e^l2), o' = e^(l1 - l') o1 + e^(l2 - l') o2 (online
+    softmax, arXiv 1805.02867; FlashAttention, arXiv 2205.14135).
+    """
+
+    def __init__(self, queries: Tensor) -> None:
+        self._dtype = queries.dtype
+        self._out = torch.zeros(queries.shape, dtype=torch.float32, device=queries.device)
+        self.lse = torch.full(queries.shape[:3], -torch.inf, dtype=torch.float32, device=queries.device)
+
+    def add(self, rows: slice, out: Tensor, lse: Tensor) -> None:
+        """Merge a block's output (b, a, r, d) and finite log-sum-exp (b, a, r) into some rows."""
+        before = self.lse[:, :, rows]
+        after = torch.logaddexp(before, lse.float())
+        kept, added = (before - after).exp(), (lse.float() - after).exp()
+        self._out[:, :, rows] = self._out[:, :, rows] * kept.unsqueeze(-1) + out.float() * added.unsqueeze(-1)
+        self.lse[:, :, rows] = after
+
+    def output(self) -> Tensor:
+        """Return the attention in the queries' type."""
+        return self._out.to(self._dtype)
 
 
-def _for_each_query_head(x: Tensor, q: Tensor) -> Tensor:
-    return x.float().repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+class Saved(NamedTuple):
+    """What backward needs of the queries (b, a, s, d): output and log-sum-exp over all blocks, output's gradient."""
+
+    q: Tensor
+    out: Tensor
+    lse: Tensor
+    dout: Tensor
 
 
-def _summed_over_groups(x: Tensor, like: Tensor) -> Tensor:
-    by_group = x.view(x.shape[0], like.shape[1], -1, *x.shape[2:])
-    return by_group.sum(dim=2)
+class BlockAttention(ABC):
+    """The core of an attention whose q, k, v (b, a, s/c, d) are parts of the sequence's, over all ranks' keys.
+
+    ``tiles`` are those of each step. For backward a rank keeps its own q, k, v, output and log-sum-exp alone: other
+    ranks' keys and values come again.
+    """
+
+    def __init__(self, kernel: Kernel, recorder: Recorder, tiles: Tiles) -> None:
+        self.kernel, self.recorder, self.tiles = kernel, recorder, tiles
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = _BlockAttention.apply(q, k, v, self)  # type: ignore[no-untyped-call]
+        return out
+
+    @abstractmethod
+    def forward(self, q: Tensor, kv: Tensor) -> Merged:
+        """Return the attention of this rank's queries, given its own keys and values (2, b, a_kv, s/c, d)."""
+
+    @abstractmethod
+    def backward(self, saved: Saved, kv: Tensor, dq: Tensor) -> Tensor:
+        """Return the gradients of this rank's keys and values, and add those of its queries to ``dq``, float32."""
+
+    def add_block(self, step: int, q: Tensor, kv: Tensor, merged: Merged) -> None:
+        """Add to ``merged`` the attention of queries over a block of keys and values (2, b, a_kv, t, d)."""
+        for tile in self.tiles[step]:
+            queries, keys, values = q[:, :, tile.rows], kv[0, :, :, tile.columns], kv[1, :, :, tile.columns]
+            self.recorder.computed("forward", step, num_pairs(queries, keys, tile.causal))
+            merged.add(tile.rows, *self.kernel.forward(queries, keys, values, tile.causal))
+
+    def block_gradients(self, step: int, tiles: Sequence[Tile], saved: Saved, kv: Tensor, dq: Tensor) -> Tensor:
+        """Return the gradients of a block of keys and values, and add those of the queries to ``dq``; both float32."""
+        d_kv = torch.zeros(kv.shape, dtype=torch.float32, device=kv.device)
+        for tile in tiles:
+            q, out, lse, dout = (x[:, :, tile.rows] for x in saved)
+            k, v = kv[0, :, :, tile.columns], kv[1, :, :, tile.columns]
+            self.recorder.computed("backward", step, num_pairs(q, k, tile.causal))
+            of_q, of_k, of_v = self.kernel.backward(dout, q, k, v, out, lse, tile.causal)
+            dq[:, :, tile.rows] += of_q
+            d_kv[0, :, :, tile.columns] += of_k
+            d_kv[1, :, :, tile.columns] += of_v
+        return d_kv
+
+
+class _BlockAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, core: BlockAttention) -> Tensor:
+        merged = core.forward(q, torch.stack((k, v)))
+        out = merged.output()
+        ctx.save_for_backward(q, k, v, out, merged.lse)
+        ctx.core = core
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, out, lse = ctx.saved_tensors
+        dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+        d_kv = ctx.core.backward(Saved(q, out, lse, gradients[0]), torch.stack((k, v)), dq)
+        return dq.to(q.dtype), d_kv[0].to(k.dtype), d_kv[1].to(v.dtype), None

@@ -3,32 +3,28 @@
 Weights' gradients are averaged over the same ranks by DDP, on a group of its own, so that bytes are told apart.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.machine.world_spec import WorldSpec
 from bench.plan.params import Value
 from bench.results import details
 from bench.text import UserError
-from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.context_parallel.allgather_kv import AllGatherAttention
-from workloads.context_parallel.attention_block import Blocks
-from workloads.context_parallel.attention_kernel import Dense, Kernel, Timed, kernel_for
-from workloads.context_parallel.context_case import parse_attention, refusal_of_place, refuse_context, ulysses_of
-from workloads.context_parallel.context_probe import Look, explain_attention
-from workloads.context_parallel.dense_attention import attend_documents, attend_fully
+from workloads.context_parallel.attention_kernel import Dense, Kernel, kernel_for, waiting_kernel
+from workloads.context_parallel.collective_methods import AllGatherAttention, TorchContextParallel, Ulysses
+from workloads.context_parallel.context_case import parse_attention, plan_of, refuse_place
+from workloads.context_parallel.context_probe import AttentionProbe
 from workloads.context_parallel.exchange_plan import ContextPlan, balance_limit
 from workloads.context_parallel.recorder import Recorder
 from workloads.context_parallel.ring import RingAttention
-from workloads.context_parallel.torch_cp import TorchContextParallel
-from workloads.context_parallel.ulysses import Ulysses
 from workloads.costs.communication_pattern import ddp_sent_bytes
 from workloads.costs.cp_costs import AttentionBytes, AttentionSizes, attention_bytes, crossover_ranks
 from workloads.data_parallel.ddp import num_elements, wrap
@@ -37,15 +33,11 @@ from workloads.model.shapes import BUCKET, Shape
 from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
 from workloads.model.transformer import Attention, Core, Transformer, build, rotate
 from workloads.step.layout import Layout
+from workloads.step.probe import Probe
 from workloads.step.training_step import Options, TrainingStep
-
-_ROUNDS = 3
-
-Groups = Mapping[str, dist.ProcessGroup]
 
 
 def prepare(world: World, **params: Value) -> "ContextStep":
-    """Return the step."""
     return ContextStep(world, params)
 
 
@@ -59,29 +51,29 @@ class ContextStep(TrainingStep):
         super().__init__(world, params, self._lay_out)
 
     def reset(self) -> None:
-        """Draw the next batch."""
         self._block_waiter.forget()
         super().reset()
 
-    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
-        """Add to what every step says of itself what attention does, step by step of the ring."""
-        mine = self._explain_attention(begin, _ROUNDS if budget_seconds > 0 else 1)
-        found = super().explain(begin, budget_seconds)
-        metrics = dict(found.metrics)
+    def probes(self) -> Sequence[Probe[Any]]:
+        """Return what looks into every step, after a look at what attention does, step by step of the ring."""
+        attention = AttentionProbe(
+            world=self._world,
+            layout=self.layout,
+            plan=self._plan,
+            sent=self._sent,
+            recorder=self._recorder,
+            layers=self._options.shape.layers,
+            forwards=self._forwards,
+            forward=self._forward,
+        )
+        return attention, *super().probes()
+
+    def memory_formula(self) -> dict[str, float]:
+        found = super().memory_formula()
         # the shared closed form is of whole sequences, and linear in their length
-        whole = metrics["memory_formula.activations"]
-        metrics["memory_formula.activations"] = msgspec.structs.replace(
-            whole, value=(whole.value or 0.0) / self._world.size
-        )
-        return replace(
-            found,
-            metrics={**metrics, **mine.metrics},
-            details={**found.details, **mine.details},
-            notes=(*found.notes, *mine.notes),
-        )
+        return {**found, "activations": found["activations"] / self._world.size}
 
     def close(self) -> None:
-        """Give back the process groups, and what torch's own method changed."""
         if isinstance(self._core, TorchContextParallel):
             self._core.close()
         super().close()
@@ -90,28 +82,34 @@ class ContextStep(TrainingStep):
         """Let each rank's timed gradients differ: all have the same sequences, and average over all ranks."""
         fill_distinct_gradients(self.layout.model, self._world.rank, self._world.size, self._world.size)
 
-    def _explain_attention(self, begin: Callable[[], None], rounds: int) -> Explanation:
-        look = Look(
-            plan=self._plan,
-            sent=self._sent,
-            recorder=self._recorder,
-            layers=self._options.shape.layers,
-            forwards=_forwards(self._options),
-        )
-        return explain_attention(self._world, self.layout, look, self._forward, self.step, begin, rounds)
-
     def _lay_out(self, model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
-        plan = self._plan = plan_of(params, options.shape, world)
-        axes, made = _groups(world, plan)
-        kernel = _kernel(self._block_waiter, world, options, plan, str(params["attention"]))
+        shape, attention = options.shape, str(params["attention"])
+        plan = self._plan = plan_of(shape, params, world.size, world.seed)
+        spec = WorldSpec(nproc=world.size, backend=world.backend, device=world.device.type)
+        if (reason := refuse_place(params, spec)) is not None:
+            raise UserError(reason)
+        axes, kernel = make_groups(world, plan), kernel_for(world.device, options.dtype, shape.head_size)
+        if (seconds := parse_attention(attention)) is not None:
+            each, heads = options.microbatch, shape.heads
+            kernel = waiting_kernel(seconds, plan, microbatch=each, heads=heads, waiter=self._block_waiter)
         self._core = core_of(plan, world.rank, world.device, axes, kernel, self._recorder)
-        self._sent = _attention_bytes(plan, options)
+        sizes = AttentionSizes(
+            microbatch=options.microbatch,
+            sequence=shape.sequence,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_size=shape.head_size,
+            element_bytes=options.dtype.itemsize,
+        )
+        self._sent = attention_bytes(plan.method, sizes, plan.ranks, plan.ulysses)
         _give(model, self._core, torch.tensor(plan.places(world.rank), device=world.device))
         ddp = wrap(model, world, float(BUCKET.default))
         gradients = ddp_sent_bytes(
             num_elements(model), options.dtype.itemsize, world.size, num_synchronisations=options.accumulation
         )
-        attention = self._sent.step(options.shape.layers, options.accumulation, forwards=_forwards(options))
+        # backward computes again what checkpointing forgot
+        self._forwards = 1 if options.checkpointing == "none" else 2
+        sent = self._sent.step(shape.layers, options.accumulation, forwards=self._forwards)
         return Layout(
             module=ddp,
             model=model,
@@ -119,73 +117,49 @@ class ContextStep(TrainingStep):
             axes={**axes, "dp": world.group},
             data_rank=0,
             data_size=1,
-            expected_bytes={**attention, **gradients},
+            expected_bytes={**sent, **gradients},
             loss=partial(_loss_of_part, ddp, torch.tensor(plan.tokens(world.rank), device=world.device)),
-            reference_model=_alone(plan, options.shape, world) if plan.mask != "causal" else None,
-            made_groups=made,
-            details=_attention(plan, options.shape, self._sent, str(params["attention"]), kernel).as_details,
-            notes=(*_notes(plan, str(params["attention"])), *_doubts_of_kernel(kernel, plan, options)),
+            reference_model=partial(_alone, plan, shape, world) if plan.mask != "causal" else None,
+            made_groups=tuple(axes.values()),
+            details=_attention(plan, shape, self._sent, attention, kernel).as_details,
+            notes=tuple(_notes(plan, attention, kernel, options)),
         )
 
 
-def plan_of(params: Mapping[str, Value], shape: Shape, world: World) -> ContextPlan:
-    """Return the plan that a case's parameters mean; ``UserError`` by equation where there is none."""
-    method = str(params["method"])
-    reason = refuse_context(shape, params, world.size)
-    reason = reason or refusal_of_place(method, world.backend, world.device.type)
-    if reason is not None:
-        raise UserError(reason)
-    return ContextPlan(
-        method=method,
-        mask=str(params["mask"]),
-        sequence=shape.sequence,
-        ranks=world.size,
-        ulysses=ulysses_of(method, int(params["ulysses"]), world.size),
-        seed=world.seed,
-    )
-
-
-def _groups(world: World, plan: ContextPlan) -> tuple[dict[str, dist.ProcessGroup], tuple[dist.ProcessGroup, ...]]:
+def make_groups(world: World, plan: ContextPlan) -> dict[str, dist.ProcessGroup]:
     """Return a rank's group of each attention axis, all newly made; every rank of the launch takes part."""
     ranks, size = dist.get_process_group_ranks(world.group), plan.ulysses
-    if plan.method == "usp":
-        rows = [ranks[first : first + size] for first in range(0, len(ranks), size)]
-        axes = {"ulysses": _mine(rows, world), "ring": _mine([ranks[i::size] for i in range(size)], world)}
-    else:
-        axes = {"cp": _mine([ranks], world)}
-    return axes, tuple(axes.values())
+    if plan.method != "usp":
+        return {"cp": my_group(world, [ranks])}
+    rows = [ranks[first : first + size] for first in range(0, len(ranks), size)]
+    return {"ulysses": my_group(world, rows), "ring": my_group(world, [ranks[i::size] for i in range(size)])}
 
 
-def _mine(partition: Sequence[Sequence[int]], world: World) -> dist.ProcessGroup:
-    """Make every group of a partition of ranks, as each rank must, and return the one that has this rank."""
-    made = [dist.new_group(list(ranks)) for ranks in partition]
-    mine: dist.ProcessGroup = next(g for g, of in zip(made, partition, strict=True) if world.global_rank in of)
-    return mine
-
-
-def _kernel(waiter: TimedCompute, world: World, options: Options, plan: ContextPlan, attention: str) -> Kernel:
-    shape, seconds = options.shape, parse_attention(attention)
-    if seconds is None:
-        return kernel_for(world.device, options.dtype, shape.head_size)
-    pairs = options.microbatch * shape.heads * plan.all_pairs()
-    return Timed(waiter, seconds * plan.ranks / pairs)
+def my_group(world: World, partition: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+    """Make every group of a partition of global ranks, as each rank must, and return the one that has this rank."""
+    made: list[dist.ProcessGroup] = [dist.new_group(list(ranks)) for ranks in partition]
+    return next(group for group, ranks in zip(made, partition, strict=True) if world.global_rank in ranks)
 
 
 def core_of(
-    plan: ContextPlan, rank: int, device: torch.device, axes: Groups, kernel: Kernel, recorder: Recorder
+    plan: ContextPlan,
+    rank: int,
+    device: torch.device,
+    axes: Mapping[str, dist.ProcessGroup],
+    kernel: Kernel,
+    recorder: Recorder,
 ) -> Core:
     """Return how the rank-th of a plan's ranks attends; ``axes`` are the groups that the plan's method names."""
     if plan.method == "torch_cp":
         return TorchContextParallel(axes["cp"], device.type)
     tiles = [plan.tiles(rank, step) for step in range(plan.num_steps)]
-    blocks = Blocks(kernel=kernel, recorder=recorder, tiles=tiles)
     if plan.method == "allgather_kv":
-        return AllGatherAttention(axes["cp"], blocks, plan.dealt(), device)
+        return AllGatherAttention(axes["cp"], kernel, recorder, tiles, torch.tensor(plan.dealt(), device=device))
     if plan.method == "ulysses":
-        return Ulysses(axes["cp"], RingAttention(None, blocks), recorder)
+        return Ulysses(axes["cp"], RingAttention(None, kernel, recorder, tiles), recorder)
     if plan.method == "usp":
-        return Ulysses(axes["ulysses"], RingAttention(axes["ring"], blocks), recorder)
-    return RingAttention(axes["cp"], blocks)
+        return Ulysses(axes["ulysses"], RingAttention(axes["ring"], kernel, recorder, tiles), recorder)
+    return RingAttention(axes["cp"], kernel, recorder, tiles)
 
 
 def _give(model: Transformer, core: Core, places: Tensor) -> None:
@@ -204,36 +178,26 @@ def _loss_of_part(model: nn.Module, mine: Tensor, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:][:, mine].flatten())
 
 
-def _alone(plan: ContextPlan, shape: Shape, world: World) -> Callable[[torch.dtype], nn.Module]:
-    """Return what builds a single process's model under the plan's mask."""
+def _alone(plan: ContextPlan, shape: Shape, world: World, dtype: torch.dtype) -> nn.Module:
+    """Return a single process's model under the plan's mask."""
+    model = build(shape, world.seed, world.device, dtype)
     whole = replace(plan, method="ring", ranks=1, ulysses=1)
-    places = torch.tensor(whole.places(0), device=world.device)
-    core: Core = attend_fully if plan.mask == "full" else partial(attend_documents, starts=plan.starts)
-
-    def build_alone(dtype: torch.dtype) -> nn.Module:
-        model = build(shape, world.seed, world.device, dtype)
-        _give(model, core, places)
-        return model
-
-    return build_alone
+    core = partial(attend_alone, starts=None if plan.mask == "full" else plan.starts)
+    _give(model, core, torch.tensor(whole.places(0), device=world.device))
+    return model
 
 
-def _attention_bytes(plan: ContextPlan, options: Options) -> AttentionBytes:
-    shape = options.shape
-    sizes = AttentionSizes(
-        microbatch=options.microbatch,
-        sequence=shape.sequence,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_size=shape.head_size,
-        element_bytes=options.dtype.itemsize,
-    )
-    return attention_bytes(plan.method, sizes, plan.ranks, plan.ulysses)
+def attend_alone(q: Tensor, k: Tensor, v: Tensor, starts: Sequence[int] | None) -> Tensor:
+    """Return softmax(q k^T / sqrt(d)) v: q (b, a, s, d), k and v (b, a_kv, s, d), with nothing dealt out.
 
-
-def _forwards(options: Options) -> int:
-    """Return how often a step computes a layer's forward pass: backward does again what checkpointing forgot."""
-    return 1 if options.checkpointing == "none" else 2
+    A query sees keys that are not later and of its document, these start at ``starts``; without them, all keys.
+    """
+    seen = None
+    if starts is not None:
+        positions = torch.arange(q.shape[2], device=q.device)
+        documents = torch.searchsorted(torch.tensor(starts, device=q.device), positions, right=True)
+        seen = (documents[:, None] == documents) & (positions[:, None] >= positions)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def _attention(
@@ -254,21 +218,13 @@ def _attention(
     )
 
 
-def _notes(plan: ContextPlan, attention: str) -> tuple[str, ...]:
-    notes = []
+def _notes(plan: ContextPlan, attention: str, kernel: Kernel, options: Options) -> Iterator[str]:
     if parse_attention(attention) is not None:
-        notes.append(f"attention {attention}: a layer's forward on the mean rank, shared by the pairs a mask leaves")
+        yield f"attention {attention}: a layer's forward on the mean rank, shared by the pairs a mask leaves"
     if plan.method == "torch_cp":
-        notes.append("torch_cp: torch computes and communicates within, so that balance and ring steps are not seen")
-    return tuple(notes)
-
-
-def _doubts_of_kernel(kernel: Kernel, plan: ContextPlan, options: Options) -> tuple[str, ...]:
-    """Return what to say where attention is slower than a fused kernel's; torch's own method has kernels of its own."""
-    if not isinstance(kernel, Dense) or plan.method == "torch_cp":
-        return ()
-    dtype, size = str(options.dtype).removeprefix("torch."), options.shape.head_size
-    return (
-        "attention: the plain formula in float32, for no fused kernel of this device gives the log-sum-exp "
-        f"in {dtype} with heads of {size}",
-    )
+        yield "torch_cp: torch computes and communicates within, so that balance and ring steps are not seen"
+    elif isinstance(kernel, Dense):
+        yield (
+            "attention: the plain formula in float32, for no fused kernel of this device gives the log-sum-exp "
+            f"in {str(options.dtype).removeprefix('torch.')} with heads of {options.shape.head_size}"
+        )

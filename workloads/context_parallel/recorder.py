@@ -5,13 +5,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 Direction = Literal["forward", "backward"]
 Moment = float | torch.cuda.Event
+Size = tuple[str, tuple[int, ...], torch.dtype]
+"""What moved, and how large it was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,23 +29,21 @@ class Wait:
     shape: tuple[int, ...]
     dtype: torch.dtype
     peers: tuple[int, ...]
-    issued: float
-    began: float
-    ended: float
+    issued: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """How long it was waited for."""
         return self.ended - self.began
 
     @property
-    def num_bytes(self) -> int:
-        """The bytes that moved."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+    def size(self) -> Size:
+        return self.what, self.shape, self.dtype
 
-    def earlier(self, seconds: float) -> "Wait":
-        """Return it as a clock tells it that is so far behind."""
-        return replace(self, issued=self.issued - seconds, began=self.began - seconds, ended=self.ended - seconds)
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 class Recorder:
@@ -54,7 +54,7 @@ class Recorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._on = device, False
-        self._noted: list[_Noted] = []
+        self._noted: list[tuple[Wait, tuple[Moment, Moment, Moment]]] = []
         self._began: tuple[float, Moment] = (0.0, 0.0)
         self.pairs: Counter[tuple[str, int]] = Counter()
         self.moves: dict[str, Callable[[Tensor], object]] = {}
@@ -99,27 +99,19 @@ class Recorder:
         began = self._now()
         yield
         ended = self._now()
-        size = (tuple(moved.shape), moved.dtype)
-        moments = (began if issued is None else issued, began, ended)
-        self._noted.append(_Noted(direction, step, what, size, tuple(peers), moments))
+        wait = Wait(
+            direction=direction, step=step, what=what, shape=tuple(moved.shape), dtype=moved.dtype, peers=tuple(peers)
+        )
+        self._noted.append((wait, (began if issued is None else issued, began, ended)))
 
-    def waits(self) -> list[Wait]:
-        """Return what was waited for, in order; on CUDA after the device is done."""
+    def waits(self, ahead_seconds: float = 0.0) -> list[Wait]:
+        """Return what was waited for, in order, by a clock that is so far behind; on CUDA after the device is done."""
         self._sync()
-        return [
-            Wait(
-                direction=noted.direction,
-                step=noted.step,
-                what=noted.what,
-                shape=noted.size[0],
-                dtype=noted.size[1],
-                peers=noted.peers,
-                issued=self._seconds(noted.moments[0]),
-                began=self._seconds(noted.moments[1]),
-                ended=self._seconds(noted.moments[2]),
-            )
-            for noted in self._noted
-        ]
+        found = []
+        for wait, moments in self._noted:
+            issued, began, ended = (self._seconds(moment) - ahead_seconds for moment in moments)
+            found.append(replace(wait, issued=issued, began=began, ended=ended))
+        return found
 
     def _now(self) -> Moment:
         if self._device.type != "cuda":
@@ -139,12 +131,3 @@ class Recorder:
     def _sync(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-class _Noted(NamedTuple):
-    direction: str
-    step: int
-    what: str
-    size: tuple[tuple[int, ...], torch.dtype]
-    peers: tuple[int, ...]
-    moments: tuple[Moment, Moment, Moment]

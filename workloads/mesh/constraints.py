@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 
 from bench.text import UserError, did_you_mean, listed
-from workloads.context_parallel.token_order import indivisible
+from workloads.context_parallel.exchange_plan import indivisible
 from workloads.model.shapes import Shape
 from workloads.pipeline_parallel.pipeline_case import layers_of_stages
 from workloads.pipeline_parallel.schedules import require_schedule, splits_backward

@@ -9,9 +9,17 @@ from cp_ranks import formula
 from fake_time import FakeTime
 from torch import Tensor
 
-from workloads.context_parallel.attention_kernel import CpuFlash, CudaFlash, Dense, Kernel, Timed, kernel_for, num_pairs
-from workloads.context_parallel.dense_attention import attend_documents, attend_fully
-from workloads.context_parallel.online_softmax import Merged
+from workloads.context_parallel.attention_kernel import (
+    CpuFlash,
+    CudaFlash,
+    Dense,
+    Kernel,
+    Merged,
+    Timed,
+    kernel_for,
+    num_pairs,
+)
+from workloads.context_parallel.context_step import attend_alone
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 each_kernel = pytest.mark.parametrize("kernel", [CpuFlash(), Dense()], ids=["flash", "dense"])
@@ -143,7 +151,7 @@ def test_merged_blocks_are_attention_over_all_keys_in_any_order_and_stable() -> 
                 merged.add(slice(0, 5), *block(scores[..., start:stop], values[..., start:stop, :]))
             # a log-sum-exp of 500 is known to 6e-5 in float32, and its power as well
             assert (merged.output() - out).abs().max() < (2e-6 if shift == 0 else 2e-4), (shift, cuts)
-            assert (merged.lse() - lse).abs().max() < 1e-6 * max(1.0, abs(shift)), (shift, cuts)
+            assert (merged.lse - lse).abs().max() < 1e-6 * max(1.0, abs(shift)), (shift, cuts)
 
 
 def test_a_far_smaller_block_changes_nothing_and_rows_that_no_block_had_are_left_alone() -> None:
@@ -151,7 +159,7 @@ def test_a_far_smaller_block_changes_nothing_and_rows_that_no_block_had_are_left
     merged.add(slice(1, 2), torch.ones(1, 1, 1, 2), torch.zeros(1, 1, 1))
     merged.add(slice(1, 2), torch.full((1, 1, 1, 2), 7.0), torch.full((1, 1, 1), -200.0))
     assert merged.output()[0, 0].tolist() == [[0, 0], [1, 1], [0, 0]]
-    assert merged.lse()[0, 0].tolist() == [-math.inf, 0, -math.inf]
+    assert merged.lse[0, 0].tolist() == [-math.inf, 0, -math.inf]
 
 
 def test_narrow_blocks_are_merged_in_float32_and_rounded_once() -> None:
@@ -161,9 +169,9 @@ def test_narrow_blocks_are_merged_in_float32_and_rounded_once() -> None:
     merged.add(slice(0, 1), one, torch.zeros(1, 1, 1))
     for _ in range(256):
         merged.add(slice(0, 1), 2 * one, torch.full((1, 1, 1), -math.log(256)))
-    assert (merged.output().dtype, merged.lse().dtype) == (torch.bfloat16, torch.float32)
+    assert (merged.output().dtype, merged.lse.dtype) == (torch.bfloat16, torch.float32)
     assert merged.output().item() == pytest.approx(1.5, abs=0.004)
-    assert merged.lse().item() == pytest.approx(math.log(2), abs=1e-4)
+    assert merged.lse.item() == pytest.approx(math.log(2), abs=1e-4)
 
 
 def test_one_process_attends_under_other_masks_as_the_formula_does() -> None:
@@ -172,7 +180,7 @@ def test_one_process_attends_under_other_masks_as_the_formula_does() -> None:
     for kv_heads in (6, 3, 1):
         q, k, v = drawn(7, 7, 6, kv_heads, 4)
         full = formula(q, k, v, torch.ones_like(seen))[0]
-        torch.testing.assert_close(attend_fully(q, k, v).double(), full, rtol=0, atol=1e-6)
-        found = attend_documents(q, k, v, starts=(0, 3, 4))
+        torch.testing.assert_close(attend_alone(q, k, v, None).double(), full, rtol=0, atol=1e-6)
+        found = attend_alone(q, k, v, starts=(0, 3, 4))
         torch.testing.assert_close(found.double(), formula(q, k, v, seen)[0], rtol=0, atol=1e-6)
         assert torch.equal(found[:, :, 3], v.repeat_interleave(6 // kv_heads, dim=1)[:, :, 3])  # alone in its document

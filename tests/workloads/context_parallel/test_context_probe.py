@@ -1,35 +1,33 @@
 """What a row says of its attention: bytes each way, balance and its ceiling, hops under blocks of known length."""
 
 import time
+from typing import Any
 
 import pytest
 import torch
 from ranks import Ranks
 from training_steps import Params
 
-from workloads.context_parallel.context_probe import Seen, Size, _hops, _times
+from workloads.context_parallel.context_probe import AttentionProbe, Seen, hops_of
 from workloads.context_parallel.exchange_plan import ContextPlan, balance_limit
-from workloads.context_parallel.recorder import Recorder, Wait
+from workloads.context_parallel.recorder import Recorder, Size, Wait
+from workloads.costs.cp_costs import AttentionBytes
 
 METHODS = ("ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp")
 LONG: Params = {"layers": 1, "hidden": 16, "heads": 4, "kv_heads": 4, "sequence": 256, "vocabulary": 32}
 TIMED: Params = {**LONG, "hidden": 256, "microbatch": 8, "compute": "timed:1ms", "attention": "timed:200ms"}
-ALONE: dict[Size, float] = {("keys", (4,), torch.float32): 0.5, ("gradients", (4,), torch.float32): 0.25}
+ALONE: dict[Size, list[float]] = {("keys", (4,), torch.float32): [0.5], ("gradients", (4,), torch.float32): [0.25]}
 MOVED = torch.zeros(3, 5, dtype=torch.bfloat16)
 
 
 def waited(step: int, issued: float, began: float, ended: float, what: str = "keys") -> Wait:
-    return Wait(
-        direction="forward",
-        step=step,
-        what=what,
-        shape=(4,),
-        dtype=torch.float32,
-        peers=(0, 1),
-        issued=issued,
-        began=began,
-        ended=ended,
-    )
+    size = {"shape": (4,), "dtype": torch.float32}
+    given: Any = {"direction": "forward", "step": step, "what": what, "peers": (0, 1), **size}
+    return Wait(issued=issued, began=began, ended=ended, **given)
+
+
+def seen(*rounds: list[Wait], pairs: dict[tuple[str, int], int] | None = None) -> Seen:
+    return Seen(sent={}, pairs=pairs or {}, rounds=list(rounds), alone=ALONE)
 
 
 def test_what_is_recorded_adds_up_in_order_and_each_recording_begins_anew() -> None:
@@ -61,7 +59,7 @@ def test_nothing_is_noted_outside_nor_after_a_step_that_fails() -> None:
     assert (dict(found.pairs), found.waits()) == ({}, [])
 
 
-def test_a_wait_is_as_long_as_its_body_and_known_to_be_issued_before() -> None:
+def test_a_wait_is_as_long_as_its_body_by_any_clock_and_known_to_be_issued_before() -> None:
     found = Recorder(torch.device("cpu"))
     with found.recording():
         issued = found.issued()
@@ -71,51 +69,54 @@ def test_a_wait_is_as_long_as_its_body_and_known_to_be_issued_before() -> None:
         with found.waiting("backward", 3, "gradients", MOVED, [0, 3]):
             pass
     wait, other = found.waits()
-    assert (wait.direction, wait.step, wait.what, wait.peers) == ("backward", 2, "gradients", (0, 3))
-    assert (wait.shape, wait.dtype, wait.num_bytes) == ((3, 5), torch.bfloat16, 30)
+    assert (wait.direction, wait.step, wait.peers) == ("backward", 2, (0, 3))
+    assert (wait.size, wait.num_bytes) == (("gradients", (3, 5), torch.bfloat16), 30)
     assert wait.issued == issued
     assert wait.began - wait.issued >= 0.02
     assert wait.seconds == wait.ended - wait.began >= 0.03
     assert other.issued == other.began <= other.ended <= time.perf_counter()
-
-
-def test_a_wait_by_another_clock_is_as_long() -> None:
-    other = waited(0, 5.0, 6.0, 8.5).earlier(4.0)
-    assert (other.issued, other.began, other.ended, other.seconds) == (1.0, 2.0, 4.5, 2.5)
+    behind, _ = found.waits(ahead_seconds=4.0)
+    assert (behind.issued, behind.began, behind.ended) == (wait.issued - 4, wait.began - 4, wait.ended - 4)
 
 
 def test_a_hop_is_exposed_from_when_it_is_waited_for_and_all_peers_have_issued_it() -> None:
     """In the first hop rank 1 is 5 s late to issue; the second is issued early by both and waited for 1 s and 3 s."""
     told = [
-        Seen(pairs={("forward", 0): 3}, rounds=[[waited(0, 0.0, 1.0, 7.0), waited(1, 7.0, 8.0, 9.0)]]),
-        Seen(pairs={("forward", 0): 5}, rounds=[[waited(0, 5.0, 6.0, 7.0), waited(1, 7.0, 8.0, 11.0)]]),
+        seen([waited(0, 0.0, 1.0, 7.0), waited(1, 7.0, 8.0, 9.0)], pairs={("forward", 0): 3}),
+        seen([waited(0, 5.0, 6.0, 7.0), waited(1, 7.0, 8.0, 11.0)], pairs={("forward", 0): 5}),
     ]
-    hops = _hops(told, ALONE)
+    hops = hops_of(told)
     assert [(hop.exposed_seconds, hop.wait_seconds) for hop in hops] == [(2.0, 6.0), (3.0, 3.0)]
     assert [(hop.num_bytes, hop.count, hop.comm_seconds) for hop in hops] == [(16, 1, 0.5)] * 2
     assert [hop.pairs_by_rank for hop in hops] == [(3, 5), (0, 0)]
-    metrics = {name: metric.value for name, metric in _times(told, hops).items()}
-    assert metrics == {"attention_comm": 1.0, "attention_exposed": 4.0, "attention_wait": 7.0}
-
-
-def test_what_comes_before_a_peer_has_noted_its_issue_is_not_exposed() -> None:
-    told = [Seen(pairs={}, rounds=[[waited(0, 0.0, 1.0, 2.0)]]), Seen(pairs={}, rounds=[[waited(0, 2.5, 3.0, 3.0)]])]
-    assert _hops(told, ALONE)[0].exposed_seconds == 0
+    nothing: Any = None
+    plan = ContextPlan(method="ring", mask="causal", sequence=4, ranks=2, ulysses=1)
+    given = dict.fromkeys(("world", "layout", "recorder", "forward"), nothing)
+    probe = AttentionProbe(plan=plan, sent=AttentionBytes(forward={}, backward={}), layers=1, forwards=1, **given)
+    metrics = {name: metric.value for name, metric in probe.summarise(told).metrics.items()}
+    assert metrics == {
+        "load_balance": 0.8,
+        "balance_ceiling": plan.balance_ceiling(),
+        "attention_comm": 1.0,
+        "attention_exposed": 4.0,
+        "attention_wait": 7.0,
+    }
+    # what comes before a peer has noted its issue is not exposed
+    assert hops_of([seen([waited(0, 0.0, 1.0, 2.0)]), seen([waited(0, 2.5, 3.0, 3.0)])])[0].exposed_seconds == 0
 
 
 def test_hops_of_all_layers_are_summed_rounds_give_their_median_and_what_moves_is_told_apart() -> None:
     rounds = [[waited(0, 0.0, 0.0, s), waited(0, 10.0, 10.0, 10.0 + s)] for s in (1.0, 9.0, 2.0)]
-    [hop] = _hops([Seen(pairs={}, rounds=rounds)] * 2, ALONE)
+    [hop] = hops_of([seen(*rounds)] * 2)
     assert (hop.count, hop.comm_seconds, hop.exposed_seconds) == (2, 1.0, 4.0)
-    rounds = [[waited(0, 0.0, 0.0, 1.0), waited(0, 0.0, 1.0, 3.0, "gradients")]]
-    hops = _hops([Seen(pairs={}, rounds=rounds)] * 2, ALONE)
+    hops = hops_of([seen([waited(0, 0.0, 0.0, 1.0), waited(0, 0.0, 1.0, 3.0, "gradients")])] * 2)
     found = [(hop.what, hop.exposed_seconds, hop.comm_seconds) for hop in hops]
     assert found == [("keys", 1.0, 0.5), ("gradients", 2.0, 0.25)]
 
 
 def test_bytes_are_the_formulas_each_way_and_balance_is_at_its_ceiling(four_ranks: Ranks) -> None:
     for method in METHODS:
-        metrics, details = four_ranks.call("cp_ranks:explained", params={"method": method, **LONG}, rounds=1)[0]
+        metrics, details = four_ranks.call("cp_ranks:explained", params={"method": method, **LONG}, budget=0.0)[0]
         ratios = {name: value for name, value in metrics.items() if name.startswith("bytes_ratio.")}
         axes = ("ring", "ulysses") if method == "usp" else ("cp",)
         assert ratios == {f"bytes_ratio.{axis}.{way}": 1 for axis in axes for way in ("forward", "backward")}, method
@@ -154,7 +155,9 @@ def test_what_nothing_hides_is_exposed(four_ranks: Ranks) -> None:
 def test_the_formula_of_activations_is_of_a_ranks_part_and_spans_are_told_apart_by_axis(two_ranks: Ranks) -> None:
     formula = 2 * 128 * (16 * (4 + 4 + 2 * 4) * 4 + 4 * 4)  # b (s/c) (h (norms 4, attention 4, FFN 8) e + 4 a)
     for method in ("ring", "ulysses"):
-        [(found, _), _] = two_ranks.call("cp_ranks:explained", params={"method": method, **LONG}, whole=True)
+        [(found, _), _] = two_ranks.call(
+            "cp_ranks:explained", params={"method": method, **LONG}, whole=True, budget=0.0
+        )
         assert found["memory_formula.activations"] == formula <= found["memory_counted.activations"], method
         assert found["bytes_ratio.cp"] == found["bytes_ratio.dp"] == 1, method
         assert "exposed_comm.other" not in found, method

@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from bench.world.world import World
-from workloads.context_parallel.attention_block import Blocks
-from workloads.context_parallel.attention_kernel import CpuFlash, Gradients
+from workloads.context_parallel.attention_kernel import CpuFlash, Grads
+from workloads.context_parallel.collective_methods import TorchContextParallel
 from workloads.context_parallel.exchange_plan import MASKS, ContextPlan
 from workloads.context_parallel.recorder import Recorder
 from workloads.context_parallel.ring import Ring, RingAttention
-from workloads.context_parallel.torch_cp import TorchContextParallel
 from workloads.model.transformer import attend
 
 METHODS = ["ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp"]
@@ -65,12 +64,10 @@ class Slow(CpuFlash):
         time.sleep(0.02)
         return super().forward(q, k, v, causal)
 
-    def backward(
-        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-    ) -> Gradients:
+    def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Grads:
         self.calls.append("backward")
         time.sleep(0.02)
-        return super().backward(gradient, q, k, v, out, lse, causal)
+        return super().backward(dout, q, k, v, out, lse, causal)
 
 
 class Noted(Ring):
@@ -92,7 +89,7 @@ def order_of_work(world: World) -> tuple[list[str], list[str]]:
     plan = ContextPlan(method="ring", mask="full", sequence=4 * world.size, ranks=world.size, ulysses=1)
     kernel, recorder = Slow(), Recorder(world.device)
     tiles = [plan.tiles(world.rank, step) for step in range(plan.num_steps)]
-    core = RingAttention(world.group, Blocks(kernel=kernel, recorder=recorder, tiles=tiles))
+    core = RingAttention(world.group, kernel, recorder, tiles)
     for ring in (core.keys, core.gradients):
         ring.__class__ = Noted
         ring.calls = kernel.calls  # type: ignore[attr-defined]
@@ -106,7 +103,7 @@ def order_of_work(world: World) -> tuple[list[str], list[str]]:
 def test_each_hop_starts_before_a_block_and_is_waited_for_after_it(four_ranks: Ranks) -> None:
     keys, gradients = "keys and values", "gradients"
     hop = [f"start {keys}", "forward", f"wait {keys}"]
-    for forward, backward in four_ranks.call("test_cp_attention:order_of_work"):
+    for forward, backward in four_ranks.call("test_attention_methods:order_of_work"):
         assert forward == [*hop, *hop, *hop, "forward"]
         assert backward == [
             *(f"start {keys}", "backward", f"wait {keys}"),  # half of its own block
@@ -139,7 +136,7 @@ def turned_on_and_off(world: World) -> tuple[bool, bool, bool, str]:
 
 
 def test_torchs_own_is_on_until_it_is_closed_and_not_implemented_on_cpus(two_ranks: Ranks) -> None:
-    for before, between, after, told in two_ranks.call("test_cp_attention:turned_on_and_off"):
+    for before, between, after, told in two_ranks.call("test_attention_methods:turned_on_and_off"):
         assert (before, between, after) == (False, True, False)
         assert "_scaled_dot_product_flash_attention_for_cpu" in told
 

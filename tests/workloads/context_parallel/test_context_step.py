@@ -9,8 +9,7 @@ from torch import Tensor
 from training_steps import SMALL, Params, small, wrong_sent_and_expected, wrong_where_nothing_is_reduced
 
 from bench.world.world import World
-from workloads.context_parallel.attention_block import Blocks
-from workloads.context_parallel.attention_kernel import CpuFlash, CudaFlash, Dense, Gradients, Timed
+from workloads.context_parallel.attention_kernel import CpuFlash, CudaFlash, Dense, Grads, Timed
 from workloads.context_parallel.context_step import ContextStep
 from workloads.context_parallel.exchange_plan import MASKS
 from workloads.context_parallel.ring import RingAttention
@@ -52,7 +51,7 @@ def test_two_ranks_train_as_one_process_would(two_ranks: Ranks) -> None:
     variants += [{"method": method, **NARROW} for method in ("ring", "allgather_kv", "usp")]
     variants += [{"method": "ring", "checkpointing": "full"}, {"method": "zigzag", "mask": "full"}]
     variants.append({"method": "ulysses", "checkpointing": "selective", "recipe": "llama"})
-    assert two_ranks.call("test_cp:wrong_in", variants=variants) == [[], []]
+    assert two_ranks.call("test_context_step:wrong_in", variants=variants) == [[], []]
 
 
 @pytest.mark.full
@@ -61,7 +60,7 @@ def test_four_ranks_train_as_one_process_would(four_ranks: Ranks) -> None:
         {"method": "usp", "mask": "packed", "recipe": "llama", **ODD},
         {"method": "zigzag", **ODD},
     ]
-    assert four_ranks.call("test_cp:wrong_in", variants=variants) == [[]] * 4
+    assert four_ranks.call("test_context_step:wrong_in", variants=variants) == [[]] * 4
 
 
 @pytest.mark.full
@@ -73,10 +72,10 @@ def test_every_method_mask_and_recipe_trains_as_one_process_would(two_ranks: Ran
         for recipe in ("gpt", "llama")
     ]
     of_two += [{"method": method, **more} for method in METHODS for more in (NARROW, {"checkpointing": "full"})]
-    assert two_ranks.call("test_cp:wrong_in", variants=of_two) == [[], []]
+    assert two_ranks.call("test_context_step:wrong_in", variants=of_two) == [[], []]
     of_four: list[Params] = [{"method": method, "mask": "packed", "recipe": "llama", **ODD} for method in METHODS]
     of_four += [{"method": method, "mask": "full", **NARROW, **ODD, "kv_heads": 12} for method in ("ring", "usp")]
-    assert four_ranks.call("test_cp:wrong_in", variants=of_four) == [[]] * 4
+    assert four_ranks.call("test_context_step:wrong_in", variants=of_four) == [[]] * 4
 
 
 class Wrong(CpuFlash):
@@ -87,10 +86,8 @@ class Wrong(CpuFlash):
         out, lse = super().forward(q, k, v, causal)
         return (out * 1.001, lse) if self._direction == "forward" else (out, lse)
 
-    def backward(
-        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-    ) -> Gradients:
-        dq, dk, dv = super().backward(gradient, q, k, v, out, lse, causal)
+    def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Grads:
+        dq, dk, dv = super().backward(dout, q, k, v, out, lse, causal)
         return (dq, dk * 1.01, dv) if self._direction == "backward" else (dq, dk, dv)
 
 
@@ -102,7 +99,7 @@ def seen_by_the_gate(world: World) -> dict[str, int]:
         core = step._core
         assert isinstance(core, RingAttention)
         if world.rank == 1:
-            core.blocks = Blocks(kernel=Wrong(direction), recorder=core.blocks.recorder, tiles=core.blocks.tiles)
+            core.kernel = Wrong(direction)
         found[direction] = wrong_after_a_step(step)
     for recipe in ("gpt", "llama"):
         step = step_of(world, {"method": "zigzag", "recipe": recipe})
@@ -116,7 +113,7 @@ def seen_by_the_gate(world: World) -> dict[str, int]:
 
 
 def test_the_gate_sees_one_ranks_wrong_kernel_and_tokens_at_wrong_places(two_ranks: Ranks) -> None:
-    for found in two_ranks.call("test_cp:seen_by_the_gate"):
+    for found in two_ranks.call("test_context_step:seen_by_the_gate"):
         assert min(found.values()) > 0, found
 
 
@@ -136,7 +133,7 @@ def saved_bytes(world: World) -> dict[str, int]:
 @pytest.mark.full
 def test_what_is_kept_for_backward_falls_with_the_ranks(two_ranks: Ranks, four_ranks: Ranks) -> None:
     """In equal parts, but for a few bytes: the mean loss, and how many tokens it is of."""
-    [two, _], [four, *_] = (ranks.call("test_cp:saved_bytes") for ranks in (two_ranks, four_ranks))
+    [two, _], [four, *_] = (ranks.call("test_context_step:saved_bytes") for ranks in (two_ranks, four_ranks))
     for method in METHODS:
         assert two[method] / four[method] == pytest.approx(2, rel=2e-3), method
 
@@ -146,13 +143,13 @@ def timed_kernel(world: World) -> tuple[float, int, bool]:
     step = step_of(world, {"method": "ring", **WAITS})
     core = step._core
     assert isinstance(core, RingAttention)
-    kernel = core.blocks.kernel
+    kernel = core.kernel
     assert isinstance(kernel, Timed)
     return kernel._seconds_per_pair, wrong_after_a_step(step), kernel._waiter is not step._waiter
 
 
 def test_timed_attention_takes_its_time_on_the_mean_rank(two_ranks: Ranks) -> None:
-    for seconds, wrong, apart in two_ranks.call("test_cp:timed_kernel"):
+    for seconds, wrong, apart in two_ranks.call("test_context_step:timed_kernel"):
         pairs = 2 * 4 * 16 * 17 / 2
         assert seconds * pairs / 2 == pytest.approx(2e-3)
         assert wrong == 0
@@ -164,7 +161,7 @@ def wrong_where_all_stays_local(world: World) -> list[tuple[int, int]]:
 
 
 def test_timed_gradients_that_are_never_averaged_are_seen(two_ranks: Ranks) -> None:
-    for of_ranks in zip(*two_ranks.call("test_cp:wrong_where_all_stays_local"), strict=True):
+    for of_ranks in zip(*two_ranks.call("test_context_step:wrong_where_all_stays_local"), strict=True):
         assert max(late for late, _ in of_ranks) > 0
         assert max(early for _, early in of_ranks) > 0
 
@@ -180,7 +177,7 @@ def test_the_target_refuses_in_the_words_of_the_case(two_ranks: Ranks) -> None:
         "method = torch_cp is not allowed on gloo and cpu": {"method": "torch_cp"},
         "attention = timed:5ms is not allowed with compute = real": {"attention": "timed:5ms"},
     }
-    for found in two_ranks.call("test_cp:errors_of", cases=list(refused.values())):
+    for found in two_ranks.call("test_context_step:errors_of", cases=list(refused.values())):
         for told, want in zip(found, refused, strict=True):
             assert told.startswith(want)
 
@@ -196,7 +193,7 @@ def described(world: World, cases: list[Params]) -> list[tuple[list[str], dict[s
 
 def test_the_row_says_how_sequences_lie_and_what_is_sent(two_ranks: Ranks, four_ranks: Ranks) -> None:
     cases: list[Params] = [{"method": "ring"}, {"method": "usp"}]
-    found = four_ranks.call("test_cp:described", cases=cases)[0]
+    found = four_ranks.call("test_context_step:described", cases=cases)[0]
     for (there, details, notes), axes in zip(found, (["cp", "dp"], ["ulysses", "ring", "dp"]), strict=True):
         assert there == axes
         assert details["tokens_per_rank"] == 4
@@ -205,7 +202,7 @@ def test_the_row_says_how_sequences_lie_and_what_is_sent(two_ranks: Ranks, four_
         assert details["balance_limit"] == (1 if "ring" in axes else 4 / 7)
         assert (details["documents"], details["kernel"], notes) == (None, "flash_cpu", ())
     packed: Params = {"method": "zigzag", "mask": "packed", **WAITS}
-    [[(_, details, notes)], _] = two_ranks.call("test_cp:described", cases=[packed])
+    [[(_, details, notes)], _] = two_ranks.call("test_context_step:described", cases=[packed])
     assert sum(details["documents"]) == SMALL["sequence"]
     assert (details["balance_limit"], details["kernel"]) == (None, "timed")
     assert any(note.startswith("attention timed:2ms: ") for note in notes)
@@ -223,7 +220,7 @@ def kernels_told(world: World) -> list[tuple[object, list[str]]]:
 
 
 def test_a_row_names_its_kernel_and_owns_up_to_the_plain_formula(two_ranks: Ranks) -> None:
-    for (wide, [of_wide]), (narrow, [of_narrow]), *others in two_ranks.call("test_cp:kernels_told"):
+    for (wide, [of_wide]), (narrow, [of_narrow]), *others in two_ranks.call("test_context_step:kernels_told"):
         assert wide == narrow == "dense"
         for note, dtype in ((of_wide, "float32"), (of_narrow, "bfloat16")):
             assert note.startswith("attention: the plain formula in float32")

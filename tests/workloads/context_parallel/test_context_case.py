@@ -6,14 +6,7 @@ from bench.machine.world_spec import WorldSpec
 from bench.plan.params import Value
 from bench.text import UserError
 from workloads.catalogue import DEFINITIONS
-from workloads.context_parallel.context_case import (
-    PARAMS,
-    parse_attention,
-    refusal_of_place,
-    refuse_context,
-    refuse_place,
-    ulysses_of,
-)
+from workloads.context_parallel.context_case import PARAMS, parse_attention, refuse_context, refuse_place, ulysses_of
 from workloads.context_parallel.exchange_plan import METHODS
 from workloads.model.shapes import shape_of
 
@@ -53,16 +46,9 @@ def test_what_does_not_fit_is_told_by_its_numbers() -> None:
 
 
 def test_the_inner_axis_is_all_half_or_what_was_given() -> None:
-    asked = [
-        ("ulysses", 0, 4),
-        ("usp", 0, 4),
-        ("usp", 0, 2),
-        ("usp", 0, 1),
-        ("usp", 4, 4),
-        ("ring", 0, 4),
-        ("zigzag", 0, 8),
-    ]
-    assert [ulysses_of(*of) for of in asked] == [4, 2, 1, 1, 4, 1, 1]
+    asked = {("ulysses", 0, 4): 4, ("usp", 0, 4): 2, ("usp", 0, 2): 1, ("usp", 0, 1): 1, ("usp", 4, 4): 4}
+    for of, ranks in {**asked, ("ring", 0, 4): 1, ("zigzag", 0, 8): 1}.items():
+        assert ulysses_of(*of) == ranks, of
 
 
 def test_attention_is_real_or_takes_a_time_beside_timed_compute() -> None:
@@ -78,15 +64,15 @@ def test_attention_is_real_or_takes_a_time_beside_timed_compute() -> None:
 
 
 def test_torchs_own_method_alone_is_refused_on_cpus_with_torchs_reason() -> None:
-    for backend, device in (("gloo", "cpu"), ("gloo", "cuda"), ("mpi", "cpu")):
-        assert refusal_of_place("torch_cp", backend, device) == (
+    for backend, device in (("gloo", "cpu"), ("gloo", "cuda"), ("mpi", "cpu"), ("nccl", "cuda")):
+        spec = WorldSpec(nproc=2, backend=backend, device=device)
+        told = (
             f"method = torch_cp is not allowed on {backend} and {device}: "
             "torch's context_parallel raises NotImplementedError on cpu"
         )
-    spec = WorldSpec(nproc=2, backend="gloo", device="cpu")
-    for method in METHODS:
-        assert refusal_of_place(method, "nccl", "cuda") is None, method
-        assert (refuse_place({"method": method}, spec) is None) == (method != "torch_cp"), method
+        for method in METHODS:
+            refused = method == "torch_cp" and backend != "nccl"
+            assert refuse_place({"method": method}, spec) == (told if refused else None), (method, backend, device)
 
 
 def test_the_definition_refuses_shape_plan_and_place_in_this_order() -> None:

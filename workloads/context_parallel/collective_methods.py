@@ -1,0 +1,137 @@
+"""Attention over ranks by collectives: all keys gathered, or parts of the sequence exchanged for heads; torch's own."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from bench.world.torch_compat import all_gather_single, reduce_scatter_single
+from workloads.context_parallel.attention_kernel import BlockAttention, Kernel, Merged, Saved
+from workloads.context_parallel.exchange_plan import Tiles
+from workloads.context_parallel.recorder import Direction, Recorder
+from workloads.model.transformer import Core, attend
+
+
+class AllGatherAttention(BlockAttention):
+    """Each rank gathers all keys, computes its queries, and scatters the sums of gradients; over zigzag parts.
+
+    Llama 3's way (arXiv 2407.21783, section 3.3.2). Backward gathers again instead of keeping all keys. ``dealt`` are
+    the positions of all ranks' tokens, one rank after the other.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, kernel: Kernel, recorder: Recorder, tiles: Tiles, dealt: Tensor
+    ) -> None:
+        super().__init__(kernel, recorder, tiles)
+        self._group, self._ranks = group, dist.get_process_group_ranks(group)
+        self._dealt, self._order = dealt, dealt.argsort()
+        recorder.moves |= {"keys and values": self._gather, "gradients": self._reduce}
+
+    def forward(self, q: Tensor, kv: Tensor) -> Merged:
+        merged = Merged(q)
+        self.add_block(0, q, self._gathered(kv, "forward"), merged)
+        return merged
+
+    def backward(self, saved: Saved, kv: Tensor, dq: Tensor) -> Tensor:
+        d_kv = self.block_gradients(0, self.tiles[0], saved, self._gathered(kv, "backward"), dq)
+        in_turn = d_kv.index_select(3, self._dealt)
+        parts = torch.stack(in_turn.chunk(self._group.size(), dim=3)).to(kv.dtype)
+        with self.recorder.waiting("backward", 0, "gradients", parts, self._ranks):
+            return self._reduce(parts)
+
+    def _gathered(self, kv: Tensor, direction: Direction) -> Tensor:
+        """Return all keys and values (2, b, a_kv, s, d) in the sequence's order, from this rank's."""
+        with self.recorder.waiting(direction, 0, "keys and values", kv, self._ranks):
+            parts = self._gather(kv)
+        return parts.movedim(0, 3).flatten(3, 4).index_select(3, self._order)
+
+    def _gather(self, kv: Tensor) -> Tensor:
+        parts = kv.new_empty(self._group.size(), *kv.shape)
+        all_gather_single(parts, kv.contiguous().unsqueeze(0), self._group)
+        return parts
+
+    def _reduce(self, parts: Tensor) -> Tensor:
+        mine = parts.new_empty(1, *parts.shape[1:])
+        reduce_scatter_single(mine, parts, self._group)
+        return mine[0]
+
+
+class Ulysses:
+    """Ranks exchange parts of the sequence for heads, attend to the whole with theirs, and exchange back.
+
+    The core of an attention of q, k, v (b, a, s/u, d), around one of (b, a/u, s, d): arXiv 2309.14509; around a ring of
+    other ranks it is USP (arXiv 2405.07719).
+    """
+
+    def __init__(self, group: dist.ProcessGroup, inner: Core, recorder: Recorder) -> None:
+        self._group, self._inner, self._recorder = group, inner, recorder
+        self._ranks = dist.get_process_group_ranks(group)
+        recorder.moves |= {"heads": self._move, "output": self._move}
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ranks = self._group.size()
+        by_rank = torch.cat([_cut(x, 1, ranks) for x in (q, k, v)], dim=2).movedim(1, 0)
+        heads = self._exchange(by_rank, "heads").movedim(0, 2).flatten(2, 3)
+        whole_q, whole_k, whole_v = torch.split(heads, [x.shape[1] // ranks for x in (q, k, v)], dim=1)
+        out = _cut(self._inner(whole_q, whole_k, whole_v), 2, ranks).movedim(2, 0)
+        return self._exchange(out, "output").movedim(0, 1).flatten(1, 2)
+
+    def _exchange(self, by_rank: Tensor, what: str) -> Tensor:
+        def exchanged(sent: Tensor, direction: Direction) -> Tensor:
+            with self._recorder.waiting(direction, 0, what, sent, self._ranks):
+                return self._move(sent)
+
+        received: Tensor = _Exchange.apply(by_rank, exchanged)  # type: ignore[no-untyped-call]
+        return received
+
+    def _move(self, by_rank: Tensor) -> Tensor:
+        """Return what every rank has for this one, (u, ...), of what this one has for every rank, (u, ...)."""
+        received = torch.empty_like(by_rank, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(received, by_rank.contiguous(), group=self._group)
+        return received
+
+
+def _cut(x: Tensor, dim: int, parts: int) -> Tensor:
+    """Return a tensor with one dim cut in two: parts, and what is in each."""
+    return x.reshape(*x.shape[:dim], parts, -1, *x.shape[dim + 1 :])
+
+
+class _Exchange(torch.autograd.Function):
+    """An all_to_all of equal parts; backward is the same one."""
+
+    @staticmethod
+    def forward(ctx: Any, by_rank: Tensor, exchanged: Callable[[Tensor, Direction], Tensor]) -> Tensor:
+        ctx.exchanged = exchanged
+        return exchanged(by_rank, "forward")
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.exchanged(gradients[0], "backward"), None
+
+
+class TorchContextParallel:
+    """torch's own context parallelism, a ring over zigzag parts: the row to compare ours with. CUDA alone.
+
+    The core of an attention of q, k, v (b, a, s/c, d). Its dispatcher is turned on for DTensors, so that other
+    attention in the process stays what it is, until ``close``. The names are torch's experimental ones, and private.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device_type: str) -> None:
+        self._mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=("cp",))
+        self._torch = importlib.import_module("torch.distributed.tensor.experimental._context_parallel._attention")
+        self._torch._enable_context_parallel_dispatcher()
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        sharded = [DTensor.from_local(x.contiguous(), self._mesh, [Shard(2)], run_check=False) for x in (q, k, v)]
+        out = attend(*sharded)
+        assert isinstance(out, DTensor)
+        local: Tensor = out.to_local()
+        return local
+
+    def close(self) -> None:
+        self._torch._disable_context_parallel_dispatcher()
