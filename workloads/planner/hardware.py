@@ -1,21 +1,10 @@
 """Machines as numbers: what a GPU holds and computes, what its links carry, what share of that a step reaches. Pure.
 
-Rates are of one GPU; links count one direction. ``PRESETS`` are 8-GPU nodes with one network card for each GPU:
-
-========  ======  ==========  ============  ============  ==================
-preset    memory  memory      NVLink, one   card for      bfloat16, dense
-                  rate        direction     each GPU
-========  ======  ==========  ============  ============  ==================
-a100      80 GB   2.039 TB/s  300 GB/s      200 Gbit/s    312 TFLOP/s
-h100      80 GB   3.35 TB/s   450 GB/s      400 Gbit/s    989.4 TFLOP/s
-h200      141 GB  4.8 TB/s    450 GB/s      400 Gbit/s    989.4 TFLOP/s
-b200      180 GB  8 TB/s      900 GB/s      400 Gbit/s    2250 TFLOP/s
-========  ======  ==========  ============  ============  ==================
-
-Each preset's ``source`` names where its figures are from, which of them were read there or in a quotation of it, which
+Rates are of one GPU; links count one direction. ``PRESETS`` are 8-GPU nodes with one network card for each GPU. Each
+preset's ``source`` names where its figures are from, which of them were read there or in a quotation of it, which
 nobody checked; peaks are those of ``workloads.step.peaks``. The vendor counts NVLink in both directions together, and
-peaks with sparsity: half of both is here. A DGX has one card of its cluster network for each GPU. Latencies and
-efficiencies are assumptions of this planner, not measured: print them, and replace them.
+peaks with sparsity: half of both is here. Latencies and efficiencies are assumptions of this planner, not measured:
+print them, and replace them.
 """
 
 from pathlib import Path
@@ -50,7 +39,6 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     overlap: dict[str, Share] = msgspec.field(default_factory=lambda: dict.fromkeys(HIDEABLE, 0.9))
 
     def __post_init__(self) -> None:
-        """Refuse an axis that nothing would ask for."""
         for name in self.overlap:
             if name not in HIDEABLE:
                 raise ValueError(f"overlap of {name!r} is not of {listed(HIDEABLE)}{did_you_mean(name, HIDEABLE)}")
@@ -83,37 +71,40 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def usable_bytes(self) -> float:
-        """The memory that a step may fill."""
         return self.memory_bytes * self.efficiency.memory
 
+    @property
+    def inside_rate(self) -> float:
+        """Bytes per second between GPUs of a node."""
+        return self.inside_bytes_per_second * self.efficiency.links_inside
 
-_A100 = (
-    "NVIDIA A100 datasheet (nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
+    @property
+    def card_rate(self) -> float:
+        """Bytes per second of one GPU's own card."""
+        return self.across_bytes_per_second * self.efficiency.links_across
+
+
+_SOURCES = {
+    "a100": "NVIDIA A100 datasheet (nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
     "nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf): peak, memory, NVLink as "
-    "glennklockwood.com/garden/processors/A100 quotes it; DGX A100's cards of 200 Gbit/s not checked"
-)
-_H100 = (
-    "NVIDIA H100 datasheet: peak, memory, NVLink as glennklockwood.com/garden/processors/h100 quotes it, which doubts "
-    "the memory's rate; DGX H100's cards of 400 Gbit/s not checked"
-)
-_H200 = (
-    "NVIDIA's submission to MLPerf inference (github.com/mlcommons/inference_results_v4.1, closed/NVIDIA/systems/"
-    "H200-SXM-141GBx8_TRT_MaxQ.json): memory, NVLink, cards of 400 Gbit/s; the memory's rate and the peak, H100's, "
-    "not checked with the vendor"
-)
-_B200 = (
-    "NVIDIA DGX B200 user guide (docs.nvidia.com/dgx/dgxb200-user-guide/introduction-to-dgxb200.html): memory, NVLink, "
-    "eight ConnectX-7; peak and the memory's rate as glennklockwood.com/garden/processors/B200 quotes the datasheet; "
-    "the cards' 400 Gbit/s not checked"
-)
+    "glennklockwood.com/garden/processors/A100 quotes it; DGX A100's cards of 200 Gbit/s not checked",
+    "h100": "NVIDIA H100 datasheet: peak, memory, NVLink as glennklockwood.com/garden/processors/h100 quotes it, which "
+    "doubts the memory's rate; DGX H100's cards of 400 Gbit/s not checked",
+    "h200": "NVIDIA's submission to MLPerf inference (github.com/mlcommons/inference_results_v4.1, "
+    "closed/NVIDIA/systems/H200-SXM-141GBx8_TRT_MaxQ.json): memory, NVLink, cards of 400 Gbit/s; the memory's rate and "
+    "the peak, H100's, not checked with the vendor",
+    "b200": "NVIDIA DGX B200 user guide (docs.nvidia.com/dgx/dgxb200-user-guide/introduction-to-dgxb200.html): memory, "
+    "NVLink, eight ConnectX-7; peak and the memory's rate as glennklockwood.com/garden/processors/B200 quotes the "
+    "datasheet; the cards' 400 Gbit/s not checked",
+}
 
 
-def _preset(name: str, source: str, memory: float, memory_rate: float, nvlink: float, card: float) -> Hardware:
+def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: float) -> Hardware:
     peak = datasheet_peak({"h100": "H100 SXM5"}.get(name, name), "bfloat16")
     assert peak is not None
     return Hardware(
         name=name,
-        source=source,
+        source=_SOURCES[name],
         flops_per_second=peak,
         memory_bytes=memory,
         memory_bytes_per_second=memory_rate,
@@ -123,10 +114,10 @@ def _preset(name: str, source: str, memory: float, memory_rate: float, nvlink: f
 
 
 PRESETS = {
-    "a100": _preset("a100", _A100, 80e9, 2.039e12, 300e9, 25e9),
-    "h100": _preset("h100", _H100, 80e9, 3.35e12, 450e9, 50e9),
-    "h200": _preset("h200", _H200, 141e9, 4.8e12, 450e9, 50e9),
-    "b200": _preset("b200", _B200, 180e9, 8e12, 900e9, 50e9),
+    "a100": _preset("a100", 80e9, 2.039e12, 300e9, 25e9),
+    "h100": _preset("h100", 80e9, 3.35e12, 450e9, 50e9),
+    "h200": _preset("h200", 141e9, 4.8e12, 450e9, 50e9),
+    "b200": _preset("b200", 180e9, 8e12, 900e9, 50e9),
 }
 
 
@@ -136,8 +127,6 @@ def hardware_of(text: str) -> Hardware:
         path = Path(text)
         return read_toml(path, "hardware file", Hardware, name=path.stem, source=text)
     if text.lower() not in PRESETS:
-        raise UserError(
-            f"hardware {text!r} is not {listed(PRESETS)}, nor a file ending in .toml"
-            f"{did_you_mean(text.lower(), PRESETS)}"
-        )
+        hint = did_you_mean(text.lower(), PRESETS)
+        raise UserError(f"hardware {text!r} is not {listed(PRESETS)}, nor a file ending in .toml{hint}")
     return PRESETS[text.lower()]

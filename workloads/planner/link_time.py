@@ -1,23 +1,48 @@
-"""How long one call takes: its launch, its hops, and its bytes over the slowest link that it must pass. Pure.
+"""How long one call takes: by a machine's latencies and rates, or as a run's own collectives measured it. Pure.
 
-Rings go hand in hand: one within each node, one over nodes, so that the hops are (m-1) inside and (N-1) across for m
-ranks on each of N nodes; an all_reduce may take trees instead, 2 log2. Bytes are ``workloads.costs.sent_bytes``.
+By hardware: its launch, its hops, and its bytes over the slowest link that it must pass. Rings go hand in hand: one
+within each node, one over nodes, so that the hops are (m-1) inside and (N-1) across for m ranks on each of N nodes; an
+all_reduce may take trees instead, 2 log2. Bytes are ``workloads.costs``'s ``sent_bytes``.
+
+By a run: a call on as many ranks as were measured takes what the fit says. On others the latency goes with the hops of
+a ring, n - 1 and twice that for an all_reduce, and the bandwidth with the bytes that cross a link: as if more ranks
+came with more of the same links.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import msgspec
+
+from bench.results.records import Record
+from bench.results.runs import Run
+from bench.results.stats import median
+from bench.text import UserError
 from workloads.costs.communication_pattern import sent_bytes
 from workloads.planner.hardware import Hardware
 from workloads.planner.placement import Place
+
+if TYPE_CHECKING:
+    from bench.results.fit import Fit
+
+# what stands in for an operation that a run did not measure: the same bytes over the same links
+_INSTEAD: Mapping[str, tuple[str, ...]] = {
+    "all_gather": ("reduce_scatter", "all_reduce"),
+    "reduce_scatter": ("all_gather", "all_reduce"),
+    "all_reduce": ("all_gather", "reduce_scatter"),
+    "all_to_all": ("all_gather", "all_reduce"),
+    "broadcast": ("all_gather", "all_reduce"),
+    "send": ("unidirectional", "sendrecv", "pingpong", "bidirectional"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """Calls of one step that are alike: ``num_bytes`` as nccl-tests counts one call's size.
 
-    ``axes`` names what is shown as one axis; ``why`` says what the call is for.
+    ``axis`` is what is shown as one axis; ``why`` says what the call is for.
     """
 
     axis: str
@@ -43,8 +68,7 @@ def by_hardware(hardware: Hardware) -> Seconds:
     def seconds(call: Call) -> float:
         if call.place.ranks == 1:
             return 0.0
-        latency = hardware.launch_seconds + _hop_seconds(hardware, call)
-        return latency + _wire_seconds(hardware, call)
+        return hardware.launch_seconds + _hop_seconds(hardware, call) + _wire_seconds(hardware, call)
 
     return seconds
 
@@ -62,26 +86,127 @@ def _hop_seconds(hardware: Hardware, call: Call) -> float:
 
 
 def _wire_seconds(hardware: Hardware, call: Call) -> float:
-    sent = sent_bytes(call.op, call.num_bytes, call.place.ranks)
-    if call.op == "all_to_all" and not call.place.inside:
-        remote = call.num_bytes * (call.place.ranks - call.place.on_node) / call.place.ranks
-        own = hardware.across_bytes_per_second * hardware.efficiency.links_across
-        return max(remote / own, (sent - remote) / inside_rate(hardware))
-    return sent / rate_of(hardware, call.op, call.place)
-
-
-def rate_of(hardware: Hardware, op: str, place: Place) -> float:
-    """Return the bytes per second that one rank's share of a call moves at.
+    """Return the bytes of one rank over its links.
 
     Across nodes a collective drives as many of a node's cards as it has ranks there, ``rails`` at most; a message
-    between two ranks has one card.
+    between two ranks has one card, and in an all_to_all each rank sends what is far over its own.
     """
+    place, sent = call.place, sent_bytes(call.op, call.num_bytes, call.place.ranks)
+    inside, card = hardware.inside_rate, hardware.card_rate
     if place.inside:
-        return inside_rate(hardware)
-    cards = 1 if op == "send" else min(place.on_node, hardware.rails or place.on_node)
-    return min(inside_rate(hardware), cards * hardware.across_bytes_per_second * hardware.efficiency.links_across)
+        return sent / inside
+    if call.op == "all_to_all":
+        remote = call.num_bytes * (place.ranks - place.on_node) / place.ranks
+        return max(remote / card, (sent - remote) / inside)
+    cards = 1 if call.op == "send" else min(place.on_node, hardware.rails or place.on_node)
+    return sent / min(inside, cards * card)
 
 
-def inside_rate(hardware: Hardware) -> float:
-    """Return the bytes per second between GPUs of a node."""
-    return hardware.inside_bytes_per_second * hardware.efficiency.links_inside
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """An operation's fit, the ranks it was measured on, and the smallest and largest size."""
+
+    op: str
+    ranks: int
+    fit: "Fit"
+    smallest: int
+    largest: int
+
+
+def curves_of(run: Run) -> list[Curve]:
+    """Return the fits of blocking float32 calls of whole worlds, by operation and ranks; medians over launches."""
+    from bench.results.fit import Point, fit  # imports numpy, which a plan from declared hardware does not need
+
+    times: dict[tuple[str, int], dict[int, list[float]]] = {}
+    for record in run.records:
+        _, _, op = record.case.name.partition(".")
+        time = record.metrics.get("time")
+        if _is_plain(record) and time is not None and time.value:
+            by_size = times.setdefault((op, record.world.size), {})
+            by_size.setdefault(int(record.case.params["size_bytes"]), []).append(time.value)
+    found = []
+    for (op, ranks), by_size in times.items():
+        fitted = fit([Point(size_bytes=size, seconds=median(values)) for size, values in by_size.items()])
+        if fitted is not None:
+            found.append(Curve(op=op, ranks=ranks, fit=fitted, smallest=min(by_size), largest=max(by_size)))
+    return found
+
+
+def _is_plain(record: Record) -> bool:
+    """Say whether it is a call of all ranks with a size; one that nobody answers moves nothing to scale by."""
+    params = record.case.params
+    return (
+        record.case.name.startswith(("collective.", "p2p."))
+        and record.status == "ok"
+        and record.world.size > 1
+        and params.keys() <= {"size_bytes", "dtype", "mode", "source", "target"}
+        and (params.get("mode"), params.get("dtype")) == ("blocking", "float32")
+        and int(params.get("size_bytes", 0)) > 0
+    )
+
+
+def by_curves(curves: Sequence[Curve]) -> Seconds:
+    """Return the rule that takes a call's time from a run's fits; ``UserError`` where no curve can stand in for it."""
+
+    def seconds(call: Call) -> float:
+        if call.place.ranks == 1:
+            return 0.0
+        curve = curve_for(call, curves)
+        if call.op == "send":
+            return curve.fit.predict(round(call.num_bytes))
+        # as many bytes on a link, and the latency of as many hops
+        crossing = sent_bytes(call.op, call.num_bytes, call.place.ranks) / sent_bytes(curve.op, 1.0, curve.ranks)
+        hops, measured = (
+            (2 if op == "all_reduce" else 1) * (ranks - 1)
+            for op, ranks in ((call.op, call.place.ranks), (curve.op, curve.ranks))
+        )
+        return curve.fit.predict(round(crossing)) + curve.fit.segments[0].latency_seconds * (hops / measured - 1)
+
+    return seconds
+
+
+def curve_for(call: Call, curves: Sequence[Curve]) -> Curve:
+    """Return the operation's own curve, of as many ranks if there is one, or what stands in for it."""
+    for op in (call.op, *_INSTEAD.get(call.op, ())):
+        alike = [curve for curve in curves if curve.op == op]
+        if alike:
+            return min(alike, key=lambda curve: (curve.ranks != call.place.ranks, -curve.ranks))
+    wanted = "p2p.unidirectional" if call.op == "send" else f"collective.{call.op}"
+    raise UserError(f"the run has no fit for {call.op}: it needs three sizes of {wanted}, mode=blocking, dtype=float32")
+
+
+def beyond(calls: Sequence[Call], curves: Sequence[Curve]) -> tuple[str, ...]:
+    """Return the calls whose size lies beyond what was measured, or whose ranks were not, for people."""
+    notes = []
+    for call in calls:
+        curve = curve_for(call, curves)
+        what = f"{call.axis}: {call.op}"
+        if curve.ranks != call.place.ranks and call.op != "send":
+            notes.append(f"{what} on {call.place.ranks} ranks by the fit of {curve.op} on {curve.ranks}")
+        elif curve.op != call.op and call.op != "send":
+            notes.append(f"{what} by the fit of {curve.op}")
+        elif not curve.smallest <= call.num_bytes <= curve.largest:
+            notes.append(f"{what} of {call.num_bytes:,.0f} B is beyond {curve.smallest} to {curve.largest} B")
+    return tuple(dict.fromkeys(notes))
+
+
+def hardware_of_run(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]]:
+    """Return the machine of a run as far as it tells, the rest as ``base``, and sentences that say which is which."""
+    if not run.records:
+        raise UserError(f"{run.path} holds no records to fit")
+    world = max((record.world for record in run.records), key=lambda each: each.size)
+    told: dict[str, float] = {"gpus_per_node": max(1, world.size // world.nodes)}
+    peaks = [peak for record in run.records if isinstance(peak := record.details.get("peak"), dict)]
+    if flops := [float(peak["flops_per_second"]) for peak in peaks if peak.get("flops_per_second")]:
+        told |= {"flops_per_second": max(flops), "float32_share": 1.0}
+    host = (run.info.environment or {}).get("host")
+    if world.device == "cpu" and isinstance(host, dict) and host.get("memory_bytes"):
+        told["memory_bytes"] = host["memory_bytes"] / told["gpus_per_node"]
+    copies = [one for one in run.records if one.case.name == "memory.copy" and one.status == "ok"]
+    rates = [one.metrics["algbw"].value for one in copies if "algbw" in one.metrics]
+    if known := [rate for rate in rates if rate is not None]:
+        told["memory_bytes_per_second"] = median(known)
+    lacking = [name for name in ("flops_per_second", "memory_bytes", "memory_bytes_per_second") if name not in told]
+    links = f"fits of {run.path}, latency scaled by hops where ranks differ; every link is taken to be alike"
+    found = msgspec.structs.replace(base, name=run.path.name, source=f"the run {run.path}", links_from=links, **told)
+    return found, (f"{', '.join(lacking)}: {base.name}'s, for the run does not tell",) if lacking else ()

@@ -4,16 +4,16 @@ What stands in the way is added to the compute. DDP's buckets pass beside the ba
 gathered one layer ahead pass beside a layer. A pipeline is simulated: its schedule, its stages, a message's way.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from bench.results.details import Action
-from workloads.costs.parameter_table import parts_of_rank
+from workloads.costs.parameter_table import ParameterPart, parts_of_rank
 from workloads.model.compute_kind import parse_compute
 from workloads.model.shapes import BUCKET
 from workloads.pipeline_parallel.pipeline_case import Pipeline, pipeline_of
 from workloads.pipeline_parallel.simulate import simulate
-from workloads.planner.ddp_buckets import buckets_of, exposed_seconds
 from workloads.planner.link_time import Call, Seconds
 from workloads.planner.measured_calls import Step
 
@@ -21,7 +21,6 @@ _FORWARD, _BACKWARD = 1 / 3, 2 / 3  # of a layer's arithmetic: forward, then the
 _BUCKETED = ("ddp", "zero1")
 _SHARDED = ("zero2", "zero3", "hsdp", "tp_fsdp")
 _WITHIN = ("tp", "cp", "ep")  # axes whose calls stand between the operations of a microbatch
-_MEBI = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,22 +33,11 @@ class RowTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Parts:
-    """A step and what it is made of: all calls that move something, and how long each takes."""
+class Bucket:
+    """Gradients that are summed by one call; ``ready`` is the share of the backward pass after which it can start."""
 
-    step: Step
-    calls: Sequence[Call]
-    seconds: Seconds
-    compute_seconds: float
-    backend: str
-
-    @property
-    def took(self) -> dict[str, float]:
-        """Seconds of each axis' calls, one after another."""
-        found: dict[str, float] = {}
-        for call in self.calls:
-            found[call.axis] = found.get(call.axis, 0.0) + call.count * self.seconds(call)
-        return found
+    size_bytes: int
+    ready: float
 
 
 def declared_compute(step: Step) -> float | None:
@@ -57,8 +45,7 @@ def declared_compute(step: Step) -> float | None:
     timed = parse_compute(str(step.params["compute"]))
     if timed is None:
         return None
-    passes = 4 if step.params["checkpointing"] == "full" else 3
-    return passes * timed * step.microbatches
+    return (4 if step.params["checkpointing"] == "full" else 3) * timed * step.microbatches
 
 
 def row_time(
@@ -71,86 +58,90 @@ def row_time(
     backend: str = "gloo",
 ) -> RowTime:
     """Return the time of a step of so much compute; a pipeline has ``outside_seconds`` before and after it."""
-    parts = _Parts(step=step, calls=calls, seconds=seconds, compute_seconds=compute_seconds, backend=backend)
-    if any(call.axis == "pp" for call in calls):
-        return _pipelined(parts, outside_seconds)
-    if step.name in _BUCKETED:
-        return _bucketed(parts)
-    if step.name in _SHARDED and (backend != "gloo" or step.params.get("prefetch") == "explicit"):
-        return _gathered_ahead(parts)
-    return _sum(parts, parts.took, "nothing hides communication")
+    exposed: dict[str, float] = {}
+    for call in calls:
+        exposed[call.axis] = exposed.get(call.axis, 0.0) + call.count * seconds(call)
+    rule = "nothing hides communication"
+    if "pp" in exposed:
+        message = next(call for call in calls if call.axis == "pp")
+        hop = seconds(message)
+        within = sum(took for axis, took in exposed.items() if axis in _WITHIN)
+        after = sum(took for axis, took in exposed.items() if axis not in (*_WITHIN, "pp"))
+        pipeline = pipeline_of(step.params, step.shape, message.place.ranks)
+        busy, rendezvous = compute_seconds + within, backend == "gloo"
+        at_once, makespan = (_makespan(pipeline, busy, late, rendezvous=rendezvous) for late in (0.0, hop))
+        return RowTime(
+            seconds=makespan + after + outside_seconds,
+            exposed_seconds={**exposed, "pp": makespan - at_once},
+            rule=f"{pipeline.schedule.name} simulated, each message {hop * 1e3:.3g} ms on its way"
+            + (" once its receiver asks for it" if rendezvous else ""),
+        )
+    if step.name in _BUCKETED and not calls:
+        rule = "no rank to sum with"
+    elif step.name in _BUCKETED:
+        exposed, rule = _bucketed(step, calls, seconds, compute_seconds)
+    elif step.name in _SHARDED and (backend != "gloo" or step.params.get("prefetch") == "explicit"):
+        # NCCL also scatters beside the next layer, where gloo blocks
+        windows = {"all_gather": compute_seconds}
+        if backend != "gloo":
+            windows["reduce_scatter"] = compute_seconds * _BACKWARD
+        for axis, op in product(exposed, windows):
+            mine = [call for call in calls if (call.axis, call.op) == (axis, op)]
+            exposed[axis] -= _hidden(mine, seconds, windows[op])
+        rule = f"each {' and '.join(windows)} but the longest beside one layer's compute"
+    return RowTime(seconds=compute_seconds + sum(exposed.values()), exposed_seconds=exposed, rule=rule)
 
 
-def _sum(parts: _Parts, exposed: Mapping[str, float], rule: str) -> RowTime:
-    return RowTime(seconds=parts.compute_seconds + sum(exposed.values()), exposed_seconds=exposed, rule=rule)
-
-
-def _bucketed(parts: _Parts) -> RowTime:
+def _bucketed(
+    step: Step, calls: Sequence[Call], seconds: Seconds, compute_seconds: float
+) -> tuple[dict[str, float], str]:
     """DDP: each bucket under what is left of the backward pass; ZeRO-1's broadcasts come after the update."""
-    step = parts.step
-    sums = [call for call in parts.calls if call.op == "all_reduce"]
-    others = [call for call in parts.calls if call.op != "all_reduce"]
-    if not sums:
-        return _sum(parts, parts.took, "no rank to sum with")
+    summed = next(call for call in calls if call.op == "all_reduce")
     buckets = buckets_of(
         parts_of_rank(step.shape, (0,), (step.shape.layers,)),
-        cap_bytes=float(step.params.get("bucket_mb", BUCKET.default)) * _MEBI,
+        cap_bytes=float(step.params.get("bucket_mb", BUCKET.default)) * 2**20,
         element_bytes=step.element_bytes,
     )
     rounds = 1 if step.params.get("no_sync") else step.microbatches
-    window = parts.compute_seconds * _BACKWARD / step.microbatches
-
-    def took(size_bytes: int) -> float:
-        return parts.seconds(replace(sums[0], num_bytes=size_bytes))
-
-    exposed = rounds * exposed_seconds(buckets, took, window)
-    exposed += sum(call.count * parts.seconds(call) for call in others)
+    window = compute_seconds * _BACKWARD / step.microbatches
+    exposed = rounds * exposed_seconds(buckets, lambda size: seconds(replace(summed, num_bytes=size)), window)
+    exposed += sum(call.count * seconds(call) for call in calls if call.op != "all_reduce")
     count = f"{len(buckets)} bucket" + ("s" if len(buckets) > 1 else "")
-    return _sum(parts, {sums[0].axis: exposed}, f"{count} summed in turn beside the backward pass")
+    return {summed.axis: exposed}, f"{count} summed in turn beside the backward pass"
 
 
-def _gathered_ahead(parts: _Parts) -> RowTime:
-    """FSDP with gathers one layer ahead; NCCL also scatters beside the next layer, gloo blocks there."""
-    windows = {"all_gather": parts.compute_seconds}
-    if parts.backend != "gloo":
-        windows["reduce_scatter"] = parts.compute_seconds * _BACKWARD
-    exposed = parts.took
-    for axis in exposed:
-        for op, window in windows.items():
-            mine = [call for call in parts.calls if call.axis == axis and call.op == op]
-            exposed[axis] -= sum(call.count * parts.seconds(call) for call in mine) - _ahead(
-                mine, parts.seconds, window
-            )
-    words = " and ".join(windows)
-    return _sum(parts, exposed, f"each {words} but the longest beside one layer's compute")
+def buckets_of(parts: Sequence[ParameterPart], *, cap_bytes: float, element_bytes: int) -> list[Bucket]:
+    """Return DDP's buckets in the order in which they are summed; the backward pass goes by the elements of layers.
+
+    torch fills buckets with gradients in the order in which the backward pass makes them, and closes one once it holds
+    ``bucket_cap_mb`` or more.
+    """
+    found: list[Bucket] = []
+    in_layers = [part.numel if part.name.startswith("layers.") else 0 for part in parts]
+    held = behind = 0
+    for i, (part, numel) in enumerate(zip(reversed(parts), reversed(in_layers), strict=True), 1):
+        held += part.numel * element_bytes
+        behind += numel
+        if held >= cap_bytes or i == len(parts):
+            found.append(Bucket(size_bytes=held, ready=behind / sum(in_layers)))
+            held = 0
+    return found
 
 
-def _ahead(calls: Sequence[Call], seconds: Seconds, window: float) -> float:
-    """Return what shows of calls beside a layer each: one whole, and of each what its layer does not cover."""
+def exposed_seconds(buckets: Sequence[Bucket], seconds: Callable[[int], float], window_seconds: float) -> float:
+    """Return what is left to wait for after a backward pass of ``window_seconds``: bucket after bucket."""
+    end = 0.0
+    for bucket in buckets:
+        end = max(end, bucket.ready * window_seconds) + seconds(bucket.size_bytes)
+    return end - window_seconds
+
+
+def _hidden(calls: Sequence[Call], seconds: Seconds, window: float) -> float:
+    """Return what hides of calls beside a layer each: all but one whole, and of each what its layer does not cover."""
     if not calls:
         return 0.0
     each = window / sum(call.count for call in calls)
-    over = sum(call.count * max(0.0, seconds(call) - each) for call in calls)
-    whole = sum(call.count * seconds(call) for call in calls)
-    return min(whole, max(seconds(call) for call in calls) + over)
-
-
-def _pipelined(parts: _Parts, outside_seconds: float) -> RowTime:
-    """Simulate the schedule; what stands within a microbatch lengthens its passes, what comes after it is added."""
-    step, took = parts.step, parts.took
-    message = next(call for call in parts.calls if call.axis == "pp")
-    hop = parts.seconds(message)
-    within = sum(seconds for axis, seconds in took.items() if axis in _WITHIN)
-    after = sum(seconds for axis, seconds in took.items() if axis not in (*_WITHIN, "pp"))
-    pipeline = pipeline_of(step.params, step.shape, message.place.ranks)
-    busy, rendezvous = parts.compute_seconds + within, parts.backend == "gloo"
-    at_once, makespan = (_makespan(pipeline, busy, late, rendezvous=rendezvous) for late in (0.0, hop))
-    return RowTime(
-        seconds=makespan + after + outside_seconds,
-        exposed_seconds={**took, "pp": makespan - at_once},
-        rule=f"{pipeline.schedule.name} simulated, each message {hop * 1e3:.3g} ms on its way"
-        + (" once its receiver asks for it" if rendezvous else ""),
-    )
+    return max(0.0, sum(call.count * min(seconds(call), each) for call in calls) - max(map(seconds, calls)))
 
 
 def _makespan(pipeline: Pipeline, busy_seconds: float, hop_seconds: float, *, rendezvous: bool) -> float:

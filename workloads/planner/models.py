@@ -37,43 +37,28 @@ def num_model_parameters(model: Model) -> int:
     return ends + shape.layers * layer
 
 
-def _gpt(layers: int, hidden: int, heads: int, *, sequence: int = 2048, vocabulary: int = 51200) -> Shape:
-    return Shape(
-        recipe="gpt",
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        ffn=4 * hidden,
-        sequence=sequence,
-        vocabulary=vocabulary,
-    )
-
-
-def _llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, sequence: int, vocabulary: int) -> Shape:
-    return Shape(
-        recipe="llama",
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn=ffn,
-        sequence=sequence,
-        vocabulary=vocabulary,
-    )
-
-
-_BIG = (
-    Model(name="llama3-405b", shape=_llama(126, 16384, 128, 8, 53248, 8192, 128256)),  # arXiv 2407.21783, table 3
-    Model(name="gpt-7.5b", shape=_gpt(36, 4096, 32)),  # arXiv 2104.04473, table 1: 7.5 B
-    Model(name="gpt-175b", shape=_gpt(96, 12288, 96)),  # arXiv 2005.14165, table 2.1
-    Model(name="gpt-530b", shape=_gpt(105, 20480, 128)),  # arXiv 2104.04473, table 1: 529.6 B
-    # arXiv 2401.04088, table 1: 8 experts, 2 of them for a token
-    Model(name="mixtral-8x7b", shape=_llama(32, 4096, 32, 8, 14336, 8192, 32000), num_experts=8, top_k=2),
+# arXiv 2407.21783, table 3; 2104.04473, table 1 (7.5 B and 529.6 B); 2005.14165, table 2.1
+_LARGE = {
+    "llama3-405b": Shape(
+        recipe="llama", layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, sequence=8192, vocabulary=128256
+    ),
+    "gpt-7.5b": Shape(
+        recipe="gpt", layers=36, hidden=4096, heads=32, kv_heads=32, ffn=16384, sequence=2048, vocabulary=51200
+    ),
+    "gpt-175b": Shape(
+        recipe="gpt", layers=96, hidden=12288, heads=96, kv_heads=96, ffn=49152, sequence=2048, vocabulary=51200
+    ),
+    "gpt-530b": Shape(
+        recipe="gpt", layers=105, hidden=20480, heads=128, kv_heads=128, ffn=81920, sequence=2048, vocabulary=51200
+    ),
+}
+# arXiv 2401.04088, table 1: 8 experts, 2 of them for a token
+_MIXTRAL = Shape(
+    recipe="llama", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, sequence=8192, vocabulary=32000
 )
 MODELS = {
-    **{name: Model(name=name, shape=shape) for name, shape in SHAPES.items()},
-    **{model.name: model for model in _BIG},
+    **{name: Model(name=name, shape=shape) for name, shape in (SHAPES | _LARGE).items()},
+    "mixtral-8x7b": Model(name="mixtral-8x7b", shape=_MIXTRAL, num_experts=8, top_k=2),
 }
 
 

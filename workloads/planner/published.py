@@ -4,11 +4,12 @@ Quoted numbers are those of the papers, predicted ones computed here. What a pap
 
 * ``SELENE`` are A100 nodes with eight 200 Gbit/s cards. A ZeRO-3 collective drives one of them (``rails`` = 1), as if
   each ring left its node over one card: with all eight ZeRO-3 would hide its bytes even at 1,536 GPUs.
-* The model of the tensor-parallel drops is not known to us: a 3-billion-parameter gpt with sequences of 4,096 on H100s,
-  drops against 8 ranks.
+* The playbook draws tokens/s a GPU of "a 3B model" over tensor parallel sizes, each bar's drop against the bar of half
+  as many GPUs: once without and once, at 4,096 tokens, with sequence parallelism, which the planner assumes. Layers,
+  hidden size and batch are not told: here a gpt of about as many parameters and one sequence.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import msgspec
 
@@ -24,135 +25,95 @@ from workloads.planner.hardware import PRESETS
 from workloads.planner.models import Model, model_of
 
 SELENE = msgspec.structs.replace(PRESETS["a100"], name="selene", rails=1)
-_GPUS = (384, 768, 1536)
-_BATCH = 1536
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """One quoted number beside the predicted one."""
-
-    group: str
-    what: str
-    quoted: float
-    predicted: float
-    unit: str
-    source: str
+_THREE_BILLION = Shape(
+    recipe="gpt", layers=28, hidden=3072, heads=32, kv_heads=32, ffn=12288, sequence=4096, vocabulary=49152
+)
+ASSUMED = (
+    "Assumed for the drops of tensor parallelism, whose source tells 3 B parameters alone: a gpt of "
+    f"{_THREE_BILLION.layers} layers, hidden size {_THREE_BILLION.hidden}, one sequence of {_THREE_BILLION.sequence} "
+    "tokens, on h100; with sequence parallelism against both figures."
+)
 
 
 def published() -> list[Published]:
-    """Return all claims as ``plan.json`` keeps them, in their order."""
+    """Return all of them, quoted beside predicted."""
+    return [*zero_memory(), *bubbles(), *tensor_drops(), *scaling()]
+
+
+def zero_memory() -> list[Published]:
+    """Return ZeRO's state of 7.5 billion parameters on 64 ranks, mixed precision."""
     return [
         Published(
-            name=f"{claim.group}: {claim.what}",
-            quoted=claim.quoted,
-            predicted=claim.predicted,
-            unit=claim.unit,
-            source=claim.source,
-        )
-        for claim in claims()
-    ]
-
-
-def claims() -> tuple[Claim, ...]:
-    """Return all of them."""
-    return (*zero_memory(), *bubbles(), *tensor_drops(), *scaling())
-
-
-def zero_memory() -> list[Claim]:
-    """Return ZeRO's state of 7.5 billion parameters on 64 ranks, mixed precision."""
-    quoted = {"ddp": 120.0, "zero1": 31.4, "zero2": 16.6, "zero3": 1.88}
-    return [
-        Claim(
-            group="ZeRO memory, 7.5 B, 64 ranks",
-            what=name,
+            name=f"ZeRO memory, 7.5 B, 64 ranks: {name}",
             quoted=gigabytes,
             predicted=state_bytes(name, 7_500_000_000, 64, mixed=True).total / 1e9,
             unit="GB",
             source="arXiv 1910.02054, figure 1",
         )
-        for name, gigabytes in quoted.items()
+        for name, gigabytes in (("ddp", 120.0), ("zero1", 31.4), ("zero2", 16.6), ("zero3", 1.88))
     ]
 
 
-def bubbles() -> list[Claim]:
+def bubbles() -> list[Published]:
     """Return bubbles as shares of the whole at F = I = W, 4 ranks and 8 microbatches, simulated action by action."""
-    quoted = (
-        ("gpipe", 0, 3 / 11, "2104.04473"),
-        ("1f1b", 0, 3 / 11, "2104.04473"),
-        ("interleaved", 2, 1.5 / 9.5, "2104.04473"),
-        ("interleaved", 4, 0.75 / 8.75, "2104.04473"),
-        ("zb_h1", 0, 1 / 9, "2401.10241"),
-        ("zb_v", 0, 0.0, ""),
-    )
     found = []
-    for name, chunks, share, paper in quoted:
-        timeline = simulate(
-            make_schedule(name, ranks=4, microbatches=8, chunks=chunks),
-            lambda action: 2.0 if action.kind == "B" else 1.0,
-        )
-        measure = bubble_fraction_span if name == "zb_v" else bubble_fraction
-        found.append(
-            Claim(
-                group="bubble, P = 4, M = 8, F = I = W",
-                what=f"{name} v={chunks}" if chunks else name,
-                quoted=share,
-                predicted=measure(timeline),
-                unit="",
-                source=f"arXiv {paper}, its formula" if paper else "zero by design, in a rank's own span",
-            )
-        )
+    for name, chunks, share, source in (
+        ("gpipe", 0, 3 / 11, "arXiv 2104.04473, its formula"),
+        ("1f1b", 0, 3 / 11, "arXiv 2104.04473, its formula"),
+        ("interleaved", 2, 1.5 / 9.5, "arXiv 2104.04473, its formula"),
+        ("interleaved", 4, 0.75 / 8.75, "arXiv 2104.04473, its formula"),
+        ("zb_h1", 0, 1 / 9, "arXiv 2401.10241, its formula"),
+        ("zb_v", 0, 0.0, "zero by design, in a rank's own span"),
+    ):
+        schedule = make_schedule(name, ranks=4, microbatches=8, chunks=chunks)
+        timeline = simulate(schedule, lambda action: 2.0 if action.kind == "B" else 1.0)
+        predicted = (bubble_fraction_span if name == "zb_v" else bubble_fraction)(timeline)
+        what = f"bubble, P = 4, M = 8, F = I = W: {name}" + (f" v={chunks}" if chunks else "")
+        found.append(Published(name=what, quoted=share, predicted=predicted, unit="", source=source))
     return found
 
 
-def tensor_drops() -> list[Claim]:
-    """Return how much throughput of a GPU is lost where tensor parallelism leaves an 8-GPU node."""
-    shape = Shape(
-        recipe="gpt", layers=28, hidden=3072, heads=32, kv_heads=32, ffn=12288, sequence=4096, vocabulary=49152
-    )
-    model = Model(name="gpt-3b", shape=shape)
-    rates = {
-        tp: dry_run(Ask(model=model, mesh={"tp": tp}), PRESETS["h100"]).tokens_per_second / tp for tp in (8, 16, 32)
-    }
+def tensor_drops() -> list[Published]:
+    """Return how much throughput a GPU loses where tensor parallelism doubles, inside an 8-GPU node and beyond it."""
+    sizes = (2, 4, 8, 16, 32)
+    asks = [Ask(model=Model(name="gpt-3b", shape=_THREE_BILLION), mesh={"tp": tp}) for tp in sizes]
+    rates = {ask.tp: dry_run(ask, PRESETS["h100"]).tokens_per_second / ask.tp for ask in asks}
+    figures = {"TP (3B Model)": (-0.108, -0.122, -0.427, -0.656), "TP/SP (3B Model)": (-0.05, -0.191, -0.434, -0.414)}
     return [
-        Claim(
-            group="tensor parallel beyond a node, tokens/s/GPU against 8",
-            what=f"tp = {tp}",
+        Published(
+            name=f"tokens/s a GPU, {figure}: tp={tp} against tp={tp // 2}",
             quoted=quoted,
-            predicted=rates[tp] / rates[8] - 1,
+            predicted=rates[tp] / rates[tp // 2] - 1,
             unit="",
-            source="quoted in the field's playbooks, the model and the base not told",
+            source="Hugging Face, The Ultra-Scale Playbook; the model assumed",
         )
-        for tp, quoted in ((16, -0.42), (32, -0.65))
+        for figure, drops in figures.items()
+        for tp, quoted in zip(sizes[1:], drops, strict=True)
     ]
 
 
-def scaling() -> list[Claim]:
+def scaling() -> list[Published]:
     """Return TFLOP/s a GPU of 175 B at a global batch of 1,536: ZeRO-3, and tensor 8 x pipeline 12 x data parallel.
 
     Megatron counts what is executed, recomputation included. ZeRO-3's microbatch is the batch over the GPUs: 4, 2, 1.
     """
-    model = model_of("gpt-175b")
-    found = []
-    for gpus, quoted in zip(_GPUS, (144.0, 88.0, 44.0), strict=True):
-        ask = Ask(model=model, mesh={"fsdp": gpus}, microbatch=_BATCH // gpus, checkpointing="full")
-        found.append(_rate("ZeRO-3", ask, quoted))
-    for gpus, quoted in zip(_GPUS, (153.0, 149.0, 141.0), strict=True):
-        ask = Ask(model=model, mesh={"dp": gpus // 96, "pp": 12, "tp": 8}, checkpointing="full")
-        found.append(_rate("TP+PP+DP", ask.with_batch(_BATCH), quoted))
-    return found
-
-
-def _rate(name: str, ask: Ask, quoted: float) -> Claim:
-    run = dry_run(ask, SELENE)
-    return Claim(
-        group="175 B, batch 1,536, TFLOP/s a GPU",
-        what=f"{name}, {ask.world} GPUs",
-        quoted=quoted,
-        predicted=megatron_flops_per_second(run) / 1e12,
-        unit="TFLOP/s",
-        source="arXiv 2104.04473, table 2",
-    )
+    step, gpus = Ask(model=model_of("gpt-175b"), mesh={}, checkpointing="full"), (384, 768, 1536)
+    asks = {
+        "ZeRO-3": [replace(step, mesh={"fsdp": n}, microbatch=1536 // n) for n in gpus],
+        "TP+PP+DP": [replace(step, mesh={"dp": n // 96, "pp": 12, "tp": 8}).with_batch(1536) for n in gpus],
+    }
+    quoted = {"ZeRO-3": (144.0, 88.0, 44.0), "TP+PP+DP": (153.0, 149.0, 141.0)}
+    return [
+        Published(
+            name=f"175 B, batch 1,536, TFLOP/s a GPU: {name}, {ask.world} GPUs",
+            quoted=rate,
+            predicted=megatron_flops_per_second(dry_run(ask, SELENE)) / 1e12,
+            unit="TFLOP/s",
+            source="arXiv 2104.04473, table 2",
+        )
+        for name, rates in quoted.items()
+        for ask, rate in zip(asks[name], rates, strict=True)
+    ]
 
 
 def megatron_flops_per_second(run: DryRun) -> float:

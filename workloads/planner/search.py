@@ -1,53 +1,56 @@
-"""Every mesh that could carry a step, the rules and the memory that stop some, and the rest by predicted time. Pure.
+"""Every mesh that could carry a step by predicted time: what stops some of them, and why the best is the best. Pure.
 
 At a fixed global batch the axes leave each data rank a number of microbatches; sizes are the divisors of the world, in
 the order dp, pp, fsdp, cp, tp, outermost first, so that what talks most talks inside a node.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 from bench.text import UserError
 from workloads.mesh.constraints import refuse_experts, refuse_heads, refuse_sequence
 from workloads.planner.ask import CHECKPOINTING, Ask, Checkpointing, refusal
-from workloads.planner.binding import binding_of
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Seconds
-from workloads.planner.models import Model
-from workloads.planner.rank_memory import memory_of
+from workloads.planner.rank_memory import memory_of, total_state_bytes
 from workloads.planner.stage_parts import parts_of
 
 ORDER = ("dp", "pp", "fsdp", "cp", "tp")
 MOST_GPUS = 1 << 17
 _MICROBATCHES = (1, 2, 4, 8)
-
-Mesh = dict[str, int]
+# the axes in the order in which one would choose them by hand, and what each is for
+_WHY = {
+    "tp": "splits layers' state, work and activations",
+    "pp": "splits layers between stages and sends only activations at the boundaries",
+    "fsdp": "shards state and gathers parameters a layer ahead",
+    "cp": "splits each sequence, and with it activations",
+    "ep": "lets each rank hold some experts only",
+    "dp": "replicates what fits, and sums gradients once a step",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is searched for: the model, how many GPUs, and what all candidates share.
+    """What is searched for: a step but for its mesh and batch, on how many GPUs, and the sequences of all together.
 
     ``microbatch`` 0 and ``checkpointing`` None try all.
     """
 
-    model: Model
+    step: Ask
     gpus: int
     global_batch: int
-    element_bytes: int = 2
-    schedule: str = "1f1b"
-    chunks: int = 0
-    cp_method: str = "zigzag"
     microbatch: int = 0
     checkpointing: Checkpointing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The best candidates in order, what binds each, and what became of the others.
+    """The best candidates in order, and what became of the others.
 
     ``without`` has, for each axis that the best one uses, the fastest candidate that does not. ``tried`` counts meshes
     with a microbatch and as much checkpointing as they need; ``refused`` those that break a rule, by its first word,
@@ -55,7 +58,6 @@ class Found:
     """
 
     best: tuple[DryRun, ...]
-    bindings: tuple[str, ...]
     without: dict[str, DryRun | None]
     tried: int
     refused: dict[str, int]
@@ -69,7 +71,7 @@ def search(wanted: Wanted, hardware: Hardware, *, top: int = 10, seconds: Second
 
     ``seconds`` tells a call's time where ``hardware`` does not.
     """
-    if wanted.gpus < 1 or wanted.gpus > MOST_GPUS:
+    if not 1 <= wanted.gpus <= MOST_GPUS:
         raise UserError(f"--gpus({wanted.gpus}) is not within 1 and {MOST_GPUS}")
     if wanted.global_batch < 1:
         raise UserError(f"--global-batch({wanted.global_batch}) < 1")
@@ -79,26 +81,32 @@ def search(wanted: Wanted, hardware: Hardware, *, top: int = 10, seconds: Second
     nearest: tuple[float, Ask] | None = None
     tried = too_large = 0
     for ask in candidates(wanted):
-        if fitting and _only_recomputes_more(ask, fitting[-1].ask):
-            continue
+        last = fitting[-1].ask if fitting else None
+        if last is not None and ask.mesh is last.mesh and ask.microbatch == last.microbatch:
+            continue  # which fits already with less that is computed again
         tried += 1
         reason = refusal(ask)
         if reason is not None:
-            rule = _first_word(reason)
+            rule = re.split(r"\W+", reason.lstrip("("), maxsplit=1)[0]
             refused[rule] += 1
             equations.setdefault(rule, f"{ask.mesh_text}: {reason}")
             continue
         needed = max(memory_of(ask, part).total for part in parts_of(ask))
         if needed > hardware.usable_bytes:
             too_large += 1
-            nearest = min(nearest or (needed, ask), (needed, ask), key=_needed)
+            if nearest is None or needed < nearest[0]:
+                nearest = (needed, ask)
             continue
         fitting.append(dry_run(ask, hardware, seconds=seconds, exact=False))
-    best = _best(fitting, top)
+    fitting.sort(key=_rank)
+    fastest: dict[str, DryRun] = {}
+    for run in fitting:
+        fastest.setdefault(run.ask.mesh_text, run)
+    best = tuple(fastest.values())[:top]
+    used = [name for name, size in best[0].ask.mesh.items() if size > 1] if best else []
     return Found(
         best=best,
-        bindings=tuple(binding_of(run) for run in best),
-        without=_without(best[0], fitting) if best else {},
+        without={name: next((run for run in fitting if run.ask.mesh.get(name, 1) == 1), None) for name in used},
         tried=tried,
         refused=dict(refused),
         equations=equations,
@@ -107,13 +115,11 @@ def search(wanted: Wanted, hardware: Hardware, *, top: int = 10, seconds: Second
     )
 
 
-def _first_word(reason: str) -> str:
-    return re.split(r"\W+", reason.lstrip("("), maxsplit=1)[0]
-
-
-def _only_recomputes_more(ask: Ask, fits: Ask) -> bool:
-    """Say whether a candidate is one that fits already, but slower: what is not computed again need not be."""
-    return ask.mesh is fits.mesh and ask.microbatch == fits.microbatch
+def _rank(run: DryRun) -> tuple[float, int, int, float]:
+    """Order by step time to three digits, then by axes, then by what is computed again, then by memory."""
+    axes = sum(size > 1 for size in run.ask.mesh.values())
+    again = CHECKPOINTING.index(run.ask.checkpointing)
+    return float(f"{run.time.seconds:.3g}"), axes, again, run.fullest.memory.total
 
 
 def candidates(wanted: Wanted) -> Iterator[Ask]:
@@ -121,81 +127,153 @@ def candidates(wanted: Wanted) -> Iterator[Ask]:
 
     What the model's own sizes forbid whatever else is chosen is left out at once: heads over tp, tokens over cp.
     """
-    for mesh in meshes(wanted):
-        data = mesh["dp"] * mesh["fsdp"]
-        for microbatch in (wanted.microbatch,) if wanted.microbatch else _MICROBATCHES:
-            if wanted.global_batch % (data * microbatch):
-                continue
-            for checkpointing in CHECKPOINTING if wanted.checkpointing is None else (wanted.checkpointing,):
-                yield Ask(
-                    model=wanted.model,
-                    mesh=mesh,
-                    microbatch=microbatch,
-                    microbatches=wanted.global_batch // (data * microbatch),
-                    element_bytes=wanted.element_bytes,
-                    checkpointing=checkpointing,
-                    schedule=wanted.schedule,
-                    chunks=wanted.chunks,
-                    cp_method=wanted.cp_method,
-                )
+    microbatches = (wanted.microbatch,) if wanted.microbatch else _MICROBATCHES
+    hows = CHECKPOINTING if wanted.checkpointing is None else (wanted.checkpointing,)
+    for mesh, microbatch in product(meshes(wanted), microbatches):
+        count, rest = divmod(wanted.global_batch, mesh["dp"] * mesh["fsdp"] * microbatch)
+        for how in hows if not rest else ():
+            yield replace(wanted.step, mesh=mesh, microbatch=microbatch, microbatches=count, checkpointing=how)
 
 
-def meshes(wanted: Wanted) -> Iterator[Mesh]:
+def meshes(wanted: Wanted) -> Iterator[dict[str, int]]:
     """Yield the meshes whose product is the GPUs, with every ``ep`` that divides the experts."""
-    shape, experts = wanted.model.shape, wanted.model.num_experts
+    shape, experts = wanted.step.model.shape, wanted.step.model.num_experts
     for tp in divisors(wanted.gpus):
         if refuse_heads(shape, {"tp": tp}, experts=experts > 0):
             continue
         for cp in divisors(wanted.gpus // tp):
-            if refuse_sequence(shape, {"cp": cp, "tp": tp}, cp_method=wanted.cp_method):
+            if refuse_sequence(shape, {"cp": cp, "tp": tp}, cp_method=wanted.step.cp_method):
                 continue
-            for pp in divisors(wanted.gpus // tp // cp):
-                if shape.layers % pp:
-                    continue
+            for pp in divisors(math.gcd(wanted.gpus // tp // cp, shape.layers)):
                 data = wanted.gpus // tp // cp // pp
                 for fsdp in divisors(data):
                     mesh = {"dp": data // fsdp, "pp": pp, "fsdp": fsdp, "cp": cp, "tp": tp}
-                    yield from _with_experts(mesh, experts)
-
-
-def _with_experts(mesh: Mesh, experts: int) -> Iterator[Mesh]:
-    if not experts:
-        yield mesh
-        return
-    for ep in divisors(experts):
-        if not refuse_experts({**mesh, "ep": ep}, experts):
-            yield {**mesh, "ep": ep}
+                    dealt = [{**mesh, "ep": ep} for ep in divisors(experts)] if experts else [mesh]
+                    yield from (each for each in dealt if not refuse_experts(each, experts or None))
 
 
 def divisors(number: int) -> list[int]:
     """Return the divisors of a number, the smallest first."""
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
 
-def _needed(candidate: tuple[float, Ask]) -> float:
-    return candidate[0]
+def require_found(wanted: Wanted, hardware: Hardware, found: Found) -> None:
+    """Refuse a search that found nothing: what memory or which rule stops, and the fewest GPUs that would do."""
+    if found.best:
+        return
+    model = wanted.step.model.name
+    lack = f"{model} on {wanted.gpus} GPUs at global batch {wanted.global_batch}: "
+    if found.nearest is not None:
+        least = found.nearest.fullest.memory.total / 1e9
+        lack = (
+            f"{model} needs {_state(wanted, hardware)} ({hardware.usable_bytes / 1e9:,.1f} GB usable)"
+            f": {least:,.1f} GB a GPU even as {_chosen(found.nearest)}"
+        )
+    elif found.equations:
+        lack += f"every mesh breaks a rule, such as {', '.join(found.equations.values())}"
+    else:
+        mesh = min(meshes(wanted), key=lambda mesh: mesh["dp"] * mesh["fsdp"])
+        data = f"dp({mesh['dp']}) * fsdp({mesh['fsdp']}) * microbatch({wanted.microbatch or 1})"
+        lack += f"global batch({wanted.global_batch}) % ({data}) != 0 even with the fewest data ranks"
+    raise UserError(f"{lack}; {smallest_words(wanted, hardware)}")
 
 
-def _best(runs: list[DryRun], top: int) -> tuple[DryRun, ...]:
-    """Return the fastest of each mesh; of equals the simpler, which has fewer axes and recomputes less."""
-    best: dict[str, DryRun] = {}
-    for run in sorted(runs, key=_rank):
-        best.setdefault(run.ask.mesh_text, run)
-        if len(best) == top:
-            break
-    return tuple(best.values())
+def lack_of(run: DryRun) -> str:
+    """Return what a dry run that does not fit lacks, and the fewest GPUs that would do at its global batch."""
+    wanted = Wanted(step=run.ask, gpus=run.ask.world, global_batch=run.ask.global_batch)
+    return f"{run.missing}; it has {_state(wanted, run.hardware)}; {smallest_words(wanted, run.hardware)}"
 
 
-def _without(best: DryRun, runs: list[DryRun]) -> dict[str, DryRun | None]:
-    used = [name for name, size in best.ask.mesh.items() if size > 1]
-    return {
-        name: min((run for run in runs if run.ask.mesh.get(name, 1) == 1), key=_rank, default=None) for name in used
-    }
+def smallest_words(wanted: Wanted, hardware: Hardware) -> str:
+    """Return the fewest GPUs that would do, and how."""
+    best = smallest_feasible(wanted, hardware)
+    if best is None:
+        return f"no number of GPUs up to {MOST_GPUS} fits it at global batch {wanted.global_batch}"
+    return f"smallest feasible: {best.ask.world} GPUs as {_chosen(best)}"
 
 
-def _rank(run: DryRun) -> tuple[float, int, int, float]:
-    """Order by step time to three digits, then by axes, then by what is computed again, then by memory."""
-    axes = sum(size > 1 for size in run.ask.mesh.values())
-    again = CHECKPOINTING.index(run.ask.checkpointing)
-    return float(f"{run.time.seconds:.3g}"), axes, again, run.fullest.memory.total
+def smallest_feasible(wanted: Wanted, hardware: Hardware) -> DryRun | None:
+    """Return the fastest step on the fewest GPUs that carry the model at its global batch; None where none do.
+
+    Numbers of GPUs are products of sizes that the axes can have one by one, whose memory holds the state at least once.
+    """
+    step, shape = wanted.step, wanted.step.model.shape
+    experts = step.model.num_experts > 0
+    tensor = [size for size in divisors(shape.heads) if not refuse_heads(shape, {"tp": size}, experts=experts)]
+    context = [
+        size for size in divisors(shape.sequence) if not refuse_sequence(shape, {"cp": size}, cp_method=step.cp_method)
+    ]
+    sizes = {1}
+    for axis in (tensor, divisors(shape.layers), divisors(wanted.global_batch), context):
+        sizes = {one * size for one in sizes for size in axis}
+    least = total_state_bytes(step.model, step.element_bytes) / hardware.usable_bytes
+    for gpus in sorted(size for size in sizes if least <= size <= MOST_GPUS):
+        if best := search(replace(wanted, gpus=gpus), hardware, top=1).best:
+            return best[0]
+    return None
+
+
+def _state(wanted: Wanted, hardware: Hardware) -> str:
+    state = total_state_bytes(wanted.step.model, wanted.step.element_bytes) / 1e9
+    return f"{state:,.0f} GB of state over {wanted.gpus} x {hardware.memory_bytes / 1e9:,.0f} GB"
+
+
+def _chosen(run: DryRun) -> str:
+    return f"{run.ask.mesh_text} with microbatch {run.ask.microbatch} and checkpointing {run.ask.checkpointing}"
+
+
+def binding_of(run: DryRun) -> str:
+    """Return ``compute``, ``memory``, ``bubble``, ``batch`` or ``link`` with the axis, and the share that says so.
+
+    Compute binds where it is 85 % of the step. A bubble is the batch's where a microbatch is one sequence already, so
+    that only a larger batch would fill the pipeline. Memory binds where layers are computed again to fit into it.
+    """
+    time = run.time
+    losses = {f"link {axis.name}": axis.exposed_seconds for axis in time.axes if axis.exposed_seconds}
+    if time.bubble_seconds:
+        losses["batch" if run.ask.microbatch == 1 else "bubble"] = time.bubble_seconds
+    if run.ask.checkpointing == "full":
+        losses["memory"] = time.compute_seconds / 4  # a fourth of what is executed is executed twice
+    losses["update"] = time.update_seconds
+    worst, lost = max(losses.items(), key=lambda each: each[1])
+    if worst != "memory" and time.compute_seconds >= 0.85 * time.seconds:
+        worst, lost = "compute", time.compute_seconds
+    full = run.fullest.memory.total / run.hardware.usable_bytes
+    return f"{worst} ({lost / time.seconds:.0%} of the step{f', memory {full:.0%} full' if full >= 0.9 else ''})"
+
+
+def rationale(found: Found) -> list[str]:
+    """Return why the best mesh is the best: what fits, each axis in the order of choosing, a simpler mesh, what binds.
+
+    Each sentence has the numbers of this model on this machine.
+    """
+    best = found.best[0]
+    ask, memory, seconds, usable = best.ask, best.fullest.memory, best.time.seconds, best.hardware.usable_bytes
+    lines = [
+        f"fit: {total_state_bytes(ask.model, ask.element_bytes) / 1e9:,.0f} GB of state over pp({ask.pp}) * "
+        f"tp({ask.tp}) * fsdp({ask.fsdp}){f' and ep({ask.ep})' if ask.ep > 1 else ''} leave {memory.state / 1e9:,.1f} "
+        f"GB; with {memory.activations / 1e9:,.1f} GB of activations (microbatch {ask.microbatch}, checkpointing "
+        f"{ask.checkpointing}) and {memory.buffers / 1e9:,.1f} GB of buffers that is {memory.total / usable:.0%} of "
+        f"{usable / 1e9:,.1f} GB usable"
+    ]
+    axes = {axis.name: axis for axis in best.time.axes}
+    for name in (name for name in _WHY if ask.mesh.get(name, 1) > 1):
+        cost = f"{axes[name].exposed_seconds / seconds:.1%} of the step is exposed"
+        if name == "pp":
+            cost = f"its bubble is {best.time.bubble_seconds / seconds:.1%} of the step"
+        other = found.without[name]
+        instead = f"without {name} nothing fits or no rule allows it"
+        if other is not None:
+            instead = f"without it the fastest is {other.ask.mesh_text}, {other.time.seconds / seconds - 1:+.1%}"
+        lines.append(f"{name}={ask.mesh[name]} {_WHY[name]}, {axes[name].where}: {cost}; {instead}")
+    num_axes = len(ask.mesh_text.split(","))
+    simpler = next((run for run in found.best if len(run.ask.mesh_text.split(",")) < num_axes), None)
+    if simpler is not None and simpler.time.seconds <= 1.03 * seconds:
+        slower = f"{simpler.time.seconds / seconds - 1:.1%} slower, less than a prediction can tell"
+        lines.append(f"simpler: {simpler.ask.mesh_text} has fewer axes and is {slower}")
+    lines.append(
+        f"bound by {binding_of(best)}: {seconds:.3g} s a step, {best.tokens_per_second:,.0f} tokens/s, MFU "
+        f"{best.mfu:.1%}, as predicted under the assumptions above"
+    )
+    return lines

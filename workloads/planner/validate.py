@@ -16,15 +16,14 @@ from bench.results.runs import Run
 from bench.results.stats import median
 from bench.text import UserError, writing
 from workloads.catalogue import DEFINITIONS
-from workloads.planner.link_time import Call
+from workloads.planner.link_time import Curve, beyond, by_curves, curves_of
 from workloads.planner.measured_activations import activations_of
-from workloads.planner.measured_calls import KINDS, Expected, Step, expected
-from workloads.planner.measured_time import RowTime, declared_compute, row_time
-from workloads.planner.plan_text import duration, published_text, table
+from workloads.planner.measured_calls import KINDS, Step, expected
+from workloads.planner.measured_time import declared_compute, row_time
 from workloads.planner.published import published
-from workloads.planner.run_fits import Curve, beyond, by_curves, curves_of
+from workloads.planner.render import duration, published_text, table
 
-_DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
+_WHOLE = {definition.name: definition.whole for definition in DEFINITIONS}
 
 
 def validate(run: Run, fits: Run | None = None) -> Validation:
@@ -67,21 +66,18 @@ def write_validation(path: Path, found: Validation) -> None:
         fresh.replace(path / PLAN_FILE)
 
 
-def _check(records: Sequence[Record], curves: Mapping[tuple[str, int], Curve]) -> StepCheck | str:
+def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | str:
     """Return one step's predictions beside its measurements, or why there are none."""
     measured = [record for record in records if record.status == "ok"]
     if not measured:
         return records[0].reason or records[0].status
-    first = measured[0]
-    name = first.case.name.partition(".")[2]
-    definition = _DEFINITIONS.get(first.case.name)
-    metrics = _medians(measured)
+    case, world, metrics = measured[0].case, measured[0].world, _medians(measured)
     step = Step(
-        name=name,
-        params=definition.whole(first.case.params) if definition else first.case.whole,
-        ranks=first.world.size,
-        on_node=-(-first.world.size // first.world.nodes),
-        device=first.world.device,
+        name=case.name.partition(".")[2],
+        params=_WHOLE[case.name](case.params) if case.name in _WHOLE else case.whole,
+        ranks=world.size,
+        on_node=-(-world.size // world.nodes),
+        device=world.device,
     )
     wanted = expected(step)
     if isinstance(wanted, str):
@@ -89,81 +85,51 @@ def _check(records: Sequence[Record], curves: Mapping[tuple[str, int], Curve]) -
     declared = declared_compute(step)
     if declared is None and "compute" not in metrics:
         return "its compute was not measured alone"
-    calls = _moving(wanted.calls)
+    calls, seconds = [call for call in wanted.calls if call.place.ranks > 1 and call.count], by_curves(curves)
     time = row_time(
         step,
         calls,
-        by_curves(curves),
+        seconds,
         compute_seconds=metrics["compute"] if declared is None else declared,
         outside_seconds=metrics.get("non_pipeline_time", 0.0) if declared is None else 0.0,
-        backend=first.world.backend,
+        backend=world.backend,
     )
+    took: dict[str, float] = {}
+    sent: dict[str, float] = {}
+    for call in calls:
+        took[call.axis] = took.get(call.axis, 0.0) + call.count * seconds(call)
+        sent[call.axis] = sent.get(call.axis, 0.0) + call.sent
+    rows = [
+        ("step_time", "step_time", "s", time.seconds),
+        *((f"exposed.{axis}", f"exposed_comm.{axis}", "s", each) for axis, each in time.exposed_seconds.items()),
+        *((f"comm.{axis}", f"comm_transfer.{axis}", "s", each) for axis, each in took.items()),
+        *((f"bytes.{axis}", f"bytes_sent.{axis}", "B", each) for axis, each in sent.items()),
+        *((f"memory.{name}", f"memory.{name}", "B", getattr(wanted.state, name)) for name in STATE),
+        ("memory.activations", "memory_counted.activations", "B", activations_of(step)),
+    ]
     return StepCheck(
-        case=first.case.id,
-        label=first.case.label,
+        case=case.id,
+        label=case.label,
         ranks=step.ranks,
         rule=time.rule,
         compute="measured" if declared is None else "declared",
-        components=_components(step, wanted, time, metrics, curves),
+        components=[
+            Component(name=name, predicted=predicted, measured=metrics.get(metric), unit=unit)
+            for name, metric, unit, predicted in rows
+            if predicted is not None
+        ],
         notes=list(beyond(calls, curves)),
     )
 
 
-def _components(
-    step: Step,
-    wanted: Expected,
-    time: RowTime,
-    metrics: Mapping[str, float],
-    curves: Mapping[tuple[str, int], Curve],
-) -> list[Component]:
-    moving = _moving(wanted.calls)
-    axes = list(dict.fromkeys(call.axis for call in moving))
-    seconds = by_curves(curves)
-    took = {axis: sum(call.count * seconds(call) for call in moving if call.axis == axis) for axis in axes}
-    sent = {axis: sum(call.sent for call in moving if call.axis == axis) for axis in axes}
-    found = [Component(name="step_time", predicted=time.seconds, measured=metrics.get("step_time"), unit="s")]
-    found += [
-        Component(name=f"exposed.{axis}", predicted=exposed, measured=metrics.get(f"exposed_comm.{axis}"), unit="s")
-        for axis, exposed in time.exposed_seconds.items()
-    ]
-    found += [
-        Component(name=f"comm.{axis}", predicted=took[axis], measured=metrics.get(f"comm_transfer.{axis}"), unit="s")
-        for axis in axes
-    ]
-    found += [
-        Component(name=f"bytes.{axis}", predicted=sent[axis], measured=metrics.get(f"bytes_sent.{axis}"), unit="B")
-        for axis in axes
-    ]
-    found += [
-        Component(
-            name=f"memory.{name}",
-            predicted=getattr(wanted.state, name),
-            measured=metrics.get(f"memory.{name}"),
-            unit="B",
-        )
-        for name in STATE
-    ]
-    activations = activations_of(step)
-    if activations is not None:
-        counted = metrics.get("memory_counted.activations")
-        found.append(Component(name="memory.activations", predicted=activations, measured=counted, unit="B"))
-    return found
-
-
-def _moving(calls: Sequence[Call]) -> list[Call]:
-    return [call for call in calls if call.place.ranks > 1 and call.count]
-
-
-def _medians(records: Sequence[Record]) -> dict[str, float]:
+def _medians(records: Sequence[Record]) -> Mapping[str, float]:
     """Return each metric's median over launches, where it is known."""
-    names = dict.fromkeys(name for record in records for name in record.metrics)
-    known = {
-        name: [
-            value for record in records if name in record.metrics and (value := record.metrics[name].value) is not None
-        ]
-        for name in names
-    }
-    return {name: median(values) for name, values in known.items() if values}
+    known: dict[str, list[float]] = {}
+    for record in records:
+        for name, metric in record.metrics.items():
+            if metric.value is not None:
+                known.setdefault(name, []).append(metric.value)
+    return {name: median(values) for name, values in known.items()}
 
 
 def validation_text(found: Validation) -> str:
@@ -171,34 +137,30 @@ def validation_text(found: Validation) -> str:
     rows = [
         [
             row.label if i == 0 else "",
-            component.name,
-            _quantity(component.predicted, component.unit),
-            "-" if component.measured is None else _quantity(component.measured, component.unit),
-            "-" if component.error is None else f"{component.error:+.1%}",
+            one.name,
+            *(_quantity(value, one.unit) for value in (one.predicted, one.measured)),
+            "-" if one.error is None else f"{one.error:+.1%}",
         ]
         for row in found.rows
-        for i, component in enumerate(row.components)
+        for i, one in enumerate(row.components)
     ]
+    sources = "its own fits" if found.fits == found.run else f"the fits of {found.fits}"
+    if found.rows:
+        sources += f" and each row's {' or '.join(dict.fromkeys(row.compute for row in found.rows))} compute"
+    notes = dict.fromkeys(f"{row.label}: {note}" for row in found.rows for note in (row.rule, *row.notes))
     parts = [
-        f"{found.run}, predicted from {_sources(found)}",
+        f"{found.run}, predicted from {sources}",
         table(["step", "component", "predicted", "measured", "error"], rows, left=2),
         "The host's idle time is not predicted; communication is the time in which it moves, without waits for peers; "
         "activations are what is saved for backward, counted, not the peak of a pass.",
+        "\n".join(notes),
+        "\n".join(f"not here: {label}: {reason}" for label, reason in found.left_out.items()),
+        "Of declared hardware, not of this machine:\n" + published_text(found.published) if found.published else "",
     ]
-    notes = dict.fromkeys(f"{row.label}: {note}" for row in found.rows for note in (row.rule, *row.notes))
-    parts.append("\n".join(notes))
-    parts.append("\n".join(f"not here: {label}: {reason}" for label, reason in found.left_out.items()))
-    if found.published:
-        parts.append(published_text(found.published))
     return "\n\n".join(part for part in parts if part)
 
 
-def _sources(found: Validation) -> str:
-    """Return what the predictions are made from, for people."""
-    links = "its own fits" if found.fits == found.run else f"the fits of {found.fits}"
-    how = dict.fromkeys(row.compute for row in found.rows)
-    return f"{links} and each row's {' or '.join(how)} compute" if how else links
-
-
-def _quantity(value: float, unit: str) -> str:
+def _quantity(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
     return duration(value) if unit == "s" else f"{value:,.0f} {unit}"

@@ -14,8 +14,8 @@ from workloads.costs.communication_pattern import sent_bytes
 from workloads.mesh.axes import DATA, coordinate_of, expert_copies, expert_groups, groups_along
 from workloads.planner.calls import calls_of
 from workloads.planner.dry_run import dry_run
-from workloads.planner.hardware import PRESETS, Efficiency, hardware_of
-from workloads.planner.link_time import Call, by_hardware, inside_rate, rate_of
+from workloads.planner.hardware import PRESETS, Efficiency, Hardware, hardware_of
+from workloads.planner.link_time import Call, by_hardware
 from workloads.planner.placement import ExpertPlaces, Place, expert_places, expert_shards, place_of
 from workloads.planner.stage_parts import parts_of
 from workloads.step.peaks import datasheet_peak
@@ -114,14 +114,19 @@ def test_bytes_pass_the_inside_link_and_what_is_far_its_own_card() -> None:
 
 
 def test_a_collective_drives_a_card_for_each_of_its_ranks_on_a_node_no_faster_than_what_feeds_them() -> None:
+    def rate(hardware: Hardware, place: Place, op: str = "all_gather") -> float:
+        return sent_bytes(op, 8e9, place.ranks) / by_hardware(hardware)(call(op, place=place))
+
     for on_node, rails, cards in ((1, 0, 1), (4, 0, 4), (8, 0, 8), (8, 1, 1), (8, 4, 4), (2, 8, 2)):
         hardware = msgspec.structs.replace(PLAIN, rails=rails)
-        place = Place(ranks=2 * on_node, on_node=on_node)
-        assert rate_of(hardware, "all_gather", place) == cards * 10e9, (on_node, rails)
+        assert rate(hardware, Place(ranks=2 * on_node, on_node=on_node)) == pytest.approx(cards * 10e9), (
+            on_node,
+            rails,
+        )
     hardware = msgspec.structs.replace(PLAIN, across_bytes_per_second=50e9)
-    assert rate_of(hardware, "all_gather", ACROSS) == inside_rate(hardware) == 100e9
-    assert (rate_of(PLAIN, "send", ACROSS), rate_of(PLAIN, "send", INSIDE)) == (10e9, 100e9)
-    assert (inside_rate(H100), rate_of(H100, "all_gather", ONE_A_NODE)) == (0.8 * 450e9, 0.8 * 50e9)
+    assert rate(hardware, ACROSS) == hardware.inside_rate == 100e9
+    assert (rate(PLAIN, ACROSS, "send"), rate(PLAIN, INSIDE, "send")) == (10e9, 100e9)
+    assert (H100.inside_rate, H100.card_rate) == (0.8 * 450e9, 0.8 * 50e9)
 
 
 def test_latency_is_a_launch_and_the_hops_of_the_way() -> None:

@@ -21,17 +21,29 @@ from workloads.mesh.mesh_case import refuse_hybrid
 from workloads.planner.ask import Ask, refusal
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware
-from workloads.planner.infeasible import as_words, lack_of, require_found, smallest_feasible, smallest_words
 from workloads.planner.models import Model, model_of
 from workloads.planner.rank_memory import memory_of
-from workloads.planner.rationale import rationale
-from workloads.planner.search import ORDER, Found, Wanted, candidates, divisors, meshes, search
+from workloads.planner.search import (
+    ORDER,
+    Found,
+    Wanted,
+    binding_of,
+    candidates,
+    divisors,
+    lack_of,
+    meshes,
+    rationale,
+    require_found,
+    search,
+    smallest_feasible,
+    smallest_words,
+)
 from workloads.planner.stage_parts import parts_of
+from workloads.planner.step_time import Axis
 
 
 def wanted(model: str | Model = "llama3-70b", gpus: int = 64, batch: int = 512, **more: Any) -> Wanted:
-    known = model_of(model) if isinstance(model, str) else model
-    return Wanted(model=known, gpus=gpus, global_batch=batch, **more)
+    return Wanted(step=ask(model=model, **more), gpus=gpus, global_batch=batch)
 
 
 def best(want: Wanted) -> Ask:
@@ -55,7 +67,7 @@ def test_meshes_are_all_products_that_the_models_sizes_allow_the_innermost_talki
             for each in product([n for n in range(1, gpus + 1) if gpus % n == 0], repeat=5)
             if math.prod(each) == gpus
         ]
-        kept = {tuple(mesh.items()) for mesh in every if refuse(want.model.shape, mesh, **sizes) is None}
+        kept = {tuple(mesh.items()) for mesh in every if refuse(want.step.model.shape, mesh, **sizes) is None}
         assert kept == {tuple(mesh.items()) for mesh in meshes(want)}, gpus
     assert {mesh["ep"] for mesh in meshes(wanted("mixtral-8x7b", 16, 16))} == {1, 2, 4, 8}
     found = {(each.world, each.global_batch, each.microbatch) for each in candidates(wanted("llama3-8b", 12, 48))}
@@ -106,7 +118,7 @@ def test_the_best_is_the_fastest_of_all_that_fit_and_without_an_axis_the_fastest
     found = search(want, H100, top=8)
     order = [float(f"{run.time.seconds:.3g}") for run in found.best]
     assert order == sorted(order)
-    assert len({run.ask.mesh_text for run in found.best}) == len(found.best) == len(found.bindings) == 8
+    assert len({run.ask.mesh_text for run in found.best}) == len(found.best) == 8
     assert found.best[0].time.seconds <= min(run.time.seconds for run in fitting) * 1.005
     used = {name for name, size in found.best[0].ask.mesh.items() if size > 1}
     assert found.without.keys() == used
@@ -146,7 +158,7 @@ def test_the_best_is_what_one_would_choose_by_hand() -> None:
     slow = msgspec.structs.replace(H100, across_bytes_per_second=1e8)  # so that sharding across nodes is no choice
     found = search(wanted("llama3-70b", 64, 16), slow, top=1)
     assert found.best[0].ask.pp > 1
-    assert found.bindings[0].startswith(("batch", "bubble", "memory", "link tp"))
+    assert binding_of(found.best[0]).startswith(("batch", "bubble", "memory", "link tp"))
 
 
 @pytest.mark.full
@@ -190,7 +202,7 @@ def test_too_little_memory_is_refused_with_what_it_takes_and_what_would_do() -> 
     assert words.startswith("llama3-70b needs 1,129 GB of state over 8 x 80 GB (73.6 GB usable): ")
     assert ": 144.0 GB a GPU even as tp=8 with microbatch 1 and checkpointing full; smallest" in words
     assert words.endswith("smallest feasible: 16 GPUs as pp=2,tp=8 with microbatch 1 and checkpointing full")
-    words = lack_of(dry_run(ask("tp=8", "llama3-70b", microbatches=64), H100), wanted(gpus=8, batch=64))
+    words = lack_of(dry_run(ask("tp=8", "llama3-70b", microbatches=64), H100))
     assert words.startswith("llama3-70b with tp=8 needs 188.1 GB on pp rank 0")
     parts = "(141.1 GB of state, 46.9 GB of activations, 0.0 GB of buffers) > 73.6 GB usable of 80"
     assert f"{parts}; it has 1,129 GB of state over 8 x 80 GB; " in words
@@ -198,8 +210,6 @@ def test_too_little_memory_is_refused_with_what_it_takes_and_what_would_do() -> 
     assert smallest_words(wanted("small-llama", 2, 8), small(1e3)) == (
         "no number of GPUs up to 131072 fits it at global batch 8"
     )
-    run = dry_run(ask("fsdp=2,tp=8", "llama3-70b", checkpointing="full", microbatch=2), H100)
-    assert as_words(run) == "fsdp=2,tp=8 with microbatch 2 and checkpointing full"
 
 
 MIXTURE = replace(model_of("tiny-llama"), num_experts=4, top_k=2)
@@ -245,7 +255,7 @@ def test_it_begins_with_what_fits_and_ends_with_what_binds(dense: Found) -> None
     best = dense.best[0]
     assert first.startswith("fit: 1,129 GB of state over pp(")
     assert f"{best.fullest.memory.total / best.hardware.usable_bytes:.0%} of 73.6 GB usable" in first
-    assert last.startswith(f"bound by {dense.bindings[0]}")
+    assert last.startswith(f"bound by {binding_of(best)}: ")
     assert "predicted" in last
 
 
@@ -276,3 +286,41 @@ def test_a_simpler_mesh_is_named_where_it_is_about_as_fast(dense: Found) -> None
     assert any(line.startswith("simpler: fsdp=64 has fewer axes and is 0.0% slower") for line in as_fast)
     slow = replace(simpler, time=replace(best.time, compute_seconds=2 * best.time.compute_seconds))
     assert not any("fewer axes" in line for line in rationale(replace(dense, best=(best, slow))))
+
+
+def made(
+    compute: float = 1.0,
+    *,
+    bubble: float = 0.0,
+    tp: float = 0.0,
+    dp: float = 0.0,
+    how: str = "none",
+    microbatch: int = 1,
+) -> DryRun:
+    run = dry_run(ask("dp=2", checkpointing=how, microbatch=microbatch), H100)
+    axes = tuple(
+        Axis(name=name, seconds=seconds, exposed_seconds=seconds, sent_bytes=0, where="", assumption="")
+        for name, seconds in (("tp", tp), ("dp", dp))
+    )
+    parts: dict[str, Any] = {"compute_seconds": compute, "bubble_seconds": bubble, "axes": axes}
+    return replace(run, time=replace(run.time, update_seconds=1e-9, **parts))
+
+
+def test_the_largest_part_that_is_no_arithmetic_binds() -> None:
+    for run, binding in (
+        (made(), "compute (100% of the step)"),
+        (made(tp=0.1), "compute (91% of the step)"),
+        (made(tp=1.0), "link tp (50% of the step)"),
+        (made(tp=0.5, dp=0.5), "link tp (25% of the step)"),
+        (made(tp=0.4, dp=0.6), "link dp (30% of the step)"),
+        (made(bubble=1.0), "batch (50% of the step)"),
+        (made(bubble=1.0, microbatch=2), "bubble (50% of the step)"),
+        (made(bubble=0.6, tp=1.0), "link tp (38% of the step)"),
+        (made(how="full"), "memory (25% of the step)"),
+        (made(how="full", tp=3.0), "link tp (75% of the step)"),
+        (made(0.1, tp=0.01, how="full"), "memory (23% of the step)"),
+    ):
+        assert binding_of(run) == binding
+    for run in (made(), made(tp=1.0)):
+        full = msgspec.structs.replace(PLAIN, memory_bytes=run.fullest.memory.total / 0.95)
+        assert binding_of(replace(run, hardware=full)).endswith("of the step, memory 95% full)")

@@ -1,7 +1,6 @@
-"""Time of a step by hand, what binds it, and dry runs as a whole beside what others published of such steps."""
+"""Time of a step by hand, and dry runs as a whole."""
 
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -10,22 +9,11 @@ from planner_asks import H100, PLAIN, ask
 from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.pipeline_parallel.schedules import NAMES
 from workloads.planner.ask import Ask, refusal
-from workloads.planner.binding import binding_of
-from workloads.planner.dry_run import DryRun, dry_run
-from workloads.planner.hardware import PRESETS, Hardware
+from workloads.planner.dry_run import dry_run
+from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import by_hardware
 from workloads.planner.models import Model, model_of
 from workloads.planner.placement import expert_shards
-from workloads.planner.published import (
-    SELENE,
-    bubbles,
-    claims,
-    megatron_flops_per_second,
-    published,
-    scaling,
-    tensor_drops,
-    zero_memory,
-)
 from workloads.planner.stage_flops import again_bytes, stage_flops
 from workloads.planner.stage_parts import elements_of, parts_of
 from workloads.planner.step_time import Axis, StepTime, step_time
@@ -161,48 +149,6 @@ def test_slow_messages_lengthen_the_bubble_and_more_microbatches_make_it_a_small
     assert many.bubble_seconds / many.seconds < few.bubble_seconds / few.seconds / 4
 
 
-def made(
-    compute: float = 1.0,
-    *,
-    bubble: float = 0.0,
-    tp: float = 0.0,
-    dp: float = 0.0,
-    how: str = "none",
-    microbatch: int = 1,
-) -> DryRun:
-    run = dry_run(ask("dp=2", checkpointing=how, microbatch=microbatch), H100)
-    axes = tuple(
-        Axis(name=name, seconds=seconds, exposed_seconds=seconds, sent_bytes=0, where="", assumption="")
-        for name, seconds in (("tp", tp), ("dp", dp))
-    )
-    parts: dict[str, Any] = {"compute_seconds": compute, "bubble_seconds": bubble, "axes": axes}
-    return replace(run, time=replace(run.time, update_seconds=1e-9, **parts))
-
-
-def test_the_largest_part_that_is_no_arithmetic_binds() -> None:
-    for run, binding in (
-        (made(), "compute (100% of the step)"),
-        (made(tp=0.1), "compute (91% of the step)"),
-        (made(tp=1.0), "link tp (50% of the step)"),
-        (made(tp=0.5, dp=0.5), "link tp (25% of the step)"),
-        (made(tp=0.4, dp=0.6), "link dp (30% of the step)"),
-        (made(bubble=1.0), "batch (50% of the step)"),
-        (made(bubble=1.0, microbatch=2), "bubble (50% of the step)"),
-        (made(bubble=0.6, tp=1.0), "link tp (38% of the step)"),
-        (made(how="full"), "memory (25% of the step)"),
-        (made(how="full", tp=3.0), "link tp (75% of the step)"),
-        (made(0.1, tp=0.01, how="full"), "memory (23% of the step)"),
-    ):
-        assert binding_of(run) == binding
-    for run in (made(), made(tp=1.0)):
-        full = msgspec.structs.replace(PLAIN, memory_bytes=run.fullest.memory.total / 0.95)
-        assert binding_of(replace(run, hardware=full)).endswith("of the step, memory 95% full)")
-
-
-# of the peak in what is executed; MFU counts the masked half of attention too, an eighth of this model's work
-_MOST_MFU = 0.55 / (1 - 1 / 8)
-
-
 def test_the_readmes_worked_number() -> None:
     run = dry_run(ask("dp=8,fsdp=4,pp=4,tp=8", "llama3-70b", microbatches=32), H100)
     tp = next(axis for axis in run.time.axes if axis.name == "tp")
@@ -235,46 +181,3 @@ def test_what_counts_more_than_is_run_says_so_above_the_peak() -> None:
     assert caveat.endswith(f"executed is {run.executed_share:.1%} of the peak")
     assert run.executed_share == pytest.approx(0.55 * run.time.compute_seconds / run.time.seconds, rel=1e-3)
     assert dry_run(ask("fsdp=8", "llama3-8b"), H100).caveats == ()
-
-
-def test_zeros_memory_and_simulated_bubbles_are_the_papers() -> None:
-    for claim in zero_memory():
-        assert claim.predicted == pytest.approx(claim.quoted, rel=0.005), claim.what
-    for claim in bubbles():
-        assert claim.predicted == pytest.approx(claim.quoted, abs=1e-9), claim.what
-
-
-def test_tensor_parallel_collapses_beyond_the_node() -> None:
-    at_16, at_32 = tensor_drops()
-    assert at_32.predicted < at_16.predicted < -0.3
-    for claim in (at_16, at_32):
-        assert claim.predicted == pytest.approx(claim.quoted, abs=0.1)
-
-
-def test_zero3_decays_with_the_gpus_at_a_fixed_batch_and_tensor_with_pipeline_hardly() -> None:
-    found = scaling()
-    rates = [claim.predicted for claim in found]
-    assert rates[0] > 1.3 * rates[1] > 1.3 * 1.8 * rates[2]
-    assert rates[3] > rates[4] > rates[5] > 0.88 * rates[3]
-    # the decay is the bubble's: 11 of 384, 192, 96 microbatches
-    assert rates[5] / rates[3] == pytest.approx((1 + 11 / 384) / (1 + 11 / 96), rel=0.02)
-    for claim in found:
-        assert claim.predicted == pytest.approx(claim.quoted, rel=0.3), claim.what
-
-
-def test_with_all_of_a_nodes_cards_zero3_would_not_decay_and_megatron_counts_recomputation() -> None:
-    step = ask("fsdp=1536", "gpt-175b", checkpointing="full")
-    rails, one = (megatron_flops_per_second(dry_run(step, machine)) for machine in (PRESETS["a100"], SELENE))
-    assert rails > 2 * one
-    run = dry_run(ask("fsdp=384", "gpt-175b", microbatch=4, checkpointing="full"), SELENE)
-    assert megatron_flops_per_second(run) / run.model_flops_per_second == pytest.approx(4 / 3, rel=0.02)
-
-
-def test_what_a_report_keeps_is_every_claim_in_order_with_its_source() -> None:
-    found, kept = claims(), published()
-    assert len(found) == len({one.name for one in kept}) == 18
-    assert all(claim.source and claim.group and claim.what for claim in found)
-    assert [(one.quoted, one.predicted, one.unit, one.source) for one in kept] == [
-        (claim.quoted, claim.predicted, claim.unit, claim.source) for claim in found
-    ]
-    assert kept[0].name == "ZeRO memory, 7.5 B, 64 ranks: ddp"

@@ -12,10 +12,16 @@ from workloads.costs.parameter_table import ParameterPart, parts_of_rank
 from workloads.model.shapes import SHAPES, num_parameters
 from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.bubbles import closed_form
-from workloads.planner.ddp_buckets import Bucket, buckets_of, exposed_seconds
 from workloads.planner.link_time import Call
 from workloads.planner.measured_calls import Step, expected
-from workloads.planner.measured_time import RowTime, declared_compute, row_time
+from workloads.planner.measured_time import (
+    Bucket,
+    RowTime,
+    buckets_of,
+    declared_compute,
+    exposed_seconds,
+    row_time,
+)
 
 RATE, LATENCY = 25e6, 1e-3
 MEBI = 2**20

@@ -1,0 +1,212 @@
+"""Dry runs, searches and published numbers as text and as JSON: the same numbers, in SI units there. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from bench.results.details import COMPONENTS, Published
+from workloads.planner.dry_run import DryRun
+from workloads.planner.formulas import formulas_of
+from workloads.planner.hardware import Hardware
+from workloads.planner.published import ASSUMED
+from workloads.planner.search import Found, binding_of, rationale
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Return aligned columns, the first ``left`` of them to the left."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in (head, *rows):
+        words = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
+        numbers = [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
+        lines.append("  ".join([*words, *numbers]).rstrip())
+    return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the unit in which they have few digits."""
+    if seconds == 0:
+        return "0"
+    factor, unit = next(((f, unit) for f, unit in ((1, "s"), (1e3, "ms")) if seconds * f >= 1), (1e6, "us"))
+    return f"{seconds * factor:.3g} {unit}"
+
+
+def dry_run_text(run: DryRun, notes: Sequence[str] = ()) -> str:
+    """Return what is asked, then memory, axes, the step, and what was assumed."""
+    ask = run.ask
+    batch = (
+        f"{ask.model.name} on {ask.world} GPUs ({run.hardware.name}), mesh {ask.mesh_text}: global batch "
+        f"{ask.global_batch} = {ask.dp * ask.fsdp} data ranks x {ask.microbatches} microbatches x {ask.microbatch}, "
+        f"sequence {ask.model.shape.sequence}, checkpointing {ask.checkpointing}, schedule {ask.schedule}"
+    )
+    parts = [f"Predicted, not measured: {batch}", _memory(run), _axes(run), _step(run)]
+    return "\n\n".join([*(part for part in parts if part), assumptions(run.hardware, ask.element_bytes, notes)])
+
+
+def _memory(run: DryRun) -> str:
+    whole, usable = run.fullest.memory.total, run.hardware.usable_bytes
+    unit, factor = ("GB", 1e9) if whole >= 1e9 else ("MB", 1e6)
+    rows = [
+        [held.part.words, *(f"{getattr(held.memory, name) / factor:.2f}" for name in (*COMPONENTS, "total"))]
+        for held in run.ranks
+    ]
+    head = [f"memory, {unit} a rank", *COMPONENTS, "total"]
+    return f"{table(head, rows)}\n{whole / usable:.0%} of {usable / 1e9:.1f} GB usable a GPU"
+
+
+def _axes(run: DryRun) -> str:
+    rows = []
+    for axis in run.time.axes:
+        sent = f"{axis.sent_bytes / 1e9:.3f} GB" if axis.sent_bytes >= 1e9 else f"{axis.sent_bytes / 1e6:.3f} MB"
+        times = map(duration, (axis.seconds, axis.hidden_seconds, axis.exposed_seconds))
+        rows.append([axis.name, axis.where, axis.assumption, sent, *times])
+    head = ["axis", "where", "exposed", "sent a rank", "takes", "hidden", "adds"]
+    return table(head, rows, left=3) if rows else ""
+
+
+def _step(run: DryRun) -> str:
+    time = run.time
+    parts = {
+        "compute": time.compute_seconds,
+        **{f"exposed {axis.name}": axis.exposed_seconds for axis in time.axes if axis.exposed_seconds},
+        "bubble": time.bubble_seconds,
+        "update": time.update_seconds,
+        "step": time.seconds,
+    }
+    rows = [[name, duration(seconds), f"{seconds / time.seconds:.1%}"] for name, seconds in parts.items()]
+    lines = [
+        table(["step of the busiest rank", "time", "share"], rows),
+        *([f"bubble: {time.bubble_method}"] if run.ask.pp > 1 else []),
+        f"{run.tokens_per_second:,.0f} tokens/s, {run.tokens_per_second / run.ask.world:,.0f} a GPU, "
+        f"{run.model_flops_per_second / 1e12:.4g} TFLOP/s a GPU, MFU {run.mfu:.1%}",
+        *run.caveats,
+    ]
+    return "\n".join(lines)
+
+
+def assumptions(hardware: Hardware, element_bytes: int, notes: Sequence[str] = ()) -> str:
+    """Return the numbers that nobody measured."""
+    e = hardware.efficiency
+    links = [
+        f"links at {e.links_inside:.0%} of {hardware.inside_bytes_per_second / 1e9:.4g} GB/s inside a node of "
+        f"{hardware.gpus_per_node}, {e.links_across:.0%} of {hardware.across_bytes_per_second / 1e9:.4g} GB/s a card "
+        "across",
+        f"launch {hardware.launch_seconds * 1e6:.3g} us, hop {hardware.inside_hop_seconds * 1e6:.3g} us inside, "
+        f"{hardware.across_hop_seconds * 1e6:.3g} us across",
+    ]
+    lines = [
+        f"matrix products, and attention's half that no mask hides, at {e.gemm:.0%} of "
+        f"{hardware.flops_per_second / 1e12:.4g} TFLOP/s"
+        + ("" if element_bytes == 2 else f" * {hardware.float32_share:g} for float32"),
+        *([f"links: {hardware.links_from}"] if hardware.links_from else links),
+        f"memory at {e.memory_rate:.0%} of {hardware.memory_bytes_per_second / 1e12:.4g} TB/s, {e.memory:.0%} of "
+        f"{hardware.memory_bytes / 1e9:.4g} GB usable",
+        "of communication that could hide does: "
+        + (", ".join(f"{name} {share:.0%}" for name, share in e.overlap.items()) or "none"),
+        f"hardware: {hardware.source}",
+        *notes,
+    ]
+    return "\n  ".join(["Assumed:", *lines])
+
+
+def formulas_text(run: DryRun) -> str:
+    """Return every formula with its numbers and source."""
+    lines = []
+    for one in formulas_of(run):
+        value = f"{one.value:,.4g} {one.unit}".rstrip()
+        lines.append(f"{one.name} = {one.equation}\n  = {one.numbers}\n  = {value}   [{one.source}]")
+    return "\n".join(lines)
+
+
+def search_text(found: Found, wanted_words: str, notes: Sequence[str] = ()) -> str:
+    """Return the best candidates, what binds each, and why the best is the best."""
+    head = ["mesh", "microbatch", "microbatches", "checkpointing", "bound by", "step", "tokens/s", "MFU", "GB"]
+    rows = [
+        [
+            run.ask.mesh_text,
+            str(run.ask.microbatch),
+            str(run.ask.microbatches),
+            run.ask.checkpointing,
+            binding_of(run),
+            duration(run.time.seconds),
+            f"{run.tokens_per_second:,.0f}",
+            f"{run.mfu:.1%}",
+            f"{run.fullest.memory.total / 1e9:.1f}",
+        ]
+        for run in found.best
+    ]
+    caveats = [f"{run.ask.mesh_text}: {caveat}" for run in found.best for caveat in run.caveats]
+    parts = [
+        f"Predicted, not measured: {wanted_words}; {found.tried} candidates, {found.too_large} too large, "
+        f"{sum(found.refused.values())} refused by a rule",
+        "\n".join([table(head, rows, left=5), *caveats]),
+        "\n  ".join(["Why the first:", *rationale(found)]),
+        assumptions(found.best[0].hardware, found.best[0].ask.element_bytes, notes),
+    ]
+    return "\n\n".join(parts)
+
+
+def published_text(found: Sequence[Published]) -> str:
+    """Return quoted numbers beside predicted ones: how far off shares are in points, others relatively."""
+    rows = []
+    for one in found:
+        numbers = [f"{value:.3g} {one.unit}" if one.unit else f"{value:.4f}" for value in (one.quoted, one.predicted)]
+        points = f"{100 * (one.predicted - one.quoted):+.1f} points"
+        rows.append([one.name, one.source, *numbers, f"{one.predicted / one.quoted - 1:+.1%}" if one.unit else points])
+    return f"{table(['published', 'source', 'quoted', 'predicted', 'error'], rows, left=2)}\n{ASSUMED}"
+
+
+def as_line(value: object) -> str:
+    """Return one line of JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+def dry_run_json(run: DryRun, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a dry run; every number is predicted."""
+    ask, time = run.ask, run.time
+    return {
+        "kind": "dry-run",
+        "predicted": True,
+        "model": ask.model.name,
+        "gpus": ask.world,
+        "mesh": dict(ask.mesh),
+        "microbatch": ask.microbatch,
+        "microbatches": ask.microbatches,
+        "global_batch": ask.global_batch,
+        "sequence": ask.model.shape.sequence,
+        "element_bytes": ask.element_bytes,
+        "checkpointing": ask.checkpointing,
+        "schedule": ask.schedule,
+        "fits": run.fits,
+        "memory_bytes": [
+            {"rank": held.part.words, **asdict(held.memory), "total": held.memory.total} for held in run.ranks
+        ],
+        "usable_bytes": run.hardware.usable_bytes,
+        "step_seconds": time.seconds,
+        "compute_seconds": time.compute_seconds,
+        "update_seconds": time.update_seconds,
+        "bubble_seconds": time.bubble_seconds,
+        "bubble_method": time.bubble_method,
+        "axes": {axis.name: {key: value for key, value in asdict(axis).items() if key != "name"} for axis in time.axes},
+        "tokens_per_second": run.tokens_per_second,
+        "mfu": run.mfu,
+        "hardware": run.hardware,
+        "formulas": [asdict(formula) for formula in formulas_of(run)],
+        "notes": [*run.caveats, *notes],
+    }
+
+
+def search_json(found: Found, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the best candidates as dry runs, each with what binds it."""
+    return {
+        "kind": "search",
+        "predicted": True,
+        "tried": found.tried,
+        "too_large": found.too_large,
+        "refused": found.refused,
+        "best": [{**dry_run_json(run), "bound_by": binding_of(run)} for run in found.best],
+        "why": rationale(found),
+        "notes": notes,
+    }
