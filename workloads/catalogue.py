@@ -12,8 +12,7 @@ from workloads.context_parallel.context_case import refuse_context, refuse_place
 from workloads.expert_parallel.moe_case import LAYER_PARAMS, STEP_PARAMS, refuse_moe
 from workloads.mesh.mesh_case import PARAMS as HYBRID
 from workloads.mesh.mesh_case import refuse_hybrid, with_experts
-from workloads.model.compute_kind import COMPUTE, parse_compute
-from workloads.model.shapes import BATCH, BUCKET, COMMON, MODEL, PRECISION, Shape, shape_of
+from workloads.model.shapes import BATCH, BUCKET, COMMON, COMPUTE, MODEL, PRECISION, Shape, parse_compute, shape_of
 from workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
 from workloads.pipeline_parallel.pipeline_case import each_schedule, refuse_pipeline
 

@@ -15,15 +15,16 @@ from bench.rank.runner import load_target
 from bench.text import UserError
 from bench.world.world import World
 from workloads.catalogue import DEFINITIONS
-from workloads.model.compute_kind import COMPUTE, parse_compute
 from workloads.model.shapes import (
     COMMON,
+    COMPUTE,
     MODEL,
     SHAPES,
     Shape,
     flops_per_token,
     num_layer_weights,
     num_parameters,
+    parse_compute,
     shape_of,
 )
 

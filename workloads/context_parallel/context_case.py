@@ -6,8 +6,7 @@ from bench.machine.world_spec import WorldSpec
 from bench.plan.params import Param, Value
 from bench.text import UserError
 from workloads.context_parallel.exchange_plan import MASKS, METHODS, ContextPlan, indivisible
-from workloads.model.compute_kind import COMPUTE, REAL, TIMED, parse_compute
-from workloads.model.shapes import Shape
+from workloads.model.shapes import COMPUTE, REAL, TIMED, Shape, parse_compute
 
 PARAMS = (
     Param(

@@ -29,8 +29,7 @@ from workloads.expert_parallel.moe_case import Moe
 from workloads.expert_parallel.moe_layer import MoeLayer
 from workloads.expert_parallel.routing import BALANCED, Generator, expected_drop_rate
 from workloads.expert_parallel.wire import wired
-from workloads.step.intervals import break_down
-from workloads.step.trace import trace_step
+from workloads.step.trace import break_down, trace_step
 
 _REPEATS = (3, 10)
 

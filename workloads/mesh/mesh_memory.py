@@ -17,8 +17,7 @@ from workloads.pipeline_parallel.pipeline_memory import measured, tensor_bytes
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
 from workloads.pipeline_parallel.stages import Chunk
 from workloads.step.layout import Layout, local
-from workloads.step.memory import SavedTensors, gradients, state_tensors
-from workloads.step.memory_report import Batch, largest_of
+from workloads.step.memory import Batch, SavedTensors, gradients, largest_of, state_tensors
 
 _HOW = {
     "memory": "between steps, activations of a step above its start",

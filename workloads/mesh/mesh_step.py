@@ -38,7 +38,7 @@ from workloads.model.transformer import Transformer, build, draw_tokens, loss_of
 from workloads.pipeline_parallel.stages import Chunk, Held
 from workloads.step.layout import Layout
 from workloads.step.training_step import Options, TrainingStep
-from workloads.tensor_parallel.mesh_layers import split_layers
+from workloads.tensor_parallel.tensor_parallel import split_blocks
 
 _NO_OVERLAP = "gradients of dp, of edp and of what tp does not split are summed after the last microbatch, as one"
 
@@ -135,7 +135,7 @@ class HybridStep(TrainingStep):
             exchange_ffns(model, options.shape, hybrid.moe, world.seed, held=groups.held)
             self._let_mixtures_wait(model, options)
         if "tp" in groups.axes:
-            split_layers(model.layers, groups.mesh["tp"], mixtures=hybrid.moe is not None)
+            split_blocks(model.layers, groups.mesh["tp"], mixtures=hybrid.moe is not None)
         reach_all(model, hybrid, options.shape, groups.axes, self.coordinate, self._kernel(options), world.device)
         model.places = torch.tensor(self._tokens.mine, device=world.device)
         self._stages = self._make_stages(model, options, groups)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from bench.plan.params import Param, Value
-from bench.text import UserError
-from workloads.model.compute_kind import COMPUTE
+from bench.text import UserError, parse_duration
 
 Recipe = Literal["gpt", "llama"]
 
@@ -97,11 +96,28 @@ CHECKPOINTING = Param(
     optional=True,
     help="what a layer's forward pass forgets and computes again",
 )
+REAL, TIMED = "real", "timed:"
+COMPUTE = Param(
+    name="compute",
+    kind="str",
+    default=REAL,
+    help="real, or timed:DURATION: waits instead of matrix products, so long for a rank's forward of a microbatch",
+    optional=True,
+)
 COMMON = (*MODEL, *BATCH, PRECISION, CHECKPOINTING, COMPUTE)
 """What all training steps have."""
 BUCKET = Param(name="bucket_mb", kind="float", default=25.0, minimum=0.001, help="gradient bucket, MiB")
 """DDP's, whose own default it is; steps that sum gradients by DDP without the parameter have it too."""
 BUCKET_BYTES = int(float(BUCKET.default) * 2**20)
+
+
+def parse_compute(text: str) -> float | None:
+    """Return the seconds of a rank's forward that is only waited for, None for real; ``UserError`` for other words."""
+    if text == REAL:
+        return None
+    if not text.startswith(TIMED):
+        raise UserError(f"compute = {text!r} is not allowed: compute is real or timed:DURATION, such as timed:20ms")
+    return parse_duration(text.removeprefix(TIMED))
 
 
 def shape_of(params: Mapping[str, Value]) -> Shape:

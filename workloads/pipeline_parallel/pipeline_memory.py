@@ -14,8 +14,16 @@ from workloads.pipeline_parallel.pipeline_case import Pipeline
 from workloads.pipeline_parallel.schedules import peak_held
 from workloads.pipeline_parallel.stages import Chunk
 from workloads.step.layout import Layout
-from workloads.step.memory import SavedTensors, gradients, peak_during, state_tensors, storage_bytes
-from workloads.step.memory_report import Batch, Held, layer_activation_bytes
+from workloads.step.memory import (
+    Batch,
+    Held,
+    SavedTensors,
+    gradients,
+    layer_activation_bytes,
+    peak_during,
+    state_tensors,
+    storage_bytes,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

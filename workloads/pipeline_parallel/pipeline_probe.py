@@ -29,7 +29,7 @@ from workloads.pipeline_parallel.pp_bytes import bytes_by_link
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
 from workloads.pipeline_parallel.simulate import Ran, Timeline
 from workloads.pipeline_parallel.stages import Recorder
-from workloads.step.memory_report import UNCOUNTED, Held, largest_of, layer_activation_bytes
+from workloads.step.memory import UNCOUNTED, Held, largest_of, layer_activation_bytes
 from workloads.step.sent_bytes import Call, counted
 
 _REPEATS = (3, 12)

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from workloads.costs.activations import activation_bytes_of
 from workloads.mesh.axes import coordinate_of, mesh_of
-from workloads.model.compute_kind import parse_compute
-from workloads.model.shapes import Shape
+from workloads.model.shapes import Shape, parse_compute
 from workloads.pipeline_parallel.pipeline_case import pipeline_of
 from workloads.pipeline_parallel.schedules import peak_held
 from workloads.planner.measured_calls import Step

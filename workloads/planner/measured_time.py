@@ -10,8 +10,7 @@ from itertools import product
 
 from bench.results.details import Action
 from workloads.costs.parameter_table import ParameterPart, parts_of_rank
-from workloads.model.compute_kind import parse_compute
-from workloads.model.shapes import BUCKET
+from workloads.model.shapes import BUCKET, parse_compute
 from workloads.pipeline_parallel.pipeline_case import Pipeline, pipeline_of
 from workloads.pipeline_parallel.simulate import simulate
 from workloads.planner.link_time import Call, Seconds

@@ -1,16 +1,178 @@
-"""Memory of a training step as counted: bytes that tensors hold, that backward needs, and the peak of a step."""
+"""What a step holds in memory, by component: by formula, as counted, and as measured, on every rank."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
+from bench.results.details import COMPONENTS
+from bench.results.metrics import MetricValue, values
+from bench.world.subject import Explanation
+from bench.world.world import World
+from workloads.costs.communication_pattern import (
+    LayerShape,
+    gpt_activation_bytes,
+    recompute_activation_bytes,
+    state_bytes,
+    swiglu_activation_bytes,
+)
 from workloads.model.optimizer import MasterAdamW
+from workloads.model.shapes import Shape, num_parameters
+from workloads.step.layout import Layout, local
+from workloads.step.probe import Begin, Step
 
-_Key = tuple[torch.device, int]
+UNCOUNTED = "selective checkpointing: the formula of activations is that of none; torch keeps them uncounted"
+_HOW = {
+    "parameters": "between forward and backward, where FSDP may hold them gathered",
+    "gradients": "after backward",
+    "optimizer": "after a step",
+    "activations": "of a forward pass above its start, parameters gathered meanwhile included",
+    "buffers": "buffers, and shards kept beside gathered parameters",
+}
+
+Held = Mapping[str, float]
+BySource = Mapping[str, Held]
+"""Bytes by component, as measured (``memory``) and as counted (``memory_counted``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What the formula of activations needs beside the shape."""
+
+    microbatch: int
+    element_bytes: int
+    checkpointing: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """The probe of what each component takes; ``forward`` is one microbatch's, after whole steps have been taken."""
+
+    world: World
+    layout: Layout
+    forward: Callable[[], Tensor]
+    formula: Held
+    notes: tuple[str, ...] = ()
+    share = 0.0
+
+    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> BySource:
+        """Return what is measured and what is counted on this rank."""
+        model, optimizer = self.layout.model, self.layout.optimizer
+        shards = list(model.parameters())
+        optimizer.zero_grad()
+        begin()
+        with SavedTensors(model) as saved:
+            loss = self.forward()
+        between = list(model.parameters())
+        parameters = (storage_bytes(between), _size(between))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.zero_grad()
+        begin()
+        losses: list[Tensor] = []
+        peak = peak_during(lambda: losses.append(self.forward()), self.world.device)
+        losses.pop().backward()  # type: ignore[no-untyped-call]
+        # gathered parameters are plain tensors, and the shards that they were gathered from are still there
+        gathered = [not isinstance(now, DTensor) for now in between]
+        beside = [s for s, now_whole in zip(shards, gathered, strict=True) if isinstance(s, DTensor) and now_whole]
+        tensors = {
+            "gradients": gradients(model.parameters()),
+            "optimizer": state_tensors(optimizer),
+            "buffers": [*model.buffers(), *beside],
+        }
+        measured = {"parameters": parameters[0], "activations": peak or 0}
+        counted = {"parameters": parameters[1], "activations": saved.num_bytes}
+        return {
+            "memory": measured | {name: storage_bytes(of) for name, of in tensors.items()},
+            "memory_counted": counted | {name: _size(of) for name, of in tensors.items()},
+        }
+
+    def summarise(self, told: Sequence[BySource]) -> Explanation:
+        """Return each component's bytes, the largest over ranks, and every rank's in the details."""
+        uncounted = {"activations"} if UNCOUNTED in self.notes else set()
+        metrics: dict[str, MetricValue] = {}
+        for name in COMPONENTS:
+            measured, counted = ([one[source][name] for one in told] for source in ("memory", "memory_counted"))
+            metrics |= values({f"memory.{name}": max(measured)}, f"{_HOW[name]}, largest over ranks")
+            if name not in uncounted:
+                metrics |= values({f"memory_counted.{name}": max(counted)}, "largest over ranks")
+            if name in self.formula:
+                metrics |= values({f"memory_formula.{name}": self.formula[name]})
+        by_rank = {name: [one["memory"][name] for one in told] for name in COMPONENTS}
+        return Explanation(metrics=metrics, details={"memory_by_rank": by_rank}, notes=self.notes)
+
+
+def largest_of(told: Sequence[BySource], how: Mapping[str, str]) -> dict[str, MetricValue]:
+    """Return each component's bytes on the rank with most of it, from each source of ``how``, which says where from."""
+    metrics: dict[str, MetricValue] = {}
+    for source, words in how.items():
+        most = {
+            f"{source}.{part}": max(one[source][part] for one in told) for part in COMPONENTS if part in told[0][source]
+        }
+        metrics |= values(most, f"{words}, largest over ranks".removeprefix(", "))
+    return metrics
+
+
+def _size(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of the elements on this rank, whatever storages hold them."""
+    return sum(local(tensor).numel() * tensor.element_size() for tensor in tensors)
+
+
+def memory_formula(layout: Layout, shape: Shape, batch: Batch) -> dict[str, float]:
+    """Return the closed forms of model state and of the layers' activations."""
+    tp = layout.tensor_parallel_size
+    replicated = [parameter.numel() for parameter in layout.model.parameters() if not _is_divided(parameter)]
+    state = state_bytes(
+        layout.state,
+        num_parameters(shape),
+        layout.sharded_by,
+        mixed=batch.element_bytes < 4,
+        tp=tp,
+        num_replicated=sum(replicated) if tp > 1 else 0,
+    )
+    each = layer_activation_bytes(shape, batch, tp=tp, sequence_parallel=layout.state == "tp_sp")
+    return {
+        "parameters": state.parameters,
+        "gradients": state.gradients,
+        "optimizer": state.optimizer,
+        "activations": shape.layers * each,
+    }
+
+
+def memory_notes(layout: Layout, batch: Batch) -> tuple[str, ...]:
+    """Return what is to be known of the components as a step holds them."""
+    notes = {
+        "zero2: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer": layout.state == "zero2",
+        UNCOUNTED: batch.checkpointing == "selective",
+    }
+    return tuple(note for note, holds in notes.items() if holds)
+
+
+def layer_activation_bytes(shape: Shape, batch: Batch, *, tp: int = 1, sequence_parallel: bool = False) -> float:
+    """Return what backward needs of one layer and one microbatch, by closed form."""
+    layer = LayerShape(
+        microbatch=batch.microbatch,
+        sequence=shape.sequence,
+        hidden=shape.hidden,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        ffn=shape.ffn,
+    )
+    if batch.checkpointing == "full":
+        return recompute_activation_bytes(layer, batch.element_bytes)
+    formula = swiglu_activation_bytes if shape.recipe == "llama" else gpt_activation_bytes
+    return formula(layer, batch.element_bytes, tp=tp, sequence_parallel=sequence_parallel)
+
+
+def _is_divided(parameter: Tensor) -> bool:
+    """Whether the tensor axis divides a parameter."""
+    if not isinstance(parameter, DTensor) or "tp" not in (parameter.device_mesh.mesh_dim_names or ()):
+        return False
+    return parameter.placements[-1].is_shard()
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
@@ -18,15 +180,15 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 
     A tensor without memory, such as one on the meta device, counts 0.
     """
-    return sum(_storages(list(tensors)).values())
+    return sum(_storages(tensors).values())
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the tensors of an optimizer's state on this rank; a ZeroRedundancyOptimizer has it in the one it wraps."""
-    local = getattr(optimizer, "optim", optimizer)
-    if isinstance(local, MasterAdamW):
-        return local.held()
-    return [value for state in local.state.values() for value in state.values() if isinstance(value, Tensor)]
+    mine = getattr(optimizer, "optim", optimizer)
+    if isinstance(mine, MasterAdamW):
+        return mine.held()
+    return [value for state in mine.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
 def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -43,7 +205,7 @@ class SavedTensors:
     """
 
     def __init__(self, exclude: nn.Module | Iterable[Tensor] = ()) -> None:
-        self._module = exclude if isinstance(exclude, nn.Module) else None
+        self._exclude = exclude
         self._excluded = list(exclude.parameters() if isinstance(exclude, nn.Module) else exclude)
         self._kept: list[Tensor] = []  # not by address yet: what FSDP frees, later tensors take the place of
         self._hooks = saved_tensors_hooks(self._note, lambda saved: saved)
@@ -64,11 +226,10 @@ class SavedTensors:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._hooks.__exit__(kind, error, trace)
-        if self._module is not None:
-            self._excluded.extend(self._module.parameters())
+        if isinstance(self._exclude, nn.Module):
+            self._excluded.extend(self._exclude.parameters())
         left_out = _storages(self._excluded)
-        held = _storages(self._kept)
-        self._num_bytes = sum(num_bytes for key, num_bytes in held.items() if key not in left_out)
+        self._num_bytes = sum(size for key, size in _storages(self._kept).items() if key not in left_out)
         self._kept.clear()
         self._excluded.clear()
 
@@ -90,11 +251,14 @@ def peak_during(step: Callable[[], None], device: torch.device) -> int | None:
         step()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - start
-    if device.type == "cpu":
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            step()
-        return peak_of(_allocations(profiler))
-    return None
+    if device.type != "cpu":
+        return None
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    results = getattr(profiler.profiler, "kineto_results", None)
+    assert results is not None, "a profiler that has stopped has results"
+    events = [event for event in results.events() if event.name() == "[memory]" and event.device_type().name == "CPU"]
+    return peak_of(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
 
 
 def peak_of(changes: Iterable[int]) -> int:
@@ -106,25 +270,10 @@ def peak_of(changes: Iterable[int]) -> int:
     return peak
 
 
-def _allocations(profiler: profile) -> list[int]:
-    """Return the bytes of each allocation and free on the CPU, in order of time."""
-    results = getattr(profiler.profiler, "kineto_results", None)
-    assert results is not None, "a profiler that has stopped has results"
-    events = [
-        (event.start_ns(), event.nbytes())
-        for event in results.events()
-        if event.name() == "[memory]" and event.device_type().name == "CPU"
-    ]
-    return [num_bytes for _, num_bytes in sorted(events, key=lambda event: event[0])]
-
-
-def _storages(tensors: Iterable[Tensor]) -> dict[_Key, int]:
-    plain = (part for tensor in tensors for part in _plain(tensor))
-    return {_key(part): part.untyped_storage().nbytes() for part in plain if part.untyped_storage().data_ptr()}
-
-
-def _key(tensor: Tensor) -> _Key:
-    return tensor.device, tensor.untyped_storage().data_ptr()
+def _storages(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, int], int]:
+    """Return the bytes of storages by where they are; a storage without memory is none."""
+    storages = [(part.device, part.untyped_storage()) for tensor in tensors for part in _plain(tensor)]
+    return {(device, s.data_ptr()): s.nbytes() for device, s in storages if s.data_ptr()}
 
 
 def _plain(tensor: Tensor) -> Iterator[Tensor]:

@@ -17,11 +17,22 @@ from bench.results.records import RankTimeline, Timeline
 from bench.results.stats import median, within_launch
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.step.intervals import Breakdown, Span, break_down, difference, gaps, intersection, length, union
 from workloads.step.layout import Layout
 from workloads.step.probe import Begin, Step, take_turns, timed
 from workloads.step.sent_bytes import OTHER, Call, Silenced, counted, fake_twins
-from workloads.step.trace import Trace, rank_timeline, trace_step
+from workloads.step.trace import (
+    Breakdown,
+    Span,
+    Trace,
+    break_down,
+    difference,
+    gaps,
+    intersection,
+    length,
+    rank_timeline,
+    trace_step,
+    union,
+)
 
 _MOST_INTERVALS = 200_000
 

@@ -1,9 +1,18 @@
-"""Peak rates of arithmetic from datasheets, and how much of a peak a step reaches.
+"""Peak rates of arithmetic from datasheets or as measured, and how much of a peak a step reaches.
 
-Dense, without sparsity, in FLOP/s, one device as torch sees it. A name that is not here has no known peak.
+Datasheets' are dense, without sparsity, in FLOP/s, one device as torch sees it. A name that is not here has no known
+peak. What is measured is the best of several square matrix products; torch is imported for that alone.
 """
 
 import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 _H100_SXM = {"bfloat16": 989.4e12, "float16": 989.4e12, "tf32": 494.7e12, "float32": 66.9e12}
 _HOPPER_NVL = {"bfloat16": 835.5e12, "float16": 835.5e12, "tf32": 417.5e12, "float32": 60e12}
@@ -67,3 +76,68 @@ def mfu_of(flops_per_second: float, peak: float | None, *, peak_name: str = "dat
     if share > 1:
         raise ValueError(f"{flops_per_second:.4g} FLOP/s / {peak_name}({peak:.4g} FLOP/s) = {share:.4f} > 1")
     return share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The most FLOP/s of one rank's device, and where the number is from: a datasheet, or ``measured``."""
+
+    flops_per_second: float
+    source: str
+    measured: bool = False
+
+
+@cache
+def peak_of(device: "torch.device", dtype: "torch.dtype") -> Peak | None:
+    """Return the datasheet's peak of a known GPU, None of an unknown one, and what a CPU rank shows, once a process."""
+    import torch
+
+    if device.type != "cuda":
+        measured = measured_peak(device, dtype, seconds=0.05)
+        return Peak(flops_per_second=measured, source="matrix products", measured=True)
+    name, kind = torch.cuda.get_device_name(device), str(dtype).removeprefix("torch.")
+    if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+        kind = "tf32"
+    peak = datasheet_peak(name, kind)
+    return None if peak is None else Peak(flops_per_second=peak, source=f"datasheet of {name}, {kind}, dense")
+
+
+def measured_peak(
+    device: "torch.device", dtype: "torch.dtype", *, seconds: float = 0.1, sizes: Sequence[int] = ()
+) -> float:
+    """Return the best FLOP/s of m x m products, 2 m^3 operations each, spending about ``seconds`` on each m.
+
+    Float32 runs as torch is set: with TensorFloat-32 where that is allowed. A training step can beat it on a busy host.
+    """
+    if seconds <= 0:
+        raise ValueError(f"seconds({seconds:g}) <= 0")
+    chosen = sizes or ((2048, 4096, 8192) if device.type == "cuda" else (256, 512, 1024))
+    return max(_rate(m, device, dtype, seconds) for m in chosen)
+
+
+def _rate(m: int, device: "torch.device", dtype: "torch.dtype", seconds: float) -> float:
+    """Return the FLOP/s of the fastest burst; bursts are long enough that waiting for the device is little of them."""
+    import torch
+
+    a = torch.full((m, m), 0.5, device=device, dtype=dtype)
+    out = torch.empty_like(a)
+
+    def burst_seconds(calls: int) -> float:
+        finish()
+        start = time.perf_counter()
+        for _ in range(calls):
+            torch.mm(a, a, out=out)
+        finish()
+        return time.perf_counter() - start
+
+    def finish() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    burst_seconds(1)  # the first product also loads libraries and plans
+    best, stop = burst_seconds(1), time.perf_counter() + seconds
+    calls = max(1, min(100, int(seconds / 5 / best)))
+    best = min(best, burst_seconds(calls) / calls)
+    while time.perf_counter() < stop:
+        best = min(best, burst_seconds(calls) / calls)
+    return 2 * m**3 / best

@@ -1,7 +1,10 @@
-"""A traced step as spans of time: what torch's profiler saw of arithmetic, communication and copies."""
+"""A traced step as spans of time: what torch's profiler saw of arithmetic, communication and copies.
+
+Spans as sets, union, intersection and difference, and by them where the wall time of a step went.
+"""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -11,7 +14,8 @@ from bench.results.records import COMM, COPY, Interval, RankTimeline
 from bench.results.records import COMPUTE as COMPUTE_STREAM
 from bench.results.records import PHASE as PHASE_STREAM
 from bench.world.torch_compat import TraceEvent, trace_events
-from workloads.step.intervals import Span, difference, intersection, union
+
+Span = tuple[int, int]  # start and stop in nanoseconds, the stop not included
 
 STEP = "parbench:step"
 COMPUTE = "parbench:compute"
@@ -43,24 +47,19 @@ class Trace:
 
 def trace_step(step: Callable[[], object], device: torch.device) -> Trace:
     """Return the trace of one step; on CUDA its end is when the device is done."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with profile(activities=activities) as profiler:
+    on_cuda = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]) as profiler:
         began_ns = time.perf_counter_ns()
         with record_function(STEP):
             step()
-            if device.type == "cuda":
+            if on_cuda:
                 torch.cuda.synchronize(device)
         wall_seconds = (time.perf_counter_ns() - began_ns) / 1e9
     events = trace_events(profiler)
-    found = _on_device(events, wall_seconds) if device.type == "cuda" else _on_host(events, wall_seconds)
-    return replace(found, began_ns=began_ns, phases=_phases(events))
-
-
-def _phases(events: Sequence[TraceEvent]) -> list[tuple[str, Span]]:
-    """Return the host's own ranges, by the names that follow the prefix."""
-    mine = [event for event in events if event.name.startswith(PHASE) and not event.device]
-    named = [(event.name.removeprefix(PHASE), _span(event)) for event in mine]
-    return sorted((one for one in named if f"{PHASE}{one[0]}" not in (STEP, COMPUTE)), key=lambda one: one[1])
+    found = _on_device(events, wall_seconds) if on_cuda else _on_host(events, wall_seconds)
+    named = [event for event in events if event.name.startswith(PHASE) and not event.device]
+    phases = [(e.name.removeprefix(PHASE), _span(e)) for e in named if e.name not in (STEP, COMPUTE)]
+    return replace(found, began_ns=began_ns, phases=sorted(phases, key=lambda phase: phase[1]))
 
 
 def _on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
@@ -69,13 +68,16 @@ def _on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
     mine = [event for event in events if event.thread == whole.thread and not event.asynchronous]
     issued = _spans(event for event in events if event.name.startswith(_ISSUE) and not event.asynchronous)
     moved = _spans(event for event in events if event.name.startswith("gloo:") and event.asynchronous)
+    comm = moved or issued
+    if len(issued) == len(moved):  # those of gloo begin in the order of their issue
+        comm = [(min(issue[0], move[0]), max(issue[1], move[1])) for issue, move in zip(issued, moved, strict=True)]
     arithmetic = _spans(event for event in mine if event.name.startswith("aten::") or event.name == COMPUTE)
     called = union([*issued, *_spans(event for event in mine if event.name == _WAIT)])
     return Trace(
         step=_span(whole),
         wall_seconds=wall_seconds,
-        compute=difference(union(arithmetic), called),
-        comm=_joined(issued, moved),
+        compute=difference(arithmetic, called),
+        comm=comm,
         copies=[],
         called=called,
         busy=union([*arithmetic, *called]),
@@ -88,7 +90,8 @@ def _on_device(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
     ran: dict[str, list[Span]] = {"compute": [], "comm": [], "copies": []}
     for event in events:
         if event.device and not event.annotation:
-            ran[_kind(event.name)].append(_span(event))
+            other = "copies" if event.name.startswith(("Memcpy", "Memset")) else "compute"
+            ran["comm" if event.name.startswith("nccl") else other].append(_span(event))
     host = [event for event in events if not event.device and not event.asynchronous]
     called = union(_spans(event for event in host if event.name.startswith(_ISSUE) or event.name == _WAIT))
     return Trace(
@@ -102,20 +105,6 @@ def _on_device(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
     )
 
 
-def _kind(kernel: str) -> str:
-    """Return what a device does in a kernel or copy of this name."""
-    if kernel.startswith("nccl"):
-        return "comm"
-    return "copies" if kernel.startswith(("Memcpy", "Memset")) else "compute"
-
-
-def _joined(issued: Sequence[Span], moved: Sequence[Span]) -> list[Span]:
-    """Return each communication from its issue to its end; those of gloo begin in the order of their issue."""
-    if len(issued) != len(moved):
-        return list(moved) or list(issued)
-    return [(min(issue[0], move[0]), max(issue[1], move[1])) for issue, move in zip(issued, moved, strict=True)]
-
-
 def _spans(events: Iterable[TraceEvent]) -> list[Span]:
     return sorted(_span(event) for event in events)
 
@@ -127,7 +116,7 @@ def _span(event: TraceEvent) -> Span:
 def rank_timeline(
     rank: int, trace: Trace, axes: Sequence[str], operations: Sequence[str], late_ns: int
 ) -> RankTimeline:
-    """Return one rank's step, which began ``late_ns`` after the first rank's, of whose communication axes are known.
+    """Return one rank's step, which began ``late_ns`` after the first rank's, by its communications' axes and names.
 
     Compute and copies are as the breakdown counts them: disjoint, and copies only where nothing is computed.
     """
@@ -146,3 +135,113 @@ def rank_timeline(
     for axis, operation, span in zip(axes, operations, trace.comm, strict=True):
         found += [interval(f"{COMM} {axis}", operation, part) for part in intersection([span], [trace.step])]
     return RankTimeline(rank=rank, start_us=at(trace.step[0]), stop_us=at(trace.step[1]), intervals=tuple(found))
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """Return the disjoint spans, in order, that cover the same time; neighbours are joined, empty spans dropped.
+
+    Linear in sorted spans (so are the other functions of spans), as sorting is then.
+    """
+    merged: list[Span] = []
+    for start, stop in sorted(spans):
+        if stop < start:
+            raise ValueError(f"stop({stop}) < start({start})")
+        if start == stop:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def length(spans: Iterable[Span]) -> int:
+    """Return the nanoseconds that spans cover, each counted once."""
+    return sum(stop - start for start, stop in union(spans))
+
+
+def intersection(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
+    """Return the time that is in both."""
+    ours, theirs = union(a), union(b)
+    common: list[Span] = []
+    i = j = 0
+    while i < len(ours) and j < len(theirs):
+        start, stop = max(ours[i][0], theirs[j][0]), min(ours[i][1], theirs[j][1])
+        if start < stop:
+            common.append((start, stop))
+        if ours[i][1] <= theirs[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
+
+
+def difference(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
+    """Return the time that is in ``a`` and not in ``b``."""
+    mine, theirs = union(a), union(b)
+    if not mine:
+        return []
+    edges = [mine[0][0], *(edge for span in theirs for edge in span), mine[-1][1]]
+    outside = [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]
+    return intersection(mine, outside)
+
+
+def gaps(spans: Iterable[Span], within: Span) -> list[Span]:
+    """Return the time of ``within`` that no span covers."""
+    return difference([within], spans)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """Where the time of a step went: the wall is the sum of all the rest."""
+
+    compute_seconds: float
+    exposed_comm_seconds: Mapping[str, float]
+    copy_seconds: float
+    idle_seconds: float
+    wall_seconds: float
+    residual_seconds: float
+
+
+def break_down(
+    wall: Span,
+    compute: Sequence[Span],
+    comm_by_axis: Mapping[str, Sequence[Span]],
+    copies: Sequence[Span],
+    *,
+    measured_wall_seconds: float | None = None,
+) -> Breakdown:
+    """Return the breakdown of ``wall``; spans are clipped to it, compute hides copies, and both hide communication.
+
+    Where several axes are exposed the time is that of the operation which started first, so that the sum over axes is
+    |union of communication - compute - copies|. Where the wall was measured by another clock too, that is the wall and
+    the residual is what the spans do not explain of it; else the residual is 0 by construction.
+    """
+    computing = intersection(compute, [wall])
+    copying = difference(intersection(copies, [wall]), computing)
+    busy = union([*computing, *copying])
+    owned = _first_started(comm_by_axis)
+    exposed = {axis: difference(intersection(spans, [wall]), busy) for axis, spans in owned.items()}
+    idle = gaps([*busy, *(span for spans in exposed.values() for span in spans)], wall)
+    covered = sum(length(spans) for spans in [computing, copying, idle, *exposed.values()])
+    wall_seconds = length([wall]) / 1e9 if measured_wall_seconds is None else measured_wall_seconds
+    return Breakdown(
+        compute_seconds=length(computing) / 1e9,
+        exposed_comm_seconds={axis: length(spans) / 1e9 for axis, spans in exposed.items()},
+        copy_seconds=length(copying) / 1e9,
+        idle_seconds=length(idle) / 1e9,
+        wall_seconds=wall_seconds,
+        residual_seconds=wall_seconds - covered / 1e9,
+    )
+
+
+def _first_started(spans_by_axis: Mapping[str, Sequence[Span]]) -> dict[str, list[Span]]:
+    """Return disjoint spans by axis: at any time the running operation that started first has it; axes in order tie."""
+    tagged = [(start, order, stop) for order, spans in enumerate(spans_by_axis.values()) for start, stop in spans]
+    owned: list[list[Span]] = [[] for _ in spans_by_axis]
+    reached = min(tagged, default=(0, 0, 0))[0]
+    for start, order, stop in sorted(tagged):
+        if (begin := max(start, reached)) < stop:
+            owned[order].append((begin, stop))
+            reached = stop
+    return dict(zip(spans_by_axis, owned, strict=True))

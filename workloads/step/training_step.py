@@ -18,16 +18,14 @@ from bench.results.details import Mesh
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
 from workloads.model.checkpointing import checkpoint
-from workloads.model.compute_kind import parse_compute
-from workloads.model.shapes import COMMON, Shape, flops_per_token, num_parameters, shape_of
+from workloads.model.shapes import COMMON, Shape, flops_per_token, num_parameters, parse_compute, shape_of
 from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
 from workloads.model.transformer import Transformer, build, draw_tokens, loss_of
-from workloads.step.gemm_peak import Peak, peak_of
 from workloads.step.layout import Layout
-from workloads.step.memory_report import Batch, Memory, memory_formula, memory_notes
+from workloads.step.memory import Batch, Memory, memory_formula, memory_notes
 from workloads.step.overlap import Overlap
 from workloads.step.parity import Parity
-from workloads.step.peaks import mfu_of
+from workloads.step.peaks import Peak, mfu_of, peak_of
 from workloads.step.probe import Probe, run_probes
 from workloads.step.sent_bytes import SentBytes
 

@@ -5,7 +5,7 @@ all_gathers and four reduce_scatters a layer, the same bytes. Embeddings and hea
 inside FSDP's shards, on a mesh of two axes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -111,15 +111,25 @@ def lay_out_tp_fsdp(model: Transformer, world: World, options: Options, params: 
 
 def split_layers(model: Transformer, mesh: DeviceMesh, *, along_sequence: bool = False) -> None:
     """Split attention and FFN of each layer by torch's styles; along the sequence, shard what lies between too."""
-    outside = _SEQUENCE if along_sequence else Replicate()
     for layer in model.layers:
-        parallelize_module(layer, mesh, _plan(outside, llama=layer.ffn.gate is not None))  # type: ignore[union-attr]
+        parallelize_module(layer, mesh, _styles(layer, along_sequence=along_sequence, as_dtensors=along_sequence))
         if along_sequence:
             parallelize_module(layer, mesh, {"attention_norm": SequenceParallel(), "ffn_norm": SequenceParallel()})
     if along_sequence:
         parallelize_module(model, mesh, {"norm": SequenceParallel()})
         model.layers[0].register_forward_pre_hook(_Scatter(mesh))
         model.norm.register_forward_hook(_gather)
+
+
+def split_blocks(layers: Iterable[nn.Module], mesh: DeviceMesh, *, mixtures: bool) -> None:
+    """Split attention, and FFNs where they are no mixtures; blocks take and give plain tensors (b, s / tp, h).
+
+    Attention and FFN gather the positions of their group and scatter sums over heads and columns. Embeddings, norms,
+    mixtures, head and loss see a rank's own positions alone, so that their gradients are of those: they are summed over
+    ``tp`` once a step, as those of other tokens are over the data axes.
+    """
+    for layer in layers:
+        parallelize_module(layer, mesh, _styles(layer, along_sequence=True, ffn=not mixtures))
 
 
 def sum_partial_gradients(model: nn.Module) -> None:
@@ -130,20 +140,21 @@ def sum_partial_gradients(model: nn.Module) -> None:
             parameter.grad = gradient.redistribute(placements=[Replicate()])
 
 
-def _plan(outside: Replicate | Shard, *, llama: bool) -> dict[str, ParallelStyle]:
-    """Return the styles of a layer whose blocks take and give activations placed as ``outside``."""
-    given = PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),))
-    plan: dict[str, ParallelStyle] = {
-        "attention": given,
-        "attention.q": ColwiseParallel(),
-        "attention.k": ColwiseParallel(),
-        "attention.v": ColwiseParallel(),
-        "attention.out": RowwiseParallel(output_layouts=outside, use_local_output=isinstance(outside, Replicate)),
-        "ffn": given,
-        "ffn.up": ColwiseParallel(),
-        "ffn.down": RowwiseParallel(output_layouts=outside, use_local_output=isinstance(outside, Replicate)),
-    }
-    return {**plan, "ffn.gate": ColwiseParallel()} if llama else plan
+def _styles(
+    layer: nn.Module, *, along_sequence: bool, as_dtensors: bool = False, ffn: bool = True
+) -> dict[str, ParallelStyle]:
+    """Return the styles of a layer whose blocks take and give whole activations, or their part of the sequence."""
+    outside = _SEQUENCE if along_sequence else Replicate()
+    gathered = PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),))
+    rows = partial(RowwiseParallel, output_layouts=outside, use_local_output=not as_dtensors)
+    blocks: dict[str, tuple[str, ...]] = {"attention": ("q", "k", "v", "out")}
+    if ffn:
+        blocks["ffn"] = ("up", "down") if layer.ffn.gate is None else ("gate", "up", "down")  # type: ignore[union-attr]
+    styles: dict[str, ParallelStyle] = {}
+    for block, (*columns, last) in blocks.items():
+        styles |= {block: gathered, **{f"{block}.{name}": ColwiseParallel() for name in columns}}
+        styles[f"{block}.{last}"] = rows()
+    return styles
 
 
 class _Scatter:

@@ -15,7 +15,7 @@ from workloads.expert_parallel.moe_case import moe_of
 from workloads.mesh.mesh_memory import counted, footprint, formula
 from workloads.model.shapes import SHAPES, num_parameters
 from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.step.memory_report import Batch
+from workloads.step.memory import Batch
 
 TINY = SHAPES["tiny"]
 BATCH = Batch(microbatch=2, element_bytes=4, checkpointing="none")

@@ -16,7 +16,7 @@ from workloads.pipeline_parallel.bubbles import link_latency
 from workloads.pipeline_parallel.pipeline_probe import Told, bubble_of, steps_of
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulate import Timeline, simulate
-from workloads.step.memory_report import UNCOUNTED
+from workloads.step.memory import UNCOUNTED
 
 SECONDS = 0.05
 CAUSES = ("schedule", "imbalance", "p2p", "rest")

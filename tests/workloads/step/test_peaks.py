@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from workloads.step.gemm_peak import measured_peak
-from workloads.step.peaks import PEAKS, datasheet_peak, mfu_of
+from workloads.step.peaks import PEAKS, datasheet_peak, measured_peak, mfu_of
 
 CPU = torch.device("cpu")
 BFLOAT16 = {
@@ -69,7 +68,7 @@ def test_a_share_is_the_rate_over_a_known_peak_and_no_more_than_one() -> None:
 
 
 def test_closed_forms_need_no_torch() -> None:
-    modules = "workloads.costs.communication_pattern, workloads.step.intervals, workloads.step.peaks"
+    modules = "workloads.costs.communication_pattern, workloads.step.peaks"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -13,9 +13,20 @@ from training_steps import trained
 from bench.results.records import RankTimeline
 from bench.world.torch_compat import TraceEvent
 from bench.world.world import World
-from workloads.step.intervals import Span, break_down, gaps, intersection, length
 from workloads.step.sent_bytes import counted
-from workloads.step.trace import COMPUTE, STEP, Trace, _on_device, rank_timeline, trace_step
+from workloads.step.trace import (
+    COMPUTE,
+    STEP,
+    Span,
+    Trace,
+    _on_device,
+    break_down,
+    gaps,
+    intersection,
+    length,
+    rank_timeline,
+    trace_step,
+)
 
 CPU = torch.device("cpu")
 NAP_SECONDS = 0.02
