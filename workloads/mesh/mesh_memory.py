@@ -3,9 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-
 from bench.results.details import COMPONENTS
 from bench.world.subject import Explanation
 from bench.world.world import World
@@ -13,11 +10,11 @@ from workloads.costs.activations import Kept, activations_from
 from workloads.costs.mesh_costs import Place, state_of
 from workloads.expert_parallel.routing import BALANCED
 from workloads.mesh.mesh_stages import mixtures_in
-from workloads.pipeline_parallel.pipeline_memory import measured, tensor_bytes
+from workloads.pipeline_parallel.pipeline_probe import counted_state, measured_memory, saved_bytes
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
 from workloads.pipeline_parallel.stages import Chunk
-from workloads.step.layout import Layout, local
-from workloads.step.memory import Batch, SavedTensors, gradients, largest_of, state_tensors
+from workloads.step.layout import Layout
+from workloads.step.memory import Batch, largest_of
 
 _HOW = {
     "memory": "between steps, activations of a step above its start",
@@ -47,8 +44,8 @@ def footprint(world: World, look: Look, train: Callable[[], object], begin: Call
     ``train`` is a step without its update.
     """
     mine = {
-        "memory": dict(measured(look.layout, world, train, begin)),
-        "memory_counted": counted(look, world.device),
+        "memory": dict(measured_memory(look.layout, world, train, begin)),
+        "memory_counted": counted(look),
         "memory_formula": formula(look.place, look.schedule, look.batch, fused_norms=world.device.type == "cuda"),
     }
     if _without_formula(look):
@@ -90,22 +87,16 @@ def formula(place: Place, schedule: Schedule | None, batch: Batch, *, fused_norm
     return {**held, "activations": activations_from(place, schedule, kept)}
 
 
-def counted(look: Look, device: torch.device) -> dict[str, float]:
+def counted(look: Look) -> dict[str, float]:
     """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward.
 
     What selective checkpointing keeps is not saved as other tensors are: activations are left out then.
     """
-    model = look.layout.model
     # state first: the forward passes that are counted leave FSDP's parameters gathered
-    state: dict[str, float] = {
-        "parameters": tensor_bytes([local(parameter) for parameter in model.parameters()]),
-        "gradients": tensor_bytes([local(gradient) for gradient in gradients(model.parameters())]),
-        "optimizer": tensor_bytes([local(tensor) for tensor in state_tensors(look.layout.optimizer)]),
-        "buffers": tensor_bytes(list(model.buffers())),
-    }
+    state = counted_state(look.layout)
     if look.batch.checkpointing == "selective":
         return state
-    saved = {stage: _saved(chunk, look, device) for stage, chunk in look.chunks.items()}
+    saved = {stage: _saved(chunk, look) for stage, chunk in look.chunks.items()}
     return {**state, "activations": _in_flight(look.place, look.schedule, lambda stage: saved[stage])}
 
 
@@ -113,17 +104,7 @@ def _in_flight(place: Place, schedule: Schedule | None, of_stage: Callable[[int]
     return of_stage(0) if schedule is None else peak_held(schedule, place.coordinate["pp"], of_stage)
 
 
-def _saved(chunk: Chunk, look: Look, device: torch.device) -> int:
-    """Return what one microbatch's forward pass of a stage saves; ranks of the same stage make it together."""
-    size = (look.batch.microbatch, look.tokens)
-    tokens, targets = (torch.zeros(size, dtype=torch.long, device=device) for _ in range(2))
-    dtype = next(chunk.parameters()).dtype
-    between = torch.zeros(*size, look.place.shape.hidden, device=device, dtype=dtype)
+def _saved(chunk: Chunk, look: Look) -> int:
     for mixture in mixtures_in(chunk).values():
         mixture.given = mixture.chosen[max(mixture.chosen)]  # of such tokens a router would send all to one expert
-    with SavedTensors(chunk) as saved:
-        output = chunk(tokens if chunk.tokens is not None else between.requires_grad_())
-        if chunk.head is not None:
-            output = F.cross_entropy(output.flatten(0, 1), targets.flatten())
-    chunk.embedded = None
-    return saved.num_bytes
+    return saved_bytes(chunk, (look.batch.microbatch, look.tokens), look.place.shape.hidden)

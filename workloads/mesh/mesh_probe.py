@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.machine.world_spec import FUNCTIONAL_ONLY
 from bench.results.metrics import MetricValue, values
 from bench.world.subject import Explanation
 from bench.world.world import World
@@ -17,9 +16,16 @@ from workloads.expert_parallel.moe_layer import MoeLayer, mixtures
 from workloads.expert_parallel.wire import wired
 from workloads.mesh.axes import expert_groups, expert_parts, groups_along
 from workloads.mesh.mesh_memory import Look, footprint
-from workloads.pipeline_parallel import pipeline_probe as pp_explain
 from workloads.pipeline_parallel.bubbles import link_latency
-from workloads.pipeline_parallel.pipeline_probe import Told, bubble_of, facts_of, steps_of, take_steps, with_timelines
+from workloads.pipeline_parallel.pipeline_probe import (
+    SHARED,
+    bubble_of,
+    claims_bubble,
+    facts_of,
+    steps_of,
+    take_steps,
+    with_timelines,
+)
 from workloads.pipeline_parallel.stages import Recorder
 from workloads.step.overlap import Overlap
 from workloads.step.probe import run_probes
@@ -127,12 +133,9 @@ def _bubble(world: World, look: Look, recorder: Recorder, step: Step, begin: Beg
     if schedule is None:
         return Explanation()
     facts = facts_of(schedule)
-    if look.timed_seconds is None and any(world.gather(pp_explain.cores_shared(world))):
-        note = f"{FUNCTIONAL_ONLY}: ranks share cores, so that no bubble is claimed of what they really compute"
-        return Explanation(details=facts.as_details, notes=(note,))
-    stamps, walls = take_steps(world, recorder, step, begin, seconds)
-    mine = Told(sent_bytes_to={}, expected_bytes=0.0, steps=stamps, walls=walls, memory={}, cores_shared=False)
-    told = world.gather(mine)
+    if not claims_bubble(world, look.timed_seconds):
+        return Explanation(details=facts.as_details, notes=(SHARED,))
+    told = world.gather(take_steps(world, recorder, step, begin, seconds))
     of_each = [steps_of([told[rank] for rank in ranks], schedule) for ranks in groups_along(look.place.mesh, "pp")]
     slowest = max(of_each, key=lambda steps: steps.middle.makespan)
     latency = link_latency(slowest.timelines, schedule)

@@ -1,38 +1,52 @@
-"""Where a pipeline's time goes: the bubble as measured, simulated and by closed form, and the idle time by cause."""
+"""Where a pipeline's time, bytes and memory go: the bubble beside simulated and closed form, idle time by cause."""
 
 import os
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import dataclass, field
+from statistics import fmean, median
 
+import torch
+import torch.nn.functional as F
 from msgspec.structs import replace
+from torch import Tensor
 
 from bench.machine.environment import emulation
 from bench.machine.world_spec import FUNCTIONAL_ONLY
-from bench.results import details as told_by
-from bench.results.details import COMPONENTS, Action, Idle, Pipeline, Simulated
+from bench.results import details
+from bench.results.details import COMPONENTS, Action
 from bench.results.metrics import MetricValue, values
-from bench.results.stats import Estimate, median
+from bench.results.stats import Estimate
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.costs.communication_pattern import sent_bytes
+from workloads.costs.communication_pattern import sent_bytes, state_bytes
+from workloads.model.shapes import Shape, num_head_parameters, num_layer_parameters, num_parameters
 from workloads.pipeline_parallel import bubbles, schedules
 from workloads.pipeline_parallel.bubbles import Shares, compare, shares_of
-from workloads.pipeline_parallel.pipeline_memory import Look
-from workloads.pipeline_parallel.pipeline_memory import counted as counted_memory
-from workloads.pipeline_parallel.pipeline_memory import formula as formula_of_memory
-from workloads.pipeline_parallel.pipeline_memory import measured as measured_memory
+from workloads.pipeline_parallel.pipeline_case import Pipeline
 from workloads.pipeline_parallel.pp_bytes import bytes_by_link
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
 from workloads.pipeline_parallel.simulate import Ran, Timeline
-from workloads.pipeline_parallel.stages import Recorder
-from workloads.step.memory import UNCOUNTED, Held, largest_of, layer_activation_bytes
-from workloads.step.sent_bytes import Call, counted
+from workloads.pipeline_parallel.stages import Chunk, Recorder
+from workloads.step.layout import Layout, local
+from workloads.step.memory import (
+    UNCOUNTED,
+    Batch,
+    Held,
+    SavedTensors,
+    gradients,
+    largest_of,
+    layer_activation_bytes,
+    peak_during,
+    state_tensors,
+    storage_bytes,
+)
+from workloads.step.probe import Begin, Step, take_turns, timed
+from workloads.step.sent_bytes import ByAxis, SentBytes, bytes_by_axis, counted
 
-_REPEATS = (3, 12)
+SHARED = f"{FUNCTIONAL_ONLY}: ranks share cores, so that no bubble is claimed of what they really compute"
+_HALVES = "other schedules are simulated with half of the backward pass as input gradient, half as weight gradient"
 _MOST_ACTIONS_SHOWN = 20_000
 _MEMORY = {
     "memory": "activations of a step above its start",
@@ -40,30 +54,30 @@ _MEMORY = {
     "memory_formula": "",
 }
 
-Step = Callable[[], object]
-Stamps = list[tuple[str, int, int]]
+Latency = Mapping[tuple[int, int], float]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A rank's steps: the actions of each with both ends in ns of rank 0's clock, and its wall in seconds."""
+
+    stamps: list[list[tuple[str, int, int]]] = field(default_factory=list)
+    walls: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What one rank tells the others: bytes that it sends, its steps' actions on rank 0's clock, walls, and memory."""
+class Seen:
+    """What one rank saw: its steps, if any, bytes sent and expected by axis, sent by receiver, and memory by source."""
 
-    sent_bytes_to: dict[int, int]
-    expected_bytes: float
-    steps: list[Stamps]
-    walls: list[float]
+    taken: Taken | None
+    sent: tuple[ByAxis, ByAxis]
+    sent_to: dict[int, int]
     memory: dict[str, Held]
-    cores_shared: bool
-
-    @property
-    def sent_bytes(self) -> int:
-        """To all ranks."""
-        return sum(self.sent_bytes_to.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The measured steps of all ranks, and the one of median makespan."""
+    """The measured steps of all ranks of a pipeline."""
 
     timelines: tuple[Timeline, ...]
     walls: tuple[float, ...]
@@ -71,7 +85,7 @@ class Steps:
 
     @property
     def middle(self) -> Timeline:
-        """The step that is shown."""
+        """The step of median makespan, which is shown."""
         ordered = sorted(self.timelines, key=lambda timeline: timeline.makespan)
         return ordered[(len(ordered) - 1) // 2]
 
@@ -82,83 +96,119 @@ class Steps:
         return median([wall - timeline.makespan for wall, timeline in pairs])
 
 
-def explain_pipeline(
-    world: World, look: Look, recorder: Recorder, step: Step, train: Step, begin: Callable[[], None], seconds: float
-) -> Explanation:
-    """Return bytes, memory and the bubble of some more steps; every rank takes part.
+@dataclass(frozen=True, kw_only=True)
+class PipelineProbe:
+    """The probe of bytes, memory and bubble; ``chunks`` are this rank's stages, ``train`` is a step without its update.
 
-    ``train`` is a step without its update. On ranks that share cores nothing is claimed of real compute's bubble.
+    On ranks that share cores nothing is claimed of real compute's bubble.
     """
-    begin()
-    calls = counted(step, look.layout.axes)
-    stamps, walls = take_steps(world, recorder, step, begin, seconds)
-    memory = {
-        "memory": measured_memory(look.layout, world, train, begin),
-        "memory_counted": counted_memory(look, world.rank, world.device),
-        "memory_formula": formula_of_memory(look, world.rank),
-    }
-    mine = Told(
-        sent_bytes_to=_sent(calls),
-        expected_bytes=look.layout.expected_bytes["pp"],
-        steps=stamps,
-        walls=walls,
-        memory=memory,
-        cores_shared=cores_shared(world) and look.timed_seconds is None,
-    )
-    told = world.gather(mine)
-    metrics, facts = {**_bytes(told), **_memory(told)}, _facts(look, told)
-    if any(one.cores_shared for one in told):
-        shared = f"{FUNCTIONAL_ONLY}: ranks share cores, so that no bubble is claimed of what they really compute"
-        return Explanation(metrics=metrics, details=facts.as_details, notes=(shared, *_uncounted(look)))
-    steps = steps_of(told, look.pipeline.schedule)
-    latency = bubbles.link_latency(steps.timelines, steps.schedule)
-    metrics |= bubble_of(steps, latency, look.timed_seconds)
-    facts = replace(
-        with_timelines(facts, steps, latency),
-        comparison=_comparison(steps, look, latency),
-        clock=world.clock.method,
-        clock_uncertainty_seconds=world.clock.uncertainty_ns / 1e9,
-    )
-    return Explanation(metrics=metrics, details=facts.as_details, notes=(*_notes(steps), *_uncounted(look)))
 
+    world: World
+    layout: Layout
+    recorder: Recorder
+    train: Callable[[], object]
+    chunks: Mapping[int, Chunk]
+    pipeline: Pipeline
+    shape: Shape
+    batch: Batch
+    timed_seconds: float | None
+    share = 1.0
 
-def take_steps(
-    world: World, recorder: Recorder, step: Step, begin: Callable[[], None], seconds: float
-) -> tuple[list[Stamps], list[float]]:
-    """Take as many steps as there is time for, three at least; without any time, one."""
-    stamps: list[Stamps] = []
-    walls: list[float] = []
-    least = _REPEATS[0] if seconds > 0 else 1
-    began, wanted = time.perf_counter(), least
-    offset = world.clock.offsets_ns[world.global_rank]
-    while len(stamps) < wanted:
+    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Seen:
         begin()
-        at = time.perf_counter()
-        step()
-        world.sync()
-        walls.append(time.perf_counter() - at)
-        stamps.append([(str(action), start - offset, stop - offset) for action, start, stop in recorder.read()])
-        affordable = int(seconds / ((time.perf_counter() - began) / len(stamps)))
-        wanted = int(world.decide([max(least, min(_REPEATS[1], affordable))])[0])
-    return stamps, walls
+        calls = counted(step, self.layout.axes)
+        sent_to: Counter[int] = Counter()
+        for call in calls:
+            if call.peer is not None:
+                sent_to[call.peer] += int(sent_bytes(call.op, call.num_bytes, call.ranks))
+        claims = claims_bubble(self.world, self.timed_seconds)
+        taken = take_steps(self.world, self.recorder, step, begin, budget_seconds) if claims else None
+        memory = {
+            "memory": measured_memory(self.layout, self.world, self.train, begin),
+            "memory_counted": self.memory_counted(),
+            "memory_formula": self.memory_formula(),
+        }
+        sent = bytes_by_axis(calls, self.layout.axes), self.layout.expected_bytes
+        return Seen(taken=taken, sent=sent, sent_to=dict(sent_to), memory=memory)
+
+    def summarise(self, told: Sequence[Seen]) -> Explanation:
+        sent = SentBytes(self.layout).summarise([one.sent for one in told])
+        metrics = {**sent.metrics, **largest_of([one.memory for one in told], _MEMORY)}
+        facts, notes = self._facts(told), (UNCOUNTED,) if self._is_uncounted else ()
+        taken = [one.taken for one in told if one.taken is not None]
+        if not taken:
+            return Explanation(metrics=metrics, details=facts.as_details, notes=(SHARED, *notes))
+        steps = steps_of(taken, self.pipeline.schedule)
+        latency = bubbles.link_latency(steps.timelines, steps.schedule)
+        shares = shares_of(steps.timelines, steps.schedule.chunks)
+        comparison = compare(
+            shares,
+            ranks=steps.schedule.ranks,
+            microbatches=steps.schedule.microbatches,
+            layers=self.shape.layers,
+            layer_bytes=None if self._is_uncounted else layer_activation_bytes(self.shape, self.batch),
+            latency_seconds=fmean(latency.values()) if latency else 0.0,
+            outside_seconds=steps.outside_seconds,
+        )
+        facts = replace(
+            with_timelines(facts, steps, latency),
+            comparison=comparison,
+            clock=self.world.clock.method,
+            clock_uncertainty_seconds=self.world.clock.uncertainty_ns / 1e9,
+        )
+        return Explanation(
+            metrics={**metrics, **bubble_of(steps, latency, self.timed_seconds)},
+            details=facts.as_details,
+            notes=(*((_HALVES,) if shares.assumed_halves else ()), *notes),
+        )
+
+    def memory_formula(self) -> Held:
+        """Return the closed forms of this rank's state, and of its layers' activations."""
+        parameters = stage_parameters(self.pipeline, self.shape, self.world.rank)
+        state = state_bytes("ddp", parameters, 1, mixed=self.batch.element_bytes < 4)
+        each, counts = layer_activation_bytes(self.shape, self.batch), self.pipeline.layers_by_stage
+        return {
+            "parameters": state.parameters,
+            "gradients": state.gradients,
+            "optimizer": state.optimizer,
+            "activations": peak_held(self.pipeline.schedule, self.world.rank, lambda stage: each * counts[stage]),
+        }
+
+    def memory_counted(self) -> Held:
+        """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward.
+
+        What selective checkpointing keeps is not saved as other tensors are: activations are left out then.
+        """
+        held = counted_state(self.layout)
+        if self._is_uncounted:
+            return held
+        size = (self.batch.microbatch, self.shape.sequence)
+        saved = {stage: saved_bytes(chunk, size, self.shape.hidden) for stage, chunk in self.chunks.items()}
+        return {**held, "activations": peak_held(self.pipeline.schedule, self.world.rank, lambda stage: saved[stage])}
+
+    @property
+    def _is_uncounted(self) -> bool:
+        return self.batch.checkpointing == "selective"
+
+    def _facts(self, told: Sequence[Seen]) -> details.Pipeline:
+        expected = bytes_by_link(self.pipeline, self.shape, self.batch.microbatch, self.batch.element_bytes)
+        boundaries = [
+            {"from": one, "to": other, "expected_bytes": each, "sent_bytes": told[one].sent_to.get(other)}
+            for (one, other), each in sorted(expected.items())
+        ]
+        return replace(
+            facts_of(self.pipeline.schedule),
+            layers_by_stage=tuple(self.pipeline.layers_by_stage),
+            in_flight_by_rank=_in_flight(self.pipeline.schedule),
+            activation_bytes_by_rank=tuple(one.memory["memory"]["activations"] for one in told),
+            memory_by_rank={name: tuple(one.memory["memory"][name] for one in told) for name in COMPONENTS},
+            boundaries=boundaries,
+        )
 
 
-def steps_of(told: Sequence[Told], schedule: Schedule) -> Steps:
-    """Return the steps that the ranks of one pipeline told of, in the order of its stages."""
-    count = len(told[0].steps)
-    walls = tuple(max(one.walls[i] for one in told) for i in range(count))
-    return Steps(timelines=tuple(_joined(told, i) for i in range(count)), walls=walls, schedule=schedule)
-
-
-def _joined(told: Sequence[Told], step: int) -> Timeline:
-    """Return one step of all ranks, in seconds from its first action."""
-    first = min(start for one in told for _, start, _ in one.steps[step])
-    ran = tuple(
-        Ran(rank=rank, action=Action.parse(name), start=(start - first) / 1e9, stop=(stop - first) / 1e9)
-        for rank, one in enumerate(told)
-        for name, start, stop in one.steps[step]
-    )
-    return Timeline(ran=ran, ranks=len(told))
+def claims_bubble(world: World, timed_seconds: float | None) -> bool:
+    """Whether a bubble can be claimed: of waits in place of compute, or where no rank shares its cores; all ask."""
+    return timed_seconds is not None or not any(world.gather(cores_shared(world)))
 
 
 def cores_shared(world: World) -> bool:
@@ -169,46 +219,46 @@ def cores_shared(world: World) -> bool:
     return here > len(os.sched_getaffinity(0))
 
 
-def _sent(calls: Sequence[Call]) -> dict[int, int]:
-    """Return the bytes that this rank sends, by the rank that they go to."""
-    sent: Counter[int] = Counter()
-    for call in calls:
-        if call.peer is not None:
-            sent[call.peer] += int(sent_bytes(call.op, call.num_bytes, call.ranks))
-    return dict(sent)
+def take_steps(world: World, recorder: Recorder, step: Step, begin: Begin, seconds: float) -> Taken:
+    """Take as many steps as there is time for; every rank takes part."""
+    taken, offset = Taken(), world.clock.offsets_ns[world.global_rank]
+
+    def turn() -> None:
+        begin()
+        taken.walls.append(timed(step, world))
+        taken.stamps.append([(str(action), start - offset, stop - offset) for action, start, stop in recorder.read()])
+
+    take_turns(world, seconds, turn)
+    return taken
 
 
-def _bytes(told: Sequence[Told]) -> dict[str, MetricValue]:
-    """Return what the rank that sends most sends, and the ratio to the closed form that is farthest from 1."""
-    busiest = max(told, key=lambda one: one.sent_bytes)
-    ratios = [one.sent_bytes / one.expected_bytes for one in told if one.expected_bytes]
-    ratio = max(ratios, key=lambda one: abs(one - 1), default=None)
-    return {
-        **values({"bytes_sent.pp": float(busiest.sent_bytes)}, "the rank that sends most"),
-        **values({"bytes_expected.pp": busiest.expected_bytes}, "b s h e per microbatch, boundary and direction"),
-        **values({"bytes_ratio.pp": ratio}, "the rank where they differ most"),
-    }
+def steps_of(told: Sequence[Taken], schedule: Schedule) -> Steps:
+    """Return the steps that the ranks of one pipeline took, in the order of its stages, in seconds from the first."""
+    timelines = []
+    for rows in zip(*(one.stamps for one in told), strict=True):
+        first = min(start for row in rows for _, start, _ in row)
+        ran = tuple(
+            Ran(rank=rank, action=Action.parse(name), start=(start - first) / 1e9, stop=(stop - first) / 1e9)
+            for rank, row in enumerate(rows)
+            for name, start, stop in row
+        )
+        timelines.append(Timeline(ran=ran, ranks=len(told)))
+    walls = tuple(max(each) for each in zip(*(one.walls for one in told), strict=True))
+    return Steps(timelines=tuple(timelines), walls=walls, schedule=schedule)
 
 
-def _memory(told: Sequence[Told]) -> dict[str, MetricValue]:
-    return largest_of([one.memory for one in told], _MEMORY)
-
-
-def bubble_of(
-    steps: Steps, latency: Mapping[tuple[int, int], float], timed_seconds: float | None
-) -> dict[str, MetricValue]:
+def bubble_of(steps: Steps, latency: Latency, timed_seconds: float | None) -> dict[str, MetricValue]:
     """Return all ways to say how much of the step is idle, and why."""
     middle, schedule = steps.middle, steps.schedule
     how = f"the step of median makespan, of {len(steps.timelines)}"
     predicted = bubbles.predicted(middle, schedule)
     metrics: dict[str, MetricValue] = {}
-    for name, of in _KINDS.items():
-        seen = [of(timeline) for timeline in steps.timelines]
+    for of in (bubbles.bubble_fraction, bubbles.bubble_fraction_span, bubbles.bubble_overhead):
+        name, seen = of.__name__, [of(timeline) for timeline in steps.timelines]
         metrics |= values({name: Estimate(value=of(middle), low=min(seen), high=max(seen), method=how)}, "range of all")
         metrics |= values({f"{name}_simulated": of(predicted)})
     idle = middle.idle / middle.ranks
     split = bubbles.split_idle(middle, schedule, latency)
-    held = max(peak_held(schedule, rank, lambda stage: 1 / schedule.chunks) for rank in range(schedule.ranks))
     return {
         **metrics,
         **_closed_forms(steps, timed_seconds),
@@ -216,122 +266,122 @@ def bubble_of(
         **values({"idle": idle, "compute": middle.makespan - idle}, f"mean over ranks, {how}"),
         **values({"makespan": middle.makespan}, how),
         **values({"non_pipeline_time": steps.outside_seconds}, "median"),
-        **values({"in_flight": held}, "largest over ranks"),
+        **values({"in_flight": max(_in_flight(schedule))}, "largest over ranks"),
     }
-
-
-_KINDS = {
-    "bubble_fraction": bubbles.bubble_fraction,
-    "bubble_fraction_span": bubbles.bubble_fraction_span,
-    "bubble_overhead": bubbles.bubble_overhead,
-}
 
 
 def _closed_forms(steps: Steps, timed_seconds: float | None) -> dict[str, MetricValue]:
     """Return the closed forms; some hold for equal times alone, as timed compute is asked for and never quite is."""
-    schedule = steps.schedule
+    schedule, times = steps.schedule, "mean times"
     if schedule.name not in schedules.NAMES:
         return {}
     shares = shares_of((steps.middle,), schedule.chunks)
     if timed_seconds is not None:
-        shares = Shares(f=timed_seconds, i=timed_seconds, w=timed_seconds)
-    sizes = {"ranks": schedule.ranks, "microbatches": schedule.microbatches, "chunks": schedule.chunks}
-    form = bubbles.closed_form(schedule.name, **sizes, f=shares.f, i=shares.i, w=shares.w)
-    times = "mean times" if timed_seconds is None else "times asked for"
-    how = f"of the {times}" + (f"; {form.note}" if form.note else "")
-    found = {}
-    for name, bubble in (
-        ("bubble_fraction_formula", form.makespan_bubble_seconds),
-        ("bubble_fraction_span_formula", form.span_bubble_seconds),
-    ):
-        if bubble is not None:
-            found[name] = bubbles.fraction_of(bubble, schedule.microbatches, shares.f, shares.i, shares.w)
-    if form.makespan_bubble_seconds is not None:
-        ideal = schedule.microbatches * (shares.f + shares.i + shares.w)
-        found["bubble_overhead_formula"] = form.makespan_bubble_seconds / ideal
-    return values(found, how)
+        shares, times = Shares(f=timed_seconds, i=timed_seconds, w=timed_seconds), "times asked for"
+    f, i, w, microbatches = shares.f, shares.i, shares.w, schedule.microbatches
+    sizes = {"ranks": schedule.ranks, "microbatches": microbatches, "chunks": schedule.chunks}
+    form = bubbles.closed_form(schedule.name, **sizes, f=f, i=i, w=w)
+    bubble, of_span = form.makespan_bubble_seconds, form.span_bubble_seconds
+    if bubble is None or of_span is None:
+        return {}
+    found = {
+        "bubble_fraction_formula": bubbles.fraction_of(bubble, microbatches, f, i, w),
+        "bubble_fraction_span_formula": bubbles.fraction_of(of_span, microbatches, f, i, w),
+        "bubble_overhead_formula": bubble / (microbatches * (f + i + w)),
+    }
+    return values(found, f"of the {times}; {form.note}")
 
 
-def _facts(look: Look, told: Sequence[Told]) -> Pipeline:
-    schedule = look.pipeline.schedule
-    boundaries = [
-        {"from": one, "to": other, "expected_bytes": expected, "sent_bytes": told[one].sent_bytes_to.get(other)}
-        for (one, other), expected in sorted(_expected_by_link(look).items())
-    ]
-    return replace(
-        facts_of(schedule),
-        layers_by_stage=tuple(look.pipeline.layers_by_stage),
-        in_flight_by_rank=tuple(
-            peak_held(schedule, rank, lambda stage: 1 / schedule.chunks) for rank in range(schedule.ranks)
-        ),
-        activation_bytes_by_rank=tuple(one.memory["memory"]["activations"] for one in told),
-        memory_by_rank={name: tuple(one.memory["memory"][name] for one in told) for name in COMPONENTS},
-        boundaries=boundaries,
-    )
+def _in_flight(schedule: Schedule) -> tuple[float, ...]:
+    """Return how many microbatches each rank holds at once, a chunk for its part of one."""
+    return tuple(peak_held(schedule, rank, lambda stage: 1 / schedule.chunks) for rank in range(schedule.ranks))
 
 
-def facts_of(schedule: Schedule) -> Pipeline:
+def facts_of(schedule: Schedule) -> details.Pipeline:
     """Return what any pipeline tells."""
-    return Pipeline(
+    return details.Pipeline(
         schedule=schedule.name,
         ranks=schedule.ranks,
         microbatches=schedule.microbatches,
         chunks=schedule.chunks,
-        stages_by_rank=tuple(tuple(schedule.stages_of(rank)) for rank in range(schedule.ranks)),
+        stages_by_rank=tuple(schedule.stages_of(rank) for rank in range(schedule.ranks)),
     )
 
 
-def _expected_by_link(look: Look) -> dict[tuple[int, int], int]:
-    return bytes_by_link(look.pipeline, look.shape, look.batch.microbatch, look.batch.element_bytes)
-
-
-def with_timelines(facts: Pipeline, steps: Steps, latency: Mapping[tuple[int, int], float]) -> Pipeline:
+def with_timelines(facts: details.Pipeline, steps: Steps, latency: Latency) -> details.Pipeline:
     """Add the measured and the predicted step and the causes of each gap; nothing where there is too much of it."""
     middle = steps.middle
     if len(middle.ran) > _MOST_ACTIONS_SHOWN:
         return facts
+
+    def us(seconds: float) -> int:
+        return round(seconds * 1e6)
+
+    def rows(timeline: Timeline) -> details.Timeline:
+        return tuple(
+            tuple(details.Ran(str(ran.action), us(ran.start), us(ran.stop)) for ran in timeline.of(rank))
+            for rank in range(timeline.ranks)
+        )
+
     shades = bubbles.shade(middle, steps.schedule, latency)
     return replace(
         facts,
-        measured=_rows(middle),
-        predicted=_rows(bubbles.predicted(middle, steps.schedule)),
-        idle=tuple(Idle(one.rank, _us(one.start), _us(one.stop), one.cause) for one in shades),
+        measured=rows(middle),
+        predicted=rows(bubbles.predicted(middle, steps.schedule)),
+        idle=tuple(details.Idle(one.rank, us(one.start), us(one.stop), one.cause) for one in shades),
     )
 
 
-def _rows(timeline: Timeline) -> told_by.Timeline:
-    return tuple(
-        tuple(told_by.Ran(str(ran.action), _us(ran.start), _us(ran.stop)) for ran in timeline.of(rank))
-        for rank in range(timeline.ranks)
-    )
+def stage_parameters(pipeline: Pipeline, shape: Shape, rank: int) -> int:
+    """Return the parameters of a rank's stages: layers, the embeddings of the first, the norm and head of the last."""
+    stages, counts = pipeline.schedule.stages_of(rank), pipeline.layers_by_stage
+    total = sum(counts[stage] for stage in stages) * num_layer_parameters(shape)
+    ends = num_parameters(shape) - shape.layers * num_layer_parameters(shape)
+    head = num_head_parameters(shape)
+    return total + (ends - head if 0 in stages else 0) + (head if len(counts) - 1 in stages else 0)
 
 
-def _us(seconds: float) -> int:
-    return round(seconds * 1e6)
+def _state(layout: Layout) -> dict[str, list[Tensor]]:
+    return {
+        "parameters": list(layout.model.parameters()),
+        "gradients": gradients(layout.model.parameters()),
+        "optimizer": state_tensors(layout.optimizer),
+        "buffers": list(layout.model.buffers()),
+    }
 
 
-def _comparison(steps: Steps, look: Look, latency: Mapping[tuple[int, int], float]) -> tuple[Simulated, ...]:
-    schedule = steps.schedule
-    return compare(
-        _shares(steps),
-        ranks=schedule.ranks,
-        microbatches=schedule.microbatches,
-        layers=look.shape.layers,
-        layer_bytes=None if _uncounted(look) else layer_activation_bytes(look.shape, look.batch),
-        latency_seconds=fmean(latency.values()) if latency else 0.0,
-        outside_seconds=steps.outside_seconds,
-    )
+def measured_memory(layout: Layout, world: World, train: Callable[[], object], begin: Begin) -> Held:
+    """Return what this rank's storages hold, and the peak of a step's activations; ``train`` is without the update.
+
+    Gradients are kept from one step to the next meanwhile, so that they are no part of that peak.
+    """
+
+    def run() -> None:
+        train()
+
+    begin()
+    train()
+    held = {name: storage_bytes(tensors) for name, tensors in _state(layout).items()}
+    begin()
+    return {**held, "activations": peak_during(run, world.device) or 0}
 
 
-def _shares(steps: Steps) -> Shares:
-    return shares_of(steps.timelines, steps.schedule.chunks)
+def counted_state(layout: Layout) -> dict[str, float]:
+    """Return the bytes of the elements of state on this rank, by component."""
+    return {
+        name: sum(local(tensor).numel() * tensor.element_size() for tensor in tensors)
+        for name, tensors in _state(layout).items()
+    }
 
 
-def _notes(steps: Steps) -> tuple[str, ...]:
-    if not _shares(steps).assumed_halves:
-        return ()
-    return ("other schedules are simulated with half of the backward pass as input gradient, half as weight gradient",)
-
-
-def _uncounted(look: Look) -> tuple[str, ...]:
-    return (UNCOUNTED,) if look.batch.checkpointing == "selective" else ()
+def saved_bytes(chunk: Chunk, size: tuple[int, int], hidden: int) -> int:
+    """Return what one microbatch's forward pass of a stage saves; ranks of the same stage make it together."""
+    weights = next(chunk.parameters())
+    tokens, targets = (torch.zeros(size, dtype=torch.long, device=weights.device) for _ in range(2))
+    between = torch.zeros(*size, hidden, device=weights.device, dtype=weights.dtype)
+    with SavedTensors(chunk) as saved:
+        output = chunk(tokens if chunk.tokens is not None else between.requires_grad_())
+        if chunk.head is not None:
+            output = F.cross_entropy(output.flatten(0, 1), targets.flatten())
+    chunk.embedded = None
+    return saved.num_bytes

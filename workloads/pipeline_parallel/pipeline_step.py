@@ -3,29 +3,28 @@
 Schedules are the project's own orders, run by torch's stages and its runtime; see ``schedules``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bench.plan.params import Value
-from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.model.optimizer import make_optimizer
 from workloads.model.timed_compute import calibrate, make_timed
 from workloads.model.transformer import Transformer, draw_tokens
+from workloads.pipeline_parallel.bubbles import bubble_fraction
 from workloads.pipeline_parallel.pipeline_case import pipeline_of
-from workloads.pipeline_parallel.pipeline_memory import Look
-from workloads.pipeline_parallel.pipeline_probe import explain_pipeline
+from workloads.pipeline_parallel.pipeline_probe import PipelineProbe
 from workloads.pipeline_parallel.pp_bytes import bytes_by_rank
 from workloads.pipeline_parallel.schedules import Schedule
+from workloads.pipeline_parallel.simulate import simulate
 from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, make_stages, make_train
 from workloads.step.layout import Layout
 from workloads.step.training_step import Options, TrainingStep
 
 AXIS = "pp"
-_DUALPIPE_V = "dualpipe_v: the forward and backward of an overlapped pair run one after the other, each sent as it ends"
 
 
 def prepare(world: World, **params: Value) -> "PipelineStep":
@@ -44,20 +43,20 @@ class PipelineStep(TrainingStep):
         super().reset()
         self._recorder.forget()
 
-    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
-        """Say how large the bubble is, what causes it, and what each rank sends and holds."""
-        train = self._forward_backward
-        return explain_pipeline(self._world, self._look(), self._recorder, self.step, train, begin, budget_seconds)
-
-    def _look(self) -> Look:
-        return Look(
+    def probes(self) -> tuple[PipelineProbe]:
+        """Return what says how large the bubble is, what causes it, and what each rank sends and holds."""
+        probe = PipelineProbe(
+            world=self._world,
             layout=self.layout,
+            recorder=self._recorder,
+            train=self._forward_backward,
             chunks={stage.stage_index: stage.chunk for stage in self._stages},
             pipeline=self._pipeline,
             shape=self._options.shape,
             batch=self._batch_sizes(),
             timed_seconds=self._options.timed_seconds,
         )
+        return (probe,)
 
     def _lay_out(self, model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
         """Keep this rank's stages of the model and hand them to torch's runtime."""
@@ -90,7 +89,7 @@ class PipelineStep(TrainingStep):
             forward_backward=forward_backward,
             holds_stage_only=True,
             exact_order=order_of_gradients(schedule, world.rank),
-            notes=(_DUALPIPE_V,) if schedule.name == "dualpipe_v" else (),
+            notes=_notes(schedule),
         )
 
     def _make_timed(self, model: Transformer, seconds: float) -> None:
@@ -113,3 +112,16 @@ def order_of_gradients(schedule: Schedule, rank: int) -> tuple[int, ...]:
     taken = [action for action in schedule.actions_of(rank) if action.kind in ("B", "W")]
     orders = {tuple(a.microbatch for a in taken if a.stage == stage) for stage in schedule.stages_of(rank)}
     return orders.pop() if len(orders) == 1 else ()
+
+
+def _notes(schedule: Schedule) -> tuple[str, ...]:
+    ranks, microbatches = schedule.ranks, schedule.microbatches
+    bubble = bubble_fraction(simulate(schedule, lambda action: 2.0 if action.kind == "B" else 1.0))
+    notes = {
+        "dualpipe_v: the forward and backward of an overlapped pair run one after the other, each sent as it ends": (
+            schedule.name == "dualpipe_v"
+        ),
+        f"microbatches({microbatches}) < ranks({ranks}) do not fill the pipeline: at F = I = W its bubble is "
+        f"{bubble:.0%} of the time": microbatches < ranks and bubble >= 0.5,
+    }
+    return tuple(note for note, holds in notes.items() if holds)

@@ -101,7 +101,7 @@ def activations(world: World, params: Params) -> tuple[float, float]:
     step.step()
     look = step.look()
     closed = formula(look.place, look.schedule, look.batch)["activations"]
-    found = counted(look, world.device)["activations"]
+    found = counted(look)["activations"]
     step.close()
     return found, closed
 

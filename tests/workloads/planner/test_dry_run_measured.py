@@ -25,7 +25,7 @@ def taken(world: World, mesh: str, model: str) -> tuple[dict[str, float], dict[s
     step.reset()
     step.step()
     sent, _, _ = counts(world, step.look(), step.step, step.reset)
-    held = counted(step.look(), world.device)
+    held = counted(step.look())
     step.close()
     return dict(sent), dict(held)
 
