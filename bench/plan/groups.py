@@ -17,6 +17,7 @@ Ranks = tuple[int, ...]
 Pair = tuple[int, int]
 Matrix = tuple[tuple[float, ...], ...]
 
+INSIDE = ("ep", "etp")  # axes of a step's mesh that lie inside others: ranks are not multiplied by them
 FORMS = "world, node, across, contiguous:K, strided:K, pairs, or a mesh and its axis such as dp=2 tp=4:tp"
 
 

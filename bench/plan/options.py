@@ -19,7 +19,7 @@ from bench.machine.world_spec import Joined, WorldSpec, choose_world, sharing_no
 from bench.plan import aliases
 from bench.plan.cases import Case, Definition, load_catalogue, matches, select
 from bench.plan.catalogue import MODE, OF_THE_RUNNER
-from bench.plan.groups import mesh_group, parse_mesh
+from bench.plan.groups import INSIDE, mesh_group, parse_mesh
 from bench.plan.operation_spec import DTYPES
 from bench.plan.params import Kind, Param, refuse_unknown
 from bench.plan.plan import PRESETS, Entry, Plan, Preset, Skipped, parse_fault, read_plan_file
@@ -28,7 +28,6 @@ from bench.text import UserError, did_you_mean, listed, parse_duration, parse_li
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 _LOAD_SECONDS = 120
 _LARGEST_ITEMSIZE = max(dtype.itemsize for dtype in DTYPES.values())
-INSIDE = ("ep", "etp")  # axes of a step's own mesh that lie inside others: ranks are not multiplied by them
 Candidate = tuple[Case, str | None]  # with the reason why it cannot run here, None if it can
 
 

@@ -1,25 +1,43 @@
-"""A mesh of named axes: which there are, what they multiply to, where a rank stands on it. Pure.
+"""A mesh of named axes: what they multiply to, where a rank stands, and when it can carry a step. Pure.
 
 ``dp`` replicates parameters, ``fsdp`` shards them, ``pp`` deals out layers, ``cp`` the tokens of a sequence, ``tp`` the
 matrices of a layer and the tokens between them. ``ep`` deals out experts among the ranks of dp, fsdp and cp, ``etp``
 splits each among those of tp: they are no axes of their own, and are not multiplied.
+
+Each rule is an equation, each refusal the equation with its numbers. They come in the order in which one fixes them:
+the mesh itself, layers over ``tp``, the sequence over ``cp`` and ``tp``, layers and microbatches over ``pp``, experts
+over ``ep``, the global batch; last, what does not go together.
 """
 
 import math
 from collections.abc import Mapping
 
-from bench.plan.groups import parse_mesh
-from workloads.mesh.constraints import AXES, INSIDE
+from bench.plan.groups import INSIDE, parse_mesh
+from bench.text import UserError, did_you_mean, listed
+from workloads.context_parallel.exchange_plan import indivisible
+from workloads.model.shapes import Shape
+from workloads.pipeline_parallel.pipeline_case import layers_of_stages
+from workloads.pipeline_parallel.schedules import require_schedule, splits_backward
 
 Mesh = Mapping[str, int]
 
+AXES = ("dp", "fsdp", "pp", "cp", "tp", *INSIDE)
 DATA = ("dp", "fsdp", "cp")
 """The axes whose ranks hold the same layers and see other tokens."""
+CP_METHODS = {
+    "ring": "contiguous",
+    "striped": "striped",
+    "zigzag": "zigzag",
+    "allgather_kv": "zigzag",
+    "ulysses": "contiguous",
+}
+"""How queries meet keys of other ranks, and the order in which each deals out tokens."""
+_MOST_GATHERED_STAGES = 3
 
 
-def mesh_of(text: str) -> dict[str, int]:
-    """Return the axes of ``dp=2,pp=2,tp=2`` and their sizes, outermost first; ``UserError`` where it is not one."""
-    return parse_mesh(text)
+def mesh_of(text: str, world: int) -> dict[str, int]:
+    """Return the axes of ``dp=2,pp=2,tp=2`` and their sizes, outermost first; without any, ``dp`` over all."""
+    return parse_mesh(text) if text else {"dp": world}
 
 
 def multiplied(mesh: Mesh) -> dict[str, int]:
@@ -60,14 +78,16 @@ def groups_along(mesh: Mesh, *axes: str) -> list[list[int]]:
 
 def expert_groups(mesh: Mesh) -> list[list[int]]:
     """Return the groups that deal out experts: blocks of ``ep`` neighbours in the order of dp, fsdp and cp."""
-    ep = mesh.get("ep", 1)
-    return [ranks[first : first + ep] for ranks in groups_along(mesh, *DATA) for first in range(0, len(ranks), ep)]
+    return _blocks(groups_along(mesh, *DATA), mesh.get("ep", 1))
 
 
 def expert_parts(mesh: Mesh) -> list[list[int]]:
     """Return the groups that split experts: blocks of ``etp`` neighbours in the order of tp."""
-    etp = mesh.get("etp", 1)
-    return [ranks[first : first + etp] for ranks in groups_along(mesh, "tp") for first in range(0, len(ranks), etp)]
+    return _blocks(groups_along(mesh, "tp"), mesh.get("etp", 1))
+
+
+def _blocks(groups: list[list[int]], size: int) -> list[list[int]]:
+    return [ranks[first : first + size] for ranks in groups for first in range(0, len(ranks), size)]
 
 
 def expert_copies(mesh: Mesh) -> list[list[int]]:
@@ -78,3 +98,144 @@ def expert_copies(mesh: Mesh) -> list[list[int]]:
             at = coordinate_of(mesh, rank)
             copies.setdefault((at["pp"], place, at["tp"] % mesh.get("etp", 1)), []).append(rank)
     return [sorted(ranks) for ranks in copies.values()]
+
+
+def sequences_of(mesh: Mesh, *, microbatch: int, microbatches: int) -> int:
+    """Return the sequences of a step: dp * fsdp * microbatch * microbatches."""
+    return size_of(mesh, "dp", "fsdp") * microbatch * microbatches
+
+
+def refuse(
+    shape: Shape,
+    mesh: Mesh,
+    *,
+    microbatches: int,
+    microbatch: int,
+    world: int,
+    num_experts: int | None = None,
+    schedule: str = "1f1b",
+    cp_method: str = "ring",
+    chunks: int = 0,
+    split: str = "",
+    global_batch: int | None = None,
+    split_experts: bool = False,
+    checkpointing: str = "none",
+) -> str | None:
+    """Return the first equation that a step on a mesh breaks, with its numbers; None where it can run.
+
+    ``chunks`` 0 is the schedule's own, ``split`` the layers of each stage such as ``1+2+1``, empty for as many each;
+    ``num_experts`` None is a model without mixtures of experts. ``split_experts`` is whether ``etp`` may be above 1.
+    """
+    return (
+        _refuse_axes(mesh, world, split_experts)
+        or refuse_heads(shape, mesh, experts=num_experts is not None)
+        or refuse_sequence(shape, mesh, cp_method=cp_method)
+        or _refuse_stages(shape, mesh, microbatches, schedule, chunks, split)
+        or refuse_experts(mesh, num_experts)
+        or _refuse_batch(mesh, microbatch, microbatches, global_batch)
+        or _refuse_split_backward(mesh, schedule, checkpointing, num_experts)
+    )
+
+
+def _refuse_axes(mesh: Mesh, world: int, split_experts: bool) -> str | None:
+    for name, size in mesh.items():
+        if name not in AXES:
+            return f"mesh axis {name!r} is not {listed(AXES)}{did_you_mean(name, AXES)}"
+        if size < 1:
+            return f"{name}({size}) < 1"
+    if mesh.get("etp", 1) != 1 and not split_experts:
+        return f"etp({mesh['etp']}) != 1: experts are whole here on every rank that holds them"
+    axes = multiplied(mesh) or {"dp": 1}
+    return None if size_of(mesh, *axes) == world else f"{_product(axes)} != world size({world})"
+
+
+def refuse_heads(shape: Shape, mesh: Mesh, *, experts: bool = False) -> str | None:
+    """Refuse layers that ``tp`` does not divide; a mixture's FFNs are not split."""
+    tp = mesh.get("tp", 1)
+    for name in ("heads", "kv_heads", "hidden", *(() if experts else ("ffn",))):
+        if getattr(shape, name) % tp:
+            return f"{name}({getattr(shape, name)}) % tp({tp}) != 0"
+    return None
+
+
+def refuse_sequence(shape: Shape, mesh: Mesh, *, cp_method: str = "ring") -> str | None:
+    """Refuse tokens that do not divide: over ``cp`` as its method deals them out, and what it leaves over ``tp``."""
+    cp, tp = mesh.get("cp", 1), mesh.get("tp", 1)
+    if cp_method not in CP_METHODS:
+        return f"cp method {cp_method!r} is not {listed(CP_METHODS)}{did_you_mean(cp_method, CP_METHODS)}"
+    if cp > 1 and (reason := indivisible(CP_METHODS[cp_method], shape.sequence, cp)):
+        return reason
+    if cp > 1 and cp_method == "ulysses":
+        for name, heads in (("heads", shape.heads), ("kv_heads", shape.kv_heads)):
+            if heads // tp % cp:
+                return f"{name}({heads}) / tp({tp}) % cp({cp}) != 0: ulysses deals out heads"
+    if shape.sequence // cp % tp:
+        return f"sequence({shape.sequence}) % {f'(cp({cp}) * tp({tp}))' if cp > 1 else f'tp({tp})'} != 0"
+    return None
+
+
+def _refuse_stages(shape: Shape, mesh: Mesh, microbatches: int, schedule: str, chunks: int, split: str) -> str | None:
+    pp, fsdp = mesh.get("pp", 1), mesh.get("fsdp", 1)
+    if microbatches < 1:
+        return f"microbatches({microbatches}) < 1"
+    if pp == 1:
+        return None
+    try:
+        of_rank = require_schedule(schedule, ranks=pp, microbatches=microbatches, chunks=chunks)
+        if shape.layers < pp * of_rank:
+            return f"layers({shape.layers}) < pp({pp}) * chunks({of_rank})"
+        layers_of_stages(shape.layers, pp * of_rank, split)
+    except UserError as error:
+        return str(error)
+    if fsdp > 1 and of_rank > _MOST_GATHERED_STAGES:
+        why = "torch's runtime keeps so many stages gathered and would gather the others again"
+        return f"chunks({of_rank}) > {_MOST_GATHERED_STAGES} with fsdp({fsdp}): {why}"
+    return None
+
+
+def refuse_experts(mesh: Mesh, num_experts: int | None) -> str | None:
+    """Refuse experts that do not divide over ``ep``, which divides the data axes' ranks, or ``etp``, which ``tp``'s."""
+    ep, etp, tp = mesh.get("ep", 1), mesh.get("etp", 1), mesh.get("tp", 1)
+    if num_experts is None:
+        if etp > 1:
+            return f"etp({etp}) > 1 without experts: a dense model has none to split"
+        return None if ep == 1 else f"ep({ep}) > 1 without experts: a dense model has none to deal out"
+    if tp % etp:
+        return f"tp({tp}) % etp({etp}) != 0"
+    if num_experts % ep:
+        return f"experts({num_experts}) % ep({ep}) != 0"
+    if size_of(mesh, *DATA) % ep:
+        return f"({_product({axis: mesh.get(axis, 1) for axis in DATA})}) % ep({ep}) != 0"
+    return None
+
+
+def _refuse_batch(mesh: Mesh, microbatch: int, microbatches: int, global_batch: int | None) -> str | None:
+    if microbatch < 1:
+        return f"microbatch({microbatch}) < 1"
+    found = sequences_of(mesh, microbatch=microbatch, microbatches=microbatches)
+    if found == (found if global_batch is None else global_batch):
+        return None
+    replicas = _product({axis: mesh[axis] for axis in ("dp", "fsdp") if axis in mesh} or {"dp": 1})
+    sequences = f"{replicas} * microbatch({microbatch}) * microbatches({microbatches}) = {found}"
+    return f"{sequences} != global batch({global_batch})"
+
+
+def _refuse_split_backward(mesh: Mesh, schedule: str, checkpointing: str, num_experts: int | None) -> str | None:
+    if mesh.get("pp", 1) == 1 or not splits_backward(schedule):
+        return None
+    if checkpointing != "none":
+        return (
+            f"checkpointing = {checkpointing} is not allowed with schedule = {schedule}, which splits the backward "
+            "pass: layers would be computed again for the input gradient and once more for the weight gradient"
+        )
+    if mesh.get("fsdp", 1) > 1:
+        other = f"fsdp({mesh['fsdp']}): torch's FSDP reduces gradients after a whole backward pass"
+    elif num_experts:
+        other = f"experts({num_experts}): tokens come back from their experts once in a backward pass"
+    else:
+        return None
+    return f"schedule = {schedule} is not allowed with {other}, and this schedule splits it"
+
+
+def _product(axes: Mesh) -> str:
+    return " * ".join(f"{name}({size})" for name, size in axes.items())

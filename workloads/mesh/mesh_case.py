@@ -5,17 +5,16 @@ from dataclasses import dataclass
 
 from bench.machine.world_spec import WorldSpec
 from bench.plan.cases import Params
+from bench.plan.groups import INSIDE
 from bench.plan.params import Param, Value
 from bench.text import UserError
 from workloads.expert_parallel.moe_case import Moe, moe_of
 from workloads.expert_parallel.routing import NAMES as ROUTINGS
 from workloads.expert_parallel.routing import ROUTER
-from workloads.mesh.axes import DATA, mesh_of, size_of
-from workloads.mesh.constraints import CP_METHODS, INSIDE, refuse
+from workloads.mesh.axes import CP_METHODS, DATA, mesh_of, refuse, size_of
 from workloads.model.shapes import Shape
 from workloads.pipeline_parallel import schedules
-from workloads.pipeline_parallel.pipeline_case import Pipeline, layers_of_stages
-from workloads.pipeline_parallel.schedules import make_schedule
+from workloads.pipeline_parallel.pipeline_case import Pipeline, pipeline_of
 
 PARAMS = (
     Param(
@@ -96,7 +95,7 @@ class Hybrid:
 def hybrid_of(params: Mapping[str, Value], shape: Shape, world: int) -> Hybrid:
     """Return what a case means on so many ranks; ``UserError`` by equation where it cannot run."""
     given = {**{param.name: param.default for param in PARAMS}, **params}
-    mesh = mesh_of(str(given["mesh"])) if given["mesh"] else {"dp": world}
+    mesh = mesh_of(str(given["mesh"]), world)
     experts, microbatches = int(given["experts"]), int(given["microbatches"])
     reason = refuse(
         shape,
@@ -114,18 +113,23 @@ def hybrid_of(params: Mapping[str, Value], shape: Shape, world: int) -> Hybrid:
     )
     if reason is not None:
         raise UserError(reason)
+    moe = None
+    if experts:
+        names = ("experts", "top_k", "routing", "checkpointing")  # its chunks are not the pipeline's
+        inside = {axis: mesh.get(axis, 1) for axis in INSIDE}
+        moe = moe_of({**inside, **{name: given[name] for name in names if name in given}}, shape, world)
     return Hybrid(
         mesh=mesh,
         microbatches=microbatches,
-        pipeline=_pipeline_of(given, shape, mesh.get("pp", 1)),
+        pipeline=pipeline_of(given, shape, mesh["pp"]) if mesh.get("pp", 1) > 1 else None,
         cp_method=str(given["cp_method"]),
-        moe=_moe_of(given, shape, mesh, world) if experts else None,
+        moe=moe,
     )
 
 
 def with_experts(given: Params, spec: WorldSpec) -> Iterable[Params]:
     """Give a mixture to a mesh that deals out experts or splits them, where nothing is said of one."""
-    dealt = size_of(mesh_of(str(given["mesh"])), *INSIDE) if given.get("mesh") else 1
+    dealt = size_of(mesh_of(str(given.get("mesh", "")), 1), *INSIDE)
     return ({**given, "experts": _EXPERTS_OF_EP} if dealt > 1 and "experts" not in given else given,)
 
 
@@ -136,19 +140,3 @@ def refuse_hybrid(shape: Shape, params: Mapping[str, Value], nproc: int) -> str 
     except UserError as error:
         return str(error)
     return None
-
-
-def _pipeline_of(given: Mapping[str, Value], shape: Shape, pp: int) -> Pipeline | None:
-    if pp == 1:
-        return None
-    schedule = make_schedule(
-        str(given["schedule"]), ranks=pp, microbatches=int(given["microbatches"]), chunks=int(given["chunks"])
-    )
-    layers = layers_of_stages(shape.layers, schedule.num_stages, str(given["split"]))
-    return Pipeline(schedule=schedule, layers_by_stage=layers)
-
-
-def _moe_of(given: Mapping[str, Value], shape: Shape, mesh: Mapping[str, int], world: int) -> Moe:
-    names = ("experts", "top_k", "routing", "checkpointing")
-    dealt = {"ep": mesh.get("ep", 1), "etp": mesh.get("etp", 1)}
-    return moe_of({**dealt, **{name: given[name] for name in names if name in given}}, shape, world)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
+from bench.plan.groups import INSIDE
 from bench.text import UserError, did_you_mean, listed
-from workloads.mesh.constraints import AXES, INSIDE, refuse, sequences_of
+from workloads.mesh.axes import AXES, refuse, sequences_of
 from workloads.pipeline_parallel.schedules import default_chunks
 from workloads.planner.models import Model
 

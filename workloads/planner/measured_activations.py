@@ -101,7 +101,7 @@ def _on_mesh(step: Step) -> float | None:
     """Return the fullest rank's of a dense model with real compute."""
     if int(step.params["experts"]) or _is_timed(step):
         return None
-    mesh = mesh_of(str(step.params["mesh"])) if step.params["mesh"] else {"dp": step.ranks}
+    mesh = mesh_of(str(step.params["mesh"]), step.ranks)
     return max(
         activation_bytes_of(
             step.shape,

@@ -151,7 +151,7 @@ def _pp(step: Step) -> Expected:
 
 def _hybrid(step: Step) -> Expected | str:
     """The planner's own calls, as a measured step makes them; mixtures of experts route as they like."""
-    mesh = mesh_of(str(step.params["mesh"])) if step.params["mesh"] else {"dp": step.ranks}
+    mesh = mesh_of(str(step.params["mesh"]), step.ranks)
     if int(step.params["experts"]):
         return "hybrid with experts: its communication depends on routes"
     if step.params["split"]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bench.results.runs import load_run
 from bench.text import UserError, did_you_mean, listed
-from workloads.mesh.constraints import CP_METHODS
+from workloads.mesh.axes import CP_METHODS
 from workloads.pipeline_parallel.schedules import default_chunks
 from workloads.planner import render
 from workloads.planner.ask import CHECKPOINTING, PRECISIONS, Ask, Checkpointing, parse_mesh, require

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from bench.text import UserError
-from workloads.mesh.constraints import refuse_experts, refuse_heads, refuse_sequence
+from workloads.mesh.axes import refuse_experts, refuse_heads, refuse_sequence
 from workloads.planner.ask import CHECKPOINTING, Ask, Checkpointing, refusal
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware

@@ -12,10 +12,8 @@ from bench.machine import slurm_allocation as node_machine
 from bench.machine.machine import Gpu
 from bench.machine.slurm_allocation import NodeLayout
 from bench.machine.world_spec import Joined
-from bench.plan import options as module
 from bench.plan.options import Options, plan_run
 from bench.plan.plan import Plan
-from workloads.mesh import constraints
 
 ONE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
 
@@ -107,7 +105,6 @@ def test_a_mesh_without_a_group_is_that_of_the_step_named_and_says_how_many_rank
     assert planned(replace(HYBRID, mesh="dp=2,pp=2", settings={"layers": "2"})).nproc == 4
     assert planned(replace(HYBRID, mesh="dp=1,tp=1", allow_single=True)).nproc == 1
     assert planned(replace(HYBRID, mesh="dp=2,tp=2;pp=2,tp=2")).nproc == 4
-    assert module.INSIDE == constraints.INSIDE
     (tmp_path / "plan.toml").write_text('[[case]]\nname = "workload.hybrid"\nset = { layers = 2 }\n')
     plan = planned(Options(plan_file=tmp_path / "plan.toml", mesh="pp=2"))
     assert (plan.nproc, params(plan, "mesh")) == (2, ["pp=2"])

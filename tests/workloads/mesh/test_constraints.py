@@ -10,8 +10,7 @@ from mesh_steps import HYBRID
 
 from bench.machine.world_spec import WorldSpec
 from bench.text import UserError
-from workloads.mesh.axes import multiplied
-from workloads.mesh.constraints import CP_METHODS, refuse, sequences_of
+from workloads.mesh.axes import CP_METHODS, multiplied, refuse, sequences_of
 from workloads.mesh.mesh_case import Hybrid, hybrid_of, refuse_hybrid, with_experts
 from workloads.model.shapes import SHAPES, Shape
 

@@ -12,8 +12,7 @@ from bench.world.world import World
 from workloads.expert_parallel.moe_case import moe_of
 from workloads.expert_parallel.moe_layer import MoeLayer
 from workloads.mesh import mesh_routes as hybrid_routes
-from workloads.mesh.axes import coordinate_of
-from workloads.mesh.constraints import CP_METHODS
+from workloads.mesh.axes import CP_METHODS, coordinate_of
 from workloads.mesh.gradient_sums import sum_together
 from workloads.mesh.mesh_case import Hybrid, hybrid_of
 from workloads.mesh.mesh_context import plan_of, tokens_of

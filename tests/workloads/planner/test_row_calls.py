@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from training_steps import OF_NAME
 
+from bench.plan.groups import parse_mesh
 from workloads.catalogue import DEFINITIONS
 from workloads.context_parallel.context_case import ulysses_of
 from workloads.costs.communication_pattern import (
@@ -22,7 +23,6 @@ from workloads.costs.mesh_costs import sent_bytes as hybrid_bytes
 from workloads.costs.moe_costs import Moved, Sizes, sent_by
 from workloads.costs.parameter_table import parts_of_rank
 from workloads.expert_parallel.moe_case import moe_of, num_moe_parameters, num_routed_parameters
-from workloads.mesh.axes import mesh_of
 from workloads.model.shapes import SHAPES, num_parameters
 from workloads.pipeline_parallel.pipeline_case import pipeline_of
 from workloads.pipeline_parallel.pp_bytes import bytes_by_rank
@@ -210,7 +210,7 @@ def test_state_is_what_the_fullest_rank_holds_also_of_sixteen_bits() -> None:
 def test_a_hybrid_step_sends_what_its_own_closed_form_says_and_scatters_shards_once() -> None:
     meshes: list[tuple[str, str]] = [("dp=2,fsdp=2", "none"), ("fsdp=2,tp=2", "full"), ("dp=2,pp=2", "none")]
     for text, how in (*meshes, ("pp=2,tp=2", "full"), ("fsdp=2,cp=2", "none"), ("dp=2,cp=2", "full")):
-        mesh = mesh_of(text)
+        mesh = parse_mesh(text)
         sizes: dict[str, Any] = {"microbatch": 4, "microbatches": 4, "element_bytes": 4, "checkpointing": how}
         ranks = range(mesh.get("pp", 1))
         theirs = [hybrid_bytes(SHAPE, mesh, coordinate={"pp": rank}, **sizes) for rank in ranks]

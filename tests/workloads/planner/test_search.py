@@ -16,7 +16,7 @@ from planner_asks import H100, PLAIN, ask
 
 from bench.plan.params import Value
 from bench.text import UserError
-from workloads.mesh.constraints import refuse
+from workloads.mesh.axes import refuse
 from workloads.mesh.mesh_case import refuse_hybrid
 from workloads.planner.ask import Ask, refusal
 from workloads.planner.dry_run import DryRun, dry_run
