@@ -1,5 +1,6 @@
 """What ``parbench plan`` was asked, answered: text or one line of JSON, and the exit code."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -44,12 +45,8 @@ class Given:
     as_json: bool = False
 
 
-class Machine(NamedTuple):
-    """The hardware, a call's time where a run tells it, and what a reader must know of both."""
-
-    hardware: Hardware
-    seconds: Seconds | None = None
-    notes: tuple[str, ...] = ()
+Machine = tuple[Hardware, Seconds | None, tuple[str, ...]]
+"""The hardware, a call's time where a run tells it, and what a reader must know of both."""
 
 
 class Answer(NamedTuple):
@@ -68,18 +65,17 @@ def answer(given: Given) -> Answer:
     if given.validate is not None:
         return _validated(given, given.validate)
     _refuse_words(given)
-    machine = machine_of(given)
-    return _searched(given, machine) if given.search else _dry(given, machine)
+    return _searched(given, *machine_of(given)) if given.search else _dry(given, *machine_of(given))
 
 
 def machine_of(given: Given) -> Machine:
     """Return declared hardware, or with ``--fits`` that of a run, whose collectives then tell a call's time."""
     base = hardware_of(given.hardware or "h100")
     if given.fits is None:
-        return Machine(base)
+        return base, None, ()
     run = load_run(given.fits)
     hardware, notes = hardware_of_run(run, base)
-    return Machine(hardware, by_curves(curves_of(run)), notes)
+    return hardware, by_curves(curves_of(run)), notes
 
 
 def ask_of(given: Given) -> Ask:
@@ -112,16 +108,16 @@ def _without_mesh(given: Given) -> Ask:
     )
 
 
-def _dry(given: Given, machine: Machine) -> Answer:
-    run = dry_run(ask_of(given), machine.hardware, seconds=machine.seconds)
+def _dry(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
+    run = dry_run(ask_of(given), hardware, seconds=seconds)
     problem = "" if run.fits else lack_of(run)
     if given.as_json:
-        return Answer(render.as_line(render.dry_run_json(run, machine.notes)), problem)
+        return Answer(render.as_line(render.dry_run_json(run, notes)), problem)
     explained = f"\n\n{render.formulas_text(run)}" if given.explain else ""
-    return Answer(render.dry_run_text(run, machine.notes) + explained, problem)
+    return Answer(render.dry_run_text(run, notes) + explained, problem)
 
 
-def _searched(given: Given, machine: Machine) -> Answer:
+def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
     if given.mesh is not None:
         raise UserError("--mesh and --search do not go together: a search finds the mesh")
     if not given.gpus:
@@ -137,16 +133,12 @@ def _searched(given: Given, machine: Machine) -> Answer:
         microbatch=given.microbatch or 0,
         checkpointing=given.checkpointing,
     )
-    found = search(wanted, machine.hardware, top=given.top, seconds=machine.seconds)
-    require_found(wanted, machine.hardware, found)
+    found = search(wanted, hardware, top=given.top, seconds=seconds)
+    require_found(wanted, hardware, found)
     if given.as_json:
-        return Answer(render.as_line(render.search_json(found, machine.notes)))
-    words = (
-        f"{wanted.step.model.name} on {wanted.gpus} GPUs ({machine.hardware.name}) at global batch "
-        f"{wanted.global_batch} of {wanted.step.model.shape.sequence} tokens"
-    )
+        return Answer(render.as_line(render.search_json(found, notes)))
     explained = f"\n\n{render.formulas_text(found.best[0])}" if given.explain else ""
-    return Answer(render.search_text(found, words, machine.notes) + explained)
+    return Answer(render.search_text(found, wanted, notes) + explained)
 
 
 def _validated(given: Given, path: Path) -> Answer:

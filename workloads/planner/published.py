@@ -36,7 +36,6 @@ ASSUMED = (
 
 
 def published() -> list[Published]:
-    """Return all of them, quoted beside predicted."""
     return [*zero_memory(), *bubbles(), *tensor_drops(), *scaling()]
 
 

@@ -11,7 +11,7 @@ from workloads.planner.dry_run import DryRun
 from workloads.planner.formulas import formulas_of
 from workloads.planner.hardware import Hardware
 from workloads.planner.published import ASSUMED
-from workloads.planner.search import Found, binding_of, rationale
+from workloads.planner.search import Found, Wanted, binding_of, rationale
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -112,7 +112,6 @@ def assumptions(hardware: Hardware, element_bytes: int, notes: Sequence[str] = (
 
 
 def formulas_text(run: DryRun) -> str:
-    """Return every formula with its numbers and source."""
     lines = []
     for one in formulas_of(run):
         value = f"{one.value:,.4g} {one.unit}".rstrip()
@@ -120,8 +119,9 @@ def formulas_text(run: DryRun) -> str:
     return "\n".join(lines)
 
 
-def search_text(found: Found, wanted_words: str, notes: Sequence[str] = ()) -> str:
+def search_text(found: Found, wanted: Wanted, notes: Sequence[str] = ()) -> str:
     """Return the best candidates, what binds each, and why the best is the best."""
+    hardware = found.best[0].hardware
     head = ["mesh", "microbatch", "microbatches", "checkpointing", "bound by", "step", "tokens/s", "MFU", "GB"]
     rows = [
         [
@@ -139,11 +139,12 @@ def search_text(found: Found, wanted_words: str, notes: Sequence[str] = ()) -> s
     ]
     caveats = [f"{run.ask.mesh_text}: {caveat}" for run in found.best for caveat in run.caveats]
     parts = [
-        f"Predicted, not measured: {wanted_words}; {found.tried} candidates, {found.too_large} too large, "
-        f"{sum(found.refused.values())} refused by a rule",
+        f"Predicted, not measured: {wanted.step.model.name} on {wanted.gpus} GPUs ({hardware.name}) at global batch "
+        f"{wanted.global_batch} of {wanted.step.model.shape.sequence} tokens; {found.tried} candidates, "
+        f"{found.too_large} too large, {sum(found.refused.values())} refused by a rule",
         "\n".join([table(head, rows, left=5), *caveats]),
         "\n  ".join(["Why the first:", *rationale(found)]),
-        assumptions(found.best[0].hardware, found.best[0].ask.element_bytes, notes),
+        assumptions(hardware, wanted.step.element_bytes, notes),
     ]
     return "\n\n".join(parts)
 
@@ -159,7 +160,6 @@ def published_text(found: Sequence[Published]) -> str:
 
 
 def as_line(value: object) -> str:
-    """Return one line of JSON."""
     return msgspec.json.encode(value).decode()
 
 

@@ -73,8 +73,6 @@ def search(wanted: Wanted, hardware: Hardware, *, top: int = 10, seconds: Second
     """
     if not 1 <= wanted.gpus <= MOST_GPUS:
         raise UserError(f"--gpus({wanted.gpus}) is not within 1 and {MOST_GPUS}")
-    if wanted.global_batch < 1:
-        raise UserError(f"--global-batch({wanted.global_batch}) < 1")
     refused: Counter[str] = Counter()
     equations: dict[str, str] = {}
     fitting: list[DryRun] = []
@@ -117,9 +115,9 @@ def search(wanted: Wanted, hardware: Hardware, *, top: int = 10, seconds: Second
 
 def _rank(run: DryRun) -> tuple[float, int, int, float]:
     """Order by step time to three digits, then by axes, then by what is computed again, then by memory."""
-    axes = sum(size > 1 for size in run.ask.mesh.values())
+    num_axes = sum(size > 1 for size in run.ask.mesh.values())
     again = CHECKPOINTING.index(run.ask.checkpointing)
-    return float(f"{run.time.seconds:.3g}"), axes, again, run.fullest.memory.total
+    return float(f"{run.time.seconds:.3g}"), num_axes, again, run.fullest.memory.total
 
 
 def candidates(wanted: Wanted) -> Iterator[Ask]:
@@ -153,7 +151,6 @@ def meshes(wanted: Wanted) -> Iterator[dict[str, int]]:
 
 
 def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, the smallest first."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 

@@ -58,15 +58,8 @@ def test_presets_are_the_vendors_and_say_where_their_figures_are_from() -> None:
     assert msgspec.convert(msgspec.to_builtins(PRESETS["b200"]), type(PRESETS["b200"])) == PRESETS["b200"]
 
 
-def test_a_name_is_found_in_any_case_and_an_unknown_one_refused_with_what_was_meant() -> None:
+def test_a_name_is_found_in_any_case_and_a_file_declares_a_machine_of_its_own(tmp_path: Path) -> None:
     assert hardware_of("H100") is PRESETS["h100"]
-    with pytest.raises(UserError, match=r"hardware 'h10' is not a100, h100, h200 or b200, .*did you mean 'h100'"):
-        hardware_of("h10")
-    with pytest.raises(UserError, match=r"absent\.toml cannot be read: No such file"):
-        hardware_of("absent.toml")
-
-
-def test_a_file_declares_a_machine_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(WHOLE)
     found = hardware_of(str(file))
@@ -78,7 +71,13 @@ def test_a_file_declares_a_machine_of_its_own(tmp_path: Path) -> None:
     assert hardware_of(str(file)).name == "ours"
 
 
-def test_a_wrong_file_is_refused_with_the_place_and_what_is_allowed(tmp_path: Path) -> None:
+def test_a_wrong_name_or_file_is_refused_with_the_place_and_what_is_allowed(tmp_path: Path) -> None:
+    for name, told in (
+        ("h10", r"hardware 'h10' is not a100, h100, h200 or b200, .*did you mean 'h100'"),
+        ("absent.toml", r"absent\.toml cannot be read: No such file"),
+    ):
+        with pytest.raises(UserError, match=told):
+            hardware_of(name)
     file = tmp_path / "mine.toml"
     for part, wrong, told in (
         ("gpus_per_node = 4", "gpus_per_node = 0", r">= 1.*gpus_per_node"),
@@ -203,9 +202,6 @@ def test_groups_that_one_knows_sit_where_they_do() -> None:
     every_second_of_each_four = {"dp": 8, "fsdp": 2, "tp": 2}
     assert place_of(every_second_of_each_four, ("fsdp",), 2) == at(2, 1)
     assert place_of(every_second_of_each_four, ("fsdp",), 4).inside
-
-
-def test_where_is_said_in_words_and_nodes_are_counted_up() -> None:
     assert [place.nodes for place in (at(8, 8), at(16, 8), at(12, 8), at(4, 1))] == [1, 2, 2, 4]
     assert (at(8, 8).words, at(16, 8).words) == ("inside a node", "across 2 nodes, 8 a node")
 
@@ -254,7 +250,7 @@ EXPERTS: list[tuple[dict[str, int], Place, int]] = [
 ]
 
 
-def test_experts_take_the_innermost_data_ranks_and_leave_the_rest_to_shards() -> None:
+def test_experts_take_the_innermost_data_ranks_leave_the_rest_to_shards_and_a_dry_run_says_where_they_are() -> None:
     for mesh, dealt, shards in EXPERTS:
         found = expert_places(mesh, 8)
         assert (found.dealt, found.shards.ranks, expert_shards(mesh)) == (dealt, shards, shards), mesh
@@ -262,11 +258,8 @@ def test_experts_take_the_innermost_data_ranks_and_leave_the_rest_to_shards() ->
     broken = {"fsdp": 4, "pp": 2, "cp": 3, "ep": 4}
     assert expert_groups(broken)[0] == [0, 1, 2, 6]
     assert expert_places(broken, 6).dealt == at(4, 2)
-
-
-def test_a_dry_run_and_its_calls_say_where_experts_are() -> None:
-    for mesh, axis in (("dp=8,ep=2", "edp"), ("fsdp=64,ep=8", "ep")):
-        time = dry_run(ask(mesh, "mixtral-8x7b"), H100).time
+    for text, axis in (("dp=8,ep=2", "edp"), ("fsdp=64,ep=8", "ep")):
+        time = dry_run(ask(text, "mixtral-8x7b"), H100).time
         assert next(found.where for found in time.axes if found.name == axis) == "inside a node"
     step = ask("fsdp=64,ep=8", "mixtral-8x7b")  # a node's ranks hold other experts each: no shards are neighbours
     places = {call.place for call in calls_of(step, parts_of(step)[0], 8) if call.axis == "fsdp"}

@@ -14,14 +14,7 @@ from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.planner.link_time import Call
 from workloads.planner.measured_calls import Step, expected
-from workloads.planner.measured_time import (
-    Bucket,
-    RowTime,
-    buckets_of,
-    declared_compute,
-    exposed_seconds,
-    row_time,
-)
+from workloads.planner.measured_time import Bucket, RowTime, buckets_of, declared_compute, exposed_seconds, row_time
 
 RATE, LATENCY = 25e6, 1e-3
 MEBI = 2**20
@@ -90,11 +83,8 @@ def test_buckets_pass_beside_the_backward_pass_after_each_microbatch_that_synchr
         assert shown(many, compute) == pytest.approx(exposed_seconds(buckets, summed, compute * 2 / 3)), compute
     once, twice = step("ddp", accumulation=2, no_sync=True), step("ddp", accumulation=2)
     assert timed(twice).seconds - 0.3 == pytest.approx(2 * (timed(once).seconds - 0.3))
-
-
-def test_the_broadcasts_of_zero1_come_after_the_update() -> None:
-    asked = step("zero1", bucket_mb=0.2)
-    assert timed(asked, compute=1000.0).seconds > 1000 + took(asked, "broadcast") > 1000
+    zero1 = step("zero1", bucket_mb=0.2)  # whose broadcasts come after the update
+    assert timed(zero1, compute=1000.0).seconds > 1000 + took(zero1, "broadcast") > 1000
 
 
 def test_gathers_asked_for_ahead_hide_on_gloo_and_on_nccl_scatters_too() -> None:
@@ -115,13 +105,12 @@ def test_a_pipeline_over_links_of_no_length_is_its_closed_form() -> None:
         assert found.exposed_seconds == {"pp": 0.0}
 
 
-def hops_of(schedule: str, backend: str) -> float:
-    asked = step("pp", schedule=schedule, microbatches=8)
-    found = row_time(asked, calls_of(asked), lambda call: 0.01, compute_seconds=2.4, backend=backend)
-    return found.exposed_seconds["pp"] / 0.01
-
-
 def test_messages_lengthen_a_pipeline_and_gloos_set_out_only_when_their_receiver_asks() -> None:
+    def hops_of(schedule: str, backend: str) -> float:
+        asked = step("pp", schedule=schedule, microbatches=8)
+        found = row_time(asked, calls_of(asked), lambda call: 0.01, compute_seconds=2.4, backend=backend)
+        return found.exposed_seconds["pp"] / 0.01
+
     assert hops_of("gpipe", "nccl") == pytest.approx(2 * 3)
     # the last two ranks hold two microbatches between them: two messages are waited for in every two
     assert 2 * 3 + 8 <= hops_of("1f1b", "nccl") <= 2 * 3 + 2 * 8

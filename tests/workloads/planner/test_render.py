@@ -77,9 +77,11 @@ def test_formulas_have_three_lines_each() -> None:
 
 
 def test_a_search_shows_candidates_what_binds_them_and_why() -> None:
-    found = search(Wanted(step=ask(model="llama3-8b"), gpus=16, global_batch=64), H100, top=3)
-    text, told = search_text(found, "some words", ["a note"]), json.loads(as_line(search_json(found)))
-    assert text.startswith(f"Predicted, not measured: some words; {found.tried} candidates")
+    wanted = Wanted(step=ask(model="llama3-8b"), gpus=16, global_batch=64)
+    found = search(wanted, H100, top=3)
+    text, told = search_text(found, wanted, ["a note"]), json.loads(as_line(search_json(found)))
+    asked = "llama3-8b on 16 GPUs (h100) at global batch 64 of 8192 tokens"
+    assert text.startswith(f"Predicted, not measured: {asked}; {found.tried} candidates")
     for run, best in zip(found.best, told["best"], strict=True):
         assert re.search(rf"^{re.escape(run.ask.mesh_text)} .*{re.escape(binding_of(run))}", text, re.MULTILINE)
         assert (best["bound_by"], best["step_seconds"]) == (binding_of(run), run.time.seconds)
@@ -104,9 +106,10 @@ def test_what_a_reader_must_know_stands_below_its_number_and_among_the_notes() -
     [caveat] = above.caveats
     assert f"MFU {above.mfu:.1%}\n{caveat}\n" in dry_run_text(above)
     assert dry_run_json(above, ["a note"])["notes"] == [caveat, "a note"]
-    found = search(Wanted(step=LONG, gpus=512, global_batch=1), H100, top=1)
+    wanted = Wanted(step=LONG, gpus=512, global_batch=1)
+    found = search(wanted, H100, top=1)
     [best] = found.best
-    assert f"\n{best.ask.mesh_text}: {best.caveats[0]}\n" in search_text(found, "some words")
+    assert f"\n{best.ask.mesh_text}: {best.caveats[0]}\n" in search_text(found, wanted)
 
 
 def test_json_has_the_same_numbers_on_one_line() -> None:
