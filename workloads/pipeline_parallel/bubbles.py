@@ -1,6 +1,6 @@
 """How much of a pipeline's time is bubble: measured, by closed form, by cause, and in the schedules not taken. Pure."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import inf, isclose
 from statistics import fmean, median
@@ -11,7 +11,6 @@ from bench.text import UserError
 from workloads.pipeline_parallel.pipeline_case import layers_of_stages
 from workloads.pipeline_parallel.schedules import (
     NAMES,
-    Result,
     Schedule,
     default_chunks,
     make_schedule,
@@ -19,7 +18,7 @@ from workloads.pipeline_parallel.schedules import (
     peak_held,
     result,
 )
-from workloads.pipeline_parallel.simulate import Latency, Ran, Timeline, simulate
+from workloads.pipeline_parallel.simulate import Latency, Timeline, simulate
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -107,16 +106,6 @@ def fraction_of(bubble_seconds: float, microbatches: int, f: float, i: float, w:
     return bubble_seconds / (bubble_seconds + microbatches * (f + i + w))
 
 
-@dataclass(frozen=True)
-class Shade:
-    """A stretch of a rank's idle time, in the timeline's own seconds, and its cause."""
-
-    rank: int
-    start: float
-    stop: float
-    cause: Cause
-
-
 def split_idle(measured: Timeline, schedule: Schedule, latency: Latency) -> dict[Cause, float]:
     """Return the measured idle seconds by cause, mean per rank; they sum to all of it by construction.
 
@@ -128,24 +117,25 @@ def split_idle(measured: Timeline, schedule: Schedule, latency: Latency) -> dict
     return {cause: there - before for cause, before, there in zip(CAUSES, [0.0, *idle[:-1]], idle, strict=True)}
 
 
-def shade(measured: Timeline, schedule: Schedule, latency: Latency) -> tuple[Shade, ...]:
+def shade(measured: Timeline, schedule: Schedule, latency: Latency) -> list[tuple[int, float, float, Cause]]:
     """Return every gap of every rank, from the first start to the last stop of all, cut into causes.
 
+    Each piece is a rank, a start and a stop in the timeline's own seconds, and why nothing runs.
     A gap's first part is as long as the same gap by the schedule alone, then come what imbalance and links add to it,
     and the rest; so the shades of a rank fill its gaps exactly, while a cause's sum need not be that of ``split_idle``:
     a gap too short for what a model expects has no negative part.
     """
     models = _models(measured, schedule, latency)
-    shades = []
+    shades: list[tuple[int, float, float, Cause]] = []
     for rank in range(measured.ranks):
         for (start, end), *expected in zip(*(_gaps(each, rank) for each in (measured, *models)), strict=True):
             begin = start
             for cause, (expected_start, expected_stop) in zip(CAUSES, [*expected, (0.0, inf)], strict=True):
                 stop = min(end, begin + max(0.0, expected_stop - expected_start))
                 if stop > start:
-                    shades.append(Shade(rank, start, stop, cause))
+                    shades.append((rank, start, stop, cause))
                     start = stop
-    return tuple(shades)
+    return shades
 
 
 def predicted(measured: Timeline, schedule: Schedule) -> Timeline:
@@ -165,23 +155,18 @@ def link_latency(measured: Sequence[Timeline], schedule: Schedule) -> dict[tuple
     others: dict[tuple[int, int], list[float]] = {}
     for timeline in measured:
         _refuse_another_order(timeline, schedule)
-        for source, target, free_at in _messages(timeline, schedule):
-            into = waited if source.stop > free_at else others
-            into.setdefault((source.rank, target.rank), []).append(target.start - source.stop)
+        made = {result(ran.action): ran for ran in timeline.ran}
+        for rank in range(timeline.ranks):
+            free_at = -inf
+            for ran in timeline.of(rank):
+                received = message(ran.action, schedule.num_stages)
+                if received is not None and made[received].rank != rank:
+                    source = made[received]
+                    into = waited if source.stop > free_at else others
+                    into.setdefault((source.rank, rank), []).append(ran.start - source.stop)
+                free_at = max(free_at, ran.stop)
     links = sorted({*waited, *others})
     return {link: max(0.0, median(waited[link]) if link in waited else min(others[link])) for link in links}
-
-
-def _messages(timeline: Timeline, schedule: Schedule) -> Iterator[tuple[Ran, Ran, float]]:
-    """Yield producer, consumer and when the consumer's rank became free, for all messages between ranks."""
-    made: dict[Result, Ran] = {result(ran.action): ran for ran in timeline.ran}
-    for rank in range(timeline.ranks):
-        free_at = -inf
-        for ran in timeline.of(rank):
-            received = message(ran.action, schedule.num_stages)
-            if received is not None and made[received].rank != rank:
-                yield made[received], ran, free_at
-            free_at = max(free_at, ran.stop)
 
 
 def _models(measured: Timeline, schedule: Schedule, latency: Latency) -> tuple[Timeline, Timeline, Timeline]:
@@ -245,36 +230,30 @@ def shares_of(timelines: Sequence[Timeline], chunks: int) -> Shares:
 
 
 def compare(
-    shares: Shares,
-    *,
-    ranks: int,
-    microbatches: int,
-    layers: int,
-    layer_bytes: float | None,
-    latency_seconds: float,
-    outside_seconds: float,
+    schedule: Schedule, shares: Shares, *, layers: int, layer_bytes: float | None, latency: float, outside: float
 ) -> tuple[Simulated, ...]:
-    """Return each schedule with its default chunks at these times, the fastest first, those that cannot run last.
+    """Return what could run in place of ``schedule``, each with its default chunks, the fastest first.
 
-    A message takes ``latency_seconds``, what is around the pipeline ``outside_seconds``; ``layer_bytes`` are a layer's
-    activations, None where they have no closed form.
+    A message takes ``latency`` seconds, what is around the pipeline ``outside`` seconds; ``layer_bytes`` are a layer's
+    activations, None where they have no closed form. Those that cannot run come last.
     """
+    ranks, microbatches = schedule.ranks, schedule.microbatches
 
     def line(name: str) -> Simulated:
         chunks = default_chunks(name)
         try:
-            schedule = make_schedule(name, ranks=ranks, microbatches=microbatches)
-            counts = layers_of_stages(layers, schedule.num_stages)
+            other = make_schedule(name, ranks=ranks, microbatches=microbatches)
+            counts = layers_of_stages(layers, other.num_stages)
         except UserError as error:
             return Simulated(schedule=name, chunks=chunks, measured=False, why_not=str(error))
         of_rank: dict[ActionKind, float] = {"F": shares.f, "I": shares.i, "W": shares.w, "B": shares.i + shares.w}
-        timeline = simulate(schedule, lambda action: of_rank[action.kind] / chunks, lambda *link: latency_seconds)
-        held = max(peak_held(schedule, rank, lambda stage: 1) for rank in range(ranks))
+        timeline = simulate(other, lambda action: of_rank[action.kind] / chunks, lambda *link: latency)
+        held = max(peak_held(other, rank, lambda stage: 1) for rank in range(ranks))
         return Simulated(
             schedule=name,
             chunks=chunks,
             measured=False,
-            step_seconds=timeline.makespan + outside_seconds,
+            step_seconds=timeline.makespan + outside,
             bubble_fraction=bubble_fraction(timeline),
             in_flight=held / chunks,
             activation_bytes=None if layer_bytes is None else layer_bytes * held * counts[0],

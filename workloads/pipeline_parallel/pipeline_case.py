@@ -46,11 +46,6 @@ class Pipeline:
     schedule: Schedule
     layers_by_stage: tuple[int, ...]
 
-    @property
-    def first_layers(self) -> tuple[int, ...]:
-        """The number of each stage's first layer."""
-        return tuple(sum(self.layers_by_stage[:stage]) for stage in range(len(self.layers_by_stage)))
-
 
 def pipeline_of(params: Mapping[str, Value], shape: Shape, ranks: int) -> Pipeline:
     """Return the pipeline that parameters mean; ``UserError`` with the rule and its numbers where there is none."""

@@ -29,19 +29,8 @@ from workloads.pipeline_parallel.pp_bytes import bytes_by_link
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
 from workloads.pipeline_parallel.simulate import Ran, Timeline
 from workloads.pipeline_parallel.stages import Chunk, Recorder
+from workloads.step import memory
 from workloads.step.layout import Layout, local
-from workloads.step.memory import (
-    UNCOUNTED,
-    Batch,
-    Held,
-    SavedTensors,
-    gradients,
-    largest_of,
-    layer_activation_bytes,
-    peak_during,
-    state_tensors,
-    storage_bytes,
-)
 from workloads.step.probe import Begin, Step, take_turns, timed
 from workloads.step.sent_bytes import ByAxis, SentBytes, bytes_by_axis, counted
 
@@ -72,28 +61,22 @@ class Seen:
     taken: Taken | None
     sent: tuple[ByAxis, ByAxis]
     sent_to: dict[int, int]
-    memory: dict[str, Held]
+    held: dict[str, memory.Held]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The measured steps of all ranks of a pipeline."""
+    """The measured steps of all ranks of a pipeline; beyond it they take ``outside_seconds``, such as the update."""
 
-    timelines: tuple[Timeline, ...]
-    walls: tuple[float, ...]
     schedule: Schedule
+    timelines: tuple[Timeline, ...]
+    outside_seconds: float
 
     @property
     def middle(self) -> Timeline:
         """The step of median makespan, which is shown."""
         ordered = sorted(self.timelines, key=lambda timeline: timeline.makespan)
         return ordered[(len(ordered) - 1) // 2]
-
-    @property
-    def outside_seconds(self) -> float:
-        """What a step takes beyond its pipeline, such as the update."""
-        pairs = zip(self.walls, self.timelines, strict=True)
-        return median([wall - timeline.makespan for wall, timeline in pairs])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +93,7 @@ class PipelineProbe:
     chunks: Mapping[int, Chunk]
     pipeline: Pipeline
     shape: Shape
-    batch: Batch
+    batch: memory.Batch
     timed_seconds: float | None
     share = 1.0
 
@@ -123,18 +106,18 @@ class PipelineProbe:
                 sent_to[call.peer] += int(sent_bytes(call.op, call.num_bytes, call.ranks))
         claims = claims_bubble(self.world, self.timed_seconds)
         taken = take_steps(self.world, self.recorder, step, begin, budget_seconds) if claims else None
-        memory = {
+        held = {
             "memory": measured_memory(self.layout, self.world, self.train, begin),
             "memory_counted": self.memory_counted(),
             "memory_formula": self.memory_formula(),
         }
         sent = bytes_by_axis(calls, self.layout.axes), self.layout.expected_bytes
-        return Seen(taken=taken, sent=sent, sent_to=dict(sent_to), memory=memory)
+        return Seen(taken=taken, sent=sent, sent_to=dict(sent_to), held=held)
 
     def summarise(self, told: Sequence[Seen]) -> Explanation:
         sent = SentBytes(self.layout).summarise([one.sent for one in told])
-        metrics = {**sent.metrics, **largest_of([one.memory for one in told], _MEMORY)}
-        facts, notes = self._facts(told), (UNCOUNTED,) if self._is_uncounted else ()
+        metrics = {**sent.metrics, **memory.largest_of([one.held for one in told], _MEMORY)}
+        facts, notes = self._facts(told), (memory.UNCOUNTED,) if self._is_uncounted else ()
         taken = [one.taken for one in told if one.taken is not None]
         if not taken:
             return Explanation(metrics=metrics, details=facts.as_details, notes=(SHARED, *notes))
@@ -142,13 +125,12 @@ class PipelineProbe:
         latency = bubbles.link_latency(steps.timelines, steps.schedule)
         shares = shares_of(steps.timelines, steps.schedule.chunks)
         comparison = compare(
+            steps.schedule,
             shares,
-            ranks=steps.schedule.ranks,
-            microbatches=steps.schedule.microbatches,
             layers=self.shape.layers,
-            layer_bytes=None if self._is_uncounted else layer_activation_bytes(self.shape, self.batch),
-            latency_seconds=fmean(latency.values()) if latency else 0.0,
-            outside_seconds=steps.outside_seconds,
+            layer_bytes=None if self._is_uncounted else memory.layer_activation_bytes(self.shape, self.batch),
+            latency=fmean(latency.values()) if latency else 0.0,
+            outside=steps.outside_seconds,
         )
         facts = replace(
             with_timelines(facts, steps, latency),
@@ -162,11 +144,11 @@ class PipelineProbe:
             notes=(*((_HALVES,) if shares.assumed_halves else ()), *notes),
         )
 
-    def memory_formula(self) -> Held:
+    def memory_formula(self) -> memory.Held:
         """Return the closed forms of this rank's state, and of its layers' activations."""
         parameters = stage_parameters(self.pipeline, self.shape, self.world.rank)
         state = state_bytes("ddp", parameters, 1, mixed=self.batch.element_bytes < 4)
-        each, counts = layer_activation_bytes(self.shape, self.batch), self.pipeline.layers_by_stage
+        each, counts = memory.layer_activation_bytes(self.shape, self.batch), self.pipeline.layers_by_stage
         return {
             "parameters": state.parameters,
             "gradients": state.gradients,
@@ -174,7 +156,7 @@ class PipelineProbe:
             "activations": peak_held(self.pipeline.schedule, self.world.rank, lambda stage: each * counts[stage]),
         }
 
-    def memory_counted(self) -> Held:
+    def memory_counted(self) -> memory.Held:
         """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward.
 
         What selective checkpointing keeps is not saved as other tensors are: activations are left out then.
@@ -200,8 +182,8 @@ class PipelineProbe:
             facts_of(self.pipeline.schedule),
             layers_by_stage=tuple(self.pipeline.layers_by_stage),
             in_flight_by_rank=_in_flight(self.pipeline.schedule),
-            activation_bytes_by_rank=tuple(one.memory["memory"]["activations"] for one in told),
-            memory_by_rank={name: tuple(one.memory["memory"][name] for one in told) for name in COMPONENTS},
+            activation_bytes_by_rank=tuple(one.held["memory"]["activations"] for one in told),
+            memory_by_rank={name: tuple(one.held["memory"][name] for one in told) for name in COMPONENTS},
             boundaries=boundaries,
         )
 
@@ -243,8 +225,9 @@ def steps_of(told: Sequence[Taken], schedule: Schedule) -> Steps:
             for name, start, stop in row
         )
         timelines.append(Timeline(ran=ran, ranks=len(told)))
-    walls = tuple(max(each) for each in zip(*(one.walls for one in told), strict=True))
-    return Steps(timelines=tuple(timelines), walls=walls, schedule=schedule)
+    walls = zip(*(one.walls for one in told), strict=True)
+    outside = median(max(wall) - timeline.makespan for wall, timeline in zip(walls, timelines, strict=True))
+    return Steps(schedule=schedule, timelines=tuple(timelines), outside_seconds=outside)
 
 
 def bubble_of(steps: Steps, latency: Latency, timed_seconds: float | None) -> dict[str, MetricValue]:
@@ -328,7 +311,7 @@ def with_timelines(facts: details.Pipeline, steps: Steps, latency: Latency) -> d
         facts,
         measured=rows(middle),
         predicted=rows(bubbles.predicted(middle, steps.schedule)),
-        idle=tuple(details.Idle(one.rank, us(one.start), us(one.stop), one.cause) for one in shades),
+        idle=tuple(details.Idle(rank, us(start), us(stop), cause) for rank, start, stop, cause in shades),
     )
 
 
@@ -344,13 +327,13 @@ def stage_parameters(pipeline: Pipeline, shape: Shape, rank: int) -> int:
 def _state(layout: Layout) -> dict[str, list[Tensor]]:
     return {
         "parameters": list(layout.model.parameters()),
-        "gradients": gradients(layout.model.parameters()),
-        "optimizer": state_tensors(layout.optimizer),
+        "gradients": memory.gradients(layout.model.parameters()),
+        "optimizer": memory.state_tensors(layout.optimizer),
         "buffers": list(layout.model.buffers()),
     }
 
 
-def measured_memory(layout: Layout, world: World, train: Callable[[], object], begin: Begin) -> Held:
+def measured_memory(layout: Layout, world: World, train: Callable[[], object], begin: Begin) -> memory.Held:
     """Return what this rank's storages hold, and the peak of a step's activations; ``train`` is without the update.
 
     Gradients are kept from one step to the next meanwhile, so that they are no part of that peak.
@@ -361,9 +344,9 @@ def measured_memory(layout: Layout, world: World, train: Callable[[], object], b
 
     begin()
     train()
-    held = {name: storage_bytes(tensors) for name, tensors in _state(layout).items()}
+    held = {name: memory.storage_bytes(tensors) for name, tensors in _state(layout).items()}
     begin()
-    return {**held, "activations": peak_during(run, world.device) or 0}
+    return {**held, "activations": memory.peak_during(run, world.device) or 0}
 
 
 def counted_state(layout: Layout) -> dict[str, float]:
@@ -379,7 +362,7 @@ def saved_bytes(chunk: Chunk, size: tuple[int, int], hidden: int) -> int:
     weights = next(chunk.parameters())
     tokens, targets = (torch.zeros(size, dtype=torch.long, device=weights.device) for _ in range(2))
     between = torch.zeros(*size, hidden, device=weights.device, dtype=weights.dtype)
-    with SavedTensors(chunk) as saved:
+    with memory.SavedTensors(chunk) as saved:
         output = chunk(tokens if chunk.tokens is not None else between.requires_grad_())
         if chunk.head is not None:
             output = F.cross_entropy(output.flatten(0, 1), targets.flatten())

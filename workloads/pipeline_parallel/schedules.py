@@ -7,7 +7,7 @@ rank r is stage c P + r; in the V, rank r has the stages r and 2P-1-r.
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, cast
@@ -95,43 +95,10 @@ def peak_held(schedule: Schedule, rank: int, of_stage: Callable[[int], float]) -
     return peak
 
 
-def _naive(r: int, p: int, m: int, v: int) -> Actions:
-    """One microbatch after the other goes all the way there and back, so that only one rank works at a time."""
-    return tuple(action for i in range(m) for action in (Action(r, "F", i), Action(r, "B", i)))
-
-
-def _gpipe(r: int, p: int, m: int, v: int) -> Actions:
-    """All forwards, then all backwards (GPipe, arXiv 1811.06965)."""
-    return (*(Action(r, "F", i) for i in range(m)), *(Action(r, "B", i) for i in range(m)))
-
-
 def _looped_bfs(r: int, p: int, m: int, v: int) -> Actions:
     """All microbatches through one chunk before the next one, back in reverse (breadth first, arXiv 2211.05953)."""
     there = [(stage, i) for stage in range(r, p * v, p) for i in range(m)]
     return (*(Action(stage, "F", i) for stage, i in there), *(Action(stage, "B", i) for stage, i in reversed(there)))
-
-
-def _one_f_one_b(r: int, p: int, m: int, v: int) -> Actions:
-    """1F1B (PipeDream-flush, arXiv 2104.04473): P-1-r forwards of warm-up."""
-    return _alternating(r, p, m, v, warmup=p - 1 - r)
-
-
-def _interleaved(r: int, p: int, m: int, v: int) -> Actions:
-    """Interleaved 1F1B (arXiv 2104.04473): of warm-up a round of every chunk but one, and 2 (P-1-r) forwards."""
-    return _alternating(r, p, m, v, warmup=(v - 1) * _round_of(p, m) + 2 * (p - 1 - r))
-
-
-def _interleaved_zb(r: int, p: int, m: int, v: int) -> Actions:
-    """Interleaved with split backwards: P-1-r forwards past the rounds, weights r backwards late; ZB-H1 at v = 1.
-
-    arXiv 2401.10241, figure 2: 1F1B's warm-up and memory, the later ranks' weight gradients fill the end.
-    """
-    return _alternating(r, p, m, v, warmup=(v - 1) * _round_of(p, m) + p - 1 - r, weight_lag=r)
-
-
-def _zb_h2(r: int, p: int, m: int, v: int) -> Actions:
-    """ZB-H2 (arXiv 2401.10241, figure 3): ZB-H1 with twice the warm-up and lag, so that 2P-1 are held everywhere."""
-    return _alternating(r, p, m, v, warmup=2 * (p - 1 - r), weight_lag=2 * r)
 
 
 def _round_of(p: int, m: int) -> int:
@@ -148,23 +115,26 @@ def _alternating(r: int, p: int, m: int, v: int, *, warmup: int, weight_lag: int
     Without a lag backwards are whole. With one, a backward is its input gradient alone, and its weight gradient comes
     ``weight_lag`` backwards later.
     """
-
-    def by_rounds(chunks: Sequence[int]) -> list[tuple[int, int]]:
-        """Stages and microbatches: in each round, every chunk takes the round's microbatches."""
-        size = _round_of(p, m)
-        rounds = [range(start, min(start + size, m)) for start in range(0, m, size)]
-        return [(chunk * p + r, i) for one in rounds for chunk in chunks for i in one]
-
-    forwards, backwards = by_rounds(range(v)), by_rounds(range(v - 1, -1, -1))
-    actions = [Action(stage, "F", i) for stage, i in forwards[:warmup]]
+    size, chunks = _round_of(p, m), range(v)
+    rounds = [range(start, min(start + size, m)) for start in range(0, m, size)]
+    forwards = [Action(chunk * p + r, "F", i) for one in rounds for chunk in chunks for i in one]
+    backwards = [(chunk * p + r, i) for one in rounds for chunk in reversed(chunks) for i in one]
+    weights = [Action(stage, "W", i) for stage, i in backwards]
+    actions = forwards[:warmup]
     for count, (stage, i) in enumerate(backwards):
-        actions += [Action(stage, "F", i) for stage, i in forwards[warmup + count : warmup + count + 1]]
+        actions += forwards[warmup + count : warmup + count + 1]
         actions.append(Action(stage, "B" if weight_lag is None else "I", i))
         if weight_lag is not None and count >= weight_lag:
-            actions.append(Action(backwards[count - weight_lag][0], "W", backwards[count - weight_lag][1]))
-    if weight_lag:
-        actions += [Action(stage, "W", i) for stage, i in backwards[-weight_lag:]]
-    return tuple(actions)
+            actions.append(weights[count - weight_lag])
+    return (*actions, *(weights[-weight_lag:] if weight_lag else ()))
+
+
+def _interleaved_zb(r: int, p: int, m: int, v: int) -> Actions:
+    """Interleaved with split backwards: P-1-r forwards past the rounds, weights r backwards late; ZB-H1 at v = 1.
+
+    arXiv 2401.10241, figure 2: 1F1B's warm-up and memory, the later ranks' weight gradients fill the end.
+    """
+    return _alternating(r, p, m, v, warmup=(v - 1) * _round_of(p, m) + p - 1 - r, weight_lag=r)
 
 
 def _zb_v(r: int, p: int, m: int, v: int) -> Actions:
@@ -244,13 +214,25 @@ class _Family:
 
 
 _FAMILIES: Mapping[str, _Family] = {
-    "naive": _Family(make=_naive),
-    "gpipe": _Family(make=_gpipe),
-    "1f1b": _Family(make=_one_f_one_b),
-    "interleaved": _Family(make=_interleaved, chunks=2, least_chunks=2, in_rounds=True),
+    # one microbatch after the other goes all the way there and back, so that only one rank works at a time
+    "naive": _Family(make=lambda r, p, m, v: _write([(r, "FB" * m)])),
+    # all forwards, then all backwards (GPipe, arXiv 1811.06965)
+    "gpipe": _Family(make=lambda r, p, m, v: _write([(r, "F" * m + "B" * m)])),
+    # PipeDream-flush, arXiv 2104.04473: P-1-r forwards of warm-up
+    "1f1b": _Family(make=lambda r, p, m, v: _alternating(r, p, m, v, warmup=p - 1 - r)),
+    # arXiv 2104.04473: of warm-up a round of every chunk but one, and 2 (P-1-r) forwards
+    "interleaved": _Family(
+        make=lambda r, p, m, v: _alternating(r, p, m, v, warmup=(v - 1) * _round_of(p, m) + 2 * (p - 1 - r)),
+        chunks=2,
+        least_chunks=2,
+        in_rounds=True,
+    ),
     "looped_bfs": _Family(make=_looped_bfs, chunks=2, least_chunks=2),
     "zb_h1": _Family(make=_interleaved_zb, splits_backward=True),
-    "zb_h2": _Family(make=_zb_h2, splits_backward=True),
+    # arXiv 2401.10241, figure 3: ZB-H1 with twice the warm-up and lag, so that 2P-1 are held everywhere
+    "zb_h2": _Family(
+        make=lambda r, p, m, v: _alternating(r, p, m, v, warmup=2 * (p - 1 - r), weight_lag=2 * r), splits_backward=True
+    ),
     "interleaved_zb": _Family(make=_interleaved_zb, chunks=2, least_chunks=1, splits_backward=True, in_rounds=True),
     "zb_v": _Family(make=_zb_v, chunks=2, splits_backward=True),
     "dualpipe_v": _Family(make=_dualpipe_v, chunks=2, splits_backward=True, fills_stages=True),

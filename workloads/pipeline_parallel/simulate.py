@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from bench.results.details import Action
 from bench.text import UserError
@@ -69,11 +70,7 @@ class Timeline:
 
 
 def simulate(
-    schedule: Schedule,
-    seconds: Callable[[Action], float],
-    latency: Latency | None = None,
-    *,
-    rendezvous: bool = False,
+    schedule: Schedule, seconds: Callable[[Action], float], latency: Latency | None = None, *, rendezvous: bool = False
 ) -> Timeline:
     """Run ``schedule`` from 0: each rank in its order, each action once its rank is free and what it needs has come.
 
@@ -104,8 +101,7 @@ def simulate(
     return Timeline(ran=tuple(ran for row in rows for ran in row), ranks=schedule.ranks)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A rank that can go no further: its next action, and what that needs."""
 
     rank: int
@@ -133,7 +129,7 @@ def walk(schedule: Schedule, visit: Callable[[int, Action, Sequence[Result]], No
             lacking = next((need for need in needed if need not in done), None)
             if lacking is not None:
                 waiting.setdefault(lacking, []).append(rank)
-                stuck[rank] = Waiting(rank=rank, action=action, needs=lacking)
+                stuck[rank] = Waiting(rank, action, lacking)
                 break
             visit(rank, action, needed)
             at[rank] += 1

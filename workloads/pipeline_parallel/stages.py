@@ -118,25 +118,14 @@ class Recorder:
 
 
 class Stage(PipelineStage):
-    """One stage of a pipeline on this rank, of whose ranks ``arguments`` name the group and the device.
+    """One stage of a pipeline on this rank; ``given`` and ``out`` are meta tensors, ``rest`` is torch's own.
 
-    ``given`` and ``output`` are on the meta device: told, so that torch need not run the model once to find out.
+    Told these, torch need not run the model once to find out.
     """
 
-    def __init__(
-        self,
-        chunk: Chunk,
-        index: int,
-        num_stages: int,
-        *,
-        given: Tensor,
-        output: Tensor,
-        recorder: Recorder,
-        **arguments: Any,
-    ) -> None:
-        gradient = given if given.is_floating_point() else None
-        arguments |= {"input_args": given, "output_args": output, "output_grads": output, "input_grads": (gradient,)}
-        super().__init__(chunk, index, num_stages, **arguments)
+    def __init__(self, chunk: Chunk, index: int, recorder: Recorder, given: Tensor, out: Tensor, **rest: Any) -> None:
+        rest |= {"input_args": given, "input_grads": (given if given.is_floating_point() else None,)}
+        super().__init__(chunk, index, output_args=out, output_grads=out, **rest)
         self.chunk, self._recorder = chunk, recorder
         self._embedded: dict[int, Tensor] = {}
         self._waiting: dict[int, tuple[Tensor, Tensor, list[dict[str, Any]]]] = {}
@@ -183,27 +172,21 @@ class Stage(PipelineStage):
 
 
 def make_stages(
-    model: Transformer,
-    options: Options,
-    pipeline: Pipeline,
-    recorder: Recorder,
-    *,
-    group: dist.ProcessGroup,
-    tokens: int,
+    model: Transformer, options: Options, pipeline: Pipeline, recorder: Recorder, group: dist.ProcessGroup, tokens: int
 ) -> list[Stage]:
     """Return this rank's stages of a pipeline, through which (b, ``tokens``) pass; ``group`` are its ranks."""
-    size, last = (options.microbatch, tokens), pipeline.schedule.num_stages - 1
+    size, counts = (options.microbatch, tokens), pipeline.layers_by_stage
     given = torch.empty(size, dtype=torch.long, device="meta")
     between = torch.empty(*size, options.shape.hidden, dtype=options.dtype, device="meta", requires_grad=True)
     logits = torch.empty(*size, options.shape.vocabulary, dtype=options.dtype, device="meta", requires_grad=True)
     return [
         Stage(
-            Chunk(model, pipeline.first_layers[stage], pipeline.layers_by_stage[stage]),
+            Chunk(model, sum(counts[:stage]), counts[stage]),
             stage,
-            pipeline.schedule.num_stages,
-            given=given if stage == 0 else between,
-            output=logits if stage == last else between,
-            recorder=recorder,
+            recorder,
+            given if stage == 0 else between,
+            logits if stage == len(counts) - 1 else between,
+            num_stages=len(counts),
             device=next(model.parameters()).device,
             group=group,
         )

@@ -147,7 +147,7 @@ def test_causes_sum_to_the_measured_idle_time_and_shades_fill_every_gap() -> Non
         end = measured.first_start + measured.makespan
         for rank in range(4):
             spans = [(ran.start, ran.stop) for ran in measured.of(rank) if ran.stop > ran.start]
-            tiled = sorted(spans + [(each.start, each.stop) for each in shades if each.rank == rank])
+            tiled = sorted(spans + [(start, stop) for of, start, stop, _ in shades if of == rank])
             assert (tiled[0][0], tiled[-1][1]) == (measured.first_start, end)
             assert all(one[1] == other[0] for one, other in pairwise(tiled)), name
 
@@ -160,7 +160,7 @@ def test_a_perfect_run_is_all_schedule_and_a_slow_link_p2p_and_nothing_else() ->
         # links expected to take longer than a gap do not take from its first part
         for latency in (0.0, 5.0):
             shades = shade(ideal, schedule, {(one, other): latency for one in range(4) for other in range(4)})
-            assert {each.cause for each in shades if each.stop - each.start > 1e-9} == {"schedule"}, name
+            assert {cause for _, start, stop, cause in shades if stop - start > 1e-9} == {"schedule"}, name
         if name in SOME:
             slow = {(1, 2): 0.7}
             measured = simulate(schedule, seconds, slow)
@@ -203,7 +203,7 @@ def test_a_gap_is_cut_in_the_order_of_causes() -> None:
     schedule = schedule_from_csv("0F0,0B0\n1F0,1B0\n")
     measured = of_names({"0F0": (0.0, 1.0), "1F0": (1.75, 2.75), "1B0": (2.75, 4.75), "0B0": (5.25, 7.25)})
     shades = shade(measured, schedule, lambda source, target: 0.5)
-    assert [(each.rank, each.start, each.stop, each.cause) for each in shades] == [
+    assert shades == [
         (0, 1.0, 4.0, "schedule"),
         (0, 4.0, 5.0, "p2p"),
         (0, 5.0, 5.25, "rest"),
@@ -270,13 +270,13 @@ def test_a_step_is_not_explained_by_another_order() -> None:
                 explain(wrong)
 
 
-EQUAL_SHARES = Shares(f=1.0, i=1.0, w=1.0)
+SHARES = Shares(f=1.0, i=1.0, w=1.0)
 
 
 def lines(layers: int = 8, layer_bytes: float | None = 100.0, latency: float = 0.0) -> dict[str, Simulated]:
-    sizes = {"ranks": 4, "microbatches": 8, "layers": layers}
-    around = {"layer_bytes": layer_bytes, "latency_seconds": latency, "outside_seconds": 0.5}
-    return {line.schedule: line for line in compare(EQUAL_SHARES, **sizes, **around)}  # type: ignore[arg-type]
+    schedule = make_schedule("gpipe", ranks=4, microbatches=8)
+    found = compare(schedule, SHARES, layers=layers, layer_bytes=layer_bytes, latency=latency, outside=0.5)
+    return {line.schedule: line for line in found}
 
 
 def test_every_schedule_has_a_line_the_fastest_first_and_latency_makes_all_slower() -> None:

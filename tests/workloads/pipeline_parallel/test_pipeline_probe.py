@@ -180,7 +180,7 @@ def looks(world: World, cases: list[Params]) -> list[dict[str, Any]]:
         seen = probe.observe(step.step, step.reset, 0.0)
         parameters = sum(parameter.numel() for parameter in step.layout.model.parameters())
         said = stage_parameters(probe.pipeline, probe.shape, world.rank)
-        found.append({**seen.memory, "parameters": parameters, "said": said})
+        found.append({**seen.held, "parameters": parameters, "said": said})
         step.close()
     return found
 
