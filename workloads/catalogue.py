@@ -173,7 +173,7 @@ DEFINITIONS = (
     ),
     _step(
         "ep_dispatch",
-        "expert_parallel.dispatch_step:prepare",
+        "expert_parallel.layer_step:prepare_dispatch",
         "expert parallel dispatch and combine alone: tokens to their experts' ranks and back",
         *LAYER_PARAMS,
         refuse=refuse_moe,

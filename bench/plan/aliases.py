@@ -32,8 +32,8 @@ TARGETS = {  # how they begin
     "workloads.pipeline.pp:": "workloads.pipeline_parallel.pipeline_step:",
     "workloads.context.cp:": "workloads.context_parallel.context_step:",
     "workloads.experts.ep:": "workloads.expert_parallel.expert_step:",
+    "workloads.experts.ep_dispatch:prepare": "workloads.expert_parallel.layer_step:prepare_dispatch",
     "workloads.experts.ep_layer:": "workloads.expert_parallel.layer_step:",
-    "workloads.experts.ep_dispatch:": "workloads.expert_parallel.dispatch_step:",
     "workloads.hybrid.hybrid:": "workloads.mesh.mesh_step:",
 }
 

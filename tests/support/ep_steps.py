@@ -4,9 +4,8 @@ from training_steps import OF_NAME, SMALL, Params, small
 
 from bench.rank.runner import load_target
 from bench.world.world import World
-from workloads.expert_parallel.dispatch_step import DispatchStep
 from workloads.expert_parallel.expert_step import EpStep
-from workloads.expert_parallel.layer_step import LayerStep
+from workloads.expert_parallel.layer_step import DispatchStep, LayerStep
 
 DROPS: Params = {"capacity": 0.75}
 NARROW: Params = {"precision": "bfloat16"}

@@ -1,18 +1,22 @@
 """How tokens get to the ranks that hold their experts, and back: one way without communication, four over an axis.
 
-A trip starts when it is made; it arrives as rows by expert, takes back what experts make of them, and returns each
-token's weighted sum. A plan names the pairs of token and expert that travel: those over an expert's capacity, per
-source and microbatch and in the order of tokens, do not, and the weights of the others stay as they are.
+A plan names the pairs of token and expert that travel: those over an expert's capacity, per source and microbatch and
+in the order of tokens, do not, and the weights of the others stay as they are. What travels are flights that autograd
+knows: one is issued, and waited for when its tokens are needed; its backward pass is a flight of gradients in the other
+direction. What is received is zeroed first: where communication is silenced, it is read as it is.
 """
 
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workloads.expert_parallel.exchange import Flight, gather_rows, gathered, sum_rows, swap_counts, swap_now
+from bench.world.torch_compat import all_gather_single, reduce_scatter_single
+
+Work = dist.Work | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,168 +77,251 @@ class Rows:
     counts: Tensor
 
 
-class Trip(Protocol):
-    """Tokens on their way to their experts and back."""
-
-    def arrive(self) -> Rows:
-        """Wait for the tokens of this rank's experts."""
-
-    def give_back(self, made: Tensor) -> None:
-        """Send off what the experts made, (n, h), row by row."""
-
-    def receive(self) -> Tensor:
-        """Wait for this rank's tokens' weighted sums, (T, h)."""
-
-
 def weighted_sum(made: Tensor, weights: Tensor, plan: Plan, num_tokens: int) -> Tensor:
     """Return for each token the sum of what experts made of it, times its weights (T, k)."""
     weighed = made * weights[plan.tokens, plan.choices].unsqueeze(1)
     return made.new_zeros(num_tokens, made.shape[1]).index_add(0, plan.tokens, weighed)
 
 
-class AtHome:
-    """No trip: this rank holds all experts."""
-
-    def __init__(self, x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup | None = None) -> None:
-        self._x, self._weights, self._plan = x, weights, plan
-
-    def arrive(self) -> Rows:
-        """Order tokens by expert."""
-        return Rows(tokens=self._x[self._plan.tokens], counts=self._plan.counts)
-
-    def give_back(self, made: Tensor) -> None:
-        """Keep what was made."""
-        self._made = made
-
-    def receive(self) -> Tensor:
-        """Sum by token."""
-        return weighted_sum(self._made, self._weights, self._plan, len(self._x))
+Stages = Generator[Any, Any, None]
+"""A trip's four stages: what is sent is under way; the rows that arrived, for which it is given what experts made of
+them; that is on its way back; each token's weighted sum."""
 
 
-class AllToAll:
-    """A row for each pair, sent where its expert is by an uneven all-to-all; ranks tell each other counts before."""
+class Trip:
+    """Tokens on their way to their experts and back."""
 
-    def __init__(self, x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> None:
-        self._weights, self._plan, self._group, self._num_tokens = weights, plan, group, len(x)
-        sent = plan.counts.view(group.size(), -1)
-        self._counts = swap_counts(sent, group)
-        self._sends, self._receives = sent.sum(1).tolist(), self._counts.sum(1).tolist()
-        self._flight = Flight(x[plan.tokens], self._receives, self._sends, group)
+    def __init__(self, stages: Stages) -> None:
+        self._stages = stages
+        next(stages)
 
     def arrive(self) -> Rows:
-        """Order rows, which come by source and then by expert, by expert."""
-        arrived = self._flight.wait()
-        local = torch.arange(self._counts.shape[1], device=arrived.device)
-        of = local.repeat(len(self._counts)).repeat_interleave(self._counts.flatten())
-        self._order = torch.argsort(of, stable=True)
-        return Rows(tokens=arrived[self._order], counts=self._counts.sum(0))
+        """Wait for the tokens of this rank's experts."""
+        rows: Rows = next(self._stages)
+        return rows
 
     def give_back(self, made: Tensor) -> None:
-        """Send each row back to its source."""
-        by_source = made[torch.argsort(self._order)]
-        self._flight = Flight(by_source, self._sends, self._receives, self._group)
+        """Send off what the experts made, (n, h), row by row."""
+        self._stages.send(made)
 
     def receive(self) -> Tensor:
-        """Sum by token; weights never travel."""
-        return weighted_sum(self._flight.wait(), self._weights, self._plan, self._num_tokens)
-
-
-class Padded:
-    """As many rows for every expert and source as the capacity says, zeros where there are fewer: no counts needed."""
-
-    def __init__(self, x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> None:
-        assert plan.slots is not None, "padded needs a capacity"
-        self._weights, self._plan, self._group, self._num_tokens = weights, plan, group, len(x)
-        self._slot = plan.experts * plan.slots + plan.places
-        slots = x.new_zeros(len(plan.counts) * plan.slots, x.shape[1]).index_copy(0, self._slot, x[plan.tokens])
-        self._each = [len(slots) // group.size()] * group.size()
-        self._flight = Flight(slots, self._each, self._each, group)
-
-    def arrive(self) -> Rows:
-        """Order slots, which come by source and then by expert, by expert."""
-        arrived, ranks = self._flight.wait(), self._group.size()
-        local, slots = len(self._plan.counts) // ranks, self._plan.slots or 0
-        by_expert = arrived.view(ranks, local, slots, -1).transpose(0, 1).reshape(len(arrived), -1)
-        return Rows(tokens=by_expert, counts=self._plan.counts.new_full((local,), ranks * slots))
-
-    def give_back(self, made: Tensor) -> None:
-        """Send each slot back to its source."""
-        ranks, slots = self._group.size(), self._plan.slots or 0
-        by_source = made.view(-1, ranks, slots, made.shape[1]).transpose(0, 1).reshape(len(made), -1)
-        self._flight = Flight(by_source, self._each, self._each, self._group)
-
-    def receive(self) -> Tensor:
-        """Sum by token the slots that were filled."""
-        return weighted_sum(self._flight.wait()[self._slot], self._weights, self._plan, self._num_tokens)
-
-
-class AllGather:
-    """Every rank gets all tokens, weights and routes; experts' weighted sums are added up by a reduce-scatter."""
-
-    def __init__(self, x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> None:
-        self._group = group
-        experts = len(plan.counts) // group.size()
-        first = experts * group.rank()
-        routes = gathered(plan.experts_of.int(), group).long()
-        mine = (routes >= first) & (routes < first + experts)
-        self._plan = make_plan((routes - first).where(mine, -1), experts)
-        self._x, self._weights = gather_rows(x, group), gather_rows(weights, group)
-
-    def arrive(self) -> Rows:
-        """Order by expert those tokens that are for this rank's."""
-        return Rows(tokens=self._x[self._plan.tokens], counts=self._plan.counts)
-
-    def give_back(self, made: Tensor) -> None:
-        """Sum by token, and over ranks."""
-        self._sum = sum_rows(weighted_sum(made, self._weights, self._plan, len(self._x)), self._group)
-
-    def receive(self) -> Tensor:
-        """Return the sums of this rank's tokens."""
-        return self._sum
-
-
-class Dedup:
-    """A row for each pair of token and rank, however many of the rank's experts it takes; its weights travel too."""
-
-    def __init__(self, x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> None:
-        self._group, self._num_tokens = group, len(x)
-        experts = len(plan.counts) // group.size()
-        # pairs of one rank and token are one number, and come out ordered by rank and then by token
-        ranks_and_tokens = torch.unique(plan.experts // experts * len(x) + plan.tokens)
-        ranks, self._tokens = ranks_and_tokens // len(x), ranks_and_tokens % len(x)
-        routes = plan.experts_of[self._tokens]
-        here = (routes >= 0) & (routes // experts == ranks[:, None])
-        local_routes = (routes % experts).where(here, -1)
-        sent = torch.bincount(ranks, minlength=group.size())
-        self._sends, self._receives = sent.tolist(), swap_counts(sent[:, None], group).flatten().tolist()
-        arrived_routes = swap_now(local_routes.int(), self._receives, self._sends, group).long()
-        self._plan = make_plan(arrived_routes, experts)
-        self._flights = [Flight(rows[self._tokens], self._receives, self._sends, group) for rows in (weights, x)]
-
-    def arrive(self) -> Rows:
-        """Order by expert, a token as often as this rank's experts are its own."""
-        self._weights, self._arrived = (flight.wait() for flight in self._flights)
-        return Rows(tokens=self._arrived[self._plan.tokens], counts=self._plan.counts)
-
-    def give_back(self, made: Tensor) -> None:
-        """Sum over this rank's experts, and send each sum back."""
-        sums = weighted_sum(made, self._weights, self._plan, len(self._arrived))
-        self._back = Flight(sums, self._sends, self._receives, self._group)
-
-    def receive(self) -> Tensor:
-        """Add up ranks' sums."""
-        back = self._back.wait()
-        return back.new_zeros(self._num_tokens, back.shape[1]).index_add(0, self._tokens, back)
-
-
-TRIPS: dict[str, type[AllToAll | Padded | AllGather | Dedup]] = {
-    "all_to_all": AllToAll,
-    "padded": Padded,
-    "allgather": AllGather,
-    "dedup": Dedup,
-}
+        """Wait for this rank's tokens' weighted sums, (T, h)."""
+        sums: Tensor = next(self._stages)
+        return sums
 
 
 def start_trip(variant: str, x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup | None) -> Trip:
     """Send the tokens (T, h) that a plan names to their experts; without a group they are here."""
-    return AtHome(x, weights, plan) if group is None else TRIPS[variant](x, weights, plan, group)
+    return Trip(_at_home(x, weights, plan) if group is None else TRIPS[variant](x, weights, plan, group))
+
+
+def _at_home(x: Tensor, weights: Tensor, plan: Plan) -> Stages:
+    yield
+    made = yield Rows(tokens=x[plan.tokens], counts=plan.counts)
+    yield
+    yield weighted_sum(made, weights, plan, len(x))
+
+
+def _all_to_all(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> Stages:
+    """A row for each pair, sent where its expert is by an uneven all-to-all; ranks tell each other counts before."""
+    sent = plan.counts.view(group.size(), -1)
+    counts = swap_counts(sent, group)
+    sends, receives = sent.sum(1).tolist(), counts.sum(1).tolist()
+    flight = Flight(x[plan.tokens], receives, sends, group)
+    yield
+    # rows come by source and then by expert
+    expert = torch.arange(counts.shape[1], device=x.device).repeat(len(counts))
+    order = torch.argsort(expert.repeat_interleave(counts.flatten()), stable=True)
+    made = yield Rows(tokens=flight.wait()[order], counts=counts.sum(0))
+    flight = Flight(made[torch.argsort(order)], sends, receives, group)
+    del made
+    yield
+    yield weighted_sum(flight.wait(), weights, plan, len(x))
+
+
+def _padded(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> Stages:
+    """As many rows for every expert and source as the capacity says, zeros where there are fewer: no counts needed."""
+    assert plan.slots is not None, "padded needs a capacity"
+    ranks, slots, hidden = group.size(), plan.slots, x.shape[1]
+    local = len(plan.counts) // ranks
+    each, filled = [local * slots] * ranks, plan.experts * slots + plan.places
+    padded = x.new_zeros(ranks * local * slots, hidden).index_copy(0, filled, x[plan.tokens])
+    flight = Flight(padded, each, each, group)
+    del padded
+    yield
+    by_expert = flight.wait().view(ranks, local, slots, hidden).transpose(0, 1).flatten(0, 2)
+    made = yield Rows(tokens=by_expert, counts=plan.counts.new_full((local,), ranks * slots))
+    flight = Flight(made.view(local, ranks, slots, hidden).transpose(0, 1).flatten(0, 2), each, each, group)
+    del by_expert, made
+    yield
+    yield weighted_sum(flight.wait()[filled], weights, plan, len(x))
+
+
+def _allgather(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> Stages:
+    """Every rank gets all tokens, weights and routes; experts' weighted sums are added up by a reduce-scatter."""
+    experts = len(plan.counts) // group.size()
+    first = experts * group.rank()
+    routes = gathered(plan.experts_of.int(), group).long()
+    here = (routes >= first) & (routes < first + experts)
+    plan = make_plan((routes - first).where(here, -1), experts)
+    x, weights = gather_rows(x, group), gather_rows(weights, group)
+    yield
+    made = yield Rows(tokens=x[plan.tokens], counts=plan.counts)
+    sums = sum_rows(weighted_sum(made, weights, plan, len(x)), group)
+    del made
+    yield
+    yield sums
+
+
+def _dedup(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> Stages:
+    """A row for each pair of token and rank, however many of the rank's experts it takes; its weights travel too."""
+    experts, num_tokens = len(plan.counts) // group.size(), len(x)
+    # pairs of one rank and token are one number, and come out ordered by rank and then by token
+    ranks_and_tokens = torch.unique(plan.experts // experts * num_tokens + plan.tokens)
+    ranks, tokens = ranks_and_tokens // num_tokens, ranks_and_tokens % num_tokens
+    routes = plan.experts_of[tokens]
+    there = (routes >= 0) & (routes // experts == ranks[:, None])
+    sent = torch.bincount(ranks, minlength=group.size())
+    sends, receives = sent.tolist(), swap_counts(sent[:, None], group).flatten().tolist()
+    local_routes = (routes % experts).where(there, -1).int()
+    plan = make_plan(swap_now(local_routes, receives, sends, group).long(), experts)
+    flights = [Flight(rows[tokens], receives, sends, group) for rows in (weights, x)]
+    yield
+    weights, arrived = (flight.wait() for flight in flights)
+    made = yield Rows(tokens=arrived[plan.tokens], counts=plan.counts)
+    flight = Flight(weighted_sum(made, weights, plan, len(arrived)), sends, receives, group)
+    del made
+    yield
+    back = flight.wait()
+    yield back.new_zeros(num_tokens, back.shape[1]).index_add(0, tokens, back)
+
+
+TRIPS: dict[str, Callable[[Tensor, Tensor, Plan, dist.ProcessGroup], Stages]] = {
+    "all_to_all": _all_to_all,
+    "padded": _padded,
+    "allgather": _allgather,
+    "dedup": _dedup,
+}
+
+
+class Flight:
+    """Rows (n, ...) on their way: ``sends[j]`` of them to rank j, ``receives[j]`` from it, in rank order."""
+
+    def __init__(self, x: Tensor, receives: Sequence[int], sends: Sequence[int], group: dist.ProcessGroup) -> None:
+        self.receives, self.sends, self.group = list(receives), list(sends), group
+        self.work: Work = None
+        self.returned: tuple[Tensor, Work] | None = None
+        self._received: Tensor | None = _Issue.apply(x, self)  # type: ignore[no-untyped-call]
+
+    def wait(self) -> Tensor:
+        """Return the rows received, (sum of ``receives``, ...); once."""
+        # what is received knows its flight by autograd: kept here too, neither would ever be given back
+        received, self._received = self._received, None
+        assert received is not None, "a flight arrives once"
+        arrived: Tensor = _Wait.apply(received, self)  # type: ignore[no-untyped-call]
+        self.work = None
+        return arrived
+
+
+def _issue(x: Tensor, receives: list[int], sends: list[int], group: dist.ProcessGroup) -> tuple[Tensor, Work]:
+    """Start an uneven all-to-all of rows; return what it fills and its work."""
+    received = x.new_zeros(sum(receives), *x.shape[1:])
+    return received, dist.all_to_all_single(received, x.contiguous(), receives, sends, group=group, async_op=True)
+
+
+class _Issue(torch.autograd.Function):
+    """Starts a flight forward; backward waits for the gradients that ``_Wait`` has sent off."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, flight: Flight) -> Tensor:
+        ctx.flight = flight
+        received, flight.work = _issue(x, flight.receives, flight.sends, flight.group)
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        assert ctx.flight.returned is not None, "waiting, which comes before in backward, has sent them"
+        gradient, work = ctx.flight.returned
+        ctx.flight.returned = None
+        _finish(work)
+        return gradient, None
+
+
+class _Wait(torch.autograd.Function):
+    """Waits for a flight forward; backward sends the gradients off. The gradient that it hands on is a placeholder."""
+
+    @staticmethod
+    def forward(ctx: Any, received: Tensor, flight: Flight) -> Tensor:
+        ctx.flight = flight
+        _finish(flight.work)
+        ctx.mark_dirty(received)  # neither a copy nor a view
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        flight = ctx.flight
+        flight.returned = _issue(gradients[0], flight.sends, flight.receives, flight.group)
+        return gradients[0], None
+
+
+def _finish(work: Work) -> None:
+    if work is not None:
+        work.wait()
+
+
+def swap_now(x: Tensor, receives: Sequence[int], sends: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """Return the rows of an uneven all-to-all, without gradients; where communication is silenced, this rank's own."""
+    received = x.clone() if receives == sends else x.new_zeros(sum(receives), *x.shape[1:])
+    dist.all_to_all_single(received, x.contiguous(), list(receives), list(sends), group=group)
+    return received
+
+
+def swap_counts(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return what each rank means to send here, (ranks, m), of what this one means to send to each.
+
+    Where communication is silenced, it is as if all meant to send what this one does.
+    """
+    received = counts.clone()
+    dist.all_to_all_single(received, counts.contiguous(), group=group)
+    return received
+
+
+Rowwise = Callable[[Tensor, dist.ProcessGroup], Tensor]
+
+
+def gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return all ranks' rows (ranks n, ...), in rank order, without gradients."""
+    whole = x.new_zeros(group.size() * len(x), *x.shape[1:])
+    all_gather_single(whole, x.contiguous(), group)
+    return whole
+
+
+def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    part = x.new_zeros(len(x) // group.size(), *x.shape[1:])
+    reduce_scatter_single(part, x.contiguous(), group)
+    return part
+
+
+class _There(torch.autograd.Function):
+    """One of the two, whose backward pass is the other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, there: Rowwise, back: Rowwise) -> Tensor:
+        ctx.group, ctx.back = group, back
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.back(gradients[0], ctx.group), None, None, None
+
+
+def gather_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return all ranks' rows (ranks n, ...), in rank order; backward sums their gradients and keeps this rank's."""
+    whole: Tensor = _There.apply(x, group, gathered, _summed)  # type: ignore[no-untyped-call]
+    return whole
+
+
+def sum_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return this rank's part (n, ...) of the sum over ranks of x (ranks n, ...); backward gathers its gradients."""
+    part: Tensor = _There.apply(x, group, _summed, gathered)  # type: ignore[no-untyped-call]
+    return part

@@ -1,258 +1,328 @@
 """What a mixture's routes cost: loads, drops, bytes against their closed form, bandwidths, time lost to imbalance."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
 
 from bench.results.details import Loads
 from bench.results.metrics import MetricValue, value, values
 from bench.results.stats import median
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.costs.moe_costs import Moved, Sent, Sizes, even_dispatch_bytes, sent_by
-from workloads.expert_parallel.dispatch import Rows, make_plan, start_trip
-from workloads.expert_parallel.expert_axis import ExpertAxis
-from workloads.expert_parallel.expert_loads import (
-    Routed,
-    Told,
-    expert_loads,
-    load_metrics,
-    loads_of_ranks,
-    merged,
-    moved_in,
-    sent_in_step,
-)
+from workloads.costs.moe_costs import Moved, Sent, Sizes, dedup_ratio, even_dispatch_bytes, sent_by
+from workloads.expert_parallel.dispatch import make_plan, start_trip
+from workloads.expert_parallel.groups import Axes
 from workloads.expert_parallel.moe_case import Moe
 from workloads.expert_parallel.moe_layer import MoeLayer
-from workloads.expert_parallel.routing import BALANCED, Generator, expected_drop_rate
+from workloads.expert_parallel.routes import Routes
+from workloads.expert_parallel.routing import BALANCED, expected_drop_rate, imbalance, rank_loads
 from workloads.expert_parallel.wire import wired
+from workloads.step.probe import Begin, Step, take_turns, timed
+from workloads.step.sent_bytes import ByAxis, SentBytes
 from workloads.step.trace import break_down, trace_step
 
-_REPEATS = (3, 10)
-
-Begin = Callable[[], None]
-Step = Callable[[], object]
+_REPEATS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What is looked at: the mixtures that a step goes through, of h, e and T as in ``sizes``.
+class Routed:
+    """One source's microbatch in one layer: tokens that chose each expert (E), those kept, and rows by rank."""
 
-    ``passes`` are the closed form's: forward alone, or with backward; ``recomputes`` where forward is done twice.
+    asked: Sequence[int]
+    kept: Sequence[int]
+    rows: Sequence[int]
+
+
+Told = Sequence[Sequence[Routed]]
+"""What one rank routed, by layer and then by microbatch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What one rank saw: its routes, bytes by axis, and seconds: of each way there and back, of steps and of traces.
+
+    ``walls`` are those of steps by whether routes were balanced.
+    """
+
+    routed: Told
+    bytes_by_axis: tuple[ByAxis, ByAxis]
+    expected_drop: float | None
+    trips: Sequence[tuple[float, float]]
+    walls: Mapping[bool, Sequence[float]]
+    exposed_seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertProbe:
+    """The probe of the mixtures that a step goes through, of ``tokens`` tokens of one source and microbatch.
+
+    ``counted`` are the groups whose bytes are, ``expected_bytes`` the closed forms of those that carry no tokens to
+    experts. ``recomputes`` where forward is done twice, ``backward`` where there is one; ``traced`` where nobody else
+    traces the step.
     """
 
     world: World
-    axis: ExpertAxis
     moe: Moe
-    mixtures: tuple[MoeLayer, ...]
-    sizes: tuple[int, int, int]
-    generator: Generator | None
-    step_number: Callable[[], int]
+    axes: Axes
+    routes: Routes
+    mixtures: Sequence[MoeLayer]
+    hidden: int
+    element_bytes: int
+    tokens: int
+    counted: Mapping[str, dist.ProcessGroup]
+    expected_bytes: ByAxis = field(default_factory=dict)
     recomputes: bool = False
     backward: bool = True
+    traced: bool = False
+    notes: tuple[str, ...] = ()
+    share: float = 1.0
 
-    @property
-    def costs(self) -> Sizes:
-        """The sizes that bytes depend on."""
-        hidden, element_bytes, tokens = self.sizes
+    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Observed:
+        """Count a step's bytes and routes, and take steps in turns with some under balanced routes."""
+        for mixture in self.mixtures:
+            mixture.chosen.clear()
+        begin()
+        sent = wired(step, self.counted)
+        routed = routed_by(self.mixtures, self.tokens)
+        expected = {**self.expected_bytes, **self._expected(self.world.gather(routed))}
+        drop = self._expected_drop()
+        trips = [self._trip() for _ in range(1 + _REPEATS)][1:] if "ep" in self.axes.groups else []
+        walls: dict[bool, list[float]] = {False: [], True: []}
+
+        def turn() -> None:
+            for balanced in walls:
+                self.routes.balance(balanced)
+                begin()
+                walls[balanced].append(timed(step, self.world))
+
+        if self.routes.generator is None or self.routes.generator.name != BALANCED:
+            take_turns(self.world, budget_seconds, turn, most=10)
+            self.routes.balance(False)
+        return Observed(
+            routed=routed,
+            bytes_by_axis=(sent, expected),
+            expected_drop=drop,
+            trips=trips,
+            walls=walls,
+            exposed_seconds=self._exposed(step, begin)
+            if self.traced and {"ep", "etp"} & self.axes.groups.keys()
+            else None,
+        )
+
+    def summarise(self, told: Sequence[Observed]) -> Explanation:
+        """Return what routes cost: bytes of the rank that sends most, all else of rank 0's copy or the slowest rank."""
+        ep, etp = self.moe.ep, self.moe.etp
+        routed = merged([one.routed for one in told], etp)
+        metrics = {
+            **load_metrics(routed, ep, told[0].expected_drop),
+            **SentBytes.summarise([one.bytes_by_axis for one in told]).metrics,
+        }
+        if ep > 1:
+            dispatched = [one.dispatch for one in self._flights(routed, 0)]
+            even = even_dispatch_bytes(self.tokens * etp, self.moe.top_k, self.hidden, self.element_bytes, ep)
+            metrics |= values({"dispatch_bytes": sum(dispatched) / len(dispatched)}, "rank 0")
+            metrics |= values({"dispatch_bytes_even": even})
+            metrics |= self._bandwidths(told)
+        if told[0].walls[True]:
+            own, even_wall = (
+                median([max(turn) for turn in zip(*(one.walls[balanced] for one in told), strict=True)])
+                for balanced in (False, True)
+            )
+            how = f"medians of {len(told[0].walls[True])}, the slowest rank"
+            metrics |= values({"imbalance_time": own - even_wall, "imbalance_slowdown": own / even_wall}, how)
+        else:
+            metrics["imbalance_time"] = value("imbalance_time", 0.0, "routing is balanced")
+        exposed = [one.exposed_seconds for one in told if one.exposed_seconds is not None]
+        if exposed:
+            how = f"median of {_REPEATS} traced steps, the rank with the most"
+            metrics |= values({"exposed_comm.ep": max(exposed)}, how)
+        loads = Loads(expert_load=expert_loads(routed), rank_load=loads_of_ranks(routed, ep))
+        return Explanation(metrics=metrics, details=loads.as_details, notes=self.notes)
+
+    def _sizes(self, sources: int) -> Sizes:
+        """Return the sizes that bytes depend on, where so many ranks have taken each other's tokens."""
         return Sizes(
-            hidden=hidden,
-            element_bytes=element_bytes,
+            hidden=self.hidden,
+            element_bytes=self.element_bytes,
             top_k=self.moe.top_k,
-            tokens=tokens,
+            tokens=self.tokens * sources,
             experts_per_rank=self.moe.experts_per_rank,
-            slots=self.moe.slots(tokens) or 0,
+            slots=(self.moe.slots(self.tokens) or 0) * sources,
             chunks=self.moe.chunks,
         )
 
-    @property
-    def shared_costs(self) -> Sizes:
-        """The same where ranks that split experts have taken each other's tokens."""
-        one, etp = self.costs, self.moe.etp
-        return replace(one, tokens=one.tokens * etp, slots=one.slots * etp)
+    def _flights(self, routed: Sequence[Told], rank: int) -> list[Sent]:
+        """Return what a rank sends over ``ep`` in each layer and microbatch, of what blocks of ``etp`` ranks routed."""
+        ep, block = self.moe.ep, rank // self.moe.etp
+        first = block // ep * ep
+        return sent_in_step(self.moe.variant, block % ep, routed[first : first + ep], self._sizes(self.moe.etp))
 
-    def over(self, sent: Sent) -> float:
-        """Return the bytes of a whole step of what is sent in one layer and microbatch."""
+    def _expected(self, told: Sequence[Told]) -> dict[str, float]:
+        """Return the closed form of what this rank has sent to experts, by the step's own routes."""
+        etp, flights = self.moe.etp, {}
+        routed = merged(told, etp)
+        if "ep" in self.axes.groups:
+            flights["ep"] = (self.moe.variant, self._flights(routed, self.world.rank))
+        if "etp" in self.axes.groups:  # all tokens gathered, and parts of their sums scattered
+            alone = [[0] * etp] * etp
+            one = sent_by("allgather", 0, Moved(pairs=alone, rows=alone), self._sizes(1))
+            flights["etp"] = ("allgather", [one] * sum(map(len, routed[0])))
+        return {axis: sum(self._in_step(variant, one) for one in sent) for axis, (variant, sent) in flights.items()}
+
+    def _in_step(self, variant: str, sent: Sent) -> float:
         again = sent.forward if self.recomputes else 0.0
+        if self.recomputes and variant == "allgather" and not self.moe.shared:
+            # torch stops once backward has all it needs: a sum that nothing is computed from is not made again
+            again -= sent.combine
         return sent.forward + again + (sent.backward if self.backward else 0.0)
 
+    def _expected_drop(self) -> float | None:
+        slots, generator = self.moe.slots(self.tokens), self.routes.generator
+        if generator is None:
+            return None
+        if slots is None:
+            return 0.0
+        if generator.name == "ragged" and self.moe.tp > 1:
+            return None  # a rank's positions are then of several of the generator's sources
+        return expected_drop_rate(generator, self.routes.step, self.tokens, slots)
 
-def explain_experts(
-    seen: Seen, step: Step, begin: Begin, budget_seconds: float, balance: Callable[[bool], None]
-) -> Explanation:
-    """Return what routes cost; every rank takes part. ``balance`` turns balanced routing on, and off again."""
-    for mixture in seen.mixtures:
-        mixture.chosen.clear()
-    begin()
-    sent = wired(step, seen.axis.groups)
-    each = seen.world.gather(routed_by(seen.mixtures, seen.sizes[2]))
-    told = merged(each, seen.moe.etp)
-    metrics = {
-        **load_metrics(told, seen.moe.ep, _expected_drop(seen)),
-        **(_bytes(seen, sent["ep"], told) if seen.axis.group is not None else {}),
-        **(_bytes_of_parts(seen, sent["etp"], told) if seen.axis.split is not None else {}),
-        **(_bandwidths(seen) if seen.axis.group is not None else {}),
-        **_lost(seen, step, begin, budget_seconds, balance),
-    }
-    loads = Loads(expert_load=expert_loads(told), rank_load=loads_of_ranks(told, seen.moe.ep))
-    return Explanation(metrics=metrics, details=loads.as_details)
+    def _trip(self) -> tuple[float, float]:
+        """Return how long one microbatch's tokens take to their experts and back, beside nothing, without gradients."""
+        mixture = self.mixtures[0]
+        plan = make_plan(next(iter(mixture.chosen.values())), self.moe.experts, self.moe.slots(self.tokens))
+        x = torch.ones(self.tokens, self.hidden, dtype=mixture.router.weight.dtype, device=self.world.device)
+        with torch.no_grad():
+            self.world.barrier()
+            began = time.perf_counter()
+            trip = start_trip(self.moe.variant, x, x.new_ones(self.tokens, self.moe.top_k), plan, self.axes.held.group)
+            rows = trip.arrive()
+            self.world.sync()
+            dispatched = time.perf_counter() - began
+            self.world.barrier()
+            began = time.perf_counter()
+            trip.give_back(rows.tokens)
+            trip.receive()
+            self.world.sync()
+        return dispatched, time.perf_counter() - began
+
+    def _bandwidths(self, told: Sequence[Observed]) -> dict[str, MetricValue]:
+        """Return how fast the first microbatch's tokens get to the first layer's experts and back.
+
+        Logical bytes are all pairs of token and expert that travel or stay, wire bytes those that leave the busiest
+        rank.
+        """
+        ep, etp = self.moe.ep, self.moe.etp
+        copy = [one.routed[0][0] for one in told[: ep * etp : etp]]
+        moved = moved_in(copy)
+        sent = [sent_by(self.moe.variant, rank, moved, self._sizes(1)) for rank in range(ep)]
+        wire = (max(one.dispatch + one.weights + one.told for one in sent), max(one.combine for one in sent))
+        logical = float(max(sum(one.kept) for one in copy) * self.hidden * self.element_bytes)
+        metrics: dict[str, MetricValue] = {}
+        for i, name in enumerate(("dispatch", "combine")):
+            seconds = median(
+                [max(times[i] for times in turn) for turn in zip(*(one.trips for one in told), strict=True)]
+            )
+            how = f"median of {len(told[0].trips)} of the slowest rank's times, forward, alone"
+            metrics |= values({f"{name}_time": seconds}, f"{how}, packing included")
+            for kind, num_bytes in (("logical", logical), ("wire", wire[i])):
+                rate = num_bytes / seconds if num_bytes else None
+                metrics |= values({f"{name}_bandwidth.{kind}": rate}, f"{num_bytes:.12g} B over the {how}")
+        return metrics
+
+    def _exposed(self, step: Step, begin: Begin) -> float:
+        """Return the seconds of communication that no arithmetic hides in a traced step."""
+        found = []
+        for _ in range(_REPEATS):
+            begin()
+            trace = trace_step(step, self.world.device)
+            comm, wall = {"ep": trace.comm}, trace.wall_seconds
+            parts = break_down(trace.step, trace.compute, comm, trace.copies, measured_wall_seconds=wall)
+            found.append(parts.exposed_comm_seconds["ep"])
+        return median(found)
 
 
 def routed_by(mixtures: Sequence[MoeLayer], tokens: int) -> Told:
     """Return what this rank routed in its last microbatches of ``tokens`` tokens."""
-    return [[_routed(mixture, routes, tokens) for routes in mixture.chosen.values()] for mixture in mixtures]
+    told = []
+    for mixture in mixtures:
+        moe, of_layer = mixture.moe, []
+        for routes in mixture.chosen.values():
+            asked = torch.bincount(routes.flatten() + 1, minlength=moe.experts + 1)[1:]
+            plan = make_plan(routes, moe.experts, moe.slots(tokens))
+            ranks = torch.unique(plan.experts // moe.experts_per_rank * tokens + plan.tokens) // tokens
+            rows = torch.bincount(ranks, minlength=moe.ep)
+            of_layer.append(Routed(asked=asked.tolist(), kept=plan.counts.tolist(), rows=rows.tolist()))
+        told.append(of_layer)
+    return told
 
 
-def _routed(mixture: MoeLayer, routes: Tensor, tokens: int) -> Routed:
-    moe = mixture.moe
-    asked = torch.bincount(routes.flatten() + 1, minlength=moe.experts + 1)[1:]
-    plan = make_plan(routes, moe.experts, moe.slots(tokens))
-    ranks = torch.unique(plan.experts // moe.experts_per_rank * tokens + plan.tokens) // tokens
-    return Routed(
-        asked=asked.tolist(), kept=plan.counts.tolist(), rows=torch.bincount(ranks, minlength=moe.ep).tolist()
+def _added(loads: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(of) for of in zip(*loads, strict=True)]
+
+
+def _by_flight(told: Sequence[Told]) -> list[Sequence[Routed]]:
+    """Return what sources routed together, layer by layer and microbatch by microbatch."""
+    return [sources for layer in zip(*told, strict=True) for sources in zip(*layer, strict=True)]
+
+
+def merged(told: Sequence[Told], etp: int) -> list[Told]:
+    """Return what each ``etp`` ranks in a row routed together: they take each other's tokens."""
+
+    def together(sources: Sequence[Routed]) -> Routed:
+        asked, kept, rows = (_added(getattr(one, name) for one in sources) for name in ("asked", "kept", "rows"))
+        return Routed(asked=asked, kept=kept, rows=rows)
+
+    blocks = [told[first : first + etp] for first in range(0, len(told), etp)]
+    return [
+        [[together(sources) for sources in zip(*layer, strict=True)] for layer in zip(*block, strict=True)]
+        for block in blocks
+    ]
+
+
+def moved_in(sources: Sequence[Routed]) -> Moved:
+    """Return who sends how much to whom among the ranks of one copy of the experts, in their order."""
+    pairs = [rank_loads(source.kept, len(sources)) for source in sources]
+    return Moved(pairs=pairs, rows=[source.rows for source in sources])
+
+
+def sent_in_step(variant: str, rank: int, copy: Sequence[Told], sizes: Sizes) -> list[Sent]:
+    """Return what ``rank`` of a copy sends in each layer and microbatch."""
+    return [sent_by(variant, rank, moved_in(sources), sizes) for sources in _by_flight(copy)]
+
+
+def expert_loads(told: Sequence[Told]) -> list[list[int]]:
+    """Return by layer how many tokens of all ranks chose each expert, dropped ones among them."""
+    return [_added(routed.asked for of in layer for routed in of) for layer in zip(*told, strict=True)]
+
+
+def loads_of_ranks(told: Sequence[Told], ep: int) -> list[list[int]]:
+    """Return by layer the pairs that each place's experts compute; each ``ep`` sources in a row are a copy."""
+    found: list[list[int]] = [[] for _ in told[0]]
+    for first in range(0, len(told), ep):
+        for loads, layer in zip(found, zip(*told[first : first + ep], strict=True), strict=True):
+            loads += rank_loads(_added(routed.kept for of in layer for routed in of), ep)
+    return found
+
+
+def load_metrics(told: Sequence[Told], ep: int, expected_drop: float | None) -> dict[str, MetricValue]:
+    """Return imbalances, of the layer where they are largest, drop rate and deduplication ratio of all flights."""
+    asked, ranks = expert_loads(told), loads_of_ranks(told, ep)
+    total, kept = sum(map(sum, asked)), sum(map(sum, ranks))
+    moved = [moved_in(of) for first in range(0, len(told), ep) for of in _by_flight(told[first : first + ep])]
+    pairs, rows = (
+        [_added(of) for of in zip(*each, strict=True)] for each in ([m.pairs for m in moved], [m.rows for m in moved])
     )
-
-
-def _expected_drop(seen: Seen) -> float | None:
-    slots = seen.moe.slots(seen.sizes[2])
-    if seen.generator is None:
-        return None
-    if slots is None:
-        return 0.0
-    if seen.generator.name == "ragged" and seen.moe.tp > 1:
-        return None  # a rank's positions are then of several of the generator's sources
-    return expected_drop_rate(seen.generator, seen.step_number(), seen.sizes[2], slots)
-
-
-def _bytes(seen: Seen, sent: float, told: Sequence[Told]) -> dict[str, MetricValue]:
-    """Return what this rank's step sends over the expert axis and the closed form, and dispatch beside T k h e."""
-    first = seen.axis.sources[0] // seen.moe.etp
-    flights = sent_in_step(seen.moe.variant, seen.axis.place, told[first : first + seen.moe.ep], seen.shared_costs)
-    expected = sum(map(seen.over, flights))
-    if seen.recomputes and seen.moe.variant == "allgather" and not seen.moe.shared:
-        # torch stops once backward has all it needs: a sum that nothing is computed from is not made again
-        expected -= sum(one.combine for one in flights)
-    hidden, element_bytes, tokens = seen.sizes
-    even = even_dispatch_bytes(tokens * seen.moe.etp, seen.moe.top_k, hidden, element_bytes, seen.moe.ep)
-    dispatched = sum(one.dispatch for one in flights) / len(flights)
-    return {
-        **_held_against("ep", sent, expected),
-        **values({"dispatch_bytes": dispatched}, "rank 0"),
-        **values({"dispatch_bytes_even": even}),
+    found = {
+        "imbalance.expert": _worst(asked),
+        "imbalance.rank": _worst(ranks),
+        "drop_rate": 1 - kept / total if total else None,
+        "dedup_ratio": dedup_ratio(Moved(pairs=pairs, rows=rows)),
     }
+    return values(found if expected_drop is None else {**found, "drop_rate_expected": expected_drop})
 
 
-def _bytes_of_parts(seen: Seen, sent: float, told: Sequence[Told]) -> dict[str, MetricValue]:
-    """Return what ranks that split experts send each other: all tokens gathered, and their parts of sums scattered."""
-    alone = [[0] * seen.moe.etp] * seen.moe.etp
-    one = sent_by("allgather", 0, Moved(pairs=alone, rows=alone), seen.costs)
-    expected = sum(map(len, told[0])) * seen.over(one)
-    if seen.recomputes and not seen.moe.shared:
-        expected -= sum(map(len, told[0])) * one.combine
-    return _held_against("etp", sent, expected)
-
-
-def _held_against(axis: str, sent: float, expected: float) -> dict[str, MetricValue]:
-    return {
-        **values({f"bytes_sent.{axis}": sent}, "what goes to other ranks, rank 0"),
-        **values({f"bytes_expected.{axis}": expected}, "of the step's own routes"),
-        **values({f"bytes_ratio.{axis}": sent / expected if expected else None}),
-    }
-
-
-def _bandwidths(seen: Seen) -> dict[str, MetricValue]:
-    """Return how fast one microbatch's tokens get to their experts and back, beside nothing, gradients left out.
-
-    Logical bytes are all pairs of token and expert that travel or stay, wire bytes those that leave the busiest rank.
-    """
-    hidden, _, tokens = seen.sizes
-    mixture = seen.mixtures[0]
-    routes = next(iter(mixture.chosen.values()))
-    plan = make_plan(routes, seen.moe.experts, seen.moe.slots(tokens))
-    x = torch.ones(tokens, hidden, dtype=mixture.router.weight.dtype, device=seen.world.device)
-    weights = x.new_ones(tokens, seen.moe.top_k)
-
-    def trip() -> tuple[float, float]:
-        seen.world.barrier()
-        began = time.perf_counter()
-        away = start_trip(seen.moe.variant, x, weights, plan, seen.axis.group)
-        rows: Rows = away.arrive()
-        seen.world.sync()
-        dispatched = time.perf_counter() - began
-        seen.world.barrier()
-        began = time.perf_counter()
-        away.give_back(rows.tokens)
-        away.receive()
-        seen.world.sync()
-        return dispatched, time.perf_counter() - began
-
-    with torch.no_grad():
-        taken = [trip() for _ in range(1 + _REPEATS[0])][1:]
-    told = seen.world.gather((routed_by([mixture], tokens), taken))
-    return _rates(seen, told)
-
-
-def _rates(seen: Seen, told: Sequence[tuple[Told, list[tuple[float, float]]]]) -> dict[str, MetricValue]:
-    hidden, element_bytes, _ = seen.sizes
-    column = seen.axis.sources[seen.axis.sources.index(seen.world.rank) % seen.moe.etp :: seen.moe.etp]
-    copy = [told[source][0][0][0] for source in column]
-    moved = moved_in(copy)
-    sent = [sent_by(seen.moe.variant, rank, moved, seen.costs) for rank in range(seen.moe.ep)]
-    wire = (max(one.dispatch + one.weights + one.told for one in sent), max(one.combine for one in sent))
-    logical = max(sum(one.kept) for one in copy) * hidden * element_bytes
-    metrics: dict[str, MetricValue] = {}
-    for place, name in enumerate(("dispatch", "combine")):
-        seconds = median([max(times[place] for times in turn) for turn in zip(*(of[1] for of in told), strict=True)])
-        how = f"over the median of {len(told[0][1])} of the slowest rank's times, forward, alone"
-        metrics |= values({f"{name}_time": seconds}, f"{how.removeprefix('over the ')}, packing included")
-        for kind, num_bytes in (("logical", float(logical)), ("wire", wire[place])):
-            rate = num_bytes / seconds if num_bytes else None
-            metrics |= values({f"{name}_bandwidth.{kind}": rate}, f"{num_bytes:.12g} B {how}")
-    return metrics
-
-
-def _lost(
-    seen: Seen, step: Step, begin: Begin, budget_seconds: float, balance: Callable[[bool], None]
-) -> dict[str, MetricValue]:
-    """Return how much longer a step takes than under balanced routes, both in turns."""
-    if seen.generator is not None and seen.generator.name == BALANCED:
-        return {"imbalance_time": value("imbalance_time", 0.0, "routing is balanced")}
-    walls: dict[bool, list[float]] = {False: [], True: []}
-    began, wanted = time.perf_counter(), _REPEATS[1]
-    while len(walls[True]) < wanted:
-        for balanced in (False, True):
-            balance(balanced)
-            begin()
-            walls[balanced].append(_timed(step, seen.world))
-        affordable = int(budget_seconds / ((time.perf_counter() - began) / len(walls[True])))
-        least = _REPEATS[0] if budget_seconds > 0 else 1
-        wanted = int(seen.world.decide([max(least, min(_REPEATS[1], affordable))])[0])
-    balance(False)
-    told = seen.world.gather(walls)
-    own, even = (median([max(turn) for turn in zip(*(of[kind] for of in told), strict=True)]) for kind in (False, True))
-    how = f"medians of {len(walls[True])}, the slowest rank"
-    return values({"imbalance_time": own - even, "imbalance_slowdown": own / even}, how)
-
-
-def exposed_of(step: Step, begin: Begin, world: World) -> dict[str, MetricValue]:
-    """Return the communication of a traced step that no arithmetic hides, on the slowest rank."""
-    found = []
-    for _ in range(_REPEATS[0]):
-        begin()
-        trace = trace_step(step, world.device)
-        parts = break_down(
-            trace.step, trace.compute, {"ep": trace.comm}, trace.copies, measured_wall_seconds=trace.wall_seconds
-        )
-        found.append(parts.exposed_comm_seconds["ep"])
-    told = world.gather(median(found))
-    return values({"exposed_comm.ep": max(told)}, f"median of {_REPEATS[0]} traced steps, the rank with the most")
-
-
-def _timed(step: Step, world: World) -> float:
-    began = time.perf_counter()
-    step()
-    world.sync()
-    return time.perf_counter() - began
+def _worst(by_layer: Sequence[Sequence[int]]) -> float | None:
+    return max((found for loads in by_layer if (found := imbalance(loads)) is not None), default=None)

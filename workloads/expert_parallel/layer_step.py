@@ -1,27 +1,164 @@
-"""A layer's mixture of experts alone: router, dispatch, experts, combine and shared experts, forward and backward."""
+"""One mixture of experts without a model around it: the whole layer, or dispatch and combine alone."""
 
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.launch.control_channel import Work
 from bench.plan.params import Value
-from bench.world.subject import Description
+from bench.results.details import Mesh
+from bench.world.subject import Description, Explanation
+from bench.world.torch_compat import forget_meshes
 from bench.world.world import World
-from workloads.expert_parallel.expert_scope import Scope
-from workloads.expert_parallel.moe_case import num_expert_parameters
-from workloads.expert_parallel.moe_layer import let_experts_wait
+from workloads.expert_parallel.dispatch import Rows, make_plan, start_trip
+from workloads.expert_parallel.expert_probe import ExpertProbe
+from workloads.expert_parallel.groups import make_axes
+from workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameters
+from workloads.expert_parallel.moe_layer import DenseMoe, MoeLayer, let_experts_wait
+from workloads.expert_parallel.routes import Routes
 from workloads.model.timed_compute import TimedCompute
+from workloads.model.transformer import fill
 from workloads.step.layout import whole
 from workloads.step.parity import DISTANCE_MARGIN, count_apart, distance
+from workloads.step.probe import Probe, run_probes
+from workloads.step.training_step import Options
+
+Layer = TypeVar("Layer", bound=MoeLayer)
 
 OUT, INPUT = "out", "input"
 
 
 def prepare(world: World, **params: Value) -> "LayerStep":
-    """Return the step."""
+    """Return the step of a whole layer."""
     return LayerStep(world, params)
+
+
+def prepare_dispatch(world: World, **params: Value) -> "DispatchStep":
+    """Return the step of dispatch and combine alone; scores are taken before it is timed."""
+    return DispatchStep(world, params)
+
+
+class Scope:
+    """A mixture and its tokens (b, s, h), each source's own in each step; what a step does its heirs say."""
+
+    claim = ""
+    backward = True
+
+    def __init__(self, world: World, params: Mapping[str, Value]) -> None:
+        self._world, self._options = world, Options.of(params)
+        shape = self._options.shape
+        self.moe = moe_of(params, shape, world.size)
+        self._num_tokens = self._options.microbatch * shape.sequence
+        self._routes = Routes(world, self._options, self.moe, range(shape.sequence), world.size)
+        self._axes = make_axes(world, self.moe)
+        world.barrier()  # a group that one rank gives back while another still connects breaks that one
+        self.layer = self._made(MoeLayer, self.moe, self._options.dtype)
+        self._step_number = 0
+        self._draw()
+
+    def step(self) -> None:
+        """Do what is timed."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Draw the next step's tokens and routes."""
+        self._step_number += 1
+        self._draw()
+
+    def describe(self) -> Description:
+        """Return the sizes of the mixture, and what the row may be used to claim."""
+        details = {
+            "tokens_per_rank": self._num_tokens,
+            "slots": self.moe.slots(self._num_tokens),
+            "expert_ffn": self.moe.expert_ffn,
+            **Mesh(axes={name: {"ranks": group.size()} for name, group in self._axes.groups.items()}).as_details,
+        }
+        return Description(headline="step_time", details=details, notes=(self.claim,))
+
+    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+        """Say what routes and all-to-alls cost."""
+        return run_probes(self._world, self.probes(), self.step, begin, budget_seconds)
+
+    def probes(self) -> Sequence[Probe[Any]]:
+        probe = ExpertProbe(
+            world=self._world,
+            moe=self.moe,
+            axes=self._axes,
+            routes=self._routes,
+            mixtures=(self.layer,),
+            hidden=self._options.shape.hidden,
+            element_bytes=self._options.dtype.itemsize,
+            tokens=self._num_tokens,
+            counted={name: group for name, group in self._axes.groups.items() if name != "edp"},
+            backward=self.backward,
+            traced=True,
+        )
+        return (probe,)
+
+    def close(self) -> None:
+        """Give back the groups of the expert axis."""
+        for group in self._axes.groups.values():
+            dist.destroy_process_group(group)
+        if self._axes.groups:
+            forget_meshes()
+
+    def _draw(self) -> None:
+        rank = self._world.rank
+        self.x, self.upstream = (self.drawn_of(what, rank) for what in ("tokens", "gradients"))
+        self._routes.begin(self._step_number, [rank])
+        self._routes.give({0: self.layer}, rank)
+
+    def drawn_of(self, what: str, source: int) -> Tensor:
+        """Return normal numbers (b, s, h) of a source and this step: its tokens, or the gradients of what comes out."""
+        name = f"{self._world.seed} {what} {self._step_number} {source}"
+        chance = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        size = (self._options.microbatch, self._options.shape.sequence, self._options.shape.hidden)
+        return torch.randn(size, generator=chance).to(self._world.device, self._options.dtype)
+
+    def dense(self, dtype: torch.dtype) -> MoeLayer:
+        """Return the same mixture in one process, with the weights of the seed."""
+        return self._made(DenseMoe, replace(self.moe, ep=1, etp=1), dtype)
+
+    def count_misplaced(self) -> int:
+        """Return how many elements of a trip are wrong in which each expert multiplies by its number, from 1 on."""
+        with torch.no_grad():
+            tokens = self.x.flatten(0, 1)
+            routes = self.layer.given
+            if routes is None:
+                routes = self.layer.router(tokens).topk(self.moe.top_k).indices
+            plan = make_plan(routes, self.moe.experts, self.moe.slots(len(tokens)))
+            weights = tokens.new_ones(routes.shape)
+            trip = start_trip(self.moe.variant, tokens, weights, plan, self._axes.held.group)
+            rows = trip.arrive()
+            trip.give_back(rows.tokens * self._numbers(rows)[:, None])
+            found = trip.receive().float()
+            expected = tokens.float() * ((routes + 1) * self._kept(routes)).sum(1, keepdim=True)
+            limit = 4 * torch.finfo(tokens.dtype).eps * self.moe.experts * self.moe.top_k * tokens.abs().float()
+            return int((~((found - expected).abs() <= limit)).sum())
+
+    def _numbers(self, rows: Rows) -> Tensor:
+        group, local = self._axes.held.group, self.moe.experts_per_rank
+        first = 1 + (0 if group is None else group.rank()) * local
+        return torch.arange(first, first + local, device=rows.counts.device).repeat_interleave(rows.counts)
+
+    def _kept(self, routes: Tensor) -> Tensor:
+        """Return which pairs (T, k) travel, by counting the tokens of each expert in their order."""
+        kept, slots = torch.zeros_like(routes, dtype=torch.bool), self.moe.slots(len(routes))
+        for expert in range(self.moe.experts):
+            takes = routes == expert
+            kept |= takes if slots is None else takes & (takes.any(1).cumsum(0) <= slots)[:, None]
+        return kept
+
+    def _made(self, kind: type[Layer], moe: Moe, dtype: torch.dtype) -> Layer:
+        with torch.device(self._world.device):
+            module = kind(self._options.shape, moe, self._axes.held if kind is MoeLayer else None).to(dtype)
+        fill(module, self._world.seed)
+        return module
 
 
 class LayerStep(Scope):
@@ -56,18 +193,16 @@ class LayerStep(Scope):
         if self._options.dtype == torch.float32:
             return count_apart(right, expected)
         limit = DISTANCE_MARGIN * distance(self._reference(self._options.dtype), expected)
-        apart = distance(right, expected)
-        return 0 if apart <= limit else sum(tensor.numel() for tensor in expected.values())
+        return 0 if distance(right, expected) <= limit else sum(tensor.numel() for tensor in expected.values())
 
     def describe(self) -> Description:
         """Return tokens a second and, of the experts that tokens meet, FLOPs."""
         found, moe = super().describe(), self.moe
-        tokens = self._num_tokens * self._world.size
         flops = 6.0 * (moe.top_k + moe.shared) * num_expert_parameters(self._options.shape, moe) * self._num_tokens
         timed = ("timed experts: T is their forward at the mean load of ranks; shared experts cost nothing",)
-        return Description(
-            headline=found.headline,
-            work=(Work(name="tokens_per_second", amount=tokens),),
+        return replace(
+            found,
+            work=(Work(name="tokens_per_second", amount=self._num_tokens * self._world.size),),
             details={**found.details, "flops_per_rank": flops},
             notes=(*found.notes, *(timed if self._options.timed else ())),
         )
@@ -81,18 +216,20 @@ class LayerStep(Scope):
         """Return one process's output and gradients: experts' of all sources of this copy, the rest of this rank."""
         alone = self.dense(dtype)
         expected: dict[str, Tensor] = {}
-        for source in self._axis.sources:
+        for source in self._axes.sources:
             alone.zero_grad()
+            self._routes.give({0: alone}, source, whole=True)
             x = self.drawn_of("tokens", source).to(dtype).requires_grad_()
-            given = self._routes.of(source)
-            assert given is None or isinstance(given, Tensor)
-            alone.given = given
             out = alone(x)
             out.backward(self.drawn_of("gradients", source).to(dtype))
-            _add(expected, _gradients_of(alone), lambda name: name.startswith("experts."))
-            if source == self._world.rank:
+            mine = source == self._world.rank
+            for name, gradient in _gradients_of(alone).items():
+                if name.startswith("experts."):
+                    expected[name] = expected[name] + gradient if name in expected else gradient.clone()
+                elif mine:
+                    expected[name] = gradient.clone()
+            if mine:
                 assert x.grad is not None
-                _add(expected, _gradients_of(alone), lambda name: not name.startswith("experts."))
                 expected |= {OUT: out.detach(), INPUT: x.grad}
         return expected
 
@@ -101,7 +238,47 @@ def _gradients_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: whole(p.grad) for name, p in module.named_parameters() if p.grad is not None}
 
 
-def _add(total: dict[str, Tensor], found: Mapping[str, Tensor], wanted: Callable[[str], bool]) -> None:
-    for name, tensor in found.items():
-        if wanted(name):
-            total[name] = total[name] + tensor if name in total else tensor.clone()
+class DispatchStep(Scope):
+    """The forward way there and back; experts give back what they get, and nothing has gradients."""
+
+    claim = "ep_dispatch: forward dispatch and combine alone; no claim about a layer, a step, or what compute hides"
+    backward = False
+
+    def step(self) -> None:
+        """Send tokens to their experts and back."""
+        self.layer.chosen[0] = self._chosen
+        with torch.no_grad():
+            self._out = self.layer.route(self.x.flatten(0, 1), self._weights, self._chosen)
+
+    def check(self) -> int:
+        """Return how many elements of the last step are not token times weights, and how many are misplaced."""
+        scale = (self._weights.float() * self._kept(self._chosen)).sum(1, keepdim=True)
+        expected = self.x.flatten(0, 1).float() * scale
+        limit = 4 * torch.finfo(self.x.dtype).eps * self.moe.top_k * expected.abs()
+        return int((~((self._out.float() - expected).abs() <= limit)).sum()) + self.count_misplaced()
+
+    def describe(self) -> Description:
+        """Return the rate at which pairs of token and expert come and go."""
+        pairs = self._num_tokens * self.moe.top_k * self._world.size
+        return replace(super().describe(), work=(Work(name="pairs_per_second", amount=pairs),))
+
+    def _draw(self) -> None:
+        super()._draw()
+        self.layer.experts = Passing(self.moe.etp)  # type: ignore[assignment]
+        with torch.no_grad():
+            scores = self.layer.router(self.x.flatten(0, 1))
+            given = self.layer.given
+            self._chosen = scores.topk(self.moe.top_k).indices if given is None else given
+            self._weights = scores.gather(1, self._chosen.clamp(min=0)).to(self.x.dtype)
+        self._out = torch.full_like(self.x.flatten(0, 1), torch.nan)
+
+
+class Passing(nn.Module):
+    """Experts that give back what they get, each of the ranks that split them its part of it."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self._parts = parts
+
+    def forward(self, rows: Rows) -> Tensor:
+        return rows.tokens if self._parts == 1 else rows.tokens / self._parts

@@ -1,27 +1,33 @@
 """What can be asked of a mixture of experts, and what follows from it in closed form. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from bench.plan.params import Param, Value
 from bench.text import UserError
 from workloads.expert_parallel.routing import BALANCED, ROUTER, Generator, capacity, parse_routing, refuse_routing
 from workloads.model.shapes import Shape, num_layer_weights, num_parameters
 
-_WHOLE = 8
-"""Elements of 16 bytes, in 2 bytes each: rows of torch's grouped products are whole multiples of them."""
+_WHOLE = 8  # elements of 2 bytes in 16 bytes: rows of torch's grouped products are whole multiples of them
 VARIANTS = ("all_to_all", "padded", "allgather", "dedup")
 
-_EP = Param(name="ep", kind="int", default=0, minimum=0, help="ranks that experts are dealt out to; 0 = all / etp")
-_EXPERTS = Param(name="experts", kind="int", default=8, minimum=1, help="routed experts of a layer")
-_TOP_K = Param(name="top_k", kind="int", default=2, minimum=1, help="experts that a token takes")
-_CAPACITY = Param(
-    name="capacity", kind="float", default=0.0, minimum=0.0, help="capacity factor, above it tokens drop; 0 = dropless"
-)
-_VARIANT = Param(
-    name="variant", kind="str", default="all_to_all", choices=VARIANTS, help="how tokens get to experts and back"
-)
-_OPTIONAL = (
+STEP_PARAMS = (
+    Param(name="ep", kind="int", default=0, minimum=0, help="ranks that experts are dealt out to; 0 = all / etp"),
+    Param(name="experts", kind="int", default=8, minimum=1, help="routed experts of a layer"),
+    Param(name="top_k", kind="int", default=2, minimum=1, help="experts that a token takes"),
+    Param(
+        name="capacity",
+        kind="float",
+        default=0.0,
+        minimum=0.0,
+        help="capacity factor, above it tokens drop; 0 = dropless",
+    ),
+    Param(
+        name="variant", kind="str", default="all_to_all", choices=VARIANTS, help="how tokens get to experts and back"
+    ),
+    Param(
+        name="routing", kind="str", default=ROUTER, help="router, or a generator such as zipf, hot_rank or hot_rank:3"
+    ),
     Param(
         name="expert_ffn",
         kind="int",
@@ -43,40 +49,35 @@ _OPTIONAL = (
     ),
     Param(name="etp", kind="int", default=1, minimum=1, optional=True, help="ranks that split each expert"),
     Param(name="chunks", kind="int", default=1, minimum=1, optional=True, help="parts whose traffic hides in compute"),
+    Param(
+        name="aux",
+        kind="float",
+        default=0.0,
+        minimum=0.0,
+        optional=True,
+        help="coefficient of the loss that balances the router",
+    ),
+    Param(
+        name="fsdp",
+        kind="bool",
+        default=False,
+        optional=True,
+        help="shard by FSDP2 what is no expert's, in place of DDP",
+    ),
+    Param(
+        name="tp",
+        kind="int",
+        default=1,
+        minimum=1,
+        optional=True,
+        help="ranks that split attention, each with its part of their sequences; 1 = data parallel",
+    ),
 )
-_AUX = Param(
-    name="aux",
-    kind="float",
-    default=0.0,
-    minimum=0.0,
-    optional=True,
-    help="coefficient of the loss that balances the router",
+LAYER_PARAMS = tuple(
+    replace(param, default=BALANCED) if param.name == "routing" else param
+    for param in STEP_PARAMS
+    if param.name not in ("aux", "fsdp", "tp")
 )
-
-
-def _routing(default: str) -> Param:
-    return Param(
-        name="routing", kind="str", default=default, help="router, or a generator such as zipf, hot_rank or hot_rank:3"
-    )
-
-
-_FSDP = Param(
-    name="fsdp", kind="bool", default=False, optional=True, help="shard by FSDP2 what is no expert's, in place of DDP"
-)
-
-
-_TP = Param(
-    name="tp",
-    kind="int",
-    default=1,
-    minimum=1,
-    optional=True,
-    help="ranks that split attention, each with its part of their sequences; 1 = data parallel",
-)
-
-
-LAYER_PARAMS = (_EP, _EXPERTS, _TOP_K, _CAPACITY, _VARIANT, _routing(BALANCED), *_OPTIONAL)
-STEP_PARAMS = (_EP, _EXPERTS, _TOP_K, _CAPACITY, _VARIANT, _routing(ROUTER), *_OPTIONAL, _AUX, _FSDP, _TP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,6 @@ class Moe:
 
     @property
     def experts_per_rank(self) -> int:
-        """Routed experts that one rank holds."""
         return self.experts // self.ep
 
     def slots(self, tokens: int) -> int | None:
@@ -114,17 +114,8 @@ class Moe:
     def generator(self, seed: int, parts: int, tokens: int, routing: str | None = None) -> Generator | None:
         """Return the generator of its routes, or of another's; None where the router chooses."""
         name, strength = (self.routing, self.strength) if routing is None else parse_routing(routing)
-        if name == ROUTER:
-            return None
-        return Generator(
-            name=name,
-            strength=strength,
-            seed=seed,
-            experts=self.experts,
-            top_k=self.top_k,
-            parts=parts,
-            tokens=tokens,
-        )
+        sizes = {"seed": seed, "experts": self.experts, "top_k": self.top_k, "parts": parts, "tokens": tokens}
+        return None if name == ROUTER else Generator(name=name, strength=strength, **sizes)
 
 
 def moe_of(params: Mapping[str, Value], shape: Shape, nproc: int) -> Moe:
@@ -148,10 +139,9 @@ def moe_of(params: Mapping[str, Value], shape: Shape, nproc: int) -> Moe:
         routing=name,
         strength=strength,
     )
-    reason = _refuse_sizes(moe, nproc) or _refuse_rows(moe, shape) or _refuse_attention(moe.tp, nproc, given, shape)
-    reason = reason or _refuse_ways(moe, nproc, given, shape)
-    if reason is not None:
-        raise UserError(reason)
+    for wrong, reason in _reasons(moe, shape, given, nproc):
+        if wrong:
+            raise UserError(reason)
     return moe
 
 
@@ -164,53 +154,35 @@ def refuse_moe(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | N
     return None
 
 
-def _refuse_sizes(moe: Moe, nproc: int) -> str | None:
-    if nproc % (moe.ep * moe.etp):
-        over = f"ep({moe.ep})" if moe.etp == 1 else f"(ep({moe.ep}) * etp({moe.etp}))"
-        return f"world size({nproc}) % {over} != 0"
-    if moe.experts % moe.ep:
-        return f"experts({moe.experts}) % ep({moe.ep}) != 0"
-    if moe.top_k > moe.experts:
-        return f"top_k({moe.top_k}) > experts({moe.experts})"
-    if moe.capacity < 0:
-        return f"capacity({moe.capacity:g}) < 0: capacity is a factor above 0, or 0 for dropless"
-    return None
-
-
-def _refuse_rows(moe: Moe, shape: Shape) -> str | None:
-    if moe.expert_ffn % moe.etp:
-        return f"expert_ffn({moe.expert_ffn}) % etp({moe.etp}) != 0"
-    for name, value in (("hidden", shape.hidden), ("expert_ffn", moe.expert_ffn // moe.etp)):
-        if value % _WHOLE:
-            split = "" if name == "hidden" or moe.etp == 1 else f" / etp({moe.etp})"
-            found = value if not split else moe.expert_ffn
-            return f"{name}({found}){split} % {_WHOLE} != 0: grouped products want rows of whole 16 bytes"
-    return None
-
-
-def _refuse_attention(tp: int, nproc: int, params: Mapping[str, Value], shape: Shape) -> str | None:
-    if nproc % tp:
-        return f"world size({nproc}) % tp({tp}) != 0"
+def _reasons(moe: Moe, shape: Shape, given: Mapping[str, Value], nproc: int) -> Iterator[tuple[object, str]]:
+    """Yield what would be wrong of a mixture, which is true where it is, and the reason."""
+    etp, tp, ffn = moe.etp, moe.tp, moe.expert_ffn
+    dealt = f"ep({moe.ep})" if etp == 1 else f"(ep({moe.ep}) * etp({etp}))"
+    yield nproc % (moe.ep * etp), f"world size({nproc}) % {dealt} != 0"
+    yield moe.experts % moe.ep, f"experts({moe.experts}) % ep({moe.ep}) != 0"
+    yield moe.top_k > moe.experts, f"top_k({moe.top_k}) > experts({moe.experts})"
+    below = f"capacity({moe.capacity:g}) < 0: capacity is a factor above 0, or 0 for dropless"
+    yield moe.capacity < 0, below
+    yield ffn % etp, f"expert_ffn({ffn}) % etp({etp}) != 0"
+    rows = f"% {_WHOLE} != 0: grouped products want rows of whole 16 bytes"
+    yield shape.hidden % _WHOLE, f"hidden({shape.hidden}) {rows}"
+    yield ffn // etp % _WHOLE, f"expert_ffn({ffn}){'' if etp == 1 else f' / etp({etp})'} {rows}"
+    yield nproc % tp, f"world size({nproc}) % tp({tp}) != 0"
     for name in ("heads", "kv_heads", "hidden", "sequence"):
-        if getattr(shape, name) % tp:
-            return f"{name}({getattr(shape, name)}) % tp({tp}) != 0"
-    if tp > 1 and params["fsdp"]:
-        return f"tp({tp}) > 1 with fsdp(true): what attention does not split is under DDP alone"
-    return None
-
-
-def _refuse_ways(moe: Moe, nproc: int, params: Mapping[str, Value], shape: Shape) -> str | None:
-    if moe.variant == "padded" and not moe.capacity:
-        return "variant(padded) needs capacity > 0: it sends as many slots as the capacity says"
-    tokens = int(params.get("microbatch", 1)) * shape.sequence // moe.tp
-    if moe.chunks > tokens:
-        return f"chunks({moe.chunks}) > tokens of a microbatch({tokens})"
-    if moe.chunks > 1 and moe.variant != "all_to_all":
-        return f"chunks({moe.chunks}) > 1 with variant({moe.variant}): only all_to_all is sent in chunks"
-    if params.get("checkpointing", "none") == "selective":
-        return "checkpointing(selective) is not for experts: their grouped products are not among what it keeps"
+        yield getattr(shape, name) % tp, f"{name}({getattr(shape, name)}) % tp({tp}) != 0"
+    under_ddp = f"tp({tp}) > 1 with fsdp(true): what attention does not split is under DDP alone"
+    yield tp > 1 and given["fsdp"], under_ddp
+    slots = "variant(padded) needs capacity > 0: it sends as many slots as the capacity says"
+    yield moe.variant == "padded" and not moe.capacity, slots
+    tokens = int(given.get("microbatch", 1)) * shape.sequence // tp
+    yield moe.chunks > tokens, f"chunks({moe.chunks}) > tokens of a microbatch({tokens})"
+    whole = f"chunks({moe.chunks}) > 1 with variant({moe.variant}): only all_to_all is sent in chunks"
+    yield moe.chunks > 1 and moe.variant != "all_to_all", whole
+    selective = "checkpointing(selective) is not for experts: their grouped products are not among what it keeps"
+    yield given.get("checkpointing") == "selective", selective
     generator = moe.generator(0, nproc, tokens)
-    return None if generator is None else refuse_routing(generator)
+    idle = None if generator is None else refuse_routing(generator)
+    yield idle, str(idle)
 
 
 def num_ffn_matrices(shape: Shape) -> int:
@@ -230,11 +202,12 @@ def num_routed_parameters(shape: Shape, moe: Moe) -> int:
 
 def num_moe_parameters(shape: Shape, moe: Moe) -> int:
     """Return the elements of the whole model: each FFN exchanged for router, experts and shared experts."""
-    biased = shape.recipe == "gpt"
-    ffn = num_ffn_matrices(shape) * shape.hidden * shape.ffn + (shape.ffn + shape.hidden if biased else 0)
-    wide = moe.shared * moe.expert_ffn
-    shared = num_ffn_matrices(shape) * shape.hidden * wide + (wide + shape.hidden if biased and wide else 0)
-    each = shape.hidden * moe.experts + shared - ffn
+
+    def ffn(wide: int) -> int:
+        biases = wide + shape.hidden if shape.recipe == "gpt" and wide else 0
+        return num_ffn_matrices(shape) * shape.hidden * wide + biases
+
+    each = shape.hidden * moe.experts + ffn(moe.shared * moe.expert_ffn) - ffn(shape.ffn)
     return num_parameters(shape) + shape.layers * each + num_routed_parameters(shape, moe)
 
 

@@ -5,38 +5,33 @@ make of it. Scores are not normalised over the k, nor again where a pair is drop
 goes on by the residual and the shared ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from workloads.expert_parallel.dispatch import Plan, Rows, chunks_of, make_plan, start_trip
-from workloads.expert_parallel.exchange import gather_rows, gathered, sum_rows
+from workloads.expert_parallel.dispatch import (
+    Plan,
+    Rows,
+    Trip,
+    chunks_of,
+    gather_rows,
+    gathered,
+    make_plan,
+    start_trip,
+    sum_rows,
+)
+from workloads.expert_parallel.groups import Held
 from workloads.expert_parallel.moe_case import Moe
-from workloads.expert_parallel.routes import Given
-from workloads.expert_parallel.timed_experts import ExpertWait, wait_instead
 from workloads.model.shapes import Shape
-from workloads.model.timed_compute import TimedCompute, TimedLinear, make_timed
+from workloads.model.timed_compute import TimedCompute, make_timed
 from workloads.model.transformer import Ffn, Transformer, fill
 from workloads.step.layout import local
-
-
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """Who holds the experts: the ranks of ``group`` deal them out, those of ``split`` hold parts of each, by ``mesh``.
-
-    Nobody else where all are None.
-    """
-
-    group: dist.ProcessGroup | None = None
-    split: dist.ProcessGroup | None = None
-    mesh: DeviceMesh | None = None
 
 
 class Router(nn.Module):
@@ -48,26 +43,27 @@ class Router(nn.Module):
         self._scores = moe.scores
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return scores."""
         logits = F.linear(x.float(), self.weight.float())
         return logits.sigmoid() if self._scores == "sigmoid" else logits.softmax(-1)
 
 
 class Experts(nn.Module):
-    """The recipe's FFN without biases, one of each expert of this rank, as one product for each matrix of all."""
+    """The recipe's FFN without biases, one of each expert of this rank, as one product for each matrix of all.
+
+    With ``wait_of`` they wait instead: rows become zeros, and so do all gradients.
+    """
 
     def __init__(self, shape: Shape, moe: Moe, held: Held) -> None:
         super().__init__()
         mine = moe.expert_ffn // moe.etp
         inner = (moe.experts_per_rank, shape.hidden, mine)
-        outer = (moe.experts_per_rank, mine, shape.hidden)
         self.gate = _parameter(inner, held.mesh, split=2) if shape.recipe == "llama" else None
         self.up = _parameter(inner, held.mesh, split=2)
-        self.down = _parameter(outer, held.mesh, split=1)
+        self.down = _parameter((moe.experts_per_rank, mine, shape.hidden), held.mesh, split=1)
         self.wait_of: ExpertWait | None = None
 
     def forward(self, rows: Rows) -> Tensor:
-        """Return what each row's expert, or this rank's part of it, makes of it, (n, h) -> (n, h), or wait as long."""
+        """Return what each row's expert, or this rank's part of it, makes of it, (n, h) -> (n, h)."""
         x = rows.tokens
         if self.wait_of is not None:
             return wait_instead(x, [local(weight) for weight in self.parameters()], self.wait_of)
@@ -82,8 +78,7 @@ def _parameter(size: tuple[int, int, int], mesh: DeviceMesh | None, *, split: in
     mine = torch.empty(size)
     if mesh is None:
         return nn.Parameter(mine)
-    dims = {"ep": Shard(0), "etp": Shard(split)}
-    placements = [dims[name] for name in mesh.mesh_dim_names or ()]
+    placements = [Shard(0 if name == "ep" else split) for name in mesh.mesh_dim_names or ()]
     return nn.Parameter(DTensor.from_local(mine, mesh, placements, run_check=False))
 
 
@@ -110,7 +105,6 @@ class MoeLayer(nn.Module):
         self.aux: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Send tokens to their experts, and add what they and the shared ones make of them."""
         tokens = x.flatten(0, 1)
         scores = self.router(tokens)
         routes = scores.detach().topk(self.moe.top_k).indices if self.given is None else self.given
@@ -141,51 +135,39 @@ class MoeLayer(nn.Module):
 
     def _there_and_back(self, tokens: Tensor, weights: Tensor, plan: Plan) -> Tensor:
         """Send tokens to the ranks of their experts and back; a chunk travels while another is computed."""
-        trips = []
+        trips: list[Trip] = []
         for part in chunks_of(plan, self.moe.chunks):
             trips.append(start_trip(self.moe.variant, tokens, weights, part, self._held.group))
-            if len(trips) > 1:
-                self._compute(trips[-2])
-        self._compute(trips[-1])
+            for before in trips[-2:-1]:
+                before.give_back(self.experts(before.arrive()))
+        trips[-1].give_back(self.experts(trips[-1].arrive()))
         return torch.stack([trip.receive() for trip in trips]).sum(0) if len(trips) > 1 else trips[0].receive()
-
-    def _compute(self, trip: Any) -> None:
-        trip.give_back(self.experts(trip.arrive()))
 
 
 class DenseMoe(MoeLayer):
     """The same in one process and in the plainest way, to compare with: each expert in turn, drops by counting.
 
-    Where ``moe.tp`` ranks share sequences, each is a source: its positions of all sequences are cut out of (b, s, h),
-    and capacity and balance count them by themselves. Routes, given or chosen, are of one such source after the other.
+    Where ``moe.tp`` ranks share sequences, each is a source: capacity and balance count its positions of all sequences
+    by themselves.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take the tokens source by source, and give back what the mixture makes of them in their places."""
-        b, s, h = x.shape
-        parts, each = self.moe.tp, s // self.moe.tp
-        by_source = x.view(b, parts, each, h).transpose(0, 1).reshape(parts * b, each, h)
-        return super().forward(by_source).view(parts, b, each, h).transpose(0, 1).reshape(b, s, h)
+        b, s, _ = x.shape
+        self._sources = torch.arange(b * s, device=x.device).view(b, self.moe.tp, -1).transpose(0, 1).flatten(1)
+        return super().forward(x)
 
     def balance(self, scores: Tensor, routes: Tensor) -> Tensor:
         """Return the mean over sources of the loss that asks for balance."""
-        each = zip(scores.chunk(self.moe.tp), routes.chunk(self.moe.tp), strict=True)
-        return torch.stack([balance_loss(*source) for source in each]).mean()
+        return torch.stack([balance_loss(scores[mine], routes[mine]) for mine in self._sources]).mean()
 
     def route(self, tokens: Tensor, weights: Tensor, routes: Tensor) -> Tensor:
         """Return each token's weighted sum over its experts, (T, h)."""
-        each = zip(*(rows.chunk(self.moe.tp) for rows in (tokens, weights, routes)), strict=True)
-        return torch.cat([self._route_source(*source) for source in each])
-
-    def _route_source(self, tokens: Tensor, weights: Tensor, routes: Tensor) -> Tensor:
-        out, slots = torch.zeros_like(tokens), self.moe.slots(len(tokens))
-        for expert in range(self.moe.experts):
-            takes = (routes == expert).any(1)
-            if slots is not None:
-                takes &= takes.cumsum(0) <= slots
-            weight = weights.where(routes == expert, 0).sum(1, keepdim=True)[takes]
-            made = self._ffn(tokens[takes], expert)
-            out = out.index_put((takes.nonzero().flatten(),), weight * made, accumulate=True)
+        out, slots = torch.zeros_like(tokens), self.moe.slots(self._sources.shape[1])
+        for mine in self._sources:
+            for expert in range(self.moe.experts):
+                takes = mine[(routes[mine] == expert).any(1)][:slots]
+                weight = weights[takes].where(routes[takes] == expert, 0).sum(1, keepdim=True)
+                out = out.index_put((takes,), weight * self._ffn(tokens[takes], expert), accumulate=True)
         return out
 
     def _ffn(self, x: Tensor, expert: int) -> Tensor:
@@ -202,6 +184,16 @@ def balance_loss(scores: Tensor, routes: Tensor) -> Tensor:
     taken = torch.bincount(routes.flatten() + 1, minlength=experts + 1)[1:]
     shares = taken / taken.sum().clamp(min=1)
     return experts * (shares * (scores / scores.sum(1, keepdim=True)).mean(0)).sum()
+
+
+def aux_loss(model: nn.Module) -> Tensor | float:
+    """Return the coefficient times the mean over layers of the loss that asks for balance, of the last forward pass."""
+    losses = []
+    for mixture in mixtures(model):
+        if mixture.aux is not None:
+            losses.append(mixture.moe.aux * mixture.aux)
+            mixture.aux = None
+    return torch.stack(losses).mean() if losses else 0.0
 
 
 def exchange_ffns(
@@ -221,32 +213,43 @@ def mixtures(model: nn.Module) -> list[MoeLayer]:
     return [module for module in model.modules() if isinstance(module, MoeLayer)]
 
 
-def let_experts_wait(model: nn.Module, seconds: float, tokens: int, waiter: TimedCompute) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ExpertWait:
+    """How long experts take that only wait: ``seconds_per_row`` forward, as long for each of the two gradients."""
+
+    seconds_per_row: float
+    waiter: TimedCompute
+
+
+def let_experts_wait(
+    model: nn.Module, seconds: float, tokens: int, waiter: TimedCompute, *, others: float = 0.0
+) -> None:
     """Let the experts of ``model.layers`` wait: T forward at a rank's mean load of ``tokens`` tokens, 2 T backward.
 
-    Other products neither wait nor multiply.
+    ``others`` is how long all other products wait, which do not multiply.
     """
-    make_timed(model, seconds, waiter)
-    for module in model.modules():
-        if isinstance(module, TimedLinear):
-            module.seconds = 0.0
+    make_timed(model, others, waiter)
     layers = mixtures(model)
     for mixture in layers:
         rows = tokens * mixture.moe.top_k * mixture.moe.etp
         mixture.experts.wait_of = ExpertWait(seconds_per_row=seconds / len(layers) / rows, waiter=waiter)
 
 
-def take_routes(model: nn.Module, microbatch: int, given: Given) -> None:
-    """Let the layers take these routes in a microbatch: the same, each its own by number, or the router's."""
-    for number, mixture in enumerate(mixtures(model)):
-        mixture.microbatch = microbatch
-        mixture.given = given[number] if isinstance(given, Mapping) else given
+def wait_instead(x: Tensor, weights: Sequence[Tensor], wait: ExpertWait) -> Tensor:
+    """Wait for rows (n, h) as long as they are said to take."""
+    waited: Tensor = _Waited.apply(x, wait, *weights)  # type: ignore[no-untyped-call]
+    return waited
 
 
-def aux_loss(model: nn.Module) -> Tensor | float:
-    """Return the coefficient times the mean over layers of the loss that asks for balance, of the last forward pass."""
-    found = [(mixture.moe.aux, mixture.aux) for mixture in mixtures(model)]
-    losses = [coefficient * aux for coefficient, aux in found if aux is not None]
-    for mixture in mixtures(model):
-        mixture.aux = None
-    return torch.stack(losses).mean() if losses else 0.0
+class _Waited(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, wait: ExpertWait, *weights: Tensor) -> Tensor:
+        ctx.wait, ctx.sizes = wait, [weight.shape for weight in weights]
+        with wait.waiter.waiting(len(x) * wait.seconds_per_row):
+            return torch.zeros_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        wait, gradient = ctx.wait, gradients[0]
+        with wait.waiter.waiting(2 * len(gradient) * wait.seconds_per_row):
+            return torch.zeros_like(gradient), None, *(gradient.new_zeros(size) for size in ctx.sizes)

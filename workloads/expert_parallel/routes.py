@@ -1,71 +1,142 @@
-"""The routes that a step's microbatches take: a generator's, drawn before the step is timed, or those once chosen.
+"""The routes that a step's microbatches take, and whether they are those that one process would take.
 
-A token's route is of its number in the global batch, sequence by sequence, whichever rank takes the token.
+A token's route is of its number in the global batch, whichever rank takes the token: a generator's, drawn before the
+step is timed, or the router's. Roundings can turn a router's choice between near scores, so that one process is told
+the routes that ranks took, and its router is asked apart whether it would have taken them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from workloads.expert_parallel.routing import Generator, routes
+from bench.world.world import World
+from workloads.expert_parallel.moe_case import Moe
+from workloads.expert_parallel.moe_layer import MoeLayer, aux_loss, exchange_ffns, mixtures
+from workloads.expert_parallel.routing import BALANCED, NOWHERE, routes
+from workloads.model.transformer import build, loss_of
+from workloads.step.training_step import Options
 
-Chosen = Mapping[int, Mapping[int, Tensor]]
-"""Routes (T, k) by number of a source's microbatch and by layer."""
-Given = Mapping[int, Tensor] | Tensor | None
-"""Routes by layer, the same in all layers, or None where routers choose."""
+# scores of two experts that are nearer than this may come out in another order, where sums are rounded otherwise
+NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
-class Drawn:
-    """Routes of the microbatches of a global batch, of ``sequences`` sequences and ``tokens`` tokens each.
+class Routes:
+    """Routes of a step's microbatches, of which this rank takes the positions ``mine`` of each sequence.
 
-    ``parts`` ranks share a microbatch: part p takes the p-th of as many equal runs of positions of each sequence, and
-    is number ``parts`` times the microbatch's plus p. ``frozen``, while it is given, is taken in place of all else.
+    ``data_size`` ranks take different microbatches. ``frozen``, while it is given, is taken in place of all else:
+    routes (b, s, k) by number of the microbatch and of the layer.
     """
 
-    def __init__(
-        self,
-        generator: Generator | None,
-        tokens: int,
-        device: torch.device,
-        *,
-        sequences: int = 1,
-        parts: int = 1,
-    ) -> None:
-        self.generator = generator
-        self.frozen: Chosen | None = None
-        self._tokens, self._device = tokens, device
-        self._sequences, self._parts = sequences, parts
-        self._step = 0
+    def __init__(self, world: World, options: Options, moe: Moe, mine: Sequence[int], data_size: int) -> None:
+        self._world, self._options, self._moe, self._mine = world, options, moe, list(mine)
+        tokens = max(1, options.num_sequences * options.shape.sequence * data_size // world.size)
+        self._generators = [moe.generator(world.seed, world.size, tokens, name) for name in (None, BALANCED)]
+        self.generator = self._generators[0]
+        self.frozen: Mapping[int, Mapping[int, Tensor]] | None = None
+        self._misrouted_counted = False
+        self.step = 0
         self._kept: dict[int, Tensor] = {}
 
-    def begin(self, step: int, numbers: range) -> None:
-        """Draw what a step takes of these parts of microbatches."""
-        self._step, self._kept = step, {}
-        for number in numbers:
-            self.of(number)
+    def balance(self, now: bool) -> None:
+        """From the next step on, take balanced routes in place of the case's, or the case's again."""
+        self.generator = self._generators[now]
 
-    def of(self, number: int) -> Given:
-        """Return the routes (T / parts, k) of a part of a microbatch, sequence by sequence."""
-        if self.frozen is not None:
-            return self.frozen[number]
-        if self.generator is None:
-            return None
-        if number not in self._kept:
-            microbatch, part = divmod(number, self._parts)
-            drawn = routes(self.generator, self._step, microbatch * self._tokens, self._tokens)
-            by_part = torch.tensor(drawn, device=self._device).view(self._sequences, self._parts, -1, len(drawn[0]))
-            self._kept[number] = by_part[:, part].flatten(0, 1)
-        return self._kept[number]
+    def begin(self, step: int, microbatches: Iterable[int]) -> None:
+        """Draw what another step takes of these microbatches: drawing is no part of a step's time."""
+        self.step = step
+        self._kept = {} if self.generator is None else {n: self.drawn(n, self._mine) for n in microbatches}
 
-    def of_all(self, microbatch: int) -> Given:
-        """Return the routes (T, k) of a microbatch's parts, one part after the other."""
-        return _joined([self.of(microbatch * self._parts + part) for part in range(self._parts)])
+    def drawn(self, microbatch: int, positions: Sequence[int] | slice = slice(None)) -> Tensor:
+        """Return a generator's routes of a microbatch's sequences, of some positions of each, (tokens, k)."""
+        assert self.generator is not None, "routers draw nothing"
+        size = (self._options.microbatch, self._options.shape.sequence)
+        tokens = size[0] * size[1]
+        whole = torch.tensor(routes(self.generator, self.step, microbatch * tokens, tokens)).view(*size, -1)
+        return whole[:, positions].flatten(0, 1).to(self._world.device)
+
+    def give(self, layers: Mapping[int, MoeLayer], microbatch: int, *, whole: bool = False) -> None:
+        """Let mixtures, by number of the layer, take a drawn microbatch's routes: this rank's, or one process's all."""
+        drawn = None
+        if self.frozen is None and self.generator is not None:
+            drawn = self.drawn(microbatch) if whole else self._kept[microbatch]
+        for layer, mixture in layers.items():
+            mixture.microbatch, mixture.given = microbatch, drawn
+            if self.frozen is not None:
+                frozen = self.frozen[microbatch][layer]
+                mixture.given = (frozen if whole else frozen[:, self._mine]).flatten(0, 1)
+
+    def reference_model(self, dtype: torch.dtype) -> nn.Module:
+        """Return one process's model, all experts in it."""
+        shape, seed = self._options.shape, self._world.seed
+        model = build(shape, seed, self._world.device, dtype)
+        exchange_ffns(model, shape, replace(self._moe, ep=1, etp=1), seed, dense=True)
+        return model
+
+    def reference_loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """Return one process's mean loss over a global batch, each microbatch by itself and by its own routes."""
+        losses = []
+        for i, tokens in enumerate(torch.split(batch, self._options.microbatch)):
+            self.give(dict(enumerate(mixtures(model))), i, whole=True)
+            losses.append(loss_of(model, tokens) + aux_loss(model))
+        return torch.stack(losses).mean()
+
+    def count_wrong(self, layers: Mapping[int, MoeLayer], batch: Tensor, check: Callable[[], int]) -> int:
+        """Return what a check counts by the routes that ranks took, and tokens that one process would route elsewhere.
+
+        ``layers`` are this rank's mixtures by number. The latter are counted in the first step alone: one process's
+        router is told the weights of the seed.
+        """
+        if self.generator is not None or self._options.timed:
+            return check()
+        self.frozen = self._taken(layers)
+        try:
+            return self.count_misrouted(batch) + check()
+        finally:
+            self.frozen = None
+
+    def _taken(self, layers: Mapping[int, MoeLayer]) -> Mapping[int, Mapping[int, Tensor]]:
+        """Return the routes of the last step, of all ranks."""
+        size = (self._options.microbatch, self._options.shape.sequence, self._moe.top_k)
+        mine = [
+            (microbatch, layer, self._mine, chosen.view(size[0], len(self._mine), -1).cpu())
+            for layer, mixture in layers.items()
+            for microbatch, chosen in mixture.chosen.items()
+        ]
+        found: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
+        for microbatch, layer, positions, chosen in (one for of in self._world.gather(mine) for one in of):
+            nowhere = torch.full(size, NOWHERE, device=self._world.device)
+            found[microbatch].setdefault(layer, nowhere)[:, positions] = chosen.to(nowhere.device)
+        return found
+
+    def count_misrouted(self, batch: Tensor) -> int:
+        """Return how many tokens, in all layers together, took what one process's router would not; once."""
+        if self._misrouted_counted:
+            return 0
+        self._misrouted_counted = True
+        dtype, wrong = self._options.dtype, 0
+        model = self.reference_model(dtype)
+        for mixture in mixtures(model):
+
+            def count(router: nn.Module, args: object, scores: Tensor, mixture: MoeLayer = mixture) -> None:
+                nonlocal wrong
+                assert mixture.given is not None, "routes are frozen"
+                wrong += count_misrouted(scores, mixture.given, NEAR[dtype])
+
+            mixture.router.register_forward_hook(count)
+        with torch.no_grad():
+            self.reference_loss(model, batch)
+        return wrong
 
 
-def _joined(parts: Sequence[Given]) -> Given:
-    by_layer = [part for part in parts if isinstance(part, Mapping)]
-    if by_layer:
-        return {layer: torch.cat([part[layer] for part in by_layer]) for layer in by_layer[0]}
-    plain = [part for part in parts if isinstance(part, Tensor)]
-    return torch.cat(plain) if plain else None
+def count_misrouted(scores: Tensor, taken: Tensor, near: float) -> int:
+    """Return how many tokens left an expert out whose score (T, E) is better, by more than ``near``, than one taken.
+
+    A token that took an expert twice counts too.
+    """
+    worst_taken = scores.gather(1, taken).amin(1)
+    best_left = scores.scatter(1, taken, -1.0).amax(1)
+    twice = (taken.sort(1).values.diff(dim=1) == 0).any(1)
+    return int(((best_left - worst_taken > near) | twice).sum())

@@ -9,7 +9,7 @@ within one token a run; between runs the order of the experts changes, so that a
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -89,8 +89,7 @@ def refuse_routing(generator: Generator) -> str | None:
 
 def popularity(generator: Generator, step: int) -> tuple[float, ...]:
     """Return each expert's share of all routes in a step; they sum to 1."""
-    weights = _weights(generator, step)
-    total = sum(weights)
+    total = sum(weights := _weights(generator, step))
     return tuple(weight / total for weight in weights)
 
 
@@ -98,31 +97,28 @@ def _weights(generator: Generator, step: int) -> list[float]:
     name, strength, experts = generator.name, generator.strength, generator.experts
     chance = random.Random(f"popularity {generator.seed}")
     if name == "zipf":
-        ranks = chance.sample(range(1, experts + 1), experts)
-        return [rank**-strength for rank in ranks]
+        return [rank**-strength for rank in chance.sample(range(1, experts + 1), experts)]
     if name == "lognormal":
         return [math.exp(chance.gauss(0.0, strength)) for _ in range(experts)]
-    unlike = _unlike(generator, step, chance)
+    unlike = set(_unlike(generator, step, chance))
     return [strength if expert in unlike else 1.0 for expert in range(experts)]
 
 
-def _unlike(generator: Generator, step: int, chance: random.Random) -> set[int]:
+def _unlike(generator: Generator, step: int, chance: random.Random) -> Iterable[int]:
     """Return the experts that are ``strength`` times as popular as the rest."""
     name, experts = generator.name, generator.experts
     parts = min(max(generator.parts, 2), experts)
     block = experts // parts
     if name == "hot_experts":
-        return set(chance.sample(range(experts), max(1, experts // 8)))
+        return chance.sample(range(experts), max(1, experts // 8))
     if name == "spread_hot":
-        return {part * block + chance.randrange(block) for part in range(parts)}
+        return [part * block + chance.randrange(block) for part in range(parts)]
     if name == "idle_rank":
-        return set(range(experts - block, experts))
-    if name == "hot_rank" or (name == "burst" and step % BURST_PERIOD == BURST_PERIOD - 1):
-        return set(range(block))
+        return range(experts - block, experts)
     if name == "rotating":
-        first = step % parts * block
-        return set(range(first, first + block))
-    return set()
+        return range(first := step % parts * block, first + block)
+    hot = name == "hot_rank" or (name == "burst" and step % BURST_PERIOD == BURST_PERIOD - 1)
+    return range(block if hot else 0)
 
 
 def inclusion(generator: Generator, step: int) -> tuple[float, ...]:
@@ -156,11 +152,9 @@ def routes(generator: Generator, step: int, first: int, count: int) -> Routes:
 def _drawn(generator: Generator, step: int, first: int, count: int) -> Routes:
     length = run_tokens(generator.experts)
     lengths = _intervals(inclusion(generator, step), generator.top_k, length * _SPACING)
-    drawn: Routes = []
-    for run in range(first // length, -(-(first + count) // length)):
-        begin, end = max(first, run * length), min(first + count, (run + 1) * length)
-        drawn += _run(generator, step, run, lengths)[begin - run * length : end - run * length]
-    return drawn
+    runs = range(first // length, -(-(first + count) // length))
+    drawn = [of for run in runs for of in _run(generator, step, run, lengths)]
+    return drawn[first % length : first % length + count]
 
 
 def _ragged(generator: Generator, step: int, source: int, first: int, count: int) -> Routes:
@@ -178,25 +172,21 @@ def run_tokens(experts: int) -> int:
 
 
 def _run(generator: Generator, step: int, run: int, lengths: Sequence[int]) -> Routes:
-    length, top_k = run_tokens(generator.experts), generator.top_k
+    length = run_tokens(generator.experts)
     chance = random.Random(f"{generator.seed} {step} {run}")
     order = list(range(generator.experts))
     chance.shuffle(order)
     ends = list(accumulate(lengths[expert] for expert in order))
-    start, whole, stride = chance.randrange(_SPACING), length * _SPACING, _stride(length)
-    marks = [whole * j for j in range(top_k)]
+    start = chance.randrange(_SPACING)
+    # a stride that visits all places of a run, and spreads what is only a part of one
+    stride = max(1, round(length * (math.sqrt(5) - 1) / 2))
+    while math.gcd(stride, length) > 1:
+        stride += 1
+    marks = [length * _SPACING * j for j in range(generator.top_k)]
     return [
         tuple([order[bisect_right(ends, u + mark)] for mark in marks])
         for u in (start + i * stride % length * _SPACING for i in range(length))
     ]
-
-
-def _stride(length: int) -> int:
-    """Return a step that visits all places of a run, and spreads what is only a part of one."""
-    stride = max(1, round(length * (math.sqrt(5) - 1) / 2))
-    while math.gcd(stride, length) > 1:
-        stride += 1
-    return stride
 
 
 def _intervals(shares: Sequence[float], top_k: int, whole: int) -> list[int]:
@@ -217,16 +207,6 @@ def source_share(generator: Generator, source: int) -> float:
     return generator.strength + (1 - generator.strength) * min(source / (generator.parts - 1), 1.0)
 
 
-def count_loads(drawn: Routes, experts: int) -> list[int]:
-    """Return how many tokens take each expert."""
-    loads = [0] * experts
-    for of in drawn:
-        for expert in of:
-            if expert != NOWHERE:
-                loads[expert] += 1
-    return loads
-
-
 def rank_loads(loads: Sequence[int], ranks: int) -> list[int]:
     """Return the loads of ranks that hold the experts in blocks."""
     block = len(loads) // ranks
@@ -241,12 +221,6 @@ def imbalance(loads: Sequence[float]) -> float | None:
 def capacity(factor: float, top_k: int, tokens: int, experts: int) -> int:
     """Return the tokens of one source and microbatch that an expert takes, C = ceil(cf k T / E)."""
     return math.ceil(factor * top_k * tokens / experts - 1e-9)
-
-
-def drop_rate(loads: Sequence[float], slots: int) -> float | None:
-    """Return sum max(0, load - C) / sum load; None where there is no load."""
-    total = sum(loads)
-    return sum(max(0.0, load - slots) for load in loads) / total if total else None
 
 
 def expected_loads(generator: Generator, step: int, tokens: int, source: int = 0) -> list[float]:

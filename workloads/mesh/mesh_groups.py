@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench.world.world import World
-from workloads.expert_parallel.moe_layer import Held
+from workloads.expert_parallel.groups import Held, group_of_mine, held_by
 from workloads.mesh.axes import expert_copies, expert_groups, expert_parts, groups_along, multiplied
 from workloads.mesh.mesh_case import Hybrid
 from workloads.step.layout import make_mesh
@@ -37,10 +36,8 @@ def make_groups(world: World, hybrid: Hybrid) -> Groups:
     further: list[dist.ProcessGroup] = []
 
     def further_group(partition: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-        groups = [dist.new_group(list(ranks)) for ranks in partition]
-        mine: dist.ProcessGroup = next(g for g, of in zip(groups, partition, strict=True) if world.rank in of)
-        further.append(mine)
-        return mine
+        further.append(group_of_mine(world, partition))
+        return further[-1]
 
     if hybrid.size("cp") > 1:
         found["dp"] = further_group(groups_along(hybrid.mesh, "dp", "cp"))
@@ -51,19 +48,10 @@ def make_groups(world: World, hybrid: Hybrid) -> Groups:
             found["ep"] = further_group(expert_groups(hybrid.mesh))
         if hybrid.moe.etp > 1:
             found["etp"] = further_group(expert_parts(hybrid.mesh))
-        held = Held(group=found.get("ep"), split=found.get("etp"), mesh=_expert_mesh(world, hybrid, found))
+        [column] = [ranks for ranks in expert_groups(hybrid.mesh) if world.rank in ranks]
+        copy = [next(part for part in expert_parts(hybrid.mesh) if rank in part) for rank in column]
+        held = held_by(found, copy, world.device)
         copies = expert_copies(hybrid.mesh)
         if len(copies[0]) > 1:
             found["edp"] = further_group(copies)
     return Groups(mesh=mesh, axes=found, replica_group=replica_group, held=held, made=(*made, *further))
-
-
-def _expert_mesh(world: World, hybrid: Hybrid, axes: Mapping[str, dist.ProcessGroup]) -> DeviceMesh | None:
-    """Return the mesh that this rank's copy of the experts is laid out on, of those axes that have several ranks."""
-    mine = {name: axes[name] for name in ("ep", "etp") if name in axes}
-    kind, names = world.device.type, tuple(mine)
-    if len(mine) < 2:
-        return DeviceMesh.from_group(next(iter(mine.values())), kind, mesh_dim_names=names) if mine else None
-    [column] = [ranks for ranks in expert_groups(hybrid.mesh) if world.rank in ranks]
-    copy = [next(part for part in expert_parts(hybrid.mesh) if rank in part) for rank in column]
-    return DeviceMesh.from_group(list(mine.values()), kind, mesh=torch.tensor(copy), mesh_dim_names=names)

@@ -10,8 +10,7 @@ from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.costs.communication_pattern import sent_bytes
 from workloads.costs.moe_costs import Sizes
-from workloads.expert_parallel.expert_loads import load_metrics, merged, sent_in_step
-from workloads.expert_parallel.expert_probe import routed_by
+from workloads.expert_parallel.expert_probe import load_metrics, merged, routed_by, sent_in_step
 from workloads.expert_parallel.moe_layer import MoeLayer, mixtures
 from workloads.expert_parallel.wire import wired
 from workloads.mesh.axes import expert_groups, expert_parts, groups_along

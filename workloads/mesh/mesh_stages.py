@@ -13,7 +13,6 @@ from torch.profiler import record_function
 
 from bench.results.details import Action
 from workloads.expert_parallel.moe_layer import MoeLayer
-from workloads.mesh.mesh_routes import mixtures_of
 from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.pipeline_case import Pipeline
 from workloads.pipeline_parallel.stages import Chunk, Recorder, make_stages, make_train
@@ -102,7 +101,7 @@ class RoutingRecorder(Recorder):
 
 def mixtures_in(chunk: Chunk) -> dict[int, MoeLayer]:
     """Return a stage's mixtures of experts, by number of the layer."""
-    return mixtures_of(chunk.layers.items())
+    return {int(name): layer.ffn for name, layer in chunk.layers.items() if isinstance(layer.ffn, MoeLayer)}
 
 
 def shard_stages(stages: Stages, mesh: DeviceMesh, *, kept: bool) -> None:

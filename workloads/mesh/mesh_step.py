@@ -11,17 +11,17 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from bench.plan.params import Value
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
 from workloads.context_parallel.attention_kernel import Kernel, kernel_for
 from workloads.costs.mesh_costs import place_of, sent_from
-from workloads.expert_parallel.moe_case import moe_flops_per_token, num_moe_parameters, num_routed_parameters
-from workloads.expert_parallel.moe_layer import MoeLayer, exchange_ffns, mixtures
-from workloads.expert_parallel.route_check import count_misrouted_in
-from workloads.expert_parallel.routing import Generator
+from workloads.expert_parallel.expert_step import details_of
+from workloads.expert_parallel.moe_case import moe_flops_per_token
+from workloads.expert_parallel.moe_layer import MoeLayer, exchange_ffns
+from workloads.expert_parallel.routes import Routes
 from workloads.mesh.axes import along, coordinate_of
 from workloads.mesh.gradient_sums import Sums, by_kind
 from workloads.mesh.mesh_case import hybrid_of
@@ -29,12 +29,11 @@ from workloads.mesh.mesh_context import Tokens, plan_of, reach_all, tokens_of
 from workloads.mesh.mesh_groups import Groups, make_groups
 from workloads.mesh.mesh_memory import Look
 from workloads.mesh.mesh_probe import explain_hybrid
-from workloads.mesh.mesh_routes import Routes, mixtures_of
-from workloads.mesh.mesh_stages import OneStage, PipelineStages, RoutingRecorder, Stages, shard_stages
+from workloads.mesh.mesh_stages import OneStage, PipelineStages, RoutingRecorder, Stages, mixtures_in, shard_stages
 from workloads.mesh.timed_shares import count_wrong_fills, let_layers_wait, shares_of, waiting_kernel
 from workloads.model.optimizer import make_optimizer
 from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients
-from workloads.model.transformer import Transformer, build, draw_tokens, loss_of
+from workloads.model.transformer import Transformer, draw_tokens, loss_of
 from workloads.pipeline_parallel.stages import Chunk, Held
 from workloads.step.layout import Layout
 from workloads.step.training_step import Options, TrainingStep
@@ -65,10 +64,8 @@ class HybridStep(TrainingStep):
             moe=self.hybrid.moe,
         )
         self._tokens = tokens_of(self.hybrid, options.shape.sequence, self.coordinate)
-        self._generator = self._generator_of(world, options)
-        size = (options.microbatch, options.shape.sequence)
-        self._routes = Routes(self._generator, size, self._tokens.mine, world.device)
-        self._routes_compared = False
+        moe, data_size = self.hybrid.moe, self.hybrid.size("dp", "fsdp")
+        self._routes = None if moe is None else Routes(world, options, moe, self._tokens.mine, data_size)
         self._shares = shares_of(options.shape, self.hybrid.moe, cp=self.hybrid.size("cp"))
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
         self._block_waiter = TimedCompute(world.device)
@@ -81,31 +78,17 @@ class HybridStep(TrainingStep):
         self._recorder.forget()
 
     def check(self) -> int:
-        """Return how many elements fail the parity gate, and how many routes the router of one process would not take.
-
-        Roundings can turn a router's choice between near scores, so that both sides compute with the ranks' routes.
-        """
+        """Return how many elements fail the parity gate, and how many routes one process's router would not take."""
         if self._options.timed:
             return self._count_wrong_fills()
-        if self.hybrid.moe is None or self._generator is not None:
+        if self._routes is None:
             return super().check()
-        self._routes.frozen = self._taken_by_all()
-        try:
-            return self._count_misrouted() + super().check()
-        finally:
-            self._routes.frozen = None
+        return self._routes.count_wrong(self._mixtures, self._batch, super().check)
 
     def describe(self) -> Description:
         """Return what every step tells, with the sizes of the mixture where there is one."""
-        found, shape, moe = super().describe(), self._options.shape, self.hybrid.moe
-        if moe is None:
-            return found
-        details = {
-            "parameters": num_moe_parameters(shape, moe),
-            "routed_parameters": num_routed_parameters(shape, moe),
-            "flops_convention": "PaLM: 6 N + 12 L H Q T a token, N of the k experts and shared ones that it meets",
-            "expert_ffn": moe.expert_ffn,
-        }
+        found, moe = super().describe(), self.hybrid.moe
+        details = {} if moe is None else details_of(self._options.shape, moe)
         return replace(found, details={**found.details, **details})
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
@@ -142,7 +125,7 @@ class HybridStep(TrainingStep):
         if "fsdp" in groups.axes:
             shard_stages(self._stages, groups.mesh["fsdp"], kept=hybrid.pipeline is not None)
         held = Held(self._stages.chunks.values())
-        self._mixtures = mixtures_of(held.layers.items())
+        self._mixtures = {n: one for chunk in self._stages.chunks.values() for n, one in mixtures_in(chunk).items()}
         self._sums = Sums(
             parameters=by_kind(held, split="tp" in groups.axes), groups=groups.axes, shards=hybrid.size("fsdp")
         )
@@ -157,8 +140,8 @@ class HybridStep(TrainingStep):
             forward_backward=self._train,
             holds_stage_only=hybrid.pipeline is not None,
             replica_group=groups.replica_group,
-            reference_model=None if hybrid.moe is None else self._alone,
-            reference_loss=loss_of if hybrid.moe is None else self._reference_loss,
+            reference_model=None if self._routes is None else self._routes.reference_model,
+            reference_loss=loss_of if self._routes is None else self._routes.reference_loss,
             state="hybrid",
             made_groups=groups.made,
             details={"mesh": dict(hybrid.mesh), **({"timed_shares": asdict(self._shares)} if options.timed else {})},
@@ -189,11 +172,8 @@ class HybridStep(TrainingStep):
         return None if loss is None else loss * (self.hybrid.gradient_ranks // self.hybrid.size("fsdp"))
 
     def _begin(self, mixtures: Mapping[int, MoeLayer], microbatch: int) -> None:
-        self._routes.give(mixtures, self._number(microbatch))
-
-    def _number(self, microbatch: int) -> int:
-        """Return the number in the global batch of one of this rank's microbatches."""
-        return self.layout.data_rank * self._options.accumulation + microbatch
+        if self._routes is not None:
+            self._routes.give(mixtures, self.layout.data_rank * self._options.accumulation + microbatch)
 
     def _expected_bytes(self, options: Options) -> dict[str, float]:
         """Return the closed forms but for experts' tokens, whose bytes are those of the step's own routes."""
@@ -207,14 +187,11 @@ class HybridStep(TrainingStep):
         )
         return {axis: sent for axis, sent in found.items() if axis != "ep"}
 
-    def _generator_of(self, world: World, options: Options) -> Generator | None:
-        moe = self.hybrid.moe
-        tokens = options.num_sequences * options.shape.sequence * self.hybrid.size("dp", "fsdp") // world.size
-        return None if moe is None else moe.generator(world.seed, world.size, max(1, tokens))
-
     def _draw(self) -> None:
         super()._draw()
-        self._routes.begin(self._step_number, (self._number(i) for i in range(self._options.accumulation)))
+        if self._routes is not None:
+            first, count = self.layout.data_rank * self._options.accumulation, self._options.accumulation
+            self._routes.begin(self._step_number, range(first, first + count))
 
     def _flops_per_rank(self) -> float:
         moe = self.hybrid.moe
@@ -273,42 +250,6 @@ class HybridStep(TrainingStep):
         """
         times = self._options.accumulation * self.hybrid.size("dp", "cp")
         return count_wrong_fills(self.layout.model, times, tp=self.hybrid.size("tp"), num_ranks=self._world.size)
-
-    def _alone(self, dtype: torch.dtype) -> nn.Module:
-        """Return one process's model, all experts in it."""
-        shape, moe = self._options.shape, self.hybrid.moe
-        assert moe is not None, "a dense model is the Transformer itself"
-        model = build(shape, self._world.seed, self._world.device, dtype)
-        exchange_ffns(model, shape, replace(moe, ep=1, etp=1), self._world.seed, dense=True)
-        return model
-
-    def _reference_loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Return the mean loss over a global batch, each microbatch by its own routes."""
-        each = enumerate(torch.split(batch, self._options.microbatch))
-        return torch.stack([self._loss_of_one(model, i, tokens) for i, tokens in each]).mean()
-
-    def _loss_of_one(self, model: nn.Module, microbatch: int, tokens: Tensor) -> Tensor:
-        self._routes.give_all(dict(enumerate(mixtures(model))), microbatch)
-        return loss_of(model, tokens)
-
-    def _taken_by_all(self) -> dict[int, dict[int, Tensor]]:
-        """Return the routes of the last step, of all ranks, by microbatch and layer."""
-        told = self._world.gather(self._routes.taken(self._mixtures))
-        return self._routes.joined(told)
-
-    def _count_misrouted(self) -> int:
-        """Return how many tokens took other experts in the first step than one process's router takes for them."""
-        if self._routes_compared:
-            return 0
-        self._routes_compared = True
-        alone, frozen = self._alone(self._options.dtype), self._routes.frozen
-        assert frozen is not None, "what was taken is compared"
-        wrong = 0
-        for i, tokens in enumerate(torch.split(self._batch, self._options.microbatch)):
-            chosen = {layer: routes.flatten(0, 1).to(self._world.device) for layer, routes in frozen[i].items()}
-            run = partial(self._loss_of_one, alone, i, tokens)
-            wrong += count_misrouted_in(alone, run, chosen, self._options.dtype)
-        return wrong
 
 
 def _positions(tokens: Tensor, of: Tokens, shift: int) -> Tensor:

@@ -12,10 +12,9 @@ from torch import nn
 from workloads.context_parallel.attention_kernel import Timed
 from workloads.context_parallel.exchange_plan import ContextPlan
 from workloads.expert_parallel.moe_case import Moe, num_expert_parameters, num_ffn_matrices
-from workloads.expert_parallel.moe_layer import mixtures
-from workloads.expert_parallel.timed_experts import ExpertWait
+from workloads.expert_parallel.moe_layer import let_experts_wait
 from workloads.model.shapes import Shape, num_layer_weights
-from workloads.model.timed_compute import TimedCompute, TimedLinear, make_timed
+from workloads.model.timed_compute import TimedCompute, TimedLinear
 from workloads.step.layout import local
 from workloads.step.parity import count_unfilled
 
@@ -46,13 +45,7 @@ def let_layers_wait(model: nn.Module, seconds: float, shares: Shares, tokens: in
 
     Experts wait for each row, so long that a rank's mean load of ``tokens`` tokens takes their share.
     """
-    make_timed(model, seconds * shares.linear, waiter)
-    layers = mixtures(model)
-    for mixture in layers:
-        rows = tokens * mixture.moe.top_k * mixture.moe.etp
-        mixture.experts.wait_of = ExpertWait(
-            seconds_per_row=seconds * shares.experts / len(layers) / rows, waiter=waiter
-        )
+    let_experts_wait(model, seconds * shares.experts, tokens, waiter, others=seconds * shares.linear)
 
 
 def waiting_kernel(seconds: float, plan: ContextPlan, *, microbatch: int, heads: int, waiter: TimedCompute) -> Timed:

@@ -137,7 +137,8 @@ class SentBytes:
         begin()
         return bytes_by_axis(counted(step, self.layout.axes), self.layout.axes), dict(self.layout.expected_bytes)
 
-    def summarise(self, told: Sequence[tuple[ByAxis, ByAxis]]) -> Explanation:
+    @staticmethod
+    def summarise(told: Sequence[tuple[ByAxis, ByAxis]]) -> Explanation:
         """Return what the rank that sends most sends over each axis, and the ratio to the formula farthest from 1."""
         metrics: dict[str, MetricValue] = {}
         for axis in dict.fromkeys(name for sent, _ in told for name in sent):

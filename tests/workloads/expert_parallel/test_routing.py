@@ -20,8 +20,6 @@ from workloads.expert_parallel.routing import (
     ROUTER,
     Generator,
     capacity,
-    count_loads,
-    drop_rate,
     expected_drop_rate,
     expected_loads,
     imbalance,
@@ -44,8 +42,13 @@ def made(name: str, **changes: Any) -> Generator:
     return replace(usual, **changes)
 
 
-def loads_of(generator: Generator, step: int = 0, tokens: int = 256) -> list[int]:
-    return count_loads(routes(generator, step, 0, tokens), generator.experts)
+def loads_of(generator: Generator, step: int = 0, tokens: int = 256, first: int = 0) -> list[int]:
+    taken = Counter(expert for of in routes(generator, step, first, tokens) for expert in of)
+    return [taken[expert] for expert in range(generator.experts)]
+
+
+def dropped(loads: list[int], slots: int) -> float:
+    return sum(max(0, load - slots) for load in loads) / sum(loads)
 
 
 def test_a_strength_may_follow_a_name_and_else_is_the_usual_one() -> None:
@@ -200,7 +203,7 @@ def test_ragged_sources_send_shares_of_their_tokens() -> None:
     assert sent == [64, 128, 192, 256]
     assert [source_share(generator, source) for source in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert source_share(made("ragged", parts=1), 0) == 1.0
-    assert count_loads(routes(generator, 0, 0, 256), 8) == [16] * 8
+    assert loads_of(generator) == [16] * 8
 
 
 @pytest.mark.full
@@ -210,14 +213,10 @@ def test_64k_tokens_are_drawn_in_a_fifth_of_a_second() -> None:
     assert min(timeit.repeat(lambda: routes(generator, 0, 0, 1 << 16), number=1, repeat=3)) < 0.2
 
 
-def test_loads_are_counted_added_by_rank_held_against_their_mean_and_dropped_over_capacity() -> None:
-    loads = count_loads([(0, 3), (3, 1), (NOWHERE, NOWHERE)], 4)
-    assert loads == [1, 1, 0, 2]
-    assert rank_loads(loads, 2) == [2, 2]
+def test_loads_are_added_by_rank_and_held_against_their_mean_and_capacity_is_rounded_up() -> None:
+    assert rank_loads([1, 1, 0, 2], 2) == [2, 2]
     assert (imbalance([1, 1, 4]), imbalance([0, 0])) == (2.0, None)
-    assert [drop_rate([10, 2, 4], slots) for slots in (4, 10)] == [6 / 16, 0]
-    assert drop_rate([0, 0], 4) is None
-    # rounded up, but not for roundings of its factor
+    # but not for roundings of its factor
     sizes = ((1.0, 2, 64), (1.25, 2, 61), (0.1 * 3, 2, 40), (0.001, 2, 64))
     assert [capacity(*of, 8) for of in sizes] == [16, 20, 3, 1]
 
@@ -226,18 +225,17 @@ def test_drop_rates_are_the_closed_form() -> None:
     """Each source's microbatch by itself; loads are off by a token a run at most."""
     for name, factor in product(GENERATORS, (0.5, 1.0, 1.5, 4.0)):
         generator, slots, runs = made(name, tokens=256), capacity(factor, 2, 256, 8), 4
-        found = [count_loads(routes(generator, 3, source * 256, 256), 8) for source in range(4)]
-        dropped = sum(max(0, load - slots) for loads in found for load in loads) / sum(map(sum, found))
+        loads = [load for source in range(4) for load in loads_of(generator, 3, first=source * 256)]
         expected = expected_drop_rate(generator, 3, 256, slots)
-        assert dropped == pytest.approx(expected, abs=8 * runs / 512), (name, factor)
+        assert dropped(loads, slots) == pytest.approx(expected, abs=8 * runs / 512), (name, factor)
 
 
 def test_closed_forms_of_whole_numbers_are_exact() -> None:
     for factor, rate in ((1.0, 0.0), (0.5, 0.5), (0.25, 0.75)):
         generator, slots = made(BALANCED), capacity(factor, 2, 256, 8)
         assert expected_drop_rate(generator, 0, 256, slots) == pytest.approx(rate)
-        assert drop_rate(loads_of(generator), slots) == rate
+        assert dropped(loads_of(generator), slots) == rate
     hot = made("hot_rank:3", parts=2)
     # half of the experts have 3/4 of 512 pairs, 96 each, and 64 slots: 32 each of 4 drop
     assert expected_drop_rate(hot, 0, 256, capacity(1.0, 2, 256, 8)) == pytest.approx(128 / 512)
-    assert drop_rate(loads_of(hot), 64) == 128 / 512
+    assert dropped(loads_of(hot), 64) == 128 / 512

@@ -270,8 +270,9 @@ def misrouted(world: World) -> list[int]:
             for mixture in mixtures(step.layout.model):
                 mixture.router.register_forward_hook(lambda module, args, scores: 1 - scores)
         step.step()
-        step._routes.frozen = step._taken_by_all()
-        found.append(step._count_misrouted())
+        assert step._routes is not None
+        step._routes.frozen = step._routes._taken(step._mixtures)
+        found.append(step._routes.count_misrouted(step._batch))
         step.close()
     return found
 

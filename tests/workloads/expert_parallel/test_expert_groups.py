@@ -13,13 +13,8 @@ from torch import Tensor
 from bench.world.torch_compat import forget_meshes
 from bench.world.world import World
 from workloads.costs.communication_pattern import tp_sent_bytes
-from workloads.expert_parallel.attention_axis import (
-    AttentionAxis,
-    attention_sent_bytes,
-    fill_sums,
-    make_attention_axis,
-    split_attention,
-)
+from workloads.expert_parallel.groups import attention_sent_bytes, fill_sums, make_axes, split_attention
+from workloads.expert_parallel.moe_case import moe_of
 from workloads.model.shapes import Shape
 from workloads.model.timed_compute import TimedCompute, TimedLinear, make_timed
 from workloads.model.transformer import Attention, Transformer, build
@@ -35,22 +30,6 @@ OPTIONS = Options(
 )
 
 
-def alone(size: int, place: int) -> AttentionAxis:
-    return AttentionAxis(size=size, place=place, group=None, replicas=None)
-
-
-def test_positions_are_dealt_out_in_runs_each_with_the_token_after_it_to_predict_and_to_one_rank_all() -> None:
-    for size in (1, 2, 4):
-        assert [p for place in range(size) for p in alone(size, place).positions(16)] == list(range(16))
-    assert alone(4, 2).positions(16) == range(8, 12)
-    tokens = torch.arange(18).view(2, 9)
-    assert alone(2, 0).part_of(tokens).tolist() == [[0, 1, 2, 3, 4], [9, 10, 11, 12, 13]]
-    assert alone(2, 1).part_of(tokens).tolist() == [[4, 5, 6, 7, 8], [13, 14, 15, 16, 17]]
-    assert alone(1, 0).part_of(tokens).equal(tokens)
-    model = build(GPT, 0, CPU)
-    assert (split_attention(model, alone(1, 0), CPU), model.places) == ([], None)
-
-
 def test_bytes_are_half_of_those_of_split_attention_and_ffn() -> None:
     both = tp_sent_bytes(layers=2, microbatch=3, sequence=8, hidden=32, element_bytes=2, tp=4, num_microbatches=5)["tp"]
     assert attention_sent_bytes(OPTIONS, 4) == both / 2 == 4 * 2 * 5 * (3 * 8 * 32 * 2) * 3 / 4
@@ -64,17 +43,10 @@ def test_timed_attention_fills_in_a_sum_and_nothing_else_does() -> None:
     linears = {name: module for name, module in model.named_modules() if isinstance(module, TimedLinear)}
     for module in linears.values():
         module.fill = 3.0
-    fill_sums(model, alone(2, 0))
+    fill_sums(model, 2)
     found = {name: module.fill for name, module in linears.items()}
     assert found == {name: 6.0 if ".attention." in name else 3.0 for name in linears}
     assert {*found.values()} == {3.0, 6.0}
-
-
-def close(world: World, axis: AttentionAxis) -> None:
-    world.barrier()  # a group that one rank gives back while another still connects fails there
-    for group in axis.groups.values():
-        dist.destroy_process_group(group)
-    forget_meshes()
 
 
 def attended(attention: Attention, x: Tensor, upstream: Tensor) -> dict[str, Tensor]:
@@ -97,20 +69,23 @@ def apart(world: World, recipe: str) -> tuple[dict[str, float], Any, dict[tuple[
     """Return how far split attention is from whole attention's part, learned places, and a layer's calls by kind."""
     model, x, upstream = drawn(recipe)
     expected = attended(model.layers[1].attention, x, upstream)  # type: ignore[arg-type]
-    axis = make_attention_axis(world, world.size)
+    groups = make_axes(world, moe_of({"tp": world.size, "ep": 1, "fsdp": False}, SHAPES[recipe], world.size)).groups
     model = drawn(recipe)[0]
-    parameters = split_attention(model, axis, CPU)
+    mine = slice(4 * world.rank, 4 * world.rank + 4)
+    parameters = split_attention(model, groups["tp"], range(mine.start, mine.stop), CPU)
     assert len(parameters) == sum(".attention." in name for name, _ in model.named_parameters())
-    mine = slice(axis.positions(8).start, axis.positions(8).stop)
     found = attended(model.layers[1].attention, x[:, mine], upstream[:, mine])  # type: ignore[arg-type]
     expected |= {name: expected[name][:, mine] for name in ("out", "input")}
     distances = {name: float((found[name] - expected[name]).abs().max()) for name in expected}
     given = x[:, mine].clone().requires_grad_()
     calls = counted(
         lambda: model.layers[0].attention(given).backward(upstream[:, mine]),  # type: ignore[operator]
-        {"tp": axis.groups["tp"]},
+        {"tp": groups["tp"]},
     )
-    close(world, axis)
+    world.barrier()  # a group that one rank gives back while another still connects fails there
+    for group in groups.values():
+        dist.destroy_process_group(group)
+    forget_meshes()
     places = None if model.places is None else model.places.tolist()
     return distances, places, dict(Counter((call.axis, call.op, call.num_bytes) for call in calls))
 
@@ -120,7 +95,7 @@ def test_split_attention_is_attention_of_a_ranks_positions_gathered_and_scattere
     two_ranks: Ranks, recipe: str
 ) -> None:
     activation = 3 * 8 * 32 * 4
-    for rank, (distances, places, calls) in enumerate(two_ranks.call("test_attention_axis:apart", recipe=recipe)):
+    for rank, (distances, places, calls) in enumerate(two_ranks.call("test_expert_groups:apart", recipe=recipe)):
         assert len(distances) == 2 + (7 if recipe == "gpt" else 4)
         assert max(distances.values()) < 1e-5, distances
         assert places == (list(range(4 * rank, 4 * rank + 4)) if recipe == "gpt" else None)

@@ -48,7 +48,7 @@ def _balance_is_not_asked_for(step: EpStep) -> None:
 
 
 def _attention_stays_a_sum(step: EpStep) -> None:
-    step._copies["adp"] = ([], None)
+    step._copies["adp"] = []
 
 
 def _all_stand_at_the_first_positions(step: EpStep) -> None:
@@ -57,16 +57,16 @@ def _all_stand_at_the_first_positions(step: EpStep) -> None:
 
 
 def _all_take_the_first_tokens(step: EpStep) -> None:
-    step._attention = replace(step._attention, place=0)
+    step._positions = range(len(step._positions))
 
 
 def _all_take_the_first_routes(step: EpStep) -> None:
-    given = step._loss
-    step._loss = lambda module, number, tokens: given(module, number // 2 * 2, tokens)  # type: ignore[method-assign]
+    step._routes._mine = list(range(len(step._positions)))
+    step._routes.begin(step._step_number, step._numbers)
 
 
 def _balance_is_of_all_positions(step: EpStep) -> None:
-    alone = step._alone
+    alone = step._routes.reference_model
 
     def together(dtype: torch.dtype) -> nn.Module:
         model = alone(dtype)
@@ -74,7 +74,7 @@ def _balance_is_of_all_positions(step: EpStep) -> None:
             mixture.balance = balance_loss  # type: ignore[method-assign]
         return model
 
-    object.__setattr__(step.layout, "alone", together)
+    object.__setattr__(step.layout, "reference_model", together)
 
 
 WRONGS: dict[str, tuple[int, Callable[[EpStep], None]]] = {
@@ -115,7 +115,7 @@ def wrong_of(world: World, wrongs: list[str]) -> list[int]:
 
 
 def assert_caught(two_ranks: Ranks, wrongs: list[str]) -> None:
-    for wrong, *found in zip(wrongs, *two_ranks.call("test_ep_gate:wrong_of", wrongs=wrongs), strict=True):
+    for wrong, *found in zip(wrongs, *two_ranks.call("test_expert_step_gate:wrong_of", wrongs=wrongs), strict=True):
         assert (max(found) > 0) == (not wrong.startswith("nothing")), wrong
 
 
@@ -134,17 +134,17 @@ def wrong_without_averages(world: World) -> list[int]:
     step.reset()
     step.step()
     found = [step.check()]
-    parameters, replicas = step._copies["edp"]
-    assert replicas is not None
-    for copies in ((parameters, None), ([], None)):
-        step._copies["edp"] = copies
-        found.append(step.check())
+    axes = step._axes
+    step._axes = replace(axes, groups={})
+    found.append(step.check())
+    step._axes, step._copies["edp"] = axes, []
+    found.append(step.check())
     step.close()
     return found
 
 
 def test_copies_that_are_not_averaged_are_caught(two_ranks: Ranks) -> None:
-    right, *wrongs = zip(*two_ranks.call("test_ep_gate:wrong_without_averages"), strict=True)
+    right, *wrongs = zip(*two_ranks.call("test_expert_step_gate:wrong_without_averages"), strict=True)
     assert right == (0, 0)
     assert all(max(found) > 0 for found in wrongs)
 
@@ -176,4 +176,4 @@ def wrong_of_a_router(world: World) -> list[int]:
 
 def test_a_token_that_its_router_would_send_elsewhere_is_caught(two_ranks: Ranks) -> None:
     """Two layers each have one; results are computed with the routes taken, and are right."""
-    assert two_ranks.call("test_ep_gate:wrong_of_a_router") == [[0, 2, 0, 2]] * 2
+    assert two_ranks.call("test_expert_step_gate:wrong_of_a_router") == [[0, 2, 0, 2]] * 2

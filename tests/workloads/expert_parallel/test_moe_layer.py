@@ -8,11 +8,11 @@ import torch
 from fake_time import FakeTime
 from torch import Tensor, nn
 
-from workloads.expert_parallel import routes as routes_module
 from workloads.expert_parallel.dispatch import Plan, Rows
 from workloads.expert_parallel.moe_case import Moe, moe_of
 from workloads.expert_parallel.moe_layer import (
     DenseMoe,
+    ExpertWait,
     MoeLayer,
     Router,
     aux_loss,
@@ -20,12 +20,9 @@ from workloads.expert_parallel.moe_layer import (
     exchange_ffns,
     let_experts_wait,
     mixtures,
-    take_routes,
+    wait_instead,
 )
-from workloads.expert_parallel.route_check import NEAR, count_misrouted, count_misrouted_in
-from workloads.expert_parallel.routes import Drawn
-from workloads.expert_parallel.routing import GENERATORS, NOWHERE, Generator, routes
-from workloads.expert_parallel.timed_experts import ExpertWait, wait_instead
+from workloads.expert_parallel.routing import GENERATORS, NOWHERE, routes
 from workloads.model.shapes import Shape
 from workloads.model.timed_compute import TimedCompute, TimedLinear
 from workloads.model.transformer import Transformer, build, draw_tokens
@@ -236,57 +233,3 @@ def test_each_row_takes_its_time_forward_and_twice_that_backward_and_leaves_zero
         for tensor in (x, *weights):
             assert tensor.grad is not None
             assert torch.equal(tensor.grad, torch.zeros_like(tensor))
-
-
-ZIPF = Generator(name="zipf", strength=1.0, seed=3, experts=8, top_k=2, parts=2, tokens=64)
-
-
-def listed(found: object) -> list[tuple[int, ...]]:
-    assert isinstance(found, Tensor)
-    return [tuple(of) for of in found.tolist()]
-
-
-def test_a_microbatch_has_its_part_of_the_global_batch_drawn_before_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = Drawn(ZIPF, 16, CPU)
-    expected = [routes(ZIPF, step, 80, 16) for step in (2, 3)]
-    drawn.begin(2, range(4, 6))
-    assert listed(drawn.of(0)) == routes(ZIPF, 2, 0, 16)
-    monkeypatch.setattr(routes_module, "routes", None)
-    assert listed(drawn.of(5)) == expected[0]
-    monkeypatch.undo()
-    drawn.begin(3, range(4, 6))
-    assert listed(drawn.of(5)) == expected[1] != expected[0]
-
-
-def test_each_token_that_left_a_better_expert_out_counts_once_unless_scores_are_near() -> None:
-    scores = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])
-    for taken, wrong in (
-        ([[0, 1], [2, 3]], 0),
-        ([[1, 0], [3, 2]], 0),
-        ([[0, 2], [3, 2]], 1),
-        ([[0, 2], [0, 1]], 2),
-        ([[0, 0], [3, 2]], 1),
-    ):
-        assert count_misrouted(scores, torch.tensor(taken), 1e-5) == wrong, taken
-    near = torch.tensor([[0.4, 0.3, 0.3 + 1e-6, 0.0]])
-    assert [count_misrouted(near, torch.tensor([[0, 1]]), limit) for limit in (1e-5, 1e-7)] == [0, 1]
-    assert NEAR[torch.float32] < 1e-4
-
-
-def test_the_routers_of_all_layers_are_asked() -> None:
-    model = moe_model(mixture_of(), dense=True)
-    tokens = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        model(tokens)
-    right = {n: mixture.chosen[0] for n, mixture in enumerate(mixtures(model))}
-
-    def counted(chosen: dict[int, Tensor]) -> int:
-        take_routes(model, 0, chosen)
-        return count_misrouted_in(model, lambda: model(tokens), chosen, torch.float32)
-
-    assert sorted(right) == [0, 1]
-    assert counted(right) == 0
-    other = right[1].clone()
-    other[5] = (other[5] + 1) % 8
-    assert counted({0: right[0], 1: other}) == 1
-    assert not any(mixture.router._forward_hooks for mixture in mixtures(model))

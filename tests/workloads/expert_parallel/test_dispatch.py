@@ -12,8 +12,17 @@ from ranks import Ranks
 from torch import Tensor
 
 from bench.world.world import World
-from workloads.expert_parallel.dispatch import TRIPS, AtHome, Plan, chunks_of, make_plan, start_trip, weighted_sum
-from workloads.expert_parallel.exchange import Flight, swap_counts, swap_now
+from workloads.expert_parallel.dispatch import (
+    TRIPS,
+    Flight,
+    Plan,
+    chunks_of,
+    make_plan,
+    start_trip,
+    swap_counts,
+    swap_now,
+    weighted_sum,
+)
 from workloads.expert_parallel.routing import NOWHERE
 from workloads.step.sent_bytes import Silenced, fake_twins
 
@@ -73,7 +82,7 @@ def test_at_home_rows_come_by_expert_and_a_token_gets_the_sum_of_its_experts_tim
     made = torch.tensor([[1.0], [1.0], [10.0], [10.0], [100.0], [100.0], [100.0]])
     found = weighted_sum(made, weights, make_plan(ROUTES, EXPERTS, 3), 5)
     assert found.flatten().tolist() == [100, 230, 405, 0, 80]
-    trip = AtHome(torch.arange(5.0)[:, None], torch.ones(5, 2), make_plan(ROUTES, EXPERTS))
+    trip = start_trip("", torch.arange(5.0)[:, None], torch.ones(5, 2), make_plan(ROUTES, EXPERTS), None)
     rows = trip.arrive()
     assert rows.tokens.flatten().tolist() == [0, 2, 1, 4, 0, 1, 2, 4]
     assert rows.counts.tolist() == [2, 2, 4, 0]
@@ -131,7 +140,7 @@ def all_travelled(world: World) -> list[tuple[list[int], list[int], float]]:
 
 def test_every_way_brings_what_staying_at_home_does(two_ranks: Ranks) -> None:
     """Sums and gradients, where ranks get nothing, send nothing and drop too; without capacity nothing drops."""
-    for case, of_ranks in zip(CASES, zip(*two_ranks.call("test_moe_dispatch:all_travelled"), strict=True), strict=True):
+    for case, of_ranks in zip(CASES, zip(*two_ranks.call("test_dispatch:all_travelled"), strict=True), strict=True):
         variant, _, slots = case
         here, at_home, apart = zip(*of_ranks, strict=True)
         assert max(apart) <= 1e-5, case
@@ -165,4 +174,4 @@ def test_a_flight_may_be_empty_is_forgotten_once_arrived_and_brings_its_own_wher
     two_ranks: Ranks,
 ) -> None:
     silenced = ([[1], [3]], [[1, 1]] * 4, [4, 2], True)
-    assert two_ranks.call("test_moe_dispatch:flown") == [([0, 3], True, 0, silenced)] * 2
+    assert two_ranks.call("test_dispatch:flown") == [([0, 3], True, 0, silenced)] * 2

@@ -3,7 +3,7 @@
 import pytest
 
 from workloads.costs.moe_costs import Moved, Sent, Sizes, dedup_ratio, sent_by
-from workloads.expert_parallel.expert_loads import (
+from workloads.expert_parallel.expert_probe import (
     Routed,
     expert_loads,
     load_metrics,

@@ -8,11 +8,10 @@ from ranks import Ranks
 from training_steps import Params
 
 from bench.world.world import World
-from workloads.expert_parallel.expert_probe import explain_experts
 from workloads.expert_parallel.moe_case import moe_flops_per_token
 from workloads.expert_parallel.moe_layer import mixtures
 from workloads.expert_parallel.routing import GENERATORS
-from workloads.expert_parallel.wire import wired
+from workloads.step.probe import run_probes
 
 
 def wrong_in(world: World, cases: list[Params], steps: int = 2) -> list[tuple[Params, list[int]]]:
@@ -37,7 +36,7 @@ def test_two_ranks_train_as_one_process_would(two_ranks: Ranks) -> None:
         {"tp": 2, "recipe": "llama", "routing": "zipf", "aux": 0.1, "accumulation": 2, **DROPS},
         {"tp": 2, "etp": 2, "checkpointing": "full", "aux": 0.5, **DROPS},
     ]
-    assert two_ranks.call("test_ep:wrong_in", cases=cases) == [[], []]
+    assert two_ranks.call("test_expert_step:wrong_in", cases=cases) == [[], []]
 
 
 def test_four_ranks_train_as_one_process_would(four_ranks: Ranks) -> None:
@@ -47,7 +46,7 @@ def test_four_ranks_train_as_one_process_would(four_ranks: Ranks) -> None:
         {"etp": 2, "variant": "padded", **DROPS},
         {"tp": 2, "ep": 2, "recipe": "llama", "aux": 0.1},
     ]
-    assert four_ranks.call("test_ep:wrong_in", cases=cases, steps=1) == [[]] * 4
+    assert four_ranks.call("test_expert_step:wrong_in", cases=cases, steps=1) == [[]] * 4
 
 
 @pytest.mark.full
@@ -63,7 +62,7 @@ def test_every_variant_under_every_routing_trains_as_one_process_would(two_ranks
         names = ["router", *(GENERATORS if variant == "all_to_all" else ("zipf", "idle_rank", "ragged"))]
         drops: list[Params] = [DROPS if i % 2 or variant == "padded" else {} for i in range(len(names))]
         cases += [{**drop, "variant": variant, "routing": name} for drop, name in zip(drops, names, strict=True)]
-    assert two_ranks.call("test_ep:wrong_in", cases=cases) == [[], []]
+    assert two_ranks.call("test_expert_step:wrong_in", cases=cases) == [[], []]
 
 
 @pytest.mark.full
@@ -80,7 +79,7 @@ def test_every_layout_of_four_ranks_trains_as_one_process_would(four_ranks: Rank
         {"tp": 2, "ep": 2, "routing": "zipf", "variant": "dedup", **NARROW, **DROPS},
         {"tp": 4, "kv_heads": 4, "ep": 2, "etp": 2, "routing": "idle_rank", **DROPS},
     ]
-    assert four_ranks.call("test_ep:wrong_in", cases=cases, steps=1) == [[]] * 4
+    assert four_ranks.call("test_expert_step:wrong_in", cases=cases, steps=1) == [[]] * 4
 
 
 def routes_and_losses(world: World, ways: list[Params]) -> list[tuple[dict[tuple[int, int, int], Any], list[float]]]:
@@ -93,10 +92,10 @@ def routes_and_losses(world: World, ways: list[Params]) -> list[tuple[dict[tuple
         for number in range(2):
             step.reset()
             losses.append(float(step._forward_backward() or 0.0))
-            positions = step._attention.positions(16)
+            positions = step._positions
             assert sorted(mixtures(step.layout.model)[0].chosen) == list(step._numbers)
-            for i, microbatch in enumerate(step._numbers):
-                first, rows = (step.layout.data_rank * 2 + i) * params["microbatch"], range(params["microbatch"])
+            for microbatch in step._numbers:
+                first, rows = microbatch * params["microbatch"], range(params["microbatch"])
                 by_layer = [mixture.chosen[microbatch].tolist() for mixture in mixtures(step.layout.model)]
                 where = [(number, first + row, position) for row in rows for position in positions]
                 routes |= dict(zip(where, zip(*by_layer, strict=True), strict=True))
@@ -112,7 +111,9 @@ def assert_routes_are_the_same_under_every_layout(four_ranks: Ranks, routing: st
     ways += [{"microbatch": 4, "tp": 2, "ep": 2}, {"microbatch": 8, "tp": 4}]
     ways = [{"routing": routing, **way} for way in ways]
     found = []
-    for way, told in zip(ways, zip(*four_ranks.call("test_ep:routes_and_losses", ways=ways), strict=True), strict=True):
+    for way, told in zip(
+        ways, zip(*four_ranks.call("test_expert_step:routes_and_losses", ways=ways), strict=True), strict=True
+    ):
         routes = {where: route for of, _ in told for where, route in of.items()}
         assert sum(len(of) for of, _ in told) == len(routes) == 2 * 16 * 16, way
         found.append((routes, [sum(of) / 4 for of in zip(*(losses for _, losses in told), strict=True)]))
@@ -142,12 +143,8 @@ def ratios(world: World, cases: list[Params]) -> list[dict[str, float | None]]:
         for _ in range(2):
             step.reset()
             step.step()
-        told = explain_experts(step.seen(), step.step, step.reset, 0.0, step._balanced).metrics
-        there = [axis for axis in ("ep", "etp") if axis in step.layout.axes]
-        one: dict[str, float | None] = {axis: told[f"bytes_ratio.{axis}"].value for axis in there}
-        sent = wired(step.step, step.layout.axes)
-        one |= {axis: sent[axis] / expected for axis, expected in step.layout.expected_bytes.items()}
-        found.append(one)
+        told = run_probes(world, [step.expert_probe()], step.step, step.reset, 0.0).metrics
+        found.append({axis: told[f"bytes_ratio.{axis}"].value for axis in step.layout.axes})
         step.close()
     return found
 
@@ -166,7 +163,7 @@ def test_bytes_of_every_axis_are_those_of_the_closed_form(two_ranks: Ranks, four
         ("ep etp dp", {"etp": 2, "variant": "padded", "capacity": 0.5, "checkpointing": "full"}),
     ]
     for ranks, cases in ((two_ranks, of_two), (four_ranks, of_four)):
-        for found in ranks.call("test_ep:ratios", cases=[params for _, params in cases]):
+        for found in ranks.call("test_expert_step:ratios", cases=[params for _, params in cases]):
             for (axes, params), one in zip(cases, found, strict=True):
                 assert one == dict.fromkeys(axes.split(), 1.0), params
 
@@ -186,7 +183,7 @@ def explained(world: World, cases: list[Params]) -> list[dict[str, float | None]
 def test_an_explanation_has_state_and_time_and_what_routes_cost(two_ranks: Ranks) -> None:
     cases: list[Params] = [{"fsdp": True, **NARROW}, {"tp": 2, "capacity": 1.0}]
     costs = {"exposed_comm.ep", "ect", "imbalance.rank", "imbalance_time", "drop_rate", "dedup_ratio"}
-    for of_rank in two_ranks.call("test_ep:explained", cases=cases):
+    for of_rank in two_ranks.call("test_expert_step:explained", cases=cases):
         for params, found in zip(cases, of_rank, strict=True):
             for part in ("parameters", "gradients", "optimizer"):
                 assert found[f"memory_formula.{part}"] == pytest.approx(found[f"memory_counted.{part}"], rel=0.01)
@@ -208,7 +205,7 @@ def described(world: World) -> list[tuple[dict[str, Any], tuple[str, ...], float
 
 
 def test_a_row_says_what_it_may_claim_and_counts_the_positions_of_one_rank(two_ranks: Ranks) -> None:
-    for (details, notes, per_token), (split, of_split, _) in two_ranks.call("test_ep:described"):
+    for (details, notes, per_token), (split, of_split, _) in two_ranks.call("test_expert_step:described"):
         assert (details["slots"], split["slots"], details["expert_ffn"]) == (8, 4, 64)
         assert details["flops_per_rank"] == details["tokens_per_step"] * per_token / 2 == 2 * split["flops_per_rank"]
         assert details["parameters"] > details["routed_parameters"] == 2 * 8 * 2 * 32 * 64
@@ -231,4 +228,4 @@ def timed(world: World) -> tuple[int, bool, int]:
 
 
 def test_timed_experts_leave_the_right_fills_and_a_note(two_ranks: Ranks) -> None:
-    assert two_ranks.call("test_ep:timed") == [(0, True, 2)] * 2
+    assert two_ranks.call("test_expert_step:timed") == [(0, True, 2)] * 2

@@ -17,15 +17,14 @@ from bench.rank.timing import Progress
 from bench.world.subgroups import Subgroups
 from bench.world.subject import Description
 from bench.world.world import World
-from workloads.expert_parallel.dispatch_step import DispatchStep
-from workloads.expert_parallel.expert_loads import Routed
-from workloads.expert_parallel.expert_probe import explain_experts, routed_by
-from workloads.expert_parallel.layer_step import LayerStep
+from workloads.expert_parallel.expert_probe import Routed, routed_by
+from workloads.expert_parallel.layer_step import DispatchStep, LayerStep
 from workloads.expert_parallel.moe_case import VARIANTS, moe_of
 from workloads.expert_parallel.moe_layer import DenseMoe, MoeLayer
 from workloads.expert_parallel.routing import GENERATORS, NAMES, NOWHERE
 from workloads.model.shapes import Shape
 from workloads.step.layout import local
+from workloads.step.probe import run_probes
 
 SPLIT: list[Params] = [{"etp": 2, "routing": "zipf"}, {"etp": 4, **DROPS}]
 
@@ -55,18 +54,18 @@ def test_two_ranks_give_what_one_process_does(two_ranks: Ranks) -> None:
         {"ep": 1, "routing": "ragged"},
         {"shared": 0, "top_k": 1, "routing": "router"},
     ]
-    assert two_ranks.call("test_ep_layer:wrong_in", cases=cases) == [[], []]
+    assert two_ranks.call("test_layer_step:wrong_in", cases=cases) == [[], []]
     cases = [{"variant": variant, "routing": "ragged", **DROPS} for variant in VARIANTS]
     cases += [{"variant": variant, "routing": "router", "capacity": 1.0, **NARROW} for variant in VARIANTS]
-    assert two_ranks.call("test_ep_layer:wrong_dispatch_in", cases=cases) == [[], []]
+    assert two_ranks.call("test_layer_step:wrong_dispatch_in", cases=cases) == [[], []]
 
 
 @pytest.mark.full
 def test_four_ranks_give_what_one_process_does(four_ranks: Ranks) -> None:
     cases: list[Params] = [{"ep": 2, "variant": "dedup", "routing": "zipf", **DROPS}]
     cases += [{"etp": 2, "variant": variant, "routing": "zipf", **DROPS} for variant in ("all_to_all", "allgather")]
-    assert four_ranks.call("test_ep_layer:wrong_in", cases=cases, steps=1) == [[]] * 4
-    assert four_ranks.call("test_ep_layer:wrong_dispatch_in", cases=[*cases[:1], *SPLIT]) == [[]] * 4
+    assert four_ranks.call("test_layer_step:wrong_in", cases=cases, steps=1) == [[]] * 4
+    assert four_ranks.call("test_layer_step:wrong_dispatch_in", cases=[*cases[:1], *SPLIT]) == [[]] * 4
 
 
 @pytest.mark.full
@@ -77,13 +76,13 @@ def test_every_variant_and_routing_gives_what_one_process_does(two_ranks: Ranks,
         for name in GENERATORS
         for capacity in (0.75, *(() if variant == "padded" else (0.0,)))
     ]
-    assert two_ranks.call("test_ep_layer:wrong_in", cases=of_two) == [[], []]
+    assert two_ranks.call("test_layer_step:wrong_in", cases=of_two) == [[], []]
     trips: list[Params] = [{"variant": variant, "routing": name, **DROPS} for variant in VARIANTS for name in NAMES]
-    assert two_ranks.call("test_ep_layer:wrong_dispatch_in", cases=trips) == [[], []]
+    assert two_ranks.call("test_layer_step:wrong_dispatch_in", cases=trips) == [[], []]
     ways: list[Params] = [{}, {"ep": 1}, {"ep": 2}, {"etp": 2}]
     of_four = [{"variant": variant, "routing": "zipf", **DROPS, **way} for variant in VARIANTS for way in ways]
     of_four.append({"etp": 4, "routing": "router", "chunks": 2})
-    assert four_ranks.call("test_ep_layer:wrong_in", cases=of_four, steps=1) == [[]] * 4
+    assert four_ranks.call("test_layer_step:wrong_in", cases=of_four, steps=1) == [[]] * 4
 
 
 def _output(step: LayerStep) -> None:
@@ -140,7 +139,7 @@ def wrong_of(world: World) -> tuple[list[int], list[int]]:
 
 
 def test_each_wrong_is_caught_where_it_is(two_ranks: Ranks) -> None:
-    (layer, dispatch), (wrong_layer, wrong_dispatch) = two_ranks.call("test_ep_layer:wrong_of")
+    (layer, dispatch), (wrong_layer, wrong_dispatch) = two_ranks.call("test_layer_step:wrong_of")
     del layer[2]  # experts' gradients are gathered from all ranks
     assert (layer, dispatch) == ([0] * 3, [0] * 2)
     assert min(wrong_layer) > 0
@@ -162,16 +161,14 @@ def misplaced(world: World) -> list[int]:
     step.reset()
     step.step()
     found.append(step.check())
-    given = step.layer.given
-    assert given is not None
-    step._sum_of_numbers = lambda routes: LayerStep._sum_of_numbers(step, (given + 1) % 8)  # type: ignore[method-assign]
+    step._kept = lambda routes: routes % 2 == 0  # type: ignore[method-assign]
     found.append(step.check())
     step.close()
     return found
 
 
 def test_rows_that_come_to_another_expert_are_counted_where_experts_wait_too(two_ranks: Ranks) -> None:
-    for found in two_ranks.call("test_ep_layer:misplaced"):
+    for found in two_ranks.call("test_layer_step:misplaced"):
         assert [wrong > 0 for wrong in found] == [False, True, False, True]
 
 
@@ -180,7 +177,7 @@ def drawn(world: World) -> tuple[list[Any], list[Any], list[Any], list[list[int]
     step = layer_of(world, {"routing": "idle_rank"})
     mine, others, routes, loads = [], [], [], []
     for balanced in (False, True, False):
-        step._balanced(balanced)
+        step._routes.balance(balanced)
         step.reset()
         mine.append(step.x.tolist())
         others.append(step.drawn_of("tokens", 1 - world.rank).tolist())
@@ -200,7 +197,7 @@ def drawn(world: World) -> tuple[list[Any], list[Any], list[Any], list[list[int]
 
 
 def test_every_rank_draws_the_same_of_a_source_and_balanced_routes_come_and_go(two_ranks: Ranks) -> None:
-    (mine, others, routes, loads), (of_other, as_seen, other_routes, _) = two_ranks.call("test_ep_layer:drawn")
+    (mine, others, routes, loads), (of_other, as_seen, other_routes, _) = two_ranks.call("test_layer_step:drawn")
     assert (mine, others) == (as_seen, of_other)
     assert mine[0] != mine[1]
     assert mine != of_other
@@ -225,7 +222,7 @@ def measured(world: World, params: Params, seconds: float = 3.0) -> Outcome:
 
 
 def test_a_row_has_all_that_routes_cost(two_ranks: Ranks) -> None:
-    outcome, _ = two_ranks.call("test_ep_layer:measured", params={"routing": "hot_rank", "capacity": 1.0})
+    outcome, _ = two_ranks.call("test_layer_step:measured", params={"routing": "hot_rank", "capacity": 1.0})
     assert (outcome.status, outcome.headline) == ("ok", "step_time"), outcome.reason
     value = {name: metric.value for name, metric in outcome.explained.items()}
     assert value["imbalance.rank"] == 4 / 3  # capacity takes off the hot rank what it has too much
@@ -241,7 +238,7 @@ def test_a_row_has_all_that_routes_cost(two_ranks: Ranks) -> None:
 def test_waiting_experts_slow_a_layer_down_by_the_load_of_the_hottest_rank(four_ranks: Ranks) -> None:
     """max / mean is 2, within 15 %: what does not wait takes its time beside 180 ms and 360 ms."""
     params = {"routing": "hot_rank", "compute": "timed:60ms"}
-    outcome, *_ = four_ranks.call("test_ep_layer:measured", params=params, seconds=8.0)
+    outcome, *_ = four_ranks.call("test_layer_step:measured", params=params, seconds=8.0)
     assert outcome.status == "ok", outcome.reason
     slowdown, imbalance = (outcome.explained[name].value for name in ("imbalance_slowdown", "imbalance.rank"))
     assert imbalance == 2.0
@@ -268,7 +265,9 @@ def explained(world: World, cases: list[Params]) -> list[tuple[dict[str, Any], d
 def test_loads_bytes_and_bandwidths_are_told_where_there_are_any(two_ranks: Ranks) -> None:
     cases: list[Params] = [{"routing": "balanced"}, {"routing": "hot_rank"}, {"ep": 1, "routing": "ragged"}]
     cases.append({"routing": "router", "capacity": 0.5})
-    [(balanced, details), (hot, _), (alone, _), (router, _)] = two_ranks.call("test_ep_layer:explained", cases=cases)[0]
+    [(balanced, details), (hot, _), (alone, _), (router, _)] = two_ranks.call("test_layer_step:explained", cases=cases)[
+        0
+    ]
     assert balanced["imbalance_time"].value == 0.0
     assert "imbalance_slowdown" not in balanced
     assert balanced["imbalance.rank"].value == balanced["imbalance.expert"].value == 1.0
@@ -298,7 +297,7 @@ def told(world: World) -> tuple[Description, dict[str, float | None]]:
 
 
 def test_a_row_of_a_dispatch_counts_forward_bytes_alone_and_claims_nothing_else(two_ranks: Ranks) -> None:
-    for description, metrics in two_ranks.call("test_ep_layer:told"):
+    for description, metrics in two_ranks.call("test_layer_step:told"):
         assert metrics["bytes_ratio.ep"] == 1.0
         assert description.headline == "step_time"
         assert [(work.name, work.amount) for work in description.work] == [("pairs_per_second", 2 * 32 * 2)]
@@ -311,7 +310,7 @@ def drops(world: World) -> list[tuple[float, float | None]]:
     for routing, tp in (("hot_rank", 2), ("ragged", 2), ("ragged", 1)):
         step = step_of(world, {"routing": routing, "tp": tp, **sizes})
         step.reset()
-        metrics = explain_experts(step.seen(), step.step, step.reset, 0.0, step._balanced).metrics
+        metrics = run_probes(world, [step.expert_probe()], step.step, step.reset, 0.0).metrics
         step.close()
         expected = metrics.get("drop_rate_expected")
         found.append((metrics["drop_rate"].value or 0.0, None if expected is None else expected.value))
@@ -319,7 +318,7 @@ def drops(world: World) -> list[tuple[float, float | None]]:
 
 
 def test_drops_of_shared_sequences_have_a_closed_form_where_a_rank_is_one_source(two_ranks: Ranks) -> None:
-    for (hot, expected), (ragged, unknown), (whole, known) in two_ranks.call("test_ep_layer:drops"):
+    for (hot, expected), (ragged, unknown), (whole, known) in two_ranks.call("test_layer_step:drops"):
         assert hot == pytest.approx(expected, abs=0.03)
         assert unknown is None
         assert ragged > 0

@@ -1,0 +1,137 @@
+"""The ranks that share experts and their copies, and those that share sequences and split attention over them.
+
+Ranks of ``tp`` take the same sequences, and each its own positions of them. Embeddings, norms, mixtures, head and loss
+see those alone, so that their gradients are averaged over all ranks, as those of other tokens are. Attention is split
+by heads, in torch's styles: it gathers the positions of its group, and scatters sums over heads.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from bench.world.world import World
+from workloads.costs.communication_pattern import sent_bytes
+from workloads.expert_parallel.moe_case import Moe
+from workloads.model.timed_compute import TimedLinear
+from workloads.model.transformer import Transformer
+from workloads.step.training_step import Options
+
+TP_NOTE = "attention over tp: all else is whole on every rank, its mean over dp, all ranks; adp are copies of attention"
+TP_BYTES = "tp: 4 b s h e (t-1)/t a layer and microbatch, 6 where backward computes a layer again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Who holds the experts: the ranks of ``group`` deal them out, those of ``split`` hold parts of each, by ``mesh``.
+
+    Nobody else where all are None.
+    """
+
+    group: dist.ProcessGroup | None = None
+    split: dist.ProcessGroup | None = None
+    mesh: DeviceMesh | None = None
+
+
+def held_by(groups: Mapping[str, dist.ProcessGroup], copy: Sequence[Sequence[int]], device: torch.device) -> Held:
+    """Return who holds this rank's copy of the experts: rows of ``copy`` are ``etp`` ranks, columns ``ep``."""
+    axes = {name: groups[name] for name in ("ep", "etp") if name in groups}
+    mesh = None
+    if axes:
+        ranks = torch.tensor(copy) if len(axes) == 2 else None
+        found = list(axes.values()) if len(axes) == 2 else next(iter(axes.values()))
+        mesh = DeviceMesh.from_group(found, device.type, mesh=ranks, mesh_dim_names=tuple(axes))
+    return Held(group=axes.get("ep"), split=axes.get("etp"), mesh=mesh)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """This rank's group of each axis that has several ranks, never the world's own.
+
+    ``tp`` are neighbours that split attention, ``adp`` hold the same heads for other sequences. A copy of the experts
+    are ``ep`` times ``etp`` neighbours, ``sources`` in order: blocks of ``etp`` hold the same experts, a part of each;
+    ranks of the same place in their blocks exchange tokens (``ep``); ``edp`` hold the same part in other copies.
+    """
+
+    groups: Mapping[str, dist.ProcessGroup]
+    sources: tuple[int, ...]
+    held: Held
+
+
+def make_axes(world: World, moe: Moe) -> Axes:
+    """Make the groups; every rank of the world makes every one."""
+    ranks = torch.arange(world.size)
+    copies = ranks.view(-1, moe.ep, moe.etp)
+    copy = copies[world.rank // (moe.ep * moe.etp)]
+    partitions = {
+        "tp": ranks.view(-1, moe.tp),
+        "adp": ranks.view(-1, moe.tp).T if moe.tp > 1 else ranks.view(-1, 1),
+        "ep": copies.transpose(1, 2).reshape(-1, moe.ep),
+        "etp": copies.reshape(-1, moe.etp),
+        "edp": copies.permute(1, 2, 0).reshape(moe.ep * moe.etp, -1),
+    }
+    groups = {
+        name: group_of_mine(world, partition.tolist())
+        for name, partition in partitions.items()
+        if partition.shape[1] > 1
+    }
+    return Axes(
+        groups=groups, sources=tuple(copy.flatten().tolist()), held=held_by(groups, copy.tolist(), world.device)
+    )
+
+
+def group_of_mine(world: World, partition: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+    """Make the group of each part of all ranks, and return this rank's."""
+    made: list[dist.ProcessGroup] = [dist.new_group(list(ranks)) for ranks in partition]
+    return next(group for ranks, group in zip(partition, made, strict=True) if world.rank in ranks)
+
+
+def split_attention(
+    model: Transformer, group: dist.ProcessGroup, positions: Sequence[int], device: torch.device
+) -> list[nn.Parameter]:
+    """Split each layer's attention over a group, and let the model stand at this rank's positions.
+
+    Returns the parameters of attention: those gradients are sums over the group of what each rank's loss asks for.
+    """
+    sequence = Shard(1)  # attention takes and gives plain (b, s / tp, h)
+    styles: dict[str, ParallelStyle] = {
+        "attention": PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(Replicate(),)),
+        **{f"attention.{name}": ColwiseParallel() for name in "qkv"},
+        "attention.out": RowwiseParallel(output_layouts=sequence),
+    }
+    mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("tp",))
+    for layer in model.layers:
+        parallelize_module(layer, mesh, styles)
+    if model.positions is not None:
+        model.places = torch.tensor(positions, device=device)
+    return [parameter for name, parameter in model.named_parameters() if ".attention." in name]
+
+
+def fill_sums(model: nn.Module, tp: int) -> None:
+    """Let timed attention fill in what a sum over ``tp`` would: as often its number as there are ranks."""
+    for name, module in model.named_modules():
+        if ".attention." in name and isinstance(module, TimedLinear):
+            module.fill *= tp
+
+
+def attention_sent_bytes(options: Options, tp: int) -> float:
+    """Return 4 b s h e (t-1)/t a layer and microbatch: an all_gather and a reduce_scatter each way.
+
+    That is attention's half of ``costs.tp_sent_bytes``; 6 in place of 4 where backward computes the layer again. The
+    ends send nothing: a rank embeds its own positions, and takes its loss of them.
+    """
+    shape = options.shape
+    activation = options.microbatch * shape.sequence * shape.hidden * options.dtype.itemsize
+    flights = 4 if options.checkpointing == "none" else 6
+    return flights * shape.layers * options.accumulation * sent_bytes("all_gather", activation, tp)
