@@ -29,9 +29,9 @@ _THREE_BILLION = Shape(
     recipe="gpt", layers=28, hidden=3072, heads=32, kv_heads=32, ffn=12288, sequence=4096, vocabulary=49152
 )
 ASSUMED = (
-    "Assumed for the drops of tensor parallelism, whose source tells 3 B parameters alone: a gpt of "
-    f"{_THREE_BILLION.layers} layers, hidden size {_THREE_BILLION.hidden}, one sequence of {_THREE_BILLION.sequence} "
-    "tokens, on h100; with sequence parallelism against both figures."
+    "Assumed for the drops of tensor parallelism, whose source tells 3 B parameters and, where sequences are split too "
+    f"(SP), 4096 tokens: a gpt of {_THREE_BILLION.layers} layers, hidden size {_THREE_BILLION.hidden}, one sequence of "
+    f"{_THREE_BILLION.sequence} tokens, on h100, with sequence parallelism against both figures."
 )
 
 

@@ -14,10 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_asks import H100, PLAIN, ask
 
-from bench.plan.params import Value
 from bench.text import UserError
 from workloads.mesh.axes import refuse
-from workloads.mesh.mesh_case import refuse_hybrid
 from workloads.planner.ask import Ask, refusal
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware
@@ -85,23 +83,6 @@ def test_nothing_is_proposed_that_its_own_rules_or_the_memory_refuse(
         assert run.fits
         assert (run.ask.world, run.ask.global_batch, run.ask.schedule) == (gpus, batch, schedule)
         assert refusal(run.ask) is None
-
-
-def test_nothing_is_proposed_that_the_measured_step_refuses() -> None:
-    for schedule in ("zb_h1", "zb_v"):
-        found = search(wanted("llama3-8b", 16, 64, schedule=schedule), H100, top=100)
-        assert any(run.ask.pp > 1 for run in found.best)
-        for each in (run.ask for run in found.best):
-            params: dict[str, Value] = {
-                "mesh": ",".join(f"{name}={size}" for name, size in each.mesh.items()),
-                "microbatch": each.microbatch,
-                "microbatches": each.microbatches,
-                "schedule": schedule,
-                "cp_method": each.cp_method,
-                "checkpointing": each.checkpointing,
-            }
-            assert refuse_hybrid(each.model.shape, params, each.world) is None, (schedule, params)
-        assert {"schedule", "checkpointing"} <= found.refused.keys()  # each rule by its first word
 
 
 def test_the_best_is_the_fastest_of_all_that_fit_and_without_an_axis_the_fastest_that_does_not_use_it() -> None:
