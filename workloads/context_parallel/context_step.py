@@ -102,7 +102,8 @@ class ContextStep(TrainingStep):
             element_bytes=options.dtype.itemsize,
         )
         self._sent = attention_bytes(plan.method, sizes, plan.ranks, plan.ulysses)
-        _give(model, self._core, torch.tensor(plan.places(world.rank), device=world.device))
+        model.places = torch.tensor(plan.places(world.rank), device=world.device)
+        attend_by(model, self._core, model.places)
         ddp = wrap(model, world, float(BUCKET.default))
         gradients = ddp_sent_bytes(
             num_elements(model), options.dtype.itemsize, world.size, num_synchronisations=options.accumulation
@@ -162,14 +163,13 @@ def core_of(
     return RingAttention(axes["cp"], kernel, recorder, tiles)
 
 
-def _give(model: Transformer, core: Core, places: Tensor) -> None:
-    """Let every layer attend by a core, and its tokens stand at their places."""
-    model.places = places
+def attend_by(model: nn.Module, core: Core | None, positions: Tensor) -> None:
+    """Let every layer attend by a core, where one is given, and turn its tokens by their positions."""
     for module in model.modules():
         if isinstance(module, Attention):
-            module.core = core
+            module.core = core or module.core
             if module.rotate is not None:
-                module.rotate = partial(rotate, positions=places)
+                module.rotate = partial(rotate, positions=positions)
 
 
 def _loss_of_part(model: nn.Module, mine: Tensor, tokens: Tensor) -> Tensor:
@@ -183,7 +183,8 @@ def _alone(plan: ContextPlan, shape: Shape, world: World, dtype: torch.dtype) ->
     model = build(shape, world.seed, world.device, dtype)
     whole = replace(plan, method="ring", ranks=1, ulysses=1)
     core = partial(attend_alone, starts=None if plan.mask == "full" else plan.starts)
-    _give(model, core, torch.tensor(whole.places(0), device=world.device))
+    model.places = torch.tensor(whole.places(0), device=world.device)
+    attend_by(model, core, model.places)
     return model
 
 

@@ -1,145 +1,225 @@
 """What each axis of a mesh sends, what of it is exposed, what ranks hold, and the bubble where there is a pipeline."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass
 
-from bench.results.metrics import MetricValue, values
+from bench.results.details import COMPONENTS
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.costs.communication_pattern import sent_bytes
+from workloads.costs.activations import Kept, activations_from
+from workloads.costs.mesh_costs import Place, state_of
 from workloads.costs.moe_costs import Sizes
-from workloads.expert_parallel.expert_probe import load_metrics, merged, routed_by, sent_in_step
-from workloads.expert_parallel.moe_layer import MoeLayer, mixtures
+from workloads.expert_parallel.expert_probe import Told, load_metrics, merged, routed_by, sent_in_step
+from workloads.expert_parallel.moe_layer import mixtures
+from workloads.expert_parallel.routing import BALANCED
 from workloads.expert_parallel.wire import wired
 from workloads.mesh.axes import expert_groups, expert_parts, groups_along
-from workloads.mesh.mesh_memory import Look, footprint
+from workloads.mesh.mesh_stages import mixtures_in
 from workloads.pipeline_parallel.bubbles import link_latency
 from workloads.pipeline_parallel.pipeline_probe import (
     SHARED,
+    Taken,
     bubble_of,
     claims_bubble,
+    counted_state,
     facts_of,
+    measured_memory,
+    saved_bytes,
     steps_of,
     take_steps,
     with_timelines,
 )
-from workloads.pipeline_parallel.stages import Recorder
-from workloads.step.overlap import Overlap
-from workloads.step.probe import run_probes
-from workloads.step.sent_bytes import counted
+from workloads.pipeline_parallel.schedules import Schedule, peak_held
+from workloads.pipeline_parallel.stages import Chunk, Recorder
+from workloads.step.layout import Layout
+from workloads.step.memory import Batch, BySource, largest_of
+from workloads.step.probe import Begin, Step
+from workloads.step.sent_bytes import ByAxis, SentBytes
 
-_PIPELINE_SHARE = 0.4
+_MEMORY = {
+    "memory": "between steps, activations of a step above its start",
+    "memory_counted": "activations: what the microbatches in flight saved for backward",
+    "memory_formula": "activations where routes are even",
+}
 _IDLE = (
     "idle is of the traced wall, where waiting for a stage is exposed pp; idle by cause is the slowest pipeline's own"
 )
+_EVEN = "memory: the closed form of activations is of even routes, what is counted of those that were taken"
+_UNCOUNTED = "selective checkpointing: what is kept of activations is torch's own, and not counted"
+_TIMED = "timed compute: activations have no closed form, as attention keeps none of its own"
+_BLOCKS = "selective checkpointing with cp: activations have no closed form, as every block's output is kept"
 
-Begin = Callable[[], None]
-Step = Callable[[], object]
-Sent = Mapping[str, float]
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What there is to look at on this rank; ``tokens`` are its positions of a sequence."""
+
+    world: World
+    layout: Layout
+    place: Place
+    chunks: Mapping[int, Chunk]
+    schedule: Schedule | None
+    batch: Batch
+    tokens: int
+    timed_seconds: float | None
 
 
-def explain_hybrid(
-    world: World, look: Look, recorder: Recorder, step: Step, train: Step, begin: Begin, seconds: float
-) -> Explanation:
-    """Return bytes and exposed time by axis, memory, and the bubble; every rank takes part.
+@dataclass(frozen=True)
+class Sent:
+    """What one rank sends by axis in a step and the closed forms but for experts' tokens; what it routed, if any."""
+
+    sent: ByAxis
+    expected: ByAxis
+    routed: Told | None
+
+
+@dataclass(frozen=True)
+class MeshBytes:
+    """The probe of bytes by axis, counted and by closed form, those of experts' tokens by the step's own routes."""
+
+    look: Look
+    share = 0.0
+
+    def observe(self, step: Step, begin: Begin, budget_seconds: float = 0.0) -> Sent:
+        look, layers = self.look, mixtures(self.look.layout.model)
+        for mixture in layers:
+            mixture.chosen.clear()
+        begin()
+        sent = wired(step, look.layout.axes)
+        routed = routed_by(layers, look.batch.microbatch * look.tokens) if "ep" in look.layout.axes else None
+        return Sent(sent, look.layout.expected_bytes, routed)
+
+    def summarise(self, told: Sequence[Sent]) -> Explanation:
+        metrics = SentBytes(self.look.layout).summarise(self.sent_and_expected(told)).metrics
+        if (moe := self.look.place.moe) is not None and (routed := self._routed(told)):
+            first = next(ranks for ranks in expert_groups(self.look.place.mesh) if 0 in ranks)
+            metrics |= load_metrics([routed[rank] for rank in first], moe.ep, None)
+        return Explanation(metrics=metrics, details={"bytes_sent_by_rank": [dict(one.sent) for one in told]})
+
+    def sent_and_expected(self, told: Sequence[Sent]) -> list[tuple[ByAxis, ByAxis]]:
+        """Return what each rank sent, and what it is expected to have sent."""
+        look, moe, routed = self.look, self.look.place.moe, self._routed(told)
+        if moe is None or not routed:
+            return [(one.sent, one.expected) for one in told]
+        sizes = Sizes(
+            hidden=look.place.shape.hidden,
+            element_bytes=look.batch.element_bytes,
+            top_k=moe.top_k,
+            tokens=look.batch.microbatch * look.tokens * moe.etp,
+            experts_per_rank=moe.experts_per_rank,
+        )
+        forwards = 1 if look.batch.checkpointing == "none" else 2
+        to_experts = {}
+        for ranks in expert_groups(look.place.mesh):
+            copy = [routed[rank] for rank in ranks]
+            for i, rank in enumerate(ranks):
+                flights = sent_in_step(moe.variant, i, copy, sizes)
+                to_experts[rank] = sum(forwards * one.forward + one.backward for one in flights)
+        return [(one.sent, {**one.expected, "ep": to_experts[rank]}) for rank, one in enumerate(told)]
+
+    def _routed(self, told: Sequence[Sent]) -> dict[int, Told]:
+        """Return what each rank routed, with those that split experts: they take each other's tokens."""
+        each = [one.routed for one in told if one.routed is not None]
+        parts = expert_parts(self.look.place.mesh) if each else []
+        return {rank: merged([each[of] for of in ranks], len(ranks))[0] for ranks in parts for rank in ranks}
+
+
+@dataclass(frozen=True)
+class MeshBubble:
+    """The probe of the pipeline whose ranks were slowest; nothing is claimed where ranks share cores."""
+
+    look: Look
+    schedule: Schedule
+    recorder: Recorder
+    share = 2 / 3  # of what is left for the rest of the step's time
+
+    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Taken | None:
+        if not claims_bubble(self.look.world, self.look.timed_seconds):
+            return None
+        return take_steps(self.look.world, self.recorder, step, begin, budget_seconds)
+
+    def summarise(self, told: Sequence[Taken | None]) -> Explanation:
+        taken, facts = [one for one in told if one is not None], facts_of(self.schedule)
+        if not taken:
+            return Explanation(details=facts.as_details, notes=(SHARED,))
+        pipelines = groups_along(self.look.place.mesh, "pp")
+        of_each = [steps_of([taken[rank] for rank in ranks], self.schedule) for ranks in pipelines]
+        slowest = max(of_each, key=lambda steps: steps.middle.makespan)
+        latency = link_latency(slowest.timelines, self.schedule)
+        metrics = bubble_of(slowest, latency, self.look.timed_seconds)
+        # a step's compute and idle are those of its traced wall here, to which exposed communication belongs
+        for name in ("compute", "idle", "non_pipeline_time"):
+            del metrics[name]
+        details = with_timelines(facts, slowest, latency).as_details
+        return Explanation(metrics=metrics, details=details, notes=(_IDLE,))
+
+
+@dataclass(frozen=True)
+class MeshMemory:
+    """The probe of what each rank holds, after all others: state and activations by closed form, counted and measured.
 
     ``train`` is a step without its update.
     """
-    sent, expected, routed = counts(world, look, step, begin)
-    share = _PIPELINE_SHARE if look.schedule is not None else 0.0
-    bubble = _bubble(world, look, recorder, step, begin, share * seconds)
-    found = run_probes(world, (Overlap(world, look.layout),), step, begin, (1 - share) * seconds)
-    memory = footprint(world, look, train, begin)
-    told = world.gather((sent, expected))
-    other = {name: metric for name, metric in found.metrics.items() if not name.startswith("bytes_")}
-    return replace(
-        found,
-        metrics={**other, **bytes_by_axis(told), **routed, **bubble.metrics, **memory.metrics},
-        details={**found.details, **bubble.details, **memory.details, **_by_rank(told)},
-        notes=(*found.notes, *bubble.notes, *memory.notes),
+
+    look: Look
+    train: Callable[[], object]
+    share = 0.0
+
+    def observe(self, step: Step, begin: Begin, budget_seconds: float = 0.0) -> BySource:
+        look = self.look
+        closed = formula(look.place, look.schedule, look.batch, fused_norms=look.world.device.type == "cuda")
+        if self._without_formula:
+            del closed["activations"]
+        measured = measured_memory(look.layout, look.world, self.train, begin)
+        return {"memory": measured, "memory_counted": counted(look), "memory_formula": closed}
+
+    def summarise(self, told: Sequence[BySource]) -> Explanation:
+        moe, how, without = self.look.place.moe, self.look.batch.checkpointing, self._without_formula
+        notes = [_UNCOUNTED] if how == "selective" else []
+        notes += [without] if without else []
+        if moe is not None and moe.routing != BALANCED and how == "none" and not without:
+            notes.append(_EVEN)
+        by_rank = {name: [one["memory"][name] for one in told] for name in COMPONENTS}
+        metrics = largest_of(told, _MEMORY)
+        return Explanation(metrics=metrics, details={"memory_by_rank": by_rank}, notes=tuple(notes))
+
+    @property
+    def _without_formula(self) -> str:
+        """Why a step's activations have no closed form, nothing if they have."""
+        if self.look.timed_seconds is not None:
+            return _TIMED
+        return _BLOCKS if self.look.batch.checkpointing == "selective" and self.look.place.size("cp") > 1 else ""
+
+
+def formula(place: Place, schedule: Schedule | None, batch: Batch, *, fused_norms: bool = False) -> dict[str, float]:
+    """Return the closed forms of a rank's state and activations."""
+    state = state_of(place).bytes(mixed=batch.element_bytes < 4)
+    held = {"parameters": state.parameters, "gradients": state.gradients, "optimizer": state.optimizer}
+    kept = Kept(
+        shape=place.shape,
+        mesh=place.mesh,
+        microbatch=batch.microbatch,
+        element_bytes=batch.element_bytes,
+        checkpointing=batch.checkpointing,
+        moe=place.moe,
+        fused_norms=fused_norms,
     )
+    return {**held, "activations": activations_from(place, schedule, kept)}
 
 
-def bytes_by_axis(told: Sequence[tuple[Sent, Sent]]) -> dict[str, MetricValue]:
-    """Return for each axis what the rank that sends most sends, and the ratio to the closed form farthest from 1."""
-    metrics: dict[str, MetricValue] = {}
-    for axis in dict.fromkeys(name for sent, _ in told for name in sent):
-        busiest = max(told, key=lambda one: one[0].get(axis, 0.0))
-        metrics |= values({f"bytes_sent.{axis}": busiest[0].get(axis, 0.0)}, "ring-optimal, the rank that sends most")
-        if all(axis not in expected for _, expected in told):
-            continue
-        pairs = [(sent.get(axis, 0.0), expected.get(axis, 0.0)) for sent, expected in told]
-        ratios = [sent / expected if expected else float(sent == 0) for sent, expected in pairs if sent or expected]
-        ratio = max(ratios, key=lambda one: abs(one - 1), default=None)
-        metrics |= values({f"bytes_expected.{axis}": busiest[1].get(axis, 0.0)}, "the same rank")
-        metrics |= values({f"bytes_ratio.{axis}": ratio}, "the rank where they differ most")
-    return metrics
+def counted(look: Look) -> dict[str, float]:
+    """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward.
 
-
-def _by_rank(told: Sequence[tuple[Sent, Sent]]) -> dict[str, Any]:
-    return {"bytes_sent_by_rank": [dict(sent) for sent, _ in told]}
-
-
-def counts(world: World, look: Look, step: Step, begin: Begin) -> tuple[dict[str, float], Sent, dict[str, MetricValue]]:
-    """Return what this rank sends in a step and the closed forms, by axis, and experts' loads; all take part."""
-    sent: defaultdict[str, float] = defaultdict(float)
-    for mixture in _mixtures(look):
-        mixture.chosen.clear()
-    if "ep" not in look.layout.axes:
-        begin()
-        for call in counted(step, look.layout.axes):
-            sent[call.axis] += sent_bytes(call.op, call.num_bytes, call.ranks)
-        return dict(sent), look.layout.expected_bytes, {}
-    begin()
-    sent.update(wired(step, look.layout.axes))
-    expected, metrics = _experts(world, look)
-    return dict(sent), {**look.layout.expected_bytes, "ep": expected}, metrics
-
-
-def _experts(world: World, look: Look) -> tuple[float, dict[str, MetricValue]]:
-    """Return the closed form of what this rank sent to experts by the step's own routes, and their loads."""
-    moe = look.place.moe
-    assert moe is not None, "only a mixture has routes"
-    each = world.gather(routed_by(_mixtures(look), look.batch.microbatch * look.tokens))
-    # ranks that split experts take each other's tokens
-    parts = {rank: ranks for ranks in expert_parts(look.place.mesh) for rank in ranks}
-    told = [merged([each[other] for other in parts[rank]], moe.etp)[0] for rank in range(len(each))]
-    groups = expert_groups(look.place.mesh)
-    mine = next(ranks for ranks in groups if world.rank in ranks)
-    sizes = Sizes(
-        hidden=look.place.shape.hidden,
-        element_bytes=look.batch.element_bytes,
-        top_k=moe.top_k,
-        tokens=look.batch.microbatch * look.tokens * moe.etp,
-        experts_per_rank=moe.experts_per_rank,
-    )
-    flights = sent_in_step(moe.variant, mine.index(world.rank), [told[rank] for rank in mine], sizes)
-    first = next(ranks for ranks in groups if 0 in ranks)
-    loads = load_metrics([told[rank] for rank in first], moe.ep, None)
-    forwards = 1 if look.batch.checkpointing == "none" else 2
-    return sum(forwards * one.forward + one.backward for one in flights), loads
-
-
-def _mixtures(look: Look) -> list[MoeLayer]:
-    return mixtures(look.layout.model)
-
-
-def _bubble(world: World, look: Look, recorder: Recorder, step: Step, begin: Begin, seconds: float) -> Explanation:
-    """Return the bubble of the pipeline whose ranks were slowest; nothing is claimed where ranks share cores."""
-    schedule = look.schedule
-    if schedule is None:
-        return Explanation()
-    facts = facts_of(schedule)
-    if not claims_bubble(world, look.timed_seconds):
-        return Explanation(details=facts.as_details, notes=(SHARED,))
-    told = world.gather(take_steps(world, recorder, step, begin, seconds))
-    of_each = [steps_of([told[rank] for rank in ranks], schedule) for ranks in groups_along(look.place.mesh, "pp")]
-    slowest = max(of_each, key=lambda steps: steps.middle.makespan)
-    latency = link_latency(slowest.timelines, schedule)
-    found = bubble_of(slowest, latency, look.timed_seconds)
-    # a step's compute and idle are those of its traced wall here, to which exposed communication belongs
-    metrics = {name: metric for name, metric in found.items() if name not in ("compute", "idle", "non_pipeline_time")}
-    details = with_timelines(facts, slowest, latency).as_details
-    return Explanation(metrics=metrics, details=details, notes=(_IDLE,))
+    What selective checkpointing keeps is not saved as other tensors are: activations are left out then.
+    """
+    # state first: the forward passes that are counted leave FSDP's parameters gathered
+    state, saved = counted_state(look.layout), {}
+    if look.batch.checkpointing == "selective":
+        return state
+    for stage, chunk in look.chunks.items():
+        for mixture in mixtures_in(chunk).values():
+            mixture.given = mixture.chosen[max(mixture.chosen)]  # of such tokens a router would send all to one expert
+        saved[stage] = saved_bytes(chunk, (look.batch.microbatch, look.tokens), look.place.shape.hidden)
+    if look.schedule is None:
+        return {**state, "activations": saved[0]}
+    return {**state, "activations": peak_held(look.schedule, look.place.coordinate["pp"], lambda stage: saved[stage])}

@@ -1,22 +1,33 @@
-"""This rank's stages of the model and how microbatches pass through them: torch's pipeline runtime, or one by one."""
+"""A rank's part of a model on a mesh: its groups, tokens and stages, sums of gradients, shares of timed compute."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.profiler import record_function
 
 from bench.results.details import Action
+from bench.world.world import World
+from workloads.context_parallel.exchange_plan import ContextPlan
+from workloads.costs.parameter_table import Kind
+from workloads.expert_parallel.groups import Held, group_of_mine, held_by
+from workloads.expert_parallel.moe_case import Moe, num_expert_parameters, num_ffn_matrices
 from workloads.expert_parallel.moe_layer import MoeLayer
+from workloads.mesh.axes import expert_copies, expert_groups, expert_parts, groups_along, multiplied
+from workloads.mesh.mesh_case import Hybrid
+from workloads.model.shapes import Shape, num_layer_weights
+from workloads.model.timed_compute import TimedLinear
 from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.pipeline_case import Pipeline
 from workloads.pipeline_parallel.stages import Chunk, Recorder, make_stages, make_train
-from workloads.step.layout import nothing
+from workloads.step.layout import local, make_mesh, nothing
+from workloads.step.parity import count_unfilled
 from workloads.step.training_step import Options
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -25,61 +36,108 @@ Begin = Callable[[Mapping[int, MoeLayer], int], None]
 """What comes before a stage's pass of a microbatch."""
 
 
-class Stages(Protocol):
-    """This rank's part of the model."""
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """The mesh of all axes with several ranks, and this rank's group of each axis that carries something.
 
-    @property
-    def chunks(self) -> Mapping[int, Chunk]:
-        """The stages by number."""
+    ``dp`` are all ranks that hold the same shards for other tokens, those of ``cp`` too; ``ep`` deal out experts,
+    ``etp`` split each, ``edp`` hold the same ones. ``replica_group`` hold the same layers.
+    """
 
-    def train(self, tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor | None:
-        """Take the gradients of all microbatches; return the sum of their losses, None where they are not known."""
+    mesh: DeviceMesh
+    axes: Mapping[str, dist.ProcessGroup]
+    replica_group: dist.ProcessGroup
+    held: Held
+    made: tuple[dist.ProcessGroup, ...]
 
 
-class OneStage:
-    """All layers on this rank: forward and backward of one microbatch after the other."""
+def make_groups(world: World, hybrid: Hybrid) -> Groups:
+    """Make the mesh and the groups; every rank of the world makes every one."""
+    axes = {name: size for name, size in multiplied(hybrid.mesh).items() if size > 1} or {"dp": world.size}
+    mesh, made = make_mesh(world, **axes)
+    partitions, held = {}, Held()
+    if hybrid.size("cp") > 1:
+        partitions["dp"] = groups_along(hybrid.mesh, "dp", "cp")
+    if "pp" in axes:
+        partitions["replica_group"] = groups_along(hybrid.mesh, "dp", "fsdp", "cp", "tp")
+    if hybrid.moe is not None:
+        copies = expert_copies(hybrid.mesh)
+        wanted = {"ep": expert_groups(hybrid.mesh), "etp": expert_parts(hybrid.mesh), "edp": copies}
+        partitions |= {name: groups for name, groups in wanted.items() if len(groups[0]) > 1}
+    further = {name: group_of_mine(world, partition) for name, partition in partitions.items()}
+    made = (*made, *further.values())
+    replica_group = further.pop("replica_group", world.group)
+    found = {name: mesh.get_group(name) for name in axes} | further
+    if hybrid.moe is not None:
+        [column] = [ranks for ranks in expert_groups(hybrid.mesh) if world.rank in ranks]
+        copy = [next(part for part in expert_parts(hybrid.mesh) if rank in part) for rank in column]
+        held = held_by(found, copy, world.device)
+    return Groups(mesh=mesh, axes=found, replica_group=replica_group, held=held, made=made)
 
-    def __init__(self, model: Transformer, loss: Loss, begin: Begin) -> None:
-        self.chunks = {0: Chunk(model, 0, len(model.layers))}
-        self._loss, self._begin = loss, begin
 
-    def train(self, tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-        """Take the gradients; FSDP reduces them after the last microbatch alone."""
-        chunk, losses = self.chunks[0], []
+def plan_of(hybrid: Hybrid, sequence: int) -> ContextPlan:
+    """Return how sequences are dealt out over ``cp``."""
+    cp = hybrid.size("cp")
+    ulysses = cp if hybrid.cp_method == "ulysses" else 1
+    return ContextPlan(method=hybrid.cp_method, mask="causal", sequence=sequence, ranks=cp, ulysses=ulysses)
+
+
+def tokens_of(hybrid: Hybrid, sequence: int, coordinate: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the positions of the rank at a coordinate: its run over ``tp`` of its part of ``cp``."""
+    attended = plan_of(hybrid, sequence).tokens(coordinate["cp"])
+    each = len(attended) // hybrid.size("tp")
+    return tuple(attended[coordinate["tp"] * each :][:each])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """This rank's stages by number. ``train`` takes the gradients of all microbatches, of their tokens and targets.
+
+    It returns the sum of their losses, None where they are not known.
+    """
+
+    chunks: Mapping[int, Chunk]
+    train: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor | None]
+
+
+def one_stage(model: Transformer, loss: Loss, begin: Begin) -> Stages:
+    """Return all layers on this rank: forward and backward of one microbatch after the other."""
+    chunk = Chunk(model, 0, len(model.layers))
+
+    def train(tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+        losses = []
         for i, (given, wanted) in enumerate(zip(tokens, targets, strict=True)):
             if isinstance(chunk, FSDPModule):
-                chunk.set_requires_gradient_sync(i == len(tokens) - 1)
-            self._begin(mixtures_in(chunk), i)
+                chunk.set_requires_gradient_sync(i == len(tokens) - 1)  # FSDP reduces after the last one alone
+            begin(mixtures_in(chunk), i)
             with record_function("parbench:forward"):
-                loss = self._loss(chunk(given), wanted)
+                part = loss(chunk(given), wanted)
             with record_function("parbench:backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
+                part.backward()  # type: ignore[no-untyped-call]
+            losses.append(part.detach())
         return torch.stack(losses).sum()
 
+    return Stages(chunks={0: chunk}, train=train)
 
-class PipelineStages:
-    """Some stages on this rank; ``group`` are the ranks of its pipeline, through which (b, ``tokens``) pass."""
 
-    def __init__(
-        self,
-        model: Transformer,
-        options: Options,
-        pipeline: Pipeline,
-        recorder: "RoutingRecorder",
-        group: dist.ProcessGroup,
-        *,
-        tokens: int,
-        loss: Loss,
-    ) -> None:
-        stages = make_stages(model, options, pipeline, recorder, group=group, tokens=tokens)
-        self.chunks = {stage.stage_index: stage.chunk for stage in stages}
-        recorder.chunks = self.chunks
-        self._train = make_train(pipeline.schedule, stages, recorder, loss)
-
-    def train(self, tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor | None:
-        """Take the gradients in the schedule's order."""
-        return self._train(torch.cat(tuple(tokens)), torch.cat(tuple(targets)))
+def pipeline_stages(
+    model: Transformer,
+    options: Options,
+    pipeline: Pipeline,
+    recorder: "RoutingRecorder",
+    group: dist.ProcessGroup,
+    *,
+    tokens: int,
+    loss: Loss,
+) -> Stages:
+    """Return some stages; ``group`` are the ranks of its pipeline, through which (b, ``tokens``) pass."""
+    stages = make_stages(model, options, pipeline, recorder, group=group, tokens=tokens)
+    recorder.chunks = {stage.stage_index: stage.chunk for stage in stages}
+    train = make_train(pipeline.schedule, stages, recorder, loss)
+    return Stages(
+        chunks=recorder.chunks,
+        train=lambda tokens, targets: train(torch.cat(tuple(tokens)), torch.cat(tuple(targets))),
+    )
 
 
 class RoutingRecorder(Recorder):
@@ -92,7 +150,6 @@ class RoutingRecorder(Recorder):
 
     @contextmanager
     def running(self, action: Action) -> Iterator[None]:
-        """Stamp the body as an action."""
         if action.kind in ("F", "B"):
             self._begin(mixtures_in(self.chunks[action.stage]), action.microbatch)
         with super().running(action):
@@ -110,3 +167,89 @@ def shard_stages(stages: Stages, mesh: DeviceMesh, *, kept: bool) -> None:
         ignored: set[Any] = {p for mixture in mixtures_in(chunk).values() for p in mixture.experts.parameters()}
         for module in (*chunk.layers.values(), chunk):
             fully_shard(module, mesh=mesh, reshard_after_forward=not kept, ignored_params=ignored)
+
+
+def by_kind(model: nn.Module, *, split: bool) -> dict[Kind, list[nn.Parameter]]:
+    """Return parameters by what sums their gradients are; see ``ParameterPart``."""
+    found: dict[Kind, list[nn.Parameter]] = {"split": [], "whole": [], "routed": []}
+    for name, parameter in model.named_parameters():
+        mixture = ".ffn.router." in name or ".ffn.shared." in name
+        block = ".attention." in name or (".ffn." in name and not mixture)
+        whole_or_split: Kind = "split" if split and block else "whole"
+        found["routed" if ".ffn.experts." in name else whole_or_split].append(parameter)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """Sums of gradients by axis, one all_reduce each; ``shards`` are the ranks whose mean FSDP has taken already."""
+
+    parameters: Mapping[Kind, Sequence[nn.Parameter]]
+    groups: Mapping[str, dist.ProcessGroup]
+    shards: int
+
+    def take(self) -> None:
+        """Sum over ``tp`` what it does not split, over ``dp`` all but experts, over ``edp`` those; see ``by_kind``."""
+        whole, split, routed = (_gradients_of(self.parameters[kind]) for kind in ("whole", "split", "routed"))
+        for axis, gradients in (("tp", whole), ("dp", [*split, *whole]), ("edp", routed)):
+            if axis in self.groups and gradients:
+                sum_together(gradients, self.groups[axis])
+        if self.shards > 1:
+            for gradient in routed:
+                gradient /= self.shards
+
+
+def _gradients_of(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Return this rank's parts of gradients, those of no elements too: all ranks must call alike."""
+    found = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    assert len(found) == len(parameters), "every parameter is used in every step"
+    return found
+
+
+def sum_together(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Sum tensors of one type over a group, as one."""
+    together = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(together, group=group)
+    summed = torch.split(together, [gradient.numel() for gradient in gradients])
+    for gradient, values in zip(gradients, summed, strict=True):
+        gradient.copy_(values.view_as(gradient))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """Parts of a rank's whole forward pass of a microbatch, T, which add up to 1, by what products take.
+
+    Each has the share of its multiply-adds a token: linear layers their weights, routed experts those of the k that a
+    token meets, causal attention h (s + 1), of q k^T and of what comes out over (s + 1) / 2 keys. Attention counts
+    where ``cp`` cuts it into blocks, which wait; elsewhere it costs nothing, as in other timed steps.
+    """
+
+    linear: float
+    experts: float
+    attention: float
+
+
+def shares_of(shape: Shape, moe: Moe | None, *, cp: int) -> Shares:
+    """Return what each part takes of a layer."""
+    linear, experts = float(num_layer_weights(shape)), 0.0
+    if moe is not None:
+        each = num_expert_parameters(shape, moe)
+        linear += moe.shared * each - num_ffn_matrices(shape) * shape.hidden * shape.ffn
+        experts = float(moe.top_k * each)
+    attention = shape.hidden * (shape.sequence + 1) if cp > 1 else 0.0
+    whole = linear + experts + attention
+    return Shares(linear=linear / whole, experts=experts / whole, attention=attention / whole)
+
+
+def count_wrong_fills(model: nn.Module, times: float, *, tp: int, num_ranks: int) -> int:
+    """Return how many weight gradients of linear layers are not ``times`` the mean of what data ranks fill in.
+
+    Where ``tp`` splits none they are ``tp`` times that; ``num_ranks`` add to them at most.
+    """
+    wrong = 0
+    for name, module in model.named_modules():
+        if isinstance(module, TimedLinear):
+            expected = times * module.mean_fill * (tp if name == "head" or ".ffn.shared." in name else 1)
+            gradient = None if module.weight.grad is None else local(module.weight.grad)
+            wrong += count_unfilled(gradient, expected, num_ranks)
+    return wrong

@@ -5,37 +5,52 @@ A rank takes its own positions of its own sequences through its own layers. Its 
 gradient is the mean over all ranks that hold the same layers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bench.plan.params import Value
-from bench.world.subject import Description, Explanation
+from bench.world.subject import Description
 from bench.world.world import World
-from workloads.context_parallel.attention_kernel import Kernel, kernel_for
+from workloads.context_parallel.attention_kernel import Kernel, kernel_for, waiting_kernel
+from workloads.context_parallel.context_step import attend_by, core_of
+from workloads.context_parallel.recorder import Recorder
 from workloads.costs.mesh_costs import place_of, sent_from
 from workloads.expert_parallel.expert_step import details_of
 from workloads.expert_parallel.moe_case import moe_flops_per_token
-from workloads.expert_parallel.moe_layer import MoeLayer, exchange_ffns
+from workloads.expert_parallel.moe_layer import MoeLayer, exchange_ffns, let_experts_wait
 from workloads.expert_parallel.routes import Routes
 from workloads.mesh.axes import along, coordinate_of
-from workloads.mesh.gradient_sums import Sums, by_kind
 from workloads.mesh.mesh_case import hybrid_of
-from workloads.mesh.mesh_context import Tokens, plan_of, reach_all, tokens_of
-from workloads.mesh.mesh_groups import Groups, make_groups
-from workloads.mesh.mesh_memory import Look
-from workloads.mesh.mesh_probe import explain_hybrid
-from workloads.mesh.mesh_stages import OneStage, PipelineStages, RoutingRecorder, Stages, mixtures_in, shard_stages
-from workloads.mesh.timed_shares import count_wrong_fills, let_layers_wait, shares_of, waiting_kernel
+from workloads.mesh.mesh_probe import Look, MeshBubble, MeshBytes, MeshMemory
+from workloads.mesh.mesh_stages import (
+    Groups,
+    RoutingRecorder,
+    Stages,
+    Sums,
+    by_kind,
+    count_wrong_fills,
+    make_groups,
+    mixtures_in,
+    one_stage,
+    pipeline_stages,
+    plan_of,
+    shard_stages,
+    shares_of,
+    tokens_of,
+)
 from workloads.model.optimizer import make_optimizer
-from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients
+from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
 from workloads.model.transformer import Transformer, draw_tokens, loss_of
 from workloads.pipeline_parallel.stages import Chunk, Held
 from workloads.step.layout import Layout
+from workloads.step.overlap import Overlap
+from workloads.step.probe import Probe
 from workloads.step.training_step import Options, TrainingStep
 from workloads.tensor_parallel.tensor_parallel import split_blocks
 
@@ -65,7 +80,7 @@ class HybridStep(TrainingStep):
         )
         self._tokens = tokens_of(self.hybrid, options.shape.sequence, self.coordinate)
         moe, data_size = self.hybrid.moe, self.hybrid.size("dp", "fsdp")
-        self._routes = None if moe is None else Routes(world, options, moe, self._tokens.mine, data_size)
+        self._routes = None if moe is None else Routes(world, options, moe, self._tokens, data_size)
         self._shares = shares_of(options.shape, self.hybrid.moe, cp=self.hybrid.size("cp"))
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
         self._block_waiter = TimedCompute(world.device)
@@ -91,21 +106,23 @@ class HybridStep(TrainingStep):
         details = {} if moe is None else details_of(self._options.shape, moe)
         return replace(found, details={**found.details, **details})
 
-    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
-        """Say what each axis sends and leaves exposed, what a rank holds, and how large the bubble is."""
-        step, train = self.step, self._forward_backward
-        found = explain_hybrid(self._world, self.look(), self._recorder, step, train, begin, budget_seconds)
-        return replace(found, notes=(*found.notes, *self._doubts_of_peak(float(found.details["plain_step_seconds"]))))
+    def probes(self) -> Sequence[Probe[Any]]:
+        """Return what looks into bytes by axis and the bubble, where a step's time goes, and last what ranks hold."""
+        look, pipeline = self.look(), self.hybrid.pipeline
+        bubble = () if pipeline is None else (MeshBubble(look, pipeline.schedule, self._recorder),)
+        time = Overlap(self._world, self.layout, self._doubts_of_peak)
+        return MeshBytes(look), *bubble, time, MeshMemory(look, self._forward_backward)
 
     def look(self) -> Look:
         """Return what of this step there is to look at."""
         return Look(
+            world=self._world,
             layout=self.layout,
             place=self._place,
             chunks=self._stages.chunks,
             schedule=None if self.hybrid.pipeline is None else self.hybrid.pipeline.schedule,
             batch=self._batch_sizes(),
-            tokens=len(self._tokens.mine),
+            tokens=len(self._tokens),
             timed_seconds=self._options.timed_seconds,
         )
 
@@ -119,8 +136,12 @@ class HybridStep(TrainingStep):
             self._let_mixtures_wait(model, options)
         if "tp" in groups.axes:
             split_blocks(model.layers, groups.mesh["tp"], mixtures=hybrid.moe is not None)
-        reach_all(model, hybrid, options.shape, groups.axes, self.coordinate, self._kernel(options), world.device)
-        model.places = torch.tensor(self._tokens.mine, device=world.device)
+        plan, cp = plan_of(hybrid, options.shape.sequence), self.coordinate["cp"]
+        core = None
+        if "cp" in groups.axes:
+            core = core_of(plan, cp, world.device, groups.axes, self._kernel(options), Recorder(world.device))
+        attend_by(model, core, torch.tensor(plan.tokens(cp), device=world.device))
+        model.places = torch.tensor(self._tokens, device=world.device)
         self._stages = self._make_stages(model, options, groups)
         if "fsdp" in groups.axes:
             shard_stages(self._stages, groups.mesh["fsdp"], kept=hybrid.pipeline is not None)
@@ -153,20 +174,22 @@ class HybridStep(TrainingStep):
         ranks = self.hybrid.gradient_ranks // self.hybrid.size("fsdp")  # FSDP takes the mean over its own
         loss = partial(_part_of_loss, parts=options.accumulation * ranks)
         if self.hybrid.pipeline is None:
-            return OneStage(model, loss, self._begin)
-        return PipelineStages(
+            return one_stage(model, loss, self._begin)
+        return pipeline_stages(
             model,
             options,
             self.hybrid.pipeline,
             self._recorder,
             groups.axes["pp"],
-            tokens=len(self._tokens.mine),
+            tokens=len(self._tokens),
             loss=loss,
         )
 
     def _train(self, microbatches: Sequence[Tensor]) -> Tensor | None:
         """Take gradients of the mean over all data; return this rank's mean loss, None where another rank knows it."""
-        given, targets = ([_positions(tokens, self._tokens, shift) for tokens in microbatches] for shift in (0, 1))
+        given, targets = (
+            [tokens[:, [position + shift for position in self._tokens]] for tokens in microbatches] for shift in (0, 1)
+        )
         loss = self._stages.train(given, targets)
         self._sums.take()
         return None if loss is None else loss * (self.hybrid.gradient_ranks // self.hybrid.size("fsdp"))
@@ -211,7 +234,7 @@ class HybridStep(TrainingStep):
         if self.hybrid.moe is not None:
             return
         options, pp = self._options, self.hybrid.size("pp")
-        let_layers_wait(model, seconds * pp, self._shares, len(self._tokens.mine), self._waiter)
+        make_timed(model, seconds * pp * self._shares.linear, self._waiter)
         count = max(1, options.shape.layers // pp)
         some = Chunk(model, 0, count)
         tokens = draw_tokens(options.shape, options.microbatch, self._world.seed, 0).to(self._world.device)
@@ -222,8 +245,8 @@ class HybridStep(TrainingStep):
     def _let_mixtures_wait(self, model: Transformer, options: Options) -> None:
         if options.timed_seconds is not None:
             seconds = options.timed_seconds * self.hybrid.size("pp")
-            tokens = options.microbatch * len(self._tokens.mine)
-            let_layers_wait(model, seconds, self._shares, tokens, self._waiter)
+            tokens, others = options.microbatch * len(self._tokens), seconds * self._shares.linear
+            let_experts_wait(model, seconds * self._shares.experts, tokens, self._waiter, others=others)
 
     def _kernel(self, options: Options) -> Kernel:
         shape = options.shape
@@ -250,11 +273,6 @@ class HybridStep(TrainingStep):
         """
         times = self._options.accumulation * self.hybrid.size("dp", "cp")
         return count_wrong_fills(self.layout.model, times, tp=self.hybrid.size("tp"), num_ranks=self._world.size)
-
-
-def _positions(tokens: Tensor, of: Tokens, shift: int) -> Tensor:
-    """Return this rank's positions of sequences (b, s + 1), or those after them."""
-    return tokens[:, [position + shift for position in of.mine]]
 
 
 def _part_of_loss(logits: Tensor, targets: Tensor, *, parts: int) -> Tensor:

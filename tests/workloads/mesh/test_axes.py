@@ -20,7 +20,7 @@ from workloads.mesh.axes import (
     size_of,
 )
 from workloads.mesh.mesh_case import hybrid_of
-from workloads.mesh.mesh_groups import make_groups
+from workloads.mesh.mesh_stages import make_groups
 from workloads.model.shapes import SHAPES
 
 MESH = {"dp": 2, "pp": 3, "cp": 2, "tp": 2, "ep": 2}

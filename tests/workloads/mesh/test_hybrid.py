@@ -14,8 +14,7 @@ from test_hybrid_memory import assert_activations_agree
 from bench.world.world import World
 from workloads.expert_parallel.moe_layer import mixtures
 from workloads.expert_parallel.wire import wired
-from workloads.mesh.mesh_context import Tokens
-from workloads.mesh.mesh_probe import counts
+from workloads.mesh.mesh_probe import MeshBytes
 from workloads.mesh.mesh_step import HybridStep
 from workloads.model.transformer import build, loss_of
 from workloads.step.layout import local
@@ -41,7 +40,8 @@ def looked_at(world: World, params: Params) -> tuple[list[int], dict[str, tuple[
         step.reset()
         step.step()
         wrong.append(step.check())
-    sent, expected, _ = counts(world, step.look(), step.step, step.reset)
+    probe = MeshBytes(step.look())
+    sent, expected = probe.sent_and_expected(world.gather(probe.observe(step.step, step.reset)))[world.rank]
     step.close()
     return wrong, {axis: (sent.get(axis, 0.0), expected.get(axis, 0.0)) for axis in {**sent, **expected}}
 
@@ -236,8 +236,7 @@ def wrong_after_spoiling(world: World, params: Params, spoil: str) -> int:
 
 
 def _other_targets(step: HybridStep) -> None:
-    mine = step._tokens.mine
-    step._tokens = Tokens(attended=step._tokens.attended, mine=(*mine[1:], mine[0]))
+    step._tokens = (*step._tokens[1:], step._tokens[0])
 
 
 def _one_weight(step: HybridStep) -> None:

@@ -6,12 +6,12 @@ from ranks import Ranks
 
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.mesh.mesh_probe import bytes_by_axis
 from workloads.pipeline_parallel import pipeline_probe as pp_explain
+from workloads.step.sent_bytes import SentBytes
 
 
 def test_bytes_are_those_of_the_rank_that_sends_most_and_the_ratio_of_the_one_that_differs_most() -> None:
-    found = bytes_by_axis(
+    found = SentBytes.summarise(
         [
             ({"pp": 4.0, "tp": 8.0, "other": 5.0, "ep": 4.0}, {"pp": 4.0, "tp": 8.0, "ep": 0.0}),
             ({"pp": 8.0, "tp": 3.0, "dp": 2.0}, {"pp": 8.0, "tp": 4.0, "dp": 2.0}),
@@ -21,7 +21,7 @@ def test_bytes_are_those_of_the_rank_that_sends_most_and_the_ratio_of_the_one_th
     table = {"pp": (8.0, 8.0, 1.0), "tp": (8.0, 8.0, 0.75), "dp": (2.0, 2.0, 1.0), "ep": (4.0, 0.0, 0.0)}
     names = ("bytes_sent", "bytes_expected", "bytes_ratio")
     expected = {f"{name}.{axis}": value for axis, row in table.items() for name, value in zip(names, row, strict=True)}
-    assert {name: metric.value for name, metric in found.items()} == {**expected, "bytes_sent.other": 5.0}
+    assert {name: metric.value for name, metric in found.metrics.items()} == {**expected, "bytes_sent.other": 5.0}
 
 
 def explained(world: World, params: Params, shared: bool = False) -> Explanation:

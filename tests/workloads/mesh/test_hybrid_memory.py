@@ -12,7 +12,7 @@ from bench.world.world import World
 from workloads.costs.activations import activation_bytes_of
 from workloads.costs.mesh_costs import place_of
 from workloads.expert_parallel.moe_case import moe_of
-from workloads.mesh.mesh_memory import counted, footprint, formula
+from workloads.mesh.mesh_probe import MeshMemory, counted, formula
 from workloads.model.shapes import SHAPES, num_parameters
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.step.memory import Batch
@@ -43,7 +43,8 @@ def looked_at(world: World, params: Params) -> tuple[dict[str, float | None], tu
     """Return the metrics of a step's memory and its notes, and how many ranks it tells of."""
     step = small_hybrid(world, params)
     step.step()
-    found = footprint(world, step.look(), step._forward_backward, step.reset)
+    probe = MeshMemory(step.look(), step._forward_backward)
+    found = probe.summarise(world.gather(probe.observe(step.step, step.reset)))
     step.close()
     metrics = {name: metric.value for name, metric in found.metrics.items()}
     return metrics, found.notes, len(found.details["memory_by_rank"]["parameters"])

@@ -7,9 +7,8 @@ from ranks import Ranks
 
 from bench.world.world import World
 from workloads.mesh.axes import CP_METHODS, coordinate_of
-from workloads.mesh.gradient_sums import sum_together
 from workloads.mesh.mesh_case import Hybrid, hybrid_of
-from workloads.mesh.mesh_context import plan_of, tokens_of
+from workloads.mesh.mesh_stages import plan_of, sum_together, tokens_of
 from workloads.model.shapes import SHAPES
 from workloads.step.sent_bytes import counted
 
@@ -25,16 +24,15 @@ def test_the_ranks_of_cp_and_tp_have_every_token_once() -> None:
                 continue  # not so many heads
             case = hybrid(mesh, world, cp_method=method)
             places = [coordinate_of(case.mesh, rank) for rank in range(world)]
-            mine = [tokens_of(case, 64, at).mine for at in places if at["dp"] == at["pp"] == 0]
+            mine = [tokens_of(case, 64, at) for at in places if at["dp"] == at["pp"] == 0]
             assert sorted(token for tokens in mine for token in tokens) == list(range(64)), (mesh, method)
             assert len({len(tokens) for tokens in mine}) == 1, (mesh, method)
     # a run of tp is of its part of cp in order, and without cp of the whole sequence
     case = hybrid("cp=2,tp=2", 4, cp_method="zigzag")
     found = [tokens_of(case, 8, {"cp": 0, "tp": tp}) for tp in (0, 1)]
-    assert found[0].attended == found[1].attended == (0, 1, 6, 7)
-    assert [tokens.mine for tokens in found] == [(0, 1), (6, 7)]
+    assert found == [(0, 1), (6, 7)]
     assert plan_of(hybrid("tp=2", 2), 64).ranks == 1
-    assert tokens_of(hybrid("tp=2", 2), 64, {"cp": 0, "tp": 1}).mine == tuple(range(32, 64))
+    assert tokens_of(hybrid("tp=2", 2), 64, {"cp": 0, "tp": 1}) == tuple(range(32, 64))
 
 
 def summed(world: World) -> tuple[list[list[float]], int]:

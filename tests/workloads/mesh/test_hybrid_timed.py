@@ -7,11 +7,11 @@ from ranks import Ranks
 
 from bench.world.world import World
 from workloads.expert_parallel.moe_case import moe_of
-from workloads.expert_parallel.moe_layer import exchange_ffns
+from workloads.expert_parallel.moe_layer import exchange_ffns, let_experts_wait
 from workloads.mesh import mesh_step as hybrid
-from workloads.mesh.timed_shares import count_wrong_fills, let_layers_wait, shares_of
+from workloads.mesh.mesh_stages import count_wrong_fills, shares_of
 from workloads.model.shapes import SHAPES
-from workloads.model.timed_compute import TimedCompute, TimedLinear, fill_distinct_gradients
+from workloads.model.timed_compute import TimedCompute, TimedLinear, fill_distinct_gradients, make_timed
 from workloads.model.transformer import build
 
 TINY = SHAPES["tiny"]
@@ -38,7 +38,7 @@ def test_linear_layers_attention_under_cp_and_experts_share_by_multiply_adds() -
 def test_a_gradient_that_is_not_what_was_filled_in_is_counted() -> None:
     model = build(TINY, 0, CPU)
     exchange_ffns(model, TINY, MOE, 0)
-    let_layers_wait(model, 1.0, shares_of(TINY, MOE, cp=1), 64, TimedCompute(CPU))
+    let_experts_wait(model, 0.5, 64, TimedCompute(CPU), others=0.5)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, TimedLinear)}
     assert count_wrong_fills(model, 3.0, tp=2, num_ranks=2) == len(linears)
     for name, linear in linears.items():
@@ -53,7 +53,7 @@ def test_a_gradient_that_is_not_what_was_filled_in_is_counted() -> None:
 def test_a_gradient_may_be_rounded_but_no_rank_may_be_missing(dtype: torch.dtype, left: float) -> None:
     """Of three ranks each adds a quarter at least."""
     model = build(TINY, 0, CPU, dtype)
-    let_layers_wait(model, 1.0, shares_of(TINY, None, cp=1), 64, TimedCompute(CPU))
+    make_timed(model, 1.0, TimedCompute(CPU))
     fill_distinct_gradients(model, 0, 3, 3)
     for linear in (module for module in model.modules() if isinstance(module, TimedLinear)):
         linear.weight.grad = torch.full_like(linear.weight, 2 * linear.mean_fill * (1 + torch.finfo(dtype).eps))

@@ -8,8 +8,7 @@ from ranks import Ranks
 
 from bench.world.world import World
 from workloads.catalogue import DEFINITIONS
-from workloads.mesh.mesh_memory import counted
-from workloads.mesh.mesh_probe import counts
+from workloads.mesh.mesh_probe import MeshBytes, counted
 from workloads.mesh.mesh_step import HybridStep
 from workloads.planner.ask import Ask, as_measured, parse_mesh
 from workloads.planner.dry_run import DryRun, dry_run
@@ -24,7 +23,7 @@ def taken(world: World, mesh: str, model: str) -> tuple[dict[str, float], dict[s
     step = HybridStep(world, DEFINITION.whole(given))
     step.reset()
     step.step()
-    sent, _, _ = counts(world, step.look(), step.step, step.reset)
+    sent = MeshBytes(step.look()).observe(step.step, step.reset).sent
     held = counted(step.look())
     step.close()
     return dict(sent), dict(held)
