@@ -146,9 +146,14 @@ class PipelineProbe:
 
     def memory_formula(self) -> memory.Held:
         """Return the closed forms of this rank's state, and of its layers' activations."""
-        parameters = stage_parameters(self.pipeline, self.shape, self.world.rank)
+        shape, counts, stages = self.shape, self.pipeline.layers_by_stage, self.chunks.keys()
+        head, layers = num_head_parameters(shape), sum(counts[stage] for stage in stages)
+        embeddings = num_parameters(shape) - shape.layers * num_layer_parameters(shape) - head
+        parameters = (
+            layers * num_layer_parameters(shape) + embeddings * (0 in stages) + head * (len(counts) - 1 in stages)
+        )
         state = state_bytes("ddp", parameters, 1, mixed=self.batch.element_bytes < 4)
-        each, counts = memory.layer_activation_bytes(self.shape, self.batch), self.pipeline.layers_by_stage
+        each = memory.layer_activation_bytes(shape, self.batch)
         return {
             "parameters": state.parameters,
             "gradients": state.gradients,
@@ -241,11 +246,11 @@ def bubble_of(steps: Steps, latency: Latency, timed_seconds: float | None) -> di
         metrics |= values({name: Estimate(value=of(middle), low=min(seen), high=max(seen), method=how)}, "range of all")
         metrics |= values({f"{name}_simulated": of(predicted)})
     idle = middle.idle / middle.ranks
-    split = bubbles.split_idle(middle, schedule, latency)
+    by_cause = {f"idle_{cause}": each for cause, each in bubbles.split_idle(middle, schedule, latency).items()}
     return {
         **metrics,
         **_closed_forms(steps, timed_seconds),
-        **values({f"idle_{cause}": seconds for cause, seconds in split.items()}, "mean over ranks"),
+        **values(by_cause, "mean over ranks"),
         **values({"idle": idle, "compute": middle.makespan - idle}, f"mean over ranks, {how}"),
         **values({"makespan": middle.makespan}, how),
         **values({"non_pipeline_time": steps.outside_seconds}, "median"),
@@ -313,15 +318,6 @@ def with_timelines(facts: details.Pipeline, steps: Steps, latency: Latency) -> d
         predicted=rows(bubbles.predicted(middle, steps.schedule)),
         idle=tuple(details.Idle(rank, us(start), us(stop), cause) for rank, start, stop, cause in shades),
     )
-
-
-def stage_parameters(pipeline: Pipeline, shape: Shape, rank: int) -> int:
-    """Return the parameters of a rank's stages: layers, the embeddings of the first, the norm and head of the last."""
-    stages, counts = pipeline.schedule.stages_of(rank), pipeline.layers_by_stage
-    total = sum(counts[stage] for stage in stages) * num_layer_parameters(shape)
-    ends = num_parameters(shape) - shape.layers * num_layer_parameters(shape)
-    head = num_head_parameters(shape)
-    return total + (ends - head if 0 in stages else 0) + (head if len(counts) - 1 in stages else 0)
 
 
 def _state(layout: Layout) -> dict[str, list[Tensor]]:

@@ -89,7 +89,7 @@ class PipelineStep(TrainingStep):
             forward_backward=forward_backward,
             holds_stage_only=True,
             exact_order=order_of_gradients(schedule, world.rank),
-            notes=_notes(schedule),
+            notes=notes_of(schedule),
         )
 
     def _make_timed(self, model: Transformer, seconds: float) -> None:
@@ -114,7 +114,8 @@ def order_of_gradients(schedule: Schedule, rank: int) -> tuple[int, ...]:
     return orders.pop() if len(orders) == 1 else ()
 
 
-def _notes(schedule: Schedule) -> tuple[str, ...]:
+def notes_of(schedule: Schedule) -> tuple[str, ...]:
+    """Return what is to be known of a schedule as it runs here."""
     ranks, microbatches = schedule.ranks, schedule.microbatches
     bubble = bubble_fraction(simulate(schedule, lambda action: 2.0 if action.kind == "B" else 1.0))
     notes = {

