@@ -1,10 +1,11 @@
 """Steps for the tests of the planner: small ones by default, large ones by name."""
 
+from dataclasses import replace
 from typing import Any
 
-from workloads.planner.ask import Ask, parse_mesh
+from workloads.costs.step_spec import StepSpec
 from workloads.planner.hardware import PRESETS, Efficiency, Hardware
-from workloads.planner.models import Model, model_of
+from workloads.planner.models import Model, model_of, parse_mesh
 
 PLAIN = Hardware(
     name="plain",
@@ -23,6 +24,11 @@ PLAIN = Hardware(
 H100 = PRESETS["h100"]
 
 
-def ask(mesh: str = "dp=2", model: str | Model = "small-llama", **more: Any) -> Ask:
+def ask(mesh: str = "dp=2", model: str | Model = "small-llama", **more: Any) -> StepSpec:
     known = model_of(model) if isinstance(model, str) else model
-    return Ask(model=known, mesh=parse_mesh(mesh), **more)
+    return known.step(parse_mesh(mesh), **more)
+
+
+def as_measured(step: StepSpec, device: str = "cpu") -> StepSpec:
+    """Return a step as workload.hybrid takes it on a kind of device."""
+    return replace(step, device=device, ends="tokens")

@@ -22,7 +22,7 @@ from training_steps import OF_NAME, Params, sent_and_expected, small
 from bench.rank.runner import load_target
 from bench.world.torch_compat import group_named
 from bench.world.world import World
-from workloads.costs.communication_pattern import zero1_sent_bytes
+from workloads.costs.former import zero1_sent_bytes
 from workloads.data_parallel.ddp import num_elements
 from workloads.data_parallel.fsdp import what_stays_exposed
 from workloads.step.layout import Layout, local, make_mesh, whole

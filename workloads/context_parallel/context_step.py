@@ -25,8 +25,8 @@ from workloads.context_parallel.context_probe import AttentionProbe
 from workloads.context_parallel.exchange_plan import ContextPlan, balance_limit
 from workloads.context_parallel.recorder import Recorder
 from workloads.context_parallel.ring import RingAttention
-from workloads.costs.communication_pattern import ddp_sent_bytes
 from workloads.costs.cp_costs import AttentionBytes, AttentionSizes, attention_bytes, crossover_ranks
+from workloads.costs.former import ddp_sent_bytes
 from workloads.data_parallel.ddp import num_elements, wrap
 from workloads.model.optimizer import make_optimizer
 from workloads.model.shapes import BUCKET, Shape

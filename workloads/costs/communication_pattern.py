@@ -1,18 +1,21 @@
-"""Closed forms of a training step: bytes sent per rank by mesh axis, bytes of model state, bytes of activations.
+"""Every call that a rank makes in a step: what, how large, how often, on which ranks. Pure.
 
-Psi is the number of parameters, e the bytes of an element, n the ranks of an axis, t those of the tensor-parallel axis,
-s b h a the sequence, microbatch, hidden size and heads. All is printed as "formula" beside what was counted.
+Sizes are nccl-tests': an all_gather's output, a reduce_scatter's input, what one rank of an all_to_all holds. Letters
+are those of ``Position.symbols``. Expected bytes, ``plan``, its ``--validate``, ``--explain`` and the search read this.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from bench.plan.catalogue import OPERATIONS as CATALOGUE
 from bench.plan.operation_spec import ONE
-
-_LOG_SUM_EXP_BYTES = 4  # float32, whatever the elements are: one per head and token
-
+from workloads.costs.equation import Equation
+from workloads.costs.parameter_table import Kind, elements_of, layer_elements, padded_elements, tables_of
+from workloads.costs.step_spec import Position
 
 _FACTORS: Mapping[str, Callable[[int], float]] = {
     **{spec.short_name: spec.busbw.of for spec in CATALOGUE if spec.c10d and spec.busbw},
@@ -20,7 +23,24 @@ _FACTORS: Mapping[str, Callable[[int], float]] = {
     "recv": lambda n: 0.0,  # the sender counts it
     "barrier": lambda n: 0.0,
 }
-OPERATIONS = tuple(_FACTORS)
+_FACTOR_TEXTS = {
+    "all_reduce": "2 (n - 1) / n",
+    "all_gather": "(n - 1) / n",
+    "reduce_scatter": "(n - 1) / n",
+    "all_to_all": "(n - 1) / n",
+}
+COUNT_BYTES = 8
+ROUTE_BYTES = 4
+SOURCES = {
+    "tp": "arXiv 1909.08053, 2205.05198",
+    "cp": "arXiv 2310.01889 (ring), 2309.14509 (Ulysses)",
+    "ep": "arXiv 2006.16668",
+    "etp": "this suite's own",
+    "pp": "arXiv 2104.04473",
+    "fsdp": "arXiv 1910.02054",
+    "dp": "arXiv 2006.15704",
+    "edp": "arXiv 2006.15704",
+}
 
 
 def sent_bytes(operation: str, num_bytes: float, n: int) -> float:
@@ -31,215 +51,294 @@ def sent_bytes(operation: str, num_bytes: float, n: int) -> float:
     mean over the ranks of a chain is (n-1)/n of it: its last rank sends nothing.
     """
     if operation not in _FACTORS:
-        raise ValueError(f"operation({operation}) is none of {', '.join(OPERATIONS)}")
-    _refuse_less_than_one("n", n)
+        raise ValueError(f"operation({operation}) is none of {', '.join(_FACTORS)}")
+    if n < 1:
+        raise ValueError(f"n({n}) < 1")
     return _FACTORS[operation](n) * num_bytes if n > 1 else 0.0  # one rank alone has nobody to send to
 
 
-def padded_numel(shape: Sequence[int], n: int) -> int:
-    """Return the elements of a parameter once FSDP has padded its first dimension to a multiple of ``n``."""
-    _refuse_less_than_one("n", n)
-    if not shape:
-        raise ValueError("a parameter of no dimension cannot be sharded on its first")
-    return -(-shape[0] // n) * n * math.prod(shape[1:])
-
-
-def total_padded_numel(shapes: Iterable[Sequence[int]], n: int) -> int:
-    """Return the elements of all parameters as FSDP sends them: each padded on its own."""
-    return sum(padded_numel(shape, n) for shape in shapes)
-
-
-def ddp_sent_bytes(
-    num_parameters: int, element_bytes: int, n: int, *, num_synchronisations: int = 1
-) -> dict[str, float]:
-    """Return bytes by axis: an all_reduce of all gradients per synchronisation, 2 Psi e (n-1)/n each.
-
-    M microbatches accumulated without ``no_sync`` make M synchronisations.
-    """
-    each = sent_bytes("all_reduce", num_parameters * element_bytes, n)
-    return {"dp": each * num_synchronisations}
-
-
-def zero1_sent_bytes(
-    num_parameters: int, element_bytes: int, n: int, *, num_synchronisations: int = 1
-) -> dict[str, float]:
-    """Return DDP's bytes and those of the update: every owner broadcasts its shard, together Psi e.
-
-    That is ``sent_bytes``'s convention for a broadcast, so that it agrees with a count of calls; the mean over ranks of
-    ring-optimal broadcasts is Psi e (n-1)/n. The literature's 2 Psi e (n-1)/n reduce-scatters gradients instead, which
-    torch's ZeroRedundancyOptimizer does not.
-    """
-    gradients = ddp_sent_bytes(num_parameters, element_bytes, n, num_synchronisations=num_synchronisations)
-    return {"dp": gradients["dp"] + sent_bytes("broadcast", num_parameters * element_bytes, n)}
-
-
-def fsdp_sent_bytes(
-    padded_parameters: int,
-    element_bytes: int,
-    n: int,
-    *,
-    num_kept: int = 0,
-    num_microbatches: int = 1,
-    num_synchronisations: int | None = None,
-    reduce_element_bytes: int | None = None,
-) -> dict[str, float]:
-    """Return bytes by axis of FSDP: all-gather forward, all-gather again backward, reduce-scatter; 3 Psi e (n-1)/n.
-
-    ``num_kept`` of the padded parameters stay gathered between forward and backward (reshard_after_forward=False): 0 is
-    ZeRO-3 with every unit resharded, all of them is ZeRO-2, 2 Psi e (n-1)/n; by torch's default the root's are kept.
-    Gathering is done for each microbatch, reducing too unless gradient sync is turned off (``num_synchronisations``).
-    """
-    if not 0 <= num_kept <= padded_parameters:
-        raise ValueError(f"num_kept({num_kept}) is not within 0 and padded_parameters({padded_parameters})")
-    syncs = num_microbatches if num_synchronisations is None else num_synchronisations
-    reduce_bytes = element_bytes if reduce_element_bytes is None else reduce_element_bytes
-    gathered = sent_bytes("all_gather", (2 * padded_parameters - num_kept) * element_bytes, n) * num_microbatches
-    return {"dp": gathered + sent_bytes("reduce_scatter", padded_parameters * reduce_bytes, n) * syncs}
-
-
-def hsdp_sent_bytes(
-    padded_parameters: int,
-    element_bytes: int,
-    *,
-    replicas: int,
-    shards: int,
-    num_kept: int = 0,
-    num_microbatches: int = 1,
-) -> dict[str, float]:
-    """Return bytes by axis of FSDP in R replicas of S shards, gradients synchronised every microbatch.
-
-    shard: FSDP's 3 Psi e (S-1)/S; replicate: an all_reduce of the rank's shard of gradients, 2 Psi e (R-1)/(R S).
-    """
-    shard = fsdp_sent_bytes(
-        padded_parameters, element_bytes, shards, num_kept=num_kept, num_microbatches=num_microbatches
-    )
-    reduced = sent_bytes("all_reduce", padded_parameters * element_bytes / shards, replicas)
-    return {"shard": shard["dp"], "replicate": reduced * num_microbatches}
-
-
-def tp_sent_bytes(
-    *,
-    layers: int,
-    microbatch: int,
-    sequence: int,
-    hidden: int,
-    element_bytes: int,
-    tp: int,
-    num_microbatches: int = 1,
-) -> dict[str, float]:
-    """Return bytes of tensor-parallel layers, 8 b s h e (t-1)/t per layer and microbatch, without embedding and head.
-
-    4 all_reduces of b s h e: after attention and after the FFN, forward and backward (arXiv 1909.08053). With sequence
-    parallelism torch makes 4 all_gathers and 4 reduce_scatters of them, the same bytes; Megatron gathers 2 more again.
-    """
-    each = sent_bytes("all_reduce", microbatch * sequence * hidden * element_bytes, tp)
-    return {"tp": 4 * each * layers * num_microbatches}
-
-
 @dataclass(frozen=True, kw_only=True)
-class StateBytes:
-    """Bytes of model state that one rank holds; ``optimizer`` counts the master weights of mixed precision."""
+class Call:
+    """Calls of one step that are alike: ``size`` bytes each, ``count`` times, on the ranks along ``group``'s axes.
 
-    parameters: float
-    gradients: float
-    optimizer: float
-
-    @property
-    def total(self) -> float:
-        """All three."""
-        return self.parameters + self.gradients + self.optimizer
-
-
-# which of parameters, gradients and optimizer state are split over n (arXiv 1910.02054, figure 1)
-_SPLIT = {
-    "ddp": (False, False, False),
-    "zero1": (False, False, True),
-    "zero2": (False, True, True),
-    "zero3": (True, True, True),
-    "hsdp": (True, True, True),
-    "tp": (False, False, False),
-    "tp_sp": (False, False, False),
-    "tp_fsdp": (True, True, True),
-}
-
-
-def state_bytes(
-    strategy: str, num_parameters: int, n: int, *, mixed: bool, tp: int = 1, num_replicated: int = 0
-) -> StateBytes:
-    """Return bytes of parameters, gradients and Adam's state per rank (arXiv 1910.02054); 16 Psi before any split.
-
-    Mixed precision holds 2 + 2 + 12 bytes per parameter (16-bit weights and gradients; float32 weights and two
-    moments), float32 4 + 4 + 8. ``n`` is the axis that splits state: S for hsdp. ``tp`` divides all parameters but
-    ``num_replicated`` of them. zero2 is the paper's: torch's FSDP without resharding holds the parameters whole only
-    from forward to backward.
+    ``axis`` names what is shown as one; ``peer`` is the place on it that a message goes to, None of a collective.
     """
-    if strategy not in _SPLIT:
-        raise ValueError(f"strategy({strategy}) is none of {', '.join(_SPLIT)}")
-    _refuse_less_than_one("n", n)
-    _refuse_less_than_one("tp", tp)
-    psi = num_replicated + (num_parameters - num_replicated) / tp
-    per_parameter = (2, 2, 12) if mixed else (4, 4, 8)
-    parameters, gradients, optimizer = (
-        psi * size / (n if split else 1) for size, split in zip(per_parameter, _SPLIT[strategy], strict=True)
+
+    axis: str
+    op: str
+    group: tuple[str, ...]
+    ranks: int
+    size: Equation
+    count: Equation
+    why: str
+    peer: int | None = None
+
+    @cached_property
+    def num_bytes(self) -> float:
+        """Bytes of one call."""
+        return self.size.value
+
+    @cached_property
+    def times(self) -> float:
+        """Calls of a step."""
+        return self.count.value
+
+    @cached_property
+    def sent(self) -> float:
+        """Bytes that a rank sends in all of them, ring-optimal."""
+        return self.times * sent_bytes(self.op, self.num_bytes, self.ranks)
+
+
+def calls(at: Position) -> tuple[Call, ...]:
+    """Return the calls of a rank in a whole step; axes of one rank make none."""
+    made = (_tensor(at), _context(at), _experts(at), _pipeline(at), _shards(at), _sums(at))
+    return tuple(call for of in made for call in of if call.ranks > 1 and call.times)
+
+
+def bytes_by_axis(of: Iterable[Call]) -> dict[str, float]:
+    """Return the bytes that a rank sends in a step, by axis."""
+    sent: defaultdict[str, float] = defaultdict(float)
+    for call in of:
+        sent[call.axis] += call.sent
+    return dict(sent)
+
+
+def equation_of(of: Iterable[Call]) -> Equation:
+    """Return the bytes of some calls as one equation: how often, how large, and nccl-tests' factor of each."""
+    terms: list[str] = []
+    symbols: dict[str, float] = {}
+    for call in of:
+        own = {**call.size.symbols, **call.count.symbols}
+        ranks = "R" if symbols.get("R", call.ranks) == call.ranks else "X"
+        factor = _FACTOR_TEXTS.get(call.op, "").replace("n", ranks)
+        factors = (call.count.text, call.size.text, factor)
+        terms.append(" ".join(_bracketed(text) for text in factors if text not in ("", "1")))
+        symbols |= {**own, ranks: call.ranks}
+    return Equation(text=" + ".join(terms), symbols=symbols)
+
+
+def _bracketed(text: str) -> str:
+    outside = re.sub(r"\([^()]*(\([^()]*\)[^()]*)*\)", "", text)
+    return f"({text})" if "+" in outside or "-" in outside else text
+
+
+def _call(
+    at: Position,
+    axis: str,
+    op: str,
+    size: str,
+    count: str,
+    why: str,
+    *,
+    group: tuple[str, ...] = (),
+    ranks: int = 0,
+    peer: int | None = None,
+    **own: float,
+) -> Call:
+    symbols = {**at.symbols, **own}
+    members = group or (axis,)
+    return Call(
+        axis=at.spec.axis_names.get(axis, axis),
+        op=op,
+        group=members,
+        ranks=ranks or at.spec.ranks_of(members),
+        size=Equation(text=size, symbols=symbols),
+        count=Equation(text=count, symbols=symbols),
+        why=why,
+        peer=peer,
     )
-    return StateBytes(parameters=parameters, gradients=gradients, optimizer=optimizer)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerShape:
-    """The sizes of one layer and one microbatch; ``ffn`` is the inner size, ``kv_heads`` are fewer in GQA."""
-
-    microbatch: int
-    sequence: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
+def _times(*factors: str) -> str:
+    return " ".join(factor for factor in factors if factor != "1") or "1"
 
 
-def gpt_activation_bytes(
-    shape: LayerShape, element_bytes: int, *, tp: int = 1, sequence_parallel: bool = False
-) -> float:
-    """Return bytes that backward needs of a LayerNorm/GELU layer: sbh(32 + 4a/h) in 16 bit with f = 4h, t = 1.
+def _tensor(at: Position) -> Iterator[Call]:
+    """TP: b s h e after attention and after the FFN, forward and backward, 8 b s h e (t-1)/t a layer.
 
-    In elements of sbh: the norms' inputs 2 and outputs 2; q, k, v 3 and attention's output 1; the FFN's inner values
-    before and after GELU 2f/h; then attention's log-sum-exp, 4abs bytes. It is Megatron's sbh(34 + 5as/h)
-    (arXiv 2205.05198) without dropout's masks 2 and with fused attention in place of the scores. The norms' two values
-    per token, at most 16bs bytes, are left out.
+    Four all_reduces, or with sequence parallelism as many all_gathers and reduce_scatters of the same bytes; Megatron
+    gathers two more again. Experts are not split, which halves it. A layer that is computed again stops before the
+    FFN's own sum. A split vocabulary gathers and scatters at both ends, whole ends gather; what every rank has whole
+    sums its gradients, of which it saw its part of a sequence.
     """
-    split = 4 + 2 * shape.ffn / shape.hidden
-    return _activation_bytes(shape, element_bytes, split, tp, sequence_parallel)
+    spec = at.spec
+    blocks = 1 if spec.moe else 2
+    early = 1 if spec.forwards == 2 and not spec.planned and not spec.moe else 0
+    passes = blocks * (spec.forwards + 1)
+    if not spec.sequence_parallel and not spec.own_tokens:
+        yield _call(at, "tp", "all_reduce", "b s h e", f"{passes - early} L M", "activations")
+        return
+    ends = {"vocabulary": at.embedding + at.head, "tokens": 0, "whole": 0 if spec.own_tokens else 2}[spec.ends]
+    gathers = f"({passes} L + {ends}) M" if ends else f"{passes} L M"
+    scatters = f"({passes - early} L + {ends}) M" if ends and spec.planned else f"{passes - early} L M"
+    yield _call(at, "tp", "all_gather", "b s h e", gathers, "activations")
+    yield _call(at, "tp", "reduce_scatter", "b s h e", scatters, "activations")
+    if spec.own_tokens:
+        return  # whose gradients are means over all ranks
+    if spec.ends == "whole":
+        norms = (2 * at.layers + 1) * (2 if spec.shape.recipe == "gpt" else 1)
+        yield _call(at, "tp", "all_reduce", "h e", "norms", "gradients of norms", norms=norms)
+    else:
+        whole = elements_of(at, "whole", ranks=spec.size("fsdp"), rank=at.coordinate["fsdp"])
+        yield _call(at, "tp", "all_reduce", "whole e", "1", "gradients of norms", whole=whole)
 
 
-def swiglu_activation_bytes(
-    shape: LayerShape, element_bytes: int, *, tp: int = 1, sequence_parallel: bool = False
-) -> float:
-    """Return bytes that backward needs of an RMSNorm/GQA/SwiGLU layer: in 16 bit sbh(12 + 4a_kv/a + 8f/h + 4a/h).
+def _context(at: Position) -> Iterator[Call]:
+    """CP of attention: G g h / t elements of keys, and as many of values, in each forward and backward pass.
 
-    As for GPT, but k and v have 2a_kv/a and the FFN has 4f/h: gate, its SiLU, up, and their product. A fused RMSNorm is
-    taken for granted: one composed of elementary operations, as on the CPU, holds more.
+    A ring passes both on in c - 1 hops; backward again, and the sums of their gradients in float32. allgather_kv
+    gathers both for each pass and scatters the sums of gradients. Ulysses exchanges queries, keys and values for heads,
+    and the result back, 2 b (s/c) h e (1 + g) (c-1)/c. usp is a ring of c / u ranks around exchanges among u.
     """
-    split = 2 + 2 * shape.kv_heads / shape.heads + 4 * shape.ffn / shape.hidden
-    return _activation_bytes(shape, element_bytes, split, tp, sequence_parallel)
+    spec = at.spec
+    method, ranks = spec.cp_method, spec.size("cp")
+    passes, exchanged = f"{spec.forwards + 1} L M", spec.ulysses if method == "usp" else ranks
+    if method == "allgather_kv":
+        yield _call(at, "cp", "all_gather", "2 G g h e c / t", passes, "keys and values")
+        yield _call(at, "cp", "reduce_scatter", "2 G g h e c / t", "L M", "gradients of keys and values")
+        return
+    if method in ("ulysses", "usp"):
+        axis = "cp" if method == "ulysses" else "ulysses"
+        for size, why in (("G h e (1 + 2 g) / t", "queries, keys and values"), ("G h e / t", "results")):
+            yield _call(at, axis, "all_to_all", size, passes, why, group=("cp",), ranks=exchanged)
+    if method != "ulysses":
+        axis, ring = ("ring", ranks // exchanged) if method == "usp" else ("cp", ranks)
+        for size, count, why in (
+            ("2 G g h e / t", f"{passes} hops", "keys and values"),
+            ("2 G g h 4 / t", "L M hops", "gradients of keys and values in float32"),
+        ):
+            yield _call(at, axis, "send", size, count, why, group=("cp",), ranks=ring, hops=ring - 1)
 
 
-def _activation_bytes(shape: LayerShape, element_bytes: int, split: float, tp: int, sequence_parallel: bool) -> float:
-    """Divide by t what tensor parallelism splits, and with sequence parallelism the norms' inputs.
+def _experts(at: Position) -> Iterator[Call]:
+    """EP where routes are even: k h e a token to its experts and back, each way; counts of tokens before them.
 
-    The norms' outputs stay whole even so: torch keeps for backward what it gathered (Megatron gathers it again).
+    Of ranks that split experts (etp) each takes the tokens of all X: tokens, weights and routes are gathered, sums
+    scattered.
     """
-    _refuse_less_than_one("tp", tp)
-    tokens = shape.microbatch * shape.sequence
-    norm_inputs = 2 / tp if sequence_parallel else 2
-    elements = tokens * shape.hidden * (norm_inputs + 2 + split / tp)
-    return elements * element_bytes + _LOG_SUM_EXP_BYTES * shape.heads * tokens / tp
+    spec, moe = at.spec, at.spec.moe
+    if moe is None:
+        return
+    forward, both = f"{spec.forwards} L M", f"{spec.forwards + 1} L M"
+    yield _call(
+        at,
+        "ep",
+        "all_to_all",
+        "X n k h e",
+        f"{2 * (spec.forwards + 1)} L M",
+        "tokens to their experts and back",
+        k=moe.top_k,
+        X=moe.etp,
+    )
+    if not spec.planned:
+        yield _call(at, "ep", "all_to_all", f"E {COUNT_BYTES}", forward, "counts of tokens", E=moe.experts)
+    for op, size, count in (
+        ("all_gather", "X n h e", both),
+        ("reduce_scatter", "X n h e", both),
+        ("all_gather", "X n k e", forward),
+        ("reduce_scatter", "X n k e", "L M"),
+        ("all_gather", f"X n k {ROUTE_BYTES}", forward),
+    ):
+        yield _call(at, "etp", op, size, count, "tokens, weights and routes of split experts", k=moe.top_k, X=moe.etp)
 
 
-def recompute_activation_bytes(shape: LayerShape, element_bytes: int) -> float:
-    """Return bytes of a layer that backward computes again: its input alone, 2sbh in 16 bit (arXiv 2205.05198)."""
-    return float(shape.microbatch * shape.sequence * shape.hidden * element_bytes)
+def _pipeline(at: Position) -> Iterator[Call]:
+    """PP: b s h e a microbatch, boundary and direction, to each rank that holds a neighbouring stage."""
+    pp, last = at.spec.size("pp"), len(at.layers_by_stage) - 1
+    if pp == 1:
+        return
+    holder = {stage: rank for rank in range(pp) for stage in at.stages_of(rank)}
+    beside = [holder[other] for stage in at.stages for other in (stage - 1, stage + 1) if 0 <= other <= last]
+    for peer in sorted(set(beside) - {at.pp_rank}):
+        boundaries = beside.count(peer)
+        yield _call(at, "pp", "send", "n h e", "boundaries M", "activations", peer=peer, boundaries=boundaries)
 
 
-def _refuse_less_than_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name}({value}) < 1")
+def _shards(at: Position) -> Iterator[Call]:
+    """FSDP: parameters gathered for each pass, gradients scattered: 3 Psi e (n-1)/n a microbatch, unit by unit.
+
+    Psi is padded parameter by parameter. What stays gathered until backward is gathered once; a pipeline gathers its
+    stages and reduces once a step, 2 Psi e (n-1)/n.
+    """
+    spec = at.spec
+    ranks = spec.size("fsdp")
+    if ranks == 1:
+        return
+    once = spec.size("pp") > 1
+    scatters = "M" if not once and (spec.planned or spec.each_microbatch) else "1"
+    embeddings, layer, head = tables_of(at)
+    # a unit's symbol, how many are alike, its elements, who shard it, and whether it stays gathered
+    units = [
+        ("Psi", "L", padded_elements(layer, ranks), "fsdp", False),
+        ("root", "1", padded_elements((*embeddings, *head), ranks), "fsdp", spec.keeps_root),
+        ("experts", "L", layer_elements(at, "routed") if spec.planned else 0, "expert_shards", False),
+    ]
+    for symbol, alike, elements, group, kept in units:
+        rounds = "1" if once else "M" if kept or not spec.reshard else "2 M"
+        for op, times, why in (("all_gather", rounds, "parameters"), ("reduce_scatter", scatters, "gradients")):
+            if elements:
+                own: dict[str, Any] = {symbol: elements}
+                yield _call(at, "fsdp", op, f"{symbol} e", _times(times, alike), why, group=(group,), **own)
+
+
+def _sums(at: Position) -> Iterator[Call]:
+    """DP: gradients that a rank holds, all_reduced in buckets, 2 Psi e (n-1)/n, once or after each microbatch.
+
+    cp's ranks sum theirs too. Copies of experts sum theirs apart, and so do those of split attention whose ranks take
+    tokens of their own. ZeRO-1 as torch has it then broadcasts every parameter from the rank that updates it; as the
+    literature has it gradients are scattered and parameters gathered, the bytes of the sum.
+    """
+    spec = at.spec
+    rounds = "M" if spec.each_microbatch else "1"
+    dense: tuple[Kind, ...] = ("whole",) if spec.own_tokens else ("whole", "split")
+    data = ("dp", "cp", "tp") if spec.own_tokens else ("dp", "cp")
+    if spec.zero1 == "reduce_scatter":
+        ranks = spec.ranks_of(data)
+        whole = -(-elements_of(at, *dense) // ranks) * ranks
+        yield _call(at, "dp", "reduce_scatter", "Psi e", rounds, "gradients", group=data, Psi=whole)
+        yield _call(at, "dp", "all_gather", "Psi e", "1", "parameters", group=data, Psi=whole)
+        return
+    if spec.keeps_root:
+        yield from _summed_shards(at, data)
+    else:
+        held = elements_of(at, *dense, ranks=spec.size("fsdp"), rank=at.coordinate["fsdp"])
+        yield _summed(at, "dp", data, held, rounds)
+    if spec.own_tokens:
+        split = elements_of(at, "split")
+        yield _call(at, "adp", "all_reduce", "Psi e", "1", "gradients of attention", group=("dp",), Psi=split)
+    if spec.moe:
+        routed = elements_of(at, "routed") / (spec.expert_shards if spec.planned else 1)
+        yield _summed(at, "edp", ("edp",), routed, "1")
+    if spec.zero1 == "broadcast":
+        embeddings, layer, head = tables_of(at)
+        owned: defaultdict[int, int] = defaultdict(int)
+        for parts, times in ((layer, at.layers), ((*embeddings, *head), 1)):
+            for part in parts:
+                owned[part.numel] += times
+        for numel, count in owned.items():
+            yield _call(at, "dp", "broadcast", "Psi e", "owned", "parameters", group=data, Psi=numel, owned=count)
+
+
+def _summed(at: Position, axis: str, group: tuple[str, ...], elements: float, rounds: str) -> Call:
+    width = at.spec.reduced_bytes or at.spec.element_bytes
+    buckets = max(1, -(-int(elements * width) // at.spec.bucket_bytes))
+    return _call(
+        at,
+        axis,
+        "all_reduce",
+        f"Psi {'e' if width == at.spec.element_bytes else width} / buckets",
+        _times(rounds, "buckets"),
+        "gradients",
+        group=group,
+        Psi=elements,
+        buckets=buckets,
+    )
+
+
+def _summed_shards(at: Position, group: tuple[str, ...]) -> Iterator[Call]:
+    """HSDP: each unit's shard of gradients is summed over the replicas."""
+    embeddings, layer, head = tables_of(at)
+    shards = at.spec.size("fsdp")
+    for parts, count in ((layer, "L M"), ((*embeddings, *head), "M")):
+        held = padded_elements(parts, shards) / shards
+        yield _call(at, "dp", "all_reduce", "Psi e", count, "gradients", group=group, Psi=held)

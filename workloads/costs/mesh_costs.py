@@ -19,11 +19,20 @@ dp, fsdp, pp, cp, tp and ep. A rank holds L layers and their parameters: Psi_f p
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from workloads.costs.communication_pattern import StateBytes, fsdp_sent_bytes, state_bytes, total_padded_numel
 from workloads.costs.communication_pattern import sent_bytes as sent_in_call
 from workloads.costs.cp_costs import AttentionSizes, attention_bytes
+from workloads.costs.former import (
+    Kind,
+    ParameterPart,
+    StateBytes,
+    fsdp_sent_bytes,
+    numel_by_kind,
+    parts_of_rank,
+    stages_of_rank,
+    state_bytes,
+    total_padded_numel,
+)
 from workloads.costs.moe_costs import COUNT_BYTES, Moved, Sizes, even_dispatch_bytes, sent_by
-from workloads.costs.parameter_table import Kind, ParameterPart, numel_by_kind, parts_of_rank, stages_of_rank
 from workloads.expert_parallel.moe_case import Moe
 from workloads.mesh.axes import DATA, coordinate_of, size_of
 from workloads.model.shapes import Shape

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.plan.params import Value
 from bench.world.world import World
-from workloads.costs.communication_pattern import ddp_sent_bytes
+from workloads.costs.former import ddp_sent_bytes
 from workloads.model.optimizer import make_optimizer
 from workloads.model.transformer import Transformer
 from workloads.step.layout import Layout, data_axis

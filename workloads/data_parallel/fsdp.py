@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from bench.plan.params import Value
 from bench.world.world import World
-from workloads.costs.communication_pattern import fsdp_sent_bytes, hsdp_sent_bytes, total_padded_numel
+from workloads.costs.former import fsdp_sent_bytes, hsdp_sent_bytes, total_padded_numel
 from workloads.model.optimizer import make_optimizer
 from workloads.model.transformer import Transformer
 from workloads.step.layout import Layout, make_mesh

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from bench.plan.params import Value
 from bench.world.torch_compat import sharding_optimizer
 from bench.world.world import World
-from workloads.costs.communication_pattern import ddp_sent_bytes
+from workloads.costs.former import ddp_sent_bytes
 from workloads.data_parallel.ddp import num_elements, wrap
 from workloads.model.optimizer import LEARNING_RATE, optimizer_class
 from workloads.model.transformer import Transformer

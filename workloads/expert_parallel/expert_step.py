@@ -19,13 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.plan.params import Value
 from bench.world.subject import Description
 from bench.world.world import World
-from workloads.costs.communication_pattern import (
-    ddp_sent_bytes,
-    fsdp_sent_bytes,
-    sent_bytes,
-    state_bytes,
-    total_padded_numel,
-)
+from workloads.costs.communication_pattern import sent_bytes
+from workloads.costs.former import ddp_sent_bytes, fsdp_sent_bytes, state_bytes, total_padded_numel
 from workloads.data_parallel.ddp import wrap
 from workloads.data_parallel.fsdp import what_stays_exposed
 from workloads.expert_parallel.expert_probe import ExpertProbe

@@ -15,7 +15,7 @@ from torch.profiler import record_function
 from bench.results.details import Action
 from bench.world.world import World
 from workloads.context_parallel.exchange_plan import ContextPlan
-from workloads.costs.parameter_table import Kind
+from workloads.costs.former import Kind
 from workloads.expert_parallel.groups import Held, group_of_mine, held_by
 from workloads.expert_parallel.moe_case import Moe, num_expert_parameters, num_ffn_matrices
 from workloads.expert_parallel.moe_layer import MoeLayer

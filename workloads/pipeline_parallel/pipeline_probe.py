@@ -20,7 +20,8 @@ from bench.results.metrics import MetricValue, values
 from bench.results.stats import Estimate
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.costs.communication_pattern import sent_bytes, state_bytes
+from workloads.costs.communication_pattern import sent_bytes
+from workloads.costs.former import state_bytes
 from workloads.model.shapes import Shape, num_head_parameters, num_layer_parameters, num_parameters
 from workloads.pipeline_parallel import bubbles, schedules
 from workloads.pipeline_parallel.bubbles import Shares, compare, shares_of

@@ -1,21 +1,76 @@
-"""A dry run: what one step on a mesh would hold, send and take, without a GPU or a process group. Pure."""
+"""A dry run: what one step on a mesh would hold, send and take, without a GPU or a process group. Pure.
 
-from dataclasses import dataclass
+Each axis' communication is the sum of its calls. Of what may hide, a share (``Efficiency.overlap``) does, as far as
+there is compute to hide it: exposed = max(comm (1 - overlap), comm - window). The window is attention for a ring's
+keys, the microbatch for FSDP's gathers, one backward pass for the sum of gradients.
+"""
 
-from workloads.planner.ask import Ask
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bench.results.details import Action
+from workloads.costs.communication_pattern import calls
+from workloads.costs.flops import again_bytes, flops_per_token, stage_flops
+from workloads.costs.memory import RankMemory, memory_of, owned_elements
+from workloads.costs.step_spec import Position, StepSpec
+from workloads.pipeline_parallel.bubbles import closed_form
+from workloads.pipeline_parallel.schedules import make_schedule
+from workloads.pipeline_parallel.simulate import simulate
 from workloads.planner.hardware import Hardware
+from workloads.planner.link_time import Call as PlacedCall
 from workloads.planner.link_time import Seconds, by_hardware
-from workloads.planner.rank_memory import RankMemory, memory_of
-from workloads.planner.stage_flops import model_flops_per_token, stage_flops
-from workloads.planner.stage_parts import Part, parts_of
-from workloads.planner.step_time import StepTime, step_time
+from workloads.planner.placement import Place, expert_places, place_of
+
+UPDATE_BYTES = 28  # AdamW in float32 reads and writes weight and two moments, reads a gradient, writes a 16-bit weight
+MOST_ACTIONS = 40_000
+_HIDEABLE_CP = ("ring", "striped", "zigzag")
+_WITHIN = ("tp", "cp", "ep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One axis' communication in a step: seconds of the busiest rank, bytes of the rank that sends most over it."""
+
+    name: str
+    seconds: float
+    exposed_seconds: float
+    sent_bytes: float
+    where: str
+    assumption: str
+
+    @property
+    def hidden_seconds(self) -> float:
+        """What compute covers."""
+        return self.seconds - self.exposed_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """What the busiest rank's step is made of: they sum to ``seconds``; ``bubble_method`` says how it was found."""
+
+    busiest: Position
+    compute_seconds: float
+    update_seconds: float
+    bubble_seconds: float
+    bubble_method: str
+    axes: tuple[Axis, ...]
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Communication that compute does not cover."""
+        return sum(axis.exposed_seconds for axis in self.axes)
+
+    @property
+    def seconds(self) -> float:
+        """The step."""
+        return self.compute_seconds + self.update_seconds + self.bubble_seconds + self.exposed_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
     """One kind of rank, and what it holds."""
 
-    part: Part
+    at: Position
     memory: RankMemory
 
 
@@ -23,7 +78,7 @@ class Held:
 class DryRun:
     """A step as predicted; ``ranks`` are those that differ."""
 
-    ask: Ask
+    spec: StepSpec
     hardware: Hardware
     ranks: tuple[Held, ...]
     time: StepTime
@@ -41,12 +96,12 @@ class DryRun:
     @property
     def tokens_per_second(self) -> float:
         """Of all ranks."""
-        return self.ask.tokens / self.time.seconds
+        return self.spec.tokens / self.time.seconds
 
     @property
     def model_flops_per_second(self) -> float:
         """Of one GPU, as PaLM counts them."""
-        return self.tokens_per_second * model_flops_per_token(self.ask.model) / self.ask.world
+        return self.tokens_per_second * flops_per_token(self.spec.shape, self.spec.moe) / self.spec.world
 
     @property
     def mfu(self) -> float:
@@ -54,19 +109,15 @@ class DryRun:
         return self.model_flops_per_second / self.hardware.flops_per_second
 
     @property
-    def executed_share(self) -> float:
-        """The share of that peak in what the busiest rank executes: half of attention, and what is computed again."""
-        flops = max(stage_flops(self.ask, held.part).total for held in self.ranks)
-        return flops * self.ask.microbatches / self.time.seconds / self.hardware.flops_per_second
-
-    @property
     def caveats(self) -> tuple[str, ...]:
         """What a reader must know of the numbers, one sentence each."""
         if self.mfu <= 1:
             return ()
+        flops = max(stage_flops(held.at).total for held in self.ranks) * self.spec.microbatches
+        executed = flops / self.time.seconds / self.hardware.flops_per_second
         return (
             f"MFU {self.mfu:.1%} is above 100%: it counts attention whole, of which a causal mask leaves half; what is "
-            f"executed is {self.executed_share:.1%} of the peak",
+            f"executed is {executed:.1%} of the peak",
         )
 
     @property
@@ -74,22 +125,174 @@ class DryRun:
         """What a step that does not fit lacks, in numbers."""
         fullest = self.fullest
         return (
-            f"{self.ask.model.name} with {self.ask.mesh_text} needs {fullest.memory.total / 1e9:,.1f} GB on "
-            f"{fullest.part.words} ({fullest.memory.state / 1e9:,.1f} GB of state, "
+            f"{self.spec.name} with {self.spec.mesh_text} needs {fullest.memory.total / 1e9:,.1f} GB on "
+            f"{fullest.at.words} ({fullest.memory.state / 1e9:,.1f} GB of state, "
             f"{fullest.memory.activations / 1e9:,.1f} GB of activations, {fullest.memory.buffers / 1e9:,.1f} GB of "
             f"buffers) > {self.hardware.usable_bytes / 1e9:,.1f} GB usable of {self.hardware.memory_bytes / 1e9:,.0f}"
         )
 
 
-def dry_run(ask: Ask, hardware: Hardware, *, seconds: Seconds | None = None, exact: bool = True) -> DryRun:
+def dry_run(spec: StepSpec, hardware: Hardware, *, seconds: Seconds | None = None, exact: bool = True) -> DryRun:
     """Return the predicted step; ``seconds`` tells a call's time, by default ``hardware``'s latency and bandwidth.
 
     ``exact`` simulates pipelines of moderate size action by action.
     """
-    parts = parts_of(ask)
     return DryRun(
-        ask=ask,
+        spec=spec,
         hardware=hardware,
-        ranks=tuple(Held(part=part, memory=memory_of(ask, part)) for part in parts),
-        time=step_time(ask, parts, hardware, seconds or by_hardware(hardware), exact=exact),
+        ranks=tuple(Held(at=at, memory=memory_of(at)) for at in spec.positions),
+        time=step_time(spec, hardware, seconds or by_hardware(hardware), exact=exact),
     )
+
+
+def _place(group: tuple[str, ...], mesh: Mapping[str, int], gpus_per_node: int) -> Place:
+    if group in (("ep",), ("edp",), ("expert_shards",)):
+        places = expert_places(mesh, gpus_per_node)
+        return {"ep": places.dealt, "edp": places.copies, "expert_shards": places.shards}[group[0]]
+    return place_of(mesh, group, gpus_per_node)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """One rank's microbatch: forward and backward with the communication that neither can hide, and its axes."""
+
+    at: Position
+    compute_seconds: float
+    forward: float
+    backward: float
+    axes: Mapping[str, Axis]
+
+    @property
+    def microbatch(self) -> float:
+        return self.forward + self.backward
+
+
+def step_time(spec: StepSpec, hardware: Hardware, seconds: Seconds, *, exact: bool = True) -> StepTime:
+    """Return the step of the busiest rank; ``exact`` simulates the pipeline where it has no more than so many actions.
+
+    Otherwise the bubble is the closed form, if the schedule has one.
+    """
+    work = [_work(at, hardware, seconds) for at in spec.positions]
+    busiest = max(work, key=lambda each: each.microbatch)
+    bubble, method = _bubble(spec, work, busiest, exact=exact)
+    axes = []
+    for name in dict.fromkeys(name for each in work for name in each.axes):
+        of = [each.axes[name] for each in work if name in each.axes]
+        # ranks between the ends are alike, but their places in the pipeline differ: the rank with the most tells
+        shown = max(of, key=lambda axis: axis.exposed_seconds)
+        if name in _WITHIN:
+            shown = busiest.axes.get(name, shown)
+        axes.append(replace(shown, sent_bytes=max(axis.sent_bytes for axis in of)))
+    memory_rate = hardware.memory_bytes_per_second * hardware.efficiency.memory_rate
+    return StepTime(
+        busiest=busiest.at,
+        compute_seconds=busiest.compute_seconds * spec.microbatches,
+        update_seconds=max(owned_elements(at) for at in spec.positions) * UPDATE_BYTES / memory_rate,
+        bubble_seconds=bubble,
+        bubble_method=method,
+        axes=tuple(axes),
+    )
+
+
+def _work(at: Position, hardware: Hardware, seconds: Seconds) -> _Work:
+    """Return a rank's microbatch: what stands in the way of its passes goes into them, the rest stays an axis."""
+    spec, efficiency = at.spec, hardware.efficiency
+    flops = stage_flops(at)
+    rate = hardware.flops_per_second * efficiency.gemm * (1.0 if spec.mixed else hardware.float32_share)
+    moved = again_bytes(at) / (hardware.memory_bytes_per_second * efficiency.memory_rate)
+    compute = (flops.forward / rate, (flops.backward + flops.again) / rate + moved)
+    windows = {
+        "cp": 3 * flops.attention / rate * spec.microbatches if spec.cp_method in _HIDEABLE_CP else 0.0,
+        "fsdp": sum(compute) * (1 if spec.size("pp") > 1 else spec.microbatches),
+        "dp": compute[1],
+        "edp": compute[1],
+    }
+    by_axis: dict[str, list[PlacedCall]] = {}
+    for call in calls(at):
+        by_axis.setdefault(call.axis, []).append(
+            PlacedCall.of(call, _place(call.group, spec.mesh, hardware.gpus_per_node))
+        )
+    axes = {
+        name: _axis(name, group, efficiency.overlap.get(name, 0.0), windows.get(name, 0.0), seconds)
+        for name, group in by_axis.items()
+    }
+    blocking = sum(axes[name].exposed_seconds for name in _WITHIN if name in axes) / spec.microbatches
+    share = 1 / 3 if spec.checkpointing == "full" else 1 / 2
+    return _Work(
+        at=at,
+        compute_seconds=sum(compute),
+        forward=compute[0] + blocking * share,
+        backward=compute[1] + blocking * (1 - share),
+        axes=axes,
+    )
+
+
+def _axis(name: str, of: Sequence[PlacedCall], overlap: float, window: float, seconds: Seconds) -> Axis:
+    total = sum(one.count * seconds(one) for one in of)
+    if name == "pp":
+        exposed, assumption = 0.0, "its latency is in the bubble, its bytes pass beside compute"
+    elif overlap and window:
+        exposed = max(total * (1 - overlap), total - window)
+        assumption = f"max({1 - overlap:.0%} of it, what exceeds {window:.3g} s of compute)"
+    else:
+        exposed, assumption = total, "nothing hides it"
+    return Axis(
+        name=name,
+        seconds=total,
+        exposed_seconds=exposed,
+        sent_bytes=sum(one.sent for one in of),
+        where=max((one.place for one in of), key=lambda place: place.ranks).words,
+        assumption=assumption,
+    )
+
+
+def _bubble(spec: StepSpec, work: Sequence[_Work], busiest: _Work, *, exact: bool) -> tuple[float, str]:
+    """Return the seconds in which the busiest rank waits for its pipeline, and how that was found."""
+    pp, chunks = spec.size("pp"), spec.stages_per_rank
+    if pp == 1:
+        return 0.0, "no pipeline"
+    messages = sum(call.times for call in calls(busiest.at) if call.axis == "pp")
+    hop = busiest.axes["pp"].seconds / messages if "pp" in busiest.axes else 0.0
+    of_rank = _by_rank(spec, work)
+    forward, backward = (sum(getattr(each, name) for each in of_rank) / pp for name in ("forward", "backward"))
+    form = closed_form(
+        spec.schedule,
+        ranks=pp,
+        microbatches=spec.microbatches,
+        chunks=chunks,
+        f=forward,
+        i=backward / 2,
+        w=backward / 2,
+    )
+    if form.makespan_bubble_seconds is None or (exact and pp * spec.microbatches * chunks * 2 <= MOST_ACTIONS):
+        waited = _simulated(spec, of_rank, hop) - spec.microbatches * busiest.microbatch
+        return max(0.0, waited), "simulated with each stage's times and the link's latency"
+    # a pipeline fills and drains over its mean stage, and each hop of that adds a message
+    return form.makespan_bubble_seconds + 2 * (pp - 1) * hop, f"closed form {form.note}, and 2(P-1) messages"
+
+
+def _by_rank(spec: StepSpec, work: Sequence[_Work]) -> list[_Work]:
+    """Return the work of every rank of the pipeline: the ends once each, the others as the middle one."""
+    if len(work) == spec.size("pp"):
+        return list(work)
+    return [work[0], *[work[1]] * (spec.size("pp") - 2), work[-1]]
+
+
+def _simulated(spec: StepSpec, work: Sequence[_Work], hop: float) -> float:
+    """Return the makespan of the schedule's own order of actions, each rank's times spread over its stages' layers."""
+    schedule = make_schedule(
+        spec.schedule, ranks=len(work), microbatches=spec.microbatches, chunks=spec.stages_per_rank
+    )
+    seconds: dict[tuple[int, str], float] = {}
+    for rank, each in enumerate(work):
+        at = spec.at_stage(rank)
+        for stage in at.stages:
+            share = at.layers_by_stage[stage] / at.layers
+            forward, backward = each.forward * share, each.backward * share
+            seconds[stage, "F"], seconds[stage, "B"] = forward, backward
+            seconds[stage, "I"] = seconds[stage, "W"] = backward / 2
+
+    def of(action: Action) -> float:
+        return seconds[action.stage, action.kind]
+
+    return simulate(schedule, of, lambda source, target: hop).makespan

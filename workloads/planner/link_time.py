@@ -20,6 +20,7 @@ from bench.results.records import Record
 from bench.results.runs import Run
 from bench.results.stats import median
 from bench.text import UserError
+from workloads.costs.communication_pattern import Call as PatternCall
 from workloads.costs.communication_pattern import sent_bytes
 from workloads.planner.hardware import Hardware
 from workloads.planner.placement import Place
@@ -51,6 +52,11 @@ class Call:
     count: float
     place: Place
     why: str
+
+    @staticmethod
+    def of(call: PatternCall, place: Place) -> "Call":
+        """Return the calls of a step's pattern at a place."""
+        return Call(axis=call.axis, op=call.op, num_bytes=call.num_bytes, count=call.times, place=place, why=call.why)
 
     @property
     def sent(self) -> float:

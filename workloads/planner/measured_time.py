@@ -9,17 +9,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from bench.results.details import Action
-from workloads.costs.parameter_table import ParameterPart, parts_of_rank
-from workloads.model.shapes import BUCKET, parse_compute
-from workloads.pipeline_parallel.pipeline_case import Pipeline, pipeline_of
+from bench.text import counted
+from workloads.costs.memory import schedule_of
+from workloads.costs.parameter_table import ParameterPart, parts_of
+from workloads.costs.step_spec import StepSpec
 from workloads.pipeline_parallel.simulate import simulate
 from workloads.planner.link_time import Call, Seconds
-from workloads.planner.measured_calls import Step
 
 _FORWARD, _BACKWARD = 1 / 3, 2 / 3  # of a layer's arithmetic: forward, then the gradients of inputs and of weights
-_BUCKETED = ("ddp", "zero1")
-_SHARDED = ("zero2", "zero3", "hsdp", "tp_fsdp")
-_WITHIN = ("tp", "cp", "ep")  # axes whose calls stand between the operations of a microbatch
+_WITHIN = ("tp", "cp", "ring", "ulysses", "ep", "etp")  # axes whose calls stand between the operations of a microbatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +37,15 @@ class Bucket:
     ready: float
 
 
-def declared_compute(step: Step) -> float | None:
+def declared_compute(spec: StepSpec) -> float | None:
     """Return the compute of a step whose compute is timed: 3 T a microbatch, a forward again if checkpointed."""
-    timed = parse_compute(str(step.params["compute"]))
-    if timed is None:
+    if spec.timed_seconds is None:
         return None
-    return (4 if step.params["checkpointing"] == "full" else 3) * timed * step.microbatches
+    return (4 if spec.checkpointing == "full" else 3) * spec.timed_seconds * spec.microbatches
 
 
 def row_time(
-    step: Step,
+    spec: StepSpec,
     calls: Sequence[Call],
     seconds: Seconds,
     *,
@@ -62,24 +59,25 @@ def row_time(
         exposed[call.axis] = exposed.get(call.axis, 0.0) + call.count * seconds(call)
     rule = "nothing hides communication"
     if "pp" in exposed:
-        message = next(call for call in calls if call.axis == "pp")
-        hop = seconds(message)
+        hop = seconds(next(call for call in calls if call.axis == "pp"))
         within = sum(took for axis, took in exposed.items() if axis in _WITHIN)
         after = sum(took for axis, took in exposed.items() if axis not in (*_WITHIN, "pp"))
-        pipeline = pipeline_of(step.params, step.shape, message.place.ranks)
         busy, rendezvous = compute_seconds + within, backend == "gloo"
-        at_once, makespan = (_makespan(pipeline, busy, late, rendezvous=rendezvous) for late in (0.0, hop))
+        at_once, makespan = (_makespan(spec, busy, late, rendezvous=rendezvous) for late in (0.0, hop))
         return RowTime(
             seconds=makespan + after + outside_seconds,
             exposed_seconds={**exposed, "pp": makespan - at_once},
-            rule=f"{pipeline.schedule.name} simulated, each message {hop * 1e3:.3g} ms on its way"
+            rule=f"{schedule_of(spec).name} simulated, each message {hop * 1e3:.3g} ms on its way"
             + (" once its receiver asks for it" if rendezvous else ""),
         )
-    if step.name in _BUCKETED and not calls:
+    if spec.overlaps and set(spec.mesh) == {"dp"}:
+        summed = [call for call in calls if call.op == "all_reduce"]
         rule = "no rank to sum with"
-    elif step.name in _BUCKETED:
-        exposed, rule = _bucketed(step, calls, seconds, compute_seconds)
-    elif step.name in _SHARDED and (backend != "gloo" or step.params.get("prefetch") == "explicit"):
+        if summed:
+            exposed, rule = _bucketed(spec, summed[0], calls, seconds, compute_seconds)
+        elif calls:
+            rule = "gradients are scattered after the backward pass, and parameters gathered after the update"
+    elif spec.overlaps and "fsdp" in spec.mesh and (backend != "gloo" or spec.prefetches):
         # NCCL also scatters beside the next layer, where gloo blocks
         windows = {"all_gather": compute_seconds}
         if backend != "gloo":
@@ -92,21 +90,16 @@ def row_time(
 
 
 def _bucketed(
-    step: Step, calls: Sequence[Call], seconds: Seconds, compute_seconds: float
+    spec: StepSpec, summed: Call, calls: Sequence[Call], seconds: Seconds, compute_seconds: float
 ) -> tuple[dict[str, float], str]:
     """DDP: each bucket under what is left of the backward pass; ZeRO-1's broadcasts come after the update."""
-    summed = next(call for call in calls if call.op == "all_reduce")
-    buckets = buckets_of(
-        parts_of_rank(step.shape, (0,), (step.shape.layers,)),
-        cap_bytes=float(step.params.get("bucket_mb", BUCKET.default)) * 2**20,
-        element_bytes=step.element_bytes,
-    )
-    rounds = 1 if step.params.get("no_sync") else step.microbatches
-    window = compute_seconds * _BACKWARD / step.microbatches
+    width = spec.reduced_bytes or spec.element_bytes
+    buckets = buckets_of(list(parts_of(spec.at(0))), cap_bytes=spec.bucket_bytes, element_bytes=width)
+    rounds = spec.microbatches if spec.each_microbatch else 1
+    window = compute_seconds * _BACKWARD / spec.microbatches
     exposed = rounds * exposed_seconds(buckets, lambda size: seconds(replace(summed, num_bytes=size)), window)
     exposed += sum(call.count * seconds(call) for call in calls if call.op != "all_reduce")
-    count = f"{len(buckets)} bucket" + ("s" if len(buckets) > 1 else "")
-    return {summed.axis: exposed}, f"{count} summed in turn beside the backward pass"
+    return {summed.axis: exposed}, f"{counted(len(buckets), 'bucket')} summed in turn beside the backward pass"
 
 
 def buckets_of(parts: Sequence[ParameterPart], *, cap_bytes: float, element_bytes: int) -> list[Bucket]:
@@ -143,9 +136,9 @@ def _hidden(calls: Sequence[Call], seconds: Seconds, window: float) -> float:
     return max(0.0, sum(call.count * min(seconds(call), each) for call in calls) - max(map(seconds, calls)))
 
 
-def _makespan(pipeline: Pipeline, busy_seconds: float, hop_seconds: float, *, rendezvous: bool) -> float:
+def _makespan(spec: StepSpec, busy_seconds: float, hop_seconds: float, *, rendezvous: bool) -> float:
     """Return how long a schedule takes whose mean rank is busy for so long, each stage as its layers have it."""
-    schedule, layers = pipeline.schedule, pipeline.layers_by_stage
+    schedule, layers = schedule_of(spec), spec.at(0).layers_by_stage
     layer = busy_seconds * schedule.ranks / schedule.microbatches / sum(layers)
     share = {"F": _FORWARD, "B": _BACKWARD, "I": _BACKWARD / 2, "W": _BACKWARD / 2}
 

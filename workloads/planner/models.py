@@ -1,9 +1,16 @@
 """The models that can be planned: the measured steps' shapes, and some that no test machine could hold. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bench.text import UserError, did_you_mean, listed
-from workloads.model.shapes import SHAPES, Shape, num_layer_parameters, num_parameters
+from workloads.costs.parameter_table import whole_elements
+from workloads.costs.step_spec import StepSpec
+from workloads.expert_parallel.moe_case import Moe
+from workloads.expert_parallel.routing import BALANCED
+from workloads.mesh.axes import AXES
+from workloads.model.shapes import SHAPES, Shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,26 +22,50 @@ class Model:
     num_experts: int = 0
     top_k: int = 0
 
-    @property
-    def expert_parameters(self) -> int:
-        """Parameters of one expert: two matrices for gpt, three for llama, without biases."""
-        return (3 if self.shape.recipe == "llama" else 2) * self.shape.hidden * self.shape.ffn
-
-    @property
-    def dense_layer_parameters(self) -> int:
-        """Parameters of a layer that every rank of the expert axis holds: without experts, all of it."""
+    def moe(self, ep: int = 1) -> Moe | None:
+        """Return its mixture over ``ep`` ranks, routes even and nothing dropped; None without experts."""
         if not self.num_experts:
-            return num_layer_parameters(self.shape)
-        router = self.shape.hidden * self.num_experts
-        return num_layer_parameters(self.shape) - self.expert_parameters + router
+            return None
+        return Moe(
+            ep=ep,
+            etp=1,
+            tp=1,
+            experts=self.num_experts,
+            top_k=self.top_k,
+            expert_ffn=self.shape.ffn,
+            shared=0,
+            capacity=0.0,
+            scores="softmax",
+            aux=0.0,
+            variant="all_to_all",
+            chunks=1,
+            routing=BALANCED,
+            strength=0.0,
+        )
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, those of every expert included."""
+        return whole_elements(self.shape, self.moe())
+
+    def step(self, mesh: Mapping[str, int], **more: Any) -> StepSpec:
+        """Return a step of it on a mesh, as large clusters take it."""
+        return StepSpec(name=self.name, shape=self.shape, mesh=mesh, moe=self.moe(mesh.get("ep", 1)), **more)
 
 
-def num_model_parameters(model: Model) -> int:
-    """Return all parameters, those of every expert included."""
-    shape = model.shape
-    ends = num_parameters(shape) - shape.layers * num_layer_parameters(shape)
-    layer = model.dense_layer_parameters + model.num_experts * model.expert_parameters
-    return ends + shape.layers * layer
+def parse_mesh(text: str) -> dict[str, int]:
+    """Return the axes of ``dp=8,pp=4,tp=8``, outermost first; ``UserError`` for what is no axis, or named twice."""
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = (word.strip() for word in part.partition("="))
+        if name not in AXES:
+            raise UserError(f"--mesh {text!r}: axis {name!r} is not {listed(AXES)}{did_you_mean(name, AXES)}")
+        if name in mesh:
+            raise UserError(f"--mesh {text!r} names {name} twice")
+        if not size.isdecimal() or int(size) < 1:
+            raise UserError(f"--mesh {text!r}: {name} has size {size!r}, and needs a whole number above 0")
+        mesh[name] = int(size)
+    return mesh
 
 
 # arXiv 2407.21783, table 3; 2104.04473, table 1 (7.5 B and 529.6 B); 2005.14165, table 2.1

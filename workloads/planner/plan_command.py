@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from bench.results.runs import load_run
 from bench.text import UserError, did_you_mean, listed
+from workloads.costs.step_spec import CHECKPOINTING, PRECISIONS, Checkpointing, StepSpec
 from workloads.mesh.axes import CP_METHODS
 from workloads.pipeline_parallel.schedules import default_chunks
 from workloads.planner import render
-from workloads.planner.ask import CHECKPOINTING, PRECISIONS, Ask, Checkpointing, parse_mesh, require
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import Hardware, hardware_of
 from workloads.planner.link_time import Seconds, by_curves, curves_of, hardware_of_run
-from workloads.planner.models import model_of
+from workloads.planner.models import model_of, parse_mesh
 from workloads.planner.published import ASSUMED, published
 from workloads.planner.search import Wanted, lack_of, require_found, search
 
@@ -78,27 +78,26 @@ def machine_of(given: Given) -> Machine:
     return hardware, by_curves(curves_of(run)), notes
 
 
-def ask_of(given: Given) -> Ask:
+def ask_of(given: Given) -> StepSpec:
     """Return the step that the options mean; ``UserError`` by equation where a mesh cannot carry it."""
     if given.mesh is None:
         raise UserError("--mesh is missing: write one such as dp=8,pp=4,tp=8, or ask for --search")
     if given.microbatches and given.global_batch:
         raise UserError("--microbatches and --global-batch say the same thing: give one of them")
-    ask = replace(_without_mesh(given), mesh=parse_mesh(given.mesh), microbatches=given.microbatches or 1)
+    spec = replace(_without_mesh(given).on(parse_mesh(given.mesh)), microbatches=given.microbatches or 1)
     if given.global_batch:
-        ask = ask.with_batch(given.global_batch)
-    elif not given.microbatches and ask.pp > 1:
-        ask = replace(ask, microbatches=4 * ask.pp)
-    require(ask, given.gpus or ask.world)
-    return ask
+        spec = spec.with_batch(given.global_batch)
+    elif not given.microbatches and spec.size("pp") > 1:
+        spec = replace(spec, microbatches=4 * spec.size("pp"))
+    spec.require(given.gpus or spec.world)
+    return spec
 
 
-def _without_mesh(given: Given) -> Ask:
+def _without_mesh(given: Given) -> StepSpec:
     if given.model is None:
         raise UserError("--model is missing: --model llama3-70b, or --published, or --validate RUN")
-    return Ask(
-        model=model_of(given.model, given.sequence),
-        mesh={},
+    return model_of(given.model, given.sequence).step(
+        {},
         microbatch=given.microbatch or 1,
         element_bytes=PRECISIONS[given.precision],
         checkpointing=given.checkpointing or "none",

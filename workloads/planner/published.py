@@ -14,12 +14,11 @@ from dataclasses import replace
 import msgspec
 
 from bench.results.details import Published
-from workloads.costs.communication_pattern import state_bytes
+from workloads.costs.memory import state_bytes
 from workloads.model.shapes import Shape
 from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulate import simulate
-from workloads.planner.ask import Ask
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import PRESETS
 from workloads.planner.models import Model, model_of
@@ -40,16 +39,18 @@ def published() -> list[Published]:
 
 
 def zero_memory() -> list[Published]:
-    """Return ZeRO's state of 7.5 billion parameters on 64 ranks, mixed precision."""
+    """Return ZeRO's state of 7.5 billion parameters on 64 ranks, mixed precision: which of it each stage shards."""
+    whole = state_bytes(7.5e9, mixed=True)
+    parts = (whole.optimizer, whole.gradients, whole.parameters)
     return [
         Published(
             name=f"ZeRO memory, 7.5 B, 64 ranks: {name}",
             quoted=gigabytes,
-            predicted=state_bytes(name, 7_500_000_000, 64, mixed=True).total / 1e9,
+            predicted=(sum(parts[:stage]) / 64 + sum(parts[stage:])) / 1e9,
             unit="GB",
             source="arXiv 1910.02054, figure 1",
         )
-        for name, gigabytes in (("ddp", 120.0), ("zero1", 31.4), ("zero2", 16.6), ("zero3", 1.88))
+        for stage, (name, gigabytes) in enumerate({"ddp": 120.0, "zero1": 31.4, "zero2": 16.6, "zero3": 1.88}.items())
     ]
 
 
@@ -75,8 +76,8 @@ def bubbles() -> list[Published]:
 def tensor_drops() -> list[Published]:
     """Return how much throughput a GPU loses where tensor parallelism doubles, inside an 8-GPU node and beyond it."""
     sizes = (2, 4, 8, 16, 32)
-    asks = [Ask(model=Model(name="gpt-3b", shape=_THREE_BILLION), mesh={"tp": tp}) for tp in sizes]
-    rates = {ask.tp: dry_run(ask, PRESETS["h100"]).tokens_per_second / ask.tp for ask in asks}
+    model = Model(name="gpt-3b", shape=_THREE_BILLION)
+    rates = {tp: dry_run(model.step({"tp": tp}), PRESETS["h100"]).tokens_per_second / tp for tp in sizes}
     figures = {"TP (3B Model)": (-0.108, -0.122, -0.427, -0.656), "TP/SP (3B Model)": (-0.05, -0.191, -0.434, -0.414)}
     return [
         Published(
@@ -96,28 +97,28 @@ def scaling() -> list[Published]:
 
     Megatron counts what is executed, recomputation included. ZeRO-3's microbatch is the batch over the GPUs: 4, 2, 1.
     """
-    step, gpus = Ask(model=model_of("gpt-175b"), mesh={}, checkpointing="full"), (384, 768, 1536)
+    step, gpus = model_of("gpt-175b").step({}, checkpointing="full"), (384, 768, 1536)
     asks = {
-        "ZeRO-3": [replace(step, mesh={"fsdp": n}, microbatch=1536 // n) for n in gpus],
-        "TP+PP+DP": [replace(step, mesh={"dp": n // 96, "pp": 12, "tp": 8}).with_batch(1536) for n in gpus],
+        "ZeRO-3": [replace(step.on({"fsdp": n}), microbatch=1536 // n) for n in gpus],
+        "TP+PP+DP": [step.on({"dp": n // 96, "pp": 12, "tp": 8}).with_batch(1536) for n in gpus],
     }
     quoted = {"ZeRO-3": (144.0, 88.0, 44.0), "TP+PP+DP": (153.0, 149.0, 141.0)}
     return [
         Published(
-            name=f"175 B, batch 1,536, TFLOP/s a GPU: {name}, {ask.world} GPUs",
+            name=f"175 B, batch 1,536, TFLOP/s a GPU: {name}, {spec.world} GPUs",
             quoted=rate,
-            predicted=megatron_flops_per_second(dry_run(ask, SELENE)) / 1e12,
+            predicted=megatron_flops_per_second(dry_run(spec, SELENE)) / 1e12,
             unit="TFLOP/s",
             source="arXiv 2104.04473, table 2",
         )
         for name, rates in quoted.items()
-        for ask, rate in zip(asks[name], rates, strict=True)
+        for spec, rate in zip(asks[name], rates, strict=True)
     ]
 
 
 def megatron_flops_per_second(run: DryRun) -> float:
     """Return FLOP/s of one GPU by 96 B s l h^2 (1 + s/6h + V/16lh) (arXiv 2104.04473, equation 3)."""
-    shape, ask = run.ask.model.shape, run.ask
+    shape, spec = run.spec.shape, run.spec
     h, s, layers = shape.hidden, shape.sequence, shape.layers
-    flops = 96 * ask.tokens * layers * h**2 * (1 + s / (6 * h) + shape.vocabulary / (16 * layers * h))
-    return flops / run.time.seconds / ask.world
+    flops = 96 * spec.tokens * layers * h**2 * (1 + s / (6 * h) + shape.vocabulary / (16 * layers * h))
+    return flops / run.time.seconds / spec.world

@@ -8,7 +8,7 @@ import msgspec
 
 from bench.results.details import COMPONENTS, Published
 from workloads.planner.dry_run import DryRun
-from workloads.planner.formulas import formulas_of
+from workloads.planner.explain import formulas_of
 from workloads.planner.hardware import Hardware
 from workloads.planner.published import ASSUMED
 from workloads.planner.search import Found, Wanted, binding_of, rationale
@@ -35,21 +35,22 @@ def duration(seconds: float) -> str:
 
 def dry_run_text(run: DryRun, notes: Sequence[str] = ()) -> str:
     """Return what is asked, then memory, axes, the step, and what was assumed."""
-    ask = run.ask
+    spec = run.spec
     batch = (
-        f"{ask.model.name} on {ask.world} GPUs ({run.hardware.name}), mesh {ask.mesh_text}: global batch "
-        f"{ask.global_batch} = {ask.dp * ask.fsdp} data ranks x {ask.microbatches} microbatches x {ask.microbatch}, "
-        f"sequence {ask.model.shape.sequence}, checkpointing {ask.checkpointing}, schedule {ask.schedule}"
+        f"{spec.name} on {spec.world} GPUs ({run.hardware.name}), mesh {spec.mesh_text}: global batch "
+        f"{spec.global_batch} = {spec.size('dp', 'fsdp')} data ranks x {spec.microbatches} microbatches x "
+        f"{spec.microbatch}, sequence {spec.shape.sequence}, "
+        f"checkpointing {spec.checkpointing}, schedule {spec.schedule}"
     )
     parts = [f"Predicted, not measured: {batch}", _memory(run), _axes(run), _step(run)]
-    return "\n\n".join([*(part for part in parts if part), assumptions(run.hardware, ask.element_bytes, notes)])
+    return "\n\n".join([*(part for part in parts if part), assumptions(run.hardware, spec.element_bytes, notes)])
 
 
 def _memory(run: DryRun) -> str:
     whole, usable = run.fullest.memory.total, run.hardware.usable_bytes
     unit, factor = ("GB", 1e9) if whole >= 1e9 else ("MB", 1e6)
     rows = [
-        [held.part.words, *(f"{getattr(held.memory, name) / factor:.2f}" for name in (*COMPONENTS, "total"))]
+        [held.at.words, *(f"{getattr(held.memory, name) / factor:.2f}" for name in (*COMPONENTS, "total"))]
         for held in run.ranks
     ]
     head = [f"memory, {unit} a rank", *COMPONENTS, "total"]
@@ -78,8 +79,8 @@ def _step(run: DryRun) -> str:
     rows = [[name, duration(seconds), f"{seconds / time.seconds:.1%}"] for name, seconds in parts.items()]
     lines = [
         table(["step of the busiest rank", "time", "share"], rows),
-        *([f"bubble: {time.bubble_method}"] if run.ask.pp > 1 else []),
-        f"{run.tokens_per_second:,.0f} tokens/s, {run.tokens_per_second / run.ask.world:,.0f} a GPU, "
+        *([f"bubble: {time.bubble_method}"] if run.spec.size("pp") > 1 else []),
+        f"{run.tokens_per_second:,.0f} tokens/s, {run.tokens_per_second / run.spec.world:,.0f} a GPU, "
         f"{run.model_flops_per_second / 1e12:.4g} TFLOP/s a GPU, MFU {run.mfu:.1%}",
         *run.caveats,
     ]
@@ -125,10 +126,10 @@ def search_text(found: Found, wanted: Wanted, notes: Sequence[str] = ()) -> str:
     head = ["mesh", "microbatch", "microbatches", "checkpointing", "bound by", "step", "tokens/s", "MFU", "GB"]
     rows = [
         [
-            run.ask.mesh_text,
-            str(run.ask.microbatch),
-            str(run.ask.microbatches),
-            run.ask.checkpointing,
+            run.spec.mesh_text,
+            str(run.spec.microbatch),
+            str(run.spec.microbatches),
+            run.spec.checkpointing,
             binding_of(run),
             duration(run.time.seconds),
             f"{run.tokens_per_second:,.0f}",
@@ -137,10 +138,10 @@ def search_text(found: Found, wanted: Wanted, notes: Sequence[str] = ()) -> str:
         ]
         for run in found.best
     ]
-    caveats = [f"{run.ask.mesh_text}: {caveat}" for run in found.best for caveat in run.caveats]
+    caveats = [f"{run.spec.mesh_text}: {caveat}" for run in found.best for caveat in run.caveats]
     parts = [
-        f"Predicted, not measured: {wanted.step.model.name} on {wanted.gpus} GPUs ({hardware.name}) at global batch "
-        f"{wanted.global_batch} of {wanted.step.model.shape.sequence} tokens; {found.tried} candidates, "
+        f"Predicted, not measured: {wanted.step.name} on {wanted.gpus} GPUs ({hardware.name}) at global batch "
+        f"{wanted.global_batch} of {wanted.step.shape.sequence} tokens; {found.tried} candidates, "
         f"{found.too_large} too large, {sum(found.refused.values())} refused by a rule",
         "\n".join([table(head, rows, left=5), *caveats]),
         "\n  ".join(["Why the first:", *rationale(found)]),
@@ -165,23 +166,23 @@ def as_line(value: object) -> str:
 
 def dry_run_json(run: DryRun, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Return a dry run; every number is predicted."""
-    ask, time = run.ask, run.time
+    spec, time = run.spec, run.time
     return {
         "kind": "dry-run",
         "predicted": True,
-        "model": ask.model.name,
-        "gpus": ask.world,
-        "mesh": dict(ask.mesh),
-        "microbatch": ask.microbatch,
-        "microbatches": ask.microbatches,
-        "global_batch": ask.global_batch,
-        "sequence": ask.model.shape.sequence,
-        "element_bytes": ask.element_bytes,
-        "checkpointing": ask.checkpointing,
-        "schedule": ask.schedule,
+        "model": spec.name,
+        "gpus": spec.world,
+        "mesh": dict(spec.mesh),
+        "microbatch": spec.microbatch,
+        "microbatches": spec.microbatches,
+        "global_batch": spec.global_batch,
+        "sequence": spec.shape.sequence,
+        "element_bytes": spec.element_bytes,
+        "checkpointing": spec.checkpointing,
+        "schedule": spec.schedule,
         "fits": run.fits,
         "memory_bytes": [
-            {"rank": held.part.words, **asdict(held.memory), "total": held.memory.total} for held in run.ranks
+            {"rank": held.at.words, **asdict(held.memory), "total": held.memory.total} for held in run.ranks
         ],
         "usable_bytes": run.hardware.usable_bytes,
         "step_seconds": time.seconds,

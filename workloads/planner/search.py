@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from bench.text import UserError
+from workloads.costs.memory import memory_of, state_bytes
+from workloads.costs.parameter_table import whole_elements
+from workloads.costs.step_spec import CHECKPOINTING, Checkpointing, StepSpec
 from workloads.mesh.axes import refuse_experts, refuse_heads, refuse_sequence
-from workloads.planner.ask import CHECKPOINTING, Ask, Checkpointing, refusal
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Seconds
-from workloads.planner.rank_memory import memory_of, total_state_bytes
-from workloads.planner.stage_parts import parts_of
 
 ORDER = ("dp", "pp", "fsdp", "cp", "tp")
 MOST_GPUS = 1 << 17
@@ -41,7 +41,7 @@ class Wanted:
     ``microbatch`` 0 and ``checkpointing`` None try all.
     """
 
-    step: Ask
+    step: StepSpec
     gpus: int
     global_batch: int
     microbatch: int = 0
@@ -76,35 +76,35 @@ def search(wanted: Wanted, hardware: Hardware, *, top: int = 10, seconds: Second
     refused: Counter[str] = Counter()
     equations: dict[str, str] = {}
     fitting: list[DryRun] = []
-    nearest: tuple[float, Ask] | None = None
+    nearest: tuple[float, StepSpec] | None = None
     tried = too_large = 0
-    for ask in candidates(wanted):
-        last = fitting[-1].ask if fitting else None
-        if last is not None and ask.mesh is last.mesh and ask.microbatch == last.microbatch:
+    for spec in candidates(wanted):
+        last = fitting[-1].spec if fitting else None
+        if last is not None and spec.mesh is last.mesh and spec.microbatch == last.microbatch:
             continue  # which fits already with less that is computed again
         tried += 1
-        reason = refusal(ask)
+        reason = spec.refusal()
         if reason is not None:
             rule = re.split(r"\W+", reason.lstrip("("), maxsplit=1)[0]
             refused[rule] += 1
-            equations.setdefault(rule, f"{ask.mesh_text}: {reason}")
+            equations.setdefault(rule, f"{spec.mesh_text}: {reason}")
             continue
-        needed = max(memory_of(ask, part).total for part in parts_of(ask))
+        needed = max(memory_of(at).total for at in spec.positions)
         if needed > hardware.usable_bytes:
             too_large += 1
             if nearest is None or needed < nearest[0]:
-                nearest = (needed, ask)
+                nearest = (needed, spec)
             continue
-        fitting.append(dry_run(ask, hardware, seconds=seconds, exact=False))
+        fitting.append(dry_run(spec, hardware, seconds=seconds, exact=False))
     fitting.sort(key=_rank)
     fastest: dict[str, DryRun] = {}
     for run in fitting:
-        fastest.setdefault(run.ask.mesh_text, run)
+        fastest.setdefault(run.spec.mesh_text, run)
     best = tuple(fastest.values())[:top]
-    used = [name for name, size in best[0].ask.mesh.items() if size > 1] if best else []
+    used = [name for name, size in best[0].spec.mesh.items() if size > 1] if best else []
     return Found(
         best=best,
-        without={name: next((run for run in fitting if run.ask.mesh.get(name, 1) == 1), None) for name in used},
+        without={name: next((run for run in fitting if run.spec.mesh.get(name, 1) == 1), None) for name in used},
         tried=tried,
         refused=dict(refused),
         equations=equations,
@@ -115,12 +115,12 @@ def search(wanted: Wanted, hardware: Hardware, *, top: int = 10, seconds: Second
 
 def _rank(run: DryRun) -> tuple[float, int, int, float]:
     """Order by step time to three digits, then by axes, then by what is computed again, then by memory."""
-    num_axes = sum(size > 1 for size in run.ask.mesh.values())
-    again = CHECKPOINTING.index(run.ask.checkpointing)
+    num_axes = sum(size > 1 for size in run.spec.mesh.values())
+    again = CHECKPOINTING.index(run.spec.checkpointing)
     return float(f"{run.time.seconds:.3g}"), num_axes, again, run.fullest.memory.total
 
 
-def candidates(wanted: Wanted) -> Iterator[Ask]:
+def candidates(wanted: Wanted) -> Iterator[StepSpec]:
     """Yield every mesh with every microbatch and checkpointing that makes the global batch; rules are yet to be asked.
 
     What the model's own sizes forbid whatever else is chosen is left out at once: heads over tp, tokens over cp.
@@ -130,12 +130,14 @@ def candidates(wanted: Wanted) -> Iterator[Ask]:
     for mesh, microbatch in product(meshes(wanted), microbatches):
         count, rest = divmod(wanted.global_batch, mesh["dp"] * mesh["fsdp"] * microbatch)
         for how in hows if not rest else ():
-            yield replace(wanted.step, mesh=mesh, microbatch=microbatch, microbatches=count, checkpointing=how)
+            step = wanted.step.on(mesh)
+            yield replace(step, microbatch=microbatch, microbatches=count, checkpointing=how)
 
 
 def meshes(wanted: Wanted) -> Iterator[dict[str, int]]:
     """Yield the meshes whose product is the GPUs, with every ``ep`` that divides the experts."""
-    shape, experts = wanted.step.model.shape, wanted.step.model.num_experts
+    shape, moe = wanted.step.shape, wanted.step.moe
+    experts = moe.experts if moe else 0
     for tp in divisors(wanted.gpus):
         if refuse_heads(shape, {"tp": tp}, experts=experts > 0):
             continue
@@ -159,7 +161,7 @@ def require_found(wanted: Wanted, hardware: Hardware, found: Found) -> None:
     """Refuse a search that found nothing: what memory or which rule stops, and the fewest GPUs that would do."""
     if found.best:
         return
-    model = wanted.step.model.name
+    model = wanted.step.name
     lack = f"{model} on {wanted.gpus} GPUs at global batch {wanted.global_batch}: "
     if found.nearest is not None:
         least = found.nearest.fullest.memory.total / 1e9
@@ -178,7 +180,7 @@ def require_found(wanted: Wanted, hardware: Hardware, found: Found) -> None:
 
 def lack_of(run: DryRun) -> str:
     """Return what a dry run that does not fit lacks, and the fewest GPUs that would do at its global batch."""
-    wanted = Wanted(step=run.ask, gpus=run.ask.world, global_batch=run.ask.global_batch)
+    wanted = Wanted(step=run.spec, gpus=run.spec.world, global_batch=run.spec.global_batch)
     return f"{run.missing}; it has {_state(wanted, run.hardware)}; {smallest_words(wanted, run.hardware)}"
 
 
@@ -187,7 +189,7 @@ def smallest_words(wanted: Wanted, hardware: Hardware) -> str:
     best = smallest_feasible(wanted, hardware)
     if best is None:
         return f"no number of GPUs up to {MOST_GPUS} fits it at global batch {wanted.global_batch}"
-    return f"smallest feasible: {best.ask.world} GPUs as {_chosen(best)}"
+    return f"smallest feasible: {best.spec.world} GPUs as {_chosen(best)}"
 
 
 def smallest_feasible(wanted: Wanted, hardware: Hardware) -> DryRun | None:
@@ -195,16 +197,17 @@ def smallest_feasible(wanted: Wanted, hardware: Hardware) -> DryRun | None:
 
     Numbers of GPUs are products of sizes that the axes can have one by one, whose memory holds the state at least once.
     """
-    step, shape = wanted.step, wanted.step.model.shape
-    experts = step.model.num_experts > 0
-    tensor = [size for size in divisors(shape.heads) if not refuse_heads(shape, {"tp": size}, experts=experts)]
+    step, shape = wanted.step, wanted.step.shape
+    tensor = [
+        size for size in divisors(shape.heads) if not refuse_heads(shape, {"tp": size}, experts=step.moe is not None)
+    ]
     context = [
         size for size in divisors(shape.sequence) if not refuse_sequence(shape, {"cp": size}, cp_method=step.cp_method)
     ]
     sizes = {1}
     for axis in (tensor, divisors(shape.layers), divisors(wanted.global_batch), context):
         sizes = {one * size for one in sizes for size in axis}
-    least = total_state_bytes(step.model, step.element_bytes) / hardware.usable_bytes
+    least = _state_bytes(step) / hardware.usable_bytes
     for gpus in sorted(size for size in sizes if least <= size <= MOST_GPUS):
         if best := search(replace(wanted, gpus=gpus), hardware, top=1).best:
             return best[0]
@@ -212,12 +215,16 @@ def smallest_feasible(wanted: Wanted, hardware: Hardware) -> DryRun | None:
 
 
 def _state(wanted: Wanted, hardware: Hardware) -> str:
-    state = total_state_bytes(wanted.step.model, wanted.step.element_bytes) / 1e9
+    state = _state_bytes(wanted.step) / 1e9
     return f"{state:,.0f} GB of state over {wanted.gpus} x {hardware.memory_bytes / 1e9:,.0f} GB"
 
 
+def _state_bytes(spec: StepSpec) -> float:
+    return state_bytes(whole_elements(spec.shape, spec.moe), mixed=spec.mixed).total
+
+
 def _chosen(run: DryRun) -> str:
-    return f"{run.ask.mesh_text} with microbatch {run.ask.microbatch} and checkpointing {run.ask.checkpointing}"
+    return f"{run.spec.mesh_text} with microbatch {run.spec.microbatch} and checkpointing {run.spec.checkpointing}"
 
 
 def binding_of(run: DryRun) -> str:
@@ -229,8 +236,8 @@ def binding_of(run: DryRun) -> str:
     time = run.time
     losses = {f"link {axis.name}": axis.exposed_seconds for axis in time.axes if axis.exposed_seconds}
     if time.bubble_seconds:
-        losses["batch" if run.ask.microbatch == 1 else "bubble"] = time.bubble_seconds
-    if run.ask.checkpointing == "full":
+        losses["batch" if run.spec.microbatch == 1 else "bubble"] = time.bubble_seconds
+    if run.spec.checkpointing == "full":
         losses["memory"] = time.compute_seconds / 4  # a fourth of what is executed is executed twice
     losses["update"] = time.update_seconds
     worst, lost = max(losses.items(), key=lambda each: each[1])
@@ -246,29 +253,30 @@ def rationale(found: Found) -> list[str]:
     Each sentence has the numbers of this model on this machine.
     """
     best = found.best[0]
-    ask, memory, seconds, usable = best.ask, best.fullest.memory, best.time.seconds, best.hardware.usable_bytes
+    spec, memory, seconds, usable = best.spec, best.fullest.memory, best.time.seconds, best.hardware.usable_bytes
+    size = spec.size
     lines = [
-        f"fit: {total_state_bytes(ask.model, ask.element_bytes) / 1e9:,.0f} GB of state over pp({ask.pp}) * "
-        f"tp({ask.tp}) * fsdp({ask.fsdp}){f' and ep({ask.ep})' if ask.ep > 1 else ''} leave {memory.state / 1e9:,.1f} "
-        f"GB; with {memory.activations / 1e9:,.1f} GB of activations (microbatch {ask.microbatch}, checkpointing "
-        f"{ask.checkpointing}) and {memory.buffers / 1e9:,.1f} GB of buffers that is {memory.total / usable:.0%} of "
-        f"{usable / 1e9:,.1f} GB usable"
+        f"fit: {_state_bytes(spec) / 1e9:,.0f} GB of state over pp({size('pp')}) * tp({size('tp')}) * "
+        f"fsdp({size('fsdp')}){' and ep(' + str(size('ep')) + ')' if size('ep') > 1 else ''} "
+        f"leave {memory.state / 1e9:,.1f} GB; with {memory.activations / 1e9:,.1f} GB of activations "
+        f"(microbatch {spec.microbatch}, checkpointing {spec.checkpointing}) and {memory.buffers / 1e9:,.1f} GB of "
+        f"buffers that is {memory.total / usable:.0%} of {usable / 1e9:,.1f} GB usable"
     ]
     axes = {axis.name: axis for axis in best.time.axes}
-    for name in (name for name in _WHY if ask.mesh.get(name, 1) > 1):
+    for name in (name for name in _WHY if spec.mesh.get(name, 1) > 1):
         cost = f"{axes[name].exposed_seconds / seconds:.1%} of the step is exposed"
         if name == "pp":
             cost = f"its bubble is {best.time.bubble_seconds / seconds:.1%} of the step"
         other = found.without[name]
         instead = f"without {name} nothing fits or no rule allows it"
         if other is not None:
-            instead = f"without it the fastest is {other.ask.mesh_text}, {other.time.seconds / seconds - 1:+.1%}"
-        lines.append(f"{name}={ask.mesh[name]} {_WHY[name]}, {axes[name].where}: {cost}; {instead}")
-    num_axes = len(ask.mesh_text.split(","))
-    simpler = next((run for run in found.best if len(run.ask.mesh_text.split(",")) < num_axes), None)
+            instead = f"without it the fastest is {other.spec.mesh_text}, {other.time.seconds / seconds - 1:+.1%}"
+        lines.append(f"{name}={spec.mesh[name]} {_WHY[name]}, {axes[name].where}: {cost}; {instead}")
+    num_axes = len(spec.mesh_text.split(","))
+    simpler = next((run for run in found.best if len(run.spec.mesh_text.split(",")) < num_axes), None)
     if simpler is not None and simpler.time.seconds <= 1.03 * seconds:
         slower = f"{simpler.time.seconds / seconds - 1:.1%} slower, less than a prediction can tell"
-        lines.append(f"simpler: {simpler.ask.mesh_text} has fewer axes and is {slower}")
+        lines.append(f"simpler: {simpler.spec.mesh_text} has fewer axes and is {slower}")
     lines.append(
         f"bound by {binding_of(best)}: {seconds:.3g} s a step, {best.tokens_per_second:,.0f} tokens/s, MFU "
         f"{best.mfu:.1%}, as predicted under the assumptions above"

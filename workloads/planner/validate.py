@@ -16,14 +16,19 @@ from bench.results.runs import Run
 from bench.results.stats import median
 from bench.text import UserError, writing
 from workloads.catalogue import DEFINITIONS
+from workloads.costs.communication_pattern import calls
+from workloads.costs.memory import memory_of
+from workloads.costs.step_spec import StepSpec
+from workloads.costs.strategies import STRATEGIES
+from workloads.expert_parallel.routing import BALANCED
+from workloads.planner.link_time import Call as PlacedCall
 from workloads.planner.link_time import Curve, beyond, by_curves, curves_of
-from workloads.planner.measured_activations import activations_of
-from workloads.planner.measured_calls import KINDS, Step, expected
 from workloads.planner.measured_time import declared_compute, row_time
+from workloads.planner.placement import Place
 from workloads.planner.published import published
 from workloads.planner.render import duration, published_text, table
 
-_WHOLE = {definition.name: definition.whole for definition in DEFINITIONS}
+_DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
 
 
 def validate(run: Run, fits: Run | None = None) -> Validation:
@@ -37,7 +42,7 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
         if record.case.name.startswith("workload."):
             steps.setdefault(record.case.id, []).append(record)
     if not steps:
-        raise UserError(f"{run.path} holds no training step: a validation needs some of {', '.join(KINDS)}")
+        raise UserError(f"{run.path} holds no training step: a validation needs some of {', '.join(STRATEGIES)}")
     curves = curves_of(fits)
     if not curves:
         raise UserError(
@@ -72,31 +77,29 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
     if not measured:
         return records[0].reason or records[0].status
     case, world, metrics = measured[0].case, measured[0].world, _medians(measured)
-    step = Step(
-        name=case.name.partition(".")[2],
-        params=_WHOLE[case.name](case.params) if case.name in _WHOLE else case.whole,
-        ranks=world.size,
-        on_node=-(-world.size // world.nodes),
-        device=world.device,
-    )
-    wanted = expected(step)
-    if isinstance(wanted, str):
-        return f"not predicted: {wanted}"
-    declared = declared_compute(step)
+    spec = _spec_of(measured[0])
+    if isinstance(spec, str):
+        return f"not predicted: {spec}"
+    declared = declared_compute(spec)
     if declared is None and "compute" not in metrics:
         return "its compute was not measured alone"
-    calls, seconds = [call for call in wanted.calls if call.place.ranks > 1 and call.count], by_curves(curves)
+    ranks = [spec.at(rank) for rank in range(world.size)]
+    busiest = max(map(calls, ranks), key=lambda of: sum(call.sent for call in of))
+    # all alike, as the run's own collectives were measured
+    on_node, seconds = -(-world.size // world.nodes), by_curves(curves)
+    moving = [PlacedCall.of(call, Place(ranks=call.ranks, on_node=min(call.ranks, on_node))) for call in busiest]
     time = row_time(
-        step,
-        calls,
+        spec,
+        moving,
         seconds,
         compute_seconds=metrics["compute"] if declared is None else declared,
         outside_seconds=metrics.get("non_pipeline_time", 0.0) if declared is None else 0.0,
         backend=world.backend,
     )
+    held = [memory_of(at) for at in ranks]
     took: dict[str, float] = {}
     sent: dict[str, float] = {}
-    for call in calls:
+    for call in moving:
         took[call.axis] = took.get(call.axis, 0.0) + call.count * seconds(call)
         sent[call.axis] = sent.get(call.axis, 0.0) + call.sent
     rows = [
@@ -104,22 +107,43 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
         *((f"exposed.{axis}", f"exposed_comm.{axis}", "s", each) for axis, each in time.exposed_seconds.items()),
         *((f"comm.{axis}", f"comm_transfer.{axis}", "s", each) for axis, each in took.items()),
         *((f"bytes.{axis}", f"bytes_sent.{axis}", "B", each) for axis, each in sent.items()),
-        *((f"memory.{name}", f"memory.{name}", "B", getattr(wanted.state, name)) for name in STATE),
-        ("memory.activations", "memory_counted.activations", "B", activations_of(step)),
+        *((f"memory.{name}", f"memory.{name}", "B", max(getattr(one, name) for one in held)) for name in STATE),
+        ("memory.activations", "memory_counted.activations", "B", max(one.activations for one in held)),
     ]
     return StepCheck(
         case=case.id,
         label=case.label,
-        ranks=step.ranks,
+        ranks=world.size,
         rule=time.rule,
         compute="measured" if declared is None else "declared",
         components=[
             Component(name=name, predicted=predicted, measured=metrics.get(metric), unit=unit)
             for name, metric, unit, predicted in rows
-            if predicted is not None
         ],
-        notes=list(beyond(calls, curves)),
+        notes=list(beyond(moving, curves)),
     )
+
+
+def _spec_of(record: Record) -> StepSpec | str:
+    """Return a record's step, or why what it sends and holds follows from no closed form."""
+    name = record.case.name.partition(".")[2]
+    strategy, definition = STRATEGIES.get(name), _DEFINITIONS.get(record.case.name)
+    if strategy is None or definition is None:
+        return f"{name}: {'no training step' if definition else 'no step of this suite'}"
+    params = definition.whole(record.case.params)
+    if params.get("attention", "real") != "real":
+        return f"{name} with attention = {params['attention']}: waits of tiles are no compute that was declared"
+    spec = strategy(params, record.world.size, record.world.device)
+    moe = spec.moe
+    if moe is None:
+        return spec
+    if moe.routing != BALANCED:
+        how = f"routing = {moe.routing}"
+        return f"{name}: {how}: who sends how much is known once routes were drawn, of balanced before"
+    if moe.variant != "all_to_all" or moe.capacity or moe.chunks > 1:
+        how = f"variant = {moe.variant}, capacity = {moe.capacity:g}, chunks = {moe.chunks}"
+        return f"{name}: {how}: only dropless all_to_all in one part has a closed form"
+    return spec
 
 
 def _medians(records: Sequence[Record]) -> Mapping[str, float]:

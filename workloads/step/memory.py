@@ -14,7 +14,7 @@ from bench.results.details import COMPONENTS
 from bench.results.metrics import MetricValue, values
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.costs.communication_pattern import (
+from workloads.costs.former import (
     LayerShape,
     gpt_activation_bytes,
     recompute_activation_bytes,

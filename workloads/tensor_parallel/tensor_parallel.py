@@ -24,7 +24,8 @@ from torch.distributed.tensor.parallel import (
 
 from bench.plan.params import Value
 from bench.world.world import World
-from workloads.costs.communication_pattern import fsdp_sent_bytes, sent_bytes, total_padded_numel, tp_sent_bytes
+from workloads.costs.communication_pattern import sent_bytes
+from workloads.costs.former import fsdp_sent_bytes, total_padded_numel, tp_sent_bytes
 from workloads.data_parallel.fsdp import shard
 from workloads.model.optimizer import make_optimizer
 from workloads.model.transformer import Transformer

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bench.world.torch_compat import forget_meshes
 from bench.world.world import World
-from workloads.costs.communication_pattern import tp_sent_bytes
+from workloads.costs.former import tp_sent_bytes
 from workloads.expert_parallel.groups import attention_sent_bytes, fill_sums, make_axes, split_attention
 from workloads.expert_parallel.moe_case import moe_of
 from workloads.model.shapes import Shape

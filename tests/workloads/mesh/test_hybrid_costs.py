@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from workloads.costs.communication_pattern import ddp_sent_bytes, fsdp_sent_bytes
+from workloads.costs.former import (
+    ParameterPart,
+    ddp_sent_bytes,
+    fsdp_sent_bytes,
+    numel_by_kind,
+    parts_of_rank,
+    stages_of_rank,
+)
 from workloads.costs.mesh_costs import axes_of, place_of, sent_bytes, state_elements
-from workloads.costs.parameter_table import ParameterPart, numel_by_kind, parts_of_rank, stages_of_rank
 from workloads.expert_parallel.moe_case import Moe, moe_of, num_moe_parameters
 from workloads.expert_parallel.moe_layer import exchange_ffns
 from workloads.mesh.axes import coordinate_of, multiplied, size_of

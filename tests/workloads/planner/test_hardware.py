@@ -12,12 +12,10 @@ from planner_asks import H100, PLAIN, ask
 from bench.text import UserError
 from workloads.costs.communication_pattern import sent_bytes
 from workloads.mesh.axes import DATA, coordinate_of, expert_copies, expert_groups, groups_along
-from workloads.planner.calls import calls_of
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS, Efficiency, Hardware, hardware_of
 from workloads.planner.link_time import Call, by_hardware
 from workloads.planner.placement import ExpertPlaces, Place, expert_places, expert_shards, place_of
-from workloads.planner.stage_parts import parts_of
 from workloads.step.peaks import datasheet_peak
 
 WHOLE = """
@@ -262,5 +260,5 @@ def test_experts_take_the_innermost_data_ranks_leave_the_rest_to_shards_and_a_dr
         time = dry_run(ask(text, "mixtral-8x7b"), H100).time
         assert next(found.where for found in time.axes if found.name == axis) == "inside a node"
     step = ask("fsdp=64,ep=8", "mixtral-8x7b")  # a node's ranks hold other experts each: no shards are neighbours
-    places = {call.place for call in calls_of(step, parts_of(step)[0], 8) if call.axis == "fsdp"}
-    assert places == {at(64, 8), at(8, 1)}
+    assert next(found.where for found in dry_run(step, H100).time.axes if found.name == "fsdp") == at(64, 8).words
+    assert expert_places(step.mesh, 8).shards == at(8, 1)

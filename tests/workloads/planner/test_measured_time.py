@@ -8,46 +8,48 @@ import torch
 import torch.distributed as dist
 from training_steps import OF_NAME
 
-from workloads.costs.parameter_table import ParameterPart, parts_of_rank
+from workloads.costs.communication_pattern import calls
+from workloads.costs.parameter_table import ParameterPart, parts_of
+from workloads.costs.step_spec import StepSpec
+from workloads.costs.strategies import STRATEGIES
 from workloads.model.shapes import SHAPES, num_parameters
 from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.planner.link_time import Call
-from workloads.planner.measured_calls import Step, expected
 from workloads.planner.measured_time import Bucket, RowTime, buckets_of, declared_compute, exposed_seconds, row_time
+from workloads.planner.placement import Place
 
 RATE, LATENCY = 25e6, 1e-3
 MEBI = 2**20
 TINY = SHAPES["tiny"]
 
 
-def step(name: str, ranks: int = 4, **params: Any) -> Step:
-    return Step(name=name, params=OF_NAME[name].whole({"shape": "tiny", **params}), ranks=ranks, on_node=1)
+def step(name: str, ranks: int = 4, **params: Any) -> StepSpec:
+    return STRATEGIES[name](OF_NAME[name].whole({"shape": "tiny", **params}), ranks, "cpu")
 
 
 def seconds(call: Call) -> float:
     return LATENCY + call.sent / call.count / RATE
 
 
-def calls_of(asked: Step) -> list[Call]:
-    wanted = expected(asked)
-    assert not isinstance(wanted, str)
-    return [call for call in wanted.calls if call.place.ranks > 1]
+def calls_of(asked: StepSpec) -> list[Call]:
+    busiest = max((calls(asked.at(rank)) for rank in range(asked.world)), key=lambda of: sum(one.sent for one in of))
+    return [Call.of(one, Place(ranks=one.ranks, on_node=1)) for one in busiest]
 
 
-def took(asked: Step, op: str = "") -> float:
+def took(asked: StepSpec, op: str = "") -> float:
     return sum(call.count * seconds(call) for call in calls_of(asked) if op in ("", call.op))
 
 
-def longest(asked: Step, op: str) -> float:
+def longest(asked: StepSpec, op: str) -> float:
     return max(seconds(call) for call in calls_of(asked) if call.op == op)
 
 
-def timed(asked: Step, compute: float = 0.3, **more: Any) -> RowTime:
+def timed(asked: StepSpec, compute: float = 0.3, **more: Any) -> RowTime:
     return row_time(asked, calls_of(asked), seconds, compute_seconds=compute, **more)
 
 
-def shown(asked: Step, compute: float, **more: Any) -> float:
+def shown(asked: StepSpec, compute: float, **more: Any) -> float:
     return sum(timed(asked, compute, **more).exposed_seconds.values())
 
 
@@ -127,14 +129,14 @@ def test_a_pipeline_waits_for_its_longest_stage_and_what_lies_outside_is_added()
 
 def test_on_a_mesh_tensor_calls_lengthen_the_pipelines_passes_and_sums_come_after() -> None:
     asked = step("hybrid", ranks=8, mesh="dp=2,pp=2,tp=2", microbatches=4)
-    calls = calls_of(asked)
-    each = {axis: sum(c.count * seconds(c) for c in calls if c.axis == axis) for axis in ("dp", "tp")}
-    found = row_time(asked, calls, lambda call: 0.0 if call.axis == "pp" else seconds(call), compute_seconds=0.4)
+    made = calls_of(asked)
+    each = {axis: sum(c.count * seconds(c) for c in made if c.axis == axis) for axis in ("dp", "tp")}
+    found = row_time(asked, made, lambda call: 0.0 if call.axis == "pp" else seconds(call), compute_seconds=0.4)
     assert found.seconds == pytest.approx((0.4 + each["tp"]) * (1 + 1 / 4) + each["dp"])
 
 
 def parts() -> list[ParameterPart]:
-    return parts_of_rank(TINY, (0,), (TINY.layers,))
+    return list(parts_of(step("ddp").at(0)))
 
 
 def test_buckets_are_filled_as_torch_fills_them_with_every_gradient_once() -> None:

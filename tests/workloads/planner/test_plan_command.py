@@ -125,7 +125,7 @@ def test_options_reach_the_step_and_the_machine() -> None:
     sizes: dict[str, Any] = {"sequence": 16384, "precision": "float32", "chunks": 4, "microbatches": 4}
     kinds: dict[str, Any] = {"schedule": "interleaved", "checkpointing": "full", "cp_method": "ulysses"}
     ask = ask_of(given(mesh="pp=2,cp=2", **sizes, **kinds))
-    assert (ask.model.shape.sequence, ask.element_bytes, ask.schedule, ask.chunks) == (16384, 4, "interleaved", 4)
+    assert (ask.shape.sequence, ask.element_bytes, ask.schedule, ask.chunks) == (16384, 4, "interleaved", 4)
     assert (ask.checkpointing, ask.cp_method) == ("full", "ulysses")
     assert [machine_of(given(hardware=name))[0] for name in (None, "b200")] == [PRESETS["h100"], PRESETS["b200"]]
 
@@ -149,7 +149,7 @@ def test_chunks_reach_the_fewest_gpus_that_would_do() -> None:
         answer(given(search=True, model="tiny", gpus=2, global_batch=1, schedule="interleaved", chunks=3, sequence=63))
     asked = given(mesh="pp=2", model="gpt-175b", schedule="interleaved", microbatches=4)
     two, own = (answer(replace(asked, chunks=chunks)).problem for chunks in (2, 48))
-    assert "smallest feasible: 48 GPUs as pp=3,tp=16" in two
+    assert "smallest feasible: 48 GPUs as pp=6,tp=8" in two
     assert "smallest feasible: 64 GPUs as pp=2,tp=32" in own  # 96 layers are no 48 chunks on 3 ranks
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from planner_asks import H100, PLAIN, ask
 
 from bench.text import UserError
+from workloads.costs.step_spec import StepSpec
 from workloads.mesh.axes import refuse
-from workloads.planner.ask import Ask, refusal
-from workloads.planner.dry_run import DryRun, dry_run
+from workloads.planner.dry_run import Axis, DryRun, dry_run
 from workloads.planner.hardware import Hardware
 from workloads.planner.models import Model, model_of
 from workloads.planner.search import (
@@ -35,19 +35,18 @@ from workloads.planner.search import (
     smallest_feasible,
     smallest_words,
 )
-from workloads.planner.step_time import Axis
 
 
 def wanted(model: str | Model = "llama3-70b", gpus: int = 64, batch: int = 512, **more: Any) -> Wanted:
     return Wanted(step=ask(model=model, **more), gpus=gpus, global_batch=batch)
 
 
-def best(want: Wanted) -> Ask:
-    return search(want, H100, top=1).best[0].ask
+def best(want: Wanted) -> StepSpec:
+    return search(want, H100, top=1).best[0].spec
 
 
 def allowed(want: Wanted) -> list[DryRun]:
-    return [dry_run(each, H100, exact=False) for each in candidates(want) if refusal(each) is None]
+    return [dry_run(each, H100, exact=False) for each in candidates(want) if each.refusal() is None]
 
 
 def test_meshes_are_all_products_that_the_models_sizes_allow_the_innermost_talking_most() -> None:
@@ -59,7 +58,7 @@ def test_meshes_are_all_products_that_the_models_sizes_allow_the_innermost_talki
             for each in product([n for n in range(1, gpus + 1) if gpus % n == 0], repeat=5)
             if math.prod(each) == gpus
         ]
-        kept = {tuple(mesh.items()) for mesh in every if refuse(want.step.model.shape, mesh, **sizes) is None}
+        kept = {tuple(mesh.items()) for mesh in every if refuse(want.step.shape, mesh, **sizes) is None}
         assert kept == {tuple(mesh.items()) for mesh in meshes(want)}, gpus
     assert {mesh["ep"] for mesh in meshes(wanted("mixtral-8x7b", 16, 16))} == {1, 2, 4, 8}
     found = {(each.world, each.global_batch, each.microbatch) for each in candidates(wanted("llama3-8b", 12, 48))}
@@ -81,8 +80,8 @@ def test_nothing_is_proposed_that_its_own_rules_or_the_memory_refuse(
 ) -> None:
     for run in search(wanted(model, gpus, batch, schedule=schedule, cp_method=method), H100, top=50).best:
         assert run.fits
-        assert (run.ask.world, run.ask.global_batch, run.ask.schedule) == (gpus, batch, schedule)
-        assert refusal(run.ask) is None
+        assert (run.spec.world, run.spec.global_batch, run.spec.schedule) == (gpus, batch, schedule)
+        assert run.spec.refusal() is None
 
 
 def test_the_best_is_the_fastest_of_all_that_fit_and_without_an_axis_the_fastest_that_does_not_use_it() -> None:
@@ -92,19 +91,19 @@ def test_the_best_is_the_fastest_of_all_that_fit_and_without_an_axis_the_fastest
     found = search(want, H100, top=8)
     order = [float(f"{run.time.seconds:.3g}") for run in found.best]
     assert order == sorted(order)
-    assert len({run.ask.mesh_text for run in found.best}) == len(found.best) == 8
+    assert len({run.spec.mesh_text for run in found.best}) == len(found.best) == 8
     assert found.best[0].time.seconds <= min(run.time.seconds for run in fitting) * 1.005
-    assert found.without.keys() == {name for name, size in found.best[0].ask.mesh.items() if size > 1}
+    assert found.without.keys() == {name for name, size in found.best[0].spec.mesh.items() if size > 1}
     for name, other in found.without.items():
         assert other is not None
-        assert other.ask.mesh[name] == 1
-        assert other.time.seconds <= min(run.time.seconds for run in fitting if run.ask.mesh[name] == 1) * 1.005, name
+        assert other.spec.mesh[name] == 1
+        assert other.time.seconds <= min(run.time.seconds for run in fitting if run.spec.mesh[name] == 1) * 1.005, name
 
 
 def test_what_fits_is_not_computed_again() -> None:
     want = wanted("small-llama", 8, 64)
     found = search(want, H100, top=100)
-    assert {run.ask.checkpointing for run in found.best} == {"none"}
+    assert {run.spec.checkpointing for run in found.best} == {"none"}
     assert (found.too_large, found.refused) == (0, {})
     assert found.tried == len({(each.mesh_text, each.microbatch) for each in candidates(want)})
 
@@ -122,14 +121,14 @@ def test_every_candidate_is_counted_rules_are_told_with_their_numbers_and_the_ne
 
 
 def test_the_best_is_what_one_would_choose_by_hand() -> None:
-    assert best(wanted(gpus=64, batch=64)).tp <= 8
+    assert best(wanted(gpus=64, batch=64)).size("tp") <= 8
     plain = best(wanted("small-llama", 8, 64, element_bytes=4))
-    assert (plain.pp, plain.tp, plain.checkpointing) == (1, 1, "none")
-    assert best(wanted(model_of("llama3-8b", 131072), 16, 2)).cp > 1
-    assert best(wanted("mixtral-8x7b", 16, 64)).ep > 1
+    assert (plain.size("pp"), plain.size("tp"), plain.checkpointing) == (1, 1, "none")
+    assert best(wanted(model_of("llama3-8b", 131072), 16, 2)).size("cp") > 1
+    assert best(wanted("mixtral-8x7b", 16, 64)).size("ep") > 1
     slow = msgspec.structs.replace(H100, across_bytes_per_second=1e8)  # so that sharding across nodes is no choice
     [found] = search(wanted("llama3-70b", 64, 16), slow, top=1).best
-    assert found.ask.pp > 1
+    assert found.spec.size("pp") > 1
     assert binding_of(found).startswith(("batch", "bubble", "memory", "link tp"))
     for gpus in (0, 10**9):
         with pytest.raises(UserError, match=rf"--gpus\({gpus}\) is not within 1"):
@@ -178,14 +177,14 @@ def test_no_fewer_gpus_would_do_whatever_their_mesh() -> None:
         best = smallest_feasible(want, hardware)
         assert best is not None
         assert best.fits
-        assert best.ask.global_batch == batch
+        assert best.spec.global_batch == batch
         fewest = next(
             gpus
             for gpus in range(1, 2000)
             for each in candidates(replace(want, gpus=gpus))
-            if refusal(each) is None and dry_run(each, hardware, exact=False).fits
+            if each.refusal() is None and dry_run(each, hardware, exact=False).fits
         )
-        assert 1 < best.ask.world == fewest, (model, batch)
+        assert 1 < best.spec.world == fewest, (model, batch)
 
 
 def test_a_batch_too_small_and_rules_that_stop_every_mesh_are_told_with_their_numbers() -> None:
@@ -215,7 +214,7 @@ def test_why_begins_with_what_fits_tells_each_axis_in_the_order_of_choosing_and_
     assert lines[-1].startswith(f"bound by {binding_of(best)}: ")
     assert "predicted" in lines[-1]
     told = {match[1]: line for line in lines if (match := re.match(r"(\w+)=\d+ ", line)) is not None}
-    assert list(told) == [name for name in ("tp", "pp", "fsdp", "cp", "ep", "dp") if best.ask.mesh.get(name, 1) > 1]
+    assert list(told) == [name for name in ("tp", "pp", "fsdp", "cp", "ep", "dp") if best.spec.mesh.get(name, 1) > 1]
     assert "splits layers' state, work and activations, inside a node" in told["tp"]
     cost = r": \d+\.\d% of the step is exposed; without it the fastest is [\w=,]+, [+-]\d"
     assert re.search(cost, told["tp"])
@@ -234,7 +233,7 @@ def test_experts_and_pipelines_have_reasons_of_their_own() -> None:
 
 def test_a_simpler_mesh_is_named_where_it_is_about_as_fast(dense: Found) -> None:
     best = dense.best[0]
-    simpler = replace(best, ask=replace(best.ask, mesh={"fsdp": 64}))
+    simpler = replace(best, spec=replace(best.spec, mesh={"fsdp": 64}))
     as_fast = rationale(replace(dense, best=(best, simpler)))
     assert any(line.startswith("simpler: fsdp=64 has fewer axes and is 0.0% slower") for line in as_fast)
     slow = replace(simpler, time=replace(best.time, compute_seconds=2 * best.time.compute_seconds))

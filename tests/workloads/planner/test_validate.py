@@ -28,11 +28,10 @@ from bench.results.metrics import MetricValue
 from bench.results.records import Record, WorldInfo
 from bench.results.runs import Run
 from bench.text import UserError
-from workloads.costs.communication_pattern import ddp_sent_bytes
+from workloads.costs.memory import activations_of
+from workloads.costs.strategies import STRATEGIES
 from workloads.model.shapes import SHAPES, num_parameters
 from workloads.planner.link_time import Call, beyond, by_curves, curve_for, curves_of, hardware_of_run
-from workloads.planner.measured_activations import activations_of
-from workloads.planner.measured_calls import Step
 from workloads.planner.placement import Place
 from workloads.planner.published import published
 from workloads.planner.validate import validate, validation_text, write_validation
@@ -131,9 +130,8 @@ def test_another_runs_collectives_can_tell_how_long_calls_take_and_the_text_says
 
 
 def test_bytes_and_memory_are_closed_forms_beside_what_was_counted() -> None:
-    sent = ddp_sent_bytes(PSI, 4, 4)["dp"]
-    kept = activations_of(Step(name="ddp", params=OF_NAME["ddp"].whole(row().case.params), ranks=4, on_node=4))
-    assert kept is not None
+    sent = 2 * PSI * 4 * 3 / 4
+    kept = activations_of(STRATEGIES["ddp"](OF_NAME["ddp"].whole(row().case.params), 4, "cpu").at(0))
     measured = {
         "bytes_sent.dp": plain(2 * sent, "B"),
         "memory.parameters": plain(4 * PSI, "B"),
@@ -149,7 +147,7 @@ def test_bytes_and_memory_are_closed_forms_beside_what_was_counted() -> None:
     on_gpu, on_cpu = (predicted(row(shape="small-llama", world=on), "memory.activations") for on in (GPUS, None))
     assert on_gpu < on_cpu  # whose norms are fused
     [unknown] = checked(row(checkpointing="selective")).rows
-    assert "memory.activations" not in [each.name for each in unknown.components]
+    assert component(unknown, "memory.activations").measured is None, "what torch's policy keeps is not counted"
 
 
 def test_pipelines_wait_for_their_bubble_their_messages_and_what_lies_outside() -> None:

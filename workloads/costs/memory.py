@@ -1,0 +1,275 @@
+"""What a rank of a step holds, by component, in bytes: state, activations that backward needs, buffers. Pure.
+
+Letters are those of ``Position.symbols``; k E X are a token's experts, all of them, and the ranks that split each, r an
+expert's inner size, x the experts of a rank. Not counted: what a collective or an allocator takes.
+"""
+
+from dataclasses import dataclass
+
+from workloads.costs.equation import Equation
+from workloads.costs.parameter_table import Kind, elements_of, layer_elements
+from workloads.costs.step_spec import Position, StepSpec
+from workloads.pipeline_parallel.schedules import Schedule, make_schedule, peak_held
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateBytes:
+    """Bytes of model state that one rank holds; ``optimizer`` counts the master weights of mixed precision."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """All three."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """Bytes of one rank; ``buffers`` are parameters gathered for a pass, and gradients not yet reduced."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    buffers: float
+
+    @property
+    def state(self) -> float:
+        """What stays from step to step: parameters, gradients, optimizer."""
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> float:
+        """All components at once: an upper bound, for their peaks need not meet."""
+        return self.state + self.activations + self.buffers
+
+
+def memory_of(at: Position) -> RankMemory:
+    """Return the memory of a rank, by component."""
+    state = state_of(at)
+    return RankMemory(
+        parameters=state.parameters,
+        gradients=state.gradients,
+        optimizer=state.optimizer,
+        activations=activations_of(at),
+        buffers=buffers_equation(at).value,
+    )
+
+
+def state_bytes(elements: float, *, mixed: bool) -> StateBytes:
+    """Return bytes of parameters, gradients and Adam's state (arXiv 1910.02054): 16 a parameter.
+
+    Mixed precision holds 2 + 2 + 12 (16-bit weights and gradients; float32 weights and two moments), float32 4 + 4 + 8.
+    """
+    widths = (2, 2, 12) if mixed else (4, 4, 8)
+    parameters, gradients, optimizer = (width * elements for width in widths)
+    return StateBytes(parameters=parameters, gradients=gradients, optimizer=optimizer)
+
+
+def state_of(at: Position) -> StateBytes:
+    """Return the state of a rank: what its axes leave of the parameters (arXiv 1910.02054, figure 1).
+
+    ZeRO-1 shards the optimizer alone; what FSDP does not reshard is held whole, gathered, between forward and backward.
+    """
+    spec = at.spec
+    held = state_bytes(owned_elements(at), mixed=spec.mixed)
+    if spec.zero1:
+        shares = spec.ranks_of(("dp", "cp"))
+        return StateBytes(parameters=held.parameters, gradients=held.gradients, optimizer=held.optimizer / shares)
+    if spec.reshard and not spec.keeps_root:
+        return held
+    gathered: float = elements_of(at) * spec.element_bytes
+    if spec.keeps_root:  # of layers the shard
+        root = (elements_of(at) - at.layers * layer_elements(at)) * spec.element_bytes
+        gathered = root + held.parameters - root / spec.size("fsdp")
+    return StateBytes(parameters=gathered, gradients=held.gradients, optimizer=held.optimizer)
+
+
+def owned_elements(at: Position) -> float:
+    """Return the parameters whose state a rank holds: its shard of what the other axes leave it."""
+    spec = at.spec
+    dense: tuple[Kind, ...] = ("whole", "split")
+    sharded = elements_of(at, *dense, ranks=spec.size("fsdp"), rank=at.coordinate["fsdp"])
+    return sharded + elements_of(at, "routed") / (spec.expert_shards if spec.planned else 1)
+
+
+def state_equation(at: Position) -> Equation:
+    """Return the bytes of parameters, gradients and Adam's state, of which ``fsdp`` leaves a shard."""
+    spec, routed = at.spec, elements_of(at, "routed")
+    widths = "(2 + 2 + 12)" if spec.mixed else "(4 + 4 + 8)"
+    symbols: dict[str, float] = {"Psi": elements_of(at, "whole", "split"), "fsdp": spec.size("fsdp")}
+    if not routed:
+        return Equation(text=f"{widths} Psi / fsdp", symbols=symbols)
+    symbols |= {"experts": routed, "shards": spec.expert_shards}
+    return Equation(text=f"{widths} (Psi / fsdp + experts / shards)", symbols=symbols)
+
+
+def buffers_equation(at: Position) -> Equation:
+    """Return the bytes that FSDP holds whole for a while: two layers and one's gradients, or a stage and its own.
+
+    A pipeline's ranks keep their parameters gathered and their gradients unreduced through all microbatches, as torch's
+    runtime does.
+    """
+    spec = at.spec
+    if spec.size("fsdp") == 1:
+        return Equation(text="0", symbols={})
+    routed = elements_of(at, "routed") if spec.expert_shards > 1 else 0
+    psi = elements_of(at, "whole", "split") + routed
+    symbols = {"Psi": psi, "e": float(spec.element_bytes), "L": float(max(1, at.layers))}
+    return Equation(text="2 Psi e" if spec.size("pp") > 1 else "3 Psi e / L", symbols=symbols)
+
+
+def activations_of(at: Position) -> float:
+    """Return the bytes that a rank keeps for backward at most, of all its microbatches in flight.
+
+    A measured pipeline holds what its order of actions says; a planned one what the closed form of ``in_flight`` does.
+    """
+    spec = at.spec
+    if spec.size("pp") > 1 and not spec.planned:
+        return peak_held(schedule_of(spec), at.pp_rank, lambda stage: stage_equation(at, stage).value)
+    return activations_equation(at).value
+
+
+def schedule_of(spec: StepSpec) -> Schedule:
+    """Return the order of actions of a step's pipeline."""
+    if spec.pipeline is not None:
+        return spec.pipeline.schedule
+    return make_schedule(
+        spec.schedule, ranks=spec.size("pp"), microbatches=spec.microbatches, chunks=spec.stages_per_rank
+    )
+
+
+def in_flight(at: Position) -> float:
+    """Return the microbatches whose activations a rank holds at once, a rank's whole part each.
+
+    GPipe and LoopedBFS hold all M; 1F1B P - r; interleaved 1F1B (2(P-r) - 1 + (v-1)P) / v (arXiv 2104.04473); ZB-H1,
+    its interleaved kin and ZB-V hold P everywhere, ZB-H2 2P - 1 (arXiv 2401.10241), DualPipeV P + 1/2.
+    """
+    spec, ranks, rank, chunks = at.spec, at.spec.size("pp"), at.pp_rank, at.spec.stages_per_rank
+    if ranks == 1 or spec.schedule == "naive":
+        return 1
+    held = {
+        "gpipe": spec.microbatches,
+        "looped_bfs": spec.microbatches,
+        "1f1b": ranks - rank,
+        "interleaved": (2 * (ranks - rank) - 1 + (chunks - 1) * ranks) / chunks,
+        "zb_h2": 2 * ranks - 1,
+        "dualpipe_v": ranks + 0.5,
+    }.get(spec.schedule, ranks)
+    return float(min(held, spec.microbatches))
+
+
+def activations_equation(at: Position) -> Equation:
+    """Return the bytes that backward needs: layers in flight, one that is computed again, and the ends.
+
+    A schedule that does backward at once holds one microbatch's logits.
+    """
+    spec, held = at.spec, in_flight(at)
+    logits = held if spec.schedule in ("gpipe", "looped_bfs") else 1
+    text = f"m L ({layer_text(spec, spec.checkpointing)})"
+    if spec.checkpointing != "none" and spec.planned:
+        text += f" + {layer_text(spec, 'none')}"
+    text += f" + m ({embedding_text(spec)})" if at.embedding else ""
+    text += f" + w ({head_text(spec)})" if at.head else ""
+    return Equation(text=text, symbols={**_symbols(at), "m": held, "w": logits})
+
+
+def stage_equation(at: Position, stage: int) -> Equation:
+    """Return what backward needs of one microbatch in a stage."""
+    spec, layers = at.spec, at.layers_by_stage
+    ends = (f" + {embedding_text(spec)}" if stage == 0 else "") + (
+        f" + {head_text(spec)}" if stage == len(layers) - 1 else ""
+    )
+    return Equation(text=f"{layers[stage]} ({layer_text(spec, spec.checkpointing)}){ends}", symbols=_symbols(at))
+
+
+def layer_equation(at: Position, checkpointing: str) -> Equation:
+    """Return what backward needs of one layer and microbatch."""
+    return Equation(text=layer_text(at.spec, checkpointing), symbols=_symbols(at))
+
+
+def _symbols(at: Position) -> dict[str, float]:
+    spec, moe = at.spec, at.spec.moe
+    own: dict[str, float] = {"y": 4.0 if spec.device != "cpu" else float(spec.element_bytes), "drawn": spec.drawn}
+    if moe is not None:
+        own |= {"k": moe.top_k, "E": moe.experts, "X": moe.etp, "r": moe.expert_ffn, "x": moe.experts_per_rank}
+        own |= {"shared": moe.shared}
+    return {**at.symbols, **own}
+
+
+def layer_text(spec: StepSpec, checkpointing: str) -> str:
+    """Return what a layer keeps: all, its input alone (``full``), or its input, products and attention (``selective``).
+
+    Of the products the two that ``tp`` splits by rows are partial sums, whole on every rank.
+    """
+    if checkpointing == "full":
+        return "n h e"
+    if checkpointing == "selective":
+        gates = 2 if spec.shape.recipe == "llama" else 1
+        ffn = f"n k e ({gates} r + h) + G h e" if spec.moe else f"{gates} G f e / t + 2 G h e"
+        return f"n h e + G h e (2 + 2 g) / t + {ffn} + 4 G a / t"
+    ffn = _mixture_text(spec) if spec.moe else f"G h e + {_inner(spec)} G f e / t"
+    return f"2 ({_norm_text(spec)}) + {_attention_text(spec)} + {ffn}"
+
+
+def _inner(spec: StepSpec) -> int:
+    """Values of an FFN's inner size: before and after GELU, or gate, its SiLU, up and their product."""
+    return 4 if spec.shape.recipe == "llama" else 2
+
+
+def _norm_text(spec: StepSpec) -> str:
+    """A norm's input, and y bytes for each of two values a token, or llama's one of float32.
+
+    An RMSNorm of elementary operations, as on the CPU, keeps in float32 what it makes of its input, too.
+    """
+    if spec.shape.recipe == "gpt":
+        return "n (h e + 2 y)"
+    return "n (8 h + 4)" if spec.device == "cpu" else "n (h e + 4)"
+
+
+def _attention_text(spec: StepSpec) -> str:
+    """The input, q, k, v, the result and its log-sum-exps; llama's angles, which this suite's layers do not share.
+
+    Turned queries (llama), or c > 1, are laid out by head, and so is the result of several: the next product's copy of
+    it is kept. CUDA's kernel for float32 lays it out by token.
+    """
+    if spec.timed:
+        return "G h e + G h e / t"
+    shape, shared, llama = spec.shape, spec.size("cp") > 1, spec.shape.recipe == "llama"
+    by_token = spec.device not in ("", "cpu") and spec.element_bytes == 4
+    turned = not spec.planned and (shared or (llama and not by_token))
+    results = 2 if turned and shape.heads > spec.size("tp") else 1
+    angles = " + 8 s d" if llama and not spec.planned else ""
+    return f"G h e + G h e ({1 + results} + 2 g) / t + 4 G a / t{angles}"
+
+
+def _mixture_text(spec: StepSpec) -> str:
+    """Router and scores in float32, rows of the k experts, their indices; where elements are narrow, copies of both."""
+    assert spec.moe is not None
+    inner = _inner(spec)
+    copies = f" + 4 E h{' + n h e' if spec.moe.shared else ''}" if spec.element_bytes < 4 else ""
+    indices = 32 if spec.moe.ep > 1 else 16
+    rows = f"n X k ((3 h + {inner} r / X + 1) e + {indices}) + 4 x"
+    shared = f" + {inner} n shared r e" if spec.moe.shared else ""
+    return f"4 n (h + E) + 8 n k{copies} + {rows}{shared}"
+
+
+def embedding_text(spec: StepSpec) -> str:
+    """Tokens, and gpt's positions; tokens that are views of those drawn keep these, with their targets."""
+    positions = "" if spec.shape.recipe != "gpt" else " + 8 s" if spec.drawn else " + 8 n / b"
+    return ("8 drawn (s + 1)" if spec.drawn else "8 n") + positions
+
+
+def head_text(spec: StepSpec) -> str:
+    """The last norm, its output, the logits' log-softmax and the targets.
+
+    ``vocabulary`` keeps b s V / t logits and a log-softmax of float32, ``whole`` all of them, ``tokens`` a rank's own.
+    """
+    norm = _norm_text(spec)
+    if spec.ends == "vocabulary":
+        return f"{norm} + G h e + G V (e + 4) / t + 8 G + e"
+    tokens = "n" if spec.ends == "tokens" or spec.own_tokens else "G"
+    return f"{norm} + {tokens} h e + {tokens} V e + 8 {tokens} + e"

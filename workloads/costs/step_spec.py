@@ -1,0 +1,306 @@
+"""A training step as one description: from the command line to the rank that takes it, and to the planner. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, get_args
+
+from bench.plan.groups import INSIDE
+from bench.plan.params import Value
+from bench.text import UserError
+from workloads.expert_parallel.moe_case import Moe
+from workloads.mesh.axes import coordinate_of, multiplied, refuse, sequences_of, size_of
+from workloads.model.shapes import BUCKET_BYTES, COMMON, Shape, parse_compute, shape_of
+from workloads.pipeline_parallel.pipeline_case import Pipeline, layers_of_stages
+from workloads.pipeline_parallel.schedules import default_chunks
+
+Checkpointing = Literal["none", "selective", "full"]
+CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
+PRECISIONS = {"float32": 4, "bfloat16": 2}
+Ends = Literal["vocabulary", "tokens", "whole"]
+ZeroOne = Literal["", "broadcast", "reduce_scatter"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSpec:
+    """A step: ``mesh`` outermost axis first, ``microbatch`` in sequences, ``microbatches`` of each data rank.
+
+    ``device`` is the kind of device where this suite measures it; empty is a step as large clusters take it.
+    ``pipeline`` has the order of actions of a measured one. ``timed_seconds`` is a microbatch's forward pass where
+    compute is waited for. ``reduced_bytes`` are those of a gradient's element on its way, 0 the element's own.
+
+    What layouts do otherwise: ``each_microbatch`` sums gradients after every one; ``reshard`` gives FSDP's parameters
+    back after forward, ``keeps_root`` but for those that are in no layer; ``zero1`` shards the optimizer of DDP;
+    ``sequence_parallel`` shards over ``tp`` what lies between the blocks; of embedding and head ``tp`` splits, as
+    ``ends`` says, the vocabulary, the tokens, or nothing. ``own_tokens``: ranks of ``tp`` take other tokens but in
+    attention. ``drawn`` are the sequences of which a microbatch is a view. ``overlaps``: gradients or parameters
+    travel beside compute, ``prefetches`` parameters on gloo as well. ``axis_names`` are shown for axes.
+    """
+
+    shape: Shape
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    name: str = ""
+    microbatch: int = 1
+    microbatches: int = 1
+    element_bytes: int = 2
+    checkpointing: Checkpointing = "none"
+    schedule: str = "1f1b"
+    chunks: int = 0
+    split: str = ""
+    pipeline: Pipeline | None = None
+    cp_method: str = "zigzag"
+    ulysses: int = 1
+    moe: Moe | None = None
+    device: str = ""
+    timed_seconds: float | None = None
+    reduced_bytes: int = 0
+    bucket_bytes: int = BUCKET_BYTES
+    each_microbatch: bool = False
+    reshard: bool = True
+    keeps_root: bool = False
+    zero1: ZeroOne = ""
+    sequence_parallel: bool = True
+    ends: Ends = "vocabulary"
+    own_tokens: bool = False
+    drawn: int = 0
+    overlaps: bool = False
+    prefetches: bool = False
+    axis_names: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(params: Mapping[str, Value], device: str = "cpu") -> "StepSpec":
+        """Return what a measured step's parameters say beside its mesh; a step of one's own may leave out some."""
+        given = {**{param.name: param.default for param in COMMON}, **params}
+        how = str(given["checkpointing"])
+        return StepSpec(
+            shape=shape_of(given),
+            name=str(given["shape"]),
+            microbatch=int(given["microbatch"]),
+            microbatches=int(given.get("microbatches", given["accumulation"])),
+            element_bytes=PRECISIONS[str(given["precision"])],
+            checkpointing=next(known for known in CHECKPOINTING if known == how),
+            device=device,
+            timed_seconds=parse_compute(str(given["compute"])),
+            ends="whole",
+            sequence_parallel=False,
+        )
+
+    def size(self, *axes: str) -> int:
+        """Return the ranks of some axes together."""
+        return size_of(self.mesh, *axes)
+
+    def ranks_of(self, group: tuple[str, ...]) -> int:
+        """Return the ranks of a group along axes; ``expert_shards`` and ``edp`` are those of a mixture's own groups."""
+        if group == ("expert_shards",):
+            return self.expert_shards
+        if group == ("edp",):
+            shards = self.expert_shards if self.planned else 1
+            return self.world // (self.size("pp", "ep", "etp") * shards)
+        return self.size(*group)
+
+    @cached_property
+    def world(self) -> int:
+        """All ranks: the product of the axes that lie inside no other."""
+        return size_of(self.mesh, *multiplied(self.mesh))
+
+    @cached_property
+    def expert_shards(self) -> int:
+        """Over how many ranks ``fsdp`` still shards an expert, once ``ep`` has taken neighbours of cp, fsdp and dp."""
+        left = self.size("ep") // math.gcd(self.size("ep"), self.size("cp"))
+        return self.size("fsdp") // math.gcd(left, self.size("fsdp"))
+
+    @property
+    def planned(self) -> bool:
+        """Whether it is a step as large clusters take it, none of this suite's own."""
+        return not self.device
+
+    @property
+    def mixed(self) -> bool:
+        """Whether weights of 16 bits have float32 masters."""
+        return self.element_bytes < 4
+
+    @property
+    def timed(self) -> bool:
+        """Whether arithmetic is replaced by waits."""
+        return self.timed_seconds is not None
+
+    @cached_property
+    def stages_per_rank(self) -> int:
+        """Chunks of the model that a rank of the pipeline holds; 1 without one."""
+        if self.pipeline is not None:
+            return self.pipeline.schedule.chunks
+        return (self.chunks or default_chunks(self.schedule)) if self.size("pp") > 1 else 1
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of a step."""
+        return sequences_of(self.mesh, microbatch=self.microbatch, microbatches=self.microbatches)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that one data rank takes in a step."""
+        return self.microbatch * self.microbatches
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.global_batch * self.shape.sequence
+
+    @cached_property
+    def local_tokens(self) -> int:
+        """Tokens of one microbatch that a rank of ``cp`` holds."""
+        return self.microbatch * self.shape.sequence // self.size("cp")
+
+    @property
+    def forwards(self) -> int:
+        """How often a layer's forward pass communicates: what is computed again, sends again.
+
+        A planned step that keeps its products (``selective``) keeps their sums as well; torch's policy does not.
+        """
+        again = self.checkpointing == "full" or (self.checkpointing == "selective" and not self.planned)
+        return 2 if again else 1
+
+    @property
+    def mesh_text(self) -> str:
+        """The mesh as it is written, without axes of one rank."""
+        shown = {name: size for name, size in self.mesh.items() if size > 1} or {"dp": 1}
+        return ",".join(f"{name}={size}" for name, size in shown.items())
+
+    def at(self, rank: int) -> "Position":
+        """Return the part of a rank."""
+        return Position(spec=self, coordinate=coordinate_of(self.mesh, rank))
+
+    def at_stage(self, rank: int) -> "Position":
+        """Return the part of the ranks at a place of the pipeline."""
+        return Position(spec=self, coordinate={**coordinate_of(self.mesh, 0), "pp": rank})
+
+    @cached_property
+    def positions(self) -> tuple["Position", ...]:
+        """The ranks that differ: of a pipeline the first, the fullest of those between, the last; all if uneven."""
+        pp = self.size("pp")
+        return tuple(self.at_stage(rank) for rank in (range(pp) if self.split else sorted({0, min(1, pp - 1), pp - 1})))
+
+    def on(self, mesh: Mapping[str, int]) -> "StepSpec":
+        """Return it on another mesh."""
+        moe = self.moe and replace(self.moe, ep=mesh.get("ep", 1))
+        return replace(self, mesh=mesh, moe=moe)
+
+    def with_batch(self, global_batch: int) -> "StepSpec":
+        """Return it with as many microbatches as make the global batch; ``UserError`` where they do not."""
+        dp, fsdp = self.size("dp"), self.size("fsdp")
+        each = dp * fsdp * self.microbatch
+        if global_batch < each or global_batch % each:
+            raise UserError(
+                f"global batch({global_batch}) % (dp({dp}) * fsdp({fsdp}) * microbatch({self.microbatch})) "
+                f"!= 0, or is below it"
+            )
+        return replace(self, microbatches=global_batch // each)
+
+    def refusal(self) -> str | None:
+        """Return the equation that the step breaks, with its numbers, None where it can run."""
+        return refuse(
+            self.shape,
+            self.mesh,
+            microbatches=self.microbatches,
+            microbatch=self.microbatch,
+            world=self.world,
+            num_experts=self.moe.experts if self.moe else None,
+            schedule=self.schedule,
+            cp_method=self.cp_method,
+            chunks=self.chunks,
+            split=self.split,
+            checkpointing=self.checkpointing,
+        )
+
+    def require(self, gpus: int) -> None:
+        """Refuse, by equation, a mesh that is not of ``gpus`` ranks or cannot carry the step."""
+        if self.world != gpus:
+            product = " * ".join(f"{name}({size})" for name, size in self.mesh.items() if name not in INSIDE)
+            raise UserError(f"--mesh {product or 'of no axis'} = {self.world} != --gpus({gpus})")
+        reason = self.refusal()
+        if reason is not None:
+            raise UserError(f"--mesh {self.mesh_text} cannot carry {self.name}: {reason}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """One rank's part of a step, from which its calls, its memory and its arithmetic follow."""
+
+    spec: StepSpec
+    coordinate: Mapping[str, int]
+
+    @property
+    def pp_rank(self) -> int:
+        """Its place in the pipeline."""
+        return self.coordinate["pp"]
+
+    @cached_property
+    def layers_by_stage(self) -> tuple[int, ...]:
+        """Layers of all stages."""
+        spec = self.spec
+        if spec.pipeline is not None:
+            return spec.pipeline.layers_by_stage
+        return layers_of_stages(spec.shape.layers, spec.size("pp") * spec.stages_per_rank, spec.split)
+
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """The stages of this rank."""
+        return self.stages_of(self.pp_rank)
+
+    def stages_of(self, pp_rank: int) -> tuple[int, ...]:
+        """Return the stages of a rank of the pipeline: every P-th, or both ends where the schedule folds them."""
+        spec, pp = self.spec, self.spec.size("pp")
+        if spec.pipeline is not None:
+            return spec.pipeline.schedule.stages_of(pp_rank)
+        if pp > 1 and spec.schedule in ("zb_v", "dualpipe_v"):
+            return (pp_rank, 2 * pp - 1 - pp_rank)
+        return tuple(range(pp_rank, pp * spec.stages_per_rank, pp))
+
+    @cached_property
+    def layers(self) -> int:
+        """Layers of this rank."""
+        return sum(self.layers_by_stage[stage] for stage in self.stages)
+
+    @property
+    def embedding(self) -> bool:
+        """Whether it holds the embedding."""
+        return 0 in self.stages
+
+    @property
+    def head(self) -> bool:
+        """Whether it holds the last norm and the head."""
+        return len(self.layers_by_stage) - 1 in self.stages
+
+    @property
+    def words(self) -> str:
+        """Which rank, for people."""
+        ends = [name for name, held in (("embedding", self.embedding), ("head", self.head)) if held]
+        return f"pp rank {self.pp_rank}: {self.layers} layers" + (f" with {' and '.join(ends)}" if ends else "")
+
+    @cached_property
+    def symbols(self) -> dict[str, float]:
+        """What letters stand for: b s h V microbatch, a cp rank's part of a sequence, hidden size and vocabulary.
+
+        e are the bytes of an element, a heads of size d, g = a_kv / a, f the FFN's inner size, L this rank's layers, M
+        microbatches, c t the ranks of cp and tp, G = b s the tokens of a block, n those of this rank between blocks.
+        """
+        spec, shape = self.spec, self.spec.shape
+        gathered, tp = spec.local_tokens, spec.size("tp")
+        return {
+            "b": spec.microbatch,
+            "s": shape.sequence // spec.size("cp"),
+            "h": shape.hidden,
+            "V": shape.vocabulary,
+            "e": spec.element_bytes,
+            "a": shape.heads,
+            "d": shape.head_size,
+            "g": shape.kv_heads / shape.heads,
+            "f": shape.ffn,
+            "L": self.layers,
+            "M": spec.microbatches,
+            "c": spec.size("cp"),
+            "t": tp,
+            "G": gathered,
+            "n": gathered / tp if spec.sequence_parallel or spec.own_tokens else gathered,
+        }

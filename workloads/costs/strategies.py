@@ -1,0 +1,140 @@
+"""The measured steps as descriptions: which mesh each is on, and what its layout does otherwise. Pure."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from bench.plan.params import Value
+from workloads.context_parallel.context_case import ulysses_of
+from workloads.costs.step_spec import StepSpec
+from workloads.expert_parallel.moe_case import moe_of
+from workloads.mesh.mesh_case import hybrid_of
+from workloads.model.shapes import BUCKET
+from workloads.pipeline_parallel.pipeline_case import pipeline_of
+
+Strategy = Callable[[Mapping[str, Value], int, str], StepSpec]
+"""Of a case's parameters, the ranks, and the kind of device."""
+
+_MEBI = 2**20
+
+
+def ddp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+    """DDP; ZeRO-1 is on it."""
+    spec = StepSpec.of(params, device)
+    return replace(
+        spec,
+        mesh={"dp": ranks},
+        bucket_bytes=int(float(params.get("bucket_mb", BUCKET.default)) * _MEBI),
+        each_microbatch=not params.get("no_sync"),
+        drawn=ranks * spec.num_sequences,
+        overlaps=True,
+        prefetches=params.get("prefetch") == "explicit",
+    )
+
+
+def zero1(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+    """DDP whose optimizer is sharded: gradients all_reduced and parameters broadcast."""
+    return replace(ddp(params, ranks, device), zero1="broadcast")
+
+
+def fsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+    """FSDP over all ranks."""
+    return replace(
+        ddp(params, ranks, device),
+        mesh={"fsdp": ranks},
+        reshard=bool(params.get("reshard", True)),
+        axis_names={"fsdp": "dp"},
+    )
+
+
+def zero2(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+    """FSDP that keeps parameters gathered."""
+    return replace(fsdp(params, ranks, device), reshard=False)
+
+
+def hsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+    """FSDP within replicas, the root kept gathered."""
+    shards = int(params["shard"]) or max(2, ranks // 2)
+    return replace(
+        ddp(params, ranks, device),
+        mesh={"dp": ranks // shards, "fsdp": shards},
+        keeps_root=True,
+        axis_names={"fsdp": "shard", "dp": "replicate"},
+    )
+
+
+def tp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+    """Layers split, activations whole between them."""
+    spec = StepSpec.of(params, device)
+    return replace(spec, mesh={"tp": ranks}, drawn=spec.num_sequences)
+
+
+def tp_sp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+    """Layers split, the sequence sharded between them."""
+    return replace(tp(params, ranks, device), sequence_parallel=True)
+
+
+def tp_fsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+    """Split layers inside FSDP's shards."""
+    inner = int(params["tp"])
+    spec = ddp(params, ranks // inner, device)
+    return replace(spec, mesh={"fsdp": ranks // inner, "tp": inner}, axis_names={"fsdp": "dp"})
+
+
+def pp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+    """A pipeline over all ranks."""
+    spec = StepSpec.of(params, device)
+    return replace(spec, mesh={"pp": ranks}, pipeline=pipeline_of(params, spec.shape, ranks))
+
+
+def cp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+    """Parts of sequences on all ranks, weights under DDP."""
+    method = str(params["method"])
+    return replace(
+        StepSpec.of(params, device),
+        mesh={"cp": ranks},
+        cp_method=method,
+        ulysses=ulysses_of(method, int(params["ulysses"]), ranks),
+        each_microbatch=True,
+    )
+
+
+def ep_step(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+    """Mixtures of experts inside data parallelism, attention split where asked."""
+    spec = StepSpec.of(params, device)
+    moe = moe_of(params, spec.shape, ranks)
+    inside = {"ep": moe.ep, "etp": moe.etp}
+    if params["fsdp"]:
+        return replace(spec, mesh={"fsdp": ranks, **inside}, moe=moe, axis_names={"fsdp": "dp"})
+    return replace(spec, mesh={"dp": ranks // moe.tp, "tp": moe.tp, **inside}, moe=moe, own_tokens=moe.tp > 1)
+
+
+def mesh(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+    """Several parallelisms on one mesh."""
+    spec = StepSpec.of(params, device)
+    hybrid = hybrid_of(params, spec.shape, ranks)
+    return replace(
+        spec,
+        mesh=hybrid.mesh,
+        schedule=str(params["schedule"]),
+        pipeline=hybrid.pipeline,
+        cp_method=hybrid.cp_method,
+        moe=hybrid.moe,
+        sequence_parallel=True,
+        ends="tokens",
+    )
+
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "ddp": ddp,
+    "zero1": zero1,
+    "zero2": zero2,
+    "zero3": fsdp,
+    "hsdp": hsdp,
+    "tp": tp,
+    "tp_sp": tp_sp,
+    "tp_fsdp": tp_fsdp,
+    "pp": pp,
+    "cp": cp,
+    "ep_step": ep_step,
+    "hybrid": mesh,
+}
