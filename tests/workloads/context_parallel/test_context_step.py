@@ -55,15 +55,6 @@ def test_two_ranks_train_as_one_process_would(two_ranks: Ranks) -> None:
 
 
 @pytest.mark.full
-def test_four_ranks_train_as_one_process_would(four_ranks: Ranks) -> None:
-    variants: list[Params] = [
-        {"method": "usp", "mask": "packed", "recipe": "llama", **ODD},
-        {"method": "zigzag", **ODD},
-    ]
-    assert four_ranks.call("test_context_step:wrong_in", variants=variants) == [[]] * 4
-
-
-@pytest.mark.full
 def test_every_method_mask_and_recipe_trains_as_one_process_would(two_ranks: Ranks, four_ranks: Ranks) -> None:
     of_two: list[Params] = [
         {"method": method, "mask": mask, "recipe": recipe}

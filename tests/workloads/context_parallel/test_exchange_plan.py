@@ -150,14 +150,11 @@ def test_every_method_holds_all_tokens_and_its_tiles_have_the_pairs_of_the_mask(
     assert plan("ring", "full").all_pairs() == 64 * 64
 
 
-def test_keys_come_from_the_ranks_before_or_all_at_once() -> None:
+def test_keys_come_from_the_ranks_before_or_all_at_once_and_usp_shares_parts_between_neighbours() -> None:
     assert plan("ring").keys(1, 0) == plan("ring").tokens(1)
     assert plan("ring").keys(1, 2) == plan("ring").tokens(3)
     assert plan("allgather_kv").keys(3, 0) == list(range(64))
     assert plan("allgather_kv").num_steps == plan("ulysses").num_steps == 1
-
-
-def test_usp_shares_parts_between_neighbours_and_rings_over_the_rest() -> None:
     asked = plan("usp", sequence=16)
     assert asked.queries(0) == asked.queries(1) == [0, 1, 2, 3, 12, 13, 14, 15]
     assert [asked.tokens(rank) for rank in (0, 1)] == [[0, 1, 2, 3], [12, 13, 14, 15]]
@@ -176,9 +173,8 @@ def test_only_packed_sequences_have_several_documents() -> None:
 
 
 def test_balance_is_mean_work_over_the_slowest_of_each_step() -> None:
-    assert balance([[4, 4], [4, 4]]) == 1
-    assert balance([[4, 0], [4, 4]]) == 0.75
-    assert balance([[4, 0], [0, 4]]) == 0.5
+    for pairs, found in (([[4, 4], [4, 4]], 1), ([[4, 0], [4, 4]], 0.75), ([[4, 0], [0, 4]], 0.5)):
+        assert balance(pairs) == found
 
 
 def test_a_contiguous_ring_is_bound_and_stripes_are_even_but_for_a_diagonal() -> None:

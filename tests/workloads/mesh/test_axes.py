@@ -1,13 +1,13 @@
-"""A rank stands where the mesh says, the innermost axis varying fastest, and groups are what coordinates say."""
+"""A rank stands where the mesh says, groups are what coordinates say, what a mesh cannot carry breaks an equation."""
 
-import pytest
-import torch.distributed as dist
-from mesh_steps import Params
-from ranks import Ranks
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
 
 from bench.plan.groups import groups_of
-from bench.world.world import World
 from workloads.mesh.axes import (
+    CP_METHODS,
     DATA,
     along,
     coordinate_of,
@@ -17,13 +17,18 @@ from workloads.mesh.axes import (
     groups_along,
     mesh_of,
     multiplied,
+    refuse,
+    sequences_of,
     size_of,
 )
-from workloads.mesh.mesh_case import hybrid_of
-from workloads.mesh.mesh_stages import make_groups
-from workloads.model.shapes import SHAPES
+from workloads.model.shapes import SHAPES, Shape
 
 MESH = {"dp": 2, "pp": 3, "cp": 2, "tp": 2, "ep": 2}
+TINY = SHAPES["tiny"]
+LAYERS_8, HEADS_2 = replace(TINY, layers=8), replace(TINY, heads=2, kv_heads=2)
+FFN_511, HIDDEN_130 = replace(TINY, ffn=511), replace(TINY, hidden=130)
+TOKENS_66, TOKENS_63 = replace(TINY, sequence=66), replace(TINY, sequence=63)
+Given = dict[str, Any]
 
 
 def test_a_mesh_keeps_the_order_in_which_it_is_written_and_experts_are_not_multiplied() -> None:
@@ -34,10 +39,9 @@ def test_a_mesh_keeps_the_order_in_which_it_is_written_and_experts_are_not_multi
 
 
 def test_the_innermost_axis_varies_fastest() -> None:
-    assert coordinate_of(MESH, 0) == {"dp": 0, "fsdp": 0, "pp": 0, "cp": 0, "tp": 0}
-    assert coordinate_of(MESH, 1)["tp"] == 1
-    assert coordinate_of(MESH, 2) == {"dp": 0, "fsdp": 0, "pp": 0, "cp": 1, "tp": 0}
-    assert coordinate_of(MESH, 23) == {"dp": 1, "fsdp": 0, "pp": 2, "cp": 1, "tp": 1}
+    origin = {"dp": 0, "fsdp": 0, "pp": 0, "cp": 0, "tp": 0}
+    for rank, place in ((0, {}), (1, {"tp": 1}), (2, {"cp": 1}), (23, {"dp": 1, "pp": 2, "cp": 1, "tp": 1})):
+        assert coordinate_of(MESH, rank) == {**origin, **place}
     assert coordinate_of({"tp": 2, "dp": 3}, 1)["dp"] == 1
 
 
@@ -61,62 +65,95 @@ def test_every_rank_is_in_one_group_and_one_copy_of_experts() -> None:
 
 
 def test_experts_are_dealt_out_in_the_data_axes_and_split_in_tp_and_copies_hold_the_same() -> None:
-    mesh = {"dp": 2, "pp": 2, "cp": 2, "ep": 2}
-    assert sorted(expert_groups(mesh)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert sorted(expert_groups({**mesh, "ep": 4})) == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert expert_parts({"dp": 2, "tp": 4, "etp": 2}) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert expert_parts({"tp": 2, "dp": 2, "etp": 2}) == [[0, 2], [1, 3]]
-    assert expert_parts({"dp": 2, "tp": 2}) == [[0], [1], [2], [3]]
-    assert sorted(expert_copies(mesh)) == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert sorted(expert_copies({"dp": 4, "tp": 2, "ep": 2})) == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert sorted(expert_copies({"dp": 2, "tp": 2, "ep": 2, "etp": 2})) == [[0], [1], [2], [3]]
-    assert sorted(expert_copies({"dp": 2, "tp": 2, "etp": 2})) == [[0, 2], [1, 3]]
-    assert sorted(expert_copies({"dp": 2, "tp": 4, "ep": 2, "etp": 2})) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    pipes, split = {"dp": 2, "pp": 2, "cp": 2, "ep": 2}, {"dp": 2, "tp": 2, "etp": 2}
+    for make, mesh, groups in (
+        (expert_groups, pipes, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (expert_groups, {**pipes, "ep": 4}, [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        (expert_parts, {"dp": 2, "tp": 4, "etp": 2}, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (expert_parts, {"tp": 2, "dp": 2, "etp": 2}, [[0, 2], [1, 3]]),
+        (expert_parts, {"dp": 2, "tp": 2}, [[0], [1], [2], [3]]),
+        (expert_copies, pipes, [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        (expert_copies, {"dp": 4, "tp": 2, "ep": 2}, [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        (expert_copies, {**split, "ep": 2}, [[0], [1], [2], [3]]),
+        (expert_copies, split, [[0, 2], [1, 3]]),
+        (expert_copies, {**split, "tp": 4, "ep": 2}, [[0, 2], [1, 3], [4, 6], [5, 7]]),
+    ):
+        assert sorted(make(mesh)) == groups, (make, mesh)
 
 
-Made = tuple[dict[str, list[int]], list[int]]
+def reason(mesh: dict[str, int], *, shape: Shape = TINY, **more: Any) -> str | None:
+    given = {"microbatches": 4, "microbatch": 1, "world": math.prod(multiplied(mesh).values()), **more}
+    return refuse(shape, mesh, **given)
 
 
-def made(world: World, meshes: list[Params]) -> list[Made]:
-    """Return this rank's groups by axis, no two of which are one, and its twins."""
-    found = []
-    for params in meshes:
-        groups = make_groups(world, hybrid_of(params, SHAPES["tiny"], world.size))
-        world.barrier()
-        by_axis = {axis: dist.get_process_group_ranks(group) for axis, group in groups.axes.items()}
-        assert len({group.group_name for group in groups.axes.values()}) == len(by_axis), params
-        found.append((by_axis, dist.get_process_group_ranks(groups.replica_group)))
-        for group in groups.made:
-            dist.destroy_process_group(group)
-    return found
+def test_what_fits_is_let_through() -> None:
+    fitting: tuple[tuple[dict[str, int], Given], ...] = (
+        ({"dp": 2}, {}),
+        ({"fsdp": 4, "tp": 2}, {}),
+        ({"dp": 2, "fsdp": 2, "pp": 4, "cp": 2, "tp": 4}, {}),
+        ({"pp": 2, "dp": 2, "etp": 1}, {}),
+        ({"pp": 3}, {"split": "2+1+1"}),
+        ({"dp": 2, "tp": 2}, {"shape": FFN_511, "num_experts": 8}),  # a mixture's FFNs are not split
+        ({"dp": 2, "fsdp": 2, "cp": 2, "ep": 8}, {"num_experts": 8}),
+        ({"dp": 2, "pp": 2, "ep": 2}, {"num_experts": 8}),
+        ({"dp": 2, "fsdp": 3, "cp": 2}, {"shape": TOKENS_66, "microbatch": 2, "global_batch": 48}),
+    )
+    for mesh, more in fitting:
+        assert reason(mesh, **more) is None, (mesh, more)
+    for method in CP_METHODS:  # and nothing that leaves ranks unlike heads, layers or tokens
+        for dp, pp, cp, tp in itertools.product((1, 2, 3, 4), repeat=4):
+            fits = reason({"dp": dp, "pp": pp, "cp": cp, "tp": tp}, cp_method=method) is None
+            turns = 2 if CP_METHODS[method] == "zigzag" and cp > 1 else 1
+            even = not (4 % tp or 4 % pp or 64 % (turns * cp) or 64 % (cp * tp))
+            assert fits == (even and (method != "ulysses" or 4 // tp % cp == 0)), (method, dp, pp, cp, tp)
 
 
-def test_groups_are_made_as_the_mesh_says(two_ranks: Ranks) -> None:
-    """One of all ranks is the world; gradients over cp have one of their own, experts of all ranks no copies."""
-    expected: dict[str, tuple[str, int]] = {
-        "dp=2": ("dp", 0),
-        "cp=2": ("cp dp", 0),
-        "dp=2,ep=2": ("dp ep", 4),
-        "fsdp=2": ("fsdp edp", 4),
-    }
-    meshes = [{"mesh": mesh, "experts": experts} for mesh, (_, experts) in expected.items()]
-    for found in two_ranks.call("test_axes:made", meshes=meshes):
-        assert found == [({axis: [0, 1] for axis in axes.split()}, [0, 1]) for axes, _ in expected.values()]
-
-
-@pytest.mark.full
-def test_four_ranks_stand_where_the_mesh_says(four_ranks: Ranks) -> None:
-    whole = [0, 1, 2, 3]
-    expected: dict[str, Made] = {
-        "dp=2,pp=2": ({"dp": [0, 2], "pp": [0, 1]}, [0, 2]),
-        "pp=2,dp=2": ({"pp": [0, 2], "dp": [0, 1]}, [0, 1]),
-        "pp=2,tp=2": ({"pp": [0, 2], "tp": [0, 1]}, [0, 1]),
-        "fsdp=2,tp=2": ({"fsdp": [0, 2], "tp": [0, 1]}, whole),
-        "dp=2,cp=2": ({"dp": whole, "cp": [0, 1]}, whole),
-        # experts lie inside the data ranks of one place in tp, and are split inside tp
-        "dp=2,tp=2,ep=2": ({"dp": [0, 2], "tp": [0, 1], "ep": [0, 2], "edp": [0, 1]}, whole),
-        "dp=2,tp=2,ep=2,etp=2": ({"dp": [0, 2], "tp": [0, 1], "ep": [0, 2], "etp": [0, 1]}, whole),
-    }
-    for mesh, of_first in expected.items():
-        found = four_ranks.call("test_axes:made", meshes=[{"mesh": mesh, "experts": 4 if "ep" in mesh else 0}])
-        assert found[0] == [of_first], mesh
+def test_what_does_not_fit_is_refused_by_equation() -> None:
+    experts, split = {"num_experts": 8}, {"split_experts": True}
+    zigzag, rings = {"shape": TOKENS_66, "cp_method": "zigzag"}, {"cp_method": "rings"}
+    methods = "ring, striped, zigzag, allgather_kv or ulysses"
+    interleaved: Given = {"schedule": "interleaved", "chunks": 4, "shape": LAYERS_8}
+    gathered = "torch's runtime keeps so many stages gathered and would gather the others again"
+    refused: tuple[tuple[dict[str, int], Given, str], ...] = (
+        ({"dp": 2, "tp": 4}, {"world": 6}, "dp(2) * tp(4) != world size(6)"),
+        ({"dp": 2, "ep": 2}, {"world": 4, **experts}, "dp(2) != world size(4)"),
+        ({"fdsp": 2}, {}, "mesh axis 'fdsp' is not dp, fsdp, pp, cp, tp, ep or etp; did you mean 'fsdp'?"),
+        ({"dp": 0}, {"world": 1}, "dp(0) < 1"),
+        ({"dp": 2, "etp": 2}, {}, "etp(2) != 1: experts are whole here on every rank that holds them"),
+        ({"tp": 2, "etp": 2}, split, "etp(2) > 1 without experts: a dense model has none to split"),
+        ({"dp": 2, "tp": 2, "etp": 4}, {**experts, **split}, "tp(2) % etp(4) != 0"),
+        ({"tp": 4}, {"shape": HEADS_2}, "heads(2) % tp(4) != 0"),
+        ({"tp": 4}, {"shape": SHAPES["tiny-llama"]}, "kv_heads(2) % tp(4) != 0"),
+        ({"tp": 4}, {"shape": HIDDEN_130}, "hidden(130) % tp(4) != 0"),
+        ({"dp": 2, "tp": 2}, {"shape": FFN_511}, "ffn(511) % tp(2) != 0"),
+        ({"cp": 3}, {}, "sequence(64) % cp(3) != 0"),
+        ({"cp": 2}, zigzag, "sequence(66) % (2 * cp(2)) != 0: zigzag gives each rank two chunks"),
+        ({"tp": 2}, {"shape": TOKENS_63}, "sequence(63) % tp(2) != 0"),
+        ({"cp": 2, "tp": 2}, {"shape": TOKENS_66}, "sequence(66) % (cp(2) * tp(2)) != 0"),
+        ({"cp": 4, "tp": 2}, {"cp_method": "ulysses"}, "heads(4) / tp(2) % cp(4) != 0: ulysses deals out heads"),
+        (
+            {"cp": 2},
+            rings,
+            f"cp method 'rings' is not {methods}; did you mean 'ring'?",
+        ),
+        ({"pp": 2}, {"microbatches": 0}, "microbatches(0) < 1"),
+        ({"pp": 8}, {}, "layers(4) < pp(8) * chunks(1)"),
+        ({"pp": 4}, {"schedule": "interleaved"}, "layers(4) < pp(4) * chunks(2)"),
+        ({"pp": 3}, {}, "layers(4) % stages(3) != 0: split = 2+1+... says how many each stage takes"),
+        ({"pp": 2}, {"split": "1+2"}, "split = '1+2' holds 3 layers, and the model has layers(4)"),
+        ({"pp": 2}, {"schedule": "dualpipe_v", "microbatches": 3}, "dualpipe_v needs microbatches(3) >= stages(4)"),
+        ({"pp": 2, "fsdp": 2}, interleaved, f"chunks(4) > 3 with fsdp(2): {gathered}"),
+        ({"dp": 2, "ep": 2}, {}, "ep(2) > 1 without experts: a dense model has none to deal out"),
+        ({"dp": 4, "ep": 4}, {"num_experts": 6}, "experts(6) % ep(4) != 0"),
+        ({"dp": 2, "tp": 2, "ep": 4}, experts, "(dp(2) * fsdp(1) * cp(1)) % ep(4) != 0"),
+        ({"dp": 2}, {"microbatch": 0}, "microbatch(0) < 1"),
+        (
+            {"dp": 2, "fsdp": 2, "tp": 2},
+            {"global_batch": 32},
+            "dp(2) * fsdp(2) * microbatch(1) * microbatches(4) = 16 != global batch(32)",
+        ),
+        ({"tp": 2}, {"global_batch": 32}, "dp(1) * microbatch(1) * microbatches(4) = 4 != global batch(32)"),
+    )
+    for mesh, more, equation in refused:
+        assert reason(mesh, **more) == equation
+    assert sequences_of({"dp": 2, "fsdp": 3, "pp": 2, "cp": 2, "tp": 2}, microbatch=2, microbatches=4) == 48

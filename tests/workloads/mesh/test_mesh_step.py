@@ -9,7 +9,7 @@ import pytest
 import torch
 from mesh_steps import EXPERTS, Params, small_hybrid
 from ranks import Ranks
-from test_hybrid_memory import assert_activations_agree
+from test_mesh_probe import assert_activations_agree
 
 from bench.world.world import World
 from workloads.expert_parallel.moe_layer import mixtures
@@ -32,14 +32,16 @@ def eight_ranks() -> Iterator[Ranks]:
         yield ranks
 
 
+def wrong_after_a_step(step: HybridStep) -> int:
+    step.reset()
+    step.step()
+    return step.check()
+
+
 def looked_at(world: World, params: Params) -> tuple[list[int], dict[str, tuple[float, float]]]:
     """Return what is wrong after a step on each of two batches, and bytes sent and expected by axis."""
     step = small_hybrid(world, params)
-    wrong = []
-    for _ in range(2):
-        step.reset()
-        step.step()
-        wrong.append(step.check())
+    wrong = [wrong_after_a_step(step) for _ in range(2)]
     probe = MeshBytes(step.look())
     sent, expected = probe.sent_and_expected(world.gather(probe.observe(step.step, step.reset)))[world.rank]
     step.close()
@@ -48,7 +50,7 @@ def looked_at(world: World, params: Params) -> tuple[list[int], dict[str, tuple[
 
 def assert_right(ranks: Ranks, *cases: Case) -> None:
     for mesh, axes, more in cases:
-        for wrong, bytes_by_axis in ranks.call("test_hybrid:looked_at", params={"mesh": mesh, **more}):
+        for wrong, bytes_by_axis in ranks.call("test_mesh_step:looked_at", params={"mesh": mesh, **more}):
             assert wrong == [0, 0], (mesh, more)
             assert bytes_by_axis.keys() == set(axes.split()), (mesh, more)
             for axis, (sent, expected) in bytes_by_axis.items():
@@ -151,24 +153,18 @@ def unlike_unforgotten(world: World, params: Params, how: str) -> tuple[int, int
 def assert_again(ranks: Ranks, how: str, *cases: Case) -> None:
     for mesh, axes, more in cases:
         assert_right(ranks, (mesh, axes, {"checkpointing": how, **more}))
-        for unlike, count in ranks.call("test_hybrid:unlike_unforgotten", params={"mesh": mesh, **more}, how=how):
+        for unlike, count in ranks.call("test_mesh_step:unlike_unforgotten", params={"mesh": mesh, **more}, how=how):
             assert unlike == 0 < count, (mesh, more)
 
 
 @pytest.mark.full
-def test_layers_computed_again_give_the_same_bits(two_ranks: Ranks) -> None:
+def test_layers_computed_again_give_the_same_bits(two_ranks: Ranks, four_ranks: Ranks) -> None:
     """Also where a stage's mixtures have the routes of another microbatch by the time of a backward pass."""
-    mixed = {**EXPERTS, "microbatches": 4, "routing": "zipf"}
-    assert_again(two_ranks, "full", ("tp=2", "tp", {}), ("dp=2,ep=2", "dp ep", EXPERTS), ("pp=2", "pp", mixed))
-    gpipe = {**LLAMA, "schedule": "gpipe"}
-    assert_again(two_ranks, "selective", ("cp=2", "cp dp", {}), ("pp=2", "pp", gpipe))
-
-
-@pytest.mark.full
-def test_layers_computed_again_give_the_same_bits_where_axes_meet(two_ranks: Ranks, four_ranks: Ranks) -> None:
-    zigzag, interleaved = ("cp=2", "cp dp", {"cp_method": "zigzag"}), {"schedule": "interleaved", "layers": 4}
-    assert_again(two_ranks, "full", ("fsdp=2", "fsdp", ODD), ("pp=2", "pp", {}), zigzag)
-    assert_again(two_ranks, "selective", ("tp=2", "tp", LLAMA))
+    mixed, interleaved = {**EXPERTS, "microbatches": 4, "routing": "zipf"}, {"schedule": "interleaved", "layers": 4}
+    zigzag, gpipe = ("cp=2", "cp dp", {"cp_method": "zigzag"}), {**LLAMA, "schedule": "gpipe"}
+    assert_again(two_ranks, "full", ("tp=2", "tp", {}), ("dp=2,ep=2", "dp ep", EXPERTS), ("pp=2", "pp", mixed), zigzag)
+    assert_again(two_ranks, "full", ("fsdp=2", "fsdp", ODD), ("pp=2", "pp", {}))
+    assert_again(two_ranks, "selective", ("cp=2", "cp dp", {}), ("pp=2", "pp", gpipe), ("tp=2", "tp", LLAMA))
     assert_again(four_ranks, "selective", ("dp=2,fsdp=2", "dp fsdp", ODD), ("pp=2,tp=2", "pp tp", {}))
     assert_again(
         four_ranks,
@@ -176,7 +172,7 @@ def test_layers_computed_again_give_the_same_bits_where_axes_meet(two_ranks: Ran
         ("fsdp=2,pp=2", "fsdp pp", interleaved),
         ("fsdp=2,tp=2", "fsdp tp", NARROW),
         ("cp=2,tp=2", "cp tp dp", {"cp_method": "ulysses", **LLAMA}),
-        ("dp=2,pp=2,ep=2", "dp pp ep", {**EXPERTS, "microbatches": 4, "routing": "zipf"}),
+        ("dp=2,pp=2,ep=2", "dp pp ep", mixed),
         ("dp=2,tp=2,ep=2,etp=2", "dp tp ep etp", EXPERTS),
     )
 
@@ -187,9 +183,7 @@ def wrong_fills(world: World, params: Params) -> list[int]:
     wrong = []
     for sums in (step._sums, replace(step._sums, groups={})):
         step._sums = sums
-        step.reset()
-        step.step()
-        wrong.append(step.check())
+        wrong.append(wrong_after_a_step(step))
     step.close()
     return wrong
 
@@ -197,7 +191,7 @@ def wrong_fills(world: World, params: Params) -> list[int]:
 def test_timed_gradients_are_every_rank_s(two_ranks: Ranks) -> None:
     meshes: list[tuple[str, Params]] = [("dp=2", {}), ("fsdp=2", {}), ("pp=2", {}), ("cp=2", {"cp_method": "zigzag"})]
     for mesh, more in (*meshes, ("tp=2", EXPERTS), ("cp=2,ep=2", EXPERTS), ("tp=2,etp=2", EXPERTS)):
-        for right, spoilt in two_ranks.call("test_hybrid:wrong_fills", params={"mesh": mesh, **more}):
+        for right, spoilt in two_ranks.call("test_mesh_step:wrong_fills", params={"mesh": mesh, **more}):
             assert right == 0, mesh
             assert (spoilt > 0) == (mesh not in ("fsdp=2", "pp=2")), mesh
 
@@ -207,10 +201,7 @@ def wrong_without(world: World, params: Params, axis: str) -> tuple[int, float, 
     step = small_hybrid(world, params)
     groups = {name: group for name, group in step._sums.groups.items() if name != axis}
     step._sums = replace(step._sums, groups=groups)
-    step.reset()
-    step.step()
-    sent = wired(step.step, step.layout.axes)[axis]
-    wrong = step.check()
+    wrong, sent = wrong_after_a_step(step), wired(step.step, step.layout.axes)[axis]
     step.close()
     return wrong, sent, step.layout.expected_bytes[axis]
 
@@ -218,7 +209,7 @@ def wrong_without(world: World, params: Params, axis: str) -> tuple[int, float, 
 def test_a_sum_that_is_left_out_is_seen_by_gate_and_bytes(two_ranks: Ranks) -> None:
     cases: list[tuple[str, Params]] = [("dp", {"mesh": "dp=2"}), ("tp", {"mesh": "tp=2"}), ("dp", {"mesh": "cp=2"})]
     for axis, params in (*cases, ("edp", {"mesh": "dp=2", "experts": 4})):
-        for wrong, sent, expected in two_ranks.call("test_hybrid:wrong_without", params=params, axis=axis):
+        for wrong, sent, expected in two_ranks.call("test_mesh_step:wrong_without", params=params, axis=axis):
             assert wrong > 0, params
             assert sent < expected, params
 
@@ -228,9 +219,7 @@ def wrong_after_spoiling(world: World, params: Params, spoil: str) -> int:
     step = small_hybrid(world, params)
     if world.rank == world.size - 1:
         _SPOILS[spoil](step)
-    step.reset()
-    step.step()
-    wrong = sum(world.gather(step.check()))
+    wrong = sum(world.gather(wrong_after_a_step(step)))
     step.close()
     return wrong
 
@@ -256,7 +245,7 @@ def test_what_one_rank_does_wrong_is_seen(two_ranks: Ranks) -> None:
         *((mesh, "weight", {}) for mesh in ("dp=2", "pp=2", "fsdp=2")),
         ("dp=2,ep=2", "expert", {"experts": 4}),
     ):
-        found = two_ranks.call("test_hybrid:wrong_after_spoiling", params={"mesh": mesh, **more}, spoil=spoil)
+        found = two_ranks.call("test_mesh_step:wrong_after_spoiling", params={"mesh": mesh, **more}, spoil=spoil)
         assert min(found) > 0, (mesh, spoil)
 
 
@@ -277,7 +266,7 @@ def misrouted(world: World) -> list[int]:
 
 
 def test_routes_that_no_router_of_one_process_would_take_are_counted(two_ranks: Ranks) -> None:
-    for right, spoilt in two_ranks.call("test_hybrid:misrouted"):
+    for right, spoilt in two_ranks.call("test_mesh_step:misrouted"):
         assert right == 0 < spoilt
 
 
@@ -289,9 +278,9 @@ def described(world: World, params: Params) -> dict[str, Any]:
 
 
 def test_a_step_tells_its_mesh_and_the_parameters_that_it_has(two_ranks: Ranks) -> None:
-    [dense, _] = two_ranks.call("test_hybrid:described", params={"mesh": "dp=2,pp=1", "ffn": 64})
+    [dense, _] = two_ranks.call("test_mesh_step:described", params={"mesh": "dp=2,pp=1", "ffn": 64})
     assert (dense["mesh"], dense["axes"]) == ({"dp": 2, "pp": 1}, {"dp": {"ranks": 2}})
-    [details, _] = two_ranks.call("test_hybrid:described", params={"mesh": "dp=2,ep=2", **EXPERTS})
+    [details, _] = two_ranks.call("test_mesh_step:described", params={"mesh": "dp=2,ep=2", **EXPERTS})
     assert details["routed_parameters"] == 2 * 4 * 2 * 32 * 32  # layers, experts, matrices of hidden by expert_ffn
     assert details["parameters"] > dense["parameters"]
     assert details["flops_per_rank"] > 0
@@ -311,7 +300,7 @@ def trained_on(world: World, params: Params) -> tuple[int, list[list[int]], floa
 def test_data_ranks_take_their_own_sequences_and_the_others_share_them(two_ranks: Ranks) -> None:
     """The loss is of a rank's own positions; of a pipeline the last stage alone knows it."""
     for mesh in ("dp=2", "cp=2", "tp=2", "pp=2"):
-        first, second = two_ranks.call("test_hybrid:trained_on", params={"mesh": mesh})
+        first, second = two_ranks.call("test_mesh_step:trained_on", params={"mesh": mesh})
         assert (first[0], second[0]) == ((0, 1) if mesh == "dp=2" else (0, 0)), mesh
         assert (first[1] != second[1]) == (mesh == "dp=2"), mesh
         if mesh == "pp=2":
@@ -337,9 +326,9 @@ def drawn(world: World, params: Params) -> list[list[list[int]]]:
 def test_routes_of_a_generator_do_not_depend_on_the_mesh(two_ranks: Ranks) -> None:
     for routing in ("zipf", "ragged"):
         given = {"experts": 4, "routing": routing, "microbatch": 2}
-        over_data = two_ranks.call("test_hybrid:drawn", params={"mesh": "dp=2", **given})
-        over_experts = two_ranks.call("test_hybrid:drawn", params={"mesh": "dp=2,ep=2", **given})
-        over_stages = two_ranks.call("test_hybrid:drawn", params={"mesh": "pp=2", **given, "microbatches": 4})
+        over_data = two_ranks.call("test_mesh_step:drawn", params={"mesh": "dp=2", **given})
+        over_experts = two_ranks.call("test_mesh_step:drawn", params={"mesh": "dp=2,ep=2", **given})
+        over_stages = two_ranks.call("test_mesh_step:drawn", params={"mesh": "pp=2", **given, "microbatches": 4})
         for step in (0, 1):
             assert [*over_data[0][step], *over_data[1][step]] == over_stages[0][step] == over_stages[1][step], routing
         assert over_experts == over_data, routing

@@ -1,4 +1,4 @@
-"""What ranks of a mesh hold is what the closed form says, as counted and as measured."""
+"""A step on a mesh tells bytes, exposed time and memory by axis, and the bubble where cores are each rank's own."""
 
 from dataclasses import replace
 from itertools import combinations, product
@@ -8,20 +8,100 @@ import pytest
 from mesh_steps import EXPERTS, Params, small_hybrid
 from ranks import Ranks
 
+from bench.results.details import STATE
+from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.costs.activations import activation_bytes_of
 from workloads.costs.mesh_costs import place_of
 from workloads.expert_parallel.moe_case import moe_of
 from workloads.mesh.mesh_probe import MeshMemory, counted, formula
 from workloads.model.shapes import SHAPES, num_parameters
+from workloads.pipeline_parallel import pipeline_probe
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.step.memory import Batch
+from workloads.step.sent_bytes import SentBytes
 
 TINY = SHAPES["tiny"]
 BATCH = Batch(microbatch=2, element_bytes=4, checkpointing="none")
-STATE = ("parameters", "gradients", "optimizer")
 BOTH = [{"recipe": "gpt"}, {"recipe": "llama"}]
 MIXTURE = {**EXPERTS, "routing": "balanced"}
+
+
+def test_bytes_are_those_of_the_rank_that_sends_most_and_the_ratio_of_the_one_that_differs_most() -> None:
+    found = SentBytes.summarise(
+        [
+            ({"pp": 4.0, "tp": 8.0, "other": 5.0, "ep": 4.0}, {"pp": 4.0, "tp": 8.0, "ep": 0.0}),
+            ({"pp": 8.0, "tp": 3.0, "dp": 2.0}, {"pp": 8.0, "tp": 4.0, "dp": 2.0}),
+        ]
+    )
+    # bytes that no form expects are not right
+    table = {"pp": (8.0, 8.0, 1.0), "tp": (8.0, 8.0, 0.75), "dp": (2.0, 2.0, 1.0), "ep": (4.0, 0.0, 0.0)}
+    names = ("bytes_sent", "bytes_expected", "bytes_ratio")
+    expected = {f"{name}.{axis}": value for axis, row in table.items() for name, value in zip(names, row, strict=True)}
+    assert {name: metric.value for name, metric in found.metrics.items()} == {**expected, "bytes_sent.other": 5.0}
+
+
+def explained(world: World, params: Params, shared: bool = False) -> Explanation:
+    """Return what a step tells where every rank has a core of its own, or ``shared`` ones."""
+    step = small_hybrid(world, params)
+    step.step()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline_probe, "cores_shared", lambda world: shared)
+        found = step.explain(step.reset, 0.0)
+    step.close()
+    return found
+
+
+def assert_told(found: Explanation, axes: set[str]) -> None:
+    for axis in axes:
+        assert found.metrics[f"bytes_ratio.{axis}"].value == pytest.approx(1.0, rel=1e-12), axis
+        assert (found.metrics[f"exposed_comm.{axis}"].value or 0.0) >= 0, axis
+    assert {name.removeprefix("bytes_sent.") for name in found.metrics if name.startswith("bytes_sent.")} == axes
+    assert {"ect", "residual"} <= found.metrics.keys()
+    for source in ("memory", "memory_counted", "memory_formula"):
+        assert (found.metrics[f"{source}.parameters"].value or 0) > 0
+
+
+def test_each_axis_is_told_of(two_ranks: Ranks) -> None:
+    [found, _] = two_ranks.call("test_mesh_probe:explained", params={"mesh": "fsdp=2,ep=2", **EXPERTS})
+    assert_told(found, {"fsdp", "ep"})
+    assert found.metrics["imbalance.rank"].value >= 1
+    assert len(found.details["bytes_sent_by_rank"]) == 2
+    assert "bubble_fraction" not in found.metrics
+
+
+def test_a_pipeline_tells_its_bubble_where_cores_are_each_rank_s_own(two_ranks: Ranks) -> None:
+    params = {"mesh": "pp=2", "microbatches": 4}
+    [found, _] = two_ranks.call("test_mesh_probe:explained", params=params)
+    assert_told(found, {"pp"})
+    assert 0 < found.metrics["bubble_fraction"].value < 1
+    assert found.metrics["bubble_fraction_formula"].value == pytest.approx(1 / 5)
+    assert not any("functional only" in note for note in found.notes)
+    assert any("slowest pipeline's own" in note for note in found.notes)
+    facts = found.details["pipeline"]
+    assert (facts["schedule"], facts["ranks"], facts["stages_by_rank"]) == ("1f1b", 2, [[0], [1]])
+    assert [len(actions) for actions in facts["measured"]] == [8, 8]
+    # what the traced wall is made of is not overwritten by what a pipeline's own clock says
+    for name in ("compute", "idle"):
+        assert "traced step" in found.metrics[name].method
+    # and none is claimed of real compute on shared cores
+    [found, _] = two_ranks.call("test_mesh_probe:explained", params=params, shared=True)
+    assert "bubble_fraction" not in found.metrics
+    assert any("functional only" in note for note in found.notes)
+    assert "measured" not in found.details["pipeline"]
+
+
+@pytest.mark.full
+@pytest.mark.measures
+def test_pipelines_beside_one_another_tell_the_slowest_s_bubble(four_ranks: Ranks) -> None:
+    for mesh, axes in (("pp=2,tp=2", {"pp", "tp"}), ("dp=2,pp=2", {"pp", "dp"})):
+        params = {"mesh": mesh, "microbatches": 4, "compute": "timed:40ms"}
+        [found, *_] = four_ranks.call("test_mesh_probe:explained", params=params, shared=True)
+        assert_told(found, axes)
+        assert abs(found.metrics["residual"].value or 0.0) < 0.5
+        assert found.metrics["bubble_fraction_formula"].value == pytest.approx(1 / 5)
+        assert 0 < found.metrics["bubble_fraction"].value < 1
+    assert found.metrics["bubble_fraction"].value == pytest.approx(1 / 5, rel=0.35)
 
 
 def test_a_rank_holds_state_by_its_place_and_activations_of_what_is_in_flight() -> None:
@@ -51,7 +131,7 @@ def looked_at(world: World, params: Params) -> tuple[dict[str, float | None], tu
 
 
 def assert_state_agrees(ranks: Ranks, params: Params) -> tuple[dict[str, float | None], tuple[str, ...]]:
-    [(metrics, notes, count), *_] = ranks.call("test_hybrid_memory:looked_at", params=params)
+    [(metrics, notes, count), *_] = ranks.call("test_mesh_probe:looked_at", params=params)
     assert count == ranks.size
     for name in STATE:
         expected = metrics[f"memory_formula.{name}"]
@@ -76,10 +156,8 @@ def test_state_of_experts_agrees_and_their_activations_are_of_even_routes(two_ra
     even = "memory: the closed form of activations is of even routes, what is counted of those that were taken"
     assert notes == (even,)
     # a router's routes are not even: the fullest rank has more than its part
-    saved, closed = metrics["memory_counted.activations"], metrics["memory_formula.activations"]
-    assert saved is not None
-    assert closed is not None
-    assert 0.95 * closed < saved < 1.2 * closed
+    saved, closed = (metrics[f"{source}.activations"] or 0.0 for source in ("memory_counted", "memory_formula"))
+    assert 0 < 0.95 * closed < saved < 1.2 * closed
 
 
 def test_what_is_not_counted_or_has_no_closed_form_is_left_out_with_a_note(two_ranks: Ranks) -> None:
@@ -90,45 +168,37 @@ def test_what_is_not_counted_or_has_no_closed_form_is_left_out_with_a_note(two_r
         ({"mesh": "dp=2", "compute": "timed:1ms"}, True, False, "timed compute"),
     )
     for params, is_counted, has_formula, note in cases:
-        [(metrics, notes, _), _] = two_ranks.call("test_hybrid_memory:looked_at", params=params)
+        [(metrics, notes, _), _] = two_ranks.call("test_mesh_probe:looked_at", params=params)
         assert "memory_counted.parameters" in metrics
         assert ("memory_counted.activations" in metrics) == is_counted, params
         assert ("memory_formula.activations" in metrics) == has_formula, params
         assert any(note in one for one in notes), params
 
 
-def activations(world: World, params: Params) -> tuple[float, float]:
+def activations(world: World, params: Params) -> list[float]:
     step = small_hybrid(world, {"microbatch": 2, **params})
     step.step()
     look = step.look()
-    closed = formula(look.place, look.schedule, look.batch)["activations"]
-    found = counted(look)["activations"]
+    found = [counted(look)["activations"], formula(look.place, look.schedule, look.batch)["activations"]]
     step.close()
-    return found, closed
+    return found
 
 
 def assert_activations_agree(ranks: Ranks, cases: list[Params]) -> None:
     for case in cases:
-        for saved, closed in ranks.call("test_hybrid_memory:activations", params=case):
+        for saved, closed in ranks.call("test_mesh_probe:activations", params=case):
             assert saved == closed > 0, case
 
 
 @pytest.mark.full
 def test_activations_agree_on_each_axis(two_ranks: Ranks) -> None:
-    cases: list[Params] = [{"mesh": mesh, "recipe": "llama"} for mesh in ("fsdp=2", "pp=2", "cp=2", "tp=2")]
-    cases += [{"mesh": mesh, "checkpointing": "full"} for mesh in ("pp=2", "tp=2")]
-    cases += [{"mesh": "cp=2", "cp_method": "ulysses", "precision": "bfloat16"}]
-    cases += [{"mesh": "tp=2", "heads": 2, "kv_heads": 2, "recipe": "llama"}]
-    assert_activations_agree(two_ranks, [*cases, {"mesh": "dp=2,ep=2", **MIXTURE}, {"mesh": "tp=2,etp=2", **MIXTURE}])
-
-
-@pytest.mark.full
-def test_activations_agree_in_every_way_on_each_axis(two_ranks: Ranks) -> None:
     axes = ("dp=2", "fsdp=2", "pp=2", "cp=2", "tp=2")
     cases: list[Params] = [{"mesh": mesh, **recipe} for mesh in axes for recipe in BOTH]
     cases += [{**case, "checkpointing": "full"} for case in cases]
     cases += [{"mesh": "cp=2", "cp_method": method} for method in ("zigzag", "striped", "allgather_kv", "ulysses")]
     cases += [{"mesh": mesh, "precision": "bfloat16"} for mesh in ("tp=2", "cp=2")]
+    cases += [{"mesh": "cp=2", "cp_method": "ulysses", "precision": "bfloat16"}, {"mesh": "dp=2,ep=2", **MIXTURE}]
+    cases += [{"mesh": "tp=2", "heads": 2, "kv_heads": 2, "recipe": "llama"}]
     meshes = ("dp=2,ep=2", "tp=2", "tp=2,etp=2")
     cases += [{"mesh": mesh, **MIXTURE, **recipe} for mesh in meshes for recipe in BOTH]
     assert_activations_agree(two_ranks, cases)
