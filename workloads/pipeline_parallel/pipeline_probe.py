@@ -28,7 +28,7 @@ from workloads.pipeline_parallel.bubbles import Shares, compare, shares_of
 from workloads.pipeline_parallel.pipeline_case import Pipeline
 from workloads.pipeline_parallel.pp_bytes import bytes_by_link
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
-from workloads.pipeline_parallel.simulate import Ran, Timeline
+from workloads.pipeline_parallel.simulate import Latency, Ran, Timeline
 from workloads.pipeline_parallel.stages import Chunk, Recorder
 from workloads.step import memory
 from workloads.step.layout import Layout, local
@@ -37,14 +37,11 @@ from workloads.step.sent_bytes import ByAxis, SentBytes, bytes_by_axis, counted
 
 SHARED = f"{FUNCTIONAL_ONLY}: ranks share cores, so that no bubble is claimed of what they really compute"
 _HALVES = "other schedules are simulated with half of the backward pass as input gradient, half as weight gradient"
-_MOST_ACTIONS_SHOWN = 20_000
 _MEMORY = {
     "memory": "activations of a step above its start",
     "memory_counted": "activations: what the microbatches in flight saved for backward",
     "memory_formula": "",
 }
-
-Latency = Mapping[tuple[int, int], float]
 
 
 @dataclass(frozen=True)
@@ -300,7 +297,7 @@ def facts_of(schedule: Schedule) -> details.Pipeline:
 def with_timelines(facts: details.Pipeline, steps: Steps, latency: Latency) -> details.Pipeline:
     """Add the measured and the predicted step and the causes of each gap; nothing where there is too much of it."""
     middle = steps.middle
-    if len(middle.ran) > _MOST_ACTIONS_SHOWN:
+    if len(middle.ran) > 20_000:
         return facts
 
     def us(seconds: float) -> int:

@@ -24,11 +24,8 @@ from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, make_stage
 from workloads.step.layout import Layout
 from workloads.step.training_step import Options, TrainingStep
 
-AXIS = "pp"
-
 
 def prepare(world: World, **params: Value) -> "PipelineStep":
-    """Return the step."""
     return PipelineStep(world, params)
 
 
@@ -39,12 +36,10 @@ class PipelineStep(TrainingStep):
         super().__init__(world, {**params, "accumulation": params["microbatches"]}, self._lay_out)
 
     def reset(self) -> None:
-        """Draw the next batch."""
         super().reset()
         self._recorder.forget()
 
     def probes(self) -> tuple[PipelineProbe]:
-        """Return what says how large the bubble is, what causes it, and what each rank sends and holds."""
         probe = PipelineProbe(
             world=self._world,
             layout=self.layout,
@@ -65,12 +60,12 @@ class PipelineStep(TrainingStep):
         self._pipeline = pipeline_of(params, options.shape, world.size)
         schedule, tokens = self._pipeline.schedule, options.shape.sequence
         self._stages = make_stages(model, options, self._pipeline, self._recorder, group=world.group, tokens=tokens)
-        microbatches = options.accumulation
-
-        def part_of_loss(logits: Tensor, targets: Tensor) -> Tensor:
-            return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / microbatches
-
-        train = make_train(schedule, self._stages, self._recorder, part_of_loss)
+        train = make_train(
+            schedule,
+            self._stages,
+            self._recorder,
+            lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / options.accumulation,
+        )
 
         def forward_backward(microbatches: Sequence[Tensor]) -> Tensor | None:
             tokens = torch.cat(tuple(microbatches))
@@ -82,10 +77,10 @@ class PipelineStep(TrainingStep):
             module=held,
             model=held,
             optimizer=make_optimizer(held.parameters(), options.dtype, timed=options.timed),
-            axes={AXIS: world.group},
+            axes={"pp": world.group},
             data_rank=0,
             data_size=1,
-            expected_bytes={AXIS: sent[world.rank]},
+            expected_bytes={"pp": sent[world.rank]},
             forward_backward=forward_backward,
             holds_stage_only=True,
             exact_order=order_of_gradients(schedule, world.rank),
@@ -116,13 +111,13 @@ def order_of_gradients(schedule: Schedule, rank: int) -> tuple[int, ...]:
 
 def notes_of(schedule: Schedule) -> tuple[str, ...]:
     """Return what is to be known of a schedule as it runs here."""
+    if schedule.name == "dualpipe_v":
+        return (
+            "dualpipe_v: the forward and backward of an overlapped pair run one after the other, each sent as it ends",
+        )
     ranks, microbatches = schedule.ranks, schedule.microbatches
     bubble = bubble_fraction(simulate(schedule, lambda action: 2.0 if action.kind == "B" else 1.0))
-    notes = {
-        "dualpipe_v: the forward and backward of an overlapped pair run one after the other, each sent as it ends": (
-            schedule.name == "dualpipe_v"
-        ),
-        f"microbatches({microbatches}) < ranks({ranks}) do not fill the pipeline: at F = I = W its bubble is "
-        f"{bubble:.0%} of the time": microbatches < ranks and bubble >= 0.5,
-    }
-    return tuple(note for note, holds in notes.items() if holds)
+    if microbatches >= ranks or bubble < 0.5:
+        return ()
+    few = f"microbatches({microbatches}) < ranks({ranks}) do not fill the pipeline"
+    return (f"{few}: at F = I = W its bubble is {bubble:.0%} of the time",)

@@ -9,8 +9,6 @@ from bench.text import UserError
 from workloads.pipeline_parallel.schedules import Order, Schedule, needs, result
 from workloads.pipeline_parallel.simulate import tell_deadlock, walk
 
-_COLUMNS_ASIDE = 10
-
 Place = tuple[int, int]  # rank and step
 
 
@@ -92,7 +90,7 @@ def _at(action: Action, place: Place) -> str:
 def draw_grid(order: Order, marked: Sequence[Place]) -> str:
     """Return ranks by steps as text, the marked places in ``> <``, around the first of them."""
     at = marked[0][1]
-    steps = range(max(0, at - _COLUMNS_ASIDE), min(max(len(row) for row in order), at + _COLUMNS_ASIDE + 1))
+    steps = range(max(0, at - 10), min(max(len(row) for row in order), at + 11))
     rows = [["step", *map(str, steps)]]
     for rank, row in enumerate(order):
         cells = [str(row[step] or ".") if step < len(row) else "." for step in steps]

@@ -247,12 +247,10 @@ def _family(name: str) -> _Family:
 
 
 def default_chunks(name: str) -> int:
-    """Return the stages of a rank where nothing else is asked."""
     return _family(name).chunks
 
 
 def splits_backward(name: str) -> bool:
-    """Return whether the schedule runs input and weight gradients apart."""
     return _family(name).splits_backward
 
 

@@ -78,7 +78,6 @@ class Recorder:
         self._ran: list[tuple[Action, Any, Any]] = []
 
     def forget(self) -> None:
-        """Begin a step."""
         self._ran.clear()
 
     @contextmanager
@@ -131,7 +130,6 @@ class Stage(PipelineStage):
         self._waiting: dict[int, tuple[Tensor, Tensor, list[dict[str, Any]]]] = {}
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run F."""
         with self._running("F", fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self.chunk.embedded is not None:
@@ -141,7 +139,6 @@ class Stage(PipelineStage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        """Run B or, where not ``full_backward``, I."""
         with self._running("B" if full_backward else "I", bwd_chunk_id):
             if full_backward or not self.is_first:
                 self._embedded.pop(bwd_chunk_id, None)
@@ -157,7 +154,6 @@ class Stage(PipelineStage):
             self.bwd_cache[bwd_chunk_id] = (None,)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """Run W."""
         with self._running("W", bwd_chunk_id):
             if bwd_chunk_id not in self._waiting:
                 super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
