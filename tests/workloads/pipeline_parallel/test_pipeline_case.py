@@ -1,5 +1,7 @@
 """A pipeline as it is asked for, what passes its boundaries, and the rule that forbids it."""
 
+from collections.abc import Mapping
+
 from mesh_steps import PIPELINE
 
 from bench.machine.world_spec import WorldSpec
@@ -12,6 +14,7 @@ from workloads.pipeline_parallel.schedules import NAMES
 SHAPE = SHAPES["tiny"]
 DEADLOCK = "0F0,0B0,0F1,0B1;1F1,1B1,1F0,1B0"
 SHORT = "0F0,0B0;1F0,1B0"
+ALONE: dict[str, Value] = {"order": SHORT, "microbatches": 1}
 
 
 def spec(ranks: int) -> WorldSpec:
@@ -22,24 +25,30 @@ def test_a_pipeline_is_a_named_schedule_and_its_split_or_an_order_of_ones_own() 
     pipeline = pipeline_of({"schedule": "interleaved", "microbatches": 4}, SHAPE, 2)
     assert (pipeline.schedule.name, pipeline.schedule.chunks) == ("interleaved", 2)
     assert pipeline.layers_by_stage == (1, 1, 1, 1)
+    assert pipeline_of({"schedule": "gpipe", "microbatches": 4, "split": "2+1+1"}, SHAPE, 3).layers_by_stage == (
+        2,
+        1,
+        1,
+    )
     for order in ("0F0,0F1,0B1,0B0;1F0,1B0,1F1,1B1", "0F0,0F1,0B0,0B1;1F0,1F1,1B0,1B1"):
         pipeline = pipeline_of({"schedule": "1f1b", "microbatches": 2, "order": order}, SHAPE, 2)
         assert [",".join(map(str, pipeline.schedule.actions_of(r))) for r in range(2)] == order.split(";")
 
 
 def test_what_cannot_run_is_refused_before_any_rank_starts() -> None:
-    cases: tuple[tuple[dict[str, object], int, str], ...] = (
+    cases: tuple[tuple[Mapping[str, object], int, str], ...] = (
         ({"schedule": "dualpipe_v", "microbatches": 2}, 2, "dualpipe_v needs microbatches(2) >= stages(4)"),
         ({"schedule": "1f1b", "chunks": 2}, 2, "1f1b needs chunks(2) == 1"),
-        ({"schedule": "gpipe"}, 3, "layers(4) % stages(3) != 0"),
-        ({"schedule": "gpipe"}, 1, "gpipe needs ranks(1) >= 2"),
-        ({"split": "1+2"}, 2, "holds 3 layers, and the model has layers(4)"),
+        ({"schedule": "gpipe"}, 3, "layers(4) % stages(3) != 0: split = 2+1+... says how many each stage takes"),
+        ({"split": "2+2"}, 3, "split = '2+2' is for 2 stages, and there are 3"),
+        ({"split": "1+2"}, 2, "split = '1+2' holds 3 layers, and the model has layers(4)"),
+        *(({"split": split}, 2, f"split = {split!r} is not understood") for split in ("4+0", "2,2", "two+2")),
         ({"order": DEADLOCK, "microbatches": 2}, 2, "deadlock"),
         ({"order": SHORT}, 2, "order has 1 microbatches != microbatches(8)"),
-        ({"order": SHORT, "microbatches": 1}, 4, "order has rows for 2 ranks != ranks(4)"),
+        (ALONE, 4, "order has rows for 2 ranks != ranks(4)"),
         ({"order": "0F0,0X0;1F0,1B0", "microbatches": 1}, 2, "'0X0' is no action"),
         (
-            {"order": SHORT, "microbatches": 1, "schedule": "gpipe"},
+            {**ALONE, "schedule": "gpipe"},
             2,
             "schedule = gpipe is not allowed with order, which is a schedule of your own",
         ),
@@ -70,10 +79,9 @@ def test_all_makes_a_case_for_each_schedule_that_exists() -> None:
     assert named(chunks=4) == ["interleaved", "looped_bfs", "interleaved_zb"]
     assert all(case["shape"] == "tiny" for case in each_schedule({"schedule": "all", "shape": "tiny"}, spec(2)))
     # beside an order it is that order once, not the same order under ten names
-    given: dict[str, Value] = {"schedule": "all", "microbatches": 1, "order": SHORT}
-    [case] = each_schedule(given, spec(2))
-    assert case == {"microbatches": 1, "order": SHORT}
-    assert PIPELINE.refuse(PIPELINE.whole(case), spec(2)) is None
+    given = {"schedule": "all", **ALONE}
+    assert list(each_schedule(given, spec(2))) == [ALONE]
+    assert PIPELINE.refuse(PIPELINE.whole(ALONE), spec(2)) is None
     assert len(list(each_schedule({**given, "order": ""}, spec(2)))) > 1
     for one in ({"schedule": "zb_v"}, {}):
         assert list(each_schedule(one, spec(2))) == [one]

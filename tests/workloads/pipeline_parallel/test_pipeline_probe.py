@@ -129,26 +129,23 @@ def test_what_is_told_of_a_step_adds_up(two_ranks: Ranks) -> None:
     assert UNCOUNTED not in found.notes
 
 
-def test_ranks_that_share_cores_claim_no_bubble_of_real_compute(two_ranks: Ranks) -> None:
-    for cores in (1, 2):
-        [found, _] = two_ranks.call("test_pipeline_probe:explained", params={}, cores=cores)
-        claimed = any(name.startswith(("bubble", "idle")) for name in found.metrics)
-        assert claimed == ("measured" in found.details["pipeline"]) == (cores == 2)
-        assert any(note.startswith("functional only") for note in found.notes) == (cores == 1)
+def test_ranks_that_share_cores_claim_no_bubble_of_real_compute_and_no_bytes_that_are_not_counted(
+    two_ranks: Ranks,
+) -> None:
+    selective = {"checkpointing": "selective"}
+    for cores, params in ((2, {}), (1, {}), (1, selective), (1, timed(0.005, **selective))):
+        [found, _] = two_ranks.call("test_pipeline_probe:explained", params=params, cores=cores)
+        claims = any(name.startswith(("bubble", "idle")) for name in found.metrics)
+        assert claims == ("measured" in found.details["pipeline"]) == (cores == 2 or "compute" in params)
+        assert any(note.startswith("functional only") for note in found.notes) == (not claims)
         assert values(found.metrics)["bytes_ratio.pp"] == 1.0
-
-
-def test_selective_checkpointing_owns_up_to_what_is_not_counted(two_ranks: Ranks) -> None:
-    """Whether a bubble is claimed or not; no other schedule is compared by bytes that are not known."""
-    for params in (timed(0.005), {}):
-        selective = {**params, "checkpointing": "selective"}
-        [found, _] = two_ranks.call("test_pipeline_probe:explained", params=selective, cores=1)
-        assert UNCOUNTED in found.notes
-        assert "memory_counted.activations" not in found.metrics
         assert {"memory_counted.parameters", "memory.activations"} <= set(found.metrics)
+        # of selective checkpointing activations are not counted, and no schedule is compared by them
+        counts = "checkpointing" not in params
+        assert counts == (UNCOUNTED not in found.notes) == ("memory_counted.activations" in found.metrics)
         lines = found.details["pipeline"].get("comparison", [])
-        assert bool(lines) == bool(params)
-        assert not any("activation_bytes" in line for line in lines)
+        assert bool(lines) == claims
+        assert counts or not any("activation_bytes" in line for line in lines)
 
 
 @pytest.mark.full
