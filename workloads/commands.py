@@ -30,6 +30,7 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 @click.option("--precision", default="bfloat16", show_default=True, help="bfloat16 (float32 masters) or float32.")
 @click.option("--schedule", default="1f1b", show_default=True, help="The pipeline's: 1f1b, interleaved, zb_h1, ...")
 @click.option("--chunks", type=int, default=0, help="Stages of a rank; default: the schedule's own.")
+@click.option("--split", default="", metavar="N+N+...", help="Layers of each stage in turn; default: as many each.")
 @click.option("--checkpointing", metavar="HOW", help="none (the default; a search tries all), selective or full.")
 @click.option("--cp-method", default="zigzag", show_default=True, help="ring, striped, zigzag, allgather_kv, ulysses.")
 @click.option("--hardware", metavar="NAME|FILE", help="a100, h100 (the default), h200, b200, or a .toml file.")

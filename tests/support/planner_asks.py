@@ -3,9 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+from bench.plan.groups import parse_mesh
 from workloads.costs.step_spec import StepSpec
 from workloads.planner.hardware import PRESETS, Efficiency, Hardware
-from workloads.planner.models import Model, model_of, parse_mesh
+from workloads.planner.models import Model, model_of
 
 PLAIN = Hardware(
     name="plain",

@@ -19,7 +19,7 @@ from workloads.pipeline_parallel.simulate import simulate
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Call as PlacedCall
 from workloads.planner.link_time import Seconds, by_hardware
-from workloads.planner.placement import Place, expert_places, place_of
+from workloads.planner.placement import place_of
 
 UPDATE_BYTES = 28  # AdamW in float32 reads and writes weight and two moments, reads a gradient, writes a 16-bit weight
 MOST_ACTIONS = 40_000
@@ -145,13 +145,6 @@ def dry_run(spec: StepSpec, hardware: Hardware, *, seconds: Seconds | None = Non
     )
 
 
-def _place(group: tuple[str, ...], mesh: Mapping[str, int], gpus_per_node: int) -> Place:
-    if group in (("ep",), ("edp",), ("expert_shards",)):
-        places = expert_places(mesh, gpus_per_node)
-        return {"ep": places.dealt, "edp": places.copies, "expert_shards": places.shards}[group[0]]
-    return place_of(mesh, group, gpus_per_node)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Work:
     """One rank's microbatch: forward and backward with the communication that neither can hide, and its axes."""
@@ -209,9 +202,8 @@ def _work(at: Position, hardware: Hardware, seconds: Seconds) -> _Work:
     }
     by_axis: dict[str, list[PlacedCall]] = {}
     for call in calls(at):
-        by_axis.setdefault(call.axis, []).append(
-            PlacedCall.of(call, _place(call.group, spec.mesh, hardware.gpus_per_node))
-        )
+        place = place_of(spec.mesh, call.group, hardware.gpus_per_node)
+        by_axis.setdefault(call.axis, []).append(PlacedCall.of(call, place))
     axes = {
         name: _axis(name, group, efficiency.overlap.get(name, 0.0), windows.get(name, 0.0), seconds)
         for name, group in by_axis.items()

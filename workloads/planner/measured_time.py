@@ -22,9 +22,10 @@ _WITHIN = ("tp", "cp", "ring", "ulysses", "ep", "etp")  # axes whose calls stand
 
 @dataclass(frozen=True, kw_only=True)
 class RowTime:
-    """A step as predicted: its seconds, what of each axis no compute hides, and by which rule."""
+    """A step as predicted: its seconds, what each axis' calls take, what of it no compute hides, and by which rule."""
 
     seconds: float
+    axis_seconds: Mapping[str, float]
     exposed_seconds: Mapping[str, float]
     rule: str
 
@@ -54,19 +55,21 @@ def row_time(
     backend: str = "gloo",
 ) -> RowTime:
     """Return the time of a step of so much compute; a pipeline has ``outside_seconds`` before and after it."""
-    exposed: dict[str, float] = {}
+    took: dict[str, float] = {}
     for call in calls:
-        exposed[call.axis] = exposed.get(call.axis, 0.0) + call.count * seconds(call)
+        took[call.axis] = took.get(call.axis, 0.0) + call.count * seconds(call)
+    exposed = dict(took)
     rule = "nothing hides communication"
-    if "pp" in exposed:
+    if "pp" in took:
         hop = seconds(next(call for call in calls if call.axis == "pp"))
-        within = sum(took for axis, took in exposed.items() if axis in _WITHIN)
-        after = sum(took for axis, took in exposed.items() if axis not in (*_WITHIN, "pp"))
+        within = sum(each for axis, each in took.items() if axis in _WITHIN)
+        after = sum(each for axis, each in took.items() if axis not in (*_WITHIN, "pp"))
         busy, rendezvous = compute_seconds + within, backend == "gloo"
         at_once, makespan = (_makespan(spec, busy, late, rendezvous=rendezvous) for late in (0.0, hop))
         return RowTime(
             seconds=makespan + after + outside_seconds,
-            exposed_seconds={**exposed, "pp": makespan - at_once},
+            axis_seconds=took,
+            exposed_seconds={**took, "pp": makespan - at_once},
             rule=f"{schedule_of(spec).name} simulated, each message {hop * 1e3:.3g} ms on its way"
             + (" once its receiver asks for it" if rendezvous else ""),
         )
@@ -86,7 +89,8 @@ def row_time(
             mine = [call for call in calls if (call.axis, call.op) == (axis, op)]
             exposed[axis] -= _hidden(mine, seconds, windows[op])
         rule = f"each {' and '.join(windows)} but the longest beside one layer's compute"
-    return RowTime(seconds=compute_seconds + sum(exposed.values()), exposed_seconds=exposed, rule=rule)
+    whole = compute_seconds + sum(exposed.values())
+    return RowTime(seconds=whole, axis_seconds=took, exposed_seconds=exposed, rule=rule)
 
 
 def _bucketed(

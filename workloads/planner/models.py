@@ -9,7 +9,6 @@ from workloads.costs.parameter_table import whole_elements
 from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.moe_case import Moe
 from workloads.expert_parallel.routing import BALANCED
-from workloads.mesh.axes import AXES
 from workloads.model.shapes import SHAPES, Shape
 
 
@@ -51,21 +50,6 @@ class Model:
     def step(self, mesh: Mapping[str, int], **more: Any) -> StepSpec:
         """Return a step of it on a mesh, as large clusters take it."""
         return StepSpec(name=self.name, shape=self.shape, mesh=mesh, moe=self.moe(mesh.get("ep", 1)), **more)
-
-
-def parse_mesh(text: str) -> dict[str, int]:
-    """Return the axes of ``dp=8,pp=4,tp=8``, outermost first; ``UserError`` for what is no axis, or named twice."""
-    mesh: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, size = (word.strip() for word in part.partition("="))
-        if name not in AXES:
-            raise UserError(f"--mesh {text!r}: axis {name!r} is not {listed(AXES)}{did_you_mean(name, AXES)}")
-        if name in mesh:
-            raise UserError(f"--mesh {text!r} names {name} twice")
-        if not size.isdecimal() or int(size) < 1:
-            raise UserError(f"--mesh {text!r}: {name} has size {size!r}, and needs a whole number above 0")
-        mesh[name] = int(size)
-    return mesh
 
 
 # arXiv 2407.21783, table 3; 2104.04473, table 1 (7.5 B and 529.6 B); 2005.14165, table 2.1

@@ -16,6 +16,12 @@ from workloads.mesh.axes import DATA, multiplied
 Digit = tuple[int, int, bool]
 """A digit of a rank's number: its stride, its size, and whether the group's ranks differ in it."""
 _CACHED = 1 << 14
+# along what differ the ranks that deal out a layer's experts, that shard the same ones, that hold the same shards
+_OF_EXPERTS: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("ep",): ("ep",),
+    ("expert_shards",): ("fsdp",),
+    ("edp",): ("dp", "cp", "tp"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,33 +44,11 @@ class Place:
         return "inside a node" if self.inside else f"across {self.nodes} nodes, {self.on_node} a node"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpertPlaces:
-    """Places of the ranks that deal out a layer's experts, that shard the same ones, and that hold the same shards."""
-
-    dealt: Place
-    shards: Place
-    copies: Place
-
-
-def place_of(mesh: Mapping[str, int], axes: tuple[str, ...], gpus_per_node: int) -> Place:
-    """Return the place of a group along some axes."""
-    return _place(tuple(multiplied(mesh).items()), 1, axes, gpus_per_node)
-
-
-def expert_places(mesh: Mapping[str, int], gpus_per_node: int) -> ExpertPlaces:
-    """Return the places of a mixture's own groups."""
-    axes, ep = tuple(multiplied(mesh).items()), mesh.get("ep", 1)
-    return ExpertPlaces(
-        dealt=_place(axes, ep, ("ep",), gpus_per_node),
-        shards=_place(axes, ep, ("fsdp",), gpus_per_node),
-        copies=_place(axes, ep, ("dp", "cp", "tp"), gpus_per_node),
-    )
-
-
-def expert_shards(mesh: Mapping[str, int]) -> int:
-    """Return over how many ranks ``fsdp`` still shards an expert, once ``ep`` has taken neighbours."""
-    return _left(mesh, mesh.get("ep", 1))[0]["fsdp"]
+def place_of(mesh: Mapping[str, int], group: tuple[str, ...], gpus_per_node: int) -> Place:
+    """Return the place of a group along some axes, or of one of a mixture's own: ``ep``, ``expert_shards``, ``edp``."""
+    along = _OF_EXPERTS.get(group)
+    ep = 1 if along is None else mesh.get("ep", 1)
+    return _place(tuple(multiplied(mesh).items()), ep, along or group, gpus_per_node)
 
 
 def _left(mesh: Mapping[str, int], ep: int) -> tuple[dict[str, int], bool]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.plan.groups import parse_mesh
 from bench.results.runs import load_run
 from bench.text import UserError, did_you_mean, listed
 from workloads.costs.step_spec import CHECKPOINTING, PRECISIONS, Checkpointing, StepSpec
@@ -14,7 +15,7 @@ from workloads.planner import render
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import Hardware, hardware_of
 from workloads.planner.link_time import Seconds, by_curves, curves_of, hardware_of_run
-from workloads.planner.models import model_of, parse_mesh
+from workloads.planner.models import model_of
 from workloads.planner.published import ASSUMED, published
 from workloads.planner.search import Wanted, lack_of, require_found, search
 
@@ -33,6 +34,7 @@ class Given:
     precision: str = "bfloat16"
     schedule: str = "1f1b"
     chunks: int = 0
+    split: str = ""
     checkpointing: Checkpointing | None = None
     cp_method: str = "zigzag"
     hardware: str | None = None
@@ -103,6 +105,7 @@ def _without_mesh(given: Given) -> StepSpec:
         checkpointing=given.checkpointing or "none",
         schedule=given.schedule,
         chunks=given.chunks,
+        split=given.split,
         cp_method=given.cp_method,
     )
 
@@ -123,6 +126,8 @@ def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: 
         raise UserError("--gpus is missing: --search needs to know how many")
     if given.microbatches:
         raise UserError("--microbatches and --search do not go together: a search takes what makes the --global-batch")
+    if given.split:
+        raise UserError("--split and --search do not go together: a search gives every stage as many layers")
     if given.top < 1:
         raise UserError(f"--top({given.top}) < 1")
     wanted = Wanted(

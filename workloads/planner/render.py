@@ -40,7 +40,7 @@ def dry_run_text(run: DryRun, notes: Sequence[str] = ()) -> str:
         f"{spec.name} on {spec.world} GPUs ({run.hardware.name}), mesh {spec.mesh_text}: global batch "
         f"{spec.global_batch} = {spec.size('dp', 'fsdp')} data ranks x {spec.microbatches} microbatches x "
         f"{spec.microbatch}, sequence {spec.shape.sequence}, "
-        f"checkpointing {spec.checkpointing}, schedule {spec.schedule}"
+        f"checkpointing {spec.checkpointing}, schedule {spec.schedule}{spec.split and f', split {spec.split}'}"
     )
     parts = [f"Predicted, not measured: {batch}", _memory(run), _axes(run), _step(run)]
     return "\n\n".join([*(part for part in parts if part), assumptions(run.hardware, spec.element_bytes, notes)])

@@ -180,7 +180,7 @@ def require_found(wanted: Wanted, hardware: Hardware, found: Found) -> None:
 
 def lack_of(run: DryRun) -> str:
     """Return what a dry run that does not fit lacks, and the fewest GPUs that would do at its global batch."""
-    wanted = Wanted(step=run.spec, gpus=run.spec.world, global_batch=run.spec.global_batch)
+    wanted = Wanted(step=replace(run.spec, split=""), gpus=run.spec.world, global_batch=run.spec.global_batch)
     return f"{run.missing}; it has {_state(wanted, run.hardware)}; {smallest_words(wanted, run.hardware)}"
 
 

@@ -16,7 +16,7 @@ from bench.results.runs import Run
 from bench.results.stats import median
 from bench.text import UserError, writing
 from workloads.catalogue import DEFINITIONS
-from workloads.costs.communication_pattern import calls
+from workloads.costs.communication_pattern import bytes_by_axis, calls
 from workloads.costs.memory import memory_of
 from workloads.costs.step_spec import StepSpec
 from workloads.costs.strategies import STRATEGIES
@@ -86,27 +86,22 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
     ranks = [spec.at(rank) for rank in range(world.size)]
     busiest = max(map(calls, ranks), key=lambda of: sum(call.sent for call in of))
     # all alike, as the run's own collectives were measured
-    on_node, seconds = -(-world.size // world.nodes), by_curves(curves)
+    on_node = -(-world.size // world.nodes)
     moving = [PlacedCall.of(call, Place(ranks=call.ranks, on_node=min(call.ranks, on_node))) for call in busiest]
     time = row_time(
         spec,
         moving,
-        seconds,
+        by_curves(curves),
         compute_seconds=metrics["compute"] if declared is None else declared,
         outside_seconds=metrics.get("non_pipeline_time", 0.0) if declared is None else 0.0,
         backend=world.backend,
     )
     held = [memory_of(at) for at in ranks]
-    took: dict[str, float] = {}
-    sent: dict[str, float] = {}
-    for call in moving:
-        took[call.axis] = took.get(call.axis, 0.0) + call.count * seconds(call)
-        sent[call.axis] = sent.get(call.axis, 0.0) + call.sent
     rows = [
         ("step_time", "step_time", "s", time.seconds),
         *((f"exposed.{axis}", f"exposed_comm.{axis}", "s", each) for axis, each in time.exposed_seconds.items()),
-        *((f"comm.{axis}", f"comm_transfer.{axis}", "s", each) for axis, each in took.items()),
-        *((f"bytes.{axis}", f"bytes_sent.{axis}", "B", each) for axis, each in sent.items()),
+        *((f"comm.{axis}", f"comm_transfer.{axis}", "s", each) for axis, each in time.axis_seconds.items()),
+        *((f"bytes.{axis}", f"bytes_sent.{axis}", "B", each) for axis, each in bytes_by_axis(busiest).items()),
         *((f"memory.{name}", f"memory.{name}", "B", max(getattr(one, name) for one in held)) for name in STATE),
         ("memory.activations", "memory_counted.activations", "B", max(one.activations for one in held)),
     ]

@@ -15,7 +15,8 @@ from workloads.mesh.axes import DATA, coordinate_of, expert_copies, expert_group
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS, Efficiency, Hardware, hardware_of
 from workloads.planner.link_time import Call, by_hardware
-from workloads.planner.placement import ExpertPlaces, Place, expert_places, expert_shards, place_of
+from workloads.planner.models import model_of
+from workloads.planner.placement import Place, place_of
 from workloads.step.peaks import datasheet_peak
 
 WHOLE = """
@@ -227,11 +228,8 @@ def shards_and_copies(mesh: dict[str, int]) -> tuple[list[list[int]], list[list[
 @settings(deadline=None, max_examples=50)
 def test_experts_sit_as_their_ranks_do(mesh: dict[str, int], gpus_per_node: int) -> None:
     shards, copies = shards_and_copies(mesh)
-    written_out = [counted(groups, gpus_per_node) for groups in (expert_groups(mesh), shards, copies)]
-    assert expert_places(mesh, gpus_per_node) == ExpertPlaces(
-        dealt=written_out[0], shards=written_out[1], copies=written_out[2]
-    )
-    assert written_out[1].ranks == expert_shards(mesh)
+    for group, written_out in (("ep", expert_groups(mesh)), ("expert_shards", shards), ("edp", copies)):
+        assert place_of(mesh, (group,), gpus_per_node) == counted(written_out, gpus_per_node), group
     every = [set(ranks) for ranks in expert_copies(mesh)]
     assert all(any(set(ranks) <= whole for whole in every) for ranks in (*shards, *copies))
     assert len(shards[0]) * len(copies[0]) == len(every[0])
@@ -250,15 +248,16 @@ EXPERTS: list[tuple[dict[str, int], Place, int]] = [
 
 def test_experts_take_the_innermost_data_ranks_leave_the_rest_to_shards_and_a_dry_run_says_where_they_are() -> None:
     for mesh, dealt, shards in EXPERTS:
-        found = expert_places(mesh, 8)
-        assert (found.dealt, found.shards.ranks, expert_shards(mesh)) == (dealt, shards, shards), mesh
+        assert place_of(mesh, ("ep",), 8) == dealt, mesh
+        expert_shards = model_of("mixtral-8x7b").step(mesh).expert_shards
+        assert place_of(mesh, ("expert_shards",), 8).ranks == expert_shards == shards, mesh
     # of cp = 3 a block of four takes one and a third: fsdp's next is on the other half of a node of 8
     broken = {"fsdp": 4, "pp": 2, "cp": 3, "ep": 4}
     assert expert_groups(broken)[0] == [0, 1, 2, 6]
-    assert expert_places(broken, 6).dealt == at(4, 2)
+    assert place_of(broken, ("ep",), 6) == at(4, 2)
     for text, axis in (("dp=8,ep=2", "edp"), ("fsdp=64,ep=8", "ep")):
         time = dry_run(ask(text, "mixtral-8x7b"), H100).time
         assert next(found.where for found in time.axes if found.name == axis) == "inside a node"
     step = ask("fsdp=64,ep=8", "mixtral-8x7b")  # a node's ranks hold other experts each: no shards are neighbours
     assert next(found.where for found in dry_run(step, H100).time.axes if found.name == "fsdp") == at(64, 8).words
-    assert expert_places(step.mesh, 8).shards == at(8, 1)
+    assert place_of(step.mesh, ("expert_shards",), 8) == at(8, 1)

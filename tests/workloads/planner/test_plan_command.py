@@ -78,6 +78,11 @@ BAD: list[tuple[str, str]] = [
     ("--mesh dp=2 --precision bf16", "--precision 'bf16' is not float32 or bfloat16"),
     ("--mesh dp=2 --schedule 1f2b", "; did you mean '1f1b'?"),
     ("--mesh dp=2 --cp-method rings", "; did you mean 'ring'?"),
+    ("--mesh fsd=2", "mesh axis 'fsd' is not dp, fsdp, pp, cp, tp, ep or etp; did you mean 'fsdp'?"),
+    ("--mesh dp=2,dp=4", "mesh 'dp=2,dp=4' is not understood at 'dp=4': write AXIS=SIZE,..., each axis once"),
+    ("--mesh pp=2 --split 20+13", "split = '20+13' holds 33 layers, and the model has layers(32)"),
+    ("--mesh dp=2 --split 16+16", "split = '16+16' is for 2 stages, and there are 1"),
+    ("--search --gpus 8 --split 16+16", "--split and --search do not go together"),
     ("--mesh dp=2 --microbatch 0 --global-batch 4", "--microbatch(0) < 1"),
     ("--mesh dp=2 --global-batch -4", "--global-batch(-4) < 0"),
     ("--mesh dp=2 --gpus -2", "--gpus(-2) < 0"),
@@ -128,6 +133,18 @@ def test_options_reach_the_step_and_the_machine() -> None:
     assert (ask.shape.sequence, ask.element_bytes, ask.schedule, ask.chunks) == (16384, 4, "interleaved", 4)
     assert (ask.checkpointing, ask.cp_method) == ("full", "ulysses")
     assert [machine_of(given(hardware=name))[0] for name in (None, "b200")] == [PRESETS["h100"], PRESETS["b200"]]
+
+
+def test_a_split_gives_each_stage_its_layers_and_lets_a_pipeline_hold_what_does_not_divide() -> None:
+    split = "+".join(["8"] * 14 + ["7"] * 2)
+    asked = given(model="llama3-405b", mesh="pp=16,tp=8", split=split)
+    text, lack = answer(asked)
+    assert f", schedule 1f1b, split {split}\n" in text
+    layers = [rank["rank"].split()[3] for rank in json.loads(answer(replace(asked, as_json=True)).text)["memory_bytes"]]
+    assert "+".join(layers) == split
+    assert "smallest feasible: 112 GPUs as pp=14,tp=8 " in lack  # whose stages have as many layers each
+    plain, even, uneven = (told(mesh="pp=2,tp=4", split=split)["step_seconds"] for split in ("", "16+16", "24+8"))
+    assert uneven > 1.3 * even == 1.3 * plain
 
 
 def test_a_search_takes_what_is_said_of_it() -> None:
