@@ -22,6 +22,13 @@ STATIC_GRAPH = Param(name="static_graph", kind="bool", default=False, optional=T
 NO_SYNC = Param(
     name="no_sync", kind="bool", default=False, optional=True, help="sum gradients after the last microbatch alone"
 )
+RESHARD = Param(
+    name="reshard",
+    kind="bool",
+    default=True,
+    optional=True,
+    help="free gathered parameters after forward and gather them again for backward",
+)
 PREFETCH = Param(
     name="prefetch",
     kind="str",
@@ -128,16 +135,10 @@ DEFINITIONS = (
     ),
     _step("zero1", "data_parallel.zero1:prepare", "ZeRO-1: DDP with the optimizer's state sharded", BUCKET),
     _step(
-        "zero2",
-        "data_parallel.fsdp:zero2",
-        "ZeRO-2: FSDP2 that keeps parameters gathered until backward",
-        PREFETCH,
-        NO_SYNC,
-    ),
-    _step(
-        "zero3",
-        "data_parallel.fsdp:zero3",
-        "ZeRO-3: FSDP2 that gathers parameters for each pass",
+        "fsdp",
+        "data_parallel.fsdp:fsdp",
+        "FSDP2: parameters, gradients and optimizer state sharded; ZeRO-3, or ZeRO-2 by reshard=false",
+        RESHARD,
         PREFETCH,
         NO_SYNC,
         tags=("smoke",),

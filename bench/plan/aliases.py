@@ -3,12 +3,33 @@
 The id of a case is taken over its first names, so that a renaming orphans no record, history or noise floor.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from bench.text import UserError
 
-CASES = {"p2p.round": "p2p.pairwise"}
+
+@dataclass(frozen=True, kw_only=True)
+class Former:
+    """What a former name of a case means: its present name, and the parameters that the name alone used to say.
+
+    ``defaults`` are those that are as everyone has them today, ``params`` those that are not.
+    """
+
+    name: str
+    params: Mapping[str, bool] = field(default_factory=dict)
+    defaults: Mapping[str, bool] = field(default_factory=dict)
+    target: str = ""
+
+
+CASES = {
+    "p2p.round": Former(name="p2p.pairwise"),
+    "workload.zero2": Former(name="workload.fsdp", params={"reshard": False}, target="workloads.fsdp:zero2"),
+    "workload.zero3": Former(name="workload.fsdp", defaults={"reshard": True}, target="workloads.fsdp:zero3"),
+}
+"""Of several that are one case today, the one without ``params`` comes last."""
 PARAMS = {"beside": "background", "member": "group_index", "together": "concurrent", "ways": "direction"}
 METRICS = {
     "contention": "compute_slowdown",
@@ -27,6 +48,8 @@ TARGETS = {  # how they begin
     "bench.p2p:": "bench.operations.p2p:",
     "workloads.ddp:": "workloads.data_parallel.ddp:",
     "workloads.zero1:": "workloads.data_parallel.zero1:",
+    "workloads.fsdp:zero2": "workloads.data_parallel.fsdp:fsdp",
+    "workloads.fsdp:zero3": "workloads.data_parallel.fsdp:fsdp",
     "workloads.fsdp:": "workloads.data_parallel.fsdp:",
     "workloads.tp:": "workloads.tensor_parallel.tensor_parallel:",
     "workloads.pipeline.pp:": "workloads.pipeline_parallel.pipeline_step:",
@@ -40,10 +63,22 @@ TARGETS = {  # how they begin
 _V = TypeVar("_V")
 
 
-def present_name(name: str) -> str:
-    """Return the present name of a case, or of the part of its name after the dot."""
-    short = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in CASES.items()}
-    return CASES.get(name, name) if "." in name else short.get(name, name)
+def matches(name: str, pattern: str) -> bool:
+    """Say whether a name fits a pattern; one without a dot is for the part after the name's dot."""
+    return fnmatchcase(name if "." in pattern else name.rpartition(".")[2], pattern)
+
+
+def meanings(name: str, pattern: str) -> list[dict[str, str]]:
+    """Return with which parameters a pattern names a case: none by its present name, else those of its former ones."""
+    if matches(name, pattern):
+        return [{}]
+    formers = [now for old, now in CASES.items() if now.name == name and matches(old, pattern)]
+    return [{key: str(value).lower() for key, value in {**now.params, **now.defaults}.items()} for now in formers]
+
+
+def is_named(name: str, params: Mapping[str, object], patterns: Sequence[str]) -> bool:
+    """Say whether a case of these parameters fits any pattern, by its present name or its first."""
+    return any(matches(either, pattern) for pattern in patterns for either in (name, _first_name(name, params)))
 
 
 def present_params(params: Mapping[str, _V], where: str) -> dict[str, _V]:
@@ -62,9 +97,16 @@ def present_target(target: str, table: Mapping[str, str] = TARGETS) -> str:
 
 def first_names(name: str, target: str, params: Mapping[str, _V]) -> dict[str, object]:
     """Return what the id of a case is taken over: its name, target and parameters as they were called at first."""
-    names, targets, keys = ({new: old for old, new in table.items()} for table in (CASES, TARGETS, PARAMS))
+    targets, keys = ({new: old for old, new in table.items()} for table in (TARGETS, PARAMS))
+    first = _first_name(name, params)
+    former = CASES.get(first, Former(name=name))
     return {
-        "name": names.get(name, name),
-        "target": present_target(target, targets),
-        "params": {keys.get(key, key): value for key, value in params.items()},
+        "name": first,
+        "target": former.target or present_target(target, targets),
+        "params": {keys.get(key, key): value for key, value in params.items() if key not in former.params},
     }
+
+
+def _first_name(name: str, params: Mapping[str, object]) -> str:
+    formers = (old for old, now in CASES.items() if now.name == name and now.params.items() <= params.items())
+    return next(formers, name)

@@ -8,12 +8,11 @@ import hashlib
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import msgspec
 
 from bench.machine.world_spec import WorldSpec
-from bench.plan.aliases import first_names, present_name, present_params, present_target
+from bench.plan.aliases import CASES, Former, first_names, meanings, present_params, present_target
 from bench.plan.params import Param, Value, refuse_unknown
 from bench.text import UserError, did_you_mean
 
@@ -48,8 +47,14 @@ def make_case(name: str, target: str, params: Mapping[str, Value], defaults: Map
 
 def renewed(case: Case) -> Case:
     """Return a case of an earlier version by its present names; its id stays."""
-    target, params = present_target(case.target), present_params(case.params, case.name)
-    return msgspec.structs.replace(case, name=present_name(case.name), target=target, params=params)
+    former, params = CASES.get(case.name, Former(name=case.name)), present_params(case.params, case.name)
+    return msgspec.structs.replace(
+        case,
+        name=former.name,
+        target=present_target(case.target),
+        params={**params, **former.params},
+        defaults={**case.defaults, **former.defaults},
+    )
 
 
 Params = Mapping[str, Value]
@@ -94,15 +99,9 @@ def load_catalogue(modules: Iterable[str]) -> tuple[Definition, ...]:
 
 def select(catalogue: Sequence[Definition], patterns: Sequence[str]) -> tuple[Definition, ...]:
     """Return the definitions that match any pattern, all if there is none; a pattern that matches none is refused."""
-    patterns = [present_name(pattern) for pattern in patterns]
     for pattern in patterns:
-        if not any(matches(definition.name, pattern) for definition in catalogue):
+        if not any(meanings(definition.name, pattern) for definition in catalogue):
             names = [d.name if "." in pattern else d.name.rpartition(".")[2] for d in catalogue]
             hint = did_you_mean(pattern, names)
             raise UserError(f"no case is named {pattern!r}{hint} (parbench list shows what can be measured)")
-    return tuple(d for d in catalogue if not patterns or any(matches(d.name, pattern) for pattern in patterns))
-
-
-def matches(name: str, pattern: str) -> bool:
-    """Say whether a name fits a pattern; one without a dot is for the part after the name's dot."""
-    return fnmatchcase(name if "." in pattern else name.rpartition(".")[2], pattern)
+    return tuple(d for d in catalogue if not patterns or any(meanings(d.name, pattern) for pattern in patterns))

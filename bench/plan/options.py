@@ -17,7 +17,7 @@ from bench.machine.environment import emulation
 from bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
 from bench.machine.world_spec import Joined, WorldSpec, choose_world, sharing_notes
 from bench.plan import aliases
-from bench.plan.cases import Case, Definition, load_catalogue, matches, select
+from bench.plan.cases import Case, Definition, load_catalogue, select
 from bench.plan.catalogue import MODE, OF_THE_RUNNER
 from bench.plan.groups import INSIDE, mesh_group, parse_mesh
 from bench.plan.operation_spec import DTYPES
@@ -105,6 +105,8 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
     for entry in options.entries:
         _check_settings(entry.set, select(catalogue, [entry.name]), f"case {entry.name!r}")
     candidates = [pair for definition in chosen for pair in _candidates(definition, options, preset, spec)]
+    if not candidates:
+        raise UserError(f"{chosen[0].name}: what is set contradicts the former name by which it is asked for")
     _check_possible(candidates, {*options.settings, *(name for entry in options.entries for name in entry.set)})
     skipped = {case.id: Skipped(case=case, reason=reason) for case, reason in candidates if reason is not None}
     return Plan(
@@ -136,14 +138,18 @@ def _check_settings(settings: Mapping[str, str], chosen: Sequence[Definition], s
 def _candidates(definition: Definition, options: Options, preset: Preset, spec: WorldSpec) -> list[Candidate]:
     """Return the product of all values given for the definition's parameters; the user's replace the preset's."""
     entries = options.entries or preset.entries
-    fitting = [entry for entry in entries if matches(definition.name, entry.name)] or [Entry(name=definition.name)]
+    name = definition.name
+    fitting = [(entry, said) for entry in entries for said in aliases.meanings(name, entry.name)]
+    narrowed = [said for pattern in options.only for said in aliases.meanings(name, pattern)]
     params = {param.name: param for param in definition.params}
     # a preset means a size about so large; what a user asks for is measured as asked, or refused
     step = spec.nproc * _LARGEST_ITEMSIZE if not options.entries and "size_bytes" not in options.settings else 1
-    candidates: list[Candidate] = []
-    for entry in fitting:
-        texts = {name: text for name, text in {**entry.set, **options.settings}.items() if name in params}
-        for values in itertools.product(*(params[name].parse_many(text) for name, text in texts.items())):
+    found: list[Candidate] = []
+    for (entry, said), more in itertools.product(fitting or [(Entry(name=name), {})], narrowed or [{}]):
+        texts = {**more, **said, **entry.set, **options.settings}
+        texts = {key: text for key, text in texts.items() if key in params}
+        candidates: list[Candidate] = []
+        for values in itertools.product(*(params[key].parse_many(text) for key, text in texts.items())):
             given = dict(zip(texts, values, strict=True))
             if "size_bytes" in given:
                 given["size_bytes"] = -(-int(given["size_bytes"]) // step) * step
@@ -153,7 +159,10 @@ def _candidates(definition: Definition, options: Options, preset: Preset, spec: 
                 candidates.append((definition.case(given), str(error)))
             else:
                 candidates += [(case, definition.refuse(case.whole, spec)) for case in cases]
-    return candidates
+        # a former name of a part of the cases means that part, whatever else is said
+        wanted = [entry.name], options.only or [name]
+        found += [one for one in candidates if all(aliases.is_named(name, one[0].params, each) for each in wanted)]
+    return found
 
 
 def _check_possible(candidates: Sequence[Candidate], asked: Iterable[str]) -> None:

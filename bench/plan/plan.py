@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from bench.machine.slurm_allocation import NodeLayout
-from bench.plan.aliases import present_name, present_params
+from bench.plan.aliases import present_params
 from bench.plan.cases import Case, Definition, select
 from bench.plan.catalogue import OPERATIONS
 from bench.plan.params import Value
@@ -139,6 +139,7 @@ PRESETS = {
             *_tagged("grouped", size_bytes="1M", group="node,across,pairs"),
             Entry(name="all_reduce", set={"size_bytes": "1M", "background": "gemm,all_reduce,all_to_all"}),
             Entry(name="gemm", set={"background": "nothing,all_reduce,all_to_all"}),
+            Entry(name="fsdp", set={"reshard": "true,false"}),
         ),
         launches=10,
         budget_seconds=600,
@@ -160,7 +161,7 @@ class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         given = present_params(self.set, f"case {self.name!r}").items()
         lists = {name: value if isinstance(value, list) else [value] for name, value in given}
         texts = {name: between.get(name, ",").join(map(str, values)) for name, values in lists.items()}
-        return Entry(name=present_name(self.name), set=texts)
+        return Entry(name=self.name, set=texts)
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

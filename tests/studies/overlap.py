@@ -12,28 +12,28 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from on_two_ranks import on_two_ranks
+from training_steps import small
 
 from bench.results.stats import median
 from bench.world.torch_compat import all_gather_single, reduce_scatter_single
 from bench.world.world import World
-from workloads.data_parallel import ddp, fsdp
 from workloads.step.sent_bytes import Call, counted
 from workloads.step.training_step import TrainingStep
 
 MODEL = {"shape": "small", "layers": 4, "hidden": 768, "heads": 8, "sequence": 16, "vocabulary": 64, "microbatch": 1}
 # freed memory is kept: else every large buffer is paged in anew, which takes as long as to send it
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-STEPS: dict[str, tuple[Callable[..., TrainingStep], dict[str, object]]] = {
-    "ddp, buckets of 2 MiB": (ddp.prepare, {"bucket_mb": 2.0}),
-    "ddp, one bucket": (ddp.prepare, {"bucket_mb": 1000.0}),
-    "zero3, torch's defaults": (fsdp.zero3, {}),
-    "zero3, explicit prefetch": (fsdp.zero3, {"prefetch": "explicit"}),
+STEPS: dict[str, tuple[str, dict[str, object]]] = {
+    "ddp, buckets of 2 MiB": ("ddp", {"bucket_mb": 2.0}),
+    "ddp, one bucket": ("ddp", {"bucket_mb": 1000.0}),
+    "fsdp, torch's defaults": ("fsdp", {}),
+    "fsdp, explicit prefetch": ("fsdp", {"prefetch": "explicit"}),
 }
 
 
 def make(name: str, world: World, seconds: float) -> TrainingStep:
-    prepare, params = STEPS[name]
-    return prepare(world, **MODEL, **params, compute=f"timed:{1e3 * seconds:.3f}ms")
+    workload, params = STEPS[name]
+    return small(world, workload, {**MODEL, **params, "compute": f"timed:{1e3 * seconds:.3f}ms"})
 
 
 def replay(calls: Sequence[Call], world: World) -> None:

@@ -21,7 +21,7 @@ from reports.build import build
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 MODES, DTYPES = ("blocking", "pipelined"), ("float32", "bfloat16")
-STEPS = ("ddp", "zero1", "zero2", "zero3", "hsdp", "tp", "tp_sp", "tp_fsdp")
+STEPS = ("ddp", "zero1", "fsdp", "hsdp", "tp", "tp_sp", "tp_fsdp")
 
 
 def cases_of(number: int) -> list[Case]:

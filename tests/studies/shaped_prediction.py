@@ -27,8 +27,8 @@ _COMMON = 'shape = "tiny", microbatch = 16, compute = "timed:200ms"'
 _SPLIT = 'shape = "tiny", microbatch = 64, compute = "timed:300ms"'
 _STEPS = (
     ("ddp", f"{_COMMON}, bucket_mb = [1, 25]"),
-    ("zero2", _COMMON),
-    ("zero3", f'{_COMMON}, prefetch = ["default", "explicit"]'),
+    ("fsdp", f"{_COMMON}, reshard = false"),
+    ("fsdp", f'{_COMMON}, prefetch = ["default", "explicit"]'),
     ("tp", _SPLIT),
     ("tp_sp", _SPLIT),
     ("pp", f'{_COMMON}, schedule = ["gpipe", "1f1b", "zb_h1"]'),

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bench.plan.aliases import CASES
 from bench.rank.runner import load_target
 from bench.world.world import World
 from workloads.catalogue import DEFINITIONS
@@ -22,7 +23,14 @@ OF_NAME = {definition.name.removeprefix("workload."): definition for definition 
 SMALL = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "sequence": 16, "vocabulary": 64, "microbatch": 2}
 
 
+def present(name: str, params: Params) -> tuple[str, Params]:
+    """Return a step's present name and parameters: zero2 and zero3 are words for two ways of fsdp."""
+    former = CASES.get(f"workload.{name}")
+    return (name, params) if former is None else (former.name.partition(".")[2], {**former.params, **params})
+
+
 def small(world: World, name: str, params: Params) -> TrainingStep:
+    name, params = present(name, params)
     definition = OF_NAME[name]
     step = load_target(definition.target)(world, **definition.whole({**SMALL, **params}))
     assert isinstance(step, TrainingStep)

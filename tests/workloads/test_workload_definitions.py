@@ -32,7 +32,7 @@ OVERRIDES = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocabu
 EXPERTS_ALONE = ["ep_dispatch", "ep_layer"]
 """No whole steps: they share fewer parameters."""
 AXES = {
-    **{key: ["dp"] for key in ["ddp", "zero1", "zero2", "zero3"]},
+    **{key: ["dp"] for key in ["ddp", "zero1", "fsdp"]},
     "hsdp": ["replicate", "shard"],
     **{key: ["tp"] for key in ["tp", "tp_sp"]},
     "tp_fsdp": ["dp", "tp"],
@@ -77,7 +77,7 @@ def errors_of(world: World, asked: list[tuple[str, dict[str, Value]]]) -> list[s
 
 
 def test_every_parallelism_is_declared_once_and_takes_a_world_and_its_parameters() -> None:
-    of_layers = ["ddp", "zero1", "zero2", "zero3", "hsdp", "tp", "tp_sp", "tp_fsdp"]
+    of_layers = ["ddp", "zero1", "fsdp", "hsdp", "tp", "tp_sp", "tp_fsdp"]
     assert list(OF_NAME) == [*of_layers, *EXPERTS_ALONE, "ep_step", "pp", "cp", "hybrid"]
     assert len({definition.target for definition in DEFINITIONS}) == len(DEFINITIONS)
     names = [definition.name.partition(".")[2] for definition in (*OPERATIONS, *DEFINITIONS)]
@@ -149,14 +149,14 @@ def test_a_model_that_cannot_be_built_is_refused_by_every_step() -> None:
 def test_a_value_that_is_none_of_a_parameters_is_refused_by_name() -> None:
     wrong: dict[str, Value] = {"shape": "huge", "precision": "float8", "checkpointing": "some", "recipe": "bert"}
     wrong |= {**dict.fromkeys(OVERRIDES, -1), "microbatch": 0, "accumulation": 0}
-    own: list[tuple[str, str, Value]] = [("ddp", "bucket_mb", 0), ("tp_fsdp", "tp", 0), ("zero3", "prefetch", "some")]
+    own: list[tuple[str, str, Value]] = [("ddp", "bucket_mb", 0), ("tp_fsdp", "tp", 0), ("fsdp", "prefetch", "some")]
     for step, param, value in [*((step, param, value) for step in OF_NAME for param, value in wrong.items()), *own]:
         with pytest.raises(UserError, match=param):
             OF_NAME[step].case({param: value})
 
 
 def test_what_does_not_divide_among_the_ranks_is_refused_with_its_numbers_and_nothing_else_is() -> None:
-    for name, nproc in [(name, nproc) for name in ("ddp", "zero1", "zero2", "zero3") for nproc in (1, 2, 3, 7, 8)]:
+    for name, nproc in [(name, nproc) for name in ("ddp", "zero1", "fsdp") for nproc in (1, 2, 3, 7, 8)]:
         assert refusal(name, nproc) is None, (name, nproc)
     for name, nproc in [(name, nproc) for name in OF_NAME if name not in ("hsdp", "tp_fsdp", "pp") for nproc in (1, 4)]:
         assert refusal(name, nproc) is None, (name, nproc)
@@ -202,7 +202,7 @@ def test_a_mesh_of_two_axes_is_the_world() -> None:
 def test_what_is_not_refused_before_is_refused_by_the_target_in_the_same_words(two_ranks: Ranks) -> None:
     told = {
         "hidden(130) % heads(4) != 0": ("ddp", {"hidden": 130}),
-        "compute = 'fast' is not allowed": ("zero3", {"compute": "fast"}),
+        "compute = 'fast' is not allowed": ("fsdp", {"compute": "fast"}),
         "checkpointing = 'some' is not allowed: checkpointing is none, selective, full": (
             "ddp",
             {"checkpointing": "some"},

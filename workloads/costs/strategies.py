@@ -37,18 +37,13 @@ def zero1(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepS
 
 
 def fsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """FSDP over all ranks."""
+    """FSDP over all ranks, parameters given back after forward or kept gathered."""
     return replace(
         ddp(params, ranks, device),
         mesh={"fsdp": ranks},
         reshard=bool(params.get("reshard", True)),
         axis_names={"fsdp": "dp"},
     )
-
-
-def zero2(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """FSDP that keeps parameters gathered."""
-    return replace(fsdp(params, ranks, device), reshard=False)
 
 
 def hsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
@@ -127,8 +122,7 @@ def mesh(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSp
 STRATEGIES: Mapping[str, Strategy] = {
     "ddp": ddp,
     "zero1": zero1,
-    "zero2": zero2,
-    "zero3": fsdp,
+    "fsdp": fsdp,
     "hsdp": hsdp,
     "tp": tp,
     "tp_sp": tp_sp,

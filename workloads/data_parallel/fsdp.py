@@ -1,7 +1,7 @@
 """FSDP2: parameters, gradients and optimizer state are sharded, and gathered layer by layer when they are needed.
 
-``zero3`` gives a layer's parameters back after its forward pass and gathers them again for the backward pass, ``zero2``
-keeps them; ``hsdp`` shards within groups and replicates across them.
+``fsdp`` gives a layer's parameters back after its forward pass and gathers them again for the backward pass (ZeRO-3),
+or keeps them where it does not ``reshard`` (ZeRO-2); ``hsdp`` shards within groups and replicates across them.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,14 +22,9 @@ from workloads.step.layout import Layout, make_mesh
 from workloads.step.training_step import Options, TrainingStep
 
 
-def zero2(world: World, **params: Value) -> TrainingStep:
-    """Return the step that keeps gathered parameters from forward to backward."""
-    return TrainingStep(world, params, lay_out_zero2)
-
-
-def zero3(world: World, **params: Value) -> TrainingStep:
-    """Return the step that gathers parameters twice."""
-    return TrainingStep(world, params, lay_out_zero3)
+def fsdp(world: World, **params: Value) -> TrainingStep:
+    """Return the step that shards over all ranks."""
+    return TrainingStep(world, params, lay_out_fsdp)
 
 
 def hsdp(world: World, **params: Value) -> TrainingStep:
@@ -37,19 +32,9 @@ def hsdp(world: World, **params: Value) -> TrainingStep:
     return TrainingStep(world, params, lay_out_hsdp)
 
 
-def lay_out_zero2(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
-    """Shard over all ranks, parameters kept gathered until the backward pass is done."""
-    return _sharded(model, world, options, params, reshard=False)
-
-
-def lay_out_zero3(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
-    """Shard over all ranks, parameters gathered for each pass, those of the root too."""
-    return _sharded(model, world, options, params, reshard=True)
-
-
-def _sharded(
-    model: Transformer, world: World, options: Options, params: Mapping[str, Value], *, reshard: bool
-) -> Layout:
+def lay_out_fsdp(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+    """Shard over all ranks; with ``reshard`` parameters are gathered for each pass, those of the root too."""
+    reshard = bool(params["reshard"])
     mesh, made = make_mesh(world, dp=world.size)
     psi = total_padded_numel([parameter.shape for parameter in model.parameters()], world.size)
     shard(model, mesh, reshard=reshard, prefetch=str(params["prefetch"]))

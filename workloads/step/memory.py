@@ -146,7 +146,8 @@ def memory_formula(layout: Layout, shape: Shape, batch: Batch) -> dict[str, floa
 def memory_notes(layout: Layout, batch: Batch) -> tuple[str, ...]:
     """Return what is to be known of the components as a step holds them."""
     notes = {
-        "zero2: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer": layout.state == "zero2",
+        "reshard=false: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer": layout.state
+        == "zero2",
         UNCOUNTED: batch.checkpointing == "selective",
     }
     return tuple(note for note, holds in notes.items() if holds)

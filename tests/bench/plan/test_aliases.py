@@ -23,19 +23,21 @@ FORMER = TESTS / "golden" / "runs" / "former"
 
 
 def test_a_run_of_0_1_is_read_by_present_names_and_keeps_its_ids() -> None:
-    raw = [json.loads(line) for line in (FORMER / "records.jsonl").read_text().splitlines()]
-    assert {one["schema"] for one in raw} == {1}
-    run = load_run(FORMER)
     definitions = {definition.name: definition for definition in load_catalogue(MODULES)}
-    for was, record in zip(raw, run.records, strict=True):
-        case = record.case
-        assert case.id == was["case"]["id"]
-        today = definitions[case.name].case(case.params)
-        assert (today.id, today.target, today.params) == (case.id, case.target, case.params), case.label
+    for path in (FORMER.with_name("steps"), FORMER):
+        raw = [json.loads(line) for line in (path / "records.jsonl").read_text().splitlines()]
+        assert {one["schema"] for one in raw} == {1}
+        run = load_run(path)
+        for was, record in zip(raw, run.records, strict=True):
+            case = record.case
+            assert case.id == was["case"]["id"]
+            today = definitions[case.name].case(case.params)
+            assert (today.id, today.target, today.params) == (case.id, case.target, case.params), case.label
+            assert case.defaults.items() <= today.defaults.items()
     names = {name for record in run.records for name in record.case.params}
     assert names >= {"background", "group_index", "concurrent", "direction"}
     assert not names & PARAMS.keys()
-    assert {record.case.name for record in run.records} >= {*CASES.values(), "compute.gemm", "memory.copy"}
+    assert {record.case.name for record in run.records} >= {"p2p.pairwise", "compute.gemm", "memory.copy"}
     assert {record.noise.grade for record in run.records if record.noise} <= {"stable", "fair", "noisy", "very noisy"}
     assert {case.id for case in run.info.plan.cases} == {record.case.id for record in run.records}
     assert not any(case.target.startswith(tuple(TARGETS)) for case in run.info.plan.cases)
@@ -58,7 +60,8 @@ def test_a_run_of_0_1_is_compared_with_one_of_today(tmp_path: Path) -> None:
     shutil.copytree(FORMER, today)
     for name in ("run.json", "records.jsonl"):
         text = (today / name).read_text()
-        for table in (PARAMS, CASES, TARGETS, {'"wild"': '"very noisy"', '"quiet"': '"stable"'}):
+        names = {old: former.name for old, former in CASES.items()}
+        for table in (PARAMS, names, TARGETS, {'"wild"': '"very noisy"', '"quiet"': '"stable"'}):
             for old, new in table.items():
                 text = text.replace(old, new)
         (today / name).write_text(
@@ -93,6 +96,38 @@ def test_former_names_of_cases_and_parameters_are_taken_by_options_and_plan_file
     both = {"size_bytes": "1K", "beside": "gemm", "background": "gemm"}
     told = refusal(planned, only=("all_reduce",), settings=both)
     assert told == "--set: beside is the former name of background: give one of them"
+
+
+def test_fsdp_has_the_ids_of_zero2_and_zero3_and_is_found_by_their_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    be_alone(monkeypatch, tmp_path)
+    ids = {True: "169d4ddbad8f", False: "f921832f8b16"}  # those of 0.1
+
+    def found(*only: str, **options: object) -> list[str]:
+        return [case.id for case in planned(only=only, **options).cases]
+
+    for names, reshard in (
+        (("fsdp",), [True]),
+        (("zero3",), [True]),
+        (("workload.zero3",), [True]),
+        (("zero2",), [False]),
+        (("zero[23]",), [False, True]),
+        (("zero3", "zero2"), [True, False]),
+    ):
+        assert found(*names) == [ids[each] for each in reshard], names
+    assert found("fsdp", settings={"reshard": "false,true"}) == found("zero[23]")
+    assert found("zero2", settings={"reshard": "false,true"}) == [ids[False]]
+    file = tmp_path / "plan.toml"
+    file.write_text('[[case]]\nname = "zero2"\n[[case]]\nname = "zero3"\nset = { prefetch = "explicit" }\n')
+    [kept, ahead] = planned(plan_file=file).cases
+    assert (kept.id, kept.params["reshard"], ahead.id) == (ids[False], False, "3bd42a8ac1f5")
+    assert found("zero2", plan_file=file) == [kept.id]
+    assert found("fsdp", plan_file=file, settings={"reshard": "false"}) == [kept.id]
+    told = refusal(planned, only=("zero2",), settings={"reshard": "true"})
+    assert told == "workload.fsdp: what is set contradicts the former name by which it is asked for"
+    full = plan_run(Options(preset="full", nproc=2, only=("fsdp",)), MODULES, None).cases
+    assert [case.id for case in full] == [ids[True], ids[False]]
 
 
 @pytest.mark.full

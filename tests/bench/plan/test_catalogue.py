@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from refusals import refusal as error_of
 
 from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import Case, Definition, load_catalogue, make_case, matches, select
+from bench.plan.aliases import matches
+from bench.plan.cases import Case, Definition, load_catalogue, make_case, select
 from bench.plan.catalogue import DEFINITIONS
 from bench.plan.operation_spec import DTYPES
 from bench.plan.options import Options, make_plan
@@ -196,8 +197,8 @@ def test_a_size_that_does_not_fit_in_memory_is_refused_with_both_amounts() -> No
 
 
 EVERYTHING = load_catalogue(MODULES)
-ALIKE = {"zero1", "zero2", "hsdp", "tp", "ep_dispatch", "ep_layer", "hybrid"}  # of whose kind there is another
-STEPS = {*ALIKE, "ddp", "zero3", "tp_sp", "tp_fsdp", "pp", "cp", "ep_step"}
+ALIKE = {"zero1", "hsdp", "tp", "ep_dispatch", "ep_layer", "hybrid"}  # of whose kind there is another
+STEPS = {*ALIKE, "ddp", "fsdp", "tp_sp", "tp_fsdp", "pp", "cp", "ep_step"}
 OMITTED = {
     "smoke": {"all_gather_v", "matrix", "pairwise", "gemm"} | ALIKE,
     "node": {"all_gather_v", "matrix", "pairwise", "gemm"} | STEPS - {"ddp"},

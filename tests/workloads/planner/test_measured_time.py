@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from training_steps import OF_NAME
+from training_steps import OF_NAME, present
 
 from workloads.costs.communication_pattern import calls
 from workloads.costs.parameter_table import ParameterPart, parts_of
@@ -25,6 +25,7 @@ TINY = SHAPES["tiny"]
 
 
 def step(name: str, ranks: int = 4, **params: Any) -> StepSpec:
+    name, params = present(name, params)
     return STRATEGIES[name](OF_NAME[name].whole({"shape": "tiny", **params}), ranks, "cpu")
 
 

@@ -104,8 +104,8 @@ def test_a_step_is_its_compute_and_the_calls_that_the_fit_tells_beside_what_was_
 
 
 def test_fsdp_on_gloo_hides_nothing_and_on_nccl_what_fits_beside_a_layer() -> None:
-    on_gloo, on_nccl = (predicted(row("zero3", world=world), "exposed.dp") for world in (None, GPUS))
-    assert on_gloo == pytest.approx(predicted(row("zero3"), "comm.dp"))
+    on_gloo, on_nccl = (predicted(row("fsdp", world=world), "exposed.dp") for world in (None, GPUS))
+    assert on_gloo == pytest.approx(predicted(row("fsdp"), "comm.dp"))
     assert on_nccl < on_gloo / 2
 
 
@@ -162,7 +162,8 @@ def test_pipelines_wait_for_their_bubble_their_messages_and_what_lies_outside() 
 
 def test_every_kind_has_all_components_of_its_axes() -> None:
     steps: list[tuple[str, dict[str, Any], set[str]]] = [
-        *((name, {}, {"dp"}) for name in ("ddp", "zero1", "zero2", "zero3")),
+        *((name, {}, {"dp"}) for name in ("ddp", "zero1", "fsdp")),
+        ("fsdp", {"reshard": False}, {"dp"}),
         *((name, {}, {"tp"}) for name in ("tp", "tp_sp")),
         ("hsdp", {}, {"shard", "replicate"}),
         ("cp", {"method": "ulysses"}, {"cp", "dp"}),
@@ -192,8 +193,8 @@ def test_what_is_not_predicted_says_why_and_a_message_that_was_not_measured_stop
         assert found.left_out[record.case.label].startswith(reason)
     with pytest.raises(UserError, match=r"p2p\.unidirectional"):
         checked(row("pp", schedule="1f1b", microbatches=8))
-    found = checked(row("tp"), row("cp", method="ring"), row("ddp"), row("zero3"))
-    assert [each.label.split()[0] for each in found.rows] == ["workload.tp", "workload.ddp", "workload.zero3"]
+    found = checked(row("tp"), row("cp", method="ring"), row("ddp"), row("fsdp"))
+    assert [each.label.split()[0] for each in found.rows] == ["workload.tp", "workload.ddp", "workload.fsdp"]
     [lacking] = found.left_out.values()
     assert "p2p.unidirectional" in lacking
 

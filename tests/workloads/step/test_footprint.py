@@ -113,7 +113,7 @@ def test_only_what_stays_gathered_is_held_beside_its_shard_and_a_note_says_so(se
     for label, expected in buffers.items():
         assert seen.held(label)["buffers"] == seen.held(label, "memory_counted")["buffers"] == expected, label
     assert seen.held("hsdp")["parameters"] == 4 * (root + (psi - root) / N)
-    note = "zero2: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer"
+    note = "reshard=false: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer"
     assert {label: seen.of[label].notes for label in buffers} == {**dict.fromkeys(buffers, ()), "zero2": (note,)}
 
 
