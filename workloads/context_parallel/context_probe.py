@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,13 +15,14 @@ from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.context_parallel.exchange_plan import ContextPlan, balance
 from workloads.context_parallel.recorder import Recorder, Size, Wait
-from workloads.costs.cp_costs import AttentionBytes
 from workloads.step.layout import Layout
 from workloads.step.probe import Begin, Step, take_turns
 from workloads.step.sent_bytes import bytes_by_axis, counted
 
 _ROUNDS = 3
 _MOVES = 5
+
+BytesEachWay = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Seen:
     round, and the seconds of each communication with nothing beside it. Of torch's own attention there are bytes alone.
     """
 
-    sent: dict[str, dict[str, float]]
+    sent: BytesEachWay
     pairs: dict[tuple[str, int], int] = field(default_factory=dict)
     rounds: list[list[Wait]] = field(default_factory=list)
     alone: dict[Size, list[float]] = field(default_factory=dict)
@@ -38,15 +39,13 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionProbe:
-    """What attention sends, computes and waits for; ``forwards`` is 2 where backward makes the forward pass again."""
+    """What attention sends, computes and waits for; ``expected`` are bytes of a microbatch by direction and axis."""
 
     world: World
     layout: Layout
     plan: ContextPlan
-    sent: AttentionBytes
+    expected: BytesEachWay
     recorder: Recorder
-    layers: int
-    forwards: int
     forward: Callable[[], Tensor]
     share = 0.1
 
@@ -90,7 +89,13 @@ class AttentionProbe:
         return found
 
     def summarise(self, told: Sequence[Seen]) -> Explanation:
-        metrics = self._bytes_each_way(told[0].sent)
+        metrics: dict[str, MetricValue] = {}
+        for direction, by_axis in self.expected.items():
+            for axis, closed in by_axis.items():
+                sent = told[0].sent[direction].get(axis, 0.0)
+                found = {"sent": sent, "expected": closed, "ratio": sent / closed if closed else None}
+                named = {f"bytes_{name}.{axis}.{direction}": number for name, number in found.items()}
+                metrics |= values(named, "one microbatch")
         if self.plan.method == "torch_cp":
             return Explanation(metrics=metrics)
         pairs = [[seen.pairs.get(("forward", i), 0) for i in range(self.plan.num_steps)] for seen in told]
@@ -101,19 +106,6 @@ class AttentionProbe:
         how = f"the rank with the most, median of {len(told[0].rounds)} steps"
         metrics |= values({"attention_exposed": exposed, "attention_wait": waited}, how)
         return Explanation(metrics=metrics, details=AttentionSteps(attention_steps=hops).as_details)
-
-    def _bytes_each_way(self, sent: dict[str, dict[str, float]]) -> dict[str, MetricValue]:
-        """Return the bytes of one microbatch's passes by axis: counted, by formula, and their ratio."""
-        formula = {"forward": self.sent.forward, "backward": self.sent.step(1, 1, forwards=self.forwards - 1)}
-        metrics: dict[str, MetricValue] = {}
-        for direction, expected in formula.items():
-            for axis, num_bytes in expected.items():
-                name, closed = f"{axis}.{direction}", num_bytes * self.layers
-                moved = sent[direction].get(axis, 0.0)
-                ratio = moved / closed if closed else None
-                found = {"bytes_sent": moved, "bytes_expected": closed, "bytes_ratio": ratio}
-                metrics |= values({f"{metric}.{name}": value for metric, value in found.items()}, "one microbatch")
-        return metrics
 
 
 def hops_of(told: Sequence[Seen]) -> tuple[Hop, ...]:

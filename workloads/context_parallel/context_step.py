@@ -32,7 +32,7 @@ from workloads.model.optimizer import make_optimizer
 from workloads.model.shapes import BUCKET, Shape
 from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
 from workloads.model.transformer import Attention, Core, Transformer, build, rotate
-from workloads.step.layout import Layout
+from workloads.step.layout import Layout, group_of_mine
 from workloads.step.probe import Probe
 from workloads.step.training_step import Options, TrainingStep
 
@@ -60,10 +60,8 @@ class ContextStep(TrainingStep):
             world=self._world,
             layout=self.layout,
             plan=self._plan,
-            sent=self._sent,
+            expected=self._expected,
             recorder=self._recorder,
-            layers=self._options.shape.layers,
-            forwards=self._forwards,
             forward=self._forward,
         )
         return attention, *super().probes()
@@ -101,16 +99,18 @@ class ContextStep(TrainingStep):
             head_size=shape.head_size,
             element_bytes=options.dtype.itemsize,
         )
-        self._sent = attention_bytes(plan.method, sizes, plan.ranks, plan.ulysses)
+        sent = attention_bytes(plan.method, sizes, plan.ranks, plan.ulysses)
         model.places = torch.tensor(plan.places(world.rank), device=world.device)
         attend_by(model, self._core, model.places)
         ddp = wrap(model, world, float(BUCKET.default))
         gradients = ddp_sent_bytes(
             num_elements(model), options.dtype.itemsize, world.size, num_synchronisations=options.accumulation
         )
-        # backward computes again what checkpointing forgot
-        self._forwards = 1 if options.checkpointing == "none" else 2
-        sent = self._sent.step(shape.layers, options.accumulation, forwards=self._forwards)
+        again = 0 if options.checkpointing == "none" else 1  # backward computes again what checkpointing forgot
+        self._expected = {
+            "forward": {axis: shape.layers * num_bytes for axis, num_bytes in sent.forward.items()},
+            "backward": sent.step(shape.layers, 1, forwards=again),
+        }
         return Layout(
             module=ddp,
             model=model,
@@ -118,11 +118,11 @@ class ContextStep(TrainingStep):
             axes={**axes, "dp": world.group},
             data_rank=0,
             data_size=1,
-            expected_bytes={**sent, **gradients},
+            expected_bytes={**sent.step(shape.layers, options.accumulation, forwards=1 + again), **gradients},
             loss=partial(_loss_of_part, ddp, torch.tensor(plan.tokens(world.rank), device=world.device)),
             reference_model=partial(_alone, plan, shape, world) if plan.mask != "causal" else None,
             made_groups=tuple(axes.values()),
-            details=_attention(plan, shape, self._sent, attention, kernel).as_details,
+            details=_attention(plan, shape, sent, attention, kernel).as_details,
             notes=tuple(_notes(plan, attention, kernel, options)),
         )
 
@@ -131,15 +131,9 @@ def make_groups(world: World, plan: ContextPlan) -> dict[str, dist.ProcessGroup]
     """Return a rank's group of each attention axis, all newly made; every rank of the launch takes part."""
     ranks, size = dist.get_process_group_ranks(world.group), plan.ulysses
     if plan.method != "usp":
-        return {"cp": my_group(world, [ranks])}
+        return {"cp": group_of_mine(world, [ranks])}
     rows = [ranks[first : first + size] for first in range(0, len(ranks), size)]
-    return {"ulysses": my_group(world, rows), "ring": my_group(world, [ranks[i::size] for i in range(size)])}
-
-
-def my_group(world: World, partition: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-    """Make every group of a partition of global ranks, as each rank must, and return the one that has this rank."""
-    made: list[dist.ProcessGroup] = [dist.new_group(list(ranks)) for ranks in partition]
-    return next(group for group, ranks in zip(made, partition, strict=True) if world.global_rank in ranks)
+    return {"ulysses": group_of_mine(world, rows), "ring": group_of_mine(world, [ranks[i::size] for i in range(size)])}
 
 
 def core_of(

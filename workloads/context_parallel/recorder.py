@@ -18,16 +18,14 @@ Size = tuple[str, tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """One communication that attention stood still for: ``what`` moved, of this size, in a step of the ring.
+    """One communication that attention stood still for: what moved, of this size, in a step of the ring.
 
     Issued, waited for and ended at these seconds of this rank's clock; ``peers`` are the global ranks that take part.
     """
 
     direction: str
     step: int
-    what: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    size: Size
     peers: tuple[int, ...]
     issued: float = 0.0
     began: float = 0.0
@@ -38,12 +36,9 @@ class Wait:
         return self.ended - self.began
 
     @property
-    def size(self) -> Size:
-        return self.what, self.shape, self.dtype
-
-    @property
     def num_bytes(self) -> int:
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        _, shape, dtype = self.size
+        return torch.Size(shape).numel() * dtype.itemsize
 
 
 class Recorder:
@@ -99,9 +94,8 @@ class Recorder:
         began = self._now()
         yield
         ended = self._now()
-        wait = Wait(
-            direction=direction, step=step, what=what, shape=tuple(moved.shape), dtype=moved.dtype, peers=tuple(peers)
-        )
+        size = (what, tuple(moved.shape), moved.dtype)
+        wait = Wait(direction=direction, step=step, size=size, peers=tuple(peers))
         self._noted.append((wait, (began if issued is None else issued, began, ended)))
 
     def waits(self, ahead_seconds: float = 0.0) -> list[Wait]:

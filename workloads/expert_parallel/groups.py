@@ -26,6 +26,7 @@ from workloads.costs.communication_pattern import sent_bytes
 from workloads.expert_parallel.moe_case import Moe
 from workloads.model.timed_compute import TimedLinear
 from workloads.model.transformer import Transformer
+from workloads.step.layout import group_of_mine
 from workloads.step.training_step import Options
 
 TP_NOTE = "attention over tp: all else is whole on every rank, its mean over dp, all ranks; adp are copies of attention"
@@ -89,12 +90,6 @@ def make_axes(world: World, moe: Moe) -> Axes:
     return Axes(
         groups=groups, sources=tuple(copy.flatten().tolist()), held=held_by(groups, copy.tolist(), world.device)
     )
-
-
-def group_of_mine(world: World, partition: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-    """Make the group of each part of all ranks, and return this rank's."""
-    made: list[dist.ProcessGroup] = [dist.new_group(list(ranks)) for ranks in partition]
-    return next(group for ranks, group in zip(partition, made, strict=True) if world.rank in ranks)
 
 
 def split_attention(

@@ -14,6 +14,7 @@ from workloads.expert_parallel.routing import ROUTER
 from workloads.mesh.axes import CP_METHODS, DATA, mesh_of, refuse, size_of
 from workloads.model.shapes import Shape
 from workloads.pipeline_parallel import schedules
+from workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
 from workloads.pipeline_parallel.pipeline_case import Pipeline, pipeline_of
 
 PARAMS = (
@@ -33,12 +34,7 @@ PARAMS = (
         optional=True,
         help="of pp: who does what when",
     ),
-    Param(
-        name="chunks", kind="int", default=0, minimum=0, optional=True, help="stages of a rank; 0 = the schedule's own"
-    ),
-    Param(
-        name="split", kind="str", default="", optional=True, help="layers of each stage, such as 2+1+1+2; as many each"
-    ),
+    *(param for param in PIPELINE if param.name in ("chunks", "split")),
     Param(
         name="cp_method",
         kind="str",
@@ -66,8 +62,6 @@ PARAMS = (
     ),
 )
 
-_EXPERTS_OF_EP = 8
-
 
 @dataclass(frozen=True, kw_only=True)
 class Hybrid:
@@ -77,7 +71,6 @@ class Hybrid:
     """
 
     mesh: Mapping[str, int]
-    microbatches: int
     pipeline: Pipeline | None
     cp_method: str
     moe: Moe | None
@@ -96,11 +89,11 @@ def hybrid_of(params: Mapping[str, Value], shape: Shape, world: int) -> Hybrid:
     """Return what a case means on so many ranks; ``UserError`` by equation where it cannot run."""
     given = {**{param.name: param.default for param in PARAMS}, **params}
     mesh = mesh_of(str(given["mesh"]), world)
-    experts, microbatches = int(given["experts"]), int(given["microbatches"])
+    experts = int(given["experts"])
     reason = refuse(
         shape,
         mesh,
-        microbatches=microbatches,
+        microbatches=int(given["microbatches"]),
         microbatch=int(given.get("microbatch", 1)),
         world=world,
         num_experts=experts or None,
@@ -120,7 +113,6 @@ def hybrid_of(params: Mapping[str, Value], shape: Shape, world: int) -> Hybrid:
         moe = moe_of({**inside, **{name: given[name] for name in names if name in given}}, shape, world)
     return Hybrid(
         mesh=mesh,
-        microbatches=microbatches,
         pipeline=pipeline_of(given, shape, mesh["pp"]) if mesh.get("pp", 1) > 1 else None,
         cp_method=str(given["cp_method"]),
         moe=moe,
@@ -130,7 +122,7 @@ def hybrid_of(params: Mapping[str, Value], shape: Shape, world: int) -> Hybrid:
 def with_experts(given: Params, spec: WorldSpec) -> Iterable[Params]:
     """Give a mixture to a mesh that deals out experts or splits them, where nothing is said of one."""
     dealt = size_of(mesh_of(str(given.get("mesh", "")), 1), *INSIDE)
-    return ({**given, "experts": _EXPERTS_OF_EP} if dealt > 1 and "experts" not in given else given,)
+    return ({**given, "experts": 8} if dealt > 1 and "experts" not in given else given,)
 
 
 def refuse_hybrid(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:

@@ -16,7 +16,7 @@ from bench.results.details import Action
 from bench.world.world import World
 from workloads.context_parallel.exchange_plan import ContextPlan
 from workloads.costs.former import Kind
-from workloads.expert_parallel.groups import Held, group_of_mine, held_by
+from workloads.expert_parallel.groups import Held, held_by
 from workloads.expert_parallel.moe_case import Moe, num_expert_parameters, num_ffn_matrices
 from workloads.expert_parallel.moe_layer import MoeLayer
 from workloads.mesh.axes import expert_copies, expert_groups, expert_parts, groups_along, multiplied
@@ -26,7 +26,7 @@ from workloads.model.timed_compute import TimedLinear
 from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.pipeline_case import Pipeline
 from workloads.pipeline_parallel.stages import Chunk, Recorder, make_stages, make_train
-from workloads.step.layout import local, make_mesh, nothing
+from workloads.step.layout import group_of_mine, local, make_mesh, nothing
 from workloads.step.parity import count_unfilled
 from workloads.step.training_step import Options
 

@@ -91,6 +91,12 @@ def make_mesh(world: World, **axes: int) -> tuple[DeviceMesh, tuple[dist.Process
     return mesh, tuple(group for group in groups if group is not world.group)
 
 
+def group_of_mine(world: World, partition: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+    """Make the group of each part of all ranks, as each rank must, and return this rank's."""
+    made: list[dist.ProcessGroup] = [dist.new_group(list(ranks)) for ranks in partition]
+    return next(group for ranks, group in zip(partition, made, strict=True) if world.global_rank in ranks)
+
+
 def whole(tensor: Tensor) -> Tensor:
     """Return a tensor that may be distributed, gathered on every rank of its mesh."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -11,7 +11,6 @@ from training_steps import Params
 from workloads.context_parallel.context_probe import AttentionProbe, Seen, hops_of
 from workloads.context_parallel.exchange_plan import ContextPlan, balance_limit
 from workloads.context_parallel.recorder import Recorder, Size, Wait
-from workloads.costs.cp_costs import AttentionBytes
 
 METHODS = ("ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp")
 LONG: Params = {"layers": 1, "hidden": 16, "heads": 4, "kv_heads": 4, "sequence": 256, "vocabulary": 32}
@@ -21,9 +20,8 @@ MOVED = torch.zeros(3, 5, dtype=torch.bfloat16)
 
 
 def waited(step: int, issued: float, began: float, ended: float, what: str = "keys") -> Wait:
-    size = {"shape": (4,), "dtype": torch.float32}
-    given: Any = {"direction": "forward", "step": step, "what": what, "peers": (0, 1), **size}
-    return Wait(issued=issued, began=began, ended=ended, **given)
+    size = (what, (4,), torch.float32)
+    return Wait(direction="forward", step=step, size=size, peers=(0, 1), issued=issued, began=began, ended=ended)
 
 
 def seen(*rounds: list[Wait], pairs: dict[tuple[str, int], int] | None = None) -> Seen:
@@ -92,7 +90,7 @@ def test_a_hop_is_exposed_from_when_it_is_waited_for_and_all_peers_have_issued_i
     nothing: Any = None
     plan = ContextPlan(method="ring", mask="causal", sequence=4, ranks=2, ulysses=1)
     given = dict.fromkeys(("world", "layout", "recorder", "forward"), nothing)
-    probe = AttentionProbe(plan=plan, sent=AttentionBytes(forward={}, backward={}), layers=1, forwards=1, **given)
+    probe = AttentionProbe(plan=plan, expected={}, **given)
     metrics = {name: metric.value for name, metric in probe.summarise(told).metrics.items()}
     assert metrics == {
         "load_balance": 0.8,
