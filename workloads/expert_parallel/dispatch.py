@@ -125,7 +125,7 @@ def _at_home(x: Tensor, weights: Tensor, plan: Plan) -> Stages:
 def _all_to_all(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> Stages:
     """A row for each pair, sent where its expert is by an uneven all-to-all; ranks tell each other counts before."""
     sent = plan.counts.view(group.size(), -1)
-    counts = swap_counts(sent, group)
+    counts = swap_now(sent, [], [], group)
     sends, receives = sent.sum(1).tolist(), counts.sum(1).tolist()
     flight = Flight(x[plan.tokens], receives, sends, group)
     yield
@@ -182,7 +182,7 @@ def _dedup(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> 
     routes = plan.experts_of[tokens]
     there = (routes >= 0) & (routes // experts == ranks[:, None])
     sent = torch.bincount(ranks, minlength=group.size())
-    sends, receives = sent.tolist(), swap_counts(sent[:, None], group).flatten().tolist()
+    sends, receives = sent.tolist(), swap_now(sent, [], [], group).tolist()
     local_routes = (routes % experts).where(there, -1).int()
     plan = make_plan(swap_now(local_routes, receives, sends, group).long(), experts)
     flights = [Flight(rows[tokens], receives, sends, group) for rows in (weights, x)]
@@ -270,19 +270,12 @@ def _finish(work: Work) -> None:
 
 
 def swap_now(x: Tensor, receives: Sequence[int], sends: Sequence[int], group: dist.ProcessGroup) -> Tensor:
-    """Return the rows of an uneven all-to-all, without gradients; where communication is silenced, this rank's own."""
+    """Return the rows of an all-to-all without gradients, even where nothing is said of ``receives`` and ``sends``.
+
+    Where communication is silenced, and ranks send as many as they receive, they are this rank's own.
+    """
     received = x.clone() if receives == sends else x.new_zeros(sum(receives), *x.shape[1:])
     dist.all_to_all_single(received, x.contiguous(), list(receives), list(sends), group=group)
-    return received
-
-
-def swap_counts(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return what each rank means to send here, (ranks, m), of what this one means to send to each.
-
-    Where communication is silenced, it is as if all meant to send what this one does.
-    """
-    received = counts.clone()
-    dist.all_to_all_single(received, counts.contiguous(), group=group)
     return received
 
 

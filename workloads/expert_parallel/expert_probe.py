@@ -1,11 +1,13 @@
 """What a mixture's routes cost: loads, drops, bytes against their closed form, bandwidths, time lost to imbalance."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from bench.results.details import Loads
 from bench.results.metrics import MetricValue, value, values
@@ -18,36 +20,33 @@ from workloads.expert_parallel.groups import Axes
 from workloads.expert_parallel.moe_case import Moe
 from workloads.expert_parallel.moe_layer import MoeLayer
 from workloads.expert_parallel.routes import Routes
-from workloads.expert_parallel.routing import BALANCED, expected_drop_rate, imbalance, rank_loads
-from workloads.expert_parallel.wire import wired
+from workloads.expert_parallel.routing import BALANCED, expected_drop_rate, imbalance
 from workloads.step.probe import Begin, Step, take_turns, timed
-from workloads.step.sent_bytes import ByAxis, SentBytes
+from workloads.step.sent_bytes import ByAxis, SentBytes, bytes_by_axis, counted
 from workloads.step.trace import break_down, trace_step
 
 _REPEATS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Routed:
-    """One source's microbatch in one layer: tokens that chose each expert (E), those kept, and rows by rank."""
+class Routed(NamedTuple):
+    """What one source routed by layer and microbatch: tokens that chose each of E experts, those kept, rows by rank.
 
-    asked: Sequence[int]
-    kept: Sequence[int]
-    rows: Sequence[int]
+    Integers on the CPU, (L, M, E) twice and (L, M, R).
+    """
 
-
-Told = Sequence[Sequence[Routed]]
-"""What one rank routed, by layer and then by microbatch."""
+    asked: Tensor
+    kept: Tensor
+    rows: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What one rank saw: its routes, bytes by axis, and seconds: of each way there and back, of steps and of traces.
+    """What one rank saw: its routes, bytes sent and expected, and seconds of trips, of steps and of traced ones.
 
-    ``walls`` are those of steps by whether routes were balanced.
+    ``trips`` are a dispatch and a combine each, ``walls`` those of steps by whether routes were balanced.
     """
 
-    routed: Told
+    routed: Routed
     bytes_by_axis: tuple[ByAxis, ByAxis]
     expected_drop: float | None
     trips: Sequence[tuple[float, float]]
@@ -85,11 +84,11 @@ class ExpertProbe:
         for mixture in self.mixtures:
             mixture.chosen.clear()
         begin()
-        sent = wired(step, self.counted)
+        sent = bytes_by_axis(counted(step, self.counted), self.counted)
         routed = routed_by(self.mixtures, self.tokens)
         expected = {**self.expected_bytes, **self._expected(self.world.gather(routed))}
-        drop = self._expected_drop()
-        trips = [self._trip() for _ in range(1 + _REPEATS)][1:] if "ep" in self.axes.groups else []
+        drop, apart = self._expected_drop(), {"ep", "etp"} & self.axes.groups.keys()
+        trips = [self._trip() for _ in range(1 + _REPEATS)][1:] if "ep" in apart else []
         walls: dict[bool, list[float]] = {False: [], True: []}
 
         def turn() -> None:
@@ -107,36 +106,24 @@ class ExpertProbe:
             expected_drop=drop,
             trips=trips,
             walls=walls,
-            exposed_seconds=self._exposed(step, begin)
-            if self.traced and {"ep", "etp"} & self.axes.groups.keys()
-            else None,
+            exposed_seconds=self._exposed(step, begin) if self.traced and apart else None,
         )
 
     def summarise(self, told: Sequence[Observed]) -> Explanation:
         """Return what routes cost: bytes of the rank that sends most, all else of rank 0's copy or the slowest rank."""
-        ep, etp = self.moe.ep, self.moe.etp
-        routed = merged([one.routed for one in told], etp)
+        ep, routed = self.moe.ep, merged([one.routed for one in told], self.moe.etp)
         metrics = {
             **load_metrics(routed, ep, told[0].expected_drop),
             **SentBytes.summarise([one.bytes_by_axis for one in told]).metrics,
+            **(self._bandwidths(told) if ep > 1 else {}),
         }
-        if ep > 1:
-            dispatched = [one.dispatch for one in self._flights(routed, 0)]
-            even = even_dispatch_bytes(self.tokens * etp, self.moe.top_k, self.hidden, self.element_bytes, ep)
-            metrics |= values({"dispatch_bytes": sum(dispatched) / len(dispatched)}, "rank 0")
-            metrics |= values({"dispatch_bytes_even": even})
-            metrics |= self._bandwidths(told)
-        if told[0].walls[True]:
-            own, even_wall = (
-                median([max(turn) for turn in zip(*(one.walls[balanced] for one in told), strict=True)])
-                for balanced in (False, True)
-            )
-            how = f"medians of {len(told[0].walls[True])}, the slowest rank"
-            metrics |= values({"imbalance_time": own - even_wall, "imbalance_slowdown": own / even_wall}, how)
+        if walls := told[0].walls[True]:
+            own, even = (_of_slowest([one.walls[balanced] for one in told]) for balanced in (False, True))
+            lost = {"imbalance_time": own - even, "imbalance_slowdown": own / even}
+            metrics |= values(lost, f"medians of {len(walls)}, the slowest rank")
         else:
             metrics["imbalance_time"] = value("imbalance_time", 0.0, "routing is balanced")
-        exposed = [one.exposed_seconds for one in told if one.exposed_seconds is not None]
-        if exposed:
+        if exposed := [one.exposed_seconds for one in told if one.exposed_seconds is not None]:
             how = f"median of {_REPEATS} traced steps, the rank with the most"
             metrics |= values({"exposed_comm.ep": max(exposed)}, how)
         loads = Loads(expert_load=expert_loads(routed), rank_load=loads_of_ranks(routed, ep))
@@ -154,22 +141,21 @@ class ExpertProbe:
             chunks=self.moe.chunks,
         )
 
-    def _flights(self, routed: Sequence[Told], rank: int) -> list[Sent]:
+    def _flights(self, routed: Sequence[Routed], rank: int) -> list[Sent]:
         """Return what a rank sends over ``ep`` in each layer and microbatch, of what blocks of ``etp`` ranks routed."""
         ep, block = self.moe.ep, rank // self.moe.etp
         first = block // ep * ep
         return sent_in_step(self.moe.variant, block % ep, routed[first : first + ep], self._sizes(self.moe.etp))
 
-    def _expected(self, told: Sequence[Told]) -> dict[str, float]:
+    def _expected(self, told: Sequence[Routed]) -> dict[str, float]:
         """Return the closed form of what this rank has sent to experts, by the step's own routes."""
         etp, flights = self.moe.etp, {}
-        routed = merged(told, etp)
         if "ep" in self.axes.groups:
-            flights["ep"] = (self.moe.variant, self._flights(routed, self.world.rank))
+            flights["ep"] = (self.moe.variant, self._flights(merged(told, etp), self.world.rank))
         if "etp" in self.axes.groups:  # all tokens gathered, and parts of their sums scattered
             alone = [[0] * etp] * etp
             one = sent_by("allgather", 0, Moved(pairs=alone, rows=alone), self._sizes(1))
-            flights["etp"] = ("allgather", [one] * sum(map(len, routed[0])))
+            flights["etp"] = ("allgather", [one] * len(told[0].kept.flatten(0, 1)))
         return {axis: sum(self._in_step(variant, one) for one in sent) for axis, (variant, sent) in flights.items()}
 
     def _in_step(self, variant: str, sent: Sent) -> float:
@@ -191,40 +177,42 @@ class ExpertProbe:
 
     def _trip(self) -> tuple[float, float]:
         """Return how long one microbatch's tokens take to their experts and back, beside nothing, without gradients."""
-        mixture = self.mixtures[0]
+        mixture, world = self.mixtures[0], self.world
         plan = make_plan(next(iter(mixture.chosen.values())), self.moe.experts, self.moe.slots(self.tokens))
-        x = torch.ones(self.tokens, self.hidden, dtype=mixture.router.weight.dtype, device=self.world.device)
+        x = torch.ones(self.tokens, self.hidden, dtype=mixture.router.weight.dtype, device=world.device)
+        weights = x.new_ones(self.tokens, self.moe.top_k)
         with torch.no_grad():
-            self.world.barrier()
+            world.barrier()
             began = time.perf_counter()
-            trip = start_trip(self.moe.variant, x, x.new_ones(self.tokens, self.moe.top_k), plan, self.axes.held.group)
+            trip = start_trip(self.moe.variant, x, weights, plan, self.axes.held.group)
             rows = trip.arrive()
-            self.world.sync()
+            world.sync()
             dispatched = time.perf_counter() - began
-            self.world.barrier()
+            world.barrier()
             began = time.perf_counter()
             trip.give_back(rows.tokens)
             trip.receive()
-            self.world.sync()
+            world.sync()
         return dispatched, time.perf_counter() - began
 
     def _bandwidths(self, told: Sequence[Observed]) -> dict[str, MetricValue]:
-        """Return how fast the first microbatch's tokens get to the first layer's experts and back.
+        """Return what dispatch sends, and how fast the first microbatch gets to the first layer's experts and back.
 
         Logical bytes are all pairs of token and expert that travel or stay, wire bytes those that leave the busiest
         rank.
         """
-        ep, etp = self.moe.ep, self.moe.etp
-        copy = [one.routed[0][0] for one in told[: ep * etp : etp]]
-        moved = moved_in(copy)
+        ep, etp, hidden, element_bytes = self.moe.ep, self.moe.etp, self.hidden, self.element_bytes
+        dispatched = [one.dispatch for one in self._flights(merged([one.routed for one in told], etp), 0)]
+        even = even_dispatch_bytes(self.tokens * etp, self.moe.top_k, hidden, element_bytes, ep)
+        metrics = values({"dispatch_bytes": sum(dispatched) / len(dispatched)}, "rank 0")
+        metrics |= values({"dispatch_bytes_even": even})
+        copy = [one.routed for one in told[: ep * etp : etp]]
+        moved = moved_in(copy)[0]
         sent = [sent_by(self.moe.variant, rank, moved, self._sizes(1)) for rank in range(ep)]
+        logical = float(max(int(one.kept[0, 0].sum()) for one in copy) * hidden * element_bytes)
         wire = (max(one.dispatch + one.weights + one.told for one in sent), max(one.combine for one in sent))
-        logical = float(max(sum(one.kept) for one in copy) * self.hidden * self.element_bytes)
-        metrics: dict[str, MetricValue] = {}
         for i, name in enumerate(("dispatch", "combine")):
-            seconds = median(
-                [max(times[i] for times in turn) for turn in zip(*(one.trips for one in told), strict=True)]
-            )
+            seconds = _of_slowest([[trip[i] for trip in one.trips] for one in told])
             how = f"median of {len(told[0].trips)} of the slowest rank's times, forward, alone"
             metrics |= values({f"{name}_time": seconds}, f"{how}, packing included")
             for kind, num_bytes in (("logical", logical), ("wire", wire[i])):
@@ -244,82 +232,76 @@ class ExpertProbe:
         return median(found)
 
 
-def routed_by(mixtures: Sequence[MoeLayer], tokens: int) -> Told:
+def _of_slowest(by_rank: Sequence[Sequence[float]]) -> float:
+    return median([max(turn) for turn in zip(*by_rank, strict=True)])
+
+
+def routed_by(mixtures: Sequence[MoeLayer], tokens: int) -> Routed:
     """Return what this rank routed in its last microbatches of ``tokens`` tokens."""
-    told = []
+    asked, kept, rows = [], [], []
     for mixture in mixtures:
-        moe, of_layer = mixture.moe, []
+        moe = mixture.moe
         for routes in mixture.chosen.values():
-            asked = torch.bincount(routes.flatten() + 1, minlength=moe.experts + 1)[1:]
             plan = make_plan(routes, moe.experts, moe.slots(tokens))
             ranks = torch.unique(plan.experts // moe.experts_per_rank * tokens + plan.tokens) // tokens
-            rows = torch.bincount(ranks, minlength=moe.ep)
-            of_layer.append(Routed(asked=asked.tolist(), kept=plan.counts.tolist(), rows=rows.tolist()))
-        told.append(of_layer)
-    return told
+            asked.append(torch.bincount(routes.flatten() + 1, minlength=moe.experts + 1)[1:])
+            kept.append(plan.counts)
+            rows.append(torch.bincount(ranks, minlength=moe.ep))
+    size = (len(mixtures), len(asked) // len(mixtures), -1)
+    return Routed(*(torch.stack(found).view(size).cpu() for found in (asked, kept, rows)))
 
 
-def _added(loads: Iterable[Sequence[int]]) -> list[int]:
-    return [sum(of) for of in zip(*loads, strict=True)]
+def _together(told: Sequence[Routed]) -> Routed:
+    return Routed(*(torch.stack(of).sum(0) for of in zip(*told, strict=True)))
 
 
-def _by_flight(told: Sequence[Told]) -> list[Sequence[Routed]]:
-    """Return what sources routed together, layer by layer and microbatch by microbatch."""
-    return [sources for layer in zip(*told, strict=True) for sources in zip(*layer, strict=True)]
-
-
-def merged(told: Sequence[Told], etp: int) -> list[Told]:
+def merged(told: Sequence[Routed], etp: int) -> list[Routed]:
     """Return what each ``etp`` ranks in a row routed together: they take each other's tokens."""
-
-    def together(sources: Sequence[Routed]) -> Routed:
-        asked, kept, rows = (_added(getattr(one, name) for one in sources) for name in ("asked", "kept", "rows"))
-        return Routed(asked=asked, kept=kept, rows=rows)
-
-    blocks = [told[first : first + etp] for first in range(0, len(told), etp)]
-    return [
-        [[together(sources) for sources in zip(*layer, strict=True)] for layer in zip(*block, strict=True)]
-        for block in blocks
-    ]
+    return [_together(told[first : first + etp]) for first in range(0, len(told), etp)]
 
 
-def moved_in(sources: Sequence[Routed]) -> Moved:
-    """Return who sends how much to whom among the ranks of one copy of the experts, in their order."""
-    pairs = [rank_loads(source.kept, len(sources)) for source in sources]
-    return Moved(pairs=pairs, rows=[source.rows for source in sources])
+def moved_in(copy: Sequence[Routed]) -> list[Moved]:
+    """Return who sends how much to whom among the ranks of one copy, in their order, by layer and microbatch."""
+    pairs, rows = (
+        torch.stack(of, 2).flatten(0, 1).tolist()
+        for of in ([_by_rank(one.kept, len(copy)) for one in copy], [one.rows for one in copy])
+    )
+    return [Moved(pairs=of_pairs, rows=of_rows) for of_pairs, of_rows in zip(pairs, rows, strict=True)]
 
 
-def sent_in_step(variant: str, rank: int, copy: Sequence[Told], sizes: Sizes) -> list[Sent]:
+def _by_rank(loads: Tensor, ranks: int) -> Tensor:
+    """Return the loads (..., R) of ranks that hold the experts (..., E) in blocks."""
+    return loads.view(*loads.shape[:-1], ranks, -1).sum(-1)
+
+
+def sent_in_step(variant: str, rank: int, copy: Sequence[Routed], sizes: Sizes) -> list[Sent]:
     """Return what ``rank`` of a copy sends in each layer and microbatch."""
-    return [sent_by(variant, rank, moved_in(sources), sizes) for sources in _by_flight(copy)]
+    return [sent_by(variant, rank, moved, sizes) for moved in moved_in(copy)]
 
 
-def expert_loads(told: Sequence[Told]) -> list[list[int]]:
+def expert_loads(told: Sequence[Routed]) -> list[list[int]]:
     """Return by layer how many tokens of all ranks chose each expert, dropped ones among them."""
-    return [_added(routed.asked for of in layer for routed in of) for layer in zip(*told, strict=True)]
+    loads: list[list[int]] = _together(told).asked.sum(1).tolist()
+    return loads
 
 
-def loads_of_ranks(told: Sequence[Told], ep: int) -> list[list[int]]:
+def loads_of_ranks(told: Sequence[Routed], ep: int) -> list[list[int]]:
     """Return by layer the pairs that each place's experts compute; each ``ep`` sources in a row are a copy."""
-    found: list[list[int]] = [[] for _ in told[0]]
-    for first in range(0, len(told), ep):
-        for loads, layer in zip(found, zip(*told[first : first + ep], strict=True), strict=True):
-            loads += rank_loads(_added(routed.kept for of in layer for routed in of), ep)
-    return found
+    loads: list[list[int]] = torch.cat([_by_rank(copy.kept.sum(1), ep) for copy in merged(told, ep)], 1).tolist()
+    return loads
 
 
-def load_metrics(told: Sequence[Told], ep: int, expected_drop: float | None) -> dict[str, MetricValue]:
+def load_metrics(told: Sequence[Routed], ep: int, expected_drop: float | None) -> dict[str, MetricValue]:
     """Return imbalances, of the layer where they are largest, drop rate and deduplication ratio of all flights."""
     asked, ranks = expert_loads(told), loads_of_ranks(told, ep)
     total, kept = sum(map(sum, asked)), sum(map(sum, ranks))
-    moved = [moved_in(of) for first in range(0, len(told), ep) for of in _by_flight(told[first : first + ep])]
-    pairs, rows = (
-        [_added(of) for of in zip(*each, strict=True)] for each in ([m.pairs for m in moved], [m.rows for m in moved])
-    )
+    places = [_together(told[place::ep]) for place in range(ep)]
+    [moved] = moved_in([Routed(*(of.sum((0, 1), keepdim=True) for of in place)) for place in places])
     found = {
         "imbalance.expert": _worst(asked),
         "imbalance.rank": _worst(ranks),
         "drop_rate": 1 - kept / total if total else None,
-        "dedup_ratio": dedup_ratio(Moved(pairs=pairs, rows=rows)),
+        "dedup_ratio": dedup_ratio(moved),
     }
     return values(found if expected_drop is None else {**found, "drop_rate_expected": expected_drop})
 

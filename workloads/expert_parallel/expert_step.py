@@ -40,10 +40,10 @@ from workloads.expert_parallel.moe_case import (
     num_routed_parameters,
     num_split_parameters,
 )
-from workloads.expert_parallel.moe_layer import aux_loss, exchange_ffns, let_experts_wait, mixtures
+from workloads.expert_parallel.moe_layer import MoeLayer, aux_loss, exchange_ffns, let_experts_wait, mixtures
 from workloads.expert_parallel.routes import Routes
 from workloads.model.optimizer import make_optimizer
-from workloads.model.shapes import BUCKET, Shape
+from workloads.model.shapes import BUCKET
 from workloads.model.transformer import Transformer, loss_of
 from workloads.step.layout import Layout, local, make_mesh
 from workloads.step.probe import Probe
@@ -60,8 +60,57 @@ def prepare(world: World, **params: Value) -> "EpStep":
     return EpStep(world, params)
 
 
-class EpStep(TrainingStep):
-    """A training step whose routes are drawn with its batch."""
+class MixtureStep(TrainingStep):
+    """A training step whose mixtures, by number of their layer, take routes that are drawn with its batch.
+
+    A dense model, where ``moe`` is None, has none.
+    """
+
+    moe: Moe | None
+    _routes: Routes | None
+    _mixtures: Mapping[int, MoeLayer]
+
+    def check(self) -> int:
+        """Return how many elements fail the parity gate, and how many routes one process's router would not take."""
+        if self._routes is None:
+            return super().check()
+        return self._routes.count_wrong(self._mixtures, self._batch, super().check)
+
+    def describe(self) -> Description:
+        """Return what every step tells, with the sizes of the mixture where there is one."""
+        found, shape, moe = super().describe(), self._options.shape, self.moe
+        if moe is None:
+            return found
+        details = {
+            "parameters": num_moe_parameters(shape, moe),
+            "routed_parameters": num_routed_parameters(shape, moe),
+            "flops_convention": "PaLM: 6 N + 12 L H Q T a token, N of the k experts and shared ones that it meets",
+            "expert_ffn": moe.expert_ffn,
+        }
+        return replace(found, details={**found.details, **details})
+
+    def _draw(self) -> None:
+        super()._draw()
+        if self._routes is not None:
+            self._routes.begin(self._step_number, self._microbatches)
+
+    @property
+    def _microbatches(self) -> range:
+        """The numbers of this rank's microbatches, of all that a global batch has."""
+        first = self.layout.data_rank * self._options.accumulation
+        return range(first, first + self._options.accumulation)
+
+    def _flops_per_rank(self) -> float:
+        if self.moe is None:
+            return super()._flops_per_rank()
+        return self._tokens_per_step() * moe_flops_per_token(self._options.shape, self.moe) / self._world.size
+
+
+class EpStep(MixtureStep):
+    """A training step with experts inside data parallelism."""
+
+    moe: Moe
+    _routes: Routes
 
     def __init__(self, world: World, params: Mapping[str, Value]) -> None:
         options = Options.of(params)
@@ -74,15 +123,10 @@ class EpStep(TrainingStep):
         self._fsdp = bool(params["fsdp"])
         super().__init__(world, params, self._lay_out)
 
-    def check(self) -> int:
-        """Return how many elements fail the parity gate, and how many routes one process's router would not take."""
-        return self._routes.count_wrong(dict(enumerate(self._mixtures)), self._batch, super().check)
-
     def describe(self) -> Description:
-        """Return what every step tells, with the sizes of the mixture."""
+        """Return what every step with a mixture tells, and the capacity of an expert."""
         found = super().describe()
-        details = details_of(self._options.shape, self.moe)
-        return replace(found, details={**found.details, **details, "slots": self.moe.slots(self._num_tokens)})
+        return replace(found, details={**found.details, "slots": self.moe.slots(self._num_tokens)})
 
     def probes(self) -> Sequence[Probe[Any]]:
         """Return what looks into the step: experts' own bytes in place of those that tell nothing of routes."""
@@ -96,7 +140,7 @@ class EpStep(TrainingStep):
             moe=self.moe,
             axes=self._axes,
             routes=self._routes,
-            mixtures=self._mixtures,
+            mixtures=tuple(self._mixtures.values()),
             hidden=self._options.shape.hidden,
             element_bytes=self._options.dtype.itemsize,
             tokens=self._num_tokens,
@@ -120,23 +164,6 @@ class EpStep(TrainingStep):
         state = state_bytes("ddp", held, 1, mixed=self._options.dtype.itemsize < 4)
         return {"parameters": state.parameters, "gradients": state.gradients, "optimizer": state.optimizer}
 
-    @property
-    def _mixtures(self) -> list[Any]:
-        return mixtures(self.layout.model)
-
-    def _flops_per_rank(self) -> float:
-        return self._tokens_per_step() * moe_flops_per_token(self._options.shape, self.moe) / self._world.size
-
-    def _draw(self) -> None:
-        super()._draw()
-        self._routes.begin(self._step_number, self._numbers)
-
-    @property
-    def _numbers(self) -> range:
-        """The numbers of this rank's microbatches, of all that a global batch has."""
-        first = self._world.rank // self.moe.tp * self._options.accumulation
-        return range(first, first + self._options.accumulation)
-
     def _make_timed(self, model: Transformer, seconds: float) -> None:
         """Wait for nothing yet: what waits are the experts, which are not there before the model is laid out."""
 
@@ -148,6 +175,7 @@ class EpStep(TrainingStep):
         """Exchange FFNs for mixtures, wrap what is not an expert's, and say what a step is."""
         groups, tp = self._axes.groups, self.moe.tp
         exchange_ffns(model, options.shape, self.moe, world.seed, held=self._axes.held)
+        self._mixtures = dict(enumerate(mixtures(model)))
         if options.timed_seconds is not None:
             let_experts_wait(model, options.timed_seconds, self._num_tokens, self._waiter)
         split = split_attention(model, groups["tp"], self._positions, world.device) if tp > 1 else []
@@ -181,8 +209,7 @@ class EpStep(TrainingStep):
 
     def _loss(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """Return the loss of this rank's part of one of its microbatches (b, s + 1)."""
-        number = self._numbers[[mine is tokens for mine in self._mine].index(True)]
-        self._routes.give(dict(enumerate(mixtures(module))), number)
+        self._routes.give(self._mixtures, self._microbatches[[mine is tokens for mine in self._mine].index(True)])
         first, last = self._positions.start, self._positions.stop
         return loss_of(module, tokens[:, first : last + 1]) + aux_loss(module)
 
@@ -195,16 +222,6 @@ class EpStep(TrainingStep):
                     if axis in self._axes.groups:
                         dist.all_reduce(gradient, group=self._axes.groups[axis])
                     gradient /= self._world.size
-
-
-def details_of(shape: Shape, moe: Moe) -> dict[str, object]:
-    """Return the sizes of a model with a mixture in every layer."""
-    return {
-        "parameters": num_moe_parameters(shape, moe),
-        "routed_parameters": num_routed_parameters(shape, moe),
-        "flops_convention": "PaLM: 6 N + 12 L H Q T a token, N of the k experts and shared ones that it meets",
-        "expert_ffn": moe.expert_ffn,
-    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from bench.plan.params import Param, Value
 from bench.text import UserError
@@ -11,6 +13,7 @@ from workloads.model.shapes import Shape, num_layer_weights, num_parameters
 _WHOLE = 8  # elements of 2 bytes in 16 bytes: rows of torch's grouped products are whole multiples of them
 VARIANTS = ("all_to_all", "padded", "allgather", "dedup")
 
+_int = partial(Param, kind="int", optional=True)
 STEP_PARAMS = (
     Param(name="ep", kind="int", default=0, minimum=0, help="ranks that experts are dealt out to; 0 = all / etp"),
     Param(name="experts", kind="int", default=8, minimum=1, help="routed experts of a layer"),
@@ -28,17 +31,13 @@ STEP_PARAMS = (
     Param(
         name="routing", kind="str", default=ROUTER, help="router, or a generator such as zipf, hot_rank or hot_rank:3"
     ),
-    Param(
+    _int(
         name="expert_ffn",
-        kind="int",
         default=0,
         minimum=0,
-        optional=True,
         help="hidden size of an expert; 0 = ffn / top_k, down to a multiple of 8 etp",
     ),
-    Param(
-        name="shared", kind="int", default=1, minimum=0, optional=True, help="experts of the same size that all take"
-    ),
+    _int(name="shared", default=1, minimum=0, help="experts of the same size that all take"),
     Param(
         name="scores",
         kind="str",
@@ -47,8 +46,8 @@ STEP_PARAMS = (
         optional=True,
         help="the router's scores, which weigh what experts give",
     ),
-    Param(name="etp", kind="int", default=1, minimum=1, optional=True, help="ranks that split each expert"),
-    Param(name="chunks", kind="int", default=1, minimum=1, optional=True, help="parts whose traffic hides in compute"),
+    _int(name="etp", default=1, minimum=1, help="ranks that split each expert"),
+    _int(name="chunks", default=1, minimum=1, help="parts whose traffic hides in compute"),
     Param(
         name="aux",
         kind="float",
@@ -64,12 +63,10 @@ STEP_PARAMS = (
         optional=True,
         help="shard by FSDP2 what is no expert's, in place of DDP",
     ),
-    Param(
+    _int(
         name="tp",
-        kind="int",
         default=1,
         minimum=1,
-        optional=True,
         help="ranks that split attention, each with its part of their sequences; 1 = data parallel",
     ),
 )
@@ -120,24 +117,16 @@ class Moe:
 
 def moe_of(params: Mapping[str, Value], shape: Shape, nproc: int) -> Moe:
     """Return the mixture that a case means on ``nproc`` ranks; ``UserError`` by equation if it cannot be built."""
-    given = {**{param.name: param.default for param in STEP_PARAMS}, **params}
-    top_k, etp = int(given["top_k"]), int(given["etp"])
-    name, strength = parse_routing(str(given["routing"]))
+    given: dict[str, Any] = {**{param.name: param.default for param in STEP_PARAMS}, **params}
+    top_k, etp = given["top_k"], given["etp"]
+    name, strength = parse_routing(given["routing"])
+    same = ("etp", "tp", "experts", "top_k", "shared", "capacity", "scores", "aux", "variant", "chunks")
     moe = Moe(
-        ep=int(given["ep"]) or max(1, nproc // etp),
-        etp=etp,
-        tp=int(given["tp"]),
-        experts=int(given["experts"]),
-        top_k=top_k,
-        expert_ffn=int(given["expert_ffn"]) or max(1, shape.ffn // top_k // (_WHOLE * etp)) * _WHOLE * etp,
-        shared=int(given["shared"]),
-        capacity=float(given["capacity"]),
-        scores=str(given["scores"]),
-        aux=float(given["aux"]),
-        variant=str(given["variant"]),
-        chunks=int(given["chunks"]),
+        ep=given["ep"] or max(1, nproc // etp),
+        expert_ffn=given["expert_ffn"] or max(1, shape.ffn // top_k // (_WHOLE * etp)) * _WHOLE * etp,
         routing=name,
         strength=strength,
+        **{param: given[param] for param in same},
     )
     for wrong, reason in _reasons(moe, shape, given, nproc):
         if wrong:

@@ -5,7 +5,6 @@ make of it. Scores are not normalised over the k, nor again where a pair is drop
 goes on by the residual and the shared ones.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,7 +65,8 @@ class Experts(nn.Module):
         """Return what each row's expert, or this rank's part of it, makes of it, (n, h) -> (n, h)."""
         x = rows.tokens
         if self.wait_of is not None:
-            return wait_instead(x, [local(weight) for weight in self.parameters()], self.wait_of)
+            waited: Tensor = _Waited.apply(x, self.wait_of, *map(local, self.parameters()))  # type: ignore[no-untyped-call]
+            return waited
         ends = rows.counts.cumsum(0).int()
         wide = F.grouped_mm(x, local(self.up), offs=ends)
         gate = None if self.gate is None else F.grouped_mm(x, local(self.gate), offs=ends)
@@ -229,16 +229,9 @@ def let_experts_wait(
     ``others`` is how long all other products wait, which do not multiply.
     """
     make_timed(model, others, waiter)
-    layers = mixtures(model)
-    for mixture in layers:
+    for mixture in (layers := mixtures(model)):
         rows = tokens * mixture.moe.top_k * mixture.moe.etp
         mixture.experts.wait_of = ExpertWait(seconds_per_row=seconds / len(layers) / rows, waiter=waiter)
-
-
-def wait_instead(x: Tensor, weights: Sequence[Tensor], wait: ExpertWait) -> Tensor:
-    """Wait for rows (n, h) as long as they are said to take."""
-    waited: Tensor = _Waited.apply(x, wait, *weights)  # type: ignore[no-untyped-call]
-    return waited
 
 
 class _Waited(torch.autograd.Function):

@@ -207,12 +207,6 @@ def source_share(generator: Generator, source: int) -> float:
     return generator.strength + (1 - generator.strength) * min(source / (generator.parts - 1), 1.0)
 
 
-def rank_loads(loads: Sequence[int], ranks: int) -> list[int]:
-    """Return the loads of ranks that hold the experts in blocks."""
-    block = len(loads) // ranks
-    return [sum(loads[rank * block : (rank + 1) * block]) for rank in range(ranks)]
-
-
 def imbalance(loads: Sequence[float]) -> float | None:
     """Return max / mean; None where there is no load."""
     return max(loads) * len(loads) / sum(loads) if sum(loads) else None

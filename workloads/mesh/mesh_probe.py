@@ -9,10 +9,9 @@ from bench.world.world import World
 from workloads.costs.activations import Kept, activations_from
 from workloads.costs.mesh_costs import Place, state_of
 from workloads.costs.moe_costs import Sizes
-from workloads.expert_parallel.expert_probe import Told, load_metrics, merged, routed_by, sent_in_step
+from workloads.expert_parallel.expert_probe import Routed, load_metrics, merged, routed_by, sent_in_step
 from workloads.expert_parallel.moe_layer import mixtures
 from workloads.expert_parallel.routing import BALANCED
-from workloads.expert_parallel.wire import wired
 from workloads.mesh.axes import expert_groups, expert_parts, groups_along
 from workloads.mesh.mesh_stages import mixtures_in
 from workloads.pipeline_parallel.bubbles import link_latency
@@ -70,7 +69,7 @@ class Sent:
 
     sent: ByAxis
     expected: ByAxis
-    routed: Told | None
+    routed: Routed | None
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,12 @@ class MeshBytes:
         look, layers = self.look, mixtures(self.look.layout.model)
         for mixture in layers:
             mixture.chosen.clear()
-        begin()
-        sent = wired(step, look.layout.axes)
+        sent, expected = SentBytes(look.layout).observe(step, begin, budget_seconds)
         routed = routed_by(layers, look.batch.microbatch * look.tokens) if "ep" in look.layout.axes else None
-        return Sent(sent, look.layout.expected_bytes, routed)
+        return Sent(sent, expected, routed)
 
     def summarise(self, told: Sequence[Sent]) -> Explanation:
-        metrics = SentBytes(self.look.layout).summarise(self.sent_and_expected(told)).metrics
+        metrics = SentBytes.summarise(self.sent_and_expected(told)).metrics
         if (moe := self.look.place.moe) is not None and (routed := self._routed(told)):
             first = next(ranks for ranks in expert_groups(self.look.place.mesh) if 0 in ranks)
             metrics |= load_metrics([routed[rank] for rank in first], moe.ep, None)
@@ -117,7 +115,7 @@ class MeshBytes:
                 to_experts[rank] = sum(forwards * one.forward + one.backward for one in flights)
         return [(one.sent, {**one.expected, "ep": to_experts[rank]}) for rank, one in enumerate(told)]
 
-    def _routed(self, told: Sequence[Sent]) -> dict[int, Told]:
+    def _routed(self, told: Sequence[Sent]) -> dict[int, Routed]:
         """Return what each rank routed, with those that split experts: they take each other's tokens."""
         each = [one.routed for one in told if one.routed is not None]
         parts = expert_parts(self.look.place.mesh) if each else []

@@ -6,7 +6,7 @@ gradient is the mean over all ranks that hold the same layers.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.plan.params import Value
-from bench.world.subject import Description
 from bench.world.world import World
 from workloads.context_parallel.attention_kernel import Kernel, kernel_for, waiting_kernel
 from workloads.context_parallel.context_step import attend_by, core_of
 from workloads.context_parallel.recorder import Recorder
 from workloads.costs.mesh_costs import place_of, sent_from
-from workloads.expert_parallel.expert_step import details_of
-from workloads.expert_parallel.moe_case import moe_flops_per_token
+from workloads.expert_parallel.expert_step import MixtureStep
 from workloads.expert_parallel.moe_layer import MoeLayer, exchange_ffns, let_experts_wait
 from workloads.expert_parallel.routes import Routes
 from workloads.mesh.axes import along, coordinate_of
@@ -51,7 +49,7 @@ from workloads.pipeline_parallel.stages import Chunk, Held
 from workloads.step.layout import Layout
 from workloads.step.overlap import Overlap
 from workloads.step.probe import Probe
-from workloads.step.training_step import Options, TrainingStep
+from workloads.step.training_step import Options
 from workloads.tensor_parallel.tensor_parallel import split_blocks
 
 _NO_OVERLAP = "gradients of dp, of edp and of what tp does not split are summed after the last microbatch, as one"
@@ -62,13 +60,14 @@ def prepare(world: World, **params: Value) -> "HybridStep":
     return HybridStep(world, params)
 
 
-class HybridStep(TrainingStep):
+class HybridStep(MixtureStep):
     """A training step on a mesh, and what each axis of it sends and costs."""
 
     def __init__(self, world: World, params: Mapping[str, Value]) -> None:
         options = Options.of({**params, "accumulation": params["microbatches"]})
         self.hybrid = hybrid_of(params, options.shape, world.size)
         self.coordinate = coordinate_of(self.hybrid.mesh, world.rank)
+        moe = self.moe = self.hybrid.moe
         self._place = place_of(
             options.shape,
             self.hybrid.mesh,
@@ -76,12 +75,12 @@ class HybridStep(TrainingStep):
             schedule=str(params["schedule"]),
             chunks=int(params["chunks"]),
             split=str(params["split"]),
-            moe=self.hybrid.moe,
+            moe=moe,
         )
         self._tokens = tokens_of(self.hybrid, options.shape.sequence, self.coordinate)
-        moe, data_size = self.hybrid.moe, self.hybrid.size("dp", "fsdp")
+        data_size = self.hybrid.size("dp", "fsdp")
         self._routes = None if moe is None else Routes(world, options, moe, self._tokens, data_size)
-        self._shares = shares_of(options.shape, self.hybrid.moe, cp=self.hybrid.size("cp"))
+        self._shares = shares_of(options.shape, moe, cp=self.hybrid.size("cp"))
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
         self._block_waiter = TimedCompute(world.device)
         super().__init__(world, {**params, "accumulation": params["microbatches"]}, self._lay_out)
@@ -94,17 +93,11 @@ class HybridStep(TrainingStep):
 
     def check(self) -> int:
         """Return how many elements fail the parity gate, and how many routes one process's router would not take."""
-        if self._options.timed:
-            return self._count_wrong_fills()
-        if self._routes is None:
+        if not self._options.timed:
             return super().check()
-        return self._routes.count_wrong(self._mixtures, self._batch, super().check)
-
-    def describe(self) -> Description:
-        """Return what every step tells, with the sizes of the mixture where there is one."""
-        found, moe = super().describe(), self.hybrid.moe
-        details = {} if moe is None else details_of(self._options.shape, moe)
-        return replace(found, details={**found.details, **details})
+        # each gradient as its data rank fills it in: FSDP takes the mean over its own, dp and cp add theirs up
+        times = self._options.accumulation * self.hybrid.size("dp", "cp")
+        return count_wrong_fills(self.layout.model, times, tp=self.hybrid.size("tp"), num_ranks=self._world.size)
 
     def probes(self) -> Sequence[Probe[Any]]:
         """Return what looks into bytes by axis and the bubble, where a step's time goes, and last what ranks hold."""
@@ -131,11 +124,14 @@ class HybridStep(TrainingStep):
         hybrid, groups = self.hybrid, make_groups(world, self.hybrid)
         # a wait that took too long is not made up for by the next action: that would be a bubble moved elsewhere
         self._recorder = RoutingRecorder(world.device, self._begin, self._forget_late)
-        if hybrid.moe is not None:
-            exchange_ffns(model, options.shape, hybrid.moe, world.seed, held=groups.held)
-            self._let_mixtures_wait(model, options)
+        if self.moe is not None:
+            exchange_ffns(model, options.shape, self.moe, world.seed, held=groups.held)
+            if options.timed_seconds is not None:
+                seconds, tokens = options.timed_seconds * hybrid.size("pp"), options.microbatch * len(self._tokens)
+                experts, others = seconds * self._shares.experts, seconds * self._shares.linear
+                let_experts_wait(model, experts, tokens, self._waiter, others=others)
         if "tp" in groups.axes:
-            split_blocks(model.layers, groups.mesh["tp"], mixtures=hybrid.moe is not None)
+            split_blocks(model.layers, groups.mesh["tp"], mixtures=self.moe is not None)
         plan, cp = plan_of(hybrid, options.shape.sequence), self.coordinate["cp"]
         core = None
         if "cp" in groups.axes:
@@ -150,6 +146,14 @@ class HybridStep(TrainingStep):
         self._sums = Sums(
             parameters=by_kind(held, split="tp" in groups.axes), groups=groups.axes, shards=hybrid.size("fsdp")
         )
+        sent = sent_from(
+            self._place,
+            microbatch=options.microbatch,
+            microbatches=options.accumulation,
+            element_bytes=options.dtype.itemsize,
+            cp_method=hybrid.cp_method,
+            checkpointing=options.checkpointing,
+        )
         return Layout(
             module=held,
             model=held,
@@ -157,7 +161,8 @@ class HybridStep(TrainingStep):
             axes=groups.axes,
             data_rank=along(self.coordinate, hybrid.mesh, "dp", "fsdp"),
             data_size=hybrid.size("dp", "fsdp"),
-            expected_bytes=self._expected_bytes(options),
+            # but for experts' tokens, whose bytes are those of the step's own routes
+            expected_bytes={axis: num_bytes for axis, num_bytes in sent.items() if axis != "ep"},
             forward_backward=self._train,
             holds_stage_only=hybrid.pipeline is not None,
             replica_group=groups.replica_group,
@@ -196,31 +201,7 @@ class HybridStep(TrainingStep):
 
     def _begin(self, mixtures: Mapping[int, MoeLayer], microbatch: int) -> None:
         if self._routes is not None:
-            self._routes.give(mixtures, self.layout.data_rank * self._options.accumulation + microbatch)
-
-    def _expected_bytes(self, options: Options) -> dict[str, float]:
-        """Return the closed forms but for experts' tokens, whose bytes are those of the step's own routes."""
-        found = sent_from(
-            self._place,
-            microbatch=options.microbatch,
-            microbatches=options.accumulation,
-            element_bytes=options.dtype.itemsize,
-            cp_method=self.hybrid.cp_method,
-            checkpointing=options.checkpointing,
-        )
-        return {axis: sent for axis, sent in found.items() if axis != "ep"}
-
-    def _draw(self) -> None:
-        super()._draw()
-        if self._routes is not None:
-            first, count = self.layout.data_rank * self._options.accumulation, self._options.accumulation
-            self._routes.begin(self._step_number, range(first, first + count))
-
-    def _flops_per_rank(self) -> float:
-        moe = self.hybrid.moe
-        if moe is None:
-            return super()._flops_per_rank()
-        return self._tokens_per_step() * moe_flops_per_token(self._options.shape, moe) / self._world.size
+            self._routes.give(mixtures, self._microbatches[microbatch])
 
     def _forget_late(self) -> None:
         self._waiter.forget()
@@ -231,7 +212,7 @@ class HybridStep(TrainingStep):
 
         Mixtures, whose experts wait as well, are not there before the model is laid out.
         """
-        if self.hybrid.moe is not None:
+        if self.moe is not None:
             return
         options, pp = self._options, self.hybrid.size("pp")
         make_timed(model, seconds * pp * self._shares.linear, self._waiter)
@@ -241,12 +222,6 @@ class HybridStep(TrainingStep):
         mine = seconds * pp * count / options.shape.layers * self._shares.linear
         calibrate(mine, self._waiter, lambda: some(tokens[:, :-1]).sum())
         model.zero_grad()
-
-    def _let_mixtures_wait(self, model: Transformer, options: Options) -> None:
-        if options.timed_seconds is not None:
-            seconds = options.timed_seconds * self.hybrid.size("pp")
-            tokens, others = options.microbatch * len(self._tokens), seconds * self._shares.linear
-            let_experts_wait(model, seconds * self._shares.experts, tokens, self._waiter, others=others)
 
     def _kernel(self, options: Options) -> Kernel:
         shape = options.shape
@@ -265,14 +240,6 @@ class HybridStep(TrainingStep):
         fill_distinct_gradients(
             self.layout.model, self.layout.data_rank, self.layout.data_size, self.hybrid.size("fsdp")
         )
-
-    def _count_wrong_fills(self) -> int:
-        """Count timed gradients that are not what all ranks filled in, each as its data rank does.
-
-        FSDP takes the mean over its own, ``dp`` and ``cp`` add theirs up.
-        """
-        times = self._options.accumulation * self.hybrid.size("dp", "cp")
-        return count_wrong_fills(self.layout.model, times, tp=self.hybrid.size("tp"), num_ranks=self._world.size)
 
 
 def _part_of_loss(logits: Tensor, targets: Tensor, *, parts: int) -> Tensor:

@@ -5,7 +5,7 @@ A dispatch mode sees the calls of DDP's reducer, of FSDP2, of DTensor and of fun
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,7 +34,8 @@ _NAMESPACES = ("c10d::", "_c10d_functional::")
 class Call:
     """One communication: ``num_bytes`` is its size as nccl-tests counts it, on ``ranks`` ranks of an axis.
 
-    ``peer`` is the rank of the group that a send goes to, None of all else.
+    ``peer`` is the rank of the group that a send goes to, None of all else. ``sent`` are the bytes that leave this
+    rank: ring-optimal, but of an uneven all-to-all the rows for others, which no factor of its size tells.
     """
 
     axis: str
@@ -42,6 +43,7 @@ class Call:
     num_bytes: int
     ranks: int
     peer: int | None = None
+    sent: float = field(default=0.0, compare=False)
 
 
 _PEER_OF_SEND = 2
@@ -83,9 +85,13 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         op, at = _CALLS[name]
         num_bytes = _bytes(args[0]) * group.size() if at == SHARE else _bytes(args[at])
-        axis = self._axes.get(group.group_name, OTHER)
+        axis, ranks = self._axes.get(group.group_name, OTHER), group.size()
         peer = int(args[_PEER_OF_SEND]) if op == "send" else None
-        self.calls.append(Call(axis=axis, op=op, num_bytes=num_bytes, ranks=group.size(), peer=peer))
+        sent = sent_bytes(op, num_bytes, ranks)
+        if name == "alltoall_base_" and (sends := list(args[4])):
+            row = _bytes(args[1]) // sum(sends) if sum(sends) else 0
+            sent = float((sum(sends) - sends[group.rank()]) * row)
+        self.calls.append(Call(axis=axis, op=op, num_bytes=num_bytes, ranks=ranks, peer=peer, sent=sent))
 
 
 class Silenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -158,7 +164,7 @@ def bytes_by_axis(calls: Sequence[Call], axes: Iterable[str] = ()) -> dict[str, 
     """Return the bytes that a rank sends by axis, 0 over one of ``axes`` without calls."""
     sent: defaultdict[str, float] = defaultdict(float, dict.fromkeys(axes, 0.0))
     for call in calls:
-        sent[call.axis] += sent_bytes(call.op, call.num_bytes, call.ranks)
+        sent[call.axis] += call.sent
     return dict(sent)
 
 

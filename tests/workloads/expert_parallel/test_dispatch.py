@@ -19,7 +19,6 @@ from workloads.expert_parallel.dispatch import (
     chunks_of,
     make_plan,
     start_trip,
-    swap_counts,
     swap_now,
     weighted_sum,
 )
@@ -164,7 +163,7 @@ def flown(world: World) -> tuple[list[int], bool, int, tuple[list[Any], list[Any
     gc.collect()
     kept, one = sum(known() is not None for known in flights), torch.ones(4, 2)
     with Silenced(fake_twins({"dp": world.group})):
-        counts = swap_counts(torch.tensor([[1], [3]]), world.group).tolist()
+        counts = swap_now(torch.tensor([[1], [3]]), [], [], world.group).tolist()
         routes = swap_now(one.int(), [1, 3], [1, 3], world.group).tolist()
         tokens = Flight(one, [1, 3], [1, 3], world.group).wait()
     return *found[0], kept, (counts, routes, list(tokens.shape), bool(tokens.isfinite().all()))

@@ -1,6 +1,9 @@
 """Loads, drops and bytes of an expert axis, by hand: what leaves each rank, there and back, by variant."""
 
+from collections.abc import Sequence
+
 import pytest
+import torch
 
 from workloads.costs.moe_costs import Moved, Sent, Sizes, dedup_ratio, sent_by
 from workloads.expert_parallel.expert_probe import (
@@ -18,10 +21,19 @@ MOVED = Moved(pairs=[[3, 5], [1, 7]], rows=[[3, 4], [1, 5]])
 SIZES = Sizes(hidden=10, element_bytes=4, top_k=2, tokens=4, experts_per_rank=3, slots=2)
 ROW = 10 * 4
 VARIANTS = ["all_to_all", "padded", "allgather", "dedup"]
-# four experts; two ranks, or four in two copies; two layers, of two microbatches the first
-CALM = Routed(asked=[2, 2, 2, 2], kept=[2, 2, 2, 2], rows=[3, 4])
-HOT = Routed(asked=[6, 2, 0, 0], kept=[4, 2, 0, 0], rows=[4, 0])
-TWO = [[[CALM, HOT], [CALM]], [[HOT, HOT], [CALM]]]
+# four experts; two ranks, or four in two copies; two layers of two microbatches
+CALM = ((2, 2, 2, 2), (2, 2, 2, 2), (3, 4))
+HOT = ((6, 2, 0, 0), (4, 2, 0, 0), (4, 0))
+Flight = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def routed(*layers: Sequence[Flight]) -> Routed:
+    """Return asked, kept and rows of layers of microbatches."""
+    each = [[[flight[i] for flight in layer] for layer in layers] for i in range(3)]
+    return Routed(*(torch.tensor(of) for of in each))
+
+
+TWO = [routed([CALM, HOT], [CALM, CALM]), routed([HOT, HOT], [CALM, CALM])]
 
 
 def sent(variant: str, rank: int = 0, moved: Moved = MOVED, sizes: Sizes = SIZES) -> Sent:
@@ -66,49 +78,47 @@ def test_the_ratio_counts_only_what_leaves_ranks() -> None:
     assert dedup_ratio(Moved(pairs=[[3, 0], [0, 7]], rows=[[3, 0], [0, 5]])) is None
 
 
-def value(told: list[list[list[Routed]]], ep: int, name: str, expected_drop: float | None = None) -> float | None:
+def value(told: list[Routed], ep: int, name: str, expected_drop: float | None = None) -> float | None:
     return load_metrics(told, ep, expected_drop)[name].value
 
 
 def test_experts_are_asked_by_all_and_ranks_compute_what_is_kept_of_their_copys_sources() -> None:
-    assert expert_loads(TWO) == [[20, 8, 2, 2], [4, 4, 4, 4]]
-    assert loads_of_ranks(TWO, 2) == [[22, 4], [8, 8]]
-    assert loads_of_ranks([*TWO, *TWO], 2) == [[22, 4, 22, 4], [8, 8, 8, 8]]
-    assert loads_of_ranks(TWO, 1) == [[14, 12], [8, 8]]
+    assert expert_loads(TWO) == [[20, 8, 2, 2], [8, 8, 8, 8]]
+    assert loads_of_ranks(TWO, 2) == [[22, 4], [16, 16]]
+    assert loads_of_ranks([*TWO, *TWO], 2) == [[22, 4, 22, 4], [16, 16, 16, 16]]
+    assert loads_of_ranks(TWO, 1) == [[14, 12], [16, 16]]
 
 
 def test_ranks_that_split_experts_count_as_one() -> None:
-    assert merged(TWO, 1) == TWO
-    both = Routed(asked=[8, 4, 2, 2], kept=[6, 4, 2, 2], rows=[7, 4])
-    twice = Routed(asked=[4, 4, 4, 4], kept=[4, 4, 4, 4], rows=[6, 8])
-    hot = Routed(asked=[12, 4, 0, 0], kept=[8, 4, 0, 0], rows=[8, 0])
-    assert merged(TWO, 2) == [[[both, hot], [twice]]]
-    assert len(merged([*TWO, *TWO], 2)) == 2
+    [both] = merged(TWO, 2)
+    assert both.asked.tolist() == [[[8, 4, 2, 2], [12, 4, 0, 0]], [[4] * 4] * 2]
+    assert both.kept.tolist() == [[[6, 4, 2, 2], [8, 4, 0, 0]], [[4] * 4] * 2]
+    assert both.rows.tolist() == [[[7, 4], [8, 0]], [[6, 8]] * 2]
+    assert len(merged([*TWO, *TWO], 2)) == len(merged(TWO, 1)) == 2
 
 
 def test_a_rank_sends_by_the_blocks_of_experts_in_each_layer_and_microbatch() -> None:
-    moved = moved_in([CALM, HOT])
-    assert (moved.pairs, moved.rows) == ([[4, 4], [6, 0]], [[3, 4], [4, 0]])
+    moved = moved_in(TWO)
+    assert (moved[0].pairs, moved[0].rows) == ([[4, 4], [6, 0]], [[3, 4], [4, 0]])
     sizes = Sizes(hidden=1, element_bytes=1, top_k=2, tokens=4, experts_per_rank=2)
     flights = sent_in_step("all_to_all", 0, TWO, sizes)
-    expected = [sent_by("all_to_all", 0, moved_in(of), sizes) for of in ([CALM, HOT], [HOT, HOT], [CALM, CALM])]
-    assert flights == expected
-    assert [(one.dispatch, one.combine) for one in flights] == [(4, 6), (0, 6), (4, 4)]
+    assert flights == [sent_by("all_to_all", 0, of, sizes) for of in moved]
+    assert [(one.dispatch, one.combine) for one in flights] == [(4, 6), (0, 6), (4, 4), (4, 4)]
 
 
-def test_imbalance_is_that_of_the_worst_layer_and_drops_are_counted_over_all() -> None:
+def test_imbalance_is_that_of_the_worst_layer_drops_are_counted_over_all_and_nothing_routed_is_unknown() -> None:
     assert value(TWO, 2, "imbalance.expert") == 20 / 8
     assert value(TWO, 2, "imbalance.rank") == 22 / 13
-    assert value([[[CALM]], [[CALM]]], 2, "imbalance.rank") == 1.0
-    assert value(TWO, 2, "drop_rate") == pytest.approx(6 / 48)
+    assert value([routed([CALM])] * 2, 2, "imbalance.rank") == 1.0
+    assert value(TWO, 2, "drop_rate") == pytest.approx(6 / 64)
     assert "drop_rate_expected" not in load_metrics(TWO, 2, None)
     assert value(TWO, 2, "drop_rate_expected", 0.5) == 0.5
+    nothing = [routed([((0,) * 4, (0,) * 4, (0, 0))])] * 2
+    assert [value(nothing, 2, name) for name in ("imbalance.rank", "drop_rate", "dedup_ratio")] == [None] * 3
 
 
-def test_the_deduplication_ratio_weighs_flights_by_their_pairs_and_nothing_routed_is_unknown() -> None:
-    """Only what leaves a rank: rank 0's 4, 0 and 4 pairs, rank 1's 6, 6 and 4."""
-    assert value(TWO, 2, "dedup_ratio") == pytest.approx((4 + 0 + 4 + 4 + 4 + 3) / (4 + 0 + 4 + 6 + 6 + 4))
-    assert value([[[CALM]]], 1, "dedup_ratio") is None
-    nothing = Routed(asked=[0] * 4, kept=[0] * 4, rows=[0, 0])
-    assert value([[[nothing]], [[nothing]]], 2, "imbalance.rank") is None
-    assert value([[[nothing]], [[nothing]]], 2, "drop_rate") is None
+def test_the_deduplication_ratio_weighs_flights_of_all_copies_by_their_pairs() -> None:
+    """Only what leaves a rank: rank 0's 4, 0, 4 and 4 pairs, rank 1's 6, 6, 4 and 4."""
+    expected = pytest.approx((4 + 0 + 4 + 4 + 4 + 4 + 3 + 3) / (4 + 0 + 4 + 4 + 6 + 6 + 4 + 4))
+    assert value(TWO, 2, "dedup_ratio") == value([*TWO, *TWO], 2, "dedup_ratio") == expected
+    assert value([routed([CALM])], 1, "dedup_ratio") is None

@@ -93,8 +93,8 @@ def routes_and_losses(world: World, ways: list[Params]) -> list[tuple[dict[tuple
             step.reset()
             losses.append(float(step._forward_backward() or 0.0))
             positions = step._positions
-            assert sorted(mixtures(step.layout.model)[0].chosen) == list(step._numbers)
-            for microbatch in step._numbers:
+            assert sorted(mixtures(step.layout.model)[0].chosen) == list(step._microbatches)
+            for microbatch in step._microbatches:
                 first, rows = microbatch * params["microbatch"], range(params["microbatch"])
                 by_layer = [mixture.chosen[microbatch].tolist() for mixture in mixtures(step.layout.model)]
                 where = [(number, first + row, position) for row in rows for position in positions]

@@ -62,7 +62,7 @@ def _all_take_the_first_tokens(step: EpStep) -> None:
 
 def _all_take_the_first_routes(step: EpStep) -> None:
     step._routes._mine = list(range(len(step._positions)))
-    step._routes.begin(step._step_number, step._numbers)
+    step._routes.begin(step._step_number, step._microbatches)
 
 
 def _balance_is_of_all_positions(step: EpStep) -> None:

@@ -17,7 +17,7 @@ from bench.rank.timing import Progress
 from bench.world.subgroups import Subgroups
 from bench.world.subject import Description
 from bench.world.world import World
-from workloads.expert_parallel.expert_probe import Routed, routed_by
+from workloads.expert_parallel.expert_probe import routed_by
 from workloads.expert_parallel.layer_step import DispatchStep, LayerStep
 from workloads.expert_parallel.moe_case import VARIANTS, moe_of
 from workloads.expert_parallel.moe_layer import DenseMoe, MoeLayer
@@ -212,7 +212,8 @@ def test_what_a_rank_routed_is_asked_kept_and_rows() -> None:
     shape = Shape(recipe="gpt", layers=1, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=4, vocabulary=64)
     mixture = MoeLayer(shape, moe_of({"microbatch": 1, "ep": 2, "experts": 4, "capacity": 1.0}, shape, 2))
     mixture.chosen[5] = torch.tensor([[0, 1], [0, 2], [0, 3], [NOWHERE, NOWHERE]])
-    assert routed_by([mixture], 4) == [[Routed(asked=[3, 1, 1, 1], kept=[2, 1, 1, 1], rows=[2, 2])]]
+    asked, kept, rows = routed_by([mixture], 4)
+    assert (asked.tolist(), kept.tolist(), rows.tolist()) == ([[[3, 1, 1, 1]]], [[[2, 1, 1, 1]]], [[[2, 2]]])
 
 
 def measured(world: World, params: Params, seconds: float = 3.0) -> Outcome:

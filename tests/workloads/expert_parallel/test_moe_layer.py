@@ -20,7 +20,6 @@ from workloads.expert_parallel.moe_layer import (
     exchange_ffns,
     let_experts_wait,
     mixtures,
-    wait_instead,
 )
 from workloads.expert_parallel.routing import GENERATORS, NOWHERE, routes
 from workloads.model.shapes import Shape
@@ -223,13 +222,14 @@ def test_waiting_experts_share_the_time_of_a_forward_at_the_mean_load() -> None:
 
 def test_each_row_takes_its_time_forward_and_twice_that_backward_and_leaves_zeros() -> None:
     for rows in (0, 1, 100):
-        clock, x = FakeTime(), torch.ones(rows, 3, requires_grad=True)
-        weights = [torch.ones(2, 3, 4, requires_grad=True), torch.ones(2, 4, 3, requires_grad=True)]
-        out = wait_instead(x, weights, ExpertWait(seconds_per_row=0.25, waiter=clock.waiter()))
-        assert torch.equal(out, torch.zeros(rows, 3))
+        clock, x = FakeTime(), torch.ones(rows, 32, requires_grad=True)
+        experts = made(MoeLayer, GPT, mixture_of()).experts
+        experts.wait_of = ExpertWait(seconds_per_row=0.25, waiter=clock.waiter())
+        out = experts(Rows(tokens=x, counts=torch.tensor([rows])))
+        assert torch.equal(out, torch.zeros(rows, 32))
         assert clock.sleeps == [rows * 0.25] * bool(rows)
-        out.sum().backward()  # type: ignore[no-untyped-call]
+        out.sum().backward()
         assert clock.sleeps == pytest.approx([rows * 0.25, 2 * rows * 0.25] * bool(rows))
-        for tensor in (x, *weights):
+        for tensor in (x, *experts.parameters()):
             assert tensor.grad is not None
             assert torch.equal(tensor.grad, torch.zeros_like(tensor))

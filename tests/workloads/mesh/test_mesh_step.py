@@ -13,11 +13,11 @@ from test_mesh_probe import assert_activations_agree
 
 from bench.world.world import World
 from workloads.expert_parallel.moe_layer import mixtures
-from workloads.expert_parallel.wire import wired
 from workloads.mesh.mesh_probe import MeshBytes
 from workloads.mesh.mesh_step import HybridStep
 from workloads.model.transformer import build, loss_of
 from workloads.step.layout import local
+from workloads.step.sent_bytes import bytes_by_axis, counted
 
 Case = tuple[str, str, Params]
 """A mesh, the axes that send something, and what else is asked."""
@@ -50,10 +50,10 @@ def looked_at(world: World, params: Params) -> tuple[list[int], dict[str, tuple[
 
 def assert_right(ranks: Ranks, *cases: Case) -> None:
     for mesh, axes, more in cases:
-        for wrong, bytes_by_axis in ranks.call("test_mesh_step:looked_at", params={"mesh": mesh, **more}):
+        for wrong, by_axis in ranks.call("test_mesh_step:looked_at", params={"mesh": mesh, **more}):
             assert wrong == [0, 0], (mesh, more)
-            assert bytes_by_axis.keys() == set(axes.split()), (mesh, more)
-            for axis, (sent, expected) in bytes_by_axis.items():
+            assert by_axis.keys() == set(axes.split()), (mesh, more)
+            for axis, (sent, expected) in by_axis.items():
                 assert sent == pytest.approx(expected, rel=1e-12), (mesh, more, axis)
                 assert sent > 0, (mesh, more, axis)
 
@@ -201,7 +201,8 @@ def wrong_without(world: World, params: Params, axis: str) -> tuple[int, float, 
     step = small_hybrid(world, params)
     groups = {name: group for name, group in step._sums.groups.items() if name != axis}
     step._sums = replace(step._sums, groups=groups)
-    wrong, sent = wrong_after_a_step(step), wired(step.step, step.layout.axes)[axis]
+    wrong = wrong_after_a_step(step)
+    sent = bytes_by_axis(counted(step.step, step.layout.axes), [axis])[axis]
     step.close()
     return wrong, sent, step.layout.expected_bytes[axis]
 
