@@ -144,7 +144,7 @@ def test_a_split_gives_each_stage_its_layers_and_lets_a_pipeline_hold_what_does_
     assert "+".join(layers) == split
     assert "smallest feasible: 112 GPUs as pp=14,tp=8 " in lack  # whose stages have as many layers each
     plain, even, uneven = (told(mesh="pp=2,tp=4", split=split)["step_seconds"] for split in ("", "16+16", "24+8"))
-    assert uneven > 1.3 * even == 1.3 * plain
+    assert uneven > 1.2 * even == 1.2 * plain
 
 
 def test_a_search_takes_what_is_said_of_it() -> None:
