@@ -134,21 +134,18 @@ def hops_of(told: Sequence[Seen]) -> tuple[Hop, ...]:
 
 
 def _exposed_and_waited(told: Sequence[Seen], chosen: Sequence[int]) -> tuple[float, float]:
-    """Return the sums over some waits on the rank where each is most, the median of rounds.
+    """Return sums over some waits, exposed and all, on the rank with most of it, the median of rounds.
 
-    A wait is exposed while nothing is missing but the transfer: all peers have begun with theirs. Ranks wait for the
-    same in the same order.
+    Ranks wait for the same in the same order.
     """
     exposed, waited = [], []
     for by_rank in zip(*(seen.rounds for seen in told), strict=True):
-        sums = []
-        for waits in by_rank:
-            mine = [waits[k] for k in chosen]
-            ready = [
-                max([w.began, *(by_rank[peer][k].issued for peer in w.peers)])
-                for k, w in zip(chosen, mine, strict=True)
-            ]
-            sums.append(sum(max(0.0, wait.ended - at) for wait, at in zip(mine, ready, strict=True)))
-        exposed.append(max(sums))
+        exposed.append(max(sum(_exposed(by_rank, waits, k) for k in chosen) for waits in by_rank))
         waited.append(max(sum(waits[k].seconds for k in chosen) for waits in by_rank))
     return median(exposed), median(waited)
+
+
+def _exposed(by_rank: Sequence[Sequence[Wait]], mine: Sequence[Wait], k: int) -> float:
+    """Return the seconds of a wait in which nothing was missing but the transfer: all peers had begun with theirs."""
+    ready = max([mine[k].began, *(by_rank[peer][k].issued for peer in mine[k].peers)])
+    return max(0.0, mine[k].ended - ready)

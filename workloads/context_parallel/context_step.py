@@ -19,12 +19,16 @@ from bench.results import details
 from bench.text import UserError
 from bench.world.world import World
 from workloads.context_parallel.attention_kernel import Dense, Kernel, kernel_for, waiting_kernel
-from workloads.context_parallel.collective_methods import AllGatherAttention, TorchContextParallel, Ulysses
+from workloads.context_parallel.attention_methods import (
+    AllGatherAttention,
+    RingAttention,
+    TorchContextParallel,
+    Ulysses,
+)
 from workloads.context_parallel.context_case import parse_attention, plan_of, refuse_place
 from workloads.context_parallel.context_probe import AttentionProbe
 from workloads.context_parallel.exchange_plan import ContextPlan, balance_limit
 from workloads.context_parallel.recorder import Recorder
-from workloads.context_parallel.ring import RingAttention
 from workloads.costs.cp_costs import AttentionBytes, AttentionSizes, attention_bytes, crossover_ranks
 from workloads.costs.former import ddp_sent_bytes
 from workloads.data_parallel.ddp import num_elements, wrap
@@ -35,6 +39,8 @@ from workloads.model.transformer import Attention, Core, Transformer, build, rot
 from workloads.step.layout import Layout, group_of_mine
 from workloads.step.probe import Probe
 from workloads.step.training_step import Options, TrainingStep
+
+Groups = Mapping[str, dist.ProcessGroup]
 
 
 def prepare(world: World, **params: Value) -> "ContextStep":
@@ -127,7 +133,7 @@ class ContextStep(TrainingStep):
         )
 
 
-def make_groups(world: World, plan: ContextPlan) -> dict[str, dist.ProcessGroup]:
+def make_groups(world: World, plan: ContextPlan) -> Groups:
     """Return a rank's group of each attention axis, all newly made; every rank of the launch takes part."""
     ranks, size = dist.get_process_group_ranks(world.group), plan.ulysses
     if plan.method != "usp":
@@ -137,12 +143,7 @@ def make_groups(world: World, plan: ContextPlan) -> dict[str, dist.ProcessGroup]
 
 
 def core_of(
-    plan: ContextPlan,
-    rank: int,
-    device: torch.device,
-    axes: Mapping[str, dist.ProcessGroup],
-    kernel: Kernel,
-    recorder: Recorder,
+    plan: ContextPlan, rank: int, device: torch.device, axes: Groups, kernel: Kernel, recorder: Recorder
 ) -> Core:
     """Return how the rank-th of a plan's ranks attends; ``axes`` are the groups that the plan's method names."""
     if plan.method == "torch_cp":

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -50,7 +50,6 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self._device, self._on = device, False
         self._noted: list[tuple[Wait, tuple[Moment, Moment, Moment]]] = []
-        self._began: tuple[float, Moment] = (0.0, 0.0)
         self.pairs: Counter[tuple[str, int]] = Counter()
         self.moves: dict[str, Callable[[Tensor], object]] = {}
 
@@ -60,9 +59,6 @@ class Recorder:
         self.pairs.clear()
         self._noted.clear()
         self._on = True
-        moment = self._now()
-        self._sync()
-        self._began = (time.perf_counter(), moment)
         try:
             yield
         finally:
@@ -100,10 +96,15 @@ class Recorder:
 
     def waits(self, ahead_seconds: float = 0.0) -> list[Wait]:
         """Return what was waited for, in order, by a clock that is so far behind; on CUDA after the device is done."""
-        self._sync()
-        found = []
+        now: Any = self._now()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        at, found = time.perf_counter() - ahead_seconds, []
         for wait, moments in self._noted:
-            issued, began, ended = (self._seconds(moment) - ahead_seconds for moment in moments)
+            issued, began, ended = (
+                moment - ahead_seconds if isinstance(moment, float) else at - float(moment.elapsed_time(now)) / 1e3
+                for moment in moments
+            )
             found.append(replace(wait, issued=issued, began=began, ended=ended))
         return found
 
@@ -113,15 +114,3 @@ class Recorder:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
-
-    def _seconds(self, moment: Moment) -> float:
-        """Return a moment on the host's clock: that of an event is counted from the recording's first."""
-        if isinstance(moment, float):
-            return moment
-        seconds, first = self._began
-        assert not isinstance(first, float)
-        return seconds + float(first.elapsed_time(moment)) / 1e3
-
-    def _sync(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)

@@ -13,10 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from bench.world.world import World
 from workloads.context_parallel.attention_kernel import CpuFlash, Grads
-from workloads.context_parallel.collective_methods import TorchContextParallel
+from workloads.context_parallel.attention_methods import Ring, RingAttention, TorchContextParallel
 from workloads.context_parallel.exchange_plan import MASKS, ContextPlan
 from workloads.context_parallel.recorder import Recorder
-from workloads.context_parallel.ring import Ring, RingAttention
 from workloads.model.transformer import attend
 
 METHODS = ["ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp"]
