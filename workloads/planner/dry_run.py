@@ -17,8 +17,7 @@ from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulate import simulate
 from workloads.planner.hardware import Hardware
-from workloads.planner.link_time import Call as PlacedCall
-from workloads.planner.link_time import Seconds, by_hardware
+from workloads.planner.link_time import PlacedCall, Seconds, by_hardware
 from workloads.planner.placement import place_of
 
 UPDATE_BYTES = 28  # AdamW in float32 reads and writes weight and two moments, reads a gradient, writes a 16-bit weight
@@ -40,7 +39,6 @@ class Axis:
 
     @property
     def hidden_seconds(self) -> float:
-        """What compute covers."""
         return self.seconds - self.exposed_seconds
 
 
@@ -62,7 +60,6 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """The step."""
         return self.compute_seconds + self.update_seconds + self.bubble_seconds + self.exposed_seconds
 
 
@@ -85,7 +82,6 @@ class DryRun:
 
     @property
     def fullest(self) -> Held:
-        """The rank that holds most."""
         return max(self.ranks, key=lambda held: held.memory.total)
 
     @property
@@ -95,7 +91,6 @@ class DryRun:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all ranks."""
         return self.spec.tokens / self.time.seconds
 
     @property

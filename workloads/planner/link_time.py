@@ -20,8 +20,7 @@ from bench.results.records import Record
 from bench.results.runs import Run
 from bench.results.stats import median
 from bench.text import UserError
-from workloads.costs.communication_pattern import Call as PatternCall
-from workloads.costs.communication_pattern import sent_bytes
+from workloads.costs.communication_pattern import Call, sent_bytes
 from workloads.planner.hardware import Hardware
 from workloads.planner.placement import Place
 
@@ -40,23 +39,18 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
-    """Calls of one step that are alike: ``num_bytes`` as nccl-tests counts one call's size.
-
-    ``axis`` is what is shown as one axis; ``why`` says what the call is for.
-    """
+class PlacedCall:
+    """Calls of a step that are alike: ``num_bytes`` as nccl-tests counts one call's size; ``axis`` is shown as one."""
 
     axis: str
     op: str
     num_bytes: float
     count: float
     place: Place
-    why: str
 
     @staticmethod
-    def of(call: PatternCall, place: Place) -> "Call":
-        """Return the calls of a step's pattern at a place."""
-        return Call(axis=call.axis, op=call.op, num_bytes=call.num_bytes, count=call.times, place=place, why=call.why)
+    def of(call: Call, place: Place) -> "PlacedCall":
+        return PlacedCall(axis=call.axis, op=call.op, num_bytes=call.num_bytes, count=call.times, place=place)
 
     @property
     def sent(self) -> float:
@@ -64,14 +58,14 @@ class Call:
         return self.count * sent_bytes(self.op, self.num_bytes, self.place.ranks)
 
 
-Seconds = Callable[[Call], float]
+Seconds = Callable[[PlacedCall], float]
 """How long one of the calls takes."""
 
 
 def by_hardware(hardware: Hardware) -> Seconds:
     """Return the rule that takes latency and bandwidth from declared hardware."""
 
-    def seconds(call: Call) -> float:
+    def seconds(call: PlacedCall) -> float:
         if call.place.ranks == 1:
             return 0.0
         return hardware.launch_seconds + _hop_seconds(hardware, call) + _wire_seconds(hardware, call)
@@ -79,7 +73,7 @@ def by_hardware(hardware: Hardware) -> Seconds:
     return seconds
 
 
-def _hop_seconds(hardware: Hardware, call: Call) -> float:
+def _hop_seconds(hardware: Hardware, call: PlacedCall) -> float:
     place = call.place
     if call.op in ("send", "all_to_all"):
         return hardware.inside_hop_seconds if place.inside else hardware.across_hop_seconds
@@ -91,7 +85,7 @@ def _hop_seconds(hardware: Hardware, call: Call) -> float:
     return 2 * min(ring, tree)
 
 
-def _wire_seconds(hardware: Hardware, call: Call) -> float:
+def _wire_seconds(hardware: Hardware, call: PlacedCall) -> float:
     """Return the bytes of one rank over its links.
 
     Across nodes a collective drives as many of a node's cards as it has ranks there, ``rails`` at most; a message
@@ -154,7 +148,7 @@ def _is_plain(record: Record) -> bool:
 def by_curves(curves: Sequence[Curve]) -> Seconds:
     """Return the rule that takes a call's time from a run's fits; ``UserError`` where no curve can stand in for it."""
 
-    def seconds(call: Call) -> float:
+    def seconds(call: PlacedCall) -> float:
         if call.place.ranks == 1:
             return 0.0
         curve = curve_for(call, curves)
@@ -171,7 +165,7 @@ def by_curves(curves: Sequence[Curve]) -> Seconds:
     return seconds
 
 
-def curve_for(call: Call, curves: Sequence[Curve]) -> Curve:
+def curve_for(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
     """Return the operation's own curve, of as many ranks if there is one, or what stands in for it."""
     for op in (call.op, *_INSTEAD.get(call.op, ())):
         alike = [curve for curve in curves if curve.op == op]
@@ -181,7 +175,7 @@ def curve_for(call: Call, curves: Sequence[Curve]) -> Curve:
     raise UserError(f"the run has no fit for {call.op}: it needs three sizes of {wanted}, mode=blocking, dtype=float32")
 
 
-def beyond(calls: Sequence[Call], curves: Sequence[Curve]) -> tuple[str, ...]:
+def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, ...]:
     """Return the calls whose size lies beyond what was measured, or whose ranks were not, for people."""
     notes = []
     for call in calls:

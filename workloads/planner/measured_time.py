@@ -14,7 +14,7 @@ from workloads.costs.memory import schedule_of
 from workloads.costs.parameter_table import ParameterPart, parts_of
 from workloads.costs.step_spec import StepSpec
 from workloads.pipeline_parallel.simulate import simulate
-from workloads.planner.link_time import Call, Seconds
+from workloads.planner.link_time import PlacedCall, Seconds
 
 _FORWARD, _BACKWARD = 1 / 3, 2 / 3  # of a layer's arithmetic: forward, then the gradients of inputs and of weights
 _WITHIN = ("tp", "cp", "ring", "ulysses", "ep", "etp")  # axes whose calls stand between the operations of a microbatch
@@ -47,7 +47,7 @@ def declared_compute(spec: StepSpec) -> float | None:
 
 def row_time(
     spec: StepSpec,
-    calls: Sequence[Call],
+    calls: Sequence[PlacedCall],
     seconds: Seconds,
     *,
     compute_seconds: float,
@@ -94,7 +94,7 @@ def row_time(
 
 
 def _bucketed(
-    spec: StepSpec, summed: Call, calls: Sequence[Call], seconds: Seconds, compute_seconds: float
+    spec: StepSpec, summed: PlacedCall, calls: Sequence[PlacedCall], seconds: Seconds, compute_seconds: float
 ) -> tuple[dict[str, float], str]:
     """DDP: each bucket under what is left of the backward pass; ZeRO-1's broadcasts come after the update."""
     width = spec.reduced_bytes or spec.element_bytes
@@ -132,7 +132,7 @@ def exposed_seconds(buckets: Sequence[Bucket], seconds: Callable[[int], float], 
     return end - window_seconds
 
 
-def _hidden(calls: Sequence[Call], seconds: Seconds, window: float) -> float:
+def _hidden(calls: Sequence[PlacedCall], seconds: Seconds, window: float) -> float:
     """Return what hides of calls beside a layer each: all but one whole, and of each what its layer does not cover."""
     if not calls:
         return 0.0

@@ -21,8 +21,7 @@ from workloads.costs.memory import memory_of
 from workloads.costs.step_spec import StepSpec
 from workloads.costs.strategies import STRATEGIES
 from workloads.expert_parallel.routing import BALANCED
-from workloads.planner.link_time import Call as PlacedCall
-from workloads.planner.link_time import Curve, beyond, by_curves, curves_of
+from workloads.planner.link_time import Curve, PlacedCall, beyond, by_curves, curves_of
 from workloads.planner.measured_time import declared_compute, row_time
 from workloads.planner.placement import Place
 from workloads.planner.published import published

@@ -14,7 +14,7 @@ from workloads.costs.communication_pattern import sent_bytes
 from workloads.mesh.axes import DATA, coordinate_of, expert_copies, expert_groups, groups_along
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS, Efficiency, Hardware, hardware_of
-from workloads.planner.link_time import Call, by_hardware
+from workloads.planner.link_time import PlacedCall, by_hardware
 from workloads.planner.models import model_of
 from workloads.planner.placement import Place, place_of
 from workloads.step.peaks import datasheet_peak
@@ -97,8 +97,8 @@ INSIDE, ACROSS, ONE_A_NODE = (Place(ranks=ranks, on_node=node) for ranks, node i
 SLOW_START = msgspec.structs.replace(PLAIN, launch_seconds=1e-3, inside_hop_seconds=1e-4, across_hop_seconds=1e-2)
 
 
-def call(op: str = "all_reduce", num_bytes: float = 8e9, place: Place = INSIDE, count: float = 1) -> Call:
-    return Call(axis="dp", op=op, num_bytes=num_bytes, count=count, place=place, why="a test")
+def call(op: str = "all_reduce", num_bytes: float = 8e9, place: Place = INSIDE, count: float = 1) -> PlacedCall:
+    return PlacedCall(axis="dp", op=op, num_bytes=num_bytes, count=count, place=place)
 
 
 def test_bytes_pass_the_inside_link_and_what_is_far_its_own_card() -> None:

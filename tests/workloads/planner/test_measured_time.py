@@ -15,7 +15,7 @@ from workloads.costs.strategies import STRATEGIES
 from workloads.model.shapes import SHAPES, num_parameters
 from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.bubbles import closed_form
-from workloads.planner.link_time import Call
+from workloads.planner.link_time import PlacedCall
 from workloads.planner.measured_time import Bucket, RowTime, buckets_of, declared_compute, exposed_seconds, row_time
 from workloads.planner.placement import Place
 
@@ -29,13 +29,13 @@ def step(name: str, ranks: int = 4, **params: Any) -> StepSpec:
     return STRATEGIES[name](OF_NAME[name].whole({"shape": "tiny", **params}), ranks, "cpu")
 
 
-def seconds(call: Call) -> float:
+def seconds(call: PlacedCall) -> float:
     return LATENCY + call.sent / call.count / RATE
 
 
-def calls_of(asked: StepSpec) -> list[Call]:
+def calls_of(asked: StepSpec) -> list[PlacedCall]:
     busiest = max((calls(asked.at(rank)) for rank in range(asked.world)), key=lambda of: sum(one.sent for one in of))
-    return [Call.of(one, Place(ranks=one.ranks, on_node=1)) for one in busiest]
+    return [PlacedCall.of(one, Place(ranks=one.ranks, on_node=1)) for one in busiest]
 
 
 def took(asked: StepSpec, op: str = "") -> float:

@@ -31,7 +31,7 @@ from bench.text import UserError
 from workloads.costs.memory import activations_of
 from workloads.costs.strategies import STRATEGIES
 from workloads.model.shapes import SHAPES, num_parameters
-from workloads.planner.link_time import Call, beyond, by_curves, curve_for, curves_of, hardware_of_run
+from workloads.planner.link_time import PlacedCall, beyond, by_curves, curve_for, curves_of, hardware_of_run
 from workloads.planner.placement import Place
 from workloads.planner.published import published
 from workloads.planner.validate import validate, validation_text, write_validation
@@ -230,8 +230,8 @@ def test_it_is_written_into_the_run_reads_back_and_is_told_with_what_others_publ
 MEBI = 1 << 20
 
 
-def call(op: str = "all_reduce", num_bytes: float = MEBI, ranks: int = 4) -> Call:
-    return Call(axis="dp", op=op, num_bytes=num_bytes, count=1, place=Place(ranks=ranks, on_node=ranks), why="a test")
+def call(op: str = "all_reduce", num_bytes: float = MEBI, ranks: int = 4) -> PlacedCall:
+    return PlacedCall(axis="dp", op=op, num_bytes=num_bytes, count=1, place=Place(ranks=ranks, on_node=ranks))
 
 
 REDUCED = curves_of(run_of(*curve_records()))
