@@ -208,7 +208,6 @@ class _Family:
     make: Callable[[int, int, int, int], Actions]
     chunks: int = 1
     least_chunks: int | None = None
-    splits_backward: bool = False
     in_rounds: bool = False
     fills_stages: bool = False
 
@@ -228,14 +227,12 @@ _FAMILIES: Mapping[str, _Family] = {
         in_rounds=True,
     ),
     "looped_bfs": _Family(make=_looped_bfs, chunks=2, least_chunks=2),
-    "zb_h1": _Family(make=_interleaved_zb, splits_backward=True),
+    "zb_h1": _Family(make=_interleaved_zb),
     # arXiv 2401.10241, figure 3: ZB-H1 with twice the warm-up and lag, so that 2P-1 are held everywhere
-    "zb_h2": _Family(
-        make=lambda r, p, m, v: _alternating(r, p, m, v, warmup=2 * (p - 1 - r), weight_lag=2 * r), splits_backward=True
-    ),
-    "interleaved_zb": _Family(make=_interleaved_zb, chunks=2, least_chunks=1, splits_backward=True, in_rounds=True),
-    "zb_v": _Family(make=_zb_v, chunks=2, splits_backward=True),
-    "dualpipe_v": _Family(make=_dualpipe_v, chunks=2, splits_backward=True, fills_stages=True),
+    "zb_h2": _Family(make=lambda r, p, m, v: _alternating(r, p, m, v, warmup=2 * (p - 1 - r), weight_lag=2 * r)),
+    "interleaved_zb": _Family(make=_interleaved_zb, chunks=2, least_chunks=1, in_rounds=True),
+    "zb_v": _Family(make=_zb_v, chunks=2),
+    "dualpipe_v": _Family(make=_dualpipe_v, chunks=2, fills_stages=True),
 }
 NAMES = tuple(_FAMILIES)
 
@@ -251,7 +248,7 @@ def default_chunks(name: str) -> int:
 
 
 def splits_backward(name: str) -> bool:
-    return _family(name).splits_backward
+    return make_schedule(name, ranks=2, microbatches=4).splits_backward
 
 
 def require_schedule(name: str, *, ranks: int, microbatches: int, chunks: int = 0) -> int:
