@@ -22,6 +22,14 @@ STATIC_GRAPH = Param(name="static_graph", kind="bool", default=False, optional=T
 NO_SYNC = Param(
     name="no_sync", kind="bool", default=False, optional=True, help="sum gradients after the last microbatch alone"
 )
+OPTIMIZER = Param(
+    name="optimizer",
+    kind="str",
+    default="zero_redundancy",
+    choices=("zero_redundancy", "distributed"),
+    optional=True,
+    help="torch's: all_reduce, then broadcasts; distributed: reduce_scatter, then all_gather, as the literature has it",
+)
 RESHARD = Param(
     name="reshard",
     kind="bool",
@@ -133,7 +141,13 @@ DEFINITIONS = (
         NO_SYNC,
         tags=("smoke", "node"),
     ),
-    _step("zero1", "data_parallel.zero1:prepare", "ZeRO-1: DDP with the optimizer's state sharded", BUCKET),
+    _step(
+        "zero1",
+        "data_parallel.zero1:prepare",
+        "ZeRO-1: data parallel with the optimizer's state sharded, by torch or by flat buckets",
+        BUCKET,
+        OPTIMIZER,
+    ),
     _step(
         "fsdp",
         "data_parallel.fsdp:fsdp",

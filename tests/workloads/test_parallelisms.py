@@ -32,6 +32,7 @@ from workloads.step.training_step import TrainingStep
 NUM_SMALL = 27_936  # 2 (2 h^2 + h^2 + 8 h^2 + 4 h + 3 h + h / 2 + 4 h) + (2 * 64 + 16) h + 2 h with h = 32
 ACTIVATION = 2 * 16 * 32 * 4
 FSDP = ("zero2", "zero3", "hsdp")
+DISTRIBUTED = {"optimizer": "distributed"}
 Variants = list[tuple[str, Params]]
 MAKE_GROUPS = ["hsdp", "tp_fsdp", "ep_step", "pp", "cp", "hybrid"]
 
@@ -90,6 +91,9 @@ def wrong_without_sync(world: World) -> dict[str, int]:
         step = stepped(small(world, "ddp", {"precision": precision, "accumulation": 2}))
         with cast(DistributedDataParallel, step.layout.module).no_sync():
             found[f"ddp {precision}"] = step.check()
+    step = stepped(small(world, "zero1", DISTRIBUTED))
+    object.__setattr__(step.layout, "gather_gradients", lambda: None)
+    found["gradients that were not scattered"] = step.check()
     for name in FSDP:
         step = stepped(small(world, name, {}))
         cast(FSDPModule, step.layout.model).set_requires_gradient_sync(False)
@@ -134,9 +138,9 @@ def zero1_bytes(world: World, variants: list[Params]) -> list[tuple[float, float
     return found
 
 
-def zero1_moments_and_notes(world: World) -> tuple[int, int, tuple[str, ...]]:
+def zero1_moments_and_notes(world: World, params: Params) -> tuple[int, int, tuple[str, ...]]:
     """Return the parameters of the model, the elements of first moments held after a step, and the row's notes."""
-    step = small(world, "zero1", {})
+    step = small(world, "zero1", params)
     step.step()
     inner = step.layout.optimizer.optim  # type: ignore[attr-defined]
     held = [state["exp_avg"] for state in inner.state.values()]
@@ -226,6 +230,9 @@ def test_every_option_computes_what_one_process_would_and_sends_what_the_closed_
         ("zero2", {"prefetch": "explicit", "vocabulary": 61}),
         ("zero3", {"prefetch": "explicit", "accumulation": 2, "no_sync": True, "precision": "bfloat16"}),
         ("hsdp", {"prefetch": "explicit", "accumulation": 2, "checkpointing": "full"}),
+        ("zero1", {**DISTRIBUTED, "accumulation": 2, "vocabulary": 61, "kv_heads": 4}),
+        ("zero1", {**DISTRIBUTED, "bucket_mb": 0.001, "precision": "bfloat16", "checkpointing": "full"}),
+        ("zero1", {**DISTRIBUTED, "compute": "timed:1ms"}),
     ]
     assert_right_and_as_told(two_ranks, variants)
 
@@ -277,7 +284,7 @@ def test_zero1_sends_the_parameters_once_more_than_the_formula_and_says_so(two_r
         for (sent, expected, torchs), accumulation in zip(found, (1, 2), strict=True):
             assert sent == torchs
             assert sent / expected == (accumulation + 1) / accumulation
-    (psi, first, notes), (_, second, _) = two_ranks.call("test_parallelisms:zero1_moments_and_notes")
+    (psi, first, notes), (_, second, _) = two_ranks.call("test_parallelisms:zero1_moments_and_notes", params={})
     assert first + second == psi, "each moment is held by one rank"
     assert abs(first - second) < 0.2 * psi
     assert [note for note in notes if "broadcasts every parameter" in note]
@@ -288,6 +295,23 @@ def test_zero1_sends_a_broadcast_more_on_four_ranks(four_ranks: Ranks) -> None:
     for [(sent, expected, torchs)] in four_ranks.call("test_parallelisms:zero1_bytes", variants=[{"accumulation": 1}]):
         assert sent == torchs
         assert sent / expected == pytest.approx(5 / 3)  # (2 * 3/4 + 1) over 2 * 3/4
+
+
+def test_a_distributed_optimizer_sends_each_padded_bucket_twice_and_holds_a_share_of_each_moment(
+    two_ranks: Ranks,
+) -> None:
+    variants: Variants = [("zero1", {**DISTRIBUTED, **more}) for more in ({}, {"accumulation": 3}, {"bucket_mb": 0.01})]
+    for found in two_ranks.call("test_parallelisms:calls_of", variants=variants):
+        for calls, buckets in zip(found, (1, 1, 11), strict=True):
+            counts = Counter((call.axis, call.op, call.ranks) for call in calls)
+            assert counts == {("dp", "reduce_scatter", 2): buckets, ("dp", "all_gather", 2): buckets}
+            sums = {
+                op: sum(call.num_bytes for call in calls if call.op == op) for op in ("reduce_scatter", "all_gather")
+            }
+            assert set(sums.values()) == {4 * NUM_SMALL}
+    for psi, moments, notes in two_ranks.call("test_parallelisms:zero1_moments_and_notes", params=DISTRIBUTED):
+        assert moments == psi / 2
+        assert len(notes) == 1, "what stays exposed on gloo"
 
 
 def test_fsdp_gathers_as_often_as_each_name_says(two_ranks: Ranks) -> None:

@@ -32,8 +32,11 @@ def ddp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpe
 
 
 def zero1(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """DDP whose optimizer is sharded: gradients all_reduced and parameters broadcast."""
-    return replace(ddp(params, ranks, device), zero1="broadcast")
+    """Data parallel whose optimizer is sharded: torch's own broadcasts parameters, the distributed one gathers them."""
+    spec = ddp(params, ranks, device)
+    if params.get("optimizer") == "distributed":
+        return replace(spec, zero1="reduce_scatter", each_microbatch=False)
+    return replace(spec, zero1="broadcast")
 
 
 def fsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:

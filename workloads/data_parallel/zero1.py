@@ -1,13 +1,26 @@
-"""ZeRO-1 by torch's ZeroRedundancyOptimizer: DDP's gradients, and each rank keeps the optimizer state of its share."""
+"""ZeRO-1: every rank has all parameters and gradients, and the optimizer's state of its share.
+
+``optimizer`` zero_redundancy is torch's: DDP sums all gradients on every rank, and a parameter's owner broadcasts it.
+``distributed`` is as the literature has it (ZeRO, arXiv 1910.02054, section 5; Megatron's distributed optimizer): flat
+buckets of gradients are reduce-scattered under backward, and the updated shards of parameters all-gathered.
+"""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from bench.plan.params import Value
-from bench.world.torch_compat import sharding_optimizer
+from bench.world.torch_compat import all_gather_single, reduce_scatter_single, sharding_optimizer
 from bench.world.world import World
+from workloads.costs.communication_pattern import sent_bytes
 from workloads.costs.former import ddp_sent_bytes
 from workloads.data_parallel.ddp import num_elements, wrap
-from workloads.model.optimizer import LEARNING_RATE, optimizer_class
+from workloads.model.optimizer import LEARNING_RATE, make_optimizer, optimizer_class
 from workloads.model.transformer import Transformer
 from workloads.step.layout import Layout, data_axis
 from workloads.step.training_step import Options, TrainingStep
@@ -24,8 +37,13 @@ def prepare(world: World, **params: Value) -> TrainingStep:
 
 
 def lay_out(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
-    """Wrap the model in DDP, and its optimizer in torch's sharding one."""
-    ddp = wrap(model, world, float(params["bucket_mb"]))
+    """Shard the optimizer by torch's own, or by flat buckets."""
+    lay = _distributed if params["optimizer"] == "distributed" else _zero_redundancy
+    return lay(model, world, options, float(params["bucket_mb"]))
+
+
+def _zero_redundancy(model: Transformer, world: World, options: Options, bucket_mb: float) -> Layout:
+    ddp = wrap(model, world, bucket_mb)
     optimizer = sharding_optimizer()(
         model.parameters(),
         optimizer_class=optimizer_class(options.dtype, timed=options.timed),
@@ -46,3 +64,108 @@ def lay_out(model: Transformer, world: World, options: Options, params: Mapping[
         sharded_by=world.size,
         notes=(_NOTE,),
     )
+
+
+def _distributed(model: Transformer, world: World, options: Options, bucket_mb: float) -> Layout:
+    optimizer = DistributedOptimizer(model, world, int(bucket_mb * 2**20), timed=options.timed)
+    whole = optimizer.num_elements * options.dtype.itemsize
+    ops = ("reduce_scatter", "all_gather")
+    blocking = "exposed on gloo: reduce_scatter, which blocks where it is issued, and the parameters' all_gather"
+    return Layout(
+        module=model,
+        model=model,
+        optimizer=optimizer,
+        axes=data_axis(world),
+        data_rank=world.rank,
+        data_size=world.size,
+        expected_bytes={"dp": sum(sent_bytes(op, whole, world.size) for op in ops)},
+        gradient_sync=optimizer.gradient_sync,
+        finalize_gradients=optimizer.wait,
+        gather_gradients=optimizer.gather_gradients,
+        state="zero1",
+        sharded_by=world.size,
+        notes=(blocking,) if world.backend == "gloo" else (),
+    )
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """AdamW whose rank r updates the r-th part of each bucket, of parameters that lie in one flat buffer.
+
+    Parameters and their gradients are views of two buffers in the order of backward, padded at the end to a multiple of
+    the ranks. A bucket of gradients is reduce-scattered as soon as the last microbatch has added all of its own.
+    """
+
+    def __init__(self, model: nn.Module, world: World, bucket_bytes: int, *, timed: bool = False) -> None:
+        self._group, self._ranks = world.group, world.size
+        parameters = list(model.parameters())[::-1]
+        count, first = sum(parameter.numel() for parameter in parameters), parameters[0].detach()
+        self.num_elements = -(-count // self._ranks) * self._ranks
+        weights, self._gradients = first.new_zeros(self.num_elements), first.new_zeros(self.num_elements)
+        size = max(1, bucket_bytes // first.element_size() // self._ranks) * self._ranks
+        self._buckets = list(zip(torch.split(weights, size), torch.split(self._gradients, size), strict=True))
+        self._views: list[tuple[nn.Parameter, Tensor]] = []
+        self._waits_for: list[int] = [0] * len(self._buckets)
+        start = 0
+        for parameter in parameters:
+            stop = start + parameter.numel()
+            weights[start:stop].copy_(parameter.detach().flatten())
+            parameter.data = weights[start:stop].view(parameter.shape)
+            self._views.append((parameter, self._gradients[start:stop].view(parameter.shape)))
+            touched = range(start // size, (stop - 1) // size + 1)
+            for bucket in touched:
+                self._waits_for[bucket] += 1
+            hook = partial(self._accumulated, touched)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            start = stop
+        self._shards = [nn.Parameter(bucket.chunk(self._ranks)[world.rank]) for bucket, _ in self._buckets]
+        super().__init__(self._shards, {"lr": LEARNING_RATE})
+        self.optim = make_optimizer(self._shards, first.dtype, timed=timed)
+        self._syncs, self._missing, self._works = True, list(self._waits_for), list[dist.Work | None]()
+        self.zero_grad()
+
+    def gradient_sync(self, last: bool) -> AbstractContextManager[object]:
+        """Surround a microbatch: gradients are summed over ranks after the last one."""
+        self._syncs = last
+        return nullcontext()
+
+    def _accumulated(self, touched: range, _: Tensor) -> None:
+        if not self._syncs:
+            return
+        for bucket in touched:
+            self._missing[bucket] -= 1
+            if self._missing[bucket]:
+                continue
+            whole, shard = self._buckets[bucket][1], self._shards[bucket]
+            whole.div_(self._ranks)
+            shard.grad = torch.empty_like(shard)
+            self._works.append(reduce_scatter_single(shard.grad, whole, self._group, async_op=True))
+
+    def wait(self) -> None:
+        """Return when this rank's shards of gradients are there."""
+        for work in self._works:
+            if work is not None:
+                work.wait()
+        self._works.clear()
+        self._missing = list(self._waits_for)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients; those of parameters stay views of the buffer."""
+        self.wait()
+        self._gradients.zero_()
+        self.optim.zero_grad(set_to_none)
+        for parameter, gradient in self._views:
+            parameter.grad = gradient
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update this rank's shards, and gather those of all."""
+        self.optim.step()
+        pairs = zip(self._buckets, self._shards, strict=True)
+        self._works += [all_gather_single(whole, s.detach(), self._group, async_op=True) for (whole, _), s in pairs]
+        self.wait()
+
+    def gather_gradients(self) -> None:
+        """Let every rank have all gradients, as a check wants them; no step needs it."""
+        for (_, whole), shard in zip(self._buckets, self._shards, strict=True):
+            assert shard.grad is not None, "gradients are gathered after a backward pass"
+            all_gather_single(whole, shard.grad, self._group)

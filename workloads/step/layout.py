@@ -30,9 +30,11 @@ class Layout:
 
     ``module`` is called, ``model`` holds the parameters by their plain names. ``data_rank`` of ``data_size`` is this
     rank's part of the batch; ranks of a tensor axis share theirs. ``gradient_sync(last)`` surrounds the forward and
-    backward pass of a microbatch, ``finalize_gradients`` comes after the last one's. ``expected_bytes`` is the closed
-    form of what a rank sends in a step, by axis. ``state`` names the closed form of its memory, which ``sharded_by``
-    ranks of a data axis and ``tensor_parallel_size`` of a tensor axis share; ``made_groups`` end with it.
+    backward pass of a microbatch, ``finalize_gradients`` comes after the last one's; where a rank then knows its share
+    of them alone, ``gather_gradients`` shows a check all of them. ``reduced_dtype`` is that in which they are summed
+    over data ranks, if it is not their own. ``expected_bytes`` is the closed form of what a rank sends, by axis.
+    ``state`` names the closed form of its memory, which ``sharded_by`` ranks of a data axis and
+    ``tensor_parallel_size`` of a tensor axis share; ``made_groups`` end with it.
 
     ``loss`` is the mean loss of this rank's part of a microbatch (b, s + 1), where that is not what calling the module
     gives; ``forward_backward`` takes all microbatches in its own order and returns their mean loss, None on ranks that
@@ -52,6 +54,8 @@ class Layout:
     expected_bytes: Mapping[str, float]
     gradient_sync: Callable[[bool], AbstractContextManager[object]] = always
     finalize_gradients: Callable[[], None] = nothing
+    gather_gradients: Callable[[], None] = nothing
+    reduced_dtype: torch.dtype | None = None
     loss: Callable[[Tensor], Tensor] | None = None
     forward_backward: Callable[[Sequence[Tensor]], Tensor | None] | None = None
     holds_stage_only: bool = False

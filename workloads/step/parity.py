@@ -69,20 +69,23 @@ class Parity:
         weights = self._united(mine)
         reference = self._reference(weights, batch, torch.float32)
         loss = self._mean(gradients_of())
+        self._layout.gather_gradients()
         found = {name: whole(gradient).detach() for name, gradient in self._gradients().items()}
         expected = {name: reference.gradients[name] for name in mine}
         wrong += sum(gradient.numel() for name, gradient in reference.gradients.items() if name not in weights)
         if self._dtype == torch.float32:
-            count = count_unlike if self._exact else count_apart
-            return wrong + count(found, expected) + int(not _near(loss, reference.loss))
-        alone = self._reference(weights, batch, self._dtype)
-        limit = DISTANCE_MARGIN * distance({name: alone.gradients[name] for name in mine}, expected)
+            wrong += int(not _near(loss, reference.loss))
+        if self._element_by_element:
+            return wrong + (count_unlike if self._exact else count_apart)(found, expected)
+        alone = self._rounded(weights, batch)
+        limit = DISTANCE_MARGIN * distance({name: alone[name] for name in mine}, expected)
         apart = distance(found, expected)
         return wrong + (0 if apart <= limit else sum(gradient.numel() for gradient in found.values()))
 
     def count_wrong_fills(self, accumulation: int) -> int:
         """Return how many weight gradients of timed compute are not the mean over data ranks of their fills."""
         wrong = 0
+        self._layout.gather_gradients()
         for module in self._layout.model.modules():
             if isinstance(module, TimedLinear):
                 gradient = None if module.weight.grad is None else whole(module.weight.grad)
@@ -104,7 +107,7 @@ class Parity:
         found, expected, before = self._weights(), _named(alone), _named(start)
         decided = {name: mask for name, mask in decided.items() if name in found}
         apart = {name: (found[name].float() - expected[name].float())[mask] for name, mask in decided.items()}
-        if self._dtype == torch.float32:
+        if self._element_by_element:
             return sum(int((~(values.abs() <= _UPDATE_TOLERANCE * LEARNING_RATE)).sum()) for values in apart.values())
         moved = {name: (before[name].float() - expected[name].float())[mask] for name, mask in decided.items()}
         return 0 if _norm(apart) <= _MOVEMENT_TOLERANCE * _norm(moved) else sum(map(len, apart.values()))
@@ -116,6 +119,20 @@ class Parity:
                 if name in weights:
                     parameter.copy_(weights[name])
         return Reference(loss=self._backward(alone, batch), gradients=_named_gradients(alone))
+
+    def _rounded(self, weights: Tensors, batch: Microbatches) -> Tensors:
+        """Return one process's gradients in the type that is narrow: the model's, or that in which ranks sum theirs."""
+        narrow, ranks = self._layout.reduced_dtype, self._layout.data_size
+        if narrow is None:
+            return self._reference(weights, batch, self._dtype).gradients
+        each = len(batch) // ranks
+        total: dict[str, Tensor] = {}
+        for rank in range(ranks):
+            part = self._reference(weights, batch[rank * each : (rank + 1) * each], self._dtype).gradients
+            for name, gradient in part.items():
+                mine = (gradient / ranks).to(narrow)
+                total[name] = mine if name not in total else total[name] + mine
+        return total
 
     def _alone(self, dtype: torch.dtype) -> nn.Module:
         """Return a single process's model with the weights of the seed."""
@@ -133,6 +150,11 @@ class Parity:
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total
+
+    @property
+    def _element_by_element(self) -> bool:
+        """Whether elements are compared, not distances as where numbers are narrow."""
+        return self._dtype == torch.float32 and self._layout.reduced_dtype in (None, torch.float32)
 
     @property
     def _exact(self) -> bool:

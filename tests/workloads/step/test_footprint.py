@@ -27,6 +27,7 @@ DEFAULTS: Asked = {
     **{f"{name}, bfloat16": (name, {"precision": "bfloat16"}) for name in ("zero1", "tp_fsdp")},
     **{f"{name}, full": (name, {"checkpointing": "full"}) for name in ("ddp", "zero3", "tp")},
     "ddp, selective": ("ddp", {"checkpointing": "selective"}),
+    "zero1, distributed": ("zero1", {"optimizer": "distributed"}),
     "ddp, twice the microbatch": ("ddp", {"microbatch": 4}),
 }
 
@@ -92,7 +93,7 @@ def seen(two_ranks: Ranks) -> Seen:
 
 
 def test_state_is_what_the_zero_paper_says_and_what_tensor_ranks_divide(seen: Seen) -> None:
-    for label in (*SPLIT, "tp", "tp_sp", "tp_fsdp"):
+    for label in (*SPLIT, "zero1, distributed", "tp", "tp_sp", "tp_fsdp"):
         seen.assert_state(label, "float32")
     for label in ("zero1, bfloat16", "tp_fsdp, bfloat16"):
         seen.assert_state(label, "bfloat16")
