@@ -16,15 +16,11 @@ from workloads.expert_parallel.expert_step import EpStep
 from workloads.expert_parallel.moe_layer import MoeLayer, balance_loss, mixtures
 
 
-def _scale_gradient(name: str) -> Callable[[EpStep], None]:
-    def mutate(step: EpStep) -> None:
-        parameter = step.layout.model.get_parameter(name)
-        parameter.register_hook(lambda gradient: gradient * 1.001)  # type: ignore[no-untyped-call]
-
-    return mutate
+def _scale_gradient(name: str) -> Callable[[Any], object]:
+    return lambda step: step.layout.model.get_parameter(name).register_hook(lambda gradient: gradient * 1.001)
 
 
-def _rerouted(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[EpStep], None]:
+def _rerouted(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[Any], object]:
     def mutate(step: EpStep) -> None:
         for mixture in mixtures(step.layout.model):
             given = mixture.route
@@ -47,19 +43,6 @@ def _balance_is_not_asked_for(step: EpStep) -> None:
         mixture.register_forward_hook(lambda module, args, out: setattr(module, "aux", None))
 
 
-def _attention_stays_a_sum(step: EpStep) -> None:
-    step._copies["adp"] = []
-
-
-def _all_stand_at_the_first_positions(step: EpStep) -> None:
-    assert step.layout.model.places is not None
-    step.layout.model.places = step.layout.model.places - step.layout.model.places[0]  # type: ignore[operator,index]
-
-
-def _all_take_the_first_tokens(step: EpStep) -> None:
-    step._positions = range(len(step._positions))
-
-
 def _all_take_the_first_routes(step: EpStep) -> None:
     step._routes._mine = list(range(len(step._positions)))
     step._routes.begin(step._step_number, step._microbatches)
@@ -77,7 +60,7 @@ def _balance_is_of_all_positions(step: EpStep) -> None:
     object.__setattr__(step.layout, "reference_model", together)
 
 
-WRONGS: dict[str, tuple[int, Callable[[EpStep], None]]] = {
+WRONGS: dict[str, tuple[int, Callable[[Any], object]]] = {
     "nothing": (1, lambda step: None),
     "nothing of split attention": (2, lambda step: None),
     "an expert's gradient is a thousandth larger": (1, _scale_gradient("layers.0.ffn.experts.down")),
@@ -86,9 +69,12 @@ WRONGS: dict[str, tuple[int, Callable[[EpStep], None]]] = {
     "capacity is larger": (1, _capacity_is_one_more),
     "weights change places": (1, _rerouted(lambda weights, routes: (weights.flip(1), routes))),
     "balance is not asked for": (1, _balance_is_not_asked_for),
-    "attention's gradients stay sums": (2, _attention_stays_a_sum),
-    "all stand at the first positions": (2, _all_stand_at_the_first_positions),
-    "all take the first tokens": (2, _all_take_the_first_tokens),
+    "attention's gradients stay sums": (2, lambda step: step._copies.update(adp=[])),
+    "all stand at the first positions": (
+        2,
+        lambda step: step.layout.model.places.remainder_(8),
+    ),
+    "all take the first tokens": (2, lambda step: setattr(step, "_positions", range(len(step._positions)))),
     "all take the first routes": (2, _all_take_the_first_routes),
     "balance is of all positions": (2, _balance_is_of_all_positions),
     "a norm's gradient is a thousandth larger": (2, _scale_gradient("layers.0.attention_norm.weight")),

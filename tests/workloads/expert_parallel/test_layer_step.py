@@ -18,15 +18,13 @@ from bench.world.subgroups import Subgroups
 from bench.world.subject import Description
 from bench.world.world import World
 from workloads.expert_parallel.expert_probe import routed_by
-from workloads.expert_parallel.layer_step import DispatchStep, LayerStep
+from workloads.expert_parallel.layer_step import LayerStep
 from workloads.expert_parallel.moe_case import VARIANTS, moe_of
 from workloads.expert_parallel.moe_layer import DenseMoe, MoeLayer
 from workloads.expert_parallel.routing import GENERATORS, NAMES, NOWHERE
 from workloads.model.shapes import Shape
 from workloads.step.layout import local
 from workloads.step.probe import run_probes
-
-SPLIT: list[Params] = [{"etp": 2, "routing": "zipf"}, {"etp": 4, **DROPS}]
 
 
 def wrong_in(world: World, cases: Sequence[Params], steps: int = 2) -> list[tuple[Params, list[int]]]:
@@ -61,14 +59,6 @@ def test_two_ranks_give_what_one_process_does(two_ranks: Ranks) -> None:
 
 
 @pytest.mark.full
-def test_four_ranks_give_what_one_process_does(four_ranks: Ranks) -> None:
-    cases: list[Params] = [{"ep": 2, "variant": "dedup", "routing": "zipf", **DROPS}]
-    cases += [{"etp": 2, "variant": variant, "routing": "zipf", **DROPS} for variant in ("all_to_all", "allgather")]
-    assert four_ranks.call("test_layer_step:wrong_in", cases=cases, steps=1) == [[]] * 4
-    assert four_ranks.call("test_layer_step:wrong_dispatch_in", cases=[*cases[:1], *SPLIT]) == [[]] * 4
-
-
-@pytest.mark.full
 def test_every_variant_and_routing_gives_what_one_process_does(two_ranks: Ranks, four_ranks: Ranks) -> None:
     of_two: list[Params] = [
         {"variant": variant, "routing": name, "capacity": capacity}
@@ -83,59 +73,36 @@ def test_every_variant_and_routing_gives_what_one_process_does(two_ranks: Ranks,
     of_four = [{"variant": variant, "routing": "zipf", **DROPS, **way} for variant in VARIANTS for way in ways]
     of_four.append({"etp": 4, "routing": "router", "chunks": 2})
     assert four_ranks.call("test_layer_step:wrong_in", cases=of_four, steps=1) == [[]] * 4
+    trips = [{"ep": 2, "variant": "dedup", "routing": "zipf"}, {"etp": 2, "routing": "zipf"}, {"etp": 4, **DROPS}]
+    assert four_ranks.call("test_layer_step:wrong_dispatch_in", cases=trips) == [[]] * 4
 
 
-def _output(step: LayerStep) -> None:
-    step._out = step._out.detach() * 1.001
+WRONGS: list[Callable[[Any], object]] = [
+    lambda step: step._out.data.mul_(1.001),
+    lambda step: step.x.grad.mul_(1.001),
+    lambda step: local(step.layer.experts.up.grad)[-1].mul_(1.001),
+    lambda step: setattr(step.layer.router.weight, "grad", None),
+]
+WRONG_TRIPS: dict[Callable[[Any], object], int] = {
+    lambda step: step._out[3, 5].add_(0.01): 1,
+    lambda step: step._out[7].zero_(): 32,
+}
 
 
-def _input_gradient(step: LayerStep) -> None:
-    assert step.x.grad is not None
-    step.x.grad *= 1.001
-
-
-def _experts_gradient(step: LayerStep) -> None:
-    gradient = step.layer.experts.up.grad
-    assert gradient is not None
-    local(gradient)[-1] *= 1.001
-
-
-def _missing(step: LayerStep) -> None:
-    step.layer.router.weight.grad = None
-
-
-def _one_element(step: DispatchStep) -> None:
-    step._out[3, 5] += 0.01
-
-
-def _not_received(step: DispatchStep) -> None:
-    step._out[7] = 0
-
-
-WRONGS: list[Callable[[LayerStep], None]] = [_output, _input_gradient, _experts_gradient, _missing]
-WRONG_TRIPS: dict[Callable[[DispatchStep], None], int] = {_one_element: 1, _not_received: 32}
-
-
-def wrong_of(world: World) -> tuple[list[int], list[int]]:
+def wrong_of(world: World) -> list[list[int]]:
     """Return how much is wrong where the last rank's layer is, and where its dispatch is, each in turn."""
-    of_layer, of_dispatch = [], []
-    for mutate in WRONGS:
-        step = layer_of(world, {"routing": "zipf", **DROPS})
+
+    def wrong(step: Any, spoil: Callable[[Any], object]) -> int:
         step.reset()
         step.step()
         if world.rank == world.size - 1:
-            mutate(step)
-        of_layer.append(step.check())
+            spoil(step)
+        found: int = step.check()
         step.close()
-    for spoil in WRONG_TRIPS:
-        trip = dispatch_of(world, {})
-        trip.reset()
-        trip.step()
-        if world.rank == world.size - 1:
-            spoil(trip)
-        of_dispatch.append(trip.check())
-        trip.close()
-    return of_layer, of_dispatch
+        return found
+
+    of_layer = [wrong(layer_of(world, {"routing": "zipf", **DROPS}), spoil) for spoil in WRONGS]
+    return [of_layer, [wrong(dispatch_of(world, {}), spoil) for spoil in WRONG_TRIPS]]
 
 
 def test_each_wrong_is_caught_where_it_is(two_ranks: Ranks) -> None:

@@ -8,7 +8,7 @@ import torch
 from fake_time import FakeTime
 from torch import Tensor, nn
 
-from workloads.expert_parallel.dispatch import Plan, Rows
+from workloads.expert_parallel.dispatch import Rows, Stages, Trip
 from workloads.expert_parallel.moe_case import Moe, moe_of
 from workloads.expert_parallel.moe_layer import (
     DenseMoe,
@@ -155,33 +155,22 @@ def test_balance_is_one_where_routes_and_scores_are_even_and_more_where_both_lea
     assert float(balance_loss(lean / 2, torch.tensor([[0, 1]] * 8))) == pytest.approx(1.6)  # sigmoids' sum is not 1
 
 
-class Recorded:
-    """A trip that tells what is asked of it, and brings nothing."""
-
-    def __init__(self, number: int, log: list[str]) -> None:
-        self._number, self._log = number, log
-        self._say("sent")
-
-    def arrive(self) -> Rows:
-        self._say("arrived")
-        return Rows(tokens=torch.zeros(0, 32), counts=torch.zeros(8, dtype=torch.int64))
-
-    def give_back(self, made: Tensor) -> None:
-        self._say("given back")
-
-    def receive(self) -> Tensor:
-        self._say("received")
-        return torch.full((TOKENS, 32), float(self._number))
-
-    def _say(self, what: str) -> None:
-        self._log.append(f"{self._number} {what}")
-
-
 def test_a_chunk_is_on_its_way_while_the_one_before_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
 
-    def start(variant: str, x: Tensor, weights: Tensor, plan: Plan, group: object) -> Recorded:
-        return Recorded(sum(line.endswith("sent") for line in log), log)
+    def stages(number: int) -> Stages:
+        """Tell what is asked of a trip, and bring nothing."""
+        log.append(f"{number} sent")
+        yield
+        log.append(f"{number} arrived")
+        yield Rows(tokens=torch.zeros(0, 32), counts=torch.zeros(8, dtype=torch.int64))
+        log.append(f"{number} given back")
+        yield
+        log.append(f"{number} received")
+        yield torch.full((TOKENS, 32), float(number))
+
+    def start(*given: object) -> Trip:
+        return Trip(stages(sum(line.endswith("sent") for line in log)))
 
     monkeypatch.setattr("workloads.expert_parallel.moe_layer.start_trip", start)
     orders = {
