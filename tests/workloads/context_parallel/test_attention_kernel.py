@@ -1,6 +1,7 @@
 """Kernels, the blocks they compute and their merging are attention, its log-sum-exp and its gradients."""
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -21,7 +22,6 @@ from workloads.context_parallel.attention_kernel import (
 )
 from workloads.context_parallel.context_step import attend_alone
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 each_kernel = pytest.mark.parametrize("kernel", [CpuFlash(), Dense()], ids=["flash", "dense"])
 # rows, keys, causal, query heads, heads of keys, head size
 SIZES = [
@@ -41,8 +41,7 @@ def drawn(rows: int, keys: int, heads: int, kv_heads: int, d: int, dtype: torch.
 
 
 def expected_of(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
-    return formula(q, k, v, seen.tril() if causal else seen)
+    return formula(q, k, v, torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(0 if causal else k.shape[2]))
 
 
 @each_kernel
@@ -94,31 +93,27 @@ def test_timed_attention_waits_by_the_pair_twice_as_long_backward_and_has_a_real
     real = CpuFlash().forward(q, k, v, True)
     assert [(x.shape, x.dtype) for x in (out, lse)] == [(x.shape, x.dtype) for x in real]
     assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
-    assert num_pairs(q, k, True) == 2 * 2 * 10
-    assert num_pairs(q, k[:, :, :3], False) == 2 * 2 * 12
+    assert (num_pairs(q, k, True), num_pairs(q, k[:, :, :3], False)) == (2 * 2 * 10, 2 * 2 * 12)
+
+
+def known(capability: tuple[int, int], _: torch.device) -> tuple[int, int]:
+    return capability
 
 
 def test_the_fused_kernel_is_taken_where_there_is_one() -> None:
-    for device, capability, dtype, head_size, kind in (
-        (CPU, None, torch.float32, 5, CpuFlash),
-        (CPU, None, torch.bfloat16, 64, CpuFlash),
-        (CUDA, (8, 0), torch.bfloat16, 64, CudaFlash),
-        (CUDA, (9, 0), torch.float16, 256, CudaFlash),
-        (CUDA, (7, 5), torch.bfloat16, 64, Dense),
-        (CUDA, (7, 0), torch.float16, 64, Dense),
-        (CUDA, (9, 0), torch.float32, 64, Dense),
-        (CUDA, (9, 0), torch.bfloat16, 20, Dense),
-        (CUDA, (9, 0), torch.bfloat16, 512, Dense),
+    for dtype, head_size in ((torch.float32, 5), (torch.bfloat16, 64)):
+        assert type(kernel_for(torch.device("cpu"), dtype, head_size)) is CpuFlash
+    for capability, dtype, head_size, kind in (
+        ((8, 0), torch.bfloat16, 64, CudaFlash),
+        ((9, 0), torch.float16, 256, CudaFlash),
+        ((7, 5), torch.bfloat16, 64, Dense),
+        ((7, 0), torch.float16, 64, Dense),
+        ((9, 0), torch.float32, 64, Dense),
+        ((9, 0), torch.bfloat16, 20, Dense),
+        ((9, 0), torch.bfloat16, 512, Dense),
     ):
-
-        def capability_of(
-            asked: torch.device, device: torch.device = device, known: tuple[int, int] | None = capability
-        ) -> tuple[int, int]:
-            assert asked is device
-            assert known is not None, "CPUs have none"
-            return known
-
-        assert type(kernel_for(device, dtype, head_size, capability_of)) is kind, (capability, dtype, head_size)
+        found = kernel_for(torch.device("cuda"), dtype, head_size, partial(known, capability))
+        assert type(found) is kind, (capability, dtype, head_size)
 
 
 @pytest.mark.gpu

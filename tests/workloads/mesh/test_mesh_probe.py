@@ -55,7 +55,8 @@ def explained(world: World, params: Params, shared: bool = False) -> Explanation
 def assert_told(found: Explanation, axes: set[str]) -> None:
     for axis in axes:
         assert found.metrics[f"bytes_ratio.{axis}"].value == pytest.approx(1.0, rel=1e-12), axis
-        assert (found.metrics[f"exposed_comm.{axis}"].value or 0.0) >= 0, axis
+        exposed = found.metrics[f"exposed_comm.{axis}"].value
+        assert (-1.0 if exposed is None else exposed) >= 0, axis
     assert {name.removeprefix("bytes_sent.") for name in found.metrics if name.startswith("bytes_sent.")} == axes
     assert {"ect", "residual"} <= found.metrics.keys()
     for source in ("memory", "memory_counted", "memory_formula"):
