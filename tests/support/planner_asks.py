@@ -6,7 +6,7 @@ from typing import Any
 from bench.plan.groups import parse_mesh
 from workloads.costs.step_spec import StepSpec
 from workloads.planner.hardware import PRESETS, Efficiency, Hardware
-from workloads.planner.models import Model, model_of
+from workloads.planner.models import model_of
 
 PLAIN = Hardware(
     name="plain",
@@ -25,9 +25,9 @@ PLAIN = Hardware(
 H100 = PRESETS["h100"]
 
 
-def ask(mesh: str = "dp=2", model: str | Model = "small-llama", **more: Any) -> StepSpec:
+def ask(mesh: str = "dp=2", model: str | StepSpec = "small-llama", **more: Any) -> StepSpec:
     known = model_of(model) if isinstance(model, str) else model
-    return known.step(parse_mesh(mesh), **more)
+    return replace(known.on(parse_mesh(mesh)), **more)
 
 
 def as_measured(step: StepSpec, device: str = "cpu") -> StepSpec:

@@ -80,7 +80,7 @@ def machine_of(given: Given) -> Machine:
     return hardware, by_curves(curves_of(run)), notes
 
 
-def ask_of(given: Given) -> StepSpec:
+def spec_of(given: Given) -> StepSpec:
     """Return the step that the options mean; ``UserError`` by equation where a mesh cannot carry it."""
     if given.mesh is None:
         raise UserError("--mesh is missing: write one such as dp=8,pp=4,tp=8, or ask for --search")
@@ -98,8 +98,8 @@ def ask_of(given: Given) -> StepSpec:
 def _without_mesh(given: Given) -> StepSpec:
     if given.model is None:
         raise UserError("--model is missing: --model llama3-70b, or --published, or --validate RUN")
-    return model_of(given.model, given.sequence).step(
-        {},
+    return replace(
+        model_of(given.model, given.sequence),
         microbatch=given.microbatch or 1,
         element_bytes=PRECISIONS[given.precision],
         checkpointing=given.checkpointing or "none",
@@ -111,7 +111,7 @@ def _without_mesh(given: Given) -> StepSpec:
 
 
 def _dry(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
-    run = dry_run(ask_of(given), hardware, seconds=seconds)
+    run = dry_run(spec_of(given), hardware, seconds=seconds)
     problem = "" if run.fits else lack_of(run)
     if given.as_json:
         return Answer(render.as_line(render.dry_run_json(run, notes)), problem)

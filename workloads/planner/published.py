@@ -15,13 +15,14 @@ import msgspec
 
 from bench.results.details import Published
 from workloads.costs.memory import state_bytes
+from workloads.costs.step_spec import StepSpec
 from workloads.model.shapes import Shape
 from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulate import simulate
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import PRESETS
-from workloads.planner.models import Model, model_of
+from workloads.planner.models import model_of
 
 SELENE = msgspec.structs.replace(PRESETS["a100"], name="selene", rails=1)
 _THREE_BILLION = Shape(
@@ -76,8 +77,8 @@ def bubbles() -> list[Published]:
 def tensor_drops() -> list[Published]:
     """Return how much throughput a GPU loses where tensor parallelism doubles, inside an 8-GPU node and beyond it."""
     sizes = (2, 4, 8, 16, 32)
-    model = Model(name="gpt-3b", shape=_THREE_BILLION)
-    rates = {tp: dry_run(model.step({"tp": tp}), PRESETS["h100"]).tokens_per_second / tp for tp in sizes}
+    specs = [StepSpec(name="gpt-3b", shape=_THREE_BILLION, mesh={"tp": tp}) for tp in sizes]
+    rates = {spec.world: dry_run(spec, PRESETS["h100"]).tokens_per_second / spec.world for spec in specs}
     figures = {"TP (3B Model)": (-0.108, -0.122, -0.427, -0.656), "TP/SP (3B Model)": (-0.05, -0.191, -0.434, -0.414)}
     return [
         Published(
@@ -97,8 +98,8 @@ def scaling() -> list[Published]:
 
     Megatron counts what is executed, recomputation included. ZeRO-3's microbatch is the batch over the GPUs: 4, 2, 1.
     """
-    step, gpus = model_of("gpt-175b").step({}, checkpointing="full"), (384, 768, 1536)
-    asks = {
+    step, gpus = replace(model_of("gpt-175b"), checkpointing="full"), (384, 768, 1536)
+    specs = {
         "ZeRO-3": [replace(step.on({"fsdp": n}), microbatch=1536 // n) for n in gpus],
         "TP+PP+DP": [step.on({"dp": n // 96, "pp": 12, "tp": 8}).with_batch(1536) for n in gpus],
     }
@@ -112,7 +113,7 @@ def scaling() -> list[Published]:
             source="arXiv 2104.04473, table 2",
         )
         for name, rates in quoted.items()
-        for spec, rate in zip(asks[name], rates, strict=True)
+        for spec, rate in zip(specs[name], rates, strict=True)
     ]
 
 

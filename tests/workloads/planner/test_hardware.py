@@ -11,11 +11,12 @@ from planner_asks import H100, PLAIN, ask
 
 from bench.text import UserError
 from workloads.costs.communication_pattern import sent_bytes
+from workloads.costs.parameter_table import whole_elements
 from workloads.mesh.axes import DATA, coordinate_of, expert_copies, expert_groups, groups_along
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS, Efficiency, Hardware, hardware_of
 from workloads.planner.link_time import PlacedCall, by_hardware
-from workloads.planner.models import model_of
+from workloads.planner.models import MODELS, model_of
 from workloads.planner.placement import Place, place_of
 from workloads.step.peaks import datasheet_peak
 
@@ -55,6 +56,22 @@ def test_presets_are_the_vendors_and_say_where_their_figures_are_from() -> None:
     assert "cards of 400 Gbit/s not checked" not in PRESETS["h200"].source
     assert PRESETS["h100"].usable_bytes == pytest.approx(80e9 * 0.92)
     assert msgspec.convert(msgspec.to_builtins(PRESETS["b200"]), type(PRESETS["b200"])) == PRESETS["b200"]
+
+
+def test_a_model_has_as_many_parameters_as_it_is_named_for_and_a_sequence_of_ones_own() -> None:
+    for name, billions in {
+        "llama3-8b": 8.03,
+        "llama3-70b": 70.55,
+        "llama3-405b": 405.85,
+        "gpt-7.5b": 7.7,
+        "gpt-175b": 175.8,
+        "gpt-530b": 531.0,
+        "mixtral-8x7b": 46.7,
+    }.items():
+        model = model_of(name)
+        assert whole_elements(model.shape, model.moe) / 1e9 == pytest.approx(billions, rel=0.005), name
+    assert all(name == model.name for name, model in MODELS.items())
+    assert model_of("gpt-175b", 4096).shape.sequence == 4096
 
 
 def test_a_name_is_found_in_any_case_and_a_file_declares_a_machine_of_its_own(tmp_path: Path) -> None:
@@ -249,7 +266,7 @@ EXPERTS: list[tuple[dict[str, int], Place, int]] = [
 def test_experts_take_the_innermost_data_ranks_leave_the_rest_to_shards_and_a_dry_run_says_where_they_are() -> None:
     for mesh, dealt, shards in EXPERTS:
         assert place_of(mesh, ("ep",), 8) == dealt, mesh
-        expert_shards = model_of("mixtral-8x7b").step(mesh).expert_shards
+        expert_shards = model_of("mixtral-8x7b").on(mesh).expert_shards
         assert place_of(mesh, ("expert_shards",), 8).ranks == expert_shards == shards, mesh
     # of cp = 3 a block of four takes one and a third: fsdp's next is on the other half of a node of 8
     broken = {"fsdp": 4, "pp": 2, "cp": 3, "ep": 4}

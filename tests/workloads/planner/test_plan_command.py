@@ -16,7 +16,7 @@ import parbench as command_line
 from bench.plan.cases import make_case
 from bench.text import UserError
 from workloads.planner.hardware import PRESETS
-from workloads.planner.plan_command import Given, answer, ask_of, machine_of
+from workloads.planner.plan_command import Given, answer, machine_of, spec_of
 
 
 def given(**more: Any) -> Given:
@@ -116,20 +116,20 @@ def test_nothing_heavy_is_imported() -> None:
 
 
 def test_gpus_are_the_meshs_and_microbatches_come_from_the_batch_or_fill_the_pipeline() -> None:
-    assert ask_of(given(mesh="dp=2,tp=4")).world == 8
+    assert spec_of(given(mesh="dp=2,tp=4")).world == 8
     for more, microbatches in (
         ({"mesh": "dp=2"}, 1),
         ({"mesh": "pp=4"}, 16),
         ({"mesh": "pp=4", "microbatches": 5}, 5),
         ({"mesh": "dp=2,pp=4", "global_batch": 64, "microbatch": 2}, 16),
     ):
-        assert ask_of(given(**more)).microbatches == microbatches, more
+        assert spec_of(given(**more)).microbatches == microbatches, more
 
 
 def test_options_reach_the_step_and_the_machine() -> None:
     sizes: dict[str, Any] = {"sequence": 16384, "precision": "float32", "chunks": 4, "microbatches": 4}
     kinds: dict[str, Any] = {"schedule": "interleaved", "checkpointing": "full", "cp_method": "ulysses"}
-    ask = ask_of(given(mesh="pp=2,cp=2", **sizes, **kinds))
+    ask = spec_of(given(mesh="pp=2,cp=2", **sizes, **kinds))
     assert (ask.shape.sequence, ask.element_bytes, ask.schedule, ask.chunks) == (16384, 4, "interleaved", 4)
     assert (ask.checkpointing, ask.cp_method) == ("full", "ulysses")
     assert [machine_of(given(hardware=name))[0] for name in (None, "b200")] == [PRESETS["h100"], PRESETS["b200"]]

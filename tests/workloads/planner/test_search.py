@@ -14,12 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_asks import H100, PLAIN, ask
 
+from bench.plan.params import Value
 from bench.text import UserError
 from workloads.costs.step_spec import StepSpec
+from workloads.expert_parallel.moe_case import moe_of
+from workloads.expert_parallel.routing import BALANCED
 from workloads.mesh.axes import refuse
 from workloads.planner.dry_run import Axis, DryRun, dry_run
 from workloads.planner.hardware import Hardware
-from workloads.planner.models import Model, model_of
+from workloads.planner.models import model_of
 from workloads.planner.search import (
     ORDER,
     Found,
@@ -37,7 +40,7 @@ from workloads.planner.search import (
 )
 
 
-def wanted(model: str | Model = "llama3-70b", gpus: int = 64, batch: int = 512, **more: Any) -> Wanted:
+def wanted(model: str | StepSpec = "llama3-70b", gpus: int = 64, batch: int = 512, **more: Any) -> Wanted:
     return Wanted(step=ask(model=model, **more), gpus=gpus, global_batch=batch)
 
 
@@ -162,12 +165,14 @@ def test_too_little_memory_is_refused_with_what_it_takes_and_what_would_do() -> 
     assert none == "no number of GPUs up to 131072 fits it at global batch 8"
 
 
-SMALL: list[tuple[str | Model, int, float, dict[str, Any]]] = [
+TINY = model_of("tiny-llama")
+EXPERTS: dict[str, Value] = {"experts": 4, "shared": 0, "expert_ffn": 352, "routing": BALANCED}
+SMALL: list[tuple[str | StepSpec, int, float, dict[str, Any]]] = [
     ("small-llama", 12, 30e6, {}),
     ("small-llama", 8, 60e6, {"element_bytes": 4}),
     ("tiny", 4, 5e6, {"schedule": "gpipe"}),
     ("tiny-llama", 16, 3e6, {"cp_method": "ulysses"}),
-    (replace(model_of("tiny-llama"), num_experts=4, top_k=2), 8, 12e6, {}),
+    (replace(TINY, moe=moe_of(EXPERTS, TINY.shape, 1)), 8, 12e6, {}),
 ]
 
 
@@ -194,7 +199,7 @@ def test_a_batch_too_small_and_rules_that_stop_every_mesh_are_told_with_their_nu
     assert words.endswith(one)
     # one head and an odd sequence leave a pipeline alone, and one microbatch is too few for its schedule
     shape = replace(model_of("tiny").shape, heads=1, kv_heads=1, sequence=63)
-    words = refused(wanted(Model(name="lone", shape=shape), 2, 1, schedule="dualpipe_v"), PLAIN)
+    words = refused(wanted(StepSpec(name="lone", shape=shape), 2, 1, schedule="dualpipe_v"), PLAIN)
     assert words.startswith("lone on 2 GPUs at global batch 1: every mesh breaks a rule, such as pp=2: ")
     assert "microbatches(1)" in words
     assert words.endswith(one)
