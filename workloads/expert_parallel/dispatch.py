@@ -8,7 +8,7 @@ direction. What is received is zeroed first: where communication is silenced, it
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -69,8 +69,7 @@ def chunks_of(plan: Plan, num_chunks: int) -> list[Plan]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rows:
+class Rows(NamedTuple):
     """Tokens (n, h) at their experts, by local expert; ``counts`` (local experts) are on the device."""
 
     tokens: Tensor

@@ -167,13 +167,11 @@ class ExpertProbe:
 
     def _expected_drop(self) -> float | None:
         slots, generator = self.moe.slots(self.tokens), self.routes.generator
-        if generator is None:
-            return None
-        if slots is None:
-            return 0.0
-        if generator.name == "ragged" and self.moe.tp > 1:
-            return None  # a rank's positions are then of several of the generator's sources
-        return expected_drop_rate(generator, self.routes.step, self.tokens, slots)
+        if generator is None or slots is None:
+            return None if generator is None else 0.0
+        # where ranks share sequences, a rank's positions are of several of ragged routing's sources
+        several = generator.name == "ragged" and self.moe.tp > 1
+        return None if several else expected_drop_rate(generator, self.routes.step, self.tokens, slots)
 
     def _trip(self) -> tuple[float, float]:
         """Return how long one microbatch's tokens take to their experts and back, beside nothing, without gradients."""
@@ -226,8 +224,7 @@ class ExpertProbe:
         for _ in range(_REPEATS):
             begin()
             trace = trace_step(step, self.world.device)
-            comm, wall = {"ep": trace.comm}, trace.wall_seconds
-            parts = break_down(trace.step, trace.compute, comm, trace.copies, measured_wall_seconds=wall)
+            parts = break_down(trace.step, trace.compute, {"ep": trace.comm}, trace.copies)
             found.append(parts.exposed_comm_seconds["ep"])
         return median(found)
 
@@ -238,17 +235,14 @@ def _of_slowest(by_rank: Sequence[Sequence[float]]) -> float:
 
 def routed_by(mixtures: Sequence[MoeLayer], tokens: int) -> Routed:
     """Return what this rank routed in its last microbatches of ``tokens`` tokens."""
-    asked, kept, rows = [], [], []
-    for mixture in mixtures:
-        moe = mixture.moe
-        for routes in mixture.chosen.values():
-            plan = make_plan(routes, moe.experts, moe.slots(tokens))
-            ranks = torch.unique(plan.experts // moe.experts_per_rank * tokens + plan.tokens) // tokens
-            asked.append(torch.bincount(routes.flatten() + 1, minlength=moe.experts + 1)[1:])
-            kept.append(plan.counts)
-            rows.append(torch.bincount(ranks, minlength=moe.ep))
-    size = (len(mixtures), len(asked) // len(mixtures), -1)
-    return Routed(*(torch.stack(found).view(size).cpu() for found in (asked, kept, rows)))
+    moe, found = mixtures[0].moe, []
+    for routes in (routes for mixture in mixtures for routes in mixture.chosen.values()):
+        plan = make_plan(routes, moe.experts, moe.slots(tokens))
+        ranks = torch.unique(plan.experts // moe.experts_per_rank * tokens + plan.tokens) // tokens
+        asked = torch.bincount(routes.flatten() + 1, minlength=moe.experts + 1)[1:]
+        found.append((asked, plan.counts, torch.bincount(ranks, minlength=moe.ep)))
+    size = (len(mixtures), len(found) // len(mixtures), -1)
+    return Routed(*(torch.stack(of).view(size).cpu() for of in zip(*found, strict=True)))
 
 
 def _together(told: Sequence[Routed]) -> Routed:
