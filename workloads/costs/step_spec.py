@@ -10,7 +10,7 @@ from bench.plan.groups import INSIDE
 from bench.plan.params import Value
 from bench.text import UserError
 from workloads.expert_parallel.moe_case import Moe
-from workloads.mesh.axes import coordinate_of, multiplied, refuse, sequences_of, size_of
+from workloads.mesh.axes import coordinate_of, multiplied, refuse, size_of
 from workloads.model.shapes import BUCKET_BYTES, COMMON, Shape, parse_compute, shape_of
 from workloads.pipeline_parallel.pipeline_case import Pipeline, layers_of_stages
 from workloads.pipeline_parallel.schedules import default_chunks
@@ -135,7 +135,7 @@ class StepSpec:
     @property
     def global_batch(self) -> int:
         """Sequences of a step."""
-        return sequences_of(self.mesh, microbatch=self.microbatch, microbatches=self.microbatches)
+        return self.size("dp", "fsdp") * self.num_sequences
 
     @property
     def num_sequences(self) -> int:

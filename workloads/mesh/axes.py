@@ -6,7 +6,7 @@ splits each among those of tp: they are no axes of their own, and are not multip
 
 Each rule is an equation, each refusal the equation with its numbers. They come in the order in which one fixes them:
 the mesh itself, layers over ``tp``, the sequence over ``cp`` and ``tp``, layers and microbatches over ``pp``, experts
-over ``ep``, the global batch; last, what does not go together.
+over ``ep``; last, what does not go together.
 """
 
 import math
@@ -100,11 +100,6 @@ def expert_copies(mesh: Mesh) -> list[list[int]]:
     return [sorted(ranks) for ranks in copies.values()]
 
 
-def sequences_of(mesh: Mesh, *, microbatch: int, microbatches: int) -> int:
-    """Return the sequences of a step: dp * fsdp * microbatch * microbatches."""
-    return size_of(mesh, "dp", "fsdp") * microbatch * microbatches
-
-
 def refuse(
     shape: Shape,
     mesh: Mesh,
@@ -117,7 +112,6 @@ def refuse(
     cp_method: str = "ring",
     chunks: int = 0,
     split: str = "",
-    global_batch: int | None = None,
     split_experts: bool = False,
     checkpointing: str = "none",
 ) -> str | None:
@@ -130,9 +124,8 @@ def refuse(
         _refuse_axes(mesh, world, split_experts)
         or refuse_heads(shape, mesh, experts=num_experts is not None)
         or refuse_sequence(shape, mesh, cp_method=cp_method)
-        or _refuse_stages(shape, mesh, microbatches, schedule, chunks, split)
+        or _refuse_stages(shape, mesh, microbatch, microbatches, schedule, chunks, split)
         or refuse_experts(mesh, num_experts)
-        or _refuse_batch(mesh, microbatch, microbatches, global_batch)
         or _refuse_split_backward(mesh, schedule, checkpointing, num_experts)
     )
 
@@ -174,10 +167,13 @@ def refuse_sequence(shape: Shape, mesh: Mesh, *, cp_method: str = "ring") -> str
     return None
 
 
-def _refuse_stages(shape: Shape, mesh: Mesh, microbatches: int, schedule: str, chunks: int, split: str) -> str | None:
+def _refuse_stages(
+    shape: Shape, mesh: Mesh, microbatch: int, microbatches: int, schedule: str, chunks: int, split: str
+) -> str | None:
     pp, fsdp = mesh.get("pp", 1), mesh.get("fsdp", 1)
-    if microbatches < 1:
-        return f"microbatches({microbatches}) < 1"
+    for name, count in (("microbatch", microbatch), ("microbatches", microbatches)):
+        if count < 1:
+            return f"{name}({count}) < 1"
     if pp == 1:
         return None
     try:
@@ -207,17 +203,6 @@ def refuse_experts(mesh: Mesh, num_experts: int | None) -> str | None:
     if size_of(mesh, *DATA) % ep:
         return f"({_product({axis: mesh.get(axis, 1) for axis in DATA})}) % ep({ep}) != 0"
     return None
-
-
-def _refuse_batch(mesh: Mesh, microbatch: int, microbatches: int, global_batch: int | None) -> str | None:
-    if microbatch < 1:
-        return f"microbatch({microbatch}) < 1"
-    found = sequences_of(mesh, microbatch=microbatch, microbatches=microbatches)
-    if found == (found if global_batch is None else global_batch):
-        return None
-    replicas = _product({axis: mesh[axis] for axis in ("dp", "fsdp") if axis in mesh} or {"dp": 1})
-    sequences = f"{replicas} * microbatch({microbatch}) * microbatches({microbatches}) = {found}"
-    return f"{sequences} != global batch({global_batch})"
 
 
 def _refuse_split_backward(mesh: Mesh, schedule: str, checkpointing: str, num_experts: int | None) -> str | None:
