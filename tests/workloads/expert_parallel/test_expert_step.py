@@ -104,7 +104,11 @@ def routes_and_losses(world: World, ways: list[Params]) -> list[tuple[dict[tuple
     return found
 
 
-def assert_routes_are_the_same_under_every_layout(four_ranks: Ranks, routing: str) -> None:
+@pytest.mark.full
+@pytest.mark.parametrize("routing", ["ragged", "router", "zipf", "hot_rank", "rotating"])
+def test_a_token_takes_the_same_route_whichever_rank_has_it_and_under_every_layout(
+    four_ranks: Ranks, routing: str
+) -> None:
     """Take the same global batch of 16 sequences in four, two, and one data rank's parts, and under every axis."""
     ways: list[Params] = [{"ep": 1}, {"ep": 2}, {"ep": 4, "variant": "dedup"}, {"ep": 2, "etp": 2}]
     ways = [{"microbatch": 2, **way} for way in ways]
@@ -122,17 +126,6 @@ def assert_routes_are_the_same_under_every_layout(four_ranks: Ranks, routing: st
     for way, (routes, near) in zip(ways[1:], others, strict=True):
         assert routes == expected, way
         assert near == pytest.approx(losses, rel=1e-6), way
-
-
-@pytest.mark.full
-def test_a_token_takes_the_same_route_whichever_rank_has_it_and_under_every_layout(four_ranks: Ranks) -> None:
-    assert_routes_are_the_same_under_every_layout(four_ranks, "ragged")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("routing", ["router", "zipf", "hot_rank", "rotating"])
-def test_routes_of_every_kind_are_the_same_under_every_layout(four_ranks: Ranks, routing: str) -> None:
-    assert_routes_are_the_same_under_every_layout(four_ranks, routing)
 
 
 def ratios(world: World, cases: list[Params]) -> list[dict[str, float | None]]:

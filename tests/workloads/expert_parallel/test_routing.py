@@ -85,12 +85,9 @@ def test_shares_of_all_experts_are_one_and_inclusions_are_k() -> None:
             assert sum(inclusion(made(name), step)) == pytest.approx(2), name
 
 
-def test_zipf_shares_fall_as_the_power_of_their_rank() -> None:
+def test_zipf_shares_fall_as_the_power_of_their_rank_and_lognormal_ones_scatter_as_they_are_told() -> None:
     shares = sorted(popularity(made("zipf:2"), 0), reverse=True)
     assert [shares[0] / share for share in shares] == pytest.approx([rank**2 for rank in range(1, 9)])
-
-
-def test_lognormal_shares_scatter_as_they_are_told() -> None:
     logs = [math.log(share) for share in popularity(made("lognormal:0.5", experts=4096), 0)]
     mean = sum(logs) / len(logs)
     assert math.sqrt(sum((log - mean) ** 2 for log in logs) / len(logs)) == pytest.approx(0.5, rel=0.05)
@@ -184,14 +181,11 @@ def test_loads_are_the_closed_form_to_within_a_token_a_run() -> None:
         assert apart <= min(runs, 0.05 * tokens), (name, experts, step)
 
 
-def test_balanced_loads_are_even_exactly() -> None:
+def test_balanced_loads_are_even_exactly_any_two_experts_meet_and_a_part_of_a_run_is_spread_as_the_whole() -> None:
     for experts, top_k in ((8, 2), (6, 4), (64, 8), (5, 3), (7, 7)):
         tokens = 3 * run_tokens(experts)
         loads = loads_of(made(BALANCED, experts=experts, top_k=top_k), tokens=tokens)
         assert loads == [tokens * top_k // experts] * experts
-
-
-def test_any_two_experts_meet_in_a_token_and_a_part_of_a_run_is_spread_as_the_whole() -> None:
     pairs = {tuple(sorted(of)) for of in routes(made(BALANCED), 0, 0, 4096)}
     assert len(pairs) == 8 * 7 // 2
     loads = loads_of(made(BALANCED), tokens=16)
@@ -231,14 +225,10 @@ def test_drop_rates_are_the_closed_form() -> None:
         loads = [load for source in range(4) for load in loads_of(generator, 3, first=source * 256)]
         expected = expected_drop_rate(generator, 3, 256, slots)
         assert dropped(loads, slots) == pytest.approx(expected, abs=8 * runs / 512), (name, factor)
-
-
-def test_closed_forms_of_whole_numbers_are_exact() -> None:
     for factor, rate in ((1.0, 0.0), (0.5, 0.5), (0.25, 0.75)):
-        generator, slots = made(BALANCED), capacity(factor, 2, 256, 8)
-        assert expected_drop_rate(generator, 0, 256, slots) == pytest.approx(rate)
-        assert dropped(loads_of(generator), slots) == rate
+        slots = capacity(factor, 2, 256, 8)
+        assert expected_drop_rate(made(BALANCED), 0, 256, slots) == pytest.approx(rate)
+        assert dropped(loads_of(made(BALANCED)), slots) == rate
     hot = made("hot_rank:3", parts=2)
     # half of the experts have 3/4 of 512 pairs, 96 each, and 64 slots: 32 each of 4 drop
-    assert expected_drop_rate(hot, 0, 256, capacity(1.0, 2, 256, 8)) == pytest.approx(128 / 512)
-    assert dropped(loads_of(hot), 64) == 128 / 512
+    assert expected_drop_rate(hot, 0, 256, 64) == pytest.approx(128 / 512) == dropped(loads_of(hot), 64)
