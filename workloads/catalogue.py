@@ -142,6 +142,13 @@ DEFINITIONS = (
         tags=("smoke", "node"),
     ),
     _step(
+        "ddp_bf16",
+        "data_parallel.ddp_bf16:prepare",
+        "DDP whose gradients are summed in bfloat16, by torch's compressing hook",
+        BUCKET,
+        STATIC_GRAPH,
+    ),
+    _step(
         "zero1",
         "data_parallel.zero1:prepare",
         "ZeRO-1: data parallel with the optimizer's state sharded, by torch or by flat buckets",

@@ -84,6 +84,19 @@ def wrong_of_hooks(world: World) -> dict[str, int]:
     return found
 
 
+def wrong_of_narrower_gradients(world: World) -> dict[str, int]:
+    """Return how much is wrong where gradients are summed in float8, of two microbatches, and of one of them."""
+    step = stepped(small(world, "ddp_bf16", {"accumulation": 2}))
+    found, mine = {"bfloat16": step.check()}, step._mine
+    step._mine = (mine[0], mine[0])
+    found["one twice"] = step.check()
+    step._mine = mine
+    weight = step.layout.model.get_parameter("layers.0.ffn.up.weight")
+    weight.register_hook(lambda gradient: gradient.to(torch.float8_e4m3fn).to(gradient.dtype))  # type: ignore[no-untyped-call]
+    found["float8 of one"] = step.check()
+    return found
+
+
 def wrong_without_sync(world: World) -> dict[str, int]:
     """Return how much is wrong in a check alone whose gradients, or one parameter's, stay on their ranks."""
     found = {}
@@ -230,6 +243,9 @@ def test_every_option_computes_what_one_process_would_and_sends_what_the_closed_
         ("zero2", {"prefetch": "explicit", "vocabulary": 61}),
         ("zero3", {"prefetch": "explicit", "accumulation": 2, "no_sync": True, "precision": "bfloat16"}),
         ("hsdp", {"prefetch": "explicit", "accumulation": 2, "checkpointing": "full"}),
+        ("ddp_bf16", {"accumulation": 3, "vocabulary": 61}),
+        ("ddp_bf16", {"bucket_mb": 0.001, "precision": "bfloat16"}),
+        ("ddp_bf16", {"compute": "timed:1ms"}),
         ("zero1", {**DISTRIBUTED, "accumulation": 2, "vocabulary": 61, "kv_heads": 4}),
         ("zero1", {**DISTRIBUTED, "bucket_mb": 0.001, "precision": "bfloat16", "checkpointing": "full"}),
         ("zero1", {**DISTRIBUTED, "compute": "timed:1ms"}),
@@ -266,6 +282,12 @@ def test_ddp_sums_all_gradients_once_a_synchronisation_in_buckets_as_small_as_as
         assert sums == [rounds * 4 * NUM_SMALL for rounds in (1, 3, 1, 1)]
         assert len(found[0]) == 1
         assert len(found[3]) > 10
+
+
+def test_gradients_that_lose_more_than_bfloat16_does_are_wrong(two_ranks: Ranks) -> None:
+    for found in two_ranks.call("test_parallelisms:wrong_of_narrower_gradients"):
+        assert found.pop("bfloat16") == 0
+        assert all(found.values()), found
 
 
 @pytest.mark.full

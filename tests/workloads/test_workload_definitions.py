@@ -32,7 +32,7 @@ OVERRIDES = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocabu
 EXPERTS_ALONE = ["ep_dispatch", "ep_layer"]
 """No whole steps: they share fewer parameters."""
 AXES = {
-    **{key: ["dp"] for key in ["ddp", "zero1", "fsdp"]},
+    **{key: ["dp"] for key in ["ddp", "ddp_bf16", "zero1", "fsdp"]},
     "hsdp": ["replicate", "shard"],
     **{key: ["tp"] for key in ["tp", "tp_sp"]},
     "tp_fsdp": ["dp", "tp"],
@@ -77,7 +77,7 @@ def errors_of(world: World, asked: list[tuple[str, dict[str, Value]]]) -> list[s
 
 
 def test_every_parallelism_is_declared_once_and_takes_a_world_and_its_parameters() -> None:
-    of_layers = ["ddp", "zero1", "fsdp", "hsdp", "tp", "tp_sp", "tp_fsdp"]
+    of_layers = ["ddp", "ddp_bf16", "zero1", "fsdp", "hsdp", "tp", "tp_sp", "tp_fsdp"]
     assert list(OF_NAME) == [*of_layers, *EXPERTS_ALONE, "ep_step", "pp", "cp", "hybrid"]
     assert len({definition.target for definition in DEFINITIONS}) == len(DEFINITIONS)
     names = [definition.name.partition(".")[2] for definition in (*OPERATIONS, *DEFINITIONS)]

@@ -197,7 +197,7 @@ def test_a_size_that_does_not_fit_in_memory_is_refused_with_both_amounts() -> No
 
 
 EVERYTHING = load_catalogue(MODULES)
-ALIKE = {"zero1", "hsdp", "tp", "ep_dispatch", "ep_layer", "hybrid"}  # of whose kind there is another
+ALIKE = {"ddp_bf16", "zero1", "hsdp", "tp", "ep_dispatch", "ep_layer", "hybrid"}  # of whose kind there is another
 STEPS = {*ALIKE, "ddp", "fsdp", "tp_sp", "tp_fsdp", "pp", "cp", "ep_step"}
 OMITTED = {
     "smoke": {"all_gather_v", "matrix", "pairwise", "gemm"} | ALIKE,
