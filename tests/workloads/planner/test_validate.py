@@ -162,7 +162,7 @@ def test_pipelines_wait_for_their_bubble_their_messages_and_what_lies_outside() 
 
 def test_every_kind_has_all_components_of_its_axes() -> None:
     steps: list[tuple[str, dict[str, Any], set[str]]] = [
-        *((name, {}, {"dp"}) for name in ("ddp", "zero1", "fsdp")),
+        *((name, {}, {"dp"}) for name in ("ddp", "ddp_bf16", "zero1", "fsdp")),
         ("fsdp", {"reshard": False}, {"dp"}),
         *((name, {}, {"tp"}) for name in ("tp", "tp_sp")),
         ("hsdp", {}, {"shard", "replicate"}),
