@@ -5,7 +5,7 @@ make of it. Scores are not normalised over the k, nor again where a pair is drop
 goes on by the residual and the shared ones.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,7 +49,8 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """The recipe's FFN without biases, one of each expert of this rank, as one product for each matrix of all.
 
-    With ``wait_of`` they wait instead: rows become zeros, and so do all gradients.
+    With a waiter they wait instead, ``seconds_per_row`` forward and as long for each of the two gradients: rows become
+    zeros, and so do all gradients.
     """
 
     def __init__(self, shape: Shape, moe: Moe, held: Held) -> None:
@@ -59,13 +60,14 @@ class Experts(nn.Module):
         self.gate = _parameter(inner, held.mesh, split=2) if shape.recipe == "llama" else None
         self.up = _parameter(inner, held.mesh, split=2)
         self.down = _parameter((moe.experts_per_rank, mine, shape.hidden), held.mesh, split=1)
-        self.wait_of: ExpertWait | None = None
+        self.waiter: TimedCompute | None = None
+        self.seconds_per_row = 0.0
 
     def forward(self, rows: Rows) -> Tensor:
         """Return what each row's expert, or this rank's part of it, makes of it, (n, h) -> (n, h)."""
         x = rows.tokens
-        if self.wait_of is not None:
-            waited: Tensor = _Waited.apply(x, self.wait_of, *map(local, self.parameters()))  # type: ignore[no-untyped-call]
+        if self.waiter is not None:
+            waited: Tensor = _Waited.apply(x, self, *map(local, self.parameters()))  # type: ignore[no-untyped-call]
             return waited
         ends = rows.counts.cumsum(0).int()
         wide = F.grouped_mm(x, local(self.up), offs=ends)
@@ -167,12 +169,10 @@ class DenseMoe(MoeLayer):
             for expert in range(self.moe.experts):
                 takes = mine[(routes[mine] == expert).any(1)][:slots]
                 weight = weights[takes].where(routes[takes] == expert, 0).sum(1, keepdim=True)
-                out = out.index_put((takes,), weight * self._ffn(tokens[takes], expert), accumulate=True)
+                x, gates = tokens[takes], self.experts.gate
+                wide = _activated(x @ self.experts.up[expert], None if gates is None else x @ gates[expert])
+                out = out.index_put((takes,), weight * (wide @ self.experts.down[expert]), accumulate=True)
         return out
-
-    def _ffn(self, x: Tensor, expert: int) -> Tensor:
-        gate = None if self.experts.gate is None else x @ self.experts.gate[expert]
-        return _activated(x @ self.experts.up[expert], gate) @ self.experts.down[expert]
 
 
 def balance_loss(scores: Tensor, routes: Tensor) -> Tensor:
@@ -213,14 +213,6 @@ def mixtures(model: nn.Module) -> list[MoeLayer]:
     return [module for module in model.modules() if isinstance(module, MoeLayer)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpertWait:
-    """How long experts take that only wait: ``seconds_per_row`` forward, as long for each of the two gradients."""
-
-    seconds_per_row: float
-    waiter: TimedCompute
-
-
 def let_experts_wait(
     model: nn.Module, seconds: float, tokens: int, waiter: TimedCompute, *, others: float = 0.0
 ) -> None:
@@ -231,18 +223,18 @@ def let_experts_wait(
     make_timed(model, others, waiter)
     for mixture in (layers := mixtures(model)):
         rows = tokens * mixture.moe.top_k * mixture.moe.etp
-        mixture.experts.wait_of = ExpertWait(seconds_per_row=seconds / len(layers) / rows, waiter=waiter)
+        mixture.experts.waiter, mixture.experts.seconds_per_row = waiter, seconds / len(layers) / rows
 
 
 class _Waited(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, wait: ExpertWait, *weights: Tensor) -> Tensor:
-        ctx.wait, ctx.sizes = wait, [weight.shape for weight in weights]
-        with wait.waiter.waiting(len(x) * wait.seconds_per_row):
+    def forward(ctx: Any, x: Tensor, experts: Any, *weights: Tensor) -> Tensor:
+        ctx.experts, ctx.sizes = experts, [weight.shape for weight in weights]
+        with experts.waiter.waiting(len(x) * experts.seconds_per_row):
             return torch.zeros_like(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        wait, gradient = ctx.wait, gradients[0]
-        with wait.waiter.waiting(2 * len(gradient) * wait.seconds_per_row):
+        experts, gradient = ctx.experts, gradients[0]
+        with experts.waiter.waiting(2 * len(gradient) * experts.seconds_per_row):
             return torch.zeros_like(gradient), None, *(gradient.new_zeros(size) for size in ctx.sizes)

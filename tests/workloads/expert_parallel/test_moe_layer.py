@@ -12,7 +12,6 @@ from workloads.expert_parallel.dispatch import Rows, Stages, Trip
 from workloads.expert_parallel.moe_case import Moe, moe_of
 from workloads.expert_parallel.moe_layer import (
     DenseMoe,
-    ExpertWait,
     MoeLayer,
     Router,
     aux_loss,
@@ -203,8 +202,8 @@ def test_the_loss_that_asks_for_balance_is_the_mean_over_layers_times_its_coeffi
 def test_waiting_experts_share_the_time_of_a_forward_at_the_mean_load() -> None:
     model = moe_model(mixture_of())
     let_experts_wait(model, 8.0, TOKENS, TimedCompute(CPU))
-    waits = [mixture.experts.wait_of for mixture in mixtures(model)]
-    assert [wait and wait.seconds_per_row * TOKENS * 2 for wait in waits] == pytest.approx([8.0 / 2] * 2)
+    waits = [mixture.experts.seconds_per_row for mixture in mixtures(model)]
+    assert [seconds * TOKENS * 2 for seconds in waits] == pytest.approx([8.0 / 2] * 2)
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     assert all(isinstance(linear, TimedLinear) and linear.seconds == 0 for linear in linears)
 
@@ -213,7 +212,7 @@ def test_each_row_takes_its_time_forward_and_twice_that_backward_and_leaves_zero
     for rows in (0, 1, 100):
         clock, x = FakeTime(), torch.ones(rows, 32, requires_grad=True)
         experts = made(MoeLayer, GPT, mixture_of()).experts
-        experts.wait_of = ExpertWait(seconds_per_row=0.25, waiter=clock.waiter())
+        experts.waiter, experts.seconds_per_row = clock.waiter(), 0.25
         out = experts(Rows(tokens=x, counts=torch.tensor([rows])))
         assert torch.equal(out, torch.zeros(rows, 32))
         assert clock.sleeps == [rows * 0.25] * bool(rows)
