@@ -5,7 +5,6 @@ no farther than those of one process in the same type, but for a margin.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -35,15 +34,6 @@ _MOVEMENT_TOLERANCE = 0.3
 
 Tensors = Mapping[str, Tensor]
 Microbatches = Sequence[Tensor]
-Gradients = Callable[[], Tensor | None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """One process's mean loss over the global batch, and its gradients by name."""
-
-    loss: float
-    gradients: Tensors
 
 
 class Parity:
@@ -52,9 +42,15 @@ class Parity:
     def __init__(self, world: World, layout: Layout, shape: Shape, dtype: torch.dtype) -> None:
         self._world, self._layout, self._shape, self._dtype = world, layout, shape, dtype
         self._steps_compared = False
+        # elements are compared, not distances as where numbers are narrow
+        self._by_element = dtype == torch.float32 and layout.reduced_dtype in (None, torch.float32)
+        # bit for bit; a device may add in another order each time
+        self._exact = bool(layout.exact_order) and world.device.type == "cpu"
 
-    def count_wrong(self, batch: Microbatches, gradients_of: Gradients, step: Callable[[], None]) -> int:
-        """Return how many elements are wrong: of weights, unlike their twins'; of gradients, losses and two steps.
+    def count_wrong(
+        self, batch: Microbatches, gradients_of: Callable[[], Tensor | None], step: Callable[[], None]
+    ) -> int:
+        """Return how many elements are wrong: of weights, unlike their replicas'; of gradients, losses and two steps.
 
         The first time the layout has taken one step on ``batch``, and here takes the second. ``batch`` are all data
         ranks' microbatches, one after the other.
@@ -65,22 +61,31 @@ class Parity:
             step()
             wrong += self._count_wrong_updates(batch)
         mine = self._weights()
-        wrong += self._count_unlike_twins(mine)
-        weights = self._united(mine)
-        reference = self._reference(weights, batch, torch.float32)
-        loss = self._mean(gradients_of())
+        replicas = self._layout.replica_group or (None if self._layout.holds_stage_only else self._world.group)
+        wrong += 0 if replicas is None else count_unlike_rank_0(mine.values(), replicas)
+        weights: Tensors = mine
+        if self._layout.holds_stage_only:  # those of all stages; what no rank holds is missing
+            told = self._world.gather({name: w.cpu() for name, w in mine.items()})
+            weights = {name: tensor for of in told for name, tensor in of.items()}
+        loss_of_all, gradients = self._reference(weights, batch, torch.float32)
+        loss = gradients_of()
         self._layout.gather_gradients()
-        found = {name: whole(gradient).detach() for name, gradient in self._gradients().items()}
-        expected = {name: reference.gradients[name] for name in mine}
-        wrong += sum(gradient.numel() for name, gradient in reference.gradients.items() if name not in weights)
+        found = {plain_name(name): whole(p).detach() for name, p in _gradients(self._layout.model).items()}
+        expected = {name: gradients[name] for name in mine}
+        wrong += sum(gradient.numel() for name, gradient in gradients.items() if name not in weights)
+        # ranks that do not know a loss tell none, and those that share their tokens tell the same
+        losses: list[float | None] = [None] * self._world.size
+        dist.all_gather_object(losses, None if loss is None else float(loss), group=self._world.control)
+        known = [value for value in losses if value is not None]
         if self._dtype == torch.float32:
-            wrong += int(not _near(loss, reference.loss))
-        if self._element_by_element:
+            apart = abs(sum(known) / len(known) - loss_of_all)
+            wrong += int(not apart <= RELATIVE_TOLERANCE * abs(loss_of_all))
+        if self._by_element:
             return wrong + (count_unlike if self._exact else count_apart)(found, expected)
         alone = self._rounded(weights, batch)
         limit = DISTANCE_MARGIN * distance({name: alone[name] for name in mine}, expected)
-        apart = distance(found, expected)
-        return wrong + (0 if apart <= limit else sum(gradient.numel() for gradient in found.values()))
+        near = distance(found, expected) <= limit
+        return wrong + (0 if near else sum(gradient.numel() for gradient in found.values()))
 
     def count_wrong_fills(self, accumulation: int) -> int:
         """Return how many weight gradients of timed compute are not the mean over data ranks of their fills."""
@@ -101,34 +106,38 @@ class Parity:
             optimizer.zero_grad()
             self._backward(alone, batch)
             optimizer.step()
-            for name, gradient in _named_gradients(alone).items():
+            for name, gradient in _gradients(alone).items():
                 large = gradient.abs() > _DECIDED * gradient.abs().max()
                 decided[name] = large & decided.get(name, large)
-        found, expected, before = self._weights(), _named(alone), _named(start)
-        decided = {name: mask for name, mask in decided.items() if name in found}
-        apart = {name: (found[name].float() - expected[name].float())[mask] for name, mask in decided.items()}
-        if self._element_by_element:
-            return sum(int((~(values.abs() <= _UPDATE_TOLERANCE * LEARNING_RATE)).sum()) for values in apart.values())
-        moved = {name: (before[name].float() - expected[name].float())[mask] for name, mask in decided.items()}
-        return 0 if _norm(apart) <= _MOVEMENT_TOLERANCE * _norm(moved) else sum(map(len, apart.values()))
+        before, expected = (dict(model.named_parameters()) for model in (start, alone))
+        apart, moved = [], []
+        for name, found in self._weights().items():
+            if name in decided:
+                ours, theirs, first = (tensor.detach().float() for tensor in (found, expected[name], before[name]))
+                apart.append((ours - theirs)[decided[name]])
+                moved.append((first - theirs)[decided[name]])
+        if self._by_element:
+            return sum(int((~(values.abs() <= _UPDATE_TOLERANCE * LEARNING_RATE)).sum()) for values in apart)
+        far, way = (sum(float(values.square().sum()) for values in of) ** 0.5 for of in (apart, moved))
+        return 0 if far <= _MOVEMENT_TOLERANCE * way else sum(map(len, apart))
 
-    def _reference(self, weights: Tensors, batch: Microbatches, dtype: torch.dtype) -> Reference:
+    def _reference(self, weights: Tensors, batch: Microbatches, dtype: torch.dtype) -> tuple[float, Tensors]:
+        """Return one process's mean loss over the batch, and its gradients by name."""
         alone = self._alone(dtype)
         with torch.no_grad():
             for name, parameter in alone.named_parameters():
                 if name in weights:
                     parameter.copy_(weights[name])
-        return Reference(loss=self._backward(alone, batch), gradients=_named_gradients(alone))
+        return self._backward(alone, batch), _gradients(alone)
 
     def _rounded(self, weights: Tensors, batch: Microbatches) -> Tensors:
         """Return one process's gradients in the type that is narrow: the model's, or that in which ranks sum theirs."""
         narrow, ranks = self._layout.reduced_dtype, self._layout.data_size
         if narrow is None:
-            return self._reference(weights, batch, self._dtype).gradients
-        each = len(batch) // ranks
-        total: dict[str, Tensor] = {}
+            return self._reference(weights, batch, self._dtype)[1]
+        each, total = len(batch) // ranks, dict[str, Tensor]()
         for rank in range(ranks):
-            part = self._reference(weights, batch[rank * each : (rank + 1) * each], self._dtype).gradients
+            _, part = self._reference(weights, batch[rank * each : (rank + 1) * each], self._dtype)
             for name, gradient in part.items():
                 mine = (gradient / ranks).to(narrow)
                 total[name] = mine if name not in total else total[name] + mine
@@ -151,55 +160,11 @@ class Parity:
             total += float(loss.detach())
         return total
 
-    @property
-    def _element_by_element(self) -> bool:
-        """Whether elements are compared, not distances as where numbers are narrow."""
-        return self._dtype == torch.float32 and self._layout.reduced_dtype in (None, torch.float32)
-
-    @property
-    def _exact(self) -> bool:
-        """Whether gradients are to be equal bit for bit; a device may add in another order each time."""
-        return bool(self._layout.exact_order) and self._world.device.type == "cpu"
-
-    def _united(self, mine: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights of all stages; what no rank holds is missing."""
-        if not self._layout.holds_stage_only:
-            return mine
-        told = self._world.gather({name: w.cpu() for name, w in mine.items()})
-        return {name: weights for of in told for name, weights in of.items()}
-
-    def _count_unlike_twins(self, mine: Tensors) -> int:
-        twins = self._layout.replica_group or (None if self._layout.holds_stage_only else self._world.group)
-        return 0 if twins is None else count_unlike_rank_0(mine.values(), twins)
-
     def _weights(self) -> dict[str, Tensor]:
-        named = self._layout.model.named_parameters()
-        return {plain_name(name): whole(parameter).detach() for name, parameter in named}
-
-    def _gradients(self) -> dict[str, Tensor]:
-        return {plain_name(name): gradient for name, gradient in _named_gradients(self._layout.model).items()}
-
-    def _mean(self, loss: Tensor | None) -> float:
-        """Return the mean of the losses that ranks know; ranks that share their tokens have the same."""
-        losses: list[float | None] = [None] * self._world.size
-        dist.all_gather_object(losses, None if loss is None else float(loss), group=self._world.control)
-        known = [value for value in losses if value is not None]
-        return sum(known) / len(known)
+        return {plain_name(name): whole(p).detach() for name, p in self._layout.model.named_parameters()}
 
 
-def _near(loss: float, reference: float) -> bool:
-    return abs(loss - reference) <= RELATIVE_TOLERANCE * abs(reference)
-
-
-def _named(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def _norm(tensors: Tensors) -> float:
-    return float(sum(float(values.square().sum()) for values in tensors.values()) ** 0.5)
-
-
-def _named_gradients(model: nn.Module) -> dict[str, Tensor]:
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
