@@ -48,14 +48,11 @@ class TimedCompute:
         end = self._clock() + seconds - self._late_seconds
         with record_function(COMPUTE_RANGE):
             yield
-            self._wait(seconds, end)
+            if self._device.type == "cuda":
+                torch.cuda._sleep(int(seconds * self._cycles_per_second))  # type: ignore[no-untyped-call]
+            elif (left := end - self._clock()) > 0:
+                self._sleep(left)
         self._late_seconds = self._clock() - end  # only now: leaving the range takes time too
-
-    def _wait(self, seconds: float, end: float) -> None:
-        if self._device.type == "cuda":
-            torch.cuda._sleep(int(seconds * self._cycles_per_second))  # type: ignore[no-untyped-call]
-        elif (left := end - self._clock()) > 0:
-            self._sleep(left)
 
     def finish(self) -> None:
         """Return when all waits are over; on CUDA the device may still be in them."""
@@ -211,22 +208,22 @@ def calibrate(seconds_per_forward: float, waiter: TimedCompute, forward: Callabl
 
     ``forward`` is the plain model's, before it is laid out over ranks: what a layout adds stays to be seen.
     """
+
+    def finished() -> float:
+        waiter.finish()
+        return time.perf_counter()
+
     forwards, backwards = [], []
     for _ in range(1 + _CALIBRATION_ROUNDS):
         waiter.forget()
-        began = _when_finished(waiter)
+        began = finished()
         loss = forward()
-        between = _when_finished(waiter)
+        between = finished()
         loss.backward()  # type: ignore[no-untyped-call]
         forwards.append(between - began)
-        backwards.append(_when_finished(waiter) - between)
+        backwards.append(finished() - between)
     waiter.forward_scale = max(0.0, 2 - median(forwards[1:]) / seconds_per_forward)
     waiter.backward_scale = max(0.0, 2 - median(backwards[1:]) / (2 * seconds_per_forward))
-
-
-def _when_finished(waiter: TimedCompute) -> float:
-    waiter.finish()
-    return time.perf_counter()
 
 
 def _time(linear: nn.Linear, seconds: float, waiter: TimedCompute, fill: float) -> None:

@@ -46,7 +46,6 @@ class Call:
     sent: float = field(default=0.0, compare=False)
 
 
-_PEER_OF_SEND = 2
 _CALLS = {
     **{
         name: (spec.short_name, at)
@@ -72,7 +71,7 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Count what goes to a process group; a DTensor's operator is taken apart first, into those it is made of."""
-        if _is_of_dtensors(types):
+        if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         name = func.name().partition(".")[0]
         if name.startswith(_NAMESPACES):
@@ -86,7 +85,7 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         op, at = _CALLS[name]
         num_bytes = _bytes(args[0]) * group.size() if at == SHARE else _bytes(args[at])
         axis, ranks = self._axes.get(group.group_name, OTHER), group.size()
-        peer = int(args[_PEER_OF_SEND]) if op == "send" else None
+        peer = int(args[2]) if op == "send" else None
         sent = sent_bytes(op, num_bytes, ranks)
         if name == "alltoall_base_" and (sends := list(args[4])):
             row = _bytes(args[1]) // sum(sends) if sum(sends) else 0
@@ -108,7 +107,7 @@ class Silenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Send what goes to a process group to its twin instead, and of a DTensor's operator what it is made of."""
-        if _is_of_dtensors(types):
+        if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         name = func.name()
         group = group_of(args) if name.startswith(_NAMESPACES) else None
@@ -116,7 +115,10 @@ class Silenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
         twin = self._twins[group.group_name]
         swapped = [_swap(arg, group.group_name, twin) for arg in args]
-        return _done(func(*swapped, **(kwargs or {})))
+        result = func(*swapped, **(kwargs or {}))
+        if isinstance(result, tuple | list) and result and isinstance(result[-1], torch.ScriptObject):
+            return (*result[:-1], done_work(result[0]))  # with its tensors, as DDP's reducer expects of it
+        return result
 
 
 def fake_twins(axes: Mapping[str, dist.ProcessGroup]) -> dict[str, dist.ProcessGroup]:
@@ -178,10 +180,6 @@ def group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
     return group_named(names[-1]) if names else None
 
 
-def _is_of_dtensors(types: Any) -> bool:
-    return any(issubclass(kind, DTensor) for kind in types)
-
-
 def _bytes(tensors: Any) -> int:
     if isinstance(tensors, Tensor):
         return tensors.numel() * tensors.element_size()
@@ -192,10 +190,3 @@ def _swap(arg: Any, name: str, twin: dist.ProcessGroup) -> Any:
     if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
         return twin.boxed()
     return twin.group_name if isinstance(arg, str) and arg == name else arg
-
-
-def _done(result: Any) -> Any:
-    """Return what a c10d call returns, with work that holds its tensors, as DDP's reducer expects of it."""
-    if not (isinstance(result, tuple | list) and result and isinstance(result[-1], torch.ScriptObject)):
-        return result
-    return (*result[:-1], done_work(result[0]))
