@@ -9,6 +9,8 @@ from bench.plan.params import Param, Value
 from bench.text import UserError
 from workloads.context_parallel.context_case import PARAMS as CONTEXT
 from workloads.context_parallel.context_case import refuse_context, refuse_place
+from workloads.costs import strategies
+from workloads.costs.strategies import Strategy
 from workloads.expert_parallel.moe_case import LAYER_PARAMS, STEP_PARAMS, refuse_moe
 from workloads.mesh.mesh_case import PARAMS as HYBRID
 from workloads.mesh.mesh_case import refuse_hybrid, with_experts
@@ -85,16 +87,24 @@ def refuse_shards(shape: Shape, params: Mapping[str, Value], nproc: int) -> str 
     return None
 
 
+STRATEGIES: dict[str, Strategy] = {}
+"""What describes each step, by its short name: of those that are whole steps."""
+
+
 def _step(
     name: str,
     target: str,
     help_text: str,
     *more: Param,
+    strategy: Strategy | None = None,
     refuse: Refuse = refuse_nothing,
     expand: Callable[[Params, WorldSpec], Iterable[Params]] = only_itself,
     common: tuple[Param, ...] = COMMON,
     tags: tuple[str, ...] = (),
 ) -> Definition:
+    if strategy is not None:
+        STRATEGIES[name] = strategy
+
     def refused(params: Mapping[str, Value], spec: WorldSpec) -> str | None:
         try:
             shape = shape_of(params)
@@ -123,6 +133,7 @@ def _context_parallel() -> Definition:
         *CONTEXT,
         tags=("smoke",),
         refuse=refuse_context,
+        strategy=strategies.cp,
     )
 
     def refused(params: Mapping[str, Value], spec: WorldSpec) -> str | None:
@@ -140,6 +151,7 @@ DEFINITIONS = (
         STATIC_GRAPH,
         NO_SYNC,
         tags=("smoke", "node"),
+        strategy=strategies.ddp,
     ),
     _step(
         "ddp_bf16",
@@ -147,6 +159,7 @@ DEFINITIONS = (
         "DDP whose gradients are summed in bfloat16, by torch's compressing hook",
         BUCKET,
         STATIC_GRAPH,
+        strategy=lambda *case: replace(strategies.ddp(*case), reduced_bytes=2, each_microbatch=False),
     ),
     _step(
         "zero1",
@@ -154,6 +167,7 @@ DEFINITIONS = (
         "ZeRO-1: data parallel with the optimizer's state sharded, by torch or by flat buckets",
         BUCKET,
         OPTIMIZER,
+        strategy=strategies.zero1,
     ),
     _step(
         "fsdp",
@@ -163,6 +177,7 @@ DEFINITIONS = (
         PREFETCH,
         NO_SYNC,
         tags=("smoke",),
+        strategy=strategies.fsdp,
     ),
     _step(
         "hsdp",
@@ -171,12 +186,14 @@ DEFINITIONS = (
         PREFETCH,
         SHARD,
         refuse=refuse_shards,
+        strategy=strategies.hsdp,
     ),
     _step(
         "tp",
         "tensor_parallel.tensor_parallel:tp",
         "tensor parallel attention and FFN, activations whole between them",
         refuse=refuse_split,
+        strategy=strategies.tp,
     ),
     _step(
         "tp_sp",
@@ -184,6 +201,7 @@ DEFINITIONS = (
         "tensor parallel, the sequence sharded between blocks",
         refuse=refuse_sequence,
         tags=("smoke",),
+        strategy=strategies.tp_sp,
     ),
     _step(
         "tp_fsdp",
@@ -192,6 +210,7 @@ DEFINITIONS = (
         TP,
         refuse=refuse_mesh,
         tags=("smoke",),
+        strategy=strategies.tp_fsdp,
     ),
     _step(
         "ep_dispatch",
@@ -216,6 +235,7 @@ DEFINITIONS = (
         *STEP_PARAMS,
         tags=("smoke",),
         refuse=refuse_moe,
+        strategy=strategies.ep_step,
     ),
     _step(
         "pp",
@@ -226,6 +246,7 @@ DEFINITIONS = (
         refuse=refuse_pipeline,
         expand=each_schedule,
         common=tuple(param for param in COMMON if param.name != "accumulation"),
+        strategy=strategies.pp,
     ),
     _context_parallel(),
     _step(
@@ -236,5 +257,6 @@ DEFINITIONS = (
         refuse=refuse_hybrid,
         expand=with_experts,
         common=tuple(param for param in COMMON if param.name != "accumulation"),
+        strategy=strategies.mesh,
     ),
 )

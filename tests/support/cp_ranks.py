@@ -1,6 +1,6 @@
 """What ranks do for the tests of context parallelism: attention alone, against the formula, and whole steps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from workloads.context_parallel.context_case import ulysses_of
 from workloads.context_parallel.context_step import ContextStep, core_of, make_groups
 from workloads.context_parallel.exchange_plan import ContextPlan
 from workloads.context_parallel.recorder import Recorder
-from workloads.costs.cp_costs import AttentionSizes, attention_bytes
+from workloads.costs.communication_pattern import attention_bytes
+from workloads.costs.step_spec import StepSpec
+from workloads.model.shapes import SHAPES
 from workloads.step.probe import run_probes
 from workloads.step.sent_bytes import bytes_by_axis, counted
 
@@ -64,23 +66,25 @@ def attended(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -
         backward = counted(lambda: outs[0].backward(gradient[:, :, mine]), axes)  # type: ignore[no-untyped-call]
     for group in axes.values():
         dist.destroy_process_group(group)
-    size_of = AttentionSizes(
+    hidden = sizes.heads * sizes.head_size
+    tiny = replace(SHAPES["tiny"], hidden=hidden, heads=sizes.heads, kv_heads=sizes.kv_heads, sequence=sizes.sequence)
+    spec = StepSpec(
+        shape=tiny,
+        mesh={"cp": plan.ranks},
         microbatch=BATCH,
-        sequence=sizes.sequence,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_size=sizes.head_size,
         element_bytes=q.element_size(),
+        cp_method=method,
+        ulysses=plan.ulysses,
     )
-    closed = attention_bytes(method, size_of, plan.ranks, plan.ulysses)
+    closed = attention_bytes(spec.at(0))
     pairs = [plan.pairs(world.rank, step) * BATCH * sizes.heads // plan.ulysses for step in range(plan.num_steps)]
     alone = [x.double().requires_grad_() for x in (q, k, v)]
     out, _ = formula(alone[0], alone[1], alone[2], seen_by(plan))
     right = [out.detach(), *torch.autograd.grad(out, alone, gradient.double())]
     tensors = zip((outs[0].detach(), *(leaf.grad for leaf in leaves)), right, strict=True)
     return {
-        "forward": (_some(bytes_by_axis(forward)), _some(closed.forward)),
-        "backward": (_some(bytes_by_axis(backward)), _some(closed.backward)),
+        "forward": (_some(bytes_by_axis(forward)), _some(closed["forward"])),
+        "backward": (_some(bytes_by_axis(backward)), _some(closed["backward"])),
         "pairs": (
             dict(recorder.pairs),
             {(way, step): n for way in ("forward", "backward") for step, n in enumerate(pairs) if n},

@@ -73,7 +73,7 @@ def sent_and_expected(
         step = small(world, name, params)
         for _ in range(2):
             step.step()  # DDP orders its buckets anew after the first step, and tells the others in the second
-        found.append((sent_by_axis(step), dict(step.layout.expected_bytes)))
+        found.append((sent_by_axis(step), dict(step.expected_bytes())))
         step.close()
     return found
 
@@ -97,7 +97,7 @@ def wrong_sent_and_expected(
         wrong.append(step.check())
     sent = sent_by_axis(step)
     step.close()
-    return wrong, sent, dict(step.layout.expected_bytes)
+    return wrong, sent, dict(step.expected_bytes())
 
 
 class Local(Silenced):  # type: ignore[no-untyped-call]
@@ -161,7 +161,7 @@ def _a_microbatch_is_taken_twice(step: TrainingStep, world: World) -> None:
 
 def _one_rank_has_other_tokens(step: TrainingStep, world: World) -> None:
     if world.rank == 1:
-        step._mine = tuple((tokens + 1) % step._options.shape.vocabulary for tokens in step._mine)
+        step._mine = tuple((tokens + 1) % step.spec.shape.vocabulary for tokens in step._mine)
 
 
 def _targets_are_not_moved(step: TrainingStep, world: World) -> None:

@@ -22,7 +22,6 @@ from training_steps import OF_NAME, Params, sent_and_expected, small
 from bench.rank.runner import load_target
 from bench.world.torch_compat import group_named
 from bench.world.world import World
-from workloads.costs.former import zero1_sent_bytes
 from workloads.data_parallel.ddp import num_elements
 from workloads.data_parallel.fsdp import what_stays_exposed
 from workloads.step.layout import Layout, local, make_mesh, whole
@@ -145,8 +144,9 @@ def zero1_bytes(world: World, variants: list[Params]) -> list[tuple[float, float
     for params in variants:
         [(sent, expected)] = sent_and_expected(world, "zero1", [params])
         step = small(world, "zero1", params)
-        psi, e = num_elements(step.layout.model), step._options.dtype.itemsize
-        torchs = zero1_sent_bytes(psi, e, world.size, num_synchronisations=params["accumulation"])
+        psi, e = num_elements(step.layout.model), step.spec.element_bytes
+        half = (world.size - 1) / world.size
+        torchs = {"dp": psi * e * (2 * half * params["accumulation"] + 1)}
         found.append((sent["dp"], expected["dp"], torchs["dp"]))
     return found
 
@@ -191,7 +191,6 @@ def groups_around_close(world: World, has_axes: bool) -> tuple[int, int, float]:
         axes={"inner": world.group if mesh is None else mesh.get_group("inner")},
         data_rank=0,
         data_size=1,
-        expected_bytes={},
         made_groups=made,
     )
     while_open = len(distributed_c10d._world.pg_map)
@@ -299,13 +298,12 @@ def test_wrong_sums_are_caught_and_only_they(two_ranks: Ranks) -> None:
     assert all(one[case] or other[case] for case in one), (one, other)
 
 
-def test_zero1_sends_the_parameters_once_more_than_the_formula_and_says_so(two_ranks: Ranks) -> None:
+def test_torchs_zero1_sends_the_parameters_once_more_than_ddp_and_says_so(two_ranks: Ranks) -> None:
     """Psi e more than 2 Psi e (n-1)/n a synchronisation, which is Psi e on two ranks."""
     variants = [{"accumulation": 1, "vocabulary": 61}, {"accumulation": 2, "precision": "bfloat16"}]
     for found in two_ranks.call("test_parallelisms:zero1_bytes", variants=variants):
         for (sent, expected, torchs), accumulation in zip(found, (1, 2), strict=True):
-            assert sent == torchs
-            assert sent / expected == (accumulation + 1) / accumulation
+            assert sent == torchs == expected, accumulation
     (psi, first, notes), (_, second, _) = two_ranks.call("test_parallelisms:zero1_moments_and_notes", params={})
     assert first + second == psi, "each moment is held by one rank"
     assert abs(first - second) < 0.2 * psi

@@ -15,18 +15,9 @@ from bench.rank.runner import load_target
 from bench.text import UserError
 from bench.world.world import World
 from workloads.catalogue import DEFINITIONS
-from workloads.model.shapes import (
-    COMMON,
-    COMPUTE,
-    MODEL,
-    SHAPES,
-    Shape,
-    flops_per_token,
-    num_layer_weights,
-    num_parameters,
-    parse_compute,
-    shape_of,
-)
+from workloads.costs.flops import flops_per_token
+from workloads.costs.parameter_table import num_parameters
+from workloads.model.shapes import COMMON, COMPUTE, MODEL, SHAPES, Shape, num_layer_weights, parse_compute, shape_of
 
 OVERRIDES = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocabulary"]
 EXPERTS_ALONE = ["ep_dispatch", "ep_layer"]

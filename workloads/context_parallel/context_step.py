@@ -29,16 +29,17 @@ from workloads.context_parallel.context_case import parse_attention, plan_of, re
 from workloads.context_parallel.context_probe import AttentionProbe
 from workloads.context_parallel.exchange_plan import ContextPlan, balance_limit
 from workloads.context_parallel.recorder import Recorder
-from workloads.costs.cp_costs import AttentionBytes, AttentionSizes, attention_bytes, crossover_ranks
-from workloads.costs.former import ddp_sent_bytes
-from workloads.data_parallel.ddp import num_elements, wrap
+from workloads.costs import strategies
+from workloads.costs.communication_pattern import attention_bytes
+from workloads.costs.step_spec import StepSpec
+from workloads.data_parallel.ddp import wrap
 from workloads.model.optimizer import make_optimizer
 from workloads.model.shapes import BUCKET, Shape
 from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
 from workloads.model.transformer import Attention, Core, Transformer, build, rotate
-from workloads.step.layout import Layout, group_of_mine
+from workloads.step.layout import Layout, dtype_of, group_of_mine
 from workloads.step.probe import Probe
-from workloads.step.training_step import Options, TrainingStep
+from workloads.step.training_step import TrainingStep
 
 Groups = Mapping[str, dist.ProcessGroup]
 
@@ -54,7 +55,7 @@ class ContextStep(TrainingStep):
         self._recorder = Recorder(world.device)
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
         self._block_waiter = TimedCompute(world.device)
-        super().__init__(world, params, self._lay_out)
+        super().__init__(world, params, self._lay_out, strategies.cp)
 
     def reset(self) -> None:
         self._block_waiter.forget()
@@ -62,20 +63,20 @@ class ContextStep(TrainingStep):
 
     def probes(self) -> Sequence[Probe[Any]]:
         """Return what looks into every step, after a look at what attention does, step by step of the ring."""
+        each, layers = attention_bytes(self.spec.at(self._world.rank)), self.spec.shape.layers
+        again = self.spec.forwards - 1  # backward computes again what checkpointing forgot
+        backward = {axis: sent + again * each["forward"][axis] for axis, sent in each["backward"].items()}
+        both = {"forward": each["forward"], "backward": backward}
+        expected = {way: {axis: layers * sent for axis, sent in of.items()} for way, of in both.items()}
         attention = AttentionProbe(
             world=self._world,
             layout=self.layout,
             plan=self._plan,
-            expected=self._expected,
+            expected=expected,
             recorder=self._recorder,
             forward=self._forward,
         )
         return attention, *super().probes()
-
-    def memory_formula(self) -> dict[str, float]:
-        found = super().memory_formula()
-        # the shared closed form is of whole sequences, and linear in their length
-        return {**found, "activations": found["activations"] / self._world.size}
 
     def close(self) -> None:
         if isinstance(self._core, TorchContextParallel):
@@ -86,50 +87,32 @@ class ContextStep(TrainingStep):
         """Let each rank's timed gradients differ: all have the same sequences, and average over all ranks."""
         fill_distinct_gradients(self.layout.model, self._world.rank, self._world.size, self._world.size)
 
-    def _lay_out(self, model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
-        shape, attention = options.shape, str(params["attention"])
+    def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
+        shape, attention = spec.shape, str(params["attention"])
         plan = self._plan = plan_of(shape, params, world.size, world.seed)
-        spec = WorldSpec(nproc=world.size, backend=world.backend, device=world.device.type)
-        if (reason := refuse_place(params, spec)) is not None:
+        place = WorldSpec(nproc=world.size, backend=world.backend, device=world.device.type)
+        if (reason := refuse_place(params, place)) is not None:
             raise UserError(reason)
-        axes, kernel = make_groups(world, plan), kernel_for(world.device, options.dtype, shape.head_size)
+        axes, kernel = make_groups(world, plan), kernel_for(world.device, dtype_of(spec), shape.head_size)
         if (seconds := parse_attention(attention)) is not None:
-            each, heads = options.microbatch, shape.heads
+            each, heads = spec.microbatch, shape.heads
             kernel = waiting_kernel(seconds, plan, microbatch=each, heads=heads, waiter=self._block_waiter)
         self._core = core_of(plan, world.rank, world.device, axes, kernel, self._recorder)
-        sizes = AttentionSizes(
-            microbatch=options.microbatch,
-            sequence=shape.sequence,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            head_size=shape.head_size,
-            element_bytes=options.dtype.itemsize,
-        )
-        sent = attention_bytes(plan.method, sizes, plan.ranks, plan.ulysses)
         model.places = torch.tensor(plan.places(world.rank), device=world.device)
         attend_by(model, self._core, model.places)
         ddp = wrap(model, world, float(BUCKET.default))
-        gradients = ddp_sent_bytes(
-            num_elements(model), options.dtype.itemsize, world.size, num_synchronisations=options.accumulation
-        )
-        again = 0 if options.checkpointing == "none" else 1  # backward computes again what checkpointing forgot
-        self._expected = {
-            "forward": {axis: shape.layers * num_bytes for axis, num_bytes in sent.forward.items()},
-            "backward": sent.step(shape.layers, 1, forwards=again),
-        }
         return Layout(
             module=ddp,
             model=model,
-            optimizer=make_optimizer(model.parameters(), options.dtype, timed=options.timed),
+            optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
             axes={**axes, "dp": world.group},
             data_rank=0,
             data_size=1,
-            expected_bytes={**sent.step(shape.layers, options.accumulation, forwards=1 + again), **gradients},
             loss=partial(_loss_of_part, ddp, torch.tensor(plan.tokens(world.rank), device=world.device)),
             reference_model=partial(_alone, plan, shape, world) if plan.mask != "causal" else None,
             made_groups=tuple(axes.values()),
-            details=_attention(plan, shape, sent, attention, kernel).as_details,
-            notes=tuple(_notes(plan, attention, kernel, options)),
+            details=_attention(plan, shape, attention_bytes(spec.at(world.rank)), attention, kernel).as_details,
+            notes=tuple(_notes(plan, attention, kernel, spec)),
         )
 
 
@@ -197,7 +180,7 @@ def attend_alone(q: Tensor, k: Tensor, v: Tensor, starts: Sequence[int] | None) 
 
 
 def _attention(
-    plan: ContextPlan, shape: Shape, sent: AttentionBytes, attention: str, kernel: Kernel
+    plan: ContextPlan, shape: Shape, sent: Mapping[str, Mapping[str, float]], attention: str, kernel: Kernel
 ) -> details.Attention:
     return details.Attention(
         method=plan.method,
@@ -207,14 +190,14 @@ def _attention(
         tokens_per_rank=plan.sequence // plan.ranks,
         documents=tuple(plan.lengths) if plan.mask == "packed" else None,
         attention=attention,
-        attention_bytes={"forward": sent.forward, "backward": sent.backward, "per": "layer and microbatch"},
-        crossover_ranks=crossover_ranks(shape.heads, shape.kv_heads),
+        attention_bytes={**sent, "per": "layer and microbatch"},
+        crossover_ranks=1 + shape.heads / shape.kv_heads,  # above which Ulysses sends less forward than a ring: 1 + 1/g
         balance_limit=balance_limit(plan.method, plan.ranks) if plan.mask == "causal" else None,
         kernel=None if plan.method == "torch_cp" else kernel.name,
     )
 
 
-def _notes(plan: ContextPlan, attention: str, kernel: Kernel, options: Options) -> Iterator[str]:
+def _notes(plan: ContextPlan, attention: str, kernel: Kernel, spec: StepSpec) -> Iterator[str]:
     if parse_attention(attention) is not None:
         yield f"attention {attention}: a layer's forward on the mean rank, shared by the pairs a mask leaves"
     if plan.method == "torch_cp":
@@ -222,5 +205,5 @@ def _notes(plan: ContextPlan, attention: str, kernel: Kernel, options: Options) 
     elif isinstance(kernel, Dense):
         yield (
             "attention: the plain formula in float32, for no fused kernel of this device gives the log-sum-exp "
-            f"in {str(options.dtype).removeprefix('torch.')} with heads of {options.shape.head_size}"
+            f"in {str(dtype_of(spec)).removeprefix('torch.')} with heads of {spec.shape.head_size}"
         )

@@ -183,7 +183,20 @@ def _tensor(at: Position) -> Iterator[Call]:
         yield _call(at, "tp", "all_reduce", "whole e", "1", "gradients of norms", whole=whole)
 
 
-def _context(at: Position) -> Iterator[Call]:
+@dataclass(frozen=True)
+class _Exchange:
+    """A call of attention over ``cp``, made so often in a layer's forward pass, and in its backward pass."""
+
+    axis: str
+    op: str
+    size: str
+    why: str
+    ranks: int
+    forward: int
+    backward: int
+
+
+def _attention(at: Position) -> tuple[_Exchange, ...]:
     """CP of attention: G g h / t elements of keys, and as many of values, in each forward and backward pass.
 
     A ring passes both on in c - 1 hops; backward again, and the sums of their gradients in float32. allgather_kv
@@ -192,22 +205,43 @@ def _context(at: Position) -> Iterator[Call]:
     """
     spec = at.spec
     method, ranks = spec.cp_method, spec.size("cp")
-    passes, exchanged = f"{spec.forwards + 1} L M", spec.ulysses if method == "usp" else ranks
+    keys, sums, inner = "keys and values", "gradients of keys and values", spec.ulysses if method == "usp" else ranks
     if method == "allgather_kv":
-        yield _call(at, "cp", "all_gather", "2 G g h e c / t", passes, "keys and values")
-        yield _call(at, "cp", "reduce_scatter", "2 G g h e c / t", "L M", "gradients of keys and values")
-        return
+        size = "2 G g h e c / t"
+        return (
+            _Exchange("cp", "all_gather", size, keys, ranks, 1, 1),
+            _Exchange("cp", "reduce_scatter", size, sums, ranks, 0, 1),
+        )
+    found: tuple[_Exchange, ...] = ()
     if method in ("ulysses", "usp"):
         axis = "cp" if method == "ulysses" else "ulysses"
-        for size, why in (("G h e (1 + 2 g) / t", "queries, keys and values"), ("G h e / t", "results")):
-            yield _call(at, axis, "all_to_all", size, passes, why, group=("cp",), ranks=exchanged)
+        sizes = (("G h e (1 + 2 g) / t", "queries, keys and values"), ("G h e / t", "results"))
+        found = tuple(_Exchange(axis, "all_to_all", size, why, inner, 1, 1) for size, why in sizes)
     if method != "ulysses":
-        axis, ring = ("ring", ranks // exchanged) if method == "usp" else ("cp", ranks)
-        for size, count, why in (
-            ("2 G g h e / t", f"{passes} hops", "keys and values"),
-            ("2 G g h 4 / t", "L M hops", "gradients of keys and values in float32"),
-        ):
-            yield _call(at, axis, "send", size, count, why, group=("cp",), ranks=ring, hops=ring - 1)
+        axis, ring = ("ring", ranks // inner) if method == "usp" else ("cp", ranks)
+        hops = ring - 1
+        found += (
+            _Exchange(axis, "send", "2 G g h e / t", keys, ring, hops, hops),
+            _Exchange(axis, "send", "2 G g h 4 / t", f"{sums} in float32", ring, 0, hops),
+        )
+    return found
+
+
+def attention_bytes(at: Position) -> dict[str, dict[str, float]]:
+    """Return the bytes that attention sends for one layer and microbatch, by direction and axis."""
+    found: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
+    for one in _attention(at):
+        sent = sent_bytes(one.op, Equation(text=one.size, symbols=at.symbols).value, one.ranks)
+        for direction, times in (("forward", one.forward), ("backward", one.backward)):
+            axis = found[direction]
+            axis[one.axis] = axis.get(one.axis, 0.0) + times * sent
+    return found
+
+
+def _context(at: Position) -> Iterator[Call]:
+    for one in _attention(at) if at.spec.size("cp") > 1 else ():
+        count = _times(str(at.spec.forwards * one.forward + one.backward), "L M")
+        yield _call(at, one.axis, one.op, one.size, count, one.why, group=("cp",), ranks=one.ranks)
 
 
 def _experts(at: Position) -> Iterator[Call]:

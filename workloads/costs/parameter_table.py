@@ -86,8 +86,8 @@ def layer_elements(at: Position, *kinds: Kind) -> int:
     return _elements(tables_of(at)[1], kinds, 1, 0)
 
 
-def whole_elements(shape: Shape, moe: Moe | None) -> int:
-    """Return the parameters of a whole model, with all experts."""
+def num_parameters(shape: Shape, moe: Moe | None = None) -> int:
+    """Return the parameters of a whole model, exactly: matrices, norms, biases, tables, untied head, all experts."""
     alone = None if moe is None else replace(moe, ep=1, etp=1)
     ends = (*_embeddings(shape, 1), *_head(shape, 1))
     return shape.layers * _elements(layer_parts(shape, 1, alone), (), 1, 0) + _elements(ends, (), 1, 0)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from bench.plan.groups import INSIDE
 from bench.plan.params import Value
@@ -72,14 +72,13 @@ class StepSpec:
     def of(params: Mapping[str, Value], device: str = "cpu") -> "StepSpec":
         """Return what a measured step's parameters say beside its mesh; a step of one's own may leave out some."""
         given = {**{param.name: param.default for param in COMMON}, **params}
-        how = str(given["checkpointing"])
         return StepSpec(
             shape=shape_of(given),
             name=str(given["shape"]),
             microbatch=int(given["microbatch"]),
             microbatches=int(given.get("microbatches", given["accumulation"])),
             element_bytes=PRECISIONS[str(given["precision"])],
-            checkpointing=next(known for known in CHECKPOINTING if known == how),
+            checkpointing=cast(Checkpointing, given["checkpointing"]),
             device=device,
             timed_seconds=parse_compute(str(given["compute"])),
             ends="whole",

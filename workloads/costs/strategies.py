@@ -31,11 +31,6 @@ def ddp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpe
     )
 
 
-def ddp_bf16(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """DDP whose gradients are summed once, in bfloat16."""
-    return replace(ddp(params, ranks, device), reduced_bytes=2, each_microbatch=False)
-
-
 def zero1(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
     """Data parallel whose optimizer is sharded: torch's own broadcasts parameters, the distributed one gathers them."""
     spec = ddp(params, ranks, device)
@@ -125,19 +120,3 @@ def mesh(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSp
         sequence_parallel=True,
         ends="tokens",
     )
-
-
-STRATEGIES: Mapping[str, Strategy] = {
-    "ddp": ddp,
-    "ddp_bf16": ddp_bf16,
-    "zero1": zero1,
-    "fsdp": fsdp,
-    "hsdp": hsdp,
-    "tp": tp,
-    "tp_sp": tp_sp,
-    "tp_fsdp": tp_fsdp,
-    "pp": pp,
-    "cp": cp,
-    "ep_step": ep_step,
-    "hybrid": mesh,
-}

@@ -8,19 +8,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.plan.params import Value
 from bench.world.world import World
-from workloads.costs.former import ddp_sent_bytes
+from workloads.costs import strategies
+from workloads.costs.step_spec import StepSpec
 from workloads.model.optimizer import make_optimizer
 from workloads.model.transformer import Transformer
-from workloads.step.layout import Layout, data_axis
-from workloads.step.training_step import Options, TrainingStep
+from workloads.step.layout import Layout, data_axis, dtype_of
+from workloads.step.training_step import TrainingStep
 
 
 def prepare(world: World, **params: Value) -> TrainingStep:
     """Return the step."""
-    return TrainingStep(world, params, lay_out)
+    return TrainingStep(world, params, lay_out, strategies.ddp)
 
 
-def lay_out(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
     """Wrap the model; with ``no_sync`` only the last microbatch's backward pass sums gradients."""
     no_sync = bool(params["no_sync"])
     ddp = wrap(model, world, float(params["bucket_mb"]), static_graph=bool(params["static_graph"]))
@@ -28,17 +29,13 @@ def lay_out(model: Transformer, world: World, options: Options, params: Mapping[
     def gradient_sync(last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or not no_sync else ddp.no_sync()
 
-    rounds = 1 if no_sync else options.accumulation
     return Layout(
         module=ddp,
         model=model,
-        optimizer=make_optimizer(model.parameters(), options.dtype, timed=options.timed),
+        optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
         axes=data_axis(world),
         data_rank=world.rank,
         data_size=world.size,
-        expected_bytes=ddp_sent_bytes(
-            num_elements(model), options.dtype.itemsize, world.size, num_synchronisations=rounds
-        ),
         gradient_sync=gradient_sync,
         details={"bucket_mb": params["bucket_mb"]},
     )

@@ -16,27 +16,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.plan.params import Value
 from bench.world.world import World
+from workloads.catalogue import STRATEGIES
+from workloads.costs.step_spec import StepSpec
 from workloads.data_parallel import ddp
 from workloads.model.transformer import Transformer
 from workloads.step.layout import Layout
-from workloads.step.training_step import Options, TrainingStep
+from workloads.step.training_step import TrainingStep
 
 
 def prepare(world: World, **params: Value) -> TrainingStep:
     """Return the step."""
-    return TrainingStep(world, params, lay_out)
+    return TrainingStep(world, params, lay_out, STRATEGIES["ddp_bf16"])
 
 
-def lay_out(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
     """Wrap the model in DDP, and let its hook round gradients."""
-    layout = ddp.lay_out(model, world, options, {**params, "no_sync": True})
+    layout = ddp.lay_out(model, world, spec, {**params, "no_sync": True})
     cast(DistributedDataParallel, layout.module).register_comm_hook(world.group, _compress)
-    travels = torch.bfloat16.itemsize / options.dtype.itemsize
-    return replace(
-        layout,
-        expected_bytes={axis: num_bytes * travels for axis, num_bytes in layout.expected_bytes.items()},
-        reduced_dtype=torch.bfloat16,
-    )
+    return replace(layout, reduced_dtype=torch.bfloat16)
 
 
 def _compress(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -15,82 +15,58 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from bench.plan.params import Value
 from bench.world.world import World
-from workloads.costs.former import fsdp_sent_bytes, hsdp_sent_bytes, total_padded_numel
+from workloads.costs import strategies
+from workloads.costs.step_spec import StepSpec
 from workloads.model.optimizer import make_optimizer
 from workloads.model.transformer import Transformer
-from workloads.step.layout import Layout, make_mesh
-from workloads.step.training_step import Options, TrainingStep
+from workloads.step.layout import Layout, dtype_of, make_mesh
+from workloads.step.training_step import TrainingStep
 
 
 def fsdp(world: World, **params: Value) -> TrainingStep:
     """Return the step that shards over all ranks."""
-    return TrainingStep(world, params, lay_out_fsdp)
+    return TrainingStep(world, params, lay_out_fsdp, strategies.fsdp)
 
 
 def hsdp(world: World, **params: Value) -> TrainingStep:
     """Return the step that shards over ``shard`` ranks and replicates over the others."""
-    return TrainingStep(world, params, lay_out_hsdp)
+    return TrainingStep(world, params, lay_out_hsdp, strategies.hsdp)
 
 
-def lay_out_fsdp(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+def lay_out_fsdp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
     """Shard over all ranks; with ``reshard`` parameters are gathered for each pass, those of the root too."""
     reshard = bool(params["reshard"])
     mesh, made = make_mesh(world, dp=world.size)
-    psi = total_padded_numel([parameter.shape for parameter in model.parameters()], world.size)
     shard(model, mesh, reshard=reshard, prefetch=str(params["prefetch"]))
     no_sync = bool(params["no_sync"])
-    expected = fsdp_sent_bytes(
-        psi,
-        options.dtype.itemsize,
-        world.size,
-        num_kept=0 if reshard else psi,
-        num_microbatches=options.accumulation,
-        num_synchronisations=1 if no_sync else options.accumulation,
-    )
     return Layout(
         module=model,
         model=model,
-        optimizer=make_optimizer(model.parameters(), options.dtype, timed=options.timed),
+        optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
         axes={"dp": mesh.get_group("dp")},
         data_rank=world.rank,
         data_size=world.size,
-        expected_bytes=expected,
         gradient_sync=_synchronizer(model, no_sync=no_sync),
-        state="zero3" if reshard else "zero2",
-        sharded_by=world.size,
         made_groups=made,
         notes=what_stays_exposed(world, str(params["prefetch"])),
     )
 
 
-def lay_out_hsdp(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+def lay_out_hsdp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
     """Shard over the inner axis, replicate over the outer; the root keeps its parameters gathered, as by default."""
     inner = shard_ranks(int(params["shard"]), world.size)
     mesh, made = make_mesh(world, replicate=world.size // inner, shard=inner)
-    psi = total_padded_numel([parameter.shape for parameter in model.parameters()], inner)
-    root = total_padded_numel([parameter.shape for parameter in root_parameters(model)], inner)
     shard(model, mesh, reshard=True, prefetch=str(params["prefetch"]), reshard_root=False)
-    expected = hsdp_sent_bytes(
-        psi,
-        options.dtype.itemsize,
-        replicas=world.size // inner,
-        shards=inner,
-        num_kept=root,
-        num_microbatches=options.accumulation,
-    )
     return Layout(
         module=model,
         model=model,
-        optimizer=make_optimizer(model.parameters(), options.dtype, timed=options.timed),
+        optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
         axes={name: mesh.get_group(name) for name in ("replicate", "shard")},
         data_rank=world.rank,
         data_size=world.size,
-        expected_bytes=expected,
-        state="zero3",
-        sharded_by=inner,
         made_groups=made,
         notes=(
-            "hsdp: the root keeps its parameters gathered, as torch does by default; memory's formula shards them too",
+            "hsdp: the root keeps its parameters gathered, as torch does by default",
             *what_stays_exposed(world, str(params["prefetch"])),
         ),
     )
@@ -104,11 +80,6 @@ def shard(
     root = fully_shard(model, mesh=mesh, reshard_after_forward=reshard if reshard_root is None else reshard_root)
     if prefetch == "explicit":
         _prefetch(root, layers)
-
-
-def root_parameters(model: Transformer) -> list[nn.Parameter]:
-    """Return the parameters that are in no layer: embeddings, the last norm, the head."""
-    return [parameter for name, parameter in model.named_parameters() if not name.startswith("layers.")]
 
 
 def what_stays_exposed(world: World, prefetch: str) -> tuple[str, ...]:

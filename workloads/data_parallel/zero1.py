@@ -17,36 +17,36 @@ from torch import Tensor, nn
 from bench.plan.params import Value
 from bench.world.torch_compat import all_gather_single, reduce_scatter_single, sharding_optimizer
 from bench.world.world import World
-from workloads.costs.communication_pattern import sent_bytes
-from workloads.costs.former import ddp_sent_bytes
-from workloads.data_parallel.ddp import num_elements, wrap
+from workloads.costs import strategies
+from workloads.costs.step_spec import StepSpec
+from workloads.data_parallel.ddp import wrap
 from workloads.model.optimizer import LEARNING_RATE, make_optimizer, optimizer_class
 from workloads.model.transformer import Transformer
-from workloads.step.layout import Layout, data_axis
-from workloads.step.training_step import Options, TrainingStep
+from workloads.step.layout import Layout, data_axis, dtype_of
+from workloads.step.training_step import TrainingStep
 
 _NOTE = (
-    "zero1: the formula is a reduce_scatter's and an all_gather's, 2 Psi e (n-1)/n; torch's ZeroRedundancyOptimizer "
-    "sums all gradients on every rank, as many bytes, and then broadcasts every parameter, Psi e more"
+    "zero1: torch's ZeroRedundancyOptimizer sums all gradients on every rank, 2 Psi e (n-1)/n, and then broadcasts "
+    "every parameter, Psi e more than the literature's reduce_scatter and all_gather"
 )
 
 
 def prepare(world: World, **params: Value) -> TrainingStep:
     """Return the step."""
-    return TrainingStep(world, params, lay_out)
+    return TrainingStep(world, params, lay_out, strategies.zero1)
 
 
-def lay_out(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
     """Shard the optimizer by torch's own, or by flat buckets."""
     lay = _distributed if params["optimizer"] == "distributed" else _zero_redundancy
-    return lay(model, world, options, float(params["bucket_mb"]))
+    return lay(model, world, spec, float(params["bucket_mb"]))
 
 
-def _zero_redundancy(model: Transformer, world: World, options: Options, bucket_mb: float) -> Layout:
+def _zero_redundancy(model: Transformer, world: World, spec: StepSpec, bucket_mb: float) -> Layout:
     ddp = wrap(model, world, bucket_mb)
     optimizer = sharding_optimizer()(
         model.parameters(),
-        optimizer_class=optimizer_class(options.dtype, timed=options.timed),
+        optimizer_class=optimizer_class(dtype_of(spec), timed=spec.timed),
         process_group=world.group,
         lr=LEARNING_RATE,
     )
@@ -57,19 +57,12 @@ def _zero_redundancy(model: Transformer, world: World, options: Options, bucket_
         axes=data_axis(world),
         data_rank=world.rank,
         data_size=world.size,
-        expected_bytes=ddp_sent_bytes(
-            num_elements(model), options.dtype.itemsize, world.size, num_synchronisations=options.accumulation
-        ),
-        state="zero1",
-        sharded_by=world.size,
         notes=(_NOTE,),
     )
 
 
-def _distributed(model: Transformer, world: World, options: Options, bucket_mb: float) -> Layout:
-    optimizer = DistributedOptimizer(model, world, int(bucket_mb * 2**20), timed=options.timed)
-    whole = optimizer.num_elements * options.dtype.itemsize
-    ops = ("reduce_scatter", "all_gather")
+def _distributed(model: Transformer, world: World, spec: StepSpec, bucket_mb: float) -> Layout:
+    optimizer = DistributedOptimizer(model, world, int(bucket_mb * 2**20), timed=spec.timed)
     blocking = "exposed on gloo: reduce_scatter, which blocks where it is issued, and the parameters' all_gather"
     return Layout(
         module=model,
@@ -78,12 +71,9 @@ def _distributed(model: Transformer, world: World, options: Options, bucket_mb: 
         axes=data_axis(world),
         data_rank=world.rank,
         data_size=world.size,
-        expected_bytes={"dp": sum(sent_bytes(op, whole, world.size) for op in ops)},
         gradient_sync=optimizer.gradient_sync,
         finalize_gradients=optimizer.wait,
         gather_gradients=optimizer.gather_gradients,
-        state="zero1",
-        sharded_by=world.size,
         notes=(blocking,) if world.backend == "gloo" else (),
     )
 

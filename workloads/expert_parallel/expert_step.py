@@ -8,7 +8,7 @@ router's; capacity and balance count what one rank takes of one microbatch.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -19,35 +19,31 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.plan.params import Value
 from bench.world.subject import Description
 from bench.world.world import World
-from workloads.costs.communication_pattern import sent_bytes
-from workloads.costs.former import ddp_sent_bytes, fsdp_sent_bytes, state_bytes, total_padded_numel
+from workloads.costs import strategies
+from workloads.costs.memory import state_of
+from workloads.costs.step_spec import StepSpec
 from workloads.data_parallel.ddp import wrap
 from workloads.data_parallel.fsdp import what_stays_exposed
 from workloads.expert_parallel.expert_probe import ExpertProbe
 from workloads.expert_parallel.groups import (
-    TP_BYTES,
     TP_NOTE,
-    attention_sent_bytes,
     fill_sums,
     make_axes,
     split_attention,
 )
 from workloads.expert_parallel.moe_case import (
     Moe,
-    moe_flops_per_token,
     moe_of,
-    num_moe_parameters,
     num_routed_parameters,
-    num_split_parameters,
 )
 from workloads.expert_parallel.moe_layer import MoeLayer, aux_loss, exchange_ffns, let_experts_wait, mixtures
 from workloads.expert_parallel.routes import Routes
 from workloads.model.optimizer import make_optimizer
 from workloads.model.shapes import BUCKET
 from workloads.model.transformer import Transformer, loss_of
-from workloads.step.layout import Layout, local, make_mesh
+from workloads.step.layout import Layout, dtype_of, local, make_mesh
 from workloads.step.probe import Probe
-from workloads.step.training_step import Options, TrainingStep
+from workloads.step.training_step import TrainingStep
 
 CLAIM = "ep_step: the whole training step; what its all-to-alls cost is claimed for this model and batch alone"
 NORMALISED = "scores are not normalised over a token's experts, nor where pairs drop: residual and shared experts stay"
@@ -78,11 +74,10 @@ class MixtureStep(TrainingStep):
 
     def describe(self) -> Description:
         """Return what every step tells, with the sizes of the mixture where there is one."""
-        found, shape, moe = super().describe(), self._options.shape, self.moe
+        found, shape, moe = super().describe(), self.spec.shape, self.moe
         if moe is None:
             return found
         details = {
-            "parameters": num_moe_parameters(shape, moe),
             "routed_parameters": num_routed_parameters(shape, moe),
             "flops_convention": "PaLM: 6 N + 12 L H Q T a token, N of the k experts and shared ones that it meets",
             "expert_ffn": moe.expert_ffn,
@@ -97,13 +92,8 @@ class MixtureStep(TrainingStep):
     @property
     def _microbatches(self) -> range:
         """The numbers of this rank's microbatches, of all that a global batch has."""
-        first = self.layout.data_rank * self._options.accumulation
-        return range(first, first + self._options.accumulation)
-
-    def _flops_per_rank(self) -> float:
-        if self.moe is None:
-            return super()._flops_per_rank()
-        return self._tokens_per_step() * moe_flops_per_token(self._options.shape, self.moe) / self._world.size
+        first = self.layout.data_rank * self.spec.microbatches
+        return range(first, first + self.spec.microbatches)
 
 
 class EpStep(MixtureStep):
@@ -113,15 +103,15 @@ class EpStep(MixtureStep):
     _routes: Routes
 
     def __init__(self, world: World, params: Mapping[str, Value]) -> None:
-        options = Options.of(params)
-        self.moe = moe_of(params, options.shape, world.size)
-        tp, each = self.moe.tp, options.shape.sequence // self.moe.tp
+        spec = StepSpec.of(params)
+        self.moe = moe_of(params, spec.shape, world.size)
+        tp, each = self.moe.tp, spec.shape.sequence // self.moe.tp
         self._positions = range(world.rank % tp * each, (world.rank % tp + 1) * each)
-        self._num_tokens = options.microbatch * each
-        self._routes = Routes(world, options, self.moe, self._positions, world.size // tp)
+        self._num_tokens = spec.microbatch * each
+        self._routes = Routes(world, spec, self.moe, self._positions, world.size // tp)
         self._axes = make_axes(world, self.moe)
         self._fsdp = bool(params["fsdp"])
-        super().__init__(world, params, self._lay_out)
+        super().__init__(world, params, self._lay_out, strategies.ep_step)
 
     def describe(self) -> Description:
         """Return what every step with a mixture tells, and the capacity of an expert."""
@@ -141,28 +131,23 @@ class EpStep(MixtureStep):
             axes=self._axes,
             routes=self._routes,
             mixtures=tuple(self._mixtures.values()),
-            hidden=self._options.shape.hidden,
-            element_bytes=self._options.dtype.itemsize,
+            hidden=self.spec.shape.hidden,
+            element_bytes=self.spec.element_bytes,
             tokens=self._num_tokens,
             counted=self.layout.axes,
-            expected_bytes=self.layout.expected_bytes,
-            recomputes=self._options.checkpointing == "full",
+            expected_bytes=self.expected_bytes(),
+            recomputes=self.spec.checkpointing == "full",
             notes=(NO_FORMULA,),
             share=share,
         )
 
     def memory_formula(self) -> dict[str, float]:
-        """Return the closed form of model state: experts are divided by ``ep`` and ``etp``, attention by ``tp``.
+        """Return the closed form of model state; that of activations is of even routes alone."""
+        return {**asdict(state_of(self.spec.at(self._world.rank)))}
 
-        The rest is divided by FSDP alone.
-        """
-        shape, moe = self._options.shape, self.moe
-        routed = num_routed_parameters(shape, moe)
-        split = num_split_parameters(shape) if moe.tp > 1 else 0
-        rest = num_moe_parameters(shape, moe) - routed - split
-        held = rest // (self._world.size if self._fsdp else 1) + split // moe.tp + routed // (moe.ep * moe.etp)
-        state = state_bytes("ddp", held, 1, mixed=self._options.dtype.itemsize < 4)
-        return {"parameters": state.parameters, "gradients": state.gradients, "optimizer": state.optimizer}
+    def expected_bytes(self) -> dict[str, float]:
+        """Return the closed forms but for experts' tokens, whose bytes are those of the step's own routes."""
+        return {axis: sent for axis, sent in super().expected_bytes().items() if axis not in ("ep", "etp")}
 
     def _make_timed(self, model: Transformer, seconds: float) -> None:
         """Wait for nothing yet: what waits are the experts, which are not there before the model is laid out."""
@@ -171,39 +156,31 @@ class EpStep(MixtureStep):
         super()._fill_distinct_gradients()
         fill_sums(self.layout.model, self.moe.tp)
 
-    def _lay_out(self, model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+    def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
         """Exchange FFNs for mixtures, wrap what is not an expert's, and say what a step is."""
         groups, tp = self._axes.groups, self.moe.tp
-        exchange_ffns(model, options.shape, self.moe, world.seed, held=self._axes.held)
+        exchange_ffns(model, spec.shape, self.moe, world.seed, held=self._axes.held)
         self._mixtures = dict(enumerate(mixtures(model)))
-        if options.timed_seconds is not None:
-            let_experts_wait(model, options.timed_seconds, self._num_tokens, self._waiter)
+        if spec.timed_seconds is not None:
+            let_experts_wait(model, spec.timed_seconds, self._num_tokens, self._waiter)
         split = split_attention(model, groups["tp"], self._positions, world.device) if tp > 1 else []
         routed = [p for name, p in model.named_parameters() if ".ffn.experts." in name]
-        around = (_shard if self._fsdp else _wrap)(model, world, options, [*split, *routed])
+        around = (_shard if self._fsdp else _wrap)(model, world, spec, [*split, *routed])
         self._copies = {"adp": split, "edp": routed}
-        expected = {"dp": around.expected_bytes}
-        if tp > 1:
-            expected["tp"] = attention_sent_bytes(options, tp)
-        for axis in self._copies.keys() & groups.keys():
-            mine = sum(local(parameter).numel() * parameter.element_size() for parameter in self._copies[axis])
-            expected[axis] = sent_bytes("all_reduce", mine, groups[axis].size())
-        notes = [CLAIM, NORMALISED, *([TP_NOTE] if tp > 1 else []), *around.notes, *([TIMED] if options.timed else [])]
+        notes = [CLAIM, NORMALISED, *([TP_NOTE] if tp > 1 else []), *around.notes, *([TIMED] if spec.timed else [])]
         return Layout(
             module=around.module,
             model=model,
-            optimizer=make_optimizer(model.parameters(), options.dtype, timed=options.timed),
+            optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
             axes={"dp": around.group, **groups},
             data_rank=world.rank // tp,
             data_size=world.size // tp,
-            expected_bytes=expected,
             loss=lambda tokens: self._loss(around.module, tokens),
             gradient_sync=around.gradient_sync,
             finalize_gradients=self._average_copies,
             reference_model=self._routes.reference_model,
             reference_loss=self._routes.reference_loss,
             made_groups=(*around.made_groups, *groups.values()),
-            details={"bytes_formula": TP_BYTES} if tp > 1 else {},
             notes=tuple(notes),
         )
 
@@ -228,37 +205,33 @@ class EpStep(MixtureStep):
 class Around:
     """A model whose parameters but the experts' and split ones are averaged over ``group``, by its data parallelism.
 
-    ``expected_bytes`` is the closed form of a step; ``gradient_sync(last)`` surrounds a microbatch.
+    ``gradient_sync(last)`` surrounds a microbatch.
     """
 
     module: nn.Module
     group: dist.ProcessGroup
-    expected_bytes: float
     gradient_sync: Callable[[bool], AbstractContextManager[object]]
     made_groups: tuple[dist.ProcessGroup, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def _wrap(model: Transformer, world: World, options: Options, others: Sequence[nn.Parameter]) -> Around:
+def _wrap(model: Transformer, world: World, spec: StepSpec, others: Sequence[nn.Parameter]) -> Around:
     """Put the model under DDP, which leaves the others alone."""
     ignored = {id(parameter) for parameter in others}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in ignored]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
     ddp = wrap(model, world, float(BUCKET.default))
-    rest = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in ignored)
     return Around(
         module=ddp,
         group=world.group,
-        expected_bytes=ddp_sent_bytes(rest, options.dtype.itemsize, world.size)["dp"],
         gradient_sync=lambda last: nullcontext() if last else ddp.no_sync(),
     )
 
 
-def _shard(model: Transformer, world: World, options: Options, others: Sequence[nn.Parameter]) -> Around:
+def _shard(model: Transformer, world: World, spec: StepSpec, others: Sequence[nn.Parameter]) -> Around:
     """Shard each layer and the rest over all ranks, the others left alone; parameters are gathered for each pass."""
     mesh, made = make_mesh(world, dp=world.size)
     ignored = set(others)
-    psi = total_padded_numel([p.shape for p in model.parameters() if p not in ignored], world.size)
     for module in (*model.layers, model):
         fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)
 
@@ -267,17 +240,9 @@ def _shard(model: Transformer, world: World, options: Options, others: Sequence[
         model.set_requires_gradient_sync(last)
         return nullcontext()
 
-    expected = fsdp_sent_bytes(
-        psi,
-        options.dtype.itemsize,
-        world.size,
-        num_microbatches=options.accumulation,
-        num_synchronisations=1,
-    )
     return Around(
         module=model,
         group=mesh.get_group("dp"),
-        expected_bytes=expected["dp"],
         gradient_sync=gradient_sync,
         made_groups=made,
         notes=what_stays_exposed(world, "default"),

@@ -22,15 +22,12 @@ from torch.distributed.tensor.parallel import (
 )
 
 from bench.world.world import World
-from workloads.costs.communication_pattern import sent_bytes
 from workloads.expert_parallel.moe_case import Moe
 from workloads.model.timed_compute import TimedLinear
 from workloads.model.transformer import Transformer
 from workloads.step.layout import group_of_mine
-from workloads.step.training_step import Options
 
 TP_NOTE = "attention over tp: all else is whole on every rank, its mean over dp, all ranks; adp are copies of attention"
-TP_BYTES = "tp: 4 b s h e (t-1)/t a layer and microbatch, 6 where backward computes a layer again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,15 +115,3 @@ def fill_sums(model: nn.Module, tp: int) -> None:
     for name, module in model.named_modules():
         if ".attention." in name and isinstance(module, TimedLinear):
             module.fill *= tp
-
-
-def attention_sent_bytes(options: Options, tp: int) -> float:
-    """Return 4 b s h e (t-1)/t a layer and microbatch: an all_gather and a reduce_scatter each way.
-
-    That is attention's half of ``costs.tp_sent_bytes``; 6 in place of 4 where backward computes the layer again. The
-    ends send nothing: a rank embeds its own positions, and takes its loss of them.
-    """
-    shape = options.shape
-    activation = options.microbatch * shape.sequence * shape.hidden * options.dtype.itemsize
-    flights = 4 if options.checkpointing == "none" else 6
-    return flights * shape.layers * options.accumulation * sent_bytes("all_gather", activation, tp)

@@ -15,6 +15,7 @@ from bench.results.details import Mesh
 from bench.world.subject import Description, Explanation
 from bench.world.torch_compat import forget_meshes
 from bench.world.world import World
+from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.dispatch import Rows, make_plan, start_trip
 from workloads.expert_parallel.expert_probe import ExpertProbe
 from workloads.expert_parallel.groups import make_axes
@@ -23,10 +24,9 @@ from workloads.expert_parallel.moe_layer import DenseMoe, MoeLayer, let_experts_
 from workloads.expert_parallel.routes import Routes
 from workloads.model.timed_compute import TimedCompute
 from workloads.model.transformer import fill
-from workloads.step.layout import whole
+from workloads.step.layout import dtype_of, whole
 from workloads.step.parity import DISTANCE_MARGIN, count_apart, distance
 from workloads.step.probe import Probe, run_probes
-from workloads.step.training_step import Options
 
 Layer = TypeVar("Layer", bound=MoeLayer)
 
@@ -50,14 +50,14 @@ class Scope:
     backward = True
 
     def __init__(self, world: World, params: Mapping[str, Value]) -> None:
-        self._world, self._options = world, Options.of(params)
-        shape = self._options.shape
+        self._world, self.spec = world, StepSpec.of(params)
+        shape = self.spec.shape
         self.moe = moe_of(params, shape, world.size)
-        self._num_tokens = self._options.microbatch * shape.sequence
-        self._routes = Routes(world, self._options, self.moe, range(shape.sequence), world.size)
+        self._num_tokens = self.spec.microbatch * shape.sequence
+        self._routes = Routes(world, self.spec, self.moe, range(shape.sequence), world.size)
         self._axes = make_axes(world, self.moe)
         world.barrier()  # a group that one rank gives back while another still connects breaks that one
-        self.layer = self._made(MoeLayer, self.moe, self._options.dtype)
+        self.layer = self._made(MoeLayer, self.moe, dtype_of(self.spec))
         self._step_number = 0
         self._draw()
 
@@ -91,8 +91,8 @@ class Scope:
             axes=self._axes,
             routes=self._routes,
             mixtures=(self.layer,),
-            hidden=self._options.shape.hidden,
-            element_bytes=self._options.dtype.itemsize,
+            hidden=self.spec.shape.hidden,
+            element_bytes=self.spec.element_bytes,
             tokens=self._num_tokens,
             counted={name: group for name, group in self._axes.groups.items() if name != "edp"},
             backward=self.backward,
@@ -117,8 +117,8 @@ class Scope:
         """Return normal numbers (b, s, h) of a source and this step: its tokens, or the gradients of what comes out."""
         name = f"{self._world.seed} {what} {self._step_number} {source}"
         chance = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        size = (self._options.microbatch, self._options.shape.sequence, self._options.shape.hidden)
-        return torch.randn(size, generator=chance).to(self._world.device, self._options.dtype)
+        size = (self.spec.microbatch, self.spec.shape.sequence, self.spec.shape.hidden)
+        return torch.randn(size, generator=chance).to(self._world.device, dtype_of(self.spec))
 
     def dense(self, dtype: torch.dtype) -> MoeLayer:
         """Return the same mixture in one process, with the weights of the seed."""
@@ -156,7 +156,7 @@ class Scope:
 
     def _made(self, kind: type[Layer], moe: Moe, dtype: torch.dtype) -> Layer:
         with torch.device(self._world.device):
-            module = kind(self._options.shape, moe, self._axes.held if kind is MoeLayer else None).to(dtype)
+            module = kind(self.spec.shape, moe, self._axes.held if kind is MoeLayer else None).to(dtype)
         fill(module, self._world.seed)
         return module
 
@@ -172,10 +172,10 @@ class LayerStep(Scope):
     def __init__(self, world: World, params: Mapping[str, Value]) -> None:
         self._waiter = TimedCompute(world.device)
         super().__init__(world, params)
-        if self._options.timed_seconds is not None:
+        if self.spec.timed_seconds is not None:
             around = nn.Module()
             around.layers = nn.ModuleList([self.layer])
-            let_experts_wait(around, self._options.timed_seconds, self._num_tokens, self._waiter)
+            let_experts_wait(around, self.spec.timed_seconds, self._num_tokens, self._waiter)
 
     def step(self) -> None:
         """Compute the mixture, and all its gradients from those of what comes out."""
@@ -185,26 +185,26 @@ class LayerStep(Scope):
 
     def check(self) -> int:
         """Return how many elements of output and gradients differ from one process's; of waits, what is misplaced."""
-        if self._options.timed:
+        if self.spec.timed:
             return self.count_misplaced()
         found = {OUT: self._out.detach(), INPUT: self.x.grad, **_gradients_of(self.layer)}
         right = {name: tensor for name, tensor in found.items() if tensor is not None}
         expected = self._reference(torch.float32)
-        if self._options.dtype == torch.float32:
+        if dtype_of(self.spec) == torch.float32:
             return count_apart(right, expected)
-        limit = DISTANCE_MARGIN * distance(self._reference(self._options.dtype), expected)
+        limit = DISTANCE_MARGIN * distance(self._reference(dtype_of(self.spec)), expected)
         return 0 if distance(right, expected) <= limit else sum(tensor.numel() for tensor in expected.values())
 
     def describe(self) -> Description:
         """Return tokens a second and, of the experts that tokens meet, FLOPs."""
         found, moe = super().describe(), self.moe
-        flops = 6.0 * (moe.top_k + moe.shared) * num_expert_parameters(self._options.shape, moe) * self._num_tokens
+        flops = 6.0 * (moe.top_k + moe.shared) * num_expert_parameters(self.spec.shape, moe) * self._num_tokens
         timed = ("timed experts: T is their forward at the mean load of ranks; shared experts cost nothing",)
         return replace(
             found,
             work=(Work(name="tokens_per_second", amount=self._num_tokens * self._world.size),),
             details={**found.details, "flops_per_rank": flops},
-            notes=(*found.notes, *(timed if self._options.timed else ())),
+            notes=(*found.notes, *(timed if self.spec.timed else ())),
         )
 
     def _draw(self) -> None:

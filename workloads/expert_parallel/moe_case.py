@@ -8,7 +8,7 @@ from typing import Any
 from bench.plan.params import Param, Value
 from bench.text import UserError
 from workloads.expert_parallel.routing import BALANCED, ROUTER, Generator, capacity, parse_routing, refuse_routing
-from workloads.model.shapes import Shape, num_layer_weights, num_parameters
+from workloads.model.shapes import Shape
 
 _WHOLE = 8  # elements of 2 bytes in 16 bytes: rows of torch's grouped products are whole multiples of them
 VARIANTS = ("all_to_all", "padded", "allgather", "dedup")
@@ -187,31 +187,3 @@ def num_expert_parameters(shape: Shape, moe: Moe) -> int:
 def num_routed_parameters(shape: Shape, moe: Moe) -> int:
     """Return the elements of all routed experts of all layers, which the expert axis divides."""
     return shape.layers * moe.experts * num_expert_parameters(shape, moe)
-
-
-def num_moe_parameters(shape: Shape, moe: Moe) -> int:
-    """Return the elements of the whole model: each FFN exchanged for router, experts and shared experts."""
-
-    def ffn(wide: int) -> int:
-        biases = wide + shape.hidden if shape.recipe == "gpt" and wide else 0
-        return num_ffn_matrices(shape) * shape.hidden * wide + biases
-
-    each = shape.hidden * moe.experts + ffn(moe.shared * moe.expert_ffn) - ffn(shape.ffn)
-    return num_parameters(shape) + shape.layers * each + num_routed_parameters(shape, moe)
-
-
-def num_split_parameters(shape: Shape) -> int:
-    """Return the elements of all layers' attention that ranks split by heads: all but gpt's bias of what comes out."""
-    wide = shape.hidden + shape.kv_heads * shape.head_size
-    return shape.layers * (2 * shape.hidden * wide + (wide if shape.recipe == "gpt" else 0))
-
-
-def moe_flops_per_token(shape: Shape, moe: Moe) -> float:
-    """Return model FLOPs of forward and backward per token, 6 N + 12 L H Q T, N the weights that a token meets.
-
-    PaLM's convention (arXiv 2204.02311, appendix B) with k of the E experts; what is dropped counts too.
-    """
-    attention = num_layer_weights(shape) - num_ffn_matrices(shape) * shape.hidden * shape.ffn
-    met = (moe.top_k + moe.shared) * num_expert_parameters(shape, moe) + shape.hidden * moe.experts
-    weights = shape.layers * (attention + met) + shape.hidden * shape.vocabulary
-    return 6.0 * weights + 12.0 * shape.layers * shape.heads * shape.head_size * shape.sequence

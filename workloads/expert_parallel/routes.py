@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from bench.world.world import World
+from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.moe_case import Moe
 from workloads.expert_parallel.moe_layer import MoeLayer, aux_loss, exchange_ffns, mixtures
 from workloads.expert_parallel.routing import BALANCED, NOWHERE, routes
 from workloads.model.transformer import build, loss_of
-from workloads.step.training_step import Options
+from workloads.step.layout import dtype_of
 
 # scores of two experts that are nearer than this may come out in another order, where sums are rounded otherwise
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -30,9 +31,9 @@ class Routes:
     routes (b, s, k) by number of the microbatch and of the layer.
     """
 
-    def __init__(self, world: World, options: Options, moe: Moe, mine: Sequence[int], data_size: int) -> None:
-        self._world, self._options, self._moe, self._mine = world, options, moe, list(mine)
-        tokens = max(1, options.num_sequences * options.shape.sequence * data_size // world.size)
+    def __init__(self, world: World, spec: StepSpec, moe: Moe, mine: Sequence[int], data_size: int) -> None:
+        self._world, self.spec, self._moe, self._mine = world, spec, moe, list(mine)
+        tokens = max(1, spec.num_sequences * spec.shape.sequence * data_size // world.size)
         self._generators = [moe.generator(world.seed, world.size, tokens, name) for name in (None, BALANCED)]
         self.generator = self._generators[0]
         self.frozen: Mapping[int, Mapping[int, Tensor]] | None = None
@@ -52,7 +53,7 @@ class Routes:
     def drawn(self, microbatch: int, positions: Sequence[int] | slice = slice(None)) -> Tensor:
         """Return a generator's routes of a microbatch's sequences, of some positions of each, (tokens, k)."""
         assert self.generator is not None, "routers draw nothing"
-        size = (self._options.microbatch, self._options.shape.sequence)
+        size = (self.spec.microbatch, self.spec.shape.sequence)
         tokens = size[0] * size[1]
         whole = torch.tensor(routes(self.generator, self.step, microbatch * tokens, tokens)).view(*size, -1)
         return whole[:, positions].flatten(0, 1).to(self._world.device)
@@ -70,7 +71,7 @@ class Routes:
 
     def reference_model(self, dtype: torch.dtype) -> nn.Module:
         """Return one process's model, all experts in it."""
-        shape, seed = self._options.shape, self._world.seed
+        shape, seed = self.spec.shape, self._world.seed
         model = build(shape, seed, self._world.device, dtype)
         exchange_ffns(model, shape, replace(self._moe, ep=1, etp=1), seed, dense=True)
         return model
@@ -78,7 +79,7 @@ class Routes:
     def reference_loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Return one process's mean loss over a global batch, each microbatch by itself and by its own routes."""
         losses = []
-        for i, tokens in enumerate(torch.split(batch, self._options.microbatch)):
+        for i, tokens in enumerate(torch.split(batch, self.spec.microbatch)):
             self.give(dict(enumerate(mixtures(model))), i, whole=True)
             losses.append(loss_of(model, tokens) + aux_loss(model))
         return torch.stack(losses).mean()
@@ -89,7 +90,7 @@ class Routes:
         ``layers`` are this rank's mixtures by number. The latter are counted in the first step alone: one process's
         router is told the weights of the seed.
         """
-        if self.generator is not None or self._options.timed:
+        if self.generator is not None or self.spec.timed:
             return check()
         self.frozen = self._taken(layers)
         try:
@@ -99,7 +100,7 @@ class Routes:
 
     def _taken(self, layers: Mapping[int, MoeLayer]) -> Mapping[int, Mapping[int, Tensor]]:
         """Return the routes of the last step, of all ranks."""
-        size = (self._options.microbatch, self._options.shape.sequence, self._moe.top_k)
+        size = (self.spec.microbatch, self.spec.shape.sequence, self._moe.top_k)
         mine = [
             (microbatch, layer, self._mine, chosen.view(size[0], len(self._mine), -1).cpu())
             for layer, mixture in layers.items()
@@ -116,7 +117,7 @@ class Routes:
         if self._misrouted_counted:
             return 0
         self._misrouted_counted = True
-        dtype, wrong = self._options.dtype, 0
+        dtype, wrong = dtype_of(self.spec), 0
         model = self.reference_model(dtype)
         for mixture in mixtures(model):
 

@@ -1,14 +1,14 @@
 """What each axis of a mesh sends, what of it is exposed, what ranks hold, and the bubble where there is a pipeline."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from bench.results.details import COMPONENTS
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.costs.activations import Kept, activations_from
-from workloads.costs.mesh_costs import Place, state_of
+from workloads.costs.memory import activations_of, state_of
 from workloads.costs.moe_costs import Sizes
+from workloads.costs.step_spec import Position
 from workloads.expert_parallel.expert_probe import Routed, load_metrics, merged, routed_by, sent_in_step
 from workloads.expert_parallel.moe_layer import mixtures
 from workloads.expert_parallel.routing import BALANCED
@@ -31,7 +31,7 @@ from workloads.pipeline_parallel.pipeline_probe import (
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
 from workloads.pipeline_parallel.stages import Chunk, Recorder
 from workloads.step.layout import Layout
-from workloads.step.memory import Batch, BySource, largest_of
+from workloads.step.memory import BySource, largest_of
 from workloads.step.probe import Begin, Step
 from workloads.step.sent_bytes import ByAxis, SentBytes
 
@@ -55,12 +55,15 @@ class Look:
 
     world: World
     layout: Layout
-    place: Place
+    at: Position
+    expected: ByAxis
     chunks: Mapping[int, Chunk]
-    schedule: Schedule | None
-    batch: Batch
     tokens: int
-    timed_seconds: float | None
+
+    @property
+    def schedule(self) -> Schedule | None:
+        pipeline = self.at.spec.pipeline
+        return None if pipeline is None else pipeline.schedule
 
 
 @dataclass(frozen=True)
@@ -83,32 +86,32 @@ class MeshBytes:
         look, layers = self.look, mixtures(self.look.layout.model)
         for mixture in layers:
             mixture.chosen.clear()
-        sent, expected = SentBytes(look.layout).observe(step, begin, budget_seconds)
-        routed = routed_by(layers, look.batch.microbatch * look.tokens) if "ep" in look.layout.axes else None
+        sent, expected = SentBytes(look.layout, look.expected).observe(step, begin, budget_seconds)
+        routed = routed_by(layers, look.at.spec.microbatch * look.tokens) if "ep" in look.layout.axes else None
         return Sent(sent, expected, routed)
 
     def summarise(self, told: Sequence[Sent]) -> Explanation:
         metrics = SentBytes.summarise(self.sent_and_expected(told)).metrics
-        if (moe := self.look.place.moe) is not None and (routed := self._routed(told)):
-            first = next(ranks for ranks in expert_groups(self.look.place.mesh) if 0 in ranks)
+        if (moe := self.look.at.spec.moe) is not None and (routed := self._routed(told)):
+            first = next(ranks for ranks in expert_groups(self.look.at.spec.mesh) if 0 in ranks)
             metrics |= load_metrics([routed[rank] for rank in first], moe.ep, None)
         return Explanation(metrics=metrics, details={"bytes_sent_by_rank": [dict(one.sent) for one in told]})
 
     def sent_and_expected(self, told: Sequence[Sent]) -> list[tuple[ByAxis, ByAxis]]:
         """Return what each rank sent, and what it is expected to have sent."""
-        look, moe, routed = self.look, self.look.place.moe, self._routed(told)
+        look, moe, routed = self.look, self.look.at.spec.moe, self._routed(told)
         if moe is None or not routed:
             return [(one.sent, one.expected) for one in told]
         sizes = Sizes(
-            hidden=look.place.shape.hidden,
-            element_bytes=look.batch.element_bytes,
+            hidden=look.at.spec.shape.hidden,
+            element_bytes=look.at.spec.element_bytes,
             top_k=moe.top_k,
-            tokens=look.batch.microbatch * look.tokens * moe.etp,
+            tokens=look.at.spec.microbatch * look.tokens * moe.etp,
             experts_per_rank=moe.experts_per_rank,
         )
-        forwards = 1 if look.batch.checkpointing == "none" else 2
+        forwards = 1 if look.at.spec.checkpointing == "none" else 2
         to_experts = {}
-        for ranks in expert_groups(look.place.mesh):
+        for ranks in expert_groups(look.at.spec.mesh):
             copy = [routed[rank] for rank in ranks]
             for i, rank in enumerate(ranks):
                 flights = sent_in_step(moe.variant, i, copy, sizes)
@@ -118,7 +121,7 @@ class MeshBytes:
     def _routed(self, told: Sequence[Sent]) -> dict[int, Routed]:
         """Return what each rank routed, with those that split experts: they take each other's tokens."""
         each = [one.routed for one in told if one.routed is not None]
-        parts = expert_parts(self.look.place.mesh) if each else []
+        parts = expert_parts(self.look.at.spec.mesh) if each else []
         return {rank: merged([each[of] for of in ranks], len(ranks))[0] for ranks in parts for rank in ranks}
 
 
@@ -132,7 +135,7 @@ class MeshBubble:
     share = 2 / 3  # of what is left for the rest of the step's time
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Taken | None:
-        if not claims_bubble(self.look.world, self.look.timed_seconds):
+        if not claims_bubble(self.look.world, self.look.at.spec.timed_seconds):
             return None
         return take_steps(self.look.world, self.recorder, step, begin, budget_seconds)
 
@@ -140,11 +143,11 @@ class MeshBubble:
         taken, facts = [one for one in told if one is not None], facts_of(self.schedule)
         if not taken:
             return Explanation(details=facts.as_details, notes=(SHARED,))
-        pipelines = groups_along(self.look.place.mesh, "pp")
+        pipelines = groups_along(self.look.at.spec.mesh, "pp")
         of_each = [steps_of([taken[rank] for rank in ranks], self.schedule) for ranks in pipelines]
         slowest = max(of_each, key=lambda steps: steps.middle.makespan)
         latency = link_latency(slowest.timelines, self.schedule)
-        metrics = bubble_of(slowest, latency, self.look.timed_seconds)
+        metrics = bubble_of(slowest, latency, self.look.at.spec.timed_seconds)
         # a step's compute and idle are those of its traced wall here, to which exposed communication belongs
         for name in ("compute", "idle", "non_pipeline_time"):
             del metrics[name]
@@ -165,14 +168,14 @@ class MeshMemory:
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float = 0.0) -> BySource:
         look = self.look
-        closed = formula(look.place, look.schedule, look.batch, fused_norms=look.world.device.type == "cuda")
+        closed = {**asdict(state_of(look.at)), "activations": activations_of(look.at)}
         if self._without_formula:
             del closed["activations"]
         measured = measured_memory(look.layout, look.world, self.train, begin)
         return {"memory": measured, "memory_counted": counted(look), "memory_formula": closed}
 
     def summarise(self, told: Sequence[BySource]) -> Explanation:
-        moe, how, without = self.look.place.moe, self.look.batch.checkpointing, self._without_formula
+        moe, how, without = self.look.at.spec.moe, self.look.at.spec.checkpointing, self._without_formula
         notes = [_UNCOUNTED] if how == "selective" else []
         notes += [without] if without else []
         if moe is not None and moe.routing != BALANCED and how == "none" and not without:
@@ -184,25 +187,9 @@ class MeshMemory:
     @property
     def _without_formula(self) -> str:
         """Why a step's activations have no closed form, nothing if they have."""
-        if self.look.timed_seconds is not None:
+        if self.look.at.spec.timed_seconds is not None:
             return _TIMED
-        return _BLOCKS if self.look.batch.checkpointing == "selective" and self.look.place.size("cp") > 1 else ""
-
-
-def formula(place: Place, schedule: Schedule | None, batch: Batch, *, fused_norms: bool = False) -> dict[str, float]:
-    """Return the closed forms of a rank's state and activations."""
-    state = state_of(place).bytes(mixed=batch.element_bytes < 4)
-    held = {"parameters": state.parameters, "gradients": state.gradients, "optimizer": state.optimizer}
-    kept = Kept(
-        shape=place.shape,
-        mesh=place.mesh,
-        microbatch=batch.microbatch,
-        element_bytes=batch.element_bytes,
-        checkpointing=batch.checkpointing,
-        moe=place.moe,
-        fused_norms=fused_norms,
-    )
-    return {**held, "activations": activations_from(place, schedule, kept)}
+        return _BLOCKS if self.look.at.spec.checkpointing == "selective" and self.look.at.spec.size("cp") > 1 else ""
 
 
 def counted(look: Look) -> dict[str, float]:
@@ -212,12 +199,12 @@ def counted(look: Look) -> dict[str, float]:
     """
     # state first: the forward passes that are counted leave FSDP's parameters gathered
     state, saved = counted_state(look.layout), {}
-    if look.batch.checkpointing == "selective":
+    if look.at.spec.checkpointing == "selective":
         return state
     for stage, chunk in look.chunks.items():
         for mixture in mixtures_in(chunk).values():
             mixture.given = mixture.chosen[max(mixture.chosen)]  # of such tokens a router would send all to one expert
-        saved[stage] = saved_bytes(chunk, (look.batch.microbatch, look.tokens), look.place.shape.hidden)
+        saved[stage] = saved_bytes(chunk, (look.at.spec.microbatch, look.tokens), look.at.spec.shape.hidden)
     if look.schedule is None:
         return {**state, "activations": saved[0]}
-    return {**state, "activations": peak_held(look.schedule, look.place.coordinate["pp"], lambda stage: saved[stage])}
+    return {**state, "activations": peak_held(look.schedule, look.at.pp_rank, lambda stage: saved[stage])}

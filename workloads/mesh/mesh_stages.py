@@ -15,7 +15,8 @@ from torch.profiler import record_function
 from bench.results.details import Action
 from bench.world.world import World
 from workloads.context_parallel.exchange_plan import ContextPlan
-from workloads.costs.former import Kind
+from workloads.costs.parameter_table import Kind
+from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.groups import Held, held_by
 from workloads.expert_parallel.moe_case import Moe, num_expert_parameters, num_ffn_matrices
 from workloads.expert_parallel.moe_layer import MoeLayer
@@ -28,7 +29,6 @@ from workloads.pipeline_parallel.pipeline_case import Pipeline
 from workloads.pipeline_parallel.stages import Chunk, Recorder, make_stages, make_train
 from workloads.step.layout import group_of_mine, local, make_mesh, nothing
 from workloads.step.parity import count_unfilled
-from workloads.step.training_step import Options
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A microbatch's part of what is to be trained on, of logits and targets."""
@@ -122,7 +122,7 @@ def one_stage(model: Transformer, loss: Loss, begin: Begin) -> Stages:
 
 def pipeline_stages(
     model: Transformer,
-    options: Options,
+    spec: StepSpec,
     pipeline: Pipeline,
     recorder: "RoutingRecorder",
     group: dist.ProcessGroup,
@@ -131,7 +131,7 @@ def pipeline_stages(
     loss: Loss,
 ) -> Stages:
     """Return some stages; ``group`` are the ranks of its pipeline, through which (b, ``tokens``) pass."""
-    stages = make_stages(model, options, pipeline, recorder, group=group, tokens=tokens)
+    stages = make_stages(model, spec, pipeline, recorder, group=group, tokens=tokens)
     recorder.chunks = {stage.stage_index: stage.chunk for stage in stages}
     train = make_train(pipeline.schedule, stages, recorder, loss)
     return Stages(

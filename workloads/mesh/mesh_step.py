@@ -19,7 +19,8 @@ from bench.world.world import World
 from workloads.context_parallel.attention_kernel import Kernel, kernel_for, waiting_kernel
 from workloads.context_parallel.context_step import attend_by, core_of
 from workloads.context_parallel.recorder import Recorder
-from workloads.costs.mesh_costs import place_of, sent_from
+from workloads.costs import strategies
+from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.expert_step import MixtureStep
 from workloads.expert_parallel.moe_layer import MoeLayer, exchange_ffns, let_experts_wait
 from workloads.expert_parallel.routes import Routes
@@ -46,10 +47,9 @@ from workloads.model.optimizer import make_optimizer
 from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
 from workloads.model.transformer import Transformer, draw_tokens, loss_of
 from workloads.pipeline_parallel.stages import Chunk, Held
-from workloads.step.layout import Layout
+from workloads.step.layout import Layout, dtype_of
 from workloads.step.overlap import Overlap
 from workloads.step.probe import Probe
-from workloads.step.training_step import Options
 from workloads.tensor_parallel.tensor_parallel import split_blocks
 
 _NO_OVERLAP = "gradients of dp, of edp and of what tp does not split are summed after the last microbatch, as one"
@@ -64,26 +64,17 @@ class HybridStep(MixtureStep):
     """A training step on a mesh, and what each axis of it sends and costs."""
 
     def __init__(self, world: World, params: Mapping[str, Value]) -> None:
-        options = Options.of({**params, "accumulation": params["microbatches"]})
-        self.hybrid = hybrid_of(params, options.shape, world.size)
+        spec = strategies.mesh(params, world.size, world.device.type)
+        self.hybrid = hybrid_of(params, spec.shape, world.size)
         self.coordinate = coordinate_of(self.hybrid.mesh, world.rank)
         moe = self.moe = self.hybrid.moe
-        self._place = place_of(
-            options.shape,
-            self.hybrid.mesh,
-            self.coordinate,
-            schedule=str(params["schedule"]),
-            chunks=int(params["chunks"]),
-            split=str(params["split"]),
-            moe=moe,
-        )
-        self._tokens = tokens_of(self.hybrid, options.shape.sequence, self.coordinate)
+        self._tokens = tokens_of(self.hybrid, spec.shape.sequence, self.coordinate)
         data_size = self.hybrid.size("dp", "fsdp")
-        self._routes = None if moe is None else Routes(world, options, moe, self._tokens, data_size)
-        self._shares = shares_of(options.shape, moe, cp=self.hybrid.size("cp"))
+        self._routes = None if moe is None else Routes(world, spec, moe, self._tokens, data_size)
+        self._shares = shares_of(spec.shape, moe, cp=self.hybrid.size("cp"))
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
         self._block_waiter = TimedCompute(world.device)
-        super().__init__(world, {**params, "accumulation": params["microbatches"]}, self._lay_out)
+        super().__init__(world, params, self._lay_out, strategies.mesh)
 
     def reset(self) -> None:
         """Draw the next batch."""
@@ -93,10 +84,10 @@ class HybridStep(MixtureStep):
 
     def check(self) -> int:
         """Return how many elements fail the parity gate, and how many routes one process's router would not take."""
-        if not self._options.timed:
+        if not self.spec.timed:
             return super().check()
         # each gradient as its data rank fills it in: FSDP takes the mean over its own, dp and cp add theirs up
-        times = self._options.accumulation * self.hybrid.size("dp", "cp")
+        times = self.spec.microbatches * self.hybrid.size("dp", "cp")
         return count_wrong_fills(self.layout.model, times, tp=self.hybrid.size("tp"), num_ranks=self._world.size)
 
     def probes(self) -> Sequence[Probe[Any]]:
@@ -111,34 +102,36 @@ class HybridStep(MixtureStep):
         return Look(
             world=self._world,
             layout=self.layout,
-            place=self._place,
+            at=self.spec.at(self._world.rank),
+            expected=self.expected_bytes(),
             chunks=self._stages.chunks,
-            schedule=None if self.hybrid.pipeline is None else self.hybrid.pipeline.schedule,
-            batch=self._batch_sizes(),
             tokens=len(self._tokens),
-            timed_seconds=self._options.timed_seconds,
         )
 
-    def _lay_out(self, model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+    def expected_bytes(self) -> dict[str, float]:
+        """Return the closed forms but for experts' tokens, whose bytes are those of the step's own routes."""
+        return {axis: sent for axis, sent in super().expected_bytes().items() if axis != "ep"}
+
+    def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
         """Put the model on the mesh, from the innermost axis to the outermost."""
         hybrid, groups = self.hybrid, make_groups(world, self.hybrid)
         # a wait that took too long is not made up for by the next action: that would be a bubble moved elsewhere
         self._recorder = RoutingRecorder(world.device, self._begin, self._forget_late)
         if self.moe is not None:
-            exchange_ffns(model, options.shape, self.moe, world.seed, held=groups.held)
-            if options.timed_seconds is not None:
-                seconds, tokens = options.timed_seconds * hybrid.size("pp"), options.microbatch * len(self._tokens)
+            exchange_ffns(model, spec.shape, self.moe, world.seed, held=groups.held)
+            if spec.timed_seconds is not None:
+                seconds, tokens = spec.timed_seconds * hybrid.size("pp"), spec.microbatch * len(self._tokens)
                 experts, others = seconds * self._shares.experts, seconds * self._shares.linear
                 let_experts_wait(model, experts, tokens, self._waiter, others=others)
         if "tp" in groups.axes:
             split_blocks(model.layers, groups.mesh["tp"], mixtures=self.moe is not None)
-        plan, cp = plan_of(hybrid, options.shape.sequence), self.coordinate["cp"]
+        plan, cp = plan_of(hybrid, spec.shape.sequence), self.coordinate["cp"]
         core = None
         if "cp" in groups.axes:
-            core = core_of(plan, cp, world.device, groups.axes, self._kernel(options), Recorder(world.device))
+            core = core_of(plan, cp, world.device, groups.axes, self._kernel(spec), Recorder(world.device))
         attend_by(model, core, torch.tensor(plan.tokens(cp), device=world.device))
         model.places = torch.tensor(self._tokens, device=world.device)
-        self._stages = self._make_stages(model, options, groups)
+        self._stages = self._make_stages(model, spec, groups)
         if "fsdp" in groups.axes:
             shard_stages(self._stages, groups.mesh["fsdp"], kept=hybrid.pipeline is not None)
         held = Held(self._stages.chunks.values())
@@ -146,43 +139,32 @@ class HybridStep(MixtureStep):
         self._sums = Sums(
             parameters=by_kind(held, split="tp" in groups.axes), groups=groups.axes, shards=hybrid.size("fsdp")
         )
-        sent = sent_from(
-            self._place,
-            microbatch=options.microbatch,
-            microbatches=options.accumulation,
-            element_bytes=options.dtype.itemsize,
-            cp_method=hybrid.cp_method,
-            checkpointing=options.checkpointing,
-        )
         return Layout(
             module=held,
             model=held,
-            optimizer=make_optimizer(held.parameters(), options.dtype, timed=options.timed),
+            optimizer=make_optimizer(held.parameters(), dtype_of(spec), timed=spec.timed),
             axes=groups.axes,
             data_rank=along(self.coordinate, hybrid.mesh, "dp", "fsdp"),
             data_size=hybrid.size("dp", "fsdp"),
-            # but for experts' tokens, whose bytes are those of the step's own routes
-            expected_bytes={axis: num_bytes for axis, num_bytes in sent.items() if axis != "ep"},
             forward_backward=self._train,
             holds_stage_only=hybrid.pipeline is not None,
             replica_group=groups.replica_group,
             reference_model=None if self._routes is None else self._routes.reference_model,
             reference_loss=loss_of if self._routes is None else self._routes.reference_loss,
-            state="hybrid",
             made_groups=groups.made,
-            details={"mesh": dict(hybrid.mesh), **({"timed_shares": asdict(self._shares)} if options.timed else {})},
+            details={"mesh": dict(hybrid.mesh), **({"timed_shares": asdict(self._shares)} if spec.timed else {})},
             notes=(_NO_OVERLAP,) if groups.axes.keys() & {"dp", "edp", "tp"} else (),
         )
 
-    def _make_stages(self, model: Transformer, options: Options, groups: Groups) -> Stages:
+    def _make_stages(self, model: Transformer, spec: StepSpec, groups: Groups) -> Stages:
         """Return this rank's layers; what is trained on is the loss over all of a gradient's ranks and microbatches."""
         ranks = self.hybrid.gradient_ranks // self.hybrid.size("fsdp")  # FSDP takes the mean over its own
-        loss = partial(_part_of_loss, parts=options.accumulation * ranks)
+        loss = partial(_part_of_loss, parts=spec.microbatches * ranks)
         if self.hybrid.pipeline is None:
             return one_stage(model, loss, self._begin)
         return pipeline_stages(
             model,
-            options,
+            spec,
             self.hybrid.pipeline,
             self._recorder,
             groups.axes["pp"],
@@ -214,24 +196,24 @@ class HybridStep(MixtureStep):
         """
         if self.moe is not None:
             return
-        options, pp = self._options, self.hybrid.size("pp")
+        spec, pp = self.spec, self.hybrid.size("pp")
         make_timed(model, seconds * pp * self._shares.linear, self._waiter)
-        count = max(1, options.shape.layers // pp)
+        count = max(1, spec.shape.layers // pp)
         some = Chunk(model, 0, count)
-        tokens = draw_tokens(options.shape, options.microbatch, self._world.seed, 0).to(self._world.device)
-        mine = seconds * pp * count / options.shape.layers * self._shares.linear
+        tokens = draw_tokens(spec.shape, spec.microbatch, self._world.seed, 0).to(self._world.device)
+        mine = seconds * pp * count / spec.shape.layers * self._shares.linear
         calibrate(mine, self._waiter, lambda: some(tokens[:, :-1]).sum())
         model.zero_grad()
 
-    def _kernel(self, options: Options) -> Kernel:
-        shape = options.shape
-        if options.timed_seconds is None:
-            return kernel_for(self._world.device, options.dtype, shape.head_size)
-        each = options.timed_seconds * self.hybrid.size("pp") / shape.layers * self._shares.attention
+    def _kernel(self, spec: StepSpec) -> Kernel:
+        shape = spec.shape
+        if spec.timed_seconds is None:
+            return kernel_for(self._world.device, dtype_of(spec), shape.head_size)
+        each = spec.timed_seconds * self.hybrid.size("pp") / shape.layers * self._shares.attention
         return waiting_kernel(
             each,
             plan_of(self.hybrid, shape.sequence),
-            microbatch=options.microbatch,
+            microbatch=spec.microbatch,
             heads=shape.heads // self.hybrid.size("tp"),
             waiter=self._block_waiter,
         )

@@ -159,32 +159,3 @@ def num_layer_weights(shape: Shape) -> int:
     num_ffn_matrices = 3 if shape.recipe == "llama" else 2
     attention = 2 * shape.hidden * shape.hidden + 2 * shape.hidden * shape.kv_heads * shape.head_size
     return attention + num_ffn_matrices * shape.hidden * shape.ffn
-
-
-def num_parameters(shape: Shape) -> int:
-    """Return the parameters of the whole model, exactly: matrices, norms, biases, embedding tables, untied head."""
-    tables = (shape.vocabulary + (shape.sequence if shape.recipe == "gpt" else 0)) * shape.hidden
-    return shape.layers * num_layer_parameters(shape) + tables + num_head_parameters(shape)
-
-
-def num_layer_parameters(shape: Shape) -> int:
-    """Return the parameters of one layer: matrices, two norms, and for gpt all biases but the keys'."""
-    if shape.recipe == "llama":
-        return num_layer_weights(shape) + 2 * shape.hidden
-    biases = 3 * shape.hidden + shape.kv_heads * shape.head_size + shape.ffn
-    return num_layer_weights(shape) + 4 * shape.hidden + biases
-
-
-def num_head_parameters(shape: Shape) -> int:
-    """Return the parameters after the last layer: its norm and the head."""
-    return (shape.vocabulary + (2 if shape.recipe == "gpt" else 1)) * shape.hidden
-
-
-def flops_per_token(shape: Shape) -> float:
-    """Return model FLOPs of forward and backward per token, 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B).
-
-    N are the weights of matrix products: layers and head, without embedding tables (looked up), norms and biases.
-    Attention counts in full, not half for the causal mask, and recomputation not at all, as there.
-    """
-    weights = shape.layers * num_layer_weights(shape) + shape.hidden * shape.vocabulary
-    return 6.0 * weights + 12.0 * shape.layers * shape.heads * shape.head_size * shape.sequence

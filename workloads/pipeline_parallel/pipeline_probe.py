@@ -4,7 +4,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 
 import torch
@@ -20,13 +20,13 @@ from bench.results.metrics import MetricValue, values
 from bench.results.stats import Estimate
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.costs.communication_pattern import sent_bytes
-from workloads.costs.former import state_bytes
-from workloads.model.shapes import Shape, num_head_parameters, num_layer_parameters, num_parameters
+from workloads.costs import communication_pattern as pattern
+from workloads.costs.communication_pattern import calls, sent_bytes
+from workloads.costs.memory import activations_of, layer_equation, state_of
+from workloads.costs.step_spec import StepSpec
 from workloads.pipeline_parallel import bubbles, schedules
 from workloads.pipeline_parallel.bubbles import Shares, compare, shares_of
 from workloads.pipeline_parallel.pipeline_case import Pipeline
-from workloads.pipeline_parallel.pp_bytes import bytes_by_link
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
 from workloads.pipeline_parallel.simulate import Latency, Ran, Timeline
 from workloads.pipeline_parallel.stages import Chunk, Recorder
@@ -89,31 +89,34 @@ class PipelineProbe:
     recorder: Recorder
     train: Callable[[], object]
     chunks: Mapping[int, Chunk]
-    pipeline: Pipeline
-    shape: Shape
-    batch: memory.Batch
-    timed_seconds: float | None
+    spec: StepSpec
     share = 1.0
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What is run."""
+        assert self.spec.pipeline is not None
+        return self.spec.pipeline
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Seen:
         begin()
-        calls = counted(step, self.layout.axes)
+        made = counted(step, self.layout.axes)
         sent_to: Counter[int] = Counter()
-        for call in calls:
+        for call in made:
             if call.peer is not None:
                 sent_to[call.peer] += int(sent_bytes(call.op, call.num_bytes, call.ranks))
-        claims = claims_bubble(self.world, self.timed_seconds)
+        claims = claims_bubble(self.world, self.spec.timed_seconds)
         taken = take_steps(self.world, self.recorder, step, begin, budget_seconds) if claims else None
         held = {
             "memory": measured_memory(self.layout, self.world, self.train, begin),
             "memory_counted": self.memory_counted(),
             "memory_formula": self.memory_formula(),
         }
-        sent = bytes_by_axis(calls, self.layout.axes), self.layout.expected_bytes
+        sent = bytes_by_axis(made, self.layout.axes), pattern.bytes_by_axis(calls(self.spec.at(self.world.rank)))
         return Seen(taken=taken, sent=sent, sent_to=dict(sent_to), held=held)
 
     def summarise(self, told: Sequence[Seen]) -> Explanation:
-        sent = SentBytes(self.layout).summarise([one.sent for one in told])
+        sent = SentBytes.summarise([one.sent for one in told])
         metrics = {**sent.metrics, **memory.largest_of([one.held for one in told], _MEMORY)}
         facts, notes = self._facts(told), (memory.UNCOUNTED,) if self._is_uncounted else ()
         taken = [one.taken for one in told if one.taken is not None]
@@ -125,8 +128,8 @@ class PipelineProbe:
         comparison = compare(
             steps.schedule,
             shares,
-            layers=self.shape.layers,
-            layer_bytes=None if self._is_uncounted else memory.layer_activation_bytes(self.shape, self.batch),
+            layers=self.spec.shape.layers,
+            layer_bytes=layer_equation(self.spec.at(0), self.spec.checkpointing).value,
             latency=fmean(latency.values()) if latency else 0.0,
             outside=steps.outside_seconds,
         )
@@ -137,27 +140,15 @@ class PipelineProbe:
             clock_uncertainty_seconds=self.world.clock.uncertainty_ns / 1e9,
         )
         return Explanation(
-            metrics={**metrics, **bubble_of(steps, latency, self.timed_seconds)},
+            metrics={**metrics, **bubble_of(steps, latency, self.spec.timed_seconds)},
             details=facts.as_details,
             notes=(*((_HALVES,) if shares.assumed_halves else ()), *notes),
         )
 
     def memory_formula(self) -> memory.Held:
-        """Return the closed forms of this rank's state, and of its layers' activations."""
-        shape, counts, stages = self.shape, self.pipeline.layers_by_stage, self.chunks.keys()
-        head, layers = num_head_parameters(shape), sum(counts[stage] for stage in stages)
-        embeddings = num_parameters(shape) - shape.layers * num_layer_parameters(shape) - head
-        parameters = (
-            layers * num_layer_parameters(shape) + embeddings * (0 in stages) + head * (len(counts) - 1 in stages)
-        )
-        state = state_bytes("ddp", parameters, 1, mixed=self.batch.element_bytes < 4)
-        each = memory.layer_activation_bytes(shape, self.batch)
-        return {
-            "parameters": state.parameters,
-            "gradients": state.gradients,
-            "optimizer": state.optimizer,
-            "activations": peak_held(self.pipeline.schedule, self.world.rank, lambda stage: each * counts[stage]),
-        }
+        """Return the closed forms of this rank's state and activations."""
+        at = self.spec.at(self.world.rank)
+        return {**asdict(state_of(at)), "activations": activations_of(at)}
 
     def memory_counted(self) -> memory.Held:
         """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward.
@@ -167,19 +158,20 @@ class PipelineProbe:
         held = counted_state(self.layout)
         if self._is_uncounted:
             return held
-        size = (self.batch.microbatch, self.shape.sequence)
-        saved = {stage: saved_bytes(chunk, size, self.shape.hidden) for stage, chunk in self.chunks.items()}
+        size = (self.spec.microbatch, self.spec.shape.sequence)
+        saved = {stage: saved_bytes(chunk, size, self.spec.shape.hidden) for stage, chunk in self.chunks.items()}
         return {**held, "activations": peak_held(self.pipeline.schedule, self.world.rank, lambda stage: saved[stage])}
 
     @property
     def _is_uncounted(self) -> bool:
-        return self.batch.checkpointing == "selective"
+        return self.spec.checkpointing == "selective"
 
     def _facts(self, told: Sequence[Seen]) -> details.Pipeline:
-        expected = bytes_by_link(self.pipeline, self.shape, self.batch.microbatch, self.batch.element_bytes)
         boundaries = [
-            {"from": one, "to": other, "expected_bytes": each, "sent_bytes": told[one].sent_to.get(other)}
-            for (one, other), each in sorted(expected.items())
+            {"from": rank, "to": call.peer, "expected_bytes": int(call.sent), "sent_bytes": one.sent_to.get(call.peer)}
+            for rank, one in enumerate(told)
+            for call in calls(self.spec.at(rank))
+            if call.peer is not None
         ]
         return replace(
             facts_of(self.pipeline.schedule),

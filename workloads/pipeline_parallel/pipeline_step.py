@@ -11,18 +11,18 @@ from torch import Tensor
 
 from bench.plan.params import Value
 from bench.world.world import World
+from workloads.costs import strategies
+from workloads.costs.step_spec import StepSpec
 from workloads.model.optimizer import make_optimizer
 from workloads.model.timed_compute import calibrate, make_timed
 from workloads.model.transformer import Transformer, draw_tokens
 from workloads.pipeline_parallel.bubbles import bubble_fraction
-from workloads.pipeline_parallel.pipeline_case import pipeline_of
 from workloads.pipeline_parallel.pipeline_probe import PipelineProbe
-from workloads.pipeline_parallel.pp_bytes import bytes_by_rank
 from workloads.pipeline_parallel.schedules import Schedule
 from workloads.pipeline_parallel.simulate import simulate
 from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, make_stages, make_train
-from workloads.step.layout import Layout
-from workloads.step.training_step import Options, TrainingStep
+from workloads.step.layout import Layout, dtype_of
+from workloads.step.training_step import TrainingStep
 
 
 def prepare(world: World, **params: Value) -> "PipelineStep":
@@ -33,7 +33,7 @@ class PipelineStep(TrainingStep):
     """A training step whose microbatches are those of the pipeline."""
 
     def __init__(self, world: World, params: Mapping[str, Value]) -> None:
-        super().__init__(world, {**params, "accumulation": params["microbatches"]}, self._lay_out)
+        super().__init__(world, params, self._lay_out, strategies.pp)
 
     def reset(self) -> None:
         super().reset()
@@ -46,25 +46,22 @@ class PipelineStep(TrainingStep):
             recorder=self._recorder,
             train=self._forward_backward,
             chunks={stage.stage_index: stage.chunk for stage in self._stages},
-            pipeline=self._pipeline,
-            shape=self._options.shape,
-            batch=self._batch_sizes(),
-            timed_seconds=self._options.timed_seconds,
+            spec=self.spec,
         )
         return (probe,)
 
-    def _lay_out(self, model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+    def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
         """Keep this rank's stages of the model and hand them to torch's runtime."""
         # an action that took too long is not made up for by the next one: that would be a bubble moved elsewhere
         self._recorder = Recorder(world.device, self._waiter.forget)
-        self._pipeline = pipeline_of(params, options.shape, world.size)
-        schedule, tokens = self._pipeline.schedule, options.shape.sequence
-        self._stages = make_stages(model, options, self._pipeline, self._recorder, group=world.group, tokens=tokens)
+        assert spec.pipeline is not None
+        schedule, tokens = spec.pipeline.schedule, spec.shape.sequence
+        self._stages = make_stages(model, spec, spec.pipeline, self._recorder, group=world.group, tokens=tokens)
         train = make_train(
             schedule,
             self._stages,
             self._recorder,
-            lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / options.accumulation,
+            lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / spec.microbatches,
         )
 
         def forward_backward(microbatches: Sequence[Tensor]) -> Tensor | None:
@@ -72,15 +69,13 @@ class PipelineStep(TrainingStep):
             return train(tokens[:, :-1], tokens[:, 1:])
 
         held = Held(stage.chunk for stage in self._stages)
-        sent = bytes_by_rank(self._pipeline, options.shape, options.microbatch, options.dtype.itemsize)
         return Layout(
             module=held,
             model=held,
-            optimizer=make_optimizer(held.parameters(), options.dtype, timed=options.timed),
+            optimizer=make_optimizer(held.parameters(), dtype_of(spec), timed=spec.timed),
             axes={"pp": world.group},
             data_rank=0,
             data_size=1,
-            expected_bytes={"pp": sent[world.rank]},
             forward_backward=forward_backward,
             holds_stage_only=True,
             exact_order=order_of_gradients(schedule, world.rank),
@@ -89,12 +84,12 @@ class PipelineStep(TrainingStep):
 
     def _make_timed(self, model: Transformer, seconds: float) -> None:
         """Let a rank's share of the layers take so long, and make it exact on the layers of one stage."""
-        options, ranks = self._options, self._world.size
+        spec, ranks = self.spec, self._world.size
         make_timed(model, seconds * ranks, self._waiter)
-        count = max(1, options.shape.layers // ranks)
+        count = max(1, spec.shape.layers // ranks)
         stage = Chunk(model, 0, count)
-        tokens = draw_tokens(options.shape, options.microbatch, self._world.seed, 0).to(self._world.device)
-        mine = seconds * ranks * count / options.shape.layers
+        tokens = draw_tokens(spec.shape, spec.microbatch, self._world.seed, 0).to(self._world.device)
+        mine = seconds * ranks * count / spec.shape.layers
         calibrate(mine, self._waiter, lambda: stage(tokens[:, :-1]).sum())
         model.zero_grad()
 

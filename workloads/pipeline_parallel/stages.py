@@ -16,11 +16,11 @@ from torch.distributed.pipelining import PipelineStage
 
 from bench.results.details import Action, ActionKind
 from bench.world.torch_compat import pipeline_runtime, stage_backward
+from workloads.costs.step_spec import StepSpec
 from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.pipeline_case import Pipeline
 from workloads.pipeline_parallel.schedules import Schedule
-from workloads.step.layout import nothing
-from workloads.step.training_step import Options
+from workloads.step.layout import dtype_of, nothing
 
 
 class Chunk(nn.Module):
@@ -168,13 +168,13 @@ class Stage(PipelineStage):
 
 
 def make_stages(
-    model: Transformer, options: Options, pipeline: Pipeline, recorder: Recorder, group: dist.ProcessGroup, tokens: int
+    model: Transformer, spec: StepSpec, pipeline: Pipeline, recorder: Recorder, group: dist.ProcessGroup, tokens: int
 ) -> list[Stage]:
     """Return this rank's stages of a pipeline, through which (b, ``tokens``) pass; ``group`` are its ranks."""
-    size, counts = (options.microbatch, tokens), pipeline.layers_by_stage
+    size, counts = (spec.microbatch, tokens), pipeline.layers_by_stage
     given = torch.empty(size, dtype=torch.long, device="meta")
-    between = torch.empty(*size, options.shape.hidden, dtype=options.dtype, device="meta", requires_grad=True)
-    logits = torch.empty(*size, options.shape.vocabulary, dtype=options.dtype, device="meta", requires_grad=True)
+    between = torch.empty(*size, spec.shape.hidden, dtype=dtype_of(spec), device="meta", requires_grad=True)
+    logits = torch.empty(*size, spec.shape.vocabulary, dtype=dtype_of(spec), device="meta", requires_grad=True)
     return [
         Stage(
             Chunk(model, sum(counts[:stage]), counts[stage]),

@@ -13,7 +13,7 @@ from itertools import product
 
 from bench.text import UserError
 from workloads.costs.memory import memory_of, state_bytes
-from workloads.costs.parameter_table import whole_elements
+from workloads.costs.parameter_table import num_parameters
 from workloads.costs.step_spec import CHECKPOINTING, Checkpointing, StepSpec
 from workloads.mesh.axes import refuse_experts, refuse_heads, refuse_sequence
 from workloads.planner.dry_run import DryRun, dry_run
@@ -220,7 +220,7 @@ def _state(wanted: Wanted, hardware: Hardware) -> str:
 
 
 def _state_bytes(spec: StepSpec) -> float:
-    return state_bytes(whole_elements(spec.shape, spec.moe), mixed=spec.mixed).total
+    return state_bytes(num_parameters(spec.shape, spec.moe), mixed=spec.mixed).total
 
 
 def _chosen(run: DryRun) -> str:

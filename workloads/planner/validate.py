@@ -15,11 +15,10 @@ from bench.results.records import Record
 from bench.results.runs import Run
 from bench.results.stats import median
 from bench.text import UserError, writing
-from workloads.catalogue import DEFINITIONS
+from workloads.catalogue import DEFINITIONS, STRATEGIES
 from workloads.costs.communication_pattern import bytes_by_axis, calls
 from workloads.costs.memory import memory_of
 from workloads.costs.step_spec import StepSpec
-from workloads.costs.strategies import STRATEGIES
 from workloads.expert_parallel.routing import BALANCED
 from workloads.planner.link_time import Curve, PlacedCall, beyond, by_curves, curves_of
 from workloads.planner.measured_time import declared_compute, row_time

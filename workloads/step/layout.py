@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from bench.world.torch_compat import forget_meshes
 from bench.world.world import World
+from workloads.costs.step_spec import StepSpec
 from workloads.model.transformer import loss_of
 
 
@@ -32,9 +33,7 @@ class Layout:
     rank's part of the batch; ranks of a tensor axis share theirs. ``gradient_sync(last)`` surrounds the forward and
     backward pass of a microbatch, ``finalize_gradients`` comes after the last one's; where a rank then knows its share
     of them alone, ``gather_gradients`` shows a check all of them. ``reduced_dtype`` is that in which they are summed
-    over data ranks, if it is not their own. ``expected_bytes`` is the closed form of what a rank sends, by axis.
-    ``state`` names the closed form of its memory, which ``sharded_by`` ranks of a data axis and
-    ``tensor_parallel_size`` of a tensor axis share; ``made_groups`` end with it.
+    over data ranks, if it is not their own. ``made_groups`` end with it.
 
     ``loss`` is the mean loss of this rank's part of a microbatch (b, s + 1), where that is not what calling the module
     gives; ``forward_backward`` takes all microbatches in its own order and returns their mean loss, None on ranks that
@@ -51,7 +50,6 @@ class Layout:
     axes: Mapping[str, dist.ProcessGroup]
     data_rank: int
     data_size: int
-    expected_bytes: Mapping[str, float]
     gradient_sync: Callable[[bool], AbstractContextManager[object]] = always
     finalize_gradients: Callable[[], None] = nothing
     gather_gradients: Callable[[], None] = nothing
@@ -63,9 +61,6 @@ class Layout:
     replica_group: dist.ProcessGroup | None = None
     reference_model: Callable[[torch.dtype], nn.Module] | None = None
     reference_loss: Callable[[nn.Module, Tensor], Tensor] = loss_of
-    state: str = "ddp"
-    sharded_by: int = 1
-    tensor_parallel_size: int = 1
     made_groups: tuple[dist.ProcessGroup, ...] = ()
     details: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -81,6 +76,11 @@ class Layout:
         if self.made_groups:
             # to DTensor, meshes of the same ranks and names are one: a later layout would be given the groups of this
             forget_meshes()
+
+
+def dtype_of(spec: StepSpec) -> torch.dtype:
+    """Return the type of a step's weights and activations."""
+    return {4: torch.float32, 2: torch.bfloat16}[spec.element_bytes]
 
 
 def data_axis(world: World) -> dict[str, dist.ProcessGroup]:

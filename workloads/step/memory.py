@@ -14,19 +14,11 @@ from bench.results.details import COMPONENTS
 from bench.results.metrics import MetricValue, values
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.costs.former import (
-    LayerShape,
-    gpt_activation_bytes,
-    recompute_activation_bytes,
-    state_bytes,
-    swiglu_activation_bytes,
-)
 from workloads.model.optimizer import MasterAdamW
-from workloads.model.shapes import Shape, num_parameters
 from workloads.step.layout import Layout, local
 from workloads.step.probe import Begin, Step
 
-UNCOUNTED = "selective checkpointing: the formula of activations is that of none; torch keeps them uncounted"
+UNCOUNTED = "selective checkpointing: what is kept of activations is torch's own, and not counted"
 _HOW = {
     "parameters": "between forward and backward, where FSDP may hold them gathered",
     "gradients": "after backward",
@@ -38,15 +30,6 @@ _HOW = {
 Held = Mapping[str, float]
 BySource = Mapping[str, Held]
 """Bytes by component, as measured (``memory``) and as counted (``memory_counted``)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """What the formula of activations needs beside the shape."""
-
-    microbatch: int
-    element_bytes: int
-    checkpointing: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,60 +103,6 @@ def largest_of(told: Sequence[BySource], how: Mapping[str, str]) -> dict[str, Me
 def _size(tensors: Sequence[Tensor]) -> int:
     """Return the bytes of the elements on this rank, whatever storages hold them."""
     return sum(local(tensor).numel() * tensor.element_size() for tensor in tensors)
-
-
-def memory_formula(layout: Layout, shape: Shape, batch: Batch) -> dict[str, float]:
-    """Return the closed forms of model state and of the layers' activations."""
-    tp = layout.tensor_parallel_size
-    replicated = [parameter.numel() for parameter in layout.model.parameters() if not _is_divided(parameter)]
-    state = state_bytes(
-        layout.state,
-        num_parameters(shape),
-        layout.sharded_by,
-        mixed=batch.element_bytes < 4,
-        tp=tp,
-        num_replicated=sum(replicated) if tp > 1 else 0,
-    )
-    each = layer_activation_bytes(shape, batch, tp=tp, sequence_parallel=layout.state == "tp_sp")
-    return {
-        "parameters": state.parameters,
-        "gradients": state.gradients,
-        "optimizer": state.optimizer,
-        "activations": shape.layers * each,
-    }
-
-
-def memory_notes(layout: Layout, batch: Batch) -> tuple[str, ...]:
-    """Return what is to be known of the components as a step holds them."""
-    notes = {
-        "reshard=false: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer": layout.state
-        == "zero2",
-        UNCOUNTED: batch.checkpointing == "selective",
-    }
-    return tuple(note for note, holds in notes.items() if holds)
-
-
-def layer_activation_bytes(shape: Shape, batch: Batch, *, tp: int = 1, sequence_parallel: bool = False) -> float:
-    """Return what backward needs of one layer and one microbatch, by closed form."""
-    layer = LayerShape(
-        microbatch=batch.microbatch,
-        sequence=shape.sequence,
-        hidden=shape.hidden,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        ffn=shape.ffn,
-    )
-    if batch.checkpointing == "full":
-        return recompute_activation_bytes(layer, batch.element_bytes)
-    formula = swiglu_activation_bytes if shape.recipe == "llama" else gpt_activation_bytes
-    return formula(layer, batch.element_bytes, tp=tp, sequence_parallel=sequence_parallel)
-
-
-def _is_divided(parameter: Tensor) -> bool:
-    """Whether the tensor axis divides a parameter."""
-    if not isinstance(parameter, DTensor) or "tp" not in (parameter.device_mesh.mesh_dim_names or ()):
-        return False
-    return parameter.placements[-1].is_shard()
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

@@ -137,13 +137,13 @@ class SentBytes:
 
     share = 0.0
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, expected: ByAxis) -> None:
+        self.layout, self.expected = layout, expected
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float) -> tuple[ByAxis, ByAxis]:
         """Return this rank's bytes by axis, those sent and those expected."""
         begin()
-        return bytes_by_axis(counted(step, self.layout.axes), self.layout.axes), dict(self.layout.expected_bytes)
+        return bytes_by_axis(counted(step, self.layout.axes), self.layout.axes), self.expected
 
     @staticmethod
     def summarise(told: Sequence[tuple[ByAxis, ByAxis]]) -> Explanation:

@@ -5,7 +5,7 @@ are the same for all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,73 +17,50 @@ from bench.plan.params import Value
 from bench.results.details import Mesh
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
+from workloads.costs.communication_pattern import bytes_by_axis, calls, equation_of
+from workloads.costs.flops import flops_per_token
+from workloads.costs.memory import activations_of, state_of
+from workloads.costs.parameter_table import num_parameters
+from workloads.costs.step_spec import StepSpec
+from workloads.costs.strategies import Strategy
 from workloads.model.checkpointing import checkpoint
-from workloads.model.shapes import COMMON, Shape, flops_per_token, num_parameters, parse_compute, shape_of
 from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
 from workloads.model.transformer import Transformer, build, draw_tokens, loss_of
-from workloads.step.layout import Layout
-from workloads.step.memory import Batch, Memory, memory_formula, memory_notes
+from workloads.step.layout import Layout, dtype_of
+from workloads.step.memory import UNCOUNTED, Memory
 from workloads.step.overlap import Overlap
 from workloads.step.parity import Parity
 from workloads.step.peaks import Peak, mfu_of, peak_of
 from workloads.step.probe import Probe, run_probes
 from workloads.step.sent_bytes import SentBytes
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+KEPT_SHARDS = "reshard=false: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer"
 
-LayOut = Callable[[Transformer, World, "Options", Mapping[str, Value]], Layout]
+LayOut = Callable[[Transformer, World, StepSpec, Mapping[str, Value]], Layout]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What all parallelisms share: the model's shape, a rank's batch, and how it computes."""
-
-    shape: Shape
-    microbatch: int
-    accumulation: int
-    dtype: torch.dtype
-    checkpointing: str
-    timed_seconds: float | None
-
-    @staticmethod
-    def of(params: Mapping[str, Value]) -> "Options":
-        """Return the options that a case's parameters mean; a step of one's own may leave out what all steps share."""
-        params = {**{param.name: param.default for param in COMMON}, **params}
-        return Options(
-            shape=shape_of(params),
-            microbatch=int(params["microbatch"]),
-            accumulation=int(params["accumulation"]),
-            dtype=DTYPES[str(params["precision"])],
-            checkpointing=str(params["checkpointing"]),
-            timed_seconds=parse_compute(str(params["compute"])),
-        )
-
-    @property
-    def timed(self) -> bool:
-        """Whether arithmetic is replaced by waits."""
-        return self.timed_seconds is not None
-
-    @property
-    def num_sequences(self) -> int:
-        """Sequences that one data rank takes in a step."""
-        return self.microbatch * self.accumulation
+def unknown(params: Mapping[str, Value], ranks: int, device: str) -> StepSpec:
+    """Describe a step of one's own, of which no closed form is known."""
+    return StepSpec.of(params, device)
 
 
 class TrainingStep:
-    """One step of training; every data rank takes ``accumulation`` microbatches of the same global batch."""
+    """One step of training; every data rank takes its microbatches of the same global batch."""
 
-    def __init__(self, world: World, params: Mapping[str, Value], lay_out: LayOut) -> None:
-        self._world, self._options = world, Options.of(params)
-        model = build(self._options.shape, world.seed, world.device, self._options.dtype)
+    def __init__(
+        self, world: World, params: Mapping[str, Value], lay_out: LayOut, strategy: Strategy = unknown
+    ) -> None:
+        self._world, self.spec = world, strategy(params, world.size, world.device.type)
+        model = build(self.spec.shape, world.seed, world.device, dtype_of(self.spec))
         self._waiter = TimedCompute(world.device)
-        if self._options.timed_seconds is not None:
-            self._make_timed(model, self._options.timed_seconds)
-        checkpoint(model, self._options.checkpointing)
-        self.layout = lay_out(model, world, self._options, params)
+        if self.spec.timed_seconds is not None:
+            self._make_timed(model, self.spec.timed_seconds)
+        checkpoint(model, self.spec.checkpointing)
+        self.layout = lay_out(model, world, self.spec, params)
         if self.layout.made_groups:
             world.barrier()  # a group that one rank gives back while another still connects breaks that one
         self._fill_distinct_gradients()
-        self._parity = Parity(world, self.layout, self._options.shape, self._options.dtype)
+        self._parity = Parity(world, self.layout, self.spec.shape, dtype_of(self.spec))
         self._peak = self._agreed_peak()
         self._step_number = 0
         self._draw()
@@ -103,9 +80,9 @@ class TrainingStep:
 
     def check(self) -> int:
         """Return how many elements fail the parity gate; see ``Parity``."""
-        if self._options.timed:
-            return self._parity.count_wrong_fills(self._options.accumulation)
-        microbatches = self._batch.chunk(self.layout.data_size * self._options.accumulation)
+        if self.spec.timed:
+            return self._parity.count_wrong_fills(self.spec.microbatches)
+        microbatches = self._batch.chunk(self.layout.data_size * self.spec.microbatches)
         return self._parity.count_wrong(microbatches, self._losses_and_gradients, self.step)
 
     def describe(self) -> Description:
@@ -118,13 +95,14 @@ class TrainingStep:
             headline="step_time",
             work=tuple(work),
             details={
-                "parameters": num_parameters(self._options.shape),
+                "parameters": num_parameters(self.spec.shape, self.spec.moe),
                 "tokens_per_step": tokens,
                 "flops_per_rank": flops,
                 "flops_convention": "PaLM: 6 N + 12 L H Q T a token, attention counted whole, recomputation not",
                 "peak": None if peak is None else {"flops_per_second": peak.flops_per_second, "source": peak.source},
                 "optimizer": "AdamW",
                 **Mesh(axes={name: {"ranks": group.size()} for name, group in self.layout.axes.items()}).as_details,
+                **self._bytes_formula(),
                 **self.layout.details,
             },
             notes=(*self.layout.notes, *self._notes()),
@@ -136,30 +114,43 @@ class TrainingStep:
 
     def probes(self) -> Sequence[Probe[Any]]:
         """Return what looks into the step, in order: memory and bytes before steps without communication spoil it."""
-        batch = self._batch_sizes()
+        kept_shards = "fsdp" in self.spec.mesh and not self.spec.reshard
+        notes = {KEPT_SHARDS: kept_shards, UNCOUNTED: self.spec.checkpointing == "selective"}
         memory = Memory(
             world=self._world,
             layout=self.layout,
             forward=self._forward,
             formula=self.memory_formula(),
-            notes=memory_notes(self.layout, batch),
+            notes=tuple(note for note, holds in notes.items() if holds),
         )
-        return memory, SentBytes(self.layout), Overlap(self._world, self.layout, self._doubts_of_peak)
+        return (
+            memory,
+            SentBytes(self.layout, self.expected_bytes()),
+            Overlap(self._world, self.layout, self._doubts_of_peak),
+        )
 
     def memory_formula(self) -> dict[str, float]:
         """Return the closed forms of what this rank holds by component, those that there are."""
-        return memory_formula(self.layout, self._options.shape, self._batch_sizes())
+        if not self.spec.mesh:
+            return {}
+        at = self.spec.at(self._world.rank)
+        return {**asdict(state_of(at)), "activations": activations_of(at)}
+
+    def _bytes_formula(self) -> dict[str, object]:
+        made = calls(self.spec.at(self._world.rank)) if self.spec.mesh else ()
+        axes = dict.fromkeys(call.axis for call in made)
+        texts = {axis: equation_of(call for call in made if call.axis == axis).text for axis in axes}
+        return {"bytes_formula": texts} if texts else {}
+
+    def expected_bytes(self) -> dict[str, float]:
+        """Return the closed form of what this rank sends in a step, by axis."""
+        if not self.spec.mesh:
+            return {}
+        return dict.fromkeys(self.layout.axes, 0.0) | bytes_by_axis(calls(self.spec.at(self._world.rank)))
 
     def close(self) -> None:
         """Give back the process groups that the layout made."""
         self.layout.close()
-
-    def _batch_sizes(self) -> Batch:
-        return Batch(
-            microbatch=self._options.microbatch,
-            element_bytes=self._options.dtype.itemsize,
-            checkpointing=self._options.checkpointing,
-        )
 
     def _doubts_of_peak(self, step_seconds: float) -> tuple[str, ...]:
         """Return what to say of a measured peak that a step exceeds; of a datasheet's that is a ``ValueError``."""
@@ -172,15 +163,15 @@ class TrainingStep:
         return ()
 
     def _flops_per_rank(self) -> float:
-        return self._tokens_per_step() * flops_per_token(self._options.shape) / self._world.size
+        return self._tokens_per_step() * flops_per_token(self.spec.shape, self.spec.moe) / self._world.size
 
     def _tokens_per_step(self) -> int:
-        return self.layout.data_size * self._options.num_sequences * self._options.shape.sequence
+        return self.layout.data_size * self.spec.num_sequences * self.spec.shape.sequence
 
     def _make_timed(self, model: Transformer, seconds: float) -> None:
         """Replace arithmetic by waits, and make them exact on a microbatch of the plain model."""
         make_timed(model, seconds, self._waiter)
-        tokens = draw_tokens(self._options.shape, self._options.microbatch, self._world.seed, 0)
+        tokens = draw_tokens(self.spec.shape, self.spec.microbatch, self._world.seed, 0)
         calibrate(seconds, self._waiter, lambda: loss_of(model, tokens.to(self._world.device)))
         model.zero_grad()
 
@@ -213,22 +204,22 @@ class TrainingStep:
 
     def _draw(self) -> None:
         """Draw the global batch, and cut out this rank's microbatches."""
-        each = self._options.num_sequences
-        tokens = draw_tokens(self._options.shape, self.layout.data_size * each, self._world.seed, self._step_number)
+        each = self.spec.num_sequences
+        tokens = draw_tokens(self.spec.shape, self.layout.data_size * each, self._world.seed, self._step_number)
         self._batch = tokens.to(self._world.device)
         mine = self._batch[self.layout.data_rank * each : (self.layout.data_rank + 1) * each]
-        self._mine: tuple[Tensor, ...] = torch.split(mine, self._options.microbatch)
+        self._mine: tuple[Tensor, ...] = torch.split(mine, self.spec.microbatch)
 
     def _agreed_peak(self) -> Peak | None:
         """Return the highest peak of any rank, for what it is measured by scatters; None where waits are timed."""
-        if self._options.timed:
+        if self.spec.timed:
             return None
-        told = self._world.gather(peak_of(self._world.device, self._options.dtype))
+        told = self._world.gather(peak_of(self._world.device, dtype_of(self.spec)))
         known = [peak for peak in told if isinstance(peak, Peak)]
         return max(known, key=lambda peak: peak.flops_per_second, default=None)
 
     def _notes(self) -> tuple[str, ...]:
-        if not self._options.timed:
+        if not self.spec.timed:
             return ()
         return (
             "timed compute: arithmetic is waited for and no weight updated, so overlap is real and results are not",

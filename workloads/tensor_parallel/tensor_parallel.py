@@ -24,88 +24,71 @@ from torch.distributed.tensor.parallel import (
 
 from bench.plan.params import Value
 from bench.world.world import World
-from workloads.costs.communication_pattern import sent_bytes
-from workloads.costs.former import fsdp_sent_bytes, total_padded_numel, tp_sent_bytes
+from workloads.costs import strategies
+from workloads.costs.step_spec import StepSpec
 from workloads.data_parallel.fsdp import shard
 from workloads.model.optimizer import make_optimizer
 from workloads.model.transformer import Transformer
-from workloads.step.layout import Layout, local, make_mesh
-from workloads.step.training_step import Options, TrainingStep
+from workloads.step.layout import Layout, dtype_of, make_mesh
+from workloads.step.training_step import TrainingStep
 
 _SEQUENCE = Shard(1)
 
 
 def tp(world: World, **params: Value) -> TrainingStep:
     """Return the step with whole activations between the split blocks."""
-    return TrainingStep(world, params, lay_out_tp)
+    return TrainingStep(world, params, lay_out_tp, strategies.tp)
 
 
 def tp_sp(world: World, **params: Value) -> TrainingStep:
     """Return the step with activations sharded along the sequence between the split blocks."""
-    return TrainingStep(world, params, lay_out_tp_sp)
+    return TrainingStep(world, params, lay_out_tp_sp, strategies.tp_sp)
 
 
 def tp_fsdp(world: World, **params: Value) -> TrainingStep:
     """Return the step on a mesh of two axes."""
-    return TrainingStep(world, params, lay_out_tp_fsdp)
+    return TrainingStep(world, params, lay_out_tp_fsdp, strategies.tp_fsdp)
 
 
-def lay_out_tp(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+def lay_out_tp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
     """Split every layer over all ranks."""
-    return _split(model, world, options, along_sequence=False)
+    return _split(model, world, spec, along_sequence=False)
 
 
-def lay_out_tp_sp(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+def lay_out_tp_sp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
     """Split every layer over all ranks, and what lies between along the sequence."""
-    layout = _split(model, world, options, along_sequence=True)
-    expected = layout.expected_bytes["tp"] + _edge_bytes(model, options, world.size)
-    formula = "8 b s h e (t-1)/t a layer; 2 b s h e (t-1)/t at the ends; 2 h e (t-1)/t a norm's tensor"
-    return replace(
-        layout,
-        expected_bytes={"tp": expected},
-        finalize_gradients=partial(sum_partial_gradients, model),
-        state="tp_sp",
-        details={"bytes_formula": formula},
-    )
+    layout = _split(model, world, spec, along_sequence=True)
+    return replace(layout, finalize_gradients=partial(sum_partial_gradients, model))
 
 
-def _split(model: Transformer, world: World, options: Options, *, along_sequence: bool) -> Layout:
+def _split(model: Transformer, world: World, spec: StepSpec, *, along_sequence: bool) -> Layout:
     mesh, made = make_mesh(world, tp=world.size)
     split_layers(model, mesh, along_sequence=along_sequence)
     return Layout(
         module=model,
         model=model,
-        optimizer=make_optimizer(model.parameters(), options.dtype, timed=options.timed),
+        optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
         axes={"tp": mesh.get_group("tp")},
         data_rank=0,
         data_size=1,
-        expected_bytes=_layer_bytes(options, world.size),
-        state="tp",
-        tensor_parallel_size=world.size,
         made_groups=made,
     )
 
 
-def lay_out_tp_fsdp(model: Transformer, world: World, options: Options, params: Mapping[str, Value]) -> Layout:
+def lay_out_tp_fsdp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
     """Split every layer over the inner axis, and shard what is left over the outer."""
     inner = int(params["tp"])
     outer = world.size // inner
     mesh, made = make_mesh(world, dp=outer, tp=inner)
     split_layers(model, mesh["tp"])
-    held = total_padded_numel([local(parameter).shape for parameter in model.parameters()], outer)
     shard(model, mesh["dp"], reshard=True, prefetch="default")
-    on_shards = fsdp_sent_bytes(held, options.dtype.itemsize, outer, num_microbatches=options.accumulation)
     return Layout(
         module=model,
         model=model,
-        optimizer=make_optimizer(model.parameters(), options.dtype, timed=options.timed),
+        optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
         axes={name: mesh.get_group(name) for name in ("dp", "tp")},
         data_rank=world.rank // inner,
         data_size=outer,
-        expected_bytes={**on_shards, **_layer_bytes(options, inner)},
-        state="tp_fsdp",
-        sharded_by=outer,
-        tensor_parallel_size=inner,
         made_groups=made,
     )
 
@@ -172,24 +155,3 @@ class _Scatter:
 def _gather(module: nn.Module, args: tuple[Any, ...], output: DTensor) -> Tensor:
     """After the last norm: every rank has the whole sequence again, for a head that is not split."""
     return output.redistribute(placements=[Replicate()]).to_local()
-
-
-def _layer_bytes(options: Options, ranks: int) -> dict[str, float]:
-    return tp_sent_bytes(
-        layers=options.shape.layers,
-        microbatch=options.microbatch,
-        sequence=options.shape.sequence,
-        hidden=options.shape.hidden,
-        element_bytes=options.dtype.itemsize,
-        tp=ranks,
-        num_microbatches=options.accumulation,
-    )
-
-
-def _edge_bytes(model: Transformer, options: Options, ranks: int) -> float:
-    """Return what the ends and the norms add: an all_gather each way, and the sum of each norm tensor's gradient."""
-    shape, e = options.shape, options.dtype.itemsize
-    activation = options.microbatch * shape.sequence * shape.hidden * e
-    norms = [parameter for name, parameter in model.named_parameters() if "norm." in name]
-    summed = sum(sent_bytes("all_reduce", parameter.numel() * e, ranks) for parameter in norms)
-    return options.accumulation * 2 * sent_bytes("all_gather", activation, ranks) + summed

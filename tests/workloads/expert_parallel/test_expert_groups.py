@@ -12,29 +12,17 @@ from torch import Tensor
 
 from bench.world.torch_compat import forget_meshes
 from bench.world.world import World
-from workloads.costs.former import tp_sent_bytes
-from workloads.expert_parallel.groups import attention_sent_bytes, fill_sums, make_axes, split_attention
+from workloads.expert_parallel.groups import fill_sums, make_axes, split_attention
 from workloads.expert_parallel.moe_case import moe_of
 from workloads.model.shapes import Shape
 from workloads.model.timed_compute import TimedCompute, TimedLinear, make_timed
 from workloads.model.transformer import Attention, Transformer, build
 from workloads.step.layout import whole
 from workloads.step.sent_bytes import counted
-from workloads.step.training_step import Options
 
 CPU = torch.device("cpu")
 GPT = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=8, vocabulary=64)
 SHAPES = {"gpt": GPT, "llama": replace(GPT, recipe="llama")}
-OPTIONS = Options(
-    shape=GPT, microbatch=3, accumulation=5, dtype=torch.bfloat16, checkpointing="none", timed_seconds=None
-)
-
-
-def test_bytes_are_half_of_those_of_split_attention_and_ffn() -> None:
-    both = tp_sent_bytes(layers=2, microbatch=3, sequence=8, hidden=32, element_bytes=2, tp=4, num_microbatches=5)["tp"]
-    assert attention_sent_bytes(OPTIONS, 4) == both / 2 == 4 * 2 * 5 * (3 * 8 * 32 * 2) * 3 / 4
-    assert attention_sent_bytes(replace(OPTIONS, checkpointing="full"), 4) == 1.5 * both / 2
-    assert attention_sent_bytes(OPTIONS, 1) == 0
 
 
 def test_timed_attention_fills_in_a_sum_and_nothing_else_does() -> None:

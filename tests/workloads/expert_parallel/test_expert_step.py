@@ -8,7 +8,7 @@ from ranks import Ranks
 from training_steps import Params
 
 from bench.world.world import World
-from workloads.expert_parallel.moe_case import moe_flops_per_token
+from workloads.costs.flops import flops_per_token
 from workloads.expert_parallel.moe_layer import mixtures
 from workloads.expert_parallel.routing import GENERATORS
 from workloads.step.probe import run_probes
@@ -191,7 +191,7 @@ def described(world: World) -> list[tuple[dict[str, Any], tuple[str, ...], float
     found = []
     for tp in (1, 2):
         step = step_of(world, {"capacity": 1.0, "tp": tp})
-        per_token = moe_flops_per_token(step._options.shape, step.moe)
+        per_token = flops_per_token(step.spec.shape, step.moe)
         found.append((step.describe().details, step.describe().notes, per_token))
         step.close()
     return found

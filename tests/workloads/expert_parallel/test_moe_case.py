@@ -9,19 +9,18 @@ import torch
 from bench.machine.world_spec import WorldSpec
 from bench.text import UserError
 from workloads.catalogue import DEFINITIONS
+from workloads.costs.flops import flops_per_token
+from workloads.costs.parameter_table import num_parameters
 from workloads.expert_parallel.moe_case import (
     Moe,
-    moe_flops_per_token,
     moe_of,
     num_expert_parameters,
-    num_moe_parameters,
     num_routed_parameters,
-    num_split_parameters,
     refuse_moe,
 )
 from workloads.expert_parallel.moe_layer import exchange_ffns
 from workloads.expert_parallel.routing import BALANCED, ROUTER
-from workloads.model.shapes import SHAPES, Shape, flops_per_token
+from workloads.model.shapes import SHAPES, Shape
 from workloads.model.transformer import build
 
 CPU = torch.device("cpu")
@@ -135,19 +134,17 @@ def test_parameters_in_all_routed_and_split_are_those_of_the_model() -> None:
             model = build(shape, 0, CPU)
             exchange_ffns(model, shape, moe, 0)
             sizes = {name: p.numel() for name, p in model.named_parameters()}
-            assert num_moe_parameters(shape, moe) == sum(sizes.values()), (shape, shared)
+            assert num_parameters(shape, moe) == sum(sizes.values()), (shape, shared)
             routed = sum(size for name, size in sizes.items() if ".experts." in name)
             assert num_routed_parameters(shape, moe) == routed == shape.layers * 6 * num_expert_parameters(shape, moe)
-        split = [size for name, size in sizes.items() if ".attention." in name and not name.endswith("out.bias")]
-        assert num_split_parameters(shape) == sum(split), shape
 
 
 def test_flops_are_those_of_the_experts_that_a_token_meets() -> None:
     """Two experts of half the size and no shared one are the dense FFN, and a router."""
     moe, router = meant(1, GPT, shared=0), 6 * GPT.layers * GPT.hidden * 8
-    assert moe_flops_per_token(GPT, moe) == flops_per_token(GPT) + router
+    assert flops_per_token(GPT, moe) == flops_per_token(GPT) + router
     more = meant(1, GPT, shared=0, experts=16)
-    assert moe_flops_per_token(GPT, more) - moe_flops_per_token(GPT, moe) == router
+    assert flops_per_token(GPT, more) - flops_per_token(GPT, moe) == router
     shared = meant(1, GPT, shared=1)
     added = 6 * GPT.layers * num_expert_parameters(GPT, shared)
-    assert moe_flops_per_token(GPT, shared) - moe_flops_per_token(GPT, moe) == added
+    assert flops_per_token(GPT, shared) - flops_per_token(GPT, moe) == added

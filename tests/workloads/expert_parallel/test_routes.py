@@ -7,15 +7,15 @@ import torch
 from ep_steps import params_of
 from torch import Tensor
 
+from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel import routes as routes_module
 from workloads.expert_parallel.moe_case import moe_of
 from workloads.expert_parallel.moe_layer import MoeLayer
 from workloads.expert_parallel.routes import NEAR, Routes, count_misrouted
 from workloads.expert_parallel.routing import NOWHERE, routes
-from workloads.step.training_step import Options
 
 PARAMS = {**params_of("ep_step", {"sequence": 8, "experts": 4, "ep": 1}), "microbatch": 2}
-OPTIONS = Options.of(PARAMS)
+OPTIONS = StepSpec.of(PARAMS)
 
 
 class OneOf:

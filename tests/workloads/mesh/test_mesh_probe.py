@@ -1,8 +1,6 @@
 """A step on a mesh tells bytes, exposed time and memory by axis, and the bubble where cores are each rank's own."""
 
-from dataclasses import replace
-from itertools import combinations, product
-from typing import Any
+from itertools import combinations
 
 import pytest
 from mesh_steps import EXPERTS, Params, small_hybrid
@@ -11,18 +9,13 @@ from ranks import Ranks
 from bench.results.details import STATE
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.costs.activations import activation_bytes_of
-from workloads.costs.mesh_costs import place_of
-from workloads.expert_parallel.moe_case import moe_of
-from workloads.mesh.mesh_probe import MeshMemory, counted, formula
-from workloads.model.shapes import SHAPES, num_parameters
+from workloads.costs.memory import activations_of
+from workloads.mesh.mesh_probe import MeshMemory, counted
+from workloads.model.shapes import SHAPES
 from workloads.pipeline_parallel import pipeline_probe
-from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.step.memory import Batch
 from workloads.step.sent_bytes import SentBytes
 
 TINY = SHAPES["tiny"]
-BATCH = Batch(microbatch=2, element_bytes=4, checkpointing="none")
 BOTH = [{"recipe": "gpt"}, {"recipe": "llama"}]
 MIXTURE = {**EXPERTS, "routing": "balanced"}
 
@@ -105,21 +98,6 @@ def test_pipelines_beside_one_another_tell_the_slowest_s_bubble(four_ranks: Rank
     assert found.metrics["bubble_fraction"].value == pytest.approx(1 / 5, rel=0.35)
 
 
-def test_a_rank_holds_state_by_its_place_and_activations_of_what_is_in_flight() -> None:
-    held = formula(place_of(TINY, {"fsdp": 4}), None, BATCH)
-    assert sum(held[name] for name in STATE) == 16 * num_parameters(TINY) / 4
-    given: dict[str, Any] = {"microbatch": 2, "microbatches": 4, "element_bytes": 4}
-    for how, axis, at in product(("none", "full", "selective"), ("dp", "pp", "cp", "tp"), (0, 1)):
-        mesh, coordinate = {axis: 2}, {"pp": at if axis == "pp" else 0}
-        schedule = make_schedule("1f1b", ranks=2, microbatches=4) if axis == "pp" else None
-        expected = activation_bytes_of(TINY, mesh, coordinate, checkpointing=how, **given)
-        found = formula(place_of(TINY, mesh, coordinate), schedule, replace(BATCH, checkpointing=how))
-        assert found["activations"] == expected, (how, axis)
-    moe = moe_of({"ep": 1, "experts": 4}, TINY, 1)
-    dense, mixed = (formula(place_of(TINY, {"dp": 2}, moe=of), None, BATCH)["activations"] for of in (None, moe))
-    assert mixed == activation_bytes_of(TINY, {"dp": 2}, moe=moe, **given) > dense
-
-
 def looked_at(world: World, params: Params) -> tuple[dict[str, float | None], tuple[str, ...], int]:
     """Return the metrics of a step's memory and its notes, and how many ranks it tells of."""
     step = small_hybrid(world, params)
@@ -180,7 +158,7 @@ def activations(world: World, params: Params) -> list[float]:
     step = small_hybrid(world, {"microbatch": 2, **params})
     step.step()
     look = step.look()
-    found = [counted(look)["activations"], formula(look.place, look.schedule, look.batch)["activations"]]
+    found = [counted(look)["activations"], activations_of(look.at)]
     step.close()
     return found
 

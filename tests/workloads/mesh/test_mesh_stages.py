@@ -164,7 +164,7 @@ def asked_for(world: World, params: Params) -> float:
     step.reset()
     step.step()
     step.close()
-    return sum(map(sum, waits)) / 2e-3 / step._options.accumulation
+    return sum(map(sum, waits)) / 2e-3 / step.spec.microbatches
 
 
 @pytest.mark.full

@@ -204,7 +204,7 @@ def wrong_without(world: World, params: Params, axis: str) -> tuple[int, float, 
     wrong = wrong_after_a_step(step)
     sent = bytes_by_axis(counted(step.step, step.layout.axes), [axis])[axis]
     step.close()
-    return wrong, sent, step.layout.expected_bytes[axis]
+    return wrong, sent, step.expected_bytes()[axis]
 
 
 def test_a_sum_that_is_left_out_is_seen_by_gate_and_bytes(two_ranks: Ranks) -> None:
@@ -292,7 +292,7 @@ def trained_on(world: World, params: Params) -> tuple[int, list[list[int]], floa
     step = small_hybrid(world, params)
     loss = step._forward_backward()
     mine = torch.cat(step._mine).tolist()
-    whole = float(loss_of(build(step._options.shape, world.seed, world.device), step._batch).detach())
+    whole = float(loss_of(build(step.spec.shape, world.seed, world.device), step._batch).detach())
     rank = step.layout.data_rank
     step.close()
     return rank, mine, float("nan") if loss is None else float(loss), whole

@@ -21,8 +21,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 from bench.world.world import World
+from workloads.costs.parameter_table import num_parameters
 from workloads.model.shapes import SHAPES as NAMED
-from workloads.model.shapes import Shape, num_parameters
+from workloads.model.shapes import Shape
 from workloads.model.transformer import (
     Attention,
     Ffn,

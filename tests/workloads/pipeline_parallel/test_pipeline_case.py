@@ -6,9 +6,10 @@ from mesh_steps import PIPELINE
 
 from bench.machine.world_spec import WorldSpec
 from bench.plan.params import Value
+from workloads.costs.communication_pattern import calls
+from workloads.costs.step_spec import StepSpec
 from workloads.model.shapes import SHAPES
 from workloads.pipeline_parallel.pipeline_case import each_schedule, pipeline_of, refuse_pipeline
-from workloads.pipeline_parallel.pp_bytes import bytes_by_link, bytes_by_rank, message_bytes
 from workloads.pipeline_parallel.schedules import NAMES
 
 SHAPE = SHAPES["tiny"]
@@ -92,16 +93,15 @@ EACH = 3 * 128 * 192 * 4  # b s h e
 LINE = ((0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2))
 
 
-def links(**params: int | str) -> dict[tuple[int, int], int]:
+def links(**params: int | str) -> dict[tuple[int, int], float]:
     pipeline = pipeline_of({"microbatches": 8, **params}, SMALL, 4)
-    return {link: sent // (8 * EACH) for link, sent in bytes_by_link(pipeline, SMALL, 3, 4).items()}
+    spec = StepSpec(shape=SMALL, mesh={"pp": 4}, microbatch=3, microbatches=8, element_bytes=4, pipeline=pipeline)
+    made = [(rank, call) for rank in range(4) for call in calls(spec.at(rank))]
+    return {(rank, call.peer): call.sent / (8 * EACH) for rank, call in made if call.peer is not None}
 
 
 def test_a_boundary_between_ranks_is_passed_once_each_way_by_every_microbatch() -> None:
-    assert message_bytes(SMALL, 3, 4) == 2 * message_bytes(SMALL, 3, 2) == EACH
     assert links(schedule="1f1b") == dict.fromkeys(LINE, 1)
     # loops pass them again and go from the last rank to the first, a V turns within the last rank
     assert links(schedule="interleaved", chunks=2) == {**dict.fromkeys(LINE, 2), (3, 0): 1, (0, 3): 1}
     assert links(schedule="zb_v") == dict.fromkeys(LINE, 2)
-    pipeline = pipeline_of({"microbatches": 8, "schedule": "1f1b"}, SMALL, 4)
-    assert bytes_by_rank(pipeline, SMALL, 3, 4) == [8.0 * EACH, 16.0 * EACH, 16.0 * EACH, 8.0 * EACH]

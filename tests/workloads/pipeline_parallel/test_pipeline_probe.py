@@ -140,12 +140,10 @@ def test_ranks_that_share_cores_claim_no_bubble_of_real_compute_and_no_bytes_tha
         assert any(note.startswith("functional only") for note in found.notes) == (not claims)
         assert values(found.metrics)["bytes_ratio.pp"] == 1.0
         assert {"memory_counted.parameters", "memory.activations"} <= set(found.metrics)
-        # of selective checkpointing activations are not counted, and no schedule is compared by them
+        # of selective checkpointing activations are not counted
         counts = "checkpointing" not in params
         assert counts == (UNCOUNTED not in found.notes) == ("memory_counted.activations" in found.metrics)
-        lines = found.details["pipeline"].get("comparison", [])
-        assert bool(lines) == claims
-        assert counts or not any("activation_bytes" in line for line in lines)
+        assert bool(found.details["pipeline"].get("comparison")) == claims
 
 
 @pytest.mark.full
@@ -185,8 +183,7 @@ def test_three_sources_agree(two_ranks: Ranks) -> None:
             for name in ("parameters", "gradients"):
                 assert {found[source][name] for source in SOURCES} == {4 * found["parameters"]}, (case, name)
             assert found["memory_counted"]["optimizer"] == pytest.approx(8 * found["parameters"], rel=0.01)
-            # the formula leaves out embeddings and head; the CPU's RMSNorm keeps more than a fused one
-            assert 0.9 < found["memory_counted"]["activations"] / found["memory_formula"]["activations"] < 2.0, case
+            assert found["memory_counted"]["activations"] == found["memory_formula"]["activations"], case
             assert found["memory"]["activations"] > 0.9 * found["memory_counted"]["activations"], case
 
 
@@ -205,9 +202,8 @@ def test_schedules_and_checkpointing_change_what_is_held(two_ranks: Ranks) -> No
         assert one[0] > 1.2 * one[1], source
     for _, _, full, selective in by_rank:
         # checkpointed layers hold their inputs
-        plain = 4 * 2 * 2 * 16 * 32 * 4
-        assert full["memory_formula"]["activations"] == plain / 2
-        assert full["memory_counted"]["activations"] < 4 * plain
+        inputs = 4 * 2 * 2 * 16 * 32 * 4 / 2
+        assert inputs < full["memory_formula"]["activations"] == full["memory_counted"]["activations"] < 8 * inputs
         # what selective checkpointing keeps passes by what counts saved tensors, which would find a layer's input alone
         assert set(selective["memory_counted"]) == {"parameters", "gradients", "optimizer", "buffers"}
         assert selective["memory"]["activations"] > 0

@@ -12,6 +12,7 @@ from ranks import Ranks
 
 from bench.results.details import Action
 from bench.world.world import World
+from workloads.costs.memory import schedule_of
 from workloads.model.shapes import SHAPES
 from workloads.model.transformer import build, draw_tokens
 from workloads.pipeline_parallel import pipeline_step as pp
@@ -75,7 +76,7 @@ def asked(world: World, schedule: str) -> dict[str, list[float]]:
     step._recorder.running = telling  # type: ignore[method-assign]
     step.step()
     ran = [str(action) for action, _, _ in step._recorder.read()]
-    assert ran == [str(action) for action in step._pipeline.schedule.actions_of(world.rank)]
+    assert ran == [str(action) for action in schedule_of(step.spec).actions_of(world.rank)]
     step.close()
     return found
 

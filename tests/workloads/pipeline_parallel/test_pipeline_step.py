@@ -28,7 +28,7 @@ def looked_at(world: World, cases: list[Params]) -> list[tuple[list[int], float,
         step.reset()
         calls = counted(step.step, step.layout.axes)
         sent = sum(sent_bytes(call.op, call.num_bytes, call.ranks) for call in calls)
-        found.append((wrong, sent, step.layout.expected_bytes["pp"]))
+        found.append((wrong, sent, step.expected_bytes()["pp"]))
         step.close()
     return found
 

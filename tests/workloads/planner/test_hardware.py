@@ -11,7 +11,7 @@ from planner_asks import H100, PLAIN, ask
 
 from bench.text import UserError
 from workloads.costs.communication_pattern import sent_bytes
-from workloads.costs.parameter_table import whole_elements
+from workloads.costs.parameter_table import num_parameters
 from workloads.mesh.axes import DATA, coordinate_of, expert_copies, expert_groups, groups_along
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS, Efficiency, Hardware, hardware_of
@@ -69,7 +69,7 @@ def test_a_model_has_as_many_parameters_as_it_is_named_for_and_a_sequence_of_one
         "mixtral-8x7b": 46.7,
     }.items():
         model = model_of(name)
-        assert whole_elements(model.shape, model.moe) / 1e9 == pytest.approx(billions, rel=0.005), name
+        assert num_parameters(model.shape, model.moe) / 1e9 == pytest.approx(billions, rel=0.005), name
     assert all(name == model.name for name, model in MODELS.items())
     assert model_of("gpt-175b", 4096).shape.sequence == 4096
 

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from training_steps import OF_NAME, present
 
+from workloads.catalogue import STRATEGIES
 from workloads.costs.communication_pattern import calls
-from workloads.costs.parameter_table import ParameterPart, parts_of
+from workloads.costs.parameter_table import ParameterPart, num_parameters, parts_of
 from workloads.costs.step_spec import StepSpec
-from workloads.costs.strategies import STRATEGIES
-from workloads.model.shapes import SHAPES, num_parameters
+from workloads.model.shapes import SHAPES
 from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.planner.link_time import PlacedCall

@@ -28,9 +28,10 @@ from bench.results.metrics import MetricValue
 from bench.results.records import Record, WorldInfo
 from bench.results.runs import Run
 from bench.text import UserError
+from workloads.catalogue import STRATEGIES
 from workloads.costs.memory import activations_of
-from workloads.costs.strategies import STRATEGIES
-from workloads.model.shapes import SHAPES, num_parameters
+from workloads.costs.parameter_table import num_parameters
+from workloads.model.shapes import SHAPES
 from workloads.planner.link_time import PlacedCall, beyond, by_curves, curve_for, curves_of, hardware_of_run
 from workloads.planner.placement import Place
 from workloads.planner.published import published

@@ -12,8 +12,9 @@ from ranks import Ranks
 from torch import Tensor, nn
 
 from bench.world.world import World
+from workloads.costs.parameter_table import num_parameters
 from workloads.model.optimizer import LEARNING_RATE, make_optimizer
-from workloads.model.shapes import Shape, num_parameters
+from workloads.model.shapes import Shape
 from workloads.model.transformer import build, draw_tokens, loss_of
 from workloads.step.layout import Layout
 from workloads.step.parity import (
@@ -45,7 +46,6 @@ class Trainer:
             axes={"dp": world.group},
             data_rank=world.rank,
             data_size=world.size,
-            expected_bytes={},
         )
         self.parity = Parity(world, layout, SHAPE, self.dtype)
         self.spoil_update = UPDATES[spoil]
@@ -342,7 +342,6 @@ class Staged(Trainer):
             axes={"pp": world.group},
             data_rank=0,
             data_size=1,
-            expected_bytes={},
             holds_stage_only=True,
             exact_order=order,
         )

@@ -17,7 +17,8 @@ from bench.rank.timing import Progress
 from bench.world.subgroups import Subgroups
 from bench.world.subject import Description
 from bench.world.world import World
-from workloads.model.shapes import Shape, num_parameters
+from workloads.costs.parameter_table import num_parameters
+from workloads.model.shapes import Shape
 from workloads.model.transformer import draw_tokens
 from workloads.step.layout import local
 from workloads.step.training_step import TrainingStep

@@ -11,14 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.text import UserError
-from workloads.costs.activations import (
-    Kept,
-    StageActivations,
-    activation_bytes_of,
-    activations_from,
-    stage_activations,
-)
-from workloads.costs.mesh_costs import place_of
+from workloads.costs.memory import activations_of, layer_equation, stage_equation
+from workloads.costs.step_spec import Position, StepSpec
 from workloads.expert_parallel.moe_case import Moe, moe_of
 from workloads.expert_parallel.moe_layer import exchange_ffns, mixtures
 from workloads.model import checkpointing as forgetting
@@ -35,63 +29,64 @@ DTYPES = {4: torch.float32, 2: torch.bfloat16}
 N, H = 3 * 64, 128  # tokens of a microbatch, hidden size
 
 
-def kept(shape: Shape = TINY, mesh: dict[str, int] | None = None, **more: Any) -> Kept:
-    return Kept(shape=shape, mesh=mesh or {}, **{"microbatch": 3, "element_bytes": 4, **more})
+def kept(shape: Shape = TINY, mesh: dict[str, int] | None = None, **more: Any) -> Position:
+    given = {"microbatch": 3, "element_bytes": 4, "device": "cpu", "microbatches": 4, **more}
+    return StepSpec(shape=shape, mesh=mesh or {}, ends="tokens", **given).at(0)
 
 
 def layers(mesh: dict[str, int] | None = None, shape: Shape = TINY, **more: Any) -> float:
-    return stage_activations(kept(shape, mesh, **more), 1, first=False, last=False).layers
+    of = kept(shape, mesh, **more)
+    return layer_equation(of, of.spec.checkpointing).value
 
 
 def mixture(shape: Shape, shared: int = 1) -> Moe:
     return moe_of({"ep": 1, "experts": 4, "top_k": 2, "shared": shared}, shape, 1)
 
 
-def model_of(of: Kept) -> Transformer:
-    model = build(of.shape, 0, CPU, DTYPES[of.element_bytes])
-    if of.moe is not None:
-        exchange_ffns(model, of.shape, of.moe, 0)
-        first = torch.arange(of.tokens)
+def model_of(of: Position) -> Transformer:
+    model = build(of.spec.shape, 0, CPU, DTYPES[of.spec.element_bytes])
+    if of.spec.moe is not None:
+        exchange_ffns(model, of.spec.shape, of.spec.moe, 0)
+        first = torch.arange(of.spec.local_tokens)
         for one in mixtures(model):
             one.given = torch.stack([first % 4, (first + 1) % 4], dim=1)
-    checkpoint(model, of.checkpointing)
+    checkpoint(model, of.spec.checkpointing)
     return model
 
 
-def forward(chunk: Chunk, of: Kept) -> Tensor:
-    size = (of.microbatch, of.shape.sequence)
+def forward(chunk: Chunk, of: Position) -> Tensor:
+    size = (of.spec.microbatch, of.spec.shape.sequence)
     tokens, targets = torch.zeros(size, dtype=torch.long), torch.zeros(size, dtype=torch.long)
-    between = torch.zeros(*size, of.shape.hidden, dtype=DTYPES[of.element_bytes], requires_grad=True)
+    between = torch.zeros(*size, of.spec.shape.hidden, dtype=DTYPES[of.spec.element_bytes], requires_grad=True)
     output: Tensor = chunk(tokens if chunk.tokens is not None else between)
     return output if chunk.head is None else F.cross_entropy(output.flatten(0, 1), targets.flatten())
 
 
-def assert_saved(of: Kept, first: int, count: int) -> None:
-    chunk = Chunk(model_of(of), first, count)
+def assert_saved(of: Position, stage: int) -> None:
+    counts = of.layers_by_stage
+    chunk = Chunk(model_of(of), sum(counts[:stage]), counts[stage])
     with SavedTensors(chunk) as saved:
         forward(chunk, of)
-    last = first + count == of.shape.layers
-    assert saved.num_bytes == stage_activations(of, count, first=first == 0, last=last).total, (of, first, count)
+    assert saved.num_bytes == stage_equation(of, stage).value, (of.spec, stage)
 
 
 def test_a_stage_saves_what_the_closed_form_says() -> None:
-    for shape in (TINY, LLAMA):
-        for more in ({}, {"microbatch": 1}, {"element_bytes": 2}, {"checkpointing": "full", "element_bytes": 2}):
-            for first, count in ((0, 4), (0, 1), (1, 2), (3, 1)):
-                assert_saved(kept(shape, **more), first, count)
-        for element_bytes, shared in product((4, 2), (0, 1, 2)):
-            moe = mixture(shape, shared)
-            assert_saved(kept(replace(shape, layers=1), element_bytes=element_bytes, moe=moe), 0, 1)
-    assert_saved(kept(replace(LLAMA, layers=1, heads=1, kv_heads=1)), 0, 1)  # one head needs no other layout
+    ways: list[dict[str, Any]] = [{}, {"microbatch": 1}, {"element_bytes": 2}]
+    ways.append({"checkpointing": "full", "element_bytes": 2})
+    for shape, more in product((TINY, LLAMA), ways):
+        for split, stage in (("4", 0), ("1+2+1", 0), ("1+2+1", 1), ("1+2+1", 2)):
+            assert_saved(kept(shape, {"pp": split.count("+") + 1}, split=split, **more), stage)
+    for shape, element_bytes, shared in product((TINY, LLAMA), (4, 2), (0, 1, 2)):
+        moe = mixture(shape, shared)
+        assert_saved(kept(replace(shape, layers=1), element_bytes=element_bytes, moe=moe), 0)
+    assert_saved(kept(replace(LLAMA, layers=1, heads=1, kv_heads=1)), 0)  # one head needs no other layout
 
 
 def test_terms_are_of_those_that_hold_the_ends() -> None:
-    whole = stage_activations(kept(), 4, first=True, last=True)
-    ends = {"embeddings": 8 * N + 8 * 64, "head": N * (H + 2) * 4 + N * H * 4, "loss": N * 512 * 4 + 8 * N + 4}
-    assert whole == StageActivations(layers=whole.layers, **ends)
-    assert whole.total == whole.layers + sum(ends.values())
-    middle = stage_activations(kept(), 4, first=False, last=False)
-    assert middle == StageActivations(layers=whole.layers, embeddings=0.0, head=0.0, loss=0.0)
+    first, middle, last = (stage_equation(kept(mesh={"pp": 4}), stage).value for stage in (0, 1, 3))
+    assert first - middle == 8 * N + 8 * 64
+    assert last - middle == N * (H + 2) * 4 + N * H * 4 + N * 512 * 4 + 8 * N + 4
+    assert middle == layers()
 
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own is not annotated
@@ -121,10 +116,7 @@ def test_selective_checkpointing_keeps_products_and_attention() -> None:
         model = model_of(of)
         with Products(model) as products:
             forward(Chunk(model, 0, 4), of)
-        inputs, found, whole = (
-            stage_activations(replace(of, checkpointing=how), 4, first=False, last=False).layers
-            for how in ("full", "selective", "none")
-        )
+        inputs, found, whole = (4 * layer_equation(of, how).value for how in ("full", "selective", "none"))
         assert found == inputs + products.num_bytes
         assert inputs < found < whole
 
@@ -132,13 +124,14 @@ def test_selective_checkpointing_keeps_products_and_attention() -> None:
 def test_cuda_keeps_a_fused_norm_s_input_alone_and_in_float32_what_attention_gives_once() -> None:
     norms = {e: 2 * N * H * (8 - e) for e in (2, 4)}
     for mesh, e, saved in (({}, 4, norms[4] + N * H * 4), ({}, 2, norms[2]), ({"cp": 2}, 4, norms[4] / 2)):
-        composed, fused = (layers(mesh, LLAMA, element_bytes=e, fused_norms=how) for how in (False, True))
+        composed, fused = (layers(mesh, LLAMA, element_bytes=e, device=how) for how in ("cpu", "cuda"))
         assert composed - fused == saved, (mesh, e)
-    heads = [
-        stage_activations(kept(LLAMA, element_bytes=2, fused_norms=how), 4, first=False, last=True).head
-        for how in (False, True)
+    ends = [
+        stage_equation(kept(LLAMA, {"pp": 4}, element_bytes=2, device=how), 3).value
+        - layers({}, LLAMA, element_bytes=2, device=how)
+        for how in ("cpu", "cuda")
     ]
-    assert heads[0] - heads[1] == N * H * (8 - 2)
+    assert ends[0] - ends[1] == N * H * (8 - 2)
 
 
 def test_activations_fall_with_cp_and_tp() -> None:
@@ -165,19 +158,16 @@ def test_rows_of_experts_are_of_the_tokens_of_a_rank() -> None:
 
 
 def test_what_is_in_flight_is_held_at_once_by_layers_as_they_are_split() -> None:
-    given: dict[str, Any] = {"microbatch": 3, "element_bytes": 4, "microbatches": 4}
-    mesh, of = {"pp": 2}, kept(TINY, {"pp": 2})
-    first, last = (stage_activations(of, 2, first=at == 0, last=at == 1).total for at in (0, 1))
-    assert activation_bytes_of(TINY, mesh, **given) == 2 * first
-    assert activation_bytes_of(TINY, mesh, {"pp": 1}, **given) == last
-    assert activation_bytes_of(TINY, mesh, schedule="gpipe", **given) == 4 * first
-    assert activation_bytes_of(TINY, {"dp": 2}, **given) == stage_activations(of, 4, first=True, last=True).total
-    schedule = make_schedule("interleaved", ranks=2, microbatches=4)
-    each = [stage_activations(of, 1, first=at == 0, last=at == 3).total for at in range(4)]
-    held = peak_held(schedule, 0, lambda stage: each[stage])
-    assert activation_bytes_of(TINY, mesh, schedule="interleaved", **given) == held
-    three = stage_activations(of, 3, first=True, last=False).total
-    found = activations_from(place_of(TINY, mesh, split="3+1"), make_schedule("1f1b", ranks=2, microbatches=4), of)
-    assert activation_bytes_of(TINY, mesh, split="3+1", **given) == found == 2 * three
+    two = kept(mesh={"pp": 2})
+    first, last = (stage_equation(two, stage).value for stage in (0, 1))
+    assert [activations_of(two.spec.at_stage(rank)) for rank in (0, 1)] == [2 * first, last]
+    assert activations_of(kept(mesh={"pp": 2}, schedule="gpipe")) == 4 * first
+    assert activations_of(kept(mesh={"dp": 2})) == stage_equation(kept(), 0).value
+    looped = kept(mesh={"pp": 2}, schedule="interleaved")
+    each = [stage_equation(looped, stage).value for stage in range(4)]
+    held = peak_held(make_schedule("interleaved", ranks=2, microbatches=4), 0, lambda stage: each[stage])
+    assert activations_of(looped) == held
+    uneven = kept(mesh={"pp": 2}, split="3+1")
+    assert activations_of(uneven) == 2 * stage_equation(uneven, 0).value > 2 * first
     with pytest.raises(UserError, match="split"):
-        activation_bytes_of(TINY, mesh, split="3+2", **given)
+        activations_of(kept(mesh={"pp": 2}, split="3+2"))
