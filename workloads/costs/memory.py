@@ -210,9 +210,17 @@ def layer_text(spec: StepSpec, checkpointing: str) -> str:
     if checkpointing == "selective":
         gates = 2 if spec.shape.recipe == "llama" else 1
         ffn = f"n k e ({gates} r + h) + G h e" if spec.moe else f"{gates} G f e / t + 2 G h e"
-        return f"n h e + G h e (2 + 2 g) / t + {ffn} + 4 G a / t"
+        blocks = _kept_blocks(spec)
+        return f"n h e + G h e ({1 + blocks} + 2 g) / t + {ffn} + {4 * blocks} G a / t"
     ffn = _mixture_text(spec) if spec.moe else f"G h e + {_inner(spec)} G f e / t"
     return f"2 ({_norm_text(spec)}) + {_attention_text(spec)} + {ffn}"
+
+
+def _kept_blocks(spec: StepSpec) -> int:
+    """Results of attention that ``selective`` keeps: one, or of each block of keys the fullest rank's own."""
+    if spec.planned or spec.size("cp") == 1 or spec.cp_method == "ulysses":
+        return 1
+    return 2 if spec.cp_method == "allgather_kv" else spec.size("cp") // spec.ulysses
 
 
 def _inner(spec: StepSpec) -> int:
