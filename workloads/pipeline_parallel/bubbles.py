@@ -230,12 +230,12 @@ def shares_of(timelines: Sequence[Timeline], chunks: int) -> Shares:
 
 
 def compare(
-    schedule: Schedule, shares: Shares, *, layers: int, layer_bytes: float | None, latency: float, outside: float
+    schedule: Schedule, shares: Shares, *, layers: int, layer_bytes: float, latency: float, outside: float
 ) -> tuple[Simulated, ...]:
     """Return what could run in place of ``schedule``, each with its default chunks, the fastest first.
 
     A message takes ``latency`` seconds, what is around the pipeline ``outside`` seconds; ``layer_bytes`` are a layer's
-    activations, None where they have no closed form. Those that cannot run come last.
+    activations. Those that cannot run come last.
     """
     ranks, microbatches = schedule.ranks, schedule.microbatches
 
@@ -256,7 +256,7 @@ def compare(
             step_seconds=timeline.makespan + outside,
             bubble_fraction=bubble_fraction(timeline),
             in_flight=held / chunks,
-            activation_bytes=None if layer_bytes is None else layer_bytes * held * counts[0],
+            activation_bytes=layer_bytes * held * counts[0],
         )
 
     return tuple(sorted(map(line, NAMES), key=lambda one: inf if one.step_seconds is None else one.step_seconds))

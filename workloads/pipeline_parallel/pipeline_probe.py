@@ -94,13 +94,12 @@ class PipelineProbe:
 
     @property
     def pipeline(self) -> Pipeline:
-        """What is run."""
         assert self.spec.pipeline is not None
         return self.spec.pipeline
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Seen:
         begin()
-        made = counted(step, self.layout.axes)
+        at, made = self.spec.at(self.world.rank), counted(step, self.layout.axes)
         sent_to: Counter[int] = Counter()
         for call in made:
             if call.peer is not None:
@@ -110,9 +109,9 @@ class PipelineProbe:
         held = {
             "memory": measured_memory(self.layout, self.world, self.train, begin),
             "memory_counted": self.memory_counted(),
-            "memory_formula": self.memory_formula(),
+            "memory_formula": {**asdict(state_of(at)), "activations": activations_of(at)},
         }
-        sent = bytes_by_axis(made, self.layout.axes), pattern.bytes_by_axis(calls(self.spec.at(self.world.rank)))
+        sent = bytes_by_axis(made, self.layout.axes), pattern.bytes_by_axis(calls(at))
         return Seen(taken=taken, sent=sent, sent_to=dict(sent_to), held=held)
 
     def summarise(self, told: Sequence[Seen]) -> Explanation:
@@ -144,11 +143,6 @@ class PipelineProbe:
             details=facts.as_details,
             notes=(*((_HALVES,) if shares.assumed_halves else ()), *notes),
         )
-
-    def memory_formula(self) -> memory.Held:
-        """Return the closed forms of this rank's state and activations."""
-        at = self.spec.at(self.world.rank)
-        return {**asdict(state_of(at)), "activations": activations_of(at)}
 
     def memory_counted(self) -> memory.Held:
         """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward.
