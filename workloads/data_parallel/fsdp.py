@@ -4,8 +4,9 @@
 or keeps them where it does not ``reshard`` (ZeRO-2); ``hsdp`` shards within groups and replicates across them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import cast
 
@@ -33,11 +34,17 @@ def hsdp(world: World, **params: Value) -> TrainingStep:
     return TrainingStep(world, params, lay_out_hsdp, strategies.hsdp)
 
 
-def lay_out_fsdp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
-    """Shard over all ranks; with ``reshard`` parameters are gathered for each pass, those of the root too."""
+def lay_out_fsdp(
+    model: Transformer,
+    world: World,
+    spec: StepSpec,
+    params: Mapping[str, Value],
+    ignored: Iterable[nn.Parameter] = (),
+) -> Layout:
+    """Shard all but ``ignored`` over all ranks; with ``reshard`` it is gathered for each pass, the root's too."""
     reshard = bool(params["reshard"])
     mesh, made = make_mesh(world, dp=world.size)
-    shard(model, mesh, reshard=reshard, prefetch=str(params["prefetch"]))
+    shard(model, mesh, reshard=reshard, prefetch=str(params["prefetch"]), ignored=ignored)
     no_sync = bool(params["no_sync"])
     return Layout(
         module=model,
@@ -73,11 +80,18 @@ def lay_out_hsdp(model: Transformer, world: World, spec: StepSpec, params: Mappi
 
 
 def shard(
-    model: Transformer, mesh: DeviceMesh, *, reshard: bool, prefetch: str, reshard_root: bool | None = None
+    model: Transformer,
+    mesh: DeviceMesh,
+    *,
+    reshard: bool,
+    prefetch: str,
+    reshard_root: bool | None = None,
+    ignored: Iterable[nn.Parameter] = (),
 ) -> None:
     """Shard each layer and the rest over a mesh; ``prefetch`` explicit gathers the next layer while one computes."""
-    layers = [fully_shard(layer, mesh=mesh, reshard_after_forward=reshard) for layer in model.layers]
-    root = fully_shard(model, mesh=mesh, reshard_after_forward=reshard if reshard_root is None else reshard_root)
+    on = partial(fully_shard, mesh=mesh, ignored_params=set(ignored))
+    layers = [on(layer, reshard_after_forward=reshard) for layer in model.layers]
+    root = on(model, reshard_after_forward=reshard if reshard_root is None else reshard_root)
     if prefetch == "explicit":
         _prefetch(root, layers)
 

@@ -6,14 +6,12 @@ They and what is split are averaged over their copies after the last microbatch.
 router's; capacity and balance count what one rank takes of one microbatch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.plan.params import Value
@@ -22,26 +20,16 @@ from bench.world.world import World
 from workloads.costs import strategies
 from workloads.costs.memory import state_of
 from workloads.costs.step_spec import StepSpec
-from workloads.data_parallel.ddp import wrap
-from workloads.data_parallel.fsdp import what_stays_exposed
+from workloads.data_parallel import ddp
+from workloads.data_parallel.fsdp import lay_out_fsdp
 from workloads.expert_parallel.expert_probe import ExpertProbe
-from workloads.expert_parallel.groups import (
-    TP_NOTE,
-    fill_sums,
-    make_axes,
-    split_attention,
-)
-from workloads.expert_parallel.moe_case import (
-    Moe,
-    moe_of,
-    num_routed_parameters,
-)
+from workloads.expert_parallel.groups import TP_NOTE, fill_sums, make_axes, split_attention
+from workloads.expert_parallel.moe_case import Moe, moe_of, num_routed_parameters
 from workloads.expert_parallel.moe_layer import MoeLayer, aux_loss, exchange_ffns, let_experts_wait, mixtures
 from workloads.expert_parallel.routes import Routes
-from workloads.model.optimizer import make_optimizer
 from workloads.model.shapes import BUCKET
 from workloads.model.transformer import Transformer, loss_of
-from workloads.step.layout import Layout, dtype_of, local, make_mesh
+from workloads.step.layout import Layout, local
 from workloads.step.probe import Probe
 from workloads.step.training_step import TrainingStep
 
@@ -110,7 +98,6 @@ class EpStep(MixtureStep):
         self._num_tokens = spec.microbatch * each
         self._routes = Routes(world, spec, self.moe, self._positions, world.size // tp)
         self._axes = make_axes(world, self.moe)
-        self._fsdp = bool(params["fsdp"])
         super().__init__(world, params, self._lay_out, strategies.ep_step)
 
     def describe(self) -> Description:
@@ -165,24 +152,33 @@ class EpStep(MixtureStep):
             let_experts_wait(model, spec.timed_seconds, self._num_tokens, self._waiter)
         split = split_attention(model, groups["tp"], self._positions, world.device) if tp > 1 else []
         routed = [p for name, p in model.named_parameters() if ".ffn.experts." in name]
-        around = (_shard if self._fsdp else _wrap)(model, world, spec, [*split, *routed])
         self._copies = {"adp": split, "edp": routed}
+        around = self._under_data_parallelism(model, world, spec, bool(params["fsdp"]))
         notes = [CLAIM, NORMALISED, *([TP_NOTE] if tp > 1 else []), *around.notes, *([TIMED] if spec.timed else [])]
-        return Layout(
-            module=around.module,
-            model=model,
-            optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
-            axes={"dp": around.group, **groups},
+        return replace(
+            around,
+            axes={**around.axes, **groups},
             data_rank=world.rank // tp,
             data_size=world.size // tp,
             loss=lambda tokens: self._loss(around.module, tokens),
-            gradient_sync=around.gradient_sync,
             finalize_gradients=self._average_copies,
             reference_model=self._routes.reference_model,
             reference_loss=self._routes.reference_loss,
             made_groups=(*around.made_groups, *groups.values()),
+            details={},
             notes=tuple(notes),
         )
+
+    def _under_data_parallelism(self, model: Transformer, world: World, spec: StepSpec, fsdp: bool) -> Layout:
+        """Put what is no expert's and not split under FSDP2 or DDP, synchronised after the last microbatch alone."""
+        others = [parameter for parameters in self._copies.values() for parameter in parameters]
+        if fsdp:
+            return lay_out_fsdp(model, world, spec, {"reshard": True, "prefetch": "default", "no_sync": True}, others)
+        ignored = {id(parameter) for parameter in others}
+        names = [name for name, parameter in model.named_parameters() if id(parameter) in ignored]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
+        params = {"bucket_mb": BUCKET.default, "static_graph": False, "no_sync": True}
+        return ddp.lay_out(model, world, spec, params)
 
     def _loss(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """Return the loss of this rank's part of one of its microbatches (b, s + 1)."""
@@ -199,51 +195,3 @@ class EpStep(MixtureStep):
                     if axis in self._axes.groups:
                         dist.all_reduce(gradient, group=self._axes.groups[axis])
                     gradient /= self._world.size
-
-
-@dataclass(frozen=True, kw_only=True)
-class Around:
-    """A model whose parameters but the experts' and split ones are averaged over ``group``, by its data parallelism.
-
-    ``gradient_sync(last)`` surrounds a microbatch.
-    """
-
-    module: nn.Module
-    group: dist.ProcessGroup
-    gradient_sync: Callable[[bool], AbstractContextManager[object]]
-    made_groups: tuple[dist.ProcessGroup, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def _wrap(model: Transformer, world: World, spec: StepSpec, others: Sequence[nn.Parameter]) -> Around:
-    """Put the model under DDP, which leaves the others alone."""
-    ignored = {id(parameter) for parameter in others}
-    names = [name for name, parameter in model.named_parameters() if id(parameter) in ignored]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
-    ddp = wrap(model, world, float(BUCKET.default))
-    return Around(
-        module=ddp,
-        group=world.group,
-        gradient_sync=lambda last: nullcontext() if last else ddp.no_sync(),
-    )
-
-
-def _shard(model: Transformer, world: World, spec: StepSpec, others: Sequence[nn.Parameter]) -> Around:
-    """Shard each layer and the rest over all ranks, the others left alone; parameters are gathered for each pass."""
-    mesh, made = make_mesh(world, dp=world.size)
-    ignored = set(others)
-    for module in (*model.layers, model):
-        fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)
-
-    def gradient_sync(last: bool) -> AbstractContextManager[object]:
-        assert isinstance(model, FSDPModule)
-        model.set_requires_gradient_sync(last)
-        return nullcontext()
-
-    return Around(
-        module=model,
-        group=mesh.get_group("dp"),
-        gradient_sync=gradient_sync,
-        made_groups=made,
-        notes=what_stays_exposed(world, "default"),
-    )

@@ -1,9 +1,9 @@
 """One mixture of experts without a model around it: the whole layer, or dispatch and combine alone."""
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from workloads.model.timed_compute import TimedCompute
 from workloads.model.transformer import fill
 from workloads.step.layout import dtype_of, whole
 from workloads.step.parity import DISTANCE_MARGIN, count_apart, distance
-from workloads.step.probe import Probe, run_probes
+from workloads.step.probe import run_probes
 
 Layer = TypeVar("Layer", bound=MoeLayer)
 
@@ -82,9 +82,6 @@ class Scope:
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         """Say what routes and all-to-alls cost."""
-        return run_probes(self._world, self.probes(), self.step, begin, budget_seconds)
-
-    def probes(self) -> Sequence[Probe[Any]]:
         probe = ExpertProbe(
             world=self._world,
             moe=self.moe,
@@ -98,7 +95,7 @@ class Scope:
             backward=self.backward,
             traced=True,
         )
-        return (probe,)
+        return run_probes(self._world, [probe], self.step, begin, budget_seconds)
 
     def close(self) -> None:
         """Give back the groups of the expert axis."""
@@ -119,10 +116,6 @@ class Scope:
         chance = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         size = (self.spec.microbatch, self.spec.shape.sequence, self.spec.shape.hidden)
         return torch.randn(size, generator=chance).to(self._world.device, dtype_of(self.spec))
-
-    def dense(self, dtype: torch.dtype) -> MoeLayer:
-        """Return the same mixture in one process, with the weights of the seed."""
-        return self._made(DenseMoe, replace(self.moe, ep=1, etp=1), dtype)
 
     def count_misplaced(self) -> int:
         """Return how many elements of a trip are wrong in which each expert multiplies by its number, from 1 on."""
@@ -214,7 +207,7 @@ class LayerStep(Scope):
 
     def _reference(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return one process's output and gradients: experts' of all sources of this copy, the rest of this rank."""
-        alone = self.dense(dtype)
+        alone = self._made(DenseMoe, replace(self.moe, ep=1, etp=1), dtype)
         expected: dict[str, Tensor] = {}
         for source in self._axes.sources:
             alone.zero_grad()
