@@ -51,11 +51,6 @@ SHARD = Param(name="shard", kind="int", default=0, minimum=0, optional=True, hel
 TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a layer")
 
 
-def refuse_nothing(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
-    """Refuse nothing beyond the shape."""
-    return None
-
-
 def refuse_split(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
     """Refuse layers that do not divide among the ranks that split them; the equation with its numbers."""
     tp = int(params.get("tp", nproc))
@@ -97,7 +92,8 @@ def _step(
     help_text: str,
     *more: Param,
     strategy: Strategy | None = None,
-    refuse: Refuse = refuse_nothing,
+    refuse: Refuse | None = None,
+    place: Callable[[Params, WorldSpec], str | None] | None = None,
     expand: Callable[[Params, WorldSpec], Iterable[Params]] = only_itself,
     common: tuple[Param, ...] = COMMON,
     tags: tuple[str, ...] = (),
@@ -111,7 +107,8 @@ def _step(
             parse_compute(str(params.get("compute", COMPUTE.default)))
         except UserError as error:
             return str(error)
-        return refuse(shape, params, spec.nproc)
+        reason = None if refuse is None else refuse(shape, params, spec.nproc)
+        return reason or (None if place is None else place(params, spec))
 
     return Definition(
         name=f"workload.{name}",
@@ -122,24 +119,6 @@ def _step(
         refuse=refused,
         expand=expand,
     )
-
-
-def _context_parallel() -> Definition:
-    """Return the step whose methods are not all there on every device."""
-    step = _step(
-        "cp",
-        "context_parallel.context_step:prepare",
-        "context parallel: each rank holds a part of every sequence, attention reaches all of it",
-        *CONTEXT,
-        tags=("smoke",),
-        refuse=refuse_context,
-        strategy=strategies.cp,
-    )
-
-    def refused(params: Mapping[str, Value], spec: WorldSpec) -> str | None:
-        return step.refuse(params, spec) or refuse_place(params, spec)
-
-    return replace(step, refuse=refused)
 
 
 DEFINITIONS = (
@@ -248,7 +227,16 @@ DEFINITIONS = (
         common=tuple(param for param in COMMON if param.name != "accumulation"),
         strategy=strategies.pp,
     ),
-    _context_parallel(),
+    _step(
+        "cp",
+        "context_parallel.context_step:prepare",
+        "context parallel: each rank holds a part of every sequence, attention reaches all of it",
+        *CONTEXT,
+        tags=("smoke",),
+        refuse=refuse_context,
+        place=refuse_place,  # its methods are not all there on every device
+        strategy=strategies.cp,
+    ),
     _step(
         "hybrid",
         "mesh.mesh_step:prepare",

@@ -12,7 +12,7 @@ from workloads.costs import strategies
 from workloads.costs.step_spec import StepSpec
 from workloads.model.optimizer import make_optimizer
 from workloads.model.transformer import Transformer
-from workloads.step.layout import Layout, data_axis, dtype_of
+from workloads.step.layout import Layout, dtype_of
 from workloads.step.training_step import TrainingStep
 
 
@@ -33,7 +33,7 @@ def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[st
         module=ddp,
         model=model,
         optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
-        axes=data_axis(world),
+        axes={"dp": world.group},
         data_rank=world.rank,
         data_size=world.size,
         gradient_sync=gradient_sync,
@@ -51,8 +51,3 @@ def wrap(model: nn.Module, world: World, bucket_mb: float, *, static_graph: bool
         gradient_as_bucket_view=True,
         device_ids=[world.device] if world.device.type == "cuda" else None,
     )
-
-
-def num_elements(model: nn.Module) -> int:
-    """Return the number of parameters, Psi."""
-    return sum(parameter.numel() for parameter in model.parameters())

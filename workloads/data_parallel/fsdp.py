@@ -4,7 +4,7 @@
 or keeps them where it does not ``reshard`` (ZeRO-2); ``hsdp`` shards within groups and replicates across them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
@@ -42,10 +42,14 @@ def lay_out_fsdp(
     ignored: Iterable[nn.Parameter] = (),
 ) -> Layout:
     """Shard all but ``ignored`` over all ranks; with ``reshard`` it is gathered for each pass, the root's too."""
-    reshard = bool(params["reshard"])
     mesh, made = make_mesh(world, dp=world.size)
-    shard(model, mesh, reshard=reshard, prefetch=str(params["prefetch"]), ignored=ignored)
-    no_sync = bool(params["no_sync"])
+    shard(model, mesh, reshard=bool(params["reshard"]), prefetch=str(params["prefetch"]), ignored=ignored)
+
+    def gradient_sync(last: bool) -> AbstractContextManager[object]:
+        if params["no_sync"]:
+            cast(FSDPModule, model).set_requires_gradient_sync(last)
+        return nullcontext()
+
     return Layout(
         module=model,
         model=model,
@@ -53,7 +57,7 @@ def lay_out_fsdp(
         axes={"dp": mesh.get_group("dp")},
         data_rank=world.rank,
         data_size=world.size,
-        gradient_sync=_synchronizer(model, no_sync=no_sync),
+        gradient_sync=gradient_sync,
         made_groups=made,
         notes=what_stays_exposed(world, str(params["prefetch"])),
     )
@@ -61,8 +65,7 @@ def lay_out_fsdp(
 
 def lay_out_hsdp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
     """Shard over the inner axis, replicate over the outer; the root keeps its parameters gathered, as by default."""
-    inner = shard_ranks(int(params["shard"]), world.size)
-    mesh, made = make_mesh(world, replicate=world.size // inner, shard=inner)
+    mesh, made = make_mesh(world, replicate=spec.mesh["dp"], shard=spec.mesh["fsdp"])
     shard(model, mesh, reshard=True, prefetch=str(params["prefetch"]), reshard_root=False)
     return Layout(
         module=model,
@@ -92,26 +95,9 @@ def shard(
     on = partial(fully_shard, mesh=mesh, ignored_params=set(ignored))
     layers = [on(layer, reshard_after_forward=reshard) for layer in model.layers]
     root = on(model, reshard_after_forward=reshard if reshard_root is None else reshard_root)
-    if prefetch == "explicit":
-        _prefetch(root, layers)
-
-
-def what_stays_exposed(world: World, prefetch: str) -> tuple[str, ...]:
-    """Return why a step cannot hide all of its communication here; nothing where it can."""
-    if world.backend != "gloo":
-        return ()
-    if prefetch == "explicit":
-        return ("exposed on gloo: reduce_scatter, which blocks where it is issued, and the first all_gather",)
-    return ("exposed on gloo: reduce_scatter blocks where it is issued, and torch prefetches no all_gather on a CPU",)
-
-
-def shard_ranks(asked: int, size: int) -> int:
-    """Return how many ranks share a copy: what was asked for, or half of all, 2 at least."""
-    return asked or max(2, size // 2)
-
-
-def _prefetch(root: FSDPModule, layers: list[FSDPModule]) -> None:
-    """Let every layer's parameters be gathered one layer ahead, asynchronously: on a CPU torch does neither itself."""
+    if prefetch != "explicit":
+        return
+    # asynchronously, one layer ahead: on a CPU torch does neither itself
     for module in (root, *layers):
         module._set_unshard_async_op(async_op=True)
     root.set_modules_to_forward_prefetch(layers[:1])
@@ -121,12 +107,10 @@ def _prefetch(root: FSDPModule, layers: list[FSDPModule]) -> None:
         after.set_modules_to_backward_prefetch([before])
 
 
-def _synchronizer(model: nn.Module, *, no_sync: bool) -> Callable[[bool], AbstractContextManager[object]]:
-    """Return what surrounds a microbatch: with ``no_sync`` only the last one's gradients are reduced."""
-
-    def gradient_sync(last: bool) -> AbstractContextManager[object]:
-        if no_sync:
-            cast(FSDPModule, model).set_requires_gradient_sync(last)
-        return nullcontext()
-
-    return gradient_sync
+def what_stays_exposed(world: World, prefetch: str) -> tuple[str, ...]:
+    """Return why a step cannot hide all of its communication here; nothing where it can."""
+    if world.backend != "gloo":
+        return ()
+    if prefetch == "explicit":
+        return ("exposed on gloo: reduce_scatter, which blocks where it is issued, and the first all_gather",)
+    return ("exposed on gloo: reduce_scatter blocks where it is issued, and torch prefetches no all_gather on a CPU",)

@@ -22,7 +22,7 @@ from workloads.costs.step_spec import StepSpec
 from workloads.data_parallel.ddp import wrap
 from workloads.model.optimizer import LEARNING_RATE, make_optimizer, optimizer_class
 from workloads.model.transformer import Transformer
-from workloads.step.layout import Layout, data_axis, dtype_of
+from workloads.step.layout import Layout, dtype_of
 from workloads.step.training_step import TrainingStep
 
 _NOTE = (
@@ -54,7 +54,7 @@ def _zero_redundancy(model: Transformer, world: World, spec: StepSpec, bucket_mb
         module=ddp,
         model=model,
         optimizer=optimizer,
-        axes=data_axis(world),
+        axes={"dp": world.group},
         data_rank=world.rank,
         data_size=world.size,
         notes=(_NOTE,),
@@ -68,7 +68,7 @@ def _distributed(model: Transformer, world: World, spec: StepSpec, bucket_mb: fl
         module=model,
         model=model,
         optimizer=optimizer,
-        axes=data_axis(world),
+        axes={"dp": world.group},
         data_rank=world.rank,
         data_size=world.size,
         gradient_sync=optimizer.gradient_sync,
@@ -89,8 +89,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._group, self._ranks = world.group, world.size
         parameters = list(model.parameters())[::-1]
         count, first = sum(parameter.numel() for parameter in parameters), parameters[0].detach()
-        self.num_elements = -(-count // self._ranks) * self._ranks
-        weights, self._gradients = first.new_zeros(self.num_elements), first.new_zeros(self.num_elements)
+        padded = -(-count // self._ranks) * self._ranks
+        weights, self._gradients = first.new_zeros(padded), first.new_zeros(padded)
         size = max(1, bucket_bytes // first.element_size() // self._ranks) * self._ranks
         self._buckets = list(zip(torch.split(weights, size), torch.split(self._gradients, size), strict=True))
         self._views: list[tuple[nn.Parameter, Tensor]] = []

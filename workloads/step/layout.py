@@ -83,11 +83,6 @@ def dtype_of(spec: StepSpec) -> torch.dtype:
     return {4: torch.float32, 2: torch.bfloat16}[spec.element_bytes]
 
 
-def data_axis(world: World) -> dict[str, dist.ProcessGroup]:
-    """Return the one axis of pure data parallelism: all ranks."""
-    return {"dp": world.group}
-
-
 def make_mesh(world: World, **axes: int) -> tuple[DeviceMesh, tuple[dist.ProcessGroup, ...]]:
     """Return a mesh of all ranks, outermost axis first, and the groups that were made for it."""
     mesh = init_device_mesh(world.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))

@@ -34,6 +34,7 @@ from workloads.step.peaks import Peak, mfu_of, peak_of
 from workloads.step.probe import Probe, run_probes
 from workloads.step.sent_bytes import SentBytes
 
+TIMED = "timed compute: arithmetic is waited for and no weight updated, so overlap is real and results are not"
 KEPT_SHARDS = "reshard=false: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer"
 
 LayOut = Callable[[Transformer, World, StepSpec, Mapping[str, Value]], Layout]
@@ -105,7 +106,7 @@ class TrainingStep:
                 **self._bytes_formula(),
                 **self.layout.details,
             },
-            notes=(*self.layout.notes, *self._notes()),
+            notes=(*self.layout.notes, *([TIMED] if self.spec.timed else [])),
         )
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
@@ -116,15 +117,14 @@ class TrainingStep:
         """Return what looks into the step, in order: memory and bytes before steps without communication spoil it."""
         kept_shards = "fsdp" in self.spec.mesh and not self.spec.reshard
         notes = {KEPT_SHARDS: kept_shards, UNCOUNTED: self.spec.checkpointing == "selective"}
-        memory = Memory(
-            world=self._world,
-            layout=self.layout,
-            forward=self._forward,
-            formula=self.memory_formula(),
-            notes=tuple(note for note, holds in notes.items() if holds),
-        )
         return (
-            memory,
+            Memory(
+                world=self._world,
+                layout=self.layout,
+                forward=self._forward,
+                formula=self.memory_formula(),
+                notes=tuple(note for note, holds in notes.items() if holds),
+            ),
             SentBytes(self.layout, self.expected_bytes()),
             Overlap(self._world, self.layout, self._doubts_of_peak),
         )
@@ -217,10 +217,3 @@ class TrainingStep:
         told = self._world.gather(peak_of(self._world.device, dtype_of(self.spec)))
         known = [peak for peak in told if isinstance(peak, Peak)]
         return max(known, key=lambda peak: peak.flops_per_second, default=None)
-
-    def _notes(self) -> tuple[str, ...]:
-        if not self.spec.timed:
-            return ()
-        return (
-            "timed compute: arithmetic is waited for and no weight updated, so overlap is real and results are not",
-        )
