@@ -1,0 +1,173 @@
+"""What a rank holds: state by strategy, microbatches in flight by schedule, activations by axis and checkpointing."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from planner_asks import H100, ask
+from training_steps import OF_NAME
+
+from workloads.catalogue import STRATEGIES
+from workloads.costs.memory import (
+    RankMemory,
+    activations_of,
+    buffers_equation,
+    in_flight,
+    layer_equation,
+    memory_of,
+    schedule_of,
+    stage_equation,
+    state_bytes,
+    state_equation,
+    state_of,
+)
+from workloads.costs.parameter_table import elements_of, layer_elements, num_parameters
+from workloads.costs.step_spec import Position
+from workloads.model.shapes import SHAPES
+from workloads.pipeline_parallel.schedules import NAMES, make_schedule, peak_held
+from workloads.planner.dry_run import dry_run
+
+PSI = num_parameters(SHAPES["llama3-8b"])
+TOKENS, HIDDEN, VOCABULARY = 8192, 4096, 128256  # of llama3-8b
+
+
+def measured(name: str, ranks: int, rank: int = 0, **params: Any) -> Position:
+    case = OF_NAME[name].whole({"shape": "tiny", "microbatch": 4, **params})
+    return STRATEGIES[name](case, ranks, "cpu").at(rank)
+
+
+def state(at: Position) -> tuple[float, float, float]:
+    held = state_of(at)
+    return held.parameters, held.gradients, held.optimizer
+
+
+def test_each_strategy_splits_its_own_part_of_the_state() -> None:
+    """ZeRO (arXiv 1910.02054), figure 1: 7.5 billion parameters on 64 ranks, in gigabytes; and 70 on how many GPUs."""
+    psi = num_parameters(SHAPES["tiny"])
+    splits: dict[str, tuple[str, dict[str, Any], tuple[int, int, int]]] = {
+        "ddp": ("ddp", {}, (1, 1, 1)),
+        "zero1": ("zero1", {}, (1, 1, 4)),
+        "distributed": ("zero1", {"optimizer": "distributed"}, (1, 1, 4)),
+        "zero2": ("fsdp", {"reshard": False}, (1, 4, 4)),
+        "zero3": ("fsdp", {}, (4, 4, 4)),
+    }
+    for label, (name, params, split) in splits.items():
+        for precision, widths in (("bfloat16", (2, 2, 12)), ("float32", (4, 4, 8))):
+            expected = tuple(psi * width / parts for width, parts in zip(widths, split, strict=True))
+            assert state(measured(name, 4, precision=precision, **params)) == pytest.approx(expected), label
+            paper = {"ddp": 120.0, "zero1": 31.4, "zero2": 16.6, "zero3": 1.88}.get(label)
+            per_parameter = [width / (64 if parts > 1 else 1) for width, parts in zip((2, 2, 12), split, strict=True)]
+            assert paper is None or 7.5 * sum(per_parameter) == pytest.approx(paper, rel=3e-3)
+    at = measured("hsdp", 4, shard=2)
+    root = elements_of(at) - at.layers * layer_elements(at)  # which stays gathered
+    assert state(at) == pytest.approx((4 * (root + (psi - root) / 2), 4 * psi / 2, 8 * psi / 2))
+    assert state_bytes(70e9, mixed=True).total == 1120e9
+    assert state_equation(ask("dp=8", "llama3-70b").at(0)).value == pytest.approx(1128.9e9, rel=1e-4)
+
+
+def test_axes_leave_a_rank_its_part_of_sixteen_bytes_a_parameter() -> None:
+    assert state(ask("dp=8", "llama3-8b").at(0)) == (2 * PSI, 2 * PSI, 12 * PSI)
+    assert state(ask("dp=8", "llama3-8b", element_bytes=4).at(0)) == (4 * PSI, 4 * PSI, 8 * PSI)
+    for mesh, parts, tolerance in (("cp=4", 1, 0), ("fsdp=64", 64, 1e-9), ("tp=4", 4, 1e-3), ("pp=4", 4, 0.25)):
+        at = ask(mesh, "llama3-8b", microbatches=4).at(0)
+        assert state_of(at).total == pytest.approx(16 * PSI / parts, rel=tolerance), mesh
+        assert state_equation(at).value == pytest.approx(state_of(at).total), mesh
+    here, there = (ask(mesh, "mixtral-8x7b").at(0) for mesh in ("fsdp=8", "fsdp=8,ep=4"))
+    assert elements_of(there, "routed") == elements_of(here, "routed") / 4
+    for at in (here, there):  # what ep deals out, fsdp shards the less
+        assert state_of(at).total == pytest.approx(16 * num_parameters(at.spec.shape, here.spec.moe) / 8, rel=1e-6)
+    found = RankMemory(parameters=1, gradients=2, optimizer=3, activations=4, buffers=5)
+    assert (found.state, found.total) == (6, 15)
+
+
+def test_gathered_are_two_layers_and_a_gradient_or_a_whole_stage() -> None:
+    for mesh, model, layers in (("fsdp=8", "llama3-8b", 3 / 32), ("fsdp=4,pp=2", "llama3-8b", 2.0)):
+        at = ask(mesh, model, microbatches=4).at(0)
+        assert buffers_equation(at).value == pytest.approx(layers * elements_of(at) * 2), mesh
+    assert buffers_equation(ask("dp=8", "llama3-8b").at(0)).value == 0
+    for mesh, kinds in (("fsdp=8,ep=8", ("whole", "split")), ("fsdp=16,ep=8", ("whole", "split", "routed"))):
+        at = ask(mesh, "mixtral-8x7b").at(0)  # experts that are not sharded are there already
+        assert buffers_equation(at).value == pytest.approx(3 / 32 * elements_of(at, *kinds) * 2), mesh
+
+
+def test_in_flight_is_what_the_order_of_actions_holds_and_no_more_than_there_is() -> None:
+    for schedule in NAMES:
+        for ranks, microbatches in ((2, 4), (4, 16)):
+            order = make_schedule(schedule, ranks=ranks, microbatches=microbatches)
+            spec = ask(f"pp={ranks}", schedule=schedule, microbatches=microbatches)
+            for rank in range(ranks):
+                held = peak_held(order, rank, lambda stage: 1) / order.chunks
+                assert in_flight(spec.at_stage(rank)) == pytest.approx(held), (schedule, ranks, rank)
+    assert in_flight(ask("pp=8", microbatches=3).at(0)) == 3
+    assert in_flight(ask("dp=2", microbatches=3).at(0)) == 1
+
+
+def test_a_pipelines_first_rank_holds_most_and_only_the_last_logits() -> None:
+    spec = ask("pp=4", "llama3-8b", microbatches=8)
+    each = 8 * layer_equation(spec.at(0), "none").value
+    head = TOKENS * HIDDEN * 4 + TOKENS * VOCABULARY * 6
+    expected = [4 * each, 3 * each, 2 * each, each + head]
+    assert [activations_of(spec.at_stage(rank)) for rank in range(4)] == pytest.approx(expected, rel=1e-3)
+    for schedule in ("gpipe", "looped_bfs"):  # which hold every microbatch and all logits
+        last = replace(ask("pp=2", "llama3-8b", microbatches=8), schedule=schedule).at_stage(1)
+        assert activations_of(last) == pytest.approx(8 * (2 * each + head), rel=1e-3), schedule
+    for schedule in ("1f1b", "gpipe", "zb_v"):  # a measured one adds up its own stages
+        at = measured("pp", 2, schedule=schedule, microbatches=8)
+        each_stage = [stage_equation(at, stage).value for stage in range(len(at.layers_by_stage))]
+        assert activations_of(at) == peak_held(schedule_of(at.spec), 0, each_stage.__getitem__), schedule
+
+
+def test_selective_keeps_whole_what_products_split_by_rows_give() -> None:
+    """In units of s b h bytes; Korthikanti (arXiv 2205.05198) divides both results of such products by t, and
+    llama3-70b at fsdp=8, tp=8 seemed to fit.
+    """
+    for tp, kept in ((1, 22.03), (2, 13.0), (8, 6.25)):
+        at = ask(f"tp={tp}", "gpt-175b").at(0)
+        assert layer_equation(at, "selective").value / (2048 * 12288) == pytest.approx(kept, abs=0.02), tp
+    run = dry_run(ask("fsdp=8,tp=8", "llama3-70b", microbatch=2, checkpointing="selective"), H100)
+    assert run.fullest.memory.total == pytest.approx(91.8e9, rel=2e-3)
+    assert not run.fits
+
+
+def test_selective_keeps_what_attention_gives_for_each_block_of_keys() -> None:
+    for method, blocks in (("ring", 4), ("striped", 4), ("zigzag", 4), ("allgather_kv", 2), ("ulysses", 1), ("usp", 2)):
+        at = measured("cp", 4, method=method, ulysses=2 if method == "usp" else 0, checkpointing="selective")
+        one = replace(at, spec=replace(at.spec, cp_method="ulysses"))
+        block = 4 * 64 / 4 * (128 * 4 + 4 * 4)  # and its log-sum-exps
+        found = (layer_equation(each, "selective").value for each in (at, one))
+        assert next(found) - next(found) == (blocks - 1) * block, method
+
+
+def test_activations_grow_with_the_microbatch_and_shrink_with_the_ranks_of_a_sequence() -> None:
+    for how in ("none", "selective", "full"):
+        spec = ask("cp=2,tp=2", "llama3-8b", checkpointing=how)
+        held = activations_of(spec.at(0))
+        assert activations_of(replace(spec, microbatch=2).at(0)) == pytest.approx(2 * held, rel=1e-6), how
+        assert activations_of(replace(spec, mesh={"cp": 4, "tp": 2}).at(0)) == pytest.approx(held / 2, rel=1e-6), how
+    fused, composed = (replace(ask("tp=4", "llama3-8b"), device=kind).at(0) for kind in ("cuda", "cpu"))
+    norms = 2 * TOKENS * HIDDEN / 4 * (8 - 2)  # what an RMSNorm of elementary operations keeps in float32
+    assert layer_equation(composed, "none").value - layer_equation(fused, "none").value == norms
+    assert memory_of(fused).activations == activations_of(fused)
+
+
+# memory_counted.activations of runs on two ranks: microbatches of four sequences, eight microbatches through pipelines
+COUNTED: list[tuple[str, str, dict[str, Any], int]] = [
+    *((name, "tiny", {}, 9216580) for name in ("ddp", "zero1", "fsdp")),
+    ("tp", "tiny", {}, 6060580),
+    ("tp_sp", "tiny", {}, 5461540),
+    ("fsdp", "tiny-llama", {}, 12024900),
+    ("tp", "tiny-llama", {}, 8082468),
+    ("tp_sp", "tiny-llama", {}, 6898212),
+    ("tp_fsdp", "tiny-llama", {"tp": 2}, 8082468),
+    ("pp", "tiny-llama", {"schedule": "1f1b", "microbatches": 8}, 11104256),
+    ("pp", "tiny-llama", {"schedule": "gpipe", "microbatches": 8}, 51765280),
+    ("pp", "tiny-llama", {"schedule": "zb_v", "microbatches": 8}, 12026884),
+]
+
+
+def test_a_step_keeps_what_a_run_counted() -> None:
+    for name, shape, params, counted in COUNTED:
+        held = max(activations_of(measured(name, 2, rank, shape=shape, **params)) for rank in range(2))
+        assert held == counted, (name, shape, params)
+    drawn = [activations_of(measured("ddp", ranks)) for ranks in (8, 2)]  # a microbatch is a view of all that is drawn
+    assert drawn[0] - drawn[1] == 6 * 4 * 65 * 8
