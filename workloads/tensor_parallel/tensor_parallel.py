@@ -6,7 +6,6 @@ inside FSDP's shards, on a mesh of two axes.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,7 +41,7 @@ def tp(world: World, **params: Value) -> TrainingStep:
 
 def tp_sp(world: World, **params: Value) -> TrainingStep:
     """Return the step with activations sharded along the sequence between the split blocks."""
-    return TrainingStep(world, params, lay_out_tp_sp, strategies.tp_sp)
+    return TrainingStep(world, params, lay_out_tp, strategies.tp_sp)
 
 
 def tp_fsdp(world: World, **params: Value) -> TrainingStep:
@@ -51,19 +50,9 @@ def tp_fsdp(world: World, **params: Value) -> TrainingStep:
 
 
 def lay_out_tp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
-    """Split every layer over all ranks."""
-    return _split(model, world, spec, along_sequence=False)
-
-
-def lay_out_tp_sp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
-    """Split every layer over all ranks, and what lies between along the sequence."""
-    layout = _split(model, world, spec, along_sequence=True)
-    return replace(layout, finalize_gradients=partial(sum_partial_gradients, model))
-
-
-def _split(model: Transformer, world: World, spec: StepSpec, *, along_sequence: bool) -> Layout:
+    """Split every layer over all ranks, and where the step is sequence parallel what lies between."""
     mesh, made = make_mesh(world, tp=world.size)
-    split_layers(model, mesh, along_sequence=along_sequence)
+    split_layers(model, mesh, along_sequence=spec.sequence_parallel)
     return Layout(
         module=model,
         model=model,
@@ -71,6 +60,7 @@ def _split(model: Transformer, world: World, spec: StepSpec, *, along_sequence: 
         axes={"tp": mesh.get_group("tp")},
         data_rank=0,
         data_size=1,
+        finalize_gradients=partial(sum_partial_gradients, model),
         made_groups=made,
     )
 
@@ -95,14 +85,24 @@ def lay_out_tp_fsdp(model: Transformer, world: World, spec: StepSpec, params: Ma
 
 def split_layers(model: Transformer, mesh: DeviceMesh, *, along_sequence: bool = False) -> None:
     """Split attention and FFN of each layer by torch's styles; along the sequence, shard what lies between too."""
+    norms = {"attention_norm": SequenceParallel(), "ffn_norm": SequenceParallel()} if along_sequence else {}
     for layer in model.layers:
-        parallelize_module(layer, mesh, _styles(layer, along_sequence=along_sequence, as_dtensors=along_sequence))
-        if along_sequence:
-            parallelize_module(layer, mesh, {"attention_norm": SequenceParallel(), "ffn_norm": SequenceParallel()})
-    if along_sequence:
-        parallelize_module(model, mesh, {"norm": SequenceParallel()})
-        model.layers[0].register_forward_pre_hook(_Scatter(mesh))
-        model.norm.register_forward_hook(_gather)
+        styles = _styles(layer, along_sequence=along_sequence, as_dtensors=along_sequence)
+        parallelize_module(layer, mesh, {**styles, **norms})
+    if not along_sequence:
+        return
+
+    def scatter(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        whole = DTensor.from_local(args[0], mesh, [Replicate()], run_check=False)
+        return (whole.redistribute(placements=[_SEQUENCE]), *args[1:])
+
+    def gather(module: nn.Module, args: tuple[Any, ...], output: DTensor) -> Tensor:
+        return output.redistribute(placements=[Replicate()]).to_local()
+
+    parallelize_module(model, mesh, {"norm": SequenceParallel()})
+    # each rank keeps its part of the sequence, until the head, which is not split, has the whole again
+    model.layers[0].register_forward_pre_hook(scatter)
+    model.norm.register_forward_hook(gather)
 
 
 def split_blocks(layers: Iterable[nn.Module], mesh: DeviceMesh, *, mixtures: bool) -> None:
@@ -139,19 +139,3 @@ def _styles(
         styles |= {block: gathered, **{f"{block}.{name}": ColwiseParallel() for name in columns}}
         styles[f"{block}.{last}"] = rows()
     return styles
-
-
-class _Scatter:
-    """Before the first layer: each rank keeps its part of the sequence; backward gathers the parts' gradients."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
-
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Any, ...]:
-        whole = DTensor.from_local(args[0], self._mesh, [Replicate()], run_check=False)
-        return (whole.redistribute(placements=[_SEQUENCE]), *args[1:])
-
-
-def _gather(module: nn.Module, args: tuple[Any, ...], output: DTensor) -> Tensor:
-    """After the last norm: every rank has the whole sequence again, for a head that is not split."""
-    return output.redistribute(placements=[Replicate()]).to_local()
