@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from workloads.context_parallel.exchange_plan import ContextPlan, Tile, Tiles
+from workloads.context_parallel.context_case import ContextPlan, Tile, Tiles
 from workloads.context_parallel.recorder import Recorder
 from workloads.model.timed_compute import TimedCompute
 

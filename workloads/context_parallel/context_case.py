@@ -1,12 +1,222 @@
-"""What can be asked of context parallelism, and what cannot be built."""
+"""Context parallelism as it is asked for: which tokens each rank holds, which keys it sees when, how even that is.
 
-from collections.abc import Mapping
+Contiguous parts are ring attention's (arXiv 2310.01889); every c-th token is striped attention's (arXiv 2311.09431);
+zigzag is one chunk from the front and its mirror from the back, of 2 c (arXiv 2407.21783, section 3.3.2).
+
+A mask is tiles: the rectangles and triangles of queries x keys that a fused attention kernel can compute. Under a
+causal one a query sees as many first keys of its document as are not later: a staircase over the queries. Where the
+stairs are level a tile is a rectangle, where they rise by one it is a rectangle and a causal square.
+"""
+
+import random
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 from bench.machine.world_spec import WorldSpec
 from bench.plan.params import Param, Value
 from bench.text import UserError
-from workloads.context_parallel.exchange_plan import MASKS, METHODS, ContextPlan, indivisible
 from workloads.model.shapes import COMPUTE, REAL, TIMED, Shape, parse_compute
+
+METHODS = ("ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp", "torch_cp")
+MASKS = ("causal", "full", "packed")
+
+_ORDERS = ("contiguous", "striped", "zigzag")
+_ORDER_OF = {"ring": "contiguous", "striped": "striped", "ulysses": "contiguous"}  # the rest are zigzag
+_DOCUMENTS = 6  # at most in a sequence: few, so that some are long
+
+
+def indivisible(order: str, sequence: int, ranks: int, axis: str = "cp") -> str | None:
+    """Return the equation that keeps a sequence from being dealt out in an order, None if it can be."""
+    if order not in _ORDERS:
+        return f"order({order}) is none of {', '.join(_ORDERS)}"
+    if order == "zigzag" and sequence % (2 * ranks):
+        return f"sequence({sequence}) % (2 * {axis}({ranks})) != 0: zigzag gives each rank two chunks"
+    return f"sequence({sequence}) % {axis}({ranks}) != 0" if sequence % ranks else None
+
+
+def positions(order: str, sequence: int, rank: int, ranks: int) -> list[int]:
+    """Return the positions of a rank's tokens, ascending; ``ValueError`` where the order does not divide the tokens."""
+    if (reason := indivisible(order, sequence, ranks)) is not None:
+        raise ValueError(reason)
+    if order == "striped":
+        return list(range(rank, sequence, ranks))
+    chunks = ranks if order == "contiguous" else 2 * ranks
+    mine = (rank,) if order == "contiguous" else (rank, chunks - 1 - rank)
+    size = sequence // chunks
+    return [position for chunk in mine for position in range(chunk * size, (chunk + 1) * size)]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some queries on some keys, by index; a causal one is square, the i-th query sees i + 1 keys."""
+
+    rows: slice
+    columns: slice
+    causal: bool = False
+
+
+Tiles = Sequence[Sequence[Tile]]
+"""What a rank computes in each step."""
+
+
+def causal_tiles(queries: Sequence[int], keys: Sequence[int], starts: Sequence[int] = (0,)) -> tuple[Tile, ...]:
+    """Return tiles in which every query sees the keys of its document that are not later.
+
+    ``queries`` and ``keys`` are ascending positions in the sequence, ``starts`` those at which documents start.
+    """
+    tiles: list[Tile] = []
+    last = max([*queries, *keys], default=0) + 1
+    for start, stop in pairwise([*(s for s in starts if s < last), last]):
+        first_query, first_key = bisect_left(queries, start), bisect_left(keys, start)
+        mine = queries[first_query : bisect_left(queries, stop)]
+        reach = [bisect_right(keys, position) - first_key for position in mine]
+        tiles.extend(_stairs(reach, first_query, first_key))
+    return tuple(tiles)
+
+
+def _stairs(reach: Sequence[int], query: int, key: int) -> Iterator[Tile]:
+    """Yield tiles in which the i-th query from ``query`` sees ``reach[i]`` keys from ``key``."""
+    i = sum(seen == 0 for seen in reach)  # the first ones: later queries see no fewer
+    while i < len(reach):
+        seen, stop = reach[i], i + 1
+        rise = reach[stop] - seen if stop < len(reach) else 0
+        while rise <= 1 and stop < len(reach) and reach[stop] - reach[stop - 1] == rise:
+            stop += 1
+        level = key + seen - (rise == 1)
+        if level > key:
+            yield Tile(slice(query + i, query + stop), slice(key, level))
+        if rise == 1:
+            yield Tile(slice(query + i, query + stop), slice(level, level + stop - i), causal=True)
+        i = stop
+
+
+def split_rows(tiles: Sequence[Tile], row: int) -> tuple[list[Tile], list[Tile]]:
+    """Return the tiles of the queries before ``row``, and those of the rest."""
+    before: list[Tile] = []
+    after: list[Tile] = []
+    for tile in tiles:
+        above, below = slice(tile.rows.start, row), slice(row, tile.rows.stop)
+        if tile.rows.stop <= row:
+            before.append(tile)
+        elif tile.rows.start >= row:
+            after.append(tile)
+        elif tile.causal:
+            middle = tile.columns.start + row - tile.rows.start
+            first, second = slice(tile.columns.start, middle), slice(middle, tile.columns.stop)
+            before.append(Tile(above, first, causal=True))
+            after += [Tile(below, first), Tile(below, second, causal=True)]
+        else:
+            before.append(Tile(above, tile.columns))
+            after.append(Tile(below, tile.columns))
+    return before, after
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextPlan:
+    """A sequence over ranks: the ``ulysses`` ranks that share a part's heads are neighbours, parts go over the rest."""
+
+    method: str
+    mask: str
+    sequence: int
+    ranks: int
+    ulysses: int
+    seed: int = 0
+
+    @property
+    def order(self) -> str:
+        return _ORDER_OF.get(self.method, "zigzag")
+
+    @property
+    def parts(self) -> int:
+        """Parts that the sequence is dealt out to; with ``ulysses`` ranks each."""
+        return self.ranks // self.ulysses
+
+    @property
+    def num_steps(self) -> int:
+        """Blocks of keys and values that a rank computes on one after the other."""
+        return 1 if self.method == "allgather_kv" else self.parts
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each document; packed ones are a function of the seed: all sequences are cut alike."""
+        if self.mask != "packed":
+            return (self.sequence,)
+        draw = random.Random(f"documents {self.seed} {self.sequence}")
+        cuts = sorted(draw.sample(range(1, self.sequence), min(_DOCUMENTS, self.sequence) - 1))
+        return tuple(stop - start for start, stop in pairwise([0, *cuts, self.sequence]))
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Positions at which documents start."""
+        return tuple(accumulate(self.lengths, initial=0))[:-1]
+
+    def dealt(self) -> list[int]:
+        """Return the positions of all ranks' tokens, one rank after the other."""
+        return [position for rank in range(self.ranks) for position in self.tokens(rank)]
+
+    def tokens(self, rank: int) -> list[int]:
+        """Return the positions of the tokens that a rank holds."""
+        part = self.queries(rank)
+        size = len(part) // self.ulysses
+        first = rank % self.ulysses * size
+        return part[first : first + size]
+
+    def places(self, rank: int) -> list[int]:
+        """Return where a rank's tokens stand in their documents."""
+        return [position - self._start_of(position) for position in self.tokens(rank)]
+
+    def queries(self, rank: int) -> list[int]:
+        """Return the positions of the queries that a rank computes on: those of its part, whole or shared."""
+        return positions(self.order, self.sequence, rank // self.ulysses, self.parts)
+
+    def keys(self, rank: int, step: int) -> list[int]:
+        """Return the positions of the keys of a step: all, or those of the part that came ``step`` ranks round."""
+        if self.method == "allgather_kv":
+            return list(range(self.sequence))
+        return positions(self.order, self.sequence, (rank // self.ulysses - step) % self.parts, self.parts)
+
+    def tiles(self, rank: int, step: int) -> tuple[Tile, ...]:
+        """Return what a rank computes in a step."""
+        queries, keys = self.queries(rank), self.keys(rank, step)
+        if self.mask == "full":
+            return (Tile(slice(0, len(queries)), slice(0, len(keys))),)
+        return causal_tiles(queries, keys, self.starts)
+
+    def pairs(self, rank: int, step: int) -> int:
+        """Return the pairs of a query and a key that the mask lets a rank see in a step, query by query."""
+        queries, keys = self.queries(rank), self.keys(rank, step)
+        if self.mask == "full":
+            return len(queries) * len(keys)
+        return sum(bisect_right(keys, query) - bisect_left(keys, self._start_of(query)) for query in queries)
+
+    def all_pairs(self) -> int:
+        """Return the pairs that the mask lets the whole sequence see."""
+        return self.sequence**2 if self.mask == "full" else sum(n * (n + 1) // 2 for n in self.lengths)
+
+    def balance_ceiling(self) -> float:
+        """Return the best that this dealing-out lets ranks be used: see ``balance``."""
+        return balance([[self.pairs(rank, step) for step in range(self.num_steps)] for rank in range(self.ranks)])
+
+    def _start_of(self, position: int) -> int:
+        return self.starts[bisect_right(self.starts, position) - 1]
+
+
+def balance(pairs: Sequence[Sequence[float]]) -> float:
+    """Return the mean work of a rank over the work of the slowest in each step, by rank and step; 1 is even.
+
+    Ranks meet after each step of a ring, so that a step lasts as long as on the rank with most to do.
+    """
+    slowest = sum(max(of_step) for of_step in zip(*pairs, strict=True))
+    return float(sum(map(sum, pairs)) / (len(pairs) * slowest))
+
+
+def balance_limit(method: str, ranks: int) -> float:
+    """Return the ceiling of a causal mask over long sequences: P/(2P-1) where parts are contiguous, 1 else."""
+    return ranks / (2 * ranks - 1) if method == "ring" else 1.0
+
 
 PARAMS = (
     Param(

@@ -13,7 +13,7 @@ from bench.results.metrics import MetricValue, values
 from bench.results.stats import median
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.context_parallel.exchange_plan import ContextPlan, balance
+from workloads.context_parallel.context_case import ContextPlan, balance
 from workloads.context_parallel.recorder import Recorder, Size, Wait
 from workloads.step.layout import Layout
 from workloads.step.probe import Begin, Step, take_turns

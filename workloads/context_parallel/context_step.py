@@ -25,9 +25,8 @@ from workloads.context_parallel.attention_methods import (
     TorchContextParallel,
     Ulysses,
 )
-from workloads.context_parallel.context_case import parse_attention, plan_of, refuse_place
+from workloads.context_parallel.context_case import ContextPlan, balance_limit, parse_attention, plan_of, refuse_place
 from workloads.context_parallel.context_probe import AttentionProbe
-from workloads.context_parallel.exchange_plan import ContextPlan, balance_limit
 from workloads.context_parallel.recorder import Recorder
 from workloads.costs import strategies
 from workloads.costs.communication_pattern import attention_bytes

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from bench.plan.groups import INSIDE, parse_mesh
 from bench.text import UserError, did_you_mean, listed
-from workloads.context_parallel.exchange_plan import indivisible
+from workloads.context_parallel.context_case import indivisible
 from workloads.model.shapes import Shape
 from workloads.pipeline_parallel.pipeline_case import layers_of_stages
 from workloads.pipeline_parallel.schedules import require_schedule, splits_backward

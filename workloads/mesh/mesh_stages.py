@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from bench.results.details import Action
 from bench.world.world import World
-from workloads.context_parallel.exchange_plan import ContextPlan
+from workloads.context_parallel.context_case import ContextPlan
 from workloads.costs.parameter_table import Kind
 from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.groups import Held, held_by

@@ -13,9 +13,8 @@ from workloads.mesh.axes import CP_METHODS
 from workloads.pipeline_parallel.schedules import default_chunks
 from workloads.planner import render
 from workloads.planner.dry_run import dry_run
-from workloads.planner.hardware import Hardware, hardware_of
+from workloads.planner.hardware import Hardware, hardware_of, model_of
 from workloads.planner.link_time import Seconds, by_curves, curves_of, hardware_of_run
-from workloads.planner.models import model_of
 from workloads.planner.published import ASSUMED, published
 from workloads.planner.search import Wanted, lack_of, require_found, search
 

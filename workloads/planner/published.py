@@ -21,8 +21,7 @@ from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulate import simulate
 from workloads.planner.dry_run import DryRun, dry_run
-from workloads.planner.hardware import PRESETS
-from workloads.planner.models import model_of
+from workloads.planner.hardware import PRESETS, model_of
 
 SELENE = msgspec.structs.replace(PRESETS["a100"], name="selene", rails=1)
 _THREE_BILLION = Shape(

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from bench.world.world import World
 from workloads.context_parallel.attention_kernel import CpuFlash, Grads
 from workloads.context_parallel.attention_methods import Ring, RingAttention, TorchContextParallel
-from workloads.context_parallel.exchange_plan import MASKS, ContextPlan
+from workloads.context_parallel.context_case import MASKS, ContextPlan
 from workloads.context_parallel.recorder import Recorder
 from workloads.model.transformer import attend
 

@@ -6,8 +6,14 @@ from bench.machine.world_spec import WorldSpec
 from bench.plan.params import Value
 from bench.text import UserError
 from workloads.catalogue import DEFINITIONS
-from workloads.context_parallel.context_case import PARAMS, parse_attention, refuse_context, refuse_place, ulysses_of
-from workloads.context_parallel.exchange_plan import METHODS
+from workloads.context_parallel.context_case import (
+    METHODS,
+    PARAMS,
+    parse_attention,
+    refuse_context,
+    refuse_place,
+    ulysses_of,
+)
 from workloads.model.shapes import shape_of
 
 [DEFINITION] = [definition for definition in DEFINITIONS if definition.name == "workload.cp"]

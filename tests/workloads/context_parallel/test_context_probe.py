@@ -8,8 +8,8 @@ import torch
 from ranks import Ranks
 from training_steps import Params
 
+from workloads.context_parallel.context_case import ContextPlan, balance_limit
 from workloads.context_parallel.context_probe import AttentionProbe, Seen, hops_of
-from workloads.context_parallel.exchange_plan import ContextPlan, balance_limit
 from workloads.context_parallel.recorder import Recorder, Size, Wait
 
 METHODS = ("ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp")

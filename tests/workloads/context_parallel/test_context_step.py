@@ -11,8 +11,8 @@ from training_steps import SMALL, Params, small, wrong_sent_and_expected, wrong_
 from bench.world.world import World
 from workloads.context_parallel.attention_kernel import CpuFlash, CudaFlash, Dense, Grads, Timed
 from workloads.context_parallel.attention_methods import RingAttention
+from workloads.context_parallel.context_case import MASKS
 from workloads.context_parallel.context_step import ContextStep
-from workloads.context_parallel.exchange_plan import MASKS
 from workloads.step.memory import SavedTensors
 
 METHODS = ["ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp"]

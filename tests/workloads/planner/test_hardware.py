@@ -14,9 +14,8 @@ from workloads.costs.communication_pattern import sent_bytes
 from workloads.costs.parameter_table import num_parameters
 from workloads.mesh.axes import DATA, coordinate_of, expert_copies, expert_groups, groups_along
 from workloads.planner.dry_run import dry_run
-from workloads.planner.hardware import PRESETS, Efficiency, Hardware, hardware_of
+from workloads.planner.hardware import MODELS, PRESETS, Efficiency, Hardware, hardware_of, model_of
 from workloads.planner.link_time import PlacedCall, by_hardware
-from workloads.planner.models import MODELS, model_of
 from workloads.planner.placement import Place, place_of
 from workloads.step.peaks import datasheet_peak
 

@@ -9,16 +9,16 @@ from planner_asks import H100, as_measured, ask
 
 from workloads.costs.equation import Equation
 from workloads.planner.dry_run import DryRun, dry_run
-from workloads.planner.explain import Formula, formulas_of
-from workloads.planner.hardware import PRESETS
-from workloads.planner.models import model_of
+from workloads.planner.hardware import PRESETS, model_of
 from workloads.planner.published import ASSUMED, published
 from workloads.planner.render import (
+    Formula,
     as_line,
     assumptions,
     dry_run_json,
     dry_run_text,
     duration,
+    formulas_of,
     formulas_text,
     published_text,
     search_json,

@@ -21,8 +21,7 @@ from workloads.expert_parallel.moe_case import moe_of
 from workloads.expert_parallel.routing import BALANCED
 from workloads.mesh.axes import refuse
 from workloads.planner.dry_run import Axis, DryRun, dry_run
-from workloads.planner.hardware import Hardware
-from workloads.planner.models import model_of
+from workloads.planner.hardware import Hardware, model_of
 from workloads.planner.search import (
     ORDER,
     Found,
