@@ -197,7 +197,7 @@ class _Exchange:
 
 
 def _attention(at: Position) -> tuple[_Exchange, ...]:
-    """CP of attention: G g h / t elements of keys, and as many of values, in each forward and backward pass.
+    """CP of attention: G j d / t elements of keys, and as many of values, in each forward and backward pass.
 
     A ring passes both on in c - 1 hops; backward again, and the sums of their gradients in float32. allgather_kv
     gathers both for each pass and scatters the sums of gradients. Ulysses exchanges queries, keys and values for heads,
@@ -207,7 +207,7 @@ def _attention(at: Position) -> tuple[_Exchange, ...]:
     method, ranks = spec.cp_method, spec.size("cp")
     keys, sums, inner = "keys and values", "gradients of keys and values", spec.ulysses if method == "usp" else ranks
     if method == "allgather_kv":
-        size = "2 G g h e c / t"
+        size = "2 G j d e c / t"
         return (
             _Exchange("cp", "all_gather", size, keys, ranks, 1, 1),
             _Exchange("cp", "reduce_scatter", size, sums, ranks, 0, 1),
@@ -215,14 +215,14 @@ def _attention(at: Position) -> tuple[_Exchange, ...]:
     found: tuple[_Exchange, ...] = ()
     if method in ("ulysses", "usp"):
         axis = "cp" if method == "ulysses" else "ulysses"
-        sizes = (("G h e (1 + 2 g) / t", "queries, keys and values"), ("G h e / t", "results"))
+        sizes = (("G d e (a + 2 j) / t", "queries, keys and values"), ("G h e / t", "results"))
         found = tuple(_Exchange(axis, "all_to_all", size, why, inner, 1, 1) for size, why in sizes)
     if method != "ulysses":
         axis, ring = ("ring", ranks // inner) if method == "usp" else ("cp", ranks)
         hops = ring - 1
         found += (
-            _Exchange(axis, "send", "2 G g h e / t", keys, ring, hops, hops),
-            _Exchange(axis, "send", "2 G g h 4 / t", f"{sums} in float32", ring, 0, hops),
+            _Exchange(axis, "send", "2 G j d e / t", keys, ring, hops, hops),
+            _Exchange(axis, "send", "2 G j d 4 / t", f"{sums} in float32", ring, 0, hops),
         )
     return found
 

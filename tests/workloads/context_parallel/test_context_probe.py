@@ -151,12 +151,12 @@ def test_what_nothing_hides_is_exposed(four_ranks: Ranks) -> None:
 
 
 def test_the_formula_of_activations_is_of_a_ranks_part_and_spans_are_told_apart_by_axis(two_ranks: Ranks) -> None:
-    formula = 2 * 128 * (16 * (4 + 4 + 2 * 4) * 4 + 4 * 4)  # b (s/c) (h (norms 4, attention 4, FFN 8) e + 4 a)
     for method in ("ring", "ulysses"):
         [(found, _), _] = two_ranks.call(
             "cp_ranks:explained", params={"method": method, **LONG}, whole=True, budget=0.0
         )
-        assert found["memory_formula.activations"] == formula <= found["memory_counted.activations"], method
+        formula, counted = (found[f"memory_{source}.activations"] for source in ("formula", "counted"))
+        assert formula == pytest.approx(counted, rel=0.02), method
         assert found["bytes_ratio.cp"] == found["bytes_ratio.dp"] == 1, method
         assert "exposed_comm.other" not in found, method
         assert {"exposed_comm.cp", "exposed_comm.dp", "comm_transfer.cp"} <= found.keys(), method

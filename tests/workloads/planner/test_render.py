@@ -227,7 +227,7 @@ def test_equations_are_those_of_the_step_that_was_asked_for() -> None:
         ("fsdp=8,tp=2,ep=8", "none", "state", "(2 + 2 + 12) (Psi / fsdp + experts / shards)"),
         ("fsdp=16,ep=8", "none", "buffers", "3 Psi e / L"),
         ("fsdp=4,pp=2", "none", "buffers", "2 Psi e"),
-        ("cp=2,tp=2", "full", "bytes on cp", "3 L M 2 G g h e / t + L M 2 G g h 4 / t"),
+        ("cp=2,tp=2", "full", "bytes on cp", "3 L M 2 G j d e / t + L M 2 G j d 4 / t"),
         (
             "fsdp=8",
             "full",
