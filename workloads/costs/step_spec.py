@@ -282,7 +282,8 @@ class Position:
         """What letters stand for: b s h V microbatch, a cp rank's part of a sequence, hidden size and vocabulary.
 
         e are the bytes of an element, a heads of size d, j of them of keys, g = j / a, f the FFN's inner size, L this
-        rank's layers, M microbatches, c t the ranks of cp and tp, G = b s the tokens of a block, n those of this rank between blocks.
+        rank's layers, M microbatches, c t the ranks of cp and tp, G = b s the tokens of a block, n those
+        of this rank between blocks.
         """
         spec, shape = self.spec, self.spec.shape
         gathered, tp = spec.local_tokens, spec.size("tp")

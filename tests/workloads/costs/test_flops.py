@@ -6,7 +6,7 @@ import pytest
 from planner_asks import ask
 
 from workloads.costs.flops import active_layer_weights, again_bytes, flops_per_token, stage_flops
-from workloads.planner.models import model_of
+from workloads.planner.hardware import model_of
 
 TOKENS, HIDDEN, VOCABULARY = 8192, 4096, 128256  # of llama3-8b
 

@@ -21,9 +21,8 @@ from workloads.model.transformer import build, draw_tokens, loss_of
 from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.pipeline_parallel.schedules import NAMES
 from workloads.planner.dry_run import Axis, StepTime, dry_run, step_time
-from workloads.planner.hardware import Hardware
+from workloads.planner.hardware import Hardware, model_of
 from workloads.planner.link_time import by_hardware
-from workloads.planner.models import model_of
 
 
 def timed(spec: StepSpec, hardware: Hardware = PLAIN, *, exact: bool = True) -> StepTime:
