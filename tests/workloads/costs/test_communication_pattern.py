@@ -33,8 +33,8 @@ def sent(name: str, ranks: int = 4, *, rank: int = 0, **params: Any) -> dict[str
     return bytes_by_axis(calls(spec(name, ranks, **params).at(rank)))
 
 
-def on_axis(of: StepSpec, axis: str, pp_rank: int = 0) -> list[Call]:
-    return [call for call in calls(of.at_stage(pp_rank)) if call.axis == axis]
+def on_axis(of: StepSpec, axis: str) -> list[Call]:
+    return [call for call in calls(of.at(0)) if call.axis == axis]
 
 
 def test_a_call_on_800_bytes_sends_what_nccl_tests_count_and_one_rank_alone_nothing() -> None:
@@ -148,10 +148,8 @@ def test_tensor_parallel_sends_8_bshe_a_layer_and_10_or_11_eighths_of_it_where_i
 def test_a_split_vocabulary_sums_norms_alone_and_whole_ends_too() -> None:
     split = ask("tp=2", "llama3-8b")
     norms, ends = (2 * 32 + 1) * 4096, 2 * 128256 * 4096
-    summed = [
-        next(c for c in on_axis(one, "tp") if c.op == "all_reduce") for one in (split, replace(split, ends="tokens"))
-    ]
-    assert [call.num_bytes / 2 for call in summed] == [norms, norms + ends]
+    for one, elements in ((split, norms), (replace(split, ends="tokens"), norms + ends)):
+        assert [call.num_bytes / 2 for call in on_axis(one, "tp") if call.op == "all_reduce"] == [elements]
     full = replace(split, checkpointing="full")
     passes = [sum(call.times for call in on_axis(one, "tp") if call.op == "all_gather") for one in (split, full)]
     assert passes == [4 * 32 + 2, 6 * 32 + 2]
@@ -180,8 +178,7 @@ def test_attention_sends_keys_round_a_ring_gathers_them_or_exchanges_heads() -> 
                 assert found == pytest.approx(axes), (method, how, precision)
     given = calls(spec("cp", 8, method="usp", ulysses=2).at(0))
     assert {call.axis: call.ranks for call in given} == {"ring": 4, "ulysses": 2, "dp": 8}
-    [ring] = on_axis(replace(ask("cp=4", "llama3-8b", microbatches=3), element_bytes=2), "cp")[:1]
-    assert (ring.op, ring.times) == ("send", 2 * 3 * 32 * 3)
+    assert [call.times for call in on_axis(ask("cp=4", microbatches=3), "cp")] == [2 * 3 * 8 * 3, 3 * 8 * 3]  # hops
 
 
 def test_even_experts_send_t_k_h_each_way_and_their_gradients_go_to_their_copies() -> None:
@@ -199,8 +196,6 @@ def test_even_experts_send_t_k_h_each_way_and_their_gradients_go_to_their_copies
     n = TOKENS / 4
     each = (2 * 2 * 2 * n * HIDDEN + 3 * 2 * n * 2) * 4  # forward and backward; weights, their sums, routes
     assert split["etp"] == pytest.approx(LAYERS * each / 2)
-    mixtral = ask("fsdp=8,ep=4", "mixtral-8x7b")
-    assert bytes_by_axis(calls(mixtral.at(0)))["ep"] == pytest.approx(4 * 32 * 8192 * 2 * 4096 * 2 * 3 / 4)
 
 
 def test_a_pipeline_sends_bshe_a_boundary_way_and_microbatch_and_nothing_where_a_stages_neighbour_is_its_own() -> None:
@@ -215,9 +210,8 @@ def test_a_pipeline_sends_bshe_a_boundary_way_and_microbatch_and_nothing_where_a
             assert found == len(out) * 8 * 64 * HIDDEN * 4, (schedule, rank)
             peers = {call.peer for call in calls(spec("pp", **given).at(rank))}
             assert peers == {next(r for r in range(4) if other in order.stages_of(r)) for _, other in out}
-    staged = ask("pp=4", "llama3-8b", microbatches=8)
-    assert [sum(call.times for call in on_axis(staged, "pp", rank)) for rank in range(4)] == [8, 16, 16, 8]
-    assert on_axis(staged, "pp")[0].num_bytes == 8192 * 4096 * 2
+    own = {"order": "0F0,1F0,1B0,0B0;2F0,3F0,3B0,2B0", "microbatches": 1}  # two stages that follow each other
+    assert [sent("pp", 2, rank=rank, **own) for rank in range(2)] == [{"pp": WHOLE}] * 2
 
 
 def test_axes_share_what_lies_between_and_axes_of_one_rank_make_no_call() -> None:

@@ -14,14 +14,13 @@ from workloads.costs.memory import (
     buffers_equation,
     in_flight,
     layer_equation,
-    memory_of,
     schedule_of,
     stage_equation,
     state_bytes,
     state_equation,
     state_of,
 )
-from workloads.costs.parameter_table import elements_of, layer_elements, num_parameters
+from workloads.costs.parameter_table import Kind, elements_of, layer_elements, num_parameters
 from workloads.costs.step_spec import Position
 from workloads.model.shapes import SHAPES
 from workloads.pipeline_parallel.schedules import NAMES, make_schedule, peak_held
@@ -42,22 +41,19 @@ def state(at: Position) -> tuple[float, float, float]:
 
 
 def test_each_strategy_splits_its_own_part_of_the_state() -> None:
-    """ZeRO (arXiv 1910.02054), figure 1: 7.5 billion parameters on 64 ranks, in gigabytes; and 70 on how many GPUs."""
+    """As of arXiv 1910.02054; 70 billion parameters are 1120 GB."""
     psi = num_parameters(SHAPES["tiny"])
-    splits: dict[str, tuple[str, dict[str, Any], tuple[int, int, int]]] = {
-        "ddp": ("ddp", {}, (1, 1, 1)),
-        "zero1": ("zero1", {}, (1, 1, 4)),
-        "distributed": ("zero1", {"optimizer": "distributed"}, (1, 1, 4)),
-        "zero2": ("fsdp", {"reshard": False}, (1, 4, 4)),
-        "zero3": ("fsdp", {}, (4, 4, 4)),
-    }
-    for label, (name, params, split) in splits.items():
+    splits: list[tuple[str, dict[str, Any], tuple[int, int, int]]] = [
+        ("ddp", {}, (1, 1, 1)),
+        ("zero1", {}, (1, 1, 4)),
+        ("zero1", {"optimizer": "distributed"}, (1, 1, 4)),
+        ("fsdp", {"reshard": False}, (1, 4, 4)),
+        ("fsdp", {}, (4, 4, 4)),
+    ]
+    for name, params, split in splits:
         for precision, widths in (("bfloat16", (2, 2, 12)), ("float32", (4, 4, 8))):
             expected = tuple(psi * width / parts for width, parts in zip(widths, split, strict=True))
-            assert state(measured(name, 4, precision=precision, **params)) == pytest.approx(expected), label
-            paper = {"ddp": 120.0, "zero1": 31.4, "zero2": 16.6, "zero3": 1.88}.get(label)
-            per_parameter = [width / (64 if parts > 1 else 1) for width, parts in zip((2, 2, 12), split, strict=True)]
-            assert paper is None or 7.5 * sum(per_parameter) == pytest.approx(paper, rel=3e-3)
+            assert state(measured(name, 4, precision=precision, **params)) == pytest.approx(expected), (name, params)
     at = measured("hsdp", 4, shard=2)
     root = elements_of(at) - at.layers * layer_elements(at)  # which stays gathered
     assert state(at) == pytest.approx((4 * (root + (psi - root) / 2), 4 * psi / 2, 8 * psi / 2))
@@ -81,13 +77,16 @@ def test_axes_leave_a_rank_its_part_of_sixteen_bytes_a_parameter() -> None:
 
 
 def test_gathered_are_two_layers_and_a_gradient_or_a_whole_stage() -> None:
-    for mesh, model, layers in (("fsdp=8", "llama3-8b", 3 / 32), ("fsdp=4,pp=2", "llama3-8b", 2.0)):
+    every: tuple[Kind, ...] = ("whole", "split", "routed")
+    for mesh, model, layers, kinds in (
+        ("dp=8", "llama3-8b", 0.0, every),
+        ("fsdp=8", "llama3-8b", 3 / 32, every),
+        ("fsdp=4,pp=2", "llama3-8b", 2.0, every),
+        ("fsdp=16,ep=8", "mixtral-8x7b", 3 / 32, every),
+        ("fsdp=8,ep=8", "mixtral-8x7b", 3 / 32, every[:2]),  # experts that are not sharded are there already
+    ):
         at = ask(mesh, model, microbatches=4).at(0)
-        assert buffers_equation(at).value == pytest.approx(layers * elements_of(at) * 2), mesh
-    assert buffers_equation(ask("dp=8", "llama3-8b").at(0)).value == 0
-    for mesh, kinds in (("fsdp=8,ep=8", ("whole", "split")), ("fsdp=16,ep=8", ("whole", "split", "routed"))):
-        at = ask(mesh, "mixtral-8x7b").at(0)  # experts that are not sharded are there already
-        assert buffers_equation(at).value == pytest.approx(3 / 32 * elements_of(at, *kinds) * 2), mesh
+        assert buffers_equation(at).value == pytest.approx(layers * elements_of(at, *kinds) * 2), mesh
 
 
 def test_in_flight_is_what_the_order_of_actions_holds_and_no_more_than_there_is() -> None:
@@ -144,24 +143,17 @@ def test_activations_grow_with_the_microbatch_and_shrink_with_the_ranks_of_a_seq
         held = activations_of(spec.at(0))
         assert activations_of(replace(spec, microbatch=2).at(0)) == pytest.approx(2 * held, rel=1e-6), how
         assert activations_of(replace(spec, mesh={"cp": 4, "tp": 2}).at(0)) == pytest.approx(held / 2, rel=1e-6), how
-    fused, composed = (replace(ask("tp=4", "llama3-8b"), device=kind).at(0) for kind in ("cuda", "cpu"))
-    norms = 2 * TOKENS * HIDDEN / 4 * (8 - 2)  # what an RMSNorm of elementary operations keeps in float32
-    assert layer_equation(composed, "none").value - layer_equation(fused, "none").value == norms
-    assert memory_of(fused).activations == activations_of(fused)
 
 
 # memory_counted.activations of runs on two ranks: microbatches of four sequences, eight microbatches through pipelines
+EIGHT: dict[str, Any] = {"microbatches": 8}
 COUNTED: list[tuple[str, str, dict[str, Any], int]] = [
     *((name, "tiny", {}, 9216580) for name in ("ddp", "zero1", "fsdp")),
-    ("tp", "tiny", {}, 6060580),
-    ("tp_sp", "tiny", {}, 5461540),
-    ("fsdp", "tiny-llama", {}, 12024900),
-    ("tp", "tiny-llama", {}, 8082468),
-    ("tp_sp", "tiny-llama", {}, 6898212),
-    ("tp_fsdp", "tiny-llama", {"tp": 2}, 8082468),
-    ("pp", "tiny-llama", {"schedule": "1f1b", "microbatches": 8}, 11104256),
-    ("pp", "tiny-llama", {"schedule": "gpipe", "microbatches": 8}, 51765280),
-    ("pp", "tiny-llama", {"schedule": "zb_v", "microbatches": 8}, 12026884),
+    *((name, "tiny", {}, counted) for name, counted in (("tp", 6060580), ("tp_sp", 5461540))),
+    *((name, "tiny-llama", {}, counted) for name, counted in (("fsdp", 12024900), ("tp", 8082468), ("tp_sp", 6898212))),
+    ("pp", "tiny-llama", {"schedule": "1f1b", **EIGHT}, 11104256),
+    ("pp", "tiny-llama", {"schedule": "gpipe", **EIGHT}, 51765280),
+    ("pp", "tiny-llama", {"schedule": "zb_v", **EIGHT}, 12026884),
 ]
 
 

@@ -8,7 +8,7 @@ import planned_components
 import pytest
 import torch
 from planned_components import EVEN, POINTS, AllSaved, Point, point
-from planner_asks import H100, PLAIN, as_measured, ask
+from planner_asks import H100, PLAIN, ask
 from ranks import Ranks
 from torch.profiler import ProfilerActivity, profile
 
@@ -155,21 +155,10 @@ def test_the_readmes_worked_number() -> None:
 
 def test_what_counts_more_than_is_run_says_so_above_the_peak() -> None:
     run = dry_run(ask("cp=64,tp=8", model_of("llama3-8b", 4194304), checkpointing="selective"), H100)
-    assert run.mfu > 1
-    [caveat] = run.caveats
-    assert caveat.startswith(f"MFU {run.mfu:.1%} is above 100%: it counts attention whole")
     executed = 0.55 * run.time.compute_seconds / run.time.seconds
-    assert caveat.endswith(f"executed is {executed:.1%} of the peak")
+    assert run.mfu > 1
+    assert [caveat.rpartition("; ")[2] for caveat in run.caveats] == [f"what is executed is {executed:.1%} of the peak"]
     assert dry_run(ask("fsdp=8", "llama3-8b"), H100).caveats == ()
-
-
-def test_a_step_as_large_clusters_take_it_differs_where_it_says_so() -> None:
-    """The same mesh with a split vocabulary, gradients scattered each time, a float32 loss and fused kernels."""
-    large = ask("fsdp=2,tp=2", "tiny-llama", microbatches=3, element_bytes=4)
-    theirs, ours = (dry_run(spec, PLAIN) for spec in (large, as_measured(large)))
-    for name in ("fsdp", "tp"):
-        assert axis(theirs.time, name).sent_bytes != axis(ours.time, name).sent_bytes, name
-    assert theirs.fullest.memory.parameters < ours.fullest.memory.parameters
 
 
 def assert_planned(of: Point, ranks: Ranks) -> None:
