@@ -7,20 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import Ranks
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
 
-from bench.world.world import World
 from workloads.costs.parameter_table import num_parameters
 from workloads.model.shapes import SHAPES as NAMED
 from workloads.model.shapes import Shape
@@ -36,7 +24,6 @@ from workloads.model.transformer import (
     loss_of,
     rotate,
 )
-from workloads.step.layout import whole
 
 CPU = torch.device("cpu")
 SHAPE = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=4, ffn=128, sequence=16, vocabulary=64)
@@ -48,50 +35,6 @@ SHAPES = [
     replace(SHAPE, layers=3, hidden=24, heads=8, kv_heads=4, ffn=50, sequence=5, vocabulary=17),
     replace(LLAMA, layers=1, hidden=24, heads=6, kv_heads=1, ffn=10, sequence=1, vocabulary=5),
 ]
-
-
-def styles(layers: int) -> dict[str, ParallelStyle]:
-    everything, part = Replicate(), Shard(1)
-    plan: dict[str, ParallelStyle] = {
-        "layers.0": PrepareModuleInput(input_layouts=everything, desired_input_layouts=part, use_local_output=True),
-        "norm": SequenceParallel(),
-        "head": ColwiseParallel(input_layouts=part, output_layouts=everything),
-    }
-    for number in range(layers):
-        name = f"layers.{number}"
-        gather = PrepareModuleInput(input_layouts=part, desired_input_layouts=everything)
-        plan |= {f"{name}.{norm}": SequenceParallel() for norm in ("attention_norm", "ffn_norm")}
-        plan |= {f"{name}.{block}": gather for block in ("attention", "ffn")}
-        plan |= {f"{name}.attention.{one}": ColwiseParallel() for one in ("q", "k", "v")}
-        plan |= {f"{name}.ffn.{one}": ColwiseParallel() for one in ("gate", "up")}
-        plan |= {f"{name}.{one}": RowwiseParallel(output_layouts=part) for one in ("attention.out", "ffn.down")}
-    return plan
-
-
-def apart_when_sharded(world: World) -> list[tuple[float, float]]:
-    """Return how far loss and gradients are from one process's, where weights and sequence lie on two ranks.
-
-    Each recipe is built with its weights, and filled with them once it is sharded.
-    """
-    found = []
-    for shape, refill in [(shape, refill) for shape in RECIPES for refill in (False, True)]:
-        alone, model = build(shape, 7, CPU), build(shape, 8 if refill else 7, CPU)
-        have = dict(model.named_modules())
-        plan = {name: style for name, style in styles(shape.layers).items() if have.get(name) is not None}
-        parallelize_module(model, DeviceMesh.from_group(world.group, "cpu"), plan)
-        if refill:
-            fill(model, 7)
-        tokens = draw_tokens(shape, 3, seed=7, step=0)
-        ours, theirs = loss_of(model, tokens), loss_of(alone, tokens)
-        ours.backward()  # type: ignore[no-untyped-call]
-        theirs.backward()  # type: ignore[no-untyped-call]
-        far = 0.0
-        for mine, reference in zip(model.parameters(), alone.parameters(), strict=True):
-            assert mine.grad is not None
-            assert reference.grad is not None
-            far = max(far, float((whole(mine.grad) - reference.grad).abs().max() / reference.grad.abs().max()))
-        found.append((abs(ours.item() - theirs.item()), far))
-    return found
 
 
 @pytest.fixture
@@ -267,11 +210,6 @@ def test_layers_are_apart_from_one_another() -> None:
     for left_out in range(3):
         model.layers = nn.ModuleList(layer for number, layer in enumerate(layers) if number != left_out)
         assert not torch.equal(model(tokens), result), left_out
-
-
-def test_heads_and_sequence_may_lie_on_two_ranks(two_ranks: Ranks) -> None:
-    for found in two_ranks.call("test_model:apart_when_sharded"):
-        assert all(loss < 1e-5 and gradient < 1e-3 for loss, gradient in found), found
 
 
 def test_the_loss_is_the_mean_over_tokens_of_what_comes_next_and_at_first_that_of_guessing() -> None:
