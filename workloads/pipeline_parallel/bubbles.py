@@ -18,7 +18,7 @@ from workloads.pipeline_parallel.schedules import (
     peak_held,
     result,
 )
-from workloads.pipeline_parallel.simulate import Latency, Timeline, simulate
+from workloads.pipeline_parallel.simulation import Latency, Timeline, simulate
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -8,8 +8,8 @@ from bench.plan.cases import Params
 from bench.plan.params import Param, Value
 from bench.text import UserError
 from workloads.model.shapes import Shape
-from workloads.pipeline_parallel.schedule_check import check
 from workloads.pipeline_parallel.schedules import NAMES, Schedule, make_schedule, require_schedule, schedule_from_csv
+from workloads.pipeline_parallel.simulation import check
 
 ALL = "all"
 SCHEDULE = Param(

@@ -28,7 +28,7 @@ from workloads.pipeline_parallel import bubbles, schedules
 from workloads.pipeline_parallel.bubbles import Shares, compare, shares_of
 from workloads.pipeline_parallel.pipeline_case import Pipeline
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
-from workloads.pipeline_parallel.simulate import Latency, Ran, Timeline
+from workloads.pipeline_parallel.simulation import Latency, Ran, Timeline
 from workloads.pipeline_parallel.stages import Chunk, Recorder
 from workloads.step import memory
 from workloads.step.layout import Layout, local

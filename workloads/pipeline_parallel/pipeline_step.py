@@ -19,7 +19,7 @@ from workloads.model.transformer import Transformer, draw_tokens
 from workloads.pipeline_parallel.bubbles import bubble_fraction
 from workloads.pipeline_parallel.pipeline_probe import PipelineProbe
 from workloads.pipeline_parallel.schedules import Schedule
-from workloads.pipeline_parallel.simulate import simulate
+from workloads.pipeline_parallel.simulation import simulate
 from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, make_stages, make_train
 from workloads.step.layout import Layout, dtype_of
 from workloads.step.training_step import TrainingStep

@@ -284,7 +284,7 @@ def make_schedule(name: str, *, ranks: int, microbatches: int, chunks: int = 0) 
 
 
 def schedule_from_csv(text: str, name: str = "custom") -> Schedule:
-    """Return the schedule in torch's compute-only CSV; whether it can run is for ``schedule_check`` to say.
+    """Return the schedule in torch's compute-only CSV; whether it can run is for ``simulation.check`` to say.
 
     Ranks are its rows; microbatches and stages are counted from what it names. Every rank must have as many stages.
     """

@@ -15,7 +15,7 @@ from workloads.costs.memory import RankMemory, memory_of, owned_elements
 from workloads.costs.step_spec import Position, StepSpec
 from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.simulate import simulate
+from workloads.pipeline_parallel.simulation import simulate
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import PlacedCall, Seconds, by_hardware
 from workloads.planner.placement import place_of

@@ -19,7 +19,7 @@ from workloads.costs.step_spec import StepSpec
 from workloads.model.shapes import Shape
 from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
 from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.simulate import simulate
+from workloads.pipeline_parallel.simulation import simulate
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import PRESETS, model_of
 

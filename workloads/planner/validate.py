@@ -23,7 +23,7 @@ from workloads.costs.memory import memory_of, schedule_of
 from workloads.costs.parameter_table import ParameterPart, parts_of
 from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.routing import BALANCED
-from workloads.pipeline_parallel.simulate import simulate
+from workloads.pipeline_parallel.simulation import simulate
 from workloads.planner.link_time import Curve, PlacedCall, Seconds, beyond, by_curves, curves_of
 from workloads.planner.placement import Place
 from workloads.planner.published import published

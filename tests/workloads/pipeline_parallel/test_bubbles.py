@@ -26,7 +26,7 @@ from workloads.pipeline_parallel.bubbles import (
     split_idle,
 )
 from workloads.pipeline_parallel.schedules import NAMES, Schedule, make_schedule, schedule_from_csv
-from workloads.pipeline_parallel.simulate import Ran, Timeline, simulate
+from workloads.pipeline_parallel.simulation import Ran, Timeline, simulate
 
 EQUAL = (1.0, 1.0, 1.0)
 TRIPLES = (EQUAL, (1.0, 1.4, 0.6), (2.0, 1.0, 0.5), (1.0, 0.7, 1.9), (0.5, 3.0, 2.0), (0.3, 0.3, 4.0))

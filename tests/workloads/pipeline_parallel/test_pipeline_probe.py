@@ -15,7 +15,7 @@ from bench.world.world import World
 from workloads.pipeline_parallel.bubbles import link_latency
 from workloads.pipeline_parallel.pipeline_probe import Taken, bubble_of, steps_of
 from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.simulate import Timeline, simulate
+from workloads.pipeline_parallel.simulation import Timeline, simulate
 from workloads.step.memory import UNCOUNTED
 
 SECONDS = 0.05

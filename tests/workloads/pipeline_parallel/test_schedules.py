@@ -10,7 +10,6 @@ from torch.distributed.pipelining.schedules import _Action
 
 from bench.results.details import Action
 from bench.text import UserError
-from workloads.pipeline_parallel.schedule_check import check
 from workloads.pipeline_parallel.schedules import (
     NAMES,
     Order,
@@ -23,6 +22,7 @@ from workloads.pipeline_parallel.schedules import (
     schedule_from_csv,
     splits_backward,
 )
+from workloads.pipeline_parallel.simulation import check
 
 ONE_STAGE = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2")
 SPLITTING = ("zb_h1", "zb_h2", "interleaved_zb", "zb_v", "dualpipe_v")

@@ -1,13 +1,14 @@
-"""When each action of a schedule starts and stops, given how long each takes and how long a message is on its way."""
+"""A schedule run on paper: whether it can run and does all the work once, and when each action starts and stops."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import product
+from typing import NamedTuple, NoReturn
 
-from bench.results.details import Action
+from bench.results.details import Action, ActionKind
 from bench.text import UserError
-from workloads.pipeline_parallel.schedules import Result, Schedule, needs, result
+from workloads.pipeline_parallel.schedules import Order, Result, Schedule, needs, result
 
 Latency = Callable[[int, int], float] | Mapping[tuple[int, int], float]  # seconds from one rank to another
 
@@ -96,8 +97,8 @@ def simulate(
         rows[rank].append(ran)
         came[result(action)] = ran
 
-    if circle := walk(schedule, run):
-        raise UserError(tell_deadlock(schedule, circle))
+    if circle := _walk(schedule, run):
+        raise UserError(_tell_deadlock(schedule, circle))
     return Timeline(ran=tuple(ran for row in rows for ran in row), ranks=schedule.ranks)
 
 
@@ -109,7 +110,7 @@ class Waiting(NamedTuple):
     needs: Result
 
 
-def walk(schedule: Schedule, visit: Callable[[int, Action, Sequence[Result]], None]) -> tuple[Waiting, ...]:
+def _walk(schedule: Schedule, visit: Callable[[int, Action, Sequence[Result]], object]) -> tuple[Waiting, ...]:
     """Visit every action with what it needs, in some order that can run.
 
     Where some can not, return the ranks that wait for one another in a circle, or one that waits for what nobody does.
@@ -148,11 +149,99 @@ def walk(schedule: Schedule, visit: Callable[[int, Action, Sequence[Result]], No
     return ()
 
 
-def tell_deadlock(schedule: Schedule, circle: Sequence[Waiting]) -> str:
-    """Return the sentence about the ranks that wait for one another, or for what nobody does."""
+def _tell_deadlock(schedule: Schedule, circle: Sequence[Waiting]) -> str:
     made = {result(action): str(action) for rank in range(schedule.ranks) for action in schedule.actions_of(rank)}
     return f"{schedule.name} deadlocks: " + ", ".join(
         f"rank {one.rank} waits with {one.action} for "
         + made.get(one.needs, "{}{}{}, which nobody runs".format(*one.needs))
         for one in circle
     )
+
+
+class _Place(NamedTuple):
+    rank: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, step {self.step}"
+
+
+def check(schedule: Schedule) -> None:
+    """Raise ``UserError`` unless every action of every stage and microbatch comes once, and all of them can run.
+
+    The error's first line is the rule that is broken, with the action and where it stands; below it a grid of ranks
+    and steps has that action in ``> <``. An action that lacks is drawn at the end of its rank.
+    """
+    if len(schedule.order) != schedule.ranks:
+        raise UserError(f"{schedule.name} has rows({len(schedule.order)}) != ranks({schedule.ranks})")
+    places = _places(schedule)
+    for action, place in places.items():
+        whole = Action(action.stage, "B", action.microbatch)
+        if action.kind in ("I", "W") and whole in places:
+            rule = "a backward is either whole (B) or in two parts (I and W)"
+            _refuse(schedule, f"{action} at {place} comes beside {whole} at {places[whole]}: {rule}", place)
+    _refuse_lacking(schedule, places)
+    made = {result(action): (place, action) for action, place in places.items()}
+    for action, place in places.items():
+        for other, source in (made[need] for need in needs(action, schedule.num_stages)):
+            if other.rank == place.rank and other.step > place.step:
+                _refuse(schedule, f"{action} at {place} needs {source}, which comes later, at {other}", place)
+    if circle := _walk(schedule, lambda rank, action, needed: None):
+        grid = draw_grid(schedule.order, [places[each.action] for each in circle])
+        raise UserError(f"{_tell_deadlock(schedule, circle)}\n{grid}")
+
+
+def _places(schedule: Schedule) -> dict[Action, _Place]:
+    """Return where each action stands; ``UserError`` unless it can be there, and comes once."""
+    places: dict[Action, _Place] = {}
+    holders: dict[int, int] = {}
+    cells = [(_Place(rank, step), action) for rank, row in enumerate(schedule.order) for step, action in enumerate(row)]
+    for place, action in cells:
+        if action is None:
+            continue
+        found = None
+        if action.stage >= schedule.num_stages:
+            found = f"{action} at {place} has stage({action.stage}) >= stages({schedule.num_stages})"
+        elif action.microbatch >= schedule.microbatches:
+            found = f"{action} at {place} has microbatch({action.microbatch}) >= microbatches({schedule.microbatches})"
+        elif action in places:
+            found = f"{action} comes twice, at {places[action]} and at {place}"
+        elif (holder := holders.setdefault(action.stage, place.rank)) != place.rank:
+            found = f"{action} at {place}: rank {holder} has stage {action.stage} too, and a stage lies on one rank"
+        if found:
+            _refuse(schedule, found, place)
+        places[action] = place
+    return places
+
+
+def _refuse_lacking(schedule: Schedule, places: Mapping[Action, _Place]) -> None:
+    holders = {action.stage: place.rank for action, place in places.items()}
+    whole: tuple[ActionKind, ...] = ("F", "B")
+    split: tuple[ActionKind, ...] = ("F", "I", "W")
+    for stage, microbatch in product(range(schedule.num_stages), range(schedule.microbatches)):
+        is_split = any(Action(stage, kind, microbatch) in places for kind in split[1:])
+        for action in (Action(stage, kind, microbatch) for kind in (split if is_split else whole)):
+            if action not in places:
+                rank = holders.get(stage, stage % schedule.ranks)
+                order = tuple((*row, action) if at == rank else row for at, row in enumerate(schedule.order))
+                all_of_it = f"stages({schedule.num_stages}) x microbatches({schedule.microbatches})"
+                rule = f"{all_of_it} each need F and B, or F, I and W"
+                _refuse(schedule, f"{action} lacks on rank {rank}: {rule}", _Place(rank, len(order[rank]) - 1), order)
+
+
+def _refuse(schedule: Schedule, sentence: str, marked: _Place, order: Order | None = None) -> NoReturn:
+    raise UserError(f"{schedule.name}: {sentence}\n{draw_grid(order or schedule.order, [marked])}")
+
+
+def draw_grid(order: Order, marked: Sequence[tuple[int, int]]) -> str:
+    """Return ranks by steps as text, the marked places in ``> <``, around the first of them."""
+    at = marked[0][1]
+    steps = range(max(0, at - 10), min(max(len(row) for row in order), at + 11))
+    rows = [["step", *map(str, steps)]]
+    for rank, row in enumerate(order):
+        cells = [str(row[step] or ".") if step < len(row) else "." for step in steps]
+        marks = (f">{cell}<" if (rank, step) in marked else cell for step, cell in zip(steps, cells, strict=True))
+        rows.append([f"rank {rank}", *marks])
+    head = max(len(row[0]) for row in rows)
+    width = max(len(cell) for row in rows for cell in row[1:])
+    return "\n".join(f"{row[0]:<{head}} " + " ".join(f"{cell:^{width}}" for cell in row[1:]).rstrip() for row in rows)
