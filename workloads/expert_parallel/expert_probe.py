@@ -14,7 +14,8 @@ from bench.results.metrics import MetricValue, value, values
 from bench.results.stats import median
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.costs.moe_costs import Moved, Sent, Sizes, dedup_ratio, even_dispatch_bytes, sent_by
+from workloads.costs.moe_costs import Moved, Sent, Sizes, dedup_ratio, sent_by
+from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.dispatch import make_plan, start_trip
 from workloads.expert_parallel.groups import Axes
 from workloads.expert_parallel.moe_case import Moe
@@ -59,8 +60,7 @@ class ExpertProbe:
     """The probe of the mixtures that a step goes through, of ``tokens`` tokens of one source and microbatch.
 
     ``counted`` are the groups whose bytes are, ``expected_bytes`` the closed forms of those that carry no tokens to
-    experts. ``recomputes`` where forward is done twice, ``backward`` where there is one; ``traced`` where nobody else
-    traces the step.
+    experts. ``backward`` where there is such a pass; ``traced`` where nobody else traces the step.
     """
 
     world: World
@@ -68,12 +68,10 @@ class ExpertProbe:
     axes: Axes
     routes: Routes
     mixtures: Sequence[MoeLayer]
-    hidden: int
-    element_bytes: int
+    spec: StepSpec
     tokens: int
     counted: Mapping[str, dist.ProcessGroup]
     expected_bytes: ByAxis = field(default_factory=dict)
-    recomputes: bool = False
     backward: bool = True
     traced: bool = False
     notes: tuple[str, ...] = ()
@@ -129,23 +127,12 @@ class ExpertProbe:
         loads = Loads(expert_load=expert_loads(routed), rank_load=loads_of_ranks(routed, ep))
         return Explanation(metrics=metrics, details=loads.as_details, notes=self.notes)
 
-    def _sizes(self, sources: int) -> Sizes:
-        """Return the sizes that bytes depend on, where so many ranks have taken each other's tokens."""
-        return Sizes(
-            hidden=self.hidden,
-            element_bytes=self.element_bytes,
-            top_k=self.moe.top_k,
-            tokens=self.tokens * sources,
-            experts_per_rank=self.moe.experts_per_rank,
-            slots=(self.moe.slots(self.tokens) or 0) * sources,
-            chunks=self.moe.chunks,
-        )
-
     def _flights(self, routed: Sequence[Routed], rank: int) -> list[Sent]:
         """Return what a rank sends over ``ep`` in each layer and microbatch, of what blocks of ``etp`` ranks routed."""
         ep, block = self.moe.ep, rank // self.moe.etp
         first = block // ep * ep
-        return sent_in_step(self.moe.variant, block % ep, routed[first : first + ep], self._sizes(self.moe.etp))
+        sizes = sizes_of(self.spec, self.moe, self.tokens, self.moe.etp)
+        return sent_in_step(self.moe.variant, block % ep, routed[first : first + ep], sizes)
 
     def _expected(self, told: Sequence[Routed]) -> dict[str, float]:
         """Return the closed form of what this rank has sent to experts, by the step's own routes."""
@@ -154,13 +141,15 @@ class ExpertProbe:
             flights["ep"] = (self.moe.variant, self._flights(merged(told, etp), self.world.rank))
         if "etp" in self.axes.groups:  # all tokens gathered, and parts of their sums scattered
             alone = [[0] * etp] * etp
-            one = sent_by("allgather", 0, Moved(pairs=alone, rows=alone), self._sizes(1))
+            sizes = sizes_of(self.spec, self.moe, self.tokens)
+            one = sent_by("allgather", 0, Moved(pairs=alone, rows=alone), sizes)
             flights["etp"] = ("allgather", [one] * len(told[0].kept.flatten(0, 1)))
         return {axis: sum(self._in_step(variant, one) for one in sent) for axis, (variant, sent) in flights.items()}
 
     def _in_step(self, variant: str, sent: Sent) -> float:
-        again = sent.forward if self.recomputes else 0.0
-        if self.recomputes and variant == "allgather" and not self.moe.shared:
+        recomputes = self.spec.checkpointing == "full"
+        again = sent.forward if recomputes else 0.0
+        if recomputes and variant == "allgather" and not self.moe.shared:
             # torch stops once backward has all it needs: a sum that nothing is computed from is not made again
             again -= sent.combine
         return sent.forward + again + (sent.backward if self.backward else 0.0)
@@ -177,7 +166,7 @@ class ExpertProbe:
         """Return how long one microbatch's tokens take to their experts and back, beside nothing, without gradients."""
         mixture, world = self.mixtures[0], self.world
         plan = make_plan(next(iter(mixture.chosen.values())), self.moe.experts, self.moe.slots(self.tokens))
-        x = torch.ones(self.tokens, self.hidden, dtype=mixture.router.weight.dtype, device=world.device)
+        x = torch.ones(self.tokens, self.spec.shape.hidden, dtype=mixture.router.weight.dtype, device=world.device)
         weights = x.new_ones(self.tokens, self.moe.top_k)
         with torch.no_grad():
             world.barrier()
@@ -199,15 +188,15 @@ class ExpertProbe:
         Logical bytes are all pairs of token and expert that travel or stay, wire bytes those that leave the busiest
         rank.
         """
-        ep, etp, hidden, element_bytes = self.moe.ep, self.moe.etp, self.hidden, self.element_bytes
+        moe, ep, etp, row = self.moe, self.moe.ep, self.moe.etp, self.spec.shape.hidden * self.spec.element_bytes
         dispatched = [one.dispatch for one in self._flights(merged([one.routed for one in told], etp), 0)]
-        even = even_dispatch_bytes(self.tokens * etp, self.moe.top_k, hidden, element_bytes, ep)
+        even = self.tokens * etp * moe.top_k * row * (ep - 1) / ep
         metrics = values({"dispatch_bytes": sum(dispatched) / len(dispatched)}, "rank 0")
         metrics |= values({"dispatch_bytes_even": even})
         copy = [one.routed for one in told[: ep * etp : etp]]
-        moved = moved_in(copy)[0]
-        sent = [sent_by(self.moe.variant, rank, moved, self._sizes(1)) for rank in range(ep)]
-        logical = float(max(int(one.kept[0, 0].sum()) for one in copy) * hidden * element_bytes)
+        moved, sizes = moved_in(copy)[0], sizes_of(self.spec, moe, self.tokens)
+        sent = [sent_by(moe.variant, rank, moved, sizes) for rank in range(ep)]
+        logical = float(max(int(one.kept[0, 0].sum()) for one in copy) * row)
         wire = (max(one.dispatch + one.weights + one.told for one in sent), max(one.combine for one in sent))
         for i, name in enumerate(("dispatch", "combine")):
             seconds = _of_slowest([[trip[i] for trip in one.trips] for one in told])
@@ -266,6 +255,19 @@ def moved_in(copy: Sequence[Routed]) -> list[Moved]:
 def _by_rank(loads: Tensor, ranks: int) -> Tensor:
     """Return the loads (..., R) of ranks that hold the experts (..., E) in blocks."""
     return loads.view(*loads.shape[:-1], ranks, -1).sum(-1)
+
+
+def sizes_of(spec: StepSpec, moe: Moe, tokens: int, sources: int = 1) -> Sizes:
+    """Return the sizes that bytes depend on, where so many ranks have taken each other's ``tokens`` tokens."""
+    return Sizes(
+        hidden=spec.shape.hidden,
+        element_bytes=spec.element_bytes,
+        top_k=moe.top_k,
+        tokens=tokens * sources,
+        experts_per_rank=moe.experts_per_rank,
+        slots=(moe.slots(tokens) or 0) * sources,
+        chunks=moe.chunks,
+    )
 
 
 def sent_in_step(variant: str, rank: int, copy: Sequence[Routed], sizes: Sizes) -> list[Sent]:

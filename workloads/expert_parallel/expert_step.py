@@ -118,12 +118,10 @@ class EpStep(MixtureStep):
             axes=self._axes,
             routes=self._routes,
             mixtures=tuple(self._mixtures.values()),
-            hidden=self.spec.shape.hidden,
-            element_bytes=self.spec.element_bytes,
+            spec=self.spec,
             tokens=self._num_tokens,
             counted=self.layout.axes,
             expected_bytes=self.expected_bytes(),
-            recomputes=self.spec.checkpointing == "full",
             notes=(NO_FORMULA,),
             share=share,
         )

@@ -7,9 +7,8 @@ from bench.results.details import COMPONENTS
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.costs.memory import activations_of, state_of
-from workloads.costs.moe_costs import Sizes
 from workloads.costs.step_spec import Position
-from workloads.expert_parallel.expert_probe import Routed, load_metrics, merged, routed_by, sent_in_step
+from workloads.expert_parallel.expert_probe import Routed, load_metrics, merged, routed_by, sent_in_step, sizes_of
 from workloads.expert_parallel.moe_layer import mixtures
 from workloads.expert_parallel.routing import BALANCED
 from workloads.mesh.axes import expert_groups, expert_parts, groups_along
@@ -102,13 +101,7 @@ class MeshBytes:
         look, moe, routed = self.look, self.look.at.spec.moe, self._routed(told)
         if moe is None or not routed:
             return [(one.sent, one.expected) for one in told]
-        sizes = Sizes(
-            hidden=look.at.spec.shape.hidden,
-            element_bytes=look.at.spec.element_bytes,
-            top_k=moe.top_k,
-            tokens=look.at.spec.microbatch * look.tokens * moe.etp,
-            experts_per_rank=moe.experts_per_rank,
-        )
+        sizes = sizes_of(look.at.spec, moe, look.at.spec.microbatch * look.tokens, moe.etp)
         forwards = 1 if look.at.spec.checkpointing == "none" else 2
         to_experts = {}
         for ranks in expert_groups(look.at.spec.mesh):
