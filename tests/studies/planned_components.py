@@ -11,14 +11,12 @@ own, added up in its order of actions. Exit code 1: a byte differs, state by mor
 """
 
 import sys
-from dataclasses import dataclass, replace
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import support_path  # noqa: F401 - the next imports are of the tests' helpers
 from ranks import Ranks
-from torch.utils._pytree import tree_leaves
 from training_steps import OF_NAME
 
 from bench.rank.runner import load_target
@@ -29,7 +27,6 @@ from workloads.costs.communication_pattern import bytes_by_axis, calls
 from workloads.costs.memory import memory_of
 from workloads.mesh import mesh_probe
 from workloads.mesh.mesh_step import HybridStep
-from workloads.model import checkpointing
 from workloads.pipeline_parallel.pipeline_probe import PipelineProbe
 from workloads.step import memory, sent_bytes
 from workloads.step.training_step import TrainingStep
@@ -102,36 +99,6 @@ POINTS = (
 )
 
 
-class AllSaved(memory.SavedTensors):
-    """Counts, beside what autograd saves, what selective checkpointing keeps in the caches of torch's policy."""
-
-    def __enter__(self) -> "AllSaved":
-        self._caches: list[Any] = []
-        name = "create_selective_checkpoint_contexts"
-        made = getattr(checkpointing, name)
-
-        def telling(policy: Any) -> Any:
-            contexts = made(policy)
-            self._caches.append(contexts[0].storage)
-            return contexts
-
-        self._telling = mock.patch.object(checkpointing, name, telling)
-        self._telling.start()
-        super().__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._telling.stop()
-        for cache in self._caches:
-            for kept in tree_leaves([list(of_operation.values()) for of_operation in cache.values()]):
-                if hasattr(kept, "val"):  # else it is to be computed again
-                    self._note(kept.val)
-        self._caches.clear()
-        super().__exit__(kind, error, trace)
-
-
 def counted_on(world: World, name: str, case: dict[str, Any]) -> tuple[Components, Components]:
     """Return the bytes that this rank sends in a step by axis, and those that it holds by component."""
     step = load_target(OF_NAME[name].target)(world, **case)
@@ -140,20 +107,18 @@ def counted_on(world: World, name: str, case: dict[str, Any]) -> tuple[Component
         step.reset()
         step.step()
     sent = sent_bytes.bytes_by_axis(sent_bytes.counted(step.step, step.layout.axes))
-    with mock.patch.multiple(memory, SavedTensors=AllSaved, peak_during=lambda run, device: run()):
+    with mock.patch.object(memory, "peak_during", lambda run, device: run()):
         held = held_by(step, world)
     step.close()
     return sent, {name: held[name] for name in (*STATE, "activations")}
 
 
 def held_by(step: TrainingStep, world: World) -> Components:
-    """Return what a probe counts; those of stages leave out activations where they are told of selective."""
     if isinstance(step, HybridStep):
-        look = step.look()
-        return mesh_probe.counted(replace(look, at=replace(look.at, spec=replace(look.at.spec, checkpointing="none"))))
+        return mesh_probe.counted(step.look())
     probe = next(one for one in step.probes() if isinstance(one, memory.Memory | PipelineProbe))
     if isinstance(probe, PipelineProbe):
-        return dict(replace(probe, spec=replace(probe.spec, checkpointing="none")).memory_counted())
+        return dict(probe.memory_counted())
     return dict(probe.observe(step.step, world.barrier, 0.0)["memory_counted"])
 
 

@@ -43,9 +43,7 @@ _IDLE = (
     "idle is of the traced wall, where waiting for a stage is exposed pp; idle by cause is the slowest pipeline's own"
 )
 _EVEN = "memory: the closed form of activations is of even routes, what is counted of those that were taken"
-_UNCOUNTED = "selective checkpointing: what is kept of activations is torch's own, and not counted"
 _TIMED = "timed compute: activations have no closed form, as attention keeps none of its own"
-_BLOCKS = "selective checkpointing with cp: activations have no closed form, as every block's output is kept"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,38 +160,25 @@ class MeshMemory:
     def observe(self, step: Step, begin: Begin, budget_seconds: float = 0.0) -> BySource:
         look = self.look
         closed = {**asdict(state_of(look.at)), "activations": activations_of(look.at)}
-        if self._without_formula:
+        if look.at.spec.timed:
             del closed["activations"]
         measured = measured_memory(look.layout, look.world, self.train, begin)
         return {"memory": measured, "memory_counted": counted(look), "memory_formula": closed}
 
     def summarise(self, told: Sequence[BySource]) -> Explanation:
-        moe, how, without = self.look.at.spec.moe, self.look.at.spec.checkpointing, self._without_formula
-        notes = [_UNCOUNTED] if how == "selective" else []
-        notes += [without] if without else []
-        if moe is not None and moe.routing != BALANCED and how == "none" and not without:
+        spec = self.look.at.spec
+        notes = [_TIMED] if spec.timed else []
+        if spec.moe is not None and spec.moe.routing != BALANCED and spec.checkpointing == "none" and not spec.timed:
             notes.append(_EVEN)
         by_rank = {name: [one["memory"][name] for one in told] for name in COMPONENTS}
         metrics = largest_of(told, _MEMORY)
         return Explanation(metrics=metrics, details={"memory_by_rank": by_rank}, notes=tuple(notes))
 
-    @property
-    def _without_formula(self) -> str:
-        """Why a step's activations have no closed form, nothing if they have."""
-        if self.look.at.spec.timed_seconds is not None:
-            return _TIMED
-        return _BLOCKS if self.look.at.spec.checkpointing == "selective" and self.look.at.spec.size("cp") > 1 else ""
-
 
 def counted(look: Look) -> dict[str, float]:
-    """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward.
-
-    What selective checkpointing keeps is not saved as other tensors are: activations are left out then.
-    """
+    """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward."""
     # state first: the forward passes that are counted leave FSDP's parameters gathered
     state, saved = counted_state(look.layout), {}
-    if look.at.spec.checkpointing == "selective":
-        return state
     for stage, chunk in look.chunks.items():
         for mixture in mixtures_in(chunk).values():
             mixture.given = mixture.chosen[max(mixture.chosen)]  # of such tokens a router would send all to one expert

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
@@ -53,8 +54,20 @@ def _forgetful(forward: Callable[..., Any], *, selective: bool) -> Callable[...,
     return partial(forgetful, context_fn=_selective_contexts) if selective else forgetful
 
 
+watchers: list[list[Any]] = []
+"""Who asks what torch's policy keeps: each is given the caches that are made while it stands here."""
+
+
 def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+    contexts = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+    for caches in watchers:
+        caches.append(contexts[0].storage)
+    return contexts
+
+
+def kept_in(caches: list[Any]) -> list[Tensor]:
+    """Return the tensors in caches; the rest of them is to be computed again."""
+    return [kept.val for kept in tree_leaves(caches) if hasattr(kept, "val")]
 
 
 def _policy(_context: object, operation: object, *_args: object, **_kwargs: object) -> CheckpointPolicy:

@@ -117,10 +117,10 @@ class PipelineProbe:
     def summarise(self, told: Sequence[Seen]) -> Explanation:
         sent = SentBytes.summarise([one.sent for one in told])
         metrics = {**sent.metrics, **memory.largest_of([one.held for one in told], _MEMORY)}
-        facts, notes = self._facts(told), (memory.UNCOUNTED,) if self._is_uncounted else ()
+        facts = self._facts(told)
         taken = [one.taken for one in told if one.taken is not None]
         if not taken:
-            return Explanation(metrics=metrics, details=facts.as_details, notes=(SHARED, *notes))
+            return Explanation(metrics=metrics, details=facts.as_details, notes=(SHARED,))
         steps = steps_of(taken, self.pipeline.schedule)
         latency = bubbles.link_latency(steps.timelines, steps.schedule)
         shares = shares_of(steps.timelines, steps.schedule.chunks)
@@ -141,24 +141,15 @@ class PipelineProbe:
         return Explanation(
             metrics={**metrics, **bubble_of(steps, latency, self.spec.timed_seconds)},
             details=facts.as_details,
-            notes=(*((_HALVES,) if shares.assumed_halves else ()), *notes),
+            notes=(_HALVES,) if shares.assumed_halves else (),
         )
 
     def memory_counted(self) -> memory.Held:
-        """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward.
-
-        What selective checkpointing keeps is not saved as other tensors are: activations are left out then.
-        """
+        """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward."""
         held = counted_state(self.layout)
-        if self._is_uncounted:
-            return held
         size = (self.spec.microbatch, self.spec.shape.sequence)
         saved = {stage: saved_bytes(chunk, size, self.spec.shape.hidden) for stage, chunk in self.chunks.items()}
         return {**held, "activations": peak_held(self.pipeline.schedule, self.world.rank, lambda stage: saved[stage])}
-
-    @property
-    def _is_uncounted(self) -> bool:
-        return self.spec.checkpointing == "selective"
 
     def _facts(self, told: Sequence[Seen]) -> details.Pipeline:
         boundaries = [

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,11 @@ from bench.results.details import COMPONENTS
 from bench.results.metrics import MetricValue, values
 from bench.world.subject import Explanation
 from bench.world.world import World
+from workloads.model.checkpointing import kept_in, watchers
 from workloads.model.optimizer import MasterAdamW
 from workloads.step.layout import Layout, local
 from workloads.step.probe import Begin, Step
 
-UNCOUNTED = "selective checkpointing: what is kept of activations is torch's own, and not counted"
 _HOW = {
     "parameters": "between forward and backward, where FSDP may hold them gathered",
     "gradients": "after backward",
@@ -76,13 +77,11 @@ class Memory:
 
     def summarise(self, told: Sequence[BySource]) -> Explanation:
         """Return each component's bytes, the largest over ranks, and every rank's in the details."""
-        uncounted = {"activations"} if UNCOUNTED in self.notes else set()
         metrics: dict[str, MetricValue] = {}
         for name in COMPONENTS:
             measured, counted = ([one[source][name] for one in told] for source in ("memory", "memory_counted"))
             metrics |= values({f"memory.{name}": max(measured)}, f"{_HOW[name]}, largest over ranks")
-            if name not in uncounted:
-                metrics |= values({f"memory_counted.{name}": max(counted)}, "largest over ranks")
+            metrics |= values({f"memory_counted.{name}": max(counted)}, "largest over ranks")
             if name in self.formula:
                 metrics |= values({f"memory_formula.{name}": self.formula[name]})
         by_rank = {name: [one["memory"][name] for one in told] for name in COMPONENTS}
@@ -129,6 +128,7 @@ def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 class SavedTensors:
     """A context around a forward pass that counts what is saved for backward, without the parameters themselves.
 
+    What selective checkpointing keeps is in torch's own caches, and counts as well.
     ``exclude`` is parameters, or the module that has them, which is asked again at the end: FSDP swaps gathered
     parameters in. ``num_bytes`` is known after the context: what was saved and freed meanwhile, as FSDP frees gathered
     parameters, counts nothing. Backward belongs outside: the context keeps what it saw alive.
@@ -149,6 +149,8 @@ class SavedTensors:
         return self._num_bytes
 
     def __enter__(self) -> "SavedTensors":
+        self._caches: list[Any] = []
+        watchers.append(self._caches)
         self._hooks.__enter__()
         return self
 
@@ -156,12 +158,15 @@ class SavedTensors:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._hooks.__exit__(kind, error, trace)
+        watchers.pop()
+        for kept in kept_in(self._caches):
+            self._note(kept)
         if isinstance(self._exclude, nn.Module):
             self._excluded.extend(self._exclude.parameters())
         left_out = _storages(self._excluded)
         self._num_bytes = sum(size for key, size in _storages(self._kept).items() if key not in left_out)
-        self._kept.clear()
-        self._excluded.clear()
+        for seen in (self._kept, self._excluded, self._caches):
+            seen.clear()
 
     def _note(self, saved: Tensor) -> Tensor:
         self._kept.extend(tensor.detach() for tensor in _plain(saved))

@@ -27,7 +27,7 @@ from workloads.model.checkpointing import checkpoint
 from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
 from workloads.model.transformer import Transformer, build, draw_tokens, loss_of
 from workloads.step.layout import Layout, dtype_of
-from workloads.step.memory import UNCOUNTED, Memory
+from workloads.step.memory import Memory
 from workloads.step.overlap import Overlap
 from workloads.step.parity import Parity
 from workloads.step.peaks import Peak, mfu_of, peak_of
@@ -116,14 +116,13 @@ class TrainingStep:
     def probes(self) -> Sequence[Probe[Any]]:
         """Return what looks into the step, in order: memory and bytes before steps without communication spoil it."""
         kept_shards = "fsdp" in self.spec.mesh and not self.spec.reshard
-        notes = {KEPT_SHARDS: kept_shards, UNCOUNTED: self.spec.checkpointing == "selective"}
         return (
             Memory(
                 world=self._world,
                 layout=self.layout,
                 forward=self._forward,
                 formula=self.memory_formula(),
-                notes=tuple(note for note, holds in notes.items() if holds),
+                notes=(KEPT_SHARDS,) if kept_shards else (),
             ),
             SentBytes(self.layout, self.expected_bytes()),
             Overlap(self._world, self.layout, self._doubts_of_peak),

@@ -139,19 +139,13 @@ def test_state_of_experts_agrees_and_their_activations_are_of_even_routes(two_ra
     assert 0 < 0.95 * closed < saved < 1.2 * closed
 
 
-def test_what_is_not_counted_or_has_no_closed_form_is_left_out_with_a_note(two_ranks: Ranks) -> None:
-    selective = {"checkpointing": "selective"}
-    cases: tuple[tuple[Params, bool, bool, str], ...] = (
-        ({"mesh": "dp=2", **selective}, False, True, "selective checkpointing: what is kept"),
-        ({"mesh": "cp=2", **selective}, False, False, "selective checkpointing with cp"),
-        ({"mesh": "dp=2", "compute": "timed:1ms"}, True, False, "timed compute"),
-    )
-    for params, is_counted, has_formula, note in cases:
+def test_where_compute_is_timed_activations_have_no_closed_form_and_a_note_says_so(two_ranks: Ranks) -> None:
+    for params, timed in (({"mesh": "cp=2", "checkpointing": "selective"}, False), ({"compute": "timed:1ms"}, True)):
         [(metrics, notes, _), _] = two_ranks.call("test_mesh_probe:looked_at", params=params)
-        assert "memory_counted.parameters" in metrics
-        assert ("memory_counted.activations" in metrics) == is_counted, params
-        assert ("memory_formula.activations" in metrics) == has_formula, params
-        assert any(note in one for one in notes), params
+        assert "memory_counted.activations" in metrics
+        assert ("memory_formula.activations" in metrics) == (not timed), params
+        assert any("timed compute" in one for one in notes) == timed, params
+        assert timed or metrics["memory_formula.activations"] == metrics["memory_counted.activations"]
 
 
 def activations(world: World, params: Params) -> list[float]:

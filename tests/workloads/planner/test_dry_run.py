@@ -7,7 +7,7 @@ import msgspec
 import planned_components
 import pytest
 import torch
-from planned_components import EVEN, POINTS, AllSaved, Point, point
+from planned_components import EVEN, POINTS, Point, point
 from planner_asks import H100, PLAIN, ask
 from ranks import Ranks
 from torch.profiler import ProfilerActivity, profile
@@ -23,6 +23,7 @@ from workloads.pipeline_parallel.schedules import NAMES
 from workloads.planner.dry_run import Axis, StepTime, dry_run, step_time
 from workloads.planner.hardware import Hardware, model_of
 from workloads.planner.link_time import by_hardware
+from workloads.step.memory import SavedTensors
 
 
 def timed(spec: StepSpec, hardware: Hardware = PLAIN, *, exact: bool = True) -> StepTime:
@@ -182,7 +183,7 @@ def test_bytes_state_and_activations_are_those_that_ranks_counted_of_every_strat
 def counted_and_kept(name: str, how: str) -> tuple[int, int]:
     model, tokens = build(SHAPES[name], 0, torch.device("cpu")), draw_tokens(SHAPES[name], 2, 0, 0)
     checkpoint(model, how)
-    with AllSaved(model) as saved:
+    with SavedTensors(model) as saved:
         loss_of(model, tokens)
     gc.collect()  # else what earlier passes left in cycles is freed meanwhile
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
