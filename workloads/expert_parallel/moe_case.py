@@ -13,49 +13,35 @@ from workloads.model.shapes import Shape
 _WHOLE = 8  # elements of 2 bytes in 16 bytes: rows of torch's grouped products are whole multiples of them
 VARIANTS = ("all_to_all", "padded", "allgather", "dedup")
 
-_int = partial(Param, kind="int", optional=True)
+_word = partial(Param, kind="str")
+_factor = partial(Param, kind="float", default=0.0, minimum=0.0)
+_parts = partial(Param, kind="int", default=1, minimum=1, optional=True)
+_int = partial(Param, kind="int", minimum=1)
 STEP_PARAMS = (
-    Param(name="ep", kind="int", default=0, minimum=0, help="ranks that experts are dealt out to; 0 = all / etp"),
-    Param(name="experts", kind="int", default=8, minimum=1, help="routed experts of a layer"),
-    Param(name="top_k", kind="int", default=2, minimum=1, help="experts that a token takes"),
-    Param(
-        name="capacity",
-        kind="float",
-        default=0.0,
-        minimum=0.0,
-        help="capacity factor, above it tokens drop; 0 = dropless",
-    ),
-    Param(
-        name="variant", kind="str", default="all_to_all", choices=VARIANTS, help="how tokens get to experts and back"
-    ),
-    Param(
-        name="routing", kind="str", default=ROUTER, help="router, or a generator such as zipf, hot_rank or hot_rank:3"
-    ),
+    _int(name="ep", default=0, minimum=0, help="ranks that experts are dealt out to; 0 = all / etp"),
+    _int(name="experts", default=8, help="routed experts of a layer"),
+    _int(name="top_k", default=2, help="experts that a token takes"),
+    _factor(name="capacity", help="capacity factor, above it tokens drop; 0 = dropless"),
+    _word(name="variant", default="all_to_all", choices=VARIANTS, help="how tokens get to experts and back"),
+    _word(name="routing", default=ROUTER, help="router, or a generator such as zipf, hot_rank or hot_rank:3"),
     _int(
         name="expert_ffn",
         default=0,
         minimum=0,
+        optional=True,
         help="hidden size of an expert; 0 = ffn / top_k, down to a multiple of 8 etp",
     ),
-    _int(name="shared", default=1, minimum=0, help="experts of the same size that all take"),
-    Param(
+    _int(name="shared", default=1, minimum=0, optional=True, help="experts of the same size that all take"),
+    _word(
         name="scores",
-        kind="str",
         default="softmax",
         choices=("softmax", "sigmoid"),
         optional=True,
         help="the router's scores, which weigh what experts give",
     ),
-    _int(name="etp", default=1, minimum=1, help="ranks that split each expert"),
-    _int(name="chunks", default=1, minimum=1, help="parts whose traffic hides in compute"),
-    Param(
-        name="aux",
-        kind="float",
-        default=0.0,
-        minimum=0.0,
-        optional=True,
-        help="coefficient of the loss that balances the router",
-    ),
+    _parts(name="etp", help="ranks that split each expert"),
+    _parts(name="chunks", help="parts whose traffic hides in compute"),
+    _factor(name="aux", optional=True, help="coefficient of the loss that balances the router"),
     Param(
         name="fsdp",
         kind="bool",
@@ -63,12 +49,7 @@ STEP_PARAMS = (
         optional=True,
         help="shard by FSDP2 what is no expert's, in place of DDP",
     ),
-    _int(
-        name="tp",
-        default=1,
-        minimum=1,
-        help="ranks that split attention, each with its part of their sequences; 1 = data parallel",
-    ),
+    _parts(name="tp", help="ranks that split attention, each with its part of their sequences; 1 = data parallel"),
 )
 LAYER_PARAMS = tuple(
     replace(param, default=BALANCED) if param.name == "routing" else param

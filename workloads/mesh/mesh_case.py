@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from bench.machine.world_spec import WorldSpec
 from bench.plan.cases import Params
@@ -17,6 +18,8 @@ from workloads.pipeline_parallel import schedules
 from workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
 from workloads.pipeline_parallel.pipeline_case import Pipeline, pipeline_of
 
+_word = partial(Param, kind="str", optional=True)
+_int = partial(Param, kind="int", optional=True)
 PARAMS = (
     Param(
         name="mesh",
@@ -26,40 +29,22 @@ PARAMS = (
         "dp, fsdp and cp, etp inside tp; empty = dp over all",
     ),
     Param(name="microbatches", kind="int", default=4, minimum=1, help="microbatches of one step, on every data rank"),
-    Param(
-        name="schedule",
-        kind="str",
-        default="1f1b",
-        choices=schedules.NAMES,
-        optional=True,
-        help="of pp: who does what when",
-    ),
+    _word(name="schedule", default="1f1b", choices=schedules.NAMES, help="of pp: who does what when"),
     *(param for param in PIPELINE if param.name in ("chunks", "split")),
-    Param(
+    _word(
         name="cp_method",
-        kind="str",
         default="ring",
         choices=tuple(CP_METHODS),
-        optional=True,
         help="of cp: how queries meet keys that other ranks hold",
     ),
-    Param(
+    _int(
         name="experts",
-        kind="int",
         default=0,
         minimum=0,
-        optional=True,
         help="routed experts in place of each FFN, which ep deals out; 0 = a dense model; 8 where a mesh has ep",
     ),
-    Param(name="top_k", kind="int", default=2, minimum=1, optional=True, help="experts that a token takes"),
-    Param(
-        name="routing",
-        kind="str",
-        default=ROUTER,
-        choices=ROUTINGS,
-        optional=True,
-        help="who chooses experts: the router, or a generator",
-    ),
+    _int(name="top_k", default=2, minimum=1, help="experts that a token takes"),
+    _word(name="routing", default=ROUTER, choices=ROUTINGS, help="who chooses experts: the router, or a generator"),
 )
 
 

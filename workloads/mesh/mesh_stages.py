@@ -16,7 +16,6 @@ from bench.results.details import Action
 from bench.world.world import World
 from workloads.context_parallel.context_case import ContextPlan
 from workloads.costs.parameter_table import Kind
-from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.groups import Held, held_by
 from workloads.expert_parallel.moe_case import Moe, num_expert_parameters, num_ffn_matrices
 from workloads.expert_parallel.moe_layer import MoeLayer
@@ -25,8 +24,7 @@ from workloads.mesh.mesh_case import Hybrid
 from workloads.model.shapes import Shape, num_layer_weights
 from workloads.model.timed_compute import TimedLinear
 from workloads.model.transformer import Transformer
-from workloads.pipeline_parallel.pipeline_case import Pipeline
-from workloads.pipeline_parallel.stages import Chunk, Recorder, make_stages, make_train
+from workloads.pipeline_parallel.stages import Chunk, Recorder
 from workloads.step.layout import group_of_mine, local, make_mesh, nothing
 from workloads.step.parity import count_unfilled
 
@@ -118,26 +116,6 @@ def one_stage(model: Transformer, loss: Loss, begin: Begin) -> Stages:
         return torch.stack(losses).sum()
 
     return Stages(chunks={0: chunk}, train=train)
-
-
-def pipeline_stages(
-    model: Transformer,
-    spec: StepSpec,
-    pipeline: Pipeline,
-    recorder: "RoutingRecorder",
-    group: dist.ProcessGroup,
-    *,
-    tokens: int,
-    loss: Loss,
-) -> Stages:
-    """Return some stages; ``group`` are the ranks of its pipeline, through which (b, ``tokens``) pass."""
-    stages = make_stages(model, spec, pipeline, recorder, group=group, tokens=tokens)
-    recorder.chunks = {stage.stage_index: stage.chunk for stage in stages}
-    train = make_train(pipeline.schedule, stages, recorder, loss)
-    return Stages(
-        chunks=recorder.chunks,
-        train=lambda tokens, targets: train(torch.cat(tuple(tokens)), torch.cat(tuple(targets))),
-    )
 
 
 class RoutingRecorder(Recorder):

@@ -37,7 +37,6 @@ from workloads.mesh.mesh_stages import (
     make_groups,
     mixtures_in,
     one_stage,
-    pipeline_stages,
     plan_of,
     shard_stages,
     shares_of,
@@ -46,7 +45,7 @@ from workloads.mesh.mesh_stages import (
 from workloads.model.optimizer import make_optimizer
 from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
 from workloads.model.transformer import Transformer, draw_tokens, loss_of
-from workloads.pipeline_parallel.stages import Chunk, Held
+from workloads.pipeline_parallel.stages import Chunk, Held, make_stages, make_train
 from workloads.step.layout import Layout, dtype_of
 from workloads.step.overlap import Overlap
 from workloads.step.probe import Probe
@@ -77,7 +76,6 @@ class HybridStep(MixtureStep):
         super().__init__(world, params, self._lay_out, strategies.mesh)
 
     def reset(self) -> None:
-        """Draw the next batch."""
         super().reset()
         self._block_waiter.forget()
         self._recorder.forget()
@@ -98,7 +96,6 @@ class HybridStep(MixtureStep):
         return MeshBytes(look), *bubble, time, MeshMemory(look, self._forward_backward)
 
     def look(self) -> Look:
-        """Return what of this step there is to look at."""
         return Look(
             world=self._world,
             layout=self.layout,
@@ -162,14 +159,13 @@ class HybridStep(MixtureStep):
         loss = partial(_part_of_loss, parts=spec.microbatches * ranks)
         if self.hybrid.pipeline is None:
             return one_stage(model, loss, self._begin)
-        return pipeline_stages(
-            model,
-            spec,
-            self.hybrid.pipeline,
-            self._recorder,
-            groups.axes["pp"],
-            tokens=len(self._tokens),
-            loss=loss,
+        recorder, group = self._recorder, groups.axes["pp"]
+        stages = make_stages(model, spec, self.hybrid.pipeline, recorder, group=group, tokens=len(self._tokens))
+        recorder.chunks = {stage.stage_index: stage.chunk for stage in stages}
+        train = make_train(self.hybrid.pipeline.schedule, stages, recorder, loss)
+        return Stages(
+            chunks=recorder.chunks,
+            train=lambda tokens, targets: train(torch.cat(tuple(tokens)), torch.cat(tuple(targets))),
         )
 
     def _train(self, microbatches: Sequence[Tensor]) -> Tensor | None:
