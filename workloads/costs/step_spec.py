@@ -4,20 +4,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 from bench.plan.groups import INSIDE
 from bench.plan.params import Value
 from bench.text import UserError
 from workloads.expert_parallel.moe_case import Moe
 from workloads.mesh.axes import coordinate_of, multiplied, refuse, size_of
-from workloads.model.shapes import BUCKET_BYTES, COMMON, Shape, parse_compute, shape_of
+from workloads.model.shapes import BUCKET_BYTES, COMMON, PRECISIONS, Checkpointing, Shape, parse_compute, shape_of
 from workloads.pipeline_parallel.pipeline_case import Pipeline, layers_of_stages
 from workloads.pipeline_parallel.schedules import default_chunks
 
-Checkpointing = Literal["none", "selective", "full"]
-CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
-PRECISIONS = {"float32": 4, "bfloat16": 2}
 Ends = Literal["vocabulary", "tokens", "whole"]
 ZeroOne = Literal["", "broadcast", "reduce_scatter"]
 

@@ -8,6 +8,10 @@ from bench.plan.params import Param, Value
 from bench.text import UserError, parse_duration
 
 Recipe = Literal["gpt", "llama"]
+Checkpointing = Literal["none", "selective", "full"]
+CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
+PRECISIONS = {"float32": 4, "bfloat16": 2}
+"""Bytes of an element."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +88,7 @@ PRECISION = Param(
     name="precision",
     kind="str",
     default="float32",
-    choices=("float32", "bfloat16"),
+    choices=tuple(PRECISIONS),
     optional=True,
     help="of weights and gradients; bfloat16 has float32 masters",
 )
@@ -92,7 +96,7 @@ CHECKPOINTING = Param(
     name="checkpointing",
     kind="str",
     default="none",
-    choices=("none", "selective", "full"),
+    choices=CHECKPOINTINGS,
     optional=True,
     help="what a layer's forward pass forgets and computes again",
 )

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from bench.plan.groups import parse_mesh
 from bench.results.runs import load_run
 from bench.text import UserError, did_you_mean, listed
-from workloads.costs.step_spec import CHECKPOINTING, PRECISIONS, Checkpointing, StepSpec
+from workloads.costs.step_spec import StepSpec
 from workloads.mesh.axes import CP_METHODS
+from workloads.model.shapes import CHECKPOINTINGS, PRECISIONS, Checkpointing
 from workloads.pipeline_parallel.schedules import default_chunks
 from workloads.planner import render
 from workloads.planner.dry_run import dry_run
@@ -158,7 +159,7 @@ def _refuse_words(given: Given) -> None:
     for option, word, allowed in (
         ("cp-method", given.cp_method, CP_METHODS),
         ("precision", given.precision, PRECISIONS),
-        ("checkpointing", given.checkpointing or "none", CHECKPOINTING),
+        ("checkpointing", given.checkpointing or "none", CHECKPOINTINGS),
     ):
         if word not in allowed:
             raise UserError(f"--{option} {word!r} is not {listed(allowed)}{did_you_mean(word, allowed)}")

@@ -14,8 +14,9 @@ from itertools import product
 from bench.text import UserError
 from workloads.costs.memory import memory_of, state_bytes
 from workloads.costs.parameter_table import num_parameters
-from workloads.costs.step_spec import CHECKPOINTING, Checkpointing, StepSpec
+from workloads.costs.step_spec import StepSpec
 from workloads.mesh.axes import refuse_experts, refuse_heads, refuse_sequence
+from workloads.model.shapes import CHECKPOINTINGS, Checkpointing
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Seconds
@@ -116,7 +117,7 @@ def search(wanted: Wanted, hardware: Hardware, *, top: int = 10, seconds: Second
 def _rank(run: DryRun) -> tuple[float, int, int, float]:
     """Order by step time to three digits, then by axes, then by what is computed again, then by memory."""
     num_axes = sum(size > 1 for size in run.spec.mesh.values())
-    again = CHECKPOINTING.index(run.spec.checkpointing)
+    again = CHECKPOINTINGS.index(run.spec.checkpointing)
     return float(f"{run.time.seconds:.3g}"), num_axes, again, run.fullest.memory.total
 
 
@@ -126,7 +127,7 @@ def candidates(wanted: Wanted) -> Iterator[StepSpec]:
     What the model's own sizes forbid whatever else is chosen is left out at once: heads over tp, tokens over cp.
     """
     microbatches = (wanted.microbatch,) if wanted.microbatch else _MICROBATCHES
-    hows = CHECKPOINTING if wanted.checkpointing is None else (wanted.checkpointing,)
+    hows = CHECKPOINTINGS if wanted.checkpointing is None else (wanted.checkpointing,)
     for mesh, microbatch in product(meshes(wanted), microbatches):
         count, rest = divmod(wanted.global_batch, mesh["dp"] * mesh["fsdp"] * microbatch)
         for how in hows if not rest else ():

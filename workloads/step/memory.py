@@ -15,8 +15,8 @@ from bench.results.details import COMPONENTS
 from bench.results.metrics import MetricValue, values
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.model.checkpointing import kept_in, watchers
 from workloads.model.optimizer import MasterAdamW
+from workloads.model.transformer import kept_in, watchers
 from workloads.step.layout import Layout, local
 from workloads.step.probe import Begin, Step
 

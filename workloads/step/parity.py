@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.world.world import World
-from workloads.model.checkpointing import plain_name
 from workloads.model.optimizer import LEARNING_RATE, make_optimizer
 from workloads.model.shapes import Shape
 from workloads.model.timed_compute import TimedLinear
-from workloads.model.transformer import build
+from workloads.model.transformer import build, plain_name
 from workloads.step.layout import Layout, whole
 
 RELATIVE_TOLERANCE = 1e-4

@@ -23,9 +23,8 @@ from workloads.costs.memory import activations_of, state_of
 from workloads.costs.parameter_table import num_parameters
 from workloads.costs.step_spec import StepSpec
 from workloads.costs.strategies import Strategy
-from workloads.model.checkpointing import checkpoint
 from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
-from workloads.model.transformer import Transformer, build, draw_tokens, loss_of
+from workloads.model.transformer import Transformer, build, checkpoint, draw_tokens, loss_of
 from workloads.step.layout import Layout, dtype_of
 from workloads.step.memory import Memory
 from workloads.step.overlap import Overlap

@@ -14,9 +14,8 @@ from workloads.costs.memory import activations_of, layer_equation, stage_equatio
 from workloads.costs.step_spec import Position, StepSpec
 from workloads.expert_parallel.moe_case import Moe, moe_of
 from workloads.expert_parallel.moe_layer import exchange_ffns, mixtures
-from workloads.model.checkpointing import checkpoint
 from workloads.model.shapes import SHAPES, Shape
-from workloads.model.transformer import Transformer, build
+from workloads.model.transformer import Transformer, build, checkpoint
 from workloads.pipeline_parallel.schedules import make_schedule, peak_held
 from workloads.pipeline_parallel.stages import Chunk
 from workloads.step.memory import SavedTensors

@@ -12,9 +12,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads.model.checkpointing import HOWS, checkpoint, plain_name
-from workloads.model.shapes import Shape, shape_of
-from workloads.model.transformer import Transformer, build, draw_tokens, loss_of
+from workloads.model.shapes import CHECKPOINTINGS, Shape, shape_of
+from workloads.model.transformer import Transformer, build, checkpoint, draw_tokens, loss_of, plain_name
 
 SHAPE = shape_of({"shape": "tiny", "hidden": 32, "vocabulary": 32, "sequence": 16})
 LLAMA = shape_of({"shape": "tiny-llama", "hidden": 32, "vocabulary": 32, "sequence": 16})
@@ -86,7 +85,7 @@ def test_gradients_are_equal_bit_for_bit(shape: Shape) -> None:
 
 def test_parameters_keep_their_names_and_modules_their_types() -> None:
     plain = build(SHAPE, 7, torch.device("cpu"))
-    for how in HOWS:
+    for how in CHECKPOINTINGS:
         model = model_of(how)
         assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
         assert model.state_dict().keys() == plain.state_dict().keys()
@@ -95,7 +94,7 @@ def test_parameters_keep_their_names_and_modules_their_types() -> None:
 
 def test_full_forgets_and_computes_again_most_and_selective_only_what_is_no_product() -> None:
     """Of all results of the forward, whoever holds them: autograd or the checkpoint's own store."""
-    forwards, held, backwards, saved = zip(*(forward_and_backward(how) for how in HOWS), strict=True)
+    forwards, held, backwards, saved = zip(*(forward_and_backward(how) for how in CHECKPOINTINGS), strict=True)
     none, selective, full = held
     assert full < selective < none
     layers_inputs_bytes = SHAPE.layers * 3 * SHAPE.sequence * SHAPE.hidden * 4

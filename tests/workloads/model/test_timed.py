@@ -21,7 +21,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.profiler import profile
 
 from bench.world.world import World
-from workloads.model.checkpointing import checkpoint
 from workloads.model.shapes import Shape, shape_of
 from workloads.model.timed_compute import (
     COMPUTE_RANGE,
@@ -31,7 +30,7 @@ from workloads.model.timed_compute import (
     fill_distinct_gradients,
     make_timed,
 )
-from workloads.model.transformer import Transformer, build, draw_tokens, loss_of
+from workloads.model.transformer import Transformer, build, checkpoint, draw_tokens, loss_of
 
 CPU = torch.device("cpu")
 GPT = shape_of({"shape": "tiny", "layers": 2, "hidden": 32, "vocabulary": 32, "sequence": 16})

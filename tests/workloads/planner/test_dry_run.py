@@ -15,9 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 from workloads.costs.flops import again_bytes, stage_flops
 from workloads.costs.memory import owned_elements
 from workloads.costs.step_spec import StepSpec
-from workloads.model.checkpointing import checkpoint
 from workloads.model.shapes import SHAPES
-from workloads.model.transformer import build, draw_tokens, loss_of
+from workloads.model.transformer import build, checkpoint, draw_tokens, loss_of
 from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.pipeline_parallel.schedules import NAMES
 from workloads.planner.dry_run import Axis, StepTime, dry_run, step_time
