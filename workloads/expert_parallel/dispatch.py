@@ -16,8 +16,6 @@ from torch import Tensor
 
 from bench.world.torch_compat import all_gather_single, reduce_scatter_single
 
-Work = dist.Work | None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -88,7 +86,7 @@ them; that is on its way back; each token's weighted sum."""
 
 
 class Trip:
-    """Tokens on their way to their experts and back."""
+    """Tokens on their way to their experts and back, stage by stage."""
 
     def __init__(self, stages: Stages) -> None:
         self._stages = stages
@@ -208,8 +206,8 @@ class Flight:
 
     def __init__(self, x: Tensor, receives: Sequence[int], sends: Sequence[int], group: dist.ProcessGroup) -> None:
         self.receives, self.sends, self.group = list(receives), list(sends), group
-        self.work: Work = None
-        self.returned: tuple[Tensor, Work] | None = None
+        self.work: dist.Work | None = None
+        self.returned: tuple[Tensor, dist.Work] | None = None
         self._received: Tensor | None = _Issue.apply(x, self)  # type: ignore[no-untyped-call]
 
     def wait(self) -> Tensor:
@@ -222,7 +220,7 @@ class Flight:
         return arrived
 
 
-def _issue(x: Tensor, receives: list[int], sends: list[int], group: dist.ProcessGroup) -> tuple[Tensor, Work]:
+def _issue(x: Tensor, receives: list[int], sends: list[int], group: dist.ProcessGroup) -> tuple[Tensor, dist.Work]:
     """Start an uneven all-to-all of rows; return what it fills and its work."""
     received = x.new_zeros(sum(receives), *x.shape[1:])
     return received, dist.all_to_all_single(received, x.contiguous(), receives, sends, group=group, async_op=True)
@@ -242,7 +240,7 @@ class _Issue(torch.autograd.Function):
         assert ctx.flight.returned is not None, "waiting, which comes before in backward, has sent them"
         gradient, work = ctx.flight.returned
         ctx.flight.returned = None
-        _finish(work)
+        work.wait()
         return gradient, None
 
 
@@ -251,8 +249,9 @@ class _Wait(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, received: Tensor, flight: Flight) -> Tensor:
+        assert flight.work is not None, "issuing comes before"
         ctx.flight = flight
-        _finish(flight.work)
+        flight.work.wait()
         ctx.mark_dirty(received)  # neither a copy nor a view
         return received
 
@@ -261,11 +260,6 @@ class _Wait(torch.autograd.Function):
         flight = ctx.flight
         flight.returned = _issue(gradients[0], flight.sends, flight.receives, flight.group)
         return gradients[0], None
-
-
-def _finish(work: Work) -> None:
-    if work is not None:
-        work.wait()
 
 
 def swap_now(x: Tensor, receives: Sequence[int], sends: Sequence[int], group: dist.ProcessGroup) -> Tensor:

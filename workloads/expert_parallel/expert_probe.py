@@ -78,7 +78,6 @@ class ExpertProbe:
     share: float = 1.0
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Observed:
-        """Count a step's bytes and routes, and take steps in turns with some under balanced routes."""
         for mixture in self.mixtures:
             mixture.chosen.clear()
         begin()
@@ -141,17 +140,16 @@ class ExpertProbe:
             flights["ep"] = (self.moe.variant, self._flights(merged(told, etp), self.world.rank))
         if "etp" in self.axes.groups:  # all tokens gathered, and parts of their sums scattered
             alone = [[0] * etp] * etp
-            sizes = sizes_of(self.spec, self.moe, self.tokens)
-            one = sent_by("allgather", 0, Moved(pairs=alone, rows=alone), sizes)
+            moved, sizes = Moved(pairs=alone, rows=alone), sizes_of(self.spec, self.moe, self.tokens)
+            one = sent_by("allgather", 0, moved, sizes)
             flights["etp"] = ("allgather", [one] * len(told[0].kept.flatten(0, 1)))
         return {axis: sum(self._in_step(variant, one) for one in sent) for axis, (variant, sent) in flights.items()}
 
     def _in_step(self, variant: str, sent: Sent) -> float:
-        recomputes = self.spec.checkpointing == "full"
-        again = sent.forward if recomputes else 0.0
-        if recomputes and variant == "allgather" and not self.moe.shared:
+        again = 0.0
+        if self.spec.checkpointing == "full":
             # torch stops once backward has all it needs: a sum that nothing is computed from is not made again
-            again -= sent.combine
+            again = sent.forward - (sent.combine if variant == "allgather" and not self.moe.shared else 0.0)
         return sent.forward + again + (sent.backward if self.backward else 0.0)
 
     def _expected_drop(self) -> float | None:
@@ -208,7 +206,6 @@ class ExpertProbe:
         return metrics
 
     def _exposed(self, step: Step, begin: Begin) -> float:
-        """Return the seconds of communication that no arithmetic hides in a traced step."""
         found = []
         for _ in range(_REPEATS):
             begin()

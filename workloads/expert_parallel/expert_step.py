@@ -51,6 +51,7 @@ class MixtureStep(TrainingStep):
     """
 
     moe: Moe | None
+    measured_axes: tuple[str, ...] = ("ep",)
     _routes: Routes | None
     _mixtures: Mapping[int, MoeLayer]
 
@@ -61,7 +62,6 @@ class MixtureStep(TrainingStep):
         return self._routes.count_wrong(self._mixtures, self._batch, super().check)
 
     def describe(self) -> Description:
-        """Return what every step tells, with the sizes of the mixture where there is one."""
         found, shape, moe = super().describe(), self.spec.shape, self.moe
         if moe is None:
             return found
@@ -71,6 +71,10 @@ class MixtureStep(TrainingStep):
             "expert_ffn": moe.expert_ffn,
         }
         return replace(found, details={**found.details, **details})
+
+    def expected_bytes(self) -> dict[str, float]:
+        """Return the closed forms but for experts' tokens, whose bytes are those of the step's own routes."""
+        return {axis: sent for axis, sent in super().expected_bytes().items() if axis not in self.measured_axes}
 
     def _draw(self) -> None:
         super()._draw()
@@ -88,6 +92,7 @@ class EpStep(MixtureStep):
     """A training step with experts inside data parallelism."""
 
     moe: Moe
+    measured_axes = ("ep", "etp")
     _routes: Routes
 
     def __init__(self, world: World, params: Mapping[str, Value]) -> None:
@@ -101,7 +106,6 @@ class EpStep(MixtureStep):
         super().__init__(world, params, self._lay_out, strategies.ep_step)
 
     def describe(self) -> Description:
-        """Return what every step with a mixture tells, and the capacity of an expert."""
         found = super().describe()
         return replace(found, details={**found.details, "slots": self.moe.slots(self._num_tokens)})
 
@@ -129,10 +133,6 @@ class EpStep(MixtureStep):
     def memory_formula(self) -> dict[str, float]:
         """Return the closed form of model state; that of activations is of even routes alone."""
         return {**asdict(state_of(self.spec.at(self._world.rank)))}
-
-    def expected_bytes(self) -> dict[str, float]:
-        """Return the closed forms but for experts' tokens, whose bytes are those of the step's own routes."""
-        return {axis: sent for axis, sent in super().expected_bytes().items() if axis not in ("ep", "etp")}
 
     def _make_timed(self, model: Transformer, seconds: float) -> None:
         """Wait for nothing yet: what waits are the experts, which are not there before the model is laid out."""

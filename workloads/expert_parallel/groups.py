@@ -47,9 +47,8 @@ def held_by(groups: Mapping[str, dist.ProcessGroup], copy: Sequence[Sequence[int
     axes = {name: groups[name] for name in ("ep", "etp") if name in groups}
     mesh = None
     if axes:
-        ranks = torch.tensor(copy) if len(axes) == 2 else None
-        found = list(axes.values()) if len(axes) == 2 else next(iter(axes.values()))
-        mesh = DeviceMesh.from_group(found, device.type, mesh=ranks, mesh_dim_names=tuple(axes))
+        ranks = torch.tensor(copy).squeeze()
+        mesh = DeviceMesh.from_group(list(axes.values()), device.type, mesh=ranks, mesh_dim_names=tuple(axes))
     return Held(group=axes.get("ep"), split=axes.get("etp"), mesh=mesh)
 
 

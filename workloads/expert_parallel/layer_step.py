@@ -30,8 +30,6 @@ from workloads.step.probe import run_probes
 
 Layer = TypeVar("Layer", bound=MoeLayer)
 
-OUT, INPUT = "out", "input"
-
 
 def prepare(world: World, **params: Value) -> "LayerStep":
     """Return the step of a whole layer."""
@@ -62,16 +60,13 @@ class Scope:
         self._draw()
 
     def step(self) -> None:
-        """Do what is timed."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Draw the next step's tokens and routes."""
         self._step_number += 1
         self._draw()
 
     def describe(self) -> Description:
-        """Return the sizes of the mixture, and what the row may be used to claim."""
         details = {
             "tokens_per_rank": self._num_tokens,
             "slots": self.moe.slots(self._num_tokens),
@@ -81,7 +76,6 @@ class Scope:
         return Description(headline="step_time", details=details, notes=(self.claim,))
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
-        """Say what routes and all-to-alls cost."""
         probe = ExpertProbe(
             world=self._world,
             moe=self.moe,
@@ -97,7 +91,6 @@ class Scope:
         return run_probes(self._world, [probe], self.step, begin, budget_seconds)
 
     def close(self) -> None:
-        """Give back the groups of the expert axis."""
         for group in self._axes.groups.values():
             dist.destroy_process_group(group)
         if self._axes.groups:
@@ -111,8 +104,8 @@ class Scope:
 
     def drawn_of(self, what: str, source: int) -> Tensor:
         """Return normal numbers (b, s, h) of a source and this step: its tokens, or the gradients of what comes out."""
-        name = f"{self._world.seed} {what} {self._step_number} {source}"
-        chance = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        seed = zlib.crc32(f"{self._world.seed} {what} {self._step_number} {source}".encode())
+        chance = torch.Generator().manual_seed(seed)
         size = (self.spec.microbatch, self.spec.shape.sequence, self.spec.shape.hidden)
         return torch.randn(size, generator=chance).to(self._world.device, dtype_of(self.spec))
 
@@ -120,8 +113,7 @@ class Scope:
         """Return how many elements of a trip are wrong in which each expert multiplies by its number, from 1 on."""
         with torch.no_grad():
             tokens = self.x.flatten(0, 1)
-            routes = self.layer.given
-            if routes is None:
+            if (routes := self.layer.given) is None:
                 routes = self.layer.router(tokens).topk(self.moe.top_k).indices
             plan = make_plan(routes, self.moe.experts, self.moe.slots(len(tokens)))
             weights = tokens.new_ones(routes.shape)
@@ -170,7 +162,6 @@ class LayerStep(Scope):
             let_experts_wait(around, self.spec.timed_seconds, self._num_tokens, self._waiter)
 
     def step(self) -> None:
-        """Compute the mixture, and all its gradients from those of what comes out."""
         self.layer.zero_grad()
         self._out = self.layer(self.x)
         self._out.backward(self.upstream)
@@ -179,7 +170,7 @@ class LayerStep(Scope):
         """Return how many elements of output and gradients differ from one process's; of waits, what is misplaced."""
         if self.spec.timed:
             return self.count_misplaced()
-        found = {OUT: self._out.detach(), INPUT: self.x.grad, **_gradients_of(self.layer)}
+        found = {"out": self._out.detach(), "input": self.x.grad, **_gradients_of(self.layer)}
         right = {name: tensor for name, tensor in found.items() if tensor is not None}
         expected = self._reference(torch.float32)
         if dtype_of(self.spec) == torch.float32:
@@ -188,7 +179,6 @@ class LayerStep(Scope):
         return 0 if distance(right, expected) <= limit else sum(tensor.numel() for tensor in expected.values())
 
     def describe(self) -> Description:
-        """Return tokens a second and, of the experts that tokens meet, FLOPs."""
         found, moe = super().describe(), self.moe
         flops = 6.0 * (moe.top_k + moe.shared) * num_expert_parameters(self.spec.shape, moe) * self._num_tokens
         timed = ("timed experts: T is their forward at the mean load of ranks; shared experts cost nothing",)
@@ -222,7 +212,7 @@ class LayerStep(Scope):
                     expected[name] = gradient.clone()
             if mine:
                 assert x.grad is not None
-                expected |= {OUT: out.detach(), INPUT: x.grad}
+                expected |= {"out": out.detach(), "input": x.grad}
         return expected
 
 
@@ -237,7 +227,6 @@ class DispatchStep(Scope):
     backward = False
 
     def step(self) -> None:
-        """Send tokens to their experts and back."""
         self.layer.chosen[0] = self._chosen
         with torch.no_grad():
             self._out = self.layer.route(self.x.flatten(0, 1), self._weights, self._chosen)
@@ -250,7 +239,6 @@ class DispatchStep(Scope):
         return int((~((self._out.float() - expected).abs() <= limit)).sum()) + self.count_misplaced()
 
     def describe(self) -> Description:
-        """Return the rate at which pairs of token and expert come and go."""
         pairs = self._num_tokens * self.moe.top_k * self._world.size
         return replace(super().describe(), work=(Work(name="pairs_per_second", amount=pairs),))
 

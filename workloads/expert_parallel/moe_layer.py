@@ -118,7 +118,6 @@ class MoeLayer(nn.Module):
         return out
 
     def balance(self, scores: Tensor, routes: Tensor) -> Tensor:
-        """Return the loss that asks for balance among this source's tokens."""
         return balance_loss(scores, routes)
 
     def route(self, tokens: Tensor, weights: Tensor, routes: Tensor) -> Tensor:
@@ -159,11 +158,9 @@ class DenseMoe(MoeLayer):
         return super().forward(x)
 
     def balance(self, scores: Tensor, routes: Tensor) -> Tensor:
-        """Return the mean over sources of the loss that asks for balance."""
         return torch.stack([balance_loss(scores[mine], routes[mine]) for mine in self._sources]).mean()
 
     def route(self, tokens: Tensor, weights: Tensor, routes: Tensor) -> Tensor:
-        """Return each token's weighted sum over its experts, (T, h)."""
         out, slots = torch.zeros_like(tokens), self.moe.slots(self._sources.shape[1])
         for mine in self._sources:
             for expert in range(self.moe.experts):

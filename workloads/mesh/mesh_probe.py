@@ -57,11 +57,6 @@ class Look:
     chunks: Mapping[int, Chunk]
     tokens: int
 
-    @property
-    def schedule(self) -> Schedule | None:
-        pipeline = self.at.spec.pipeline
-        return None if pipeline is None else pipeline.schedule
-
 
 @dataclass(frozen=True)
 class Sent:
@@ -95,14 +90,12 @@ class MeshBytes:
         return Explanation(metrics=metrics, details={"bytes_sent_by_rank": [dict(one.sent) for one in told]})
 
     def sent_and_expected(self, told: Sequence[Sent]) -> list[tuple[ByAxis, ByAxis]]:
-        """Return what each rank sent, and what it is expected to have sent."""
-        look, moe, routed = self.look, self.look.at.spec.moe, self._routed(told)
+        spec, moe, routed = self.look.at.spec, self.look.at.spec.moe, self._routed(told)
         if moe is None or not routed:
             return [(one.sent, one.expected) for one in told]
-        sizes = sizes_of(look.at.spec, moe, look.at.spec.microbatch * look.tokens, moe.etp)
-        forwards = 1 if look.at.spec.checkpointing == "none" else 2
-        to_experts = {}
-        for ranks in expert_groups(look.at.spec.mesh):
+        sizes = sizes_of(spec, moe, spec.microbatch * self.look.tokens, moe.etp)
+        forwards, to_experts = 1 if spec.checkpointing == "none" else 2, {}
+        for ranks in expert_groups(spec.mesh):
             copy = [routed[rank] for rank in ranks]
             for i, rank in enumerate(ranks):
                 flights = sent_in_step(moe.variant, i, copy, sizes)
@@ -158,10 +151,9 @@ class MeshMemory:
     share = 0.0
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float = 0.0) -> BySource:
-        look = self.look
-        closed = {**asdict(state_of(look.at)), "activations": activations_of(look.at)}
-        if look.at.spec.timed:
-            del closed["activations"]
+        look, closed = self.look, asdict(state_of(self.look.at))
+        if not look.at.spec.timed:
+            closed["activations"] = activations_of(look.at)
         measured = measured_memory(look.layout, look.world, self.train, begin)
         return {"memory": measured, "memory_counted": counted(look), "memory_formula": closed}
 
@@ -183,6 +175,6 @@ def counted(look: Look) -> dict[str, float]:
         for mixture in mixtures_in(chunk).values():
             mixture.given = mixture.chosen[max(mixture.chosen)]  # of such tokens a router would send all to one expert
         saved[stage] = saved_bytes(chunk, (look.at.spec.microbatch, look.tokens), look.at.spec.shape.hidden)
-    if look.schedule is None:
+    if (pipeline := look.at.spec.pipeline) is None:
         return {**state, "activations": saved[0]}
-    return {**state, "activations": peak_held(look.schedule, look.at.pp_rank, lambda stage: saved[stage])}
+    return {**state, "activations": peak_held(pipeline.schedule, look.at.pp_rank, lambda stage: saved[stage])}

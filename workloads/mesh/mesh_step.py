@@ -81,7 +81,6 @@ class HybridStep(MixtureStep):
         self._recorder.forget()
 
     def check(self) -> int:
-        """Return how many elements fail the parity gate, and how many routes one process's router would not take."""
         if not self.spec.timed:
             return super().check()
         # each gradient as its data rank fills it in: FSDP takes the mean over its own, dp and cp add theirs up
@@ -104,10 +103,6 @@ class HybridStep(MixtureStep):
             chunks=self._stages.chunks,
             tokens=len(self._tokens),
         )
-
-    def expected_bytes(self) -> dict[str, float]:
-        """Return the closed forms but for experts' tokens, whose bytes are those of the step's own routes."""
-        return {axis: sent for axis, sent in super().expected_bytes().items() if axis != "ep"}
 
     def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
         """Put the model on the mesh, from the innermost axis to the outermost."""
@@ -133,9 +128,8 @@ class HybridStep(MixtureStep):
             shard_stages(self._stages, groups.mesh["fsdp"], kept=hybrid.pipeline is not None)
         held = Held(self._stages.chunks.values())
         self._mixtures = {n: one for chunk in self._stages.chunks.values() for n, one in mixtures_in(chunk).items()}
-        self._sums = Sums(
-            parameters=by_kind(held, split="tp" in groups.axes), groups=groups.axes, shards=hybrid.size("fsdp")
-        )
+        parameters = by_kind(held, split="tp" in groups.axes)
+        self._sums = Sums(parameters=parameters, groups=groups.axes, shards=hybrid.size("fsdp"))
         return Layout(
             module=held,
             model=held,
@@ -206,18 +200,12 @@ class HybridStep(MixtureStep):
         if spec.timed_seconds is None:
             return kernel_for(self._world.device, dtype_of(spec), shape.head_size)
         each = spec.timed_seconds * self.hybrid.size("pp") / shape.layers * self._shares.attention
-        return waiting_kernel(
-            each,
-            plan_of(self.hybrid, shape.sequence),
-            microbatch=spec.microbatch,
-            heads=shape.heads // self.hybrid.size("tp"),
-            waiter=self._block_waiter,
-        )
+        plan, heads = plan_of(self.hybrid, shape.sequence), shape.heads // self.hybrid.size("tp")
+        return waiting_kernel(each, plan, microbatch=spec.microbatch, heads=heads, waiter=self._block_waiter)
 
     def _fill_distinct_gradients(self) -> None:
-        fill_distinct_gradients(
-            self.layout.model, self.layout.data_rank, self.layout.data_size, self.hybrid.size("fsdp")
-        )
+        layout = self.layout
+        fill_distinct_gradients(layout.model, layout.data_rank, layout.data_size, self.hybrid.size("fsdp"))
 
 
 def _part_of_loss(logits: Tensor, targets: Tensor, *, parts: int) -> Tensor:
