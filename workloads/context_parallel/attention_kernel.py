@@ -8,7 +8,7 @@ block's part of the whole gradients.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -107,17 +107,12 @@ class Timed:
 Kernel = CpuFlash | CudaFlash | Dense | Timed
 
 
-def kernel_for(
-    device: torch.device,
-    dtype: torch.dtype,
-    head_size: int,
-    capability_of: Callable[[torch.device], tuple[int, int]] = torch.cuda.get_device_capability,
-) -> Kernel:
+def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int) -> Kernel:
     """Return the fused kernel of a device where it has one for the type and size, else the formula."""
     if device.type == "cpu":
         return CpuFlash()
     fits = dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0 and head_size <= 256
-    return CudaFlash() if fits and capability_of(device) >= (8, 0) else Dense()
+    return CudaFlash() if fits and torch.cuda.get_device_capability(device) >= (8, 0) else Dense()
 
 
 def waiting_kernel(seconds: float, plan: ContextPlan, *, microbatch: int, heads: int, waiter: TimedCompute) -> Timed:
@@ -152,7 +147,6 @@ class Merged:
         self.lse[:, :, rows] = after
 
     def output(self) -> Tensor:
-        """Return the attention in the queries' type."""
         return self._out.to(self._dtype)
 
 

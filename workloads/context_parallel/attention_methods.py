@@ -34,30 +34,25 @@ class Ring:
             recorder.moves[what] = self._move
 
     def start(self, block: Tensor) -> None:
-        """Begin to send a block on, and to receive one like it."""
         self._sent, self._received = block.contiguous(), torch.empty_like(block, memory_format=torch.contiguous_format)
         self._issued = self._recorder.issued()
         send = dist.P2POp(dist.isend, self._sent, group=self._group, tag=self._tag, group_peer=self._after)
         receive = dist.P2POp(dist.irecv, self._received, group=self._group, tag=self._tag, group_peer=self._before)
         self._works = dist.batch_isend_irecv([send, receive])
 
-    def wait(self) -> Tensor:
-        """Return the block that came; only now may the one sent be changed."""
-        for work in self._works:
-            work.wait()
-        received, self._sent, self._received = self._received, None, None
+    def wait(self, direction: Direction, step: int) -> Tensor:
+        """Return the block that came, and note how long that took; only now may the one sent be changed."""
+        received, self._received = self._received, None
         assert received is not None, "a wait follows a start"
+        with self._recorder.waiting(direction, step, self._what, received, self._peers, self._issued):
+            for work in self._works:
+                work.wait()
+        self._sent = None
         return received
 
     def _move(self, block: Tensor) -> None:
         self.start(block)
-        self.wait()
-
-    def noted_wait(self, direction: Direction, step: int) -> Tensor:
-        """Wait, and let the recorder know how long."""
-        assert self._received is not None, "a wait follows a start"
-        with self._recorder.waiting(direction, step, self._what, self._received, self._peers, self._issued):
-            return self.wait()
+        self.wait("forward", 0)  # outside of a recording nothing is noted
 
 
 class RingAttention(BlockAttention):
@@ -80,7 +75,7 @@ class RingAttention(BlockAttention):
                 self.keys.start(kv)
             self.add_block(step, q, kv, merged)
             if step < last:
-                kv = self.keys.noted_wait("forward", step)
+                kv = self.keys.wait("forward", step)
         return merged
 
     def backward(self, saved: Saved, kv: Tensor, dq: Tensor) -> Tensor:
@@ -90,16 +85,16 @@ class RingAttention(BlockAttention):
             self.keys.start(kv)
         d_own = self.block_gradients(0, first_half, saved, own, dq)
         for step in range(1, self.keys.size):
-            kv = self.keys.noted_wait("backward", step - 1)
+            kv = self.keys.wait("backward", step - 1)
             if step < last:
                 self.keys.start(kv)
             d_kv = self.block_gradients(step, self.tiles[step], saved, kv, dq)
             if step > 1:
-                d_kv += self.gradients.noted_wait("backward", step - 1)
+                d_kv += self.gradients.wait("backward", step - 1)
             self.gradients.start(d_kv)
         d_own += self.block_gradients(0, second_half, saved, own, dq)
         if last:
-            d_own += self.gradients.noted_wait("backward", last)
+            d_own += self.gradients.wait("backward", last)
         return d_own
 
 

@@ -98,19 +98,17 @@ def split_rows(tiles: Sequence[Tile], row: int) -> tuple[list[Tile], list[Tile]]
     before: list[Tile] = []
     after: list[Tile] = []
     for tile in tiles:
-        above, below = slice(tile.rows.start, row), slice(row, tile.rows.stop)
-        if tile.rows.stop <= row:
+        rows, columns = tile.rows, tile.columns
+        if rows.stop <= row:
             before.append(tile)
-        elif tile.rows.start >= row:
+        elif rows.start >= row:
             after.append(tile)
-        elif tile.causal:
-            middle = tile.columns.start + row - tile.rows.start
-            first, second = slice(tile.columns.start, middle), slice(middle, tile.columns.stop)
-            before.append(Tile(above, first, causal=True))
-            after += [Tile(below, first), Tile(below, second, causal=True)]
         else:
-            before.append(Tile(above, tile.columns))
-            after.append(Tile(below, tile.columns))
+            cut = columns.start + row - rows.start if tile.causal else columns.stop
+            before.append(Tile(slice(rows.start, row), slice(columns.start, cut), tile.causal))
+            after.append(Tile(slice(row, rows.stop), slice(columns.start, cut)))
+            if tile.causal:
+                after.append(Tile(slice(row, rows.stop), slice(cut, columns.stop), causal=True))
     return before, after
 
 
@@ -150,7 +148,6 @@ class ContextPlan:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Positions at which documents start."""
         return tuple(accumulate(self.lengths, initial=0))[:-1]
 
     def dealt(self) -> list[int]:
@@ -158,7 +155,6 @@ class ContextPlan:
         return [position for rank in range(self.ranks) for position in self.tokens(rank)]
 
     def tokens(self, rank: int) -> list[int]:
-        """Return the positions of the tokens that a rank holds."""
         part = self.queries(rank)
         size = len(part) // self.ulysses
         first = rank % self.ulysses * size
@@ -179,7 +175,6 @@ class ContextPlan:
         return positions(self.order, self.sequence, (rank // self.ulysses - step) % self.parts, self.parts)
 
     def tiles(self, rank: int, step: int) -> tuple[Tile, ...]:
-        """Return what a rank computes in a step."""
         queries, keys = self.queries(rank), self.keys(rank, step)
         if self.mask == "full":
             return (Tile(slice(0, len(queries)), slice(0, len(keys))),)
@@ -285,7 +280,6 @@ def plan_of(shape: Shape, params: Mapping[str, Value], ranks: int, seed: int = 0
 
 
 def refuse_context(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
-    """Return why a step cannot run on so many ranks, None if it can."""
     try:
         plan_of(shape, params, nproc)
     except UserError as error:
@@ -294,7 +288,6 @@ def refuse_context(shape: Shape, params: Mapping[str, Value], nproc: int) -> str
 
 
 def refuse_place(params: Mapping[str, Value], spec: WorldSpec) -> str | None:
-    """Refuse torch's own method where torch has none."""
     if params["method"] != "torch_cp" or "cpu" not in (spec.device, {"gloo": "cpu"}.get(spec.backend)):
         return None
     where = f"{spec.backend} and {spec.device}"

@@ -19,9 +19,6 @@ from workloads.step.layout import Layout
 from workloads.step.probe import Begin, Step, take_turns
 from workloads.step.sent_bytes import bytes_by_axis, counted
 
-_ROUNDS = 3
-_MOVES = 5
-
 BytesEachWay = Mapping[str, Mapping[str, float]]
 
 
@@ -67,7 +64,7 @@ class AttentionProbe:
                 step()
             rounds.append(self.recorder.waits(ahead_seconds))
 
-        take_turns(self.world, budget_seconds, turn, most=_ROUNDS)
+        take_turns(self.world, budget_seconds, turn, most=3)
         pairs = dict(self.recorder.pairs)
         return Seen(sent=sent, pairs=pairs, rounds=rounds, alone=self._seconds_alone(rounds[-1]))
 
@@ -78,7 +75,7 @@ class AttentionProbe:
             what, shape, dtype = size
             moved = torch.zeros(shape, dtype=dtype, device=world.device)
             found[size] = []
-            for _ in range(1 + _MOVES):
+            for _ in range(1 + 5):  # one to warm up
                 world.sync()
                 world.barrier()
                 began = time.perf_counter()

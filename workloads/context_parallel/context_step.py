@@ -30,7 +30,7 @@ from workloads.context_parallel.context_probe import AttentionProbe
 from workloads.context_parallel.recorder import Recorder
 from workloads.costs import strategies
 from workloads.costs.communication_pattern import attention_bytes
-from workloads.costs.step_spec import StepSpec
+from workloads.costs.step_spec import Position, StepSpec
 from workloads.data_parallel.ddp import wrap
 from workloads.model.optimizer import make_optimizer
 from workloads.model.shapes import BUCKET, Shape
@@ -63,15 +63,15 @@ class ContextStep(TrainingStep):
     def probes(self) -> Sequence[Probe[Any]]:
         """Return what looks into every step, after a look at what attention does, step by step of the ring."""
         each, layers = attention_bytes(self.spec.at(self._world.rank)), self.spec.shape.layers
-        again = self.spec.forwards - 1  # backward computes again what checkpointing forgot
-        backward = {axis: sent + again * each["forward"][axis] for axis, sent in each["backward"].items()}
-        both = {"forward": each["forward"], "backward": backward}
-        expected = {way: {axis: layers * sent for axis, sent in of.items()} for way, of in both.items()}
+        there, again = each["forward"], self.spec.forwards - 1  # backward computes again what checkpointing forgot
         attention = AttentionProbe(
             world=self._world,
             layout=self.layout,
             plan=self._plan,
-            expected=expected,
+            expected={
+                "forward": {axis: layers * sent for axis, sent in there.items()},
+                "backward": {axis: layers * (sent + again * there[axis]) for axis, sent in each["backward"].items()},
+            },
             recorder=self._recorder,
             forward=self._forward,
         )
@@ -110,7 +110,7 @@ class ContextStep(TrainingStep):
             loss=partial(_loss_of_part, ddp, torch.tensor(plan.tokens(world.rank), device=world.device)),
             reference_model=partial(_alone, plan, shape, world) if plan.mask != "causal" else None,
             made_groups=tuple(axes.values()),
-            details=_attention(plan, shape, attention_bytes(spec.at(world.rank)), attention, kernel).as_details,
+            details=_attention(plan, spec.at(world.rank), attention, kernel).as_details,
             notes=tuple(_notes(plan, attention, kernel, spec)),
         )
 
@@ -178,9 +178,8 @@ def attend_alone(q: Tensor, k: Tensor, v: Tensor, starts: Sequence[int] | None) 
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def _attention(
-    plan: ContextPlan, shape: Shape, sent: Mapping[str, Mapping[str, float]], attention: str, kernel: Kernel
-) -> details.Attention:
+def _attention(plan: ContextPlan, at: Position, attention: str, kernel: Kernel) -> details.Attention:
+    shape = at.spec.shape
     return details.Attention(
         method=plan.method,
         mask=plan.mask,
@@ -189,7 +188,7 @@ def _attention(
         tokens_per_rank=plan.sequence // plan.ranks,
         documents=tuple(plan.lengths) if plan.mask == "packed" else None,
         attention=attention,
-        attention_bytes={**sent, "per": "layer and microbatch"},
+        attention_bytes={**attention_bytes(at), "per": "layer and microbatch"},
         crossover_ranks=1 + shape.heads / shape.kv_heads,  # above which Ulysses sends less forward than a ring: 1 + 1/g
         balance_limit=balance_limit(plan.method, plan.ranks) if plan.mask == "causal" else None,
         kernel=None if plan.method == "torch_cp" else kernel.name,

@@ -65,7 +65,6 @@ class Recorder:
             self._on = False
 
     def computed(self, direction: Direction, step: int, pairs: int) -> None:
-        """Note that a kernel was given so many pairs of a query and a key."""
         if self._on:
             self.pairs[direction, step] += pairs
 
@@ -75,13 +74,7 @@ class Recorder:
 
     @contextmanager
     def waiting(
-        self,
-        direction: Direction,
-        step: int,
-        what: str,
-        moved: Tensor,
-        peers: Sequence[int],
-        issued: Moment | None = None,
+        self, direction: str, step: int, what: str, moved: Tensor, peers: Sequence[int], issued: Moment | None = None
     ) -> Iterator[None]:
         """Note how long the body takes: a wait for what was issued before, or else a whole communication."""
         if not self._on:

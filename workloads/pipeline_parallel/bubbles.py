@@ -1,5 +1,6 @@
 """How much of a pipeline's time is bubble: measured, by closed form, by cause, and in the schedules not taken. Pure."""
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import inf, isclose
@@ -151,8 +152,7 @@ def link_latency(measured: Sequence[Timeline], schedule: Schedule) -> dict[tuple
     The median of (consumer's start - producer's stop) over messages that the consumer's rank, idle already, waited for;
     where there is none, the least of all of them, never below 0. Ranks' clocks must agree.
     """
-    waited: dict[tuple[int, int], list[float]] = {}
-    others: dict[tuple[int, int], list[float]] = {}
+    gaps: defaultdict[tuple[int, int], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for timeline in measured:
         _refuse_another_order(timeline, schedule)
         made = {result(ran.action): ran for ran in timeline.ran}
@@ -160,24 +160,19 @@ def link_latency(measured: Sequence[Timeline], schedule: Schedule) -> dict[tuple
             free_at = -inf
             for ran in timeline.of(rank):
                 received = message(ran.action, schedule.num_stages)
-                if received is not None and made[received].rank != rank:
-                    source = made[received]
-                    into = waited if source.stop > free_at else others
-                    into.setdefault((source.rank, rank), []).append(ran.start - source.stop)
+                if received is not None and (source := made[received]).rank != rank:
+                    waited, others = gaps[source.rank, rank]
+                    (waited if source.stop > free_at else others).append(ran.start - source.stop)
                 free_at = max(free_at, ran.stop)
-    links = sorted({*waited, *others})
-    return {link: max(0.0, median(waited[link]) if link in waited else min(others[link])) for link in links}
+    return {link: max(0.0, median(seen) if seen else min(others)) for link, (seen, others) in sorted(gaps.items())}
 
 
 def _models(measured: Timeline, schedule: Schedule, latency: Latency) -> tuple[Timeline, Timeline, Timeline]:
     """Return the simulations by mean times of each kind, by those of each stage and kind, and these with latency."""
     by_kind = predicted(measured, schedule)
-    stage_seconds = _means([measured], lambda action: (action.stage, action.kind))
-
-    def by_stage(action: Action) -> float:
-        return stage_seconds[action.stage, action.kind]
-
-    return by_kind, simulate(schedule, by_stage), simulate(schedule, by_stage, latency)
+    means = _means([measured], lambda action: (action.stage, action.kind))
+    seconds = {ran.action: means[ran.action.stage, ran.action.kind] for ran in measured.ran}.__getitem__
+    return by_kind, simulate(schedule, seconds), simulate(schedule, seconds, latency)
 
 
 def _means(timelines: Sequence[Timeline], key: Callable[[Action], Key]) -> dict[Key, float]:
@@ -222,7 +217,6 @@ class Shares:
 
 
 def shares_of(timelines: Sequence[Timeline], chunks: int) -> Shares:
-    """Return the mean shares of measured steps."""
     means = {kind: chunks * seconds for kind, seconds in _means(timelines, lambda action: action.kind).items()}
     if "I" in means and "W" in means:
         return Shares(f=means["F"], i=means["I"], w=means["W"])

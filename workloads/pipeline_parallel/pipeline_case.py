@@ -1,6 +1,7 @@
 """A pipeline as it is asked for: its parameters, the schedule and split that they mean, and when not. Pure."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from bench.machine.world_spec import WorldSpec
@@ -51,9 +52,8 @@ def pipeline_of(params: Mapping[str, Value], shape: Shape, ranks: int) -> Pipeli
     """Return the pipeline that parameters mean; ``UserError`` with the rule and its numbers where there is none."""
     microbatches, rows = int(params["microbatches"]), str(params.get("order", ""))
     if rows:
-        if params.get("schedule", SCHEDULE.default) != SCHEDULE.default:
-            found = f"schedule = {params['schedule']}"
-            raise UserError(f"{found} is not allowed with order, which is a schedule of your own")
+        if (name := params.get("schedule", SCHEDULE.default)) != SCHEDULE.default:
+            raise UserError(f"schedule = {name} is not allowed with order, which is a schedule of your own")
         schedule = schedule_from_csv(rows.replace(";", "\n"), "order")
         if schedule.ranks != ranks:
             raise UserError(f"order has rows for {schedule.ranks} ranks != ranks({ranks})")
@@ -88,7 +88,6 @@ def layers_of_stages(layers: int, stages: int, split: str = "") -> tuple[int, ..
 
 
 def refuse_pipeline(shape: Shape, params: Mapping[str, Value], ranks: int) -> str | None:
-    """Refuse what no schedule, no split or no layer can do; the rule with its numbers."""
     try:
         schedule = pipeline_of(params, shape, ranks).schedule
     except UserError as error:
@@ -114,9 +113,7 @@ def each_schedule(given: Params, spec: WorldSpec) -> Iterable[Params]:
     microbatches = int(given.get("microbatches", MICROBATCHES.default))
     made = []
     for name in NAMES:
-        try:
+        with suppress(UserError):
             require_schedule(name, ranks=spec.nproc, microbatches=microbatches, chunks=int(given.get("chunks", 0)))
-        except UserError:
-            continue
-        made.append({**given, "schedule": name})
+            made.append({**given, "schedule": name})
     return made

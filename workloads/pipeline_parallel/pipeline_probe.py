@@ -21,11 +21,10 @@ from bench.results.stats import Estimate
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.costs import communication_pattern as pattern
-from workloads.costs.communication_pattern import calls, sent_bytes
 from workloads.costs.memory import activations_of, layer_equation, state_of
 from workloads.costs.step_spec import StepSpec
-from workloads.pipeline_parallel import bubbles, schedules
-from workloads.pipeline_parallel.bubbles import Shares, compare, shares_of
+from workloads.pipeline_parallel import bubbles
+from workloads.pipeline_parallel.bubbles import compare, shares_of
 from workloads.pipeline_parallel.pipeline_case import Pipeline
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
 from workloads.pipeline_parallel.simulation import Latency, Ran, Timeline
@@ -73,16 +72,12 @@ class Steps:
     @property
     def middle(self) -> Timeline:
         """The step of median makespan, which is shown."""
-        ordered = sorted(self.timelines, key=lambda timeline: timeline.makespan)
-        return ordered[(len(ordered) - 1) // 2]
+        return sorted(self.timelines, key=lambda timeline: timeline.makespan)[(len(self.timelines) - 1) // 2]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineProbe:
-    """The probe of bytes, memory and bubble; ``chunks`` are this rank's stages, ``train`` is a step without its update.
-
-    On ranks that share cores nothing is claimed of real compute's bubble.
-    """
+    """The probe of bytes, memory and bubble; ``chunks`` are this rank's stages, ``train`` a step without its update."""
 
     world: World
     layout: Layout
@@ -103,7 +98,7 @@ class PipelineProbe:
         sent_to: Counter[int] = Counter()
         for call in made:
             if call.peer is not None:
-                sent_to[call.peer] += int(sent_bytes(call.op, call.num_bytes, call.ranks))
+                sent_to[call.peer] += int(pattern.sent_bytes(call.op, call.num_bytes, call.ranks))
         claims = claims_bubble(self.world, self.spec.timed_seconds)
         taken = take_steps(self.world, self.recorder, step, begin, budget_seconds) if claims else None
         held = {
@@ -111,7 +106,7 @@ class PipelineProbe:
             "memory_counted": self.memory_counted(),
             "memory_formula": {**asdict(state_of(at)), "activations": activations_of(at)},
         }
-        sent = bytes_by_axis(made, self.layout.axes), pattern.bytes_by_axis(calls(at))
+        sent = bytes_by_axis(made, self.layout.axes), pattern.bytes_by_axis(pattern.calls(at))
         return Seen(taken=taken, sent=sent, sent_to=dict(sent_to), held=held)
 
     def summarise(self, told: Sequence[Seen]) -> Explanation:
@@ -138,11 +133,9 @@ class PipelineProbe:
             clock=self.world.clock.method,
             clock_uncertainty_seconds=self.world.clock.uncertainty_ns / 1e9,
         )
-        return Explanation(
-            metrics={**metrics, **bubble_of(steps, latency, self.spec.timed_seconds)},
-            details=facts.as_details,
-            notes=(_HALVES,) if shares.assumed_halves else (),
-        )
+        metrics |= bubble_of(steps, latency, self.spec.timed_seconds)
+        notes = (_HALVES,) if shares.assumed_halves else ()
+        return Explanation(metrics=metrics, details=facts.as_details, notes=notes)
 
     def memory_counted(self) -> memory.Held:
         """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward."""
@@ -155,7 +148,7 @@ class PipelineProbe:
         boundaries = [
             {"from": rank, "to": call.peer, "expected_bytes": int(call.sent), "sent_bytes": one.sent_to.get(call.peer)}
             for rank, one in enumerate(told)
-            for call in calls(self.spec.at(rank))
+            for call in pattern.calls(self.spec.at(rank))
             if call.peer is not None
         ]
         return replace(
@@ -211,7 +204,6 @@ def steps_of(told: Sequence[Taken], schedule: Schedule) -> Steps:
 
 
 def bubble_of(steps: Steps, latency: Latency, timed_seconds: float | None) -> dict[str, MetricValue]:
-    """Return all ways to say how much of the step is idle, and why."""
     middle, schedule = steps.middle, steps.schedule
     how = f"the step of median makespan, of {len(steps.timelines)}"
     predicted = bubbles.predicted(middle, schedule)
@@ -235,13 +227,11 @@ def bubble_of(steps: Steps, latency: Latency, timed_seconds: float | None) -> di
 
 def _closed_forms(steps: Steps, timed_seconds: float | None) -> dict[str, MetricValue]:
     """Return the closed forms; some hold for equal times alone, as timed compute is asked for and never quite is."""
-    schedule, times = steps.schedule, "mean times"
-    if schedule.name not in schedules.NAMES:
-        return {}
-    shares = shares_of((steps.middle,), schedule.chunks)
+    schedule, microbatches = steps.schedule, steps.schedule.microbatches
+    shares, times = shares_of((steps.middle,), schedule.chunks), "mean times"
+    f, i, w = shares.f, shares.i, shares.w
     if timed_seconds is not None:
-        shares, times = Shares(f=timed_seconds, i=timed_seconds, w=timed_seconds), "times asked for"
-    f, i, w, microbatches = shares.f, shares.i, shares.w, schedule.microbatches
+        f, i, w, times = timed_seconds, timed_seconds, timed_seconds, "times asked for"
     sizes = {"ranks": schedule.ranks, "microbatches": microbatches, "chunks": schedule.chunks}
     form = bubbles.closed_form(schedule.name, **sizes, f=f, i=i, w=w)
     bubble, of_span = form.makespan_bubble_seconds, form.span_bubble_seconds
@@ -261,7 +251,6 @@ def _in_flight(schedule: Schedule) -> tuple[float, ...]:
 
 
 def facts_of(schedule: Schedule) -> details.Pipeline:
-    """Return what any pipeline tells."""
     return details.Pipeline(
         schedule=schedule.name,
         ranks=schedule.ranks,

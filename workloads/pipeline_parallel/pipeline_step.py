@@ -51,7 +51,6 @@ class PipelineStep(TrainingStep):
         return (probe,)
 
     def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
-        """Keep this rank's stages of the model and hand them to torch's runtime."""
         # an action that took too long is not made up for by the next one: that would be a bubble moved elsewhere
         self._recorder = Recorder(world.device, self._waiter.forget)
         assert spec.pipeline is not None
@@ -105,7 +104,6 @@ def order_of_gradients(schedule: Schedule, rank: int) -> tuple[int, ...]:
 
 
 def notes_of(schedule: Schedule) -> tuple[str, ...]:
-    """Return what is to be known of a schedule as it runs here."""
     if schedule.name == "dualpipe_v":
         return (
             "dualpipe_v: the forward and backward of an overlapped pair run one after the other, each sent as it ends",

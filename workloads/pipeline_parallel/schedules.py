@@ -67,15 +67,10 @@ class Schedule:
         """Whether some backward is an input gradient (I) and a weight gradient (W) of its own."""
         return any(action.kind in ("I", "W") for rank in range(self.ranks) for action in self.actions_of(rank))
 
-    def rank_of(self, stage: int) -> int:
-        return self._rank_by_stage[stage]
-
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Return the stages that ``rank`` runs, the first one first."""
         return tuple(sorted(stage for stage, holder in self._rank_by_stage.items() if holder == rank))
 
     def actions_of(self, rank: int) -> Actions:
-        """Return what ``rank`` does, without the steps in which it does nothing."""
         return tuple(action for action in self.order[rank] if action is not None)
 
     @cached_property
@@ -203,11 +198,11 @@ def _write(script: Iterable[tuple[int | None, str]]) -> Actions:
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """How a rank's actions are made of r, P, M and v, and what these must be; without a least, chunks are fixed."""
+    """How a rank's actions are made of r, P, M and v, and what these must be; without a least chunks are fixed."""
 
     make: Callable[[int, int, int, int], Actions]
     chunks: int = 1
-    least_chunks: int | None = None
+    least_chunks: int = 0
     in_rounds: bool = False
     fills_stages: bool = False
 
@@ -255,20 +250,21 @@ def require_schedule(name: str, *, ranks: int, microbatches: int, chunks: int = 
     """Return the stages of a rank of a schedule that exists; ``UserError`` by equation where it does not."""
     family = _family(name)
     chunks = chunks or family.chunks
-    if ranks < 2:
-        raise UserError(f"{name} needs ranks({ranks}) >= 2: one rank is no pipeline")
-    if microbatches < 1:
-        raise UserError(f"{name} needs microbatches({microbatches}) >= 1")
-    if family.least_chunks is None and chunks != family.chunks:
-        raise UserError(f"{name} needs chunks({chunks}) == {family.chunks}")
-    if family.least_chunks is not None and chunks < family.least_chunks:
-        raise UserError(f"{name} needs chunks({chunks}) >= {family.least_chunks}")
-    if family.fills_stages and microbatches < ranks * chunks:
-        raise UserError(f"{name} needs microbatches({microbatches}) >= stages({ranks * chunks})")
-    rounds = max(1, microbatches // ranks)
-    if family.in_rounds and microbatches % rounds:
-        where = f"where rounds = microbatches({microbatches}) // ranks({ranks})"
-        raise UserError(f"{name} needs microbatches({microbatches}) % rounds({rounds}) == 0, {where}")
+    least, given, rounds = family.least_chunks, f"microbatches({microbatches})", max(1, microbatches // max(1, ranks))
+    rules = (
+        (ranks >= 2, f"ranks({ranks}) >= 2: one rank is no pipeline"),
+        (microbatches >= 1, f"{given} >= 1"),
+        (least or chunks == family.chunks, f"chunks({chunks}) == {family.chunks}"),
+        (chunks >= least, f"chunks({chunks}) >= {least}"),
+        (not family.fills_stages or microbatches >= ranks * chunks, f"{given} >= stages({ranks * chunks})"),
+        (
+            not family.in_rounds or microbatches % rounds == 0,
+            f"{given} % rounds({rounds}) == 0, where rounds = {given} // ranks({ranks})",
+        ),
+    )
+    for holds, rule in rules:
+        if not holds:
+            raise UserError(f"{name} needs {rule}")
     return chunks
 
 

@@ -53,7 +53,6 @@ class Timeline:
         return seconds
 
     def span(self, rank: int) -> float:
-        """Return the seconds from the first start to the last stop of ``rank``."""
         mine = self.of(rank)
         return max(ran.stop for ran in mine) - mine[0].start if mine else 0.0
 
@@ -102,15 +101,13 @@ def simulate(
     return Timeline(ran=tuple(ran for row in rows for ran in row), ranks=schedule.ranks)
 
 
-class Waiting(NamedTuple):
-    """A rank that can go no further: its next action, and what that needs."""
-
+class _Waiting(NamedTuple):
     rank: int
     action: Action
     needs: Result
 
 
-def _walk(schedule: Schedule, visit: Callable[[int, Action, Sequence[Result]], object]) -> tuple[Waiting, ...]:
+def _walk(schedule: Schedule, visit: Callable[[int, Action, Sequence[Result]], object]) -> tuple[_Waiting, ...]:
     """Visit every action with what it needs, in some order that can run.
 
     Where some can not, return the ranks that wait for one another in a circle, or one that waits for what nobody does.
@@ -118,7 +115,7 @@ def _walk(schedule: Schedule, visit: Callable[[int, Action, Sequence[Result]], o
     rows = [schedule.actions_of(rank) for rank in range(schedule.ranks)]
     at = [0] * schedule.ranks
     done: set[Result] = set()
-    stuck: dict[int, Waiting] = {}
+    stuck: dict[int, _Waiting] = {}
     waiting: dict[Result, list[int]] = {}
     ready = list(range(schedule.ranks))
     while ready:
@@ -130,7 +127,7 @@ def _walk(schedule: Schedule, visit: Callable[[int, Action, Sequence[Result]], o
             lacking = next((need for need in needed if need not in done), None)
             if lacking is not None:
                 waiting.setdefault(lacking, []).append(rank)
-                stuck[rank] = Waiting(rank, action, lacking)
+                stuck[rank] = _Waiting(rank, action, lacking)
                 break
             visit(rank, action, needed)
             at[rank] += 1
@@ -149,7 +146,7 @@ def _walk(schedule: Schedule, visit: Callable[[int, Action, Sequence[Result]], o
     return ()
 
 
-def _tell_deadlock(schedule: Schedule, circle: Sequence[Waiting]) -> str:
+def _tell_deadlock(schedule: Schedule, circle: Sequence[_Waiting]) -> str:
     made = {result(action): str(action) for rank in range(schedule.ranks) for action in schedule.actions_of(rank)}
     return f"{schedule.name} deadlocks: " + ", ".join(
         f"rank {one.rank} waits with {one.action} for "

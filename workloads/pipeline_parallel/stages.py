@@ -67,10 +67,7 @@ class Held(nn.Module):
 
 
 class Recorder:
-    """Keeps the actions of a step as they were run; on CUDA by events in the stream, which cost the host nothing.
-
-    ``before`` is called before each action.
-    """
+    """Keeps the actions of a step as they were run; on CUDA by events in the stream, which cost the host nothing."""
 
     def __init__(self, device: torch.device, before: Callable[[], None] = nothing) -> None:
         self._device, self._before = device, before
@@ -82,18 +79,15 @@ class Recorder:
 
     @contextmanager
     def running(self, action: Action) -> Iterator[None]:
-        """Stamp the body as an action."""
         self._before()
         start = self._stamp()
         yield
         self._ran.append((action, start, self._stamp()))
 
-    @contextmanager
-    def going_on(self) -> Iterator[None]:
-        """Let the body belong to the last action, as the loss does to the last stage's forward."""
-        yield
-        action, start, _ = self._ran.pop()
-        self._ran.append((action, start, self._stamp()))
+    def extend(self) -> None:
+        """Let what was done since belong to the last action, as the loss does to the last stage's forward."""
+        action, start, _ = self._ran[-1]
+        self._ran[-1] = (action, start, self._stamp())
 
     def read(self) -> list[tuple[Action, int, int]]:
         """Return the actions with both ends in ns of ``time.perf_counter_ns``; on CUDA it waits for the device."""
@@ -102,11 +96,10 @@ class Recorder:
         now = self._stamp()
         torch.cuda.synchronize(self._device)
         at = time.perf_counter_ns()
-
-        def ns(event: Any) -> int:
-            return at - int(event.elapsed_time(now) * 1e6)
-
-        return [(action, ns(start), ns(stop)) for action, start, stop in self._ran]
+        return [
+            (action, at - int(start.elapsed_time(now) * 1e6), at - int(stop.elapsed_time(now) * 1e6))
+            for action, start, stop in self._ran
+        ]
 
     def _stamp(self) -> Any:
         if self._device.type != "cuda":
@@ -199,8 +192,9 @@ def make_train(
     """
 
     def timed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-        with recorder.going_on():
-            return loss(logits, targets)
+        found = loss(logits, targets)
+        recorder.extend()
+        return found
 
     def train(tokens: Tensor, targets: Tensor) -> Tensor | None:
         given = (tokens,) if stages[0].is_first else ()

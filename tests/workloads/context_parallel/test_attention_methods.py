@@ -15,7 +15,7 @@ from bench.world.world import World
 from workloads.context_parallel.attention_kernel import CpuFlash, Grads
 from workloads.context_parallel.attention_methods import Ring, RingAttention, TorchContextParallel
 from workloads.context_parallel.context_case import MASKS, ContextPlan
-from workloads.context_parallel.recorder import Recorder
+from workloads.context_parallel.recorder import Direction, Recorder
 from workloads.model.transformer import attend
 
 METHODS = ["ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp"]
@@ -78,9 +78,9 @@ class Noted(Ring):
         self.calls.append(f"start {self._what}")
         super().start(block)
 
-    def wait(self) -> Tensor:
+    def wait(self, direction: Direction, step: int) -> Tensor:
         self.calls.append(f"wait {self._what}")
-        return super().wait()
+        return super().wait(direction, step)
 
 
 def order_of_work(world: World) -> tuple[list[str], list[str]]:

@@ -48,8 +48,8 @@ def test_an_action_is_stamped_at_both_ends_and_the_loss_belongs_to_the_last_forw
         time.sleep(0.01)
     [(_, start, stop)] = recorder.read()
     assert before <= start < start + 10_000_000 <= stop <= time.perf_counter_ns()
-    with recorder.going_on():
-        time.sleep(0.02)
+    time.sleep(0.02)
+    recorder.extend()
     [(action, same_start, later)] = recorder.read()
     assert (str(action), same_start) == ("1F0", start)
     assert later >= stop + 20_000_000
