@@ -78,14 +78,10 @@ def make_axes(world: World, moe: Moe) -> Axes:
         "etp": copies.reshape(-1, moe.etp),
         "edp": copies.permute(1, 2, 0).reshape(moe.ep * moe.etp, -1),
     }
-    groups = {
-        name: group_of_mine(world, partition.tolist())
-        for name, partition in partitions.items()
-        if partition.shape[1] > 1
-    }
-    return Axes(
-        groups=groups, sources=tuple(copy.flatten().tolist()), held=held_by(groups, copy.tolist(), world.device)
-    )
+    wanted = {name: partition.tolist() for name, partition in partitions.items() if partition.shape[1] > 1}
+    groups = {name: group_of_mine(world, partition) for name, partition in wanted.items()}
+    held = held_by(groups, copy.tolist(), world.device)
+    return Axes(groups=groups, sources=tuple(copy.flatten().tolist()), held=held)
 
 
 def split_attention(

@@ -162,9 +162,8 @@ class MeshMemory:
         notes = [_TIMED] if spec.timed else []
         if spec.moe is not None and spec.moe.routing != BALANCED and spec.checkpointing == "none" and not spec.timed:
             notes.append(_EVEN)
-        by_rank = {name: [one["memory"][name] for one in told] for name in COMPONENTS}
-        metrics = largest_of(told, _MEMORY)
-        return Explanation(metrics=metrics, details={"memory_by_rank": by_rank}, notes=tuple(notes))
+        details = {"memory_by_rank": {name: [one["memory"][name] for one in told] for name in COMPONENTS}}
+        return Explanation(metrics=largest_of(told, _MEMORY), details=details, notes=tuple(notes))
 
 
 def counted(look: Look) -> dict[str, float]:

@@ -59,8 +59,7 @@ def make_groups(world: World, hybrid: Hybrid) -> Groups:
     if "pp" in axes:
         partitions["replica_group"] = groups_along(hybrid.mesh, "dp", "fsdp", "cp", "tp")
     if hybrid.moe is not None:
-        copies = expert_copies(hybrid.mesh)
-        wanted = {"ep": expert_groups(hybrid.mesh), "etp": expert_parts(hybrid.mesh), "edp": copies}
+        wanted = {"ep": expert_groups(hybrid.mesh), "etp": expert_parts(hybrid.mesh), "edp": expert_copies(hybrid.mesh)}
         partitions |= {name: groups for name, groups in wanted.items() if len(groups[0]) > 1}
     further = {name: group_of_mine(world, partition) for name, partition in partitions.items()}
     made = (*made, *further.values())

@@ -7,7 +7,6 @@ gradient is the mean over all ranks that hold the same layers.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import torch
@@ -150,7 +149,11 @@ class HybridStep(MixtureStep):
     def _make_stages(self, model: Transformer, spec: StepSpec, groups: Groups) -> Stages:
         """Return this rank's layers; what is trained on is the loss over all of a gradient's ranks and microbatches."""
         ranks = self.hybrid.gradient_ranks // self.hybrid.size("fsdp")  # FSDP takes the mean over its own
-        loss = partial(_part_of_loss, parts=spec.microbatches * ranks)
+        parts = spec.microbatches * ranks
+
+        def loss(logits: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / parts
+
         if self.hybrid.pipeline is None:
             return one_stage(model, loss, self._begin)
         recorder, group = self._recorder, groups.axes["pp"]
@@ -206,8 +209,3 @@ class HybridStep(MixtureStep):
     def _fill_distinct_gradients(self) -> None:
         layout = self.layout
         fill_distinct_gradients(layout.model, layout.data_rank, layout.data_size, self.hybrid.size("fsdp"))
-
-
-def _part_of_loss(logits: Tensor, targets: Tensor, *, parts: int) -> Tensor:
-    """Return the mean cross-entropy of (b, s, vocabulary), as one of so many parts of the whole mean."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / parts
