@@ -58,8 +58,7 @@ class Tile:
     causal: bool = False
 
 
-Tiles = Sequence[Sequence[Tile]]
-"""What a rank computes in each step."""
+Tiles = Sequence[Sequence[Tile]]  # what a rank computes in each step
 
 
 def causal_tiles(queries: Sequence[int], keys: Sequence[int], starts: Sequence[int] = (0,)) -> tuple[Tile, ...]:
@@ -271,10 +270,9 @@ def plan_of(shape: Shape, params: Mapping[str, Value], ranks: int, seed: int = 0
     for name, heads in (("heads", shape.heads), ("kv_heads", shape.kv_heads)):
         if heads % ulysses:
             raise UserError(f"{name}({heads}) % ulysses({ulysses}) != 0")
-    if shape.sequence % ranks:
-        raise UserError(f"sequence({shape.sequence}) % cp({ranks}) != 0")
     plan = ContextPlan(method=method, mask=mask, sequence=shape.sequence, ranks=ranks, ulysses=ulysses, seed=seed)
-    if reason := indivisible(plan.order, plan.sequence, plan.parts, "ring" if method == "usp" else "cp"):
+    reason = indivisible("contiguous", plan.sequence, ranks)
+    if reason := reason or indivisible(plan.order, plan.sequence, plan.parts, "ring" if method == "usp" else "cp"):
         raise UserError(reason)
     return plan
 

@@ -131,10 +131,7 @@ def hops_of(told: Sequence[Seen]) -> tuple[Hop, ...]:
 
 
 def _exposed_and_waited(told: Sequence[Seen], chosen: Sequence[int]) -> tuple[float, float]:
-    """Return sums over some waits, exposed and all, on the rank with most of it, the median of rounds.
-
-    Ranks wait for the same in the same order.
-    """
+    """Return sums over some waits, alike on all ranks: exposed and all, on the rank with most, the median of rounds."""
     exposed, waited = [], []
     for by_rank in zip(*(seen.rounds for seen in told), strict=True):
         exposed.append(max(sum(_exposed(by_rank, waits, k) for k in chosen) for waits in by_rank))

@@ -18,13 +18,8 @@ from bench.plan.params import Value
 from bench.results import details
 from bench.text import UserError
 from bench.world.world import World
+from workloads.context_parallel import attention_methods as methods
 from workloads.context_parallel.attention_kernel import Dense, Kernel, kernel_for, waiting_kernel
-from workloads.context_parallel.attention_methods import (
-    AllGatherAttention,
-    RingAttention,
-    TorchContextParallel,
-    Ulysses,
-)
 from workloads.context_parallel.context_case import ContextPlan, balance_limit, parse_attention, plan_of, refuse_place
 from workloads.context_parallel.context_probe import AttentionProbe
 from workloads.context_parallel.recorder import Recorder
@@ -61,7 +56,6 @@ class ContextStep(TrainingStep):
         super().reset()
 
     def probes(self) -> Sequence[Probe[Any]]:
-        """Return what looks into every step, after a look at what attention does, step by step of the ring."""
         each, layers = attention_bytes(self.spec.at(self._world.rank)), self.spec.shape.layers
         there, again = each["forward"], self.spec.forwards - 1  # backward computes again what checkpointing forgot
         attention = AttentionProbe(
@@ -78,7 +72,7 @@ class ContextStep(TrainingStep):
         return attention, *super().probes()
 
     def close(self) -> None:
-        if isinstance(self._core, TorchContextParallel):
+        if isinstance(self._core, methods.TorchContextParallel):
             self._core.close()
         super().close()
 
@@ -129,15 +123,16 @@ def core_of(
 ) -> Core:
     """Return how the rank-th of a plan's ranks attends; ``axes`` are the groups that the plan's method names."""
     if plan.method == "torch_cp":
-        return TorchContextParallel(axes["cp"], device.type)
+        return methods.TorchContextParallel(axes["cp"], device.type)
     tiles = [plan.tiles(rank, step) for step in range(plan.num_steps)]
     if plan.method == "allgather_kv":
-        return AllGatherAttention(axes["cp"], kernel, recorder, tiles, torch.tensor(plan.dealt(), device=device))
+        dealt = torch.tensor(plan.dealt(), device=device)
+        return methods.AllGatherAttention(axes["cp"], kernel, recorder, tiles, dealt)
     if plan.method == "ulysses":
-        return Ulysses(axes["cp"], RingAttention(None, kernel, recorder, tiles), recorder)
+        return methods.Ulysses(axes["cp"], methods.RingAttention(None, kernel, recorder, tiles), recorder)
     if plan.method == "usp":
-        return Ulysses(axes["ulysses"], RingAttention(axes["ring"], kernel, recorder, tiles), recorder)
-    return RingAttention(axes["cp"], kernel, recorder, tiles)
+        return methods.Ulysses(axes["ulysses"], methods.RingAttention(axes["ring"], kernel, recorder, tiles), recorder)
+    return methods.RingAttention(axes["cp"], kernel, recorder, tiles)
 
 
 def attend_by(model: nn.Module, core: Core | None, positions: Tensor) -> None:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 Direction = Literal["forward", "backward"]
 Moment = float | torch.cuda.Event
-Size = tuple[str, tuple[int, ...], torch.dtype]
-"""What moved, and how large it was."""
+Size = tuple[str, tuple[int, ...], torch.dtype]  # what moved, and how large it was
 
 
 @dataclass(frozen=True, kw_only=True)

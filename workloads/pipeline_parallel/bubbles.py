@@ -9,16 +9,9 @@ from typing import TypeVar
 
 from bench.results.details import CAUSES, Action, ActionKind, Cause, Simulated
 from bench.text import UserError
+from workloads.pipeline_parallel import schedules
 from workloads.pipeline_parallel.pipeline_case import layers_of_stages
-from workloads.pipeline_parallel.schedules import (
-    NAMES,
-    Schedule,
-    default_chunks,
-    make_schedule,
-    message,
-    peak_held,
-    result,
-)
+from workloads.pipeline_parallel.schedules import Schedule, default_chunks, make_schedule, message, peak_held, result
 from workloads.pipeline_parallel.simulation import Latency, Timeline, simulate
 
 Key = TypeVar("Key", bound=Hashable)
@@ -91,7 +84,7 @@ def closed_form(name: str, *, ranks: int, microbatches: int, chunks: int, f: flo
 
 
 def _why_no_form(name: str, p: int, m: int, *, equal: bool) -> str:
-    if name not in NAMES:
+    if name not in schedules.NAMES:
         return f"no closed form of {name}"
     if name in ("zb_v", "dualpipe_v") and not equal:
         return "no closed form unless F = I = W"
@@ -253,4 +246,5 @@ def compare(
             activation_bytes=layer_bytes * held * counts[0],
         )
 
-    return tuple(sorted(map(line, NAMES), key=lambda one: inf if one.step_seconds is None else one.step_seconds))
+    lines = map(line, schedules.NAMES)
+    return tuple(sorted(lines, key=lambda one: inf if one.step_seconds is None else one.step_seconds))

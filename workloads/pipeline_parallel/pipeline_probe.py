@@ -310,7 +310,6 @@ def measured_memory(layout: Layout, world: World, train: Callable[[], object], b
 
 
 def counted_state(layout: Layout) -> dict[str, float]:
-    """Return the bytes of the elements of state on this rank, by component."""
     return {
         name: sum(local(tensor).numel() * tensor.element_size() for tensor in tensors)
         for name, tensors in _state(layout).items()

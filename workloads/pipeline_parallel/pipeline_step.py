@@ -94,10 +94,7 @@ class PipelineStep(TrainingStep):
 
 
 def order_of_gradients(schedule: Schedule, rank: int) -> tuple[int, ...]:
-    """Return the microbatches in the order in which the rank's stages take weights' gradients; none if they differ.
-
-    One process takes them in one order alone.
-    """
+    """Return the microbatches in the one order in which a rank's stages, as one process, take gradients; or none."""
     taken = [action for action in schedule.actions_of(rank) if action.kind in ("B", "W")]
     orders = {tuple(a.microbatch for a in taken if a.stage == stage) for stage in schedule.stages_of(rank)}
     return orders.pop() if len(orders) == 1 else ()

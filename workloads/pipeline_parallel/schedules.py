@@ -16,8 +16,7 @@ from bench.results.details import Action, ActionKind
 from bench.text import UserError, did_you_mean, listed
 
 Actions = tuple[Action, ...]
-Order = tuple[tuple[Action | None, ...], ...]
-"""By rank; None is a step in which a rank does nothing."""
+Order = tuple[tuple[Action | None, ...], ...]  # by rank; None is a step in which a rank does nothing
 Result = tuple[int, Literal["F", "I", "W"], int]
 """What an action leaves behind for others: a stage's output ("F"), its input's gradient ("I"), its weights' ("W")."""
 

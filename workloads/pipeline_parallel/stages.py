@@ -110,10 +110,7 @@ class Recorder:
 
 
 class Stage(PipelineStage):
-    """One stage of a pipeline on this rank; ``given`` and ``out`` are meta tensors, ``rest`` is torch's own.
-
-    Told these, torch need not run the model once to find out.
-    """
+    """One stage on this rank; told the meta tensors ``given`` and ``out``, torch need not run the model to find out."""
 
     def __init__(self, chunk: Chunk, index: int, recorder: Recorder, given: Tensor, out: Tensor, **rest: Any) -> None:
         rest |= {"input_args": given, "input_grads": (given if given.is_floating_point() else None,)}
