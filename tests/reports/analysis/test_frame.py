@@ -71,7 +71,7 @@ def test_every_number_of_the_kept_runs_is_in_the_frame_and_no_other(path: Path) 
                 found, expected = row[field], getattr(metric, field)
                 assert pd.isna(found) if expected is None else found == expected, (name, field)
             params = {key.removeprefix("param_"): value for key, value in row.items() if key.startswith("param_")}
-            assert {key: value for key, value in params.items() if not pd.isna(value)} == record.case.params
+            assert {key: value for key, value in params.items() if not pd.isna(value)} == record.case.whole
             assert (row["world_size"], row["nodes"]) == (record.world.size, record.world.nodes)
             assert (row["backend"], row["device"]) == (record.world.backend, record.world.device)
             assert row["iterations"] == len(record.samples.values)
