@@ -124,4 +124,5 @@ _PUBLISHED: tuple[Column[Published], ...] = (
         sort=lambda one: one.predicted,
         help="by the planner, from closed forms, simulation and declared hardware",
     ),
+    words("error", lambda one: one.error, "predicted against quoted: of a share in points, else relatively"),
 )

@@ -42,10 +42,7 @@ def main() -> None:
 
 
 class Meeting:
-    """The store of all ranks where no launcher made one: rank 0 binds a free port of the address to its driver.
-
-    No port is computed, so that two gangs on one node never meet on the same.
-    """
+    """The store of all ranks where no launcher made one: rank 0 binds a port that is free, no computed one."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

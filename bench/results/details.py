@@ -274,12 +274,15 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     source: str
 
+    @property
+    def error(self) -> str:
+        """How far off the predicted number is: of a share in points, else relative to the quoted one."""
+        points = 100 * (self.predicted - self.quoted)
+        return f"{self.predicted / self.quoted - 1:+.1%}" if self.unit else f"{points:+.1f} points"
+
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """``plan.json``: a run's steps as predicted and as measured; ``left_out`` says why others are not here.
-
-    ``fits`` is the run whose collectives told how long a call takes; ``published`` is of declared hardware, of no run.
-    """
+    """``plan.json``: a run's steps as predicted, by the collectives of the run ``fits``, and as measured."""
 
     kind: Literal["validation"] = "validation"
     schema: int = PLAN_SCHEMA

@@ -154,16 +154,16 @@ def claim(predicted: float, unit: str = "GB") -> Published:
 
 
 def test_published_numbers_stand_below_the_runs_own_and_say_that_they_are_not_of_this_machine(run: Run) -> None:
-    claims = [claim(119.5), claim(0.25, "")]
+    claims = [claim(119.5), claim(119.75, "")]
     found = Validation(run="run-1", fits="run-1", rows=[row(TIME)], left_out={}, published=claims)
     own, quoted = predictions(run, found).panels
     assert (own.id, quoted.id) == ("predictions", "published")
     assert "declared hardware, not for this machine" in quoted.caption
     assert panel_cells(quoted) == [
-        ["ZeRO memory: ddp", "arXiv 1910.02054", "120 GB", "120 GB"],
-        ["ZeRO memory: ddp", "arXiv 1910.02054", "120.0000", "0.2500"],
+        ["ZeRO memory: ddp", "arXiv 1910.02054", "120 GB", "120 GB", "-0.4%"],
+        ["ZeRO memory: ddp", "arXiv 1910.02054", "120.0000", "119.7500", "-25.0 points"],
     ]
-    assert [column.sort(quoted.rows[1]) for column in quoted.columns][2:] == [120.0, 0.25]
+    assert [column.sort(quoted.rows[1]) for column in quoted.columns][2:4] == [120.0, 119.75]
     alone = Validation(run="run-1", fits="run-1", rows=[], left_out={}, published=published())
     assert [panel.id for panel in predictions(run, alone).panels] == ["published"]
     assert "TP+PP+DP, 1536 GPUs" in render_markdown(run, summarize(run))

@@ -156,12 +156,11 @@ def search_text(found: Found, wanted: Wanted, notes: Sequence[str] = ()) -> str:
 
 
 def published_text(found: Sequence[Published]) -> str:
-    """Return quoted numbers beside predicted ones: how far off shares are in points, others relatively."""
+    """Return quoted numbers beside predicted ones."""
     rows = []
     for one in found:
         numbers = [f"{value:.3g} {one.unit}" if one.unit else f"{value:.4f}" for value in (one.quoted, one.predicted)]
-        points = f"{100 * (one.predicted - one.quoted):+.1f} points"
-        rows.append([one.name, one.source, *numbers, f"{one.predicted / one.quoted - 1:+.1%}" if one.unit else points])
+        rows.append([one.name, one.source, *numbers, one.error])
     return f"{table(['published', 'source', 'quoted', 'predicted', 'error'], rows, left=2)}\n{ASSUMED}"
 
 
