@@ -135,7 +135,7 @@ class TrainingStep:
         return {**asdict(state_of(at)), "activations": activations_of(at)}
 
     def _bytes_formula(self) -> dict[str, object]:
-        made = calls(self.spec.at(self._world.rank)) if self.spec.mesh else ()
+        made = calls(self.spec.at(0)) if self.spec.mesh else ()  # all ranks describe a step alike
         axes = dict.fromkeys(call.axis for call in made)
         texts = {axis: equation_of(call for call in made if call.axis == axis).text for axis in axes}
         return {"bytes_formula": texts} if texts else {}

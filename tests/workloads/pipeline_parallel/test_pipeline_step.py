@@ -15,8 +15,9 @@ from workloads.pipeline_parallel.schedules import make_schedule, schedule_from_c
 from workloads.step.sent_bytes import counted
 
 
-def looked_at(world: World, cases: list[Params]) -> list[tuple[list[int], float, float]]:
-    """Return for each case what is wrong after a step on each of two batches, and bytes counted and by closed form."""
+def looked_at(world: World, cases: list[Params]) -> list[tuple[list[int], float, float, str]]:
+    """Return for each case what is wrong after a step on each of two batches, its bytes, counted and by closed form,
+    and how the rank describes it."""
     found = []
     for params in cases:
         step = small_pipeline(world, {"microbatches": 4, **params})
@@ -28,16 +29,18 @@ def looked_at(world: World, cases: list[Params]) -> list[tuple[list[int], float,
         step.reset()
         calls = counted(step.step, step.layout.axes)
         sent = sum(sent_bytes(call.op, call.num_bytes, call.ranks) for call in calls)
-        found.append((wrong, sent, step.expected_bytes()["pp"]))
+        found.append((wrong, sent, step.expected_bytes()["pp"], repr(step.describe())))
         step.close()
     return found
 
 
 def assert_right(ranks: Ranks, cases: list[Params]) -> None:
-    for looks in ranks.call("test_pipeline_step:looked_at", cases=cases):
-        for params, (wrong, sent, expected) in zip(cases, looks, strict=True):
+    told = ranks.call("test_pipeline_step:looked_at", cases=cases)
+    for looks in told:
+        for params, (wrong, sent, expected, described), (*_, first) in zip(cases, looks, told[0], strict=True):
             assert wrong == [0, 0], params
             assert sent == expected > 0, params
+            assert described == first, params
 
 
 # stage 2 takes its gradients from the last microbatch on, stage 0 from the first; and so does the other rank
