@@ -9,6 +9,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 
+import support_path  # noqa: F401 - finds the last of the next
 import torch
 import torch.distributed as dist
 from on_two_ranks import on_two_ranks
