@@ -22,9 +22,9 @@ COMMANDS = {
     "show": "reports.commands:show",
     "compare": "reports.commands:compare",
     "plan": "workloads.commands:plan",
-    "history": "reports.comparing.history_commands:history",
-    "ab": "reports.comparing.ab_commands:ab",
-    "aa": "reports.comparing.ab_commands:aa",
+    "history": "reports.regression.history_commands:history",
+    "ab": "reports.regression.ab_commands:ab",
+    "aa": "reports.regression.ab_commands:aa",
     "slurm": "slurm.commands:slurm",
     "import": "reports.commands:import_files",
     "export": "reports.commands:export",
@@ -99,14 +99,14 @@ def main(ctx: click.Context) -> None:
 
 
 def _show(path: Path, form: str) -> int:
-    from reports.show import show_run
+    from reports.render.show import show_run
 
     return show_run(path, form)
 
 
 def _exit_code(path: Path) -> int:
     from bench.results.runs import load_run
-    from reports.summary import verdict
+    from reports.analysis.summary import verdict
 
     return verdict(load_run(path)).code
 

@@ -64,7 +64,7 @@ def report(runs: tuple[Path, ...], output: Path | None, form: str) -> None:
 
     One HTML file for offline reading; markdown, csv and json go to standard output.
     """
-    from reports.show import build_report
+    from reports.render.show import build_report
 
     click.get_current_context().exit(build_report(runs, form, output))
 
@@ -78,10 +78,10 @@ def show(run: Path, watch: bool) -> None:
     The exit code is the run's own: 0 fine, 1 a wrong result, 4 something did not run.
     """
     if watch:
-        from reports.follow import follow
+        from reports.render.show import follow
 
         click.get_current_context().exit(follow(run))
-    from reports.show import show_again
+    from reports.render.show import show_again
 
     click.get_current_context().exit(show_again(run))
 
@@ -152,8 +152,8 @@ def compare(
     --confirm launches on ranks such as NEW's: what srun spread over nodes needs an allocation of as many.
     """
     from bench.text import UserError, parse_duration
-    from reports.comparing.compare_show import Asked, compare_runs
-    from reports.comparing.confirm import Confirming
+    from reports.regression.compare_show import Asked, compare_runs
+    from reports.regression.confirm import Confirming
 
     if not confirm and (base_python or new_python):
         raise UserError("--base-python and --new-python go with --confirm alone: nothing else is launched")
@@ -198,7 +198,7 @@ def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, o
 
     Sizes and bandwidths become nccl-tests' convention, which is ours; what was converted stands in each row's notes.
     """
-    from reports.exchange.imports import import_file
+    from reports.formats.imports import import_file
 
     for file in files:
         click.echo(str(import_file(file, out, nproc=nproc, tool=tool)))
@@ -226,7 +226,7 @@ def export(run: Path, form: str, output: Path | None) -> None:
     """
     from bench.results.runs import load_run
     from bench.text import UserError
-    from reports.show import export_files, export_run, write_files
+    from reports.render.show import export_files, export_run, write_files
 
     is_folder = output is not None and (output.is_dir() or not output.suffix)
     if form in _FOLDER_FORMATS and not is_folder:

@@ -46,8 +46,8 @@ def local(
     Every node is a real one to SLURM: its own address, host name and /dev/shm. What is measured there says how the
     machine was shared, not how a cluster performs. Nothing of it is left when COMMAND ends.
     """
-    from slurm.cluster_conf import cluster_spec
-    from slurm.local import run_local
+    from slurm.local.cluster_conf import cluster_spec
+    from slurm.local.local import run_local
 
     spec = cluster_spec(nodes=nodes, cpus=cpus, link=link, delay=delay, slow=slow)
     click.get_current_context().exit(run_local(spec, command, keep=keep))
@@ -63,7 +63,7 @@ def local_fault(action: str, node: str, rate: str | None) -> None:
     cut: nothing passes NODE's link any more, without a word to either side; heal undoes it. rate: its link has RATE,
     such as 50mbit. down: SLURM is told that NODE is down, and ends its jobs; up undoes it.
     """
-    from slurm.rehearsal import break_or_mend
+    from slurm.local.local import break_or_mend
 
     break_or_mend(action, node, rate)
 
@@ -82,7 +82,7 @@ def submit(context: click.Context, file: Path, dry_run: bool, wait: bool, out: P
 
     The points, their expected time and the node-hours are shown. All jobs are submitted, or none.
     """
-    from slurm.submit import submit as send
+    from slurm.sweep.submit import submit as send
 
     context.exit(send(file, context.obj.modules, dry_run=dry_run, wait=wait, out=out))
 
@@ -96,7 +96,7 @@ _FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--array", is_flag=True, help="The point of this task of an array.")
 def work(folder: Path, point: str | None, array: bool) -> None:
     """Measure what is missing of a sweep in this allocation: what its batch scripts run."""
-    from slurm.work import work as measure
+    from slurm.job.work import work as measure
 
     click.get_current_context().exit(measure(folder, point_id=point, array=array))
 
@@ -106,7 +106,7 @@ def work(folder: Path, point: str | None, array: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(folder: Path, as_json: bool) -> None:
     """Show the jobs and points of a sweep: what is done, what is to do, and why what failed did."""
-    from slurm.status import show
+    from slurm.sweep.status import show
 
     click.get_current_context().exit(show(folder, as_json=as_json))
 
@@ -119,7 +119,7 @@ def collect(context: click.Context, folder: Path) -> None:
 
     The exit code is the sweep's: 0 fine, 1 a wrong result, 4 something is not measured.
     """
-    from slurm.collect import collect as bring_together
+    from slurm.sweep.collect import collect as bring_together
 
     context.exit(bring_together(folder, getattr(context.obj, "report", None)))
 
@@ -128,7 +128,7 @@ def collect(context: click.Context, folder: Path) -> None:
 @_FOLDER
 def cancel(folder: Path) -> None:
     """End the jobs of a sweep that still wait or run, and no others; what is measured is kept."""
-    from slurm.cancel import cancel as end_jobs
+    from slurm.sweep.collect import cancel as end_jobs
 
     click.get_current_context().exit(end_jobs(folder))
 
@@ -137,7 +137,7 @@ def cancel(folder: Path) -> None:
 @_FOLDER
 def resume(folder: Path) -> None:
     """Submit once more what a sweep lacks; nothing that is measured is measured again."""
-    from slurm.resume import resume as go_on
+    from slurm.sweep.collect import resume as go_on
 
     click.get_current_context().exit(go_on(folder))
 
@@ -164,8 +164,8 @@ def screen(**given: Any) -> None:
     """
     import os
 
-    from slurm.screen import Options
-    from slurm.screen import screen as screen_cluster
+    from slurm.screen.screen import Options
+    from slurm.screen.screen import screen as screen_cluster
 
     code, text = screen_cluster(Options(**given), os.environ)
     if text:

@@ -7,7 +7,7 @@ import pytest
 from golden import FILES, GOLDEN, page_outline, records_outline
 
 from bench.results.runs import Run
-from reports.summary import summarize
+from reports.analysis.summary import summarize
 
 
 def assert_same(name: str, found: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from compare_fixtures import launches, run_of
 from reports_fixtures import collective, sample_run, write_run
 
-from reports.comparing.compare_rule import Rule
+from reports.regression.rule import Rule
 
 Take = Callable[..., Any]
 SIZES = [1024 * 2**i for i in range(20)]
@@ -54,7 +54,7 @@ def test_fitting_a_curve(take: Take) -> None:
 
 
 def test_comparing_two_runs(take: Take) -> None:
-    from reports.comparing.compare import compare
+    from reports.regression.compare import compare
 
     cases = [collective(name, size) for name in ("all_reduce", "broadcast", "all_gather") for size in SIZES]
     base, new = (run_of(record for case in cases for record in launches(case, f)) for f in (1.0, 1.2))
@@ -62,8 +62,8 @@ def test_comparing_two_runs(take: Take) -> None:
 
 
 def test_building_a_small_page(take: Take) -> None:
-    from reports.page import render_page
-    from reports.summary import summarize
+    from reports.analysis.summary import summarize
+    from reports.render.page import render_page
 
     run = sample_run(launches=1)
     assert "</html>" in take(render_page, run, summarize(run))

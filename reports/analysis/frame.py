@@ -16,8 +16,7 @@ from bench.plan.cases import Case
 from bench.results.records import Record
 from bench.results.runs import Run, load_rank_samples, samples_name
 from bench.text import UserError, listed
-from reports.nodes.gathered import gather
-from reports.nodes.sweep_folder import Point, is_sweep
+from reports.analysis.several import Point, gather, is_sweep
 
 _RUN = {
     "run": "string",

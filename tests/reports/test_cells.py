@@ -12,8 +12,15 @@ from bench.plan.cases import Case, make_case
 from bench.results.metrics import MetricValue
 from bench.results.records import Record
 from reports import cells
-from reports.facts import environment_facts, flatten, row_facts
-from reports.labels import differences, operation, operation_without, short_labels
+from reports.analysis.labels import (
+    differences,
+    environment_facts,
+    flatten,
+    operation,
+    operation_without,
+    row_facts,
+    short_labels,
+)
 
 SIGNIFICANT: dict[float | None, str] = {}
 SIGNIFICANT |= {12.345: "12.3", 1.2: "1.20", 999.6: "1000", 9.996: "10.0", 123456.0: "123000", 0.00012345: "0.000123"}

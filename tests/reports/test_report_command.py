@@ -14,10 +14,10 @@ from traced import run_with, timeline, traced_record
 
 from bench.results.runs import load_run
 from bench.text import UserError
-from reports.chrome_trace import render_trace
 from reports.commands import EXPORTS, REPORTS, TOOLS, export, import_files, report, show
-from reports.exchange.imports import PARSERS
-from reports.exchange.nccl_text import render_text
+from reports.formats.chrome_trace import render_trace
+from reports.formats.imports import PARSERS
+from reports.formats.nccl_text import render_text
 
 
 @pytest.fixture
@@ -172,9 +172,9 @@ def test_a_trace_for_each_step_goes_to_a_folder_and_files_for_analysis_need_one(
 def test_help_and_tables_need_nothing_heavy_and_pages_neither_torch_nor_pyplot() -> None:
     steps = {
         "reports.commands": ["matplotlib", "torch", "jinja2", "rich", "msgspec"],
-        "reports.timelines, reports.chrome_trace": ["torch", "numpy", "matplotlib"],
-        "reports.show, reports.sections": ["torch", "matplotlib", "jinja2"],
-        "reports.page": ["torch", "matplotlib.pyplot"],
+        "reports.analysis.timelines, reports.formats.chrome_trace": ["torch", "numpy", "matplotlib"],
+        "reports.render.show, reports.sections.sections": ["torch", "matplotlib", "jinja2"],
+        "reports.render.page": ["torch", "matplotlib.pyplot"],
     }
     code = "import sys, json; told = {}\n"
     for modules, heavy in steps.items():

@@ -12,9 +12,9 @@ from pathlib import Path
 from bench.results.fit import MIN_SIZES, Point, fit
 from bench.results.runs import load_run
 from bench.results.stats import median
-from reports.fits import Curve, fit_curves, points_of
-from reports.labels import operation
-from reports.summary import summarize
+from reports.analysis.fits import Curve, fit_curves, points_of
+from reports.analysis.labels import operation
+from reports.analysis.summary import summarize
 
 
 def held_out_errors(points: Sequence[Point]) -> list[float]:

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.comparing.compare_columns import effect_words
-from reports.comparing.compare_rule import Effect, Judgement, Rule, effect, judge
+from reports.regression.compare_columns import effect_words
+from reports.regression.rule import Effect, Judgement, Rule, effect, judge
 
 TREE = Path(__file__).parents[2]
 PATHS = TREE / "tests" / "test_hot_paths.py"

@@ -17,7 +17,7 @@ from reports_fixtures import collective, make_plan, make_run, ok, step, training
 
 from bench.plan.cases import Case
 from bench.results.records import Arrival, Record, WorldInfo
-from reports.build import build
+from reports.render.build import build
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 MODES, DTYPES = ("blocking", "pipelined"), ("float32", "bfloat16")

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from gate_study import upper
 
 from bench.plan.groups import Pair, parse_pairs, round_pairs
-from slurm.screen_fit import Exchange, Slow, confirm, find_slow
-from slurm.screen_rounds import Turns, confirmation, tournament
+from slurm.screen.fit import Exchange, Slow, confirm, find_slow
+from slurm.screen.run import Turns, confirmation, tournament
 
 ROUNDS = 5
 

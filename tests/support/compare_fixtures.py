@@ -8,8 +8,8 @@ from reports_fixtures import ENVIRONMENT, collective, make_plan, make_run, ok
 from bench.plan.cases import Case
 from bench.results.records import Record
 from bench.results.runs import Run
-from reports.comparing.compare import Comparison, Series, compare
-from reports.comparing.compare_rule import Rule
+from reports.regression.compare import Comparison, Series, compare
+from reports.regression.rule import Rule
 
 CASE = collective()
 OTHER = collective("broadcast")

@@ -8,7 +8,7 @@ from reports_fixtures import collective, ok
 
 from bench.results.records import Record
 from bench.text import UserError
-from reports.exchange.foreign import Foreign, Found
+from reports.formats.foreign import Foreign, Found
 
 Parser = Callable[[str, str, int | None], Foreign]
 

@@ -168,8 +168,8 @@ def page_outline(page: str) -> str:
 
 def page() -> str:
     from bench.results.runs import load_run
-    from reports.page import render_page
-    from reports.summary import summarize
+    from reports.analysis.summary import summarize
+    from reports.render.page import render_page
 
     run = load_run(STEPS)
     return page_outline(render_page(run, summarize(run)))

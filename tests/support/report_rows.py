@@ -10,10 +10,10 @@ from bench.plan.cases import Case, make_case
 from bench.results.metrics import MetricValue
 from bench.results.records import Record
 from bench.results.runs import Run
-from reports.columns import Column
-from reports.findings import Findings, find
-from reports.panels import Panel, Section
-from reports.summary import Row, summarize
+from reports.analysis.findings import Findings, find
+from reports.analysis.summary import Row, summarize
+from reports.sections.columns import Column
+from reports.sections.panels import Panel, Section
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from bench.results.metrics import MetricValue
 from bench.results.records import Check, Noise, RankState, Record, Samples, Status, Stop, WorldInfo, encode
 from bench.results.runs import Run, RunInfo, create_run, open_writer, write_info
 from bench.results.stats import Grade
-from reports.fits import LINK, Ceiling
+from reports.analysis.fits import LINK, Ceiling
 
 WORLD = WorldInfo(size=4, nodes=1, backend="gloo", device="cpu")
 STARTED = "2026-01-02T03:04:05.678Z"

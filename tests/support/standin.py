@@ -1,6 +1,6 @@
 """A stand-in for ``parbench run``: writes a real run folder, a record each so many seconds, and needs no ranks.
 
-As a program it is the child of ``slurm.work``; ``standin(...)`` is the command that starts it.
+As a program it is the child of ``slurm.job.work``; ``standin(...)`` is the command that starts it.
 """
 
 import signal
@@ -17,7 +17,7 @@ from reports_fixtures import bad, ok
 from bench.launch.driver import remaining
 from bench.results.records import RankState, Record
 from bench.results.runs import create_run, load_run, open_writer, utc_now
-from slurm.point_run import Attempt
+from slurm.job.point_run import Attempt
 
 HERE = Path(__file__).parent
 ENDS = ("ok", "wrong", "hang", "bad-input", "die", "stubborn", "blames")
@@ -26,7 +26,7 @@ ENDS = ("ok", "wrong", "hang", "bad-input", "die", "stubborn", "blames")
 def standin(
     *, cases: int = 2, each: float = 0.05, end: str = "ok", silent: str = "", told: list[Attempt] | None = None
 ) -> Callable[[Attempt], list[str]]:
-    """Return a command for ``slurm.work.work``; ``told`` collects its attempts, ``silent`` is a host that hangs."""
+    """Return a command for ``slurm.job.work.work``; ``told`` collects its attempts, ``silent`` is a host that hangs."""
 
     def words(attempt: Attempt) -> list[str]:
         if told is not None:

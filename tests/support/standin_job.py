@@ -10,8 +10,8 @@ from pathlib import Path
 
 from standin import standin
 
-from slurm.point_run import Attempt
-from slurm.work import work
+from slurm.job.point_run import Attempt
+from slurm.job.work import work
 
 
 def main(words: list[str]) -> int:

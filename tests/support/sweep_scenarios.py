@@ -21,14 +21,14 @@ from standin import HERE, counted
 from sweeps import make_sweep, point
 
 from bench.text import UserError
-from slurm.folder import append_job, create_folder, load_jobs, write_sweep
-from slurm.ledger import read_ledger
-from slurm.points import Point
-from slurm.rehearsal import break_or_mend
-from slurm.resume import resume
-from slurm.script import batches
-from slurm.status import Picture, follow, look
-from slurm.submit import send
+from slurm.job.ledger import read_ledger
+from slurm.local.local import break_or_mend
+from slurm.sweep.collect import resume
+from slurm.sweep.folder import append_job, create_folder, load_jobs, write_sweep
+from slurm.sweep.points import Point
+from slurm.sweep.script import batches
+from slurm.sweep.status import Picture, follow, look
+from slurm.sweep.submit import send
 from slurm.system import Slurm
 
 S = Slurm()

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.plan.plan import Entry
-from slurm.folder import FOLDERS, Job, append_job, write_sweep
-from slurm.points import Point, Sweep
+from slurm.sweep.folder import FOLDERS, Job, append_job, write_sweep
+from slurm.sweep.points import Point, Sweep
 from slurm.system import Partition, QueuedJob, Slurm, SlurmError
 
 

@@ -15,8 +15,8 @@ from bench.plan.options import Options, plan_run
 from bench.plan.plan import Plan
 from bench.results.records import SCHEMA
 from bench.results.runs import load_run
-from reports.comparing.compare import compare
-from reports.comparing.compare_rule import Rule
+from reports.regression.compare import compare
+from reports.regression.rule import Rule
 
 FORMER = TESTS / "golden" / "runs" / "former"
 """Groups, background load, rounds of pairs, a matrix product and a copy, as 0.1 wrote them."""

@@ -14,8 +14,8 @@ from bench.results import metrics
 from bench.results.metrics import METRICS, Metric, MetricValue, declared, value, values
 from bench.results.records import encode, json_schema
 from bench.results.stats import Grade, within_launch
-from reports.panels import Panel, Section
-from reports.step_columns import time_columns
+from reports.sections.panels import Panel, Section
+from reports.sections.step_columns import time_columns
 
 LATE = Metric(
     "late.AXIS",

@@ -1,1 +1,0 @@
-"""What records say, worked out before anything is shown."""

@@ -1,0 +1,199 @@
+"""What the records of expert-parallel steps tell: scope, routing, and the loads of experts and ranks. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.results.details import Loads, Mesh, read
+from reports import cells
+from reports.analysis.labels import differences
+from reports.analysis.summary import Row, readable
+from reports.sections.columns import Column, figure, known, words
+
+_DROPLESS = 0.0
+_AFTER_CHOICE = ("capacity", "variant", "chunks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """An expert-parallel step's row with what its first telling launch adds; ``capacity`` None drops nothing.
+
+    Routed experts are dealt out to ``ep`` ranks.
+    """
+
+    row: Row
+    facts: Loads
+    ep: int
+    scope: str
+    routing: str
+    capacity: float | None
+    variant: str
+
+    @property
+    def experts(self) -> int:
+        """Routed experts of a layer."""
+        return len(self.facts.expert_load[0])
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers to show: the first alone where all are alike, as generators make them."""
+        both = list(zip(self.facts.expert_load, self.facts.rank_load, strict=True))
+        return (0,) if all(layer == both[0] for layer in both) else tuple(range(len(both)))
+
+    @property
+    def claim(self) -> str:
+        """What the scope may be used to claim, empty if the row does not say."""
+        return next((note for note in self.row.notes if note.startswith(f"{self.scope}:")), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A rank's experts in one layer: how many tokens chose each, and the pairs kept, over all copies of the experts."""
+
+    mixture: Mixture
+    layer: int
+    rank: int
+    first_expert: int
+    chosen: Sequence[int]
+    kept: int
+
+    @property
+    def of_mean(self) -> float | None:
+        """The rank's tokens over an even share."""
+        total = sum(self.mixture.facts.expert_load[self.layer])
+        return sum(self.chosen) * self.mixture.ep / total if total else None
+
+
+def mixtures(rows: Iterable[Row]) -> tuple[Mixture, ...]:
+    """Return the rows that are expert-parallel steps and whose facts can be read."""
+    return readable(rows, read_mixture)
+
+
+def read_mixture(row: Row) -> Mixture | str | None:
+    """Return a row's mixture, None if it tells no loads; why its facts cannot be read, if they cannot."""
+    record = next((one for one in row.measured if Loads.known_by in one.details), None)
+    if record is None:
+        return None
+    facts, mesh = read(record, Loads), read(record, Mesh)
+    if not isinstance(facts, Loads):
+        return facts
+    if isinstance(mesh, str):
+        return mesh
+    ep = mesh.axes.get("ep", {}).get("ranks", 1) if mesh else 1
+    for name, loads in (("experts", facts.expert_load), ("ranks", facts.rank_load)):
+        if ep < 1 or len(loads[0]) % ep:
+            return f"{row.case.label}: its loads cannot be read: {name}({len(loads[0])}) % ep({ep}) != 0."
+    params = row.case.params
+    capacity = params.get("capacity")
+    return Mixture(
+        row=row,
+        facts=facts,
+        ep=ep,
+        scope=row.case.name.partition(".")[2] or row.case.name,
+        routing=str(params.get("routing", "")),
+        capacity=float(capacity) if isinstance(capacity, int | float) and capacity != _DROPLESS else None,
+        variant=str(params.get("variant", "")),
+    )
+
+
+def distinct(found: Iterable[Mixture]) -> tuple[Mixture, ...]:
+    """Return the first mixture of each scope, model and routing: capacity and the way there change no choices."""
+    firsts: dict[object, Mixture] = {}
+    for one in found:
+        chosen_by = {name: value for name, value in one.row.case.params.items() if name not in _AFTER_CHOICE}
+        firsts.setdefault((one.scope, tuple(sorted(chosen_by.items()))), one)
+    return tuple(firsts.values())
+
+
+def shares(found: Iterable[Mixture]) -> tuple[Share, ...]:
+    """Return every rank's experts of each mixture, layer by layer."""
+    return tuple(_share(one, layer, rank) for one in found for layer in one.layers for rank in range(one.ep))
+
+
+def _share(one: Mixture, layer: int, rank: int) -> Share:
+    each = one.experts // one.ep
+    chosen = one.facts.expert_load[layer][rank * each : (rank + 1) * each]
+    kept = sum(one.facts.rank_load[layer][rank :: one.ep])
+    return Share(mixture=one, layer=layer, rank=rank, first_expert=rank * each, chosen=chosen, kept=kept)
+
+
+# what an atlas lays out on its two sides: the rest is the model, and the way that tokens take
+_SIDES = ("routing", "capacity", "ep")
+
+Place = tuple[float | None, int]
+"""Capacity (None is dropless) and expert-parallel ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Atlas:
+    """The steps of one scope and model by routing and place; cases that did not run are not among them."""
+
+    title: str
+    scope: str
+    routings: tuple[str, ...]
+    places: tuple[Place, ...]
+    cells: Mapping[tuple[str, Place], Mixture]
+
+    def value(self, routing: str, place: Place, name: str) -> float | None:
+        """Return a metric of a cell; ``time`` is its headline."""
+        one = self.cells.get((routing, place))
+        return None if one is None else one.row.value(one.row.headline if name == "time" else name)
+
+    def name_of(self, place: Place) -> str:
+        """Return a place's capacity, with its ranks where places differ in them."""
+        capacity, ep = place
+        told = "dropless" if capacity is None else f"capacity {capacity:g}"
+        return told if len({ranks for _, ranks in self.places}) == 1 else f"{told}, EP {ep}"
+
+
+def atlases(found: Sequence[Mixture]) -> tuple[Atlas, ...]:
+    """Return an atlas for each scope and model that was measured under two routings."""
+    groups: dict[object, list[Mixture]] = {}
+    for one in found:
+        groups.setdefault(_group(one), []).append(one)
+    models = differences([one.row for one in found], _SIDES)
+    made = [_atlas(group, models[group[0].row.case.id]) for group in groups.values()]
+    return tuple(one for one in made if len(one.routings) > 1)
+
+
+def atlas_columns(atlas: Atlas) -> tuple[Column[str], ...]:
+    """Return the columns of an atlas, whose rows are its routings: time, slow-down and drop rate of each place."""
+    kinds = [column for place in atlas.places for column in _of_place(atlas, place)]
+    return (words("routing", cells.visible, "how experts are chosen"), *known(kinds, atlas.routings))
+
+
+def _atlas(group: Sequence[Mixture], model: str) -> Atlas:
+    told = f", {model}" if model else ""
+    return Atlas(
+        title=f"Routing x capacity: {group[0].scope}{told}",
+        scope=group[0].scope,
+        routings=tuple(dict.fromkeys(one.routing for one in group)),
+        places=tuple(sorted({_place(one) for one in group}, key=lambda place: (place[1], place[0] or 0.0))),
+        cells={(one.routing, _place(one)): one for one in group},
+    )
+
+
+def _group(one: Mixture) -> object:
+    model = {name: value for name, value in one.row.case.params.items() if name not in _SIDES}
+    return one.scope, one.row.world.size, one.row.world.nodes, tuple(sorted(model.items()))
+
+
+def _place(one: Mixture) -> Place:
+    return one.capacity, one.ep
+
+
+def _of_place(atlas: Atlas, place: Place) -> tuple[Column[str], ...]:
+    name = atlas.name_of(place)
+
+    def time(routing: str) -> str:
+        one = atlas.cells.get((routing, place))
+        return cells.UNKNOWN if one is None else cells.measured(one.row.metrics.get(one.row.headline))
+
+    def value(metric: str) -> Callable[[str], float | None]:
+        return lambda routing: atlas.value(routing, place, metric)
+
+    slow_help = f"{name}: the step over the same under balanced routes, in turns"
+    return (
+        Column(title=f"{name}: time", text=time, sort=value("time"), help=f"{name}: median with its 95 % interval"),
+        figure(f"{name}: slow-down", value("imbalance_slowdown"), cells.formatted("{:.2f}x"), slow_help, 1),
+        figure(f"{name}: dropped", value("drop_rate"), cells.percent, f"{name}: pairs dropped over pairs routed", 2),
+    )

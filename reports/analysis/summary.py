@@ -1,0 +1,266 @@
+"""What a run found: its records merged across launches into one row a case, and whether all is well. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bench.launch.control_channel import LEFT_OUT
+from bench.plan.cases import Case
+from bench.plan.plan import Skipped
+from bench.results.metrics import MetricValue
+from bench.results.records import Check, Record, Status, WorldInfo
+from bench.results.runs import Run
+from bench.results.stats import Grade, across_launches, median
+
+WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
+NOISIEST_FIRST: tuple[Grade, ...] = ("very noisy", "noisy", "fair", "stable")
+T = TypeVar("T")
+COMMUNICATION = ("collective", "p2p", "memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A case over all launches; ``metrics`` is empty where a result was wrong, for that has no time.
+
+    ``launches`` counts those that measured it, out of ``planned``; ``stops`` and ``steady`` are counted by launch.
+    ``records`` are the row's sources, one a launch.
+    """
+
+    case: Case
+    world: WorldInfo
+    status: Status
+    launches: int
+    planned: int
+    iterations: int
+    reasons: tuple[str, ...]
+    stops: tuple[tuple[str, int], ...]
+    check: Check
+    metrics: Mapping[str, MetricValue]
+    grade: Grade | None
+    steady: tuple[tuple[str, int], ...]
+    notes: tuple[str, ...]
+    records: tuple[Record, ...]
+
+    @property
+    def kind(self) -> str:
+        """The part of the case's name before the dot."""
+        return self.case.name.partition(".")[0]
+
+    @property
+    def is_communication(self) -> bool:
+        """Whether this moves data, as a collective, point-to-point or in memory, and is no step."""
+        return self.kind in COMMUNICATION
+
+    @property
+    def headline(self) -> str:
+        """The name of the metric that says how long the case took."""
+        usual, other = ("time", "step_time") if self.is_communication else ("step_time", "time")
+        return other if other in self.metrics and usual not in self.metrics else usual
+
+    def value(self, name: str) -> float | None:
+        """Return a metric's value, None if it is unknown."""
+        metric = self.metrics.get(name)
+        return metric.value if metric else None
+
+    @property
+    def measured(self) -> tuple[Record, ...]:
+        """The records of the launches whose samples count."""
+        return tuple(record for record in self.records if record.status == "ok")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """A planned case without a record in ``launches`` of the ``planned`` launches."""
+
+    case: Case
+    launches: int
+    planned: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Rows by status, cases that the plan skipped, and planned measurements without a record; ``code`` is the exit's.
+
+    ``planned`` counts cases times launches.
+    """
+
+    counts: Mapping[Status, int]
+    skipped: int
+    missing: int
+    planned: int
+    code: int
+
+    @property
+    def fine(self) -> bool:
+        """Whether everything that was to run did, and rightly."""
+        return self.code == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A run, ready to be shown."""
+
+    rows: tuple[Row, ...]
+    skipped: tuple[Skipped, ...]
+    missing: tuple[Missing, ...]
+    verdict: Verdict
+
+
+def summarize(run: Run) -> Summary:
+    """Return the rows in the plan's order (cases that are not of the plan last), and what has no row."""
+    by_case: dict[str, list[Record]] = {case.id: [] for case in run.info.plan.cases}
+    left_out = {skipped.case.id for skipped in run.info.plan.skipped}
+    for record in run.records:
+        if record.case.id not in left_out:  # the plan says already why
+            by_case.setdefault(record.case.id, []).append(record)
+    rows = tuple(_row(records, run.info.plan.launches) for records in by_case.values() if records)
+    missing = _missing(run, by_case)
+    return Summary(rows=rows, skipped=run.info.plan.skipped, missing=missing, verdict=_verdict(run, rows, missing))
+
+
+def verdict(run: Run) -> Verdict:
+    """Return whether a run is fine, and its exit code."""
+    return summarize(run).verdict
+
+
+def exit_code(statuses: Iterable[Status], *, missing: int = 0) -> int:
+    """Return 1 if any result is wrong, else 4 if anything failed, hung or is missing, else 0; skipped is not bad."""
+    found = set(statuses)
+    if "wrong" in found:
+        return 1
+    return 4 if missing or found & {"failed", "hang"} else 0
+
+
+def _row(found: Sequence[Record], planned: int) -> Row:
+    if any(record.status == "ok" for record in found):  # what a later launch had no time for was measured before
+        found = [record for record in found if record.reason != LEFT_OUT]
+    records = tuple({record.launch: record for record in found}.values())
+    status = next(status for status in WORST_FIRST if any(record.status == status for record in records))
+    measured = [record for record in records if record.status == "ok"]
+    first = (measured or records)[0]
+    grades = {record.noise.grade for record in measured if record.noise}
+    return Row(
+        case=first.case,
+        world=first.world,
+        status=status,
+        launches=len(measured),
+        planned=max(planned, len(records)),
+        iterations=sum(len(record.samples.values) for record in measured),
+        reasons=_reasons(records, status),
+        stops=_counted(record.stop for record in measured),
+        check=_check(records),
+        metrics={} if status == "wrong" else merge_metrics([record.metrics for record in measured]),
+        grade=next((grade for grade in NOISIEST_FIRST if grade in grades), None),
+        steady=_counted(record.noise.steady if record.noise else None for record in measured),
+        notes=(*dict.fromkeys(note for record in records for note in record.notes), *_own_notes(found, records)),
+        records=records,
+    )
+
+
+def _reasons(records: Sequence[Record], status: Status) -> tuple[str, ...]:
+    """Return each reason once, the worst status's first; why the later launches skipped a bad case is no news."""
+    ordered = sorted(records, key=lambda record: WORST_FIRST.index(record.status))
+    telling = [record for record in ordered if record.status != "skipped" or status == "skipped"]
+    return tuple(dict.fromkeys(record.reason for record in telling if record.reason))
+
+
+def _counted(words: Iterable[str | None]) -> tuple[tuple[str, int], ...]:
+    return tuple(Counter(word for word in words if word is not None).most_common())
+
+
+def _check(records: Sequence[Record]) -> Check:
+    passed = [record.check.passed for record in records if record.check.passed is not None]
+    wrong = [record.check.wrong for record in records if record.check.wrong is not None]
+    return Check(passed=all(passed) if passed else None, wrong=sum(wrong) if wrong else None)
+
+
+def _own_notes(found: Sequence[Record], records: Sequence[Record]) -> list[str]:
+    """Return what merging itself has to confess."""
+    notes = []
+    if len(found) > len(records):
+        notes.append("some launches were measured more than once: the last record of each counts")
+    if any(record.world != records[0].world for record in records):
+        notes.append("launches ran on different worlds")
+    return notes
+
+
+def _missing(run: Run, by_case: Mapping[str, Sequence[Record]]) -> tuple[Missing, ...]:
+    planned = run.info.plan.launches
+    found = {case.id: len({record.launch for record in by_case[case.id]}) for case in run.info.plan.cases}
+    return tuple(
+        Missing(case=case, launches=planned - found[case.id], planned=planned)
+        for case in run.info.plan.cases
+        if found[case.id] < planned
+    )
+
+
+def _verdict(run: Run, rows: Sequence[Row], missing: Sequence[Missing]) -> Verdict:
+    counts = Counter(row.status for row in rows)
+    without_record = sum(one.launches for one in missing)
+    return Verdict(
+        counts={status: counts[status] for status in reversed(WORST_FIRST) if counts[status]},
+        skipped=len(run.info.plan.skipped),
+        missing=without_record,
+        planned=len(run.info.plan.cases) * run.info.plan.launches,
+        code=exit_code(counts, missing=without_record),
+    )
+
+
+def num_ranks(row: Row) -> int:
+    """Return the ranks of the row's group; a group that is the whole world does not say its size."""
+    size = common_details(row).get("group_size") if "group" in row.case.params else None
+    return size if isinstance(size, int) else row.world.size
+
+
+def readable(rows: Iterable[Row], read: Callable[[Row], T | str | None]) -> tuple[T, ...]:
+    """Return what is read of the rows that tell of it."""
+    return tuple(found for row in rows if (found := read(row)) is not None and not isinstance(found, str))
+
+
+def unreadable(rows: Iterable[Row], read: Callable[[Row], object]) -> tuple[str, ...]:
+    """Return why what rows tell cannot be read, a sentence each."""
+    return tuple(found for row in rows if isinstance(found := read(row), str))
+
+
+def common_details(row: Row) -> dict[str, Any]:
+    """Return the details of the row's records: a value where launches agree, the list of theirs where they do not."""
+    names = dict.fromkeys(name for record in row.records for name in record.details)
+    merged: dict[str, Any] = {}
+    for name in names:
+        values = [record.details[name] for record in row.records if name in record.details]
+        merged[name] = values[0] if all(value == values[0] for value in values) else values
+    return merged
+
+
+def merge_metrics(launches: Sequence[Mapping[str, MetricValue]]) -> dict[str, MetricValue]:
+    """Return each metric over the launches that have it, in the order in which they first appear."""
+    names = dict.fromkeys(name for metrics in launches for name in metrics)
+    return {name: _merge(name, [metrics[name] for metrics in launches if name in metrics]) for name in names}
+
+
+def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
+    """Return the geometric mean with its interval; the median alone where a logarithm does not exist."""
+    first = metrics[0]
+    if len(metrics) == 1:
+        return first
+    if all(metric == first and metric.low is None for metric in metrics):
+        return first  # a closed form or a count: it does not scatter
+    known = [metric.value for metric in metrics if metric.value is not None]
+    if not known:
+        return MetricValue(
+            value=None, unit=first.unit, better=first.better, method=f"unknown in all {len(metrics)} launches"
+        )
+    if len(known) < len(metrics) or min(known) <= 0:
+        method = f"median of {len(known)} of {len(metrics)} launches; no interval, as some are zero or unknown"
+        return MetricValue(value=median(known), unit=first.unit, better=first.better, method=method)
+    estimate = across_launches(known)
+    return MetricValue(
+        value=estimate.value,
+        unit=first.unit,
+        better=first.better,
+        low=estimate.low,
+        high=estimate.high,
+        # what a launch gives is its median, except for a percentile
+        method=estimate.method.replace("medians", "99th percentiles") if name.endswith("_p99") else estimate.method,
+    )

@@ -1,1 +1,0 @@
-"""Results of other tools as runs of ours, and runs of ours as other tools read them."""

@@ -1,1 +1,0 @@
-"""What a report says of pipeline, context and expert parallel steps."""

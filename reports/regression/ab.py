@@ -1,0 +1,210 @@
+"""``parbench ab``: two settings of this machine, launch by launch in turns (ABBA), until they are told apart.
+
+Drift that is linear in time falls on both sides alike. The comparison is looked at a few times, each at its share of
+the false discovery rate, so that looking often finds no more.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.launch.processes import run_child
+from bench.results.runs import Run, load_run
+from bench.text import UserError
+from reports.regression.compare import Comparison, compare
+from reports.regression.history_select import notes_of_pools, pool
+from reports.regression.noise_floor import Floor
+from reports.regression.rule import Rule
+
+LOOKS = (6, 8, 12, 16, 24)
+"""Launches a side after which the comparison is looked at; the last is the end."""
+_DECIDED = frozenset({"SLOWER", "FASTER", "SAME", "WRONG", "FAILED", "MISSING", "NEW", "ENV-CHANGED"})
+"""Verdicts that more launches would not change."""
+
+FOLLOWS = {
+    "OMP_NUM_THREADS": "torch.threads",
+    "MKL_NUM_THREADS": "torch.threads",
+    "GLOO_SOCKET_IFNAME": "process.interface",
+}
+"""What a variable sets elsewhere in the environment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of two settings: its letter, the variables that are set, and the Python it runs with, empty for this one."""
+
+    name: str
+    variables: Mapping[str, str]
+    python: str = ""
+
+    @property
+    def text(self) -> str:
+        """The setting in words."""
+        words = [f"{name}={value}" for name, value in self.variables.items()]
+        return " ".join([*([self.python] if self.python else []), *words]) or "as it is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The comparison of B with A, and why no more launches were made."""
+
+    comparison: Comparison
+    launches: int
+    reason: str
+
+
+Launch = Callable[[Side], Run]
+"""Measures one launch of a side."""
+
+
+def measure_in_turns(
+    sides: tuple[Side, Side],
+    launch: Launch,
+    *,
+    budget_seconds: float,
+    floor: float,
+    across: Sequence[str] = (),
+    floors: Mapping[str, Floor] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Outcome:
+    """Launch both sides in turns until every series is decided, the last look is past, or no time is left.
+
+    ``floors`` are those that this machine was measured to need, by the fingerprints of series.
+    """
+    runs: Mapping[str, Sequence[Run]] = {}
+    reason = "the budget ended"
+    for runs in launch_in_turns(sides, launch, LOOKS[-1], budget_seconds=budget_seconds, clock=clock):
+        number = len(runs[sides[0].name])
+        if number in LOOKS and _is_decided(_compared(sides, runs, floor, across, floors)):
+            reason = "every series is decided"
+            break
+        if number == LOOKS[-1]:
+            reason = f"{LOOKS[-1]} launches a side were made"
+    found = _compared(sides, runs, floor, across, floors)
+    return Outcome(comparison=found, launches=len(runs[sides[0].name]), reason=reason)
+
+
+def launch_in_turns(
+    sides: tuple[Side, Side],
+    launch: Launch,
+    count: int,
+    *,
+    budget_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Mapping[str, Sequence[Run]]]:
+    """Launch both sides in turns (ABBA) and yield all runs by side after each pair, of which one is always made.
+
+    It ends after ``count`` pairs, or where one as long as the longest would pass the budget.
+    """
+    begun, slowest = clock(), 0.0
+    runs: dict[str, list[Run]] = {side.name: [] for side in sides}
+    for number in range(count):
+        before = clock()
+        if number and before - begun + slowest > budget_seconds:
+            return
+        for side in sides if number % 2 == 0 else sides[::-1]:
+            runs[side.name].append(launch(side))
+        slowest = max(slowest, clock() - before)
+        yield runs
+
+
+def parse_side(name: str, text: str, python: str = "") -> Side:
+    """Return a side from ``NAME=VALUE`` words; ``UserError`` if one has no name or no equals sign."""
+    variables = {}
+    for word in text.split():
+        variable, equals, value = word.partition("=")
+        if not equals or not variable.isidentifier():
+            raise UserError(f"--{name} {word!r} is not understood: write variables as NAME=VALUE, with spaces between")
+        variables[variable] = value
+    return Side(name=name, variables=variables, python=python)
+
+
+def check_sides(sides: tuple[Side, Side]) -> None:
+    """Refuse two sides that are the same; ``UserError``."""
+    one, other = sides
+    if (one.variables, one.python) == (other.variables, other.python):
+        raise UserError(f"--a and --b are the same, {one.text!r}: nothing would be compared")
+
+
+def _compared(
+    sides: tuple[Side, Side],
+    runs: Mapping[str, Sequence[Run]],
+    floor: float,
+    across: Sequence[str],
+    floors: Mapping[str, Floor] | None,
+) -> Comparison:
+    ours, theirs = (pool(runs[side.name], f"{side.name.upper()} ({side.text})") for side in sides)
+    rule = Rule(floor=floor, false_discovery_rate=Rule().false_discovery_rate / len(LOOKS))
+    found = compare(ours, theirs, rule, (*_meant(sides), *across), floors)
+    return replace(found, notes=notes_of_pools((ours, theirs)))
+
+
+def _meant(sides: tuple[Side, Side]) -> tuple[str, ...]:
+    """Return the paths of the environment that differ because they are what is tested."""
+    names = dict.fromkeys([*sides[0].variables, *sides[1].variables])
+    return (*(f"variables.{name}" for name in names), *(FOLLOWS[name] for name in names if name in FOLLOWS))
+
+
+def _is_decided(comparison: Comparison) -> bool:
+    return {one.word for one in comparison.series} <= _DECIDED
+
+
+OURS = ("--launches", "--budget", "--out", "--json", "--format", "--resume")
+"""Options of ``parbench run`` that ``parbench ab`` sets itself."""
+DID_NOT_RUN = 4
+SHORTEST_SECONDS = 30.0
+"""The least that a launch is given, for starting ranks is part of it; it ends before where it is precise enough."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher:
+    """Starts launches under a folder, each within its time; ``tell`` hears of each before it begins."""
+
+    out: Path
+    words: Sequence[str]
+    seconds: float
+    tell: Callable[[str], None]
+
+    def launch(self, side: Side) -> Run:
+        """Measure one launch and return its run; ``UserError`` with the run's own words if there is none.
+
+        SIGTERM and Ctrl-C stop the launch, which keeps what it has measured, and end this process with 4.
+        """
+        folder = self.out / side.name
+        before = set(folder.glob("*/run.json"))
+        self.tell(f"{side.name.upper()}: {side.text}")
+        # -P: a folder named bench where this was started would be taken for ours
+        command = [side.python or sys.executable, "-P", "-m", "parbench", "run", *self.words]
+        command += [
+            "--launches",
+            "1",
+            "--budget",
+            f"{max(self.seconds, SHORTEST_SECONDS):.0f}s",
+            "--out",
+            str(folder),
+            "--json",
+        ]
+        try:
+            done = run_child(command, env={**os.environ, **side.variables}, catch_stderr=True)
+        except OSError as error:
+            raise UserError(f"{command[0]} cannot be started: {error.strerror}") from error
+        except KeyboardInterrupt:
+            self.tell(f"interrupted: nothing more is launched, and what was measured is in {self.out}")
+            raise SystemExit(DID_NOT_RUN) from None  # click would end with 1, which is a regression
+        made = set(folder.glob("*/run.json")) - before
+        if not made:
+            told = (done.stderr.strip().splitlines() or [f"parbench run ended with {done.returncode}"])[-1]
+            raise UserError(f"side {side.name.upper()} has no run: {told.removeprefix('parbench: ')}")
+        return load_run(made.pop().parent)
+
+
+def check_words(words: Sequence[str], command: str = "ab") -> None:
+    """Refuse options of ``parbench run`` that are not the user's to give here; ``UserError``."""
+    for word in words:
+        if word.partition("=")[0] in OURS:
+            raise UserError(
+                f"{word} is for parbench {command} to set: leave it out after --, and give --budget and --out before"
+            )

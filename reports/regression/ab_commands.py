@@ -1,0 +1,123 @@
+"""``parbench ab`` and ``parbench aa``: the command line of two settings in one session, and of one against itself."""
+
+from pathlib import Path
+
+import click
+
+_EXAMPLES = """\b
+Examples:
+  parbench ab --a NCCL_ALGO=Ring --b NCCL_ALGO=Tree -- --only all_reduce --sizes 1M:64M:x4
+  parbench ab --a OMP_NUM_THREADS=1 --b OMP_NUM_THREADS=2 --budget 5m -- --only ddp
+  parbench ab --b-python .venv-nightly/bin/python --across 'versions.*' --across 'torch.*' -- --only fsdp
+
+\b
+Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input; 3 cannot tell, where asked to fail on it; 4 failed or missing.
+"""
+
+_AA_EXAMPLES = """\b
+Examples:
+  parbench aa -- --only all_reduce --sizes 1M:64M:x4
+  parbench aa --launches 10 --budget 30m -- --preset smoke
+  parbench compare BASE NEW                                     uses what it wrote
+
+\b
+Exit codes: 0 fine; 2 bad input; 4 too few launches within the budget.
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.option("--a", default="", metavar="VARIABLES", help="Variables of side A, NAME=VALUE with spaces between.")
+@click.option("--b", default="", metavar="VARIABLES", help="Those of side B.")
+@click.option("--a-python", default="", metavar="PYTHON", help="The Python of side A, of an environment with parbench.")
+@click.option("--b-python", default="", metavar="PYTHON", help="That of side B.")
+@click.option("--budget", default="10m", show_default=True, metavar="TIME", help="Time for the whole session.")
+@click.option("--floor", default="3%", show_default=True, help="The change below which times count as the same.")
+@click.option("--across", multiple=True, metavar="GLOB", help="Another difference of the environment that is meant.")
+@click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if something cannot be told and all else is fine.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("runs/ab"), show_default=True, help="For the runs."
+)
+@click.argument("words", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED)
+def ab(
+    a: str,
+    b: str,
+    a_python: str,
+    b_python: str,
+    budget: str,
+    floor: str,
+    across: tuple[str, ...],
+    fail_on_unknown: bool,
+    out: Path,
+    words: tuple[str, ...],
+) -> None:
+    """Compare two settings in one session, launch by launch in turns, until B is told from A or the budget ends.
+
+    What is measured is said as for parbench run, after --.
+    """
+    from bench.text import parse_duration
+    from reports.regression.ab import LOOKS, Launcher, check_sides, check_words, measure_in_turns, parse_side
+    from reports.regression.compare_show import as_table, parse_floor
+
+    sides = parse_side("a", a, a_python), parse_side("b", b, b_python)
+    check_sides(sides)
+    check_words(words)
+    seconds = parse_duration(budget)
+    launcher = Launcher(
+        out=out, words=words, seconds=seconds / (2 * LOOKS[0]), tell=lambda text: click.echo(text, err=True)
+    )
+    found = measure_in_turns(sides, launcher.launch, budget_seconds=seconds, floor=parse_floor(floor), across=across)
+    click.echo(as_table(found.comparison), nl=False)
+    click.echo(f"{found.launches} launches a side in turns (ABBA); ended because {found.reason}.")
+    click.get_current_context().exit(found.comparison.code(fail_on_unknown=fail_on_unknown))
+
+
+@click.command(epilog=_AA_EXAMPLES)
+@click.option(
+    "--launches", type=click.IntRange(min=5), default=10, show_default=True, help="How many launches a side has."
+)
+@click.option("--budget", default="20m", show_default=True, metavar="TIME", help="Time for the whole session.")
+@click.option(
+    "--floor",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="PARBENCH_FLOOR",
+    default=Path("runs/floor.json"),
+    show_default=True,
+    help="The file that keeps the floors, also $PARBENCH_FLOOR; no percentage, which is what is measured.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("runs/aa"), show_default=True, help="For the runs."
+)
+@click.argument("words", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED)
+def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]) -> None:
+    """Measure this machine's noise floor: the same code against itself, launch by launch, in turns.
+
+    What is measured is said as for parbench run, after --. A series' floor is the least one under which at most 1 % of
+    the comparisons among these launches find a change; compare and history check use it for that series from then on.
+    """
+    from bench.text import UserError, parse_duration
+    from reports.regression.ab import Launcher, Side, check_words, launch_in_turns
+    from reports.regression.noise_floor import MIN_LAUNCHES, as_text, keep_floors, measure_floors, read_floors
+    from reports.regression.rule import Rule
+
+    check_words(words, "aa")
+    if file.name.strip().endswith("%"):
+        raise UserError(
+            f"--floor {file} is a percentage, and aa measures one: name the file for it, or unset PARBENCH_FLOOR"
+        )
+    if file.exists():
+        read_floors(file)  # before an hour is spent
+    seconds = parse_duration(budget)
+    launcher = Launcher(
+        out=out, words=words, seconds=seconds / (2 * launches), tell=lambda text: click.echo(text, err=True)
+    )
+    sides = Side(name="a", variables={}), Side(name="b", variables={})
+    pairs = [*launch_in_turns(sides, launcher.launch, launches, budget_seconds=seconds)][-1]
+    runs = sorted((run for side in pairs.values() for run in side), key=lambda run: run.info.started)
+    floors = measure_floors(runs, Rule())
+    click.echo(as_text(floors), nl=False)
+    if not floors:
+        click.echo(f"No floor: {len(runs)} launches were made, and a series needs {MIN_LAUNCHES} that measured it.")
+        click.get_current_context().exit(4)
+    keep_floors(file, floors)
+    click.echo(f"{len(runs)} launches in turns; {file} has {len(floors)} floor{'s' * (len(floors) != 1)} of them.")

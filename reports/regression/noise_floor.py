@@ -1,0 +1,169 @@
+"""The noise floor of a machine, measured: the same code launched again and again, and compared with itself (A/A).
+
+A series' floor is the least one under which the gate's rule calls at most 1 % of these comparisons slower; it is kept
+in a file under the series' fingerprint, as the history keys it. What is not seen while it is measured is not in it.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from bench.results.runs import Run
+from bench.results.stats import quantile
+from bench.text import UserError, writing
+from reports import cells
+from reports.regression.history_entry import points_of
+from reports.regression.rule import Rule, effect
+
+FILE = Path("runs/floor.json")
+SCHEMA_VERSION = 1
+"""History of the file: 1 is the first."""
+FALSE_ALARMS = 0.01
+MIN_LAUNCHES = 10
+"""Launches that two sides of the fewest that are ever compared need."""
+_ROUND = 1000
+
+
+class Floor(msgspec.Struct, frozen=True, kw_only=True):
+    """What launches of one series told: their scatter and the floor, both as fractions, how many, where and when.
+
+    ``noise`` is the standard deviation of the logarithms of the launches' medians; ``measured`` is UTC in ISO 8601.
+    """
+
+    series: str
+    host: str
+    measured: str
+    launches: int
+    noise: float
+    floor: float
+
+    @property
+    def text(self) -> str:
+        """The floor in words: ``floor 3.1 %, measured here on 2026-01-02 with 10 launches``."""
+        day = datetime.fromisoformat(self.measured).date()
+        return f"floor {100 * self.floor:.1f} %, measured here on {day} with {self.launches} launches"
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    schema_version: int
+    floors: dict[str, Floor]
+
+
+def measure_floors(runs: Sequence[Run], rule: Rule) -> dict[str, Floor]:
+    """Return the floor of each series of runs of one launch each, by fingerprint, in the order of time.
+
+    A series that fewer than ten launches measured has none.
+    """
+    times: dict[str, list[float]] = {}
+    labels: dict[str, str] = {}
+    for run in runs:
+        for point in points_of(run):
+            if point.seconds is not None:
+                times.setdefault(point.series.fingerprint, []).append(point.seconds)
+                labels[point.series.fingerprint] = point.series.case.label
+    newest = runs[-1].info
+    return {
+        name: Floor(
+            series=labels[name],
+            host=newest.host,
+            measured=newest.started,
+            launches=len(values),
+            noise=_scatter(values),
+            floor=floor_of(values, rule),
+        )
+        for name, values in times.items()
+        if len(values) >= MIN_LAUNCHES
+    }
+
+
+def floor_of(seconds: Sequence[float], rule: Rule) -> float:
+    """Return the least floor, from the rule's own up, under which at most 1 % of A/A comparisons find a change.
+
+    Compared are neighbouring launches with later ones, and such as are dealt in turns, in sides of the fewest launches
+    that decide and of half of all. Rounded up to a tenth of a percent; of at least ten values above zero.
+    """
+    needed = quantile([_needed(base, new, rule) for base, new in _pairs(seconds, rule.min_launches)], 1 - FALSE_ALARMS)
+    return max(rule.floor, math.ceil(_ROUND * needed - 1e-9) / _ROUND)
+
+
+def fingerprints(run: Run) -> dict[str, str]:
+    """Return the fingerprint of each series of a run by the id of its case."""
+    return {point.series.case.id: point.series.fingerprint for point in points_of(run)}
+
+
+def read_floors(path: Path) -> dict[str, Floor]:
+    """Return the floors of a file by fingerprint; ``UserError`` if there is no such file or it is none of ours."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_File)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; parbench aa measures floors") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} holds no floors as parbench aa writes them: {error}") from error
+    if found.schema_version > SCHEMA_VERSION:
+        raise UserError(f"{path} has schema {found.schema_version}, which is newer than {SCHEMA_VERSION}")
+    return found.floors
+
+
+def keep_floors(path: Path, floors: Mapping[str, Floor]) -> None:
+    """Write floors to a file beside those it has of other series, all or nothing; ``UserError`` if it cannot be."""
+    known = read_floors(path) if path.exists() else {}
+    whole = _File(schema_version=SCHEMA_VERSION, floors={**known, **floors})
+    part = path.with_name(f"{path.name}.part")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
+        os.replace(part, path)  # noqa: PTH105 - the atomic one
+
+
+def as_text(floors: Mapping[str, Floor]) -> str:
+    """Return a line for each series: its noise from launch to launch, its floor, its name."""
+    ordered = sorted(floors.values(), key=lambda one: -one.floor)
+    rows = [
+        ("noise", "floor", "series"),
+        *((cells.percent(o.noise), f"{100 * o.floor:.1f} %", o.series) for o in ordered),
+    ]
+    return "".join(f"{noise:>8}  {floor:>8}  {name}\n" for noise, floor, name in rows)
+
+
+def told(floors: Sequence[Floor]) -> list[str]:
+    """Return a sentence for each session that measured some of these floors, on the highest that it found."""
+    found = []
+    for session in sorted({(one.measured, one.host) for one in floors}):
+        own = [one for one in floors if (one.measured, one.host) == session]
+        highest = max(own, key=lambda one: one.floor)
+        others = f" for {len(own)} series, the highest of them" if len(own) > 1 else ""
+        found.append(f"Measured on {highest.host}{others}: {highest.text}.")
+    return found
+
+
+def _needed(base: Sequence[float], new: Sequence[float], rule: Rule) -> float:
+    """Return the floor that one comparison's interval does not clear, 0 where the rest of the rule finds nothing."""
+    found = effect(base, new, replace(rule, floor=0.0))
+    low, high, rank_p_value = found.low, found.high, found.rank_p_value
+    assert low is not None and high is not None and rank_p_value is not None, "sides of five have an interval"  # noqa: PT018
+    cleared = max(low, 1 / (1 + high) - 1)
+    return cleared if cleared > found.floor and rank_p_value <= rule.rank_level else 0.0
+
+
+def _pairs(seconds: Sequence[float], fewest: int) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
+    for size in sorted({fewest, len(seconds) // 2}):
+        for start in range(len(seconds) - 2 * size + 1):
+            base = seconds[start : start + size]
+            for other in range(start + size, len(seconds) - size + 1):
+                yield base, seconds[other : other + size]
+            dealt = seconds[start : start + 2 * size]
+            yield (
+                [value for i, value in enumerate(dealt) if i % 4 in (0, 3)],
+                [value for i, value in enumerate(dealt) if i % 4 in (1, 2)],
+            )
+
+
+def _scatter(seconds: Sequence[float]) -> float:
+    logs = [math.log(value) for value in seconds]
+    mean = math.fsum(logs) / len(logs)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in logs) / (len(logs) - 1))

@@ -1,0 +1,239 @@
+"""The network of a cluster on one machine: a link for each node, its rate, and how it is cut and healed.
+
+A node's link is a pair of interfaces, ``eth0`` in the node's network namespace and one named ``v`` and the node in the
+controller's, where a bridge joins them. A delayed fabric has no bridge: frames are carried here.
+"""
+
+import contextlib
+import ctypes
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from slurm.local.cluster_conf import CONTROLLER, address
+
+CONTROLLER_PID = 1
+_CONTROLLER_INTERFACE = "ctl0"
+_BUCKET = "burst 128kb latency 50ms"
+
+
+class FabricError(RuntimeError):
+    """A program of the network failed; the message is what it said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node's name, and the process whose namespaces it is, as the cluster's own process numbers go."""
+
+    name: str
+    pid: int
+
+
+def port(name: str) -> str:
+    """Return the controller's interface at the other end of a node's link."""
+    return f"v{name}"
+
+
+def lay_fabric(*, delayed: bool) -> None:
+    """Make the controller's side of the network, in this process's network namespace."""
+    if delayed:
+        lines = [
+            f"link add {_CONTROLLER_INTERFACE} type veth peer name {port(CONTROLLER)}",
+            *_quiet(port(CONTROLLER)),
+            f"link set {port(CONTROLLER)} up",
+        ]
+    else:
+        lines = [f"link add {_CONTROLLER_INTERFACE} type bridge forward_delay 0 stp_state 0"]
+    lines += [
+        "link set lo up",
+        f"addr add {address(CONTROLLER)}/24 dev {_CONTROLLER_INTERFACE}",
+        f"link set {_CONTROLLER_INTERFACE} up",
+    ]
+    _batch("ip", lines, CONTROLLER_PID)
+
+
+def plug(nodes: Iterable[Node], *, delayed: bool) -> None:
+    """Give each node its link, its address and its loopback."""
+    nodes = tuple(nodes)
+    lines = []
+    for node in nodes:
+        lines.append(f"link add {port(node.name)} type veth peer name eth0 netns {node.pid}")
+        lines += _quiet(port(node.name)) if delayed else [f"link set {port(node.name)} master {_CONTROLLER_INTERFACE}"]
+        lines.append(f"link set {port(node.name)} up")
+    _batch("ip", lines, CONTROLLER_PID)
+    for node in nodes:
+        lines = ["link set lo up", f"addr add {address(node.name)}/24 dev eth0", "link set eth0 up"]
+        _batch("ip", lines, node.pid)
+
+
+def _quiet(interface: str) -> list[str]:
+    """Return what keeps the controller itself from answering on an interface that only carries others' frames."""
+    return [f"link set {interface} arp off addrgenmode none"]
+
+
+def shape(node: Node, rate: str) -> None:
+    """Let a node's link pass ``rate`` each way, or all it can for ""; a link that was cut is healed."""
+    for interface, pid in _ends(node):
+        # deleting first: a bucket that changes keeps the old one's tokens, and "" has no discipline of its own
+        _batch("tc", [f"qdisc replace dev {interface} root blackhole", f"qdisc del dev {interface} root"], pid)
+        if rate:
+            _batch("tc", [f"qdisc add dev {interface} root tbf rate {rate} {_BUCKET}"], pid)
+
+
+def cut(node: Node) -> None:
+    """Let nothing pass a node's link, either way, without a word to those who send."""
+    for interface, pid in _ends(node):
+        _batch("tc", [f"qdisc replace dev {interface} root blackhole"], pid)
+
+
+def _ends(node: Node) -> tuple[tuple[str, int], tuple[str, int]]:
+    return (port(node.name), CONTROLLER_PID), ("eth0", node.pid)
+
+
+def _batch(program: str, lines: Iterable[str], pid: int) -> None:
+    """Run ``ip`` or ``tc`` with one change a line, in the network namespace of a process."""
+    command = ["nsenter", "--target", str(pid), "--net", program, "-batch", "-"]
+    done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise FabricError(f"{program}: {' '.join(done.stderr.split())}")
+
+
+_EVERY_PROTOCOL = 0x0003
+_SOL_PACKET, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 15, 23
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
+_PR_SET_TIMERSLACK = 29
+_OFFLOAD_HEADER_BYTES = 10
+"""What Linux puts before a frame that a network card would cut or sum: struct virtio_net_hdr."""
+
+_ADDRESS_BYTES = 6
+_MOST_FRAME_BYTES = 1 << 17
+_BUFFER_BYTES = 8 << 20
+_FRAMES_AT_ONCE = 32
+_IDLE_SECONDS = 1.0
+_QUEUE_SECONDS = 0.05
+"""How late a port that cannot send may be before it loses what comes: a shaped link's own limit."""
+
+
+@dataclass(kw_only=True)
+class _Port:
+    waiting: deque[tuple[float, bytes]] = field(default_factory=deque)
+    blocked: bool = False
+
+
+class Switch:
+    """Frames on their way: which port each goes to, and when. Without sockets and without a clock of its own."""
+
+    def __init__(self, ports: int, delay_seconds: float) -> None:
+        self._ports = [_Port() for _ in range(ports)]
+        self._delay_seconds = delay_seconds
+        self._where: dict[bytes, int] = {}
+
+    def receive(self, source: int, frame: bytes, now: float) -> None:
+        """Take a frame that came in at a port; it goes to its address's port, or to all others."""
+        destination, sender = _addresses(frame)
+        self._where[sender] = source
+        known = self._where.get(destination)
+        for number in range(len(self._ports)) if known is None else (known,):
+            port = self._ports[number]
+            late = port.blocked and port.waiting and port.waiting[0][0] + _QUEUE_SECONDS < now
+            if number != source and not late:
+                port.waiting.append((now + self._delay_seconds, frame))
+
+    def due(self, number: int, now: float) -> bytes | None:
+        """Return the frame that a port is to send now, None if there is none; it stays until it is ``sent``."""
+        waiting = self._ports[number].waiting
+        return waiting[0][1] if waiting and waiting[0][0] <= now else None
+
+    def sent(self, number: int) -> None:
+        """Forget the frame that was due: the port has taken it."""
+        self._ports[number].waiting.popleft()
+        self._ports[number].blocked = False
+
+    def block(self, number: int) -> None:
+        """Remember that a port can send nothing until further notice."""
+        self._ports[number].blocked = True
+
+    def unblock(self, number: int) -> None:
+        """Remember that a port can send again."""
+        self._ports[number].blocked = False
+
+    def blocked(self) -> list[int]:
+        """Return the ports that wait until they can send."""
+        return [number for number, port in enumerate(self._ports) if port.blocked]
+
+    def seconds_to_wait(self, now: float) -> float:
+        """Return the time until the next frame is due at a port that can send; a second if there is none."""
+        dues = [port.waiting[0][0] for port in self._ports if port.waiting and not port.blocked]
+        return max(0.0, min(dues, default=now + _IDLE_SECONDS) - now)
+
+
+def _addresses(frame: bytes) -> tuple[bytes, bytes]:
+    start = _OFFLOAD_HEADER_BYTES
+    return frame[start : start + _ADDRESS_BYTES], frame[start + _ADDRESS_BYTES : start + 2 * _ADDRESS_BYTES]
+
+
+def open_port(interface: str) -> socket.socket:
+    """Return a socket that has every frame that arrives at an interface, and sends frames out of it."""
+    port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # protocol 0: nothing arrives before it is bound
+    port.setblocking(False)
+    port.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
+    port.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
+    for option, forced in ((socket.SO_RCVBUF, _SO_RCVBUFFORCE), (socket.SO_SNDBUF, _SO_SNDBUFFORCE)):
+        port.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+        with contextlib.suppress(PermissionError):  # beyond the system's limit only as the machine's root
+            port.setsockopt(socket.SOL_SOCKET, forced, _BUFFER_BYTES)
+    port.bind((interface, _EVERY_PROTOCOL))
+    return port
+
+
+def carry(ports: Sequence[socket.socket], switch: Switch) -> None:
+    """Carry frames between the ports for ever."""
+    number_of = {port: number for number, port in enumerate(ports)}
+    while True:
+        writers = [ports[number] for number in switch.blocked()]
+        readable, writable, _ = select.select(ports, writers, [], switch.seconds_to_wait(time.monotonic()))
+        for port in writable:
+            switch.unblock(number_of[port])
+        for port in readable:
+            _take(port, number_of[port], switch)
+        for number, port in enumerate(ports):
+            _send(port, number, switch)
+
+
+def _take(port: socket.socket, number: int, switch: Switch) -> None:
+    for _ in range(_FRAMES_AT_ONCE):
+        try:
+            frame = port.recv(_MOST_FRAME_BYTES)
+        except OSError:  # nothing left, or the interface is down for now
+            return
+        switch.receive(number, frame, time.monotonic())
+
+
+def _send(port: socket.socket, number: int, switch: Switch) -> None:
+    while (frame := switch.due(number, time.monotonic())) is not None:
+        try:
+            port.send(frame)
+        except BlockingIOError:
+            switch.block(number)
+            return
+        except OSError:  # the link's own queue is full, or it is down: the frame is lost, as on a wire
+            pass
+        switch.sent(number)
+
+
+def main(delay: str, *interfaces: str) -> None:
+    """Carry frames between interfaces, each ``delay`` seconds late; says ``ready`` once."""
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # wake up when a frame is due, not 50 us later
+    ports = [open_port(interface) for interface in interfaces]
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    carry(ports, Switch(len(ports), float(delay)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,226 @@
+"""``parbench slurm local``, from outside: makes the namespaces of a cluster, and sees that nothing of it is left."""
+
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from bench.text import UserError
+from slurm.local.cluster import FOLDER_VARIABLE, Order, order_file
+from slurm.local.cluster_conf import ClusterSpec, checked_rate
+from slurm.local.daemons import nodes_file, rate_file
+from slurm.local.links import Node, cut, shape
+
+_PROGRAMS = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "srun": "slurm-client",
+    "munged": "munge",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "mount": "mount",
+    "hostname": "hostname",
+}
+"""Each program that a cluster needs, and the Debian package that has it."""
+
+_SANDBOX = ("unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child")
+_USER = ("--user", "--map-current-user", "--keep-caps")
+_SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+_LONGEST_PARENT = 55
+"""SLURM's sockets lie deep in the folder, and the path of a socket has at most 107 characters."""
+
+_PLAIN_PATH = re.compile(r"[\w/.+-]+", re.ASCII)
+_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PATIENCE_SECONDS = 30.0
+_FROM_THE_TERMINAL = 0x80
+"""The kernel's own signal (SI_KERNEL): a terminal's Ctrl-C, which the command gets as well."""
+
+
+def run_local(spec: ClusterSpec, command: Sequence[str], *, keep: bool) -> int:
+    """Run a command in a cluster of its own on this machine, and return its exit code.
+
+    ``UserError`` if it cannot be, before anything starts. 4 if the cluster does not come up.
+    """
+    environ = {**os.environ, "PATH": _path(os.environ)}
+    check_programs(environ["PATH"])
+    check_user(os.getuid())
+    if shutil.which(command[0], path=environ["PATH"]) is None:
+        raise UserError(f"the command {command[0]!r} is not found; what runs in the cluster follows --")
+    namespaces = sandbox(os.geteuid())
+    with _folder(keep=keep) as (folder, alive):
+        end, lifeline = os.pipe()
+        order = Order(spec=spec, command=tuple(command), lifeline=end)
+        order_file(folder).write_bytes(msgspec.json.encode(order))
+        # -P: a folder named bench where the user stands must not be taken for ours
+        process = subprocess.Popen(
+            [*namespaces, sys.executable, "-P", "-m", "slurm.local.cluster", str(folder)],
+            env=environ,
+            pass_fds=(end, alive),
+        )
+        os.close(end)
+        try:
+            return _wait(process, lifeline)
+        finally:
+            os.close(lifeline)
+            process.wait()
+
+
+def _path(environ: Mapping[str, str]) -> str:
+    """Return the search path with what a user's may lack: this Python's commands, the system's daemons."""
+    return os.pathsep.join([environ.get("PATH", os.defpath), str(Path(sys.executable).parent), *_SYSTEM_FOLDERS])
+
+
+def check_programs(path: str) -> None:
+    """Raise ``UserError`` with the command that installs what a search path lacks."""
+    missing = [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
+    if missing:
+        packages = " ".join(dict.fromkeys(_PROGRAMS[name] for name in missing))
+        raise UserError(
+            f"a cluster on this machine needs {', '.join(missing)}, not found in PATH: "
+            f"apt-get install -y --no-install-recommends {packages}"
+        )
+
+
+def check_user(number: int) -> None:
+    """Raise ``UserError`` for a user without a name."""
+    try:
+        pwd.getpwuid(number)
+    except KeyError as error:
+        raise UserError(f"user {number} has no name in /etc/passwd, which SLURM wants") from error
+
+
+def sandbox(user: int, *, path: str | None = None) -> list[str]:
+    """Return the command that runs another in new namespaces; ``UserError`` where the kernel refuses them to ``user``.
+
+    A user needs a user namespace; root must do without, since SLURM's daemons drop groups when they are root.
+    """
+    command = [*_SANDBOX, *(_USER if user != 0 else ())]
+    done = subprocess.run(
+        [*command, "true"],
+        env=None if path is None else {"PATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split())
+        raise UserError(
+            f"no namespaces can be made here ({said}): be root with every capability, or allow user namespaces"
+        )
+    return command
+
+
+def check_parent(parent: Path) -> None:
+    """Raise ``UserError`` if a cluster's folder cannot lie in ``parent``."""
+    text = str(parent)
+    if len(text) > _LONGEST_PARENT or not _PLAIN_PATH.fullmatch(text) or parent.is_relative_to("/dev/shm"):
+        raise UserError(
+            f"SLURM cannot work in the temporary folder {text!r}: it has at most {_LONGEST_PARENT} characters, "
+            "letters, digits and /._-+ alone, and is not in /dev/shm, of which each node has its own; set TMPDIR"
+        )
+
+
+@contextmanager
+def _folder(*, keep: bool) -> Iterator[tuple[Path, int]]:
+    """Make the cluster's folder, which goes when this process and all that hold the second value are gone."""
+    parent = Path(tempfile.gettempdir()).resolve()
+    check_parent(parent)
+    folder = Path(tempfile.mkdtemp(prefix="parbench-", dir=parent))
+    watched, alive = os.pipe()
+    sweeper = None if keep else _start_sweeper(folder, watched)
+    os.close(watched)
+    try:
+        yield folder, alive
+    finally:
+        os.close(alive)
+        if sweeper is None:
+            sys.stderr.write(f"parbench: the cluster's folder is kept: {folder}\n")
+        else:
+            sweeper.wait()
+
+
+def _start_sweeper(folder: Path, watched: int) -> subprocess.Popen[bytes]:
+    """Start what removes the folder when the pipe ends, even if this process is killed."""
+    script = 'trap "" INT TERM HUP; read -r nothing; rm -rf -- "$1"'
+    return subprocess.Popen(["sh", "-c", script, "sh", str(folder)], stdin=watched, start_new_session=True)
+
+
+def _wait(process: subprocess.Popen[bytes], lifeline: int) -> int:
+    """Return the sandbox's exit code; a signal is passed on, and a second one, or too long a silence, is the end."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*_WATCHED, signal.SIGCHLD))
+    deadline = None
+    try:
+        while process.poll() is None:
+            got = signal.sigtimedwait((*_WATCHED, signal.SIGCHLD), 1.0)
+            if deadline is not None and (time.monotonic() > deadline or (got and got.si_signo in _WATCHED)):
+                return 128 + signal.SIGKILL
+            if got and got.si_signo in _WATCHED and got.si_code != _FROM_THE_TERMINAL:
+                with suppress(BrokenPipeError):  # it is ending anyway
+                    os.write(lifeline, bytes([got.si_signo]))
+                deadline = time.monotonic() + _PATIENCE_SECONDS
+        return process.returncode
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_WATCHED, signal.SIGCHLD))
+
+
+FIRST_PROCESS = Path("/proc/1/cmdline")
+_STATES = {"down": ("state=DOWN", "reason=rehearsal"), "up": ("state=RESUME",)}
+
+
+def break_or_mend(action: str, name: str, rate: str | None) -> None:
+    """Do ``cut``, ``heal``, ``rate``, ``down`` or ``up`` to a node; only ``rate`` has a rate.
+
+    ``UserError`` outside of a cluster on one machine, for a node it has not, and if SLURM refuses.
+    """
+    if (rate is not None) != (action == "rate"):
+        raise UserError(
+            f"local-fault {action} {name} {'needs a rate, such as 50mbit' if rate is None else 'takes no rate'}"
+        )
+    folder = _cluster_folder()
+    node = _find_node(folder, name)
+    if action in _STATES:
+        _tell_slurm(name, _STATES[action])
+    elif action == "cut":
+        cut(node)
+    else:
+        if rate is not None:
+            rate_file(folder, name).write_text(checked_rate(rate, "rate"))
+        shape(node, rate_file(folder, name).read_text())
+
+
+def _cluster_folder() -> Path:
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        raise UserError(f"{FOLDER_VARIABLE} is not set: faults are for the inside of parbench slurm local")
+    # a kept folder outlives its cluster, and the links of this machine itself are not to be touched
+    if not nodes_file(Path(folder)).exists() or folder.encode() not in FIRST_PROCESS.read_bytes():
+        raise UserError(f"{FOLDER_VARIABLE}={folder} holds no running cluster of parbench slurm local")
+    return Path(folder)
+
+
+def _find_node(folder: Path, name: str) -> Node:
+    nodes = {node.name: node for node in msgspec.json.decode(nodes_file(folder).read_bytes(), type=list[Node])}
+    if name not in nodes:
+        first, *_, last = [*nodes, *nodes]
+        raise UserError(f"{name!r} is none of the cluster's nodes {first} to {last}")
+    return nodes[name]
+
+
+def _tell_slurm(name: str, state: tuple[str, ...]) -> None:
+    command = ["scontrol", "update", f"nodename={name}", *state]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise UserError(f"scontrol refuses {name} {state[0]}: {' '.join((done.stderr or done.stdout).split())}")

@@ -1,0 +1,140 @@
+"""``parbench slurm screen``: which nodes and links are slow, by rounds of pairs, with suspects measured again."""
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from bench.text import UserError, parse_duration, parse_size
+from slurm.screen.fit import Slow, confirm, find_slow
+from slurm.screen.run import Means, Seen, confirmation, measure, short, tournament
+from slurm.screen.verdict import Screening, Verdict, render, screening
+from slurm.system import Slurm, format_limit
+
+LEAST_NODES = 3
+LEAST_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What was asked; None is what the allocation or the defaults decide."""
+
+    nodes: int | None = None
+    partition: str | None = None
+    rounds: int = 5
+    size: str = "4M"
+    time: str = "5m"
+    budget: str | None = None
+    timeout: str = "20s"
+    out: Path = Path("runs/screen")
+    as_json: bool = False
+
+
+def screen(options: Options, environ: Mapping[str, str]) -> tuple[int, str]:
+    """Screen the nodes of this allocation, or of a new one, and return the exit code and what to print.
+
+    A new allocation is salloc's: it runs this command again inside, which prints by itself.
+    """
+    check(options)
+    if "SLURM_JOB_ID" not in environ:
+        return allocate(options), ""
+    nodes = allocated(options, environ, Slurm())
+    found = screen_nodes(nodes, options)
+    return found.code, msgspec.json.encode(_table(found)).decode() if options.as_json else render(found)
+
+
+def _table(found: Screening) -> dict[str, object]:
+    return {**msgspec.structs.asdict(found), "exclude": found.exclude}
+
+
+def check(options: Options) -> None:
+    """Refuse what cannot be meant before anything starts."""
+    if options.rounds < LEAST_ROUNDS:
+        raise UserError(f"--rounds {options.rounds}: at least {LEAST_ROUNDS} are needed to tell a node from a link")
+    if parse_size(options.size) < 1:
+        raise UserError("--size 0: nothing moves")
+    for text in (options.time, options.budget, options.timeout):
+        if text is not None:
+            parse_duration(text)
+    if options.nodes is not None:
+        check_nodes(options.nodes)
+
+
+def check_nodes(nodes: int) -> None:
+    """Refuse so few nodes that a slow pair could not be told to be one of them."""
+    if nodes < LEAST_NODES:
+        raise UserError(
+            f"nodes({nodes}) < {LEAST_NODES}: of one pair nobody can tell which of its two nodes is slow; give it more"
+        )
+
+
+def allocate(options: Options) -> int:
+    """Have salloc give the nodes, and run this command there; return its exit code."""
+    if options.nodes is None:
+        raise UserError("outside an allocation --nodes says how many nodes to screen")
+    Slurm().check_program("salloc")
+    return subprocess.run(salloc_command(options), check=False).returncode
+
+
+def salloc_command(options: Options) -> list[str]:
+    """Return salloc's words: nodes are not shared, for a neighbour's traffic would be taken for slowness.
+
+    An allocation outlives a node that fails, so that the others can still be screened.
+    """
+    words = ["salloc", "--quiet", "--no-kill", f"--nodes={options.nodes}", "--ntasks-per-node=1", "--exclusive"]
+    words += ["--job-name=parbench-screen", f"--time={format_limit(parse_duration(options.time))}"]
+    words += [f"--partition={options.partition}"] if options.partition else []
+    words += [sys.executable, "-m", "parbench", "slurm", "screen", "--nodes", str(options.nodes)]
+    words += ["--rounds", str(options.rounds), "--size", options.size, "--timeout", options.timeout]
+    words += ["--budget", options.budget] if options.budget else []
+    return [*words, "--out", str(options.out), *(["--json"] if options.as_json else [])]
+
+
+def allocated(options: Options, environ: Mapping[str, str], slurm: Slurm) -> tuple[str, ...]:
+    """Return the nodes to screen of this allocation; ``UserError`` if there are too few."""
+    nodes = slurm.host_names(environ.get("SLURM_JOB_NODELIST", ""))
+    if options.nodes is not None and options.nodes > len(nodes):
+        raise UserError(f"--nodes {options.nodes}: job {environ['SLURM_JOB_ID']} has {len(nodes)}")
+    wanted = nodes[: options.nodes]
+    check_nodes(len(wanted))
+    return wanted
+
+
+def screen_nodes(nodes: Sequence[str], options: Options) -> Screening:
+    """Measure rounds of all nodes, without those that do not answer, and once more with those that look slow."""
+    means = Means(size=options.size, budget=options.budget, timeout=options.timeout, out=options.out)
+    seen = measure(nodes, tournament(len(nodes), options.rounds), means)
+    silent, runs = dict(seen.silent), [str(seen.run)]
+    nodes_left = [node for node in nodes if short(node) not in silent]
+    if silent and len(nodes_left) >= LEAST_NODES:
+        seen = measure(nodes_left, tournament(len(nodes_left), options.rounds), means)
+        silent, runs = {**silent, **seen.silent}, [*runs, str(seen.run)]
+    if seen.silent or not seen.exchanges:
+        return _unmeasured(nodes, silent, seen, tuple(runs))
+    suspects = find_slow(seen.exchanges)
+    confirmed: Slow | None = Slow()
+    problems, exchanges = seen.problems, seen.exchanges
+    if suspects:
+        turns = confirmation(len(nodes_left), suspects.ranks, suspects.pairs, options.rounds)
+        again = measure(nodes_left, turns, means)
+        # ranks that have changed places, or rounds that are missing, confirm nothing
+        is_whole = again.hosts == seen.hosts and not again.problems
+        confirmed = confirm(again.exchanges, suspects) if is_whole else None
+        exchanges += again.exchanges if is_whole else ()
+        runs, problems = [*runs, str(again.run)], (*problems, *again.problems)
+    told = screening(seen.hosts, exchanges, suspects, confirmed, silent)
+    return msgspec.structs.replace(told, problems=problems, notes=seen.notes, runs=tuple(runs))
+
+
+def _unmeasured(nodes: Sequence[str], silent: Mapping[str, str], seen: Seen, runs: tuple[str, ...]) -> Screening:
+    """Return the verdicts where there is nothing to tell nodes apart by, but that some did not answer."""
+    told = [
+        Verdict(nodes=(node,), verdict="did not answer", evidence=silent[short(node)])
+        if short(node) in silent
+        else Verdict(nodes=(node,), verdict="cannot tell", evidence="no rounds without trouble")
+        for node in nodes
+    ]
+    return Screening(nodes=tuple(told), problems=seen.problems, notes=seen.notes, runs=runs)

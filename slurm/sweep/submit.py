@@ -1,0 +1,223 @@
+"""``parbench slurm submit``: a sweep file checked, its points and cost shown, its jobs given to Slurm: all, or none."""
+
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from bench.plan.cases import load_catalogue
+from bench.results.runs import utc_now
+from bench.text import UserError, counted, did_you_mean, listed, parse_duration, writing
+from slurm.sweep.expand import expand
+from slurm.sweep.folder import Job, append_job, create_folder, load_jobs, slug, write_sweep
+from slurm.sweep.points import Point, Sweep
+from slurm.sweep.script import Batch, about, batches, estimate, script_text, table
+from slurm.sweep.sweepfile import SweepFile, read_sweep_file
+from slurm.system import Partition, Slurm, SlurmError
+
+
+def submit(
+    path: Path, modules: Sequence[str], *, dry_run: bool, wait: bool, out: Path | None, slurm: Slurm | None = None
+) -> int:
+    """Submit a sweep and return the exit code; ``UserError`` if anything is wrong, and then nothing is submitted.
+
+    With ``wait`` the code is that of the finished sweep. A dry run shows what would be submitted, and writes nothing.
+    """
+    slurm = slurm or Slurm()
+    file = read_sweep_file(path)
+    if not dry_run:
+        slurm.check_program("sbatch")
+    partitions = _partitions(slurm, dry_run=dry_run)
+    try:
+        expansion = expand(file, load_catalogue(modules))
+        sweep = freeze(file, path, expansion.points)
+        sweep, notes = (sweep, []) if partitions is None else fit_partition(sweep, partitions)
+    except UserError as error:
+        raise UserError(f"sweep file {path}: {error}") from error
+    _show(sweep, [*expansion.notes, *notes, *too_long(sweep)])
+    parent = out or Path(file.out)
+    if dry_run:
+        _show_scripts(sweep, parent)
+        return 0
+    folder = create_folder(parent, sweep.name)
+    for job in _write_and_send(sweep, folder, slurm):
+        click.echo(f"job {job.id}: {counted(len(job.points), 'point')} on {counted(job.nodes, 'node')}")
+    if wait:
+        from slurm.sweep.status import follow
+
+        return follow(folder)
+    click.echo(f"next: parbench slurm status {folder}")
+    return 0
+
+
+def freeze(file: SweepFile, path: Path, points: tuple[Point, ...]) -> Sweep:
+    """Return what is submitted: the file's contents and what this process adds, its Python and its folder."""
+    return Sweep(
+        name=file.name or path.stem,
+        file=str(path.absolute()),
+        created=utc_now(),
+        mode=file.mode,
+        points=points,
+        preset=file.preset,
+        launches=file.launches,
+        budget=None if file.budget is None else str(file.budget),
+        timeout=None if file.timeout is None else str(file.timeout),
+        backend=file.backend,
+        device=file.device,
+        link=file.link,
+        partition=file.slurm.partition,
+        time_seconds=None if file.slurm.time is None else round(parse_duration(file.slurm.time)),
+        options=file.slurm.all_options(),
+        srun_options=() if file.container is None else (f"--container-image={file.container}",),
+        prologue=file.prologue,
+        python=file.python or sys.executable,
+        working_directory=str(Path.cwd()),
+        requeue=file.slurm.requeue,
+        on_dead_node=file.slurm.on_dead_node,
+        warning_seconds=file.slurm.signal_seconds,
+    )
+
+
+def _write_and_send(sweep: Sweep, folder: Path, slurm: Slurm) -> tuple[Job, ...]:
+    """Write the folder and submit; a folder for which Slurm took no job is removed again."""
+    try:
+        write_sweep(folder, sweep)
+        return send(sweep, folder, batches(sweep), slurm)
+    except UserError:
+        if not load_jobs(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def send(sweep: Sweep, folder: Path, wanted: Sequence[Batch], slurm: Slurm) -> tuple[Job, ...]:
+    """Submit jobs for a sweep's folder, each noted there at once; if one is refused, the others are cancelled."""
+    jobs: list[Job] = []
+    try:
+        for batch in wanted:
+            jobs.append(_submitted(sweep, folder, batch, slurm))
+            append_job(folder, jobs[-1])
+    except UserError as error:
+        raise UserError(f"{_take_back(jobs, slurm)}: {error}") from error
+    except KeyboardInterrupt:
+        click.echo(f"parbench: interrupted: {_take_back(jobs, slurm)}", err=True)
+        raise
+    return tuple(jobs)
+
+
+def _submitted(sweep: Sweep, folder: Path, batch: Batch, slurm: Slurm) -> Job:
+    script = folder / "scripts" / f"{batch.stem}.sh"
+    with writing(script):
+        script.write_text(script_text(sweep, folder, batch), encoding="utf-8")
+    return Job(
+        id=slurm.sbatch(script),
+        name=batch.stem,
+        nodes=batch.nodes,
+        time_seconds=batch.time_seconds,
+        submitted=utc_now(),
+        points=tuple(point.id for point in batch.points),
+        array=bool(batch.tasks),
+    )
+
+
+def _take_back(jobs: Sequence[Job], slurm: Slurm) -> str:
+    """Cancel what was submitted, and return in words what is left of it; what cannot be cancelled is named."""
+    if not jobs:
+        return "nothing was submitted"
+    ids = [job.id for job in jobs]
+    try:
+        slurm.scancel(ids)
+    except SlurmError as refusal:
+        return f"jobs {' '.join(ids)} are submitted and could not be cancelled ({refusal})"
+    return f"nothing is left submitted, for jobs {' '.join(ids)} were cancelled"
+
+
+def _partitions(slurm: Slurm, *, dry_run: bool) -> tuple[Partition, ...] | None:
+    """Return Slurm's partitions; a dry run may do without Slurm, says so, and gets None."""
+    try:
+        return slurm.partitions()
+    except SlurmError as error:
+        if not dry_run:
+            raise
+        click.echo(f"note: the partition, its nodes and its time limit were not checked: {error}")
+        return None
+
+
+def choose_partitions(name: str | None, partitions: Sequence[Partition]) -> tuple[Partition, ...]:
+    """Return the partitions that a job may run in: those named, the default without a name."""
+    if name is None:
+        default = tuple(partition for partition in partitions if partition.is_default)
+        if not default:
+            raise UserError(f"$.slurm.partition is missing, and Slurm has no default: there are {_names(partitions)}")
+        return default
+    by_name = {partition.name: partition for partition in partitions}
+    for one in name.split(","):
+        if one not in by_name:
+            raise UserError(
+                f"$.slurm.partition: no partition is named {one!r}: there are {_names(partitions)}"
+                f"{did_you_mean(one, by_name)}"
+            )
+    return tuple(by_name[one] for one in name.split(","))
+
+
+def fit_partition(sweep: Sweep, partitions: Sequence[Partition]) -> tuple[Sweep, list[str]]:
+    """Return the sweep with jobs no longer than allowed, and notes; ``UserError`` if it does not fit.
+
+    Only a time that the user asked for is refused: a job of estimated length that is cut short queues itself again.
+    """
+    chosen = choose_partitions(sweep.partition, partitions)
+    names = _names(chosen)
+    nodes = max(partition.nodes for partition in chosen)
+    limit = max(partition.limit_seconds for partition in chosen)
+    wanted = max(point.nodes for point in sweep.points)
+    if wanted > nodes:
+        raise UserError(f"nodes({wanted}) > {nodes}, the nodes of partition {names}")
+    notes = [f"partition {partition.name} is not up: jobs wait" for partition in chosen if not partition.is_up]
+    longest = max(batch.time_seconds for batch in batches(sweep))
+    if longest <= limit:
+        return sweep, notes
+    if sweep.time_seconds is not None:
+        raise UserError(f"$.slurm.time({about(longest)}) > {about(limit)}, the limit of partition {names}")
+    largest = max(point.seconds for point in sweep.points)
+    if largest > limit or not sweep.requeue:
+        raise UserError(
+            f"a job needs {about(longest)}, and partition {names} allows {about(limit)}: set mode to array or each, a "
+            "smaller budget, or slurm.requeue = true"
+        )
+    notes.append(f"the job takes about {about(longest)}, in parts of {about(limit)}, all that partition {names} allows")
+    return msgspec.structs.replace(sweep, time_seconds=int(limit)), notes
+
+
+def too_long(sweep: Sweep) -> list[str]:
+    """Say which points may never fit into the time that jobs are given; such a point is postponed, not begun."""
+    found = [point for point in sweep.points if point.seconds > (sweep.time_seconds or math.inf)]
+    if not found:
+        return []
+    needed, given = about(max(point.seconds for point in found)), about(sweep.time_seconds or 0)
+    return [
+        f"{counted(len(found), 'point')} of up to {needed} may not fit into jobs of {given}, and would be postponed"
+    ]
+
+
+def _names(partitions: Sequence[Partition]) -> str:
+    return listed([partition.name for partition in partitions]) if partitions else "none"
+
+
+def _show(sweep: Sweep, notes: Sequence[str]) -> None:
+    for line in table(sweep.points):
+        click.echo(line)
+    for note in notes:
+        click.echo(f"note: {note}")
+    click.echo(estimate(sweep.points, sweep.mode).text)
+
+
+def _show_scripts(sweep: Sweep, parent: Path) -> None:
+    """Show the first script, and how many more there would be."""
+    first, *others = batches(sweep)
+    folder = parent.absolute() / f"UTC-{slug(sweep.name)}-HEX"
+    click.echo(f"\n{script_text(sweep, folder, first)}")
+    more = f"; {counted(len(others), 'script')} more, of the same form" if others else ""
+    click.echo(f"dry run: nothing was submitted{more}")

@@ -1,0 +1,244 @@
+"""What a run's rows say together: findings, problems, what stands out or is emulated, and the words around tables."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import reports_fixtures as fixtures
+from compare_fixtures import launches
+from compare_fixtures import run_of as run_to_compare
+from nodes_fixtures import EMULATION, group_records, hosts_of, node_run, operation, pair_records, rates_of, world_of
+from nodes_fixtures import run_of as run_on
+from report_rows import found_in, found_of, matrix_case, run_of
+from reports_fixtures import bad, collective, curve_records, hang, make_plan, make_run, ok, pipeline_record, plain, step
+from traced import run_with, timeline, traced_record
+
+from bench.launch.control_channel import LEFT_OUT
+from bench.plan.plan import Skipped
+from bench.results.records import Arrival, Record, Status
+from bench.results.runs import Run
+from reports.analysis.problems import bad_rows, cannot_show, emulations, not_measured, told_of_runs
+from reports.analysis.summary import Verdict, summarize
+from reports.regression.compare import compare
+from reports.regression.compare_columns import heading as heading_of_comparison
+from reports.regression.compare_show import as_markdown, as_table
+from reports.regression.rule import Rule
+from reports.sections.doubts import doubts, footnotes, heading, verdict_words
+
+
+def test_every_row_with_a_measurement_stands_in_one_place() -> None:
+    pairs = [ok(matrix_case(0, 1)), ok(matrix_case(1, 0))]
+    found = found_in(ok(collective()), ok(step()), *pairs, bad(collective("broadcast")))
+    names = [[row.case.name for row in rows] for rows in (found.communication, found.steps)]
+    assert names == [["collective.all_reduce"], ["step.ddp"]]
+    assert ([len(matrix.rows) for matrix in found.matrices], len(found.shown)) == ([2], 4)
+
+
+def test_timelines_are_read_when_they_are_asked_for_and_before_the_rows_lose_them(tmp_path: Path) -> None:
+    found = found_in(pipeline_record())
+    assert found.pipelines[0].facts.measured is not None
+    assert "measured" not in found.steps[0].records[0].details["pipeline"]
+    assert found.unreadable == ()
+    found = found_of(run_with(tmp_path, [(traced_record(), timeline())]))
+    assert {"timelines", "late"} & set(vars(found)) == set()
+    assert len(found.timelines) == 1
+    assert found.late == ()
+    assert "timelines" in vars(found)
+
+
+def test_bad_rows_name_case_status_launches_and_reason() -> None:
+    case, other = collective(), collective("broadcast")
+    records = [hang(case, 0), bad(case, 1, "skipped", "not tried again"), bad(other, reason=""), ok(step())]
+    first, second = bad_rows(summarize(run_of(*records, launches=2)))
+    assert first.case == "collective.all_reduce size_bytes=1024 dtype=float32 mode=blocking"
+    assert (first.status, first.launches, first.reason) == ("hang", "1/2", "rank 1 did not arrive within 60 s")
+    assert second.reason == "no reason was recorded"
+
+
+def test_skipped_by_the_plan_and_by_a_launch_are_not_measured() -> None:
+    case = collective()
+    skipped = Skipped(case=collective(size_bytes=1001), reason="does not divide")
+    summary = summarize(make_run(make_plan([case], skipped=[skipped]), [bad(case, 0, "skipped", "no float8")]))
+    found = [(one.status, one.launches, one.reason) for one in not_measured(summary)]
+    assert found == [("skipped", "all", "does not divide"), ("skipped", "1/1", "no float8")]
+    assert bad_rows(summary) == not_measured(summarize(run_of(ok(case)))) == ()
+
+
+def test_missing_cases_are_one_line_for_a_name() -> None:
+    cases = [collective(size_bytes=1024 * i) for i in (1, 2, 3)] + [collective("broadcast")]
+    first, second = not_measured(summarize(make_run(make_plan(cases, launches=2), [ok(cases[0], 0)])))
+    assert (first.case, first.launches) == ("collective.all_reduce (3 cases)", "5/6")
+    assert (second.case, second.launches) == (cases[3].label, "2/2")
+    assert first.status == second.status == "not measured"
+
+
+def doubted(*records: Record) -> tuple[str, ...]:
+    return doubts(found_in(*records))
+
+
+def late(share: float = 0.8, skew: float = 3e-4, rank: int | None = 2) -> Record:
+    arrival = Arrival(method="c", uncertainty=0.0, late_rank=rank, share=share, last_out_rank=None, last_out_share=None)
+    metrics = fixtures.collective_metrics(collective(), 1e-3) | {"skew": fixtures.seconds_metric(skew)}
+    return ok(collective(), metrics=metrics, arrival=arrival)
+
+
+def test_a_quiet_run_has_no_doubts_and_wild_scatter_is_named_with_long_lists_cut() -> None:
+    pairs = [ok(matrix_case(0, 1)), ok(matrix_case(1, 0))]
+    assert doubted(ok(collective()), ok(step()), *pairs, *curve_records("broadcast")) == ()
+    told = doubted(
+        ok(collective(), grade="very noisy"), ok(step(), grade="very noisy"), ok(collective("gather"), grade="noisy")
+    )
+    assert told == (
+        "Very noisy, the interquartile range over 40 % of the median: all_reduce 1K blocking float32; ddp.",
+    )
+    (told_of_many,) = doubted(*(ok(collective(size_bytes=1024 * (i + 1)), grade="very noisy") for i in range(9)))
+    assert told_of_many.endswith("6K blocking float32 and 3 more.")
+
+
+def test_a_slow_link_and_a_slow_group_are_named() -> None:
+    ends = [(a, b) for a in range(3) for b in range(3) if a != b]
+    told = doubted(*(ok(matrix_case(*both), seconds=5e-3 if both == (2, 1) else 1e-3) for both in ends))
+    assert told == ("Links below 70 % of the median, 1.57 GB/s: rank 2 to 1 at 0.315 GB/s.",)
+
+    def member(number: int, seconds: float) -> Record:
+        return ok(collective(group="pairs", group_index=number), seconds=seconds, details={"group_ranks": [number]})
+
+    (slow,) = doubted(member(0, 1e-3), member(1, 1e-3), member(2, 1.5e-3))
+    assert slow.startswith("Slower than the other groups by more than a tenth: pairs 2: all_reduce")
+    assert doubted(member(0, 1e-3), member(1, 1.05e-3)) == ()
+
+
+def test_links_and_groups_are_held_against_those_of_their_kind() -> None:
+    """Between nodes they are slower, which is no doubt; one slower than its like is."""
+    hosts = hosts_of(4, 2)
+
+    def told(records: Sequence[Record]) -> tuple[str, ...]:
+        return doubts(found_of(run_on(records, hosts)))
+
+    links = pair_records(hosts)
+    alone = [one for one in group_records(hosts, [1 << 22]) if "concurrent" not in one.case.params]
+    assert told(links) == told(alone) == ()
+    slow = [(one.case.params["source"], one.case.params["target"]) for one in links].index((0, 7))
+    links[slow] = msgspec.structs.replace(links[slow], metrics=rates_of(1 << 20, 0.1e9))
+    (link,) = told(links)
+    assert link.startswith("Links (other switch) below 70 % of the median, 0.510 GB/s: rank 0 to 7 at 0.09")
+    slow = [one.details.get("group_ranks") == [4, 5] for one in alone].index(True)
+    alone[slow] = msgspec.structs.replace(alone[slow], metrics=rates_of(1 << 22, 2e9))
+    (group,) = told(alone)
+    assert group.startswith("Slower than the other groups by more than a tenth: node 4,5: all_reduce")
+
+
+def test_loads_stragglers_odd_sizes_and_odd_bytes_are_named_where_they_matter() -> None:
+    (told,) = doubted(ok(collective()), ok(collective(background="gemm"), seconds=3e-3))
+    assert told == "Slower beside others, by more than the interval: all_reduce 1K blocking float32 beside gemm x 3.00."
+    assert doubted(ok(collective()), ok(collective(background="gemm"), seconds=1.05e-3)) == ()
+    (told,) = doubted(late())
+    assert told.endswith("for a tenth of the time or more: rank 2, by 300 us: all_reduce 1K blocking float32.")
+    assert doubted(late(share=0.4)) == doubted(late(skew=5e-5)) == doubted(late(rank=None)) == ()
+    odd = ok(collective(size_bytes=4096), seconds=300e-6)
+    found = doubted(*(odd if record.case.id == odd.case.id else record for record in curve_records()))
+    assert any("Sizes that the fit does not explain: all_reduce 1K blocking float32 at 4K, +" in one for one in found)
+    metrics = fixtures.step_metrics(1e-2) | {"bytes_ratio.dp": plain(2.0, ""), "bytes_ratio.tp": plain(1.0, "")}
+    assert doubted(ok(step(), metrics=metrics)) == ("Bytes sent are not those expected: ddp on dp x 2.000.",)
+
+
+def notes_of(*records: Record, launches: int = 1) -> str:
+    run = run_of(*records, launches=launches)
+    return "\n".join(footnotes(run, summarize(run)))
+
+
+def heading_of(environment: dict[str, Any] | None, *records: Record, launches: int = 1) -> str:
+    run = make_run(make_plan([collective()], launches=launches), records, environment)
+    return heading(run, summarize(run))
+
+
+def test_the_heading_says_what_was_run_where_and_on_what() -> None:
+    assert heading_of(fixtures.ENVIRONMENT, ok(collective())) == (
+        "preset node: 4 ranks on 1 node, gloo, cpu; 1 launch; host node-a; Example CPU; torch 2.13.0; "
+        "started 2026-01-02T03:04:05.678Z; measuring took 500 ms"
+    )
+    unknown: list[dict[str, Any] | None] = [None, {}, {"host": None}, {"host": {"cpu_model": None}}, {"torch": "odd"}]
+    for environment in unknown:
+        assert "; host node-a; started" in heading_of(environment, ok(collective())), environment
+    assert "4 ranks, gloo, cpu; 2 launches;" in heading_of(None, launches=2)
+    assert "; Example GPU; " in heading_of({"torch": {"gpu": "Example GPU"}}, ok(collective()))
+
+
+def test_the_verdict_in_words() -> None:
+    told: list[tuple[dict[Status, int], int, int, int, str]] = [
+        ({"ok": 3}, 0, 0, 0, "fine: 3 ok"),
+        ({"ok": 3, "skipped": 1}, 2, 0, 0, "fine: 3 ok, 3 skipped"),
+        ({"ok": 3, "hang": 1}, 0, 0, 4, "something did not run: 3 ok, 1 hang"),
+        ({}, 0, 9, 4, "something did not run: 9 of 9 measurements without a record"),
+        ({"wrong": 1}, 0, 0, 1, "a result is wrong: 1 wrong"),
+        ({}, 0, 0, 0, "fine: nothing was planned"),
+    ]
+    for counts, skipped, missing, code, words in told:
+        assert verdict_words(Verdict(counts=counts, skipped=skipped, missing=missing, planned=9, code=code)) == words
+
+
+def test_the_notes_name_convention_method_and_what_one_launch_cannot_tell() -> None:
+    assert "follow nccl-tests" in notes_of(ok(collective()), ok(step(), n=7))
+    alone, several = notes_of(ok(step())), notes_of(ok(collective(), 0), ok(collective(), 1), launches=2)
+    assert ["nccl-tests" in told for told in (alone, several)] == [False, True]
+    assert ["One launch: intervals say nothing" in told for told in (alone, several)] == [True, False]
+    assert "geometric mean of 2 launch medians, t interval" in several
+    assert "Where the time went" not in alone
+    assert notes_of(bad(collective())) == ""
+
+
+def test_what_cannot_be_claimed_is_said_once_with_how_many_cases() -> None:
+    assert "Note (1 of 2 cases): functional only" in notes_of(ok(collective()), ok(step(), notes=["functional only"]))
+    plan = msgspec.structs.replace(make_plan([collective()]), notes=("functional only",))
+    for records in ([], [ok(collective(), notes=["functional only", "odd"])]):
+        run = make_run(plan, records)
+        text = "\n".join(footnotes(run, summarize(run)))
+        assert text.count("functional only") == 1
+        assert "Note (all cases): functional only" in text
+        assert ("Note (1 of 1 cases): odd" in text) is bool(records)
+
+
+def test_what_the_budget_left_out_is_counted() -> None:
+    cases = [collective(size_bytes=size) for size in (1, 2, 3)]
+    records = [ok(case) for case in cases]
+    records += [bad(case, launch, "skipped", LEFT_OUT) for case in cases[:2] for launch in (1, 2)]
+    told = notes_of(*records, ok(cases[2], 1), bad(cases[2], 2, "skipped", LEFT_OUT), launches=3)
+    assert "budget of 1 min 30 s was spent: 2 of 3 launches of 2 cases, 1 of 3 launches of 1 case." in told
+    assert "Left out" not in notes_of(ok(collective()))
+
+
+SHARED = "functional only: 4 ranks on 2 cores"
+
+
+def with_plan_notes(run: Run, *notes: str) -> Run:
+    plan = msgspec.structs.replace(run.info.plan, notes=notes)
+    return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, plan=plan))
+
+
+def test_emulation_is_found_once_in_records_and_plan_and_counted_where_not_all_bear_it() -> None:
+    run = node_run()
+    assert emulations(run) == emulations(with_plan_notes(run, EMULATION)) == (EMULATION,)
+    assert emulations(node_run(notes=())) == ()
+    assert cannot_show(with_plan_notes(run, EMULATION, SHARED)) == (EMULATION, SHARED)
+    hosts = hosts_of(2, 1)
+    records = [ok(operation(size), world=world_of(hosts)) for size in (1024, 2048, 4096)]
+    records[0] = msgspec.structs.replace(records[0], notes=[EMULATION, EMULATION])
+    assert emulations(run_on(records, hosts)) == (f"{EMULATION} (1 of 3 records)",)
+
+
+def test_of_several_runs_each_emulation_is_told_once_with_its_runs() -> None:
+    real, played = node_run(notes=()), node_run()
+    assert told_of_runs([real, played, played], emulations) == (f"What runs 2-3 cannot show: {EMULATION}",)
+    assert told_of_runs([real, played], emulations) == (f"What run 2 cannot show: {EMULATION}",)
+    assert told_of_runs([played, played], emulations) == (f"What no run can show: {EMULATION}",)
+    assert told_of_runs([real], emulations) == ()
+
+
+def test_a_comparison_says_of_either_side_that_it_is_emulated() -> None:
+    base, new = run_to_compare(launches()), run_to_compare(launches(notes=[EMULATION]))
+    comparison = compare(base, new, Rule())
+    assert heading_of_comparison(comparison)[3:] == (f"NEW is {EMULATION}",)
+    assert f"NEW is {EMULATION}" in as_table(comparison).split("Families")[0]
+    assert f"NEW is {EMULATION}" in as_markdown(comparison).split("### ")[0]
+    assert heading_of_comparison(compare(new, base, Rule()))[3:] == (f"BASE is {EMULATION}",)

@@ -1,0 +1,146 @@
+"""Kinds of groups: told by where their ranks are, medians of their groups, what is left across nodes, and figures."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from nodes_fixtures import FAR_RATE, group_records, hosts_of, node_run, operation, rates_of, run_of, world_of
+from report_rows import cells_of
+from reports_fixtures import ok
+
+from bench.results.records import Record
+from bench.results.runs import Run
+from reports.analysis.group_kinds import Kind, Kinds, kind_columns, kinds, largest, ratio_words, series_of_kinds
+from reports.analysis.rank_hosts import nodes_of
+from reports.analysis.summary import summarize
+from reports.figures.node_figures import EFFICIENCY, RATE, TIME, draw_against_nodes, draw_kinds
+
+SIZE = 1 << 22
+WITHIN, ACROSS, OVER = "within a node", "across nodes", "over nodes"
+TWO = hosts_of(2, 2)
+
+
+def found(run: Run) -> tuple[Kinds, ...]:
+    return kinds(summarize(run).rows, nodes_of(run))
+
+
+def record(group: str, ranks: list[int], rate: float, member: int = 0, hosts: list[str] = TWO) -> Record:
+    case = operation(SIZE, group=group, group_index=member)
+    return ok(case, world=world_of(hosts), metrics=rates_of(SIZE, rate), details={"group_ranks": ranks})
+
+
+def world(rate: float = 2e9, hosts: list[str] = TWO) -> Record:
+    return ok(operation(SIZE), world=world_of(hosts), metrics=rates_of(SIZE, rate))
+
+
+def only(*records: Record, hosts: list[str] = TWO) -> Kinds:
+    (one,) = found(run_of(records, hosts))
+    return one
+
+
+def test_groups_are_told_by_where_their_ranks_are() -> None:
+    one, *_ = found(node_run("cyclic"))
+    told = {kind.label: len(rows) for kind, rows in one.rows.items()}
+    assert told == {"world": 1, "node": 4, "node, together": 4, "across": 2, "across, together": 2}
+    # neighbours in rank are on one node in block placement, and on two in cyclic
+    for placement, reach in (("block", WITHIN), ("cyclic", ACROSS)):
+        hosts = hosts_of(2, 2, placement)
+        one = only(record("pairs", [0, 1], 1e9, hosts=hosts), world(hosts=hosts), hosts=hosts)
+        assert Kind(group="pairs", together=False, reach=reach) in one.rows
+        assert f"pairs, {reach}" in {kind.label for kind in one.rows}
+    one = only(record("dp=2 tp=2:tp", [0, 1], 4e9), record("dp=2 tp=2:dp", [0, 2], 1e9))
+    assert [kind.label for kind in one.rows] == ["tp of dp=2 tp=2, within a node", "dp of dp=2 tp=2, across nodes"]
+    assert one.ratio() == pytest.approx(0.25, rel=0.02)
+
+
+def test_a_kinds_rate_is_the_median_of_its_groups_and_the_ratio_across_over_within() -> None:
+    hosts = hosts_of(3, 2)
+    rates = (1e9, 4e9, 2e9)
+    records = [record("node", [2 * i, 2 * i + 1], rate, i, hosts) for i, rate in enumerate(rates)]
+    one = only(*records, world(hosts=hosts), hosts=hosts)
+    kind = one.standing_for(WITHIN)
+    assert kind is not None
+    assert one.rate(kind) == pytest.approx(2e9, rel=0.02)
+    one = found(node_run())[-1]
+    assert one.ratio() == pytest.approx(1 / 8, rel=0.05)
+    assert one.ratio(together=True) == pytest.approx(1 / 16, rel=0.05)
+
+
+def test_the_world_stands_for_across_only_where_nothing_else_does_and_a_node_for_within() -> None:
+    within = record("node", [0, 1], 4e9)
+    assert only(world(), within).standing_for(ACROSS, OVER) == Kind(group="world", together=False, reach=OVER)
+    kind = only(world(), within, record("across", [0, 2], 1e9)).standing_for(ACROSS, OVER)
+    assert kind == Kind(group="across", together=False, reach=ACROSS)
+    for names in (("pairs", "node", "contiguous:2"), ("contiguous:2", "node", "pairs"), ("node", "pairs")):
+        alike = [record(name, [0, 1], 4e9) for name in names]
+        kind = only(*alike, record("across", [0, 2], 1e9)).standing_for(WITHIN)
+        assert kind is not None
+        assert kind.group == "node", names
+
+
+def test_the_finding_is_a_sentence_on_the_largest_size() -> None:
+    (one,) = largest(found(node_run()))
+    assert one.size_bytes == SIZE
+    assert ratio_words(one) == (
+        "all_reduce, blocking float32: across nodes 4M runs at 0.127 of within a node "
+        "(across 0.499 GB/s, node 3.93 GB/s)."
+    )
+    series = series_of_kinds(found(run_of(group_records(TWO, (1 << 22, 1 << 10)), TWO)))
+    told = {name: [one.size_bytes for one in rows] for name, rows in series.items()}
+    assert told == {("all_reduce", "blocking", "float32"): [1 << 10, 1 << 22]}
+
+
+def test_columns_go_from_near_to_far_and_alone_before_together() -> None:
+    rows = found(node_run())
+    line = cells_of(kind_columns(rows), rows[-1])
+    groups = ["node", "across", "world", "node, together", "across, together"]
+    assert list(line)[4:] == [*groups, "across / within", "across / within, together"]
+    assert (line["size"], line["node"], line["across"], line["across / within"]) == ("4M", "3.93", "0.499", "0.127")
+    alone = only(record("node", [0, 1], 4e9), record("across", [0, 2], 1e9))
+    assert [column.title for column in kind_columns([alone])][-1] == "across / within"
+
+
+def test_one_node_one_kind_or_groups_of_unknown_ranks_are_no_comparison() -> None:
+    assert found(run_of(group_records(TWO), hosts_of(1, 4))) == ()
+    assert found(run_of([record("node", [0, 1], 4e9)], TWO)) == ()
+    unknown: tuple[dict[str, Any], ...] = ({"group_ranks": "0,1"}, {"group_ranks": [0, 99]}, {"group_size": 2}, {})
+    for details in unknown:
+        lost = ok(operation(SIZE, group="node", group_index=1), world=world_of(TWO), details=details)
+        assert found(run_of([lost, world()], TWO)) == (), details
+
+
+def drawn(figure: Figure | None) -> tuple[Axes, list[str]]:
+    assert figure is not None
+    return figure.axes[0], [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def points(axes: Axes, place: int) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in np.asarray(axes.lines[place].get_xydata())]
+
+
+def test_each_kind_of_group_is_a_line_against_size() -> None:
+    axes, names = drawn(draw_kinds(found(node_run())))
+    assert names == ["world", "node", "node, together", "across", "across, together"]
+    across = dict(points(axes, 3))
+    assert list(across) == [1 << 16, 1 << 20, 1 << 22]
+    assert across[1 << 22] == pytest.approx(FAR_RATE / 1e9, rel=0.01)
+    assert [label.get_text() for label in axes.get_xticklabels()][-1] == "4M"
+    assert draw_kinds(()) is None
+
+
+def test_lines_go_from_the_fewest_nodes_to_the_most_and_differ_in_more_than_colour() -> None:
+    axes, names = drawn(draw_against_nodes([("a", {4: 1.0, 1: 8.0, 2: 2.0}), ("b", {1: 1.0, 4: 0.5})], RATE))
+    assert names == ["a", "b"]
+    assert points(axes, 0) == [(1, 8.0), (2, 2.0), (4, 1.0)]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "4"]
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_yscale()) == ("nodes", "bus bandwidth (GB/s)", "log")
+    first, other = axes.lines
+    assert first.get_marker() != other.get_marker()
+    assert first.get_linestyle() != other.get_linestyle()
+    assert draw_against_nodes([("a", {4: 1.0})], TIME) is None  # on one number of nodes is no line
+    assert drawn(draw_against_nodes([("a", {4: 1.0}), ("b", {1: 1.0, 2: 1.0})], TIME))[1] == ["b"]
+    axes, _ = drawn(draw_against_nodes([("a", {1: 1.0, 2: 0.5})], EFFICIENCY))
+    assert (axes.get_ylim()[0], axes.yaxis.get_major_formatter()(0.5, None)) == (0, "50 %")
+    assert np.asarray(axes.lines[1].get_ydata()).tolist() == [1.0, 1.0]  # the level of perfection

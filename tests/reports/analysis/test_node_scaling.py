@@ -1,0 +1,203 @@
+"""Several runs over nodes: a series for each placement from one base, repeats, environments, and their sections."""
+
+import msgspec
+import pytest
+from nodes_fixtures import hosts_of, lost_run, node_run, operation, rates_of, run_of, scaling_run, world_of
+from report_rows import cells_of, there
+from reports_fixtures import ok, sample_run, step
+
+from bench.results.runs import Run
+from reports.analysis.several import Point, Several, several
+from reports.analysis.summary import summarize
+from reports.sections.node_comparison import (
+    MOST_LINES,
+    OverNodes,
+    efficiency_lines,
+    environment_section,
+    environments,
+    far_section,
+    layout_of,
+    node_counts,
+    over_nodes,
+    over_nodes_section,
+    problem_section,
+    rate_lines,
+    run_words,
+    time_lines,
+)
+from reports.sections.panels import Section
+
+SIZE = 1 << 22
+
+
+def of(*runs: Run, points: tuple[Point, ...] = ()) -> Several:
+    return several([(run, summarize(run)) for run in runs], points)
+
+
+def series(*runs: Run, points: tuple[Point, ...] = ()) -> dict[str, OverNodes]:
+    return {one.label: one for one in over_nodes(of(*runs, points=points))}
+
+
+def timed(nodes: int, rate: float) -> Run:
+    hosts = hosts_of(nodes, 1)
+    return run_of([ok(operation(SIZE), world=world_of(hosts), metrics=rates_of(SIZE, rate))], hosts)
+
+
+def tuned() -> Several:
+    runs = [scaling_run(nodes, factor=factor) for factor in (1.0, 2.0) for nodes in (2, 4)]
+    names = [(name, f"{name}{nodes}") for name in ("plain", "tuned") for nodes in (2, 4)]
+    return of(*runs, points=tuple(Point(id=point, environment=name) for name, point in names))
+
+
+def lines(section: Section | None) -> list[dict[str, str]]:
+    (panel,) = there(section).panels
+    return [cells_of(panel.columns, row) for row in panel.rows]
+
+
+def test_runs_on_more_nodes_are_a_series() -> None:
+    found = series(*(scaling_run(nodes) for nodes in (1, 2, 4)))
+    assert list(found) == ["all_reduce 64K blocking float32", "all_reduce 4M blocking float32", "ddp"]
+    big = found["all_reduce 4M blocking float32"].scaled
+    assert sorted(big.rows) == [1, 2, 4]
+    assert big.efficiency(2) == pytest.approx(0.125, rel=0.05)
+    steps = found["ddp"].scaled
+    # as many times the tokens in longer steps: the efficiency is the ratio of step times
+    first, last = (steps.rows[nodes].value("step_time") or 0 for nodes in (1, 4))
+    assert steps.efficiency(4) == pytest.approx(first / last)
+    assert node_counts(tuple(found.values())) == (1, 2, 4)
+
+
+def test_placements_and_ranks_a_node_are_series_of_their_own_from_one_base() -> None:
+    runs = [scaling_run(nodes, 2, placement) for placement in ("block", "cyclic") for nodes in (2, 4)]
+    found = series(scaling_run(1, 2), *runs)
+    assert list(found)[:2] == ["all_reduce 64K blocking float32, block", "all_reduce 64K blocking float32, cyclic"]
+    block, cyclic = (found[f"all_reduce 4M blocking float32, {name}"].scaled for name in ("block", "cyclic"))
+    assert block.rows[1] is cyclic.rows[1]
+    assert (cyclic.rate(4) or 0) / (block.rate(4) or 1) == pytest.approx(0.5, rel=0.02)
+    labels = list(series(*(scaling_run(nodes, each) for each in (1, 2) for nodes in (2, 4))))
+    assert labels[-2:] == ["ddp, 1 a node", "ddp, 2 a node, block"]
+
+
+def test_the_placement_found_counts_an_unknown_one_is_no_others_and_one_rank_a_node_has_none() -> None:
+    runs = scaling_run(4, 1, "cyclic"), scaling_run(4, 2, "cyclic")
+    points = Point(id="a", placement="cyclic"), Point(id="b", placement="block")
+    layouts = [layout_of(one, one.shown[0]) for one in of(*runs, points=points).runs]
+    assert [(one.ranks_per_node, one.placement) for one in layouts] == [(1, ""), (2, "cyclic")]
+    # a run that does not tell its hosts, as those of older versions, stands apart from block and cyclic
+    silent = scaling_run(4, 2)
+    records = tuple(msgspec.structs.replace(one, environment={}) for one in silent.records)
+    info = msgspec.structs.replace(silent.info, environment={})
+    silent = msgspec.structs.replace(silent, info=info, records=records)
+    labels = list(series(scaling_run(1, 2), scaling_run(4, 2), silent))
+    assert labels[-2:] == ["ddp, block", "ddp, placement unknown"]
+
+
+def test_of_repeats_the_median_counts_and_of_a_point_that_ran_twice_the_last_run() -> None:
+    runs = [timed(1, 4e9), *(timed(2, rate) for rate in (1e9, 3e9, 2e9))]
+    of_two = "the slower of two, which is a run that there was"
+    cases = [(runs, "abcd", 3, 2e9, "the median"), (runs[:3], "", 2, 1e9, of_two)]
+    for given, ids, repeats, rate, what in [*cases, (runs[:3], "abb", 1, 3e9, "the last")]:
+        (found,) = over_nodes(of(*given, points=tuple(Point(id=name) for name in ids)))
+        assert found.repeats == repeats, what
+        assert found.scaled.rate(2) == pytest.approx(rate, rel=0.02), what
+
+
+def test_what_has_no_nodes_no_time_or_groups_of_its_own_has_no_place() -> None:
+    assert over_nodes(of(scaling_run(2), scaling_run(2))) == ()
+    hosts = {n: hosts_of(n, 2) for n in (2, 4)}
+    grouped = [run_of([ok(operation(SIZE, group="node"), world=world_of(of))], of) for of in hosts.values()]
+    assert over_nodes(of(*grouped)) == ()
+    timeless = run_of([ok(step(), world=world_of(hosts[2]), metrics={})], hosts[2])
+    assert over_nodes(of(scaling_run(1), timeless)) == ()
+    # an imported file's, which does not tell its nodes
+    runs = [scaling_run(nodes) for nodes in (1, 2)]
+    unknown = msgspec.structs.replace(runs[0].records[0].world, nodes=0)
+    records = tuple(msgspec.structs.replace(one, world=unknown) for one in runs[0].records)
+    foreign = msgspec.structs.replace(runs[0], records=records)
+    assert over_nodes(of(foreign, *runs)) == over_nodes(of(*runs)) != ()
+    assert over_nodes(of(foreign, runs[1])) == ()
+    assert environments(of(foreign)) == ()
+
+
+def test_environments_scale_apart_and_stand_beside_each_other_where_all_else_is_alike() -> None:
+    assert [one.label for one in over_nodes(tuned())][-2:] == ["ddp, plain", "ddp, tuned"]
+    found = environments(tuned())
+    small = "all_reduce 64K blocking float32"
+    assert [(one.label, one.nodes) for one in found][:2] == [(small, 2), (small, 4)]
+    assert {one.names for one in found} == {("plain", "tuned")}
+    ratio = found[-1].beside.ratio(1)
+    assert ratio is not None
+    assert ratio.value == pytest.approx(0.5)
+    runs = [scaling_run(2), scaling_run(4)]
+    for told in (("", ""), ("plain", "plain"), ("plain", "tuned")):  # the last on other nodes
+        points = tuple(Point(id=f"{i}", environment=name) for i, name in enumerate(told))
+        assert environments(of(*runs, points=points)) == (), told
+
+
+def test_what_went_wrong_is_told_with_its_point_and_its_host() -> None:
+    found = of(scaling_run(2), lost_run(), points=(Point(id="a"), Point(id="b", label="4 nodes x 1")))
+    (line,) = lines(problem_section(found))
+    assert (line["run"], line["status"]) == ("run 2: 4 nodes x 1", "hang")
+    assert line["reason"] == "no end within 10 s: rank 2 (n3) did not arrive"
+    assert problem_section(of(scaling_run(2))) is None
+    pointed = of(scaling_run(1), scaling_run(2), points=(Point(id="ab"),))
+    assert [run_words(one) for one in pointed.runs] == ["run 1: ab", "run 2"]
+
+
+def test_rates_and_times_stand_by_nodes_with_their_efficiency() -> None:
+    small, big, ddp = lines(over_nodes_section(of(*(scaling_run(nodes, 2) for nodes in (1, 2, 4)))))
+    assert (small["case"], small["placement"]) == ("all_reduce 64K blocking float32", "block")
+    assert (big["what"], big["ranks a node"]) == ("busbw", "2")
+    assert (big["1 node"], big["2 nodes"]) == ("3.93 GB/s", "0.499 GB/s")
+    assert (big["efficiency 2 nodes"], big["efficiency 4 nodes"]) == ("12.7 %", "6.36 %")
+    assert (ddp["what"], ddp["1 node"], ddp["4 nodes"]) == ("step time", "10.0 ms", "20.0 ms")
+    assert ddp["efficiency 4 nodes"] == "50.0 %"
+    # what a series lacks is unknown
+    apart = [scaling_run(*one) for one in ((2, 1), (4, 1), (1, 2), (4, 2))]
+    first, other, *_ = lines(over_nodes_section(of(*apart)))
+    assert (
+        (first["1 node"], first["efficiency 2 nodes"]) == (other["2 nodes"], other["efficiency 2 nodes"]) == ("-", "-")
+    )
+    assert first["efficiency 4 nodes"] != "-"
+    (panel,) = there(over_nodes_section(of(scaling_run(1), scaling_run(2), scaling_run(2)))).panels
+    assert panel.notes == ("Up to 2 repeats: the one with the median time is shown.",)
+    assert over_nodes_section(of(scaling_run(2))) is None
+
+
+def test_figures_have_the_first_lines_of_each_kind() -> None:
+    found = of(*(scaling_run(nodes, 2) for nodes in (1, 2, 4)))
+    (small, _), (big, rates) = rate_lines(found)
+    assert (small, big) == ("all_reduce 64K blocking float32", "all_reduce 4M blocking float32")
+    assert rates[4] == pytest.approx(0.25, rel=0.01)
+    ((label, times),) = time_lines(found)
+    assert label == "ddp"
+    assert times[1] == pytest.approx(0.01)
+    assert efficiency_lines(found)[2][1] == {1: 1.0, 2: pytest.approx(0.59, rel=0.02), 4: pytest.approx(0.5)}
+    sizes = range(MOST_LINES + 2)
+    both = (hosts_of(1, 2), hosts_of(2, 2))
+    many = [run_of([ok(operation(1024 << i), world=world_of(hosts)) for i in sizes], hosts) for hosts in both]
+    assert len(rate_lines(of(*many))) == len(efficiency_lines(of(*many))) == MOST_LINES
+    assert there(over_nodes_section(of(*many))).panels[0].notes == (f"The first {MOST_LINES} of each kind are drawn.",)
+
+
+def test_what_is_left_across_nodes_is_told_run_by_run() -> None:
+    line, other = lines(far_section(of(node_run("block"), scaling_run(2), node_run("cyclic"))))
+    assert line == {
+        "run": "run 1",
+        "operation": "all_reduce 4M blocking float32",
+        "within": "3.93",
+        "across": "0.499",
+        "across / within": "0.127",
+    }
+    assert other["run"] == "run 3"
+    assert far_section(of(sample_run())) is None
+
+
+def test_environments_have_a_column_each_and_a_ratio_to_the_first_unknown_where_one_lacks_a_case() -> None:
+    points = tuple(Point(id=name, environment=name) for name in ("plain", "tuned", "third"))
+    found = lines(environment_section(of(scaling_run(2), scaling_run(2, factor=2.0), scaling_run(4), points=points)))
+    assert (found[-1]["case"], found[-1]["nodes"]) == ("ddp", "2")
+    assert found[-1]["plain"].startswith("16.8 ms [")
+    assert found[-1]["tuned / first"].startswith("0.500 [")
+    assert (found[0]["third"], found[0]["third / first"]) == ("-", "-")
+    assert environment_section(of(scaling_run(2))) is None

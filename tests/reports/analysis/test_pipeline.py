@@ -1,0 +1,265 @@
+"""Pipelines: what records tell of them, refused where they contradict themselves; their tables; schedules compared."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from report_rows import cells_of, row_of, rows_of, run_of, with_metrics
+from report_rows import told as line_of
+from reports_fixtures import bad, ok, pipeline_details, pipeline_metrics, pipeline_record, plain, pp, simulated, step
+
+from bench.results.details import Action, Idle, Ran
+from bench.results.records import Record
+from reports.analysis.labels import row_facts
+from reports.analysis.pipelines import (
+    Comparison,
+    Pipeline,
+    comparisons,
+    pipelines,
+    read_pipeline,
+    schedule_labels,
+    without_timelines,
+)
+from reports.analysis.summary import summarize, unreadable
+from reports.render.build import as_json
+from reports.sections.parallel_columns import compared_columns, pipeline_columns
+
+
+def found_in(*records: Record) -> tuple[Pipeline, ...]:
+    return pipelines(rows_of(*records))
+
+
+def read(*records: Record) -> Pipeline:
+    found = read_pipeline(row_of(*records, launches=1 + max(one.launch for one in records)))
+    assert isinstance(found, Pipeline)
+    return found
+
+
+def record_of(schedule: str = "1f1b", *, metrics: bool = True, **details: Any) -> Record:
+    """Return a step whose facts are these, the rest the usual ones; without metrics no bubble is claimed of it."""
+    facts = {"pipeline": pipeline_details(schedule) | details}
+    return ok(pp(schedule), seconds=0.5, metrics=pipeline_metrics() if metrics else None, details=facts)
+
+
+SILENT: dict[str, Any] = {"measured": None, "predicted": None, "idle": None, "activation_bytes_by_rank": None}
+
+
+def test_facts_are_read_as_they_were_written_and_what_is_absent_is_unknown() -> None:
+    found = read(pipeline_record(ranks=4, microbatches=8))
+    facts = found.facts
+    assert (facts.schedule, facts.ranks, facts.microbatches, facts.chunks) == ("1f1b", 4, 8, 1)
+    assert facts.stages_by_rank == ((0,), (1,), (2,), (3,))
+    assert (facts.clock, facts.clock_uncertainty_seconds) == ("one host, one monotonic clock", 0.0)
+    assert (facts.comparison, found.launch) == (None, 0)
+    few = {"schedule": "gpipe", "ranks": 2, "microbatches": 4, "chunks": 1, "stages_by_rank": [[0], [1]]}
+    bare = read(ok(pp(), metrics={}, details={"pipeline": few}))
+    told = bare.facts
+    assert (told.measured, told.predicted, told.idle, told.clock, bare.activation_bytes) == (None,) * 5
+    assert read(record_of()).activation_bytes == 5 << 20  # as measured, or else the fullest rank's
+    uncounted = with_metrics(record_of(activation_bytes_by_rank=[7, 9]), memory__activations=None)
+    assert read(uncounted).activation_bytes == 9
+
+
+def test_actions_are_read_by_rank_and_idle_times_with_their_causes() -> None:
+    timeline = [[["12F10", 0, 1], ["12I10", 1, 2], ["12W10", 2, 3], ["0B3", 3, 4]], [["1F0", 12, 22]]]
+    idle = [[1, 0, 12, "p2p"]]
+    facts = read(record_of(stages_by_rank=[[0, 12], [1, 11]], chunks=2, measured=timeline, idle=idle)).facts
+    assert facts.measured is not None
+    assert [str(ran.action) for ran in facts.measured[0]] == ["12F10", "12I10", "12W10", "0B3"]
+    assert (facts.measured[1], facts.idle) == ((Ran("1F0", 12, 22),), (Idle(1, 0, 12, "p2p"),))
+    assert Action.parse("12I10") == Action(12, "I", 10)
+
+
+def test_other_steps_are_no_pipelines_and_the_first_launch_with_a_timeline_tells_one() -> None:
+    rows = rows_of(ok(step("ddp")), pipeline_record(), bad(pp("gpipe"), details={"pipeline": pipeline_details()}))
+    assert [one.row.case.params["schedule"] for one in pipelines(rows)] == ["1f1b"]
+    assert unreadable(rows, read_pipeline) == ()
+    assert found_in(ok(step(), details={"pipeline": "of another kind"})) == ()
+    without = pipeline_record(launch=0, measured=None, clock="first")
+    found = read(without, *(pipeline_record(launch=i, clock=f"launch {i}") for i in (1, 2)))
+    assert (found.launch, found.facts.clock) == (1, "launch 1")
+    assert read(without).launch == 0
+
+
+def test_facts_that_contradict_themselves_are_refused() -> None:
+    overlap = [[["0F0", 0, 10], ["0F1", 9, 20]], []]
+    cases: list[tuple[dict[str, Any], str]] = [
+        *(
+            ({"measured": [[[name, 0, 1]], []]}, f"{name!r} is no action: it is a stage, F, B, I or W")
+            for name in ("F0", "0X1", "0F", "-1F0", "(0F0;1B0)OVERLAP_F_B")
+        ),
+        ({"predicted": [[["3F0", 0, 1]], []]}, "3F0 ran on rank 0, which holds stages (0,)"),
+        ({"measured": overlap}, "0F1 on rank 0 begins at 9 us, before 0F0 ends at 10 us"),
+        ({"predicted": overlap}, "0F1 on rank 0 begins at 9 us, before 0F0 ends at 10 us"),
+        ({"stages_by_rank": [[0]]}, "stages_by_rank(1) != 2"),
+        ({"measured": [[]] * 3}, "a timeline has 3 of 2 ranks"),
+        ({"idle": [[2, 0, 1, "rest"]]}, "idle time of ranks {2} of 2"),
+        ({"idle": [[0, 0, 1, "lunch"]]}, "Invalid enum value 'lunch'"),
+        ({"microbatches": "four"}, "Expected `int`, got `str`"),
+        ({"measured": [[["0F0", 0]], []]}, "Expected `array` of at least length 3"),
+    ]
+    start = "workload.pp schedule=1f1b microbatches=4 layers=4: its details of pipeline cannot be read: "
+    for details, words in cases:
+        rows = rows_of(record_of(**details))
+        (told,) = unreadable(rows, read_pipeline)
+        assert told.startswith(start), words
+        assert words in told
+        assert "\n" not in told
+        assert pipelines(rows) == ()
+
+
+def test_timelines_are_left_out_of_facts_and_data_and_nothing_else_is() -> None:
+    record = msgspec.structs.replace(pipeline_record(), details=pipeline_record().details | {"other": {"measured": 1}})
+    run = run_of(record, ok(step()))
+    summary = summarize(run)
+    thin = without_timelines(summary)
+    (row, other), (whole, untouched) = thin.rows, summary.rows
+    facts = dict(row_facts(row))
+    assert facts["pipeline.schedule"] == "1f1b"
+    assert facts["pipeline.stages_by_rank"] == "0, 1"
+    assert facts["other.measured"] == "1"
+    assert not facts.keys() & {"pipeline.measured", "pipeline.predicted", "pipeline.idle"}
+    assert ["0F0" in as_json(run, one) for one in (summary, thin)] == [True, False]
+    assert (row.metrics, thin.verdict) == (whole.metrics, summary.verdict)
+    assert other is untouched
+
+
+def test_a_pipeline_says_all_it_knows_and_a_narrow_terminal_loses_detail_before_comparison() -> None:
+    (one,) = found_in(pipeline_record(ranks=4, microbatches=8))
+    columns = pipeline_columns([one])
+    assert line_of(columns, one) == (
+        "schedule: 1f1b | P: 4 | M: 8 | v: 1 | step time: 20.0 ms [18.0, 22.0] | bubble fraction: 26.3 % | "
+        "simulated: 23.7 % | formula: 21.0 % | bubble overhead: 35.7 % | fraction of span: 20.0 % | "
+        "idle: 5.00 ms | idle: schedule: 3.00 ms | idle: imbalance: 1.00 ms | idle: p2p: 600 us | "
+        "idle: rest: 400 us | non-pipeline: 1.00 ms | in flight: 2 | activations: 5.00 MiB"
+    )
+    kept = [column.title for column in columns if not column.drop]
+    assert kept == ["schedule", "P", "M", "v", "step time", "bubble fraction"]
+    drops = {column.title: column.drop for column in columns}
+    assert drops["simulated"] < drops["formula"] < drops["idle: rest"] < drops["in flight"]
+    assert all(column.help for column in columns)
+    sorts = {column.title: column.sort(one) for column in columns}
+    causes = [float(str(sorts[title])) for title in sorts if title.startswith("idle: ")]
+    assert len(causes) == 4
+    assert sum(causes) == pytest.approx(sorts["idle"])
+    # neither halves nor what is below nothing are rounded away
+    odd = read(with_metrics(pipeline_record(), in_flight=plain(5.5, "microbatches"), idle_rest=plain(-0.001, "s")))
+    cells = cells_of(pipeline_columns([odd]), odd)
+    assert (cells["in flight"], cells["idle: rest"]) == ("5.5", "-1.00 ms")
+
+
+def test_what_nobody_knows_has_no_column_and_dashes_beside_others() -> None:
+    functional = record_of("gpipe", metrics=False, **SILENT)
+    (alone,) = found_in(functional)
+    known = {"schedule": "gpipe", "P": "2", "M": "4", "v": "1", "step time": "500 ms [450, 550]"}
+    assert cells_of(pipeline_columns([alone]), alone) == known
+    both = found_in(pipeline_record(), functional)
+    cells = cells_of(pipeline_columns(both), both[1])
+    assert (len(cells), set(list(cells.values())[5:])) == (18, {"-"})
+    formless = with_metrics(pipeline_record("zb_v"), bubble_fraction_formula=plain(None, ""))
+    both = found_in(formless, pipeline_record("1f1b"))
+    assert [cells_of(pipeline_columns(both), one)["formula"] for one in both] == ["-", "21.0 %"]
+    assert "formula" not in cells_of(pipeline_columns(both[:1]), both[0])
+
+
+def labels_of(*records: Record) -> list[str]:
+    found = found_in(*records)
+    labels = list(schedule_labels(found).values())
+    assert [pipeline_columns(found)[0].text(one) for one in found] == labels
+    return labels
+
+
+def test_a_pipeline_is_named_by_its_schedule_and_what_has_no_column() -> None:
+    records = [pipeline_record(hidden=64), pipeline_record(hidden=128, microbatches=8), pipeline_record("zb")]
+    assert labels_of(*records) == ["1f1b hidden=64", "1f1b hidden=128", "zb"]
+    assert labels_of(pipeline_record(), pipeline_record(microbatches=8)) == ["1f1b", "1f1b"]
+    # orders of one's own are told apart by their ids, not by all their actions
+    cases = [pp("1f1b", order=order) for order in ("0F0,0B0;1F0,1B0", "0F0,,0B0;1F0,1B0")]
+    facts = {"pipeline": pipeline_details() | {"schedule": "custom"}}
+    mine = [ok(case, metrics=pipeline_metrics(), details=facts) for case in cases]
+    assert labels_of(*mine) == [f"custom ({case.id})" for case in cases]
+    assert labels_of(mine[0], pipeline_record()) == ["custom", "1f1b"]
+    assert labels_of(record_of(schedule="\x1b[1mbold")) == ["\\x1b[1mbold"]  # nothing that a terminal obeys
+
+
+OTHERS = [simulated("gpipe", 0.030), simulated("1f1b", 0.011), simulated("zb_v", 0.018, 2)]
+REFUSED = simulated("dualpipe_v", chunks=2, why_not="dualpipe_v needs microbatches(4) >= stages(8)")
+
+
+def compared(*records: Record) -> tuple[Comparison, ...]:
+    return comparisons(found_in(*records))
+
+
+def only(*records: Record) -> Comparison:
+    (found,) = compared(*records)
+    return found
+
+
+def order(*records: Record) -> list[str]:
+    return [entry.label for entry in only(*records).entries]
+
+
+def test_schedules_stand_by_step_time_and_a_measured_one_replaces_its_simulation() -> None:
+    found = only(pipeline_record(seconds=0.020, comparison=OTHERS))
+    told = [(one.label, one.simulated.measured, one.simulated.step_seconds) for one in found.entries]
+    assert told == [("zb_v", False, 0.018), ("1f1b", True, 0.020), ("gpipe", False, 0.030)]
+    mine = found.entries[1].simulated
+    assert (mine.bubble_fraction, mine.in_flight, mine.activation_bytes) == (0.263, 2.0, 5 << 20)
+    assert found.title == "Schedules compared: 2 ranks, 4 microbatches"
+    # the same schedule with other chunks is another
+    others = [simulated("1f1b", 0.011, chunks=2)]
+    found = only(pipeline_record(seconds=0.020, comparison=others))
+    assert [(one.label, one.simulated.chunks) for one in found.entries] == [("1f1b", 2), ("1f1b", 1)]
+    found = only(pipeline_record(seconds=0.020, chunks=2, comparison=[*others, simulated("zb_v", 0.1, 2)]))
+    assert [one.simulated.chunks for one in found.entries if one.label == "1f1b"] == [2]
+    assert compared(pipeline_record()) == comparisons(()) == ()  # one alone
+
+
+def test_all_measured_schedules_take_their_places_and_the_first_that_has_simulations_gives_them() -> None:
+    gpipe = pipeline_record("gpipe", seconds=0.010, comparison=[simulated("zb_v", 9.0, 2)])
+    found = only(pipeline_record("1f1b", seconds=0.020, comparison=OTHERS), gpipe)
+    told = [(one.label, one.simulated.step_seconds) for one in found.entries]
+    assert told == [("gpipe", 0.010), ("zb_v", 0.018), ("1f1b", 0.020)]
+    assert set(order(pipeline_record("1f1b"), pipeline_record("gpipe", comparison=OTHERS))) == {"1f1b", "gpipe", "zb_v"}
+
+
+def test_what_cannot_run_stands_last_and_what_has_no_time_before_it() -> None:
+    unknown = with_metrics(pipeline_record("gpipe"), step_time=plain(None, "s"))
+    records = pipeline_record(seconds=99.0, comparison=[REFUSED, simulated("naive"), *OTHERS]), unknown
+    assert order(*records) == ["zb_v", "1f1b", "gpipe", "naive", "dualpipe_v"]
+    assert only(*records).entries[2].simulated.step_seconds is None
+
+
+def test_other_microbatches_or_models_are_other_groups_but_splits_and_orders_are_not() -> None:
+    asked: list[dict[str, Any]] = [{"hidden": 64}, {"hidden": 64, "microbatches": 8}, {"hidden": 128}]
+    assert [one.title for one in compared(*(pipeline_record(comparison=OTHERS, **more) for more in asked))] == [
+        "Schedules compared: 2 ranks, 4 microbatches, hidden=64",
+        "Schedules compared: 2 ranks, 8 microbatches, hidden=64",
+        "Schedules compared: 2 ranks, 4 microbatches, hidden=128",
+    ]
+    splits = [pipeline_record(split=split, seconds=i, comparison=OTHERS) for i, split in ((1, "even"), (2, "3,1"))]
+    assert order(*splits) == ["zb_v", "gpipe", "1f1b split=even", "1f1b split=3,1"]
+    facts = {"pipeline": pipeline_details() | {"schedule": "custom"}}
+    mine = ok(pp(order="0F0,0B0;1F0,1B0"), metrics=pipeline_metrics(0.015), details=facts)
+    assert order(mine, pipeline_record(seconds=0.020, comparison=OTHERS)) == ["custom", "zb_v", "1f1b", "gpipe"]
+
+
+def test_schedules_say_whether_they_were_measured_or_simulated_or_why_they_cannot_run() -> None:
+    entries = only(pipeline_record(comparison=[simulated("zb_v", 0.018, 2), REFUSED])).entries
+    columns = compared_columns(entries)
+    zb, mine, refused = (line_of(columns, one) for one in entries)
+    assert zb == (
+        "schedule: zb_v | v: 2 | step time: 18.0 ms | source: simulated | "
+        "bubble fraction: 5.00 % | in flight: 4 | activations: 3.00 MiB | cannot run: -"
+    )
+    assert mine.startswith("schedule: 1f1b | v: 1 | step time: 20.0 ms | source: measured | bubble fraction: 26.3 %")
+    assert refused == (
+        "schedule: dualpipe_v | v: 2 | step time: - | source: - | bubble fraction: - | in flight: - | activations: - | "
+        "cannot run: dualpipe_v needs microbatches(4) >= stages(8)"
+    )
+    assert all(column.help for column in columns)
+    # neither reasons nor unknown figures have a column without need
+    assert "cannot run" not in [column.title for column in compared_columns(entries[:2])]
+    bare = [{"schedule": "zb_v", "chunks": 2, "measured": False, "step_seconds": 1.0}]
+    entries = only(record_of("naive", metrics=False, **SILENT, comparison=bare)).entries
+    assert [column.title for column in compared_columns(entries)] == ["schedule", "v", "step time", "source"]

@@ -1,0 +1,160 @@
+"""Where ranks ran: read from what a run tells, whatever of it is missing; hosts as a table, pairs node by node."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from nodes_fixtures import environment_of, hosts_of, node_run, own_environment, pair_records, run_of
+from report_rows import cells_of, found_of
+from reports_fixtures import sample_run
+
+from bench.results.runs import Run
+from reports.analysis.interference import Pairs, pairs
+from reports.analysis.rank_hosts import Nodes, nodes_of, placement_of, ranks_words
+from reports.analysis.summary import summarize
+from reports.sections.node_section import (
+    distance_words,
+    distances,
+    matrix_columns,
+    matrix_ranks,
+    node_columns,
+    node_notes,
+    node_rows,
+    node_section,
+)
+from reports.sections.sections import sections
+
+PATHS = {"n1": "spine.leaf1.n1", "n2": "spine.leaf2.n2"}
+
+
+def found(run: Run) -> Nodes:
+    nodes = nodes_of(run)
+    assert nodes is not None
+    return nodes
+
+
+def telling(environment: dict[str, Any] | None, own: dict[str, Any] | None = None) -> Run:
+    run = run_of(pair_records(hosts_of(2, 2))[:1], hosts_of(2, 2))
+    record = msgspec.structs.replace(run.records[0], environment=own or {})
+    info = msgspec.structs.replace(run.info, environment=environment)
+    return msgspec.structs.replace(run, info=info, records=(record,))
+
+
+def told(own: dict[str, Any] | None = None, **environment: Any) -> Nodes:
+    return found(telling(environment, own))
+
+
+def test_placement_is_what_is_found_and_ranks_are_written_as_ranges() -> None:
+    placements = {"aabb": "block", "abab": "cyclic", "abcabc": "cyclic", "abba": "uneven", "aab": "block"}
+    assert {hosts: placement_of(list(hosts)) for hosts in placements} == placements
+    assert placement_of(list("abcd")) == "one rank a node"
+    assert ranks_words((0, 1, 2, 8)) == "0-2,8"
+
+
+def test_hosts_have_their_ranks_switches_and_cores() -> None:
+    nodes = found(node_run("cyclic"))
+    assert nodes.names == ("n1", "n2", "n3", "n4")
+    assert nodes.ranks_on("n2") == (1, 5)
+    assert nodes.by_node == (0, 4, 1, 5, 2, 6, 3, 7)
+    assert (nodes.placement, nodes.asked, nodes.job) == ("cyclic", "cyclic", "17")
+    assert nodes.switches == {"n1": "spine.leaf1", "n2": "spine.leaf1", "n3": "spine.leaf2", "n4": "spine.leaf2"}
+    assert (nodes.affinities[0], nodes.affinities[1]) == ("0", "1")
+    apart = told(**environment_of(["n1", "n3", "n2", "n4"]))
+    assert apart.names == ("n1", "n2", "n3", "n4")  # under one switch side by side
+    assert told(hosts=["a", "b"], process={"affinity": [0, 1, 2]}).affinities == {0: "0-2", 1: "0-2"}
+    bare = told(hosts=["a", "b"], slurm={"job": "1\x1b[31m", "placement": ["x"]})
+    assert (bare.affinities, bare.job, bare.asked) == ({}, "1\\x1b[31m", "")
+
+
+def test_hosts_are_also_what_each_rank_calls_its_own_and_one_or_an_unknown_one_is_no_several() -> None:
+    hosts = ["n1", "n1", "n2", "n2"]
+    assert told(own_environment(hosts), torch={}).hosts == tuple(hosts)
+    assert nodes_of(telling({"torch": {}}, own_environment(hosts[:3]))) is None  # one rank's is unknown
+    for environment in (None, {}, {"hosts": ["a"] * 4}, {"hosts": ["a", 7, "b"]}, {"hosts": "ab"}):
+        assert nodes_of(telling(environment)) is None, environment
+
+
+def test_distance_is_within_a_node_under_a_switch_or_beyond_where_switches_are_known() -> None:
+    nodes = found(node_run("block"))
+    assert [nodes.distance(0, rank) for rank in (1, 2, 4)] == ["within a node", "same switch", "other switch"]
+    assert nodes.distance(4, 0) == "other switch"
+    hosts = ["a", "a", "b", "c"]
+    nodes = told(hosts=hosts, locality={"0-1": "same core", "0-2": "other node"})
+    assert [nodes.distance(0, rank) for rank in (1, 2, 3)] == ["within a node", "other node", "other node"]
+    nodes = told(hosts=hosts, locality={"0-2": "same switch", "x": 1, "0-99": "same switch"})
+    told_near = [nodes.distance(*ends) for ends in ((0, 2), (2, 0), (0, 3))]
+    assert told_near == ["same switch", "same switch", "other switch"]
+    assert nodes.near == {(0, 2)}
+
+
+def test_switches_come_by_host_by_rank_or_from_the_ranks_themselves() -> None:
+    hosts = ["n1", "n1", "n2", "n2"]
+    above = {"n1": "spine.leaf1", "n2": "spine.leaf2"}
+    assert told(hosts=hosts, switches=PATHS).switches == above
+    assert told(hosts=hosts, slurm={"switches": [PATHS[host] for host in hosts]}).switches == above
+    own = {f"rank {i}": {"variables": {"SLURM_TOPOLOGY_ADDR": PATHS[host]}} for i, host in enumerate(hosts)}
+    assert told(own, hosts=hosts).switches == above
+    assert told(hosts=["n1", "n2"], switches={"n1": "n1", "n2": None}).switches == {}  # only the node itself
+    nodes = told(hosts=["n1", "n2"], switches=above)  # a path that ends with no node is the switch's own
+    assert (nodes.switches, nodes.distance(0, 1)) == (above, "other switch")
+
+
+def lines(nodes: Nodes) -> list[dict[str, str]]:
+    return [cells_of(node_columns(), row) for row in node_rows(nodes)]
+
+
+def placed(hosts: list[str], asked: str) -> str:
+    return node_notes(found(run_of(pair_records(hosts), hosts, asked)))[0]
+
+
+def test_each_host_is_a_line_and_a_placement_that_was_not_asked_for_is_told() -> None:
+    nodes = found(node_run("cyclic"))
+    line = {"host": "n2", "ranks": "1,5", "ranks a node": "2", "switches": "spine.leaf1", "cores": "1"}
+    assert lines(nodes)[1] == line
+    assert node_notes(nodes) == ("Placement of 8 ranks on 4 nodes: cyclic.", "Slurm's job 17.")
+    assert lines(found(node_run("block")))[0]["cores"] == "rank 0: 0; rank 1: 1"  # which they do not share
+    cyclic = placed(hosts_of(2, 2, "cyclic"), "block")
+    assert cyclic == "Placement of 4 ranks on 2 nodes: cyclic; block was asked for."
+    assert placed(hosts_of(4, 1), "cyclic") == "Placement of 4 ranks on 4 nodes: one rank a node."
+    first, *_ = sections(found_of(node_run()))
+    assert (first.id, first.panels[0].id, len(first.panels[0].rows)) == ("nodes", "nodes-table", 4)
+    assert first.panels[0].notes[0].startswith("Placement of 8 ranks on 4 nodes")
+    assert node_section(found_of(sample_run())) is None
+
+
+def both(run: Run) -> tuple[Pairs, Nodes]:
+    (matrix,) = pairs(summarize(run).rows)
+    return matrix, found(run)
+
+
+def test_the_matrix_goes_node_by_node_with_hosts_and_a_rank_without_one_comes_last() -> None:
+    # a pair's rate grows by 1 % with each receiving rank
+    for placement, other, near, far in (("block", "1", "3.75", "2 n2"), ("cyclic", "4", "3.85", "1 n2")):
+        matrix, nodes = both(node_run(placement))
+        columns = matrix_columns(matrix, nodes)
+        assert [column.title for column in columns[:3]] == ["from \\ to", "0 n1", f"{other} n1"]
+        line = cells_of(columns, 0)
+        assert (line["from \\ to"], line["0 n1"], line[f"{other} n1"]) == ("0 n1", "-", near)
+        assert float(near) > 3 * float(line[far])
+        assert [nodes.hosts[rank] for rank in matrix_ranks(matrix, nodes)] == hosts_of(4, 2)
+    # fewer hosts than ranks: such a run is damaged, and is shown all the same
+    short = Nodes(hosts=("n2", "n1"), switches={}, affinities={})
+    assert matrix_ranks(matrix, short) == (0, 1, 2, 3, 4, 5, 6, 7)
+    assert [one.num_pairs for one in distances(matrix, short)] == [2]
+    assert matrix_columns(matrix, short)[4].title == "3"
+
+
+def test_medians_are_by_distance_the_nearest_first() -> None:
+    near = distances(*both(node_run("cyclic")))
+    told = [(one.distance, one.num_pairs) for one in near]
+    assert told == [("within a node", 8), ("same switch", 16), ("other switch", 32)]
+    assert near[0].bytes_per_second == pytest.approx(3.84e9, rel=0.01)
+    medians, ratios = distance_words(near)
+    assert medians.startswith("Medians: within a node 3.8")
+    assert medians.endswith("GB/s (32 pairs).")
+    times = near[2].bytes_per_second / near[0].bytes_per_second
+    assert ratios.endswith(f"other switch runs at {times:.3f} of within a node.")
+    hosts = ["n1", "n3"]
+    alone = distance_words(distances(*both(run_of(pair_records(hosts), hosts))))
+    assert alone == ("Medians: other switch 0.498 GB/s (2 pairs).",)
+    assert distance_words(()) == ()

@@ -1,0 +1,204 @@
+"""Several runs: in what they differ, how rows are matched, verdicts, and the tables that hold them side by side."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from nodes_fixtures import lost_run, node_run, scaling_run
+from report_rows import cells_of, panel_in, run_of
+from reports_fixtures import WORLD, bad, collective, context_record, ok, step
+
+from bench.machine.slurm_allocation import NodeLayout
+from bench.results.records import Record
+from bench.results.runs import Run
+from reports.analysis.several import Point, Several, beside, several
+from reports.analysis.summary import summarize
+from reports.figures.illustrations import scaling_figures
+from reports.sections.several_sections import MOST_LINES, scaling_lines, several_sections, terminal_sections
+
+
+def a_run(*records: Record, environment: dict[str, Any] | None = None, **plan: Any) -> Run:
+    run = run_of(*records, environment=environment)
+    return msgspec.structs.replace(
+        run, info=msgspec.structs.replace(run.info, plan=msgspec.structs.replace(run.info.plan, **plan))
+    )
+
+
+def of(*runs: Run, points: list[Point] | None = None) -> Several:
+    pairs = [(run, summarize(run)) for run in runs]
+    return several(pairs, points) if points else several(pairs)
+
+
+FINE, FAILED = a_run(ok(step())), a_run(bad(step()))
+
+
+def differences(found: Several) -> list[tuple[str, tuple[str, ...]]]:
+    return [(one.name, one.texts) for one in found.differences]
+
+
+def test_runs_are_numbered_and_what_differs_is_told_run_by_run() -> None:
+    found = of(
+        a_run(ok(step()), environment={"torch": {"version": "2.12"}, "a": 1}, nproc=2),
+        a_run(ok(step()), environment={"torch": {"version": "2.13"}}, nproc=4),
+    )
+    assert [one.name for one in found.runs] == ["run 1", "run 2"]
+    assert differences(found) == [
+        ("plan.nproc", ("2", "4")),
+        ("environment.torch.version", ("2.12", "2.13")),
+        ("environment.a", ("1", "-")),
+    ]
+    assert found.words.startswith("They differ in 3 things")
+    assert of(a_run(nproc=2), a_run(nproc=4)).words == "They differ in one thing, plan.nproc: 2, 4."
+
+
+def test_circumstances_and_what_follows_from_the_ranks_are_not_taken_for_the_one_thing() -> None:
+    boots = of(*(a_run(environment={"host": {"boot_id": boot}}) for boot in ("a", "b")))
+    loads = of(*(a_run(environment={"load": {"one_minute": load}}) for load in (0.1, 3.0)))
+    jobs = [{"slurm": {"job": job, "nodelist": f"n{job}"}, "variables": {"SLURM_JOB_ID": job}} for job in "12"]
+    slurm = of(*(a_run(environment=one) for one in jobs))
+    assert differences(boots) == []
+    assert differences(loads) == [("environment.load.one_minute", ("0.1", "3"))]
+    assert differences(slurm) == [("environment.slurm.nodelist", ("n1", "n2"))]
+    for found in (boots, loads, slurm):
+        assert found.words.startswith("They differ in nothing but circumstances")
+    ranks = [{"locality": dict.fromkeys(pairs, "same node")} for pairs in (["0-1"], ["0-1", "0-2"])]
+    busy: list[dict[str, Any]] = [{"load": {"one_minute": load}} for load in (0.1, 3.0)]
+    for both in (ranks, busy):
+        found = of(*(a_run(environment=one, nproc=2 * i) for i, one in enumerate(both, start=1)))
+        assert len(found.differences) == 2
+        assert found.words == "They differ in one thing, plan.nproc: 2, 4."
+
+
+def test_cases_are_matched_by_what_they_are_though_one_parameter_differs() -> None:
+    (one,) = beside(of(a_run(ok(step()), ok(collective())), a_run(ok(step(), seconds=2e-3))))
+    assert sorted(one.rows) == [1, 2]
+    ratio = one.ratio(2)
+    assert ratio is not None
+    assert ratio.value == pytest.approx(2.0)
+    assert (ratio.low or 9) < 2.0 < (ratio.high or 0)
+    found = of(a_run(ok(step(bucket_mb=1))), a_run(ok(step(bucket_mb=25))))
+    assert differences(found) == [("step.ddp bucket_mb", ("1", "25"))]
+    assert len(beside(found)) == 1
+    varies = a_run(ok(step(bucket_mb=1)), ok(step(bucket_mb=5)))
+    assert beside(of(varies, a_run(ok(step(bucket_mb=25))))) == beside(of(FINE, FAILED)) == ()
+    (one,) = beside(of(FINE, a_run(ok(step(), metrics={"step_time": ok(step()).metrics["bytes_sent.dp"]}))))
+    assert (one.ratio(3), one.ratio(1) is None) == (None, False)
+
+
+def test_the_verdict_names_the_runs_that_are_not_fine_and_the_worst_decides() -> None:
+    wrong = a_run(bad(step(), status="wrong"))
+    told: list[tuple[tuple[Run, ...], int, str]] = [
+        ((FINE, FINE), 0, "fine: all 2 runs"),
+        ((FINE, FAILED), 4, "not fine: run 2 of 2"),
+        ((FINE, FAILED, wrong), 1, "not fine: run 2, run 3 of 3"),
+    ]
+    for runs, code, words in told:
+        found = of(*runs)
+        assert (found.fine, found.code, found.verdict_words) == (code == 0, code, words)
+    lacking = several([(run, summarize(run)) for run in (FINE, FINE)], lacking=("Not run: a.",))
+    assert (lacking.fine, lacking.code) == (False, 4)
+    assert lacking.verdict_words == "not complete, else fine: all 2 runs; 1 more that should be here is not"
+
+
+def test_of_a_point_that_ran_again_the_last_run_decides() -> None:
+    point = Point(id="a")
+    again, broken = of(FAILED, FINE, points=[point, point]), of(FINE, FAILED, points=[point, point])
+    assert (again.fine, again.code, broken.fine, broken.code) == (True, 0, False, 4)
+    assert of(FAILED, FINE, points=[point, Point(id="b")]).code == 4
+    lost = a_run(bad(step()), spread=NodeLayout(nodes=4, ntasks_per_node=1))
+    assert [one.num_nodes for one in of(lost, FINE).runs] == [4, 1]  # those asked for where no rank started
+
+
+def run_on(ranks: int, seconds: float = 1e-3) -> Run:
+    world = msgspec.structs.replace(WORLD, size=ranks)
+    run = a_run(*(ok(case, seconds=seconds, world=world) for case in (step(), collective())), nproc=ranks)
+    return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, id=f"run-on-{ranks}"))
+
+
+def cells(found: Several, panel_id: str) -> list[dict[str, str]]:
+    panel = panel_in(several_sections(found), panel_id)
+    return [cells_of(panel.columns, row) for row in panel.rows]
+
+
+def ids(found: Several) -> list[str]:
+    return [section.id for section in several_sections(found)]
+
+
+def test_runs_differences_and_times_stand_side_by_side() -> None:
+    found, alike = of(run_on(2), run_on(4)), of(run_on(2), run_on(2, 2e-3))
+    first, second = cells(found, "runs-table")
+    assert (first["run"], first["id"], first["verdict"]) == ("run 1", "run-on-2", "fine: 2 ok")
+    assert "4 ranks on 1 node" in second["what"]
+    assert cells(found, "differences-table") == [{"what": "plan.nproc", "run 1": "2", "run 2": "4"}]
+    first, _ = cells(alike, "beside-table")
+    assert first["run 1"] == "1.00 ms [0.900, 1.10]"
+    assert first["run 2 / first"].startswith("2.00 [1.7")
+    assert ids(alike) == ["runs", "differences", "beside"]
+    assert ids(of(run_on(2), a_run(ok(step("fsdp"))))) == ["runs", "differences"]
+    assert several_sections(alike)[1].panels == ()
+
+
+def test_worlds_of_other_sizes_scale() -> None:
+    found = of(run_on(2), run_on(4, 2e-3))
+    step_line, busbw = cells(found, "scaling-table")
+    assert [step_line[name] for name in ("case", "2 ranks", "4 ranks", "efficiency 4")] == [
+        *("ddp", "4100000", "2050000", "25.0 %")
+    ]
+    assert (busbw["rate"], busbw["efficiency 4"]) == ("busbw", "50.0 %")
+    lines = {"ddp": {2: 1.0, 4: 0.25}, "all_reduce 1K blocking float32": {2: 1.0, 4: 0.5}}
+    assert scaling_lines(found) == list(lines.items())
+
+
+def test_of_very_many_cases_the_first_are_drawn_and_all_are_in_the_table() -> None:
+    worlds = [msgspec.structs.replace(WORLD, size=ranks) for ranks in (2, 4)]
+    found = of(*(a_run(*(ok(collective(size_bytes=1024 * i), world=one) for i in range(1, 21))) for one in worlds))
+    assert len(scaling_lines(found)) == MOST_LINES == 12
+    panel = panel_in(several_sections(found), "scaling-table")
+    assert len(panel.rows) == 20
+    assert panel.notes == ("The first 12 of 20 cases are drawn.",)
+
+
+def test_many_runs_share_a_column_of_differences_and_are_not_side_by_side() -> None:
+    found = of(*(run_on(2 + i // 9) for i in range(10)))
+    assert cells(found, "differences-table") == [{"what": "plan.nproc", "values": "2 (run 1-9); 3 (run 10)"}]
+    assert "beside" not in ids(found)
+
+
+def test_context_parallel_steps_of_several_worlds_stand_against_their_ranks() -> None:
+    methods = ("ring", "ulysses")
+    found = of(*(a_run(*(context_record(method, 0.1 / n, ranks=n) for method in methods)) for n in (2, 4)))
+    rows = [(row["method"], row["cp"]) for row in cells(found, "context-sizes-1")]
+    assert rows == [("ring", "2"), ("ulysses", "2"), ("ring", "4"), ("ulysses", "4")]
+    assert "Ulysses sends less than a ring above" in panel_in(several_sections(found), "context-sizes-1").notes[0]
+    assert list(scaling_figures(found)["context-sizes-1"])
+    assert "context-sizes" not in ids(of(run_on(2), run_on(4)))
+
+
+def test_runs_on_several_nodes_say_on_which_how_placed_and_what_they_cannot_show() -> None:
+    first, second = cells(of(node_run("cyclic"), scaling_run(1, 2)), "runs-table")
+    assert (first["nodes"], first["placement"], first["hosts"]) == ("4", "cyclic", "n1, n2, n3, n4")
+    assert (second["nodes"], second["placement"], second["hosts"]) == ("1", "-", "n1")
+    shared = a_run(ok(step()), notes=("functional only: 4 ranks on 2 cores",))
+    section, *_ = several_sections(of(FINE, shared))
+    assert section.notes == ("What run 2 cannot show: functional only: 4 ranks on 2 cores",)
+
+
+def test_a_sweeps_runs_have_their_points_and_one_line_on_what_they_are() -> None:
+    points = [Point(id="a", label="2 nodes"), Point(id="b", label="4 nodes")]
+    found = of(scaling_run(2), scaling_run(4), points=points)
+    first, _ = cells(found, "runs-table")
+    assert (first["point"], "what" in first) == ("2 nodes", False)
+    assert several_sections(found)[0].notes[-1].startswith("Run 1: preset node: 2 ranks on 2 nodes")
+    section, *_ = several_sections(of(lost_run(), scaling_run(4), points=points[1:] * 2))
+    assert section.notes[0] == "Run again later, so not counted in the verdict: run 1."
+    assert section.notes[1].startswith("Run 2: preset node: 4 ranks on 4 nodes")
+
+
+def test_over_nodes_takes_the_place_of_scaling_by_ranks() -> None:
+    """By ranks, block and cyclic runs of one size would be one series, and the first would hide the other."""
+    told = ids(of(scaling_run(2, 2), scaling_run(4, 2), scaling_run(4, 2, "cyclic")))
+    assert "over-nodes" in told
+    assert "scaling" not in told
+    assert scaling_lines(of(scaling_run(2), scaling_run(4))) == []
+    shown = terminal_sections(of(node_run(), scaling_run(1, 2), scaling_run(2, 2)))
+    assert [section.id for section in shown] == ["runs", "over-nodes", "far"]  # none widens with the runs

@@ -1,0 +1,230 @@
+"""Records as rows: launches merged, the worst one decides, the last record counts; verdicts and who comes late."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import reports_fixtures as fixtures
+from late import arrival, late_record, samples
+from report_rows import row_of, run_of
+from reports_fixtures import WORLD, bad, collective, hang, make_plan, make_run, ok, seconds_metric, step, write_run
+
+from bench.launch.control_channel import LEFT_OUT
+from bench.plan.plan import Skipped
+from bench.results.metrics import MetricValue
+from bench.results.records import Check, Record, Status
+from bench.results.runs import load_run
+from bench.results.stats import across_launches
+from reports.analysis.summary import common_details, exit_code, merge_metrics, num_ranks, summarize, verdict
+from reports.analysis.timelines import MOST_ROWS, Late, late_rows
+
+CASE = collective()
+
+
+def test_one_launch_and_what_does_not_scatter_keep_their_own_metric() -> None:
+    metric = seconds_metric(0.25)
+    assert merge_metrics([{"time": metric}]) == {"time": metric}
+    exact = MetricValue(value=3 << 20, unit="B", better="lower", method="closed form")
+    assert merge_metrics([{"bytes_sent.dp": exact}] * 5) == {"bytes_sent.dp": exact}
+    assert merge_metrics([]) == {}
+
+
+def test_launches_are_merged_by_the_geometric_mean_with_a_t_interval() -> None:
+    launches = [{"time": seconds_metric(s), "algbw": fixtures.rate_metric(1e6 / s)} for s in (1.0, 2.0, 4.0)]
+    launches[1]["time_p99"] = launches[2]["time_p99"] = seconds_metric(9.0)
+    merged = merge_metrics(launches)
+    assert list(merged) == ["time", "algbw", "time_p99"]
+    time, expected = merged["time"], across_launches([1.0, 2.0, 4.0])
+    assert time.value == pytest.approx(2.0)
+    assert (time.low, time.high, time.unit, time.better) == (expected.low, expected.high, "s", "lower")
+    assert time.method == "geometric mean of 3 launch medians, t interval"
+    assert merged["algbw"].value == pytest.approx(1e6 / 2.0)  # bandwidths are never averaged arithmetically
+    assert merged["algbw"].better == "higher"
+    assert merged["time_p99"].method == "geometric mean of 2 launch 99th percentiles, t interval"
+    assert merged["time_p99"].value == pytest.approx(9.0)
+
+
+def test_zero_negative_or_unknown_falls_back_to_the_median_without_an_interval() -> None:
+    told: dict[tuple[float | None, ...], float] = {(0.0, 2.0, 3.0): 2.0, (None, 2.0, 4.0): 3.0, (-1.0, 1.0): 0.0}
+    for values, middle in told.items():
+        merged = merge_metrics([{"skew": seconds_metric(value)} for value in values])["skew"]
+        assert (merged.value, merged.low, merged.high) == (middle, None, None)
+        known = sum(value is not None for value in values)
+        assert merged.method.startswith(f"median of {known} of {len(values)} launches; no interval")
+    unknown = [
+        MetricValue(value=None, unit="s", better="lower", method=method) for method in ("no clock", "no samples")
+    ]
+    merged = merge_metrics([{"skew": one} for one in unknown])["skew"]
+    assert (merged.value, merged.method) == (None, "unknown in all 2 launches")
+    assert merge_metrics([{"skew": unknown[0]}] * 2)["skew"] == unknown[0]
+
+
+def test_rows_stand_in_the_plans_order_and_strangers_last() -> None:
+    first, second, stranger = collective(size_bytes=2048), collective(), collective("broadcast")
+    run = make_run(make_plan([first, second]), [ok(stranger), ok(second), ok(first)])
+    assert [row.case.id for row in summarize(run).rows] == [first.id, second.id, stranger.id]
+
+
+def test_launches_are_merged_into_one_row() -> None:
+    row = row_of(ok(CASE, 0, 1e-3), ok(CASE, 1, 4e-3), launches=2)
+    assert row.metrics["time"].value == pytest.approx(2e-3)
+    assert (row.launches, row.planned, row.iterations) == (2, 2, 240)
+    assert (row.status, row.world, row.kind, row.is_communication) == ("ok", WORLD, "collective", True)
+    more = row_of(ok(CASE, 0), ok(CASE, 1), ok(CASE, 2), launches=1)
+    assert (more.launches, more.planned) == (3, 3)
+
+
+def test_the_worst_launch_decides_whichever_came_first() -> None:
+    told: dict[tuple[Status, Status], Status] = {
+        ("ok", "ok"): "ok",
+        ("ok", "skipped"): "skipped",
+        ("failed", "skipped"): "failed",
+        ("failed", "hang"): "hang",
+        ("wrong", "hang"): "wrong",
+        ("ok", "wrong"): "wrong",
+    }
+    for statuses, worst in told.items():
+        for order in (statuses, statuses[::-1]):
+            records = [ok(CASE, i) if status == "ok" else bad(CASE, i, status) for i, status in enumerate(order)]
+            assert row_of(*records, launches=2).status == worst, order
+
+
+def test_a_launch_that_had_no_time_for_a_case_does_not_unmake_what_others_measured() -> None:
+    row = row_of(ok(CASE, 0), bad(CASE, 1, "skipped", LEFT_OUT), launches=2)
+    assert (row.status, row.launches, row.planned, row.notes) == ("ok", 1, 2, ())
+    assert row_of(bad(CASE, 0, "skipped", LEFT_OUT)).status == "skipped"
+
+
+def test_a_wrong_result_has_no_time_and_metrics_of_failed_launches_do_not_count() -> None:
+    wrong = bad(CASE, 1, "wrong", "2 elements differ", check=Check(passed=False, wrong=2))
+    row = row_of(ok(CASE, 0), wrong, launches=2)
+    assert row.metrics == {}
+    assert row.check == Check(passed=False, wrong=2)
+    row = row_of(ok(CASE, 0, 1e-3), bad(CASE, 1, metrics=fixtures.collective_metrics(CASE, 9.0)), launches=2)
+    assert (row.metrics["time"].value, row.launches, row.iterations) == (1e-3, 1, 120)
+    hung = row_of(hang(CASE))
+    assert [rank.state for rank in hung.records[0].ranks] == ["waiting in all_reduce", "did not arrive"]
+    assert hung.measured == ()
+
+
+def test_reasons_are_said_once_and_the_follow_up_is_no_reason() -> None:
+    told: list[tuple[Status, str]] = [("failed", "it broke"), ("hang", "it hung"), ("failed", "it broke")]
+    records = [bad(CASE, i, *one) for i, one in enumerate([*told, ("skipped", "not tried again")])]
+    assert row_of(*records, launches=4).reasons == ("it hung", "it broke")
+    assert row_of(bad(CASE, 0, "skipped", "no float8")).reasons == ("no float8",)
+
+
+def test_stops_steadiness_noise_and_notes_are_gathered() -> None:
+    records = [
+        ok(CASE, 0, stop="budget", grade="stable", steady="drifting", notes=["a"]),
+        ok(CASE, 1, stop="precision", grade="very noisy", notes=["a", "b"]),
+        ok(CASE, 2, stop="precision", grade="fair"),
+    ]
+    row = row_of(*records, launches=3)
+    assert row.stops == (("precision", 2), ("budget", 1))
+    assert row.steady == (("flat", 2), ("drifting", 1))
+    assert (row.grade, row.notes) == ("very noisy", ("a", "b"))
+    unknown = row_of(ok(CASE, check=Check(), noise=None))
+    assert (unknown.check, unknown.grade) == (Check(passed=None, wrong=None), None)
+
+
+def test_the_last_record_of_a_launch_counts_and_oddities_are_confessed() -> None:
+    row = row_of(bad(CASE, 0), ok(CASE, 0, 5e-3))
+    assert (row.status, row.launches, row.metrics["time"].value) == ("ok", 1, 5e-3)
+    assert row.notes == ("some launches were measured more than once: the last record of each counts",)
+    other = msgspec.structs.replace(WORLD, nodes=2)
+    assert row_of(ok(CASE, 0), ok(CASE, 1, world=other), launches=2).notes == ("launches ran on different worlds",)
+
+
+def test_a_row_knows_its_headline_its_values_its_details_and_its_ranks() -> None:
+    rows = row_of(ok(CASE)), row_of(ok(step("ddp"))), row_of(ok(step("mine"), metrics={"time": seconds_metric(1.0)}))
+    assert [(row.headline, row.is_communication) for row in rows] == [
+        *(("time", True), ("step_time", False), ("time", False))
+    ]
+    row = row_of(ok(CASE, metrics={"skew": seconds_metric(0.25), "busbw": seconds_metric(None)}))
+    assert (row.value("skew"), row.value("busbw"), row.value("algbw")) == (0.25, None, None)
+    records = [ok(CASE, i, details={"same": 1, "ops_per_sample": 10 + i}) for i in range(2)]
+    assert common_details(row_of(*records, launches=2)) == {"same": 1, "ops_per_sample": [10, 11]}
+    told = [(collective(group="pairs"), {"group_size": 2}), (collective(group="world"), {}), (CASE, {"group_size": 2})]
+    assert [num_ranks(row_of(ok(case, details=details))) for case, details in told] == [2, 4, 4]
+
+
+def test_missing_records_are_counted_by_case() -> None:
+    other = collective("broadcast")
+    summary = summarize(make_run(make_plan([CASE, other], launches=3), [ok(CASE, 0), ok(CASE, 1)]))
+    assert [(one.case.id, one.launches, one.planned) for one in summary.missing] == [(CASE.id, 1, 3), (other.id, 3, 3)]
+    assert (summary.verdict.missing, summary.verdict.planned, summary.verdict.code) == (4, 6, 4)
+    assert not summary.verdict.fine
+    empty = verdict(make_run(make_plan([CASE], launches=2), []))
+    assert (dict(empty.counts), empty.missing, empty.code) == ({}, 2, 4)
+
+
+def test_what_the_plan_skipped_is_not_bad_and_not_told_twice() -> None:
+    skipped = Skipped(case=collective(size_bytes=1001), reason="does not divide")
+    run = make_run(make_plan([CASE], skipped=[skipped]), [ok(CASE), bad(skipped.case, 0, "skipped")])
+    summary = summarize(run)
+    assert [row.case.id for row in summary.rows] == [CASE.id]
+    assert summary.skipped == (skipped,)
+    assert (summary.verdict.skipped, summary.verdict.code, summary.verdict.fine) == (1, 0, True)
+
+
+def test_the_verdict_counts_rows_by_status_and_a_line_cut_short_is_missing(tmp_path: Path) -> None:
+    found = verdict(fixtures.sample_run())
+    assert dict(found.counts) == {"ok": 53, "failed": 1, "hang": 1, "wrong": 1}
+    assert found.code == 1
+    path = write_run(tmp_path, run_of(ok(CASE, 0), ok(CASE, 1), launches=2))
+    file = path / "records.jsonl"
+    file.write_bytes(file.read_bytes()[:-20])
+    assert verdict(load_run(path)).missing == 1
+
+
+def test_exit_code() -> None:
+    told: list[tuple[tuple[Status, ...], int, int]] = [
+        ((), 0, 0),
+        (("ok", "skipped"), 0, 0),
+        (("ok",), 1, 4),
+        (("ok", "failed"), 0, 4),
+        (("hang",), 0, 4),
+        (("hang", "wrong"), 2, 1),
+    ]
+    for statuses, missing, code in told:
+        assert exit_code(statuses, missing=missing) == code, statuses
+
+
+def late_in(folder: Path, *told: tuple[Record, bytes | None]) -> tuple[Late, ...]:
+    path = write_run(folder, run_of(*(record for record, _ in told), launches=1 + max(one.launch for one, _ in told)))
+    for record, content in told:
+        if content is not None:
+            (path / "samples" / f"{record.case.id}-{record.launch}.npz").write_bytes(content)
+    run = load_run(path)
+    return late_rows(run, summarize(run).rows)
+
+
+def test_lateness_is_the_median_since_the_first_arrival_of_iterations_and_of_launches(tmp_path: Path) -> None:
+    for arrivals, expected in (
+        ([[0, 100, 2000], [3000, 100, 0]], {0: 0.0, 1: 0.0}),
+        ([[0, 100, 0], [3000, 900, 7000]], {0: 0.0, 1: 3e-6}),
+    ):
+        (one,) = late_in(tmp_path, (late_record(), samples(arrivals)))
+        assert one.seconds_by_rank == pytest.approx(expected)
+    told = [(late_record(launch=i), samples([[0], [microseconds * 1000]])) for i, microseconds in enumerate((1, 2, 9))]
+    (one,) = late_in(tmp_path, *told)
+    assert one.seconds_by_rank == pytest.approx({0: 0.0, 1: 2e-6})
+    (one,) = late_in(tmp_path, (late_record(), samples([[5000], [0]], ranks=(2, 6))))
+    assert one.seconds_by_rank == pytest.approx({2: 5e-6, 6: 0.0})
+
+
+def test_without_readable_samples_no_rank_is_known(tmp_path: Path) -> None:
+    for content in (None, b"", b"junk", samples([[1]]), samples([[], []])):
+        (one,) = late_in(tmp_path, (late_record(), content))
+        assert (one.seconds_by_rank, one.arrival) == ({}, arrival()), content
+    assert late_in(tmp_path, (late_record(skew=None), None), (ok(collective("broadcast")), None)) == ()
+
+
+def test_only_the_largest_skews_are_shown_in_the_order_of_the_run(tmp_path: Path) -> None:
+    told = [(late_record(1024 * (i + 1), skew=1e-6 * (1 + i % 30)), None) for i in range(40)]
+    found = late_in(tmp_path, *told)
+    assert len(found) == MOST_ROWS
+    sizes = [int(one.row.case.params["size_bytes"]) for one in found]
+    assert sizes == sorted(sizes)
+    assert min(one.row.value("skew") or 0 for one in found) > 8.5e-6

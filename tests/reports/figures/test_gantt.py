@@ -1,0 +1,252 @@
+"""The Gantt chart: boxes where the actions were, on one axis, told apart by more than colour, small however many."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.patches import PathPatch, Rectangle
+from report_rows import row_of
+from reports_fixtures import pipeline_idle, pipeline_record, pipeline_timeline
+
+from reports.analysis.pipelines import Pipeline, read_pipeline
+from reports.figures.gantt import Box, Detail, boxes_of, detail_of, draw_gantt, gantt_svg, gantt_words, idle_boxes
+from reports.formats.chrome_trace import pipeline_events
+
+Corners = tuple[float, float, float, float]
+
+
+def pipeline(schedule: str = "1f1b", **details: Any) -> Pipeline:
+    found = read_pipeline(row_of(pipeline_record(schedule, **details)))
+    assert isinstance(found, Pipeline)
+    return found
+
+
+def drawn(one: Pipeline, detail: Detail | None = None) -> Figure:
+    figure = draw_gantt(one, detail or detail_of(one))
+    assert figure is not None
+    return figure
+
+
+def patches(axes: Axes) -> list[tuple[Any, list[Corners]]]:
+    """Return each path's colour with the left, right, low and high of its boxes."""
+    found: list[tuple[Any, list[Corners]]] = []
+    for patch in axes.patches:
+        assert isinstance(patch, PathPatch)
+        corners = np.asarray(patch.get_path().vertices).reshape(-1, 5, 2)
+        boxes = [(float(box[0, 0]), float(box[1, 0]), float(box[0, 1]), float(box[2, 1])) for box in corners]
+        found.append((patch.get_facecolor(), boxes))
+    return found
+
+
+def spans(axes: Axes, rank: int) -> list[tuple[float, float]]:
+    every = [box for _, boxes in patches(axes) for box in boxes]
+    return sorted((left, right) for left, right, low, high in every if round((low + high) / 2) == rank)
+
+
+def texts(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def legend_of(figure: Figure) -> tuple[Legend, list[str]]:
+    (legend,) = figure.legends
+    return legend, [text.get_text() for text in legend.get_texts()]
+
+
+DETAIL = Detail(gap=0.0, mixed=False, numbered=True, note="")
+TINY: dict[str, Any] = {
+    "microbatches": 1,
+    "predicted": [[["0F0", 0, 1000], ["0B0", 4000, 6000]], [["1F0", 1000, 2000], ["1B0", 2000, 4000]]],
+    "measured": [[["0F0", 0, 1500], ["0B0", 5000, 8000]], [["1F0", 2000, 3000], ["1B0", 3000, 5000]]],
+    "idle": [[0, 1500, 4500, "schedule"], [0, 4500, 5000, "p2p"], [1, 0, 2000, "imbalance"], [1, 5000, 8000, "rest"]],
+}
+CHUNKS: dict[str, Any] = {"stages_by_rank": [[0, 2], [1, 3]], "chunks": 2, "idle": None}
+
+
+def test_each_action_is_a_box_where_it_ran_and_the_predicted_stand_above_the_measured() -> None:
+    above, below = drawn(pipeline(**TINY)).axes
+    assert [axes.get_title(loc="left") for axes in (above, below)] == ["predicted: 6.00 ms", "measured: 8.00 ms"]
+    assert above.get_position().y0 > below.get_position().y1
+    assert above.get_xlim() == below.get_xlim() == (0, 8.0)
+    assert below.get_xlabel() == "time since the step's first action (ms)"
+    assert below.xaxis.get_major_formatter()(2.0) == "2"
+    assert [spans(above, rank) for rank in (0, 1)] == [[(0, 1), (4, 6)], [(1, 2), (2, 4)]]
+    assert spans(below, 0) == [(0, 1.5), (1.5, 4.5), (4.5, 5), (5, 8)]
+    assert spans(below, 1) == [(0, 2), (2, 3), (3, 5), (5, 8)]
+    for axes in (above, below):
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1"]
+        low, high = axes.get_ylim()
+        assert low > high  # ranks are rows from the top
+    assert texts(above) == ["F0", "B0", "F0", "B0"]
+    assert above.texts[1].get_position() == (5.0, 0)
+
+
+def test_kinds_and_causes_differ_in_colour_and_in_height_and_chunks_in_shade() -> None:
+    stages = [["0F0", 0, 10], ["0I0", 10, 20], ["0W0", 20, 30], ["0B1", 30, 40]]
+    idle = [[1, 10 * i, 10 * i + 10, cause] for i, cause in enumerate(("schedule", "imbalance", "p2p", "rest"))]
+    (axes,) = drawn(pipeline(measured=[stages, []], predicted=None, idle=idle)).axes
+    told = patches(axes)
+    assert len(told) == len({color for color, _ in told}) == 8
+    assert len({round(high - low, 3) for _, boxes in told for _, _, low, high in boxes if high < 1}) == 4
+    assert {round(high - low, 3) for _, boxes in told for _, _, low, high in boxes if high > 1} == {0.9, 0.6, 0.4, 0.2}
+    timeline = [[["0F0", 0, 10], ["2F0", 10, 20]], [["1F0", 10, 20], ["3F0", 20, 30]]]
+    figure = drawn(pipeline(**CHUNKS, measured=timeline, predicted=timeline))
+    (first, _), (second, _) = patches(figure.axes[0])
+    assert (first[:3], first[3] > second[3]) == (second[:3], True)
+    assert legend_of(figure)[1] == ["F: forward", "paler: later of 2 chunks"]
+
+
+def test_the_legend_names_what_is_drawn_in_its_colour_and_height() -> None:
+    figure = drawn(pipeline(**TINY))
+    legend, words = legend_of(figure)
+    kinds = ["F: forward", "B: backward"]
+    assert words == [*kinds, "idle: schedule", "idle: imbalance", "idle: p2p", "idle: rest"]
+    figure.draw_without_rendering()
+    shown = [patch.get_height() for patch in legend.findobj(Rectangle) if patch.get_height() < 20]
+    assert len(set(shown)) == 5  # a forward is as high as what the schedule leaves idle
+    handles = [handle for handle in legend.legend_handles if isinstance(handle, Rectangle)]
+    assert {handle.get_facecolor() for handle in handles[:2]} == {color for color, _ in patches(figure.axes[0])}
+    assert legend_of(drawn(pipeline("zb")))[1][:3] == ["F: forward", "I: input gradient", "W: weight gradient"]
+
+
+def test_a_box_bears_its_kind_and_microbatch_or_what_of_them_has_room() -> None:
+    for stop, told in ((10, ["7", "F8"]), (1, ["F8"])):
+        (axes,) = drawn(pipeline(measured=[[["0F7", 0, stop], ["0F8", 10, 1000]], []], predicted=None, idle=None)).axes
+        assert texts(axes) == told
+    for microbatches in (14, 20):
+        one = pipeline("zb", microbatches=microbatches, idle=None)
+        axes, _ = (figure := drawn(one, DETAIL)).axes
+        figure.draw_without_rendering()
+        boxes = boxes_of(one, one.facts.predicted or (), DETAIL)
+        by_middle = {((box.start + box.stop) / 2e3, float(box.rank)): box for box in boxes}
+        assert len(axes.texts) > 3 * microbatches
+        for text in axes.texts:
+            box = by_middle[text.get_position()]
+            (left, _), (right, _) = axes.transData.transform([(x / 1e3, box.rank) for x in (box.start, box.stop)])
+            extent = text.get_window_extent()
+            assert left <= extent.x0 < extent.x1 <= right, (microbatches, box)
+
+
+def test_the_caption_says_what_is_above_and_below() -> None:
+    told = "what launch 1 measured"
+    above = "Above, the schedule simulated with this step's mean time of each kind and no latency; below, "
+    causes = ", each gap in the colour of its cause."
+    assert gantt_words(pipeline(), DETAIL) == f"{above}{told}{causes}"
+    assert gantt_words(pipeline(idle=None), DETAIL) == f"{above}{told}."
+    alone = pipeline(predicted=None)
+    assert gantt_words(alone, DETAIL) == f"What launch 1 measured{causes}"
+    assert [axes.get_title(loc="left")[:8] for axes in drawn(alone).axes] == ["measured"]
+    unmeasured = pipeline(measured=None)
+    assert draw_gantt(unmeasured, detail_of(unmeasured)) is None
+    assert gantt_svg(unmeasured, detail_of(unmeasured), name="g", title="t") == ""
+
+
+def svg_of(one: Pipeline) -> str:
+    return gantt_svg(one, detail_of(one), name="g", title="a pipeline")
+
+
+def test_it_is_described_in_the_pages_colours_coarse_enough_and_the_same_bytes_each_time() -> None:
+    svg = svg_of(pipeline())
+    assert svg == svg_of(pipeline())
+    assert svg.startswith("<svg ")
+    assert '<title id="g-title">a pipeline</title>' in svg
+    assert "below, what launch 1 measured" in svg
+    assert "The table beside it holds the sums." in svg
+    assert "var(--series-0)" in svg
+    assert not re.findall(r"fill: #", svg)
+    assert set(re.findall(r' id="([^"]*)"', svg)) == set(re.findall(r' id="(g-[^"]*)"', svg))
+    paths = re.findall(r' d="([^"]*)"', svg)
+    assert not [path for path in paths if re.search(r"\.\d{3}", path)]  # a hundredth of a point
+    assert len({number for path in paths for number in re.findall(r"\d+\.\d+", path)}) > 20
+
+
+def test_events_stand_in_the_processes_from_the_first_one_on() -> None:
+    first, other = (list(pipeline_events(pipeline(), n, start)) for n, start in ((0, ""), (10, "mine: ")))
+    assert [one["pid"] + 10 for one in first] == [one["pid"] for one in other]
+    names = {one["pid"]: one["args"]["name"] for one in other if one["name"] == "process_name"}
+    words = ("rank 0", "rank 1", "rank 0 (predicted)", "rank 1 (predicted)")
+    assert names == {10 + i: f"mine: {name}" for i, name in enumerate(words)}
+
+
+def crowd(schedule: str = "1f1b", ranks: int = 16, microbatches: int = 64) -> Pipeline:
+    return pipeline(schedule, ranks=ranks, microbatches=microbatches)
+
+
+def count(one: Pipeline, detail: Detail) -> int:
+    timelines = [timeline for timeline in (one.facts.predicted, one.facts.measured) if timeline]
+    assert len(timelines) == 2
+    return sum(len(boxes_of(one, timeline, detail)) for timeline in timelines) + len(idle_boxes(one, detail))
+
+
+def test_few_actions_are_all_drawn_and_numbered_and_more_lose_their_numbers() -> None:
+    one = pipeline()
+    assert detail_of(one) == DETAIL
+    assert count(one, DETAIL) == 2 * 16 + len(one.facts.idle or ())
+    one = crowd(ranks=4, microbatches=64)
+    detail = detail_of(one)
+    assert (detail.gap, detail.numbered) == (0.0, False)
+    assert gantt_words(one, detail).endswith("Numbers of microbatches are left out of 1024 actions.")
+    assert not drawn(one, detail).axes[0].texts
+
+
+def test_too_many_actions_are_joined_by_kind_and_then_with_any_and_it_is_said() -> None:
+    by_kind = crowd("gpipe")
+    detail = detail_of(by_kind, 1000)
+    assert (detail.mixed, detail.numbered) == (False, False)
+    assert "Of 4096 actions, neighbours of one kind less than " in gantt_words(by_kind, detail)
+    assert {box.kind for box in boxes_of(by_kind, by_kind.facts.measured or (), detail)} == {"F", "B"}
+    mixed = crowd("1f1b")
+    detail = detail_of(mixed, 1000)
+    assert detail.mixed
+    assert "neighbours of any kind less than " in gantt_words(mixed, detail)
+    assert "shorter idle times not at all" in gantt_words(mixed, detail)
+    assert legend_of(drawn(mixed, detail))[1][0] == "any action"
+
+
+def test_no_chart_has_more_boxes_than_it_may() -> None:
+    for schedule in ("gpipe", "1f1b", "zb"):
+        one = crowd(schedule, ranks=8, microbatches=48)
+        whole = 2 * sum(map(len, one.facts.measured or ())) + len(one.facts.idle or ())
+        for most in (5000, 1000, 300, 60):
+            detail = detail_of(one, most)
+            assert count(one, detail) <= most, (schedule, most)
+            assert (detail.gap == 0.0) == (whole <= most), (schedule, most)
+        finer = replace(detail, gap=detail.gap / 2)
+        assert count(one, finer) > most, schedule  # no wider gap than the last one needs
+
+
+def test_joining_hides_no_gap_that_is_wide_enough_and_mixes_no_chunks() -> None:
+    timeline = [[["0F0", 0, 100], ["0F1", 109, 200], ["0F2", 210, 300], ["0B0", 305, 400]], []]
+    one = pipeline(measured=timeline, predicted=None, idle=[[0, 0, 9, "rest"], [1, 0, 11, "p2p"]])
+    apart, mixed = (Detail(gap=10.0, mixed=mixed, numbered=False, note="") for mixed in (False, True))
+    joined = boxes_of(one, one.facts.measured or (), apart)
+    told = [(box.kind, box.start, box.stop, box.text) for box in joined]
+    assert told == [("F", 0, 200, ""), ("F", 210, 300, "F2"), ("B", 305, 400, "B0")]
+    told_mixed = [(box.kind, box.start, box.stop) for box in boxes_of(one, one.facts.measured or (), mixed)]
+    assert told_mixed == [("any", 0, 200), ("any", 210, 400)]
+    assert idle_boxes(one, mixed) == (Box(rank=1, kind="p2p", chunk=0, start=0, stop=11),)
+    chunked = pipeline(**CHUNKS, measured=[[["0F0", 0, 100], ["2F0", 100, 200], ["2F1", 200, 300]], []], predicted=None)
+    joined = boxes_of(chunked, chunked.facts.measured or (), apart)
+    assert [(box.chunk, box.start, box.stop) for box in joined] == [(0, 0, 100), (1, 100, 300)]
+
+
+def test_a_huge_chart_stays_small_and_names_a_few_ranks() -> None:
+    ranks, microbatches = 32, 60
+    orders = [[f"{rank}{kind}{i}" for kind in "FB" for i in range(microbatches)] for rank in range(ranks)]
+    measured = pipeline_timeline(orders, delay=100)
+    one = pipeline(
+        ranks=ranks,
+        stages_by_rank=[[rank] for rank in range(ranks)],
+        measured=measured,
+        predicted=pipeline_timeline(orders),
+        idle=pipeline_idle(measured),
+    )
+    svg = svg_of(one)
+    assert len(svg) < 400_000
+    assert f"Of {4 * ranks * microbatches} actions" in svg
+    assert re.findall(r">(rank \d+)<", svg) == [f"rank {rank}" for rank in range(0, ranks, ranks // 16)] * 2
+    (width, height) = [float(number) for number in re.findall(r'viewBox="0 0 (\S+) (\S+)"', svg)[0]]
+    assert height < 1.2 * width

@@ -1,0 +1,182 @@
+"""A run for other tools: of the format that each takes, as their own code reads it, and by ``parbench export``."""
+
+import json
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from compare_fixtures import CASE, OTHER, launches, run_of
+from history_fixtures import put
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from pytest_benchmark.stats import Stats
+from reports_fixtures import HOSTILE, bad, collective, ok, sample_run, step
+
+import parbench
+from bench.results.runs import Run, load_run
+from reports.analysis.summary import summarize
+from reports.commands import EXPORTS
+from reports.formats.exports import (
+    FILES,
+    FOLDERS,
+    FORMATS,
+    extra_info,
+    render_action,
+    render_bencher,
+    render_openmetrics,
+    render_pytest,
+    samples,
+    stats_of,
+)
+
+
+def openmetrics(run: Run) -> dict[str, Metric]:
+    text = render_openmetrics(run).decode()
+    return {one.name: one for one in text_string_to_metric_families(text)}  # type: ignore[no-untyped-call]
+
+
+def benchmark_compare(folder: Path, *files: Path) -> str:
+    command = [sys.executable, "-m", "pytest_benchmark", "compare", *map(str, files), "--columns=median,rounds"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_format_is_one_of_the_commands_and_it_writes_what_its_function_returns(tmp_path: Path) -> None:
+    files = {"pytest-benchmark": render_pytest, "bencher": render_bencher, "openmetrics": render_openmetrics}
+    assert files == FORMATS
+    assert {"github-action-benchmark": render_action} == FOLDERS
+    assert set(FORMATS) | set(FOLDERS) < set(EXPORTS)
+    run, target = put(tmp_path, 0), tmp_path / "out.txt"
+
+    def export(form: str, *words: str) -> tuple[int, bytes, str]:
+        done = CliRunner().invoke(parbench.main, ["export", str(run), "--format", form, *words])
+        return done.exit_code, done.stdout_bytes, done.stderr
+
+    for form, render in FORMATS.items():
+        content = render(load_run(run))
+        assert export(form) == (0, content, "")
+        assert export(form, "-o", str(target))[0] == 0
+        assert target.read_bytes() == content, form
+    for form, render_files in FOLDERS.items():
+        code, _, told = export(form)
+        assert (code, "name their folder with -o FOLDER" in told) == (2, True), form
+        assert export(form, "-o", str(tmp_path / form))[0] == 0
+        written = {path.name: path.read_bytes() for path in (tmp_path / form).iterdir()}
+        assert written == render_files(load_run(run)), form
+
+
+def test_a_wrong_result_has_no_time_in_any_format() -> None:
+    run = run_of([*launches(CASE, count=4), bad(CASE, 4, "wrong"), *launches(OTHER)])
+    assert [one["group"] for one in json.loads(render_pytest(run))["benchmarks"]] == ["collective.broadcast"]
+    assert samples(summarize(run).rows[0]) == ()
+    told = [[one["name"].split()[0] for one in json.loads(content)] for content in render_action(run).values()]
+    assert told == [["collective.broadcast"], ["collective.broadcast"] * 2]
+    assert [name.split()[0] for name in json.loads(render_bencher(run))] == ["collective.broadcast"]
+    found = openmetrics(run)
+    fine = {one.labels["case"]: one.value for one in found["parbench_case_ok"].samples}
+    assert fine == {"collective.all_reduce": 0.0, "collective.broadcast": 1.0}
+    assert [one.labels["case"] for one in found["parbench_time_seconds"].samples] == ["collective.broadcast"]
+
+
+def test_the_statistics_are_pytest_benchmarks_own() -> None:
+    for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 50, 101):
+        rng = random.Random(count)
+        data = [rng.lognormvariate(-7, 0.5) for _ in range(count)]
+        theirs = Stats()  # type: ignore[no-untyped-call]
+        for value in data:
+            theirs.update(value)  # type: ignore[no-untyped-call]
+        ours = stats_of(data)
+        for name, value in theirs.as_dict().items():  # type: ignore[no-untyped-call]
+            assert ours[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-12)), (name, count)
+        assert set(ours) == {*Stats.fields, "data", "iterations"}
+
+
+def test_its_command_reads_and_compares_runs(tmp_path: Path) -> None:
+    paths = [tmp_path / "base.json", tmp_path / "new.json"]
+    for path, factor in zip(paths, (1.0, 1.5), strict=True):
+        path.write_bytes(render_pytest(run_of([*launches(CASE, factor), *launches(OTHER, factor)])))
+    told = benchmark_compare(tmp_path, *paths)
+    assert told.count("collective.all_reduce size_bytes=1024") == 2
+    assert "(1.50)" in told
+    assert " 600" in told, "five launches of 120 samples"
+    paths[0].write_bytes(render_pytest(sample_run()))
+    assert "p2p.sendrecv" in benchmark_compare(tmp_path, paths[0])
+
+
+def test_what_a_duration_does_not_tell_stands_beside_it_and_no_machine_fact_changes_from_run_to_run() -> None:
+    [row] = summarize(run_of([ok(step("ddp"), notes=[HOSTILE])])).rows
+    info = extra_info(row)
+    assert info["world"]["size"] == 4
+    assert info["metrics"]["tokens_per_second"] == pytest.approx(4096 / 1e-3)
+    assert info["notes"] == [HOSTILE]
+    assert "hz" not in json.dumps(json.loads(render_pytest(sample_run()))["machine_info"])
+
+
+def test_a_run_of_everything_is_of_both_formats_with_unique_names() -> None:
+    files = render_action(sample_run())
+    assert set(files) == set(FILES.values())
+    for content in files.values():
+        entries = json.loads(content)
+        for one in entries:  # what src/extract.ts of github-action-benchmark 1.x takes
+            assert one.keys() - {"range", "extra"} == {"name", "unit", "value"}
+            assert math.isfinite(one["value"])
+            assert all(isinstance(text, str) and text for name, text in one.items() if name != "value")
+        assert len({one["name"] for one in entries}) == len(entries) > 10
+    whole = json.loads(render_bencher(sample_run()))
+    for measure in (measure for measures in whole.values() for measure in measures.values()):
+        assert {"value"} <= measure.keys() <= {"value", "lower_value", "upper_value"}
+        assert all(map(math.isfinite, measure.values()))
+    assert len(whole) > 10
+    assert all(whole.values())
+
+
+def test_times_are_smaller_and_rates_are_bigger() -> None:
+    smaller, bigger = (json.loads(render_action(run_of(launches()))[name]) for name in FILES.values())
+    assert [one["name"].split()[-1] for one in smaller] == ["time"]
+    assert [one["name"].split()[-1] for one in bigger] == ["algbw", "busbw"]
+    assert (smaller[0]["value"], smaller[0]["unit"]) == (pytest.approx(1e-3, rel=1e-3), "s")
+    low, high = map(float, smaller[0]["range"].split(" to "))
+    assert low < smaller[0]["value"] < high
+    assert smaller[0]["extra"].splitlines()[:2] == ["4 ranks, gloo, cpu", "5 launches"]
+
+
+def test_latency_is_in_nanoseconds_with_its_interval_and_a_step_has_its_step_time() -> None:
+    [measures] = json.loads(render_bencher(run_of(launches()))).values()
+    assert measures["latency"]["value"] == pytest.approx(1e6, rel=1e-3)
+    assert measures["latency"]["lower_value"] < measures["latency"]["value"] < measures["latency"]["upper_value"]
+    assert measures["busbw"]["value"] == pytest.approx(1024 / 1e-3 * 1.5, rel=1e-2)
+    assert set(measures) == {"latency", "algbw", "busbw"}
+    [measures] = json.loads(render_bencher(run_of([ok(step("ddp"), seconds=0.01)]))).values()
+    assert measures["latency"]["value"] == pytest.approx(1e7)
+
+
+def test_prometheus_reads_a_run_of_everything() -> None:
+    found = openmetrics(sample_run())
+    expected = {"parbench_run", "parbench_case_ok", "parbench_time_seconds", "parbench_busbw_bytes_per_second"}
+    assert expected <= set(found)
+    assert all(one.samples for one in found.values())
+    assert (found["parbench_time_seconds"].unit, found["parbench_time_seconds"].type) == ("seconds", "gauge")
+
+
+def test_prometheus_values_and_labels_are_the_runs() -> None:
+    found = openmetrics(run_of(launches()))
+    [time] = found["parbench_time_seconds"].samples
+    assert time.value == pytest.approx(1e-3, rel=1e-3)
+    assert time.labels["case"] == "collective.all_reduce"
+    assert (time.labels["param_size_bytes"], time.labels["ranks"], time.labels["backend"]) == ("1024", "4", "gloo")
+    [low], [high] = (found[f"parbench_time_{name}_seconds"].samples for name in ("low", "high"))
+    assert low.value < time.value < high.value
+    [info] = found["parbench_run"].samples
+    assert info.labels == {"run": "run-1", "host": "node-a", "parbench": "0.1.0"}
+    text = HOSTILE + ' "quoted" C:\\name\nnew line'
+    [time] = openmetrics(run_of(launches(collective(odd=text))))["parbench_time_seconds"].samples
+    assert '"quoted" C:\\name new line' in time.labels["param_odd"]
+    lines = render_openmetrics(run_of(launches())).decode().splitlines()
+    assert lines[-1] == "# EOF"
+    values = [line.rpartition(" ")[2] for line in lines if not line.startswith("#")]
+    assert max(len(value.replace(".", "").lstrip("0")) for value in values) <= 12, "they are rounded"

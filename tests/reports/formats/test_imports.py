@@ -1,0 +1,181 @@
+"""A file of another tool as a run of ours: found out, written, reported, refused, and the same after there and back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from exchange_fixtures import GLOO, NCCL, OSU, PARAM, nccl_report, on_pairs
+from reports_fixtures import collective, make_plan, make_run, ok, sample_run, step, write_run
+
+from bench.plan.cases import Case
+from bench.results.runs import Run, load_run
+from bench.text import UserError
+from reports.analysis.summary import num_ranks, summarize, verdict
+from reports.formats.imports import PARSERS, detect, import_file
+from reports.formats.nccl_text import render_json, render_text
+from reports.render.build import build
+from reports.render.page import render_page
+
+SAMPLES = {"nccl-tests": NCCL, "param": PARAM, "osu": OSU, "gloo": GLOO}
+
+
+def imported(tmp_path: Path, content: str, **more: Any) -> Run:
+    file = tmp_path / "other.log"
+    file.write_text(content)
+    return load_run(import_file(file, tmp_path / "runs", **more))
+
+
+def test_a_tool_is_known_by_what_it_prints_and_anything_else_is_refused() -> None:
+    assert list(SAMPLES) == list(PARSERS)
+    for tool, text in SAMPLES.items():
+        assert detect(text.encode()) == tool
+    for content in (
+        json.dumps(nccl_report()).encode(),
+        render_json(sample_run()),
+        b'{"version":3,"nccl_version":2,"con',
+    ):
+        assert detect(content) == "nccl-tests"
+    known = r"^f is of no format we know: allowed is what nccl-tests, param, osu or gloo print; --from names one$"
+    nothing = render_text(make_run(make_plan([step()]), [ok(step())])).encode()
+    for content in (b"", b"hello", b'{"results": []}', b"\xff\xfe\x00", b"COMMS-RE", nothing):
+        with pytest.raises(UserError, match=known):
+            detect(content, "f")
+
+
+def test_a_file_becomes_a_run_of_one_launch_that_has_a_report_alone_and_beside_another(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / "ours", sample_run())]
+    for tool, count in (("nccl-tests", 4), ("param", 2), ("osu", 2), ("gloo", 2)):
+        run = imported(tmp_path, SAMPLES[tool], nproc=4)
+        assert len(run.records) == count, tool
+        plan = run.info.plan
+        assert (plan.preset, plan.launches, plan.nproc, plan.notes) == (f"import:{tool}", 1, 4, ())
+        assert [case.id for case in plan.cases] == [record.case.id for record in run.records]
+        for record in run.records:
+            assert record.case.target == f"import:{tool}"
+            assert (record.launch, record.world.size, record.stop) == (0, 4, None)
+            assert (record.details["source"]["tool"], record.details["source"]["file"]) == (tool, "other.log")
+            assert (record.details["convention"], record.details["busbw_factor"]) == ("nccl-tests", 1.5)
+            assert record.notes[0].startswith(f"imported from {tool} (")
+            assert record.samples.values == []
+        assert verdict(run).missing == 0
+        assert "all_reduce" in render_page(run, summarize(run)), tool
+        paths.append(run.path)
+    assert b"all_reduce" in build(paths, "markdown").content
+
+
+def test_wrong_results_have_no_time_and_host_and_nodes_are_those_that_were_measured_or_unknown(tmp_path: Path) -> None:
+    runs = known, unknown = imported(tmp_path, NCCL), imported(tmp_path, OSU, nproc=4)
+    right, wrong = known.records[-2:]
+    assert (right.status, right.reason) == ("ok", "")
+    assert (wrong.status, wrong.reason, wrong.metrics) == ("wrong", "nccl-tests found 2 wrong results", {})
+    assert (wrong.details["printed"]["time"], verdict(known).code) == (70.8, 1)
+    assert (unknown.records[-1].status, unknown.records[-1].reason) == ("wrong", "osu found wrong results")
+    assert [run.info.host for run in runs] == ["hopper1, hopper2", "unknown"]
+    assert [run.records[0].world.nodes for run in runs] == [2, 0]
+    told = [any("number of nodes" in note for note in run.records[0].notes) for run in runs]
+    assert told == [False, True]
+
+
+def test_allowed_variables_alone_and_iterations_are_kept(tmp_path: Path) -> None:
+    run = imported(tmp_path, json.dumps(nccl_report()))
+    assert run.info.environment == {"variables": {"NCCL_ALGO": "Ring"}}
+    assert imported(tmp_path, GLOO).info.environment is None
+    content = b"".join(path.read_bytes() for path in run.path.iterdir() if path.is_file())
+    assert b"s3cret" not in content
+    first, second = run.records
+    assert first.samples.values == pytest.approx([70e-6, 72e-6])
+    assert first.noise is not None
+    assert first.noise.grade == "stable"
+    assert second.noise is None
+    assert first.metrics["time"].value == pytest.approx(71.36e-6)
+
+
+def test_what_was_measured_twice_stays_two_rows_and_what_was_left_out_is_a_note_of_the_run(tmp_path: Path) -> None:
+    run = imported(tmp_path, OSU + OSU + "# OSU MPI Barrier Latency Test v7.5\n", nproc=4)
+    assert [record.case.params.get("repeat") for record in run.records] == [None, None, 2, 2]
+    assert len(summarize(run).rows) == 4
+    assert run.info.plan.notes == ("not imported: OSU Barrier Latency: no case of ours measures the same",)
+
+
+def test_a_file_that_cannot_be_taken_over_is_refused_and_makes_no_run(tmp_path: Path) -> None:
+    document = nccl_report()
+    document["results"][0]["in_place"]["time"] = -71.0
+    barrier = "# OSU MPI Barrier Latency Test v7.5\n# Avg Latency(us)\n    1.2\n"
+    for content, more, told in (
+        (barrier, {"nproc": 4}, r"other\.log holds no result of osu: left out: OSU Barrier Latency: no case"),
+        (NCCL[: NCCL.index("   70.80")], {}, r"other\.log, line 15: 9 of 13 values"),
+        (json.dumps(document), {}, r"other\.log, line 1: time -71 at 4194304 B is negative"),
+        (GLOO, {"tool": "osu", "nproc": 4}, r"other\.log holds no result of osu$"),  # a named tool is not looked for
+    ):
+        with pytest.raises(UserError, match=told):
+            imported(tmp_path, content, **more)
+    for path, told in ((tmp_path / "absent.txt", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(UserError, match=f"{path.name} cannot be read: {told}$"):
+            import_file(path, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+# --- our own, there and back ---
+
+
+def text_of(run: Run) -> str:
+    return render_text(run)
+
+
+def json_of(run: Run) -> str:
+    return render_json(run).decode()
+
+
+def key(case: Case) -> tuple[object, ...]:
+    return (case.name, *(case.params.get(one) for one in ("size_bytes", "dtype", "mode", "root")))
+
+
+def test_an_export_that_is_imported_keeps_every_digit_that_it_prints_and_exports_the_same(tmp_path: Path) -> None:
+    run = sample_run()
+    expected = {key(row.case): row for row in summarize(run).rows if row.is_communication and row.status == "ok"}
+    for render, time, rate in ((json_of, 1e-12, 1e-12), (text_of, 5e-4, 1e-2)):
+        once = imported(tmp_path, render(run))
+        assert len(once.records) == len(expected) == 49
+        for record in once.records:
+            row = expected[key(record.case)]
+            for name, digits in (("time", time), ("algbw", rate)):
+                assert record.metrics[name].value == pytest.approx(row.metrics[name].value, rel=digits), record.case
+            assert (record.check, record.world) == (row.check, row.world)
+            assert record.details["source"]["written_by"] == "parbench 0.1.0"
+        twice = imported(tmp_path, render(once))
+        assert [record.case for record in twice.records] == [record.case for record in once.records]
+        for one, two in zip(once.records, twice.records, strict=True):
+            for name in ("time", "algbw", "busbw"):
+                assert two.metrics[name].value == pytest.approx(one.metrics[name].value, rel=1e-12)
+
+
+def test_placements_roots_groups_other_parameters_and_nodes_survive(tmp_path: Path) -> None:
+    records = [
+        ok(collective("broadcast", 1 << 20, root=0, placement="out_of_place", dtype="float8_e4m3fn")),
+        ok(collective("reduce_scatter", 1 << 20, redop="product", placement="in_place", group="node")),
+        ok(collective("all_gather", 1 << 20)),
+        on_pairs(1 << 20),
+    ]
+    run = make_run(make_plan([record.case for record in records]), records)
+    for render in (text_of, json_of):
+        once = imported(tmp_path, render(run))
+        for found in (once, imported(tmp_path, render(once))):
+            assert [record.case.params for record in found.records[:2]] == [
+                record.case.params for record in records[:2]
+            ]
+            group = found.records[3].case.params
+            assert (group["group"], "world" in group) == ("pairs", False)
+            assert [num_ranks(row) for row in summarize(found).rows] == [4, 4, 4, 2]
+            assert [row.world.size for row in summarize(found).rows] == [4] * 4
+            assert [record.details["busbw_factor"] for record in found.records] == [1.0, 0.75, 0.75, 0.5]
+    # of so low a rate the text has too few digits, so it is computed, for two ranks and not for four; JSON has them all
+    slow = make_run(make_plan([]), [on_pairs(), ok(collective("broadcast", 64))])
+    for render, factors in ((text_of, (0.5, 1.0)), (json_of, (0.5, 1.5))):
+        for record, factor in zip(imported(tmp_path, render(slow)).records, factors, strict=True):
+            algbw, busbw = (record.metrics[name].value or 0 for name in ("algbw", "busbw"))
+            assert busbw == pytest.approx(algbw * factor), (render, factor)
+    two = msgspec.structs.replace(records[2], world=msgspec.structs.replace(records[2].world, nodes=2))
+    spread = imported(tmp_path, text_of(make_run(make_plan([two.case]), [two])))
+    assert (spread.records[0].world.nodes, spread.info.host) == (2, "unknown")

@@ -1,0 +1,305 @@
+"""Two sides in turns (ABBA), until decided or out of time; ``parbench ab`` and ``aa`` as a person meets them."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from compare_fixtures import NOISE, only, run_of
+from fake_python import fake, python_that_runs
+from fakes import wait_until
+from refusals import refusal
+from reports_fixtures import ENVIRONMENT, bad, collective, ok
+
+import parbench
+from bench.results.runs import Run
+from reports.regression.ab import (
+    LOOKS,
+    OURS,
+    SHORTEST_SECONDS,
+    Launcher,
+    Outcome,
+    Side,
+    check_sides,
+    check_words,
+    measure_in_turns,
+    parse_side,
+)
+from reports.regression.noise_floor import Floor, fingerprints, read_floors
+from reports.regression.rule import Rule
+
+CASE = collective()
+A, B = parse_side("a", "NCCL_ALGO=Ring"), parse_side("b", "NCCL_ALGO=Tree")
+
+
+class Machine:
+    """A machine on which a launch takes ten seconds, B is slower by a factor, and everything drifts."""
+
+    def __init__(
+        self,
+        factor: float = 1.0,
+        drift: float = 0.0,
+        noise: float = 1.0,
+        torch: Callable[[Side], object] = lambda s: {},
+    ) -> None:
+        self.factor, self.drift, self.noise, self.torch = factor, drift, noise, torch
+        self.order: list[str] = []
+        self.now = 0.0
+
+    def launch(self, side: Side) -> Run:
+        i = len(self.order)
+        self.order.append(side.name)
+        self.now += 10.0
+        wobble = NOISE[(3 * i) % 5] ** self.noise
+        seconds = 1e-3 * wobble * (self.factor if side.name == "b" else 1.0) * (1 + self.drift * i)
+        variables = {**ENVIRONMENT["variables"], **side.variables}  # type: ignore[dict-item]
+        around = {**ENVIRONMENT, "variables": variables, "torch": self.torch(side) or ENVIRONMENT["torch"]}
+        run = run_of([ok(CASE, 0, seconds)], around)
+        plan = msgspec.structs.replace(run.info.plan, launches=1)
+        return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, plan=plan))
+
+    def clock(self) -> float:
+        return self.now
+
+
+def measured(machine: Machine, budget: float = 1e6, sides: tuple[Side, Side] = (A, B), **more: Any) -> Outcome:
+    return measure_in_turns(sides, machine.launch, budget_seconds=budget, floor=0.03, clock=machine.clock, **more)
+
+
+def word(found: Outcome) -> str:
+    return only(found.comparison).word
+
+
+def test_launches_take_turns_as_abba_and_end_as_soon_as_it_is_decided() -> None:
+    for factor, told in ((1.2, "SLOWER"), (0.8, "FASTER"), (1.0, "SAME")):
+        machine = Machine(factor=factor)
+        found = measured(machine)
+        assert (word(found), found.launches, found.reason) == (told, LOOKS[0], "every series is decided")
+        assert "".join(machine.order) == "abbaabbaabba"
+        rate = found.comparison.rule.false_discovery_rate
+        assert rate == pytest.approx(0.05 / len(LOOKS)), "each look has its share of the false discoveries"
+
+
+def test_what_stays_open_is_launched_to_the_last_look_or_the_end_of_the_budget() -> None:
+    found = measured(Machine(factor=1.03, noise=4.0))
+    told = (word(found), found.launches, found.reason)
+    assert told == ("AMBIGUOUS", LOOKS[-1], f"{LOOKS[-1]} launches a side were made")
+    machine = Machine(factor=1.03, noise=4.0)
+    found = measured(machine, budget=75.0)
+    assert found.launches == 3, "a fourth pair of twenty seconds would end at eighty"
+    assert (word(found), found.reason) == ("INSUFFICIENT", "the budget ended")
+    assert measured(Machine(), budget=80.0).launches == 4, "which is in time"
+    assert measured(Machine(), budget=0.001).launches == 1, "one pair is always made"
+
+
+def test_a_measured_floor_is_the_series_own() -> None:
+    name = fingerprints(Machine().launch(B))[CASE.id]
+    floor = Floor(series="", host="", measured="2026-01-02T00:00:00Z", launches=20, noise=0.1, floor=0.5)
+    assert word(measured(Machine(factor=1.2), floors={name: floor})) == "SAME"
+    assert word(measured(Machine(factor=1.2), floors={"another": floor})) == "SLOWER"
+
+
+def test_drift_falls_on_both_sides_alike() -> None:
+    found = measured(Machine(drift=0.01))
+    effect = only(found.comparison).effect
+    assert effect is not None
+    assert abs(effect.change) < 0.01
+    assert word(found) != "SLOWER"
+
+
+def test_only_what_is_tested_may_differ() -> None:
+    def version(side: Side) -> object:
+        return {"version": "2.14.0" if side.name == "b" else "2.13.0"}
+
+    def threads(side: Side) -> object:
+        return {"threads": int(side.variables["OMP_NUM_THREADS"])}
+
+    assert word(measured(Machine(torch=version))) == "ENV-CHANGED"
+    assert word(measured(Machine(torch=version), across=["torch.*"])) == "SAME"
+    sides = parse_side("a", "OMP_NUM_THREADS=1"), parse_side("b", "OMP_NUM_THREADS=2")
+    assert word(measured(Machine(torch=threads), sides=sides)) == "SAME", "what a variable sets elsewhere is meant too"
+
+
+def test_what_breaks_on_a_side_ends_it() -> None:
+    class Broken(Machine):
+        def launch(self, side: Side) -> Run:
+            run = super().launch(side)
+            return run_of([bad(CASE, 0, "wrong", "3 values differ")]) if side.name == "b" else run
+
+    found = measured(Broken())
+    assert (word(found), found.launches, found.comparison.code()) == ("WRONG", LOOKS[0], 1)
+
+
+def test_a_side_is_its_variables_and_two_must_differ() -> None:
+    side = parse_side("a", "X=1 Y=a=b", "py")
+    assert (side.variables, side.text) == ({"X": "1", "Y": "a=b"}, "py X=1 Y=a=b")
+    assert parse_side("a", "").text == "as it is"
+    for text in ("X", "=1", "1X=2", "X=1 Y"):
+        assert "is not understood: write variables as NAME=VALUE" in refusal(parse_side, "a", text)
+    for other in (B, parse_side("b", "NCCL_ALGO=Ring", "python")):
+        check_sides((A, other))
+    told = refusal(check_sides, (A, parse_side("b", "NCCL_ALGO=Ring")))
+    assert told == "--a and --b are the same, 'NCCL_ALGO=Ring': nothing would be compared"
+
+
+def invoke(*words: str, **variables: str) -> Result:
+    return CliRunner().invoke(parbench.main, words, env=variables)
+
+
+def test_a_launch_is_a_run_with_the_sides_variables_and_time_to_start(tmp_path: Path) -> None:
+    heard: list[str] = []
+    side = parse_side("b", "X=7", fake(tmp_path))
+    for seconds, given in ((60.0, "60s"), (1.0, f"{SHORTEST_SECONDS:.0f}s")):
+        out = tmp_path / given
+        launcher = Launcher(out=out, words=("--only", "ddp"), seconds=seconds, tell=heard.append)
+        runs = [launcher.launch(side) for _ in range(2)]
+        assert [run.path for run in runs] == [out / "b" / f"run-{i}" for i in range(2)], "each is the one just made"
+        variable, *words = (runs[0].path / "told").read_text().splitlines()
+        assert variable == "7"
+        assert words[:6] == ["-P", "-m", "parbench", "run", "--only", "ddp"]
+        assert words[6:] == ["--launches", "1", "--budget", given, "--out", str(out / "b"), "--json"]
+    assert heard == [f"B: {side.text}"] * 4
+
+
+def test_bad_options_of_run_are_told_in_its_words(tmp_path: Path) -> None:
+    words = ("--only", "all_reduse", "--nproc", "2")
+    launcher = Launcher(out=tmp_path / "out", words=words, seconds=60.0, tell=lambda text: None)
+    told = refusal(launcher.launch, parse_side("a", "X=1"))
+    assert told.startswith("side A has no run: no case is named 'all_reduse'")
+
+
+SLOW = """#!{python}
+import signal, sys, time
+from pathlib import Path
+folder = Path(sys.argv[sys.argv.index("--out") + 1])
+def stop(number, frame):
+    time.sleep(0.2)
+    (folder / "stopped").touch()
+    sys.exit(4)
+signal.signal(signal.SIGTERM, stop)
+folder.mkdir(parents=True)
+(folder / "begun").touch()
+time.sleep(60)
+"""
+
+
+def stopped(tmp_path: Path, command: str, sign: signal.Signals) -> None:
+    python = python_that_runs(tmp_path / "python", SLOW.format(python=sys.executable))
+    out = tmp_path / "out"
+    script = f"import sys; from parbench import main; sys.executable = {python!r}; main()"
+    sides = ["--a", "X=1", "--b", "X=2"] if command == "ab" else ["--floor", str(tmp_path / "floor.json")]
+    words = [sys.executable, "-c", script, command, *sides, "--out", str(out)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as session:
+        wait_until((out / "a" / "begun").exists, 60)
+        session.send_signal(sign)
+        _, told = session.communicate(timeout=60)
+    assert session.returncode == 4, "1 would be a regression"
+    assert (out / "a" / "stopped").exists(), "it was waited for"
+    assert not (out / "b").exists()
+    assert told.splitlines()[-1] == f"interrupted: nothing more is launched, and what was measured is in {out}"
+
+
+def test_a_signal_stops_the_launch_and_begins_no_other(tmp_path: Path) -> None:
+    stopped(tmp_path, "ab", signal.SIGTERM)
+
+
+@pytest.mark.full
+def test_every_signal_stops_every_session(tmp_path: Path) -> None:
+    for command, sign in (("ab", signal.SIGINT), ("aa", signal.SIGTERM), ("aa", signal.SIGINT)):
+        (folder := tmp_path / f"{command}-{sign}").mkdir()
+        stopped(folder, command, sign)
+
+
+def test_a_session_ends_with_its_comparison(tmp_path: Path) -> None:
+    python = fake(tmp_path)
+    words = ["--a", "X=1", "--b", "X=2", "--a-python", python, "--b-python", python, "--out", str(tmp_path / "out")]
+    done = invoke("ab", *words, "--", "--only", "all_reduce")
+    assert done.exit_code == 0, done.output
+    assert "Verdict: 2 SAME" in done.stdout
+    assert "6 launches a side in turns (ABBA); ended because every series is decided." in done.stdout
+    assert [line[0] for line in done.stderr.splitlines()[:4]] == list("ABBA")
+    assert len(list((tmp_path / "out" / "b").iterdir())) == 6
+
+
+def test_bad_input_is_one_sentence_and_nothing_is_launched(tmp_path: Path) -> None:
+    (tmp_path / "floors.json").write_text("[]")
+    table = [
+        (["ab", "--a", "X=1", "--b", "X=1"], "--a and --b are the same"),
+        (["ab"], "--a and --b are the same, 'as it is'"),
+        (["ab", "--a", "X"], "--a 'X' is not understood"),
+        (["ab", "--a", "X=1", "--", "--launches", "3"], "--launches is for parbench ab to set"),
+        (["ab", "--a", "X=1", "--budget", "soon"], "soon"),
+        (["ab", "--a", "X=1", "--a-python", "absent-python"], "absent-python cannot be started"),
+        (["ab", "--a", "X=1", "--b-python", "x", "--floor", "3"], "--floor '3'"),
+        (["aa", "--", "--launches", "3"], "--launches is for parbench aa to set"),
+        (["aa", "--floor", str(tmp_path / "floors.json")], "holds no floors as parbench aa writes them"),
+    ]
+    for (command, *words), told in table:
+        refused = invoke(command, "--out", str(tmp_path / "out"), *words)
+        lines = [line for line in refused.stderr.splitlines() if line.startswith("parbench: ")]
+        assert (refused.exit_code, len(lines), told in lines[0]) == (2, 1, True), (words, refused.output)
+    assert not (tmp_path / "out").exists()
+    for word in (*OURS, "--budget=5s"):
+        assert "is for parbench ab to set" in refusal(check_words, ["--only", "ddp", word])
+    check_words(["--only", "ddp", "--nproc", "2"])
+
+
+def floors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:
+    monkeypatch.setattr("reports.regression.ab.sys.executable", fake(tmp_path))
+    file, out = str(tmp_path / "floor.json"), str(tmp_path / "out")
+    return invoke("aa", "--floor", file, "--out", out, *words, "--", "--only", "all_reduce")
+
+
+def test_the_noise_floor_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = floors(tmp_path, monkeypatch, "--launches", "5")
+    assert done.exit_code == 0, done.output
+    assert [line[0] for line in done.stderr.splitlines()[:10]] == list("ABBAABBAAB")
+    assert done.stdout.splitlines()[0].split() == ["noise", "floor", "series"]
+    assert done.stdout.splitlines()[-1] == f"10 launches in turns; {tmp_path / 'floor.json'} has 2 floors of them."
+    assert "120s" in (tmp_path / "out" / "a" / "run-0" / "told").read_text().split(), "a tenth of twenty minutes"
+    kept = read_floors(tmp_path / "floor.json")
+    assert {(one.launches, one.floor) for one in kept.values()} == {(10, 0.03)}
+    assert {one.series.split()[0] for one in kept.values()} == {"collective.all_reduce", "collective.broadcast"}
+
+
+def test_launches_are_compared_in_the_order_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Run] = []
+    compared: list[Run] = []
+
+    def launch(self: Launcher, side: Side) -> Run:
+        run = run_of([ok(CASE)])
+        started = f"2026-01-02T03:04:{len(made):02}.000Z"
+        info = msgspec.structs.replace(run.info, id=f"run-{99 - len(made)}", started=started)
+        made.append(msgspec.structs.replace(run, info=info))
+        return made[-1]
+
+    def floors_of(runs: list[Run], rule: Rule) -> dict[str, Floor]:
+        compared.extend(runs)
+        return {}
+
+    monkeypatch.setattr("reports.regression.ab.Launcher.launch", launch)
+    monkeypatch.setattr("reports.regression.noise_floor.measure_floors", floors_of)
+    floors(tmp_path, monkeypatch, "--launches", "6")
+    assert len(made) == 12
+    assert [run.info.id for run in compared] == [run.info.id for run in made]
+
+
+def test_too_few_launches_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = floors(tmp_path, monkeypatch, "--budget", "1ms")
+    assert done.exit_code == 4
+    assert "No floor: 2 launches were made, and a series needs 10 that measured it." in done.stdout
+    assert not (tmp_path / "floor.json").exists()
+
+
+def test_a_percentage_is_no_file_to_keep_floors_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given in (["--floor", "5%"], []):
+        refused = invoke("aa", *given, "--out", "out", PARBENCH_FLOOR="5%")
+        told = "--floor 5% is a percentage, and aa measures one: name the file for it, or unset PARBENCH_FLOOR"
+        assert (refused.exit_code, refused.stderr) == (2, f"parbench: {told}\n")
+    assert list(tmp_path.iterdir()) == [], "nothing was launched or kept"

@@ -1,0 +1,172 @@
+"""``parbench compare`` from its words to its exit code."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from compare_fixtures import OTHER, launches, run_of
+from fake_python import fake
+from reports_fixtures import bad, write_run
+
+from bench.text import UserError
+from reports.commands import COMPARISONS, compare
+from reports.regression.compare_show import Asked, compare_runs, find_floor, find_run, parse_floor
+from reports.regression.noise_floor import Floor, fingerprints, keep_floors
+
+
+def folder(out: Path, factor: float = 1.0, count: int = 5, numpy: str = "2.4.6") -> str:
+    environment = {"versions": {"numpy": numpy}}
+    return str(write_run(out, run_of(launches(factor=factor, count=count), environment)))
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(compare, list(words))
+
+
+def test_the_exit_code_tells_a_regression_above_the_floor(tmp_path: Path) -> None:
+    base, slower = folder(tmp_path), folder(tmp_path, 1.2)
+    for new, code in ((folder(tmp_path), 0), (folder(tmp_path, 0.8), 0), (slower, 1)):
+        result = invoke(base, new)
+        assert (result.exit_code, "Verdict: 1 " in result.output) == (code, True)
+    assert invoke(base, slower, "--floor", "30%").exit_code == 0
+    assert invoke(base, slower, "--floor", "10%").exit_code == 1
+
+
+def test_cannot_tell_is_three_only_where_asked(tmp_path: Path) -> None:
+    base, new = folder(tmp_path), folder(tmp_path, 1.2, count=4)
+    assert invoke(base, new).exit_code == 0
+    assert invoke(base, new, "--fail-on-unknown").exit_code == 3
+    changed = folder(tmp_path, 1.2, numpy="2.5.0")
+    assert invoke(base, changed, "--fail-on-unknown").exit_code == 3
+    assert invoke(base, changed, "--across", "versions.numpy", "--fail-on-unknown").exit_code == 1
+
+
+def test_what_did_not_run_is_four(tmp_path: Path) -> None:
+    both = write_run(tmp_path, run_of([*launches(), *launches(OTHER)]))
+    failed = write_run(tmp_path, run_of([*launches(), bad(OTHER, 0, "failed")]))
+    result = invoke(str(both), str(failed))
+    assert (result.exit_code, "FAILED" in result.output) == (4, True)
+    wrong = write_run(tmp_path, run_of([*launches(), bad(OTHER, 0, "wrong")]))
+    assert invoke(str(both), str(wrong)).exit_code == 1
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for the usual files in a folder that has none."""
+    monkeypatch.delenv("PARBENCH_FLOOR", raising=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def measured(file: Path, run: str, floor: float = 0.3) -> None:
+    found = Floor(series="", host="node-a", measured="2026-01-02T03:04:05Z", launches=20, noise=0.1, floor=floor)
+    keep_floors(file, dict.fromkeys(fingerprints(find_run(run)).values(), found))
+
+
+def test_a_measured_floor_counts_where_it_is_kept_and_is_told(tmp_path: Path) -> None:
+    base, new = folder(tmp_path), folder(tmp_path, 1.2)
+    file = tmp_path / "floor.json"
+    measured(file, base)
+    assert invoke(base, new).exit_code == 1
+    found = invoke(base, new, "--floor", str(file))
+    assert (found.exit_code, "Verdict: 1 SAME" in found.output) == (0, True)
+    assert "Measured on node-a: floor 30.0 %, measured here on 2026-01-02 with 20 launches." in found.output
+    assert "Measured on" not in invoke(base, new).output
+    measured(Path("runs/floor.json"), base)
+    assert invoke(base, new).exit_code == 0, "the usual file"
+    assert invoke(base, new, "--floor", "3%").exit_code == 1, "a percentage stands alone"
+    told = json.loads(invoke(base, new, "--format", "json").output)["families"][0]["series"][0]
+    assert (told["effect"]["floor"], told["measured_floor"]["launches"]) == (pytest.approx(0.3), 20)
+
+
+def test_a_floor_of_another_machine_is_none_and_the_environment_may_name_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, new = folder(tmp_path), folder(tmp_path, 1.2)
+    other = write_run(tmp_path, run_of(launches(), {"versions": {"numpy": "2.4.6"}, "torch": {"version": "2.14.0"}}))
+    measured(tmp_path / "floor.json", str(other))
+    assert invoke(base, new, "--floor", str(tmp_path / "floor.json")).exit_code == 1
+    monkeypatch.setenv("PARBENCH_FLOOR", "30%")
+    assert invoke(base, new).exit_code == 0
+
+
+def test_confirming_needs_what_tells_base_from_new(tmp_path: Path) -> None:
+    base, new = folder(tmp_path), folder(tmp_path, 1.2)
+    refused = invoke(base, new, "--confirm").exception
+    assert isinstance(refused, UserError)
+    assert "give the Python of BASE's code, --base-python" in str(refused)
+    lonely = invoke(base, new, "--base-python", "python").exception
+    assert str(lonely) == "--base-python and --new-python go with --confirm alone: nothing else is launched"
+    fine = invoke(base, folder(tmp_path), "--confirm")
+    assert (fine.exit_code, "Nothing was launched again: nothing is SLOWER" in fine.output) == (0, True)
+
+
+def test_fresh_launches_clear_a_suspect(tmp_path: Path) -> None:
+    base, new = folder(tmp_path / "first"), folder(tmp_path / "first", 1.2)
+    python = fake(tmp_path)
+    words = ["--confirm", "--base-python", python, "--new-python", python, "--out", str(tmp_path / "again")]
+    assert invoke(base, new).exit_code == 1
+    found = invoke(base, new, *words)
+    assert found.exit_code == 0, found.output
+    assert "SLOWER at first, SAME by the fresh launches." in found.stdout
+    assert "1 suspect is launched again" in found.stderr
+
+
+def test_every_form_goes_to_standard_output_or_a_file_and_leaves_nothing_out(tmp_path: Path) -> None:
+    base, new, target = folder(tmp_path), folder(tmp_path, 1.2), tmp_path / "out"
+    starts = {"table": "BASE: ", "markdown": "## ", "json": "{", "junit": "<?xml"}
+    assert set(starts) == set(COMPARISONS)
+    for form, start in starts.items():
+        printed = invoke(base, new, "--format", form)
+        assert printed.output.startswith(start)
+        assert "SLOWER" in printed.output
+        assert "No room" not in printed.output, "a pipe is as wide as it must be"
+        written = invoke(base, new, "--format", form, "-o", str(target))
+        assert (written.exit_code, written.output) == (1, "")
+        assert target.read_text() == printed.output
+    few = folder(tmp_path, count=2)
+    for words, code in (([], 0), (["--fail-on-unknown"], 3)):
+        assert json.loads(invoke(base, few, "--format", "json", *words).output)["exit_code"] == code
+
+
+def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
+    base, other = folder(tmp_path), str(write_run(tmp_path, run_of(launches(OTHER))))
+    for new, why in (
+        (str(tmp_path), r"is no run: it holds no readable run\.json"),
+        (other, r"the runs share no series: BASE .* has 1 measured case on 4 ranks"),
+        (f"{base}/../{Path(base).name}", "are the same run"),
+    ):
+        with pytest.raises(UserError, match=why):
+            compare_runs(base, new, Asked())
+    assert isinstance(invoke(str(tmp_path / "absent"), base).exception, UserError)
+    assert [invoke(*words).exit_code for words in ((), ("a",), ("a", "b", "--format", "html"))] == [2, 2, 2]
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    base, new = folder(tmp_path), folder(tmp_path)
+    for name in ("records.jsonl", "run.json"):
+        file = Path(new) / name
+        file.write_text(file.read_text().replace('"schema":2', '"schema":9').replace('"schema": 2', '"schema": 9'))
+        with pytest.raises(UserError, match="schema 9 is newer than 2"):
+            compare_runs(base, new, Asked())
+
+
+def test_floors_are_percentages_or_files(tmp_path: Path) -> None:
+    for text, floor in (("3%", 0.03), (" 0.5% ", 0.005), ("0%", 0.0), ("100%", 1.0)):
+        assert parse_floor(text) == pytest.approx(floor)
+    for text in ("3", "0.03", "-1%", "101%", "nan%", "few", "", "%", "3%%", "3%x"):
+        with pytest.raises(UserError, match=r"--floor .* write a percentage from 0% to 100%"):
+            parse_floor(text)
+    assert find_floor(None) == (0.03, {})
+    assert find_floor("5%") == (0.05, {})
+    with pytest.raises(UserError, match=r"--floor 'absent\.json' is not understood"):
+        find_floor("absent.json")
+    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+        find_floor(str(tmp_path))
+
+
+def test_help_has_examples_and_every_exit_code() -> None:
+    text = " ".join(invoke("--help").output.split())
+    assert "parbench compare BASE NEW --format markdown >> $GITHUB_STEP_SUMMARY" in text
+    assert "0 fine; 1 slower or wrong; 2 bad input; 3 cannot tell, where asked to fail on it; 4" in text

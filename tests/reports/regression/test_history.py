@@ -1,0 +1,342 @@
+"""The history keeps each run once, whole, whoever else writes and whoever is killed while writing."""
+
+import csv
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from compare_fixtures import CASE, launches
+from history_fixtures import entry, fill, nightly, put
+from paths import ROOT
+from refusals import refusal
+from reports_fixtures import ENVIRONMENT
+
+from bench.results.runs import load_run
+from reports.regression import history as database
+from reports.regression.history import ANNOTATIONS, APPLICATION, SCHEMA, History, open_database, open_history, writing
+from reports.regression.history_commands import add_folders, find_folders, render_otava
+from reports.regression.history_entry import About
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    with open_history(tmp_path / "h.sqlite", create=True) as found:
+        yield found
+
+
+def places(history: History) -> list[tuple[str, str]]:
+    return [(line.branch, line.commit) for line in history.runs()]
+
+
+def ids(history: History, branch: str | None = None) -> list[str]:
+    return [line.id for line in history.runs(branch)]
+
+
+def test_a_run_is_kept_once_and_given_back_as_it_was(history: History, tmp_path: Path) -> None:
+    night = entry(tmp_path, 1, commit="abc")
+    assert [history.add(night) for _ in range(3)] == ["added", "unchanged", "unchanged"]
+    [line] = history.runs()
+    assert (line.id, line.branch, line.commit, line.num_series, line.num_bad) == ("run-001", "main", "abc", 2, 0)
+    assert all(len(history.points_of_series(number)) == 1 for number in history.series())
+    kept, read = history.run("run-001"), load_run(tmp_path / "run-001")
+    assert (kept.info, kept.records, kept.path) == (read.info, read.records, Path("run-001"))
+
+
+def test_a_branch_or_commit_that_is_meant_moves_a_run_and_its_annotations(history: History, tmp_path: Path) -> None:
+    night = entry(tmp_path, 1, branch="wrong", commit="abc")
+    right = replace(night, about=About(branch="main", commit="def"))
+    history.add(night)
+    history.annotate("run-001", "*", "meant")
+    before = history.run("run-001")
+    assert history.add(right) == "unchanged", "it is not meant"
+    assert history.add(replace(right, meant=frozenset({"branch"}))) == "moved"
+    assert places(history) == [("main", "abc")]
+    assert [one.branch for one in history.annotations()] == ["main"]
+    assert history.add(replace(right, meant=frozenset({"branch", "commit"}))) == "moved"
+    assert history.line("run-001").commit == "def"
+    assert history.add(replace(right, meant=frozenset({"branch", "commit"}))) == "unchanged"
+    assert history.run("run-001") == before
+
+
+def test_a_run_that_has_grown_replaces_itself_and_stays_on_its_branch(history: History, tmp_path: Path) -> None:
+    sizes = [entry(tmp_path / str(n), 1, records=launches(count=n)) for n in (2, 4, 5)]
+    few, more, most = (replace(one, about=About(branch="main")) for one in sizes)
+    history.add(replace(few, about=About(branch="topic", commit="abc")))
+    assert history.add(more) == "updated"
+    assert places(history) == [("topic", "abc")]
+    assert history.add(replace(most, meant=frozenset({"branch"}))) == "moved"
+    assert places(history) == [("main", "abc")]
+    assert len(history.run("run-001").records) == 5
+    [number] = history.series()
+    assert [value.launches for value in history.points_of_series(number)] == [5]
+
+
+def test_runs_come_in_the_order_of_time_and_annotations_are_kept_once(history: History, tmp_path: Path) -> None:
+    for i, branch in ((3, "main"), (1, "topic"), (2, "main")):
+        history.add(entry(tmp_path, i, branch=branch))
+    assert ids(history) == ["run-001", "run-002", "run-003"]
+    assert ids(history, "main") == ["run-002", "run-003"]
+    for _ in range(2):
+        history.annotate("run-001", "*all_reduce*", "new ring")
+    [one] = history.annotations()
+    assert (one.run_id, one.branch, one.series, one.note) == ("run-001", "topic", "*all_reduce*", "new ring")
+    assert one.started == history.line("run-001").started
+
+
+def test_branches_that_could_mean_something_else_and_runs_that_are_none_are_refused(
+    history: History, tmp_path: Path
+) -> None:
+    night = entry(tmp_path, 1)
+    for branch in ("last", "", "main~1", "a:b", "two words"):
+        assert "cannot name runs" in refusal(history.add, replace(night, about=About(branch=branch)))
+    assert history.runs() == ()
+    for ask in (history.run, history.line, lambda run_id: history.annotate(run_id, "*", "x")):
+        assert "h.sqlite has no run 'nope'" in refusal(ask, "nope")
+    assert history.annotations() == ()
+
+
+def test_pruning_keeps_the_newest_of_each_branch_and_the_annotations(history: History, tmp_path: Path) -> None:
+    history.add(entry(tmp_path, 0, environment={"host": {"name": "old"}}))
+    fill(history, tmp_path, [1.0] * 4, first=1)
+    fill(history, tmp_path, [1.0] * 2, first=5, branch="topic")
+    history.add(entry(tmp_path, 7, preset="smoke"))
+    history.annotate("run-001", "*", "meant")
+    assert len(history.series()) == 4
+    assert history.prune(2) == ("run-002", "run-001", "run-000")
+    assert ids(history) == ["run-003", "run-004", "run-005", "run-006", "run-007"]
+    assert len(history.annotations()) == 1
+    assert {one.around["host.name"] for one in history.series().values()} == {"node-a"}, "no series without points"
+    assert history.prune(1) == ("run-003", "run-005")
+    assert history.prune(1) == ()
+
+
+def test_what_was_exported_is_read_back_the_same(history: History, tmp_path: Path) -> None:
+    fill(history, tmp_path / "in", [1.0, 1.1])
+    fill(history, tmp_path / "in", [1.2], first=2, branch="topic", commit="abc")
+    history.annotate("run-001", "*", "meant")
+    assert history.export(tmp_path / "out") == 3
+    assert {one.name for one in (tmp_path / "out").iterdir()} == {"run-000", "run-001", "run-002", ANNOTATIONS}
+    added = dict(add_folders(tmp_path / "copy.sqlite", [tmp_path / "out"], branch="ignored", commit=""))
+    assert set(added.values()) == {"added"}
+    with open_history(tmp_path / "copy.sqlite") as copy:
+        assert (copy.runs(), copy.annotations()) == (history.runs(), history.annotations())
+        prints, others = ([one.fingerprint for one in kept.series().values()] for kept in (copy, history))
+        assert prints == others
+    (tmp_path / "file").touch()
+    assert "cannot be written" in refusal(history.export, tmp_path / "file")
+    (tmp_path / ANNOTATIONS).write_text("{}")
+    assert "is not what parbench wrote" in refusal(history.import_annotations, tmp_path)
+
+
+def test_folders_of_runs_are_found_and_each_is_added_once(tmp_path: Path) -> None:
+    runs, file = tmp_path / "runs", tmp_path / "h.sqlite"
+    paths = [put(runs, i) for i in range(2)]
+    (runs / "notes").mkdir()
+    assert find_folders(paths[1]) == [paths[1]]
+    assert find_folders(runs) == paths
+    for name in ("notes", "absent"):
+        assert f"{name} is no run and holds none" in refusal(find_folders, runs / name)
+    told = list(add_folders(file, [paths[0], runs], branch="topic", commit="abc"))
+    assert told == [("run-000", "added"), ("run-001", "added")]
+    with open_history(file) as history:
+        assert places(history) == [("topic", "abc")] * 2
+
+
+def test_what_stood_before_a_damaged_run_is_kept(tmp_path: Path) -> None:
+    for i in range(3):
+        put(tmp_path / "runs", i)
+    (tmp_path / "runs" / "run-001" / "records.jsonl").write_text("no record\n")
+    file = tmp_path / "h.sqlite"
+    adding = add_folders(file, [tmp_path / "runs"], branch="main", commit="")
+    assert "line 1 is no record" in refusal(list, adding)
+    with open_history(file) as history:
+        assert ids(history) == ["run-000"]
+
+
+def rows(history: History, branch: str | None = None) -> list[dict[str, str]]:
+    return list(csv.DictReader(render_otava(history, branch).splitlines()))
+
+
+def test_otavas_rows_are_runs_and_its_columns_series(history: History, tmp_path: Path) -> None:
+    fill(history, tmp_path, [1.0, 1.1], commit="abc")
+    history.add(entry(tmp_path, 2, records=nightly(2, cases=[CASE]), branch="topic"))
+    first, second, third = rows(history)
+    assert list(first)[:3] == ["time", "commit", "run"]
+    assert (first["time"], first["commit"], first["run"]) == ("2026-01-01T00:00:00.000Z", "abc", "run-000")
+    assert float(second[CASE.label]) == pytest.approx(1.1e-3, rel=0.01)
+    [broadcast] = [name for name in third if "broadcast" in name]
+    assert [name for name, value in third.items() if not value] == ["commit", broadcast]
+    assert [row["run"] for row in rows(history, "main")] == ["run-000", "run-001"]
+    other = {**ENVIRONMENT, "host": {"name": "node-b"}}
+    history.add(entry(tmp_path, 3, records=nightly(3, cases=[CASE]), environment=other))
+    first, *_, last = rows(history)
+    columns = [name for name in first if "all_reduce" in name]
+    assert len(columns) == 2, "two series of one case"
+    assert all(" #" in name for name in columns)
+    assert [bool(first[name]) for name in columns] == [not last[name] for name in columns] == [True, False]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from reports.regression.history_commands import add_folders
+for run_id, what in add_folders(Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]], branch="main", commit=""):
+    print(what, run_id, flush=True)
+"""
+KILLED_INSIDE = f"""
+import os, signal
+from reports.regression import history
+original, seen = history.History._insert, []
+def insert(self, entry):
+    original(self, entry)
+    seen.append(entry)
+    if len(seen) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+history.History._insert = insert
+{WRITER}"""
+
+
+def writer(file: Path, *folders: Path, script: str = WRITER) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", script, str(file), *map(str, folders)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def told(process: "subprocess.Popen[str]", code: int = 0) -> list[str]:
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == code
+    return said.split()
+
+
+def assert_each_once(file: Path, count: int) -> None:
+    with open_history(file) as history:
+        assert ids(history) == [f"run-{i:03}" for i in range(count)]
+        assert {len(history.points_of_run(line.number)) for line in history.runs()} == {2}
+        assert {len(history.run(line.id).records) for line in history.runs()} == {10}
+
+
+def test_two_writers_of_the_same_runs_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
+    for i in range(8):
+        put(tmp_path / "runs", i)
+    file = tmp_path / "h.sqlite"
+    both = [writer(file, tmp_path / "runs") for _ in range(2)]
+    said = [told(one) for one in both]
+    assert Counter(said[0][::2] + said[1][::2]) == {"added": 8, "unchanged": 8}
+    assert_each_once(file, 8)
+
+
+def test_a_writer_killed_inside_its_transaction_leaves_nothing_of_it(tmp_path: Path) -> None:
+    put(tmp_path / "runs", 0)
+    put(tmp_path / "runs", 1)
+    file = tmp_path / "h.sqlite"
+    assert told(writer(file, tmp_path / "runs", script=KILLED_INSIDE), -signal.SIGKILL) == ["added", "run-000"]
+    assert_each_once(file, 1)
+    told(writer(file, tmp_path / "runs"))
+    assert_each_once(file, 2)
+
+
+@pytest.mark.full
+def test_a_writer_that_is_killed_leaves_whole_runs_and_all_that_it_told_of(tmp_path: Path) -> None:
+    for i in range(40):
+        put(tmp_path / "runs", i)
+    file = tmp_path / "h.sqlite"
+    rng = random.Random(0)
+    for _ in range(4):
+        with writer(file, tmp_path / "runs") as killed:
+            assert killed.stdout is not None
+            said = [killed.stdout.readline() for _ in range(3)]
+            time.sleep(rng.uniform(0, 0.02))
+            killed.send_signal(signal.SIGKILL)
+            kept = [line.split()[1] for line in [*said, *killed.stdout] if line.endswith("\n")]
+        with open_history(file) as history:
+            lines = history.runs()
+            assert set(kept) <= {line.id for line in lines}
+            assert all(len(history.points_of_run(line.number)) == line.num_series == 2 for line in lines)
+    told(writer(file, tmp_path / "runs"))
+    assert_each_once(file, 40)
+
+
+def made(path: Path) -> Path:
+    with open_database(path, create=True):
+        pass
+    return path
+
+
+def opened(path: Path) -> None:
+    with open_database(path):
+        pass
+
+
+def write(path: Path) -> None:
+    with open_database(path) as connection, writing(connection):
+        pass
+
+
+def count(path: Path, table: str) -> int:
+    with open_database(path) as connection:
+        return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+
+def test_a_new_file_is_made_with_its_folder_and_read_again(tmp_path: Path) -> None:
+    path = made(tmp_path / "deep" / "history.sqlite")
+    with open_database(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
+        assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION,)
+
+
+def test_an_empty_file_is_begun_only_by_adding(tmp_path: Path) -> None:
+    path = tmp_path / "empty.sqlite"
+    path.touch()
+    assert "is empty" in refusal(opened, path)
+    assert path.stat().st_size == 0
+    made(path)
+    assert count(path, "point") == 0
+
+
+def test_a_block_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    path = made(tmp_path / "history.sqlite")
+
+    def insert(connection: sqlite3.Connection, then: Exception | None = None) -> None:
+        with writing(connection):
+            connection.execute("INSERT INTO beside VALUES (NULL, 'x')")
+            if then:
+                raise then
+
+    with open_database(path) as connection:
+        with pytest.raises(RuntimeError, match="stop"):
+            insert(connection, RuntimeError("stop"))
+        assert connection.execute("SELECT count(*) FROM beside").fetchone() == (0,)
+        insert(connection)
+    assert count(path, "beside") == 1
+
+
+def test_who_waits_too_long_for_another_writer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_WAIT_SECONDS", 0.05)
+    path = made(tmp_path / "history.sqlite")
+    with open_database(path) as first, writing(first):
+        assert "being written by other processes" in refusal(write, path)
+
+
+def test_a_writer_that_comes_second_to_make_the_file_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "history.sqlite"
+    others = [made]
+
+    def look(connection: sqlite3.Connection) -> bool:
+        found = is_empty(connection)
+        for make in [others.pop() for _ in others]:
+            make(path)  # another writer, after this one has looked
+        return found
+
+    is_empty = database._is_empty
+    monkeypatch.setattr(database, "_is_empty", look)
+    made(path)
+    assert count(path, "point") == 0

@@ -1,0 +1,276 @@
+"""The gate: slower since when, what was meant, what is new, missing or broken, how sure, and how it is shown."""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from compare_fixtures import CASE, OTHER, launches
+from history_fixtures import entry, fill, nightly
+from refusals import refusal
+from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective
+
+from bench.results.records import Record
+from reports.regression import history_show as show
+from reports.regression.compare import Word
+from reports.regression.history import History, open_history
+from reports.regression.history_gate import MISSED_RUNS, Check, Finding, check, newest
+from reports.regression.noise_floor import Floor
+from reports.regression.statistics import StepRule
+
+RULE = StepRule()
+PAIR = msgspec.structs.replace(WORLD, size=2)
+
+
+@pytest.fixture(scope="module")
+def twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("twelve")
+    with open_history(folder / "h.sqlite", create=True) as history:
+        fill(history, folder, [1.0] * 12)
+    return folder / "h.sqlite"
+
+
+@pytest.fixture
+def nights(twelve: Path, tmp_path: Path) -> Iterator[History]:
+    with open_history(Path(shutil.copy(twelve, tmp_path))) as history:
+        yield history
+
+
+def tonight(history: History, rule: StepRule = RULE) -> Check:
+    return check(history, newest(history, "main"), rule)
+
+
+def of(found: Check, case: object = CASE) -> Finding:
+    [one] = [one for one in found.findings if one.case == case]
+    return one
+
+
+def test_even_nights_are_the_same_and_too_few_of_them_are_told_with_their_number(nights: History) -> None:
+    found = tonight(nights)
+    assert (found.counts, found.code(), found.code(fail_on_unknown=True)) == ({"SAME": 2}, 0, 0)
+    few = check(nights, nights.line("run-006"), RULE)
+    assert (few.counts, few.code(), few.code(fail_on_unknown=True)) == ({"INSUFFICIENT": 2}, 0, 3)
+    assert of(few).reason == "7 of the 8 runs that are needed"
+    assert check(nights, nights.line("run-007"), RULE).counts == {"SAME": 2}
+
+
+def test_a_step_is_slower_since_its_first_run_by_the_rules_floor_and_window(nights: History, tmp_path: Path) -> None:
+    fill(nights, tmp_path, [1.1] * 2, first=12)
+    assert tonight(nights).counts == {"SAME": 2}, "two runs are no level"
+    fill(nights, tmp_path, [1.1] * 2, first=14)
+    found = tonight(nights)
+    one = of(found)
+    assert one.shift is not None
+    assert one.since is not None
+    assert (one.word, one.since.id, found.code()) == ("SLOWER", "run-012", 1)
+    assert one.shift.change == pytest.approx(0.1, abs=0.01)
+    assert len(one.times) == 16
+    assert tonight(nights, StepRule(floor=0.15)).counts == {"SAME": 2}
+    assert of(tonight(nights, StepRule(window=9))).times == one.times[-9:]
+
+
+def test_a_step_down_is_faster_and_fine(nights: History, tmp_path: Path) -> None:
+    fill(nights, tmp_path, [0.8] * 4, first=12)
+    found = tonight(nights)
+    assert (found.counts, found.code()) == ({"FASTER": 2}, 0)
+
+
+def test_only_the_branch_and_what_came_before_count(nights: History, tmp_path: Path) -> None:
+    found = tonight(nights)
+    fill(nights, tmp_path, [2.0] * 6, first=12, branch="topic")
+    fill(nights, tmp_path, [1.5] * 6, first=18)
+    assert check(nights, nights.line("run-011"), RULE) == found
+    assert len(of(tonight(nights)).times) == 18
+
+
+def test_another_version_or_world_begins_a_series_and_says_so(nights: History, tmp_path: Path) -> None:
+    newer = {**ENVIRONMENT, "torch": {**ENVIRONMENT["torch"], "version": "2.14.0"}}  # type: ignore[dict-item]
+    nights.add(entry(tmp_path, 12, factor=1.5, environment=newer))
+    one = of(tonight(nights))
+    assert one.word == "INSUFFICIENT"
+    assert one.reason.endswith("; a new series: torch.version: 2.13.0 -> 2.14.0")
+    nights.add(entry(tmp_path, 13, records=launches(CASE, world=PAIR), environment=newer))
+    found = tonight(nights)
+    assert found.counts == {"INSUFFICIENT": 1}, "on its world nothing was there before, so nothing is missing"
+    assert of(found).reason.endswith("; a new series: another world")
+
+
+def test_what_may_explain_a_step_stands_beside_it(nights: History, tmp_path: Path) -> None:
+    host = {**ENVIRONMENT, "host": {**ENVIRONMENT["host"], "kernel": "6.99"}}  # type: ignore[dict-item]
+    fill(nights, tmp_path, [1.1] * 4, first=12, environment=host, commit="abc")
+    one = of(tonight(nights))
+    assert (one.word, one.differs) == ("SLOWER", ("commit: - -> abc", "host.kernel: - -> 6.99"))
+
+
+def test_an_annotated_change_is_a_new_beginning_for_its_series(nights: History, tmp_path: Path) -> None:
+    fill(nights, tmp_path, [1.1] * 9, first=12)
+    nights.annotate("run-012", "*all_reduce*", "meant")
+    found = tonight(nights)
+    assert (of(found).word, len(of(found).times)) == ("SAME", 9)
+    assert of(found, OTHER).word == "SLOWER", "it fits the other glob alone"
+
+
+def test_an_annotation_of_another_branch_or_a_later_run_means_nothing(nights: History, tmp_path: Path) -> None:
+    nights.add(entry(tmp_path, 12, branch="topic"))
+    fill(nights, tmp_path, [1.1] * 4, first=13)
+    nights.annotate("run-012", "*", "elsewhere")
+    assert of(tonight(nights)).word == "SLOWER"
+    nights.annotate("run-016", "*", "too late for run-015")
+    assert of(check(nights, nights.line("run-015"), RULE)).word == "SLOWER"
+
+
+def test_what_went_wrong_tonight_is_told_and_an_empty_night_misses_all(nights: History, tmp_path: Path) -> None:
+    table: list[tuple[Any, str, int]] = [("wrong", "WRONG", 1), ("failed", "FAILED", 4), ("hang", "FAILED", 4)]
+    for i, (status, word, code) in enumerate(table, start=12):
+        nights.add(entry(tmp_path, i, records=[*launches(OTHER), bad(CASE, 0, status, "rank 1 said so")]))
+        found = tonight(nights)
+        assert (of(found).word, of(found).reason, found.code()) == (word, "rank 1 said so", code), status
+        assert of(found, OTHER).word == "SAME"
+    nights.add(entry(tmp_path, 15, records=[]))
+    assert (tonight(nights).counts, tonight(nights).code()) == ({"MISSING": 2}, 4)
+
+
+def test_a_vanished_case_is_missing_while_one_of_the_last_three_runs_has_it(nights: History, tmp_path: Path) -> None:
+    nights.add(entry(tmp_path, 12, records=nightly(12, cases=[OTHER]), preset="smoke"))
+    assert tonight(nights).counts == {"SAME": 1}, "another preset asks for other cases"
+    for i in range(13, 13 + MISSED_RUNS):
+        nights.add(entry(tmp_path, i, records=nightly(i, cases=[OTHER])))
+        found = tonight(nights)
+        assert (of(found).word, found.code()) == ("MISSING", 4)
+    assert of(found).reason == "one of the 3 runs before that share a case with this one has it, and this one has not"
+    nights.add(entry(tmp_path, 20, records=nightly(20, cases=[OTHER])))
+    assert tonight(nights).counts == {"SAME": 1}
+
+
+def assert_kinds_in_turns_miss_nothing(folder: Path, kinds: Sequence[Sequence[Record]]) -> None:
+    with open_history(folder / "h.sqlite", create=True) as history:
+        for i in range(5):
+            history.add(entry(folder, i, records=kinds[i % 2]))
+            few: dict[Word, int] = {"INSUFFICIENT": len({record.case.id for record in kinds[i % 2]})}
+            assert tonight(history).counts == few, i
+
+
+def test_nights_of_two_worlds_or_two_selections_do_not_miss_each_others_cases(tmp_path: Path) -> None:
+    pair = [*launches(CASE, world=PAIR), *launches(OTHER, world=PAIR)]
+    assert_kinds_in_turns_miss_nothing(tmp_path / "worlds", [nightly(0), pair])
+    with open_history(tmp_path / "worlds" / "h.sqlite") as history:
+        history.add(entry(tmp_path, 8, records=nightly(8, cases=[OTHER])))
+        found = tonight(history)
+    assert (of(found).word, of(found).world.size, len(found.findings)) == ("MISSING", 4, 2), "on its own world it is"
+    selections = [nightly(0, cases=[CASE]), nightly(1, cases=[OTHER])]
+    assert_kinds_in_turns_miss_nothing(tmp_path / "selections", selections)
+
+
+def test_what_is_sure_alone_may_not_be_among_many(tmp_path: Path) -> None:
+    def jitter(i: int, k: int) -> float:
+        return 0.04 * (((i * 7919 + k * 104729 + i * i * 31) % 997) / 997 - 0.5)
+
+    def words(folder: Path, count: int) -> Sequence[str]:
+        cases = [collective(f"op{k}", 1024) for k in range(count)]
+        with open_history(folder / "h.sqlite", create=True) as history:
+            for i in range(9):
+                factors = [(1.05 if i >= 6 and k == 0 else 1.0) * (1 + jitter(i, k)) for k in range(count)]
+                records = [r for case, factor in zip(cases, factors, strict=True) for r in launches(case, factor)]
+                history.add(entry(folder, i, records=records))
+            return [one.word for one in tonight(history).findings]
+
+    assert words(tmp_path / "one", 1) == ["SLOWER"]
+    crowd = words(tmp_path / "crowd", 60)
+    assert (crowd[0], set(crowd[1:])) == ("AMBIGUOUS", {"SAME"})
+
+
+def test_a_branch_without_runs_is_named(nights: History, tmp_path: Path) -> None:
+    assert refusal(newest, nights, "topic") == "the history has no run of branch 'topic': it has main"
+    with open_history(tmp_path / "none.sqlite", create=True) as history:
+        assert refusal(newest, history, "topic").endswith("'topic': it has no run at all")
+
+
+def test_a_measured_floor_is_the_series_own(nights: History, tmp_path: Path) -> None:
+    fill(nights, tmp_path, [1.1] * 4, first=12)
+    floor = Floor(series="", host="", measured="2026-01-02T00:00:00Z", launches=20, noise=0.1, floor=0.15)
+    names = {one.case.id: one.fingerprint for one in nights.series().values()}
+    found = check(nights, newest(nights, "main"), RULE, {names[CASE.id]: floor})
+    assert (of(found).word, of(found).measured) == ("SAME", floor)
+    assert (of(found, OTHER).word, of(found, OTHER).measured) == ("SLOWER", None)
+    low = msgspec.structs.replace(floor, floor=0.01)
+    high = check(nights, newest(nights, "main"), StepRule(floor=0.2), {names[CASE.id]: low})
+    assert of(high).word == "SAME", "the rule's floor stays where it is more"
+
+
+@pytest.fixture
+def stepped(nights: History, tmp_path: Path) -> History:
+    fill(nights, tmp_path, [1.1] * 4, first=12, commit="0123456789abcdef")
+    return nights
+
+
+def test_runs_are_listed_the_newest_first_with_their_notes(stepped: History) -> None:
+    stepped.annotate("run-000", "*", "meant so")
+    first, head, *rest = show.runs_text(stepped.runs(), stepped.annotations()).splitlines()
+    assert first == "16 runs"
+    assert head.split() == ["run", "started", "branch", "commit", "preset", "series", "bad"]
+    assert rest[0].split() == ["run-015", "2026-01-16T00:00:00.000Z", "main", "0123456789ab", "node", "2", "0"]
+    assert rest[-1] == "meant at run-000, *: meant so"
+    assert show.runs_text([], []) == "0 runs\n"
+
+
+def test_a_course_shows_its_levels_and_those_of_a_long_one_are_of_its_end(stepped: History) -> None:
+    text = show.courses_text(show.courses(stepped, "*all_reduce*", None, RULE))
+    assert "collective.all_reduce size_bytes=1024" in text
+    assert "1.00 ms from run-000 on (12 runs)" in text
+    assert "1.10 ms from run-012 on (4 runs)" in text
+    assert "broadcast" not in text
+    text = show.courses_text(show.courses(stepped, "*all_reduce*", None, StepRule(window=10)))
+    assert ", 16 runs" in text
+    assert "from run-006 on (6 runs)" in text
+    assert "from run-012 on (4 runs)" in text
+
+
+def test_a_course_as_json_holds_its_points(stepped: History) -> None:
+    [one] = json.loads(show.courses_json(show.courses(stepped, "collective.all_reduce", None, RULE)))["series"]
+    assert one["runs"] == [f"run-{i:03}" for i in range(16)]
+    assert one["seconds"][0] == pytest.approx(1e-3, rel=0.01)
+    assert one["seconds"][-1] == pytest.approx(1.1e-3, rel=0.01)
+    assert one["around"]["host.name"] == "node-a"
+
+
+def test_bars_reach_from_the_fastest_to_the_slowest() -> None:
+    table = (([1.0, 2.0], "▁█"), ([1.0, 1.0], "▁▁"), ([1.0, 8.0, 4.0], "▁█▄"), ([0.5], "▁"))
+    for values, drawn in table:
+        assert show.bars(values) == drawn, values
+
+
+def test_the_gate_tells_what_and_since_when(stepped: History) -> None:
+    text = show.check_text(tonight(stepped))
+    lines = text.splitlines()
+    assert lines[0] == "parbench history check of run-015 on main: 2 SLOWER"
+    assert lines[2].split()[:5] == ["SLOWER", "+10.1", "%", "1.10", "ms"]
+    assert "run-012" in lines[2]
+    assert "parbench history annotate" in text
+    same = show.check_text(check(stepped, stepped.line("run-011"), RULE))
+    assert same.splitlines()[:2] == ["parbench history check of run-011 on main: 2 SAME", ""]
+    assert "verdict" not in same, "what is the same needs no line"
+
+
+def test_markdown_is_a_table_that_nothing_breaks(stepped: History) -> None:
+    found = tonight(stepped)
+    rows = [line for line in show.check_markdown(found).splitlines() if line.startswith("|")]
+    assert len(rows) == 4
+    assert {line.count("|") for line in rows} == {7}
+    assert rows[2].startswith("| SLOWER | +10.1 % |")
+    first = found.findings[0]
+    hostile = type(first)(case=first.case, world=first.world, word="WRONG", reason=HOSTILE + "|")
+    text = show.check_markdown(Check(line=found.line, rule=RULE, findings=(hostile,)))
+    assert "<script>" not in text
+    assert "\x1b" not in text
+    assert text.count("\n| WRONG") == 1
+
+
+def test_json_holds_every_series_and_the_exit_code(stepped: History) -> None:
+    whole = json.loads(show.check_json(tonight(stepped), code=1))
+    assert (whole["exit_code"], whole["verdicts"], whole["run"]["id"]) == (1, {"SLOWER": 2}, "run-015")
+    assert [one["since"] for one in whole["series"]] == ["run-012"] * 2
+    assert whole["series"][0]["change"] == pytest.approx(0.1, abs=0.01)
+    assert len(whole["series"][0]["seconds"]) == 16

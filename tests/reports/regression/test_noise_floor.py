@@ -1,0 +1,159 @@
+"""A measured floor is as high as its launches need and no higher, belongs to a series, and lies in a file."""
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from compare_fixtures import CASE, OTHER, run_of
+from reports_fixtures import ENVIRONMENT, bad, ok
+
+from bench.plan.cases import Case
+from bench.results.runs import Run
+from bench.text import UserError
+from reports.regression.history_entry import points_of
+from reports.regression.noise_floor import (
+    FALSE_ALARMS,
+    Floor,
+    _pairs,
+    as_text,
+    fingerprints,
+    floor_of,
+    keep_floors,
+    measure_floors,
+    read_floors,
+    told,
+)
+from reports.regression.rule import Rule, effect, judge
+
+RULE = Rule()
+FLOOR = Floor(series="a case", host="node-a", measured="2026-01-02T03:04:05.678Z", launches=10, noise=0.01, floor=0.031)
+
+
+def noisy(seed: int, sigma: float, count: int = 20, rho: float = 0.0) -> list[float]:
+    rng = random.Random(seed)
+    found = [rng.gauss(0, 1)]
+    for _ in range(count - 1):
+        found.append(rho * found[-1] + math.sqrt(1 - rho * rho) * rng.gauss(0, 1))
+    return [1e-3 * math.exp(sigma * value) for value in found]
+
+
+def called(seconds: Sequence[float], floor: float) -> float:
+    rule = Rule(floor=floor)
+    words = [judge([[effect(base, new, rule)]], rule)[0][0].word for base, new in _pairs(seconds, rule.min_launches)]
+    return sum(word in ("SLOWER", "FASTER") for word in words) / len(words)
+
+
+def launches(times: Sequence[float], cases: Sequence[Case] = (CASE,)) -> list[Run]:
+    return [run_of([ok(case, 0, seconds) for case in cases], ENVIRONMENT) for seconds in times]
+
+
+def moved_level() -> list[float]:
+    return [*noisy(1, 0.002, 10), *(1.1 * value for value in noisy(2, 0.002, 10))]
+
+
+def test_a_quiet_machine_needs_the_rules_floor_and_one_whose_level_moves_what_it_moves_by() -> None:
+    assert floor_of(noisy(1, 0.003), RULE) == RULE.floor
+    assert floor_of([1e-3] * 10, RULE) == RULE.floor
+    moved = moved_level()
+    floor = floor_of(moved, RULE)
+    assert floor == pytest.approx(0.1, abs=0.004)
+    assert round(1000 * floor, 9) == round(1000 * floor), "a tenth of a percent, rounded up"
+    assert floor_of(moved[::-1], RULE) == pytest.approx(floor), "whichever way it moved"
+    assert floor_of([1 / value for value in moved], RULE) == pytest.approx(floor)
+    line = [1.03**i for i in range(10)]
+    assert called(line, RULE.floor) == 0
+    assert floor_of(line, RULE) == RULE.floor, "what the gate takes for drift needs none"
+
+
+def test_under_the_floor_the_gate_calls_at_most_one_percent_and_under_less_more() -> None:
+    low = Rule(floor=0.001)
+    for seed in range(3):
+        seconds = [*noisy(seed, 0.004), *(1.02 * value for value in noisy(seed + 50, 0.004))]
+        floor = floor_of(seconds, low)
+        assert floor > 0.01
+        assert called(seconds, floor) <= FALSE_ALARMS, seed
+        assert called(seconds, floor - 0.0025) > FALSE_ALARMS, seed
+
+
+def test_what_is_compared_never_shares_a_launch() -> None:
+    seconds = [float(i) for i in range(1, 13)]
+    pairs = list(_pairs(seconds, 5))
+    assert {len(side) for pair in pairs for side in pair} == {5, 6}
+    assert all(len(base) == len(new) and not set(base) & set(new) for base, new in pairs)
+    assert ([1.0, 4.0, 5.0, 8.0, 9.0], [2.0, 3.0, 6.0, 7.0, 10.0]) in pairs, "dealt as ABBA"
+    assert ([1.0, 2.0, 3.0, 4.0, 5.0], [8.0, 9.0, 10.0, 11.0, 12.0]) in pairs, "one after the other"
+
+
+def test_floors_of_runs_are_kept_under_the_fingerprints_of_the_history() -> None:
+    runs = launches(noisy(3, 0.01), (CASE, OTHER))
+    floors = measure_floors(runs, RULE)
+    assert set(floors) == {point.series.fingerprint for point in points_of(runs[0])}
+    assert set(floors) == set(fingerprints(runs[0]).values())
+    assert {one.series for one in floors.values()} == {CASE.label, OTHER.label}
+    [first, _] = floors.values()
+    assert (first.launches, first.host, first.measured) == (20, "node-a", runs[-1].info.started)
+    assert first.noise == pytest.approx(0.01, rel=0.35)
+    assert first.floor == floor_of(noisy(3, 0.01), RULE)
+    host = {**ENVIRONMENT["host"], "name": "node-b"}  # type: ignore[dict-item]
+    other = run_of([ok(CASE)], {**ENVIRONMENT, "host": host})
+    assert set(fingerprints(other)) == {CASE.id}
+    assert fingerprints(other) != fingerprints(launches([1e-3])[0]), "another machine is another series"
+
+
+def test_fewer_than_ten_launches_have_no_floor_and_what_went_wrong_is_none() -> None:
+    assert measure_floors(launches(noisy(1, 0.01, 9)), RULE) == {}
+    runs = [*launches(noisy(1, 0.01, 10)), run_of([bad(CASE, 0, "wrong")], ENVIRONMENT)]
+    [found] = measure_floors(runs, RULE).values()
+    assert found.launches == 10
+    assert measure_floors([*runs[:9], runs[-1]], RULE) == {}
+
+
+def test_the_floor_in_words_and_in_a_table() -> None:
+    assert FLOOR.text == "floor 3.1 %, measured here on 2026-01-02 with 10 launches"
+    higher = msgspec.structs.replace(FLOOR, series="another", floor=0.08)
+    older = msgspec.structs.replace(FLOOR, measured="2025-12-01T00:00:00Z", launches=20)
+    assert told([FLOOR, older, higher]) == [
+        "Measured on node-a: floor 3.1 %, measured here on 2025-12-01 with 20 launches.",
+        "Measured on node-a for 2 series, the highest of them: "
+        "floor 8.0 %, measured here on 2026-01-02 with 10 launches.",
+    ]
+    assert told([]) == []
+    lines = as_text({"a": FLOOR, "b": higher}).splitlines()
+    assert [line.split()[-1] for line in lines] == ["series", "another", "case"], "the highest first"
+    assert lines[1].split()[:4] == ["1.00", "%", "8.0", "%"]
+
+
+def test_floors_are_read_back_and_others_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "floor.json"
+    keep_floors(file, {"a": FLOOR, "b": FLOOR})
+    newer = msgspec.structs.replace(FLOOR, floor=0.05)
+    keep_floors(file, {"b": newer})
+    assert read_floors(file) == {"a": FLOOR, "b": newer}
+    assert [one.name for one in file.parent.iterdir()] == ["floor.json"], "nothing half written"
+    assert json.loads(file.read_text())["schema_version"] == 1
+
+
+def test_another_file_is_refused_and_left_alone(tmp_path: Path) -> None:
+    no_floors = "holds no floors as parbench aa writes them"
+    contents = {
+        "": no_floors,
+        '{"schema_version": 1}': no_floors,
+        '{"schema_version": 1, "floors": {"a": 3}}': no_floors,
+        '{"schema_version": 2, "floors": {}}': "has schema 2, which is newer than 1",
+    }
+    file = tmp_path / "floor.json"
+    for content, why in contents.items():
+        file.write_text(content)
+        with pytest.raises(UserError, match=why):
+            read_floors(file)
+        with pytest.raises(UserError, match=why):
+            keep_floors(file, {"a": FLOOR})
+        assert file.read_text() == content
+    with pytest.raises(UserError, match="absent cannot be read: No such file or directory; parbench aa measures"):
+        read_floors(tmp_path / "absent")
+    with pytest.raises(UserError, match="cannot be written"):
+        keep_floors(file / "floor.json", {"a": FLOOR})

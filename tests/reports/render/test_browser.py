@@ -1,0 +1,193 @@
+"""The report in Chromium: it asks for nothing, complains of nothing, and sorts, filters and downloads for everyone."""
+
+import csv
+import io
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from axe import axe_source
+from browser import Browser
+from late import late_record, samples
+from nodes_fixtures import node_run, sample_sweep
+from reports_fixtures import HOSTILE, bad, ok, pipeline_record, sample_run, step, training_metrics, write_run
+from traced import run_with, timeline, traced_record
+
+from bench.results.runs import load_run
+from reports.analysis.pipelines import without_timelines
+from reports.analysis.summary import summarize
+from reports.render.build import as_csv, as_json, build
+
+pytestmark = pytest.mark.full
+
+EVIL = ("</script><script>alert(1)</script>", "\"'><img src=x onerror=alert(2)>", "\u202eevil\u2066", "x" * 10_000)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder with something of everything, and hostile words wherever a person's words go."""
+    trained = ok(step("fsdp", note=EVIL[0]), metrics=training_metrics(), notes=[HOSTILE, *EVIL])
+    failed = [bad(step("tp", label=evil), reason=evil) for evil in EVIL]
+    late = late_record(4096)
+    records = [*sample_run().records, trained, *failed, pipeline_record(), late]
+    run = run_with(tmp_path_factory.mktemp("run"), [*((one, None) for one in records), (traced_record(), timeline())])
+    info = msgspec.structs.replace(run.info, host=EVIL[1], environment={EVIL[0]: EVIL[2], "pairs": {"0-1": EVIL[1]}})
+    (run.path / "run.json").write_bytes(msgspec.json.encode(info))
+    (run.path / "samples" / f"{late.case.id}-0.npz").write_bytes(samples([[0, 0], [3000, 7000]]))
+    (run.path / "report.html").write_bytes(build([run.path], "html").content)
+    return run.path
+
+
+@pytest.fixture(scope="module")
+def several(folder: Path) -> Path:
+    target = folder / "several.html"
+    target.write_bytes(build([folder, folder], "html").content)
+    return target
+
+
+@pytest.fixture(scope="module")
+def over_nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    out = tmp_path_factory.mktemp("nodes")
+    run, sweep = write_run(out, node_run("cyclic")), sample_sweep(out / "links")
+    for path in (run, sweep):
+        (path / "report.html").write_bytes(build([path], "html").content)
+    return run / "report.html", sweep / "report.html"
+
+
+@pytest.fixture
+def page(browser: Browser, folder: Path) -> Browser:
+    browser.open(folder / "report.html")
+    return browser
+
+
+def assert_quiet(browser: Browser, file: Path) -> None:
+    assert browser.requests == [file.resolve().as_uri()]
+    assert browser.complaints == []
+
+
+def too_wide(browser: Browser) -> int:
+    found: int = browser.run("document.documentElement.scrollWidth - innerWidth")
+    return found
+
+
+def first_cells(browser: Browser, table: str) -> list[str]:
+    script = f"[...document.querySelectorAll('{table} tbody tr')].filter(r => !r.hidden).map(r => r.cells[0].innerText)"
+    found: list[str] = browser.run(script)
+    return found
+
+
+def comparable(cell: str) -> object:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+def test_pages_ask_for_nothing_complain_of_nothing_and_are_no_wider_than_the_window(
+    browser: Browser, folder: Path, several: Path, over_nodes: tuple[Path, Path]
+) -> None:
+    for file in (folder / "report.html", several, *over_nodes):
+        for size in ((1200, 900), (400, 800)):
+            browser.open(file, size=size)
+            assert_quiet(browser, file)
+            assert too_wide(browser) <= 0, (file, size)
+    assert all(file.stat().st_size < 1_000_000 for file in over_nodes)
+
+
+def test_the_policy_stops_what_a_page_might_ask_for(page: Browser) -> None:
+    refused = "const image = new Image(); image.onerror = () => done(true); image.src = 'x.png'"
+    assert page.run(f"new Promise(done => {{ {refused} }})") is True
+    assert any("Content Security Policy" in complaint for complaint in page.complaints)
+
+
+def test_hostile_words_are_words(page: Browser) -> None:
+    assert page.run("document.querySelectorAll('img, b, i, iframe').length") == 0
+    assert page.run("document.scripts.length") == 2
+    text = page.run("document.body.textContent")
+    for evil in (EVIL[0], EVIL[1], EVIL[3], "\\x202eevil\\x2066"):
+        assert evil in text
+    assert not {"\u202e", "\u2066"} & set(page.run("document.querySelector('main').innerText"))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_hinders_anyone(
+    browser: Browser, folder: Path, several: Path, over_nodes: tuple[Path, Path], dark: bool
+) -> None:
+    for file in (folder / "report.html", several, *over_nodes):
+        browser.open(file, dark=dark)
+        if file not in over_nodes:
+            browser.run("document.querySelectorAll('details').forEach(one => one.open = one.closest('.row') === null)")
+        browser.run(axe_source())
+        found: list[dict[str, Any]] = browser.run("axe.run().then(told => told.violations)")
+        told = [(one["id"], one["impact"], one["nodes"][0]["failureSummary"]) for one in found]
+        grave = ("serious", "critical")
+        assert [one for one in told if file in over_nodes or one[1] in grave] == [], file
+
+
+def test_a_head_sorts_by_keyboard_and_says_so(page: Browser) -> None:
+    head = "document.querySelector('#steps-table th:nth-child(2)')"
+    page.run(f"{head}.querySelector('button').focus()")
+    page.press("Enter", 13, "\r")
+    assert page.run(f"{head}.getAttribute('aria-sort')") == "ascending"
+    up = first_cells(page, "#steps-table")
+    page.press("Enter", 13, "\r")
+    assert page.run(f"{head}.getAttribute('aria-sort')") == "descending"
+    assert first_cells(page, "#steps-table") == up[::-1]
+    rows = "[...document.querySelectorAll('#steps-table tbody tr')]"
+    seconds = page.run(f"{rows}.map(r => Number(r.cells[1].dataset.sort))")
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_a_filter_keeps_the_rows_with_all_its_words_and_a_link_opens_what_it_leads_to(page: Browser) -> None:
+    told = page.run("""(() => {
+      const input = document.querySelector('#communication-1 input');
+      input.value = 'ALL_REDUCE 64k';
+      input.dispatchEvent(new Event('input'));
+      return document.querySelector('#communication-1 [role=status]').textContent;
+    })()""")
+    assert first_cells(page, "#communication-1") == ["all_reduce"]
+    assert told.startswith("1 of ")
+    page.run("document.querySelector('#steps-table tbody a').click()")
+    page.run("new Promise(done => setTimeout(done, 100))")
+    place = "document.querySelector(location.hash)"
+    assert page.run(f"{place}.open && {place}.parentElement.open") is True
+
+
+def test_downloads_hold_the_run(page: Browser, folder: Path, tmp_path: Path) -> None:
+    run = load_run(folder)
+    summary = summarize(run)
+    embedded, as_lines = (
+        page.run(code) for code in ("embedded.textContent", "csvOf(JSON.parse(embedded.textContent))")
+    )
+    assert json.loads(embedded) == json.loads(as_json(run, without_timelines(summarize(run))))
+    told, expected = (list(csv.reader(io.StringIO(text))) for text in (as_lines, as_csv(summary)))
+    assert [list(map(comparable, line)) for line in told] == [list(map(comparable, line)) for line in expected]
+    page.save_downloads(tmp_path)
+    for kind, content in (("json", embedded), ("csv", as_lines)):
+        page.run(f"document.querySelector('[data-download={kind}]').click()")
+        deadline, target = time.monotonic() + 10, tmp_path / f"parbench-run-1.{kind}"
+        while not target.is_file() and time.monotonic() < deadline:
+            page.run("new Promise(done => setTimeout(done, 50))")
+        assert target.read_text() == content
+
+
+def test_paper_shows_tables_whole_and_no_buttons_and_dark_differs_from_light(browser: Browser, folder: Path) -> None:
+    browser.open(folder / "report.html", media="print", size=(800, 1100))
+    hidden = "[...document.querySelectorAll('nav, .filter, [data-download]')].every(one => one.offsetParent === null)"
+    assert browser.run(hidden) is True
+    assert browser.run("getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
+    colors = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color].join()"
+    browser.open(folder / "report.html")
+    light = browser.run(colors)
+    browser.open(folder / "report.html", dark=True)
+    assert browser.run(colors) != light

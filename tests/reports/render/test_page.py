@@ -1,0 +1,253 @@
+"""The page as text: well formed, one file that fetches nothing, all in its place, and no record's words are markup."""
+
+import base64
+import hashlib
+import json
+import re
+from functools import cache
+from html.parser import HTMLParser
+from typing import Any
+
+import msgspec
+import pytest
+import reports_fixtures as fixtures
+from nodes_fixtures import EMULATION
+from report_rows import run_of
+from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, pipeline_record, step
+
+from bench.plan.cases import make_case
+from bench.plan.plan import Skipped
+from bench.results.records import Record
+from bench.results.runs import Run
+from reports.analysis.summary import summarize
+from reports.render.build import as_json
+from reports.render.page import render_page
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """A page as nested elements: refuses what is not closed in order, gathers what the tests ask for."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open = [""]
+        self.starts: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [""]
+        self.ids = [identity for _, attributes in self.starts if (identity := attributes.get("id"))]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.starts.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append((self.open[-1], data))
+
+    def texts(self, tag: str) -> list[str]:
+        return [data for inside, data in self.words if inside == tag]
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.starts if name == tag]
+
+    @property
+    def visible(self) -> str:
+        return " ".join(" ".join(data for tag, data in self.words if tag not in ("script", "style")).split())
+
+
+def html_of(run: Run) -> str:
+    return render_page(run, summarize(run))
+
+
+def told(*records: Record) -> str:
+    return html_of(run_of(*records))
+
+
+@cache
+def sample() -> str:
+    return html_of(fixtures.sample_run())
+
+
+def part_of(html: str, anchor: str, end: str = "</section>") -> str:
+    return html.split(f'id="{anchor}"')[1].split(end)[0]
+
+
+def assert_in_order(html: str, *anchors: str) -> None:
+    places = [html.index(f'id="{anchor}"') for anchor in anchors]
+    assert places == sorted(places)
+
+
+def embedded(html: str) -> dict[str, Any]:
+    (text,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html, re.DOTALL)
+    assert "<" not in text
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_the_page_is_well_formed_in_one_small_file_and_its_links_lead_to_places_in_it() -> None:
+    page = Page(sample())
+    assert len(sample().encode()) < 1_000_000
+    assert len(page.ids) == len(set(page.ids))
+    targets = [str(attributes["href"]) for attributes in page.all("a")]
+    assert {target.removeprefix("#") for target in targets} <= set(page.ids)
+    assert {"#not-measured", "#problems", "#communication", "#steps", "#environment", "#method", "#data"} <= {*targets}
+    assert page.all("link") == page.all("img") == []
+    assert not [name for _, attributes in page.starts for name in attributes if name == "src" or name.startswith("on")]
+    for word in ("http:", "https:", "@import"):
+        assert word not in sample()
+    assert {str(button["data-download"]): "hidden" in button for button in page.all("button")} == {
+        "csv": True,
+        "json": True,  # from those without scripts
+    }
+
+
+def test_tables_can_be_read_aloud_and_every_colour_is_defined_for_dark_and_paper_too() -> None:
+    page = Page(sample())
+    regions = [one for one in page.all("div") if one.get("role") == "region"]
+    assert len(page.all("caption")) == len(page.all("table")) == len(regions) == 6
+    assert all(head.get("scope") in ("col", "row") for head in page.all("th"))
+    assert all(region["tabindex"] == "0" and region["aria-label"] for region in regions)
+    (style,) = page.texts("style")
+    for expected in ("prefers-color-scheme: dark", "@media print", "overflow-x: auto", "prefers-reduced-motion"):
+        assert expected in style
+    assert set(re.findall(r"var\((--[\w-]+)\)", sample())) <= set(re.findall(r"(--[\w-]+):", style))
+
+
+def test_the_policy_allows_our_script_alone_and_no_network() -> None:
+    (policy,) = [meta["content"] for meta in Page(sample()).all("meta") if "http-equiv" in meta]
+    (script,) = re.findall(r"<script>(.*?)</script>", sample(), re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert dict(part.strip().split(" ", 1) for part in str(policy).split(";")) == {
+        "default-src": "'none'",
+        "script-src": f"'sha256-{digest}'",
+        "style-src": "'unsafe-inline'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+
+
+def test_the_top_says_what_was_run_with_what_verdict_and_what_it_cannot_show() -> None:
+    header = sample().split("<main>")[0]
+    for expected in ("run-1", "preset node", "4 ranks on 1 node", "host node-a", "2026-01-02T03:04:05", "Example CPU"):
+        assert expected in header
+    assert "a result is wrong: 53 ok" in header
+    assert 'class="verdict bad"' in header
+    assert "cannot show" not in sample()
+    plan = msgspec.structs.replace(make_plan([collective()]), notes=("4 ranks on 2 cores: functional only",))
+    shared = html_of(make_run(plan, [ok(collective(), notes=[EMULATION])])).split("<main>")[0]
+    assert shared.index(EMULATION) < shared.index("<nav")
+    assert 'class="verdict fine"' in shared
+    assert "cannot show:</strong> 4 ranks on 2 cores: functional only</p>" in shared
+
+
+def test_what_is_wrong_slow_and_not_measured_comes_before_any_result() -> None:
+    assert_in_order(sample(), "problems", "slow", "not-measured", "environment", "communication")
+    part = part_of(sample(), "not-measured")
+    assert "size 1001 B is not a multiple of 4 ranks x 4 B" in part
+    assert "no record: the run ended before" in part
+    part = part_of(sample(), "problems")
+    assert "Launch 1: where each of 2 ranks was" in part
+    assert "rank 1 on node-b, process 42: did not arrive" in part
+    assert "File b.py, line 9, in &lt;listcomp&gt;" in part
+    fine = told(ok(collective()))
+    assert "Nothing stands out" in fine
+    assert "Nothing: every planned case ran" in fine
+    assert "Very noisy, the interquartile range over 40 %" in told(ok(collective(), grade="very noisy"))
+
+
+def test_cells_carry_what_to_sort_them_by_and_a_row_is_told_in_full() -> None:
+    metrics = {"time": fixtures.collective_metrics(collective(), 0.25)["time"]}
+    details = {"send_bytes": 768, "convention": "nccl-tests"}
+    html = told(ok(collective(), metrics=metrics, details=details))
+    assert 'data-sort="0.25" class="number">250 ms [225, 275]</td>' in html
+    assert 'data-sort="1024" class="number">1K</td>' in html
+    assert html.count('data-sort="" class="number">-</td>') == 3
+    part = part_of(html, f"facts-{collective().id}", "</details>")
+    for expected in ("<dt>send_bytes</dt><dd>768</dd>", "<dd>nccl-tests</dd>", "order-statistics interval"):
+        assert expected in part
+    assert 'id="fits"' not in html
+
+
+def test_hostile_text_is_shown_as_text_and_cannot_end_the_embedded_data() -> None:
+    case = make_case("step.<script>alert(1)</script>", "m:f", {"p": "</script><script>alert(2)</script>"})
+    end = "</script><!--<script>"
+    run = run_of(
+        ok(case, notes=[HOSTILE]), bad(step(), reason=HOSTILE), bad(step("tp"), reason=end), ok(step("<b>a</b>"))
+    )
+    evil = {"</style><script>": "<img src=x onerror=alert(3)>"}
+    html = html_of(
+        msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, environment=evil, host="<i>host</i>"))
+    )
+    page = Page(html)
+    assert len(page.all("script")) == 2
+    assert page.all("b") == page.all("i") == page.all("img") == []
+    for expected in ("<script>alert('x')</script> [bold]$x$ &", "<img src=x onerror=alert(3)>", "<i>host</i>"):
+        assert expected in page.visible
+    assert [end] in [row["reasons"] for row in embedded(html)["rows"]]
+
+
+def test_the_data_is_embedded_whole_and_the_environment_is_flat() -> None:
+    run = fixtures.sample_run()
+    assert embedded(sample()) == json.loads(as_json(run, summarize(run)))
+    assert '<th scope="row" class="words">host.cpu_model</th><td class="words">Example CPU</td>' in sample()
+    assert '<th scope="row" class="words">host.governor</th><td class="words">-</td>' in sample()
+
+
+def test_a_run_without_results_says_so() -> None:
+    for records in ((), (bad(collective()),), (bad(collective(), 0, "skipped", "no float8"),)):
+        html = html_of(make_run(make_plan([collective()]), records))
+        words = Page(html).visible
+        assert "None: no case has a valid measurement." in words
+        assert "Unknown: no rank lived long enough to tell." in words
+        assert 'id="communication"' not in html
+        assert "NaN" not in words
+    skipped = Skipped(case=collective(), reason="gloo carries no float8")
+    words = Page(html_of(make_run(make_plan([], skipped=[skipped]), []))).visible
+    assert "gloo carries no float8" in words
+    assert "fine: 1 skipped" in words
+
+
+def test_pipelines_have_a_chart_each_and_their_timelines_are_neither_embedded_nor_told() -> None:
+    others = [fixtures.simulated("dualpipe_v", chunks=2, why_not="it needs <4> microbatches")]
+    first = pipeline_record(comparison=others)
+    html = told(ok(step("ddp")), first, pipeline_record("gpipe", seconds=0.03))
+    part = part_of(html, "pipelines", 'id="step-memory"')
+    titles = re.findall(r'<title id="pipelines-\d-title">(.*?)</title>', part)
+    assert titles == [f"Pipeline, predicted and measured: {name}" for name in ("1f1b", "gpipe")]
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", part)
+    assert [caption.split(" ")[0] for caption in captions] == ["<strong>1f1b</strong>", "<strong>gpipe</strong>"]
+    assert 'data-sort="0.263" class="number">26.3 %</td>' in part
+    assert "it needs &lt;4&gt; microbatches" in part
+    assert "0F0" not in html
+    facts = part_of(html, f"facts-{first.case.id}", "</details>")
+    assert "<dt>pipeline.schedule</dt><dd>1f1b</dd>" in facts
+    assert "<dt>pipeline.measured</dt>" not in facts
+    (row,) = [one for one in embedded(html)["rows"] if one["case"]["id"] == first.case.id]
+    assert (row["details"]["pipeline"]["microbatches"], "measured" in row["details"]["pipeline"]) == (4, False)
+
+
+def test_a_pipeline_without_a_timeline_has_no_chart_and_unreadable_facts_are_said_so() -> None:
+    html = told(pipeline_record(measured=None))
+    assert 'id="pipelines"' in html
+    assert "<figcaption>" not in html
+    html = told(pipeline_record(measured=[[["<nonsense>", 0, 1]], []]))
+    assert 'id="pipelines"' not in html
+    assert "its details of pipeline cannot be read: " in html
+    assert "&lt;nonsense&gt;" in html
+
+
+@pytest.mark.full
+def test_many_pipelines_share_the_pages_room() -> None:
+    html = told(*(pipeline_record(f"zb_{i}", ranks=8, microbatches=32) for i in range(12)))
+    assert len(re.findall("<figcaption>", html)) == 12
+    assert "are drawn as one" in html
+    assert len(html.encode()) < 1_000_000

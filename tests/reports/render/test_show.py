@@ -1,0 +1,378 @@
+"""What is written and shown of runs: data, Markdown, pages in every format, whole files, and a run being followed."""
+
+import csv
+import fcntl
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import reports_fixtures as fixtures
+from nodes_fixtures import EMULATION, node_run, sample_sweep, scaling_run
+from report_rows import run_of
+from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, sample_run, step, write_run
+from traced import run_with, timeline, traced_record
+
+from bench.results.records import Record
+from bench.results.runs import RecordWriter, Run, load_run, open_writer
+from bench.text import UserError
+from reports.analysis.problems import is_written, warnings_of, write_whole
+from reports.analysis.several import several
+from reports.analysis.summary import summarize
+from reports.render.build import (
+    CSV_COLUMNS,
+    as_csv,
+    as_json,
+    build,
+    embedded_json,
+    several_csv,
+    several_json,
+    write_report,
+)
+from reports.render.markdown import escaped, render_markdown, render_several_markdown
+from reports.render.page import render_page
+from reports.render.show import follow, show_again, show_run, write_files
+from reports.render.tables import render_tables
+from reports.sections.several_sections import several_sections
+
+
+def folder(out: Path, *records: Record, launches: int = 1) -> Path:
+    return write_run(out, make_run(make_plan([collective()], launches=launches), records))
+
+
+def cut_short(path: Path) -> Path:
+    file = path / "records.jsonl"
+    file.write_bytes(file.read_bytes()[:-5])
+    return path
+
+
+def csv_lines(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_json_holds_the_run_its_rows_and_what_has_none() -> None:
+    run = sample_run()
+    data = json.loads(as_json(run, summarize(run)))
+    assert (data["run"]["id"], data["verdict"]["code"], len(data["rows"])) == ("run-1", 1, 56)
+    assert [one["reason"] for one in data["skipped"]] == ["size 1001 B is not a multiple of 4 ranks x 4 B"]
+    assert [one["launches"] for one in data["missing"]] == [2]
+    run = run_of(ok(collective(), details={"send_bytes": 7}))
+    (row,) = json.loads(as_json(run, summarize(run)))["rows"]
+    assert row["metrics"]["time"]["value"] == 1e-3
+    assert (row["details"], row["case"]["id"], "records" in row) == ({"send_bytes": 7}, collective().id, False)
+
+
+def test_csv_has_a_line_for_each_metric_and_names_a_case_without_any() -> None:
+    first, *more = csv_lines(as_csv(summarize(run_of(ok(collective())))))
+    assert [line["metric"] for line in (first, *more)] == ["time", "algbw", "busbw", "time_p99"]
+    assert [float(first[name]) for name in ("value", "low")] == pytest.approx([1e-3, 0.9e-3])
+    (line,) = csv_lines(as_csv(summarize(run_of(bad(collective(), reason=HOSTILE)))))
+    assert (line["status"], line["metric"], line["method"]) == ("failed", "", "")
+    unknown = run_of(ok(collective(), metrics={"time": fixtures.seconds_metric(None)}))
+    (line,) = csv_lines(as_csv(summarize(unknown)))
+    assert (line["metric"], line["value"], line["low"]) == ("time", "", "")
+    assert json.loads(as_json(unknown, summarize(unknown)))["rows"][0]["metrics"]["time"]["value"] is None
+
+
+def test_several_runs_keep_their_lines_apart_by_run() -> None:
+    run = run_of(ok(collective()))
+    other = msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, id="run-2"))
+    both = [(one, summarize(one)) for one in (run, other)]
+    lines = csv_lines(several_csv(both))
+    assert list(lines[0]) == ["run", *CSV_COLUMNS]
+    assert [line["run"] for line in lines] == ["run-1"] * 4 + ["run-2"] * 4
+    told = json.loads(several_json(both))["runs"]
+    assert [one["run"]["id"] for one in told] == ["run-1", "run-2"]
+    assert told[0] == json.loads(as_json(*both[0]))
+
+
+def test_data_too_long_for_a_page_keeps_every_metric_and_leaves_out_the_rest() -> None:
+    runs = [(run, summarize(run)) for run in (sample_run(), sample_run())]
+    assert embedded_json(runs, 10_000_000) == several_json(runs)
+    brief = embedded_json(runs, 1000)
+    assert len(brief) < len(several_json(runs))
+    whole, read = json.loads(several_json(runs)), json.loads(brief)
+    assert [run["run"]["id"] for run in read["runs"]] == ["run-1", "run-1"]
+    for full, short in zip(whole["runs"][0]["rows"], read["runs"][0]["rows"], strict=True):
+        assert {"details", "notes", "reasons"} & set(short) == set()
+        assert all(full[name] == short[name] for name in ("case", "metrics", "check", "grade", "status", "iterations"))
+
+
+def markdown_of(run: Run) -> str:
+    return render_markdown(run, summarize(run))
+
+
+def assert_tables_are_whole(text: str, at_least: int = 1) -> None:
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) >= at_least
+    for lines in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+
+
+def test_markdown_says_what_the_page_says_verdicts_first() -> None:
+    text = markdown_of(sample_run())
+    assert text.startswith("# parbench run-1\n\n**a result is wrong: 53 ok")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
+        *("Wrong, hung or failed", "Slow or noisy", "Not measured", "Communication", "Steps", "How it was measured")
+    ]
+    assert_tables_are_whole(text, at_least=5)
+    emulated = markdown_of(node_run())
+    assert emulated.index(f"**{EMULATION}**") < emulated.index("preset node")
+    runs = [run_of(ok(step(), seconds=seconds)) for seconds in (1e-3, 2e-3)]
+    found = several([(run, summarize(run)) for run in runs])
+    text = render_several_markdown(found, several_sections(found))
+    assert text.startswith("# parbench: 2 runs\n\n**fine: all 2 runs**")
+    assert "| ddp | 1.00 ms" in text
+
+
+def test_hostile_text_in_markdown_is_shown_as_text() -> None:
+    for evil in (HOSTILE, "a|b", "line\n# heading", "`code`", "[x](javascript:1)", "\u202eevil"):
+        text = markdown_of(run_of(bad(collective(), reason=evil), ok(step(), notes=[evil])))
+        for markup in ("<script", "\n# heading", "[x](", "\u202e"):
+            assert markup not in text
+        assert_tables_are_whole(text)
+    plain = "a*b [c] `d` <e> & f|g~h#i \\ all_reduce"
+    unescaped = re.sub(r"\\([\\`*\[\]|~#])", r"\1", escaped(plain))
+    assert unescaped.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") == plain
+
+
+def test_a_line_cut_short_is_told_with_what_to_do_wherever_a_run_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder(tmp_path, ok(collective()), ok(collective(), 1), launches=2)
+    assert warnings_of(load_run(path)) == ()
+    run = load_run(cut_short(path))
+    assert len(run.records) == 1
+    (told,) = warnings_of(run)
+    assert told.startswith("The last line of records.jsonl is being written, or was cut short by a kill")
+    assert f"parbench run --resume {path}" in told
+    for form in ("html", "markdown"):
+        assert b"was cut short by a kill" in build([path], form).content
+    assert show_run(path) == 4
+    assert "1 of 2 measurements without a record" in capsys.readouterr().out
+    assert "1 of 2 measurements without a record" in (path / "report.html").read_text()
+    assert warnings_of(load_run(folder(tmp_path))) == warnings_of(make_run(make_plan([]), [])) == ()
+
+
+def test_whoever_writes_is_seen_and_not_disturbed(tmp_path: Path) -> None:
+    path = folder(tmp_path, ok(collective()))
+    with open_writer(path) as writer:
+        assert is_written(path)
+        writer.write(ok(collective(), 2))
+    assert not is_written(path)
+    with (path / "records.jsonl").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nothing holds it after the look
+    assert not is_written(tmp_path)
+
+
+def test_a_file_is_written_whole_in_the_place_of_the_old_one_or_nothing_is_left(tmp_path: Path) -> None:
+    target, taken = tmp_path / "page.html", tmp_path / "taken"
+    target.write_text("old")
+    taken.mkdir()
+    write_whole(target, b"new")
+    assert target.read_bytes() == b"new"
+    for refused in (taken, tmp_path / "no" / "page.html"):
+        with pytest.raises(UserError, match=f"{refused} cannot be written: "):
+            write_whole(refused, b"new")
+    assert sorted(tmp_path.iterdir()) == [target, taken]
+
+
+def test_tables_come_first_the_folder_last_and_the_report_lies_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = bad(step("tp"), 0, "wrong", "3 gradients differ")
+    run = run_with(tmp_path, [(traced_record(), timeline()), (wrong, None)])
+    path = run.path
+    assert show_run(path) == 1
+    assert capsys.readouterr().out == render_tables(run, summarize(run), width=None) + f"{path}\n"
+    assert (path / "report.html").read_text() == render_page(run, summarize(run))
+    assert [one.name for one in path.iterdir() if one.name.startswith(".")] == []
+    before = sorted(path.rglob("*"))
+    assert show_again(path) == 1
+    out = capsys.readouterr().out
+    assert out == render_tables(run, summarize(run), width=None, full=True) + f"{path}\n"
+    assert "Traced steps, rank by rank" in out
+    assert sorted(path.rglob("*")) == before
+
+
+def test_the_exit_code_is_the_verdicts(tmp_path: Path) -> None:
+    told: list[tuple[tuple[Record, ...], int]] = [
+        ((ok(collective()),), 0),
+        ((bad(collective(), 0, "skipped", "no float8"),), 0),
+        ((bad(collective()),), 4),
+        ((bad(collective(), 0, "hang"),), 4),
+        ((bad(collective(), 0, "wrong"),), 1),
+        ((), 4),
+    ]
+    for records, code in told:
+        path = folder(tmp_path, *records)
+        assert show_run(path, page=False) == code, records
+        assert not (path / "report.html").exists()
+
+
+def test_results_are_shown_even_if_the_report_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for record, code in ((ok(collective()), 4), (bad(collective(), 0, "wrong"), 1)):
+        path = folder(tmp_path, record)
+        (path / "report.html").mkdir()
+        assert show_run(path) == code
+        captured = capsys.readouterr()
+        assert captured.out.endswith(f"\n{path}\n")
+        assert ("1.00 ms [0.900, 1.10]" in captured.out) is (code == 4)
+        assert captured.err.startswith(f"no report: {path / 'report.html'} cannot be written: ")
+
+
+def test_files_are_written_under_a_folder_that_is_made(tmp_path: Path) -> None:
+    written = write_files(tmp_path / "new", {"a/x.json": b"1", "y.json": b"2"})
+    assert {file: file.read_bytes() for file in written} == {
+        tmp_path / "new/a/x.json": b"1",
+        tmp_path / "new/y.json": b"2",
+    }
+    with pytest.raises(UserError, match="cannot be made: Not a directory"):
+        write_files(tmp_path / "new/y.json", {"z/x.json": b""})
+
+
+def test_one_run_is_built_in_every_format(tmp_path: Path) -> None:
+    path = write_run(tmp_path, run_of(ok(collective()), ok(step())))
+    run = load_run(path)
+    summary = summarize(run)
+    assert build([path], "html").content == render_page(run, summary).encode()
+    assert build([path], "markdown").content == render_markdown(run, summary).encode()
+    assert build([path], "csv").content == as_csv(summary).encode()
+    assert build([path], "json").content == as_json(run, summary).encode() + b"\n"
+
+
+def test_several_runs_are_held_against_each_other(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path, run_of(ok(step(), seconds=seconds))) for seconds in (1e-3, 2e-3)]
+    page = build(paths, "html").content.decode()
+    assert 'id="beside-table"' in page
+    assert "fine: all 2 runs" in page
+    assert build(paths, "html").content.decode() == page
+    assert build(paths, "markdown").content.startswith(b"# parbench: 2 runs")
+    assert build(paths, "csv").content.startswith(b"run,case,")
+    assert len(json.loads(build(paths, "json").content)["runs"]) == 2
+
+
+def test_a_newer_schema_has_a_page_that_says_so_and_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    for file in ("run.json", "records.jsonl"):
+        path = folder(tmp_path, ok(collective()))
+        target = path / file
+        target.write_bytes(re.sub(rb'"schema": ?[12]', b'"schema":99', target.read_bytes()))
+        told = build([path], "html")
+        assert told.code == 4
+        assert b"schema 99 is newer than 2, the newest this parbench reads" in told.content
+        with pytest.raises(UserError, match="schema 99 is newer"):
+            build([path], "csv")
+    fine = folder(tmp_path, ok(collective()))
+    with pytest.raises(UserError, match=r"no readable run\.json"):
+        build([fine, tmp_path], "html")
+
+
+def test_runs_without_results_have_reports(tmp_path: Path) -> None:
+    for records in ((), (bad(collective()),)):
+        for form in ("html", "markdown", "csv", "json"):
+            told = build([folder(tmp_path, *records)], form)
+            assert told.code == 0
+            assert form not in ("html", "markdown") or b"something did not run" in told.content
+
+
+def test_a_sweeps_folder_is_told_as_its_runs(tmp_path: Path) -> None:
+    sweep = sample_sweep(tmp_path / "links")
+    told = build([sweep], "markdown").content.decode()
+    assert told.startswith("# parbench: 11 runs")
+    assert "4 nodes x 2, cyclic, plain" in told
+    assert "Not run: 8 nodes x 1, block." in told
+    assert told.index(EMULATION) < told.index("## Runs")
+    assert len(json.loads(build([sweep], "json").content)["runs"]) == 11
+
+
+@pytest.mark.full
+def test_a_sweeps_page_is_that_of_its_runs(tmp_path: Path) -> None:
+    sweep = sample_sweep(tmp_path / "links")
+    page = build([sweep], "html").content.decode()
+    assert page.index("What runs 1-10 cannot show: " + EMULATION) < page.index("<nav")
+    for anchor in ("runs", "problems", "over-nodes", "environments-table"):
+        assert f'id="{anchor}"' in page
+    assert 'id="scaling"' not in page  # by ranks, placements would be mixed
+    assert page.count("<svg") == 3
+    assert "rank 2 (n3) did not arrive" in page
+    write_report([sweep], tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == page
+
+
+@pytest.mark.full
+def test_the_page_of_many_runs_stays_under_a_megabyte(tmp_path: Path) -> None:
+    page = build([write_run(tmp_path, sample_run(launches=1)) for _ in range(12)], "html").content
+    assert len(page) < 1_000_000
+    assert b'id="beside-table"' not in page  # each of so many runs would have two columns
+
+
+def test_a_report_of_many_runs_is_written_whole_though_one_cannot_be_read(tmp_path: Path) -> None:
+    good, broken, other = (write_run(tmp_path, scaling_run(nodes)) for nodes in (2, 4, 1))
+    target = tmp_path / "page.html"
+    (broken / "run.json").write_text("{")
+    write_report([good, broken, other], target)
+    page = target.read_text()
+    assert "A run cannot be read" in page
+    assert 'id="over-nodes"' in page
+    with pytest.raises(UserError, match="cannot be written"):
+        write_report([good, other], tmp_path / "no" / "page.html")
+    assert list(tmp_path.glob(".page*")) == []
+
+
+def pauses(path: Path, *steps: Callable[[RecordWriter], None]) -> Callable[[float], None]:
+    """Return what to do in each pause: a step, then the end of the writer."""
+
+    def written() -> Iterator[None]:
+        with open_writer(path) as writer:
+            yield
+            for step in steps:
+                step(writer)
+                yield
+        yield
+
+    told = written()
+    next(told)
+    return lambda seconds: next(told)
+
+
+def tables_of(path: Path) -> str:
+    run = load_run(path)
+    return render_tables(run, summarize(run), width=None, full=True)
+
+
+def test_each_change_of_a_run_is_a_line_and_the_tables_come_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = folder(tmp_path, ok(collective()), launches=3), io.StringIO()
+    assert follow(path, out, pause=lambda seconds: pytest.fail("nobody writes")) == 4
+    assert out.getvalue() == tables_of(path)
+    out = io.StringIO()
+    write: list[Callable[[RecordWriter], None]] = [
+        lambda writer: writer.write(ok(collective(), 1)),
+        lambda writer: None,
+        lambda writer: writer.write(bad(collective(), 2)),
+    ]
+    assert follow(path, out, pauses(path, *write)) == 4
+    assert capsys.readouterr().err.splitlines() == [
+        "1 of 3 measurements; cases: 1 ok, about 1 s left",
+        "2 of 3 measurements; cases: 1 ok, about 500 ms left",
+        "3 of 3 measurements; cases: 1 failed",
+    ]
+    assert out.getvalue() == tables_of(path)
+    path = folder(tmp_path)
+    follow(path, io.StringIO(), pauses(path))
+    assert capsys.readouterr().err == "0 of 1 measurements; cases: none yet\n"
+
+
+def test_a_terminal_is_drawn_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out = folder(tmp_path, ok(collective()), launches=3), io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
+    follow(path, out, pauses(path, lambda writer: writer.write(ok(collective(), 1))))
+    screens = out.getvalue().split("\x1b[2J\x1b[3J\x1b[H")
+    assert screens[0] == ""
+    assert ["240" in screen for screen in screens[1:]] == [False, True, True]

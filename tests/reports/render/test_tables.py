@@ -1,0 +1,221 @@
+"""The report on a terminal and in a pipe: what comes where, what a narrow one drops, nothing obeyed, colour refused."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+import reports_fixtures as fixtures
+from nodes_fixtures import EMULATION, node_run, scaling_run
+from report_rows import matrix_case, run_of
+from reports_fixtures import HOSTILE, bad, collective, curve_records, ok, pipeline_record, sample_run, simulated, step
+from traced import run_with, traced_record
+
+from bench.results.records import Record
+from bench.results.runs import Run, load_run
+from reports.analysis.several import several
+from reports.analysis.summary import summarize
+from reports.render.tables import print_several, print_tables, render_several_tables, render_tables
+from reports.sections.several_sections import terminal_sections
+
+ESCAPE = "\x1b"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def text_of(run: Run, width: int | None = None, color: bool = False, full: bool = False) -> str:
+    return render_tables(run, summarize(run), width=width, color=color, full=full)
+
+
+def told(*records: Record, width: int | None = None) -> str:
+    return text_of(run_of(*records), width)
+
+
+def lines_after(text: str, title: str) -> list[list[str]]:
+    """Return the cells of the plain table under a title, its head included: two blanks part cells."""
+    block = text.split(f"\n{title}\n")[1].split("\n\n")[0]
+    return [re.split(r" {2,}", line.strip()) for line in block.splitlines()]
+
+
+def table(text: str, title: str) -> list[dict[str, str]]:
+    head, *rows = lines_after(text, title)
+    return [dict(zip(head, row, strict=False)) for row in rows]
+
+
+def assert_in_order(text: str, *parts: str) -> None:
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_a_pipe_cuts_and_wraps_nothing() -> None:
+    long = "x" * 500
+    text = told(bad(collective(), reason=long), ok(step("ddp", word="w" * 300), notes=["n" * 300]))
+    assert f" {long}\n" in text
+    assert "n" * 300 in text
+    assert "…" not in text
+
+
+def test_a_terminal_is_not_overrun_and_keeps_numbers_whole() -> None:
+    run = sample_run()
+    for width in (60, 80, 100, 140):
+        text = text_of(run, width)
+        assert "21.1 us [19.2, 23.3]" in text
+        assert "12.5 ms [11.3, 13.7]" in text
+        assert "…" not in text
+        assert width == 60 or max(map(len, text.splitlines())) <= width
+    assert "No room" not in text_of(run, 250)
+
+
+def test_a_narrow_terminal_drops_columns_and_says_which_and_what_they_held() -> None:
+    text = " ".join(told(ok(collective()), ok(collective(size_bytes=2048), stop="budget"), width=80).split())
+    assert "No room for: dtype (float32), algbw GB/s, n (120), launches (1/1), stop, check (ok)" in text.replace(
+        " p99,", ""
+    ).replace(" p99 (2.00 ms),", "")
+    assert "mode" not in text.split("No room for")[1]
+    assert "blocking" in text
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, stream: io.TextIOBase, **environment: str) -> str:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"COLUMNS": "120", "TERM": "xterm", **environment}.items():
+        monkeypatch.setenv(name, value)
+    run = sample_run()
+    print_tables(run, summarize(run), stream)  # type: ignore[arg-type]
+    stream.seek(0)
+    return stream.read()
+
+
+def test_a_terminal_has_its_own_width_and_colour_which_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = printed(monkeypatch, Terminal())
+    assert ESCAPE in text
+    assert max(len(re.sub(r"\x1b\[[\d;]*m", "", line)) for line in text.splitlines()) <= 120
+    assert ESCAPE not in printed(monkeypatch, Terminal(), NO_COLOR="1")
+    assert ESCAPE not in printed(monkeypatch, Terminal(), TERM="dumb")
+
+
+def test_a_pipe_has_no_colour_even_if_forced_and_no_blanks_at_line_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = printed(monkeypatch, io.StringIO(), FORCE_COLOR="1", COLUMNS="40")
+    assert ESCAPE not in text
+    assert max(map(len, text.splitlines())) > 120
+    assert not [line for line in text.splitlines() if line != line.rstrip()]
+
+
+def test_standard_output_is_the_default_and_ascii_is_served(capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(bad(collective(), reason="größer"))
+    print_tables(run, summarize(run))
+    assert capsys.readouterr().out == text_of(run)
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    print_tables(run, summarize(run), stream)
+    stream.flush()
+    assert b"gr\\xf6\\xdfer" in raw.getvalue()
+
+
+def test_problems_come_after_the_results_and_the_verdict_after_them() -> None:
+    text = text_of(sample_run())
+    assert_in_order(
+        *(text, "\nCollectives", "\nSteps", "\nWrong, hung or failed", "\nNot measured", "\nVerdict: a result is wrong")
+    )
+    assert lines_after(text, "Wrong, hung or failed")[1][1:] == ["hang", "1/3", "rank 1 did not arrive within 60 s"]
+    assert lines_after(text, "Not measured")[2][1:] == ["not measured", "2/3", "no record: the run ended before"]
+    for expected in ("nccl-tests", "geometric mean of 3 launch medians, t interval", "functional only", "3 launches"):
+        assert expected in text
+    noisy = told(ok(collective(), grade="very noisy"))
+    assert noisy.index("Slow or noisy\nVery noisy") < noisy.index("Verdict: fine")
+    assert "Slow or noisy" not in told(ok(collective()))
+
+
+def test_hostile_text_is_shown_and_obeyed_by_nothing() -> None:
+    text = text_of(run_of(bad(collective(), reason=HOSTILE)), color=True, width=200)
+    assert "<script>alert('x')</script> [bold]$x$ & \\x1b[31mred" in text
+
+
+def test_a_wrong_row_has_no_numbers_and_a_run_without_records_says_so() -> None:
+    text = text_of(run_of(ok(collective(), 0), bad(collective(), 1, "wrong", "2 elements differ"), launches=2))
+    assert "Collectives" not in text
+    assert "1.00 ms" not in text
+    assert "2 elements differ" in text
+    text = text_of(fixtures.make_run(fixtures.make_plan([collective(), step()]), []))
+    assert "Verdict: something did not run: 2 of 2 measurements without a record" in text
+    assert "collective.all_reduce size_bytes=1024" in text
+
+
+def test_a_line_cut_short_is_told(tmp_path: Path) -> None:
+    path = run_with(tmp_path, [(traced_record(), None)]).path
+    (path / "records.jsonl").write_text((path / "records.jsonl").read_text() + '{"case"')
+    assert "was cut short by a kill" in text_of(load_run(path))
+
+
+def test_loads_groups_and_pairs_have_tables() -> None:
+    text = told(
+        ok(collective(), seconds=1e-3),
+        ok(collective(background="gemm"), seconds=2e-3),
+        ok(collective(group="pairs"), seconds=1e-3, details={"group_ranks": [0, 4]}),
+        ok(collective(group="pairs", group_index=1), seconds=1e-3, details={"group_ranks": [1, 5]}),
+        ok(collective(group="pairs", concurrent=True), seconds=3e-3),
+    )
+    (together,) = table(text, "Group contention: all groups at once against one alone")
+    assert together["factor together"].startswith("3.00 [")
+    (beside,) = table(text, "Interference: slow-down beside a load")
+    assert beside["beside gemm"].startswith("2.00 [")
+    (groups,) = table(text, "Operation x group: bus bandwidth in GB/s")
+    assert {"pairs 0,4", "pairs 1,5", "slowest alone"} <= groups.keys()
+    text = told(*(ok(matrix_case(a, b)) for a in range(3) for b in range(3) if a != b))
+    head, *rows = lines_after(text, "Rank to rank: bus bandwidth in GB/s, 1M float32, blocking")
+    assert head == ["from \\ to", "0", "1", "2"]
+    assert [row[0] for row in rows] == ["0", "1", "2"]
+    assert rows[1][2] == "-"
+    assert "Collectives" not in text
+
+
+def training_run() -> Run:
+    trained = ok(step("ddp"), metrics=fixtures.training_metrics(0.010), details={"comm_calls": [fixtures.comm_call()]})
+    return run_of(*curve_records(), trained, ok(step("fsdp"), seconds=0.02))
+
+
+def pipeline_run() -> Run:
+    others = [simulated("zb_v", 0.018, 2), simulated("dualpipe_v", chunks=2, why_not="it needs 4 microbatches more")]
+    return run_of(ok(step("ddp")), pipeline_record(comparison=others), pipeline_record("gpipe", seconds=0.03))
+
+
+def test_a_narrow_terminal_keeps_of_steps_and_pipelines_what_matters_most() -> None:
+    steps = ("exposed comm", "predicted comm", "tokens/s", "10.0 ms [9.00, 11.0]")
+    pipelines = ("1f1b", "20.0 ms [18.0, 22.0]", "26.3 %")
+    for run, title, kept in ((training_run(), "Steps", steps), (pipeline_run(), "Pipelines", pipelines)):
+        text = text_of(run, 80)
+        assert max(map(len, text.splitlines())) <= 80
+        shown = text.split(f"\n{title}\n")[1].split("No room for")[0]
+        assert [word for word in kept if word not in shown] == []
+        assert "mfu" not in shown
+
+
+def test_nodes_groups_and_pairs_are_told_node_by_node() -> None:
+    text = text_of(node_run("cyclic"))
+    assert text.splitlines()[1] == EMULATION
+    assert lines_after(text, "Nodes")[:2] == [
+        ["host", "ranks", "ranks a node", "switches", "cores"],
+        ["n1", "0,4", "2", "spine.leaf1", "0"],
+    ]
+    assert "Placement of 8 ranks on 4 nodes: cyclic." in text
+    assert "across nodes 4M runs at 0.127 of within a node" in text
+    head, *_ = lines_after(text, "Rank to rank: bus bandwidth in GB/s, 1M float32, blocking")
+    assert head == ["from \\ to", "0 n1", "4 n1", "1 n2", "5 n2", "2 n3", "6 n3", "3 n4", "7 n4"]
+    assert "Medians: within a node 3.84 GB/s (8 pairs), same switch" in text
+    alone = text_of(sample_run())
+    assert "Nodes" not in alone.splitlines()
+    assert "Within and across nodes" not in alone
+
+
+def test_several_runs_tables_fit_a_terminal_and_end_with_the_verdict() -> None:
+    found = several([(run, summarize(run)) for run in (scaling_run(nodes, 2) for nodes in (1, 2, 4))])
+    text = render_several_tables(found, terminal_sections(found), width=100)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "Over nodes" in text.splitlines()
+    assert text.splitlines()[-1] == "Verdict: fine: all 3 runs"
+    out = Terminal()
+    print_several(found, terminal_sections(found), out)
+    assert "Over nodes" in out.getvalue()

@@ -1,0 +1,203 @@
+"""The columns of the tables on communication: what each shows and sorts by, and what a narrow terminal drops."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from report_rows import cells_of, matrix_case, row_of, rows_of, told
+from reports_fixtures import bad, collective, link, ok, rate_metric, seconds_metric
+
+from bench.plan.cases import make_case
+from bench.results.fit import Fit, Segment
+from bench.results.records import Check, Record
+from reports.analysis.fits import Ceiling, Curve
+from reports.analysis.interference import interference, pairs
+from reports.sections.columns import (
+    Column,
+    check_word,
+    communication_columns,
+    figure,
+    fit_columns,
+    known,
+    pair_columns,
+    slowed_columns,
+)
+from reports.sections.communication_section import Grouped, group_name, grouped, grouped_columns
+
+
+def test_what_a_communication_row_does_not_know_is_a_dash() -> None:
+    row = row_of(ok(collective("broadcast", 65536, root=1)))
+    assert cells_of(communication_columns([row]), row)["operation"] == "broadcast root=1"
+    other = row_of(ok(make_case("p2p.mine", "m:f", {}), metrics={"time": seconds_metric(None)}), launches=5)
+    cells = cells_of(communication_columns([other]), other)
+    assert [cells[title] for title in ("mode", "dtype", "size", "time", "busbw GB/s", "p99")] == ["-"] * 6
+    assert cells["launches"] == "1/5"
+
+
+def test_numbers_are_sorted_as_numbers_and_unknown_is_none() -> None:
+    small, large = rows_of(
+        ok(collective(size_bytes=2048), seconds=900e-6), ok(collective(size_bytes=1 << 20), seconds=1.1e-3)
+    )
+    columns = {column.title: column for column in communication_columns([small, large])}
+    for title, expected in {"size": (2048, 1 << 20), "time": (900e-6, 1.1e-3), "n": (120, 120)}.items():
+        assert (columns[title].sort(small), columns[title].sort(large)) == pytest.approx(expected)
+    unknown = row_of(ok(collective(), metrics={"time": seconds_metric(None)}))
+    assert columns["time"].sort(unknown) is None
+    assert columns["busbw GB/s"].sort(unknown) is None
+
+
+def test_what_a_row_is_what_tells_it_apart_and_its_time_are_never_dropped() -> None:
+    def dropped(**given: Any) -> set[str]:
+        rows = rows_of(ok(collective()), ok(collective(size_bytes=4096, **given)))
+        return {column.title for column in communication_columns(rows) if column.drop} & {"mode", "dtype"}
+
+    assert (dropped(mode="pipelined"), dropped(dtype="float16"), dropped()) == ({"dtype"}, {"mode"}, {"mode", "dtype"})
+    kept = {column.title for column in communication_columns([]) if not column.drop}
+    assert kept == {"operation", "size", "time", "busbw GB/s"}
+
+
+def test_the_check_in_a_word() -> None:
+    told = {"unchecked": Check(), "ok": Check(passed=True, wrong=0), "3 wrong": Check(passed=False, wrong=3)}
+    for word, check in {**told, "wrong": Check(passed=False)}.items():
+        assert check_word(row_of(bad(collective(), check=check))) == word
+
+
+def segment(sizes: tuple[int, int], latency: float, reach: float, *rates: float | None) -> Segment:
+    told = {"latency_seconds": latency, "latency_low": latency - reach, "latency_high": latency + reach}
+    names = ("bytes_per_second", "bytes_per_second_low", "bytes_per_second_high")
+    return Segment(first_bytes=sizes[0], last_bytes=sizes[1], **told, **dict(zip(names, rates, strict=True)))  # type: ignore[arg-type]
+
+
+FIRST = segment((1024, 65536), 12e-6, 0.5e-6, 8e9, 7.5e9, 8.6e9)
+LAST = segment((262144, 1 << 26), 25e-6, 1e-6, 40e9, 38e9, None)
+FLAT = segment((1024, 65536), 12e-6, 1e-6, None, 1e12, None)
+TWO_LINES = Fit(
+    segments=(FIRST, LAST),
+    half_bandwidth_bytes=1e6,
+    off_curve=((4096, 0.583), (1 << 20, -0.31)),
+    residual=0.0213,
+    method="",
+)
+NO_SLOPE = Fit(segments=(FLAT,), half_bandwidth_bytes=None, off_curve=(), residual=0.001, method="")
+
+
+def curve_of(
+    found: Fit, factor: float | None = 1.5, ceiling: Ceiling | None = None, record: Record | None = None
+) -> Curve:
+    rows = rows_of(record or ok(collective()))
+    return Curve(rows=rows, fit=found, busbw_factor=factor, ceiling=ceiling)
+
+
+def test_a_fit_with_a_knee() -> None:
+    curve = curve_of(TWO_LINES)
+    assert told(fit_columns([curve]), curve) == (
+        "operation: all_reduce | mode: blocking | dtype: float32 | latency: 12.0 us [11.5, 12.5] | "
+        "algbw GB/s: 40.0 [38.0, -] | busbw GB/s: 60.0 [57.0, -] | n_1/2: 977 KiB | knee: 127 KiB [64K, 256K] | "
+        "off the curve: 4K +58 %, 1M -31 % | residual: 2.13 % | "
+        "lines: 1K to 64K: 12.0 us + size / 8.00 GB/s; 256K to 64M: 25.0 us + size / 40.0 GB/s"
+    )
+
+
+def test_what_a_fit_does_not_know_is_a_dash_and_what_it_knows_sorts_as_a_number() -> None:
+    flat = curve_of(NO_SLOPE)
+    cells = cells_of(fit_columns([flat]), flat)
+    assert cells.pop("latency") == "12.0 us [11.0, 13.0]"
+    assert cells.pop("residual") == "0.100 %"
+    assert set(list(cells.values())[3:]) == {"-"}
+    unknown, known = curve_of(TWO_LINES, factor=None), curve_of(TWO_LINES, ceiling=link(150e9))
+    sorts = [{column.title: column.sort(one) for column in fit_columns([one])} for one in (unknown, known)]
+    assert (cells_of(fit_columns([unknown]), unknown)["busbw GB/s"], sorts[0]["busbw GB/s"]) == ("-", None)
+    told = {"latency": 12e-6, "algbw GB/s": 40e9, "busbw GB/s": 60e9, "n_1/2": 1e6, "residual": 0.0213, "of link": 0.4}
+    told["knee"] = 13e-6 / (1 / 8e9 - 1 / 40e9)
+    assert {title: sorts[1][title] for title in told} == pytest.approx(told)
+
+
+def test_efficiency_has_a_column_where_a_link_is_declared_and_ranks_where_curves_differ_in_them() -> None:
+    for rate, text in ((150e9, "40.0 %"), (60e9, "100 %"), (50e9, "120 % (above: see note)"), (None, "-")):
+        curve, other = (curve_of(TWO_LINES, ceiling=link(of) if of else None) for of in (rate, 1e9))
+        assert cells_of(fit_columns([curve, other]), curve)["of link"] == text
+    record = ok(collective())
+    larger = msgspec.structs.replace(record, world=msgspec.structs.replace(record.world, size=16, nodes=2))
+    curves = [curve_of(NO_SLOPE), curve_of(NO_SLOPE, record=larger)]
+    assert [cells_of(fit_columns(curves), one)["ranks"] for one in curves] == ["4 on 1 node", "16 on 2 nodes"]
+
+
+def test_latency_and_bandwidth_are_never_dropped_and_news_goes_late() -> None:
+    news, none = (
+        {column.title: column.drop for column in fit_columns([curve_of(found)])} for found in (TWO_LINES, NO_SLOPE)
+    )
+    assert {title for title, drop in news.items() if not drop} == {"operation", "latency", "busbw GB/s"}
+    assert news["knee"] < news["residual"] < none["knee"]
+    assert news["off the curve"] < news["residual"] < none["off the curve"]
+
+
+def test_what_slows_a_row_has_a_column_for_each_load_and_a_load_not_met_is_a_dash() -> None:
+    records = [
+        ok(collective(size_bytes=size, **more), seconds=2e-3 if more else 1e-3)
+        for size in (1024, 2048)
+        for more in ({}, {"background": "gemm"})
+    ]
+    one, two = interference(rows_of(*records, ok(collective(background="all_to_all"))))
+    columns = slowed_columns([one, two], "beside ")
+    cells = cells_of(columns, one)
+    assert list(cells) == ["operation", "mode", "dtype", "size", "time", "beside gemm", "beside all_to_all"]
+    assert (cells["operation"], cells["time"]) == ("all_reduce", "1.00 ms [0.900, 1.10]")
+    assert cells["beside gemm"].startswith("2.00 [1.7")
+    *_, last = columns
+    assert (last.text(two), last.sort(two), last.sort(one)) == ("-", None, 1.0)
+
+
+def test_a_matrix_has_a_column_for_each_receiver() -> None:
+    rates = {(0, 1): 1e9, (1, 0): 2e9}
+    (matrix,) = pairs(
+        rows_of(
+            *(
+                ok(matrix_case(*ends), metrics={"time": seconds_metric(1.0), "busbw": rate_metric(rate)})
+                for ends, rate in rates.items()
+            )
+        )
+    )
+    columns = pair_columns(matrix)
+    told = [[column.text(source) for column in columns] for source in matrix.ranks]
+    assert told == [["0", "-", "1.00"], ["1", "2.00", "-"]]
+    assert [column.sort(1) for column in columns] == [1, 2e9, None]
+
+
+def test_a_column_of_numbers_sorts_by_them_and_unknown_ones_have_no_column() -> None:
+    columns: tuple[Column[str], ...] = (
+        figure("length", len, lambda value: f"{value} letters", "how long it is"),
+        figure("nothing", lambda text: None, str, "unknown"),
+    )
+    kept = known(columns, ["ab", "c"])
+    assert [column.title for column in kept] == ["length"]
+    assert (kept[0].text("ab"), kept[0].sort("ab"), kept[0].number, kept[0].drop) == ("2 letters", 2, True, 0)
+    assert known(columns, []) == ()
+
+
+def member(number: int, seconds: float = 1e-3, size: int = 1024, **more: Any) -> Record:
+    params = {"group": "pairs", "group_index": number, **more}
+    ranks = [2 * number, 2 * number + 1]
+    return ok(collective("all_reduce", size, **params), seconds=seconds, details={"group_ranks": ranks})
+
+
+def group_words(found: tuple[Grouped, ...], place: int = 0) -> str:
+    return told(grouped_columns(found), found[place])
+
+
+def test_each_group_is_a_column_of_its_ranks_and_each_size_a_line() -> None:
+    assert group_words(grouped(rows_of(member(0), member(1, 4e-3), member(1, 8e-3, concurrent=True)))) == (
+        "operation: all_reduce | mode: blocking | dtype: float32 | size: 1K | pairs 0,1: 0.00154 | "
+        "pairs 2,3: 0.000384 | pairs 2,3 together: 0.000192 | slowest alone: pairs 2,3"
+    )
+    found = grouped(rows_of(member(0), member(1), member(0, size=4096), member(2, size=4096)))
+    assert [one.first.case.params["size_bytes"] for one in found] == [1024, 4096]
+    assert "pairs 4,5: -" in group_words(found)
+    assert "pairs 2,3: -" in group_words(found, 1)
+
+
+def test_one_group_alone_is_no_comparison_and_one_of_unknown_ranks_is_called_by_its_number() -> None:
+    assert grouped(rows_of(member(0), ok(collective()))) == ()
+    (one,) = grouped(rows_of(member(0), member(0, concurrent=True)))
+    assert one.slowest is None
+    assert group_name(row_of(ok(collective(group="node", group_index=3)))) == "node member 3"
+    assert group_name(row_of(ok(collective(group="tp"), details={"group_ranks": "0-1"}))) == "tp member 0"

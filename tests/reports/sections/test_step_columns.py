@@ -1,0 +1,165 @@
+"""The tables of training steps: what a step's metrics say together, what is shown, and what a terminal keeps."""
+
+import pytest
+from report_rows import cells_of, row_of, rows_of
+from reports_fixtures import comm_call, curve_records, ok, plain, seconds_metric, step, step_metrics, training_metrics
+
+from bench.plan.cases import make_case
+from bench.results.metrics import MetricValue
+from bench.results.records import Record
+from reports.analysis import step_parts
+from reports.analysis.fits import Curve, fit_curves
+from reports.analysis.summary import Row
+from reports.sections.step_columns import memory_columns, step_columns, step_notes, time_columns
+
+
+def step_row(metrics: dict[str, MetricValue], name: str = "ddp") -> Row:
+    return row_of(ok(step(name), metrics=metrics))
+
+
+def without(*names: str) -> Row:
+    return step_row({name: metric for name, metric in training_metrics(1.0).items() if name not in names})
+
+
+def curves() -> tuple[Curve, ...]:
+    return fit_curves(rows_of(*curve_records()), None)
+
+
+def cells(record: Record, curves: tuple[Curve, ...] = ()) -> dict[str, str]:
+    row = row_of(record)
+    return cells_of(step_columns([row], curves), row)
+
+
+def step_cells(metrics: dict[str, MetricValue]) -> dict[str, str]:
+    return cells(ok(step(), metrics=metrics))
+
+
+def test_a_metric_of_several_axes_is_told_by_axis_in_the_order_of_the_rows() -> None:
+    row = step_row(training_metrics(1.0, ("tp", "dp")))
+    assert step_parts.by_axis(row, "exposed_comm") == {"tp": 0.15, "dp": 0.15}
+    assert step_parts.by_axis(row, "comm") == {}
+    assert step_parts.exposed_seconds(row) == pytest.approx(0.3)
+    assert step_parts.exposed_seconds(step_row(step_metrics(1.0))) is None
+
+
+def test_parts_and_residual_are_the_identity_and_what_is_unknown_is_no_part() -> None:
+    row = step_row(training_metrics(2.0, ("dp", "tp")))
+    found = step_parts.parts(row)
+    assert list(found) == ["compute", "exposed dp", "exposed tp", "copy", "idle"]
+    assert sum(found.values()) == pytest.approx(0.98 * 2.0)
+    assert step_parts.residual_fraction(row) == pytest.approx(0.02)
+    assert "copy" not in step_parts.parts(without("exposed_copy"))
+    assert "idle" not in step_parts.parts(step_row(training_metrics() | {"idle": plain(None, "s")}))
+    zero = {name: plain(0.0, "s") for name in ("compute", "residual")}
+    for unknown in ({"residual": plain(0.1, "s")}, zero):
+        assert step_parts.residual_fraction(step_row(step_metrics(1.0) | unknown)) is None
+    assert step_parts.residual_fraction(without("residual")) is None
+    known, other = without(), step_row(step_metrics(1.0))
+    assert step_parts.broken_down([other, known]) == (known,)
+
+
+def test_the_worst_ratio_is_furthest_from_one_and_the_state_is_without_activations() -> None:
+    ratios = {"bytes_ratio.dp": plain(1.2, ""), "bytes_ratio.tp": plain(0.7, ""), "bytes_ratio.pp": plain(None, "")}
+    assert step_parts.worst_ratio(step_row(step_metrics(1.0) | ratios)) == ("tp", 0.7)
+    assert step_parts.worst_ratio(step_row(step_metrics(1.0))) is None
+    assert step_parts.state_bytes(without()) == step_parts.state_bytes(without("memory.activations")) == 4 << 20
+    assert step_parts.state_bytes(without("memory.gradients")) is None
+
+
+def test_memory_has_a_line_for_each_component_that_any_source_knows() -> None:
+    metrics = step_metrics(1.0) | {"memory_formula.buffers": plain(8, "B"), "memory.parameters": plain(16, "B")}
+    metrics |= {"memory_counted.cache": plain(32, "B"), "memory.gradients": plain(None, "B")}
+    lines = step_parts.memory_lines([step_row(metrics)])
+    sources = ("memory", "memory_formula", "memory_counted")
+    assert {line.component: [line.num_bytes(source) for source in sources] for line in lines} == {
+        "parameters": [16, None, None],
+        "buffers": [None, 8, None],
+        "cache": [None, None, 32],
+    }
+
+
+def test_a_step_without_notes_or_rates_has_dashes() -> None:
+    told = cells(ok(step("mine"), metrics={"time": seconds_metric(2.0)}, noise=None, samples={"values": []}))
+    assert told["step time"] == "2.00 s [1.80, 2.20]"
+    assert [told[name] for name in ("tokens/s", "notes", "noise", "n")] == ["-"] * 4
+    assert cells(ok(step(), notes=["functional only", "timed compute"]))["notes"] == "functional only; timed compute"
+    assert step_cells({"step_time": seconds_metric(1.0), "step_time_p99": seconds_metric(3.0)})["p99"] == "3.00 s"
+
+
+def test_a_narrow_terminal_keeps_what_links_a_step_to_collectives() -> None:
+    row = row_of(ok(step(), metrics=training_metrics(), details={"comm_calls": [comm_call(count=2)]}))
+    columns = step_columns([row], curves())
+    told = cells_of(columns, row)
+    assert (told["exposed comm"], told["predicted comm"]) == ("3.00 ms", "739 us")  # 2 * (20 us + 1 MiB / 3 GB/s)
+    assert (told["mfu"], told["memory"]) == ("34.5 %", "4.00 MiB")
+    kept = ["step", "step time", "tokens/s", "exposed comm", "predicted comm"]
+    assert [column.title for column in columns if not column.drop] == kept
+    assert [column.title for column in step_columns([]) if not column.drop] == kept[:3]
+
+
+def test_what_no_step_knows_has_no_column_and_what_one_knows_is_a_dash_for_the_other() -> None:
+    gemm = ok(make_case("compute.gemm", "m:f", {"m": 8}), metrics={"time": seconds_metric(1.0)})
+    known, other = rows_of(ok(step(), metrics=training_metrics()), gemm)
+    news = ("mfu", "compute", "exposed comm", "bytes ratio", "memory")
+    assert not {*news, "predicted comm"} & cells_of(step_columns([other]), other).keys()
+    columns = {column.title: column for column in step_columns([known, other])}
+    assert [(columns[title].text(other), columns[title].sort(other)) for title in news] == [("-", None)] * 5
+    assert "predicted comm" not in columns
+    assert "mfu" not in step_cells(training_metrics() | {"mfu": plain(None, "")})
+
+
+def test_exposed_communication_is_summed_over_axes_and_the_bytes_ratio_that_of_the_worst() -> None:
+    two = training_metrics(axes=("dp", "tp")) | {"exposed_comm.tp": plain(0.002, "s")}
+    assert step_cells(two)["exposed comm"] == "3.50 ms"
+    assert "exposed comm" not in step_cells(two | {"exposed_comm.tp": plain(None, "s")})
+    told: list[tuple[dict[str, float | None], str]] = [
+        ({"dp": 1.0, "tp": 1.0004}, "1.000"),
+        ({"dp": 1.02, "tp": 0.9}, "0.900 (tp)"),
+        ({"dp": 1.02}, "1.020"),
+        ({"dp": None, "tp": 1.5}, "1.500 (tp)"),
+    ]
+    for ratios, text in told:
+        metrics = {f"bytes_ratio.{axis}": plain(ratio, "") for axis, ratio in ratios.items()}
+        assert step_cells(step_metrics(1.0) | metrics)["bytes ratio"] == text, ratios
+
+
+def test_an_extrapolated_prediction_says_so_beside_the_number_and_a_missing_one_in_the_notes() -> None:
+    told = cells(ok(step(), details={"comm_calls": [comm_call(num_bytes=1 << 30)]}, notes=["few cores"]), curves())
+    assert told["predicted comm"] == "358 ms (extrapolated)"
+    assert told["notes"] == (
+        "few cores; predicted comm is extrapolated: dp: all_reduce on 4 ranks, 1G a call, 1K to 16M were measured"
+    )
+    lacking = ok(step(), details={"comm_calls": [comm_call("all_gather")]})
+    told = cells(lacking, curves())
+    assert "predicted comm" not in told
+    assert told["notes"] == "predicted comm: no blocking float32 curve for dp: all_gather on 4 ranks"
+    assert step_notes(rows_of(lacking), curves()) == (f"ddp: {told['notes']}",)
+    assert cells(lacking)["notes"] == "-"  # a run without any curves is not told so
+
+
+def test_notes_are_told_once_with_the_steps_that_say_so() -> None:
+    records = [ok(step(name), notes=["few cores", *more]) for name, more in (("ddp", ["ddp: own"]), ("tp", ["odd"]))]
+    rows = rows_of(*records, ok(step("fsdp"), notes=["odd"]))
+    assert step_notes(rows) == ("ddp, tp: few cores", "ddp: own", "tp, fsdp: odd")
+    assert step_notes(rows[:1]) == ("ddp: few cores", "ddp: own")
+    assert step_notes(rows[1:]) == ("tp: few cores", "all steps: odd")
+
+
+def test_what_a_step_lacks_is_a_dash_and_mere_rounding_reads_as_zero() -> None:
+    row = step_row(training_metrics() | {"residual": plain(-1e-18, "s"), "compute_slowdown": plain(None, "s")})
+    told = cells_of(time_columns([row]), row)
+    assert told["residual"] == "0.00 %"
+    assert "compute slowdown" not in told
+    one, two = rows_of(
+        ok(step("ddp"), metrics=training_metrics(axes=("dp",))),
+        ok(step("fsdp"), metrics=training_metrics(axes=("shard",))),
+    )
+    told = cells_of(time_columns([one, two]), two)
+    assert (told["step"], told["exposed dp"], told["exposed shard"]) == ("fsdp", "-", "3.00 ms")
+
+
+def test_steps_bear_the_same_names_in_all_tables() -> None:
+    rows = rows_of(ok(step("ddp", bucket_mb=1.0), metrics=training_metrics()), ok(step("ddp", bucket_mb=2.0)))
+    (only,) = step_parts.broken_down(rows)
+    names = [columns[0].text(only) for columns in (step_columns(rows), time_columns(rows))]
+    assert [*names, memory_columns(rows)[0].text(step_parts.memory_lines(rows)[0])] == ["ddp bucket_mb=1.0"] * 3

@@ -1,0 +1,197 @@
+"""From a sweep file to points: the whole product, what cannot run refused, each known by its id, and what it costs."""
+
+import itertools
+from typing import Any
+
+import msgspec
+from refusals import refusal
+
+from bench.plan.catalogue import DEFINITIONS
+from bench.plan.plan import PRESETS, Entry, Plan
+from slurm.sweep.expand import Expansion, expand, plan_point, possible
+from slurm.sweep.points import Point, make_point
+from slurm.sweep.script import START_SECONDS, about, estimate, job_seconds, point_seconds, table
+from slurm.sweep.sweepfile import SweepFile
+
+CASES = (Entry(name="all_reduce", set={"dtype": "float32", "mode": "blocking"}),)
+
+
+def point(**changes: Any) -> Point:
+    where = {"nodes": 4, "ntasks_per_node": 2, "placement": "block", "repeat": 1, "environment": "ring"}
+    what = {"variables": {"NCCL_ALGO": "Ring", "A": "1"}, "cases": CASES, "seconds": 16.0}
+    return make_point(**{**where, **what, **changes})
+
+
+def expanded(**given_values: Any) -> Expansion:
+    values = {"nodes": 2, "budget": "6s", "case": [{"name": "all_reduce", "set": {"size_bytes": "64K"}}]}
+    return expand(msgspec.convert({**values, **given_values}, SweepFile), DEFINITIONS)
+
+
+def labels(**given_values: Any) -> list[str]:
+    return [one.label for one in expanded(**given_values).points]
+
+
+def test_the_least_sweep_is_one_point_and_of_more_every_combination_is_there_once() -> None:
+    [one] = expanded().points
+    assert (one.nodes, one.ntasks_per_node, one.placement, one.repeat) == (2, 1, "block", 1)
+    assert (one.environment, one.variables, one.seconds, one.label) == ("", {}, 16.0, "2 nodes x 1")
+    assert [(case.name, case.set) for case in one.cases] == [("all_reduce", {"size_bytes": "64K"})]
+    [one] = expanded(case=[], preset="smoke").points
+    assert one.cases == (), "a preset needs no case"
+    nodes, tasks, dtypes = [2, 9, 4], [1, 3], ["float32", "float64", "int32"]
+    points = expanded(nodes=nodes, ntasks_per_node=tasks, matrix={"dtype": dtypes}, repeat=3).points
+    found = [(p.nodes, p.ntasks_per_node, p.cases[0].set["dtype"], p.repeat) for p in points]
+    assert sorted(found) == sorted(itertools.product(nodes, tasks, dtypes, (1, 2, 3)))
+    assert len({one.id for one in points}) == len(points)
+    assert [one.nodes for one in points] == sorted((one.nodes for one in points), reverse=True)
+
+
+def test_points_come_large_to_small_then_in_rounds_then_environments_in_turns_with_their_variables() -> None:
+    environments = {"ring": {"variables": {"X": 1, "Y": True}}, "tree": {}}
+    assert labels(nodes=[2, 4], repeat=2, environment=environments) == [
+        f"{nodes} nodes x 1, environment {environment}, repeat {repeat}"
+        for nodes in (4, 2)
+        for repeat in (1, 2)
+        for environment in ("ring", "tree")
+    ]
+    points = expanded(environment=environments).points
+    assert [(one.environment, one.variables) for one in points] == [("ring", {"X": "1", "Y": "true"}), ("tree", {})]
+    assert labels(placement=["block", "cyclic"]) == ["2 nodes x 1, block", "2 nodes x 1, cyclic"]
+    assert labels(placement="cyclic") == ["2 nodes x 1, cyclic"]
+    assert labels(nodes=1, ntasks_per_node=2) == ["1 node x 2"]
+
+
+def test_a_varying_parameter_goes_to_the_cases_that_have_it_and_is_written_as_it_was() -> None:
+    cases = [{"name": "all_reduce"}, {"name": "broadcast", "set": {"dtype": "int8"}}]
+    [one, _] = expanded(case=cases, matrix={"root": [0, 1]}).points
+    assert [case.set for case in one.cases] == [{}, {"dtype": "int8", "root": "0"}]
+    [one] = expanded(case=[{"name": "all_reduce"}], matrix={"size_bytes": ["64K"]}).points
+    assert one.cases[0].set == {"size_bytes": "64K"}
+    [one] = expanded(case=[{"name": "all_reduce", "set": {"dtype": ["float32", "int8"]}}]).points
+    assert one.cases[0].set == {"dtype": "float32,int8"}, "a list in a case is measured within one point"
+
+
+def test_what_a_condition_names_is_left_out_though_it_could_not_run() -> None:
+    dtypes = {"dtype": ["float32", "float16"]}
+    conditions = ["nodes == 4 and dtype in ['float16']", "repeat == 2 and ranks < 4"]
+    assert labels(nodes=[2, 4], matrix=dtypes, repeat=2, exclude=conditions) == [
+        "4 nodes x 1, dtype=float32, repeat 1",
+        "4 nodes x 1, dtype=float32, repeat 2",
+        "2 nodes x 1, dtype=float32, repeat 1",
+        "2 nodes x 1, dtype=float16, repeat 1",
+    ]
+    sizes = {"size_bytes": ["64K", 1048576]}
+    assert labels(case=[{"name": "all_reduce"}], matrix=sizes, exclude=["size_bytes >= 1M"]) == [
+        "2 nodes x 1, size_bytes=64K"
+    ]
+    assert labels(nodes=[1, 2], exclude=["ranks == 1"]) == ["2 nodes x 1"]
+
+
+def test_what_makes_no_sweep_or_cannot_run_on_so_many_ranks_is_refused_with_the_way_out() -> None:
+    float8, both = [{"name": "all_reduce", "set": {"dtype": "float8_e5m2"}}], "the point '2 nodes x 1' cannot run: "
+    known: list[tuple[dict[str, Any], str]] = [
+        ({"exclude": ["nodes > 0"]}, "$.exclude takes out all of the 1 points"),
+        ({"exclude": ["nodes == 4", "nods == 2"]}, "$.exclude[1]: 'nods == 2' speaks of 'nods', and a point has nodes"),
+        ({"exclude": ["nodes = 2"]}, "$.exclude[0]: 'nodes = 2' is not understood from character 7 on"),
+        ({"exclude": ["nodes == 'x'"]}, "$.exclude[0]: \"nodes == 'x'\" compares 2, a number, with 'x', a word"),
+        (
+            {"nodes": [1, 2]},
+            "the point '1 node x 1' cannot run: nodes(1) * ntasks_per_node(1) = 1 rank, which moves nothing; give "
+            'ntasks_per_node, or leave it out with exclude = ["ranks == 1"]',
+        ),
+        (
+            {"case": [{"name": "broadcast"}], "matrix": {"root": [0, 2]}},
+            "the point '2 nodes x 1, root=2' cannot run: root = 2: root 2 is not one of the 2 ranks",
+        ),
+        (
+            {"nodes": list(range(2, 102)), "repeat": 101},
+            "100 * 101 = 10100 points are more than 10000: make several sweeps of them",
+        ),
+        ({"case": [], "preset": "nod"}, f"{both}no preset is named 'nod'"),
+        ({"case": [{"name": "allreduce"}]}, "no case is named 'allreduce'"),
+        ({"case": [{"name": "all_reduce", "set": {"size_bytes": "1001"}}]}, f"{both}size_bytes = 1001: size 1001 B"),
+        ({"case": float8, "backend": "gloo"}, f"{both}dtype = float8_e5m2: gloo carries no float8_e5m2"),
+        ({"case": float8, "device": "cpu"}, f"{both}dtype = float8_e5m2: gloo carries no float8_e5m2"),
+        (
+            {"nodes": 1, "ntasks_per_node": 4, "case": [{"name": "all_reduce", "set": {"group": "across"}}]},
+            "the point '1 node x 4' cannot run: group = across",
+        ),
+    ]
+    for given_values, words in known:
+        assert refusal(expanded, **given_values).startswith(words), given_values
+
+
+def test_a_condition_without_effect_and_cases_that_are_skipped_are_noted() -> None:
+    cases = [
+        {"name": "all_reduce", "set": {"size_bytes": "1002", "dtype": "float16"}},
+        {"name": "all_gather", "set": {"size_bytes": "1002,1000", "dtype": "float16"}},
+    ]
+    assert expanded(nodes=4, case=cases, repeat=2, exclude=["nodes == 8"]).notes == (
+        "exclude 'nodes == 8' takes out no point",
+        "on 4 x 1 ranks 1 of 3 cases are skipped: collective.all_gather size_bytes=1002 dtype=float16 mode=blocking: "
+        "size 1002 B is not a multiple of 4 ranks x 2 B (float16); nearest are 1000 and 1008",
+    )
+
+
+def planned(*entries: Entry, nodes: int = 2, ntasks_per_node: int = 1, **given: Any) -> Plan:
+    file = msgspec.convert(given, SweepFile)
+    return plan_point(file, DEFINITIONS, nodes=nodes, ntasks_per_node=ntasks_per_node, entries=entries)
+
+
+def entry(name: str = "all_reduce", **params: str) -> Entry:
+    return Entry(name=name, set=params)
+
+
+def test_a_point_is_planned_for_the_ranks_of_all_its_nodes_as_the_file_and_else_the_preset_says() -> None:
+    plan = planned(entry(size_bytes="64K"), nodes=4, ntasks_per_node=2)
+    assert (plan.nproc, plan.backend, plan.device, len(plan.cases)) == (8, "gloo", "cpu", 1)
+    plan = planned(entry(), preset="smoke", budget="2m", timeout=7, launches=3)
+    assert (plan.preset, plan.budget_seconds, plan.timeout_seconds, plan.launches) == ("smoke", 120, 7, 3)
+    plan = planned()
+    assert (plan.preset, plan.budget_seconds) == ("node", PRESETS["node"].budget_seconds)
+    assert len(plan.cases) > 10
+    assert planned(entry("broadcast", root="3"), nodes=4).nproc == 4
+    assert planned(entry(group="across"), nodes=2, ntasks_per_node=2).cases
+    assert planned(entry(dtype="float8_e5m2")).backend == "nccl", "it is enough that one backend can"
+    for backend, device, expected in (
+        (None, None, [("gloo", "cpu"), ("nccl", "cuda")]),
+        ("gloo", None, [("gloo", "cpu"), ("gloo", "cuda")]),
+        (None, "cuda", [("nccl", "cuda")]),
+    ):
+        assert possible(backend, device) == expected, (backend, device)
+
+
+def test_an_id_is_what_is_measured_and_where_and_nothing_else() -> None:
+    assert len(point().id) == 12
+    assert set(point().id) <= set("0123456789abcdef")
+    turned = (Entry(name="all_reduce", set={"mode": "blocking", "dtype": "float32"}),)
+    same: list[dict[str, Any]] = [{"words": ("other",)}, {"seconds": 99.0}]
+    for change in [*same, {"cases": turned, "variables": {"A": "1", "NCCL_ALGO": "Ring"}}]:
+        assert point(**change).id == point().id, change
+    float16 = (Entry(name="all_reduce", set={"dtype": "float16", "mode": "blocking"}),)
+    other: list[dict[str, Any]] = [{"nodes": 2}, {"ntasks_per_node": 4}, {"placement": "cyclic"}, {"repeat": 2}]
+    other += [{"environment": "tree"}, {"variables": {}}, {"cases": ()}, {"cases": float16}]
+    assert len({point(**change).id for change in [{}, *other]}) == 1 + len(other)
+    assert (point().ranks, point().cases[0]) == (8, entry(dtype="float32", mode="blocking"))
+
+
+def test_one_allocation_holds_its_largest_number_of_nodes_and_guesses_are_told_as_coarsely_as_they_deserve() -> None:
+    assert point_seconds(95) == 95 + START_SECONDS
+    points = (point(nodes=4, seconds=900), point(nodes=2, seconds=900), point(nodes=2, seconds=900, repeat=2))
+    one, array, each = (estimate(points, mode) for mode in ("one", "array", "each"))
+    assert (one.points, one.jobs, one.seconds, one.node_seconds) == (3, 1, 2700, 4 * 2700)
+    assert array.node_seconds == each.node_seconds == 8 * 900
+    assert one.text == "3 points in 1 job, about 45 min, 3 node-hours"
+    assert array.text == "3 points in 2 jobs, about 45 min, 2 node-hours"
+    assert each.jobs == 3
+    alone = estimate((point(nodes=1, seconds=36),), "each")
+    assert alone.text == "1 point in 1 job, about 36 s, 0.01 node-hours"
+    asked = [job_seconds(points, at_once=at_once) for at_once in (False, True)]
+    assert asked == [3480, 1200], "whole minutes, and more than the work"
+    known = {16: "16 s", 119: "1 min 59 s", 120: "2 min", 3600: "60 min", 3 * 3600: "3.0 h"}
+    assert {seconds: about(seconds) for seconds in known} == known
+    two = (point(nodes=16, ntasks_per_node=1, seconds=1800), point(nodes=1, ntasks_per_node=1, seconds=36))
+    head, first, second = table(two)
+    assert first.split() == [two[0].id, "16", "nodes", "x", "1", "30", "min", "8"]
+    assert second.split() == [two[1].id, "1", "node", "x", "1", "36", "s", "0.01"]
+    assert len({len(line) for line in (head, first, second)}) == 1

@@ -1,0 +1,277 @@
+"""A submitted sweep: where it stands, followed, collected, cancelled, resumed; every point has a state and a reason."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from sweeps import FakeSlurm, job, make_folder, make_sweep, point, queued
+
+from bench.text import UserError
+from parbench import main
+from slurm.job.ledger import FOLDER, Line
+from slurm.sweep.collect import cancel, collect, resume
+from slurm.sweep.folder import load_jobs, load_sweep
+from slurm.sweep.points import Point
+from slurm.sweep.status import Picture, follow, look, render, show
+
+P = tuple(point(number) for number in range(4))
+NOW = 1767225660.0  # 2026-01-01T00:01:00Z
+Told = tuple[int, str, dict[str, Any]]
+
+
+def write(folder: Path, *lines: Told) -> None:
+    points = load_sweep(folder).points
+    with (folder / FOLDER / "7.jsonl").open("ab") as file:
+        for second, (number, state, more) in enumerate(lines):
+            usual = {"time": f"2026-01-01T00:00:{second:02}.000Z", "job": "7"}
+            made = msgspec.convert({**usual, "point": points[number].id, "state": state, **more}, Line)
+            file.write(msgspec.json.encode(made) + b"\n")
+
+
+def submitted(out: Path, points: Sequence[Point] = P, *lines: Told, **more: Any) -> Path:
+    """Return the folder of a sweep whose job is 7, and of whose points the ledger tells so much."""
+    folder = make_folder(out, make_sweep(points, **more), job("7", points))
+    write(folder, *lines)
+    return folder
+
+
+def states(picture: Picture) -> list[tuple[str, str]]:
+    return [(one.state, one.reason) for one in picture.points]
+
+
+def test_a_running_sweep_and_one_that_waits(tmp_path: Path) -> None:
+    folder = submitted(
+        tmp_path,
+        P,
+        (0, "started", {}),
+        (0, "done", {"seconds": 40.0, "nodes": ["n1", "n2"], "run": "runs/a"}),
+        (1, "failed", {"reason": "hang: x", "seconds": 3.0}),
+        (2, "started", {"time": "2026-01-01T00:00:50.000Z", "nodes": ["n1"]}),
+    )
+    picture = look(folder, FakeSlurm().set(waiting=[queued("7")]), NOW)
+    assert states(picture) == [("done", ""), ("failed", "hang: x"), ("running", ""), ("waiting", "")]
+    assert (picture.points[0].nodes, picture.points[0].run) == (("n1", "n2"), "runs/a")
+    assert picture.left_seconds == pytest.approx(2 * 20 + 2 * 20 - 10), "points take twice their 20 s; 10 s are gone"
+    assert picture.words() == "1 of 4 done, 1 failed, 2 to do; job 7 running, about 1 min 10 s left"
+    assert (picture.lives, picture.code) == (True, 4)
+    folder = submitted(tmp_path / "pending")
+    for reason, words in (("None", ""), ("Resources", " (Resources)")):
+        picture = look(folder, FakeSlurm().set(waiting=[queued("7", "PENDING", reason=reason)]), NOW)
+        assert picture.words() == f"0 of 4 done, 4 to do; job 7 pending{words}", "and no time is promised"
+    assert {one.state for one in picture.points} == {"waiting"}
+
+
+def test_of_an_array_tasks_share_what_is_left_and_count_by_their_own_ids(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "four", make_sweep(P), job("7", P, array=True))
+    tasks = [queued("7", task=number, own=str(7 + number)) for number in range(4)]
+    picture = look(folder, FakeSlurm().set(waiting=tasks), NOW)
+    assert picture.left_seconds == pytest.approx(20)
+    assert picture.words() == "0 of 4 done, 4 to do; array 7: 4 running, about 20 s left"
+    folder = make_folder(tmp_path / "two", make_sweep(P[:2]), job("7", P[:2], array=True))
+    write(folder, (0, "started", {"job": "7"}), (1, "started", {"job": "8"}))
+    picture = look(folder, FakeSlurm().set(waiting=tasks[:1]), NOW)
+    assert [one.state for one in picture.points] == ["running", "lost"], "task 1 has ended, though the array lives"
+
+
+def test_what_an_ended_job_left_is_named_with_its_end_and_waits_for_a_requeued_or_later_one(tmp_path: Path) -> None:
+    folder = submitted(
+        tmp_path,
+        P,
+        (0, "started", {}),
+        (1, "postponed", {"reason": "needs about 95 s, 60 s are left"}),
+        (2, "lost-node", {"reason": "n3 is down"}),
+    )
+    picture = look(folder, FakeSlurm().set(jobs={"7": {"JobId": "7", "JobState": "TIMEOUT"}}), NOW)
+    assert states(picture) == [
+        ("lost", "job 7 ended while it was measured: job 7 timeout"),
+        ("postponed", "needs about 95 s, 60 s are left"),
+        ("lost-node", "n3 is down"),
+        ("missing", "not begun: job 7 timeout"),
+    ]
+    assert not picture.lives
+    assert picture.words() == "0 of 4 done, 4 to do; no job is left"
+    assert states(look(folder, FakeSlurm(), NOW))[3] == ("missing", "not begun: job 7 ended"), "Slurm has forgotten it"
+    picture = look(folder, FakeSlurm().set(waiting=[queued("7", "PENDING")]), NOW)
+    assert states(picture)[0] == ("waiting", "job 7 was requeued while it was measured")
+    folder = make_folder(tmp_path / "two", make_sweep(P[:1]), job("7", P[:1]), job("9", P[:1]))
+    write(folder, (0, "postponed", {"reason": "needs about 95 s, 60 s are left"}))
+    picture = look(folder, FakeSlurm().set(waiting=[queued("9", "PENDING")]), NOW)
+    assert states(picture) == [("waiting", "needs about 95 s, 60 s are left")]
+
+
+def test_without_an_answer_of_slurm_the_ledger_tells_what_it_knows(tmp_path: Path) -> None:
+    folder = submitted(tmp_path, P[:3], (0, "done", {}), (1, "started", {}))
+    picture = look(folder, FakeSlurm().set(down=True), NOW)
+    assert [one.state for one in picture.points] == ["done", "started", "waiting"]
+    assert picture.trouble == "squeue did not answer within 30 s"
+    assert picture.lives, "nobody says that it has ended"
+    assert "job 7 unknown, for Slurm does not answer" in picture.words()
+    assert "squeue did not answer within 30 s" in render(picture)
+    slurm, folder = FakeSlurm(), submitted(tmp_path / "final", P[:2], (0, "done", {}), (1, "failed", {}))
+    look(folder, slurm, NOW)
+    assert [words[0] for words in slurm.told] == ["squeue"], "it is asked of no job whose points are final"
+
+
+def test_a_table_has_each_point_and_ends_in_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = submitted(tmp_path, P[:2], (0, "done", {"seconds": 12.4, "nodes": ["n1", "n2"]}))
+    text = render(look(folder, FakeSlurm(), NOW)).splitlines()
+    assert text[:2] == [f"test: {folder}", "job 7 ended"]
+    assert text[3].split() == ["point", "what", "state", "nodes", "seconds", "reason"]
+    assert text[4].split("  ")[0] == P[0].id
+    assert text[4].split()[-3:] == ["done", "n1,n2", "12"]
+    assert text[5].endswith("missing  -      -        not begun: job 7 ended")
+    assert text[-1] == "1 of 2 done, 1 to do; no job is left"
+    folder = make_folder(tmp_path / "none", make_sweep(P[:2]))
+    assert (show(folder, slurm=FakeSlurm()), "no job was submitted" in capsys.readouterr().out) == (0, True)
+    assert show(folder, as_json=True, slurm=FakeSlurm()) == 0
+    told = msgspec.json.decode(capsys.readouterr().out, type=Picture)
+    assert [one.state for one in told.points] == ["missing", "missing"]
+
+
+def test_every_command_refuses_what_is_no_sweep_and_work_is_not_offered(tmp_path: Path) -> None:
+    offered = [line.split()[0] for line in CliRunner().invoke(main, ["slurm", "--help"]).output.splitlines() if line]
+    for name in ("status", "collect", "cancel", "resume", "work"):
+        told = CliRunner().invoke(main, ["slurm", name, str(tmp_path)])
+        assert told.exit_code == 2
+        assert told.output == f"parbench: {tmp_path} is no sweep: it holds no readable sweep.json\n"
+        assert (name in offered) == (name != "work")
+
+
+def test_following_prints_each_change_and_ends_with_the_jobs(tmp_path: Path) -> None:
+    folder = submitted(tmp_path, P[:2])
+    slurm, out, pauses = FakeSlurm().set(waiting=[queued("7", "PENDING")]), io.StringIO(), list[float]()
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 1:
+            slurm.set(waiting=[queued("7")])
+            write(folder, (0, "started", {}))
+        elif len(pauses) == 6:
+            write(folder, (0, "done", {}), (1, "done", {}))
+        elif len(pauses) == 8:
+            slurm.set(waiting=[])
+
+    assert follow(folder, slurm, out, pause) == 0
+    told = out.getvalue().splitlines()
+    assert told[0] == "0 of 2 done, 2 to do; job 7 pending"
+    assert told[1].startswith("0 of 2 done, 2 to do; job 7 running")
+    assert told[2].startswith("2 of 2 done; job 7 running")
+    assert (told[3], told[-1]) == (f"test: {folder}", "2 of 2 done; no job is left")
+    assert sum(words[0] == "squeue" for words in slurm.told) < len(pauses), "the ledger is read more often than Slurm"
+    folder, silent, count = submitted(tmp_path / "silent", P[:1]), FakeSlurm().set(down=True), iter(range(20))
+    assert follow(folder, silent, io.StringIO(), lambda _: silent.__dict__.update(down=next(count) < 5)) == 4
+    assert next(count) > 5, "it outlasts a Slurm that does not answer"
+
+
+def measured(out: Path, *ends: tuple[str, str]) -> Path:
+    """Return a sweep's folder of three points, the first of which ended so; each of those has a run folder."""
+    folder = submitted(out, P[:3])
+    for number, (state, reason) in enumerate(ends):
+        run = folder / "runs" / P[number].id / "r"
+        run.mkdir(parents=True)
+        (run / "run.json").touch()
+        write(folder, (number, state, {"run": str(run.relative_to(folder)), "reason": reason}))
+    return folder
+
+
+def test_runs_that_ended_are_reported_the_rest_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given: list[Path] = []
+
+    def collected(name: str, *ends: tuple[str, str], gone: str | None = None) -> list[str]:
+        folder = measured(tmp_path / name, *ends)
+        if gone is not None:
+            (folder / "runs" / gone / "r" / "run.json").unlink()
+        given.clear()
+        codes.append(collect(folder, lambda runs, output: given.extend(runs), FakeSlurm()))
+        return capsys.readouterr().out.replace(str(folder), "SWEEP").splitlines()
+
+    codes: list[int] = []
+    done, labels = ("done", ""), [f"{one.label}  runs/{one.id}/r" for one in P]
+    told = collected("done", done, done, done)
+    assert told[0] == f"{P[0].id}  done         {labels[0]}"
+    assert told[3:] == ["3 of 3 done; no job is left", "SWEEP/report.html"]
+    assert [run.parent.name for run in given] == [one.id for one in P[:3]]
+    told = collected("wrong", done, ("failed", "wrong: 3 results"))
+    assert told[1] == f"{P[1].id}  failed       {labels[1]}  (wrong: 3 results)"
+    assert len(given) == 2
+    told = collected("lost", done, ("lost-node", "n3 is down"))
+    assert [run.parent.name for run in given] == [P[0].id]
+    assert told[1].endswith("  (n3 is down)")
+    assert told[2] == f"{P[2].id}  missing      {P[2].label}  (not begun: job 7 ended)"
+    assert told[-1] == "next: parbench slurm resume SWEEP"
+    assert "next" not in "".join(collected("hang", done, ("failed", "hang: x"), done)), "resume would not try it again"
+    collected("gone", done, done, done, gone=P[1].id)
+    assert len(given) == 2
+    assert "SWEEP/report.html" not in collected("none")
+    assert codes == [0, 1, 4, 4, 0, 4]
+    assert collect(measured(tmp_path / "without", done), None, FakeSlurm()) == 4
+
+
+def test_only_its_own_living_jobs_are_cancelled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_folder(tmp_path, make_sweep(P), *(job(number, P) for number in ("7", "8", "9")))
+    tasks = [queued("9", task=number, own=f"2{number}") for number in range(2)]
+    slurm = FakeSlurm().set(waiting=[queued("7"), *tasks, queued("55"), queued("8888")])
+    assert cancel(folder, slurm) == 0
+    assert slurm.told == [("squeue",), ("scancel", "7", "9")]
+    assert capsys.readouterr().out == "job 7: cancelled\njob 9: cancelled\n"
+    assert cancel(folder, FakeSlurm().set(waiting=[queued("88")])) == 0
+    assert capsys.readouterr().out == "no job of this sweep waits or runs\n"
+    with pytest.raises(UserError, match="did not answer"):
+        cancel(folder, FakeSlurm().set(down=True))
+
+
+def unfinished(out: Path, *told: str, **more: Any) -> Path:
+    points = (point(0, nodes=4), point(1, nodes=2), point(2, nodes=2), point(3, nodes=1))
+    return submitted(out, points, *((number, state, {}) for number, state in enumerate(told)), **more)
+
+
+def ids(folder: Path, *numbers: int) -> tuple[str, ...]:
+    return tuple(load_jobs(folder)[0].points[number] for number in numbers)
+
+
+def test_one_job_more_is_as_large_as_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = unfinished(tmp_path / "two", "done", "lost-node", "failed")
+    assert resume(folder, FakeSlurm()) == 0
+    [_, more] = load_jobs(folder)
+    assert (more.id, more.nodes, more.points) == ("101", 2, ids(folder, 1, 3))
+    script = (folder / "scripts" / f"{more.name}.sh").read_text()
+    assert "#SBATCH --nodes=2\n" in script
+    assert f"slurm work {folder}\n" in script
+    assert capsys.readouterr().out == f"job 101: 2 of 4 points, on 2 nodes\nnext: parbench slurm status {folder}\n"
+    resume(folder, FakeSlurm())
+    assert len({one.name for one in load_jobs(folder)}) == 3, "a second one overwrites no script"
+    for state in ("started", "interrupted", "postponed"):
+        folder = unfinished(tmp_path / state, state, "done", "done", "done")
+        resume(folder, FakeSlurm())
+        assert load_jobs(folder)[1].points == ids(folder, 0), "what is not final is missing"
+    folder = unfinished(tmp_path / "array", "done", "done", mode="array")
+    resume(folder, FakeSlurm())
+    jobs = load_jobs(folder)[1:]
+    found = [(one.array, one.nodes, one.points) for one in jobs]
+    assert found == [(True, 2, ids(folder, 2)), (True, 1, ids(folder, 3))]
+    for one, task in zip(jobs, (2, 3), strict=True):
+        assert f"#SBATCH --array={task}\n" in (folder / "scripts" / f"{one.name}.sh").read_text(), "its old number"
+    folder = unfinished(tmp_path / "each", "done", "done", mode="each")
+    resume(folder, FakeSlurm())
+    assert [one.points for one in load_jobs(folder)[1:]] == [ids(folder, 2), ids(folder, 3)]
+
+
+def test_what_cannot_be_resumed_is_refused_and_leaves_the_sweep_as_it_was(tmp_path: Path) -> None:
+    refusing = FakeSlurm()
+    refusing.set(on_call=lambda words: refusing.set(down=words[0] == "sbatch"))
+    finished = ("done", "done", "failed", "done")
+    for told, slurm, words in (
+        (finished, FakeSlurm(), r"nothing of .* is missing: its 4 points are done or failed"),
+        (finished[:1], FakeSlurm().set(waiting=[queued("7", "PENDING")]), r"still wait or run \(7\): let them end, or"),
+        (finished[:1], FakeSlurm().set(down=True), "cannot be told: squeue did not answer"),
+        (finished[:1], refusing, "sbatch did not answer"),
+    ):
+        folder = unfinished(tmp_path / words[:3], *told)
+        before = (folder / "sweep.json").read_bytes()
+        with pytest.raises(UserError, match=words):
+            resume(folder, slurm)
+        assert ((folder / "sweep.json").read_bytes(), len(load_jobs(folder))) == (before, 1)
