@@ -68,7 +68,6 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 
     A folder that parbench history export wrote says itself of which branch and commit its runs are.
     """
-    from reports.regression.history_commands import add_folders
 
     source = click.get_current_context().get_parameter_source
     # a later job's variables say nothing of the runs that it finds
@@ -182,7 +181,6 @@ def export(target: Path, form: str, branch: str | None, file: Path) -> None:
     """
     from bench.text import UserError, writing
     from reports.regression.history import open_history
-    from reports.regression.history_commands import render_otava
 
     if branch is not None and form != "otava":
         raise UserError(f"--branch {branch} goes with --format otava alone: a folder of runs holds all branches")

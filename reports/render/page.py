@@ -17,7 +17,7 @@ from reports.analysis.problems import bad_rows, cannot_show, emulations, not_mea
 from reports.analysis.several import Several
 from reports.analysis.summary import Summary
 from reports.figures.illustrations import illustrations, scaling_figures
-from reports.render.build import as_json
+from reports.render.data import as_json
 from reports.sections.doubts import doubts, footnotes, heading, verdict_words
 from reports.sections.panels import Section, terms
 from reports.sections.sections import sections

@@ -172,7 +172,7 @@ def test_a_trace_for_each_step_goes_to_a_folder_and_files_for_analysis_need_one(
 def test_help_and_tables_need_nothing_heavy_and_pages_neither_torch_nor_pyplot() -> None:
     steps = {
         "reports.commands": ["matplotlib", "torch", "jinja2", "rich", "msgspec"],
-        "reports.analysis.timelines, reports.formats.chrome_trace": ["torch", "numpy", "matplotlib"],
+        "reports.formats.chrome_trace": ["torch", "matplotlib"],
         "reports.render.show, reports.sections.sections": ["torch", "matplotlib", "jinja2"],
         "reports.render.page": ["torch", "matplotlib.pyplot"],
     }

@@ -99,7 +99,7 @@ def test_the_first_error_is_told_or_nothing(slurm: FakeSlurm) -> None:
         wait_until(gang.ended)
         assert (gang.last_error(), gang.exits()) == (error, {})
         gang.end([hello(os.getpid())])  # a step that has ended is not cancelled
-        assert not (slurm.sweep.folder / "scancel.words").exists()
+        assert not (slurm.folder / "scancel.words").exists()
 
 
 def test_ranks_are_started_with_the_drivers_address_and_killed_here_and_by_slurm_elsewhere_once(
@@ -107,8 +107,8 @@ def test_ranks_are_started_with_the_drivers_address_and_killed_here_and_by_slurm
 ) -> None:
     gang = slurm.gang("n2")
     words = slurm.words("srun")
-    assert {"--nodelist=n2", f"--output={slurm.sweep.folder}/logs/gang-4/rank-%t.log"} <= set(words)
-    told = set((slurm.sweep.folder / "srun.env").read_text().splitlines())
+    assert {"--nodelist=n2", f"--output={slurm.folder}/logs/gang-4/rank-%t.log"} <= set(words)
+    told = set((slurm.folder / "srun.env").read_text().splitlines())
     assert {"PARBENCH_DRIVER=10.0.0.1:5", "PYTHONSAFEPATH=1"} <= told
     assert not gang.ended()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as here:
@@ -118,7 +118,7 @@ def test_ranks_are_started_with_the_drivers_address_and_killed_here_and_by_slurm
     assert slurm.words("scancel") == ["--signal=KILL", "17.3"]
 
     gang = slurm.gang(number=5)
-    (slurm.sweep.folder / "scancel").unlink()
+    (slurm.folder / "scancel").unlink()
     gang.end([hello(1)])  # an end without scancel is an end
     assert gang.ended()
 

@@ -21,7 +21,7 @@ from reports.analysis.pipelines import (
     without_timelines,
 )
 from reports.analysis.summary import summarize, unreadable
-from reports.render.build import as_json
+from reports.render.data import as_json
 from reports.sections.parallel_columns import compared_columns, pipeline_columns
 
 

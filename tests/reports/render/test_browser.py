@@ -20,7 +20,8 @@ from traced import run_with, timeline, traced_record
 from bench.results.runs import load_run
 from reports.analysis.pipelines import without_timelines
 from reports.analysis.summary import summarize
-from reports.render.build import as_csv, as_json, build
+from reports.render.build import build
+from reports.render.data import as_csv, as_json
 
 pytestmark = pytest.mark.full
 

@@ -20,7 +20,7 @@ from bench.plan.plan import Skipped
 from bench.results.records import Record
 from bench.results.runs import Run
 from reports.analysis.summary import summarize
-from reports.render.build import as_json
+from reports.render.data import as_json
 from reports.render.page import render_page
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}

@@ -22,16 +22,8 @@ from bench.text import UserError
 from reports.analysis.problems import is_written, warnings_of, write_whole
 from reports.analysis.several import several
 from reports.analysis.summary import summarize
-from reports.render.build import (
-    CSV_COLUMNS,
-    as_csv,
-    as_json,
-    build,
-    embedded_json,
-    several_csv,
-    several_json,
-    write_report,
-)
+from reports.render.build import build, write_report
+from reports.render.data import CSV_COLUMNS, as_csv, as_json, embedded_json, several_csv, several_json
 from reports.render.markdown import escaped, render_markdown, render_several_markdown
 from reports.render.page import render_page
 from reports.render.show import follow, show_again, show_run, write_files

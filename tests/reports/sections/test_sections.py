@@ -16,8 +16,8 @@ from bench.results.runs import Run
 from reports.analysis.findings import Findings
 from reports.analysis.summary import summarize
 from reports.render.markdown import render_markdown
+from reports.sections import communication_section as communication
 from reports.sections.panels import Section
-from reports.sections.sections import communication_section as communication
 from reports.sections.sections import sections
 from reports.sections.step_section import PANELS, predicted_section, step_section
 from workloads.planner.published import published
