@@ -1,10 +1,11 @@
 """Words of the command line and of files: sizes, durations, link speeds, names, and the user's error."""
 
 import difflib
+import io
 import itertools
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -169,3 +170,21 @@ def parse_link(text: str) -> float:
     if match[3] == "b/s" and match[2].islower():
         raise UserError(f"link speed {text!r} could mean bits or bytes, which differ by eight: {_LINK_HELP}")
     return rate if match[3] in ("B/s", "Bps") else rate / 8
+
+
+def format_table(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Return rows of words as lines with their columns aligned, those of the indices ``right`` to the right."""
+    from rich.console import Console  # here, as ranks import this file
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    lines = [[*row] for row in rows]
+    for i in range(max(map(len, lines), default=0)):
+        table.add_column(justify="right" if i in right else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(*map(Text, line))
+    console = Console(file=io.StringIO(), width=1_000_000, color_system=None)
+    with console.capture() as shown:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in shown.get().splitlines())

@@ -16,6 +16,7 @@ from bench.text import (
     did_you_mean,
     format_duration,
     format_size,
+    format_table,
     listed,
     parse_duration,
     parse_link,
@@ -229,3 +230,13 @@ def test_a_mesh_keeps_its_commas_and_its_order_and_refuses_in_its_own_words() ->
     assert param("mesh").parse_many("tp=2,dp=2; dp=4") == ("tp=2,dp=2", "dp=4")
     assert param("mesh").parse("") == ""
     assert "mesh 'dp,tp=2' is not understood at 'dp'" in refusal(param("mesh").parse, "dp,tp=2")
+
+
+def test_a_table_has_aligned_columns_and_shows_every_word_as_it_is() -> None:
+    told = format_table([["name", "n"], ["[red]x[/red]", "10"], ["y" * 300, "7", "more"]], right=[1])
+    assert told.splitlines() == [
+        f"{'name':<300}   n",
+        f"{'[red]x[/red]':<300}  10",
+        f"{'y' * 300}   7  more",
+    ]
+    assert format_table([]) == ""
