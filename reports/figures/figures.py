@@ -1,16 +1,12 @@
 """The figures: bandwidth and time against size, step times launch by launch, and where they went."""
 
+from __future__ import annotations
+
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullLocator
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench.results.fit import Fit
 from bench.results.metrics import MetricValue
@@ -21,6 +17,13 @@ from reports.analysis.labels import operation, short_labels
 from reports.analysis.step_parts import broken_down, memory_lines, parts
 from reports.analysis.summary import Row
 from reports.figures.svg import INK, SERIES, drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Rectangle
+    from matplotlib.ticker import FuncFormatter
 
 Quantity = Literal["busbw", "time"]
 
@@ -48,6 +51,8 @@ def draw_curves(
     Fits of the same rows are thin dashed lines of time, a ceiling a level line of bus bandwidth. None if no row
     has size and quantity above zero: a log axis shows nothing else.
     """
+    from matplotlib.figure import Figure
+
     series: dict[str, list[Row]] = {}
     for row in rows:
         if _is_drawable(row.metrics.get(quantity)) and size_of(row) > 0:
@@ -67,6 +72,8 @@ def draw_curves(
 
 def draw_steps(rows: Sequence[Row]) -> Figure | None:
     """Return step times: for each step the first launches' medians with intervals, and below them all launches'."""
+    from matplotlib.figure import Figure
+
     drawable = [row for row in rows if _is_drawable(row.metrics.get(row.headline))]
     if not drawable:
         return None
@@ -83,6 +90,9 @@ def draw_steps(rows: Sequence[Row]) -> Figure | None:
 
 def draw_breakdown(rows: Sequence[Row]) -> Figure | None:
     """Return a bar for each traced step, stacked of its known parts; None where none is above zero."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     known = {row.case.id: {name: value for name, value in parts(row).items() if value > 0} for row in broken_down(rows)}
     bars = [row for row in rows if known.get(row.case.id)]
     if not bars:
@@ -106,6 +116,9 @@ def draw_breakdown(rows: Sequence[Row]) -> Figure | None:
 
 def draw_memory(rows: Sequence[Row]) -> Figure | None:
     """Return a bar for each step, stacked of the components whose memory was measured; None where there are none."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MultipleLocator
+
     lines = [line for line in memory_lines(rows) if (line.num_bytes("memory") or 0) > 0]
     bars = [row for row in rows if any(line.row is row for line in lines)]
     if not bars:
@@ -132,6 +145,8 @@ def draw_arrivals(strips: Sequence[tuple[str, Mapping[int, float]]]) -> Figure |
 
     Each strip is scaled by its own latest rank, which is what it names.
     """
+    from matplotlib.figure import Figure
+
     known = [(label, late) for label, late in strips if late]
     if not known:
         return None
@@ -153,6 +168,9 @@ def draw_arrivals(strips: Sequence[tuple[str, Mapping[int, float]]]) -> Figure |
 
 def draw_scaling(lines: Sequence[tuple[str, Mapping[int, float]]]) -> Figure | None:
     """Return efficiency against ranks, a line for each case; None if none has two worlds."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
     known = [(label, points) for label, points in lines if len(points) > 1]
     if not known:
         return None
@@ -181,6 +199,8 @@ def _draw_efficiency(axes: Axes, index: int, points: Mapping[int, float]) -> Lin
 
 
 def _draw_late(axes: Axes, place: tuple[int, int], seconds: float, latest: float, *, with_number: bool) -> None:
+    from matplotlib.patches import Rectangle
+
     i, j = place
     share = seconds / latest if latest else 0.0
     square = Rectangle((j - 0.5, i - 0.4), 1, 0.8, color=SERIES[1], alpha=0.08 + 0.6 * share, linewidth=0)
@@ -216,6 +236,8 @@ def _draw_part(
     axes: Axes, index: int, name: str, stacks: Sequence[dict[str, float]], names: Sequence[str], longest: float
 ) -> Rectangle:
     """Draw one part of every bar, with its share where there is room; return what stands for it in the legend."""
+    from matplotlib.patches import Rectangle
+
     style: dict[str, Any] = {"color": SERIES[index % len(SERIES)], "alpha": 0.55, "linewidth": 0}
     for place, stack in enumerate(stacks):
         width = stack.get(name, 0.0)
@@ -278,6 +300,8 @@ def _draw_line(axes: Axes, index: int, rows: Sequence[Row], quantity: Quantity) 
 
 def _draw_fits(axes: Axes, names: Sequence[str], curves: Sequence[Curve]) -> dict[str, Line2D]:
     """Draw fits in their operations' colours, broken at knees; return what the legend says of them."""
+    from matplotlib.lines import Line2D
+
     for curve in curves:
         color = SERIES[names.index(operation(curve.rows[0].case)) % len(SERIES)]
         for sizes, seconds in _fitted_lines(curve.fit):
@@ -304,6 +328,8 @@ def _draw_ceiling(axes: Axes, ceiling: Ceiling | None) -> dict[str, Line2D]:
 
 
 def _label_axes(axes: Axes, sizes: Sequence[int], quantity: Quantity) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_locator(FixedLocator(size_ticks(min(sizes), max(sizes))))
@@ -326,6 +352,7 @@ def size_ticks(smallest: int, largest: int) -> list[float]:
 
 def tick_format(words: Callable[[float], str]) -> FuncFormatter:
     """Return a writer of ticks without noughts that say nothing."""
+    from matplotlib.ticker import FuncFormatter
 
     def short(value: float, _: object) -> str:
         number, _blank, unit = words(value).partition(" ")
@@ -360,6 +387,8 @@ def _extent(row: Row) -> tuple[float, ...]:
 
 def _scale_times(axes: Axes, values: Sequence[float]) -> None:
     """Begin at zero, where lengths compare; go to a log axis, and say so, where the shortest could not be seen."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
     logarithmic = max(values) / min(values) > _LOG_FROM_RATIO
     if logarithmic:
         axes.set_xscale("log")

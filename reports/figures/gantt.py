@@ -3,22 +3,22 @@
 Kinds of action and causes of idle time differ in colour and in height, so that neither is needed alone.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.legend_handler import HandlerPatch
-from matplotlib.patches import Patch, PathPatch, Rectangle
-from matplotlib.path import Path
-from matplotlib.ticker import FuncFormatter
+from typing import TYPE_CHECKING, Any
 
 from bench.results.details import CAUSES, KINDS, Idle, Ran, Timeline
 from reports import cells
 from reports.analysis.pipelines import Pipeline
 from reports.figures.svg import INK, SERIES, drawing, inline_svg
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch, Rectangle
 
 MOST_BOXES = 6000
 _MIXED = "any"
@@ -75,6 +75,8 @@ def gantt_svg(pipeline: Pipeline, detail: Detail, *, name: str, title: str) -> s
 
 def draw_gantt(pipeline: Pipeline, detail: Detail) -> Figure | None:
     """Return the chart, both timelines on one axis in ms; None without a measured timeline."""
+    from matplotlib.figure import Figure
+
     if pipeline.facts.measured is None:
         return None
     shown = [("predicted", pipeline.facts.predicted), ("measured", pipeline.facts.measured)]
@@ -198,6 +200,9 @@ def _idle_box(one: Idle) -> Box:
 
 def _draw_boxes(axes: Axes, boxes: Sequence[Box], *, edged: bool) -> None:
     """Draw one path for each kind and chunk: a shape for each box would take ten times the bytes."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
     groups: dict[tuple[str, int], list[Box]] = {}
     for box in boxes:
         groups.setdefault((box.kind, box.chunk), []).append(box)
@@ -243,6 +248,8 @@ def _name_ranks(axes: Axes, ranks: int, title: str) -> None:
 
 
 def _scale(axes: Axes, last: float) -> None:
+    from matplotlib.ticker import FuncFormatter
+
     axes.set_xlim(0, last / 1e3)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.12g}"))
     axes.set_xlabel("time since the step's first action (ms)")
@@ -250,6 +257,9 @@ def _scale(axes: Axes, last: float) -> None:
 
 def _add_legend(figure: Figure, names: set[str], chunks: int) -> None:
     """Explain each kind and cause by a patch of its own height, and chunks by their shades."""
+    from matplotlib.legend_handler import HandlerPatch
+    from matplotlib.patches import Rectangle
+
     words = {**{kind: f"{kind}: {word}" for kind, word in _KIND_WORDS.items()}, **_CAUSE_WORDS, _MIXED: "any action"}
     known = [name for name in words if name in names]
     patches: list[Patch] = [Rectangle((0, 0), 1, 1, **_style(name), linewidth=0) for name in known]
@@ -265,6 +275,7 @@ def _add_legend(figure: Figure, names: set[str], chunks: int) -> None:
 
 def _legend_patch(heights: dict[int, float]) -> Any:
     """Return what draws a legend's patch as high, of its line, as the chart draws it of a row."""
+    from matplotlib.patches import Rectangle
 
     def draw(
         *, orig_handle: Patch, xdescent: float, ydescent: float, width: float, height: float, **_: object

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from reports import cells
 from reports.analysis.experts import atlases, distinct
@@ -14,6 +13,7 @@ from reports.analysis.labels import short_labels
 from reports.analysis.pipelines import Pipeline, schedule_labels
 from reports.analysis.several import Several
 from reports.analysis.timelines import Traced
+from reports.figures import svg
 from reports.figures.figures import (
     draw_arrivals,
     draw_breakdown,
@@ -27,14 +27,13 @@ from reports.figures.node_figures import (
     EFFICIENCY,
     RATE,
     TIME,
-    Lines,
+    Line,
     Scale,
     draw_against_nodes,
     draw_kinds,
     draw_pairs,
 )
 from reports.figures.parallel_figures import against_ranks, draw_atlas, draw_loads, draw_methods
-from reports.figures.svg import inline_svg
 from reports.figures.timeline_svg import timeline_svg, timeline_words, view_of
 from reports.sections.communication_section import late_label, series_of, series_words
 from reports.sections.node_comparison import efficiency_lines, rate_lines, time_lines
@@ -56,20 +55,20 @@ def illustrations(found: Findings) -> dict[str, tuple[Markup, ...]]:
 def scaling_figures(several: Several) -> dict[str, tuple[Markup, ...]]:
     """Return the figure of several runs' scaling, under its panel's id."""
     what = "A level line at 100 % is perfect scaling."
-    drawn = _drawn(draw_scaling(scaling_lines(several)), "scaling-efficiency", "Efficiency against ranks", what)
+    drawn = svg.drawn(draw_scaling(scaling_lines(several)), "scaling-efficiency", "Efficiency against ranks", what)
     figures = {"scaling-table": tuple(drawn)} if drawn else {}
     if over := _over_nodes(several):
         figures["over-nodes-table"] = tuple(over)
     for i, one in enumerate(context_sizes(several), start=1):
         told = "The dotted line is where a ring and Ulysses send as much forward." if one.crossover_ranks else ""
         figure = draw_methods(one.lines, against_ranks(one.crossover_ranks))
-        figures[f"context-sizes-{i}"] = tuple(_drawn(figure, f"context-sizes-{i}-methods", one.title, told))
+        figures[f"context-sizes-{i}"] = tuple(svg.drawn(figure, f"context-sizes-{i}-methods", one.title, told))
     return figures
 
 
 def _over_nodes(several: Several) -> list[Markup]:
     perfect = "A level line at 100 % is perfect scaling."
-    asked: tuple[tuple[Lines, Scale, str, str], ...] = (
+    asked: tuple[tuple[Sequence[Line], Scale, str, str], ...] = (
         (rate_lines(several), RATE, "Bus bandwidth against nodes", "A line for each operation, size and placement."),
         (time_lines(several), TIME, "Step time against nodes", "A line for each step and placement."),
         (efficiency_lines(several), EFFICIENCY, "Efficiency against nodes", perfect),
@@ -77,7 +76,7 @@ def _over_nodes(several: Several) -> list[Markup]:
     return [
         drawn + Markup("<figcaption>{}</figcaption>").format(title)
         for i, (lines, scale, title, what) in enumerate(asked, start=1)
-        for drawn in _drawn(draw_against_nodes(lines, scale), f"over-nodes-{i}", title, what)
+        for drawn in svg.drawn(draw_against_nodes(lines, scale), f"over-nodes-{i}", title, what)
     ]
 
 
@@ -88,8 +87,8 @@ def _curves(found: Findings) -> Figures:
         curves = [curve for curve in found.curves if [*series_of(curve.rows)] == [series]]
         bandwidth, time = draw_curves(rows, "busbw", ceiling=found.ceiling), draw_curves(rows, "time", curves)
         both = (
-            _drawn(bandwidth, f"{name}-busbw", f"Bus bandwidth against size: {title}", _INTERVALS),
-            _drawn(time, f"{name}-time", f"Time against size: {title}", _INTERVALS),
+            svg.drawn(bandwidth, f"{name}-busbw", f"Bus bandwidth against size: {title}", _INTERVALS),
+            svg.drawn(time, f"{name}-time", f"Time against size: {title}", _INTERVALS),
         )
         drawn[name] = [figure for one in both for figure in one]
     return drawn
@@ -99,7 +98,7 @@ def _kinds(found: Findings) -> Figures:
     drawn: list[Markup] = []
     for i, (series, rows) in enumerate(list(series_of_kinds(found.kinds).items())[:_MOST_OPERATIONS], start=1):
         title = f"Within and across nodes: {', '.join(word for word in series if word != cells.UNKNOWN)}"
-        figures = _drawn(draw_kinds(rows), f"group-kinds-{i}", title, "A line for each kind of group.")
+        figures = svg.drawn(draw_kinds(rows), f"group-kinds-{i}", title, "A line for each kind of group.")
         drawn += [figure + Markup("<figcaption>{}</figcaption>").format(title) for figure in figures]
     return {"group-kinds": drawn}
 
@@ -107,7 +106,7 @@ def _kinds(found: Findings) -> Figures:
 def _pairs(found: Findings) -> Figures:
     what = "Ranks stand node by node; thin lines part nodes, thick ones switches." if found.nodes else ""
     return {
-        f"pairs-{i}": _drawn(draw_pairs(matrix, found.nodes), f"pairs-{i}-rates", matrix_title(matrix), what)
+        f"pairs-{i}": svg.drawn(draw_pairs(matrix, found.nodes), f"pairs-{i}-rates", matrix_title(matrix), what)
         for i, matrix in enumerate(found.matrices, start=1)
     }
 
@@ -116,7 +115,7 @@ def _arrivals(found: Findings) -> Figures:
     title = "How long after the first each rank arrives"
     what = "Each cell is a rank's median lateness, the fuller of colour the later."
     figure = draw_arrivals([(late_label(one.row), one.seconds_by_rank) for one in found.late])
-    return {"arrivals-table": _drawn(figure, "arrivals-strips", title, what)}
+    return {"arrivals-table": svg.drawn(figure, "arrivals-strips", title, what)}
 
 
 def _steps(found: Findings) -> Figures:
@@ -125,9 +124,9 @@ def _steps(found: Findings) -> Figures:
     what = "Each bar is a traced step, its parts in the legend's order."
     held = "Each bar is what the fullest rank holds, its components in the legend's order."
     return {
-        "steps-table": _drawn(draw_steps(found.steps), "steps-time", times, _INTERVALS),
-        "step-time": _drawn(draw_breakdown(found.steps), "steps-breakdown", parts, what),
-        "step-memory": _drawn(draw_memory(found.steps), "steps-memory", "Memory by component, measured", held),
+        "steps-table": svg.drawn(draw_steps(found.steps), "steps-time", times, _INTERVALS),
+        "step-time": svg.drawn(draw_breakdown(found.steps), "steps-breakdown", parts, what),
+        "step-memory": svg.drawn(draw_memory(found.steps), "steps-memory", "Memory by component, measured", held),
     }
 
 
@@ -149,7 +148,7 @@ def _timeline(one: Traced, name: str, label: str, most_boxes: int) -> list[Marku
     view = view_of(one.timeline, most_boxes)
     drawn = timeline_svg(one.timeline, view, name=name, title=f"Timeline of a traced step: {label}")
     told = f"Launch {one.launch + 1}. {timeline_words(one.timeline, view)}"
-    return [_captioned(drawn, label, told)]
+    return [svg.captioned(drawn, label, told)]
 
 
 def _pipelines(found: Findings) -> Figures:
@@ -169,7 +168,7 @@ def _chart(one: Pipeline, name: str, label: str, most_boxes: int) -> list[Markup
         return []
     detail = detail_of(one, most_boxes)
     drawn = gantt_svg(one, detail, name=name, title=f"Pipeline, predicted and measured: {label}")
-    return [_captioned(drawn, label, gantt_words(one, detail))]
+    return [svg.captioned(drawn, label, gantt_words(one, detail))]
 
 
 def _contexts(found: Findings) -> Figures:
@@ -178,7 +177,7 @@ def _contexts(found: Findings) -> Figures:
         "context-table": [
             Markup(drawn) + Markup("<figcaption>{}</figcaption>").format(one.title)
             for i, one in enumerate(found.context_comparisons, start=1)
-            for drawn in _drawn(draw_methods(one.lines), f"context-{i}", one.title, what)
+            for drawn in svg.drawn(draw_methods(one.lines), f"context-{i}", one.title, what)
         ]
     }
 
@@ -186,24 +185,12 @@ def _contexts(found: Findings) -> Figures:
 def _mixtures(found: Findings) -> Figures:
     what = "Each cell is a routing under a capacity, the fuller of colour the longer its step and the more it drops."
     drawn = {
-        f"experts-atlas-{i}": _drawn(draw_atlas(atlas), f"experts-atlas-{i}-map", atlas.title, what)
+        f"experts-atlas-{i}": svg.drawn(draw_atlas(atlas), f"experts-atlas-{i}-map", atlas.title, what)
         for i, atlas in enumerate(atlases(found.mixtures), start=1)
     }
     strips = "Each strip is a step's experts, rank by rank, the fuller of colour the more tokens chose them."
     loads = draw_loads(distinct(found.mixtures))
-    return {**drawn, "experts-load": _drawn(loads, "experts-load-map", "Tokens by rank and expert", strips)}
-
-
-def _captioned(drawn: str, label: str, words: str) -> Markup:
-    """Return a chart below its caption: charts follow each other, and a caption below would read as the next one's."""
-    return Markup("<figcaption><strong>{}</strong> {}</figcaption>").format(label, words) + Markup(drawn)
-
-
-def _drawn(figure: Figure | None, name: str, title: str, what: str = "") -> list[Markup]:
-    if figure is None:
-        return []
-    description = f"{what} The table beside it holds the same numbers.".lstrip()
-    return [Markup(inline_svg(figure, name=name, title=title, description=description))]
+    return {**drawn, "experts-load": svg.drawn(loads, "experts-load-map", "Tokens by rank and expert", strips)}
 
 
 FIGURES: tuple[Callable[[Findings], Figures], ...] = (

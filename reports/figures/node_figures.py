@@ -1,13 +1,11 @@
 """Figures of several nodes: a kind of group against size, and rates, times and efficiency against nodes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from typing import TYPE_CHECKING
 
 from bench.text import format_size
 from reports import cells
@@ -25,9 +23,13 @@ from reports.figures.figures import (
     tick_format,
 )
 from reports.figures.svg import INK, SERIES, drawing
-from reports.sections.node_section import matrix_ranks
 
-Lines = Sequence[tuple[str, Mapping[int, float]]]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# a label, and its values by number of nodes or by size
+Line = tuple[str, dict[int, float]]
 _FEWEST_DECADES = 100
 
 
@@ -51,6 +53,8 @@ EFFICIENCY = Scale(words="efficiency", text=lambda share: f"{100 * share:.0f} %"
 
 def draw_kinds(series: Sequence[Kinds]) -> Figure | None:
     """Return an operation's bus bandwidth against size, a line for each kind of group; None if nothing has a size."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter
+
     lines: dict[str, dict[int, float]] = {}
     for one in series:
         for kind in one.rows:
@@ -68,8 +72,10 @@ def draw_kinds(series: Sequence[Kinds]) -> Figure | None:
     return figure
 
 
-def draw_against_nodes(lines: Lines, scale: Scale) -> Figure | None:
+def draw_against_nodes(lines: Sequence[Line], scale: Scale) -> Figure | None:
     """Return a quantity against the number of nodes, a line for each series; None if none has two."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter
+
     known = [(label, points) for label, points in lines if len(points) > 1]
     if not known:
         return None
@@ -81,7 +87,10 @@ def draw_against_nodes(lines: Lines, scale: Scale) -> Figure | None:
     return figure
 
 
-def _drawn(lines: Lines, scale: Scale) -> tuple[Figure, Axes]:
+def _drawn(lines: Sequence[Line], scale: Scale) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
+
     with drawing():
         names = in_legend([label for label, _ in lines])
         figure = Figure(figsize=(5.2, 3.2 + legend_inches(names)), layout="constrained")
@@ -98,6 +107,8 @@ def _drawn(lines: Lines, scale: Scale) -> tuple[Figure, Axes]:
 
 
 def _scale_heights(axes: Axes, scale: Scale) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     axes.set_ylabel(scale.words)
     if scale.level is not None:
         axes.axhline(scale.level, color=INK, linewidth=0.8, linestyle=(0, (8, 3)))
@@ -122,7 +133,10 @@ def draw_pairs(matrix: Pairs, nodes: Nodes | None = None) -> Figure | None:
 
     With ``nodes`` the ranks of a host stand side by side, with lines between hosts, and thick ones between switches.
     """
-    ranks = matrix_ranks(matrix, nodes) if nodes else matrix.ranks
+    from matplotlib.figure import Figure
+
+    order = {rank: place for place, rank in enumerate(nodes.by_node)} if nodes else {}
+    ranks = tuple(sorted(matrix.ranks, key=lambda rank: order.get(rank, len(order))))
     rates = [[matrix.rate(source, target) for target in ranks] for source in ranks]
     known = [rate for row in rates for rate in row if rate]
     if not known:
@@ -148,6 +162,8 @@ def draw_pairs(matrix: Pairs, nodes: Nodes | None = None) -> Figure | None:
 
 def _draw_cell(axes: Axes, place: tuple[int, int], rate: float, fastest: float, *, with_number: bool) -> None:
     """Draw a square, the fuller of colour the faster: the slowest link stands out as the palest."""
+    from matplotlib.patches import Rectangle
+
     i, j = place
     axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, color=SERIES[0], alpha=0.1 + 0.6 * rate / fastest, linewidth=0))
     if with_number:

@@ -1,16 +1,12 @@
 """Context-parallel methods against sequence length or ranks: step time, bytes and exposed time side by side."""
 
+from __future__ import annotations
+
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullLocator
+from typing import TYPE_CHECKING, Any
 
 from reports import cells
 from reports.analysis.attention import Context
@@ -18,6 +14,10 @@ from reports.analysis.experts import Atlas, Mixture, Place
 from reports.analysis.labels import short_labels
 from reports.figures.figures import elided
 from reports.figures.svg import INK, SERIES, drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
@@ -57,6 +57,9 @@ def against_ranks(crossover_ranks: float | None) -> Against:
 
 def draw_methods(lines: Mapping[str, Sequence[Context]], against: Against = SEQUENCE) -> Figure | None:
     """Return what is known of each method's steps against their length or ranks; None without two of those."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
     places = sorted({against.of(one) for of in lines.values() for one in of})
     shown = [axis for axis in _AXES if any(axis[1](one) is not None for of in lines.values() for one in of)]
     if len(places) < 2 or not shown:
@@ -108,6 +111,8 @@ def _style(index: int, count: int) -> dict[str, Any]:
 
 
 def _label(axes: Axes, places: Sequence[int], values: Sequence[float], words: Words, name: str) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
     axes.set_xscale("log", base=2)
     axes.set_xlim(places[0] / 1.15, places[-1] * 1.15)
     axes.xaxis.set_major_locator(FixedLocator(places[:: -(-len(places) // _MOST_TICKS)]))
@@ -121,6 +126,8 @@ def _label(axes: Axes, places: Sequence[int], values: Sequence[float], words: Wo
 
 def _scale(axes: Axes, values: Sequence[float], *, in_bytes: bool) -> None:
     """Begin at zero, where heights compare; take a log axis where the lowest could not be seen."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, MultipleLocator
+
     if min(values) > 0 and max(values) / min(values) > _LOG_FROM_RATIO:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -149,6 +156,7 @@ PlaceWords = Callable[[str, Place], str]
 
 def draw_atlas(atlas: Atlas) -> Figure | None:
     """Return step times and drop rates by routing and capacity, the fuller of colour the more; None without times."""
+    from matplotlib.figure import Figure
 
     def seconds(routing: str, place: Place) -> float | None:
         return atlas.value(routing, place, "time")
@@ -173,6 +181,8 @@ def draw_loads(found: Sequence[Mixture]) -> Figure | None:
 
     Colours are shares of the mean load times three: what has three times its share or more is full.
     """
+    from matplotlib.figure import Figure
+
     labels = short_labels([one.row for one in found])
     strips = [
         (f"{labels[one.row.case.id]}{f' layer {layer}' if len(one.layers) > 1 else ''}", one, load)
@@ -231,6 +241,8 @@ def _draw_strip(axes: Axes, place: int, one: Mixture, load: Sequence[int]) -> No
 
 
 def _draw_cell(axes: Axes, box: tuple[float, float, float, float], share: float, series: int) -> None:
+    from matplotlib.patches import Rectangle
+
     left, top, width, height = box
     alpha = _PALEST + (_FULLEST - _PALEST) * share
     axes.add_patch(Rectangle((left, top), width, height, color=SERIES[series], alpha=alpha, linewidth=0))

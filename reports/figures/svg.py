@@ -1,15 +1,19 @@
 """A matplotlib figure as SVG text to stand inside a page: the same bytes each time, in the page's own colours."""
 
+from __future__ import annotations
+
 import io
 import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
+from markupsafe import Markup
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # drawn in these, shown as the page's text colour and its variables, so that light and dark both fit
 INK = "#010203"
@@ -44,6 +48,8 @@ _SETTINGS: dict[Any, Any] = {
 @contextmanager
 def drawing() -> Iterator[None]:
     """Draw and write figures under these settings alone, whatever the user's own matplotlib file says."""
+    import matplotlib as mpl
+
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_SETTINGS)
@@ -64,6 +70,20 @@ def inline_svg(figure: Figure, *, name: str, title: str, description: str) -> st
         _adapt(element, name)
     _describe(root, name, title, description)
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def drawn(figure: Figure | None, name: str, title: str, what: str = "", *, is_captioned: bool = False) -> list[Markup]:
+    """Return the figure's ``<svg>``, with its title below as a caption if asked; nothing for None."""
+    if figure is None:
+        return []
+    description = f"{what} The table beside it holds the same numbers.".lstrip()
+    svg = Markup(inline_svg(figure, name=name, title=title, description=description))
+    return [svg + Markup("<figcaption>{}</figcaption>").format(title) if is_captioned else svg]
+
+
+def captioned(drawn: str, label: str, words: str) -> Markup:
+    """Return a chart below its caption: charts follow each other, and a caption below would read as the next one's."""
+    return Markup("<figcaption><strong>{}</strong> {}</figcaption>").format(label, words) + Markup(drawn)
 
 
 def _drop_styles(root: ElementTree.Element) -> None:
