@@ -3,6 +3,7 @@
 import difflib
 import io
 import itertools
+import os
 import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -57,6 +58,19 @@ def writing(where: object, otherwise: str = "cannot be written") -> Iterator[Non
         yield
     except OSError as error:
         raise UserError(f"{where} {otherwise}: {error.strerror}") from error
+
+
+def replace_file(target: Path, content: bytes) -> None:
+    """Write a file whole or not at all, on disk before this returns; ``OSError`` if the system refuses it."""
+    fresh = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with fresh.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(target)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def read_text(name: str, where: str) -> str:

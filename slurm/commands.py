@@ -164,7 +164,7 @@ def screen(**given: Any) -> None:
     """
     import os
 
-    from slurm.screen.screen import Options
+    from slurm.screen.run import Options
     from slurm.screen.screen import screen as screen_cluster
 
     code, text = screen_cluster(Options(**given), os.environ)

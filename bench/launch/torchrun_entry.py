@@ -12,6 +12,7 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from bench.launch.processes import die_with_parent
+from bench.text import replace_file
 
 
 def main() -> int:
@@ -24,9 +25,7 @@ def main() -> int:
         run.main(sys.argv[1:])
     except ChildFailedError as error:
         exits = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        file = Path(os.environ["PARBENCH_EXITS"])
-        file.with_suffix(".new").write_bytes(msgspec.json.encode(exits))
-        file.with_suffix(".new").replace(file)  # the driver reads it as soon as it is there
+        replace_file(Path(os.environ["PARBENCH_EXITS"]), msgspec.json.encode(exits))  # read as soon as it is there
         return 1
     return 0
 

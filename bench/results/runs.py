@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from bench.plan.cases import renewed
 from bench.plan.plan import Plan
 from bench.results.records import SCHEMA, Record, Timeline, encode, read_records, refuse_newer
-from bench.text import UserError, reading, writing
+from bench.text import UserError, reading, replace_file, writing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,9 +81,7 @@ def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
 
 
 def write_info(path: Path, info: RunInfo) -> None:
-    fresh = path / ".run.json"
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
-    fresh.replace(path / "run.json")
+    replace_file(path / "run.json", msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
 
 
 def load_run(path: Path) -> Run:

@@ -10,15 +10,19 @@ aside and all others are looked at again, until nothing is left.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
+
+import numpy as np
+import numpy.typing as npt
 
 from bench.plan.groups import Pair
 from bench.results.stats import median, t_quantile
 
+_Numbers = npt.NDArray[np.float64]
+_Mask = npt.NDArray[np.bool_]
 _PAIRS_FOR_A_LEVEL = 4
-_WINSOR = 2.5
 _LEAST_NOISE = 0.005
 _EXONERATES = 3.0
 _LEAST_DF = 2
@@ -63,9 +67,14 @@ class Effect:
     low: float
     high: float
     least: float
-    partners: tuple[int, ...]
-    turns: int
     is_slow: bool
+    partners: tuple[int, ...] = ()
+    turns: int = 0
+
+    @property
+    def pair(self) -> Pair:
+        """The link's two ranks."""
+        return (self.ranks[0], self.ranks[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +86,11 @@ class Slow:
 
     @property
     def ranks(self) -> set[int]:
-        """The slow nodes."""
         return {effect.ranks[0] for effect in self.nodes}
 
     @property
     def pairs(self) -> set[Pair]:
-        """The slow links."""
-        return {(effect.ranks[0], effect.ranks[1]) for effect in self.links}
+        return {effect.pair for effect in self.links}
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.links)
@@ -95,31 +102,28 @@ def find_slow(exchanges: Sequence[Exchange], rule: Rule = SUSPECT) -> Slow:
     Nodes come before links: a slow node explains all its pairs.
     """
     slow = Slow()
-    num_nodes = len(_ranks(exchanges))
-    while len(slow.nodes) < num_nodes // 2:
-        nodes = [effect for effect in node_effects(exchanges, slow, rule).values() if effect.is_slow]
-        if nodes:
-            slow = Slow(nodes=(*slow.nodes, max(nodes, key=lambda effect: effect.factor)), links=slow.links)
-            continue
-        links = [effect for effect in link_effects(exchanges, slow, rule).values() if effect.is_slow]
-        if not links:
+    most = len(_ranks(exchanges)) // 2
+    while len(slow.nodes) < most:
+        if nodes := [effect for effect in node_effects(exchanges, slow, rule).values() if effect.is_slow]:
+            slow = replace(slow, nodes=(*slow.nodes, max(nodes, key=lambda effect: effect.factor)))
+        elif links := [effect for effect in link_effects(exchanges, slow, rule).values() if effect.is_slow]:
+            slow = replace(slow, links=(*slow.links, max(links, key=lambda effect: effect.factor)))
+        else:
             break
-        slow = Slow(nodes=slow.nodes, links=(*slow.links, max(links, key=lambda effect: effect.factor)))
     return slow
 
 
 def confirm(exchanges: Sequence[Exchange], suspects: Slow, rule: Rule = BLAME) -> Slow:
     """Return those of the suspects that are slow with good partners in exchanges of their own, made to confirm them."""
-    good = [e for e in exchanges if not suspects.ranks & set(e.pair) and e.pair not in suspects.pairs]
+    good = _without(exchanges, suspects.ranks, suspects.pairs)
     nodes = []
     for [rank] in (effect.ranks for effect in suspects.nodes):
-        own = [e for e in exchanges if rank in e.pair and not (suspects.ranks - {rank}) & set(e.pair)]
-        own = [e for e in own if e.pair not in suspects.pairs]
-        nodes.append(_node_effect(rank, own, good, rule, len(suspects.nodes)))
+        seen = _without(exchanges, suspects.ranks - {rank}, suspects.pairs)
+        nodes.append(_node_effect(rank, seen, rule, len(suspects.nodes)))
     links = []
     for pair in sorted(suspects.pairs):
-        own = [e for e in exchanges if e.pair == pair]
-        links.append(_link_effect(pair, own, good, rule, len(suspects.links)))
+        seen = [*good, *(e for e in exchanges if e.pair == pair)]
+        links.append(_link_effect(pair, seen, rule, len(suspects.links)))
     return Slow(
         nodes=tuple(effect for effect in nodes if effect is not None and effect.is_slow),
         links=tuple(effect for effect in links if effect is not None and effect.is_slow),
@@ -128,157 +132,109 @@ def confirm(exchanges: Sequence[Exchange], suspects: Slow, rule: Rule = BLAME) -
 
 def node_effects(exchanges: Sequence[Exchange], slow: Slow, rule: Rule) -> dict[int, Effect]:
     """Return the effect of each node that is not slow already and met at least two that are not."""
-    clean = _without(exchanges, slow)
+    clean = _without(exchanges, slow.ranks, slow.pairs)
     ranks = _ranks(clean)
-    found = {}
-    for rank in ranks:
-        own = [e for e in clean if rank in e.pair]
-        base = [e for e in clean if rank not in e.pair]
-        effect = _node_effect(rank, own, base, rule, len(ranks))
-        if effect is not None:
-            found[rank] = effect
-    return found
+    found = {rank: _node_effect(rank, clean, rule, len(ranks)) for rank in ranks}
+    return {rank: effect for rank, effect in found.items() if effect is not None}
 
 
 def link_effects(exchanges: Sequence[Exchange], slow: Slow, rule: Rule) -> dict[Pair, Effect]:
     """Return the effect of each pair of nodes that are not slow themselves, beyond that of the slower of the two."""
-    clean = _without(exchanges, slow)
+    clean = _without(exchanges, slow.ranks, slow.pairs)
     pairs = sorted({e.pair for e in clean})
-    found = {}
-    for pair in pairs:
-        own = [e for e in clean if e.pair == pair]
-        base = [e for e in clean if e.pair != pair]
-        effect = _link_effect(pair, own, base, rule, len(pairs))
-        if effect is not None:
-            found[pair] = effect
-    return found
+    found = {pair: _link_effect(pair, clean, rule, len(pairs)) for pair in pairs}
+    return {pair: effect for pair, effect in found.items() if effect is not None}
 
 
-def _without(exchanges: Iterable[Exchange], slow: Slow) -> list[Exchange]:
-    return [e for e in exchanges if not slow.ranks & set(e.pair) and e.pair not in slow.pairs]
+def _without(exchanges: Iterable[Exchange], ranks: Set[int], pairs: Set[Pair]) -> list[Exchange]:
+    return [e for e in exchanges if not ranks & set(e.pair) and e.pair not in pairs]
 
 
 def _ranks(exchanges: Iterable[Exchange]) -> list[int]:
     return sorted({rank for e in exchanges for rank in e.pair})
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Estimate:
-    """A logarithm with its standard error; ``cleared`` is whether some exchange contradicts it."""
-
-    value: float
-    error: float
-    df: int
-    cleared: bool
-    partners: tuple[int, ...]
-    turns: int
-
-
-def _node_effect(
-    rank: int, own: Sequence[Exchange], base: Sequence[Exchange], rule: Rule, comparisons: int
-) -> Effect | None:
+def _node_effect(rank: int, exchanges: Sequence[Exchange], rule: Rule, comparisons: int) -> Effect | None:
     """Weigh a node's exchanges against those of others; None where they are too few to tell."""
-    excess = _excess_over(base, {e.turn for e in own})
-    by_partner: dict[int, list[float]] = defaultdict(list)
-    for e in own:
-        by_partner[sum(e.pair) - rank].append(excess(e))
-    met = len(by_partner)
-    means = {partner: sum(values) / len(values) for partner, values in by_partner.items()}
-    value = hodges_lehmann(list(means.values())) if met else 0.0
-    residuals = [excess(e) for e in excess.base] + [one - value for values in by_partner.values() for one in values]
-    df = len(residuals) - excess.num_levels - 1
-    if met < 2 or not excess.base or df < _LEAST_DF:
+    pairs = np.array([e.pair for e in exchanges]).reshape(-1, 2)
+    own = (pairs == rank).any(axis=1)
+    partners, of = np.unique(pairs[own].sum(axis=1) - rank, return_inverse=True)
+    if len(partners) < 2 or own.all():
         return None
-    noise = scale(residuals, df)
-    share = sum(1 / len(values) for values in by_partner.values()) / met
+    excess, base, num_levels = _excess(exchanges, own)
+    df = int(base.sum() + own.sum()) - num_levels - 1
+    if not base.any() or df < _LEAST_DF:
+        return None
+    counts = np.bincount(of)
+    means = np.bincount(of, excess[own]) / counts
+    value = hodges_lehmann(means.tolist())
+    noise = _scale(np.concatenate([excess[base], excess[own] - value]), df)
     # one that it is fast with clears it: a slow node is slow with everyone
-    cleared = any(
-        mean < value - max(value / 2, _EXONERATES * noise / math.sqrt(len(by_partner[partner])))
-        for partner, mean in means.items()
-    )
-    error = noise * math.sqrt(_HODGES_LEHMANN * share / met + _MEDIAN / len(excess.base))
-    partners = tuple(sorted(means))
-    found = _Estimate(value=value, error=error, df=df, cleared=cleared, partners=partners, turns=len(own))
-    return _judge((rank,), found, rule, comparisons)
+    cleared = bool((means < value - np.maximum(value / 2, _EXONERATES * noise / np.sqrt(counts))).any())
+    error = noise * math.sqrt(_HODGES_LEHMANN * (1 / counts).mean() / len(partners) + _MEDIAN / base.sum())
+    effect = _effect((rank,), value, error, df, rule, comparisons, cleared=cleared)
+    return replace(effect, partners=tuple(partners.tolist()), turns=int(own.sum()))
 
 
-def _link_effect(
-    pair: Pair, own: Sequence[Exchange], base: Sequence[Exchange], rule: Rule, comparisons: int
-) -> Effect | None:
+def _link_effect(pair: Pair, exchanges: Sequence[Exchange], rule: Rule, comparisons: int) -> Effect | None:
     """Weigh a link's exchanges against what its ends do with others; None where they are too few to tell."""
-    ends = [[e for e in base if rank in e.pair] for rank in pair]
-    excess = _excess_over(base, {e.turn for e in own})
-    df = len(excess.base) - excess.num_levels
-    if not own or not all(ends) or df < _LEAST_DF:
+    pairs = np.array([e.pair for e in exchanges]).reshape(-1, 2)
+    own = (pairs == pair).all(axis=1)
+    ends = [(pairs == rank).any(axis=1) & ~own for rank in pair]
+    if not own.any() or not all(end.any() for end in ends):
         return None
-    slower_end = max(0.0, *(hodges_lehmann([excess(e) for e in end]) for end in ends))
-    beyond = [excess(e) - slower_end for e in own]
-    value = sum(beyond) / len(beyond)
-    noise = scale([excess(e) for e in excess.base], df)
-    shares = (1 / len(own), _HODGES_LEHMANN / min(map(len, ends)), _MEDIAN / len(excess.base))
-    cleared = min(beyond) < value / 2
-    error = noise * math.sqrt(sum(shares))
-    found = _Estimate(value=value, error=error, df=df, cleared=cleared, partners=pair, turns=len(own))
-    return _judge(pair, found, rule, comparisons)
+    excess, base, num_levels = _excess(exchanges, own)
+    df = int(base.sum()) - num_levels
+    if df < _LEAST_DF:
+        return None
+    beyond = excess[own] - max(0.0, *(hodges_lehmann(excess[end].tolist()) for end in ends))
+    value = float(beyond.mean())
+    shares = (1 / own.sum(), _HODGES_LEHMANN / min(end.sum() for end in ends), _MEDIAN / base.sum())
+    error = _scale(excess[base], df) * math.sqrt(sum(shares))
+    effect = _effect(pair, value, error, df, rule, comparisons, cleared=bool(beyond.min() < value / 2))
+    return replace(effect, partners=pair, turns=int(own.sum()))
 
 
-def _judge(ranks: tuple[int, ...], found: _Estimate, rule: Rule, comparisons: int) -> Effect:
-    """Call slow what is above the floor, and above what noise gives in so many comparisons (Bonferroni)."""
-    needed = max(math.log1p(rule.floor), t_quantile(1 - rule.alpha / max(comparisons, 1), found.df) * found.error)
-    reach = t_quantile(0.975, found.df) * found.error
-    return Effect(
-        ranks=ranks,
-        factor=math.exp(found.value),
-        low=math.exp(found.value - reach),
-        high=math.exp(found.value + reach),
-        least=math.exp(needed),
-        partners=found.partners,
-        turns=found.turns,
-        is_slow=found.value > needed and not found.cleared,
-    )
+def _effect(
+    ranks: tuple[int, ...], value: float, error: float, df: int, rule: Rule, comparisons: int, *, cleared: bool
+) -> Effect:
+    """Call slow what is above the floor, and above what noise gives in so many comparisons (Bonferroni).
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Excess:
-    """How much longer an exchange took than the level of its round, as a logarithm; ``base`` made the levels."""
-
-    levels: dict[str, float]
-    shared: float
-    base: tuple[Exchange, ...]
-
-    @property
-    def num_levels(self) -> int:
-        return len(self.levels) or 1
-
-    def __call__(self, exchange: Exchange) -> float:
-        return math.log(exchange.seconds) - self.levels.get(exchange.turn, self.shared)
-
-
-def _excess_over(base: Sequence[Exchange], turns: Collection[str]) -> _Excess:
-    """Return what measures exchanges of these turns against ``base``.
-
-    Each round has a level of its own where enough pairs tell it from a node's slowness, else all share one.
+    ``value`` and its standard error are logarithms; ``cleared`` is whether some exchange contradicts it.
     """
-    logs: dict[str, list[float]] = defaultdict(list)
-    for e in base:
-        logs[e.turn].append(math.log(e.seconds))
-    shared = median([value for values in logs.values() for value in values]) if logs else 0.0
-    if not logs or any(len(logs.get(turn, ())) < _PAIRS_FOR_A_LEVEL for turn in turns):
-        return _Excess(levels={}, shared=shared, base=tuple(base))
-    levels = {turn: median(values) for turn, values in logs.items() if len(values) >= _PAIRS_FOR_A_LEVEL}
-    return _Excess(levels=levels, shared=shared, base=tuple(e for e in base if e.turn in levels))
+    needed = max(math.log1p(rule.floor), t_quantile(1 - rule.alpha / max(comparisons, 1), df) * error)
+    reach = t_quantile(0.975, df) * error
+    factor, low, high = (math.exp(value + way * reach) for way in (0, -1, 1))
+    is_slow = value > needed and not cleared
+    return Effect(ranks=ranks, factor=factor, low=low, high=high, least=math.exp(needed), is_slow=is_slow)
 
 
-def hodges_lehmann(values: Sequence[float]) -> float:
+def _excess(exchanges: Sequence[Exchange], own: _Mask) -> tuple[_Numbers, _Mask, int]:
+    """Return by how much longer each exchange took than the level of its round, as a logarithm.
+
+    And which others than ``own`` made the levels, and how many there are: each round has its own where enough pairs
+    tell it from a node's slowness, else all share one.
+    """
+    logs, base = np.log([e.seconds for e in exchanges]), ~own
+    _, turns = np.unique([e.turn for e in exchanges], return_inverse=True)
+    levels = np.full(len(logs), median(logs[base].tolist()))
+    enough = np.bincount(turns[base], minlength=turns.max() + 1) >= _PAIRS_FOR_A_LEVEL
+    if not enough[turns[own]].all():
+        return logs - levels, base, 1
+    for turn in np.flatnonzero(enough):
+        levels[turns == turn] = median(logs[base & (turns == turn)].tolist())
+    return logs - levels, base & enough[turns], int(enough.sum())
+
+
+def hodges_lehmann(values: Iterable[float]) -> float:
     """Return the median of all averages of two values, each with itself too: nearly a mean, and robust as a median."""
-    return median([(a + b) / 2 for i, a in enumerate(values) for b in values[i:]])
+    return median([(one + other) / 2 for one, other in combinations_with_replacement(values, 2)])
 
 
-def scale(residuals: Sequence[float], df: int) -> float:
+def _scale(residuals: _Numbers, df: int) -> float:
     """Return the standard deviation of residuals that have ``df`` degrees of freedom, far ones pulled in.
 
     Far is beyond 2.5 times the median absolute residual (times 1.4826, as for normal noise).
     """
-    limit = _WINSOR * 1.4826 * median([abs(value) for value in residuals])
-    pulled = [min(abs(value), limit) for value in residuals]
-    return max(math.sqrt(sum(value * value for value in pulled) / df), _LEAST_NOISE)
+    pulled = np.minimum(np.abs(residuals), 2.5 * 1.4826 * median(np.abs(residuals).tolist()))
+    return max(math.sqrt(np.square(pulled).sum() / df), _LEAST_NOISE)

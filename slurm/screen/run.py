@@ -1,7 +1,7 @@
 """One run of rounds as a child, and what it saw: exchanges of pairs, and the nodes that did not answer."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,21 @@ from bench.results.runs import Run, load_rank_samples, load_run, samples_name
 from bench.results.stats import median
 from bench.text import UserError
 from slurm.screen.fit import Exchange
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to screen, and how; None is what the allocation or the defaults decide. Sizes and times are as written."""
+
+    nodes: int | None = None
+    partition: str | None = None
+    rounds: int = 5
+    size: str = "4M"
+    time: str = "5m"
+    budget: str | None = None
+    timeout: str = "20s"
+    out: Path = Path("runs/screen")
+    as_json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +46,6 @@ class Turns:
         return len(self.values) * self.repeats
 
 
-_START_SECONDS, _ROUND_SECONDS = 60, 2
-_BAD = ("failed", "hang", "wrong")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Seen:
     """What a run of rounds saw: ranks by host, their exchanges, hosts that did not answer and what told of it.
@@ -50,82 +61,64 @@ class Seen:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Means:
-    """How rounds are measured: the size of a message as text, times as text or None, and where runs go."""
-
-    size: str
-    budget: str | None
-    timeout: str
-    out: Path
-
-
-def measure(nodes: Sequence[str], turns: Turns, means: Means) -> Seen:
+def measure(nodes: Sequence[str], turns: Turns, options: Options) -> Seen:
     """Measure rounds on these nodes, one rank each, and return what was seen; ``UserError`` if no run came of it."""
-    before = set(means.out.glob("*/run.json"))
-    code = run_child(run_command(nodes, turns, means)).returncode
-    fresh = sorted(set(means.out.glob("*/run.json")) - before)
+    before = set(options.out.glob("*/run.json"))
+    code = run_child(run_command(nodes, turns, options)).returncode
+    fresh = sorted(set(options.out.glob("*/run.json")) - before)
     if not fresh:
-        raise UserError(f"parbench run ended with {code} and left no run in {means.out}; it said why above")
+        raise UserError(f"parbench run ended with {code} and left no run in {options.out}; it said why above")
     return read(load_run(fresh[-1].parent), nodes)
 
 
-def run_command(nodes: Sequence[str], turns: Turns, means: Means) -> list[str]:
+def run_command(nodes: Sequence[str], turns: Turns, options: Options) -> list[str]:
     """Return the words of ``parbench run``; without a given budget there is time for ranks that start slowly.
 
     A round ends when its time is known to 5 % (the preset's), long before a budget is spent.
     """
-    budget = means.budget or f"{_START_SECONDS + _ROUND_SECONDS * len(turns):.0f}s"
     words = [sys.executable, "-m", "parbench", "run", "--launcher", "srun", "--nodes", str(len(nodes))]
     words += ["--ntasks-per-node", "1", "--placement", "block", "--nodelist", ",".join(nodes)]
-    words += ["--preset", "smoke", "--only", "p2p.pairwise", "--sizes", means.size]
-    words += [
-        "--set",
-        "direction=in_turn",
-    ]  # at once, one's acknowledgements wait behind the other's data, or do not
-    for setting in turns.settings():
+    words += ["--preset", "smoke", "--only", "p2p.pairwise", "--sizes", options.size]
+    # at once, one's acknowledgements wait behind the other's data, or do not
+    for setting in ("direction=in_turn", *turns.settings()):
         words += ["--set", setting]
-    words += ["--launches", "1", "--budget", budget, "--timeout", means.timeout, "--out", str(means.out)]
-    return [*words, "--json"]  # records go nowhere, and no report is made
+    words += ["--launches", "1", "--budget", options.budget or f"{60 + 2 * len(turns)}s", "--timeout", options.timeout]
+    return [*words, "--out", str(options.out), "--json"]  # records go nowhere, and no report is made
 
 
 def read(run: Run, nodes: Sequence[str]) -> Seen:
     """Return what a run saw; ``UserError`` if it does not tell which rank was on which host."""
     hosts = tuple((run.info.environment or {}).get("hosts", ()))
-    known = hosts or tuple(nodes)
-    if any(record.status == "ok" for record in run.records) and len(hosts) != run.info.plan.nproc:
+    good = [record for record in run.records if record.status == "ok"]
+    if good and len(hosts) != run.info.plan.nproc:
         raise UserError(f"{run.path} does not tell the hosts of its ranks: ranks({run.info.plan.nproc})")
-    bad = [record for record in run.records if record.status in _BAD]
-    unread = run.info.plan.launches * len(run.info.plan.cases) - len(run.records)
-    reasons = [record.reason for record in run.records if record.status != "ok"]
+    bad = (silent_hosts(record, nodes) for record in run.records if record.status in ("failed", "hang", "wrong"))
+    problems = [record.reason for record in run.records if record.status != "ok"]
+    if unread := run.info.plan.launches * len(run.info.plan.cases) - len(run.records):
+        problems.append(f"rounds not reached: {unread}")
     return Seen(
         run=run.path,
-        hosts=tuple(short(host) for host in known),
-        exchanges=tuple(e for record in run.records if record.status == "ok" for e in exchanges_of(run, record)),
-        silent=next(filter(None, (silent_hosts(record, nodes) for record in bad)), {}),  # later ones follow from it
-        problems=tuple(dict.fromkeys([*reasons, *([f"rounds not reached: {unread}"] if unread else [])])),
+        hosts=tuple(short(host) for host in hosts or nodes),
+        exchanges=tuple(exchange for record in good for exchange in exchanges_of(run, record)),
+        silent=next(filter(None, bad), {}),  # later ones follow from it
+        problems=tuple(dict.fromkeys(problems)),
         notes=run.info.plan.notes,
     )
 
 
-def exchanges_of(run: Run, record: Record) -> list[Exchange]:
-    """Return each pair's median time in a round, of every iteration that of its slower rank."""
-    durations = _durations(run, record)
-    pairs = parse_pairs(str(record.details.get("pairs", "")), record.world.size)
-    found = []
-    for one, other in pairs:
-        both = [max(a, b) for a, b in zip(durations[one], durations[other], strict=True)]
-        found.append(Exchange(turn=record.case.id, pair=(one, other), seconds=median(both)))
-    return found
+def exchanges_of(run: Run, record: Record) -> Iterator[Exchange]:
+    """Yield each pair's median time in a round, of every iteration that of its slower rank.
 
-
-def _durations(run: Run, record: Record) -> dict[int, list[float]]:
-    """Return each rank's durations in seconds; ``UserError`` if the samples cannot be read."""
+    ``UserError`` if the samples cannot be read.
+    """
     samples = load_rank_samples(run, record)
     if "duration_ns" not in samples or "steps_per_sample" not in samples:
         raise UserError(f"{run.path / samples_name(record)} holds no samples that can be read")
     seconds = samples["duration_ns"] / 1e9 / int(samples["steps_per_sample"])
-    return dict(zip(samples["ranks"].tolist(), seconds.tolist(), strict=True))
+    by_rank = dict(zip(samples["ranks"].tolist(), seconds.tolist(), strict=True))
+    for one, other in parse_pairs(str(record.details.get("pairs", "")), record.world.size):
+        both = median(list(map(max, by_rank[one], by_rank[other])))
+        yield Exchange(turn=record.case.id, pair=(one, other), seconds=both)
 
 
 def silent_hosts(record: Record, nodes: Sequence[str]) -> dict[str, str]:
@@ -133,20 +126,13 @@ def silent_hosts(record: Record, nodes: Sequence[str]) -> dict[str, str]:
 
     A rank that raised is not one, nor one that was told to end: it may only have suffered from another.
     """
-    told = {short(state.host) for state in record.ranks}
-    missing = {short(node) for node in nodes} - told
-    no_answer = {short(state.host) for state in record.ranks if state.state.startswith("no answer")}
-    silent = (missing if told else set()) or no_answer or _named(record)
-    everyone = told | {short(node) for node in nodes}
-    return dict.fromkeys(sorted(silent), record.reason) if silent < everyone else {}
-
-
-def _named(record: Record) -> set[str]:
-    """Return the hosts that the reason names as late, or as where the first rank died by itself."""
+    told, asked = {short(state.host) for state in record.ranks}, {short(node) for node in nodes}
+    silent = asked - told if told else set()
+    silent = silent or {short(state.host) for state in record.ranks if state.state.startswith("no answer")}
     culprits, died, how = record.reason.partition(" died: ")
-    if record.status != "hang" and (not died or "SIGTERM" in how):
-        return set()
-    return {short(state.host) for state in record.ranks if f"({state.host})" in culprits}
+    if not silent and (record.status == "hang" or (died and "SIGTERM" not in how)):  # late, or the first that died
+        silent = {short(state.host) for state in record.ranks if f"({state.host})" in culprits}
+    return dict.fromkeys(sorted(silent), record.reason) if silent < told | asked else {}
 
 
 def short(host: str) -> str:
@@ -154,22 +140,19 @@ def short(host: str) -> str:
     return host.partition(".")[0]
 
 
-_REPEATS_OF_THREE = 4
 _MEETINGS = 4  # of a suspect link: two may be disturbed by chance
 
 
 def tournament(n: int, rounds: int) -> Turns:
-    """Return at least ``rounds`` rounds of ``n`` nodes: some of a large tournament, a small one as a whole and often.
-
-    Three nodes meet one pair at a time, and need more to tell noise.
-    """
+    """Return at least ``rounds`` rounds of ``n`` nodes: some of a large tournament, a small one whole and often."""
     turns = num_rounds(n)
     indices = tuple(str(index) for index in range(min(turns, rounds)))
     return Turns(parameter="round", values=indices, repeats=_repeats(n, -(-rounds // turns)))
 
 
 def _repeats(n: int, wanted: int) -> int:
-    return max(wanted, _REPEATS_OF_THREE) if n == 3 else wanted
+    """Return how often rounds are to come: three nodes meet one pair at a time, and need more to tell noise."""
+    return max(wanted, 4) if n == 3 else wanted
 
 
 def confirmation(n: int, nodes: Set[int], links: Set[Pair], rounds: int) -> Turns:
@@ -177,17 +160,18 @@ def confirmation(n: int, nodes: Set[int], links: Set[Pair], rounds: int) -> Turn
 
     Beside them good nodes meet, to be measured against; where too few are left for that they meet in rounds between.
     """
-    good = [rank for rank in range(n) if rank not in nodes]
-    at_once = min(len(nodes), max(1, len(good) - 2))
+    suspects, good = sorted(nodes), [rank for rank in range(n) if rank not in nodes]
+    at_once = max(1, min(len(nodes), len(good) - 2))
     turns: list[tuple[Pair, ...]] = []
     for k in range(min(rounds, len(good))):
         rotated = [*good[k:], *good[:k]]
-        for some in _parts(sorted(nodes), at_once):
-            turns.append((*zip(some, rotated, strict=False), *_couples(rotated[len(some) :])))
+        for some in (suspects[i : i + at_once] for i in range(0, len(suspects), at_once)):
+            left = rotated[len(some) :]
+            turns.append((*zip(some, rotated, strict=False), *zip(left[::2], left[1::2], strict=False)))
         for apart in _disjoint(links):
             left = [rank for rank in rotated if all(rank not in pair for pair in apart)]
             turns.append((*apart, *_met(left, k)))
-        if links or len(good) - at_once < 2:
+        if links or len(good) - min(len(nodes), at_once) < 2:
             turns.append(_met(good, k))
     ordered = (tuple(sorted((min(pair), max(pair)) for pair in turn)) for turn in turns)
     texts = tuple(dict.fromkeys(format_pairs(turn) for turn in ordered if turn))
@@ -200,15 +184,7 @@ def _met(ranks: Sequence[int], index: int) -> tuple[Pair, ...]:
     return tuple((ranks[a], ranks[b]) for a, b in round_pairs(len(ranks), index % num_rounds(len(ranks))))
 
 
-def _parts(ranks: Sequence[int], size: int) -> list[Sequence[int]]:
-    return [ranks[i : i + size] for i in range(0, len(ranks), max(size, 1))]
-
-
-def _couples(ranks: Sequence[int]) -> list[Pair]:
-    return list(zip(ranks[::2], ranks[1::2], strict=False))
-
-
-def _disjoint(links: Iterable[Pair]) -> list[list[Pair]]:
+def _disjoint(links: Set[Pair]) -> list[list[Pair]]:
     """Return the links in groups in which no node is twice."""
     groups: list[list[Pair]] = []
     for pair in sorted(links):

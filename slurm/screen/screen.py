@@ -3,34 +3,17 @@
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from bench.text import UserError, parse_duration, parse_size
 from slurm.screen.fit import Slow, confirm, find_slow
-from slurm.screen.run import Means, Seen, confirmation, measure, short, tournament
+from slurm.screen.run import Options, confirmation, measure, short, tournament
 from slurm.screen.verdict import Screening, Verdict, render, screening
 from slurm.system import Slurm, format_limit
 
 LEAST_NODES = 3
 LEAST_ROUNDS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What was asked; None is what the allocation or the defaults decide."""
-
-    nodes: int | None = None
-    partition: str | None = None
-    rounds: int = 5
-    size: str = "4M"
-    time: str = "5m"
-    budget: str | None = None
-    timeout: str = "20s"
-    out: Path = Path("runs/screen")
-    as_json: bool = False
 
 
 def screen(options: Options, environ: Mapping[str, str]) -> tuple[int, str]:
@@ -40,14 +23,14 @@ def screen(options: Options, environ: Mapping[str, str]) -> tuple[int, str]:
     """
     check(options)
     if "SLURM_JOB_ID" not in environ:
-        return allocate(options), ""
-    nodes = allocated(options, environ, Slurm())
-    found = screen_nodes(nodes, options)
-    return found.code, msgspec.json.encode(_table(found)).decode() if options.as_json else render(found)
-
-
-def _table(found: Screening) -> dict[str, object]:
-    return {**msgspec.structs.asdict(found), "exclude": found.exclude}
+        if options.nodes is None:
+            raise UserError("outside an allocation --nodes says how many nodes to screen")
+        Slurm().check_program("salloc")
+        return subprocess.run(salloc_command(options), check=False).returncode, ""
+    found = screen_nodes(allocated(options, environ, Slurm()), options)
+    if not options.as_json:
+        return found.code, render(found)
+    return found.code, msgspec.json.encode({**msgspec.structs.asdict(found), "exclude": found.exclude}).decode()
 
 
 def check(options: Options) -> None:
@@ -60,23 +43,14 @@ def check(options: Options) -> None:
         if text is not None:
             parse_duration(text)
     if options.nodes is not None:
-        check_nodes(options.nodes)
+        _check_nodes(options.nodes)
 
 
-def check_nodes(nodes: int) -> None:
-    """Refuse so few nodes that a slow pair could not be told to be one of them."""
+def _check_nodes(nodes: int) -> None:
     if nodes < LEAST_NODES:
         raise UserError(
             f"nodes({nodes}) < {LEAST_NODES}: of one pair nobody can tell which of its two nodes is slow; give it more"
         )
-
-
-def allocate(options: Options) -> int:
-    """Have salloc give the nodes, and run this command there; return its exit code."""
-    if options.nodes is None:
-        raise UserError("outside an allocation --nodes says how many nodes to screen")
-    Slurm().check_program("salloc")
-    return subprocess.run(salloc_command(options), check=False).returncode
 
 
 def salloc_command(options: Options) -> list[str]:
@@ -99,42 +73,37 @@ def allocated(options: Options, environ: Mapping[str, str], slurm: Slurm) -> tup
     if options.nodes is not None and options.nodes > len(nodes):
         raise UserError(f"--nodes {options.nodes}: job {environ['SLURM_JOB_ID']} has {len(nodes)}")
     wanted = nodes[: options.nodes]
-    check_nodes(len(wanted))
+    _check_nodes(len(wanted))
     return wanted
 
 
 def screen_nodes(nodes: Sequence[str], options: Options) -> Screening:
     """Measure rounds of all nodes, without those that do not answer, and once more with those that look slow."""
-    means = Means(size=options.size, budget=options.budget, timeout=options.timeout, out=options.out)
-    seen = measure(nodes, tournament(len(nodes), options.rounds), means)
+    seen = measure(nodes, tournament(len(nodes), options.rounds), options)
     silent, runs = dict(seen.silent), [str(seen.run)]
-    nodes_left = [node for node in nodes if short(node) not in silent]
-    if silent and len(nodes_left) >= LEAST_NODES:
-        seen = measure(nodes_left, tournament(len(nodes_left), options.rounds), means)
+    left = [node for node in nodes if short(node) not in silent]
+    if silent and len(left) >= LEAST_NODES:
+        seen = measure(left, tournament(len(left), options.rounds), options)
         silent, runs = {**silent, **seen.silent}, [*runs, str(seen.run)]
-    if seen.silent or not seen.exchanges:
-        return _unmeasured(nodes, silent, seen, tuple(runs))
-    suspects = find_slow(seen.exchanges)
-    confirmed: Slow | None = Slow()
     problems, exchanges = seen.problems, seen.exchanges
-    if suspects:
-        turns = confirmation(len(nodes_left), suspects.ranks, suspects.pairs, options.rounds)
-        again = measure(nodes_left, turns, means)
-        # ranks that have changed places, or rounds that are missing, confirm nothing
-        is_whole = again.hosts == seen.hosts and not again.problems
-        confirmed = confirm(again.exchanges, suspects) if is_whole else None
-        exchanges += again.exchanges if is_whole else ()
-        runs, problems = [*runs, str(again.run)], (*problems, *again.problems)
-    told = screening(seen.hosts, exchanges, suspects, confirmed, silent)
+    if seen.silent or not exchanges:  # nothing tells nodes apart, but that some did not answer
+        told = Screening(nodes=tuple(_unmeasured(node, silent.get(short(node))) for node in nodes))
+    else:
+        suspects = find_slow(exchanges)
+        confirmed: Slow | None = Slow()
+        if suspects:
+            turns = confirmation(len(left), suspects.ranks, suspects.pairs, options.rounds)
+            again = measure(left, turns, options)
+            # ranks that have changed places, or rounds that are missing, confirm nothing
+            is_whole = again.hosts == seen.hosts and not again.problems
+            confirmed = confirm(again.exchanges, suspects) if is_whole else None
+            exchanges += again.exchanges if is_whole else ()
+            runs, problems = [*runs, str(again.run)], (*problems, *again.problems)
+        told = screening(seen.hosts, exchanges, suspects, confirmed, silent)
     return msgspec.structs.replace(told, problems=problems, notes=seen.notes, runs=tuple(runs))
 
 
-def _unmeasured(nodes: Sequence[str], silent: Mapping[str, str], seen: Seen, runs: tuple[str, ...]) -> Screening:
-    """Return the verdicts where there is nothing to tell nodes apart by, but that some did not answer."""
-    told = [
-        Verdict(nodes=(node,), verdict="did not answer", evidence=silent[short(node)])
-        if short(node) in silent
-        else Verdict(nodes=(node,), verdict="cannot tell", evidence="no rounds without trouble")
-        for node in nodes
-    ]
-    return Screening(nodes=tuple(told), problems=seen.problems, notes=seen.notes, runs=runs)
+def _unmeasured(node: str, reason: str | None) -> Verdict:
+    if reason is None:
+        return Verdict(nodes=(node,), verdict="cannot tell", evidence="no rounds without trouble")
+    return Verdict(nodes=(node,), verdict="did not answer", evidence=reason)

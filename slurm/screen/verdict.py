@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from bench.text import counted, format_table
 from slurm.screen.fit import SUSPECT, Effect, Exchange, Slow, link_effects, node_effects
 
 
@@ -22,7 +23,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The node, or the link as ``n1-n2``."""
         return "-".join(self.nodes)
 
 
@@ -64,89 +64,64 @@ def screening(
     """
     blamed = suspects if confirmed is None else confirmed
     effects = node_effects(exchanges, blamed, SUSPECT)
-    nodes = [_node(rank, hosts, effects.get(rank), suspects, confirmed) for rank in range(len(hosts))]
-    lost = [Verdict(nodes=(host,), verdict="did not answer", evidence=reason) for host, reason in silent.items()]
-    least = [effect.least for effect in effects.values()]
+    confirmed_effects = {effect.ranks: effect for effect in (*blamed.nodes, *blamed.links)}
+
+    def verdict(ranks: tuple[int, ...], word: str, effect: Effect | None, evidence: str) -> Verdict:
+        names = tuple(hosts[rank] for rank in ranks)
+        if effect is None:
+            return Verdict(nodes=names, verdict=word, evidence=evidence)
+        factor, low, high = (round(value, 4) for value in (effect.factor, effect.low, effect.high))
+        return Verdict(nodes=names, verdict=word, factor=factor, low=low, high=high, evidence=evidence)
+
+    def met(effect: Effect) -> str:
+        return f"with {', '.join(hosts[rank] for rank in effect.partners)} in {counted(effect.turns, 'exchange')}"
+
+    def of_suspect(effect: Effect, looked: str, alone: Effect | None) -> Verdict:
+        looked, again = f"{effect.factor:.2f}x {looked}", confirmed_effects.get(effect.ranks)
+        if confirmed is None:
+            return verdict(effect.ranks, "unconfirmed", effect, f"{looked}; not measured again")
+        if again is None:
+            return verdict(effect.ranks, "fine", alone, f"{looked} at first; not when measured again")
+        more = met(again) if len(again.ranks) == 1 else f"in {again.turns} more"
+        return verdict(effect.ranks, "slow", again, f"{looked}; again {more}")
+
+    nodes = [Verdict(nodes=(host,), verdict="did not answer", evidence=reason) for host, reason in silent.items()]
+    nodes += [of_suspect(effect, met(effect), effects.get(effect.ranks[0])) for effect in suspects.nodes]
+    for rank in set(range(len(hosts))) - suspects.ranks:
+        if effect := effects.get(rank):
+            nodes.append(verdict((rank,), "fine", effect, met(effect)))
+        else:
+            nodes.append(verdict((rank,), "cannot tell", None, "it met fewer than two nodes that are fine"))
+    alone = link_effects(exchanges, blamed, SUSPECT)
+    beyond = "beyond what either node is with others"
     return Screening(
-        nodes=tuple(sorted([*nodes, *lost], key=lambda verdict: _natural(verdict.name))),
-        links=tuple(_link(effect, hosts, exchanges, confirmed) for effect in suspects.links),
-        least_factor=max(least) if least else None,
+        nodes=tuple(sorted(nodes, key=_in_order)),
+        links=tuple(
+            of_suspect(effect, f"in {counted(effect.turns, 'exchange')} {beyond}", alone.get(effect.pair))
+            for effect in suspects.links
+        ),
+        least_factor=max((effect.least for effect in effects.values()), default=None),
     )
 
 
-def _node(rank: int, hosts: tuple[str, ...], effect: Effect | None, suspects: Slow, confirmed: Slow | None) -> Verdict:
-    first = next((found for found in suspects.nodes if found.ranks == (rank,)), None)
-    if first is None:
-        return _verdict(hosts, (rank,), "fine" if effect else "cannot tell", effect, _met(effect, hosts))
-    looked = f"{first.factor:.2f}x {_met(first, hosts)}"
-    if confirmed is None:
-        return _verdict(hosts, (rank,), "unconfirmed", first, f"{looked}; not measured again")
-    again = next((found for found in confirmed.nodes if found.ranks == (rank,)), None)
-    if again is None:
-        return _verdict(hosts, (rank,), "fine", effect, f"{looked} at first; not when measured again")
-    return _verdict(hosts, (rank,), "slow", again, f"{looked}; again {_met(again, hosts)}")
-
-
-def _link(effect: Effect, hosts: tuple[str, ...], exchanges: tuple[Exchange, ...], confirmed: Slow | None) -> Verdict:
-    looked = f"{effect.factor:.2f}x in {_exchanges(effect)} beyond what either node is with others"
-    if confirmed is None:
-        return _verdict(hosts, effect.ranks, "unconfirmed", effect, f"{looked}; not measured again")
-    again = next((found for found in confirmed.links if found.ranks == effect.ranks), None)
-    if again is None:
-        alone = link_effects(exchanges, confirmed, SUSPECT).get((effect.ranks[0], effect.ranks[1]))
-        return _verdict(hosts, effect.ranks, "fine", alone, f"{looked} at first; not when measured again")
-    return _verdict(hosts, effect.ranks, "slow", again, f"{looked}; again in {again.turns} more")
-
-
-def _verdict(
-    hosts: tuple[str, ...], ranks: tuple[int, ...], word: str, effect: Effect | None, evidence: str
-) -> Verdict:
-    nodes = tuple(hosts[rank] for rank in ranks)
-    if effect is None:
-        return Verdict(nodes=nodes, verdict=word, evidence=evidence)
-    factor, low, high = (round(value, 4) for value in (effect.factor, effect.low, effect.high))
-    return Verdict(nodes=nodes, verdict=word, factor=factor, low=low, high=high, evidence=evidence)
-
-
-def _met(effect: Effect | None, hosts: tuple[str, ...]) -> str:
-    if effect is None:
-        return "it met fewer than two nodes that are fine"
-    return f"with {', '.join(hosts[rank] for rank in effect.partners)} in {_exchanges(effect)}"
-
-
-def _exchanges(effect: Effect) -> str:
-    return "1 exchange" if effect.turns == 1 else f"{effect.turns} exchanges"
-
-
-def _natural(name: str) -> tuple[str, int, str]:
+def _in_order(verdict: Verdict) -> tuple[str, int, str]:
     """Order n2 before n10."""
-    digits = name[len(name.rstrip("0123456789")) :]
-    return name.rstrip("0123456789"), int(digits or 0), name
+    stem = verdict.name.rstrip("0123456789")
+    return stem, int(verdict.name[len(stem) :] or 0), verdict.name
 
 
 def render(found: Screening) -> str:
     """Return the table, what else there is to say, and last the line to paste."""
-    verdicts = [*found.nodes, *(link for link in found.links)]
     rows = [("node", "verdict", "time", "evidence")]
-    rows += [(verdict.name, verdict.verdict, _times(verdict), verdict.evidence) for verdict in verdicts]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
-    ]
+    for one in (*found.nodes, *found.links):
+        times = "-" if one.factor is None else f"{one.factor:.2f}x ({one.low:.2f}-{one.high:.2f})"
+        rows.append((one.name, one.verdict, times, one.evidence))
+    lines = [format_table(rows)]
     if found.least_factor is not None:
         lines.append(f"a node would have been suspected from {found.least_factor:.2f} times the others' time")
     lines += [f"not measured: {problem}" for problem in found.problems]
-    lines += [f"link {link.name} is slow, its nodes are not: leave out one of them" for link in _slow_links(found)]
+    slow_links = [link.name for link in found.links if link.verdict == "slow"]
+    lines += [f"link {name} is slow, its nodes are not: leave out one of them" for name in slow_links]
     lines += [f"note: {note}" for note in found.notes]
     lines += [f"run: {run}" for run in found.runs]
-    return "\n".join([*(line.rstrip() for line in lines), found.exclude or "nothing to exclude"])
-
-
-def _slow_links(found: Screening) -> list[Verdict]:
-    return [link for link in found.links if link.verdict == "slow"]
-
-
-def _times(verdict: Verdict) -> str:
-    if verdict.factor is None or verdict.low is None or verdict.high is None:
-        return "-"
-    return f"{verdict.factor:.2f}x ({verdict.low:.2f}-{verdict.high:.2f})"
+    return "\n".join([*lines, found.exclude or "nothing to exclude"])

@@ -24,6 +24,7 @@ from bench.text import (
     parse_sizes,
     read_rows,
     read_text,
+    replace_file,
 )
 
 
@@ -240,3 +241,15 @@ def test_a_table_has_aligned_columns_and_shows_every_word_as_it_is() -> None:
         f"{'y' * 300}   7  more",
     ]
     assert format_table([]) == ""
+
+
+def test_a_file_is_replaced_whole_or_left_as_it_was_and_nothing_lies_beside_it(tmp_path: Path) -> None:
+    target, taken = tmp_path / "page.html", tmp_path / "taken"
+    target.write_text("old")
+    taken.mkdir()
+    replace_file(target, b"new")
+    assert target.read_bytes() == b"new"
+    for refused in (taken, tmp_path / "no" / "page.html"):
+        with pytest.raises(OSError, match="directory"):
+            replace_file(refused, b"new")
+    assert sorted(tmp_path.iterdir()) == [target, taken]

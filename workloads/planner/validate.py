@@ -16,7 +16,7 @@ from bench.results.details import PLAN_FILE, STATE, Action, Component, StepCheck
 from bench.results.records import Record
 from bench.results.runs import Run
 from bench.results.stats import median
-from bench.text import UserError, counted, writing
+from bench.text import UserError, counted, replace_file, writing
 from workloads.catalogue import DEFINITIONS, STRATEGIES
 from workloads.costs.communication_pattern import bytes_by_axis, calls
 from workloads.costs.memory import memory_of, schedule_of
@@ -66,10 +66,8 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
 
 def write_validation(path: Path, found: Validation) -> None:
     """Write ``plan.json`` into the run's folder, whole or not at all."""
-    fresh = path / f".{PLAN_FILE}"
     with writing(path / PLAN_FILE):
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-        fresh.replace(path / PLAN_FILE)
+        replace_file(path / PLAN_FILE, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
 def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | str:

@@ -96,7 +96,7 @@ def test_the_environment_is_added_later_to_json_that_a_person_can_read(run: Path
     added = msgspec.structs.replace(load_info(run), environment={"torch": "2.13.0", "gpu": None})
     write_info(run, added)
     assert load_info(run) == added
-    assert not (run / ".run.json").exists()
+    assert not list(run.glob(".*"))
     text = (run / "run.json").read_text()
     assert json.loads(text)["plan"]["preset"] == "smoke"
     assert text.count("\n") > 10

@@ -30,8 +30,8 @@ from bench.text import UserError
 from slurm.commands import slurm
 from slurm.screen import run as screen_run
 from slurm.screen import screen as screening_command
-from slurm.screen.run import Means, Seen, Turns, exchanges_of, measure, read, run_command, silent_hosts, tournament
-from slurm.screen.screen import Options, allocate, allocated, check, salloc_command, screen, screen_nodes
+from slurm.screen.run import Options, Seen, Turns, exchanges_of, measure, read, run_command, silent_hosts, tournament
+from slurm.screen.screen import allocated, check, salloc_command, screen, screen_nodes
 from slurm.screen.verdict import Screening
 from slurm.system import Slurm
 
@@ -54,7 +54,7 @@ class Lab:
         monkeypatch.setattr(screening_command, "measure", self.measure)
         monkeypatch.setattr(Slurm, "host_names", lambda self, text: NODES if text == "n[1-4]" else ())
 
-    def measure(self, nodes: Sequence[str], turns: Turns, means: Means) -> Seen:
+    def measure(self, nodes: Sequence[str], turns: Turns, options: Options) -> Seen:
         self.asked.append((tuple(nodes), turns))
         speeds = {i: self.slow[node] for i, node in enumerate(nodes) if node in self.slow}
         silent = {node: f"rank {i} ({node}) did not arrive" for i, node in enumerate(nodes) if node in self.silent}
@@ -170,7 +170,7 @@ def test_what_cannot_be_is_refused_before_anything_starts() -> None:
         with pytest.raises(UserError, match=told):
             check(options)
     with pytest.raises(UserError, match="outside an allocation --nodes says how many nodes to screen"):
-        allocate(Options())
+        screen(Options(), {})
 
 
 def test_the_same_is_done_inside_an_allocation_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,12 +233,8 @@ def a_run(
     return load_run(path)
 
 
-def means(out: Path, budget: str | None = None) -> Means:
-    return Means(size="4M", budget=budget, timeout="20s", out=out)
-
-
 def test_a_run_is_asked_for_with_one_rank_on_each_node_and_every_round_and_parbench_run_plans_it() -> None:
-    words = run_command(NODES, tournament(4, 5), means(Path("out")))
+    words = run_command(NODES, tournament(4, 5), Options(out=Path("out")))
     assert words[:4] == [sys.executable, "-m", "parbench", "run"]
     line = " ".join(words)
     assert "--launcher srun --nodes 4 --ntasks-per-node 1 --placement block --nodelist n1,n2,n3,n4" in line
@@ -246,9 +242,9 @@ def test_a_run_is_asked_for_with_one_rank_on_each_node_and_every_round_and_parbe
         "--only p2p.pairwise --sizes 4M --set direction=in_turn --set repeat=0,1 --set round=0,1,2 --launches 1" in line
     )
     assert "--budget 72s --timeout 20s --out out --json" in line
-    assert "--budget 9s " in " ".join(run_command(NODES, tournament(4, 5), means(Path("out"), "9s")))
+    assert "--budget 9s " in " ".join(run_command(NODES, tournament(4, 5), Options(out=Path("out"), budget="9s")))
     turns = Turns(parameter="pairs", values=("0-3 1-2", "0-1 2-3"), repeats=2)
-    words = run_command(NODES, turns, means(Path("out")))
+    words = run_command(NODES, turns, Options(out=Path("out")))
     settings = parse_settings([words[i + 1] for i, word in enumerate(words) if word == "--set"])
     request = RunOptions(preset="smoke", only=("p2p.pairwise",), settings={**settings, "size_bytes": "4M"})
     planned = make_plan(request, DEFINITIONS, WorldSpec(nproc=4, backend="gloo", device="cpu"))
@@ -263,7 +259,7 @@ def test_a_run_is_asked_for_with_one_rank_on_each_node_and_every_round_and_parbe
 def test_a_pair_takes_what_its_slower_rank_took_in_the_middle_iteration(tmp_path: Path) -> None:
     durations = [[10, 30, 20], [5, 5, 5], [7, 5, 6], [20, 10, 30]]
     run = a_run(tmp_path, [record(0)], samples={0: npz(durations)})
-    found = exchanges_of(run, run.records[0])
+    found = list(exchanges_of(run, run.records[0]))
     assert [(e.pair, e.seconds) for e in found] == [((0, 3), 0.03), ((1, 2), 0.006)]
     assert {e.turn for e in found} == {case(0).id}
     run = a_run(tmp_path, [record(0)], samples={0: npz([[8]] * 4, steps=4)})
@@ -271,7 +267,7 @@ def test_a_pair_takes_what_its_slower_rank_took_in_the_middle_iteration(tmp_path
     run = a_run(tmp_path, [record(0), record(1)], samples={0: b"nothing"})
     for one in run.records:
         with pytest.raises(UserError, match=rf"{one.case.id}-0.npz holds no samples that can be read"):
-            exchanges_of(run, one)
+            list(exchanges_of(run, one))
 
 
 def test_a_run_is_read_with_the_hosts_of_its_ranks_and_what_is_missing(tmp_path: Path) -> None:
@@ -321,7 +317,7 @@ def test_a_run_is_found_by_what_it_leaves_and_none_is_told(tmp_path: Path, monke
 
     a_run(tmp_path, [])
     monkeypatch.setattr(screen_run, "run_child", leave)
-    assert len(measure(NODES, tournament(4, 5), means(tmp_path)).exchanges) == 2
+    assert len(measure(NODES, tournament(4, 5), Options(out=tmp_path)).exchanges) == 2
     monkeypatch.setattr(screen_run, "run_child", lambda command: CompletedProcess(command, 2))
     with pytest.raises(UserError, match="parbench run ended with 2 and left no run in"):
-        measure(NODES, tournament(4, 5), means(tmp_path))
+        measure(NODES, tournament(4, 5), Options(out=tmp_path))
