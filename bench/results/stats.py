@@ -99,6 +99,13 @@ def t_quantile(p: float, df: float) -> float:
     return float(stdtrit(df, p))
 
 
+def t_tail(t: float, df: float) -> float:
+    """Return P(T > t) of Student's t, for any df above zero."""
+    from scipy.special import stdtr
+
+    return float(stdtr(df, -t))
+
+
 def spread(values: Sequence[float]) -> float:
     middle = median(values)
     return (quantile(values, 0.75) - quantile(values, 0.25)) / middle if middle else 0.0

@@ -9,22 +9,13 @@ may find (A/A). Times are the same only within the 3 %, or within the measured f
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
-from reports.regression.statistics import (
-    detectable,
-    discoveries_in_families,
-    drift_between,
-    p_outside,
-    rank_test,
-    welch,
-)
+from reports.regression.statistics import discoveries_in_families, drift_between, rank_test, welch
 
 DRIFT_ERRORS = 1.5
 """How many of the drift's standard errors belong to the floor: as few as hold false alarms to 2 % in the study."""
-_LARGEST_LOG = 700.0  # two launches that disagree may reach further than a float
-
-Word = Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +51,7 @@ class Effect:
 class Judgement:
     """A word and, where it says that nothing can be said, why."""
 
-    word: Word
+    word: Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]
     reason: str = ""
 
 
@@ -72,10 +63,8 @@ def effect(base: Sequence[float], new: Sequence[float], rule: Rule, measured: fl
     least = max(rule.floor, measured)
     logs, new_logs = [[math.log(value) for value in side] for side in (base, new)]
     if min(len(base), len(new)) < 2:
-        change = sum(new_logs) / len(new_logs) - sum(logs) / len(logs)
-        return Effect(change=_fraction(change), floor=least, measured=measured)
-    found = welch(logs, new_logs)
-    drift = drift_between(logs, new_logs)
+        return Effect(change=_fraction(fmean(new_logs) - fmean(logs)), floor=least, measured=measured)
+    found, drift = welch(logs, new_logs), drift_between(logs, new_logs)
     # with the error, as noise whose launches resemble their neighbours shifts whole runs and shows little trend
     floor = max(math.log1p(least), abs(drift.value) + DRIFT_ERRORS * drift.error)
     return Effect(
@@ -84,8 +73,8 @@ def effect(base: Sequence[float], new: Sequence[float], rule: Rule, measured: fl
         measured=measured,
         low=_fraction(found.value - found.reach),
         high=_fraction(found.value + found.reach),
-        detectable=_fraction(detectable(found, floor)),
-        p_value=p_outside(found, floor),
+        detectable=_fraction(found.detectable(floor)),
+        p_value=found.p_beyond(floor),
         rank_p_value=rank_test(logs, new_logs),
     )
 
@@ -101,37 +90,27 @@ def judge(families: Sequence[Sequence[Effect]], rule: Rule) -> tuple[tuple[Judge
 
 
 def _judge(found: Effect, moved: bool, rule: Rule) -> Judgement:
-    agrees = _known(found.rank_p_value) <= rule.rank_level
-    if moved and agrees:
+    low, high, least = _known(found.low), _known(found.high), max(rule.floor, found.measured)
+
+    def clears(floor: float) -> bool:
+        return low > floor or 1 + high < 1 / (1 + floor)  # as far below as above on the axis of ratios
+
+    if moved and _known(found.rank_p_value) <= rule.rank_level:
         return Judgement(word="SLOWER" if found.change > 0 else "FASTER")
-    if _within(found, max(rule.floor, found.measured)):
+    if 1 + low > 1 / (1 + least) and high < least:
         return Judgement(word="SAME")
-    return Judgement(word="AMBIGUOUS", reason=_why(found, moved, rule))
-
-
-def _why(found: Effect, moved: bool, rule: Rule) -> str:
-    """Return why a change can neither be told nor excluded."""
+    why = "the interval reaches across the floor"
     if moved:
-        return "the interval clears the floor, but the ranks of the launches do not tell the runs apart"
-    if _clears(found, found.floor):
-        return "it clears the floor alone, but not among all that is compared"
-    if _clears(found, max(rule.floor, found.measured)):
-        return "it is no more than what the runs' own drift may make of no change"
-    return "the interval reaches across the floor"
-
-
-def _clears(found: Effect, floor: float) -> bool:
-    """Say whether the whole interval lies beyond a floor, which is as far below as above on the axis of ratios."""
-    return _known(found.low) > floor or 1 + _known(found.high) < 1 / (1 + floor)
-
-
-def _within(found: Effect, floor: float) -> bool:
-    """Say whether the whole interval lies within a floor."""
-    return 1 + _known(found.low) > 1 / (1 + floor) and _known(found.high) < floor
+        why = "the interval clears the floor, but the ranks of the launches do not tell the runs apart"
+    elif clears(found.floor):
+        why = "it clears the floor alone, but not among all that is compared"
+    elif clears(least):
+        why = "it is no more than what the runs' own drift may make of no change"
+    return Judgement(word="AMBIGUOUS", reason=why)
 
 
 def _fraction(log_ratio: float) -> float:
-    return math.expm1(min(log_ratio, _LARGEST_LOG))
+    return math.expm1(min(log_ratio, 700.0))  # two launches that disagree may reach further than a float
 
 
 def _known(value: float | None) -> float:

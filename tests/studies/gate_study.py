@@ -6,7 +6,7 @@ and how often one that became 5 % slower is. The last columns are what CI script
 previous run's medians, and a t-test on the pooled iterations. A second table is of the nightly gate: a series of 30
 nights in which nothing changed, and one that became 5 % slower five nights ago. Where nights resemble the nights
 before, levels that last for days are real, and no rule tells them from steps. A script, not a test:
-tests/reports/comparing/test_compare_rule.py holds a small part.
+tests/reports/regression/test_compare_rule.py holds a small part.
 """
 
 import argparse

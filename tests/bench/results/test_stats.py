@@ -22,6 +22,7 @@ from bench.results.stats import (
     spread,
     steadiness,
     t_quantile,
+    t_tail,
     within_launch,
 )
 
@@ -123,6 +124,7 @@ def test_t_quantiles_are_scipys() -> None:
     for p in (0.6, 0.975, 0.999999):
         for df in (0.7, 1, 2, 4.5, 10, 101):
             assert t_quantile(p, df) == pytest.approx(float(scipy.stats.t.ppf(p, df)), rel=1e-9), (p, df)
+            assert t_tail(t_quantile(p, df), df) == pytest.approx(1 - p, rel=1e-9), (p, df)
 
 
 @settings(deadline=None, max_examples=30)
