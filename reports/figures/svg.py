@@ -21,7 +21,6 @@ FAINT = "#040506"
 SERIES = ("#0b62a4", "#c2410c", "#15803d", "#a21caf", "#946200", "#0e7490", "#be123c", "#4d5a6b")
 _COLORS = {INK: "currentColor", FAINT: "var(--faint)"} | {c: f"var(--series-{i})" for i, c in enumerate(SERIES)}
 _NAMESPACE = re.compile(r"\{[^}]*\}")
-_REFERENCE = re.compile(r"url\(#([^)]*)\)")
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "parbench",
@@ -65,10 +64,19 @@ def inline_svg(figure: Figure, *, name: str, title: str, description: str) -> st
         unsaid = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=unsaid)
     root = ElementTree.fromstring(buffer.getvalue())
-    _drop_styles(root)
+    for parent in list(root.iter()):
+        # style sheets would hold for the whole page
+        for child in [child for child in parent if child.tag.endswith("}style")]:
+            parent.remove(child)
     for element in root.iter():
         _adapt(element, name)
-    _describe(root, name, title, description)
+    for attribute in ("width", "height", "version"):
+        root.attrib.pop(attribute, None)
+    root.attrib.update({"role": "img", "aria-labelledby": f"{name}-title {name}-desc"})
+    for tag, text in (("desc", description), ("title", title)):
+        element = ElementTree.Element(tag, {"id": f"{name}-{tag}"})
+        element.text = text
+        root.insert(0, element)
     return ElementTree.tostring(root, encoding="unicode")
 
 
@@ -86,13 +94,6 @@ def captioned(drawn: str, label: str, words: str) -> Markup:
     return Markup("<figcaption><strong>{}</strong> {}</figcaption>").format(label, words) + Markup(drawn)
 
 
-def _drop_styles(root: ElementTree.Element) -> None:
-    """Remove style sheets, which would hold for the whole page."""
-    for parent in list(root.iter()):
-        for child in [child for child in parent if child.tag.endswith("}style")]:
-            parent.remove(child)
-
-
 def _adapt(element: ElementTree.Element, name: str) -> None:
     """Take off namespaces, which HTML does not need; make ids the page's own and colours the page's choice."""
     element.tag = _NAMESPACE.sub("", element.tag)
@@ -102,28 +103,13 @@ def _adapt(element: ElementTree.Element, name: str) -> None:
     if "href" in attributes:
         attributes["href"] = f"#{name}-{attributes['href'][1:]}"
     if "clip-path" in attributes:
-        attributes["clip-path"] = _REFERENCE.sub(rf"url(#{name}-\1)", attributes["clip-path"])
-    if "style" in attributes:
-        attributes["style"] = _styled(element.tag, attributes["style"])
+        attributes["clip-path"] = attributes["clip-path"].replace("url(#", f"url(#{name}-")
+    if style := attributes.get("style"):
+        for drawn, shown in _COLORS.items():
+            style = style.replace(drawn, shown)
+        if element.tag == "text":
+            style = "; ".join(part for part in style.split("; ") if not part.startswith("font-family"))
+            style = style if "fill:" in style else f"{style}; fill: currentColor"
+        attributes["style"] = style
     element.attrib.clear()
     element.attrib.update(attributes)
-
-
-def _styled(tag: str, style: str) -> str:
-    for drawn, shown in _COLORS.items():
-        style = style.replace(drawn, shown)
-    if tag != "text":
-        return style
-    kept = [part for part in style.split("; ") if not part.startswith("font-family")]
-    return "; ".join(kept if "fill:" in style else [*kept, "fill: currentColor"])
-
-
-def _describe(root: ElementTree.Element, name: str, title: str, description: str) -> None:
-    """Say to those who do not see it what the figure shows."""
-    for attribute in ("width", "height", "version"):
-        root.attrib.pop(attribute, None)
-    root.attrib.update({"role": "img", "aria-labelledby": f"{name}-title {name}-desc"})
-    for tag, text in (("desc", description), ("title", title)):
-        element = ElementTree.Element(tag, {"id": f"{name}-{tag}"})
-        element.text = text
-        root.insert(0, element)

@@ -30,6 +30,7 @@ from reports.analysis.interference import Pairs, pairs
 from reports.analysis.rank_hosts import Nodes, nodes_of
 from reports.analysis.several import several
 from reports.analysis.summary import Row, summarize
+from reports.figures.axes import elided
 from reports.figures.figures import (
     draw_arrivals,
     draw_breakdown,
@@ -37,7 +38,6 @@ from reports.figures.figures import (
     draw_memory,
     draw_scaling,
     draw_steps,
-    elided,
 )
 from reports.figures.illustrations import illustrations, scaling_figures
 from reports.figures.node_figures import draw_pairs
