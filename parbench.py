@@ -42,7 +42,8 @@ def load(*runs: str | Path) -> "pd.DataFrame":
 
     ``bench.text.UserError``, a ``ValueError`` of one sentence, where a folder is none of these or cannot be read.
     """
-    from reports.analysis.frame import metrics_frame, read_runs
+    from reports.analysis.frame import metrics_frame
+    from reports.analysis.several import read_runs
 
     return metrics_frame(read_runs(runs))
 
@@ -56,7 +57,8 @@ def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
 
     ``bench.text.UserError`` as of ``load``, and with ``by_rank`` if there are no such files or one is damaged.
     """
-    from reports.analysis.frame import rank_samples_frame, read_runs, samples_frame
+    from reports.analysis.frame import rank_samples_frame, samples_frame
+    from reports.analysis.several import read_runs
 
     return (rank_samples_frame if by_rank else samples_frame)(read_runs(runs))
 

@@ -6,19 +6,10 @@ from dataclasses import dataclass
 from bench.results.fit import METHOD, Fit, Point, fit
 from bench.results.runs import Run
 from reports import cells
+from reports.analysis.frame import group_rows
 from reports.analysis.summary import Row
 
 LINK, COPY = "link", "copy"
-_CEILINGS = {
-    LINK: (
-        "the declared link",
-        "above the link's speed: reduction in the network, caches or too slow a declared link can read so",
-    ),
-    COPY: (
-        "a copy in memory that every rank of the host makes at once",
-        "above the copy in memory: caches that hold the data, or memory that ranks share, can read so",
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,23 +46,24 @@ def ceiling_of(run: Run, rows: Sequence[Row]) -> Ceiling | None:
     if run.info.plan.link_bytes_per_second is not None:
         return Ceiling(name=LINK, bytes_per_second=run.info.plan.link_bytes_per_second)
     copies = [row for row in rows if row.kind == "memory" and row.world.nodes == 1 and "algbw" in row.metrics]
-    rate = max(copies, key=size_of).metrics["algbw"].value if copies else None
+    rate = max(copies, key=size_of).value("algbw") if copies else None
     return Ceiling(name=COPY, bytes_per_second=rate) if rate else None
 
 
 def fit_curves(rows: Sequence[Row], ceiling: Ceiling | None) -> tuple[Curve, ...]:
     """Return the curves that have a fit, in the order of their first rows; too few sizes have none."""
-    groups: dict[object, list[Row]] = {}
-    for row in rows:
-        if row.is_communication and size_of(row) > 0 and _seconds(row) is not None:
-            params = frozenset((name, value) for name, value in row.case.params.items() if name != "size_bytes")
-            groups.setdefault((row.case.name, row.case.target, params, row.world), []).append(row)
+    known = [row for row in rows if row.is_communication and size_of(row) > 0 and row.value("time")]
     curves = []
-    for group in groups.values():
-        ordered = sorted(group, key=size_of)
-        if found := fit(points_of(ordered)):
-            factor = next((known for row in reversed(ordered) if (known := _busbw_factor(row)) is not None), None)
-            curves.append(Curve(rows=tuple(ordered), fit=found, busbw_factor=factor, ceiling=ceiling))
+    groups = group_rows(
+        known, lambda row: row.case, without=("size_bytes",), by=lambda row: (row.case.target, row.world)
+    )
+    for group in groups:
+        group.sort(key=size_of)
+        rates = [(row.value("algbw"), row.value("busbw")) for row in group]
+        factors = [bus / alg for alg, bus in rates if alg and bus is not None]
+        if found := fit(points_of(group)):
+            factor = factors[-1] if factors else None
+            curves.append(Curve(rows=tuple(group), fit=found, busbw_factor=factor, ceiling=ceiling))
     return tuple(curves)
 
 
@@ -80,7 +72,7 @@ def points_of(rows: Sequence[Row]) -> tuple[Point, ...]:
     return tuple(
         Point(size_bytes=size_of(row), seconds=seconds, low=row.metrics["time"].low, high=row.metrics["time"].high)
         for row in rows
-        if (seconds := _seconds(row))
+        if (seconds := row.value("time"))
     )
 
 
@@ -99,20 +91,14 @@ def fit_notes(curves: Sequence[Curve], ceiling: Ceiling | None) -> tuple[str, ..
         "Fits: latency is that of the smallest sizes, bandwidth that of the largest; a knee lies between [low, high].",
     ]
     if ceiling is not None:
+        if ceiling.name == LINK:
+            what = "the declared link"
+            above = "the link's speed: reduction in the network, caches or too slow a declared link can read so"
+        else:
+            what = "a copy in memory that every rank of the host makes at once"
+            above = "the copy in memory: caches that hold the data, or memory that ranks share, can read so"
         rate = cells.quantity(ceiling.bytes_per_second, "B/s")
-        what, above = _CEILINGS[ceiling.name]
         notes.append(f"Efficiency: fitted bus bandwidth over {what}, {rate}.")
         if any((curve.efficiency or 0) > 1 for curve in curves):
-            notes.append(f"Efficiency over 100 %: {above}.")
+            notes.append(f"Efficiency over 100 %: above {above}.")
     return tuple(notes)
-
-
-def _busbw_factor(row: Row) -> float | None:
-    algbw, busbw = (row.metrics[name].value if name in row.metrics else None for name in ("algbw", "busbw"))
-    return busbw / algbw if algbw and busbw is not None else None
-
-
-def _seconds(row: Row) -> float | None:
-    """Return the row's time where it is known and above zero."""
-    value = row.metrics["time"].value if "time" in row.metrics else None
-    return value or None

@@ -1,211 +1,178 @@
-"""The records of runs as tidy pandas frames: a row for each metric of a case's launch, or for each iteration.
+"""The rows of reports in groups, and the records of runs as tidy pandas frames, a row a metric or an iteration.
 
 Parameters have columns of their own, ``param_NAME``: ``method``, ``compute`` and ``skew`` are parameters and columns or
 metrics alike, and ``frame.shape`` and ``frame.mode`` are pandas' own. What is unknown is NA, never 0.
+pandas is imported where a frame is made: what groups rows is on the way of commands that make none.
 """
 
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import pandas as pd
 
 from bench.plan.cases import Case
 from bench.results.records import Record
 from bench.results.runs import Run, load_rank_samples, samples_name
 from bench.text import UserError, listed
-from reports.analysis.several import Point, gather, is_sweep
 
-_RUN = {
-    "run": "string",
-    "started": "datetime64[ns, UTC]",
-    "host": "string",
-    "parbench": "string",
-    "preset": "string",
-    "point": "string",
-    "case": "string",
-    "name": "string",
-}
-_LAUNCH = {
-    "launch": "int64",
-    "status": "string",
-    "reason": "string",
-    "stop": "string",
-    "iterations": "Int64",
-    "check_passed": "boolean",
-    "check_wrong": "Int64",
-    "world_size": "Int64",
-    "nodes": "Int64",
-    "backend": "string",
-    "device": "string",
-    "noise": "string",
-    "spread": "float64",
-    "steady": "string",
-    "late_rank": "Int64",
-    "late_share": "float64",
-    "injected": "string",
-    "notes": "string",
-    "record_started": "datetime64[ns, UTC]",
-    "record_seconds": "float64",
-}
-_METRIC = {
-    "metric": "string",
-    "value": "float64",
-    "low": "float64",
-    "high": "float64",
-    "unit": "string",
-    "better": "string",
-    "method": "string",
-}
-_OF_SAMPLES = ("run", "point", "case", "name", "launch", "world_size")
+if TYPE_CHECKING:
+    import pandas as pd
+
+T = TypeVar("T")
+Runs = Iterable[tuple[Run, str | None]]
+"""Runs, each with the name of the sweep's point that it measured."""
 
 
-def read_runs(paths: Sequence[str | Path]) -> list[tuple[Run, Point | None]]:
-    """Return the runs of these folders, each a run's, a sweep's, or one that holds runs; in a sweep also the point.
+def group_rows(
+    items: Iterable[T],
+    case_of: Callable[[T], Case],
+    *,
+    without: Iterable[str] = (),
+    by: Callable[[T], tuple[object, ...]] = lambda item: (),
+) -> list[list[T]]:
+    """Return items in groups, in the order of the first of each.
 
-    ``UserError`` where one is none of them; what is lacking in a sweep is a warning.
+    Those of a group are alike in the case's name, in its parameters but those ``without``, and in what ``by`` says.
     """
-    folders = dict.fromkeys(folder for path in paths for folder in _folders(Path(path)))
-    found = gather(list(folders), whole=True)
-    for sentence in found.lacking:
-        warnings.warn(sentence, stacklevel=3)
-    return [(one.run, one.point) for one in found.runs]
+    import pandas as pd
+
+    items = list(items)
+    if not items:
+        return []
+    cases, left_out = [case_of(item) for item in items], set(without)
+    params = [{name: value for name, value in case.params.items() if name not in left_out} for case in cases]
+    keys = pd.DataFrame(params, dtype=object)
+    others = pd.DataFrame([(case.name, *by(item)) for case, item in zip(cases, items, strict=True)], dtype=object)
+    columns = [frame[name] for frame in (others, keys) for name in frame]
+    grouped = pd.Series(items, dtype=object).groupby(columns, sort=False, dropna=False)
+    return [list(group) for _, group in grouped]
 
 
-def _folders(path: Path) -> list[Path]:
-    if (path / "run.json").exists() or is_sweep(path):
-        return [path]
-    return sorted(file.parent for file in path.glob("*/run.json")) or [path]
+_TEXT, _WHOLE, _NUMBER, _TIME = "string", "Int64", "float64", "datetime64[ns, UTC]"
+_OF_RUN = dict.fromkeys(("run", "started", "host", "parbench", "preset", "point", "case", "name"), _TEXT)
+_OF_RUN["started"] = _TIME
+_OF_LAUNCH = {"launch": "int64", "status": _TEXT, "reason": _TEXT}
+_OF_RECORD: dict[str, tuple[str, Callable[[Record], object]]] = {
+    "stop": (_TEXT, lambda one: one.stop),
+    "iterations": (_WHOLE, lambda one: len(one.samples.values) or None),
+    "check_passed": ("boolean", lambda one: one.check.passed),
+    "check_wrong": (_WHOLE, lambda one: one.check.wrong),
+    "world_size": (_WHOLE, lambda one: one.world.size),
+    "nodes": (_WHOLE, lambda one: one.world.nodes),
+    "backend": (_TEXT, lambda one: one.world.backend),
+    "device": (_TEXT, lambda one: one.world.device),
+    "noise": (_TEXT, lambda one: one.noise and one.noise.grade),
+    "spread": (_NUMBER, lambda one: one.noise and one.noise.spread),
+    "steady": (_TEXT, lambda one: one.noise and one.noise.steady),
+    "late_rank": (_WHOLE, lambda one: one.arrival and one.arrival.late_rank),
+    "late_share": (_NUMBER, lambda one: one.arrival and one.arrival.share),
+    "injected": (_TEXT, lambda one: one.injected or None),
+    "notes": (_TEXT, lambda one: "; ".join(one.notes) or None),
+    "record_started": (_TIME, lambda one: one.started),
+    "record_seconds": (_NUMBER, lambda one: one.seconds),
+}
+_OF_METRIC = {"value": _NUMBER, "low": _NUMBER, "high": _NUMBER, "unit": _TEXT, "better": _TEXT, "method": _TEXT}
+_OF_SAMPLES = "^(run|point|case|name|launch|world_size|param_.*)$"
 
 
-def metrics_frame(runs: Iterable[tuple[Run, Point | None]]) -> pd.DataFrame:
+def metrics_frame(runs: Runs) -> "pd.DataFrame":
     """Return a row for each metric of each launch of each case, and one without where nothing was measured."""
-    launches, sources = _launches(runs)
-    rows = [(at, *row) for at, (_, record) in enumerate(sources) for row in _metrics(record)]
-    told = [pd.Series([row[i] for row in rows], name=name, dtype=_METRIC[name]) for i, name in enumerate(_METRIC, 1)]
-    return pd.concat([_repeat(launches, [row[0] for row in rows]), *told], axis=1)
+    launches, measured = _launches(runs)
+    rows: list[tuple[object, ...]] = []
+    for at, (_, record) in enumerate(measured):
+        told = record.metrics.items() if record else ()
+        rows += [(at, name, *(getattr(metric, field) for field in _OF_METRIC)) for name, metric in told]
+        rows += [] if told else [(at, *[None] * (1 + len(_OF_METRIC)))]
+    return _joined(launches, _frame(rows, {"at": "int64", "metric": _TEXT, **_OF_METRIC}))
 
 
-def _metrics(record: Record | None) -> list[tuple[Any, ...]]:
-    if record is None or record.status != "ok" or not record.metrics:
-        return [(None,) * len(_METRIC)]
-    told = record.metrics.items()
-    return [(name, one.value, one.low, one.high, one.unit, one.better, one.method) for name, one in told]
-
-
-def samples_frame(runs: Iterable[tuple[Run, Point | None]]) -> pd.DataFrame:
+def samples_frame(runs: Runs) -> "pd.DataFrame":
     """Return a row for each iteration of each measured launch; ``seconds`` is one step's, the slowest rank's."""
-    launches, sources = _launches(runs)
-    samples = [record.samples.values if record and record.status == "ok" else [] for _, record in sources]
-    frame = _repeat(_identity(launches), [at for at, values in enumerate(samples) for _ in values])
-    frame["iteration"] = pd.Series([i for values in samples for i in range(len(values))], dtype="int64")
-    frame["seconds"] = pd.Series([seconds for values in samples for seconds in values], dtype="float64")
-    return frame
+    launches, measured = _launches(runs)
+    values = [record.samples.values if record else [] for _, record in measured]
+    rows = [(at, i, seconds) for at, of in enumerate(values) for i, seconds in enumerate(of)]
+    samples = _frame(rows, {"at": "int64", "iteration": "int64", "seconds": _NUMBER})
+    return _joined(launches.filter(regex=_OF_SAMPLES), samples)
 
 
-def rank_samples_frame(runs: Iterable[tuple[Run, Point | None]]) -> pd.DataFrame:
+def rank_samples_frame(runs: Runs) -> "pd.DataFrame":
     """Return a row for each iteration and rank of each measured launch whose ``samples/*.npz`` is there.
 
     ``UserError`` if one is damaged, or none is there.
     """
-    launches, sources = _launches(runs)
+    import pandas as pd
+
+    launches, measured = _launches(runs)
     pieces = [
         _of_ranks(found, run.path / samples_name(record)).assign(at=at)
-        for at, (run, record) in enumerate(sources)
-        if record and record.status == "ok" and (found := load_rank_samples(run, record))
+        for at, (run, record) in enumerate(measured)
+        if record and (found := load_rank_samples(run, record))
     ]
     if not pieces:
-        looked = ", ".join(dict.fromkeys(str(run.path / "samples") for run, _ in sources))
+        looked = ", ".join(dict.fromkeys(str(run.path / "samples") for run, _ in measured))
         raise UserError(f"no samples of ranks (*.npz) are in {looked}: a run's samples/ must have come with it")
-    frame = pd.concat(pieces, ignore_index=True)
-    return pd.concat([_repeat(_identity(launches), frame.pop("at").to_numpy()), frame], axis=1)
+    return _joined(launches.filter(regex=_OF_SAMPLES), pd.concat(pieces))
 
 
-def _of_ranks(samples: Mapping[str, Any], file: Path) -> pd.DataFrame:
+def _of_ranks(samples: Mapping[str, Any], file: Path) -> "pd.DataFrame":
+    import pandas as pd
+
     absent = {"arrival_ns", "exit_ns", "duration_ns", "issue_ns", "steps_per_sample"} - samples.keys()
     if absent:
         raise UserError(f"{file} holds no samples that can be read: it has no {listed(sorted(absent))}")
     num_ranks, num_iterations = samples["duration_ns"].shape
-    seconds = {f"{name}_seconds": samples[f"{name}_ns"].ravel() / 1e9 for name in ("arrival", "exit", "duration")}
     issued = samples["issue_ns"].ravel() / 1e9
     return pd.DataFrame(
         {
             "iteration": np.tile(np.arange(num_iterations), num_ranks),
             "rank": np.repeat(samples["ranks"], num_iterations),
-            **seconds,
+            **{f"{name}_seconds": samples[f"{name}_ns"].ravel() / 1e9 for name in ("arrival", "exit", "duration")},
             "issue_seconds": np.where(issued > 0, issued, np.nan),  # 0 where issuing and waiting were not apart
             "steps_per_sample": int(samples["steps_per_sample"]),
         }
     )
 
 
-def _launches(runs: Iterable[tuple[Run, Point | None]]) -> tuple[pd.DataFrame, list[tuple[Run, Record | None]]]:
-    """Return a row for each launch of each case, what all rows of it share, and where it comes from."""
-    told, sources = [], []
+def _launches(runs: Runs) -> "tuple[pd.DataFrame, list[tuple[Run, Record | None]]]":
+    """Return a row for each launch of each case, what all rows of it share, and the record where it was measured."""
+    import pandas as pd
+
+    rows, params, measured = [], [], []
     for run, point in runs:
-        for case, launch, record in _records(run):
-            told.append((case.whole, {**_of_run(run, point), **_of_launch(run, case, launch, record)}))
-            sources.append((run, record))
-    columns = {name: pd.Series([row.get(name) for _, row in told], dtype=kind) for name, kind in _RUN.items()}
-    for name in dict.fromkeys(name for params, _ in told for name in params):
-        column = pd.Series(pd.array([params.get(name) for params, _ in told]))
-        columns[f"param_{name}"] = column.astype("float64") if column.dtype == "Float64" else column
-    columns |= {name: pd.Series([row.get(name) for _, row in told], dtype=kind) for name, kind in _LAUNCH.items()}
-    return pd.DataFrame(columns), sources
+        info = run.info
+        of_run = (info.id, info.started, info.host, info.parbench, info.plan.preset, point)
+        for case, launch, record, status, reason in _records(run):
+            of_record = (tell(record) if record else None for _, tell in _OF_RECORD.values())
+            rows.append((*of_run, case.id, case.name, launch, status, reason, *of_record))
+            params.append(case.whole)
+            measured.append((run, record if status == "ok" else None))
+    frame = _frame(rows, _OF_RUN | _OF_LAUNCH | {name: kind for name, (kind, _) in _OF_RECORD.items()})
+    for name in reversed(dict.fromkeys(name for of in params for name in of)):
+        column = pd.Series(pd.array([of.get(name) for of in params]))
+        column = column.astype("float64") if column.dtype == "Float64" else column
+        frame.insert(len(_OF_RUN), f"param_{name}", column)
+    return frame, measured
 
 
-def _records(run: Run) -> Iterator[tuple[Case, int, Record | None]]:
+def _records(run: Run) -> Iterator[tuple[Case, int, Record | None, str, str | None]]:
     """Yield each launch of a case with its last record; then what the plan names and no record does."""
-    records = {(record.case.id, record.launch): record for record in run.records}
-    yield from ((record.case, record.launch, record) for record in records.values())
-    plan = run.info.plan
+    records, plan = {(record.case.id, record.launch): record for record in run.records}, run.info.plan
+    for record in records.values():
+        yield record.case, record.launch, record, record.status, record.reason or None
+    skipped = {one.case.id: one.reason for one in plan.skipped}
     planned = [(case, launch) for launch in range(plan.launches) for case in plan.cases]
     for case, launch in [*((one.case, 0) for one in plan.skipped), *planned]:
         if (case.id, launch) not in records:
-            yield case, launch, None
+            reason = skipped.get(case.id)
+            yield case, launch, None, "skipped" if reason else "missing", reason or "no record"
 
 
-def _of_run(run: Run, point: Point | None) -> dict[str, Any]:
-    info = run.info
-    told = {"run": info.id, "started": info.started, "host": info.host, "parbench": info.parbench}
-    return {**told, "preset": info.plan.preset, "point": point.name if point else None}
+def _frame(rows: Sequence[tuple[object, ...]], kinds: Mapping[str, str]) -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=list(kinds), dtype=object).astype(dict(kinds))
 
 
-def _of_launch(run: Run, case: Case, launch: int, record: Record | None) -> dict[str, Any]:
-    told = {"case": case.id, "name": case.name, "launch": launch}
-    if record is None:
-        reason = next((one.reason for one in run.info.plan.skipped if one.case.id == case.id), None)
-        return {**told, "status": "skipped" if reason else "missing", "reason": reason or "no record"}
-    noise, arrival, world = record.noise, record.arrival, record.world
-    return {
-        **told,
-        "status": record.status,
-        "reason": record.reason or None,
-        "stop": record.stop,
-        "iterations": len(record.samples.values) or None,
-        "check_passed": record.check.passed,
-        "check_wrong": record.check.wrong,
-        "world_size": world.size,
-        "nodes": world.nodes,
-        "backend": world.backend,
-        "device": world.device,
-        "noise": noise.grade if noise else None,
-        "spread": noise.spread if noise else None,
-        "steady": noise.steady if noise else None,
-        "late_rank": arrival.late_rank if arrival else None,
-        "late_share": arrival.share if arrival else None,
-        "injected": record.injected or None,
-        "notes": "; ".join(record.notes) or None,
-        "record_started": record.started,
-        "record_seconds": record.seconds,
-    }
-
-
-def _identity(launches: pd.DataFrame) -> pd.DataFrame:
-    return launches[[name for name in launches if name in _OF_SAMPLES or str(name).startswith("param_")]]
-
-
-def _repeat(launches: pd.DataFrame, at: "list[int] | np.ndarray[Any, np.dtype[np.int64]]") -> pd.DataFrame:
-    return launches.take(at).reset_index(drop=True)
+def _joined(launches: "pd.DataFrame", told: "pd.DataFrame") -> "pd.DataFrame":
+    return launches.join(told.set_index("at"), how="inner").reset_index(drop=True)

@@ -3,19 +3,16 @@
 The ratio of two rows is that of their times, paired by launch, for the ranks were the same.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.plan.params import Value
 from bench.results.metrics import MetricValue
-from bench.results.stats import Estimate, across_launches, ratio_within_launch
+from bench.results.stats import across_launches, ratio_within_launch
 from bench.text import format_size
-from reports.analysis.summary import Row
+from reports.analysis.frame import group_rows
+from reports.analysis.summary import Row, estimate_of
 
-ALONE, TOGETHER = "alone", "together"
-PAIR = "p2p.matrix"
-
-_Identity = tuple[str, frozenset[tuple[str, Value]], object]
+TOGETHER = "together"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +42,13 @@ class Pairs:
     def rate(self, source: int, target: int) -> float | None:
         """Return bytes per second from one rank to another, None if unknown."""
         row = self.rows.get((source, target))
-        metric = row.metrics.get("busbw") if row is not None else None
-        return metric.value if metric is not None else None
+        return row.value("busbw") if row else None
 
 
 def contrasts(rows: Sequence[Row]) -> tuple[tuple[str, str, tuple[Slowed, ...]], ...]:
     """Return all contrasts that there are: a title, what stands before a load's name, and the rows."""
     found = (
-        ("Group contention: all groups at once against one alone", "factor ", group_contention(rows)),
+        ("Group contention: all groups at once against one alone", "factor ", interference(rows, "concurrent")),
         ("Interference: slow-down beside a load", "beside ", interference(rows)),
     )
     return tuple(one for one in found if one[2])
@@ -65,68 +61,44 @@ def matrix_title(matrix: Pairs) -> str:
     return f"Rank to rank: bus bandwidth in GB/s, {what}"
 
 
-def group_contention(rows: Sequence[Row]) -> tuple[Slowed, ...]:
-    """Return each group's row alone with the factor by which all groups at once make it slower."""
-    return _slowed(rows, "concurrent", lambda value: TOGETHER)
+def interference(rows: Sequence[Row], param: str = "background") -> tuple[Slowed, ...]:
+    """Return each row that also ran with the parameter, with the factor by which each value of it makes it slower.
+
+    The values of ``background`` are loads; with ``concurrent`` all groups ran at once.
+    """
+    found = []
+    for group in group_rows(rows, lambda row: row.case, without=(param,), by=lambda row: (row.world,)):
+        base = next((row for row in group if param not in row.case.params), None)
+        factors = {}
+        for row in group:
+            if base and param in row.case.params and (factor := slow_down(base, row)):
+                factors[TOGETHER if param == "concurrent" else str(row.case.params[param])] = factor
+        if base and factors:
+            found.append(Slowed(base=base, factors=factors))
+    return tuple(found)
 
 
-def interference(rows: Sequence[Row]) -> tuple[Slowed, ...]:
-    """Return each row that also ran beside a load, with the factor by which each load makes it slower."""
-    return _slowed(rows, "background", str)
+def slow_down(base: Row, other: Row) -> MetricValue | None:
+    """Return the other row's time over the base's, with its 95 % interval; None if no launch measured both."""
+    times = ({one.launch: estimate_of(one.metrics.get(row.headline)) for one in row.measured} for row in (base, other))
+    bases, others = ({launch: time for launch, time in of.items() if time} for of in times)
+    both = [(others[launch], time) for launch, time in bases.items() if launch in others]
+    if not both:
+        return None
+    ratios = [one.value / time.value for one, time in both]
+    found = across_launches(ratios, "ratios") if len(both) > 1 else ratio_within_launch(*both[0])
+    method = f"ratio of times, {found.method}"
+    return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high, method=method)
 
 
 def pairs(rows: Sequence[Row]) -> tuple[Pairs, ...]:
     """Return the rank-by-rank matrices, one for each size, type and mode; a single pair is none."""
-    groups: dict[_Identity, dict[tuple[int, int], Row]] = {}
-    for row in rows:
-        if row.case.name == PAIR:
-            ends = (int(row.case.params["source"]), int(row.case.params["target"]))
-            groups.setdefault(_without(row, "source", "target"), {})[ends] = row
-    return tuple(Pairs(rows=found) for found in groups.values() if len(found) > 1)
+    between = [row for row in rows if row.case.name == "p2p.matrix"]
+    groups = group_rows(between, lambda row: row.case, without=("source", "target"), by=lambda row: (row.world,))
+    found = ({(int(row.case.params["source"]), int(row.case.params["target"])): row for row in of} for of in groups)
+    return tuple(Pairs(rows=of) for of in found if len(of) > 1)
 
 
 def loads(slowed: Sequence[Slowed]) -> tuple[str, ...]:
     """Return every load of any row, in order of appearance."""
     return tuple(dict.fromkeys(name for one in slowed for name in one.factors))
-
-
-def _slowed(rows: Sequence[Row], param: str, name: Callable[[Value], str]) -> tuple[Slowed, ...]:
-    """Pair rows without the parameter, which is left out at its default, with those that differ in it alone."""
-    bases = {_without(row): row for row in rows if param not in row.case.params}
-    found: dict[_Identity, dict[str, MetricValue]] = {}
-    for row in rows:
-        identity = _without(row, param)
-        if param in row.case.params and identity in bases:
-            factor = slow_down(bases[identity], row)
-            if factor is not None:
-                found.setdefault(identity, {})[name(row.case.params[param])] = factor
-    return tuple(Slowed(base=bases[identity], factors=factors) for identity, factors in found.items())
-
-
-def slow_down(base: Row, other: Row) -> MetricValue | None:
-    """Return the other row's time over the base's, with its 95 % interval; None if no launch measured both."""
-    bases, others = _by_launch(base), _by_launch(other)
-    shared = [launch for launch in bases if launch in others]
-    if not shared:
-        return None
-    if len(shared) > 1:
-        found = across_launches([others[launch].value / bases[launch].value for launch in shared], "ratios")
-    else:
-        found = ratio_within_launch(others[shared[0]], bases[shared[0]])
-    method = f"ratio of times, {found.method}"
-    return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high, method=method)
-
-
-def _by_launch(row: Row) -> dict[int, Estimate]:
-    """Return the headline of each launch that knows it to be above zero."""
-    found = {}
-    for record in row.measured:
-        metric = record.metrics.get(row.headline)
-        if metric is not None and metric.value:
-            found[record.launch] = Estimate(value=metric.value, low=metric.low, high=metric.high, method=metric.method)
-    return found
-
-
-def _without(row: Row, *params: str) -> _Identity:
-    kept = frozenset((name, value) for name, value in row.case.params.items() if name not in params)
-    return row.case.name, kept, row.world

@@ -1,5 +1,6 @@
 """Several runs beside each other: in what they differ, and the rows that answer the same question. Pure."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -244,6 +245,21 @@ def gather(paths: Sequence[Path], *, whole: bool = False) -> Several:
     if not found:
         raise UserError(_nothing(paths, lacking))
     return several([(run, summary) for run, summary, _ in found], [point for *_, point in found], lacking)
+
+
+def read_runs(paths: Sequence[str | Path]) -> list[tuple[Run, str | None]]:
+    """Return the runs of these folders, each a run's, a sweep's, or one that holds runs; in a sweep also the point.
+
+    ``UserError`` where one is none of them; what is lacking in a sweep is a warning.
+    """
+    folders: dict[Path, None] = {}
+    for path in map(Path, paths):
+        inside = [] if (path / "run.json").exists() or is_sweep(path) else sorted(path.glob("*/run.json"))
+        folders |= dict.fromkeys([file.parent for file in inside] or [path])
+    found = gather(list(folders), whole=True)
+    for sentence in found.lacking:
+        warnings.warn(sentence, stacklevel=3)
+    return [(one.run, one.point.name if one.point else None) for one in found.runs]
 
 
 def _folders(paths: Sequence[Path], whole: bool) -> Iterator[tuple[Path, Point | None, bool]]:

@@ -11,7 +11,7 @@ from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue
 from bench.results.records import Check, Record, Status, WorldInfo
 from bench.results.runs import Run
-from bench.results.stats import Grade, across_launches, median
+from bench.results.stats import Estimate, Grade, across_launches, median
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
 NOISIEST_FIRST: tuple[Grade, ...] = ("very noisy", "noisy", "fair", "stable")
@@ -59,9 +59,13 @@ class Row:
         return other if other in self.metrics and usual not in self.metrics else usual
 
     def value(self, name: str) -> float | None:
-        """Return a metric's value, None if it is unknown."""
         metric = self.metrics.get(name)
         return metric.value if metric else None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the case took, None where that is unknown or zero."""
+        return self.value(self.headline) or None
 
     @property
     def measured(self) -> tuple[Record, ...]:
@@ -109,14 +113,24 @@ class Summary:
 
 def summarize(run: Run) -> Summary:
     """Return the rows in the plan's order (cases that are not of the plan last), and what has no row."""
-    by_case: dict[str, list[Record]] = {case.id: [] for case in run.info.plan.cases}
-    left_out = {skipped.case.id for skipped in run.info.plan.skipped}
+    plan = run.info.plan
+    by_case: dict[str, list[Record]] = {case.id: [] for case in plan.cases}
+    left_out = {skipped.case.id for skipped in plan.skipped}
     for record in run.records:
         if record.case.id not in left_out:  # the plan says already why
             by_case.setdefault(record.case.id, []).append(record)
-    rows = tuple(_row(records, run.info.plan.launches) for records in by_case.values() if records)
-    missing = _missing(run, by_case)
-    return Summary(rows=rows, skipped=run.info.plan.skipped, missing=missing, verdict=_verdict(run, rows, missing))
+    rows = tuple(_row(records, plan.launches) for records in by_case.values() if records)
+    lacking = [(case, plan.launches - len({record.launch for record in by_case[case.id]})) for case in plan.cases]
+    missing = tuple(Missing(case=case, launches=n, planned=plan.launches) for case, n in lacking if n > 0)
+    counts, without_record = Counter(row.status for row in rows), sum(one.launches for one in missing)
+    verdict = Verdict(
+        counts={status: counts[status] for status in reversed(WORST_FIRST) if counts[status]},
+        skipped=len(plan.skipped),
+        missing=without_record,
+        planned=len(plan.cases) * plan.launches,
+        code=exit_code(counts, missing=without_record),
+    )
+    return Summary(rows=rows, skipped=plan.skipped, missing=missing, verdict=verdict)
 
 
 def verdict(run: Run) -> Verdict:
@@ -136,10 +150,18 @@ def _row(found: Sequence[Record], planned: int) -> Row:
     if any(record.status == "ok" for record in found):  # what a later launch had no time for was measured before
         found = [record for record in found if record.reason != LEFT_OUT]
     records = tuple({record.launch: record for record in found}.values())
-    status = next(status for status in WORST_FIRST if any(record.status == status for record in records))
-    measured = [record for record in records if record.status == "ok"]
-    first = (measured or records)[0]
-    grades = {record.noise.grade for record in measured if record.noise}
+    worst_first = sorted(records, key=lambda record: WORST_FIRST.index(record.status))
+    status, measured = worst_first[0].status, [record for record in records if record.status == "ok"]
+    first, noises = (measured or records)[0], [record.noise for record in measured if record.noise]
+    passed = [record.check.passed for record in records if record.check.passed is not None]
+    wrong = [record.check.wrong for record in records if record.check.wrong is not None]
+    # why the later launches skipped a bad case is no news
+    telling = [one for one in worst_first if one.reason and (one.status != "skipped" or status == "skipped")]
+    notes = [note for record in records for note in record.notes]
+    if len(found) > len(records):
+        notes.append("some launches were measured more than once: the last record of each counts")
+    if any(record.world != records[0].world for record in records):
+        notes.append("launches ran on different worlds")
     return Row(
         case=first.case,
         world=first.world,
@@ -147,63 +169,14 @@ def _row(found: Sequence[Record], planned: int) -> Row:
         launches=len(measured),
         planned=max(planned, len(records)),
         iterations=sum(len(record.samples.values) for record in measured),
-        reasons=_reasons(records, status),
-        stops=_counted(record.stop for record in measured),
-        check=_check(records),
+        reasons=tuple(dict.fromkeys(record.reason for record in telling)),
+        stops=tuple(Counter(record.stop for record in measured if record.stop).most_common()),
+        check=Check(passed=all(passed) if passed else None, wrong=sum(wrong) if wrong else None),
         metrics={} if status == "wrong" else merge_metrics([record.metrics for record in measured]),
-        grade=next((grade for grade in NOISIEST_FIRST if grade in grades), None),
-        steady=_counted(record.noise.steady if record.noise else None for record in measured),
-        notes=(*dict.fromkeys(note for record in records for note in record.notes), *_own_notes(found, records)),
+        grade=min((noise.grade for noise in noises), key=NOISIEST_FIRST.index, default=None),
+        steady=tuple(Counter(noise.steady for noise in noises).most_common()),
+        notes=tuple(dict.fromkeys(notes)),
         records=records,
-    )
-
-
-def _reasons(records: Sequence[Record], status: Status) -> tuple[str, ...]:
-    """Return each reason once, the worst status's first; why the later launches skipped a bad case is no news."""
-    ordered = sorted(records, key=lambda record: WORST_FIRST.index(record.status))
-    telling = [record for record in ordered if record.status != "skipped" or status == "skipped"]
-    return tuple(dict.fromkeys(record.reason for record in telling if record.reason))
-
-
-def _counted(words: Iterable[str | None]) -> tuple[tuple[str, int], ...]:
-    return tuple(Counter(word for word in words if word is not None).most_common())
-
-
-def _check(records: Sequence[Record]) -> Check:
-    passed = [record.check.passed for record in records if record.check.passed is not None]
-    wrong = [record.check.wrong for record in records if record.check.wrong is not None]
-    return Check(passed=all(passed) if passed else None, wrong=sum(wrong) if wrong else None)
-
-
-def _own_notes(found: Sequence[Record], records: Sequence[Record]) -> list[str]:
-    """Return what merging itself has to confess."""
-    notes = []
-    if len(found) > len(records):
-        notes.append("some launches were measured more than once: the last record of each counts")
-    if any(record.world != records[0].world for record in records):
-        notes.append("launches ran on different worlds")
-    return notes
-
-
-def _missing(run: Run, by_case: Mapping[str, Sequence[Record]]) -> tuple[Missing, ...]:
-    planned = run.info.plan.launches
-    found = {case.id: len({record.launch for record in by_case[case.id]}) for case in run.info.plan.cases}
-    return tuple(
-        Missing(case=case, launches=planned - found[case.id], planned=planned)
-        for case in run.info.plan.cases
-        if found[case.id] < planned
-    )
-
-
-def _verdict(run: Run, rows: Sequence[Row], missing: Sequence[Missing]) -> Verdict:
-    counts = Counter(row.status for row in rows)
-    without_record = sum(one.launches for one in missing)
-    return Verdict(
-        counts={status: counts[status] for status in reversed(WORST_FIRST) if counts[status]},
-        skipped=len(run.info.plan.skipped),
-        missing=without_record,
-        planned=len(run.info.plan.cases) * run.info.plan.launches,
-        code=exit_code(counts, missing=without_record),
     )
 
 
@@ -211,6 +184,13 @@ def num_ranks(row: Row) -> int:
     """Return the ranks of the row's group; a group that is the whole world does not say its size."""
     size = common_details(row).get("group_size") if "group" in row.case.params else None
     return size if isinstance(size, int) else row.world.size
+
+
+def estimate_of(metric: MetricValue | None) -> Estimate | None:
+    """Return a time that a ratio can be made of, None if it is unknown or zero."""
+    if metric is None or not metric.value:
+        return None
+    return Estimate(value=metric.value, low=metric.low, high=metric.high, method=metric.method)
 
 
 def readable(rows: Iterable[Row], read: Callable[[Row], T | str | None]) -> tuple[T, ...]:
@@ -226,11 +206,8 @@ def unreadable(rows: Iterable[Row], read: Callable[[Row], object]) -> tuple[str,
 def common_details(row: Row) -> dict[str, Any]:
     """Return the details of the row's records: a value where launches agree, the list of theirs where they do not."""
     names = dict.fromkeys(name for record in row.records for name in record.details)
-    merged: dict[str, Any] = {}
-    for name in names:
-        values = [record.details[name] for record in row.records if name in record.details]
-        merged[name] = values[0] if all(value == values[0] for value in values) else values
-    return merged
+    told = {name: [one.details[name] for one in row.records if name in one.details] for name in names}
+    return {name: of[0] if all(value == of[0] for value in of) else of for name, of in told.items()}
 
 
 def merge_metrics(launches: Sequence[Mapping[str, MetricValue]]) -> dict[str, MetricValue]:
@@ -241,26 +218,19 @@ def merge_metrics(launches: Sequence[Mapping[str, MetricValue]]) -> dict[str, Me
 
 def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     """Return the geometric mean with its interval; the median alone where a logarithm does not exist."""
-    first = metrics[0]
-    if len(metrics) == 1:
-        return first
-    if all(metric == first and metric.low is None for metric in metrics):
-        return first  # a closed form or a count: it does not scatter
-    known = [metric.value for metric in metrics if metric.value is not None]
+    first, known = metrics[0], [metric.value for metric in metrics if metric.value is not None]
+    if len(metrics) == 1 or (first.low is None and all(metric == first for metric in metrics)):
+        return first  # a closed form or a count does not scatter
+
+    def merged(value: float | None, method: str, low: float | None = None, high: float | None = None) -> MetricValue:
+        return MetricValue(value=value, unit=first.unit, better=first.better, low=low, high=high, method=method)
+
     if not known:
-        return MetricValue(
-            value=None, unit=first.unit, better=first.better, method=f"unknown in all {len(metrics)} launches"
-        )
+        return merged(None, f"unknown in all {len(metrics)} launches")
     if len(known) < len(metrics) or min(known) <= 0:
-        method = f"median of {len(known)} of {len(metrics)} launches; no interval, as some are zero or unknown"
-        return MetricValue(value=median(known), unit=first.unit, better=first.better, method=method)
-    estimate = across_launches(known)
-    return MetricValue(
-        value=estimate.value,
-        unit=first.unit,
-        better=first.better,
-        low=estimate.low,
-        high=estimate.high,
-        # what a launch gives is its median, except for a percentile
-        method=estimate.method.replace("medians", "99th percentiles") if name.endswith("_p99") else estimate.method,
-    )
+        told = f"median of {len(known)} of {len(metrics)} launches; no interval, as some are zero or unknown"
+        return merged(median(known), told)
+    found = across_launches(known)
+    # what a launch gives is its median, except for a percentile
+    method = found.method.replace("medians", "99th percentiles") if name.endswith("_p99") else found.method
+    return merged(found.value, method, found.low, found.high)

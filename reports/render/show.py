@@ -69,7 +69,11 @@ def export_run(run: Run, form: str) -> bytes:
     if form == "csv":
         from reports.analysis.frame import metrics_frame
 
-        return metrics_frame([(run, point_of(run.path))]).to_csv(index=False).encode(errors="replace")
+        return (
+            metrics_frame([(run, point.name if (point := point_of(run.path)) else None)])
+            .to_csv(index=False)
+            .encode(errors="replace")
+        )
     if form == "chrome-trace":
         return render_trace(run)
     return render_json(run) if form == "nccl-tests-json" else render_text(run).encode(errors="replace")

@@ -19,7 +19,6 @@ from bench.results.runs import Run
 from reports.analysis.fits import COPY, Ceiling, Curve, ceiling_of, fit_curves, fit_notes, points_of, size_of
 from reports.analysis.interference import (
     contrasts,
-    group_contention,
     interference,
     loads,
     matrix_title,
@@ -255,8 +254,8 @@ def test_each_group_alone_meets_itself_with_all_groups() -> None:
         collective(group="pairs", concurrent=True),
         collective(group="pairs", group_index=1, concurrent=True),
     ]
-    found = group_contention(
-        rows_of(*(ok(case, seconds=s) for case, s in zip(cases, (1e-3, 2e-3, 3e-3, 5e-3), strict=True)))
+    found = interference(
+        rows_of(*(ok(case, seconds=s) for case, s in zip(cases, (1e-3, 2e-3, 3e-3, 5e-3), strict=True))), "concurrent"
     )
     assert [one.base.case.id for one in found] == [case.id for case in alone]
     assert [one.factors["together"].value for one in found] == pytest.approx([3.0, 2.5])
