@@ -1,14 +1,18 @@
 """A cluster on one machine, from inside: the first process of its namespaces, which starts SLURM and then a command.
 
-Everything is started from here, so the kernel ends it all with this process. Run by
-``slurm.local.local`` as a module, with what was asked for in the folder.
+Everything is started from here, each node's daemon in namespaces of its own, so the kernel ends it all with this
+process. Run by ``slurm.local.local`` as a module, with what was asked for in the folder.
 """
 
 import os
+import pwd
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,18 +20,37 @@ from pathlib import Path
 
 import msgspec
 
+from bench.machine.environment import VARIABLE as EMULATED_VARIABLE
 from bench.machine.machine import available_cores
-from slurm.local.cluster_conf import ClusterSpec, emulated
-from slurm.local.daemons import ClusterError, start_cluster
-from slurm.local.links import FabricError
+from slurm.local.cluster_conf import (
+    CONTROLLER,
+    CONTROLLER_PORT,
+    ClusterSpec,
+    address,
+    emulated,
+    hosts,
+    slurm_conf,
+    topology_conf,
+)
+from slurm.local.links import ClusterError, Node, lay_fabric, plug, port, shape
 
 FOLDER_VARIABLE = "PARBENCH_CLUSTER"
-EMULATED_VARIABLE = "PARBENCH_EMULATED"
-_OTHER_CLUSTER = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SINFO_", "SQUEUE_", "SCANCEL_")
-# interfaces of the machine around it, which nodes do not have
-_OTHER_NETWORK = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_FAILED = 4
-_CANNOT_START = 126
+ORDER_FILE = "cluster.json"
+NODES_FILE = "run/nodes.json"
+_FOREIGN = (
+    *("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SINFO_", "SQUEUE_", "SCANCEL_"),
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),  # interfaces of the machine around it, which nodes do not have
+)
+_START_SECONDS = 30.0
+_LOOK_SECONDS = 0.03
+_NODE = """
+set -e
+hostname "$1"
+mount -t tmpfs -o mode=1777 shm /dev/shm
+echo ready
+read -r go
+exec slurmd -D -N "$1" < /dev/null >&2
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +71,6 @@ class Lifeline(threading.Thread):
         self.command: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        """Pass signals on until the outside is gone."""
         while received := os.read(self._pipe, 1):
             if self.command is None:
                 os._exit(128 + received[0])
@@ -57,51 +79,158 @@ class Lifeline(threading.Thread):
         os._exit(128 + signal.SIGKILL)
 
 
-def order_file(folder: Path) -> Path:
-    """Return the file that says what a cluster is."""
-    return folder / "cluster.json"
-
-
 def main(folder: Path) -> int:
     """Start the cluster of a folder, run its command, and return the command's exit code, 4 without a cluster."""
-    order = msgspec.json.decode(order_file(folder).read_bytes(), type=Order)
+    order = msgspec.json.decode((folder / ORDER_FILE).read_bytes(), type=Order)
     lifeline = Lifeline(order.lifeline)
     lifeline.start()
-    environment = inner_environment(os.environ, folder, order.spec)
+    inside = inner_environment(os.environ, folder, order.spec)
+    os.environ.clear()  # all that this process starts is inside
+    os.environ.update(inside)
     try:
-        start_cluster(folder, order.spec, environment)
-    except (ClusterError, FabricError, OSError, subprocess.CalledProcessError) as error:
+        start_cluster(folder, order.spec)
+    except (ClusterError, OSError, subprocess.CalledProcessError) as error:
         sys.stderr.write(f"parbench: the cluster did not come up: {error}\n")
-        return _FAILED
-    return _attend(order.command, environment, lifeline)
+        return 4
+    return _attend(order.command, lifeline)
 
 
 def inner_environment(environ: Mapping[str, str], folder: Path, spec: ClusterSpec) -> dict[str, str]:
     """Return the variables of all that runs in the cluster, without those of a SLURM or of a network around it."""
-    foreign = (*_OTHER_CLUSTER, *_OTHER_NETWORK)
-    kept = {name: value for name, value in environ.items() if not name.startswith(foreign)}
     return {
-        **kept,
+        **{name: value for name, value in environ.items() if not name.startswith(_FOREIGN)},
         "SLURM_CONF": f"{folder}/slurm.conf",
         FOLDER_VARIABLE: str(folder),
         EMULATED_VARIABLE: emulated(spec, available_cores()),
     }
 
 
-def _attend(command: Sequence[str], environment: Mapping[str, str], lifeline: Lifeline) -> int:
+def _attend(command: Sequence[str], lifeline: Lifeline) -> int:
     """Run the command to its end; what else ends meanwhile has nobody but us to be reaped by."""
     signal.signal(signal.SIGINT, lambda *_: None)  # the terminal's Ctrl-C is the command's; SIG_IGN it would inherit
     try:
-        process = subprocess.Popen(command, env=environment)
+        process = subprocess.Popen(command)
     except OSError as error:
         sys.stderr.write(f"parbench: {command[0]} cannot be started: {error.strerror}\n")
-        return _CANNOT_START
+        return 126
     lifeline.command = process
     while True:
         pid, status = os.wait()
         if pid == process.pid:
             code = process.returncode = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
+
+
+def start_cluster(folder: Path, spec: ClusterSpec) -> None:
+    """Start the cluster of a folder, and return when every node is idle.
+
+    ``ClusterError``, ``OSError`` or ``subprocess.CalledProcessError`` if it does not come up.
+    """
+    for name in ("run", "log", "state", "spool", "tmp", *(f"spool/{node}" for node in spec.names)):
+        (folder / name).mkdir()
+    (folder / "slurm.conf").write_text(slurm_conf(spec, folder, pwd.getpwuid(os.getuid()).pw_name))
+    (folder / "topology.conf").write_text(topology_conf(spec))
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # none is used; looking for one may fail
+    (folder / "hosts").write_text(hosts(spec))
+    run = folder / "run"
+    (run / "munge.key").touch(mode=0o600)
+    (run / "munge.key").write_bytes(secrets.token_bytes(128))
+    socket.sethostname(CONTROLLER)
+    subprocess.run(["mount", "--bind", str(folder / "hosts"), "/etc/hosts"], check=True)
+    lay_fabric(delayed=bool(spec.delay))
+    munged = ["munged", "--force", f"--key-file={run}/munge.key", f"--socket={run}/munge.sock"]
+    munged += [f"--pid-file={run}/munged.pid", f"--log-file={folder}/log/munged.log", f"--seed-file={run}/munge.seed"]
+    for command in (munged, ["slurmctld", "-c"]):  # both return when they are there for others, and stay
+        log = folder / f"log/{command[0]}.out"
+        if code := _start(command, log, talks=False).wait():
+            raise ClusterError(f"{command[0]} ended with {code}: {_last_line(log)}")
+    _wait_for_nodes(folder, _start_nodes(folder, spec))
+
+
+def _start(command: Sequence[str], log: Path, *, talks: bool = True) -> subprocess.Popen[bytes]:
+    """Start what is not to hear the terminal; one that ``talks`` has pipes to read from and to say ``ready`` in."""
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if talks else out,
+            stderr=out,
+            start_new_session=True,
+        )
+
+
+def _start_nodes(folder: Path, spec: ClusterSpec) -> dict[str, subprocess.Popen[bytes]]:
+    """Start every node, and return its slurmd, whose namespaces are the node's."""
+    unshare = ["unshare", "--net", "--uts", "--ipc", "--mount", "sh", "-c", _NODE, "sh"]
+    logs = {name: folder / f"log/slurmd.{name}.out" for name in spec.names}
+    holders = {name: _start([*unshare, name], log) for name, log in logs.items()}
+    for name, holder in holders.items():  # each waits for its link; its process becomes the node's slurmd
+        _wait_until_ready(holder, f"{name} got no namespaces of its own", logs[name])
+    nodes = [Node(name=name, pid=holder.pid) for name, holder in holders.items()]
+    plug(nodes, delayed=bool(spec.delay))
+    for node in nodes:
+        rate_file(folder, node.name).write_text(spec.rate(node.name))
+        if spec.rate(node.name):
+            shape(node, spec.rate(node.name))
+    (folder / NODES_FILE).write_bytes(msgspec.json.encode(nodes))
+    if spec.delay:
+        links = [sys.executable, "-P", "-m", "slurm.local.links", str(spec.delay_seconds)]
+        log = folder / "log/delayed.out"
+        carrier = _start([*links, *(port(name) for name in (CONTROLLER, *spec.names))], log)
+        _wait_until_ready(carrier, "the delayed fabric ended", log)
+    _wait_for_controller(folder)
+    for holder in holders.values():
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        with holder.stdin as go, holder.stdout:
+            go.write(b"go\n")
+    return holders
+
+
+def rate_file(folder: Path, name: str) -> Path:
+    """Return the file that holds the rate of a node's link."""
+    return folder / f"run/rate.{name}"
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], complaint: str, log: Path) -> None:
+    assert process.stdout is not None
+    if process.stdout.readline() != b"ready\n":
+        raise ClusterError(f"{complaint}: {_last_line(log)}")
+
+
+def _wait_for_controller(folder: Path) -> None:
+    """Wait until slurmctld listens: a slurmd that is earlier waits for seconds before it tries again."""
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end:
+        with suppress(OSError), socket.create_connection((address(CONTROLLER), CONTROLLER_PORT), timeout=1):
+            return
+        time.sleep(_LOOK_SECONDS / 10)
+    raise ClusterError(
+        f"slurmctld is not there within {_START_SECONDS:.0f} s: {_last_line(folder / 'log/slurmctld.log')}"
+    )
+
+
+def _wait_for_nodes(folder: Path, daemons: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    command = ["sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"]
+    end = time.monotonic() + _START_SECONDS
+    late = set(daemons)
+    while time.monotonic() < end:
+        for name, daemon in daemons.items():
+            if daemon.poll() is not None:
+                told = _last_line(folder / f"log/slurmd.{name}.out")
+                raise ClusterError(f"slurmd of {name} ended with {daemon.returncode}: {told}")
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        late = set(daemons) - set(done.stdout.split())
+        if not late:
+            return
+        time.sleep(_LOOK_SECONDS)
+    told = _last_line(folder / "log/slurmctld.log")
+    raise ClusterError(f"not idle within {_START_SECONDS:.0f} s: {', '.join(sorted(late))}; slurmctld: {told}")
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").split("\n") if path.exists() else []
+    return next((line for line in reversed(lines) if line.strip()), f"it said nothing in {path.name}")
 
 
 if __name__ == "__main__":

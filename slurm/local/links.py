@@ -12,18 +12,19 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slurm.local.cluster_conf import CONTROLLER, address
 
-CONTROLLER_PID = 1
+_CONTROLLER_PID = 1
 _CONTROLLER_INTERFACE = "ctl0"
-_BUCKET = "burst 128kb latency 50ms"
+_QUIET = "arp off addrgenmode none"
+"""Keeps the controller itself from answering on an interface that only carries others' frames."""
 
 
-class FabricError(RuntimeError):
-    """A program of the network failed; the message is what it said."""
+class ClusterError(RuntimeError):
+    """The cluster did not come up, or a program of its network failed; the message is a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,39 +42,26 @@ def port(name: str) -> str:
 
 def lay_fabric(*, delayed: bool) -> None:
     """Make the controller's side of the network, in this process's network namespace."""
+    lines = [f"link add {_CONTROLLER_INTERFACE} type bridge forward_delay 0 stp_state 0"]
     if delayed:
-        lines = [
-            f"link add {_CONTROLLER_INTERFACE} type veth peer name {port(CONTROLLER)}",
-            *_quiet(port(CONTROLLER)),
-            f"link set {port(CONTROLLER)} up",
-        ]
-    else:
-        lines = [f"link add {_CONTROLLER_INTERFACE} type bridge forward_delay 0 stp_state 0"]
-    lines += [
-        "link set lo up",
-        f"addr add {address(CONTROLLER)}/24 dev {_CONTROLLER_INTERFACE}",
-        f"link set {_CONTROLLER_INTERFACE} up",
-    ]
-    _batch("ip", lines, CONTROLLER_PID)
+        own = port(CONTROLLER)
+        lines = [f"link add {_CONTROLLER_INTERFACE} type veth peer name {own}", f"link set {own} {_QUIET}"]
+        lines += [f"link set {own} up"]
+    lines += ["link set lo up", f"addr add {address(CONTROLLER)}/24 dev {_CONTROLLER_INTERFACE}"]
+    _batch("ip", [*lines, f"link set {_CONTROLLER_INTERFACE} up"], _CONTROLLER_PID)
 
 
-def plug(nodes: Iterable[Node], *, delayed: bool) -> None:
+def plug(nodes: Sequence[Node], *, delayed: bool) -> None:
     """Give each node its link, its address and its loopback."""
-    nodes = tuple(nodes)
     lines = []
     for node in nodes:
         lines.append(f"link add {port(node.name)} type veth peer name eth0 netns {node.pid}")
-        lines += _quiet(port(node.name)) if delayed else [f"link set {port(node.name)} master {_CONTROLLER_INTERFACE}"]
+        lines.append(f"link set {port(node.name)} {_QUIET if delayed else f'master {_CONTROLLER_INTERFACE}'}")
         lines.append(f"link set {port(node.name)} up")
-    _batch("ip", lines, CONTROLLER_PID)
+    _batch("ip", lines, _CONTROLLER_PID)
     for node in nodes:
         lines = ["link set lo up", f"addr add {address(node.name)}/24 dev eth0", "link set eth0 up"]
         _batch("ip", lines, node.pid)
-
-
-def _quiet(interface: str) -> list[str]:
-    """Return what keeps the controller itself from answering on an interface that only carries others' frames."""
-    return [f"link set {interface} arp off addrgenmode none"]
 
 
 def shape(node: Node, rate: str) -> None:
@@ -82,7 +70,8 @@ def shape(node: Node, rate: str) -> None:
         # deleting first: a bucket that changes keeps the old one's tokens, and "" has no discipline of its own
         _batch("tc", [f"qdisc replace dev {interface} root blackhole", f"qdisc del dev {interface} root"], pid)
         if rate:
-            _batch("tc", [f"qdisc add dev {interface} root tbf rate {rate} {_BUCKET}"], pid)
+            bucket = f"tbf rate {rate} burst 128kb latency 50ms"
+            _batch("tc", [f"qdisc add dev {interface} root {bucket}"], pid)
 
 
 def cut(node: Node) -> None:
@@ -92,29 +81,20 @@ def cut(node: Node) -> None:
 
 
 def _ends(node: Node) -> tuple[tuple[str, int], tuple[str, int]]:
-    return (port(node.name), CONTROLLER_PID), ("eth0", node.pid)
+    return (port(node.name), _CONTROLLER_PID), ("eth0", node.pid)
 
 
-def _batch(program: str, lines: Iterable[str], pid: int) -> None:
+def _batch(program: str, lines: Sequence[str], pid: int) -> None:
     """Run ``ip`` or ``tc`` with one change a line, in the network namespace of a process."""
     command = ["nsenter", "--target", str(pid), "--net", program, "-batch", "-"]
     done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise FabricError(f"{program}: {' '.join(done.stderr.split())}")
+        raise ClusterError(f"{program}: {' '.join(done.stderr.split())}")
 
 
-_EVERY_PROTOCOL = 0x0003
-_SOL_PACKET, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 15, 23
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
-_PR_SET_TIMERSLACK = 29
 _OFFLOAD_HEADER_BYTES = 10
 """What Linux puts before a frame that a network card would cut or sum: struct virtio_net_hdr."""
 
-_ADDRESS_BYTES = 6
-_MOST_FRAME_BYTES = 1 << 17
-_BUFFER_BYTES = 8 << 20
-_FRAMES_AT_ONCE = 32
-_IDLE_SECONDS = 1.0
 _QUEUE_SECONDS = 0.05
 """How late a port that cannot send may be before it loses what comes: a shaped link's own limit."""
 
@@ -135,7 +115,7 @@ class Switch:
 
     def receive(self, source: int, frame: bytes, now: float) -> None:
         """Take a frame that came in at a port; it goes to its address's port, or to all others."""
-        destination, sender = _addresses(frame)
+        destination, sender = (frame[start : start + 6] for start in (_OFFLOAD_HEADER_BYTES, _OFFLOAD_HEADER_BYTES + 6))
         self._where[sender] = source
         known = self._where.get(destination)
         for number in range(len(self._ports)) if known is None else (known,):
@@ -155,11 +135,10 @@ class Switch:
         self._ports[number].blocked = False
 
     def block(self, number: int) -> None:
-        """Remember that a port can send nothing until further notice."""
+        """Remember that a port can send nothing until it is unblocked."""
         self._ports[number].blocked = True
 
     def unblock(self, number: int) -> None:
-        """Remember that a port can send again."""
         self._ports[number].blocked = False
 
     def blocked(self) -> list[int]:
@@ -169,25 +148,20 @@ class Switch:
     def seconds_to_wait(self, now: float) -> float:
         """Return the time until the next frame is due at a port that can send; a second if there is none."""
         dues = [port.waiting[0][0] for port in self._ports if port.waiting and not port.blocked]
-        return max(0.0, min(dues, default=now + _IDLE_SECONDS) - now)
-
-
-def _addresses(frame: bytes) -> tuple[bytes, bytes]:
-    start = _OFFLOAD_HEADER_BYTES
-    return frame[start : start + _ADDRESS_BYTES], frame[start + _ADDRESS_BYTES : start + 2 * _ADDRESS_BYTES]
+        return max(0.0, min(dues, default=now + 1.0) - now)
 
 
 def open_port(interface: str) -> socket.socket:
     """Return a socket that has every frame that arrives at an interface, and sends frames out of it."""
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # protocol 0: nothing arrives before it is bound
     port.setblocking(False)
-    port.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
-    port.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
-    for option, forced in ((socket.SO_RCVBUF, _SO_RCVBUFFORCE), (socket.SO_SNDBUF, _SO_SNDBUFFORCE)):
-        port.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+    for option in (15, 23):  # PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING of SOL_PACKET
+        port.setsockopt(263, option, 1)
+    for option, forced in ((socket.SO_RCVBUF, 33), (socket.SO_SNDBUF, 32)):  # SO_RCVBUFFORCE, SO_SNDBUFFORCE
+        port.setsockopt(socket.SOL_SOCKET, option, 8 << 20)
         with contextlib.suppress(PermissionError):  # beyond the system's limit only as the machine's root
-            port.setsockopt(socket.SOL_SOCKET, forced, _BUFFER_BYTES)
-    port.bind((interface, _EVERY_PROTOCOL))
+            port.setsockopt(socket.SOL_SOCKET, forced, 8 << 20)
+    port.bind((interface, 3))  # ETH_P_ALL
     return port
 
 
@@ -200,18 +174,12 @@ def carry(ports: Sequence[socket.socket], switch: Switch) -> None:
         for port in writable:
             switch.unblock(number_of[port])
         for port in readable:
-            _take(port, number_of[port], switch)
+            with contextlib.suppress(OSError):  # nothing left, or the interface is down for now
+                for _ in range(32):
+                    frame = port.recv(1 << 17)
+                    switch.receive(number_of[port], frame, time.monotonic())
         for number, port in enumerate(ports):
             _send(port, number, switch)
-
-
-def _take(port: socket.socket, number: int, switch: Switch) -> None:
-    for _ in range(_FRAMES_AT_ONCE):
-        try:
-            frame = port.recv(_MOST_FRAME_BYTES)
-        except OSError:  # nothing left, or the interface is down for now
-            return
-        switch.receive(number, frame, time.monotonic())
 
 
 def _send(port: socket.socket, number: int, switch: Switch) -> None:
@@ -228,7 +196,7 @@ def _send(port: socket.socket, number: int, switch: Switch) -> None:
 
 def main(delay: str, *interfaces: str) -> None:
     """Carry frames between interfaces, each ``delay`` seconds late; says ``ready`` once."""
-    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # wake up when a frame is due, not 50 us later
+    ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK: wake up when a frame is due, not 50 us later
     ports = [open_port(interface) for interface in interfaces]
     sys.stdout.write("ready\n")
     sys.stdout.flush()

@@ -9,19 +9,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from bench.text import UserError
-from slurm.local.cluster import FOLDER_VARIABLE, Order, order_file
+from slurm.local.cluster import FOLDER_VARIABLE, NODES_FILE, ORDER_FILE, Order, rate_file
 from slurm.local.cluster_conf import ClusterSpec, checked_rate
-from slurm.local.daemons import nodes_file, rate_file
 from slurm.local.links import Node, cut, shape
 
-_PROGRAMS = {
+_PACKAGES = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
     "srun": "slurm-client",
@@ -35,13 +34,9 @@ _PROGRAMS = {
 }
 """Each program that a cluster needs, and the Debian package that has it."""
 
-_SANDBOX = ("unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child")
-_USER = ("--user", "--map-current-user", "--keep-caps")
-_SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 _LONGEST_PARENT = 55
 """SLURM's sockets lie deep in the folder, and the path of a socket has at most 107 characters."""
 
-_PLAIN_PATH = re.compile(r"[\w/.+-]+", re.ASCII)
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PATIENCE_SECONDS = 30.0
 _FROM_THE_TERMINAL = 0x80
@@ -53,20 +48,22 @@ def run_local(spec: ClusterSpec, command: Sequence[str], *, keep: bool) -> int:
 
     ``UserError`` if it cannot be, before anything starts. 4 if the cluster does not come up.
     """
-    environ = {**os.environ, "PATH": _path(os.environ)}
-    check_programs(environ["PATH"])
+    # what a user's path may lack: this Python's commands, the system's daemons
+    places = [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
+    path = os.pathsep.join([*places, "/usr/local/sbin", "/usr/sbin", "/sbin"])
+    check_programs(path)
     check_user(os.getuid())
-    if shutil.which(command[0], path=environ["PATH"]) is None:
+    if shutil.which(command[0], path=path) is None:
         raise UserError(f"the command {command[0]!r} is not found; what runs in the cluster follows --")
     namespaces = sandbox(os.geteuid())
     with _folder(keep=keep) as (folder, alive):
         end, lifeline = os.pipe()
         order = Order(spec=spec, command=tuple(command), lifeline=end)
-        order_file(folder).write_bytes(msgspec.json.encode(order))
+        (folder / ORDER_FILE).write_bytes(msgspec.json.encode(order))
         # -P: a folder named bench where the user stands must not be taken for ours
         process = subprocess.Popen(
             [*namespaces, sys.executable, "-P", "-m", "slurm.local.cluster", str(folder)],
-            env=environ,
+            env={**os.environ, "PATH": path},
             pass_fds=(end, alive),
         )
         os.close(end)
@@ -77,16 +74,11 @@ def run_local(spec: ClusterSpec, command: Sequence[str], *, keep: bool) -> int:
             process.wait()
 
 
-def _path(environ: Mapping[str, str]) -> str:
-    """Return the search path with what a user's may lack: this Python's commands, the system's daemons."""
-    return os.pathsep.join([environ.get("PATH", os.defpath), str(Path(sys.executable).parent), *_SYSTEM_FOLDERS])
-
-
 def check_programs(path: str) -> None:
     """Raise ``UserError`` with the command that installs what a search path lacks."""
-    missing = [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
+    missing = [name for name in _PACKAGES if shutil.which(name, path=path) is None]
     if missing:
-        packages = " ".join(dict.fromkeys(_PROGRAMS[name] for name in missing))
+        packages = " ".join(dict.fromkeys(_PACKAGES[name] for name in missing))
         raise UserError(
             f"a cluster on this machine needs {', '.join(missing)}, not found in PATH: "
             f"apt-get install -y --no-install-recommends {packages}"
@@ -106,27 +98,28 @@ def sandbox(user: int, *, path: str | None = None) -> list[str]:
 
     A user needs a user namespace; root must do without, since SLURM's daemons drop groups when they are root.
     """
-    command = [*_SANDBOX, *(_USER if user != 0 else ())]
-    done = subprocess.run(
-        [*command, "true"],
-        env=None if path is None else {"PATH": path},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        said = " ".join(done.stderr.split())
+    command = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    command += ["--user", "--map-current-user", "--keep-caps"] if user != 0 else []
+    environ = None if path is None else {"PATH": path}
+    refused = _complaint([*command, "true"], environ)
+    if refused is not None:
         raise UserError(
-            f"no namespaces can be made here ({said}): be root with every capability, or allow user namespaces"
+            f"no namespaces can be made here ({refused}): be root with every capability, or allow user namespaces"
         )
     return command
+
+
+def _complaint(command: Sequence[str], environ: dict[str, str] | None = None) -> str | None:
+    """Run a command; return None if it ended well, else what it said in one line."""
+    done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return " ".join((done.stderr or done.stdout).split()) if done.returncode else None
 
 
 def check_parent(parent: Path) -> None:
     """Raise ``UserError`` if a cluster's folder cannot lie in ``parent``."""
     text = str(parent)
-    if len(text) > _LONGEST_PARENT or not _PLAIN_PATH.fullmatch(text) or parent.is_relative_to("/dev/shm"):
+    plain = re.fullmatch(r"[\w/.+-]+", text, re.ASCII)
+    if len(text) > _LONGEST_PARENT or not plain or parent.is_relative_to("/dev/shm"):
         raise UserError(
             f"SLURM cannot work in the temporary folder {text!r}: it has at most {_LONGEST_PARENT} characters, "
             "letters, digits and /._-+ alone, and is not in /dev/shm, of which each node has its own; set TMPDIR"
@@ -140,7 +133,10 @@ def _folder(*, keep: bool) -> Iterator[tuple[Path, int]]:
     check_parent(parent)
     folder = Path(tempfile.mkdtemp(prefix="parbench-", dir=parent))
     watched, alive = os.pipe()
-    sweeper = None if keep else _start_sweeper(folder, watched)
+    # the folder goes when the pipe ends, even if this process is killed
+    script = 'trap "" INT TERM HUP; read -r nothing; rm -rf -- "$1"'
+    sweep = ["sh", "-c", script, "sh", str(folder)]
+    sweeper = None if keep else subprocess.Popen(sweep, stdin=watched, start_new_session=True)
     os.close(watched)
     try:
         yield folder, alive
@@ -150,12 +146,6 @@ def _folder(*, keep: bool) -> Iterator[tuple[Path, int]]:
             sys.stderr.write(f"parbench: the cluster's folder is kept: {folder}\n")
         else:
             sweeper.wait()
-
-
-def _start_sweeper(folder: Path, watched: int) -> subprocess.Popen[bytes]:
-    """Start what removes the folder when the pipe ends, even if this process is killed."""
-    script = 'trap "" INT TERM HUP; read -r nothing; rm -rf -- "$1"'
-    return subprocess.Popen(["sh", "-c", script, "sh", str(folder)], stdin=watched, start_new_session=True)
 
 
 def _wait(process: subprocess.Popen[bytes], lifeline: int) -> int:
@@ -190,15 +180,20 @@ def break_or_mend(action: str, name: str, rate: str | None) -> None:
             f"local-fault {action} {name} {'needs a rate, such as 50mbit' if rate is None else 'takes no rate'}"
         )
     folder = _cluster_folder()
-    node = _find_node(folder, name)
-    if action in _STATES:
-        _tell_slurm(name, _STATES[action])
+    nodes = {node.name: node for node in msgspec.json.decode((folder / NODES_FILE).read_bytes(), type=list[Node])}
+    if name not in nodes:
+        first, *_, last = [*nodes, *nodes]
+        raise UserError(f"{name!r} is none of the cluster's nodes {first} to {last}")
+    if state := _STATES.get(action):
+        refused = _complaint(["scontrol", "update", f"nodename={name}", *state])
+        if refused is not None:
+            raise UserError(f"scontrol refuses {name} {state[0]}: {refused}")
     elif action == "cut":
-        cut(node)
+        cut(nodes[name])
     else:
         if rate is not None:
             rate_file(folder, name).write_text(checked_rate(rate, "rate"))
-        shape(node, rate_file(folder, name).read_text())
+        shape(nodes[name], rate_file(folder, name).read_text())
 
 
 def _cluster_folder() -> Path:
@@ -206,21 +201,6 @@ def _cluster_folder() -> Path:
     if not folder:
         raise UserError(f"{FOLDER_VARIABLE} is not set: faults are for the inside of parbench slurm local")
     # a kept folder outlives its cluster, and the links of this machine itself are not to be touched
-    if not nodes_file(Path(folder)).exists() or folder.encode() not in FIRST_PROCESS.read_bytes():
+    if not (Path(folder) / NODES_FILE).exists() or folder.encode() not in FIRST_PROCESS.read_bytes():
         raise UserError(f"{FOLDER_VARIABLE}={folder} holds no running cluster of parbench slurm local")
     return Path(folder)
-
-
-def _find_node(folder: Path, name: str) -> Node:
-    nodes = {node.name: node for node in msgspec.json.decode(nodes_file(folder).read_bytes(), type=list[Node])}
-    if name not in nodes:
-        first, *_, last = [*nodes, *nodes]
-        raise UserError(f"{name!r} is none of the cluster's nodes {first} to {last}")
-    return nodes[name]
-
-
-def _tell_slurm(name: str, state: tuple[str, ...]) -> None:
-    command = ["scontrol", "update", f"nodename={name}", *state]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise UserError(f"scontrol refuses {name} {state[0]}: {' '.join((done.stderr or done.stdout).split())}")

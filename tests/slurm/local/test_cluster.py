@@ -14,7 +14,7 @@ from paths import environment
 from refusals import refusal
 
 import parbench
-from slurm.local.cluster import FOLDER_VARIABLE, Order, inner_environment, order_file
+from slurm.local.cluster import FOLDER_VARIABLE, NODES_FILE, ORDER_FILE, Order, inner_environment
 from slurm.local.cluster_conf import (
     ClusterSpec,
     address,
@@ -26,7 +26,6 @@ from slurm.local.cluster_conf import (
     slurm_conf,
     topology_conf,
 )
-from slurm.local.daemons import nodes_file
 from slurm.local.links import Node, Switch, port
 from slurm.local.local import break_or_mend, check_parent, check_programs, check_user, sandbox
 
@@ -113,7 +112,7 @@ def first_process(folder: Path, command: tuple[str, ...], start: str = "None", t
     """
     end, lifeline = os.pipe()
     order = Order(spec=ClusterSpec(nodes=1), command=command, lifeline=end)
-    order_file(folder).write_bytes(msgspec.json.encode(order))
+    (folder / ORDER_FILE).write_bytes(msgspec.json.encode(order))
     replaced = f"import sys, slurm.local.cluster as c; c.start_cluster = lambda *_: {start}"
     script = f"{replaced}; sys.exit(c.main(c.Path({str(folder)!r})))"
     with subprocess.Popen(
@@ -200,8 +199,9 @@ def test_only_the_inside_of_a_running_cluster_can_be_broken(tmp_path: Path, monk
     assert re.search(r"^PARBENCH_CLUSTER is not set: .* parbench slurm local$", told())
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     assert told().startswith(f"PARBENCH_CLUSTER={tmp_path} holds no running cluster")
-    nodes_file(tmp_path).parent.mkdir()
-    nodes_file(tmp_path).write_bytes(msgspec.json.encode([Node(name=f"n{number}", pid=number) for number in (1, 2)]))
+    nodes_file = tmp_path / NODES_FILE
+    nodes_file.parent.mkdir()
+    nodes_file.write_bytes(msgspec.json.encode([Node(name=f"n{number}", pid=number) for number in (1, 2)]))
     (tmp_path / "first").write_bytes(b"/sbin/init")
     monkeypatch.setattr("slurm.local.local.FIRST_PROCESS", tmp_path / "first")
     assert "holds no running cluster" in told(), "a kept folder is none"
