@@ -56,7 +56,8 @@ def ab(
     """
     from bench.text import parse_duration
     from reports.regression.ab import LOOKS, Launcher, check_sides, check_words, measure_in_turns, parse_side
-    from reports.regression.compare_show import as_table, parse_floor
+    from reports.regression.compare_show import as_table
+    from reports.regression.noise_floor import parse_floor
 
     sides = parse_side("a", a, a_python), parse_side("b", b, b_python)
     check_sides(sides)

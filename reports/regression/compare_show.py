@@ -37,7 +37,7 @@ from reports.regression.compare_columns import (
 )
 from reports.regression.confirm import Confirming, confirm
 from reports.regression.history_select import means_run, notes_of_pools, select_run
-from reports.regression.noise_floor import FILE, Floor, read_floors
+from reports.regression.noise_floor import find_floor
 from reports.regression.rule import Rule
 from reports.sections.columns import Column, T
 
@@ -285,30 +285,6 @@ def find_run(word: str, history: Path | None = None, *, without: str = "") -> Ru
     if history is not None and not Path(word).exists() and (means_run(word) or history.exists()):
         return select_run(history, word, without=without)
     return load_run(Path(word))
-
-
-def find_floor(text: str | None) -> tuple[float, dict[str, Floor]]:
-    """Return the floor as a fraction, and those that were measured, by fingerprint.
-
-    A percentage stands alone; a file of ``parbench aa``, or the usual one where no text is given and it is there,
-    stands beside 3 %.
-    """
-    if text is not None and (text.strip().endswith("%") or not Path(text).exists()):
-        return parse_floor(text), {}
-    file = FILE if text is None else Path(text)
-    return Rule().floor, {} if text is None and not file.exists() else read_floors(file)
-
-
-def parse_floor(text: str) -> float:
-    """Return a floor as a fraction: ``3%`` is 0.03."""
-    number, _, rest = text.strip().partition("%")
-    try:
-        percent = float(number) if "%" in text and not rest else -1.0
-    except ValueError:
-        percent = -1.0
-    if not 0 <= percent <= 100:
-        raise UserError(f"--floor {text!r} is not understood: write a percentage from 0% to 100%, such as 3%")
-    return percent / 100
 
 
 def _render(comparison: Comparison, form: str, code: int) -> str:

@@ -25,7 +25,6 @@ HARMLESS = (
 )
 """What may change from run to run on one machine without a word on its speed."""
 NOT_SET = "not set"
-_VARIABLES = "variables."
 _Values = tuple[str, ...]
 Surroundings = Mapping[str, tuple[_Values, ...]]
 """By path the values of a record's ranks, as text; several such where records differ: the run changed."""
@@ -55,7 +54,7 @@ def surroundings(run: Run, records: Sequence[Record]) -> Surroundings:
     """Return what the ranks of these records saw: the run's environment, with each record's own in its place."""
     seen = [_of_record(run.info.environment or {}, record.environment) for record in records]
     paths = sorted({path for one in seen for path in one})
-    return {path: tuple(dict.fromkeys(one.get(path, _absent(path)) for one in seen)) for path in paths}
+    return {path: tuple(dict.fromkeys(one.get(path, (_absent(path),)) for one in seen)) for path in paths}
 
 
 def changes(base: Surroundings, new: Surroundings, meant: Sequence[str] = ()) -> tuple[Change, ...]:
@@ -64,68 +63,55 @@ def changes(base: Surroundings, new: Surroundings, meant: Sequence[str] = ()) ->
     A variable that one side has not set is a difference like any other; what one side does not know otherwise
     decides nothing.
     """
-    found = [_change(path, base, new, meant) for path in sorted({*base, *new})]
-    return tuple(sorted((one for one in found if one is not None), key=lambda one: not one.decisive))
+    found = []
+    for path in sorted({*base, *new}):
+        ours, theirs = (side.get(path, ((_absent(path),),)) for side in (base, new))
+        if ours == theirs and len(ours) == 1:
+            continue
+        is_meant = any(fnmatchcase(path, pattern) for pattern in meant)
+        unknown = (cells.UNKNOWN,) in (*ours, *theirs)
+        change = Change(
+            path=path,
+            base=" then ".join(map(", ".join, ours)),
+            new=" then ".join(map(", ".join, theirs)),
+            decisive=not (is_meant or unknown or path in HARMLESS),
+            meant=is_meant,
+            within=" and ".join(name for name, side in (("BASE", ours), ("NEW", theirs)) if len(side) > 1),
+        )
+        found.append(change)
+    return tuple(sorted(found, key=lambda one: not one.decisive))
 
 
 def plan_changes(base: Plan, new: Plan) -> tuple[Change, ...]:
-    """Return how the runs were asked for differently, apart from their cases: none of it decides."""
-    ours, theirs = (_plan_leaves(plan) for plan in (base, new))
+    """Return how the runs were asked for differently, apart from cases and world: none decides."""
+    ours, theirs = map(_plan_leaves, (base, new))
     return tuple(
-        Change(path=f"plan.{name}", base=ours[name], new=theirs[name], decisive=False)
-        for name in ours
-        if ours[name] != theirs[name]
+        Change(path=f"plan.{name}", base=value, new=theirs[name], decisive=False)
+        for name, value in ours.items()
+        if value != theirs[name]
     )
 
 
 def _of_record(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, _Values]:
     """Return the values by path: what ranks do not share stands in the record under ``rank N``."""
     values: dict[str, list[Any]] = {path: [value] for path, value in leaves(common)}
-    for path, pair in own.get("changed", {}).items():
-        values[path] = [pair[1]]
+    values |= {path: [pair[1]] for path, pair in own.get("changed", {}).items()}
     by_rank = [dict(leaves(part)) for name, part in own.items() if name.startswith("rank ")]
-    for path in sorted({path for part in by_rank for path in part}):
-        values[path] = [part.get(path) for part in by_rank]
+    values |= {path: [part.get(path) for part in by_rank] for path in {path for part in by_rank for path in part}}
     return {
-        path: tuple(sorted({_text(path, value) for value in found}))
+        path: tuple(sorted({_absent(path) if value is None else cells.visible(str(value)) for value in found}))
         for path, found in values.items()
         if path.partition(".")[0] != VOLATILE
     }
 
 
-def _change(path: str, base: Surroundings, new: Surroundings, meant: Sequence[str]) -> Change | None:
-    ours, theirs = (side.get(path, (_absent(path),)) for side in (base, new))
-    if ours == theirs and len(ours) == 1:
-        return None
-    unsteady = [name for name, values in (("BASE", ours), ("NEW", theirs)) if len(values) > 1]
-    is_meant = any(fnmatchcase(path, pattern) for pattern in meant)
-    unknown = any((cells.UNKNOWN,) in values for values in (ours, theirs))
-    return Change(
-        path=path,
-        base=_words(ours),
-        new=_words(theirs),
-        decisive=not (is_meant or unknown or path in HARMLESS),
-        meant=is_meant,
-        within=" and ".join(unsteady),
-    )
-
-
-def _words(values: Sequence[_Values]) -> str:
-    return " then ".join(", ".join(one) for one in values)
-
-
-def _absent(path: str) -> _Values:
-    return (NOT_SET if path.startswith(_VARIABLES) else cells.UNKNOWN,)
-
-
-def _text(path: str, value: Any) -> str:
-    return _absent(path)[0] if value is None else cells.visible(str(value))
+def _absent(path: str) -> str:
+    return NOT_SET if path.startswith("variables.") else cells.UNKNOWN
 
 
 def _plan_leaves(plan: Plan) -> dict[str, str]:
-    """Return what a plan says beside its cases and its world, which belong to the series."""
-    apart = ("cases", "skipped", "nproc", "backend", "device", "notes", "path", "injection")
+    apart = ("cases", "skipped", "nproc", "backend", "device", "notes", "path", "measure", "injection")
     asked = {name: value for name, value in msgspec.structs.asdict(plan).items() if name not in apart}
-    asked |= {f"measure.{name}": value for name, value in msgspec.structs.asdict(asked.pop("measure")).items()}
+    asked |= {f"measure.{name}": value for name, value in msgspec.structs.asdict(plan.measure).items()}
     asked["injection"] = plan.injection.text if plan.injection else "none"
     return {name: cells.UNKNOWN if value is None else str(value) for name, value in asked.items()}

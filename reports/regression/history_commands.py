@@ -127,11 +127,11 @@ def check(
     A case is MISSING if RUN has not measured it, and one of the last three runs of its kind has: of the same preset,
     and with a case in common on as many ranks. Runs on other ranks, or of another --only, do not count.
     """
-    from reports.regression.compare_show import find_floor
     from reports.regression.history import open_history
     from reports.regression.history_gate import check as examine
     from reports.regression.history_gate import newest
     from reports.regression.history_show import check_json, check_markdown, check_text
+    from reports.regression.noise_floor import find_floor
     from reports.regression.statistics import StepRule
 
     least, floors = find_floor(floor)

@@ -5,7 +5,7 @@ hardware, versions, variables. What may change them without making them another 
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,9 +102,10 @@ def read_entry(path: Path, about: About, meant: frozenset[str] = frozenset()) ->
     )
 
 
-def points_of(run: Run) -> tuple[Point, ...]:
-    """Return a point for each row of a run, except what was skipped in every launch."""
-    return tuple(_point(run, row) for row in summarize(run).rows if row.launches or row.status != "skipped")
+def points_of(run: Run, rows: Iterable[Row] | None = None) -> tuple[Point, ...]:
+    """Return a point for each row of a run, those given or all, except what was skipped in every launch."""
+    found = summarize(run).rows if rows is None else rows
+    return tuple(_point(run, row) for row in found if row.launches or row.status != "skipped")
 
 
 def shared_params(case: Case) -> Mapping[str, Value]:

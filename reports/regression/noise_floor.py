@@ -5,18 +5,19 @@ in a file under the series' fingerprint, as the history keys it. What is not see
 """
 
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from statistics import stdev
 
 import msgspec
 
 from bench.results.runs import Run
 from bench.results.stats import quantile
-from bench.text import UserError, writing
+from bench.text import UserError, format_table, replace_file, writing
 from reports import cells
+from reports.analysis.summary import Row
 from reports.regression.history_entry import points_of
 from reports.regression.rule import Rule, effect
 
@@ -26,7 +27,6 @@ SCHEMA_VERSION = 1
 FALSE_ALARMS = 0.01
 MIN_LAUNCHES = 10
 """Launches that two sides of the fewest that are ever compared need."""
-_ROUND = 1000
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,16 +64,15 @@ def measure_floors(runs: Sequence[Run], rule: Rule) -> dict[str, Floor]:
     for run in runs:
         for point in points_of(run):
             if point.seconds is not None:
-                times.setdefault(point.series.fingerprint, []).append(point.seconds)
-                labels[point.series.fingerprint] = point.series.case.label
-    newest = runs[-1].info
+                times.setdefault(name := point.series.fingerprint, []).append(point.seconds)
+                labels[name] = point.series.case.label
     return {
         name: Floor(
             series=labels[name],
-            host=newest.host,
-            measured=newest.started,
+            host=runs[-1].info.host,
+            measured=runs[-1].info.started,
             launches=len(values),
-            noise=_scatter(values),
+            noise=stdev(map(math.log, values)),
             floor=floor_of(values, rule),
         )
         for name, values in times.items()
@@ -87,13 +86,53 @@ def floor_of(seconds: Sequence[float], rule: Rule) -> float:
     Compared are neighbouring launches with later ones, and such as are dealt in turns, in sides of the fewest launches
     that decide and of half of all. Rounded up to a tenth of a percent; of at least ten values above zero.
     """
-    needed = quantile([_needed(base, new, rule) for base, new in _pairs(seconds, rule.min_launches)], 1 - FALSE_ALARMS)
-    return max(rule.floor, math.ceil(_ROUND * needed - 1e-9) / _ROUND)
+    needed = []
+    for base, new in _pairs(seconds, rule.min_launches):
+        found = effect(base, new, replace(rule, floor=0.0))
+        low, high, rank_p_value = found.low, found.high, found.rank_p_value
+        assert low is not None and high is not None and rank_p_value is not None, "sides of five have an interval"  # noqa: PT018
+        cleared = max(low, 1 / (1 + high) - 1)  # what the interval does not clear, where the rest finds anything
+        needed.append(cleared if cleared > found.floor and rank_p_value <= rule.rank_level else 0.0)
+    return max(rule.floor, math.ceil(1000 * quantile(needed, 1 - FALSE_ALARMS) - 1e-9) / 1000)
 
 
-def fingerprints(run: Run) -> dict[str, str]:
-    """Return the fingerprint of each series of a run by the id of its case."""
-    return {point.series.case.id: point.series.fingerprint for point in points_of(run)}
+def _pairs(seconds: Sequence[float], fewest: int) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
+    for size in sorted({fewest, len(seconds) // 2}):
+        for start in range(len(seconds) - 2 * size + 1):
+            for other in range(start + size, len(seconds) - size + 1):
+                yield seconds[start : start + size], seconds[other : other + size]
+            dealt = seconds[start : start + 2 * size]
+            base = [value for i, value in enumerate(dealt) if i % 4 in (0, 3)]
+            yield base, [value for i, value in enumerate(dealt) if i % 4 in (1, 2)]
+
+
+def fingerprints(run: Run, rows: Iterable[Row] | None = None) -> dict[str, str]:
+    """Return the fingerprint of each series of a run, of those rows or all, by the id of its case."""
+    return {point.series.case.id: point.series.fingerprint for point in points_of(run, rows)}
+
+
+def parse_floor(text: str) -> float:
+    """Return a floor as a fraction: ``3%`` is 0.03."""
+    number, _, rest = text.strip().partition("%")
+    try:
+        percent = float(number) if "%" in text and not rest else -1.0
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent <= 100:
+        raise UserError(f"--floor {text!r} is not understood: write a percentage from 0% to 100%, such as 3%")
+    return percent / 100
+
+
+def find_floor(text: str | None) -> tuple[float, dict[str, Floor]]:
+    """Return the floor as a fraction, and those that were measured, by fingerprint.
+
+    A percentage stands alone; a file of ``parbench aa``, or the usual one where no text is given and it is there,
+    stands beside 3 %.
+    """
+    if text is not None and (text.strip().endswith("%") or not Path(text).exists()):
+        return parse_floor(text), {}
+    file = FILE if text is None else Path(text)
+    return Rule().floor, {} if text is None and not file.exists() else read_floors(file)
 
 
 def read_floors(path: Path) -> dict[str, Floor]:
@@ -113,21 +152,16 @@ def keep_floors(path: Path, floors: Mapping[str, Floor]) -> None:
     """Write floors to a file beside those it has of other series, all or nothing; ``UserError`` if it cannot be."""
     known = read_floors(path) if path.exists() else {}
     whole = _File(schema_version=SCHEMA_VERSION, floors={**known, **floors})
-    part = path.with_name(f"{path.name}.part")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
-        os.replace(part, path)  # noqa: PTH105 - the atomic one
+        replace_file(path, msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
 
 
 def as_text(floors: Mapping[str, Floor]) -> str:
     """Return a line for each series: its noise from launch to launch, its floor, its name."""
     ordered = sorted(floors.values(), key=lambda one: -one.floor)
-    rows = [
-        ("noise", "floor", "series"),
-        *((cells.percent(o.noise), f"{100 * o.floor:.1f} %", o.series) for o in ordered),
-    ]
-    return "".join(f"{noise:>8}  {floor:>8}  {name}\n" for noise, floor, name in rows)
+    rows = [(cells.percent(one.noise), f"{100 * one.floor:.1f} %", one.series) for one in ordered]
+    return format_table([("noise", "floor", "series"), *rows], right=(0, 1)) + "\n"
 
 
 def told(floors: Sequence[Floor]) -> list[str]:
@@ -139,31 +173,3 @@ def told(floors: Sequence[Floor]) -> list[str]:
         others = f" for {len(own)} series, the highest of them" if len(own) > 1 else ""
         found.append(f"Measured on {highest.host}{others}: {highest.text}.")
     return found
-
-
-def _needed(base: Sequence[float], new: Sequence[float], rule: Rule) -> float:
-    """Return the floor that one comparison's interval does not clear, 0 where the rest of the rule finds nothing."""
-    found = effect(base, new, replace(rule, floor=0.0))
-    low, high, rank_p_value = found.low, found.high, found.rank_p_value
-    assert low is not None and high is not None and rank_p_value is not None, "sides of five have an interval"  # noqa: PT018
-    cleared = max(low, 1 / (1 + high) - 1)
-    return cleared if cleared > found.floor and rank_p_value <= rule.rank_level else 0.0
-
-
-def _pairs(seconds: Sequence[float], fewest: int) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
-    for size in sorted({fewest, len(seconds) // 2}):
-        for start in range(len(seconds) - 2 * size + 1):
-            base = seconds[start : start + size]
-            for other in range(start + size, len(seconds) - size + 1):
-                yield base, seconds[other : other + size]
-            dealt = seconds[start : start + 2 * size]
-            yield (
-                [value for i, value in enumerate(dealt) if i % 4 in (0, 3)],
-                [value for i, value in enumerate(dealt) if i % 4 in (1, 2)],
-            )
-
-
-def _scatter(seconds: Sequence[float]) -> float:
-    logs = [math.log(value) for value in seconds]
-    mean = math.fsum(logs) / len(logs)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in logs) / (len(logs) - 1))

@@ -11,8 +11,8 @@ from reports_fixtures import bad, write_run
 
 from bench.text import UserError
 from reports.commands import COMPARISONS, compare
-from reports.regression.compare_show import Asked, compare_runs, find_floor, find_run, parse_floor
-from reports.regression.noise_floor import Floor, fingerprints, keep_floors
+from reports.regression.compare_show import Asked, compare_runs, find_run
+from reports.regression.noise_floor import Floor, find_floor, fingerprints, keep_floors, parse_floor
 
 
 def folder(out: Path, factor: float = 1.0, count: int = 5, numpy: str = "2.4.6") -> str:
