@@ -1,11 +1,11 @@
 """What another tool measured, in our convention (nccl-tests'): S in bytes, seconds, bytes per second. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.plan.catalogue import busbw_factor
+from bench.plan.operation_spec import OperationSpec
 from bench.plan.params import Value
 from bench.results.metrics import MetricValue, value
 from bench.results.records import Check
@@ -13,8 +13,7 @@ from bench.text import UserError, listed
 
 MICRO, GIGA, GIBI = 1e-6, 1e9, 1 << 30
 UNKNOWN = "unknown"
-
-_DIGITS_ENOUGH = 100  # steps of its last decimal: three significant digits
+NO_CASE = "no case of ours measures the same"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +40,11 @@ class Foreign:
     """What one file says; ``nodes`` is None if it does not tell, ``left_out`` says what could not be taken over."""
 
     tool: str
-    version: str | None
+    version: str | None = None
     ranks: int
-    nodes: int | None
-    backend: str
-    device: str
+    nodes: int | None = None
+    backend: str = UNKNOWN
+    device: str = UNKNOWN
     found: tuple[Found, ...]
     hosts: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -53,74 +52,78 @@ class Foreign:
     left_out: tuple[str, ...] = ()
 
 
-def world_size(told: int | None, given: int | None, where: str) -> int:
-    """Return the number of ranks, by the file or by ``--nproc``; ``UserError`` if neither tells, or they disagree."""
-    if told is None and given is None:
-        raise UserError(f"{where} does not say on how many ranks it ran, which its bandwidths depend on: add --nproc N")
-    if told is not None and given is not None and told != given:
-        raise UserError(f"{where} was measured on {told} ranks, and --nproc says {given}; leave --nproc out")
-    return told if told is not None else given or 0
+class Row(dict[str, str]):
+    """The words of a line by their columns; ``UserError`` if one of ``needed`` was not named, or the line is cut."""
 
+    def __init__(self, words: Sequence[str], names: Sequence[str], needed: Sequence[str], where: str) -> None:
+        if missing := [name for name in needed if name not in names]:
+            raise UserError(f"{where}: the heading before this row names no column {listed(missing)}")
+        if len(words) < len(names):
+            raise UserError(f"{where}: {len(words)} of {len(names)} values, so the file seems to be cut short")
+        super().__init__(zip(names, words, strict=False))
+        self.where = where
 
-def time_and_rates(
-    operation: str,
-    ranks: int,
-    size_bytes: int,
-    seconds: float | None,
-    *,
-    method: str,
-    algbw: float | None = None,
-    busbw: float | None = None,
-    last_decimal: float = 0.0,
-) -> dict[str, MetricValue]:
-    """Return the metrics of a result: the rates as printed, or of size and time where too few digits were printed.
+    def number(self, name: str) -> float:
+        return number(self[name], self.where)
 
-    ``algbw`` and ``busbw`` are B/s as printed, ``last_decimal`` what a step of their last decimal is worth.
-    """
-    factor = busbw_factor(operation, ranks)
-    computed = size_bytes / seconds if seconds else None
-    of_algbw, how = _rate(algbw, computed, last_decimal)
-    scaled = None if computed is None or factor is None else computed * factor
-    of_busbw, how_bus = _rate(busbw, scaled, last_decimal)
-    return {
-        "time": value("time", seconds, method),
-        "algbw": value("algbw", of_algbw, f"{how}; {method}"),
-        "busbw": value("busbw", of_busbw, f"{how_bus}; {method}"),
-    }
-
-
-def _rate(printed: float | None, computed: float | None, last_decimal: float) -> tuple[float | None, str]:
-    if printed is not None and (printed >= _DIGITS_ENOUGH * last_decimal or computed is None):
-        return printed, "as printed"
-    return computed, "size over time" if computed is not None else "unknown"
-
-
-def fields(words: Sequence[str], names: Sequence[str], needed: Sequence[str], where: str) -> dict[str, str]:
-    """Return a row's words by column; ``UserError`` if a needed column was not named, or the row was cut short."""
-    if missing := [name for name in needed if name not in names]:
-        raise UserError(f"{where}: the heading before this row names no column {listed(missing)}")
-    if len(words) < len(names):
-        raise UserError(f"{where}: {len(words)} of {len(names)} values, so the file seems to be cut short")
-    return dict(zip(names, words, strict=False))
+    def whole(self, name: str) -> int:
+        if not self[name].isdecimal():
+            raise UserError(f"{self.where}: {self[name]!r} is not a whole number from 0 up")
+        return int(self[name])
 
 
 def number(word: str, where: str) -> float:
     try:
-        value = float(word)
+        found = float(word)
     except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
+        found = math.nan
+    if not math.isfinite(found):
         raise UserError(f"{where}: {word!r} is not a number")
-    return value
+    return found
 
 
-def whole(word: str, where: str) -> int:
-    if not word.isdecimal():
-        raise UserError(f"{where}: {word!r} is not a whole number from 0 up")
-    return int(word)
+def lines(text: str, where: str) -> Iterator[tuple[str, str]]:
+    """Yield every line with the words that say where it stands."""
+    return ((line, f"{where}, line {at}") for at, line in enumerate(text.splitlines(), start=1))
 
 
-def only(values: Iterable[int]) -> int | None:
-    """Return the one value that all agree on, None if there is none or they differ."""
-    distinct = set(values)
-    return distinct.pop() if len(distinct) == 1 else None
+def world_size(told: int | None, given: int | None, where: str) -> int:
+    """Return the number of ranks, by the file or by ``--nproc``; ``UserError`` if neither tells, or they disagree."""
+    ranks = given if told is None else told
+    if ranks is None:
+        raise UserError(f"{where} does not say on how many ranks it ran, which its bandwidths depend on: add --nproc N")
+    if given not in (None, ranks):
+        raise UserError(f"{where} was measured on {told} ranks, and --nproc says {given}; leave --nproc out")
+    return ranks
+
+
+def refuse_several(worlds: Collection[int | None], where: str) -> None:
+    """Raise ``UserError`` if a file's tables differ in their number of ranks: a run of ours has one world."""
+    if len(worlds) > 1:
+        told = sorted(map(str, worlds), key=lambda word: (len(word), word))
+        raise UserError(f"{where} holds tables of {listed(told)} ranks: import them one by one")
+
+
+def time_and_rates(
+    operation: OperationSpec,
+    ranks: int,
+    size_bytes: int,
+    seconds: float | None,
+    method: str,
+    printed: tuple[float | None, float | None] = (None, None),
+    last_decimal: float = 0.0,
+) -> dict[str, MetricValue]:
+    """Return the metrics of a result: the rates as printed, or of size and time where too few digits were printed.
+
+    ``printed`` are algbw and busbw in B/s, ``last_decimal`` what a step of their last decimal is worth.
+    """
+    metrics = {"time": value("time", seconds, method)}
+    algbw = size_bytes / seconds if seconds else None
+    busbw = algbw * operation.busbw.of(ranks) if algbw is not None and operation.busbw else None
+    for name, rate, computed in zip(("algbw", "busbw"), printed, (algbw, busbw), strict=True):
+        # a hundred steps of the last decimal are three significant digits
+        if rate is not None and (rate >= 100 * last_decimal or computed is None):
+            metrics[name] = value(name, rate, f"as printed; {method}")
+        else:
+            metrics[name] = value(name, computed, f"{'unknown' if computed is None else 'size over time'}; {method}")
+    return metrics

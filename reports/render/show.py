@@ -62,7 +62,7 @@ def export_run(run: Run, form: str) -> bytes:
     """Return a run as another tool would write it: ``nccl-tests`` text, ``nccl-tests-json``, a ``chrome-trace``, ..."""
     from reports.formats.chrome_trace import render_trace
     from reports.formats.exports import FORMATS
-    from reports.formats.nccl_text import render_json, render_text
+    from reports.formats.nccl_tests import render_json, render_text
 
     if form in FORMATS:
         return FORMATS[form](run)

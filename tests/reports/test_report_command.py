@@ -17,7 +17,7 @@ from bench.text import UserError
 from reports.commands import EXPORTS, REPORTS, TOOLS, export, import_files, report, show
 from reports.formats.chrome_trace import render_trace
 from reports.formats.imports import PARSERS
-from reports.formats.nccl_text import render_text
+from reports.formats.nccl_tests import render_text
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import exchange_fixtures as fixtures
 import pytest
 from exchange_fixtures import GLOO, OSU, OSU_CUDA, PARAM, PARAM_TABLE, Parser, refusal, value
 
-from bench.plan.catalogue import busbw_factor
+from bench.plan.catalogue import OPERATIONS, busbw_factor
 from bench.results.metrics import MetricValue
 from reports.formats.foreign import Found, time_and_rates
 from reports.formats.import_gloo import parse_gloo
@@ -18,6 +18,7 @@ PARAM_OLD = """\
 
 
 def test_rates_are_as_printed_where_enough_digits_were_and_computed_where_rounding_took_them() -> None:
+    operations = {spec.short_name: spec for spec in OPERATIONS}
     for seconds, algbw, busbw, expected, how in (
         (1e-6, 1.01e9, 1.52e9, (1.01e9, 1.52e9), "as printed"),
         (1e-6, 1.00e9, 1.00e9, (1.00e9, 1.00e9), "as printed"),  # just 100 steps of the last decimal
@@ -26,14 +27,12 @@ def test_rates_are_as_printed_where_enough_digits_were_and_computed_where_roundi
         (None, 0.01e9, 0.01e9, (0.01e9, 0.01e9), "as printed"),
         (None, None, None, (None, None), "unknown"),
     ):
-        found = time_and_rates(
-            "all_reduce", 4, 1000, seconds, method="m", algbw=algbw, busbw=busbw, last_decimal=0.01e9
-        )
+        found = time_and_rates(operations["all_reduce"], 4, 1000, seconds, "m", (algbw, busbw), 0.01e9)
         assert found["time"] == MetricValue(value=seconds, unit="s", better="lower", method="m")
         assert (found["algbw"].value, found["busbw"].value) == pytest.approx(expected), (seconds, algbw)
         for name in ("algbw", "busbw"):
             assert (found[name].method, found[name].unit, found[name].better) == (f"{how}; m", "B/s", "higher")
-    assert time_and_rates("barrier", 4, 1000, 1.0, method="m")["busbw"].value is None
+    assert time_and_rates(operations["barrier"], 4, 1000, 1.0, "m")["busbw"].value is None
 
 
 def test_what_has_no_counterpart_is_left_out_and_told() -> None:

@@ -14,7 +14,7 @@ from bench.results.runs import Run, load_run
 from bench.text import UserError
 from reports.analysis.summary import num_ranks, summarize, verdict
 from reports.formats.imports import PARSERS, detect, import_file
-from reports.formats.nccl_text import render_json, render_text
+from reports.formats.nccl_tests import render_json, render_text
 from reports.render.build import build
 from reports.render.page import render_page
 

@@ -15,9 +15,8 @@ from bench.results.metrics import MetricValue
 from bench.results.records import Check, Record
 from bench.results.runs import Run
 from bench.text import UserError
-from reports.formats.nccl_table import Table, devices, nccl_code, tables
-from reports.formats.nccl_table import step as distance
-from reports.formats.nccl_text import fit, render_json, render_text
+from reports.formats.nccl_tests import fit, render_json, render_text
+from reports.formats.nccl_tests import step as distance
 
 
 def run_of(*records: Record, environment: dict[str, object] | None = None) -> Run:
@@ -25,20 +24,17 @@ def run_of(*records: Record, environment: dict[str, object] | None = None) -> Ru
     return make_run(make_plan(cases, launches=max(one.launch for one in records) + 1), records, environment)
 
 
-def table_of(*records: Record) -> Table:
-    found, left_out = tables(run_of(*records))
-    assert left_out == ()
-    (table,) = found
-    return table
-
-
 def text_of(*records: Record) -> str:
     return render_text(run_of(*records))
 
 
+def documents_of(*records: Record, environment: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    found = render_json(run_of(*records, environment=environment)).splitlines()
+    return [json.loads(line, parse_float=lambda word: round(float(word), 6)) for line in found]
+
+
 def json_of(*records: Record, environment: dict[str, Any] | None = None) -> dict[str, Any]:
-    content = render_json(run_of(*records, environment=environment))
-    found: dict[str, Any] = json.loads(content, parse_float=lambda word: round(float(word), 6))
+    [found] = documents_of(*records, environment=environment)
     return found
 
 
@@ -54,59 +50,63 @@ def both(size_bytes: int, out_of_place: float, in_place: float) -> tuple[Record,
 
 
 def test_sizes_of_one_series_are_lines_in_order_with_both_placements() -> None:
-    table = table_of(ok(collective(size_bytes=4096)), *both(1024, 2e-6, 4e-6))
-    assert [line.size for line in table.lines] == [1024, 4096]
-    assert (table.program, table.type, table.redop, table.root) == ("all_reduce_perf", "float", "sum", -1)
-    assert (table.mode, table.ranks, table.nodes, table.backend, table.device) == ("blocking", 4, 1, "gloo", "cpu")
-    times = {name: placed.time_us for name, placed in table.lines[0].placed.items()}
-    assert times == {OUT_OF_PLACE: pytest.approx(2), IN_PLACE: pytest.approx(4)}
+    found = json_of(ok(collective(size_bytes=4096)), *both(1024, 2e-6, 4e-6))
+    first, second = found["results"]
+    assert (first["size"], second["size"], second[OUT_OF_PLACE]) == (1024, 4096, None)
+    assert (first["type"], first["redop"], first["root"]) == ("float", "sum", "    -1")
+    words = ["mode=blocking", "backend=gloo", "device=cpu", "nodes=1"]
+    assert found["args"] == ["all_reduce_perf", "parbench=0.1.0", *words]
+    assert (first[OUT_OF_PLACE]["time"], first[IN_PLACE]["time"]) == (2, 4)
 
 
 def test_what_differs_in_more_than_size_and_placement_is_another_table() -> None:
     changes: tuple[dict[str, Any], ...] = ({"mode": "pipelined"}, {"dtype": "float64"}, {"redop": "max"}, {"root": 1})
     for change in (*changes, {"group": "node"}, {"operation": "broadcast"}):
-        assert len(tables(run_of(ok(collective()), ok(collective(**change))))[0]) == 2, change
+        assert len(documents_of(ok(collective()), ok(collective(**change)))) == 2, change
     for of_world in ({"size": 2}, {"nodes": 2}):
         world = msgspec.structs.replace(WORLD, **of_world)
-        found, _ = tables(run_of(ok(collective()), ok(collective(size_bytes=4096), world=world)))
-        assert [(table.world, table.nodes) for table in found] == [(4, 1), (world.size, world.nodes)]
+        found = documents_of(ok(collective()), ok(collective(size_bytes=4096), world=world))
+        devices = [len(one["config"]["devices"]) for one in found]
+        assert (devices, [one["args"][-1] for one in found]) == ([4, world.size], ["nodes=1", f"nodes={world.nodes}"])
 
 
 def test_a_group_is_a_table_of_its_own_ranks_with_what_failed_in_it() -> None:
-    found = table_of(on_pairs())
-    assert (found.ranks, found.world, found.lines[0].count) == (2, 4, 512)
-    assert len(devices(run_of(on_pairs()), found)) == 2
-    whole = table_of(ok(collective("all_gather", 4096, group="world")))
-    assert (whole.ranks, whole.world, whole.lines[0].count) == (4, 4, 256)
+    found = json_of(on_pairs())
+    assert ("world=4" in found["args"], found["results"][0]["count"]) == (True, 512)
+    assert len(found["config"]["devices"]) == 2
+    whole = json_of(ok(collective("all_gather", 4096, group="world")))
+    assert (len(whole["config"]["devices"]), whole["results"][0]["count"]) == (4, 256)
+    assert not any(word.startswith("world=") for word in whole["args"])
     failed = bad(collective("all_gather", 8192, group="pairs", group_index=0))
     for records in ((on_pairs(), failed), (failed, on_pairs())):
-        found = table_of(*records)
-        assert (found.ranks, len(found.lines), len(found.left_out)) == (2, 1, 1)
+        found = json_of(*records)
+        assert [len(of) for of in (found["config"]["devices"], found["results"], found["errors"])] == [2, 1, 1]
 
 
 def test_programs_defaults_and_counts_of_elements_are_the_operations() -> None:
     shares = ("all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "gather", "scatter")
     shorter = {"all_to_all": "alltoall_perf", "all_to_all_v": "alltoallv_perf"}
     for operation in ("all_reduce", "broadcast", "reduce", "sendrecv", *shares):
-        table = table_of(ok(collective(operation, 4096)))
-        (line,) = table.lines
-        placed = IN_PLACE if operation in ("all_reduce", "broadcast") else OUT_OF_PLACE
+        found = json_of(ok(collective(operation, 4096)))
+        (line,) = found["results"]
         redop = "sum" if operation in ("all_reduce", "reduce_scatter", "reduce") else "none"
-        assert (table.program, table.redop) == (shorter.get(operation, f"{operation}_perf"), redop)
-        assert (list(line.placed), line.count) == ([placed], 256 if operation in shares else 1024), operation
+        assert (found["args"][0], line["redop"]) == (shorter.get(operation, f"{operation}_perf"), redop)
+        assert (
+            (line[IN_PLACE] is not None) is (operation in ("all_reduce", "broadcast")) is (line[OUT_OF_PLACE] is None)
+        )
+        assert line["count"] == (256 if operation in shares else 1024), operation
     for dtype, theirs, count in (("float64", "double", 512), ("bfloat16", "bfloat16", 2048), ("uint8", "uint8", 4096)):
-        table = table_of(ok(collective(size_bytes=4096, dtype=dtype)))
-        assert (table.type, table.lines[0].count) == (theirs, count)
+        (line,) = json_of(ok(collective(size_bytes=4096, dtype=dtype)))["results"]
+        assert (line["type"], line["count"]) == (theirs, count)
 
 
 def test_times_are_merged_over_launches_and_averaged_over_lines_and_placements() -> None:
-    table = table_of(ok(collective(), 0, 1e-3), ok(collective(), 1, 4e-3))
-    placed = table.lines[0].placed[IN_PLACE]
-    assert placed.time_us == pytest.approx(2000)
-    assert placed.algbw == pytest.approx(1024 / 2e-3 / 1e9)
-    assert table.iterations == 240
-    table = table_of(*both(1024, 1e-6, 2e-6), ok(collective(size_bytes=2048, placement="in_place"), seconds=1e-6))
-    assert table.average_busbw == pytest.approx((1.536 + 0.768 + 3.072) / 3)
+    found = json_of(ok(collective(), 0, 1e-3), ok(collective(), 1, 4e-3))
+    placed = found["results"][0][IN_PLACE]
+    assert (placed["time"], placed["alg_bw"]) == (pytest.approx(2000), pytest.approx(1024 / 2e-3 / 1e9, abs=1e-6))
+    assert found["config"]["iterations"] == 240
+    found = json_of(*both(1024, 1e-6, 2e-6), ok(collective(size_bytes=2048, placement="in_place"), seconds=1e-6))
+    assert found["average_bus_bandwidth"]["bandwidth"] == pytest.approx((1.536 + 0.768 + 3.072) / 3)
 
 
 def test_what_has_no_counterpart_was_skipped_or_is_missing_is_told() -> None:
@@ -129,21 +129,25 @@ def test_what_has_no_counterpart_was_skipped_or_is_missing_is_told() -> None:
 
 
 def test_a_step_is_told_where_it_is_constant() -> None:
-    for sizes, factor in (((8, 16, 32), 2), ((1, 4, 16), 4)):
-        assert distance(sizes) == ("factor", factor)
-    told = {(100, 200, 300): 100, (8, 16, 33): 0, (8, 8): 0, (8,): 0, (): 0}
-    assert {sizes: distance(sizes) for sizes in told} == {sizes: ("bytes", gap) for sizes, gap in told.items()}
+    factors: dict[tuple[int, ...], int] = {(8, 16, 32): 2, (1, 4, 16): 4}
+    gaps: dict[tuple[int, ...], int] = {(100, 200, 300): 100, (8, 16, 33): 0, (8, 8): 0, (8,): 0, (): 0}
+    for name, told in (("step_factor", factors), ("step_bytes", gaps)):
+        assert {sizes: distance(sizes) for sizes in told} == {sizes: {name: value} for sizes, value in told.items()}
 
 
 def test_devices_and_the_number_of_nccl_are_told_as_far_as_known() -> None:
-    run, bare = run_of(ok(collective()), environment=ENVIRONMENT), run_of(ok(collective()))
-    found = devices(run, table_of(ok(collective())))
-    assert [(one.rank, one.host, one.info) for one in found] == [(rank, "node-a", "Example CPU") for rank in range(4)]
-    spread = table_of(ok(collective(), world=msgspec.structs.replace(WORLD, nodes=2)))
-    assert (devices(run, spread)[0].host, devices(bare, spread)[0].info) == (None, None)
-    assert nccl_code(bare) is None
+    spread = ok(collective(), world=msgspec.structs.replace(WORLD, nodes=2))
+    for record, environment, told in (
+        (ok(collective()), ENVIRONMENT, ("node-a", "Example CPU")),
+        (spread, ENVIRONMENT, (None, "Example CPU")),
+        (spread, None, (None, None)),
+    ):
+        devices = json_of(record, environment=environment)["config"]["devices"]
+        found = [(one["rank"], one["hostname"], one["device_info"]) for one in devices]
+        assert found == [(rank, *told) for rank in range(4)]
+    assert json_of(ok(collective()))["nccl_version"] is None
     for nccl, code in (("2.28.9", 22809), ("2.19", None), ("2.x.1", None), (None, None)):
-        assert nccl_code(run_of(ok(collective()), environment={"torch": {"nccl": nccl}})) == code, nccl
+        assert json_of(ok(collective()), environment={"torch": {"nccl": nccl}})["nccl_version"] == code, nccl
 
 
 # the layout of version 2.19.6, with numbers of our own

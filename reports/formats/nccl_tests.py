@@ -1,0 +1,291 @@
+"""A run's collectives as nccl-tests prints them: a table a series, a line a size, two placements a line. Pure.
+
+The layout, the names and what ``count`` means are those of nccl-tests 2.19.6 (its src/util.cu and src/common.cu).
+Times are the launches' merged headlines in us, bandwidths GB/s of 1e9 B/s.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from bench.machine.environment import recorded_variables
+from bench.plan.cases import Case
+from bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE, names_of
+from bench.plan.operation_spec import DTYPES
+from bench.results.records import WorldInfo
+from bench.results.runs import Run
+from bench.text import UserError
+from reports.analysis.summary import Row, num_ranks, summarize
+from reports.cells import visible
+
+TOOL, VERSION, JSON_VERSION = "nccl-tests", "2.19.6", 3
+TYPES = {
+    "float32": "float",
+    "float16": "half",
+    "bfloat16": "bfloat16",
+    "float64": "double",
+    "int8": "int8",
+    "uint8": "uint8",
+    "int32": "int32",
+    "int64": "int64",
+    "float8_e4m3fn": "f8e4m3",
+    "float8_e5m2": "f8e5m2",
+}
+REDUCTIONS = {"sum": "sum", "avg": "avg", "min": "min", "max": "max", "product": "prod", "none": "none"}
+_OPERATIONS = {spec.name: spec for spec in names_of(TOOL).values()}
+_COLUMNS = ("size_bytes", "dtype", "mode", "placement", "redop", "root")  # what the layout has a place for
+_WORDS = ("false", "true")
+
+
+def render_text(run: Run) -> str:
+    """Return the run's collectives in the layout of nccl-tests' text, a table for each series.
+
+    A placement that was not measured is ``N/A`` in all its four columns, so that a line always has 13 tokens and no
+    reader takes it for a number.
+    """
+    documents, left_out = _documents(run)
+    lines = [line for document in documents for line in (*_table(run.info.parbench, document), "")]
+    lines += [f"# Not in any table: {sentence}" for sentence in left_out]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def render_json(run: Run) -> bytes:
+    """Return the run's collectives as nccl-tests' JSON: one document a line, one line for each series.
+
+    A document of nccl-tests holds one operation and does not name it, except by the program in ``args``; a run of one
+    series is one document. What is unknown or was not measured is null.
+    """
+    documents, left_out = _documents(run)
+    if not documents:
+        reasons = f": {left_out[0]}" if left_out else ""
+        raise UserError(f"{run.path} holds no collective that nccl-tests' JSON has a place for{reasons}")
+    return b"".join(msgspec.json.encode(document) + b"\n" for document in documents)
+
+
+def _documents(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a document for each series, in the order of the rows, and sentences about what is in none of them.
+
+    A series is an operation, mode, type, reduction and root on one group.
+    """
+    summary = summarize(run)
+    series: dict[object, list[Row]] = {}
+    left_out = []
+    for row in summary.rows:
+        if reason := _no_counterpart(row.case):
+            left_out.append(f"{visible(row.case.label)}: {reason}")
+        else:
+            told = _params(row.case)
+            same = (*(told[name] for name in ("mode", "dtype", "redop", "root")), *_others(row.case))
+            series.setdefault((row.case.name, *same, row.world.size, row.world.nodes), []).append(row)
+    left_out += [f"{visible(one.case.label)}: skipped: {visible(one.reason)}" for one in summary.skipped]
+    left_out += [
+        f"{visible(one.case.label)}: no record of {one.launches} of {one.planned} launches" for one in summary.missing
+    ]
+    return [_document(run, rows) for rows in series.values()], left_out
+
+
+def _params(case: Case) -> dict[str, Any]:
+    """Return a case's parameters, with what goes without saying."""
+    operation = _OPERATIONS[case.name]
+    redop, placement = "sum" if operation.reduces else "none", IN_PLACE if operation.in_place else OUT_OF_PLACE
+    return {"mode": "unknown", "redop": redop, "root": -1, "placement": placement, **case.params}
+
+
+def _no_counterpart(case: Case) -> str | None:
+    if case.name not in _OPERATIONS:
+        return "nccl-tests measures no such thing"
+    if not isinstance(case.params.get("size_bytes"), int):
+        return "it has no size"
+    if "dtype" not in case.params:
+        return "its type is unknown"
+    told = _params(case)
+    placements = (OUT_OF_PLACE, IN_PLACE)
+    known = (("dtype", "type", TYPES), ("placement", "placement", placements), ("redop", "reduction", REDUCTIONS))
+    return next(
+        (f"nccl-tests has no {what} {told[name]}" for name, what, theirs in known if told[name] not in theirs), None
+    )
+
+
+def _others(case: Case) -> list[str]:
+    return visible(" ".join(f"{name}={value}" for name, value in case.params.items() if name not in _COLUMNS)).split()
+
+
+def _why_left_out(row: Row) -> str | None:
+    """Return why a row is no line: only what ran rightly and was timed is."""
+    if row.status != "ok":
+        return f"{row.status}: {visible('; '.join(row.reasons)) or 'no reason is known'}"
+    return "it has no time" if row.value(row.headline) is None else None
+
+
+def _document(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the rows of a series as nccl-tests' JSON."""
+    case, world, ranks = rows[0].case, rows[0].world, min(map(num_ranks, rows))  # what failed may not know its group's
+    by_size: dict[int, dict[str, Row]] = {}
+    for row in rows:
+        if not _why_left_out(row):
+            by_size.setdefault(int(row.case.params["size_bytes"]), {})[_params(row.case)["placement"]] = row
+    sizes = sorted(by_size)
+    timed = [row for size in sizes for row in by_size[size].values()]
+    rates = [busbw / 1e9 for row in timed if (busbw := row.value("busbw")) is not None]
+    wrong = sum(max(1, row.check.wrong or 0) for row in rows if row.status == "wrong")
+    mode = str(_params(case)["mode"])
+    where = {"mode": mode, "backend": world.backend, "device": world.device, "nodes": world.nodes}
+    where |= {} if world.size == ranks else {"world": world.size}
+    words = [*(f"{name}={value}" for name, value in where.items()), *_others(case)]
+    environment = {name: group for name, group in (run.info.environment or {}).items() if isinstance(group, Mapping)}
+    variables = {str(name): str(value) for name, value in environment.get("variables", {}).items()}
+    return {
+        "version": JSON_VERSION,
+        "start_time": _local(run.info.started),
+        "args": [_OPERATIONS[case.name].names[TOOL], f"parbench={run.info.parbench}", *words],
+        # looked through once more: a run's folder may have been edited
+        "env": [f"{name}={value}" for name, value in recorded_variables(variables).items()],
+        "nccl_version": _nccl_version(str(environment.get("torch", {}).get("nccl"))),
+        "config": {
+            "nthreads": 1,
+            "ngpus": 1,
+            "minimum_bytes": min(sizes, default=0),
+            "maximum_bytes": max(sizes, default=0),
+            **step(sizes),
+            "warmup_iters": run.info.plan.measure.warmup,
+            "iterations": max((row.iterations for row in timed), default=0),
+            "aggregated_iterations": 1,
+            "validation": int(wrong > 0 or any(row.check.passed for row in timed)),
+            "graph": 0,
+            "blocking_collectives": _WORDS[mode == "blocking"],
+            "per_iter_timing": "false",
+            "per_iter_skip": 0,
+            "parallel_init": "false",
+            "devices": _devices(run.info.host, environment, ranks, world),
+        },
+        "results": [_result(size, by_size[size]) for size in sizes],
+        "out_of_bounds": {"count": wrong, "okay": _WORDS[not wrong]},
+        "average_bus_bandwidth": {"bandwidth": sum(rates) / len(rates) if rates else None, "okay": "unchecked"},
+        "errors": [f"{visible(row.case.label)}: {reason}" for row in rows if (reason := _why_left_out(row))],
+        "end_time": _local(max((record.started for record in run.records), default=run.info.started)),
+    }
+
+
+def _result(size: int, placed: Mapping[str, Row]) -> dict[str, Any]:
+    first = next(iter(placed.values()))
+    told, sharded = _params(first.case), _OPERATIONS[first.case.name].sharded
+    return {
+        "size": size,
+        "count": size // DTYPES[told["dtype"]].itemsize // (num_ranks(first) if sharded else 1),
+        "type": TYPES[told["dtype"]],
+        "redop": REDUCTIONS[told["redop"]],
+        "root": f"{int(told['root']):6d}",
+        OUT_OF_PLACE: _placed(placed.get(OUT_OF_PLACE)),
+        IN_PLACE: _placed(placed.get(IN_PLACE)),
+        "actual_iterations": max(row.iterations for row in placed.values()),
+        "experiment_name": "",
+    }
+
+
+def _placed(row: Row | None) -> dict[str, float | None] | None:
+    if row is None:
+        return None
+    seconds, algbw, busbw = (row.value(name) for name in (row.headline, "algbw", "busbw"))
+    return {
+        "time": None if seconds is None else seconds * 1e6,
+        "alg_bw": None if algbw is None else algbw / 1e9,
+        "bus_bw": None if busbw is None else busbw / 1e9,
+        "nwrong": 0.0 if row.check.passed else None,
+    }
+
+
+def step(sizes: Sequence[int]) -> dict[str, int]:
+    """Return how far one size is from the next, as a factor or in bytes; 0 bytes if neither is constant."""
+    factors = {b // a if a and b % a == 0 else 0 for a, b in pairwise(sizes)}
+    if len(factors) == 1 and min(factors) > 1:
+        return {"step_factor": factors.pop()}
+    gaps = {b - a for a, b in pairwise(sizes)}
+    return {"step_bytes": gaps.pop() if len(gaps) == 1 else 0}
+
+
+def _nccl_version(told: str) -> int | None:
+    """Return the version of NCCL as its headers number it (2.28.9 is 22809), None if unknown."""
+    parts = told.split(".")
+    if len(parts) != 3 or not all(part.isdigit() for part in parts):
+        return None
+    return int(parts[0]) * 10000 + int(parts[1]) * 100 + int(parts[2])
+
+
+def _local(utc: str) -> str:
+    """Return a time as nccl-tests writes one, without its zone, which is UTC."""
+    return utc.partition(".")[0].replace("T", " ").removesuffix("Z")
+
+
+def _devices(host_name: str, environment: Mapping[str, Any], ranks: int, world: WorldInfo) -> list[dict[str, Any]]:
+    """Return the ranks of a table, numbered within it; the host is known where there is one node."""
+    host, torch = environment.get("host", {}), environment.get("torch", {})
+    name = str(host.get("name") or host_name) if world.nodes == 1 else None
+    model = torch.get("gpu") if world.device == "cuda" else host.get("cpu_model")
+    known = {"hostname": name, "device": None, "device_hex": None, "device_info": str(model) if model else None}
+    return [{"rank": rank, "group": 0, "pid": None, **known} for rank in range(ranks)]
+
+
+# --- text ---
+
+
+def _table(parbench: str, document: Mapping[str, Any]) -> list[str]:
+    config, results, wrong = document["config"], document["results"], document["out_of_bounds"]["count"]
+    program, _, *words = document["args"]
+    code, average = document["nccl_version"] or 0, document["average_bus_bandwidth"]["bandwidth"]
+    [(kind, distance)] = [(name, config[name]) for name in ("step_factor", "step_bytes") if name in config]
+    return [
+        f"# nccl-tests version {VERSION} nccl-headers={code} nccl-library={code}",
+        f"# Collective test starting: {program}",
+        f"# nThread 1 nGpus 1 minBytes {config['minimum_bytes']} maxBytes {config['maximum_bytes']} "
+        f"step: {distance}({kind.removeprefix('step_')}) warmup iters: {config['warmup_iters']} "
+        f"iters: {config['iterations']} agg iters: 1 validation: {config['validation']} graph: 0 unalign: 0",
+        f"# Written by parbench {parbench}: {' '.join(words)}",
+        *(
+            f"# N/A under {name.replace('_', '-')}: not measured"
+            for name in (OUT_OF_PLACE, IN_PLACE)
+            if any(line[name] is None for line in results)
+        ),
+        "#",
+        "# Using devices",
+        *(
+            # -1 is no process and no device: nobody knows them any more
+            f"#  Rank {one['rank']:2d} Group  0 Pid {-1:6d} on {one['hostname'] or 'unknown':>10} device {-1:2d} "
+            f"[unknown] {one['device_info'] or 'unknown'}"
+            for one in config["devices"]
+        ),
+        "#",
+        f"# {'out-of-place':>73}{'in-place':>31}{'':10}",
+        f"#       size         count      type   redop    root{'     time   algbw   busbw  #wrong' * 2} ",
+        f"#        (B)    (elements)                          {'     (us)  (GB/s)  (GB/s)        ' * 2} ",
+        *(
+            f"{line['size']:12d}  {line['count']:12d}  {line['type']:>8}  {line['redop']:>6}  {line['root']}"
+            f"{_cells(line[OUT_OF_PLACE])}{_cells(line[IN_PLACE])}"
+            for line in results
+        ),
+        *(f"# Left out: {sentence}" for sentence in document["errors"]),
+        f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
+        f"# Avg bus bandwidth    : {'N/A' if average is None else f'{average:g}'} ",
+        "#",
+        f"# Collective test concluded: {program}",
+    ]
+
+
+def _cells(placed: Mapping[str, float | None] | None) -> str:
+    if placed is None:
+        return f"  {'N/A':>7}{'     N/A' * 3}"
+    time, algbw, busbw = (fit(placed[name], 7 if name == "time" else 6) for name in ("time", "alg_bw", "bus_bw"))
+    # nccl-tests itself is a blank short where it does not check
+    wrong = "    N/A" if placed["nwrong"] is None else f"  {placed['nwrong']:6g}"
+    return f"  {time}  {algbw}  {busbw}{wrong}"
+
+
+def fit(value: float | None, width: int) -> str:
+    """Return a number right-aligned in ``width`` with as many decimals, at most two, as fit, as nccl-tests does."""
+    if value is None:
+        return f"{'N/A':>{width}}"
+    room = width - (len(str(int(value))) if value >= 1 else 0)
+    if room < 0:
+        return f"{value:{width}.{1 if width >= 7 else 0}e}"
+    return f"{value:{width}.{min(2, max(0, room - 1))}f}"
