@@ -18,9 +18,6 @@ def slurm() -> None:
     """Measure over the nodes of a SLURM cluster, or of one that parbench makes on this machine."""
 
 
-# A real cluster on this machine.
-
-
 @slurm.command(
     epilog="Example: parbench slurm local --nodes 4 --link 200mbit -- srun --nodes 4 hostname",
     context_settings={"allow_interspersed_args": False},
@@ -32,15 +29,7 @@ def slurm() -> None:
 @click.option("--slow", multiple=True, metavar="NODE:RATE", help="A node with a slower link, such as n3:50mbit.")
 @click.option("--keep", is_flag=True, help="Keep the cluster's folder with its logs, and say where it is.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-def local(
-    nodes: int,
-    cpus: int,
-    link: str | None,
-    delay: str | None,
-    slow: tuple[str, ...],
-    keep: bool,
-    command: tuple[str, ...],
-) -> None:
+def local(keep: bool, command: tuple[str, ...], **given: Any) -> None:
     """Run COMMAND inside a throw-away SLURM cluster on this machine, and exit with its code.
 
     Every node is a real one to SLURM: its own address, host name and /dev/shm. What is measured there says how the
@@ -49,8 +38,7 @@ def local(
     from slurm.local.cluster_conf import cluster_spec
     from slurm.local.local import run_local
 
-    spec = cluster_spec(nodes=nodes, cpus=cpus, link=link, delay=delay, slow=slow)
-    click.get_current_context().exit(run_local(spec, command, keep=keep))
+    click.get_current_context().exit(run_local(cluster_spec(**given), command, keep=keep))
 
 
 @slurm.command("local-fault", epilog="Example: parbench slurm local-fault cut n3")
@@ -66,9 +54,6 @@ def local_fault(action: str, node: str, rate: str | None) -> None:
     from slurm.local.local import break_or_mend
 
     break_or_mend(action, node, rate)
-
-
-# Sweeps: submit, work (hidden), status, collect...
 
 
 @slurm.command(epilog="Example: parbench slurm submit sweep.toml --wait")
@@ -119,7 +104,7 @@ def collect(context: click.Context, folder: Path) -> None:
 
     The exit code is the sweep's: 0 fine, 1 a wrong result, 4 something is not measured.
     """
-    from slurm.sweep.collect import collect as bring_together
+    from slurm.sweep.status import collect as bring_together
 
     context.exit(bring_together(folder, getattr(context.obj, "report", None)))
 
@@ -128,7 +113,7 @@ def collect(context: click.Context, folder: Path) -> None:
 @_FOLDER
 def cancel(folder: Path) -> None:
     """End the jobs of a sweep that still wait or run, and no others; what is measured is kept."""
-    from slurm.sweep.collect import cancel as end_jobs
+    from slurm.sweep.submit import cancel as end_jobs
 
     click.get_current_context().exit(end_jobs(folder))
 
@@ -137,7 +122,7 @@ def cancel(folder: Path) -> None:
 @_FOLDER
 def resume(folder: Path) -> None:
     """Submit once more what a sweep lacks; nothing that is measured is measured again."""
-    from slurm.sweep.collect import resume as go_on
+    from slurm.sweep.submit import resume as go_on
 
     click.get_current_context().exit(go_on(folder))
 

@@ -21,8 +21,6 @@ ENDED = frozenset(
 """States from which a job does not come back, unless it is requeued."""
 
 _UNKNOWN_JOB = ("Invalid job id", "Job/step already completing or completed")
-_QUEUE_FORMAT = "%F|%K|%A|%T|%r|%S|%e|%N"
-_PARTITION_FORMAT = "%P|%D|%l|%a"
 _LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 _PREFIX = re.compile(r"^\w+: (?:(?:error|fatal): )?")
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
@@ -45,19 +43,12 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """One line of squeue: ``id`` is what sbatch told, ``task`` the array's index, ``own_id`` what Slurm knows it by.
-
-    Times are Slurm's own text, such as 2026-01-31T12:00:00 (local time), ``N/A`` where it has none.
-    """
+    """One line of squeue: ``id`` is what sbatch told, of an array the whole's; ``own_id`` is that of the task."""
 
     id: str
-    task: int | None
     own_id: str
     state: str
     reason: str
-    start: str
-    end: str
-    nodes: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +58,16 @@ class Slurm:
     timeout_seconds: float = 30.0
 
     def check_program(self, name: str) -> None:
-        """Refuse where a program is not in the PATH."""
         if shutil.which(name) is None:
             raise SlurmError(f"{name} is not in the PATH: submit where Slurm's programs are installed")
 
     def sbatch(self, script: Path, *options: str) -> str:
         """Submit a batch script and return the job's id, that of the whole array for an array."""
-        return parse_job_id(self.call("sbatch", "--parsable", *options, str(script)))
+        text = self.call("sbatch", "--parsable", *options, str(script))
+        found = text.split()[-1].partition(";")[0] if text.split() else ""  # 17, or 17;cluster
+        if not found.isdigit():
+            raise SlurmError(f"sbatch told no job id but {text.strip()!r}")
+        return found
 
     def scancel(self, ids: Sequence[str]) -> None:
         """Cancel jobs by id; those that have ended already are passed over."""
@@ -86,7 +80,8 @@ class Slurm:
 
     def queue(self) -> tuple[QueuedJob, ...]:
         """Return this user's jobs that wait or run, one for each task of an array."""
-        return parse_queue(self.call("squeue", "-h", "-r", "--me", "-o", _QUEUE_FORMAT))
+        rows = self._table("squeue", "%F|%A|%T|%r", "-r", "--me")
+        return tuple(QueuedJob(id=base, own_id=own, state=state, reason=why) for base, own, state, why in rows)
 
     def show_job(self, job_id: str) -> tuple[Mapping[str, str], ...]:
         """Return what the controller remembers of a job, one mapping for each task; nothing if it knows none."""
@@ -96,20 +91,39 @@ class Slurm:
             if any(words in str(error) for words in _UNKNOWN_JOB):
                 return ()
             raise
-        return tuple(parse_pairs(line) for line in text.splitlines() if line.startswith("JobId="))
+        found = [_PAIR.split(line)[1:] for line in text.splitlines() if line.startswith("JobId=")]
+        return tuple(dict(zip(words[::2], map(str.strip, words[1::2]), strict=True)) for words in found)
 
     def partitions(self) -> tuple[Partition, ...]:
-        """Return the partitions, in Slurm's order."""
-        return parse_partitions(self.call("sinfo", "-h", "-o", _PARTITION_FORMAT))
+        """Return the partitions in Slurm's order, each with the nodes of all its lines."""
+        found: dict[str, Partition] = {}
+        for name, nodes, limit, available in self._table("sinfo", "%P|%D|%l|%a"):
+            plain = name.removesuffix("*")
+            found[plain] = Partition(
+                name=plain,
+                nodes=int(nodes) + (found[plain].nodes if plain in found else 0),
+                limit_seconds=parse_limit(limit),
+                is_default=name.endswith("*"),
+                is_up=available == "up",
+            )
+        return tuple(found.values())
 
     def node_states(self, nodes: Sequence[str] = ()) -> dict[str, str]:
         """Return the states (``idle``, ``allocated``, ``down*``...) of the named nodes, of all without names."""
         only = ("-n", ",".join(nodes)) if nodes else ()
-        return dict(line.split("|", 1) for line in self.call("sinfo", "-h", "-N", *only, "-o", "%N|%T").splitlines())
+        return dict(self._table("sinfo", "%N|%T", "-N", *only))
 
     def host_names(self, node_list: str) -> tuple[str, ...]:
         """Return the names that a list such as ``n[1-3,7]`` stands for."""
         return tuple(self.call("scontrol", "show", "hostnames", node_list).split()) if node_list else ()
+
+    def _table(self, program: str, form: str, *words: str) -> list[list[str]]:
+        rows = [line.split("|") for line in self.call(program, "-h", *words, "-o", form).splitlines()]
+        for row in rows:
+            numbers = [cell for cell, field in zip(row, form.split("|"), strict=False) if field == "%D"]
+            if len(row) != len(form.split("|")) or not all(number.isdigit() for number in numbers):
+                raise SlurmError(f"{program} told {'|'.join(row)!r}, which is not of the form {form}")
+        return rows
 
     def call(self, program: str, *words: str) -> str:
         """Run one of Slurm's programs and return what it printed."""
@@ -131,58 +145,10 @@ class Slurm:
         except subprocess.TimeoutExpired as error:
             raise SlurmError(f"{program} did not answer within {self.timeout_seconds:g} s") from error
         if done.returncode != 0:
-            raise SlurmError(f"{program} refused: {_sentence(done.stderr) or f'it ended with {done.returncode}'}")
+            complaints = dict.fromkeys(_PREFIX.sub("", line.strip()) for line in done.stderr.splitlines())
+            told = "; ".join(line for line in complaints if line) or f"it ended with {done.returncode}"
+            raise SlurmError(f"{program} refused: {told}")
         return done.stdout
-
-
-def _sentence(text: str) -> str:
-    """Return what a program complained of as one line, each complaint once, without its own name before it."""
-    lines = [_PREFIX.sub("", line.strip()) for line in text.splitlines()]
-    return "; ".join(dict.fromkeys(line for line in lines if line))
-
-
-def parse_job_id(text: str) -> str:
-    """Return the job id of ``sbatch --parsable``, which prints ``17`` or ``17;cluster``."""
-    lines = text.split()
-    found = lines[-1].partition(";")[0] if lines else ""
-    if not found.isdigit():
-        raise SlurmError(f"sbatch told no job id but {text.strip()!r}")
-    return found
-
-
-def parse_queue(text: str) -> tuple[QueuedJob, ...]:
-    """Return the jobs of ``squeue`` lines in the format ``%F|%K|%A|%T|%r|%S|%e|%N``."""
-    jobs = []
-    for line in text.splitlines():
-        fields = line.split("|")
-        if len(fields) != 8:
-            raise SlurmError(f"squeue told {line!r}, which is not of the form {_QUEUE_FORMAT}")
-        base, task, own, state, reason, start, end, nodes = fields
-        index = int(task) if task.isdigit() else None
-        jobs.append(
-            QueuedJob(id=base, task=index, own_id=own, state=state, reason=reason, start=start, end=end, nodes=nodes)
-        )
-    return tuple(jobs)
-
-
-def parse_partitions(text: str) -> tuple[Partition, ...]:
-    """Return the partitions of ``sinfo`` lines in the format ``%P|%D|%l|%a``, lines of one partition summed up."""
-    found: dict[str, Partition] = {}
-    for line in text.splitlines():
-        fields = line.split("|")
-        if len(fields) != 4 or not fields[1].isdigit():
-            raise SlurmError(f"sinfo told {line!r}, which is not of the form {_PARTITION_FORMAT}")
-        name, nodes, limit, available = fields
-        plain = name.removesuffix("*")
-        before = found[plain].nodes if plain in found else 0
-        found[plain] = Partition(
-            name=plain,
-            nodes=before + int(nodes),
-            limit_seconds=parse_limit(limit),
-            is_default=name.endswith("*"),
-            is_up=available == "up",
-        )
-    return tuple(found.values())
 
 
 def parse_limit(text: str) -> float:
@@ -195,12 +161,10 @@ def parse_limit(text: str) -> float:
         return math.inf
     days, *parts = match.groups()
     numbers = [int(part) for part in parts if part is not None]
-    if days is not None:
-        hours, minutes, seconds = (*numbers, 0, 0)[:3]
-        return float(((int(days) * 24 + hours) * 60 + minutes) * 60 + seconds)
-    if len(numbers) == 1:
-        return numbers[0] * 60.0
-    return float(sum(number * 60**power for power, number in enumerate(reversed(numbers))))
+    if days is None and len(numbers) < 3:
+        numbers = [0, *numbers]  # no hours
+    hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def format_limit(seconds: float) -> str:
@@ -209,17 +173,8 @@ def format_limit(seconds: float) -> str:
     return f"{hours}:{minutes:02}:00"
 
 
-def parse_pairs(line: str) -> dict[str, str]:
-    """Return the ``Name=value`` pairs of one line of ``scontrol show ... -o``; values may hold blanks."""
-    matches = list(_PAIR.finditer(line))
-    ends = [match.start() for match in matches[1:]] + [len(line)]
-    return {match[1]: line[match.end() : end].strip() for match, end in zip(matches, ends, strict=True)}
-
-
 MARGIN_SECONDS = 8.0
 """What must be left when a point is stopped for the time's sake: its ranks end, its records are on disk."""
-
-_MOST_SCALE = 5.0
 
 
 def end_time(job: Mapping[str, str], environ: Mapping[str, str]) -> float:
@@ -243,9 +198,7 @@ def scale(measured: Iterable[tuple[float, float]]) -> float:
     """
     pairs = list(measured)
     expected = sum(pair[1] for pair in pairs)
-    if not expected:
-        return 1.0
-    return min(max(sum(pair[0] for pair in pairs) / expected, 1 / _MOST_SCALE), _MOST_SCALE)
+    return min(max(sum(pair[0] for pair in pairs) / expected, 1 / 5), 5.0) if expected else 1.0
 
 
 def too_long(needed_seconds: float, left_seconds: float) -> str:

@@ -16,8 +16,7 @@ from bench.results.records import Record, encode, read_records
 from bench.results.runs import Run, load_run
 from bench.text import UserError
 from slurm.job.ledger import State
-from slurm.sweep.folder import plan_path, runs_path
-from slurm.sweep.points import Point, Sweep
+from slurm.sweep.folder import Point, Sweep, plan_path, runs_path
 from slurm.system import Slurm, SlurmError
 
 _NO_ANSWER = "no answer"  # bench.launch.monitor says so of a rank that is silent when its driver asks where it is

@@ -30,8 +30,7 @@ from slurm.job.point_run import (
     parbench_run,
     relative,
 )
-from slurm.sweep.folder import load_sweep
-from slurm.sweep.points import Point, Sweep
+from slurm.sweep.folder import Point, Sweep, load_sweep
 from slurm.system import MARGIN_SECONDS, Slurm, SlurmError, end_time, scale, too_long
 
 _TICK_SECONDS = 0.1

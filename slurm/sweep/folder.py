@@ -1,26 +1,95 @@
-"""A sweep's folder on the file system that all nodes share.
+"""A submitted sweep and its folder on the file system that all nodes share: the same values for every process.
 
 ``sweep.json`` (what was submitted), ``points/<id>.toml`` (a plan file for each point), ``scripts/*.sh``, ``jobs.jsonl``
 (one line for each sbatch), ``ledger/`` and ``claims/`` (what the jobs did and do), ``runs/<id>/<run>``, ``logs/``.
 """
 
 import errno
+import hashlib
 import os
 import re
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from bench.plan.plan import Entry
 from bench.results.records import refuse_newer
-from bench.text import UserError, reading
-from slurm.sweep.points import SCHEMA, Point, Sweep
+from bench.text import UserError, reading, replace_file
+
+SCHEMA = 1
+Mode = Literal["one", "array", "each"]
+Placement = Literal["block", "cyclic"]
+OnDeadNode = Literal["fail", "go-on"]
 
 FOLDERS = ("points", "scripts", "ledger", "claims", "runs", "logs")
-SWEEP, JOBS = "sweep.json", "jobs.jsonl"
-_NAME_BYTES = 40
+_SWEEP, _JOBS = "sweep.json", "jobs.jsonl"
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of the sweep; ``cases`` empty means the preset's, ``seconds`` is what it is expected to take.
+
+    ``environment`` is empty where the sweep compares none; ``repeat`` counts from 1.
+    """
+
+    id: str
+    label: str
+    nodes: int
+    ntasks_per_node: int
+    placement: Placement
+    repeat: int
+    environment: str
+    variables: dict[str, str]
+    cases: tuple[Entry, ...]
+    seconds: float
+
+    def identified(self) -> "Point":
+        """Return it with its id: a hash of what is measured and where, neither of the label nor of what is expected."""
+        measured = msgspec.structs.asdict(self)
+        for name in ("id", "label", "seconds"):
+            del measured[name]
+        canonical = msgspec.json.encode(measured, order="deterministic")
+        return msgspec.structs.replace(self, id=hashlib.sha256(canonical).hexdigest()[:12])
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+    """``sweep.json``: what was submitted; ``points`` stand in the order of execution, large to small.
+
+    The index of a point in ``points`` is its task in an array job. ``budget``, ``timeout`` and ``link`` are texts as
+    ``parbench run`` takes them, None where the preset decides. ``time_seconds`` is what each job may take, None
+    where the expectation decides. ``options`` are sbatch's long options without dashes, ``srun_options`` words that
+    every srun gets. ``python`` starts parbench in the job, from the folder ``working_directory``, after the lines of
+    ``prologue``.
+    """
+
+    schema: int = SCHEMA
+    name: str
+    file: str
+    created: str
+    mode: Mode
+    points: tuple[Point, ...]
+    preset: str | None = None
+    launches: int | None = None
+    budget: str | None = None
+    timeout: str | None = None
+    backend: str | None = None
+    device: str | None = None
+    link: str | None = None
+    partition: str | None = None
+    time_seconds: int | None = None
+    options: dict[str, str | bool] = {}
+    srun_options: tuple[str, ...] = ()
+    prologue: tuple[str, ...] = ()
+    python: str
+    working_directory: str
+    requeue: bool = True
+    on_dead_node: OnDeadNode = "fail"
+    warning_seconds: int = 120
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,39 +112,38 @@ def create_folder(out: Path, name: str) -> Path:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     path = out.absolute() / f"{stamp}-{slug(name)}-{secrets.token_hex(3)}"
     try:
-        path.mkdir(parents=True)
-        for folder in FOLDERS:
-            (path / folder).mkdir()
-        _write_durably(path / ".probe", b"parbench\n")
-        (path / ".probe").unlink()
-    except OSError as error:
+        with _storing(f"out = {str(out)!r} cannot hold a sweep"):
+            path.mkdir(parents=True)
+            for folder in FOLDERS:
+                (path / folder).mkdir()
+            replace_file(path / ".probe", b"parbench\n")
+            (path / ".probe").unlink()
+    except UserError:
         shutil.rmtree(path, ignore_errors=True)
-        raise UserError(f"out = {str(out)!r} cannot hold a sweep: {_os_reason(error)}") from error
+        raise
     return path
 
 
 def slug(name: str) -> str:
     """Return a name made fit for files and for Slurm: letters, digits, ``.``, ``_`` and ``-``."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:_NAME_BYTES] or "sweep"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:40] or "sweep"
 
 
 def write_sweep(folder: Path, sweep: Sweep) -> None:
     """Write ``sweep.json`` and the plan file of every point; ``UserError`` if the folder does not take them."""
-    try:
+    with _storing(f"{folder} cannot be written"):
         for point in sweep.points:
-            _write_durably(plan_path(folder, point.id), plan_text(sweep, point).encode())
-        _write_durably(folder / SWEEP, msgspec.json.format(msgspec.json.encode(sweep), indent=1) + b"\n")
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {_os_reason(error)}") from error
+            replace_file(plan_path(folder, point.id), plan_text(sweep, point).encode())
+        replace_file(folder / _SWEEP, msgspec.json.format(msgspec.json.encode(sweep), indent=1) + b"\n")
 
 
 def load_sweep(folder: Path) -> Sweep:
     """Return the sweep of a folder; ``UserError`` if it is none, damaged, or of a newer parbench."""
-    file = folder / SWEEP
+    file = folder / _SWEEP
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise UserError(f"{folder} is no sweep: it holds no readable {SWEEP}") from error
+        raise UserError(f"{folder} is no sweep: it holds no readable {_SWEEP}") from error
     with reading(file):
         refuse_newer(content, str(file), SCHEMA)
         return msgspec.json.decode(content, type=Sweep)
@@ -83,32 +151,27 @@ def load_sweep(folder: Path) -> Sweep:
 
 def append_job(folder: Path, job: Job) -> None:
     """Append a job that Slurm has taken, at once and durably: the sweep must know its own jobs."""
-    try:
-        with (folder / JOBS).open("a+b") as file:
-            file.seek(-1 if file.tell() else 0, os.SEEK_END)
-            cut_short = file.read(1) not in (b"", b"\n")
-            file.write(b"\n" * cut_short + msgspec.json.encode(job) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise UserError(f"{folder / JOBS} cannot be written: {_os_reason(error)}") from error
+    with _storing(f"{folder / _JOBS} cannot be written"), (folder / _JOBS).open("a+b") as file:
+        file.seek(-1 if file.tell() else 0, os.SEEK_END)
+        cut_short = file.read(1) not in (b"", b"\n")
+        file.write(b"\n" * cut_short + msgspec.json.encode(job) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def load_jobs(folder: Path) -> tuple[Job, ...]:
     """Return the jobs submitted for a sweep, oldest first; a line cut short by a kill is passed over."""
-    file = folder / JOBS
+    file = folder / _JOBS
     with reading(file):
         lines = file.read_bytes().splitlines() if file.exists() else []
         return tuple(msgspec.json.decode(line, type=Job) for line in lines if line.endswith(b"}"))
 
 
 def plan_path(folder: Path, point_id: str) -> Path:
-    """Return where a point's plan file is."""
     return folder / "points" / f"{point_id}.toml"
 
 
 def runs_path(folder: Path, point_id: str) -> Path:
-    """Return the folder that holds a point's run folders."""
     return folder / "runs" / point_id
 
 
@@ -125,23 +188,16 @@ def plan_text(sweep: Sweep, point: Point) -> str:
 
 
 def _toml(value: str | int) -> str:
-    """Return a word or whole number as TOML writes it; a JSON string is one but for DEL, which TOML wants escaped."""
-    if isinstance(value, int):
-        return str(value)
+    """Return a word or whole number as TOML writes it: as JSON does, but for DEL, which TOML wants escaped."""
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
-def _write_durably(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, and flush it: nodes read it over the network."""
-    fresh = path.with_name(f".{path.name}")
-    with fresh.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-
-
-def _os_reason(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full; free some, or choose another folder with --out"
-    return f"{error.strerror} ({error.filename}); choose another folder with --out"
+@contextmanager
+def _storing(refusal: str) -> Iterator[None]:
+    """Make a ``UserError`` of what the file system refuses, with the way out."""
+    try:
+        yield
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        why = "the disk is full; free some, or" if is_full else f"{error.strerror} ({error.filename});"
+        raise UserError(f"{refusal}: {why} choose another folder with --out") from error

@@ -1,6 +1,6 @@
 """Where a sweep stands: the ledger's word for each point, and Slurm's for the jobs that are to measure the rest."""
 
-import sys
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,15 +11,13 @@ from typing import TextIO
 import click
 import msgspec
 
-from bench.text import format_duration
-from slurm.job.ledger import Standing, read_ledger, standings
-from slurm.sweep.folder import Job, load_jobs, load_sweep
-from slurm.sweep.points import Point, Sweep
+from bench.text import format_duration, format_table
+from slurm.job.ledger import FINAL, Standing, read_ledger, standings
+from slurm.sweep.folder import Job, Point, Sweep, load_jobs, load_sweep
 from slurm.system import QueuedJob, Slurm, SlurmError, scale
 
-_LEDGER_EVERY_SECONDS, _SLURM_EVERY_SECONDS = 1.0, 4.0
-TO_DO = ("waiting", "running", "started", "interrupted", "postponed", "lost-node", "lost", "missing")
-"""The states of what is not measured: the first three are in work, the others wait for ``parbench slurm resume``."""
+Report = Callable[[Sequence[Path], Path], None]
+"""Writes one HTML file of several runs."""
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +44,11 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PointState(msgspec.Struct, frozen=True, kw_only=True):
-    """A point and what became of it; ``run`` is relative to the sweep's folder."""
+    """A point and what became of it; ``run`` is relative to the sweep's folder.
+
+    ``state`` is done or failed, or, of what is not measured, waiting, running or started, which are in work, and
+    interrupted, postponed, lost-node, lost or missing, which wait for ``parbench slurm resume``.
+    """
 
     id: str
     label: str
@@ -82,9 +84,9 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     def words(self) -> str:
         """Return it in one line: ``8 of 12 done, 1 failed, 3 to do; job 17 running, about 3 min left``."""
         counts = Counter(point.state for point in self.points)
+        to_do = len(self.points) - counts["done"] - counts["failed"]
         told = [f"{counts['done']} of {len(self.points)} done"]
         told += [f"{counts['failed']} failed"] if counts["failed"] else []
-        to_do = sum(counts[state] for state in TO_DO)
         told += [f"{to_do} to do"] if to_do else []
         jobs = [job.words() for job in self.jobs if job.lives is not False] or ["no job is left"]
         left = "" if self.left_seconds is None else f", about {format_duration(self.left_seconds)} left"
@@ -110,18 +112,14 @@ def look(folder: Path, slurm: Slurm | None = None, now: float | None = None) -> 
 def _job_state(job: Job, queue: Sequence[QueuedJob] | None, slurm: Slurm, found: Mapping[str, Standing]) -> JobState:
     if queue is None:
         return JobState(id=job.id, states=(), lives=None, points=job.points)
-    alive = [one for one in queue if one.id == job.id]
-    if alive:
+    if alive := [one for one in queue if one.id == job.id]:
         why = next((one.reason for one in alive if one.state == "PENDING" and one.reason != "None"), "")
-        states = tuple(one.state for one in alive)
-        return JobState(id=job.id, states=states, lives=True, points=job.points, reason=why)
-    if all(point in found and found[point].is_final for point in job.points):
-        return JobState(id=job.id, states=("ended",), lives=False, points=job.points)
-    try:
-        ended = tuple(facts.get("JobState", "unknown") for facts in slurm.show_job(job.id))
-    except SlurmError:
-        ended = ()
-    return JobState(id=job.id, states=tuple(dict.fromkeys(ended)) or ("ended",), lives=False, points=job.points)
+        return JobState(id=job.id, states=tuple(one.state for one in alive), lives=True, points=job.points, reason=why)
+    ended: dict[str, None] = {}
+    if not all(point in found and found[point].is_final for point in job.points):
+        with contextlib.suppress(SlurmError):
+            ended = dict.fromkeys(facts.get("JobState", "unknown") for facts in slurm.show_job(job.id))
+    return JobState(id=job.id, states=tuple(ended) or ("ended",), lives=False, points=job.points)
 
 
 def _point_state(
@@ -129,10 +127,16 @@ def _point_state(
 ) -> PointState:
     mine = [job for job in jobs if point.id in job.points]
     if standing is None:
-        state, reason = _not_begun(mine)
-        return PointState(id=point.id, label=point.label, state=state, reason=reason)
-    state, reason = _begun(standing, mine, queue)
+        if any(job.lives is not False for job in mine):
+            return PointState(id=point.id, label=point.label, state="waiting")
+        told = ", ".join(job.words() for job in mine) or "no job was submitted for it"
+        return PointState(id=point.id, label=point.label, state="missing", reason=f"not begun: {told}")
     last = standing.last
+    state, reason = str(last.state), last.reason
+    if queue is not None and state == "started":
+        state, reason = _started(last.job, mine, queue)
+    elif queue is not None and not standing.is_final and any(job.lives for job in mine):
+        state = "waiting"
     return PointState(
         id=point.id,
         label=point.label,
@@ -144,27 +148,15 @@ def _point_state(
     )
 
 
-def _not_begun(jobs: Sequence[JobState]) -> tuple[str, str]:
-    """Return the state of a point that no job has begun, and why."""
-    if any(job.lives is not False for job in jobs):
-        return "waiting", ""
-    told = ", ".join(job.words() for job in jobs)
-    return "missing", f"not begun: {told}" if told else "not begun: no job was submitted for it"
-
-
-def _begun(standing: Standing, jobs: Sequence[JobState], queue: Sequence[QueuedJob] | None) -> tuple[str, str]:
-    """Return the state of a point that the ledger tells of, and why."""
-    last = standing.last
-    if standing.is_final or queue is None:
-        return last.state, last.reason
-    if last.state == "started":
-        own = next((job for job in queue if job.own_id == last.job), None)
-        if own is not None and own.state in ("RUNNING", "COMPLETING", "SUSPENDED"):
-            return "running", ""
-        lost = f"job {last.job} {'was requeued' if own else 'ended'} while it was measured"
-        told = ", ".join(job.words() for job in jobs if job.id == last.job and not own)
-        return ("waiting" if own else "lost"), f"{lost}{f': {told}' if told else ''}"
-    return ("waiting" if any(job.lives for job in jobs) else last.state), last.reason
+def _started(number: str, jobs: Sequence[JobState], queue: Sequence[QueuedJob]) -> tuple[str, str]:
+    """Return the state of a point that a job of this number has begun and not ended, and why."""
+    own = next((job for job in queue if job.own_id == number), None)
+    if own is None:
+        told = "".join(f": {job.words()}" for job in jobs if job.id == number)
+        return "lost", f"job {number} ended while it was measured{told}"
+    if own.state in ("RUNNING", "COMPLETING", "SUSPENDED"):
+        return "running", ""
+    return "waiting", f"job {number} was requeued while it was measured"
 
 
 def _left_seconds(
@@ -175,34 +167,25 @@ def _left_seconds(
     if not running:
         return None
     expected = {point.id: point.seconds for point in sweep.points}
-    factor = scale([(one.seconds, expected[one.id]) for one in points if one.state == "done"])
-    left = 0.0
+    factor = scale((one.seconds, expected[one.id]) for one in points if one.state == "done")
+    left = sum(expected[one.id] * factor for one in points if one.state == "waiting")
     for one in points:
-        if one.state in ("waiting", "running"):
-            spent = 0.0
-            if one.state == "running":
-                spent = now - datetime.fromisoformat(found[one.id].last.time).timestamp()
+        if one.state == "running":
+            spent = now - datetime.fromisoformat(found[one.id].last.time).timestamp()
             left += max(expected[one.id] * factor - spent, 0.0)
     return left / running
 
 
 def render(picture: Picture) -> str:
     """Return the jobs, a table of the points, and the line that sums them up."""
-    head = ("point", "what", "state", "nodes", "seconds", "reason")
-    rows = [head, *(_row(point) for point in picture.points)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
-    table = [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in rows
-    ]
+    rows = [("point", "what", "state", "nodes", "seconds", "reason")]
+    for point in picture.points:
+        seconds = f"{point.seconds:.0f}" if point.seconds else "-"
+        rows.append((point.id, point.label, point.state, ",".join(point.nodes) or "-", seconds, point.reason))
     jobs = [job.words() for job in picture.jobs] or ["no job was submitted"]
     trouble = [picture.trouble] if picture.trouble else []
-    return "\n".join([f"{picture.name}: {picture.folder}", *jobs, *trouble, "", *table, "", picture.words()])
-
-
-def _row(point: PointState) -> tuple[str, ...]:
-    seconds = f"{point.seconds:.0f}" if point.seconds else "-"
-    return (point.id, point.label, point.state, ",".join(point.nodes) or "-", seconds, point.reason)
+    head = [f"{picture.name}: {picture.folder}", *jobs, *trouble]
+    return "\n".join([*head, "", format_table(rows), "", picture.words()])
 
 
 def show(folder: Path, *, as_json: bool = False, slurm: Slurm | None = None) -> int:
@@ -222,10 +205,9 @@ def follow(
 
     Returns 0 if every point is done, 1 if a result is wrong, 4 if anything is not measured.
     """
-    out = sys.stdout if out is None else out
     shown: tuple[str, ...] = ()
     while True:
-        picture = look(folder, slurm)
+        known, picture = len(read_ledger(folder)), look(folder, slurm)
         states = tuple(point.state for point in picture.points)
         if states != shown:
             shown = states
@@ -233,14 +215,29 @@ def follow(
         if not picture.lives:
             click.echo(render(picture), file=out)
             return picture.code
-        pause(_wait_seconds(folder, pause))
+        for _ in range(4):  # Slurm is asked less often than the ledger is read
+            pause(1.0)
+            if len(read_ledger(folder)) != known:
+                break
 
 
-def _wait_seconds(folder: Path, pause: Callable[[float], None]) -> float:
-    """Wait until the ledger grows or it is time to ask Slurm again; return the rest of the wait."""
-    before = read_ledger(folder)
-    waited = 0.0
-    while waited < _SLURM_EVERY_SECONDS - _LEDGER_EVERY_SECONDS and len(read_ledger(folder)) == len(before):
-        pause(_LEDGER_EVERY_SECONDS)
-        waited += _LEDGER_EVERY_SECONDS
-    return _LEDGER_EVERY_SECONDS
+def collect(folder: Path, report: Report | None = None, slurm: Slurm | None = None) -> int:
+    """Print each point's verdict and its run, and write ``report.html`` where there is a run to show.
+
+    Returns 0 if every point is done, 1 if a result is wrong, 4 if anything is not measured.
+    """
+    folder = folder.absolute()
+    picture = look(folder, slurm)
+    runs = []
+    for point in picture.points:
+        why = f"({point.reason})" if point.reason else ""
+        click.echo("  ".join(filter(None, [point.id, f"{point.state:11}", point.label, point.run, why])))
+        if point.state in FINAL and point.run and (folder / point.run / "run.json").exists():
+            runs.append(folder / point.run)
+    click.echo(picture.words())
+    if report is not None and runs:
+        report(runs, folder / "report.html")
+        click.echo(folder / "report.html")
+    if any(point.state not in (*FINAL, "waiting", "running") for point in picture.points):
+        click.echo(f"next: parbench slurm resume {folder}")
+    return picture.code

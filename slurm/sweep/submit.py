@@ -1,9 +1,10 @@
-"""``parbench slurm submit``: a sweep file checked, its points and cost shown, its jobs given to Slurm: all, or none."""
+"""``parbench slurm submit``, ``resume`` and ``cancel``: what is given to Slurm, all of it or none, and taken back."""
 
 import math
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,11 +13,12 @@ import msgspec
 from bench.plan.cases import load_catalogue
 from bench.results.runs import utc_now
 from bench.text import UserError, counted, did_you_mean, listed, parse_duration, writing
+from slurm.job.ledger import FINAL
 from slurm.sweep.expand import expand
-from slurm.sweep.folder import Job, append_job, create_folder, load_jobs, slug, write_sweep
-from slurm.sweep.points import Point, Sweep
+from slurm.sweep.folder import Job, Point, Sweep, append_job, create_folder, load_jobs, load_sweep, slug, write_sweep
 from slurm.sweep.script import Batch, about, batches, estimate, script_text, table
-from slurm.sweep.sweepfile import SweepFile, read_sweep_file
+from slurm.sweep.status import follow, look
+from slurm.sweep.sweepfile import SweepFile, at, read_sweep_file
 from slurm.system import Partition, Slurm, SlurmError
 
 
@@ -32,26 +34,46 @@ def submit(
     if not dry_run:
         slurm.check_program("sbatch")
     partitions = _partitions(slurm, dry_run=dry_run)
-    try:
+    with at(f"sweep file {path}"):
         expansion = expand(file, load_catalogue(modules))
         sweep = freeze(file, path, expansion.points)
         sweep, notes = (sweep, []) if partitions is None else fit_partition(sweep, partitions)
-    except UserError as error:
-        raise UserError(f"sweep file {path}: {error}") from error
-    _show(sweep, [*expansion.notes, *notes, *too_long(sweep)])
+    click.echo(table(sweep.points))
+    for note in [*expansion.notes, *notes, *too_long(sweep)]:
+        click.echo(f"note: {note}")
+    click.echo(estimate(sweep.points, sweep.mode))
     parent = out or Path(file.out)
+    wanted = batches(sweep)
     if dry_run:
-        _show_scripts(sweep, parent)
+        click.echo(f"\n{script_text(sweep, parent.absolute() / f'UTC-{slug(sweep.name)}-HEX', wanted[0])}")
+        more = f"; {counted(len(wanted) - 1, 'script')} more, of the same form" if len(wanted) > 1 else ""
+        click.echo(f"dry run: nothing was submitted{more}")
         return 0
     folder = create_folder(parent, sweep.name)
-    for job in _write_and_send(sweep, folder, slurm):
+    try:
+        write_sweep(folder, sweep)
+        jobs = send(sweep, folder, wanted, slurm)
+    except UserError:
+        if not load_jobs(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    for job in jobs:
         click.echo(f"job {job.id}: {counted(len(job.points), 'point')} on {counted(job.nodes, 'node')}")
     if wait:
-        from slurm.sweep.status import follow
-
         return follow(folder)
     click.echo(f"next: parbench slurm status {folder}")
     return 0
+
+
+def _partitions(slurm: Slurm, *, dry_run: bool) -> tuple[Partition, ...] | None:
+    """Return Slurm's partitions; a dry run may do without Slurm, says so, and gets None."""
+    try:
+        return slurm.partitions()
+    except SlurmError as error:
+        if not dry_run:
+            raise
+        click.echo(f"note: the partition, its nodes and its time limit were not checked: {error}")
+        return None
 
 
 def freeze(file: SweepFile, path: Path, points: tuple[Point, ...]) -> Sweep:
@@ -82,15 +104,56 @@ def freeze(file: SweepFile, path: Path, points: tuple[Point, ...]) -> Sweep:
     )
 
 
-def _write_and_send(sweep: Sweep, folder: Path, slurm: Slurm) -> tuple[Job, ...]:
-    """Write the folder and submit; a folder for which Slurm took no job is removed again."""
-    try:
-        write_sweep(folder, sweep)
-        return send(sweep, folder, batches(sweep), slurm)
-    except UserError:
-        if not load_jobs(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+def fit_partition(sweep: Sweep, partitions: Sequence[Partition]) -> tuple[Sweep, list[str]]:
+    """Return the sweep with jobs no longer than allowed, and notes; ``UserError`` if it does not fit.
+
+    Only a time that the user asked for is refused: a job of estimated length that is cut short queues itself again.
+    """
+    chosen = _chosen(sweep.partition, partitions)
+    names = listed(partition.name for partition in chosen)
+    nodes = max(partition.nodes for partition in chosen)
+    limit = max(partition.limit_seconds for partition in chosen)
+    wanted = max(point.nodes for point in sweep.points)
+    if wanted > nodes:
+        raise UserError(f"nodes({wanted}) > {nodes}, the nodes of partition {names}")
+    notes = [f"partition {partition.name} is not up: jobs wait" for partition in chosen if not partition.is_up]
+    longest = max(batch.time_seconds for batch in batches(sweep))
+    if longest <= limit:
+        return sweep, notes
+    if sweep.time_seconds is not None:
+        raise UserError(f"$.slurm.time({about(longest)}) > {about(limit)}, the limit of partition {names}")
+    if max(point.seconds for point in sweep.points) > limit or not sweep.requeue:
+        raise UserError(
+            f"a job needs {about(longest)}, and partition {names} allows {about(limit)}: set mode to array or each, a "
+            "smaller budget, or slurm.requeue = true"
+        )
+    notes.append(f"the job takes about {about(longest)}, in parts of {about(limit)}, all that partition {names} allows")
+    return msgspec.structs.replace(sweep, time_seconds=int(limit)), notes
+
+
+def _chosen(name: str | None, partitions: Sequence[Partition]) -> list[Partition]:
+    """Return the partitions that a job may run in: those named, the default without a name."""
+    by_name = {partition.name: partition for partition in partitions}
+    there_are = f"there are {listed(by_name) if by_name else 'none'}"
+    if name is None:
+        if default := [partition for partition in partitions if partition.is_default]:
+            return default
+        raise UserError(f"$.slurm.partition is missing, and Slurm has no default: {there_are}")
+    for one in name.split(","):
+        if one not in by_name:
+            hint = did_you_mean(one, by_name)
+            raise UserError(f"$.slurm.partition: no partition is named {one!r}: {there_are}{hint}")
+    return [by_name[one] for one in name.split(",")]
+
+
+def too_long(sweep: Sweep) -> list[str]:
+    """Say which points may never fit into the time that jobs are given; such a point is postponed, not begun."""
+    found = [point.seconds for point in sweep.points if point.seconds > (sweep.time_seconds or math.inf)]
+    if not found:
+        return []
+    given = about(sweep.time_seconds or 0)
+    points = f"{counted(len(found), 'point')} of up to {about(max(found))}"
+    return [f"{points} may not fit into jobs of {given}, and would be postponed"]
 
 
 def send(sweep: Sweep, folder: Path, wanted: Sequence[Batch], slurm: Slurm) -> tuple[Job, ...]:
@@ -98,29 +161,26 @@ def send(sweep: Sweep, folder: Path, wanted: Sequence[Batch], slurm: Slurm) -> t
     jobs: list[Job] = []
     try:
         for batch in wanted:
-            jobs.append(_submitted(sweep, folder, batch, slurm))
-            append_job(folder, jobs[-1])
+            script = folder / "scripts" / f"{batch.stem}.sh"
+            with writing(script):
+                script.write_text(script_text(sweep, folder, batch), encoding="utf-8")
+            job = Job(
+                id=slurm.sbatch(script),
+                name=batch.stem,
+                nodes=batch.nodes,
+                time_seconds=batch.time_seconds,
+                submitted=utc_now(),
+                points=tuple(point.id for point in batch.points),
+                array=bool(batch.tasks),
+            )
+            jobs.append(job)
+            append_job(folder, job)
     except UserError as error:
         raise UserError(f"{_take_back(jobs, slurm)}: {error}") from error
     except KeyboardInterrupt:
         click.echo(f"parbench: interrupted: {_take_back(jobs, slurm)}", err=True)
         raise
     return tuple(jobs)
-
-
-def _submitted(sweep: Sweep, folder: Path, batch: Batch, slurm: Slurm) -> Job:
-    script = folder / "scripts" / f"{batch.stem}.sh"
-    with writing(script):
-        script.write_text(script_text(sweep, folder, batch), encoding="utf-8")
-    return Job(
-        id=slurm.sbatch(script),
-        name=batch.stem,
-        nodes=batch.nodes,
-        time_seconds=batch.time_seconds,
-        submitted=utc_now(),
-        points=tuple(point.id for point in batch.points),
-        array=bool(batch.tasks),
-    )
 
 
 def _take_back(jobs: Sequence[Job], slurm: Slurm) -> str:
@@ -135,89 +195,39 @@ def _take_back(jobs: Sequence[Job], slurm: Slurm) -> str:
     return f"nothing is left submitted, for jobs {' '.join(ids)} were cancelled"
 
 
-def _partitions(slurm: Slurm, *, dry_run: bool) -> tuple[Partition, ...] | None:
-    """Return Slurm's partitions; a dry run may do without Slurm, says so, and gets None."""
-    try:
-        return slurm.partitions()
-    except SlurmError as error:
-        if not dry_run:
-            raise
-        click.echo(f"note: the partition, its nodes and its time limit were not checked: {error}")
-        return None
+def resume(folder: Path, slurm: Slurm | None = None) -> int:
+    """Submit what is missing in the form of the sweep's mode, and print the jobs' ids.
 
-
-def choose_partitions(name: str | None, partitions: Sequence[Partition]) -> tuple[Partition, ...]:
-    """Return the partitions that a job may run in: those named, the default without a name."""
-    if name is None:
-        default = tuple(partition for partition in partitions if partition.is_default)
-        if not default:
-            raise UserError(f"$.slurm.partition is missing, and Slurm has no default: there are {_names(partitions)}")
-        return default
-    by_name = {partition.name: partition for partition in partitions}
-    for one in name.split(","):
-        if one not in by_name:
-            raise UserError(
-                f"$.slurm.partition: no partition is named {one!r}: there are {_names(partitions)}"
-                f"{did_you_mean(one, by_name)}"
-            )
-    return tuple(by_name[one] for one in name.split(","))
-
-
-def fit_partition(sweep: Sweep, partitions: Sequence[Partition]) -> tuple[Sweep, list[str]]:
-    """Return the sweep with jobs no longer than allowed, and notes; ``UserError`` if it does not fit.
-
-    Only a time that the user asked for is refused: a job of estimated length that is cut short queues itself again.
+    ``UserError`` if nothing is missing, if jobs of the sweep still live, or if Slurm does not answer.
     """
-    chosen = choose_partitions(sweep.partition, partitions)
-    names = _names(chosen)
-    nodes = max(partition.nodes for partition in chosen)
-    limit = max(partition.limit_seconds for partition in chosen)
-    wanted = max(point.nodes for point in sweep.points)
-    if wanted > nodes:
-        raise UserError(f"nodes({wanted}) > {nodes}, the nodes of partition {names}")
-    notes = [f"partition {partition.name} is not up: jobs wait" for partition in chosen if not partition.is_up]
-    longest = max(batch.time_seconds for batch in batches(sweep))
-    if longest <= limit:
-        return sweep, notes
-    if sweep.time_seconds is not None:
-        raise UserError(f"$.slurm.time({about(longest)}) > {about(limit)}, the limit of partition {names}")
-    largest = max(point.seconds for point in sweep.points)
-    if largest > limit or not sweep.requeue:
-        raise UserError(
-            f"a job needs {about(longest)}, and partition {names} allows {about(limit)}: set mode to array or each, a "
-            "smaller budget, or slurm.requeue = true"
-        )
-    notes.append(f"the job takes about {about(longest)}, in parts of {about(limit)}, all that partition {names} allows")
-    return msgspec.structs.replace(sweep, time_seconds=int(limit)), notes
+    folder = folder.absolute()
+    slurm = slurm or Slurm()
+    sweep, picture = load_sweep(folder), look(folder, slurm)
+    if picture.trouble:
+        raise SlurmError(f"whether jobs of {folder} still live cannot be told: {picture.trouble}")
+    if alive := [job.id for job in picture.jobs if job.lives]:
+        raise UserError(f"jobs of {folder} still wait or run ({', '.join(alive)}): let them end, or cancel them")
+    ended = {point.id for point in picture.points if point.state in FINAL}
+    missing = [point for point in sweep.points if point.id not in ended]
+    if not missing:
+        raise UserError(f"nothing of {folder} is missing: its {len(sweep.points)} points are done or failed")
+    suffix = f"-resumed-{len(picture.jobs)}"  # so that no script is overwritten
+    wanted = [replace(batch, stem=f"{batch.stem}{suffix}") for batch in batches(sweep, missing)]
+    for job in send(sweep, folder, wanted, slurm):
+        click.echo(f"job {job.id}: {len(job.points)} of {len(sweep.points)} points, on {job.nodes} nodes")
+    click.echo(f"next: parbench slurm status {folder}")
+    return 0
 
 
-def too_long(sweep: Sweep) -> list[str]:
-    """Say which points may never fit into the time that jobs are given; such a point is postponed, not begun."""
-    found = [point for point in sweep.points if point.seconds > (sweep.time_seconds or math.inf)]
-    if not found:
-        return []
-    needed, given = about(max(point.seconds for point in found)), about(sweep.time_seconds or 0)
-    return [
-        f"{counted(len(found), 'point')} of up to {needed} may not fit into jobs of {given}, and would be postponed"
-    ]
-
-
-def _names(partitions: Sequence[Partition]) -> str:
-    return listed([partition.name for partition in partitions]) if partitions else "none"
-
-
-def _show(sweep: Sweep, notes: Sequence[str]) -> None:
-    for line in table(sweep.points):
-        click.echo(line)
-    for note in notes:
-        click.echo(f"note: {note}")
-    click.echo(estimate(sweep.points, sweep.mode).text)
-
-
-def _show_scripts(sweep: Sweep, parent: Path) -> None:
-    """Show the first script, and how many more there would be."""
-    first, *others = batches(sweep)
-    folder = parent.absolute() / f"UTC-{slug(sweep.name)}-HEX"
-    click.echo(f"\n{script_text(sweep, folder, first)}")
-    more = f"; {counted(len(others), 'script')} more, of the same form" if others else ""
-    click.echo(f"dry run: nothing was submitted{more}")
+def cancel(folder: Path, slurm: Slurm | None = None) -> int:
+    """End the sweep's jobs that still wait or run, by their ids, and print which; what is measured is kept."""
+    load_sweep(folder)
+    slurm = slurm or Slurm()
+    alive = {job.id for job in slurm.queue()}
+    ids = [job.id for job in load_jobs(folder) if job.id in alive]
+    slurm.scancel(ids)
+    for name in ids:
+        click.echo(f"job {name}: cancelled")
+    if not ids:
+        click.echo("no job of this sweep waits or runs")
+    return 0

@@ -1,7 +1,8 @@
 """The sweep file: what is measured on how many nodes, in which order of things, and what Slurm is told."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,16 +13,19 @@ from bench.plan.aliases import present_params
 from bench.plan.params import Value
 from bench.plan.plan import FileCase
 from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link, read_toml
-from slurm.sweep.points import Mode, OnDeadNode, Placement
+from slurm.sweep.folder import Mode, OnDeadNode, Placement
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Counts = Annotated[list[Count], msgspec.Meta(min_length=1)]
 
-OURS = (
+_OURS = (
     *("array", "chdir", "error", "job-name", "nodes", "no-kill", "no-requeue", "ntasks", "ntasks-per-node", "output"),
     *("open-mode", "parsable", "requeue", "signal", "test-only", "time", "wait", "wrap"),
 )
 """Options of sbatch that parbench sets itself."""
+
+_NAMED = ("account", "qos", "constraint", "exclude", "nodelist", "reservation", "gres")
+"""Options of sbatch that have a key of their own, beside the partition."""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,7 +35,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def texts(self) -> dict[str, str]:
         """Return the variables as the ranks' processes get them."""
-        return {name: _text(value) for name, value in self.variables.items()}
+        return {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in self.variables.items()}
 
 
 class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,8 +57,7 @@ class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def all_options(self) -> dict[str, str | bool]:
         """Return sbatch's long options, without those that parbench sets itself."""
-        named = ("account", "qos", "constraint", "exclude", "nodelist", "reservation", "gres")
-        given = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in _NAMED if getattr(self, name) is not None}
         passed = {name: value if isinstance(value, bool) else str(value) for name, value in self.options.items()}
         return {**given, **{name: value for name, value in passed.items() if value is not False}}
 
@@ -87,81 +90,67 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     python: str | None = None
 
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_OPTION = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Begin what is refused within the block with the place that it is about."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
 
 
 def read_sweep_file(path: Path) -> SweepFile:
     """Return the file's contents; ``UserError`` names the file and the place in it that is wrong."""
-    file = read_toml(path, "sweep file", SweepFile)
-    try:
-        file = _by_present_names(file)
+    file, replace = read_toml(path, "sweep file", SweepFile), msgspec.structs.replace
+    with at(f"sweep file {path}"):
+        file = replace(
+            file,
+            matrix=present_params(file.matrix, "$.matrix"),
+            zip=tuple(present_params(table, "$.zip") for table in file.zip),
+            case=tuple(replace(case, set=present_params(case.set, case.name)) for case in file.case),
+        )
         _check(file)
-    except UserError as error:
-        raise UserError(f"sweep file {path}: {error}") from error
+        _check_job(file)
     return file
-
-
-def _by_present_names(file: SweepFile) -> SweepFile:
-    replace = msgspec.structs.replace
-    return replace(
-        file,
-        matrix=present_params(file.matrix, "$.matrix"),
-        zip=tuple(present_params(table, "$.zip") for table in file.zip),
-        case=tuple(replace(case, set=present_params(case.set, case.name)) for case in file.case),
-    )
 
 
 def _check(file: SweepFile) -> None:
     """Refuse what has the right type and no meaning; each sentence begins with the place."""
-    for name, text in (("budget", file.budget), ("timeout", file.timeout), ("slurm.time", file.slurm.time)):
-        _parsed(f"$.{name}", text, parse_duration)
-    _parsed("$.link", file.link, parse_link)
-    _check_where(file)
-    for name, environment in file.environment.items():
-        for variable in environment.variables:
-            if not _NAME.fullmatch(variable):
-                raise UserError(f"$.environment.{name}.variables: {variable!r} is no name of an environment variable")
-    _check_options(file.slurm)
-    for index, line in enumerate(file.prologue):
-        if "\n" in line:
-            raise UserError(f"$.prologue[{index}]: {line!r} is more than one line: write each as its own")
-
-
-def _check_where(file: SweepFile) -> None:
+    for name, text, parse in (
+        ("budget", file.budget, parse_duration),
+        ("timeout", file.timeout, parse_duration),
+        ("slurm.time", file.slurm.time, parse_duration),
+        ("link", file.link, parse_link),
+    ):
+        with at(f"$.{name}"):
+            if text is not None:
+                parse(str(text))
     for name, given, allowed in (("backend", file.backend, BACKENDS), ("device", file.device, DEVICES)):
         if given is not None and given not in allowed:
-            raise UserError(
-                f"$.{name}: {given!r} is not known{did_you_mean(given, allowed)}; allowed: {listed(allowed)}"
-            )
+            hint = did_you_mean(given, allowed)
+            raise UserError(f"$.{name}: {given!r} is not known{hint}; allowed: {listed(allowed)}")
     if file.backend == "nccl" and file.device == "cpu":
         raise UserError("$.backend: 'nccl' moves data between GPUs, and $.device is 'cpu'; allowed: gloo")
+    for name, environment in file.environment.items():
+        for variable in environment.variables:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
+                raise UserError(f"$.environment.{name}.variables: {variable!r} is no name of an environment variable")
 
 
-def _check_options(table: SlurmTable) -> None:
-    for name, value in table.options.items():
-        if not _OPTION.fullmatch(name):
+def _check_job(file: SweepFile) -> None:
+    for name, value in file.slurm.options.items():
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
             raise UserError(f"$.slurm.options: {name!r} is no long option of sbatch; write it without dashes")
-        if name in OURS:
+        if name in _OURS:
             raise UserError(f"$.slurm.options: {name!r} is for parbench to set; leave it out")
         if name in SlurmTable.__struct_fields__:
             raise UserError(f"$.slurm.options: {name!r} has a key of its own: write $.slurm.{name}")
         if not str(value).isprintable():
             raise UserError(f"$.slurm.options: {name} = {value!r} is not one printable line")
-    for name in ("partition", "account", "qos", "constraint", "exclude", "nodelist", "reservation", "gres"):
-        value = getattr(table, name)
+    for name in ("partition", *_NAMED):
+        value = getattr(file.slurm, name)
         if value is not None and (not value.isprintable() or not value.strip()):
             raise UserError(f"$.slurm.{name}: {value!r} is not one printable line")
-
-
-def _parsed(place: str, found: str | float | None, parse: Callable[[str], float]) -> None:
-    """Refuse what cannot be parsed, with the place before what is wrong."""
-    try:
-        if found is not None:
-            parse(str(found))
-    except UserError as error:
-        raise UserError(f"{place}: {error}") from error
-
-
-def _text(value: bool | int | float | str) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    for index, line in enumerate(file.prologue):
+        if "\n" in line:
+            raise UserError(f"$.prologue[{index}]: {line!r} is more than one line: write each as its own")

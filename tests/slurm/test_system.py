@@ -8,18 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurm.system import (
-    ENDED,
-    Partition,
-    Slurm,
-    SlurmError,
-    format_limit,
-    parse_job_id,
-    parse_limit,
-    parse_pairs,
-    parse_partitions,
-    parse_queue,
-)
+from slurm.system import ENDED, Partition, Slurm, SlurmError, format_limit, parse_limit
 
 
 class Programs:
@@ -53,10 +42,11 @@ def test_sbatch_is_asked_for_the_bare_id_and_what_is_none_is_refused_as_told(pro
     programs.write("sbatch", "echo '17;cluster'")
     assert Slurm().sbatch(Path("a b.sh"), "--hold") == "17"
     assert programs.words("sbatch") == ["--parsable", "--hold", "a b.sh"]
-    for text, job in (("17\n", "17"), ("17;c\n", "17"), ("site says hello\n18\n", "18")):
-        assert parse_job_id(text) == job
-    for text in ("", "Submitted\n", "-3"):
-        assert "told no job id" in refusal(parse_job_id, text)
+    programs.write("sbatch", "echo site says hello; echo 18")
+    assert Slurm().sbatch(Path("x.sh")) == "18"
+    for text in ("", "Submitted", "-3"):
+        programs.write("sbatch", f"echo '{text}'")
+        assert refusal(Slurm().sbatch, Path("x.sh")) == f"sbatch told no job id but {text!r}"
 
 
 def test_a_program_that_fails_is_one_sentence_without_its_own_prefix(
@@ -77,41 +67,43 @@ def test_a_program_that_fails_is_one_sentence_without_its_own_prefix(
     assert refusal(Slurm().scancel, ["1"]).startswith("scancel is not in the PATH: ")
 
 
-def test_the_queue_has_a_line_for_each_task(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
-    programs.write("squeue", 'echo "12|3|15|RUNNING|None|$SLURM_TIME_FORMAT|N/A|n[1-2]"')
-    [found] = Slurm().queue()
-    assert (found.id, found.task, found.own_id, found.state, found.reason) == ("12", 3, "15", "RUNNING", "None")
-    assert (found.start, found.end, found.nodes) == ("standard", "N/A", "n[1-2]")
+def test_the_queue_has_a_line_for_each_task_and_partitions_are_summed_over_lines(programs: Programs) -> None:
+    programs.write("squeue", "echo '12|15|RUNNING|None'; echo '7|7|PENDING|Resources'")
+    found = [(one.id, one.own_id, one.state, one.reason) for one in Slurm().queue()]
+    assert found == [("12", "15", "RUNNING", "None"), ("7", "7", "PENDING", "Resources")]
     assert {"-h", "-r", "--me"} <= set(programs.words("squeue"))
-    assert parse_queue("7|N/A|7|PENDING|Resources|N/A|N/A|\n")[0].task is None
-    assert parse_queue("") == ()
-
-
-def test_partitions_are_summed_over_lines_and_lines_of_another_form_are_refused() -> None:
-    assert parse_partitions("lab*|4|1:00:00|up\nbig|100|infinite|down\nbig|28|infinite|down\n") == (
+    programs.write("squeue", "")
+    assert Slurm().queue() == ()
+    programs.write("sinfo", "echo 'lab*|4|1:00:00|up'; echo 'big|100|infinite|down'; echo 'big|28|infinite|down'")
+    assert Slurm().partitions() == (
         Partition(name="lab", nodes=4, limit_seconds=3600, is_default=True),
         Partition(name="big", nodes=128, limit_seconds=math.inf, is_up=False),
     )
-    assert refusal(parse_queue, "7 PENDING").startswith("squeue told '7 PENDING', which is not of the form %F")
-    assert refusal(parse_partitions, "lab 4").startswith("sinfo told 'lab 4', which is not of the form %P")
+    programs.write("squeue", "echo 7 PENDING")
+    assert refusal(Slurm().queue).startswith("squeue told '7 PENDING', which is not of the form %F")
+    for line in ("lab 4", "lab|many|infinite|up"):
+        programs.write("sinfo", f"echo '{line}'")
+        assert refusal(Slurm().partitions).startswith(f"sinfo told '{line}', which is not of the form %P")
 
 
-def test_times_are_read_in_every_form_of_slurm_s_and_written_in_whole_minutes_and_pairs_may_hold_blanks() -> None:
+def test_times_are_read_in_every_form_of_slurm_s_and_written_in_whole_minutes() -> None:
     known = {"30": 1800, "5:30": 330, "1:00:00": 3600, "2-00:00:00": 172800, "1-12": 129600, "1-12:30": 131400}
     for text, seconds in {**known, **dict.fromkeys(("infinite", "UNLIMITED", "n/a"), math.inf)}.items():
         assert parse_limit(text) == seconds, text
     for number, text in {60: "0:01:00", 61: "0:02:00", 3600: "1:00:00", 90 * 3600: "90:00:00"}.items():
         assert format_limit(number) == text
         assert parse_limit(text) >= number, "never less"
+
+
+def test_a_job_is_shown_for_each_task_and_an_unknown_one_is_nothing_but_silence_is_not(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
     line = "JobId=7 JobName=a b Comment=x=1 y NodeList=n[1-4] Socks/Node=* NtasksPerN:B:S:C=2:0:*:* Power="
     first = {"JobId": "7", "JobName": "a b", "Comment": "x=1 y", "NodeList": "n[1-4]", "Socks/Node": "*"}
-    assert parse_pairs(line) == {**first, "NtasksPerN:B:S:C": "2:0:*:*", "Power": ""}
-
-
-def test_a_job_is_shown_for_each_task_and_an_unknown_one_is_nothing_but_silence_is_not(programs: Programs) -> None:
-    programs.write("scontrol", "echo 'JobId=2 JobState=PENDING'; echo; echo 'JobId=3 JobState=RUNNING'")
-    assert [job["JobState"] for job in Slurm().show_job("2")] == ["PENDING", "RUNNING"]
+    programs.write("scontrol", f"echo '{line}'; echo; echo \"JobId=3 End=$SLURM_TIME_FORMAT\"")
+    values = {**first, "NtasksPerN:B:S:C": "2:0:*:*", "Power": ""}
+    assert Slurm().show_job("2") == (values, {"JobId": "3", "End": "standard"})
     assert programs.words("scontrol") == ["show", "job", "-o", "2"]
     programs.write("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert Slurm().show_job("2") == ()

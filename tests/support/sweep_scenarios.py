@@ -23,12 +23,10 @@ from sweeps import make_sweep, point
 from bench.text import UserError
 from slurm.job.ledger import read_ledger
 from slurm.local.local import break_or_mend
-from slurm.sweep.collect import resume
-from slurm.sweep.folder import append_job, create_folder, load_jobs, write_sweep
-from slurm.sweep.points import Point
+from slurm.sweep.folder import Point, append_job, create_folder, load_jobs, write_sweep
 from slurm.sweep.script import batches
 from slurm.sweep.status import Picture, follow, look
-from slurm.sweep.submit import send
+from slurm.sweep.submit import resume, send
 from slurm.system import Slurm
 
 S = Slurm()

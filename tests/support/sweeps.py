@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.plan.plan import Entry
-from slurm.sweep.folder import FOLDERS, Job, append_job, write_sweep
-from slurm.sweep.points import Point, Sweep
+from slurm.sweep.folder import FOLDERS, Job, Point, Sweep, append_job, write_sweep
 from slurm.system import Partition, QueuedJob, Slurm, SlurmError
 
 
@@ -38,12 +37,8 @@ def job(number: str, points: Sequence[Point], **more: Any) -> Job:
     return Job(**{**given, "id": number, "points": tuple(point.id for point in points), **more})
 
 
-def queued(
-    number: str, state: str = "RUNNING", *, task: int | None = None, own: str | None = None, reason: str = "None"
-) -> QueuedJob:
-    return QueuedJob(
-        id=number, task=task, own_id=own or number, state=state, reason=reason, start="N/A", end="N/A", nodes="n[1-2]"
-    )
+def queued(number: str, state: str = "RUNNING", *, own: str | None = None, reason: str = "None") -> QueuedJob:
+    return QueuedJob(id=number, own_id=own or number, state=state, reason=reason)
 
 
 class FakeSlurm(Slurm):

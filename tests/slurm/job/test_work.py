@@ -22,7 +22,7 @@ from slurm.job.claims import Claims, Owner, this_owner
 from slurm.job.ledger import Ledger, Line, read_ledger, standings
 from slurm.job.point_run import Attempt, Command
 from slurm.job.work import choose_points, work
-from slurm.sweep.points import Point
+from slurm.sweep.folder import Point
 
 P = tuple(point(number) for number in range(3))
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2,n3,n4"}

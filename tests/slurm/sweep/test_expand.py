@@ -5,21 +5,23 @@ from typing import Any
 
 import msgspec
 from refusals import refusal
+from sweeps import make_sweep
+from sweeps import point as any_point
 
 from bench.plan.catalogue import DEFINITIONS
 from bench.plan.plan import PRESETS, Entry, Plan
-from slurm.sweep.expand import Expansion, expand, plan_point, possible
-from slurm.sweep.points import Point, make_point
-from slurm.sweep.script import START_SECONDS, about, estimate, job_seconds, point_seconds, table
+from slurm.sweep.expand import Expansion, expand, plan_point
+from slurm.sweep.folder import Point
+from slurm.sweep.script import about, batches, estimate, table
 from slurm.sweep.sweepfile import SweepFile
 
 CASES = (Entry(name="all_reduce", set={"dtype": "float32", "mode": "blocking"}),)
 
 
 def point(**changes: Any) -> Point:
-    where = {"nodes": 4, "ntasks_per_node": 2, "placement": "block", "repeat": 1, "environment": "ring"}
-    what = {"variables": {"NCCL_ALGO": "Ring", "A": "1"}, "cases": CASES, "seconds": 16.0}
-    return make_point(**{**where, **what, **changes})
+    where = {"nodes": 4, "ntasks_per_node": 2, "environment": "ring"}
+    what = {"variables": {"NCCL_ALGO": "Ring", "A": "1"}, "cases": CASES}
+    return any_point(**{**where, **what, **changes}).identified()
 
 
 def expanded(**given_values: Any) -> Expansion:
@@ -134,8 +136,8 @@ def test_a_condition_without_effect_and_cases_that_are_skipped_are_noted() -> No
 
 
 def planned(*entries: Entry, nodes: int = 2, ntasks_per_node: int = 1, **given: Any) -> Plan:
-    file = msgspec.convert(given, SweepFile)
-    return plan_point(file, DEFINITIONS, nodes=nodes, ntasks_per_node=ntasks_per_node, entries=entries)
+    where = point(nodes=nodes, ntasks_per_node=ntasks_per_node, cases=entries)
+    return plan_point(msgspec.convert(given, SweepFile), DEFINITIONS, where)
 
 
 def entry(name: str = "all_reduce", **params: str) -> Entry:
@@ -153,45 +155,35 @@ def test_a_point_is_planned_for_the_ranks_of_all_its_nodes_as_the_file_and_else_
     assert planned(entry("broadcast", root="3"), nodes=4).nproc == 4
     assert planned(entry(group="across"), nodes=2, ntasks_per_node=2).cases
     assert planned(entry(dtype="float8_e5m2")).backend == "nccl", "it is enough that one backend can"
-    for backend, device, expected in (
-        (None, None, [("gloo", "cpu"), ("nccl", "cuda")]),
-        ("gloo", None, [("gloo", "cpu"), ("gloo", "cuda")]),
-        (None, "cuda", [("nccl", "cuda")]),
-    ):
-        assert possible(backend, device) == expected, (backend, device)
+    assert planned(entry(), device="cuda").backend == "nccl", "gloo on GPUs is used where it is asked for alone"
+    assert planned(entry(), device="cuda", backend="gloo").backend == "gloo"
 
 
 def test_an_id_is_what_is_measured_and_where_and_nothing_else() -> None:
     assert len(point().id) == 12
     assert set(point().id) <= set("0123456789abcdef")
     turned = (Entry(name="all_reduce", set={"mode": "blocking", "dtype": "float32"}),)
-    same: list[dict[str, Any]] = [{"words": ("other",)}, {"seconds": 99.0}]
+    same: list[dict[str, Any]] = [{"label": "other"}, {"seconds": 99.0}, {"id": "other"}]
     for change in [*same, {"cases": turned, "variables": {"A": "1", "NCCL_ALGO": "Ring"}}]:
         assert point(**change).id == point().id, change
     float16 = (Entry(name="all_reduce", set={"dtype": "float16", "mode": "blocking"}),)
     other: list[dict[str, Any]] = [{"nodes": 2}, {"ntasks_per_node": 4}, {"placement": "cyclic"}, {"repeat": 2}]
     other += [{"environment": "tree"}, {"variables": {}}, {"cases": ()}, {"cases": float16}]
     assert len({point(**change).id for change in [{}, *other]}) == 1 + len(other)
-    assert (point().ranks, point().cases[0]) == (8, entry(dtype="float32", mode="blocking"))
 
 
 def test_one_allocation_holds_its_largest_number_of_nodes_and_guesses_are_told_as_coarsely_as_they_deserve() -> None:
-    assert point_seconds(95) == 95 + START_SECONDS
     points = (point(nodes=4, seconds=900), point(nodes=2, seconds=900), point(nodes=2, seconds=900, repeat=2))
-    one, array, each = (estimate(points, mode) for mode in ("one", "array", "each"))
-    assert (one.points, one.jobs, one.seconds, one.node_seconds) == (3, 1, 2700, 4 * 2700)
-    assert array.node_seconds == each.node_seconds == 8 * 900
-    assert one.text == "3 points in 1 job, about 45 min, 3 node-hours"
-    assert array.text == "3 points in 2 jobs, about 45 min, 2 node-hours"
-    assert each.jobs == 3
-    alone = estimate((point(nodes=1, seconds=36),), "each")
-    assert alone.text == "1 point in 1 job, about 36 s, 0.01 node-hours"
-    asked = [job_seconds(points, at_once=at_once) for at_once in (False, True)]
-    assert asked == [3480, 1200], "whole minutes, and more than the work"
+    assert estimate(points, "one") == "3 points in 1 job, about 45 min, 3 node-hours"
+    assert estimate(points, "array") == "3 points in 2 jobs, about 45 min, 2 node-hours"
+    assert estimate(points, "each") == "3 points in 3 jobs, about 45 min, 2 node-hours"
+    assert estimate((point(nodes=1, seconds=36),), "each") == "1 point in 1 job, about 36 s, 0.01 node-hours"
+    modes = [batches(make_sweep(points, mode=mode, time_seconds=None))[0].time_seconds for mode in ("one", "array")]
+    assert modes == [3480, 1200], "whole minutes, and more than the work"
     known = {16: "16 s", 119: "1 min 59 s", 120: "2 min", 3600: "60 min", 3 * 3600: "3.0 h"}
     assert {seconds: about(seconds) for seconds in known} == known
-    two = (point(nodes=16, ntasks_per_node=1, seconds=1800), point(nodes=1, ntasks_per_node=1, seconds=36))
-    head, first, second = table(two)
-    assert first.split() == [two[0].id, "16", "nodes", "x", "1", "30", "min", "8"]
-    assert second.split() == [two[1].id, "1", "node", "x", "1", "36", "s", "0.01"]
-    assert len({len(line) for line in (head, first, second)}) == 1
+    two = (point(nodes=16, seconds=1800, label="16 nodes x 1"), point(nodes=1, seconds=36, label="1 node x 1"))
+    lines = table(two).splitlines()
+    assert lines[1].split() == [two[0].id, "16", "nodes", "x", "1", "30", "min", "8"]
+    assert lines[2].split() == [two[1].id, "1", "node", "x", "1", "36", "s", "0.01"]
+    assert len({len(line) for line in lines}) == 1

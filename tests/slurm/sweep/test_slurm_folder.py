@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 from refusals import refusal
 from sweeps import job, make_sweep
+from sweeps import point as any_point
 
 from bench.plan.plan import Entry, PlanFile, read_plan_file
 from bench.text import UserError
 from slurm.sweep.folder import (
     FOLDERS,
+    Mode,
+    Point,
+    Sweep,
     append_job,
     create_folder,
     load_jobs,
@@ -23,13 +27,12 @@ from slurm.sweep.folder import (
     slug,
     write_sweep,
 )
-from slurm.sweep.points import Mode, Point, Sweep, make_point
 from slurm.sweep.script import Batch, batches, indices, script_text
 
 
-def point(nodes: int = 2, ntasks_per_node: int = 1, seconds: float = 100.0, **more: Any) -> Point:
-    usual = {"placement": "block", "repeat": 1, "environment": "", "variables": {}, "cases": ()}
-    return make_point(**{**usual, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "seconds": seconds, **more})
+def point(nodes: int = 2, ntasks_per_node: int = 1, **more: Any) -> Point:
+    usual = {"nodes": nodes, "ntasks_per_node": ntasks_per_node, "seconds": 100.0, "cases": ()}
+    return any_point(**{**usual, **more}).identified()
 
 
 POINTS = (point(4), point(4, 2), point(2), point(1, 2))
@@ -113,7 +116,7 @@ def test_a_plan_file_says_whatever_the_point_measures_and_no_more(tmp_path: Path
         one = point(cases=(Entry(name=text, set={text: text}),))
         [case] = planned(tmp_path / "plan.toml", make_sweep([]), one).case
         assert (case.name, case.set) == (text, {text: text})
-    hostile = point(words=('x\nnproc = 3\n[[case]]\nname = "y"',))
+    hostile = point(label='x\nnproc = 3\n[[case]]\nname = "y"')
     assert planned(tmp_path / "plan.toml", make_sweep([]), hostile) == PlanFile()
 
 

@@ -13,10 +13,9 @@ from sweeps import FakeSlurm, job, make_folder, make_sweep, point, queued
 from bench.text import UserError
 from parbench import main
 from slurm.job.ledger import FOLDER, Line
-from slurm.sweep.collect import cancel, collect, resume
-from slurm.sweep.folder import load_jobs, load_sweep
-from slurm.sweep.points import Point
-from slurm.sweep.status import Picture, follow, look, render, show
+from slurm.sweep.folder import Point, load_jobs, load_sweep
+from slurm.sweep.status import Picture, collect, follow, look, render, show
+from slurm.sweep.submit import cancel, resume
 
 P = tuple(point(number) for number in range(4))
 NOW = 1767225660.0  # 2026-01-01T00:01:00Z
@@ -67,7 +66,7 @@ def test_a_running_sweep_and_one_that_waits(tmp_path: Path) -> None:
 
 def test_of_an_array_tasks_share_what_is_left_and_count_by_their_own_ids(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "four", make_sweep(P), job("7", P, array=True))
-    tasks = [queued("7", task=number, own=str(7 + number)) for number in range(4)]
+    tasks = [queued("7", own=str(7 + number)) for number in range(4)]
     picture = look(folder, FakeSlurm().set(waiting=tasks), NOW)
     assert picture.left_seconds == pytest.approx(20)
     assert picture.words() == "0 of 4 done, 4 to do; array 7: 4 running, about 20 s left"
@@ -213,7 +212,7 @@ def test_runs_that_ended_are_reported_the_rest_is_named(tmp_path: Path, capsys: 
 
 def test_only_its_own_living_jobs_are_cancelled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_folder(tmp_path, make_sweep(P), *(job(number, P) for number in ("7", "8", "9")))
-    tasks = [queued("9", task=number, own=f"2{number}") for number in range(2)]
+    tasks = [queued("9", own=f"2{number}") for number in range(2)]
     slurm = FakeSlurm().set(waiting=[queued("7"), *tasks, queued("55"), queued("8888")])
     assert cancel(folder, slurm) == 0
     assert slurm.told == [("squeue",), ("scancel", "7", "9")]

@@ -16,10 +16,9 @@ import parbench
 from bench.plan.catalogue import DEFINITIONS
 from bench.text import UserError
 from slurm.sweep.expand import expand
-from slurm.sweep.folder import load_jobs, load_sweep
-from slurm.sweep.points import Sweep
+from slurm.sweep.folder import Sweep, load_jobs, load_sweep
 from slurm.sweep.script import batches
-from slurm.sweep.submit import choose_partitions, fit_partition, freeze, send, submit, too_long
+from slurm.sweep.submit import fit_partition, freeze, send, submit, too_long
 from slurm.sweep.sweepfile import read_sweep_file
 from slurm.system import Partition, Slurm, SlurmError
 
@@ -174,15 +173,16 @@ def test_bad_input_is_one_sentence_that_names_the_file_and_nothing_is_submitted(
 
 
 def test_the_default_partition_is_the_one_that_slurm_marks_and_one_that_is_down_is_noted(file: Path) -> None:
-    assert choose_partitions(None, (BIG, LAB)) == (LAB,)
-    assert choose_partitions("big,lab", (BIG, LAB)) == (BIG, LAB)
-    with pytest.raises(UserError, match=r"^\$\.slurm\.partition is missing, and Slurm has no default: there are big$"):
-        choose_partitions(None, (BIG,))
+    for default, there in (((BIG,), "big"), ((), "none")):
+        told = refusal(fit_partition, frozen(file), default)
+        assert told == f"$.slurm.partition is missing, and Slurm has no default: there are {there}"
     sweep = frozen(file)
     assert fit_partition(sweep, (LAB,)) == (sweep, [])
-    assert fit_partition(msgspec.structs.replace(sweep, partition="big,lab"), (LAB, BIG))[1] == []
     down = replace(LAB, is_up=False)
-    assert fit_partition(sweep, (down,))[1] == ["partition lab is not up: jobs wait"]
+    for name, notes in ((None, ["partition lab is not up: jobs wait"]), ("big", [])):
+        assert fit_partition(msgspec.structs.replace(sweep, partition=name), (BIG, down))[1] == notes
+    wide = msgspec.structs.replace(frozen(file, time_seconds=7200), partition="lab,big")
+    assert fit_partition(wide, (LAB, BIG)) == (wide, []), "the longest limit of the partitions named counts"
 
 
 def test_a_sweep_longer_than_allowed_is_cut_where_it_can_queue_itself_again(file: Path) -> None:
