@@ -5,6 +5,7 @@ Nothing heavy is imported before it is needed.
 
 import importlib
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,7 +98,7 @@ def main(ctx: click.Context) -> None:
     """Measure how this machine communicates and what that costs a training step, with proof and honest numbers."""
     from bench.commands import AppHooks
 
-    ctx.obj = AppHooks(modules=DEFINITIONS, show=_show, exit_code=_exit_code)
+    ctx.obj = AppHooks(modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report)
 
 
 def _show(path: Path, form: str) -> int:
@@ -111,6 +112,12 @@ def _exit_code(path: Path) -> int:
     from reports.analysis.summary import verdict
 
     return verdict(load_run(path)).code
+
+
+def _report(runs: Sequence[Path], output: Path) -> None:
+    from reports.render.show import write_report
+
+    write_report(runs, output)
 
 
 if __name__ == "__main__":

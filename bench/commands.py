@@ -14,11 +14,15 @@ from bench.text import UserError, format_size
 
 @dataclass(frozen=True, kw_only=True)
 class AppHooks:
-    """What other packages give these commands; ``show`` takes a run and one of ``FORMATS``, returns an exit code."""
+    """What other packages give these commands.
+
+    ``show`` takes a run and one of ``FORMATS`` and returns an exit code; ``report`` writes one page of several runs.
+    """
 
     modules: Sequence[str]
     show: Callable[[Path, str], int]
     exit_code: Callable[[Path], int]
+    report: Callable[[Sequence[Path], Path], None]
 
 
 FORMATS = ("tables", "nccl-tests", "nccl-tests-json")

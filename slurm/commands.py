@@ -106,7 +106,7 @@ def collect(context: click.Context, folder: Path) -> None:
     """
     from slurm.sweep.status import collect as bring_together
 
-    context.exit(bring_together(folder, getattr(context.obj, "report", None)))
+    context.exit(bring_together(folder, context.obj.report))
 
 
 @slurm.command(epilog="Example: parbench slurm cancel sweeps/20260102T030405Z-nodes-1a2b3c")

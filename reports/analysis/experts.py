@@ -1,13 +1,11 @@
 """What the records of expert-parallel steps tell: scope, routing, and the loads of experts and ranks. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.results.details import Loads, Mesh, read
-from reports import cells
 from reports.analysis.labels import differences
 from reports.analysis.summary import Row, readable
-from reports.sections.columns import Column, figure, known, words
 
 _DROPLESS = 0.0
 _AFTER_CHOICE = ("capacity", "variant", "chunks")
@@ -155,12 +153,6 @@ def atlases(found: Sequence[Mixture]) -> tuple[Atlas, ...]:
     return tuple(one for one in made if len(one.routings) > 1)
 
 
-def atlas_columns(atlas: Atlas) -> tuple[Column[str], ...]:
-    """Return the columns of an atlas, whose rows are its routings: time, slow-down and drop rate of each place."""
-    kinds = [column for place in atlas.places for column in _of_place(atlas, place)]
-    return (words("routing", cells.visible, "how experts are chosen"), *known(kinds, atlas.routings))
-
-
 def _atlas(group: Sequence[Mixture], model: str) -> Atlas:
     told = f", {model}" if model else ""
     return Atlas(
@@ -179,21 +171,3 @@ def _group(one: Mixture) -> object:
 
 def _place(one: Mixture) -> Place:
     return one.capacity, one.ep
-
-
-def _of_place(atlas: Atlas, place: Place) -> tuple[Column[str], ...]:
-    name = atlas.name_of(place)
-
-    def time(routing: str) -> str:
-        one = atlas.cells.get((routing, place))
-        return cells.UNKNOWN if one is None else cells.measured(one.row.metrics.get(one.row.headline))
-
-    def value(metric: str) -> Callable[[str], float | None]:
-        return lambda routing: atlas.value(routing, place, metric)
-
-    slow_help = f"{name}: the step over the same under balanced routes, in turns"
-    return (
-        Column(title=f"{name}: time", text=time, sort=value("time"), help=f"{name}: median with its 95 % interval"),
-        figure(f"{name}: slow-down", value("imbalance_slowdown"), cells.formatted("{:.2f}x"), slow_help, 1),
-        figure(f"{name}: dropped", value("drop_rate"), cells.percent, f"{name}: pairs dropped over pairs routed", 2),
-    )

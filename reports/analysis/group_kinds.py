@@ -12,11 +12,10 @@ from reports.analysis.interference import TOGETHER
 from reports.analysis.labels import operation_without
 from reports.analysis.rank_hosts import WITHIN, Nodes
 from reports.analysis.summary import Row, common_details
-from reports.sections.columns import Column, figure, mode_columns, size_column, words
 
 ACROSS, OVER = "across nodes", "over nodes"
 """One rank of each of several nodes; several ranks of some of them."""
-_OF_GROUP = ("group", "group_index", "concurrent")
+OF_GROUP = ("group", "group_index", "concurrent")
 _IMPLIED = {"node": WITHIN, "across": ACROSS, "world": OVER}
 # what stands for its reach where several kinds have it
 _PREFERRED = ("node", "across")
@@ -49,7 +48,7 @@ class Kinds:
     @property
     def name(self) -> str:
         """The operation with its own parameters."""
-        return operation_without(self.first.case, _OF_GROUP)
+        return operation_without(self.first.case, OF_GROUP)
 
     @property
     def size_bytes(self) -> int | None:
@@ -117,35 +116,6 @@ def ratio_words(one: Kinds) -> str:
     return f"{one.name}, {what}: {far.reach} {cells.size(one.size_bytes)} runs at {times} of {near.reach} ({told})."
 
 
-def kind_columns(found: Sequence[Kinds]) -> tuple[Column[Kinds], ...]:
-    """Return the columns: the operation, each kind's bus bandwidth, and what of it is left across nodes."""
-    names = dict.fromkeys(kind for one in found for kind in one.rows)
-    ordered = sorted(names, key=lambda kind: (kind.together, (WITHIN, ACROSS, OVER).index(kind.reach)))
-    both = any(one.ratio(together=True) is not None for one in found)
-    return (
-        words("operation", lambda one: one.name, "what is done"),
-        *mode_columns(lambda one: one.first),
-        size_column(lambda one: one.first),
-        *(_rate(kind) for kind in ordered),
-        figure("across / within", lambda one: one.ratio(), cells.significant, "bus bandwidth across nodes over within"),
-        *((_together(),) if both else ()),
-    )
-
-
-def _rate(kind: Kind) -> Column[Kinds]:
-    return figure(
-        kind.label,
-        lambda one: one.rate(kind),
-        cells.gigabytes,
-        f"bus bandwidth in 1e9 B/s, the median of the groups: {kind.label}",
-    )
-
-
-def _together() -> Column[Kinds]:
-    told = "the same while all groups of the kind ran at once and shared what links there are"
-    return figure("across / within, together", lambda one: one.ratio(together=True), cells.significant, told)
-
-
 def _group_ranks(row: Row, nodes: Nodes) -> tuple[int, ...]:
     """Return the ranks that ran the row; all where it names none and is the first of its kind, else nothing."""
     details = common_details(row)
@@ -165,9 +135,45 @@ def _kind(row: Row, ranks: Sequence[int], nodes: Nodes) -> Kind:
 
 
 def _identity(row: Row) -> object:
-    kept = frozenset((name, value) for name, value in row.case.params.items() if name not in _OF_GROUP)
+    kept = frozenset((name, value) for name, value in row.case.params.items() if name not in OF_GROUP)
     return row.case.name, kept, row.world
 
 
 def _param(one: Kinds, name: str) -> str:
     return str(one.first.case.params.get(name, cells.UNKNOWN))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped:
+    """An operation of one size, mode and type, and its row for each group that ran it."""
+
+    first: Row
+    rows: Mapping[str, Row]
+
+    @property
+    def slowest(self) -> str | None:
+        """The group with the least bus bandwidth of those that ran alone, None if fewer than two are known."""
+        rates = {
+            name: rate
+            for name, row in self.rows.items()
+            if (rate := row.value("busbw")) and not row.case.params.get("concurrent")
+        }
+        return min(rates, key=lambda name: rates[name]) if len(rates) > 1 else None
+
+
+def grouped(rows: Sequence[Row]) -> tuple[Grouped, ...]:
+    """Return each operation that several groups ran, or one both alone and beside all others."""
+    found: dict[object, dict[str, Row]] = {}
+    for row in rows:
+        if "group" in row.case.params:
+            found.setdefault(_identity(row), {})[group_name(row)] = row
+    return tuple(Grouped(first=next(iter(of.values())), rows=of) for of in found.values() if len(of) > 1)
+
+
+def group_name(row: Row) -> str:
+    """Return a group as people call it: its kind, its ranks where they are known, and whether all ran at once."""
+    params = row.case.params
+    ranks = common_details(row).get("group_ranks")
+    known = isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks)
+    told = ",".join(map(str, ranks)) if known and ranks else f"member {params.get('group_index', 0)}"
+    return f"{params['group']} {told}{f' {TOGETHER}' if row.case.params.get('concurrent') else ''}"

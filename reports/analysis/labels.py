@@ -24,6 +24,15 @@ def operation_without(case: Case, without: Iterable[str]) -> str:
     return _with(case.name.partition(".")[2] or case.name, case.params, (n for n in case.params if n not in left_out))
 
 
+def row_label(row: Row) -> str:
+    """Return a communication with its size, mode and type, for a line that stands alone."""
+    params = row.case.params
+    size = cells.size(params["size_bytes"]) if "size_bytes" in params else ""
+    return " ".join(
+        filter(None, (operation(row.case), size, *(str(params.get(name, "")) for name in ("mode", "dtype"))))
+    )
+
+
 def short_labels(rows: Sequence[Row]) -> dict[str, str]:
     """Return by case id the name with those parameters in which cases of that name differ."""
     kinds = {row.case.name.partition(".")[0] for row in rows}

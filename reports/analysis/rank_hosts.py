@@ -42,10 +42,10 @@ class Nodes:
         """Return the ranks of a host."""
         return tuple(rank for rank, name in enumerate(self.hosts) if name == host)
 
-    @property
-    def by_node(self) -> tuple[int, ...]:
-        """All ranks, node by node."""
-        return tuple(rank for host in self.names for rank in self.ranks_on(host))
+    def ordered(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return ranks node by node; those without a host, which no run should have, last."""
+        known = [rank for host in self.names for rank in self.ranks_on(host) if rank in set(ranks)]
+        return (*known, *(rank for rank in ranks if rank not in set(known)))
 
     @property
     def placement(self) -> str:

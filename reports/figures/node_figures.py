@@ -101,8 +101,7 @@ def draw_pairs(matrix: Pairs, nodes: Nodes | None = None) -> Figure | None:
     With ``nodes`` the ranks of a host stand side by side, with lines between hosts, and thick ones between switches:
     the slowest link stands out as the palest.
     """
-    order = {rank: place for place, rank in enumerate(nodes.by_node)} if nodes else {}
-    ranks = sorted(matrix.ranks, key=lambda rank: order.get(rank, len(order)))
+    ranks = nodes.ordered(matrix.ranks) if nodes else matrix.ranks
     rates = [[matrix.rate(source, target) for target in ranks] for source in ranks]
     fastest = max((rate or 0.0 for row in rates for rate in row), default=0.0)
     if not fastest:

@@ -12,7 +12,8 @@ from reports.regression.compare import WORST_FIRST, Comparison, Family, Series, 
 from reports.regression.environment import Change
 from reports.regression.noise_floor import told
 from reports.regression.rule import Effect, Rule
-from reports.sections.columns import Column, figure, mode_columns, size_column, words
+from reports.report import Column, number, words
+from reports.sections.row_columns import case_columns
 
 MEANINGS: Mapping[Word, str] = {
     "WRONG": "a result differs from the reference, so it has no time",
@@ -32,7 +33,7 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
     """Return the columns of single series; what tells them apart is never dropped."""
     return (
         *_identity(series),
-        size_column(lambda one: one.row),
+        case_columns()[2].of(lambda one: one.row),
         verdict_column(),
         _effect(),
         *_limits(),
@@ -51,7 +52,7 @@ def family_columns(families: Sequence[Family]) -> tuple[Column[Family], ...]:
         words("verdict", lambda family: family.word, "the worst of its members'"),
         words("slower at", lambda family: _moved(family, "SLOWER"), moved_help),
         words("faster at", lambda family: _moved(family, "FASTER"), moved_help),
-        figure("p", lambda one: one.p_value, probability, "of no member having moved beyond its floor (Simes)", 1),
+        number("p", lambda one: one.p_value, probability, "of no member having moved beyond its floor (Simes)", 1),
     )
 
 
@@ -142,7 +143,7 @@ def _identity(series: Sequence[Series]) -> tuple[Column[Series], ...]:
     worlds = len({one.world for one in series}) > 1
     return (
         words("operation", lambda one: names.get(one.case.id) or operation(one.case), "what is done"),
-        *mode_columns(lambda one: one.row, 0, 5),
+        *(column.of(lambda one: one.row) for column in case_columns(0, 5)[:2]),
         *((words("ranks", lambda one: world_words(one.world), "where it runs"),) if worlds else ()),
     )
 
@@ -168,8 +169,8 @@ def _limits() -> tuple[Column[Series], ...]:
         return one.effect.detectable if one.effect else None
 
     return (
-        figure("floor", floor, cells.percent, "what the interval has to clear", 3),
-        figure("detectable", detectable, cells.percent, "what is called in four of five such comparisons", 1),
+        number("floor", floor, cells.percent, "what the interval has to clear", 3),
+        number("detectable", detectable, cells.percent, "what is called in four of five such comparisons", 1),
     )
 
 
@@ -179,12 +180,12 @@ def _evidence() -> tuple[Column[Series], ...]:
             row = one.new if new else one.base
             return row.value(row.headline) if row else None
 
-        return figure(name, value, cells.duration, f"the time in {name}, over its launches", 4)
+        return number(name, value, cells.duration, f"the time in {name}, over its launches", 4)
 
     return (
         side("BASE", new=False),
         side("NEW", new=True),
-        figure(
+        number(
             "rank p",
             lambda one: one.effect.rank_p_value if one.effect else None,
             probability,

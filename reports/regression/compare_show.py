@@ -39,7 +39,7 @@ from reports.regression.confirm import Confirming, confirm
 from reports.regression.history_select import means_run, notes_of_pools, select_run
 from reports.regression.noise_floor import find_floor
 from reports.regression.rule import Rule
-from reports.sections.columns import Column, T
+from reports.report import Column, T
 
 SCHEMA_VERSION = 1
 """History of the JSON: 1 is the first."""

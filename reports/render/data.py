@@ -1,94 +1,73 @@
-"""Rows as JSON and CSV: intervals keep their method, unknown is null."""
+"""A report's rows as JSON and CSV: intervals keep their method, unknown is null."""
 
 import csv
 import io
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from bench.results.runs import Run
+from reports.analysis.pipelines import without_timelines
 from reports.analysis.summary import Row, Summary, common_details
+from reports.report import Report
 
 MOST_EMBEDDED_BYTES = 400_000
 """What of a page of at most a megabyte is left to its data."""
-CSV_COLUMNS = (
-    "case",
-    "name",
-    "params",
-    "status",
-    "launches",
-    "planned",
-    "iterations",
-    "check_passed",
-    "noise",
-    "metric",
-    "value",
-    "low",
-    "high",
-    "unit",
-    "better",
-    "method",
-)
+_OF_METRIC = ("value", "low", "high", "unit", "better", "method")
+_OF_ROW = ("case", "name", "params", "status", "launches", "planned", "iterations", "check_passed", "noise")
+CSV_COLUMNS = (*_OF_ROW, "metric", *_OF_METRIC)
+_BRIEF = ("case", "world", "status", "launches", "planned", "iterations", "check", "metrics", "grade")
 
 
-def as_json(run: Run, summary: Summary) -> str:
-    """Return the run, its rows and what has none; intervals keep their method, unknown is null."""
-    whole = {
-        "run": run.info,
-        "verdict": summary.verdict,
-        "rows": [_row(row) for row in summary.rows],
-        "skipped": summary.skipped,
-        "missing": summary.missing,
-    }
-    return msgspec.json.encode(whole).decode()
+def render_json(report: Report) -> str:
+    """Return the run, its rows and what has none; several runs as ``{"runs": [...]}``."""
+    told = [_run(*one) for one in report.runs]
+    return msgspec.json.encode(told[0] if len(told) == 1 else {"runs": told}).decode() + "\n"
 
 
-def as_csv(summary: Summary) -> str:
-    """Return one line for each metric of each row; a row without metrics has one with its status."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for row in summary.rows:
-        writer.writerows(_lines(row))
-    return buffer.getvalue()
+def embedded_json(report: Report, most_bytes: int = MOST_EMBEDDED_BYTES) -> str:
+    """Return the same to stand in a page, without timelines: they are pictures rather than facts.
 
-
-def several_json(runs: Sequence[tuple[Run, Summary]]) -> str:
-    """Return several runs as ``{"runs": [...]}``."""
-    return f'{{"runs":[{",".join(as_json(run, summary) for run, summary in runs)}]}}'
-
-
-def embedded_json(runs: Sequence[tuple[Run, Summary]], most_bytes: int = MOST_EMBEDDED_BYTES) -> str:
-    """Return the same to stand in a page: where it is too long, without plans, and rows without details and notes."""
-    whole = several_json(runs)
-    if len(whole) <= most_bytes:
+    Of several runs too long for a page, it is the rows alone, without details and notes.
+    """
+    runs = tuple((run, without_timelines(summary)) for run, summary in report.runs)
+    whole = render_json(replace(report, runs=runs))
+    if len(whole) <= most_bytes or len(report.runs) == 1:
         return whole
     told = [
-        {"run": {"id": run.info.id, "started": run.info.started}, "rows": [_brief(row) for row in summary.rows]}
-        for run, summary in runs
+        {
+            "run": {"id": run.info.id, "started": run.info.started},
+            "rows": [{name: getattr(row, name) for name in _BRIEF} for row in summary.rows],
+        }
+        for run, summary in report.runs
     ]
     return msgspec.json.encode({"runs": told}).decode()
 
 
-def several_csv(runs: Sequence[tuple[Run, Summary]]) -> str:
-    """Return several runs' lines, each after its run's id."""
+def render_csv(report: Report) -> str:
+    """Return a line for each metric of each row, after its run's id if there are several; one for a row without any."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(("run", *CSV_COLUMNS))
-    for run, summary in runs:
-        writer.writerows([run.info.id, *line] for row in summary.rows for line in _lines(row))
+    is_one = len(report.runs) == 1
+    writer.writerow(CSV_COLUMNS if is_one else ("run", *CSV_COLUMNS))
+    for run, summary in report.runs:
+        start = () if is_one else (run.info.id,)
+        writer.writerows((*start, *line) for row in summary.rows for line in _lines(row))
     return buffer.getvalue()
 
 
-def _row(row: Row) -> dict[str, Any]:
-    fields = {name: getattr(row, name) for name in Row.__dataclass_fields__ if name != "records"}
-    return {**fields, "details": common_details(row)}
-
-
-def _brief(row: Row) -> dict[str, Any]:
-    kept = ("case", "world", "status", "launches", "planned", "iterations", "check", "metrics", "grade")
-    return {name: getattr(row, name) for name in kept}
+def _run(run: Run, summary: Summary) -> dict[str, Any]:
+    names = [name for name in Row.__dataclass_fields__ if name != "records"]
+    return {
+        "run": run.info,
+        "verdict": summary.verdict,
+        "rows": [
+            {**{name: getattr(row, name) for name in names}, "details": common_details(row)} for row in summary.rows
+        ],
+        "skipped": summary.skipped,
+        "missing": summary.missing,
+    }
 
 
 def _lines(row: Row) -> list[list[Any]]:
@@ -97,7 +76,4 @@ def _lines(row: Row) -> list[list[Any]]:
     start = [row.case.id, row.case.name, params, row.status, *counts, row.check.passed, row.grade]
     if not row.metrics:
         return [start + [None] * (len(CSV_COLUMNS) - len(start))]
-    return [
-        [*start, name, metric.value, metric.low, metric.high, metric.unit, metric.better, metric.method]
-        for name, metric in row.metrics.items()
-    ]
+    return [[*start, name, *(getattr(metric, column) for column in _OF_METRIC)] for name, metric in row.metrics.items()]

@@ -1,51 +1,36 @@
-"""Reports as GitHub's Markdown: the same tables as the page, without figures. Pure.
+"""A report as GitHub's Markdown: the same tables as the page, without figures.
 
 What comes from records is escaped: it is shown as text, whatever it holds.
 """
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from bench.results.runs import Run
 from reports import cells
-from reports.analysis.findings import find
-from reports.analysis.problems import Problem, bad_rows, emulations, not_measured, told_of_runs, warnings_of
-from reports.analysis.several import Several
-from reports.analysis.summary import Summary
-from reports.sections.doubts import doubts, footnotes, heading, verdict_words
-from reports.sections.panels import Panel, Section
-from reports.sections.sections import sections
+from reports.report import PROBLEM_COLUMNS, Column, Report, T
 
 _SPECIAL = re.compile(r"([\\`*\[\]|~#])")
 
 
-def render_markdown(run: Run, summary: Summary) -> str:
-    """Return the report of a run."""
-    found = find(run, summary)
+def render_markdown(report: Report) -> str:
+    """Return a report of one run or of several."""
+    is_one = len(report.runs) == 1
     lines = [
-        f"# parbench {escaped(run.info.id)}",
-        f"**{escaped(verdict_words(summary.verdict))}**",
-        *(f"**{escaped(warning)}**" for warning in warnings_of(run)),
-        *(f"**{escaped(note)}**" for note in emulations(run)),
-        escaped(heading(run, found.summary)),
-        *_problems("Wrong, hung or failed", bad_rows(found.summary)),
-        *_listed("Slow or noisy", doubts(found)),
-        *_problems("Not measured", not_measured(found.summary)),
-        *_sections(sections(found)),
-        *_listed("How it was measured", footnotes(run, found.summary)),
+        f"# parbench{' ' if is_one else ': '}{escaped(report.name)}",
+        *(f"**{escaped(told)}**" for told in (report.verdict, *report.warnings, *report.emulated)),
+        *([escaped(report.heading)] if is_one else []),
+        *_titled("Wrong, hung or failed", PROBLEM_COLUMNS, report.problems),
+        *_listed("Slow or noisy", report.doubts),
+        *_titled("Not measured", PROBLEM_COLUMNS, report.not_measured),
     ]
-    return "\n\n".join(lines) + "\n"
-
-
-def render_several_markdown(several: Several, compared: Sequence[Section]) -> str:
-    """Return the report of several runs."""
-    lines = [
-        f"# parbench: {len(several.runs)} runs",
-        f"**{escaped(several.verdict_words)}**",
-        *(f"**{escaped(note)}**" for note in told_of_runs([one.run for one in several.runs], emulations)),
-        *_sections(compared),
-    ]
+    for section in report.sections:
+        lines += [f"## {escaped(section.title)}", *map(escaped, section.notes)]
+        for table in section.on_page:
+            lines += [f"### {escaped(table.title)}", markdown_table(table.columns, table.rows)]
+            lines += map(escaped, table.notes)
+        if section.glossary:
+            lines.append("\n".join(f"* **{escaped(term.name)}**: {escaped(term.text)}" for term in section.glossary))
+    lines += _listed("How it was measured", report.footnotes)
     return "\n\n".join(lines) + "\n"
 
 
@@ -55,37 +40,19 @@ def escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", plain)
 
 
-def _sections(shown: Iterable[Section]) -> Iterable[str]:
-    for section in shown:
-        yield f"## {escaped(section.title)}"
-        yield from (escaped(note) for note in section.notes)
-        for panel in section.panels:
-            yield f"### {escaped(panel.title)}"
-            yield _panel(panel)
-            yield from (escaped(note) for note in panel.notes)
-        if section.glossary:
-            yield "\n".join(f"* **{escaped(term.name)}**: {escaped(term.text)}" for term in section.glossary)
-
-
-def _panel(panel: Panel[Any]) -> str:
-    rows = [[column.text(row) for column in panel.columns] for row in panel.rows]
-    return _table([column.title for column in panel.columns], rows, [column.number for column in panel.columns])
-
-
-def _problems(title: str, problems: Sequence[Problem]) -> Iterable[str]:
-    if problems:
-        yield f"## {title}"
-        rows = [[one.case, one.status, one.launches, one.reason] for one in problems]
-        yield _table(["case", "status", "launches", "reason"], rows, [False] * 4)
-
-
-def _listed(title: str, sentences: Sequence[str]) -> Iterable[str]:
-    if sentences:
-        yield f"## {title}"
-        yield "\n".join(f"* {escaped(sentence)}" for sentence in sentences)
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[bool]) -> str:
-    ruler = ["---:" if number else "---" for number in numbers]
-    lines = [map(escaped, titles), ruler, *(map(escaped, row) for row in rows)]
+def markdown_table(columns: Sequence[Column[T]], rows: Iterable[T]) -> str:
+    """Return rows as a table, numbers to the right."""
+    lines = [
+        [escaped(column.title) for column in columns],
+        ["---:" if column.number else "---" for column in columns],
+        *([escaped(column.text(row)) for column in columns] for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _titled(title: str, columns: Sequence[Column[T]], rows: Sequence[T]) -> list[str]:
+    return [f"## {title}", markdown_table(columns, rows)] if rows else []
+
+
+def _listed(title: str, sentences: Sequence[str]) -> list[str]:
+    return [f"## {title}", "\n".join(f"* {escaped(sentence)}" for sentence in sentences)] if sentences else []

@@ -1,67 +1,33 @@
-"""The report: one HTML file that needs no network, the same bytes for the same run."""
+"""The report as a page: one HTML file that needs no network, the same bytes for the same run."""
 
 import base64
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from bench.results.runs import Run
 from bench.text import format_duration
-from reports.analysis.findings import find
-from reports.analysis.labels import environment_facts, row_facts
-from reports.analysis.problems import bad_rows, cannot_show, emulations, not_measured, told_of_runs
-from reports.analysis.several import Several
-from reports.analysis.summary import Summary
-from reports.figures.illustrations import illustrations, scaling_figures
-from reports.render.data import as_json
-from reports.sections.doubts import doubts, footnotes, heading, verdict_words
-from reports.sections.panels import Section, terms
-from reports.sections.sections import sections
+from reports.analysis.labels import row_facts
+from reports.render.data import embedded_json
+from reports.report import Report, terms
 
 _HERE = Path(__file__).parent
 _OF_METHOD = ("sample", "launch", "interval", "noise")
 
 
-def render_page(run: Run, summary: Summary, warnings: Sequence[str] = ()) -> str:
-    """Return the report of a run as HTML; ``warnings`` are what reading its folder met."""
-    found = find(run, summary)
+def render_page(report: Report) -> str:
+    """Return a report of one run or of several as HTML."""
     return _rendered(
         "page.html.j2",
-        title=run.info.id,
-        run=run.info,
-        heading=heading(run, found.summary),
-        verdict=summary.verdict,
-        verdict_words=verdict_words(summary.verdict),
-        warnings=warnings,
-        claims=cannot_show(run),
-        doubts=doubts(found),
-        bad=bad_rows(found.summary),
-        not_measured=not_measured(found.summary),
-        environment=None if run.info.environment is None else environment_facts(run.info.environment),
-        sections=sections(found),
-        figures=illustrations(found),
-        notes=footnotes(run, found.summary),
+        title=report.name if len(report.runs) == 1 else "several runs",
+        report=report,
+        run=report.runs[0][0].info if len(report.runs) == 1 else None,
         method_terms=terms(_OF_METHOD),
         facts=row_facts,
         duration=format_duration,
-        data=_embedded(as_json(run, found.summary)),
-    )
-
-
-def render_several(several: Several, compared: Sequence[Section], data: str) -> str:
-    """Return a page of several runs: what each says, in what they differ, and how they compare."""
-    return _rendered(
-        "several.html.j2",
-        title="several runs",
-        several=several,
-        emulated=told_of_runs([one.run for one in several.runs], emulations),
-        sections=compared,
-        figures=scaling_figures(several),
-        data=_embedded(data),
+        data=_embedded(embedded_json(report)),
     )
 
 

@@ -1,4 +1,4 @@
-"""A finished run, shown: tables on standard output and the report in its folder."""
+"""Runs, shown: tables on standard output, the report in any of its forms, and what other tools read."""
 
 import sys
 import time
@@ -10,11 +10,14 @@ import click
 
 from bench.results.runs import Run, load_run
 from bench.text import UserError, format_duration
-from reports.analysis.problems import is_written, warnings_of, write_whole
+from reports.analysis.problems import is_written, write_whole
 from reports.analysis.several import gather, is_sweep, point_of
-from reports.analysis.summary import Summary, summarize
-from reports.render.tables import print_several, print_tables
-from reports.sections.several_sections import terminal_sections
+from reports.render.data import render_csv, render_json
+from reports.render.markdown import render_markdown
+from reports.render.terminal import print_report
+from reports.report import Report
+from reports.sections.one_run import report_of
+from reports.sections.several import report_of_several
 
 REPORT = "report.html"
 DID_NOT_RUN = 4
@@ -28,15 +31,15 @@ def show_run(path: Path, form: str = "tables", *, page: bool = True) -> int:
     else is fine.
     """
     run = load_run(path)
-    summary = summarize(run)
-    code = summary.verdict.code
+    report = report_of(run)
+    code = report.code
     if form == "tables":
-        print_tables(run, summary)
+        print_report(report)
     else:
         click.echo(export_run(run, form), nl=False)
     if page:
         try:
-            _write_page(run, summary, path / REPORT)
+            write_whole(path / REPORT, rendered(report, "html"))
         except UserError as error:
             click.echo(f"no report: {error}", err=True)
             code = code or DID_NOT_RUN
@@ -46,23 +49,70 @@ def show_run(path: Path, form: str = "tables", *, page: bool = True) -> int:
 
 def show_again(path: Path) -> int:
     """Print the tables of a run, or of a sweep's runs, and the folder; write nothing, and return the exit code."""
-    if is_sweep(path):
-        found = gather([path])
-        print_several(found, terminal_sections(found))
-        click.echo(str(path))
-        return found.code
-    run = load_run(path)
-    summary = summarize(run)
-    print_tables(run, summary, full=True)
+    report = report_of_several(gather([path])) if is_sweep(path) else report_of(load_run(path))
+    print_report(report, full=True)
     click.echo(str(path))
-    return summary.verdict.code
+    return report.code
+
+
+def rendered(report: Report, form: str) -> bytes:
+    """Return a report as ``html``, ``markdown``, ``csv`` or ``json``."""
+    if form == "html":
+        # jinja2 and matplotlib take a second to import, which only pages wait for
+        from reports.render.page import render_page
+
+        return render_page(report).encode(errors="replace")
+    texts = {"markdown": render_markdown, "csv": render_csv, "json": render_json}
+    return texts[form](report).encode(errors="replace")
+
+
+def build(paths: Sequence[Path], form: str) -> tuple[bytes, int]:
+    """Return the report of one run or several, or of a sweep, and the exit code.
+
+    ``UserError`` where a folder is no run; one that holds a run which cannot be read has a page that says why, and the
+    exit code 4.
+    """
+    if len(paths) > 1 or is_sweep(paths[0]):
+        return rendered(report_of_several(gather(paths, whole=True)), form), 0
+    try:
+        return rendered(report_of(load_run(paths[0])), form), 0
+    except UserError as error:
+        if form != "html" or not (paths[0] / "run.json").is_file():
+            raise
+        from reports.render.page import render_refusal
+
+        return render_refusal(paths[0].resolve().name, str(error)).encode(errors="replace"), DID_NOT_RUN
+
+
+def build_report(paths: Sequence[Path], form: str = "html", out: Path | None = None) -> int:
+    """Write the report of one run or several, or of a sweep, and return the exit code.
+
+    A page goes to ``out``, by default ``report.html`` in the run's or the sweep's folder, or here for several, and
+    where it is is printed; another format goes to ``out`` or to standard output.
+    """
+    content, code = build(paths, form)
+    target = out
+    if target is None and form == "html":
+        target = paths[0] / REPORT if len(paths) == 1 else Path(REPORT)
+    if target is None:
+        click.echo(content, nl=False)
+    else:
+        write_whole(target, content)
+        click.echo(str(target))
+    return code
+
+
+def write_report(runs: Sequence[Path], output: Path) -> None:
+    """Write one page of several runs, whole or not at all; a run that cannot be read is told in it."""
+    write_whole(output, rendered(report_of_several(gather(runs)), "html"))
 
 
 def export_run(run: Run, form: str) -> bytes:
     """Return a run as another tool would write it: ``nccl-tests`` text, ``nccl-tests-json``, a ``chrome-trace``, ..."""
     from reports.formats.chrome_trace import render_trace
     from reports.formats.exports import FORMATS
-    from reports.formats.nccl_tests import render_json, render_text
+    from reports.formats.nccl_tests import render_json as render_nccl_json
+    from reports.formats.nccl_tests import render_text
 
     if form in FORMATS:
         return FORMATS[form](run)
@@ -76,7 +126,7 @@ def export_run(run: Run, form: str) -> bytes:
         )
     if form == "chrome-trace":
         return render_trace(run)
-    return render_json(run) if form == "nccl-tests-json" else render_text(run).encode(errors="replace")
+    return render_nccl_json(run) if form == "nccl-tests-json" else render_text(run).encode(errors="replace")
 
 
 def export_files(run: Run, form: str) -> dict[str, bytes]:
@@ -89,26 +139,6 @@ def export_files(run: Run, form: str) -> dict[str, bytes]:
     return render_for_analysis(run) if form == "hta" else render_traces(run)
 
 
-def build_report(paths: Sequence[Path], form: str = "html", out: Path | None = None) -> int:
-    """Write the report of one run or several, and return the exit code.
-
-    A page goes to ``out``, by default ``report.html`` in the run's or the sweep's folder, or here for several, and
-    where it is is printed; another format goes to ``out`` or to standard output.
-    """
-    from reports.render.build import build
-
-    built = build(paths, form)
-    target = out
-    if target is None and form == "html":
-        target = paths[0] / REPORT if len(paths) == 1 else Path(REPORT)
-    if target is None:
-        click.echo(built.content, nl=False)
-    else:
-        write_whole(target, built.content)
-        click.echo(str(target))
-    return built.code
-
-
 def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     """Write files under a folder that is made where it is not there; return where they are."""
     for name, content in files.items():
@@ -119,13 +149,6 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
             raise UserError(f"{target.parent} cannot be made: {error.strerror}") from error
         write_whole(target, content)
     return [folder / name for name in files]
-
-
-def _write_page(run: Run, summary: Summary, target: Path) -> None:
-    # matplotlib takes a second to import, which tables alone need not wait for
-    from reports.render.page import render_page
-
-    write_whole(target, render_page(run, summary, warnings_of(run)).encode(errors="replace"))
 
 
 EVERY_SECONDS = 1.0
@@ -143,22 +166,23 @@ def follow(path: Path, out: TextIO | None = None, pause: Callable[[float], None]
         run = load_run(path)
         if len(run.records) != shown:
             shown = len(run.records)
-            summary = summarize(run)
+            report = report_of(run)
             if out.isatty():
                 out.write(_CLEAR)
-                print_tables(run, summary, out)
-            click.echo(_progress(summary, shown, sum(one.seconds for one in run.records)), err=True)
+                print_report(report, out)
+            click.echo(_progress(report), err=True)
         pause(EVERY_SECONDS)
-    run = load_run(path)
-    summary = summarize(run)
+    report = report_of(load_run(path))
     if out.isatty():
         out.write(_CLEAR)
-    print_tables(run, summary, out, full=True)
-    return summary.verdict.code
+    print_report(report, out, full=True)
+    return report.code
 
 
-def _progress(summary: Summary, done: int, seconds: float) -> str:
+def _progress(report: Report) -> str:
+    ((run, summary),) = report.runs
+    done, left = len(run.records), summary.verdict.missing
+    seconds = sum(record.seconds for record in run.records)
     counts = ", ".join(f"{count} {status}" for status, count in summary.verdict.counts.items())
-    left = summary.verdict.missing
     expected = f", about {format_duration(seconds / done * left)} left" if done and left else ""
     return f"{done} of {done + left} measurements; cases: {counts or 'none yet'}{expected}"

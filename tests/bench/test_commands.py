@@ -123,7 +123,7 @@ def test_a_rank_that_only_joins_prints_nothing_and_a_driver_among_ranks_leaves_a
     def leave(code: int) -> None:
         raise LeftError(code)
 
-    house = AppHooks(modules=(), show=lambda path, form: 4, exit_code=lambda path: 0)
+    house = AppHooks(modules=(), show=lambda path, form: 4, exit_code=lambda path: 0, report=lambda runs, output: None)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(measuring, "run_options", lambda *_, **__: None)

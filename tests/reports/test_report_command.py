@@ -173,7 +173,7 @@ def test_help_and_tables_need_nothing_heavy_and_pages_neither_torch_nor_pyplot()
     steps = {
         "reports.commands": ["matplotlib", "torch", "jinja2", "rich", "msgspec"],
         "reports.formats.chrome_trace": ["torch", "matplotlib"],
-        "reports.render.show, reports.sections.sections": ["torch", "matplotlib", "jinja2"],
+        "reports.render.show": ["torch", "matplotlib", "jinja2"],
         "reports.render.page": ["torch", "matplotlib.pyplot"],
     }
     code = "import sys, json; told = {}\n"

@@ -17,7 +17,7 @@ from reports_fixtures import collective, make_plan, make_run, ok, step, training
 
 from bench.plan.cases import Case
 from bench.results.records import Arrival, Record, WorldInfo
-from reports.render.build import build
+from reports.render.show import build
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 MODES, DTYPES = ("blocking", "pipelined"), ("float32", "bfloat16")
@@ -56,7 +56,7 @@ def synthetic(folder: Path, number: int, ranks: int, launches: int) -> Path:
 
 def measured(title: str, run: Path, most_seconds: float, most_bytes: float) -> bool:
     began = time.perf_counter()
-    num_bytes = len(build([run], "html").content)
+    num_bytes = len(build([run], "html")[0])
     seconds = time.perf_counter() - began
     records = sum(1 for _ in (run / "records.jsonl").open("rb"))
     kept = seconds < most_seconds and num_bytes < most_bytes

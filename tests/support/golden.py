@@ -168,11 +168,10 @@ def page_outline(page: str) -> str:
 
 def page() -> str:
     from bench.results.runs import load_run
-    from reports.analysis.summary import summarize
     from reports.render.page import render_page
+    from reports.sections.one_run import report_of
 
-    run = load_run(STEPS)
-    return page_outline(render_page(run, summarize(run)))
+    return page_outline(render_page(report_of(load_run(STEPS))))
 
 
 def records_outline(records: list[Record]) -> str:

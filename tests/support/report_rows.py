@@ -10,10 +10,10 @@ from bench.plan.cases import Case, make_case
 from bench.results.metrics import MetricValue
 from bench.results.records import Record
 from bench.results.runs import Run
-from reports.analysis.findings import Findings, find
+from reports.analysis.analysis import Analysis, analyse
 from reports.analysis.summary import Row, summarize
-from reports.sections.columns import Column
-from reports.sections.panels import Panel, Section
+from reports.report import Column, Section, Table
+from reports.sections.one_run import SECTIONS
 
 T = TypeVar("T")
 
@@ -32,12 +32,25 @@ def row_of(*records: Record, launches: int = 1) -> Row:
     return row
 
 
-def found_of(run: Run) -> Findings:
-    return find(run, summarize(run))
+def found_of(run: Run) -> Analysis:
+    return analyse(run, summarize(run))
 
 
-def found_in(*records: Record) -> Findings:
+def found_in(*records: Record) -> Analysis:
     return found_of(run_of(*records))
+
+
+def sections(found: Analysis) -> tuple[Section, ...]:
+    return tuple(section for make in SECTIONS if (section := make(found)))
+
+
+def tables_of(found: Analysis) -> list[Table[Any]]:
+    return [table for section in sections(found) for table in section.tables]
+
+
+def table_of(found: Analysis, table_id: str, where: str | None = None) -> Table[Any]:
+    (table,) = [one for one in tables_of(found) if one.id == table_id and where in (None, one.where)]
+    return table
 
 
 def cells_of(columns: Sequence[Column[T]], row: T) -> dict[str, str]:
@@ -48,17 +61,17 @@ def told(columns: Sequence[Column[T]], row: T) -> str:
     return " | ".join(f"{title}: {text}" for title, text in cells_of(columns, row).items())
 
 
-def there(section: Section | None) -> Section:
-    assert section is not None
-    return section
+def there(found: T | None) -> T:
+    assert found is not None
+    return found
 
 
-def panel_cells(panel: Panel[Any]) -> list[list[str]]:
-    return [[column.text(row) for column in panel.columns] for row in panel.rows]
+def table_cells(table: Table[Any]) -> list[list[str]]:
+    return [[column.text(row) for column in table.columns] for row in table.rows]
 
 
-def panel_in(sections: Iterable[Section], panel_id: str) -> Panel[Any]:
-    (found,) = [panel for section in sections for panel in section.panels if panel.id == panel_id]
+def table_in(sections: Iterable[Section], table_id: str) -> Table[Any]:
+    (found,) = [table for section in sections for table in section.tables if table.id == table_id]
     return found
 
 

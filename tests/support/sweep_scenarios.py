@@ -231,6 +231,7 @@ def ranks(out: Path) -> None:
     assert [one.nodes for one in picture.points] == [("n1", "n2", "n3", "n4"), ("n1", "n2")]
     assert (set(counted(folder).values()), len(counted(folder))) == ({1}, 6)
     assert [parbench(word, str(folder)) for word in ("collect", "resume")] == [0, 2]
+    assert (folder / "report.html").is_file()
 
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {

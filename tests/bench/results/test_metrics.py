@@ -6,7 +6,7 @@ import jsonschema
 import msgspec
 import pytest
 from paths import ROOT
-from report_rows import cells_of, row_of
+from report_rows import cells_of, found_in, row_of, table_of
 from reports_fixtures import ok, step, step_metrics, training_metrics
 
 from bench.plan import aliases
@@ -14,8 +14,7 @@ from bench.results import metrics
 from bench.results.metrics import METRICS, Metric, MetricValue, declared, value, values
 from bench.results.records import encode, json_schema
 from bench.results.stats import Grade, within_launch
-from reports.sections.panels import Panel, Section
-from reports.sections.step_columns import time_columns
+from reports.report import Section, Table
 
 LATE = Metric(
     "late.AXIS",
@@ -45,12 +44,12 @@ def test_one_entry_is_a_column_a_glossary_line_and_a_part_of_the_schema(monkeypa
         value=0.002, unit="s", better="lower", method="last - first, the slowest rank's"
     )
     row = row_of(record)
-    columns = time_columns([row])
+    columns = table_of(found_in(record), "step-time").columns
     assert cells_of(columns, row)["late dp"] == "2.00 ms"
     (column,) = (column for column in columns if column.title == "late dp")
     assert (column.help, column.drop) == ("how late dp is", 3)
-    panel = Panel(id="a", title="a", caption="", columns=columns, rows=(row,))
-    section = Section(id="a", title="a", panels=(panel, panel))
+    table = Table(id="a", title="a", caption="", columns=columns, rows=(row,))
+    section = Section(id="a", title="a", tables=(table, table))
     told = {term.name: term.text for term in section.glossary}
     assert told["late AXIS (late.AXIS)"] == "How late AXIS is (last - first)."
     assert len(told) == len(section.glossary), "each once"

@@ -21,10 +21,10 @@ from reports.analysis.attention import (
     sizes,
     verdict,
 )
-from reports.analysis.summary import summarize, unreadable
-from reports.render.tables import render_tables
-from reports.sections.parallel_columns import context_columns, hop_columns
-from reports.sections.parallel_sections import context_section
+from reports.analysis.summary import unreadable
+from reports.render.terminal import render_text
+from reports.sections.attention import attention_section, context_columns, hop_columns
+from reports.sections.one_run import report_of
 
 
 def read(*records: Record, launches: int = 1) -> tuple[Context, ...]:
@@ -73,7 +73,7 @@ def test_hops_come_in_order_from_the_first_launch_that_tells_them() -> None:
 def test_other_steps_are_none_and_facts_that_contradict_themselves_are_told() -> None:
     (row,) = rows_of(ok(step(), details={"method": "ring"}))
     assert (read_context(row), contexts([row]), unreadable([row], read_context)) == (None, (), ())
-    assert context_section(found_in(ok(step()))) is None
+    assert attention_section(found_in(ok(step()))) is None
     cases: list[tuple[dict[str, Any], str]] = [
         ({"tokens_per_rank": 30}, "sequence(64) % tokens_per_rank(30) != 0"),
         ({"tokens_per_rank": 0}, "sequence(64) % tokens_per_rank(0) != 0"),
@@ -82,8 +82,8 @@ def test_other_steps_are_none_and_facts_that_contradict_themselves_are_told() ->
     ]
     for changed, words in cases:
         record = ok(cp(), details={**context_details(), **changed})
-        section = there(context_section(found_in(record)))
-        assert (section.panels, contexts(rows_of(record))) == ((), ()), words
+        section = there(attention_section(found_in(record)))
+        assert (section.tables, contexts(rows_of(record))) == ((), ()), words
         (told,) = section.notes
         assert told.startswith(f"{record.case.label}: its details of attention"), words
         assert words in told
@@ -223,14 +223,14 @@ def test_each_method_is_a_line_by_ranks_for_each_length_that_ran_on_two_numbers_
 
 def test_steps_and_hops_are_tables_with_the_verdicts_below_and_hops_in_full_alone() -> None:
     records = [context_record(method, 0.02, sequence) for method in ("ring", "zigzag") for sequence in (64, 128)]
-    table, moves = there(context_section(found_in(*records))).panels
+    table, moves = there(attention_section(found_in(*records))).tables
     assert (len(table.rows), len(moves.rows)) == (4, 8)
     assert [note.partition(",")[0] for note in table.notes[:2]] == ["At sequence 64", "At sequence 128"]
     assert "1 + 1/g" in table.notes[-1]
-    alone = there(context_section(found_in(context_record(attention_steps=[]))))
-    assert [(panel.id, panel.notes) for panel in alone.panels] == [("context-table", ())]
+    alone = there(attention_section(found_in(context_record(attention_steps=[]))))
+    assert [(one.id, one.notes) for one in alone.tables] == [("context-table", ())]
     run = run_of(*records)
-    short, full = (render_tables(run, summarize(run), width=None, full=full) for full in (False, True))
+    short, full = (render_text(report_of(run), width=None, full=full) for full in (False, True))
     assert "Context parallelism\n" in short
     assert "At sequence 64, cp = 2" in short
     assert ["Attention's communications" in text for text in (short, full)] == [False, True]

@@ -9,11 +9,11 @@ from reports_fixtures import EXPERT_LOADS, ep, mixture_record, ok, step, step_me
 
 from bench.plan.cases import make_case
 from bench.results.records import Record
-from reports.analysis.experts import Mixture, atlas_columns, atlases, distinct, mixtures, read_mixture, shares
-from reports.analysis.summary import summarize, unreadable
-from reports.render.tables import render_tables
-from reports.sections.parallel_columns import claims, mixture_columns, share_columns
-from reports.sections.parallel_sections import experts_section
+from reports.analysis.experts import Mixture, atlases, distinct, mixtures, read_mixture, shares
+from reports.analysis.summary import unreadable
+from reports.render.terminal import render_text
+from reports.sections.experts import atlas_columns, claims, experts_section, mixture_columns, share_columns
+from reports.sections.one_run import report_of
 
 
 def read(*records: Record) -> tuple[Mixture, ...]:
@@ -78,7 +78,7 @@ def test_other_steps_are_none_and_facts_that_contradict_themselves_are_told() ->
     for changed, words in cases:
         record = ok(ep(), details={**mixture_record().details, **changed})
         section = there(experts_section(found_in(record)))
-        assert (section.panels, mixtures(rows_of(record))) == ((), ()), words
+        assert (section.tables, mixtures(rows_of(record))) == ((), ()), words
         (told,) = section.notes
         assert told.startswith(f"{record.case.label}: its "), words
         assert words in told
@@ -91,8 +91,7 @@ def test_a_step_says_all_it_knows() -> None:
         "step time: 20.0 ms [18.0, 22.0] | rank load: 1.35 | expert load: 2.95 | dropped: 12.5 % | "
         "expected: 12.5 % | dedup: 0.750 | dispatch GB/s: 1.00 | "
         "dispatch GB/s (logical): 2.00 | combine GB/s: 1.00 | combine GB/s (logical): 2.00 | "
-        "imbalance time: 4.00 ms | slow-down: 1.25x | bytes ratio: 1.000 | exposed ep: 8.00 ms | "
-        "claim: ep_step: what it may claim"
+        "imbalance time: 4.00 ms | slow-down: 1.25x | bytes ratio: 1.000 | exposed ep: 8.00 ms"
     )
     assert all(column.help for column in mixture_columns([one]))
     found = read(mixture_record(), mixture_record(routing="zipf"), mixture_record("ep_step"))
@@ -103,8 +102,7 @@ def test_what_nobody_knows_has_no_column_and_dashes_beside_others() -> None:
     bare = ok(ep(), metrics=step_metrics(0.5), details=mixture_record().details)
     (alone,) = read(bare)
     cells = cells_of(mixture_columns([alone]), alone)
-    assert list(cells) == ["scope", "routing", "capacity", "EP", "variant", "step time", "claim"]
-    assert cells["claim"] == "-"
+    assert list(cells) == ["scope", "routing", "capacity", "EP", "variant", "step time"]
     both = read(bare, mixture_record(routing="zipf"))
     assert cells_of(mixture_columns(both), both[0])["dedup"] == "-"
 
@@ -169,14 +167,13 @@ def test_cells_say_time_slow_down_and_drops_and_a_dash_where_none_ran() -> None:
 def test_panels_come_in_order_with_their_claims_and_loads_in_full_alone() -> None:
     both = [mixture_record("ep_layer", "balanced"), mixture_record("ep_layer", "zipf", 1.25)]
     section = there(experts_section(found_in(*both, mixture_record("ep_layer", "zipf"))))
-    assert len(section.panels[-1].rows) == 4  # each routing once, two ranks each
-    assert [panel.id for panel in section.panels] == ["experts-table", "experts-atlas-1", "experts-load"]
-    assert section.panels[0].notes == section.panels[1].notes == ("ep_layer: what it may claim",)
-    assert "claim" not in [column.title for column in section.panels[0].columns]
+    assert len(section.tables[-1].rows) == 4  # each routing once, two ranks each
+    assert [table.id for table in section.tables] == ["experts-table", "experts-atlas-1", "experts-load"]
+    assert section.tables[0].notes == section.tables[1].notes == ("ep_layer: what it may claim",)
     alone = there(experts_section(found_in(both[0])))
-    assert [panel.id for panel in alone.panels] == ["experts-table", "experts-load"]
+    assert [table.id for table in alone.tables] == ["experts-table", "experts-load"]
     run = run_of(*both)
-    short, full = (render_tables(run, summarize(run), width=None, full=full) for full in (False, True))
+    short, full = (render_text(report_of(run), width=None, full=full) for full in (False, True))
     assert "Expert parallelism\n" in short
     assert "Routing x capacity: ep_layer" in short
     assert ["Who is chosen" in text for text in (short, full)] == [False, True]

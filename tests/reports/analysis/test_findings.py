@@ -24,7 +24,7 @@ from reports.regression.compare import compare
 from reports.regression.compare_columns import heading as heading_of_comparison
 from reports.regression.compare_show import as_markdown, as_table
 from reports.regression.rule import Rule
-from reports.sections.doubts import doubts, footnotes, heading, verdict_words
+from reports.sections.one_run import doubts, heading, report_of, verdict_words
 
 
 def test_every_row_with_a_measurement_stands_in_one_place() -> None:
@@ -145,7 +145,7 @@ def test_loads_stragglers_odd_sizes_and_odd_bytes_are_named_where_they_matter() 
 
 def notes_of(*records: Record, launches: int = 1) -> str:
     run = run_of(*records, launches=launches)
-    return "\n".join(footnotes(run, summarize(run)))
+    return "\n".join(report_of(run).footnotes)
 
 
 def heading_of(environment: dict[str, Any] | None, *records: Record, launches: int = 1) -> str:
@@ -193,7 +193,7 @@ def test_what_cannot_be_claimed_is_said_once_with_how_many_cases() -> None:
     plan = msgspec.structs.replace(make_plan([collective()]), notes=("functional only",))
     for records in ([], [ok(collective(), notes=["functional only", "odd"])]):
         run = make_run(plan, records)
-        text = "\n".join(footnotes(run, summarize(run)))
+        text = "\n".join(report_of(run).footnotes)
         assert text.count("functional only") == 1
         assert "Note (all cases): functional only" in text
         assert ("Note (1 of 1 cases): odd" in text) is bool(records)

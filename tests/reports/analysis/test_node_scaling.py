@@ -1,5 +1,7 @@
 """Several runs over nodes: a series for each placement from one base, repeats, environments, and their sections."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from nodes_fixtures import hosts_of, lost_run, node_run, operation, rates_of, run_of, scaling_run, world_of
@@ -7,25 +9,12 @@ from report_rows import cells_of, there
 from reports_fixtures import ok, sample_run, step
 
 from bench.results.runs import Run
+from reports import cells
+from reports.analysis.over_nodes import OverNodes, environments, layout_of, over_nodes
 from reports.analysis.several import Point, Several, several
 from reports.analysis.summary import summarize
-from reports.sections.node_comparison import (
-    MOST_LINES,
-    OverNodes,
-    efficiency_lines,
-    environment_section,
-    environments,
-    far_section,
-    layout_of,
-    node_counts,
-    over_nodes,
-    over_nodes_section,
-    problem_section,
-    rate_lines,
-    run_words,
-    time_lines,
-)
-from reports.sections.panels import Section
+from reports.report import Table
+from reports.sections.several import MOST_LINES, report_of_several
 
 SIZE = 1 << 22
 
@@ -49,9 +38,15 @@ def tuned() -> Several:
     return of(*runs, points=tuple(Point(id=point, environment=name) for name, point in names))
 
 
-def lines(section: Section | None) -> list[dict[str, str]]:
-    (panel,) = there(section).panels
-    return [cells_of(panel.columns, row) for row in panel.rows]
+def table_named(found: Several, table_id: str) -> Table[Any] | None:
+    tables = [table for section in report_of_several(found).sections for table in section.tables]
+    return next((table for table in tables if table.id == table_id), None)
+
+
+def lines(found: Several, table_id: str) -> list[dict[str, str]]:
+    table = table_named(found, table_id)
+    assert table is not None
+    return [cells_of(table.columns, row) for row in table.rows]
 
 
 def test_runs_on_more_nodes_are_a_series() -> None:
@@ -64,7 +59,6 @@ def test_runs_on_more_nodes_are_a_series() -> None:
     # as many times the tokens in longer steps: the efficiency is the ratio of step times
     first, last = (steps.rows[nodes].value("step_time") or 0 for nodes in (1, 4))
     assert steps.efficiency(4) == pytest.approx(first / last)
-    assert node_counts(tuple(found.values())) == (1, 2, 4)
 
 
 def test_placements_and_ranks_a_node_are_series_of_their_own_from_one_base() -> None:
@@ -136,16 +130,16 @@ def test_environments_scale_apart_and_stand_beside_each_other_where_all_else_is_
 
 def test_what_went_wrong_is_told_with_its_point_and_its_host() -> None:
     found = of(scaling_run(2), lost_run(), points=(Point(id="a"), Point(id="b", label="4 nodes x 1")))
-    (line,) = lines(problem_section(found))
+    (line,) = lines(found, "problems-table")
     assert (line["run"], line["status"]) == ("run 2: 4 nodes x 1", "hang")
     assert line["reason"] == "no end within 10 s: rank 2 (n3) did not arrive"
-    assert problem_section(of(scaling_run(2))) is None
-    pointed = of(scaling_run(1), scaling_run(2), points=(Point(id="ab"),))
-    assert [run_words(one) for one in pointed.runs] == ["run 1: ab", "run 2"]
+    assert table_named(of(scaling_run(2)), "problems-table") is None
+    pointed = of(lost_run(), lost_run(), points=(Point(id="ab"),))
+    assert [line["run"] for line in lines(pointed, "problems-table")] == ["run 1: ab", "run 2"]
 
 
 def test_rates_and_times_stand_by_nodes_with_their_efficiency() -> None:
-    small, big, ddp = lines(over_nodes_section(of(*(scaling_run(nodes, 2) for nodes in (1, 2, 4)))))
+    small, big, ddp = lines(of(*(scaling_run(nodes, 2) for nodes in (1, 2, 4))), "over-nodes-table")
     assert (small["case"], small["placement"]) == ("all_reduce 64K blocking float32", "block")
     assert (big["what"], big["ranks a node"]) == ("busbw", "2")
     assert (big["1 node"], big["2 nodes"]) == ("3.93 GB/s", "0.499 GB/s")
@@ -154,34 +148,33 @@ def test_rates_and_times_stand_by_nodes_with_their_efficiency() -> None:
     assert ddp["efficiency 4 nodes"] == "50.0 %"
     # what a series lacks is unknown
     apart = [scaling_run(*one) for one in ((2, 1), (4, 1), (1, 2), (4, 2))]
-    first, other, *_ = lines(over_nodes_section(of(*apart)))
+    first, other, *_ = lines(of(*apart), "over-nodes-table")
     assert (
         (first["1 node"], first["efficiency 2 nodes"]) == (other["2 nodes"], other["efficiency 2 nodes"]) == ("-", "-")
     )
     assert first["efficiency 4 nodes"] != "-"
-    (panel,) = there(over_nodes_section(of(scaling_run(1), scaling_run(2), scaling_run(2)))).panels
-    assert panel.notes == ("Up to 2 repeats: the one with the median time is shown.",)
-    assert over_nodes_section(of(scaling_run(2))) is None
+    table = there(table_named(of(scaling_run(1), scaling_run(2), scaling_run(2)), "over-nodes-table"))
+    assert table.notes == ("Up to 2 repeats: the one with the median time is shown.",)
+    assert table_named(of(scaling_run(2)), "over-nodes-table") is None
 
 
 def test_figures_have_the_first_lines_of_each_kind() -> None:
-    found = of(*(scaling_run(nodes, 2) for nodes in (1, 2, 4)))
-    (small, _), (big, rates) = rate_lines(found)
-    assert (small, big) == ("all_reduce 64K blocking float32", "all_reduce 4M blocking float32")
-    assert rates[4] == pytest.approx(0.25, rel=0.01)
-    ((label, times),) = time_lines(found)
-    assert label == "ddp"
-    assert times[1] == pytest.approx(0.01)
-    assert efficiency_lines(found)[2][1] == {1: 1.0, 2: pytest.approx(0.59, rel=0.02), 4: pytest.approx(0.5)}
+    table = there(table_named(of(*(scaling_run(nodes, 2) for nodes in (1, 2, 4))), "over-nodes-table"))
+    rates, times, efficiency = table.figures()
+    small, big, ddp = ">all_reduce 64K blocking", ">all_reduce 4M blocking", ">ddp<"
+    told = [{name for name in (small, big, ddp) if name in drawn} for drawn in (rates, times, efficiency)]
+    assert told == [{small, big}, {ddp}, {small, big, ddp}]
     sizes = range(MOST_LINES + 2)
     both = (hosts_of(1, 2), hosts_of(2, 2))
     many = [run_of([ok(operation(1024 << i), world=world_of(hosts)) for i in sizes], hosts) for hosts in both]
-    assert len(rate_lines(of(*many))) == len(efficiency_lines(of(*many))) == MOST_LINES
-    assert there(over_nodes_section(of(*many))).panels[0].notes == (f"The first {MOST_LINES} of each kind are drawn.",)
+    table = there(table_named(of(*many), "over-nodes-table"))
+    assert table.notes == (f"The first {MOST_LINES} of each kind are drawn.",)
+    rates, _ = table.figures()
+    assert [f"all_reduce {cells.size(1024 << i)} " in rates for i in sizes] == [True] * MOST_LINES + [False] * 2
 
 
 def test_what_is_left_across_nodes_is_told_run_by_run() -> None:
-    line, other = lines(far_section(of(node_run("block"), scaling_run(2), node_run("cyclic"))))
+    line, other = lines(of(node_run("block"), scaling_run(2), node_run("cyclic")), "far-table")
     assert line == {
         "run": "run 1",
         "operation": "all_reduce 4M blocking float32",
@@ -190,14 +183,14 @@ def test_what_is_left_across_nodes_is_told_run_by_run() -> None:
         "across / within": "0.127",
     }
     assert other["run"] == "run 3"
-    assert far_section(of(sample_run())) is None
+    assert table_named(of(sample_run()), "far-table") is None
 
 
 def test_environments_have_a_column_each_and_a_ratio_to_the_first_unknown_where_one_lacks_a_case() -> None:
     points = tuple(Point(id=name, environment=name) for name in ("plain", "tuned", "third"))
-    found = lines(environment_section(of(scaling_run(2), scaling_run(2, factor=2.0), scaling_run(4), points=points)))
+    found = lines(of(scaling_run(2), scaling_run(2, factor=2.0), scaling_run(4), points=points), "environments-table")
     assert (found[-1]["case"], found[-1]["nodes"]) == ("ddp", "2")
     assert found[-1]["plain"].startswith("16.8 ms [")
     assert found[-1]["tuned / first"].startswith("0.500 [")
     assert (found[0]["third"], found[0]["third / first"]) == ("-", "-")
-    assert environment_section(of(scaling_run(2))) is None
+    assert table_named(of(scaling_run(2)), "environments-table") is None

@@ -21,8 +21,9 @@ from reports.analysis.pipelines import (
     without_timelines,
 )
 from reports.analysis.summary import summarize, unreadable
-from reports.render.data import as_json
-from reports.sections.parallel_columns import compared_columns, pipeline_columns
+from reports.render.data import embedded_json, render_json
+from reports.sections.one_run import report_of
+from reports.sections.pipelines import pipeline_columns, schedule_columns
 
 
 def found_in(*records: Record) -> tuple[Pipeline, ...]:
@@ -119,7 +120,8 @@ def test_timelines_are_left_out_of_facts_and_data_and_nothing_else_is() -> None:
     assert facts["pipeline.stages_by_rank"] == "0, 1"
     assert facts["other.measured"] == "1"
     assert not facts.keys() & {"pipeline.measured", "pipeline.predicted", "pipeline.idle"}
-    assert ["0F0" in as_json(run, one) for one in (summary, thin)] == [True, False]
+    report = report_of(run)
+    assert ["0F0" in render(report) for render in (render_json, embedded_json)] == [True, False]
     assert (row.metrics, thin.verdict) == (whole.metrics, summary.verdict)
     assert other is untouched
 
@@ -246,7 +248,7 @@ def test_other_microbatches_or_models_are_other_groups_but_splits_and_orders_are
 
 def test_schedules_say_whether_they_were_measured_or_simulated_or_why_they_cannot_run() -> None:
     entries = only(pipeline_record(comparison=[simulated("zb_v", 0.018, 2), REFUSED])).entries
-    columns = compared_columns(entries)
+    columns = schedule_columns(entries)
     zb, mine, refused = (line_of(columns, one) for one in entries)
     assert zb == (
         "schedule: zb_v | v: 2 | step time: 18.0 ms | source: simulated | "
@@ -259,7 +261,7 @@ def test_schedules_say_whether_they_were_measured_or_simulated_or_why_they_canno
     )
     assert all(column.help for column in columns)
     # neither reasons nor unknown figures have a column without need
-    assert "cannot run" not in [column.title for column in compared_columns(entries[:2])]
+    assert "cannot run" not in [column.title for column in schedule_columns(entries[:2])]
     bare = [{"schedule": "zb_v", "chunks": 2, "measured": False, "step_seconds": 1.0}]
     entries = only(record_of("naive", metrics=False, **SILENT, comparison=bare)).entries
-    assert [column.title for column in compared_columns(entries)] == ["schedule", "v", "step time", "source"]
+    assert [column.title for column in schedule_columns(entries)] == ["schedule", "v", "step time", "source"]

@@ -1,28 +1,19 @@
 """Where ranks ran: read from what a run tells, whatever of it is missing; hosts as a table, pairs node by node."""
 
+import re
 from typing import Any
 
 import msgspec
 import pytest
 from nodes_fixtures import environment_of, hosts_of, node_run, own_environment, pair_records, run_of
-from report_rows import cells_of, found_of
+from report_rows import cells_of, found_of, sections
 from reports_fixtures import sample_run
 
 from bench.results.runs import Run
 from reports.analysis.interference import Pairs, pairs
 from reports.analysis.rank_hosts import Nodes, nodes_of, placement_of, ranks_words
 from reports.analysis.summary import summarize
-from reports.sections.node_section import (
-    distance_words,
-    distances,
-    matrix_columns,
-    matrix_ranks,
-    node_columns,
-    node_notes,
-    node_rows,
-    node_section,
-)
-from reports.sections.sections import sections
+from reports.sections.nodes import distance_words, node_section, node_table, pair_tables
 
 PATHS = {"n1": "spine.leaf1.n1", "n2": "spine.leaf2.n2"}
 
@@ -55,7 +46,7 @@ def test_hosts_have_their_ranks_switches_and_cores() -> None:
     nodes = found(node_run("cyclic"))
     assert nodes.names == ("n1", "n2", "n3", "n4")
     assert nodes.ranks_on("n2") == (1, 5)
-    assert nodes.by_node == (0, 4, 1, 5, 2, 6, 3, 7)
+    assert nodes.ordered(range(8)) == (0, 4, 1, 5, 2, 6, 3, 7)
     assert (nodes.placement, nodes.asked, nodes.job) == ("cyclic", "cyclic", "17")
     assert nodes.switches == {"n1": "spine.leaf1", "n2": "spine.leaf1", "n3": "spine.leaf2", "n4": "spine.leaf2"}
     assert (nodes.affinities[0], nodes.affinities[1]) == ("0", "1")
@@ -100,25 +91,26 @@ def test_switches_come_by_host_by_rank_or_from_the_ranks_themselves() -> None:
 
 
 def lines(nodes: Nodes) -> list[dict[str, str]]:
-    return [cells_of(node_columns(), row) for row in node_rows(nodes)]
+    table = node_table(nodes)
+    return [cells_of(table.columns, row) for row in table.rows]
 
 
 def placed(hosts: list[str], asked: str) -> str:
-    return node_notes(found(run_of(pair_records(hosts), hosts, asked)))[0]
+    return node_table(found(run_of(pair_records(hosts), hosts, asked))).notes[0]
 
 
 def test_each_host_is_a_line_and_a_placement_that_was_not_asked_for_is_told() -> None:
     nodes = found(node_run("cyclic"))
     line = {"host": "n2", "ranks": "1,5", "ranks a node": "2", "switches": "spine.leaf1", "cores": "1"}
     assert lines(nodes)[1] == line
-    assert node_notes(nodes) == ("Placement of 8 ranks on 4 nodes: cyclic.", "Slurm's job 17.")
+    assert node_table(nodes).notes == ("Placement of 8 ranks on 4 nodes: cyclic.", "Slurm's job 17.")
     assert lines(found(node_run("block")))[0]["cores"] == "rank 0: 0; rank 1: 1"  # which they do not share
     cyclic = placed(hosts_of(2, 2, "cyclic"), "block")
     assert cyclic == "Placement of 4 ranks on 2 nodes: cyclic; block was asked for."
     assert placed(hosts_of(4, 1), "cyclic") == "Placement of 4 ranks on 4 nodes: one rank a node."
     first, *_ = sections(found_of(node_run()))
-    assert (first.id, first.panels[0].id, len(first.panels[0].rows)) == ("nodes", "nodes-table", 4)
-    assert first.panels[0].notes[0].startswith("Placement of 8 ranks on 4 nodes")
+    assert (first.id, first.tables[0].id, len(first.tables[0].rows)) == ("nodes", "nodes-table", 4)
+    assert first.tables[0].notes[0].startswith("Placement of 8 ranks on 4 nodes")
     assert node_section(found_of(sample_run())) is None
 
 
@@ -131,30 +123,31 @@ def test_the_matrix_goes_node_by_node_with_hosts_and_a_rank_without_one_comes_la
     # a pair's rate grows by 1 % with each receiving rank
     for placement, other, near, far in (("block", "1", "3.75", "2 n2"), ("cyclic", "4", "3.85", "1 n2")):
         matrix, nodes = both(node_run(placement))
-        columns = matrix_columns(matrix, nodes)
+        _, table, _ = pair_tables(matrix, 1, nodes)
+        columns = table.columns
         assert [column.title for column in columns[:3]] == ["from \\ to", "0 n1", f"{other} n1"]
         line = cells_of(columns, 0)
         assert (line["from \\ to"], line["0 n1"], line[f"{other} n1"]) == ("0 n1", "-", near)
         assert float(near) > 3 * float(line[far])
-        assert [nodes.hosts[rank] for rank in matrix_ranks(matrix, nodes)] == hosts_of(4, 2)
+        assert [nodes.hosts[rank] for rank in table.rows] == hosts_of(4, 2)
     # fewer hosts than ranks: such a run is damaged, and is shown all the same
     short = Nodes(hosts=("n2", "n1"), switches={}, affinities={})
-    assert matrix_ranks(matrix, short) == (0, 1, 2, 3, 4, 5, 6, 7)
-    assert [one.num_pairs for one in distances(matrix, short)] == [2]
-    assert matrix_columns(matrix, short)[4].title == "3"
+    _, table, _ = pair_tables(matrix, 1, short)
+    assert table.rows == (0, 1, 2, 3, 4, 5, 6, 7)
+    assert "(2 pairs)" in distance_words(matrix, short)[0]
+    assert table.columns[4].title == "3"
 
 
 def test_medians_are_by_distance_the_nearest_first() -> None:
-    near = distances(*both(node_run("cyclic")))
-    told = [(one.distance, one.num_pairs) for one in near]
-    assert told == [("within a node", 8), ("same switch", 16), ("other switch", 32)]
-    assert near[0].bytes_per_second == pytest.approx(3.84e9, rel=0.01)
-    medians, ratios = distance_words(near)
-    assert medians.startswith("Medians: within a node 3.8")
-    assert medians.endswith("GB/s (32 pairs).")
-    times = near[2].bytes_per_second / near[0].bytes_per_second
-    assert ratios.endswith(f"other switch runs at {times:.3f} of within a node.")
+    medians, ratios = distance_words(*both(node_run("cyclic")))
+    told = re.findall(r"([a-z ]+) ([\d.]+) GB/s \((\d+) pairs\)", medians)
+    assert [(where.strip(), pairs) for where, _, pairs in told] == [
+        *(("within a node", "8"), ("same switch", "16"), ("other switch", "32"))
+    ]
+    near, _, far = (float(rate) for _, rate, _ in told)
+    assert near == pytest.approx(3.84, rel=0.01)
+    (times,) = re.findall(r"other switch runs at ([\d.]+) of within a node\.$", ratios)
+    assert float(times) == pytest.approx(far / near, rel=0.01)
     hosts = ["n1", "n3"]
-    alone = distance_words(distances(*both(run_of(pair_records(hosts), hosts))))
+    alone = distance_words(*both(run_of(pair_records(hosts), hosts)))
     assert alone == ("Medians: other switch 0.498 GB/s (2 pairs).",)
-    assert distance_words(()) == ()

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 from nodes_fixtures import lost_run, node_run, scaling_run
-from report_rows import cells_of, panel_in, run_of
+from report_rows import cells_of, run_of, table_in
 from reports_fixtures import WORLD, bad, collective, context_record, ok, step
 
 from bench.machine.slurm_allocation import NodeLayout
@@ -13,8 +13,8 @@ from bench.results.records import Record
 from bench.results.runs import Run
 from reports.analysis.several import Point, Several, beside, several
 from reports.analysis.summary import summarize
-from reports.figures.illustrations import scaling_figures
-from reports.sections.several_sections import MOST_LINES, scaling_lines, several_sections, terminal_sections
+from reports.report import Section
+from reports.sections.several import report_of_several
 
 
 def a_run(*records: Record, environment: dict[str, Any] | None = None, **plan: Any) -> Run:
@@ -30,6 +30,10 @@ def of(*runs: Run, points: list[Point] | None = None) -> Several:
 
 
 FINE, FAILED = a_run(ok(step())), a_run(bad(step()))
+
+
+def sections(found: Several) -> tuple[Section, ...]:
+    return report_of_several(found).sections
 
 
 def differences(found: Several) -> list[tuple[str, tuple[str, ...]]]:
@@ -115,13 +119,13 @@ def run_on(ranks: int, seconds: float = 1e-3) -> Run:
     return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, id=f"run-on-{ranks}"))
 
 
-def cells(found: Several, panel_id: str) -> list[dict[str, str]]:
-    panel = panel_in(several_sections(found), panel_id)
-    return [cells_of(panel.columns, row) for row in panel.rows]
+def cells(found: Several, table_id: str) -> list[dict[str, str]]:
+    table = table_in(sections(found), table_id)
+    return [cells_of(table.columns, row) for row in table.rows]
 
 
 def ids(found: Several) -> list[str]:
-    return [section.id for section in several_sections(found)]
+    return [section.id for section in sections(found)]
 
 
 def test_runs_differences_and_times_stand_side_by_side() -> None:
@@ -135,7 +139,7 @@ def test_runs_differences_and_times_stand_side_by_side() -> None:
     assert first["run 2 / first"].startswith("2.00 [1.7")
     assert ids(alike) == ["runs", "differences", "beside"]
     assert ids(of(run_on(2), a_run(ok(step("fsdp"))))) == ["runs", "differences"]
-    assert several_sections(alike)[1].panels == ()
+    assert sections(alike)[1].tables == ()
 
 
 def test_worlds_of_other_sizes_scale() -> None:
@@ -145,17 +149,18 @@ def test_worlds_of_other_sizes_scale() -> None:
         *("ddp", "4100000", "2050000", "25.0 %")
     ]
     assert (busbw["rate"], busbw["efficiency 4"]) == ("busbw", "50.0 %")
-    lines = {"ddp": {2: 1.0, 4: 0.25}, "all_reduce 1K blocking float32": {2: 1.0, 4: 0.5}}
-    assert scaling_lines(found) == list(lines.items())
+    (drawn,) = table_in(sections(found), "scaling-table").figures()
+    assert "all_reduce 1K blocking ..." in drawn
 
 
 def test_of_very_many_cases_the_first_are_drawn_and_all_are_in_the_table() -> None:
     worlds = [msgspec.structs.replace(WORLD, size=ranks) for ranks in (2, 4)]
     found = of(*(a_run(*(ok(collective(size_bytes=1024 * i), world=one) for i in range(1, 21))) for one in worlds))
-    assert len(scaling_lines(found)) == MOST_LINES == 12
-    panel = panel_in(several_sections(found), "scaling-table")
-    assert len(panel.rows) == 20
-    assert panel.notes == ("The first 12 of 20 cases are drawn.",)
+    table = table_in(sections(found), "scaling-table")
+    assert len(table.rows) == 20
+    (drawn,) = table.figures()
+    assert ("all_reduce 12K " in drawn, "all_reduce 13K " in drawn) == (True, False)
+    assert table.notes == ("The first 12 of 20 cases are drawn.",)
 
 
 def test_many_runs_share_a_column_of_differences_and_are_not_side_by_side() -> None:
@@ -169,8 +174,9 @@ def test_context_parallel_steps_of_several_worlds_stand_against_their_ranks() ->
     found = of(*(a_run(*(context_record(method, 0.1 / n, ranks=n) for method in methods)) for n in (2, 4)))
     rows = [(row["method"], row["cp"]) for row in cells(found, "context-sizes-1")]
     assert rows == [("ring", "2"), ("ulysses", "2"), ("ring", "4"), ("ulysses", "4")]
-    assert "Ulysses sends less than a ring above" in panel_in(several_sections(found), "context-sizes-1").notes[0]
-    assert list(scaling_figures(found)["context-sizes-1"])
+    table = table_in(sections(found), "context-sizes-1")
+    assert "Ulysses sends less than a ring above" in table.notes[0]
+    assert list(table.figures())
     assert "context-sizes" not in ids(of(run_on(2), run_on(4)))
 
 
@@ -179,7 +185,7 @@ def test_runs_on_several_nodes_say_on_which_how_placed_and_what_they_cannot_show
     assert (first["nodes"], first["placement"], first["hosts"]) == ("4", "cyclic", "n1, n2, n3, n4")
     assert (second["nodes"], second["placement"], second["hosts"]) == ("1", "-", "n1")
     shared = a_run(ok(step()), notes=("functional only: 4 ranks on 2 cores",))
-    section, *_ = several_sections(of(FINE, shared))
+    section, *_ = sections(of(FINE, shared))
     assert section.notes == ("What run 2 cannot show: functional only: 4 ranks on 2 cores",)
 
 
@@ -188,8 +194,8 @@ def test_a_sweeps_runs_have_their_points_and_one_line_on_what_they_are() -> None
     found = of(scaling_run(2), scaling_run(4), points=points)
     first, _ = cells(found, "runs-table")
     assert (first["point"], "what" in first) == ("2 nodes", False)
-    assert several_sections(found)[0].notes[-1].startswith("Run 1: preset node: 2 ranks on 2 nodes")
-    section, *_ = several_sections(of(lost_run(), scaling_run(4), points=points[1:] * 2))
+    assert sections(found)[0].notes[-1].startswith("Run 1: preset node: 2 ranks on 2 nodes")
+    section, *_ = sections(of(lost_run(), scaling_run(4), points=points[1:] * 2))
     assert section.notes[0] == "Run again later, so not counted in the verdict: run 1."
     assert section.notes[1].startswith("Run 2: preset node: 4 ranks on 4 nodes")
 
@@ -199,6 +205,6 @@ def test_over_nodes_takes_the_place_of_scaling_by_ranks() -> None:
     told = ids(of(scaling_run(2, 2), scaling_run(4, 2), scaling_run(4, 2, "cyclic")))
     assert "over-nodes" in told
     assert "scaling" not in told
-    assert scaling_lines(of(scaling_run(2), scaling_run(4))) == []
-    shown = terminal_sections(of(node_run(), scaling_run(1, 2), scaling_run(2, 2)))
-    assert [section.id for section in shown] == ["runs", "over-nodes", "far"]  # none widens with the runs
+    shown = sections(of(node_run(), scaling_run(1, 2), scaling_run(2, 2)))
+    ids_shown = [section.id for section in shown if any(table.where != "page" for table in section.tables)]
+    assert ids_shown == ["runs", "over-nodes", "far"]  # none widens with the runs

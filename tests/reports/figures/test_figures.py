@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from nodes_fixtures import hosts_of, node_run, pair_records
 from nodes_fixtures import run_of as run_on
-from report_rows import found_of, matrix_case, rows_of, run_of
+from report_rows import found_of, matrix_case, rows_of, run_of, table_in, table_of
 from reports_fixtures import WORLD, collective, link, ok, plain, rate_metric, step, training_metrics
 from traced import run_with, timeline, traced_record
 
@@ -39,9 +39,9 @@ from reports.figures.figures import (
     draw_scaling,
     draw_steps,
 )
-from reports.figures.illustrations import illustrations, scaling_figures
 from reports.figures.node_figures import draw_pairs
 from reports.figures.svg import FAINT, INK, SERIES, drawing, inline_svg
+from reports.sections.several import report_of_several
 
 
 def sample_rows(mode: str) -> list[Row]:
@@ -355,19 +355,19 @@ def test_timelines_and_late_ranks_are_drawn_from_the_folder(tmp_path: Path) -> N
     record = late_record()
     traces = [(traced_record(), timeline()), (traced_record(step("tp")), timeline(clock="")), (record, None)]
     run = run_with(tmp_path, traces)
-    drawn = illustrations(found_of(run))
-    (chart,) = drawn["step-timelines"]
+    (chart,) = table_of(found_of(run), "step-timelines").figures()
     caption = re.findall(r"<figcaption>(.*?)</figcaption>", chart)[0]
     assert chart.index("<figcaption>") < chart.index("<svg")
     assert caption.startswith("<strong>ddp</strong> Launch 1. One traced step on one clock (one host, one monotonic")
-    assert "arrivals-table" not in drawn
+    assert list(table_of(found_of(run), "arrivals-table").figures()) == []
     (run.path / "samples" / f"{record.case.id}-0.npz").write_bytes(samples([[0, 0], [3000, 7000]]))
-    (strip,) = illustrations(found_of(load_run(run.path)))["arrivals-table"]
+    (strip,) = table_of(found_of(load_run(run.path)), "arrivals-table").figures()
     assert "5.00 us" in strip
 
 
 def test_scaling_is_drawn_where_worlds_differ() -> None:
     worlds = [msgspec.structs.replace(WORLD, size=ranks) for ranks in (2, 4)]
     runs = [(run, summarize(run)) for run in (run_of(ok(step(), world=world)) for world in worlds)]
-    assert "Efficiency against ranks" in scaling_figures(several(runs))["scaling-table"][0]
-    assert scaling_figures(several(runs[:1])) == {}
+    (drawn,) = table_in(report_of_several(several(runs)).sections, "scaling-table").figures()
+    assert "Efficiency against ranks" in drawn
+    assert "scaling" not in [section.id for section in report_of_several(several(runs[:1])).sections]

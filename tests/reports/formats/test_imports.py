@@ -15,8 +15,9 @@ from bench.text import UserError
 from reports.analysis.summary import num_ranks, summarize, verdict
 from reports.formats.imports import PARSERS, detect, import_file
 from reports.formats.nccl_tests import render_json, render_text
-from reports.render.build import build
 from reports.render.page import render_page
+from reports.render.show import build
+from reports.sections.one_run import report_of
 
 SAMPLES = {"nccl-tests": NCCL, "param": PARAM, "osu": OSU, "gloo": GLOO}
 
@@ -60,9 +61,9 @@ def test_a_file_becomes_a_run_of_one_launch_that_has_a_report_alone_and_beside_a
             assert record.notes[0].startswith(f"imported from {tool} (")
             assert record.samples.values == []
         assert verdict(run).missing == 0
-        assert "all_reduce" in render_page(run, summarize(run)), tool
+        assert "all_reduce" in render_page(report_of(run)), tool
         paths.append(run.path)
-    assert b"all_reduce" in build(paths, "markdown").content
+    assert b"all_reduce" in build(paths, "markdown")[0]
 
 
 def test_wrong_results_have_no_time_and_host_and_nodes_are_those_that_were_measured_or_unknown(tmp_path: Path) -> None:

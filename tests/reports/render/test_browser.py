@@ -18,10 +18,9 @@ from reports_fixtures import HOSTILE, bad, ok, pipeline_record, sample_run, step
 from traced import run_with, timeline, traced_record
 
 from bench.results.runs import load_run
-from reports.analysis.pipelines import without_timelines
-from reports.analysis.summary import summarize
-from reports.render.build import build
-from reports.render.data import as_csv, as_json
+from reports.render.data import embedded_json, render_csv
+from reports.render.show import build
+from reports.sections.one_run import report_of
 
 pytestmark = pytest.mark.full
 
@@ -45,14 +44,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     info = msgspec.structs.replace(run.info, host=EVIL[1], environment={EVIL[0]: EVIL[2], "pairs": {"0-1": EVIL[1]}})
     (run.path / "run.json").write_bytes(msgspec.json.encode(info))
     (run.path / "samples" / f"{late.case.id}-0.npz").write_bytes(samples([[0, 0], [3000, 7000]]))
-    (run.path / "report.html").write_bytes(build([run.path], "html").content)
+    (run.path / "report.html").write_bytes(build([run.path], "html")[0])
     return run.path
 
 
 @pytest.fixture(scope="module")
 def several(folder: Path) -> Path:
     target = folder / "several.html"
-    target.write_bytes(build([folder, folder], "html").content)
+    target.write_bytes(build([folder, folder], "html")[0])
     return target
 
 
@@ -61,7 +60,7 @@ def over_nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     out = tmp_path_factory.mktemp("nodes")
     run, sweep = write_run(out, node_run("cyclic")), sample_sweep(out / "links")
     for path in (run, sweep):
-        (path / "report.html").write_bytes(build([path], "html").content)
+        (path / "report.html").write_bytes(build([path], "html")[0])
     return run / "report.html", sweep / "report.html"
 
 
@@ -166,12 +165,11 @@ def test_a_filter_keeps_the_rows_with_all_its_words_and_a_link_opens_what_it_lea
 
 def test_downloads_hold_the_run(page: Browser, folder: Path, tmp_path: Path) -> None:
     run = load_run(folder)
-    summary = summarize(run)
     embedded, as_lines = (
         page.run(code) for code in ("embedded.textContent", "csvOf(JSON.parse(embedded.textContent))")
     )
-    assert json.loads(embedded) == json.loads(as_json(run, without_timelines(summarize(run))))
-    told, expected = (list(csv.reader(io.StringIO(text))) for text in (as_lines, as_csv(summary)))
+    assert json.loads(embedded) == json.loads(embedded_json(report_of(run)))
+    told, expected = (list(csv.reader(io.StringIO(text))) for text in (as_lines, render_csv(report_of(run))))
     assert [list(map(comparable, line)) for line in told] == [list(map(comparable, line)) for line in expected]
     page.save_downloads(tmp_path)
     for kind, content in (("json", embedded), ("csv", as_lines)):

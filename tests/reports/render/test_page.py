@@ -19,9 +19,9 @@ from bench.plan.cases import make_case
 from bench.plan.plan import Skipped
 from bench.results.records import Record
 from bench.results.runs import Run
-from reports.analysis.summary import summarize
-from reports.render.data import as_json
+from reports.render.data import render_json
 from reports.render.page import render_page
+from reports.sections.one_run import report_of
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -65,7 +65,7 @@ class Page(HTMLParser):
 
 
 def html_of(run: Run) -> str:
-    return render_page(run, summarize(run))
+    return render_page(report_of(run))
 
 
 def told(*records: Record) -> str:
@@ -197,7 +197,7 @@ def test_hostile_text_is_shown_as_text_and_cannot_end_the_embedded_data() -> Non
 
 def test_the_data_is_embedded_whole_and_the_environment_is_flat() -> None:
     run = fixtures.sample_run()
-    assert embedded(sample()) == json.loads(as_json(run, summarize(run)))
+    assert embedded(sample()) == json.loads(render_json(report_of(run)))
     assert '<th scope="row" class="words">host.cpu_model</th><td class="words">Example CPU</td>' in sample()
     assert '<th scope="row" class="words">host.governor</th><td class="words">-</td>' in sample()
 

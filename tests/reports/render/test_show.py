@@ -5,9 +5,13 @@ import fcntl
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import click
 import msgspec
 import pytest
 import reports_fixtures as fixtures
@@ -16,19 +20,23 @@ from report_rows import run_of
 from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, sample_run, step, write_run
 from traced import run_with, timeline, traced_record
 
+import parbench
 from bench.results.records import Record
 from bench.results.runs import RecordWriter, Run, load_run, open_writer
 from bench.text import UserError
+from reports.analysis import several as analysis_of_several
 from reports.analysis.problems import is_written, warnings_of, write_whole
 from reports.analysis.several import several
 from reports.analysis.summary import summarize
-from reports.render.build import build, write_report
-from reports.render.data import CSV_COLUMNS, as_csv, as_json, embedded_json, several_csv, several_json
-from reports.render.markdown import escaped, render_markdown, render_several_markdown
+from reports.render.data import CSV_COLUMNS, embedded_json, render_csv, render_json
+from reports.render.markdown import escaped, render_markdown
 from reports.render.page import render_page
-from reports.render.show import follow, show_again, show_run, write_files
-from reports.render.tables import render_tables
-from reports.sections.several_sections import several_sections
+from reports.render.show import build, build_report, follow, show_again, show_run, write_files
+from reports.render.terminal import render_text
+from reports.report import Report
+from reports.sections import one_run
+from reports.sections.one_run import report_of
+from reports.sections.several import report_of_several
 
 
 def folder(out: Path, *records: Record, launches: int = 1) -> Path:
@@ -47,46 +55,50 @@ def csv_lines(text: str) -> list[dict[str, str]]:
 
 def test_json_holds_the_run_its_rows_and_what_has_none() -> None:
     run = sample_run()
-    data = json.loads(as_json(run, summarize(run)))
+    data = json.loads(render_json(report_of(run)))
     assert (data["run"]["id"], data["verdict"]["code"], len(data["rows"])) == ("run-1", 1, 56)
     assert [one["reason"] for one in data["skipped"]] == ["size 1001 B is not a multiple of 4 ranks x 4 B"]
     assert [one["launches"] for one in data["missing"]] == [2]
     run = run_of(ok(collective(), details={"send_bytes": 7}))
-    (row,) = json.loads(as_json(run, summarize(run)))["rows"]
+    (row,) = json.loads(render_json(report_of(run)))["rows"]
     assert row["metrics"]["time"]["value"] == 1e-3
     assert (row["details"], row["case"]["id"], "records" in row) == ({"send_bytes": 7}, collective().id, False)
 
 
 def test_csv_has_a_line_for_each_metric_and_names_a_case_without_any() -> None:
-    first, *more = csv_lines(as_csv(summarize(run_of(ok(collective())))))
+    first, *more = csv_lines(render_csv(report_of(run_of(ok(collective())))))
     assert [line["metric"] for line in (first, *more)] == ["time", "algbw", "busbw", "time_p99"]
     assert [float(first[name]) for name in ("value", "low")] == pytest.approx([1e-3, 0.9e-3])
-    (line,) = csv_lines(as_csv(summarize(run_of(bad(collective(), reason=HOSTILE)))))
+    (line,) = csv_lines(render_csv(report_of(run_of(bad(collective(), reason=HOSTILE)))))
     assert (line["status"], line["metric"], line["method"]) == ("failed", "", "")
     unknown = run_of(ok(collective(), metrics={"time": fixtures.seconds_metric(None)}))
-    (line,) = csv_lines(as_csv(summarize(unknown)))
+    (line,) = csv_lines(render_csv(report_of(unknown)))
     assert (line["metric"], line["value"], line["low"]) == ("time", "", "")
-    assert json.loads(as_json(unknown, summarize(unknown)))["rows"][0]["metrics"]["time"]["value"] is None
+    assert json.loads(render_json(report_of(unknown)))["rows"][0]["metrics"]["time"]["value"] is None
+
+
+def report_on(*runs: Run) -> Report:
+    return report_of_several(several([(run, summarize(run)) for run in runs]))
 
 
 def test_several_runs_keep_their_lines_apart_by_run() -> None:
     run = run_of(ok(collective()))
     other = msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, id="run-2"))
-    both = [(one, summarize(one)) for one in (run, other)]
-    lines = csv_lines(several_csv(both))
+    both = report_on(run, other)
+    lines = csv_lines(render_csv(both))
     assert list(lines[0]) == ["run", *CSV_COLUMNS]
     assert [line["run"] for line in lines] == ["run-1"] * 4 + ["run-2"] * 4
-    told = json.loads(several_json(both))["runs"]
+    told = json.loads(render_json(both))["runs"]
     assert [one["run"]["id"] for one in told] == ["run-1", "run-2"]
-    assert told[0] == json.loads(as_json(*both[0]))
+    assert told[0] == json.loads(render_json(report_of(run)))
 
 
 def test_data_too_long_for_a_page_keeps_every_metric_and_leaves_out_the_rest() -> None:
-    runs = [(run, summarize(run)) for run in (sample_run(), sample_run())]
-    assert embedded_json(runs, 10_000_000) == several_json(runs)
+    runs = report_on(sample_run(), sample_run())
+    assert embedded_json(runs, 10_000_000) == render_json(runs)
     brief = embedded_json(runs, 1000)
-    assert len(brief) < len(several_json(runs))
-    whole, read = json.loads(several_json(runs)), json.loads(brief)
+    assert len(brief) < len(render_json(runs))
+    whole, read = json.loads(render_json(runs)), json.loads(brief)
     assert [run["run"]["id"] for run in read["runs"]] == ["run-1", "run-1"]
     for full, short in zip(whole["runs"][0]["rows"], read["runs"][0]["rows"], strict=True):
         assert {"details", "notes", "reasons"} & set(short) == set()
@@ -94,7 +106,7 @@ def test_data_too_long_for_a_page_keeps_every_metric_and_leaves_out_the_rest() -
 
 
 def markdown_of(run: Run) -> str:
-    return render_markdown(run, summarize(run))
+    return render_markdown(report_of(run))
 
 
 def assert_tables_are_whole(text: str, at_least: int = 1) -> None:
@@ -114,8 +126,7 @@ def test_markdown_says_what_the_page_says_verdicts_first() -> None:
     emulated = markdown_of(node_run())
     assert emulated.index(f"**{EMULATION}**") < emulated.index("preset node")
     runs = [run_of(ok(step(), seconds=seconds)) for seconds in (1e-3, 2e-3)]
-    found = several([(run, summarize(run)) for run in runs])
-    text = render_several_markdown(found, several_sections(found))
+    text = render_markdown(report_on(*runs))
     assert text.startswith("# parbench: 2 runs\n\n**fine: all 2 runs**")
     assert "| ddp | 1.00 ms" in text
 
@@ -142,7 +153,7 @@ def test_a_line_cut_short_is_told_with_what_to_do_wherever_a_run_is_shown(
     assert told.startswith("The last line of records.jsonl is being written, or was cut short by a kill")
     assert f"parbench run --resume {path}" in told
     for form in ("html", "markdown"):
-        assert b"was cut short by a kill" in build([path], form).content
+        assert b"was cut short by a kill" in build([path], form)[0]
     assert show_run(path) == 4
     assert "1 of 2 measurements without a record" in capsys.readouterr().out
     assert "1 of 2 measurements without a record" in (path / "report.html").read_text()
@@ -179,13 +190,13 @@ def test_tables_come_first_the_folder_last_and_the_report_lies_in_it(
     run = run_with(tmp_path, [(traced_record(), timeline()), (wrong, None)])
     path = run.path
     assert show_run(path) == 1
-    assert capsys.readouterr().out == render_tables(run, summarize(run), width=None) + f"{path}\n"
-    assert (path / "report.html").read_text() == render_page(run, summarize(run))
+    assert capsys.readouterr().out == render_text(report_of(run), width=None) + f"{path}\n"
+    assert (path / "report.html").read_text() == render_page(report_of(run))
     assert [one.name for one in path.iterdir() if one.name.startswith(".")] == []
     before = sorted(path.rglob("*"))
     assert show_again(path) == 1
     out = capsys.readouterr().out
-    assert out == render_tables(run, summarize(run), width=None, full=True) + f"{path}\n"
+    assert out == render_text(report_of(run), width=None, full=True) + f"{path}\n"
     assert "Traced steps, rank by rank" in out
     assert sorted(path.rglob("*")) == before
 
@@ -231,22 +242,22 @@ def test_files_are_written_under_a_folder_that_is_made(tmp_path: Path) -> None:
 def test_one_run_is_built_in_every_format(tmp_path: Path) -> None:
     path = write_run(tmp_path, run_of(ok(collective()), ok(step())))
     run = load_run(path)
-    summary = summarize(run)
-    assert build([path], "html").content == render_page(run, summary).encode()
-    assert build([path], "markdown").content == render_markdown(run, summary).encode()
-    assert build([path], "csv").content == as_csv(summary).encode()
-    assert build([path], "json").content == as_json(run, summary).encode() + b"\n"
+    report = report_of(run)
+    renderers = {"html": render_page, "markdown": render_markdown, "csv": render_csv, "json": render_json}
+    assert {form: build([path], form) for form in renderers} == {
+        form: (render(report).encode(), 0) for form, render in renderers.items()
+    }
 
 
 def test_several_runs_are_held_against_each_other(tmp_path: Path) -> None:
     paths = [write_run(tmp_path, run_of(ok(step(), seconds=seconds))) for seconds in (1e-3, 2e-3)]
-    page = build(paths, "html").content.decode()
+    page = build(paths, "html")[0].decode()
     assert 'id="beside-table"' in page
     assert "fine: all 2 runs" in page
-    assert build(paths, "html").content.decode() == page
-    assert build(paths, "markdown").content.startswith(b"# parbench: 2 runs")
-    assert build(paths, "csv").content.startswith(b"run,case,")
-    assert len(json.loads(build(paths, "json").content)["runs"]) == 2
+    assert build(paths, "html")[0].decode() == page
+    assert build(paths, "markdown")[0].startswith(b"# parbench: 2 runs")
+    assert build(paths, "csv")[0].startswith(b"run,case,")
+    assert len(json.loads(build(paths, "json")[0])["runs"]) == 2
 
 
 def test_a_newer_schema_has_a_page_that_says_so_and_what_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -254,9 +265,9 @@ def test_a_newer_schema_has_a_page_that_says_so_and_what_is_no_run_is_refused(tm
         path = folder(tmp_path, ok(collective()))
         target = path / file
         target.write_bytes(re.sub(rb'"schema": ?[12]', b'"schema":99', target.read_bytes()))
-        told = build([path], "html")
-        assert told.code == 4
-        assert b"schema 99 is newer than 2, the newest this parbench reads" in told.content
+        told, code = build([path], "html")
+        assert code == 4
+        assert b"schema 99 is newer than 2, the newest this parbench reads" in told
         with pytest.raises(UserError, match="schema 99 is newer"):
             build([path], "csv")
     fine = folder(tmp_path, ok(collective()))
@@ -267,52 +278,94 @@ def test_a_newer_schema_has_a_page_that_says_so_and_what_is_no_run_is_refused(tm
 def test_runs_without_results_have_reports(tmp_path: Path) -> None:
     for records in ((), (bad(collective()),)):
         for form in ("html", "markdown", "csv", "json"):
-            told = build([folder(tmp_path, *records)], form)
-            assert told.code == 0
-            assert form not in ("html", "markdown") or b"something did not run" in told.content
+            told, code = build([folder(tmp_path, *records)], form)
+            assert code == 0
+            assert form not in ("html", "markdown") or b"something did not run" in told
 
 
 def test_a_sweeps_folder_is_told_as_its_runs(tmp_path: Path) -> None:
     sweep = sample_sweep(tmp_path / "links")
-    told = build([sweep], "markdown").content.decode()
+    told = build([sweep], "markdown")[0].decode()
     assert told.startswith("# parbench: 11 runs")
     assert "4 nodes x 2, cyclic, plain" in told
     assert "Not run: 8 nodes x 1, block." in told
     assert told.index(EMULATION) < told.index("## Runs")
-    assert len(json.loads(build([sweep], "json").content)["runs"]) == 11
+    assert len(json.loads(build([sweep], "json")[0])["runs"]) == 11
 
 
 @pytest.mark.full
 def test_a_sweeps_page_is_that_of_its_runs(tmp_path: Path) -> None:
     sweep = sample_sweep(tmp_path / "links")
-    page = build([sweep], "html").content.decode()
+    page = build([sweep], "html")[0].decode()
     assert page.index("What runs 1-10 cannot show: " + EMULATION) < page.index("<nav")
     for anchor in ("runs", "problems", "over-nodes", "environments-table"):
         assert f'id="{anchor}"' in page
     assert 'id="scaling"' not in page  # by ranks, placements would be mixed
     assert page.count("<svg") == 3
     assert "rank 2 (n3) did not arrive" in page
-    write_report([sweep], tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_text() == page
 
 
 @pytest.mark.full
 def test_the_page_of_many_runs_stays_under_a_megabyte(tmp_path: Path) -> None:
-    page = build([write_run(tmp_path, sample_run(launches=1)) for _ in range(12)], "html").content
+    page = build([write_run(tmp_path, sample_run(launches=1)) for _ in range(12)], "html")[0]
     assert len(page) < 1_000_000
     assert b'id="beside-table"' not in page  # each of so many runs would have two columns
 
 
-def test_a_report_of_many_runs_is_written_whole_though_one_cannot_be_read(tmp_path: Path) -> None:
+def test_each_run_is_analysed_once_whatever_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = folder(tmp_path, ok(collective()), ok(step()))
+    other = folder(tmp_path, ok(step(), seconds=2e-3))
+    counts: Counter[str] = Counter()
+
+    def count(module: Any, name: str) -> None:
+        inner = getattr(module, name)
+
+        def counted(*given: Any, **more: Any) -> Any:
+            counts[name] += 1
+            return inner(*given, **more)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(one_run, "summarize")
+    count(one_run, "analyse")
+    count(analysis_of_several, "summarize")
+    commands: dict[str, Callable[[], object]] = {
+        "parbench run": lambda: show_run(run),
+        "parbench show": lambda: show_again(run),
+        **{
+            f"parbench report {form}": partial(build_report, [run], form)
+            for form in ("html", "markdown", "csv", "json")
+        },
+    }
+    for command, call in commands.items():
+        counts.clear()
+        call()
+        assert counts == {"summarize": 1, "analyse": 1}, command
+    counts.clear()
+    build_report([run, other], out=tmp_path / "both.html")
+    assert counts == {"summarize": 2}
+
+
+def test_the_page_of_a_collected_sweep_is_written_by_the_programs_own_hook(tmp_path: Path) -> None:
+    context = click.Context(parbench.main)
+    with context:
+        assert parbench.main.callback
+        parbench.main.callback()
+    runs = [folder(tmp_path, ok(step(), seconds=seconds)) for seconds in (1e-3, 2e-3)]
+    context.obj.report(runs, tmp_path / "report.html")
+    assert 'id="beside-table"' in (tmp_path / "report.html").read_text()
+
+
+def test_a_report_is_written_whole_and_one_of_many_runs_needs_all_of_them(tmp_path: Path) -> None:
     good, broken, other = (write_run(tmp_path, scaling_run(nodes)) for nodes in (2, 4, 1))
     target = tmp_path / "page.html"
-    (broken / "run.json").write_text("{")
-    write_report([good, broken, other], target)
-    page = target.read_text()
-    assert "A run cannot be read" in page
-    assert 'id="over-nodes"' in page
+    assert build_report([good, other], out=target) == 0
+    assert 'id="over-nodes"' in target.read_text()
     with pytest.raises(UserError, match="cannot be written"):
-        write_report([good, other], tmp_path / "no" / "page.html")
+        build_report([good, other], out=tmp_path / "no" / "page.html")
+    (broken / "run.json").write_text("{")
+    with pytest.raises(UserError, match=r"run\.json"):
+        build([good, broken, other], "html")
     assert list(tmp_path.glob(".page*")) == []
 
 
@@ -334,7 +387,7 @@ def pauses(path: Path, *steps: Callable[[RecordWriter], None]) -> Callable[[floa
 
 def tables_of(path: Path) -> str:
     run = load_run(path)
-    return render_tables(run, summarize(run), width=None, full=True)
+    return render_text(report_of(run), width=None, full=True)
 
 
 def test_each_change_of_a_run_is_a_line_and_the_tables_come_last(

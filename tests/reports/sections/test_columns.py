@@ -1,28 +1,25 @@
 """The columns of the tables on communication: what each shows and sorts by, and what a narrow terminal drops."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
-from report_rows import cells_of, matrix_case, row_of, rows_of, told
+from report_rows import cells_of, found_in, matrix_case, row_of, rows_of, table_cells, table_of, told
 from reports_fixtures import bad, collective, link, ok, rate_metric, seconds_metric
 
 from bench.plan.cases import make_case
 from bench.results.fit import Fit, Segment
 from bench.results.records import Check, Record
 from reports.analysis.fits import Ceiling, Curve
-from reports.analysis.interference import interference, pairs
-from reports.sections.columns import (
-    Column,
-    check_word,
-    communication_columns,
-    figure,
-    fit_columns,
-    known,
-    pair_columns,
-    slowed_columns,
-)
-from reports.sections.communication_section import Grouped, group_name, grouped, grouped_columns
+from reports.analysis.group_kinds import group_name, grouped
+from reports.report import Column, known, number
+from reports.sections.row_columns import communication_columns
+
+
+def fit_columns(curves: Sequence[Curve]) -> tuple[Column[Any], ...]:
+    return table_of(replace(found_in(ok(collective())), curves=tuple(curves)), "fits").columns
 
 
 def test_what_a_communication_row_does_not_know_is_a_dash() -> None:
@@ -59,7 +56,8 @@ def test_what_a_row_is_what_tells_it_apart_and_its_time_are_never_dropped() -> N
 def test_the_check_in_a_word() -> None:
     told = {"unchecked": Check(), "ok": Check(passed=True, wrong=0), "3 wrong": Check(passed=False, wrong=3)}
     for word, check in {**told, "wrong": Check(passed=False)}.items():
-        assert check_word(row_of(bad(collective(), check=check))) == word
+        row = row_of(bad(collective(), check=check))
+        assert cells_of(communication_columns([row]), row)["check"] == word
 
 
 def segment(sizes: tuple[int, int], latency: float, reach: float, *rates: float | None) -> Segment:
@@ -137,8 +135,8 @@ def test_what_slows_a_row_has_a_column_for_each_load_and_a_load_not_met_is_a_das
         for size in (1024, 2048)
         for more in ({}, {"background": "gemm"})
     ]
-    one, two = interference(rows_of(*records, ok(collective(background="all_to_all"))))
-    columns = slowed_columns([one, two], "beside ")
+    table = table_of(found_in(*records, ok(collective(background="all_to_all"))), "contrast-1")
+    columns, (one, two) = table.columns, table.rows
     cells = cells_of(columns, one)
     assert list(cells) == ["operation", "mode", "dtype", "size", "time", "beside gemm", "beside all_to_all"]
     assert (cells["operation"], cells["time"]) == ("all_reduce", "1.00 ms [0.900, 1.10]")
@@ -149,24 +147,21 @@ def test_what_slows_a_row_has_a_column_for_each_load_and_a_load_not_met_is_a_das
 
 def test_a_matrix_has_a_column_for_each_receiver() -> None:
     rates = {(0, 1): 1e9, (1, 0): 2e9}
-    (matrix,) = pairs(
-        rows_of(
-            *(
-                ok(matrix_case(*ends), metrics={"time": seconds_metric(1.0), "busbw": rate_metric(rate)})
-                for ends, rate in rates.items()
-            )
+    found = found_in(
+        *(
+            ok(matrix_case(*ends), metrics={"time": seconds_metric(1.0), "busbw": rate_metric(rate)})
+            for ends, rate in rates.items()
         )
     )
-    columns = pair_columns(matrix)
-    told = [[column.text(source) for column in columns] for source in matrix.ranks]
-    assert told == [["0", "-", "1.00"], ["1", "2.00", "-"]]
-    assert [column.sort(1) for column in columns] == [1, 2e9, None]
+    table = table_of(found, "pairs-1-matrix")
+    assert table_cells(table) == [["0", "-", "1.00"], ["1", "2.00", "-"]]
+    assert [column.sort(1) for column in table.columns] == [1, 2e9, None]
 
 
 def test_a_column_of_numbers_sorts_by_them_and_unknown_ones_have_no_column() -> None:
     columns: tuple[Column[str], ...] = (
-        figure("length", len, lambda value: f"{value} letters", "how long it is"),
-        figure("nothing", lambda text: None, str, "unknown"),
+        number("length", len, lambda value: f"{value} letters", "how long it is"),
+        number("nothing", lambda text: None, str, "unknown"),
     )
     kept = known(columns, ["ab", "c"])
     assert [column.title for column in kept] == ["length"]
@@ -180,19 +175,20 @@ def member(number: int, seconds: float = 1e-3, size: int = 1024, **more: Any) ->
     return ok(collective("all_reduce", size, **params), seconds=seconds, details={"group_ranks": ranks})
 
 
-def group_words(found: tuple[Grouped, ...], place: int = 0) -> str:
-    return told(grouped_columns(found), found[place])
+def group_words(*records: Record) -> list[str]:
+    table = table_of(found_in(*records), "operation-group")
+    return [told(table.columns, row) for row in table.rows]
 
 
 def test_each_group_is_a_column_of_its_ranks_and_each_size_a_line() -> None:
-    assert group_words(grouped(rows_of(member(0), member(1, 4e-3), member(1, 8e-3, concurrent=True)))) == (
+    assert group_words(member(0), member(1, 4e-3), member(1, 8e-3, concurrent=True)) == [
         "operation: all_reduce | mode: blocking | dtype: float32 | size: 1K | pairs 0,1: 0.00154 | "
         "pairs 2,3: 0.000384 | pairs 2,3 together: 0.000192 | slowest alone: pairs 2,3"
-    )
-    found = grouped(rows_of(member(0), member(1), member(0, size=4096), member(2, size=4096)))
-    assert [one.first.case.params["size_bytes"] for one in found] == [1024, 4096]
-    assert "pairs 4,5: -" in group_words(found)
-    assert "pairs 2,3: -" in group_words(found, 1)
+    ]
+    small, large = group_words(member(0), member(1), member(0, size=4096), member(2, size=4096))
+    assert ("size: 1K" in small, "size: 4K" in large) == (True, True)
+    assert "pairs 4,5: -" in small
+    assert "pairs 2,3: -" in large
 
 
 def test_one_group_alone_is_no_comparison_and_one_of_unknown_ranks_is_called_by_its_number() -> None:

@@ -6,20 +6,22 @@ from typing import Literal
 import msgspec
 import pytest
 import reports_fixtures as fixtures
-from report_rows import cells_of, found_in, found_of, matrix_case, panel_cells, run_of, there
+from report_rows import cells_of, found_in, found_of, matrix_case, run_of, sections, table_cells, there
 from reports_fixtures import bad, collective, collective_metrics, ok, pipeline_record, simulated, step, training_metrics
 from traced import run_with, timeline, traced_record
 
+from bench.plan.cases import make_case
 from bench.results.details import PLAN_FILE, Component, Published, StepCheck, Validation
 from bench.results.records import Arrival
 from bench.results.runs import Run
-from reports.analysis.findings import Findings
-from reports.analysis.summary import summarize
+from reports.analysis.analysis import Analysis
 from reports.render.markdown import render_markdown
-from reports.sections import communication_section as communication
-from reports.sections.panels import Section
-from reports.sections.sections import sections
-from reports.sections.step_section import PANELS, predicted_section, step_section
+from reports.report import Section
+from reports.sections.communication import communication_section
+from reports.sections.nodes import arrival_section
+from reports.sections.one_run import report_of
+from reports.sections.predictions import predicted_section
+from reports.sections.steps import step_section
 from workloads.planner.published import published
 from workloads.planner.validate import write_validation
 
@@ -33,22 +35,25 @@ def test_sections_come_in_the_order_in_which_they_are_read_with_anchors_that_dif
     assert [section.id for section in told] == ["communication", "contrasts", "groups", "steps"]
     assert sections(found_in(bad(collective()))) == sections(found_in()) == ()
     matrix = sections(found_in(ok(matrix_case(0, 1)), ok(matrix_case(1, 0))))
-    assert [(section.id, len(section.panels[0].rows)) for section in matrix] == [("pairs", 2)]
+    assert [(section.id, len(section.tables[0].rows)) for section in matrix] == [("pairs", 2)]
     sample = sections(found_of(fixtures.sample_run()))
-    panels = [panel for section in sample for panel in section.panels]
-    ids = [*(section.id for section in sample), *(panel.id for panel in panels)]
+    tables = [table for section in sample for table in section.on_page]
+    ids = [*(section.id for section in sample), *(table.id for table in tables)]
     assert len(ids) == len(set(ids))
-    assert all(column.help for panel in panels for column in panel.columns)
+    assert all(column.help for table in tables for column in table.columns)
 
 
 def test_each_series_is_a_panel_whose_title_says_mode_and_type() -> None:
     found = found_in(ok(collective()), ok(collective(mode="pipelined")), ok(collective(a=1)))
-    section = there(communication.communication_section(found))
-    told = [(panel.id, panel.title, len(panel.rows)) for panel in section.panels]
+    section = there(communication_section(found))
+    told = [(table.id, table.title, len(table.rows)) for table in section.on_page]
     assert told == [("communication-1", "blocking, float32", 2), ("communication-2", "pipelined, float32", 1)]
-    assert "fit" not in {term.name for term in section.terms}
-    names = {("blocking", "-"): "blocking", ("-", "-"): "without mode or type"}
-    assert {series: communication.series_words(series) for series in names} == names
+    assert "fit" not in section.terms
+    cases = (make_case("p2p.mine", "m:f", {"mode": "blocking"}), make_case("p2p.mine", "m:f", {}))
+    bare = there(
+        communication_section(found_in(*(ok(case, metrics={"time": fixtures.seconds_metric(1e-3)}) for case in cases)))
+    )
+    assert [table.title for table in bare.on_page] == ["blocking", "without mode or type"]
 
 
 def test_a_last_rank_that_is_not_known_is_a_dash_and_a_row_without_arrivals_none() -> None:
@@ -56,15 +61,15 @@ def test_a_last_rank_that_is_not_known_is_a_dash_and_a_row_without_arrivals_none
     told = {"method": "ping-pong", "uncertainty": 2e-6, "late_rank": 3, "share": 0.75}
     arrival = msgspec.convert({**told, "last_out_rank": None, "last_out_share": None}, Arrival)
     found = found_in(ok(collective(), metrics=metrics, arrival=arrival), ok(collective("broadcast", 65536, root=1)))
-    (panel,) = there(communication.arrival_section(found)).panels
-    [cells] = [cells_of(panel.columns, row) for row in panel.rows]
+    (table,) = there(arrival_section(found)).tables
+    [cells] = [cells_of(table.columns, row) for row in table.rows]
     assert (cells["late rank"], cells["in"], cells["last out"]) == ("rank 3", "75.0 %", "-")
-    assert panel.notes == ("Clocks: ping-pong, right within 2.00 us.",)
+    assert table.notes == ("Clocks: ping-pong, right within 2.00 us.",)
 
 
-def step_ids(found: Findings) -> list[str]:
+def step_ids(found: Analysis) -> list[str]:
     section = step_section(found)
-    return [panel.id for panel in section.panels] if section else []
+    return [table.id for table in section.on_page] if section else []
 
 
 def test_every_panel_of_steps_has_its_place_and_none_that_has_nothing_to_say(tmp_path: Path) -> None:
@@ -76,14 +81,13 @@ def test_every_panel_of_steps_has_its_place_and_none_that_has_nothing_to_say(tmp
     assert step_ids(found_of(run)) == [
         *("steps-table", "step-time", "step-timelines", "pipelines", "schedules-1", "step-memory")
     ]
-    assert len(PANELS) == 5
 
 
 def test_what_cannot_be_drawn_or_read_says_why(tmp_path: Path) -> None:
     section = there(step_section(found_of(run_with(tmp_path, [(traced_record(), timeline(clock=""))]))))
-    (panel,) = [panel for panel in section.panels if panel.id == "step-timelines"]
-    assert panel.rows == ()
-    assert panel.notes[0].startswith("No timeline of step.ddp layers=4: the trace names no clock")
+    (table,) = [table for table in section.tables if table.id == "step-timelines"]
+    assert table.rows == ()
+    assert table.notes[0].startswith("No timeline of step.ddp layers=4: the trace names no clock")
     unreadable = there(step_section(found_in(pipeline_record(measured=[[["nonsense", 0, 1]], []]))))
     assert "nonsense" in unreadable.notes[0]
 
@@ -114,29 +118,29 @@ def test_what_the_planner_wrote_is_shown_as_it_wrote_it(run: Run) -> None:
     assert predicted_section(found_of(run)) is None
     rows = [row(BYTES, TIME, NOTHING, notes=("its compute is of another pass",))]
     found = Validation(run="run-1", fits="run-1", rows=rows, left_out={"cp": "not priced"})
-    (panel,) = predictions(run, found).panels
-    assert panel_cells(panel) == [
+    (table,) = predictions(run, found).tables
+    assert table_cells(table) == [
         ["ddp", "bytes dp", "2.00 KiB", "2.00 KiB", "+0.0%"],
         ["ddp", "step", "12.0 ms", "10.0 ms", "+20.0%"],
         ["ddp", "bytes tp", "0 B", "-", "-"],
     ]
-    assert [column.sort(panel.rows[1]) for column in panel.columns][2:] == [0.012, 0.010, pytest.approx(0.2)]
-    assert panel.notes == (
+    assert [column.sort(table.rows[1]) for column in table.columns][2:] == [0.012, 0.010, pytest.approx(0.2)]
+    assert table.notes == (
         "Predicted from the run's own collectives and each step's measured compute.",
         "ddp: r",
         "ddp: its compute is of another pass",
         "Not predicted: cp: not priced",
     )
-    assert "+20.0%" in render_markdown(run, summarize(run)).split("Predicted and measured")[1]
+    assert "+20.0%" in render_markdown(report_of(run)).split("Predicted and measured")[1]
     assert Component(name="b", predicted=1.0, measured=0.0, unit="B").error is None
 
 
 def test_whose_collectives_and_which_compute_are_told_and_reasons_may_stand_alone(run: Run) -> None:
     rows = [row(TIME), row(TIME, compute="declared")]
     section = predictions(run, Validation(run="run-1", fits="run-0", rows=rows, left_out={}))
-    assert "from the collectives of run-0 and each step's measured or declared compute" in section.panels[0].caption
+    assert "from the collectives of run-0 and each step's measured or declared compute" in section.tables[0].caption
     alone = Validation(run="run-1", fits="run-1", rows=[], left_out={"cp": "not priced"})
-    assert (predictions(run, alone).panels, predictions(run, alone).notes) == ((), ("Not predicted: cp: not priced",))
+    assert (predictions(run, alone).tables, predictions(run, alone).notes) == ((), ("Not predicted: cp: not priced",))
 
 
 def test_a_file_that_cannot_be_read_is_told_and_stops_nothing(run: Run) -> None:
@@ -144,7 +148,7 @@ def test_a_file_that_cannot_be_read_is_told_and_stops_nothing(run: Run) -> None:
     for content, words in {**told, b'{"schema": 2, "rows": []}': "plan.json: schema 2 is newer than 1"}.items():
         (run.path / PLAN_FILE).write_bytes(content)
         section = there(predicted_section(found_of(run)))
-        assert section.panels == ()
+        assert section.tables == ()
         assert words in section.notes[0], content
 
 
@@ -155,14 +159,14 @@ def claim(predicted: float, unit: str = "GB") -> Published:
 def test_published_numbers_stand_below_the_runs_own_and_say_that_they_are_not_of_this_machine(run: Run) -> None:
     claims = [claim(119.5), claim(119.75, "")]
     found = Validation(run="run-1", fits="run-1", rows=[row(TIME)], left_out={}, published=claims)
-    own, quoted = predictions(run, found).panels
+    own, quoted = predictions(run, found).tables
     assert (own.id, quoted.id) == ("predictions", "published")
     assert "declared hardware, not for this machine" in quoted.caption
-    assert panel_cells(quoted) == [
+    assert table_cells(quoted) == [
         ["ZeRO memory: ddp", "arXiv 1910.02054", "120 GB", "120 GB", "-0.4%"],
         ["ZeRO memory: ddp", "arXiv 1910.02054", "120.0000", "119.7500", "-25.0 points"],
     ]
     assert [column.sort(quoted.rows[1]) for column in quoted.columns][2:4] == [120.0, 119.75]
     alone = Validation(run="run-1", fits="run-1", rows=[], left_out={}, published=published())
-    assert [panel.id for panel in predictions(run, alone).panels] == ["published"]
-    assert "TP+PP+DP, 1536 GPUs" in render_markdown(run, summarize(run))
+    assert [table.id for table in predictions(run, alone).tables] == ["published"]
+    assert "TP+PP+DP, 1536 GPUs" in render_markdown(report_of(run))

@@ -1,7 +1,11 @@
 """The tables of training steps: what a step's metrics say together, what is shown, and what a terminal keeps."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
-from report_rows import cells_of, row_of, rows_of
+from report_rows import cells_of, found_in, row_of, rows_of, table_of
 from reports_fixtures import comm_call, curve_records, ok, plain, seconds_metric, step, step_metrics, training_metrics
 
 from bench.plan.cases import make_case
@@ -10,7 +14,30 @@ from bench.results.records import Record
 from reports.analysis import step_parts
 from reports.analysis.fits import Curve, fit_curves
 from reports.analysis.summary import Row
-from reports.sections.step_columns import memory_columns, step_columns, step_notes, time_columns
+from reports.report import Column, Table
+
+
+def step_table(rows: Sequence[Row], curves: Sequence[Curve] = (), table: str = "steps-table") -> Table[Any]:
+    """The page's table of steps has notes of its own below it, the terminal's a column of them."""
+    found = replace(found_in(), steps=tuple(rows), curves=tuple(curves))
+    return table_of(found, table, "page" if table == "steps-table" else None)
+
+
+def step_columns(rows: Sequence[Row], curves: Sequence[Curve] = ()) -> tuple[Column[Any], ...]:
+    found = replace(found_in(), steps=tuple(rows), curves=tuple(curves))
+    return table_of(found, "steps-table", "terminal").columns
+
+
+def step_notes(rows: Sequence[Row], curves: Sequence[Curve] = ()) -> tuple[str, ...]:
+    return step_table(rows, curves).notes
+
+
+def time_columns(rows: Sequence[Row]) -> tuple[Column[Any], ...]:
+    return step_table(rows, table="step-time").columns
+
+
+def memory_columns(rows: Sequence[Row]) -> tuple[Column[Any], ...]:
+    return step_table(rows, table="step-memory").columns
 
 
 def step_row(metrics: dict[str, MetricValue], name: str = "ddp") -> Row:
@@ -94,7 +121,6 @@ def test_a_narrow_terminal_keeps_what_links_a_step_to_collectives() -> None:
     assert (told["mfu"], told["memory"]) == ("34.5 %", "4.00 MiB")
     kept = ["step", "step time", "tokens/s", "exposed comm", "predicted comm"]
     assert [column.title for column in columns if not column.drop] == kept
-    assert [column.title for column in step_columns([]) if not column.drop] == kept[:3]
 
 
 def test_what_no_step_knows_has_no_column_and_what_one_knows_is_a_dash_for_the_other() -> None:

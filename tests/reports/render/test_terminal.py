@@ -15,8 +15,9 @@ from bench.results.records import Record
 from bench.results.runs import Run, load_run
 from reports.analysis.several import several
 from reports.analysis.summary import summarize
-from reports.render.tables import print_several, print_tables, render_several_tables, render_tables
-from reports.sections.several_sections import terminal_sections
+from reports.render.terminal import print_report, render_text
+from reports.sections.one_run import report_of
+from reports.sections.several import report_of_several
 
 ESCAPE = "\x1b"
 
@@ -27,7 +28,7 @@ class Terminal(io.StringIO):
 
 
 def text_of(run: Run, width: int | None = None, color: bool = False, full: bool = False) -> str:
-    return render_tables(run, summarize(run), width=width, color=color, full=full)
+    return render_text(report_of(run), width=width, color=color, full=full)
 
 
 def told(*records: Record, width: int | None = None) -> str:
@@ -83,8 +84,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, stream: io.TextIOBase, **environmen
         monkeypatch.delenv(name, raising=False)
     for name, value in {"COLUMNS": "120", "TERM": "xterm", **environment}.items():
         monkeypatch.setenv(name, value)
-    run = sample_run()
-    print_tables(run, summarize(run), stream)  # type: ignore[arg-type]
+    print_report(report_of(sample_run()), stream)  # type: ignore[arg-type]
     stream.seek(0)
     return stream.read()
 
@@ -106,11 +106,11 @@ def test_a_pipe_has_no_colour_even_if_forced_and_no_blanks_at_line_ends(monkeypa
 
 def test_standard_output_is_the_default_and_ascii_is_served(capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of(bad(collective(), reason="größer"))
-    print_tables(run, summarize(run))
+    print_report(report_of(run))
     assert capsys.readouterr().out == text_of(run)
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    print_tables(run, summarize(run), stream)
+    print_report(report_of(run), stream)
     stream.flush()
     assert b"gr\\xf6\\xdfer" in raw.getvalue()
 
@@ -211,11 +211,12 @@ def test_nodes_groups_and_pairs_are_told_node_by_node() -> None:
 
 
 def test_several_runs_tables_fit_a_terminal_and_end_with_the_verdict() -> None:
-    found = several([(run, summarize(run)) for run in (scaling_run(nodes, 2) for nodes in (1, 2, 4))])
-    text = render_several_tables(found, terminal_sections(found), width=100)
+    runs = [scaling_run(nodes, 2) for nodes in (1, 2, 4)]
+    report = report_of_several(several([(run, summarize(run)) for run in runs]))
+    text = render_text(report, width=100)
     assert max(map(len, text.splitlines())) <= 100
     assert "Over nodes" in text.splitlines()
     assert text.splitlines()[-1] == "Verdict: fine: all 3 runs"
     out = Terminal()
-    print_several(found, terminal_sections(found), out)
+    print_report(report, out)
     assert "Over nodes" in out.getvalue()

@@ -1,4 +1,4 @@
-"""All that a run's rows say together, found once for the terminal, the page and Markdown alike. Pure."""
+"""All that a run's rows say together, found once for all renderers. Pure."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from bench.results.runs import Run
 from reports.analysis.attention import Comparison, Context, compared, contexts
 from reports.analysis.experts import Mixture, mixtures
 from reports.analysis.fits import Ceiling, Curve, ceiling_of, fit_curves
-from reports.analysis.group_kinds import Kinds, kinds
+from reports.analysis.group_kinds import Grouped, Kinds, grouped, kinds
 from reports.analysis.interference import Pairs, pairs
 from reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, without_timelines
 from reports.analysis.rank_hosts import Nodes, nodes_of
@@ -17,7 +17,7 @@ from reports.analysis.timelines import Late, Traced, late_rows, traced_steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings:
+class Analysis:
     """A run's rows by what they are, with what is computed from several of them; ``summary`` holds no timelines."""
 
     run: Run
@@ -46,6 +46,11 @@ class Findings:
         return kinds(self.communication, self.nodes)
 
     @cached_property
+    def groups(self) -> tuple[Grouped, ...]:
+        """The operations that several groups ran, or one both alone and beside all others."""
+        return grouped(self.communication)
+
+    @cached_property
     def contexts(self) -> tuple[Context, ...]:
         """The context-parallel steps."""
         return contexts(self.steps)
@@ -71,8 +76,8 @@ class Findings:
         return late_rows(self.run, self.shown)
 
 
-def find(run: Run, summary: Summary) -> Findings:
-    """Return what there is to show of a run."""
+def analyse(run: Run, summary: Summary) -> Analysis:
+    """Return what there is to show of a run that has been summarised."""
     with_timelines = [row for row in summary.rows if row.metrics]
     summary = without_timelines(summary)
     shown = [row for row in summary.rows if row.metrics]
@@ -80,7 +85,7 @@ def find(run: Run, summary: Summary) -> Findings:
     in_matrices = {row.case.id for matrix in matrices for row in matrix.rows.values()}
     communication = _only(shown, lambda row: row.is_communication and row.case.id not in in_matrices)
     ceiling = ceiling_of(run, communication)
-    return Findings(
+    return Analysis(
         run=run,
         summary=summary,
         communication=communication,

@@ -1,0 +1,138 @@
+"""A report as text: fitted to a terminal, and never cut nor wrapped where there is none."""
+
+import io
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from reports import cells
+from reports.report import PROBLEM_COLUMNS, Column, Report, T
+
+_UNBOUNDED = 1_000_000
+_SHORT = 12
+_STYLES = {
+    "wrong": "bold red",
+    "hang": "red",
+    "failed": "red",
+    "not measured": "yellow",
+    "noisy": "yellow",
+    "very noisy": "bold yellow",
+}
+
+
+def print_report(report: Report, file: TextIO | None = None, *, full: bool = False) -> None:
+    """Write a report to ``file``, by default standard output, as suits a terminal or a pipe."""
+    out = sys.stdout if file is None else file
+    terminal = out.isatty()
+    width = shutil.get_terminal_size().columns if terminal else None
+    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    text = render_text(report, width=width, color=color, full=full)
+    encoding = out.encoding or "utf-8"
+    out.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def render_text(report: Report, *, width: int | None, color: bool = False, full: bool = False) -> str:
+    """Return a report as text; ``width`` is the terminal's columns, None for a pipe: nothing is cut or wrapped.
+
+    ``full`` adds what takes reading more of the run's folder: traced steps rank by rank, and who comes late.
+    """
+    sheet = _Sheet(width, color)
+    if len(report.runs) == 1:
+        sheet.tell(report.heading)
+    sheet.tell(*report.emulated, style="bold yellow")
+    wanted = ("everywhere", "terminal", "in full") if full else ("everywhere", "terminal")
+    for section in report.sections:
+        tables = [table for table in section.tables if table.where in wanted]
+        if tables or not section.tables:
+            sheet.tell(*section.notes)
+        for table in tables:
+            _write_table(sheet, table.title, table.columns, table.rows)
+            sheet.tell(*table.notes)
+    _write_table(sheet, "Wrong, hung or failed", PROBLEM_COLUMNS, report.problems)
+    _write_table(sheet, "Not measured", PROBLEM_COLUMNS, report.not_measured)
+    if report.doubts:
+        sheet.write("", Text("Slow or noisy", style="bold"))
+        sheet.tell(*report.doubts)
+    sheet.write("")
+    sheet.tell(f"Verdict: {report.verdict}", style="" if report.is_fine else "bold red")
+    sheet.tell(*report.warnings, *report.footnotes)
+    return sheet.text()
+
+
+class _Sheet:
+    """Text as wide as the terminal, or as its tables where there is none or it is too narrow for their numbers."""
+
+    def __init__(self, width: int | None, color: bool) -> None:
+        self.width = width
+        self._buffer = io.StringIO()
+        self._console = Console(
+            file=self._buffer,
+            width=_UNBOUNDED,
+            force_terminal=color,
+            color_system="standard" if color else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            legacy_windows=False,
+        )
+
+    def tell(self, *sentences: str, style: str = "") -> None:
+        self.write(*(Text(cells.visible(sentence), style=style) for sentence in sentences))
+
+    def write(self, *parts: RichTable | Text | str) -> None:
+        """Print each part on lines of its own; a table with numbers at least as wide as keeps words and them whole."""
+        for part in parts:
+            has_numbers = isinstance(part, RichTable) and any(one.justify == "right" for one in part.columns)
+            least = self._console.measure(part).minimum if has_numbers else 0
+            self._console.print(part, width=max(self.width, least) if self.width else _UNBOUNDED)
+
+    def has_room(self, table: RichTable) -> bool:
+        return self.width is None or self._console.measure(table).maximum <= self.width
+
+    def text(self) -> str:
+        """Return all that was written, without blanks at the ends of lines."""
+        return "".join(line.rstrip() + "\n" for line in self._buffer.getvalue().splitlines())
+
+
+def _write_table(sheet: _Sheet, title: str, columns: Sequence[Column[T]], rows: Sequence[T]) -> None:
+    """Print a table, and below it what the columns say for which the terminal has no room."""
+    if not rows:
+        return
+    kept = list(columns)
+    while not sheet.has_room(table := _rich_table(sheet, kept, rows)):
+        droppable = max(kept, key=lambda column: column.drop)
+        if droppable.drop == 0:
+            break
+        kept.remove(droppable)
+    sheet.write("", Text(title, style="bold"), table)
+    hidden = []
+    for column in columns:
+        if column not in kept:
+            values = {column.text(row) for row in rows}
+            hidden.append(f"{column.title} ({values.pop()})" if len(values) == 1 else column.title)
+    if hidden:
+        sheet.tell(f"No room for: {', '.join(hidden)}; all is in the report.")
+
+
+def _rich_table(sheet: _Sheet, columns: Sequence[Column[T]], rows: Sequence[T]) -> RichTable:
+    table = RichTable(box=box.SIMPLE_HEAD if sheet.width else None, pad_edge=False, padding=(0, 2, 0, 0))
+    lines = [[_cell(column.text(row)) for column in columns] for row in rows]
+    for i, column in enumerate(columns):
+        # a name or a note may take several lines of a terminal, a number may not
+        widest = max(len(column.title), *(line[i].cell_len for line in lines))
+        least = widest if column.number or widest <= _SHORT else None
+        table.add_column(column.title, justify="right" if column.number else "left", min_width=least, overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def _cell(text: str) -> Text:
+    return Text(cells.visible(text), style=_STYLES.get(text, ""))

@@ -1,0 +1,245 @@
+"""What a report is: sections of tables, each table with its columns, rows, notes and figures.
+
+A run, or several, is analysed once into a `Report`. A renderer is a function of that alone: terminal, Markdown, page
+and JSON are four, and another would be a file beside them.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from bench.plan.catalogue import busbw_words
+from bench.results.metrics import Metric, MetricValue
+from bench.results.runs import Run
+from reports import cells
+from reports.analysis.labels import Fact
+from reports.analysis.problems import Problem
+from reports.analysis.summary import Summary
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+T = TypeVar("T")
+U = TypeVar("U")
+Where = Literal["everywhere", "in full", "page", "terminal"]
+"""``page`` is Markdown too; ``in full`` is everywhere but at the end of ``parbench run``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column(Generic[T]):
+    """A column: its cells as text, what to sort them by (None is unknown and goes last), and when to drop it.
+
+    ``metric`` is the declared one that it shows. A terminal too narrow for all columns drops those with the highest
+    ``drop`` first, 0 never.
+    """
+
+    title: str
+    text: Callable[[T], str]
+    sort: Callable[[T], float | str | None]
+    help: str
+    number: bool = True
+    drop: int = 0
+    metric: Metric | None = None
+
+    def of(self, item_of: Callable[[U], T]) -> "Column[U]":
+        """Return the column of what has such an item."""
+        return Column(
+            title=self.title,
+            text=lambda item: self.text(item_of(item)),
+            sort=lambda item: self.sort(item_of(item)),
+            help=self.help,
+            number=self.number,
+            drop=self.drop,
+            metric=self.metric,
+        )
+
+
+def words(title: str, text: Callable[[T], str], help_text: str, drop: int = 0) -> Column[T]:
+    """Return a column of text, sorted as text."""
+    return Column(title=title, text=text, sort=text, help=help_text, number=False, drop=drop)
+
+
+def number(
+    title: str, value: Callable[[T], float | None], text: Callable[[float | None], str], help_text: str, drop: int = 0
+) -> Column[T]:
+    """Return a column of numbers, sorted as numbers."""
+    return Column(title=title, text=lambda item: text(value(item)), sort=value, help=help_text, drop=drop)
+
+
+def measurement(title: str, metric: Callable[[T], MetricValue | None], help_text: str, drop: int = 0) -> Column[T]:
+    """Return a column of numbers with their intervals."""
+
+    def value(item: T) -> float | None:
+        found = metric(item)
+        return found.value if found else None
+
+    return Column(title=title, text=lambda item: cells.measured(metric(item)), sort=value, help=help_text, drop=drop)
+
+
+def known(columns: Iterable[Column[T]], rows: Iterable[T]) -> tuple[Column[T], ...]:
+    """Return the columns that say something of any row."""
+    rows = list(rows)
+    return tuple(column for column in columns if any(column.sort(row) is not None for row in rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Generic[T]):
+    """A table and the figures of the same numbers, drawn when a renderer asks for them; ``id`` is its anchor.
+
+    ``has_facts`` says that each row's case is told in full below it, ``is_wide`` that its figures need the whole width.
+    """
+
+    id: str
+    title: str
+    caption: str
+    columns: tuple[Column[T], ...]
+    rows: tuple[T, ...]
+    notes: tuple[str, ...] = ()
+    figures: "Callable[[], Iterable[Markup]]" = tuple
+    has_facts: bool = False
+    is_wide: bool = False
+    where: Where = "everywhere"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """A word of the field with what it means here, its formula in it."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Tables that belong together under one heading, the terms that their columns use, and sentences of their own."""
+
+    id: str
+    title: str
+    tables: tuple[Table[Any], ...]
+    terms: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def on_page(self) -> tuple[Table[Any], ...]:
+        """The tables of page and Markdown."""
+        return tuple(table for table in self.tables if table.where != "terminal")
+
+    @property
+    def glossary(self) -> tuple[Term, ...]:
+        """The section's terms, then the formulas of the metrics that its columns show, each once."""
+        metrics = (column.metric for table in self.on_page for column in table.columns)
+        shown = {
+            metric.name: metric for metric in metrics if metric and metric.formula and metric.name not in self.terms
+        }
+        return (*terms(self.terms), *map(_term_of, shown.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All that is said of a run or of several: what renderers print.
+
+    ``runs`` are what CSV and JSON hold; ``heading`` says what was run, of several in what they differ. ``emulated`` and
+    ``claims`` are what the runs cannot show. From ``warnings`` on, it is what only one run has.
+    """
+
+    name: str
+    verdict: str
+    code: int
+    runs: tuple[tuple[Run, Summary], ...]
+    sections: tuple[Section, ...]
+    emulated: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+    heading: str = ""
+    warnings: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    doubts: tuple[str, ...] = ()
+    not_measured: tuple[Problem, ...] = ()
+    environment: tuple[Fact, ...] = ()
+    footnotes: tuple[str, ...] = ()
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether everything that was to run did, and rightly."""
+        return self.code == 0
+
+
+PROBLEM_COLUMNS: tuple[Column[Problem], ...] = (
+    words("case", lambda one: one.case, "what ran"),
+    words("status", lambda one: one.status, "what became of it"),
+    words("launches", lambda one: one.launches, "in how many launches, of those planned"),
+    words("reason", lambda one: one.reason, "why, with the ranks and their hosts"),
+)
+
+
+def terms(names: Iterable[str]) -> tuple[Term, ...]:
+    """Return the named terms in order, each once."""
+    return tuple(Term(name=name, text=_TERMS[name]) for name in dict.fromkeys(names))
+
+
+def _term_of(metric: Metric) -> Term:
+    name = metric.title if metric.name.replace("_", " ") == metric.title else f"{metric.title} ({metric.name})"
+    return Term(name=name, text=f"{metric.help[0].upper()}{metric.help[1:]} ({metric.formula}).")
+
+
+_TERMS = {
+    "sample": "One iteration's duration on the slowest rank: an operation is done when its last rank is.",
+    "launch": (
+        "One start of all ranks with new process groups. What differs between launches is not seen within one, so "
+        "intervals over several launches are the ones to compare by."
+    ),
+    "interval": (
+        "[low, high] covers the true median in 95 % of such runs, if launches are alike (several launches) or if "
+        "iterations are independent (one launch: they seldom are, so it is too narrow)."
+    ),
+    "noise": (
+        "The interquartile range over the median: stable below 5 %, fair below 15 %, noisy below 40 %, else very noisy."
+    ),
+    "blocking, pipelined": (
+        "One operation at a time from a barrier (how long does one take?), or many back to back (how much goes "
+        "through?). They are different series."
+    ),
+    "busbw": (
+        f"Bus bandwidth: algbw x nccl-tests' factor for what the links carry on n ranks: {busbw_words()}. So it can be "
+        "held against a link's speed. The factor assumes point-to-point links: reduction in the network can read "
+        "higher."
+    ),
+    "fit": (
+        "The line of time over size that explains an operation: latency + size / bandwidth. More than one line where "
+        "the times ask for it. n_1/2 = latency x bandwidth is the size that takes twice the latency, and so reaches "
+        "half the bandwidth."
+    ),
+    "knee": (
+        "The size at which another line begins, as where a protocol switches: where the lines cross if they do so "
+        "between two measured sizes, else the geometric middle of those two."
+    ),
+    "off the curve": (
+        "Sizes further than 20 % and four times the usual scatter from the fit. They are shown, and hardly weigh in it."
+    ),
+    "factor, beside": "Time disturbed / time undisturbed, paired by launch: 1 is as fast as undisturbed.",
+    "late": (
+        "A rank's lateness = its arrival - the first's. Late names the rank that most often arrives last and its share "
+        "of iterations; unknown where the clock's uncertainty exceeds the skew."
+    ),
+    "parts of a step": (
+        "compute + exposed communication + copy + idle + residual = wall time of a traced step; the rest of "
+        "communication is hidden behind computation."
+    ),
+    "idle: schedule, imbalance, p2p, rest": "Differences of simulations that add up to the measured idle time.",
+    "phases": (
+        "Forward, backward and update as the step itself names them, on the host's clock; communication lasts from its "
+        "issue to its end, so it may begin before its peers have come."
+    ),
+    "F, B, I, W": (
+        "Forward; the whole backward; its input gradient and its weight gradient, where a schedule parts them. A "
+        "microbatch is in flight on a rank from its forward until the end of its backward."
+    ),
+    "speed-up, efficiency": (
+        "Against the smallest world of the same case, n0 ranks: speed-up = rate(n) / rate(n0), with tokens a second or "
+        "busbw as the rate. Efficiency = speed-up x n0 / n for steps, whose work grows with the ranks; for "
+        "communication it is the speed-up itself, for busbw does not grow with the ranks."
+    ),
+    "ratio": (
+        "Time / time in the first run; its 95 % interval is that of both times, their half-widths added in quadrature "
+        "on log axes. Whether a run is slower, parbench compare decides."
+    ),
+}

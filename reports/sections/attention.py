@@ -1,0 +1,123 @@
+"""The report on context parallelism: steps, their methods compared, and each communication exposed."""
+
+from collections.abc import Iterator, Sequence
+
+from markupsafe import Markup
+
+from reports import cells
+from reports.analysis.analysis import Analysis
+from reports.analysis.attention import Context, Hopped, hops, read_context
+from reports.analysis.labels import differences
+from reports.analysis.summary import Row, unreadable
+from reports.figures.parallel_figures import draw_methods
+from reports.figures.svg import drawn
+from reports.report import Column, Section, Table, known, number, words
+from reports.sections.row_columns import headline, metric_column, metric_columns
+
+
+def attention_section(found: Analysis) -> Section | None:
+    """Return the tables of context-parallel steps; the comparisons' sentences stand below the first."""
+    unread = unreadable(found.steps, read_context)
+    if not found.contexts and not unread:
+        return None
+    tables: list[Table[Context] | Table[Hopped]] = []
+    if found.contexts:
+        tables.append(
+            Table(
+                id="context-table",
+                title="Context parallelism",
+                caption="bytes each way, how even the ranks' pairs are, and what communication is exposed",
+                columns=context_columns(found.contexts),
+                rows=found.contexts,
+                notes=tuple(sentence for one in found.context_comparisons for sentence in one.sentences),
+                figures=lambda: _draw(found),
+                is_wide=True,
+            )
+        )
+    if lines := hops(found.contexts):
+        tables.append(
+            Table(
+                id="context-hops",
+                title="Attention's communications, one by one",
+                caption="of the first launch that tells them: each step of a ring beside what it takes alone",
+                columns=hop_columns(lines),
+                rows=lines,
+                where="in full",
+            )
+        )
+    return Section(id="context", title="Context parallelism", tables=tuple(tables), notes=unread)
+
+
+def _draw(found: Analysis) -> Iterator[Markup]:
+    told = "A line for each method; bars are 95 % intervals."
+    for i, one in enumerate(found.context_comparisons, start=1):
+        yield from drawn(draw_methods(one.lines), f"context-{i}", one.title, told, is_captioned=True)
+
+
+def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:
+    """Return the columns of context-parallel steps; what no row knows has none."""
+
+    def ratio(direction: str) -> Column[Context]:
+        told = f"bytes sent {direction} over the closed form's, on the axis where they differ most"
+        text = cells.formatted("{:.3f}")
+        return number(f"ratio {direction}", lambda one: one.bytes_ratio(direction), text, told, 3)
+
+    def row_of(one: Context) -> Row:
+        return one.row
+
+    exposed_help = "attention's communication that no computation hides, of the traced step"
+    part_help = "transfers' exposed time over their time alone: above 100 % where they are slower beside computation"
+    columns: tuple[Column[Context], ...] = (
+        metric_column("tokens_per_second", 5).of(row_of),
+        number("bytes sent", lambda one: one.sent_bytes(), cells.num_bytes, "by a rank's attention in a step", 3),
+        ratio("forward"),
+        ratio("backward"),
+        number("exposed cp", lambda one: one.exposed_seconds, cells.duration, exposed_help),
+        number("exposed part", lambda one: one.exposed_part, cells.percent, part_help, 4),
+        *(column.of(row_of) for column in metric_columns("attention", [one.row for one in found])),
+        metric_column("memory.activations", 6, title="activations").of(row_of),
+    )
+    return (*_identity(found), headline("step_time").of(row_of), *known(columns, found))
+
+
+def _identity(found: Sequence[Context]) -> tuple[Column[Context], ...]:
+    """Return the columns that tell steps apart; ``found`` are all steps, for their names."""
+    others = differences([one.row for one in found], ("method", "ulysses", "mask", "sequence"))
+    name_help = "how queries meet keys of other ranks, with the parameters in which steps differ"
+    return (
+        words("method", lambda one: cells.visible(f"{one.method} {others[one.row.case.id]}"), name_help),
+        words("mask", lambda one: cells.visible(one.facts.mask), "what a query sees"),
+        number("cp", lambda one: one.ranks, cells.whole, "ranks that share a sequence"),
+        number("sequence", lambda one: one.facts.sequence, cells.whole, "tokens of a whole sequence"),
+    )
+
+
+def hop_columns(found: Sequence[Hopped]) -> tuple[Column[Hopped], ...]:
+    """Return the columns of attention's communications, each beside what it takes alone."""
+
+    def exposed_part(one: Hopped) -> float | None:
+        return one.hop.exposed_seconds / one.hop.comm_seconds if one.hop.comm_seconds else None
+
+    def unevenness(one: Hopped) -> float | None:
+        pairs = one.hop.pairs_by_rank
+        return max(pairs) * len(pairs) / sum(pairs) if sum(pairs) else None
+
+    alone_help = "all of them, each timed with nothing beside it, on the slowest rank"
+    exposed_help = "waits from when all peers had issued theirs, the rank with the most"
+    part_help = "exposed over alone: above 100 % where transfers are slower beside computation"
+    uneven: Column[Hopped] = number(
+        "pairs max/mean", unevenness, cells.formatted("{:.3g}"), "pairs of ranks in this step of the ring", 5
+    )
+    return (
+        *(column.of(lambda one: one.context) for column in _identity([one.context for one in found])),
+        words("direction", lambda one: one.hop.direction, "of the step: forward or backward"),
+        number("step", lambda one: one.hop.step, cells.whole, "which step of the ring it overlaps, from 0"),
+        words("what", lambda one: one.hop.what, "what moves"),
+        number("bytes", lambda one: one.hop.num_bytes, cells.num_bytes, "of one of them, on a rank", 3),
+        number("count", lambda one: one.hop.count, cells.whole, "how often a step makes it: layers x microbatches", 4),
+        number("alone", lambda one: one.hop.comm_seconds, cells.duration, alone_help),
+        number("exposed", lambda one: one.hop.exposed_seconds, cells.duration, exposed_help),
+        number("exposed part", exposed_part, cells.percent, part_help, 1),
+        number("waited", lambda one: one.hop.wait_seconds, cells.duration, "waits, for peers that come late too", 2),
+        *known((uneven,), found),
+    )

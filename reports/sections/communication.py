@@ -1,0 +1,296 @@
+"""The report on collectives and point-to-point: bandwidth, latency, fits, loads, groups of ranks and kinds of them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+
+from markupsafe import Markup
+
+from bench.results.fit import Fit
+from bench.results.metrics import MetricValue
+from reports import cells
+from reports.analysis.analysis import Analysis
+from reports.analysis.fits import Curve, fit_notes
+from reports.analysis.group_kinds import (
+    ACROSS,
+    OF_GROUP,
+    OVER,
+    Grouped,
+    Kind,
+    Kinds,
+    largest,
+    ratio_words,
+    series_of_kinds,
+)
+from reports.analysis.interference import Slowed, contrasts, loads
+from reports.analysis.labels import operation_without
+from reports.analysis.rank_hosts import WITHIN
+from reports.analysis.summary import Row
+from reports.figures.figures import draw_curves
+from reports.figures.node_figures import draw_kinds
+from reports.figures.svg import drawn
+from reports.report import Column, Section, Table, measurement, number, words
+from reports.sections.row_columns import IDENTITY, case_columns, communication_columns, headline
+
+TRUST = "what the figures show, and how far to trust it"
+_MOST_OPERATIONS = 6
+_INTERVALS = "Bands and bars are 95 % intervals."
+
+
+def communication_section(found: Analysis) -> Section | None:
+    """Return the operations, on the page a table for each mode and type, and their fits."""
+    rows = found.communication
+    if not rows:
+        return None
+    together = Table(
+        id="communication",
+        title="Collectives and point-to-point",
+        caption=TRUST,
+        columns=communication_columns(rows),
+        rows=rows,
+        where="terminal",
+    )
+    series: dict[str, list[Row]] = {}
+    for row in rows:
+        told = (str(row.case.params[name]) for name in ("mode", "dtype") if name in row.case.params)
+        series.setdefault(", ".join(told) or "without mode or type", []).append(row)
+    parts = [
+        Table(
+            id=f"communication-{i}",
+            title=title,
+            caption=TRUST,
+            columns=tuple(one for one in communication_columns(of) if one.title not in ("mode", "dtype")),
+            rows=tuple(of),
+            figures=partial(_curves, found, title, of, f"communication-{i}"),
+            has_facts=True,
+            where="page",
+        )
+        for i, (title, of) in enumerate(series.items(), start=1)
+    ]
+    fitted = ("fit", "knee", "off the curve") if found.curves else ()
+    return Section(
+        id="communication",
+        title="Communication",
+        tables=(together, *parts, *_fits(found)),
+        terms=("busbw", "blocking, pipelined", *fitted),
+    )
+
+
+def _curves(found: Analysis, title: str, rows: Sequence[Row], name: str) -> Iterator[Markup]:
+    curves = [curve for curve in found.curves if curve.rows[0] in rows]
+    bandwidth, time = draw_curves(rows, "busbw", ceiling=found.ceiling), draw_curves(rows, "time", curves)
+    yield from drawn(bandwidth, f"{name}-busbw", f"Bus bandwidth against size: {title}", _INTERVALS)
+    yield from drawn(time, f"{name}-time", f"Time against size: {title}", _INTERVALS)
+
+
+def _fits(found: Analysis) -> Iterator[Table[Curve]]:
+    if found.curves:
+        yield Table(
+            id="fits",
+            title="Fits: latency and bandwidth",
+            caption="what explains their times, and how well",
+            columns=_fit_columns(found.curves),
+            rows=found.curves,
+            notes=fit_notes(found.curves, found.ceiling),
+        )
+
+
+def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
+    """Return the columns of fits: those of ranks, lines and efficiency only where they say something."""
+    firsts = [curve.rows[0] for curve in curves]
+    columns: list[Column[Curve]] = [
+        column.of(lambda curve: curve.rows[0])
+        for column in communication_columns(firsts)
+        if column.title in IDENTITY[:3]
+    ]
+    if len({row.world for row in firsts}) > 1:
+        columns.append(words("ranks", _ranks, "ranks, and over how many nodes"))
+    has_knees, has_strays = any(one.fit.knees for one in curves), any(one.fit.off_curve for one in curves)
+    half_help = "the size at which half the bandwidth is reached: latency times bandwidth, by the line of the largest"
+    off_help = "sizes whose times the fit does not explain"
+    columns += [
+        measurement(
+            "latency",
+            _latency,
+            "the time of an empty message, by the line of the smallest sizes, with its 95 % interval",
+        ),
+        _fitted_bandwidth("algbw", lambda curve: 1.0),
+        _fitted_bandwidth("busbw", lambda curve: curve.busbw_factor),
+        number("n_1/2", lambda curve: curve.fit.half_bandwidth_bytes, cells.num_bytes, half_help, 5),
+        Column(
+            title="knee",
+            text=lambda curve: _knees(curve.fit),
+            sort=lambda curve: curve.fit.knees[0] if curve.fit.knees else None,
+            help="the size at which another line begins, as where a protocol switches, and the sizes it lies between",
+            drop=1 if has_knees else 8,
+        ),
+        words("off the curve", _off_curve, off_help, 3 if has_strays else 7),
+        number("residual", lambda curve: curve.fit.residual, cells.percent, "median distance of times from the fit", 4),
+    ]
+    if ceiling := next((curve.ceiling for curve in curves if curve.efficiency is not None), None):
+        columns.append(
+            Column(
+                title=f"of {ceiling.name}",
+                text=lambda one: cells.percent(one.efficiency) + " (above: see note)" * ((one.efficiency or 0) > 1),
+                sort=lambda one: one.efficiency,
+                help="fitted busbw over the declared link's speed, or over a copy in memory on the same host",
+                drop=2,
+            )
+        )
+    if has_knees:
+        columns.append(words("lines", _lines, "each line of the fit, and the sizes it explains", 10))
+    return tuple(columns)
+
+
+def _ranks(curve: Curve) -> str:
+    world = curve.rows[0].world
+    return f"{world.size} on {world.nodes} node{'s' * (world.nodes != 1)}"
+
+
+def _latency(curve: Curve) -> MetricValue:
+    line = curve.fit.segments[0]
+    return MetricValue(
+        value=line.latency_seconds, unit="s", better="lower", low=line.latency_low, high=line.latency_high
+    )
+
+
+def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None]) -> Column[Curve]:
+    def scaled(curve: Curve, bytes_per_second: float | None) -> float | None:
+        factor = factor_of(curve)
+        return None if bytes_per_second is None or factor is None else bytes_per_second * factor
+
+    def text(curve: Curve) -> str:
+        last = curve.fit.segments[-1]
+        bounds = (last.bytes_per_second, last.bytes_per_second_low, last.bytes_per_second_high)
+        value, low, high = (cells.gigabytes(scaled(curve, bound)) for bound in bounds)
+        return value if value == cells.UNKNOWN else f"{value} [{low}, {high}]"
+
+    return Column(
+        title=f"{name} GB/s",
+        text=text,
+        sort=lambda curve: scaled(curve, curve.fit.segments[-1].bytes_per_second),
+        help=f"{name} of an endless message, by the line of the largest sizes, with its 95 % interval, in 1e9 B/s",
+        drop=0 if name == "busbw" else 9,
+    )
+
+
+def _knees(fit: Fit) -> str:
+    told = (
+        f"{cells.quantity(knee, 'B')} [{cells.size(before.last_bytes)}, {cells.size(after.first_bytes)}]"
+        for knee, (before, after) in zip(fit.knees, pairwise(fit.segments), strict=True)
+    )
+    return ", ".join(told) or cells.UNKNOWN
+
+
+def _off_curve(curve: Curve) -> str:
+    return ", ".join(f"{cells.size(size)} {100 * error:+.0f} %" for size, error in curve.fit.off_curve) or cells.UNKNOWN
+
+
+def _lines(curve: Curve) -> str:
+    return "; ".join(
+        f"{cells.size(line.first_bytes)} to {cells.size(line.last_bytes)}: "
+        f"{cells.duration(line.latency_seconds)} + size / {cells.quantity(line.bytes_per_second, 'B/s')}"
+        for line in curve.fit.segments
+    )
+
+
+def contrast_section(found: Analysis) -> Section | None:
+    """Return what operations cost beside others."""
+    tables = tuple(
+        Table(
+            id=f"contrast-{i}",
+            title=title,
+            caption="1 is as fast as undisturbed",
+            columns=_slowed_columns(slowed, prefix),
+            rows=slowed,
+        )
+        for i, (title, prefix, slowed) in enumerate(contrasts(found.shown), start=1)
+    )
+    if not tables:
+        return None
+    return Section(id="contrasts", title="Beside each other", tables=tables, terms=("factor, beside",))
+
+
+def _slowed_columns(slowed: Sequence[Slowed], prefix: str) -> tuple[Column[Slowed], ...]:
+    identity = [one for one in communication_columns([one.base for one in slowed]) if one.title in IDENTITY]
+    factor_help = "how many times as long it takes, with its 95 % interval"
+
+    def factor(load: str) -> Callable[[Slowed], MetricValue | None]:
+        return lambda one: one.factors.get(load)
+
+    return (
+        *(column.of(lambda one: one.base) for column in (*identity, headline("time"))),
+        *(measurement(f"{prefix}{load}", factor(load), factor_help) for load in loads(slowed)),
+    )
+
+
+def group_section(found: Analysis) -> Section | None:
+    """Return operations against the groups that ran them, within and across nodes first."""
+    tables: list[Table[Kinds] | Table[Grouped]] = []
+    if found.kinds:
+        tables.append(
+            Table(
+                id="group-kinds",
+                title="Within and across nodes: bus bandwidth in GB/s",
+                caption="by kind of group, the median of its groups",
+                columns=kind_columns(found.kinds),
+                rows=found.kinds,
+                notes=tuple(ratio_words(one) for one in largest(found.kinds)),
+                figures=partial(_draw_kinds, found.kinds),
+            )
+        )
+    if found.groups:
+        tables.append(
+            Table(
+                id="operation-group",
+                title="Operation x group: bus bandwidth in GB/s",
+                caption="of each group of ranks, alone and, where measured, all together",
+                columns=_group_columns(found.groups),
+                rows=found.groups,
+            )
+        )
+    return Section(id="groups", title="Groups", tables=tuple(tables), terms=("busbw",)) if tables else None
+
+
+def kind_columns(found: Sequence[Kinds]) -> tuple[Column[Kinds], ...]:
+    def rate(kind: Kind) -> Column[Kinds]:
+        told = f"bus bandwidth in 1e9 B/s, the median of the groups: {kind.label}"
+        return number(kind.label, lambda one: one.rate(kind), cells.gigabytes, told)
+
+    names = dict.fromkeys(kind for one in found for kind in one.rows)
+    ordered = sorted(names, key=lambda kind: (kind.together, (WITHIN, ACROSS, OVER).index(kind.reach)))
+    columns: tuple[Column[Kinds], ...] = (
+        words("operation", lambda one: one.name, "what is done"),
+        *(column.of(lambda one: one.first) for column in case_columns()),
+        *map(rate, ordered),
+        number("across / within", lambda one: one.ratio(), cells.significant, "bus bandwidth across nodes over within"),
+    )
+    if all(one.ratio(together=True) is None for one in found):
+        return columns
+    told = "the same while all groups of the kind ran at once and shared what links there are"
+    return (
+        *columns,
+        number("across / within, together", lambda one: one.ratio(together=True), cells.significant, told),
+    )
+
+
+def _draw_kinds(found: Sequence[Kinds]) -> Iterator[Markup]:
+    for i, (series, rows) in enumerate(list(series_of_kinds(found).items())[:_MOST_OPERATIONS], start=1):
+        title = f"Within and across nodes: {', '.join(word for word in series if word != cells.UNKNOWN)}"
+        told = "A line for each kind of group."
+        yield from drawn(draw_kinds(rows), f"group-kinds-{i}", title, told, is_captioned=True)
+
+
+def _group_columns(found: Sequence[Grouped]) -> tuple[Column[Grouped], ...]:
+    def rate(name: str) -> Column[Grouped]:
+        told = f"bus bandwidth of {name} in 1e9 B/s"
+        return number(
+            name, lambda one: one.rows[name].value("busbw") if name in one.rows else None, cells.gigabytes, told
+        )
+
+    return (
+        words("operation", lambda one: operation_without(one.first.case, OF_GROUP), "what is done"),
+        *(column.of(lambda one: one.first) for column in case_columns()),
+        *map(rate, dict.fromkeys(name for one in found for name in one.rows)),
+        words("slowest alone", lambda one: one.slowest or cells.UNKNOWN, "the group with the least bus bandwidth"),
+    )

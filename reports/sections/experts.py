@@ -1,0 +1,156 @@
+"""The report on expert parallelism: loads, drops and bytes, each scope's atlas of routings, and who is chosen."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from markupsafe import Markup
+
+from reports import cells
+from reports.analysis.analysis import Analysis
+from reports.analysis.experts import Atlas, Mixture, Place, Share, atlases, distinct, read_mixture, shares
+from reports.analysis.labels import differences, short_labels
+from reports.analysis.summary import Row, unreadable
+from reports.figures.parallel_figures import draw_atlas, draw_loads
+from reports.figures.svg import drawn
+from reports.report import Column, Section, Table, known, number, words
+from reports.sections.row_columns import headline, metric_column, metric_columns
+
+_MOST_LISTED = 16
+
+
+def experts_section(found: Analysis) -> Section | None:
+    """Return the tables of expert-parallel steps."""
+    unread = unreadable(found.steps, read_mixture)
+    if not found.mixtures and not unread:
+        return None
+    own: Table[Mixture] = Table(
+        id="experts-table",
+        title="Expert parallelism",
+        caption="loads, drops, bytes and what imbalance costs; scopes do not compare with each other",
+        columns=mixture_columns(found.mixtures),
+        rows=found.mixtures,
+        notes=claims(found.mixtures),
+    )
+    tables: tuple[Table[Any], ...] = (own, *_atlases(found.mixtures), *_loads(found.mixtures))
+    return Section(id="experts", title="Expert parallelism", tables=tables if found.mixtures else (), notes=unread)
+
+
+def mixture_columns(found: Sequence[Mixture]) -> tuple[Column[Mixture], ...]:
+    """Return the columns of expert-parallel steps."""
+
+    def row_of(one: Mixture) -> Row:
+        return one.row
+
+    rows = [one.row for one in found]
+    others = differences(rows, ("routing", "capacity", "ep", "variant"))
+    of_ep = known((metric_column("bytes_ratio.ep", 3), metric_column("exposed_comm.ep", 3)), rows)
+    return (
+        words("scope", lambda one: cells.visible(f"{one.scope} {others[one.row.case.id]}"), "what is timed"),
+        words("routing", lambda one: cells.visible(one.routing) or cells.UNKNOWN, "how experts are chosen"),
+        number("capacity", lambda one: one.capacity, _capacity, "factor above which tokens drop; dropless has none"),
+        number("EP", lambda one: one.ep, cells.whole, "ranks that experts are dealt out to"),
+        words("variant", lambda one: cells.visible(one.variant) or cells.UNKNOWN, "how tokens get there and back", 7),
+        *(column.of(row_of) for column in (headline("step_time"), *metric_columns("experts", rows), *of_ep)),
+    )
+
+
+def claims(found: Iterable[Mixture]) -> tuple[str, ...]:
+    """Return what the scopes may be used to claim, each once."""
+    return tuple(dict.fromkeys(one.claim for one in found if one.claim))
+
+
+def _capacity(value: float | None) -> str:
+    return "dropless" if value is None else f"{value:g}"
+
+
+def _atlases(found: Sequence[Mixture]) -> Iterator[Table[str]]:
+    told = "Each cell is a routing under a capacity, the fuller of colour the longer its step and the more it drops."
+    for i, atlas in enumerate(atlases(found), start=1):
+        yield Table(
+            id=f"experts-atlas-{i}",
+            title=atlas.title,
+            caption="time, slow-down against balanced routes, and pairs dropped",
+            columns=atlas_columns(atlas),
+            rows=atlas.routings,
+            notes=claims(atlas.cells.values()),
+            figures=partial(_draw_atlas, atlas, f"experts-atlas-{i}-map", told),
+            is_wide=True,
+        )
+
+
+def _draw_atlas(atlas: Atlas, name: str, told: str) -> list[Markup]:
+    return drawn(draw_atlas(atlas), name, atlas.title, told)
+
+
+def atlas_columns(atlas: Atlas) -> tuple[Column[str], ...]:
+    """Return the columns of an atlas, whose rows are its routings: time, slow-down and drop rate of each place."""
+
+    def value(place: Place, metric: str) -> Callable[[str], float | None]:
+        return lambda routing: atlas.value(routing, place, metric)
+
+    def time(place: Place) -> Callable[[str], str]:
+        def text(routing: str) -> str:
+            one = atlas.cells.get((routing, place))
+            return cells.UNKNOWN if one is None else cells.measured(one.row.metrics.get(one.row.headline))
+
+        return text
+
+    columns: list[Column[str]] = []
+    for place in atlas.places:
+        name = atlas.name_of(place)
+        median, slow = f"{name}: median with its 95 % interval", value(place, "imbalance_slowdown")
+        slow_help = f"{name}: the step over the same under balanced routes, in turns"
+        dropped, dropped_help = value(place, "drop_rate"), f"{name}: pairs dropped over pairs routed"
+        columns += [
+            Column(title=f"{name}: time", text=time(place), sort=value(place, "time"), help=median),
+            number(f"{name}: slow-down", slow, cells.formatted("{:.2f}x"), slow_help, 1),
+            number(f"{name}: dropped", dropped, cells.percent, dropped_help, 2),
+        ]
+    return (words("routing", cells.visible, "how experts are chosen"), *known(columns, atlas.routings))
+
+
+def _loads(mixtures: Sequence[Mixture]) -> Iterator[Table[Share]]:
+    told = "Each strip is a step's experts, rank by rank, the fuller of colour the more tokens chose them."
+    if lines := shares(chosen := distinct(mixtures)):
+        yield Table(
+            id="experts-load",
+            title="Who is chosen",
+            caption="tokens by rank and expert in the step explained, each routing once",
+            columns=share_columns(lines),
+            rows=lines,
+            figures=lambda: drawn(draw_loads(chosen), "experts-load-map", "Tokens by rank and expert", told),
+            is_wide=True,
+            where="in full",
+        )
+
+
+def share_columns(found: Sequence[Share]) -> tuple[Column[Share], ...]:
+    """Return the columns of expert loads, rank by rank."""
+
+    def layer(one: Share) -> str:
+        is_one = len(one.mixture.layers) == len(one.mixture.facts.expert_load)
+        return str(one.layer) if is_one else "all"
+
+    def experts(one: Share) -> str:
+        last = one.first_expert + len(one.chosen) - 1
+        return str(last) if last == one.first_expert else f"{one.first_expert} to {last}"
+
+    def by_expert(one: Share) -> str:
+        if len(one.chosen) > _MOST_LISTED:
+            return f"{min(one.chosen)} to {max(one.chosen)}"
+        return " ".join(map(str, one.chosen))
+
+    labels = short_labels(list({one.mixture.row.case.id: one.mixture.row for one in found}.values()))
+    layers: Column[Share] = words("layer", layer, "the layer, from 0, or all where all are alike")
+    return (
+        words("step", lambda one: labels[one.mixture.row.case.id], "the step, with what tells steps apart"),
+        *([layers] if any(len(one.mixture.facts.expert_load) > 1 for one in found) else []),
+        number("capacity", lambda one: one.mixture.capacity, _capacity, "factor above which tokens drop", 2),
+        number("rank", lambda one: one.rank, cells.whole, "the rank among those that experts are dealt out to"),
+        words("experts", experts, "the rank's experts"),
+        number("chosen", lambda one: sum(one.chosen), cells.whole, "tokens that chose one of them, of all sources"),
+        number("of mean", lambda one: one.of_mean, cells.formatted("{:.2f}"), "the same over an even share"),
+        number("kept", lambda one: one.kept, cells.whole, "pairs that the rank gets, dropped ones left out"),
+        words("by expert", by_expert, "tokens that chose each, or the least and the most of them", 1),
+    )

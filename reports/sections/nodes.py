@@ -1,0 +1,186 @@
+"""The report on where ranks ran: nodes, rates from rank to rank, what distance costs, and who comes late."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bench.results.stats import median
+from reports import cells
+from reports.analysis.analysis import Analysis
+from reports.analysis.interference import Pairs, matrix_title
+from reports.analysis.labels import row_label
+from reports.analysis.rank_hosts import NEAREST_FIRST, ONE_EACH, Nodes, ranks_words
+from reports.analysis.timelines import Late
+from reports.figures.figures import draw_arrivals
+from reports.figures.node_figures import draw_pairs
+from reports.figures.svg import drawn
+from reports.report import Column, Section, Table, number, words
+from reports.sections.communication import TRUST
+from reports.sections.row_columns import communication_columns, headline, metric_column
+
+MOST_RANKS = 16
+
+
+def node_section(found: Analysis) -> Section | None:
+    """Return the run's nodes; None where all ranks are on one, or the run does not tell."""
+    return Section(id="nodes", title="Nodes", tables=(node_table(found.nodes),)) if found.nodes else None
+
+
+def node_table(nodes: Nodes) -> Table[str]:
+    """Return a line for each host, its ranks, the switches above it and the cores of its ranks."""
+    is_other = nodes.asked and nodes.placement not in (nodes.asked, ONE_EACH)
+    asked = f"; {nodes.asked} was asked for" if is_other else ""
+    placed = f"Placement of {len(nodes.hosts)} ranks on {len(nodes.names)} nodes: {nodes.placement}{asked}."
+    ranks, switches_help = nodes.ranks_on, "the path of switches above it, where Slurm's topology tells"
+    columns: tuple[Column[str], ...] = (
+        words("host", str, "the node, as it calls itself"),
+        words("ranks", lambda host: ranks_words(ranks(host)), "the ranks that run on it"),
+        number("ranks a node", lambda host: len(ranks(host)), cells.whole, "how many ranks run on it", 3),
+        words("switches", lambda host: nodes.switches.get(host, cells.UNKNOWN), switches_help, 2),
+        words("cores", lambda host: _cores(nodes, ranks(host)), "the cores that each of its ranks may use", 1),
+    )
+    return Table(
+        id="nodes-table",
+        title="Nodes",
+        caption="where each rank ran, hosts under one switch side by side",
+        columns=columns,
+        rows=tuple(nodes.names),
+        notes=(placed, *([f"Slurm's job {nodes.job}."] if nodes.job else [])),
+    )
+
+
+def _cores(nodes: Nodes, ranks: Sequence[int]) -> str:
+    """Return the cores of a node's ranks: once if they share them."""
+    own = {rank: nodes.affinities.get(rank, cells.UNKNOWN) for rank in ranks}
+    if len(set(own.values())) == 1:
+        return next(iter(own.values()))
+    return "; ".join(f"rank {rank}: {text}" for rank, text in own.items())
+
+
+def pair_section(found: Analysis) -> Section | None:
+    """Return the rank-by-rank matrices, node by node where ranks are on several; on the page their rows too."""
+    tables = [
+        table for i, matrix in enumerate(found.matrices, start=1) for table in pair_tables(matrix, i, found.nodes)
+    ]
+    return Section(id="pairs", title="Rank to rank", tables=tuple(tables)) if tables else None
+
+
+def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Table[Any]]:
+    """Yield the page's rows, the terminal's matrix, and the page's matrix where few ranks are on several nodes."""
+    rows, title = tuple(matrix.rows.values()), matrix_title(matrix)
+    ranks = nodes.ordered(matrix.ranks) if nodes else matrix.ranks
+    notes = distance_words(matrix, nodes) if nodes else ()
+    told = "Ranks stand node by node; thin lines part nodes, thick ones switches." if nodes else ""
+    yield Table(
+        id=f"pairs-{index}",
+        title=title,
+        caption=TRUST,
+        columns=communication_columns(rows),
+        rows=rows,
+        notes=notes,
+        figures=lambda: drawn(draw_pairs(matrix, nodes), f"pairs-{index}-rates", title, told),
+        has_facts=True,
+        where="page",
+    )
+
+    def name(rank: int) -> str:
+        return f"{rank} {nodes.hosts[rank]}" if nodes and rank < len(nodes.hosts) else str(rank)
+
+    def receiver(target: int) -> Column[int]:
+        told = f"bus bandwidth to rank {target} in 1e9 B/s"
+        return number(name(target), lambda source: matrix.rate(source, target), cells.gigabytes, told)
+
+    sender = Column(
+        title="from \\ to",
+        text=name,
+        sort=float,
+        help="the rank that sends, and those that receive",
+        number=nodes is None,
+    )
+    matrix_table = Table(
+        id=f"pairs-{index}-matrix",
+        title=title,
+        caption="a line for each sender, a column for each receiver",
+        columns=(sender, *map(receiver, ranks)),
+        rows=ranks,
+        notes=notes,
+        where="terminal",
+    )
+    yield matrix_table
+    if nodes and len(ranks) <= MOST_RANKS:
+        told = f"{matrix_table.caption}, those of one node side by side"
+        yield replace(matrix_table, title=f"{title}, node by node", caption=told, notes=(), where="page")
+
+
+def distance_words(matrix: Pairs, nodes: Nodes) -> tuple[str, ...]:
+    """Return the median rate of the pairs at each distance in a sentence, and what the farther are of the nearest."""
+    rates: dict[str, list[float]] = {}
+    for a, b in matrix.rows:
+        if max(a, b) < len(nodes.hosts) and (rate := matrix.rate(a, b)):
+            rates.setdefault(nodes.distance(a, b), []).append(rate)
+    medians = {name: median(rates[name]) for name in NEAREST_FIRST if name in rates}
+    if not medians:
+        return ()
+    told = (
+        f"{name} {cells.quantity(rate, 'B/s')} ({len(rates[name])} pair{'s' * (len(rates[name]) != 1)})"
+        for name, rate in medians.items()
+    )
+    (nearest, best), *others = medians.items()
+    ratios = [f"{name} runs at {cells.significant(rate / best)} of {nearest}" for name, rate in others]
+    return (f"Medians: {', '.join(told)}.", *([f"{', '.join(ratios)}."] if ratios else []))
+
+
+def arrival_section(found: Analysis) -> Section | None:
+    """Return who comes late to what, the operations and steps with the largest skew."""
+    late = found.late
+    if not late:
+        return None
+    clocks = dict.fromkeys((one.arrival.method, one.arrival.uncertainty) for one in late)
+    strips = [(row_label(one.row), one.seconds_by_rank) for one in late]
+    told = "Each cell is a rank's median lateness, the fuller of colour the later."
+    table = Table(
+        id="arrivals-table",
+        title="Who comes late",
+        caption=f"arrivals on one clock, the {len(late)} cases with the largest skew",
+        columns=_late_columns(late),
+        rows=late,
+        notes=tuple(f"Clocks: {method}, right within {cells.duration(seconds)}." for method, seconds in clocks),
+        figures=lambda: drawn(
+            draw_arrivals(strips), "arrivals-strips", "How long after the first each rank arrives", told
+        ),
+        where="in full",
+    )
+    return Section(id="arrivals", title="Arrivals", tables=(table,), terms=("late",))
+
+
+def _late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
+    def lateness(rank: int) -> Column[Late]:
+        told = f"how long after the first rank {rank} arrives, the median"
+        return number(f"rank {rank}", lambda one: one.seconds_by_rank.get(rank), cells.duration, told)
+
+    def rank_text(rank: int | None) -> str:
+        return cells.UNKNOWN if rank is None else f"rank {rank}"
+
+    return (
+        words("case", lambda one: row_label(one.row), "what is done, its size and its mode"),
+        *(
+            column.of(lambda one: one.row)
+            for column in (headline("time"), metric_column("skew"), metric_column("transfer"))
+        ),
+        Column(
+            title="late rank",
+            text=lambda one: rank_text(one.arrival.late_rank),
+            sort=lambda one: one.arrival.late_rank,
+            help="the rank that most often arrives last",
+            number=False,
+        ),
+        number("in", lambda one: one.arrival.share, cells.percent, "the share of iterations in which it does"),
+        Column(
+            title="last out",
+            text=lambda one: rank_text(one.arrival.last_out_rank),
+            sort=lambda one: one.arrival.last_out_rank,
+            help="the rank that most often leaves last",
+            number=False,
+        ),
+        *(lateness(rank) for rank in sorted({rank for one in late for rank in one.seconds_by_rank})[:MOST_RANKS]),
+    )

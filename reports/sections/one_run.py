@@ -1,0 +1,216 @@
+"""The report of one run, in the order in which it is read: what was run, what stands out, and its sections."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from bench.launch.control_channel import LEFT_OUT
+from bench.results.runs import Run
+from bench.results.stats import median
+from bench.text import format_duration
+from reports import cells
+from reports.analysis.analysis import Analysis, analyse
+from reports.analysis.group_kinds import Grouped
+from reports.analysis.interference import Pairs, contrasts
+from reports.analysis.labels import environment_facts, row_label, short_labels
+from reports.analysis.problems import bad_rows, emulations, not_measured, other_claims, warnings_of
+from reports.analysis.rank_hosts import Nodes
+from reports.analysis.step_parts import broken_down, calls_of, worst_ratio
+from reports.analysis.summary import Row, Summary, Verdict, summarize
+from reports.report import Report, Section
+from reports.sections.attention import attention_section
+from reports.sections.communication import communication_section, contrast_section, group_section
+from reports.sections.experts import experts_section
+from reports.sections.nodes import arrival_section, node_section, pair_section
+from reports.sections.predictions import predicted_section
+from reports.sections.steps import step_section
+
+SECTIONS: tuple[Callable[[Analysis], Section | None], ...] = (
+    node_section,
+    communication_section,
+    contrast_section,
+    group_section,
+    pair_section,
+    step_section,
+    attention_section,
+    experts_section,
+    arrival_section,
+    predicted_section,
+)
+_MOST_NAMED = 6
+_SLOW_LINK, _SLOW_GROUP = 0.7, 0.9
+_LATE_SHARE, _LATE_OF_TIME = 0.5, 0.1
+_OFF_RATIO = 0.01
+_PLAIN = {0: "fine", 1: "a result is wrong", 4: "something did not run"}
+
+
+def report_of(run: Run) -> Report:
+    """Analyse a run once, and return all that is to be said of it."""
+    summary = summarize(run)
+    found = analyse(run, summary)
+    return Report(
+        name=run.info.id,
+        verdict=verdict_words(summary.verdict),
+        code=summary.verdict.code,
+        runs=((run, summary),),
+        sections=tuple(section for make in SECTIONS if (section := make(found))),
+        emulated=emulations(run),
+        claims=other_claims(run),
+        heading=heading(run, summary),
+        warnings=warnings_of(run),
+        problems=bad_rows(summary),
+        doubts=doubts(found),
+        not_measured=not_measured(summary),
+        environment=tuple(environment_facts(run.info.environment or {})),
+        footnotes=_footnotes(run, summary),
+    )
+
+
+def verdict_words(verdict: Verdict) -> str:
+    """Return the verdict with its counts: ``fine: 42 ok, 3 skipped``."""
+    parts = [f"{count} {status}" for status, count in verdict.counts.items() if status != "skipped"]
+    if skipped := verdict.skipped + verdict.counts.get("skipped", 0):
+        parts.append(f"{skipped} skipped")
+    if verdict.missing:
+        parts.append(f"{verdict.missing} of {verdict.planned} measurements without a record")
+    return f"{_PLAIN[verdict.code]}: {', '.join(parts) or 'nothing was planned'}"
+
+
+def heading(run: Run, summary: Summary) -> str:
+    """Return what was run, where and on what, in a line."""
+    plan = run.info.plan
+    nodes = sorted({row.world.nodes for row in summary.rows})
+    where = f" on {'/'.join(map(str, nodes))} node{'s' * (nodes != [1])}" if nodes else ""
+    parts = [
+        f"preset {plan.preset}: {plan.nproc} rank{'s' * (plan.nproc != 1)}{where}, {plan.backend}, {plan.device}",
+        f"{plan.launches} launch{'es' * (plan.launches != 1)}",
+        f"host {run.info.host}",
+    ]
+    # each where it is the same for all ranks and known
+    for group, name, word in (("host", "cpu_model", ""), ("torch", "gpu", ""), ("torch", "version", "torch ")):
+        values = (run.info.environment or {}).get(group)
+        if isinstance(values, Mapping) and values.get(name):
+            parts.append(f"{word}{values[name]}")
+    took = format_duration(sum(record.seconds for record in run.records))
+    return "; ".join([*parts, f"started {run.info.started}", f"measuring took {took}"])
+
+
+def doubts(found: Analysis) -> tuple[str, ...]:
+    """Return a sentence for each kind of thing that a reader should look at first, though nothing failed."""
+    name = {row.case.id: row_label(row) for row in found.shown if row.is_communication} | short_labels(found.steps)
+    ratios = ((name[row.case.id], worst_ratio(row)) for row in found.steps)
+    sentences = (
+        _named(
+            "Very noisy, the interquartile range over 40 % of the median",
+            (name[row.case.id] for row in found.shown if row.grade == "very noisy"),
+        ),
+        *(sentence for matrix in found.matrices for sentence in _slow_links(matrix, found.nodes)),
+        _named("Slower than the other groups by more than a tenth", _slow_groups(found.groups)),
+        _named(
+            "Slower beside others, by more than the interval",
+            (
+                f"{row_label(one.base)} {prefix}{load} x {cells.significant(factor.value)}"
+                for _, prefix, rows in contrasts(found.shown)
+                for one in rows
+                for load, factor in one.factors.items()
+                if factor.low is not None and factor.low > 1
+            ),
+        ),
+        _named("One rank comes last in most iterations, for a tenth of the time or more", _late(found.shown, name)),
+        _named(
+            "Sizes that the fit does not explain",
+            (
+                f"{row_label(curve.rows[0])} at {cells.size(size)}, {100 * error:+.0f} %"
+                for curve in found.curves
+                for size, error in curve.fit.off_curve
+            ),
+        ),
+        _named(
+            "Bytes sent are not those expected",
+            (f"{step} on {of[0]} x {of[1]:.3f}" for step, of in ratios if of and abs(of[1] - 1) > _OFF_RATIO),
+        ),
+    )
+    return tuple(filter(None, sentences))
+
+
+def _named(what: str, names: Iterable[str]) -> str:
+    told = list(names)
+    more = f" and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else ""
+    return f"{what}: {'; '.join(told[:_MOST_NAMED])}{more}." if told else ""
+
+
+def _slow_links(matrix: Pairs, nodes: Nodes | None) -> Iterator[str]:
+    """Hold each link against those that are as far: that nodes lie farther apart than cores is no doubt."""
+    by_distance: dict[str, dict[tuple[int, int], float]] = {}
+    for pair in matrix.rows:
+        distance = nodes.distance(*pair) if nodes and max(pair) < len(nodes.hosts) else ""
+        if rate := matrix.rate(*pair):
+            by_distance.setdefault(distance, {})[pair] = rate
+    for distance, rates in by_distance.items():
+        middle = median(list(rates.values()))
+        slow = sorted((rate, pair) for pair, rate in rates.items() if rate < _SLOW_LINK * middle)
+        told = (f"rank {a} to {b} at {cells.quantity(rate, 'B/s')}" for rate, (a, b) in slow)
+        where = f" ({distance})" if distance else ""
+        yield _named(f"Links{where} below 70 % of the median, {cells.quantity(middle, 'B/s')}", told)
+
+
+def _slow_groups(groups: Sequence[Grouped]) -> Iterator[str]:
+    """Hold each group against those of its kind: one across nodes has other links than one within."""
+    for one in groups:
+        for kind in dict.fromkeys(row.case.params["group"] for row in one.rows.values()):
+            rows = {name: row for name, row in one.rows.items() if row.case.params["group"] == kind}
+            alike = Grouped(first=one.first, rows=rows)
+            rates = [rate for name, row in rows.items() if name != alike.slowest and (rate := row.value("busbw"))]
+            slow = rows[alike.slowest].value("busbw") if alike.slowest else None
+            if slow is not None and rates and slow < _SLOW_GROUP * median(rates):
+                yield f"{alike.slowest}: {row_label(one.first)}"
+
+
+def _late(rows: Sequence[Row], name: Mapping[str, str]) -> Iterator[str]:
+    for row in rows:
+        arrival = next((record.arrival for record in row.measured if record.arrival), None)
+        skew, seconds = row.value("skew"), row.value(row.headline)
+        if arrival is None or arrival.late_rank is None or arrival.share is None or not skew or not seconds:
+            continue
+        if arrival.share > _LATE_SHARE and skew > _LATE_OF_TIME * seconds:
+            yield f"rank {arrival.late_rank}, by {cells.duration(skew)}: {name[row.case.id]}"
+
+
+def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
+    """Return what a reader of the tables must know, each a sentence."""
+    plan = run.info.plan
+    shown = [row for row in summary.rows if row.metrics]
+    sentences = []
+    if any(row.is_communication for row in shown):
+        told = "GB/s is 1e9 bytes per second; 64K is 65536 bytes"
+        sentences.append(f"Sizes and bus bandwidth follow nccl-tests; {told}.")
+    headlines = (row.metrics.get(row.headline) for row in shown)
+    methods = Counter(metric.method for metric in headlines if metric and metric.method)
+    # the number of iterations differs from row to row and has a column
+    kinds = dict.fromkeys(re.sub(r"\d+ (?=iterations)", "", method) for method, _ in methods.most_common())
+    sentences += [*(f"Times: {kind}." for kind in kinds), *(["[low, high] is a 95 % interval."] if kinds else [])]
+    if any(calls_of(row) is not None for row in shown):
+        sentences.append(
+            "Predicted comm: each collective of one step as long as this run's blocking fit of that operation on as "
+            "many ranks says, one after another and with nothing beside it; unknown where the run has no such fit."
+        )
+    if broken_down(shown):
+        is_pipelined = any(row.value("non_pipeline_time") is not None for row in shown)
+        outside = " + non-pipeline (such as the update)" if is_pipelined else ""
+        sentences.append(
+            f"Where the time went: compute + exposed communication + copy + idle{outside} = the wall time of a traced "
+            "step; the residual is what they leave of it, and tracing what that step takes longer than a timed one."
+        )
+    if plan.launches == 1 and shown:
+        sentences.append("One launch: intervals say nothing of what differs between launches; a comparison needs five.")
+    by_case = Counter(record.case.id for record in run.records if record.reason == LEFT_OUT)
+    left_out = [
+        f"{launches} of {plan.launches} launches of {cases} case{'s' * (cases != 1)}"
+        for launches, cases in Counter(by_case.values()).items()
+    ]
+    if left_out:
+        budget = format_duration(plan.budget_seconds)
+        sentences.append(f"Left out when the budget of {budget} was spent: {', '.join(left_out)}.")
+    sentences += [f"Note (all cases): {note}" for note in plan.notes]
+    counts = Counter(note for row in summary.rows for note in row.notes if note not in plan.notes)
+    return (*sentences, *(f"Note ({count} of {len(summary.rows)} cases): {note}" for note, count in counts.items()))

@@ -1,0 +1,93 @@
+"""The tables of pipeline steps: bubbles beside what explains them, and schedules side by side."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from reports import cells
+from reports.analysis.analysis import Analysis
+from reports.analysis.pipelines import Entry, Pipeline, comparisons, schedule_labels
+from reports.figures.gantt import detail_of, gantt_svg, gantt_words
+from reports.figures.svg import captioned
+from reports.report import Column, Table, known, number, words
+from reports.sections.row_columns import headline, metric_columns
+
+# of all charts together, so that the page stays under a megabyte
+_MOST_BOXES = 5000
+_count = cells.formatted("{:.4g}")
+
+
+def pipeline_tables(found: Analysis) -> Iterator[Table[Any]]:
+    """Yield the pipelines, and the schedules of each model side by side."""
+    if found.pipelines:
+        yield Table(
+            id="pipelines",
+            title="Pipelines",
+            caption="bubbles by measurement, simulation and formula, and why ranks idle",
+            columns=pipeline_columns(found.pipelines),
+            rows=found.pipelines,
+            figures=lambda: _draw(found.pipelines),
+            is_wide=True,
+        )
+    for i, one in enumerate(comparisons(found.pipelines), start=1):
+        yield Table(
+            id=f"schedules-{i}",
+            title=one.title,
+            caption="measured by this run, or simulated with the times that its first such step measured",
+            columns=schedule_columns(one.entries),
+            rows=one.entries,
+        )
+
+
+def _draw(found: Sequence[Pipeline]) -> Iterator[Markup]:
+    labels = schedule_labels(found)
+    for i, one in enumerate(found, start=1):
+        if one.facts.measured is not None:
+            label, detail = labels[one.row.case.id], detail_of(one, _MOST_BOXES // len(found))
+            title = f"Pipeline, predicted and measured: {label}"
+            chart = gantt_svg(one, detail, name=f"pipelines-{i}", title=title)
+            yield captioned(chart, label, gantt_words(one, detail))
+
+
+def pipeline_columns(found: Sequence[Pipeline]) -> tuple[Column[Pipeline], ...]:
+    """Return the columns of pipeline steps: times are means over ranks, of the traced pass."""
+    labels = schedule_labels(found)
+    told = "the order of actions, with the parameters in which steps differ"
+    activations: Column[Pipeline] = number(
+        "activations", lambda one: one.activation_bytes, cells.num_bytes, "memory of activations, the fullest rank", 7
+    )
+    return (
+        words("schedule", lambda one: labels[one.row.case.id], told),
+        number("P", lambda one: one.facts.ranks, _count, "ranks of the pipeline"),
+        number("M", lambda one: one.facts.microbatches, _count, "microbatches of a step"),
+        number("v", lambda one: one.facts.chunks, _count, "stages of a rank, its chunks"),
+        *(
+            column.of(lambda one: one.row)
+            for column in (headline("step_time"), *metric_columns("pipelines", [one.row for one in found]))
+        ),
+        *known((activations,), found),
+    )
+
+
+def schedule_columns(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
+    def source(entry: Entry) -> str:
+        return cells.UNKNOWN if entry.simulated.why_not else "measured" if entry.simulated.measured else "simulated"
+
+    held_help = "the fullest rank's, measured or what its layers hold"
+    measured: tuple[Column[Entry], ...] = (
+        number("bubble fraction", lambda one: one.simulated.bubble_fraction, cells.percent, "by makespan"),
+        number("in flight", lambda one: one.simulated.in_flight, _count, "microbatches that a rank holds, at most", 3),
+        number("activations", lambda one: one.simulated.activation_bytes, cells.num_bytes, held_help, 2),
+    )
+    reason: Column[Entry] = words(
+        "cannot run", lambda one: one.simulated.why_not or cells.UNKNOWN, "what the schedule needs"
+    )
+    return (
+        words("schedule", lambda one: cells.visible(one.label), "the order of actions"),
+        number("v", lambda one: one.simulated.chunks, _count, "stages of a rank, its chunks"),
+        number("step time", lambda one: one.simulated.step_seconds, cells.duration, "measured or simulated"),
+        words("source", source, "measured by a case of this run, or simulated from the first one's times"),
+        *known(measured, entries),
+        *([reason] if any(one.simulated.why_not for one in entries) else []),
+    )

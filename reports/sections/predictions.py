@@ -1,0 +1,112 @@
+"""The report on predictions: what parbench plan --validate foretold beside what was measured."""
+
+import msgspec
+
+from bench.results.details import PLAN_FILE, PLAN_SCHEMA, Component, Published, Validation
+from bench.results.records import refuse_newer
+from bench.text import UserError
+from reports import cells
+from reports.analysis.analysis import Analysis
+from reports.report import Column, Section, Table, words
+
+
+def predicted_section(found: Analysis) -> Section | None:
+    """Return the run's predictions beside what it measured, None where nobody has asked for them."""
+    try:
+        content = (found.run.path / PLAN_FILE).read_bytes()
+        refuse_newer(content, PLAN_FILE, PLAN_SCHEMA)
+        told = msgspec.json.decode(content, type=Validation)
+    except FileNotFoundError:
+        return None
+    except UserError as error:
+        return _section(notes=(f"{error}.",))
+    except (OSError, msgspec.MsgspecError) as error:
+        why = f"{PLAN_FILE} is not what parbench plan --validate wrote ({error}): have it written again."
+        return _section(notes=(why,))
+    left = tuple(f"Not predicted: {label}: {reason}" for label, reason in told.left_out.items())
+    published = (_published(told.published),) if told.published else ()
+    rows = tuple((step.label, one) for step in told.rows for one in step.components)
+    if not rows:
+        return _section(*published, notes=left)
+    said = ((step.label, note) for step in told.rows for note in (step.rule, *step.notes))
+    links = "the run's own collectives" if told.fits == told.run else f"the collectives of {told.fits}"
+    compute = " or ".join(dict.fromkeys(step.compute for step in told.rows))
+    sources = f"{links} and each step's {compute} compute"
+    table = Table(
+        id="predictions",
+        title="Predicted and measured",
+        caption=f"from {sources}; parbench plan --validate wrote it",
+        columns=_COLUMNS,
+        rows=rows,
+        notes=(
+            f"Predicted from {sources}.",
+            *dict.fromkeys(f"{label}: {note}" for label, note in said if note),
+            *left,
+        ),
+        where="page",
+    )
+    return _section(table, *published)
+
+
+def _section(*tables: "Table[tuple[str, Component]] | Table[Published]", notes: tuple[str, ...] = ()) -> Section:
+    return Section(id="predicted", title="Predictions", tables=tables, notes=notes)
+
+
+def _text(value: float | None, unit: str) -> str:
+    return cells.duration(value) if unit == "s" else cells.quantity(value, unit)
+
+
+_COLUMNS: "tuple[Column[tuple[str, Component]], ...]" = (
+    words("step", lambda row: row[0], "the training step"),
+    words("component", lambda row: row[1].name, "what is predicted of it"),
+    Column(
+        title="predicted",
+        text=lambda row: _text(row[1].predicted, row[1].unit),
+        sort=lambda row: row[1].predicted,
+        help="from latency and bandwidth of measured curves, closed forms of bytes and memory, and the step's compute",
+    ),
+    Column(
+        title="measured",
+        text=lambda row: _text(row[1].measured, row[1].unit),
+        sort=lambda row: row[1].measured,
+        help="the median over launches",
+    ),
+    Column(
+        title="error",
+        text=lambda row: cells.UNKNOWN if row[1].error is None else f"{row[1].error:+.1%}",
+        sort=lambda row: row[1].error,
+        help="predicted / measured - 1",
+    ),
+)
+
+
+def _published(claims: list[Published]) -> Table[Published]:
+    def text(value: float, unit: str) -> str:
+        return f"{cells.significant(value)} {unit}" if unit else f"{value:.4f}"
+
+    columns: tuple[Column[Published], ...] = (
+        words("published", lambda one: one.name, "what was published, and of what"),
+        words("source", lambda one: one.source, "who published it", 1),
+        Column(
+            title="quoted",
+            text=lambda one: text(one.quoted, one.unit),
+            sort=lambda one: one.quoted,
+            help="the number as published",
+        ),
+        Column(
+            title="predicted",
+            text=lambda one: text(one.predicted, one.unit),
+            sort=lambda one: one.predicted,
+            help="by the planner, from closed forms, simulation and declared hardware",
+        ),
+        words("error", lambda one: one.error, "predicted against quoted: of a share in points, else relatively"),
+    )
+    return Table(
+        id="published",
+        title="Published and predicted",
+        caption="predicted for declared hardware, not for this machine: datasheets and assumed efficiencies; the shape "
+        "must come out, not the digit",
+        columns=columns,
+        rows=tuple(claims),
+        where="page",
+    )

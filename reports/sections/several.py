@@ -1,0 +1,357 @@
+"""The report of several runs: the runs, in what they differ, scaling over ranks and nodes, and cases side by side."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from markupsafe import Markup
+
+from bench.results.metrics import MetricValue
+from reports import cells
+from reports.analysis.attention import Sizes, contexts, crossover, sizes
+from reports.analysis.group_kinds import ACROSS, OF_GROUP, OVER, Kinds, kinds, largest
+from reports.analysis.labels import operation_without
+from reports.analysis.over_nodes import Environments, OverNodes, environments, over_nodes, row_names
+from reports.analysis.problems import Problem, bad_rows, emulations, other_claims, told_of_runs
+from reports.analysis.rank_hosts import WITHIN, ranks_words
+from reports.analysis.several import Beside, Difference, One, Scaled, Several, beside, scaled, worlds
+from reports.analysis.summary import Row
+from reports.figures.figures import draw_scaling
+from reports.figures.node_figures import EFFICIENCY, RATE, TIME, Line, draw_against_nodes
+from reports.figures.parallel_figures import against_ranks, draw_methods
+from reports.figures.svg import drawn
+from reports.report import PROBLEM_COLUMNS, Column, Report, Section, Table, measurement, number, words
+from reports.sections.attention import context_columns
+from reports.sections.one_run import heading, verdict_words
+
+MOST_LINES, MOST_COLUMNS = 12, 8
+_RUN_HELP = "the run, and the point of a sweep that it measured"
+_PERFECT = "A level line at 100 % is perfect scaling."
+
+
+def report_of_several(several: Several) -> Report:
+    """Return all that is to be said of several runs that have been summarised."""
+    over = over_nodes(several)
+    made = (
+        _runs(several),
+        _problems(several),
+        _differences(several),
+        _over_nodes(over),
+        _far(several),
+        None if over else _scaling(several),  # of one size it takes the first run's, whatever the placement
+        _environments(environments(several)),
+        _context(several),
+        _beside(several),
+    )
+    runs = [one.run for one in several.runs]
+    return Report(
+        name=f"{len(runs)} runs",
+        verdict=several.verdict_words,
+        code=several.code,
+        runs=tuple((one.run, one.summary) for one in several.runs),
+        sections=tuple(section for section in made if section),
+        emulated=told_of_runs(runs, emulations),
+        heading=several.words,
+    )
+
+
+def _runs(several: Several) -> Section:
+    has_points = any(one.point for one in several.runs)
+    point: Column[One] = words(
+        "point", lambda one: one.point.name if one.point else "-", "the point of the sweep that it measured"
+    )
+    what_help = "what was run, where and on what"
+    columns: list[Column[One]] = [
+        words("run", lambda one: one.name, "how the tables below call it"),
+        *([point] if has_points else []),
+        words("id", lambda one: one.run.info.id, "the run's folder"),
+    ]
+    if any(one.num_nodes > 1 for one in several.runs):
+        columns += [
+            number("nodes", lambda one: one.num_nodes or None, cells.whole, "on how many nodes"),
+            words("placement", lambda one: one.nodes.placement if one.nodes else "-", "how ranks lie on nodes"),
+            words("hosts", lambda one: ", ".join(one.nodes.names) if one.nodes else one.run.info.host, "the nodes", 4),
+        ]
+    columns.append(words("verdict", lambda one: verdict_words(one.summary.verdict), "what became of its cases"))
+    if not has_points:
+        columns.append(words("what", lambda one: heading(one.run, one.summary), what_help, 5))
+    notes = [*several.lacking, *told_of_runs([one.run for one in several.runs], other_claims)]
+    if again := [one.number for one in several.runs if one not in several.counting]:
+        notes.append(f"Run again later, so not counted in the verdict: run {ranks_words(again)}.")
+    # a sweep's other points differ in what their labels say
+    first = next((one for one in several.runs if one.shown), several.runs[0])
+    if first.point:
+        notes.append(f"Run {first.number}: {heading(first.run, first.summary)}.")
+    table = Table(
+        id="runs-table", title="Runs", caption="in the order given", columns=tuple(columns), rows=several.runs
+    )
+    return Section(id="runs", title="Runs", tables=(table,), notes=tuple(notes))
+
+
+def _run_words(one: One) -> str:
+    return f"{one.name}: {one.point.name}" if one.point else one.name
+
+
+def _problems(several: Several) -> Section | None:
+    """Return every case of every run that is wrong, hung or failed, with the reason, which names ranks and hosts."""
+    rows = tuple((one, problem) for one in several.runs for problem in bad_rows(one.summary))
+    if not rows:
+        return None
+    columns: tuple[Column[tuple[One, Problem]], ...] = (
+        words("run", lambda row: _run_words(row[0]), _RUN_HELP),
+        *(column.of(lambda row: row[1]) for column in PROBLEM_COLUMNS),
+    )
+    title = "Wrong, hung or failed"
+    table = Table(id="problems-table", title=title, caption="run by run", columns=columns, rows=rows)
+    return Section(id="problems", title=title, tables=(table,))
+
+
+def _differences(several: Several) -> Section:
+    def own(place: int, one: One) -> Column[Difference]:
+        return words(one.name, lambda difference: difference.texts[place], f"of {one.run.info.id}")
+
+    def values(one: Difference) -> str:
+        runs: dict[str, list[int]] = {}
+        for run, value in enumerate(one.texts, start=1):
+            runs.setdefault(value, []).append(run)
+        return "; ".join(f"{value} (run {ranks_words(numbers)})" for value, numbers in runs.items())
+
+    together: Column[Difference] = words("values", values, "each value with the runs that have it")
+    columns: tuple[Column[Difference], ...] = (
+        words("what", lambda one: one.name, "what was recorded of the run"),
+        *([own(*each) for each in enumerate(several.runs)] if len(several.runs) <= MOST_COLUMNS else [together]),
+    )
+    rows, title = several.differences, "In what they differ"
+    table = Table(
+        id="differences-table", title="Differences", caption="run by run", columns=columns, rows=rows, where="page"
+    )
+    return Section(id="differences", title=title, tables=(table,) if rows else (), notes=(several.words,))
+
+
+def _over_nodes(found: Sequence[OverNodes]) -> Section | None:
+    """Return rates or times at each number of nodes, and the efficiency against the smallest."""
+    if not found:
+        return None
+    notes = [f"The first {MOST_LINES} of each kind are drawn."] if len(found) > MOST_LINES else []
+    if (repeats := max(one.repeats for one in found)) > 1:
+        notes.append(f"Up to {repeats} repeats: the one with the median time is shown.")
+    table = Table(
+        id="over-nodes-table",
+        title="Over nodes",
+        caption="bus bandwidth of operations and time of steps on as many nodes, and efficiency against the fewest",
+        columns=_over_nodes_columns(found),
+        rows=tuple(found),
+        notes=tuple(notes),
+        figures=lambda: _draw_over_nodes(found),
+    )
+    return Section(id="over-nodes", title="Over nodes", tables=(table,), terms=("speed-up, efficiency", "busbw"))
+
+
+def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], ...]:
+    def at(nodes: int) -> Column[OverNodes]:
+        def text(one: OverNodes) -> str:
+            return cells.quantity(one.shown(nodes), "B/s" if one.scaled.first.is_communication else "s")
+
+        title = _nodes(nodes)
+        told = f"the rate or time on {title}"
+        return Column(title=title, text=text, sort=lambda one: one.shown(nodes), help=told)
+
+    def efficiency(nodes: int) -> Column[OverNodes]:
+        def share(one: OverNodes) -> float | None:
+            return one.scaled.efficiency(nodes) if nodes > min(one.scaled.rows) else None
+
+        told = f"the speed-up from the fewest nodes of the series to {_nodes(nodes)} over what they let hope for"
+        return number(f"efficiency {_nodes(nodes)}", share, cells.percent, told)
+
+    counts = sorted({nodes for one in found for nodes in one.scaled.rows})
+    each, each_help = cells.formatted("{:g}"), "how many ranks each node had"
+    return (
+        words("case", lambda one: one.label, "what ran, and how its ranks were placed where that differs"),
+        number("ranks a node", lambda one: one.layout.ranks_per_node, each, each_help, 2),
+        words("placement", lambda one: one.layout.placement or "-", "how ranks lie on nodes, as found", 3),
+        words("what", lambda one: "busbw" if one.scaled.first.is_communication else "step time", "what is shown", 1),
+        *map(at, counts),
+        *map(efficiency, counts[1:]),
+    )
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count != 1)}"
+
+
+def _draw_over_nodes(found: Sequence[OverNodes]) -> Iterator[Markup]:
+    def lines(series: Sequence[OverNodes], value: Callable[[OverNodes, int], float | None]) -> list[Line]:
+        return [
+            (one.label, {n: known for n in one.scaled.rows if (known := value(one, n)) is not None})
+            for one in series[:MOST_LINES]
+        ]
+
+    operations = [one for one in found if one.scaled.first.is_communication]
+    steps = [one for one in found if not one.scaled.first.is_communication]
+    told = lines(operations, OverNodes.shown)
+    rates = [(label, {n: rate / cells.GIGA for n, rate in of.items()}) for label, of in told]
+    asked = (
+        (rates, RATE, "Bus bandwidth against nodes", "A line for each operation, size and placement."),
+        (lines(steps, OverNodes.shown), TIME, "Step time against nodes", "A line for each step and placement."),
+        (
+            lines(found, lambda one, n: one.scaled.efficiency(n)),
+            EFFICIENCY,
+            "Efficiency against nodes",
+            _PERFECT,
+        ),
+    )
+    for i, (of, scale, title, what) in enumerate(asked, start=1):
+        yield from drawn(draw_against_nodes(of, scale), f"over-nodes-{i}", title, what, is_captioned=True)
+
+
+def _far(several: Several) -> Section | None:
+    """Return what of each operation's bus bandwidth is left across nodes, run by run, at the largest size of both."""
+    rows = tuple((one, found) for one in several.runs for found in largest(kinds(one.shown, one.nodes)))
+    if not rows:
+        return None
+
+    def operation(row: tuple[One, Kinds]) -> str:
+        case = row[1].first.case
+        told = (str(case.params.get(key, "")) for key in ("mode", "dtype"))
+        named = (operation_without(case, OF_GROUP), cells.size(row[1].size_bytes), *told)
+        return " ".join(filter(None, named))
+
+    def reach(title: str, *reaches: str) -> Column[tuple[One, Kinds]]:
+        def rate(row: tuple[One, Kinds]) -> float | None:
+            kind = row[1].standing_for(*reaches)
+            return row[1].rate(kind) if kind else None
+
+        return number(title, rate, cells.gigabytes, f"bus bandwidth {' or '.join(reaches)}, in 1e9 B/s")
+
+    columns: tuple[Column[tuple[One, Kinds]], ...] = (
+        words("run", lambda row: _run_words(row[0]), _RUN_HELP),
+        words("operation", operation, "what is done, at the largest size that both have"),
+        reach("within", WITHIN),
+        reach("across", ACROSS, OVER),
+        number("across / within", lambda row: row[1].ratio(), cells.significant, "what is left across nodes"),
+    )
+    title = "Within and across nodes"
+    caption = "bus bandwidth in GB/s by kind of group, the median of its groups, each alone"
+    table = Table(id="far-table", title=title, caption=caption, columns=columns, rows=rows)
+    return Section(id="far", title=title, tables=(table,), terms=("busbw",))
+
+
+def _scaling(several: Several) -> Section | None:
+    cases = scaled([row for one in several.runs for row in one.shown])
+    if not cases:
+        return None
+    name = row_names([one.first for one in cases])
+
+    def rate(ranks: int) -> Column[Scaled]:
+        def text(one: Scaled) -> str:
+            found = one.rate(ranks)
+            return cells.quantity(found, "B/s") if one.first.is_communication else cells.significant(found)
+
+        told = f"the rate on {ranks} ranks"
+        return Column(title=f"{ranks} ranks", text=text, sort=lambda one: one.rate(ranks), help=told)
+
+    def efficiency(ranks: int) -> Column[Scaled]:
+        told = f"the speed-up from the smallest world to {ranks} ranks over what they let hope for"
+        return number(f"efficiency {ranks}", lambda one: one.efficiency(ranks), cells.percent, told)
+
+    def draw() -> list[Markup]:
+        lines = [
+            (name(one.first), {n: known for n in one.rows if (known := one.efficiency(n)) is not None})
+            for one in cases[:MOST_LINES]
+        ]
+        return drawn(draw_scaling(lines), "scaling-efficiency", "Efficiency against ranks", _PERFECT)
+
+    counts = worlds(cases)
+    columns: tuple[Column[Scaled], ...] = (
+        words("case", lambda one: name(one.first), "what ran"),
+        words("rate", lambda one: "busbw" if one.first.is_communication else "tokens/s", "what should grow or stay"),
+        *map(rate, counts),
+        *map(efficiency, counts[1:]),
+    )
+    table = Table(
+        id="scaling-table",
+        title="Scaling over world sizes",
+        caption="rates at each number of ranks, and efficiency against the smallest",
+        columns=columns,
+        rows=cases,
+        notes=(f"The first {MOST_LINES} of {len(cases)} cases are drawn.",) if len(cases) > MOST_LINES else (),
+        figures=draw,
+    )
+    return Section(id="scaling", title="Scaling", tables=(table,), terms=("speed-up, efficiency", "busbw"))
+
+
+def _time_of(row: Row | None) -> MetricValue | None:
+    return row.metrics.get(row.headline) if row else None
+
+
+def _side_by_side(names: Sequence[tuple[int, str]]) -> tuple[Column[Beside], ...]:
+    """Return each one's time, then the ratio of all but the first to the first that has the case."""
+
+    def time(at: int, name: str) -> Column[Beside]:
+        return measurement(name, lambda one: _time_of(one.rows.get(at)), f"time in {name}, with its 95 % interval")
+
+    def ratio(at: int, name: str) -> Column[Beside]:
+        told = f"time in {name} over that in the first that has it"
+        return measurement(f"{name} / first", lambda one: one.ratio(at) if at in one.rows else None, told)
+
+    return (*(time(*each) for each in names), *(ratio(*each) for each in names[1:]))
+
+
+def _environments(found: Sequence[Environments]) -> Section | None:
+    """Return the times in each environment of a sweep, side by side."""
+    if not found:
+        return None
+    columns: tuple[Column[Environments], ...] = (
+        words("case", lambda one: one.label, "what ran"),
+        number("nodes", lambda one: one.nodes, cells.formatted("{:g}"), "on how many nodes"),
+        *(column.of(lambda one: one.beside) for column in _side_by_side([*enumerate(found[0].names)])),
+    )
+    title = "Environments side by side"
+    caption = "times in each environment, and their ratio to the first that has one"
+    table = Table(id="environments-table", title=title, caption=caption, columns=columns, rows=tuple(found))
+    return Section(id="environments", title=title, tables=(table,), terms=("ratio", "interval"))
+
+
+def _context(several: Several) -> Section | None:
+    found = sizes([one for run in several.runs for one in contexts(run.shown)])
+
+    def draw(index: int, one: Sizes) -> list[Markup]:
+        told = "The dotted line is where a ring and Ulysses send as much forward." if one.crossover_ranks else ""
+        figure = draw_methods(one.lines, against_ranks(one.crossover_ranks))
+        return drawn(figure, f"context-sizes-{index}-methods", one.title, told)
+
+    tables = tuple(
+        Table(
+            id=f"context-sizes-{i}",
+            title=one.title,
+            caption="each method at each number of ranks",
+            columns=context_columns(one.contexts),
+            rows=one.contexts,
+            notes=tuple(filter(None, [crossover(one.contexts)])),
+            figures=partial(draw, i, one),
+            is_wide=True,
+            where="page",
+        )
+        for i, one in enumerate(found, start=1)
+    )
+    return Section(id="context-sizes", title="Context parallelism", tables=tables) if tables else None
+
+
+def _beside(several: Several) -> Section | None:
+    rows = beside(several) if len(several.runs) <= MOST_COLUMNS else ()
+    if not rows:
+        return None
+    name = row_names([one.first for one in rows])
+    columns: tuple[Column[Beside], ...] = (
+        words("case", lambda one: name(one.first), "what ran"),
+        *_side_by_side([(one.number, one.name) for one in several.runs]),
+    )
+    title = "Side by side"
+    table = Table(
+        id="beside-table",
+        title=title,
+        caption="times of the cases that several runs measured, and their ratio to the first such run's",
+        columns=columns,
+        rows=rows,
+        where="page",
+    )
+    return Section(id="beside", title=title, tables=(table,), terms=("ratio", "interval"))

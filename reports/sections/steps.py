@@ -1,0 +1,221 @@
+"""The report on training steps: rates, where the time went, timelines, and memory by component."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from markupsafe import Markup
+
+from reports import cells
+from reports.analysis.analysis import Analysis
+from reports.analysis.labels import short_labels
+from reports.analysis.step_parts import (
+    SOURCES,
+    MemoryLine,
+    Prediction,
+    broken_down,
+    by_axis,
+    exposed_seconds,
+    memory_lines,
+    predict_comm,
+    residual_fraction,
+    state_bytes,
+    worst_ratio,
+)
+from reports.analysis.summary import Row
+from reports.analysis.timelines import Busy, busy_ranks, stream_words
+from reports.figures.figures import draw_breakdown, draw_memory, draw_steps
+from reports.figures.svg import captioned, drawn
+from reports.figures.timeline_svg import timeline_svg, timeline_words, view_of
+from reports.report import Column, Section, Table, known, number, words
+from reports.sections.pipelines import pipeline_tables
+from reports.sections.row_columns import headline, metric_column, metric_columns, quality_columns, step_column
+
+# of all timelines together, so that the page stays under a megabyte
+_MOST_SPANS = 12000
+
+
+def step_section(found: Analysis) -> Section | None:
+    """Return the steps' tables; a parallelism that has tables of its own adds them here."""
+    if not found.steps:
+        return None
+    tables: tuple[Table[Any], ...] = (
+        *_steps(found),
+        *_times(found),
+        *_timelines(found),
+        *pipeline_tables(found),
+        *_memory(found),
+    )
+    terms = {
+        "step-time": ("parts of a step",),
+        "step-timelines": ("phases",),
+        "pipelines": ("idle: schedule, imbalance, p2p, rest", "F, B, I, W"),
+    }
+    used = tuple(term for table in tables for term in terms.get(table.id, ()))
+    return Section(id="steps", title="Steps", tables=tables, terms=used, notes=found.unreadable)
+
+
+def _steps(found: Analysis) -> Iterator[Table[Row]]:
+    steps = found.steps
+    told = {row.case.id: predict_comm(row, found.curves) if found.curves else None for row in steps}
+    notes = {case: list(prediction.notes) if prediction else [] for case, prediction in told.items()}
+    notes = {row.case.id: [*row.notes, *notes[row.case.id]] for row in steps}
+    title = "Step time, launch by launch (circles) and over all launches (diamonds)"
+    intervals = "Bands and bars are 95 % intervals."
+    columns = _step_columns(steps, told)
+    table = Table(
+        id="steps-table",
+        title="Steps",
+        caption="what the figures show, and how far to trust it",
+        columns=columns,
+        rows=steps,
+        # sentences would make the table wider than any page: they stand below it
+        notes=_attributed(steps, notes),
+        figures=lambda: drawn(draw_steps(steps), "steps-time", title, intervals),
+        has_facts=True,
+        where="page",
+    )
+    yield table
+    own: Column[Row] = words(
+        "notes", lambda row: "; ".join(notes[row.case.id]) or cells.UNKNOWN, "what the row cannot claim", 10
+    )
+    yield replace(table, columns=(*columns, own), notes=(), where="terminal")
+
+
+def _step_columns(rows: Sequence[Row], told: Mapping[str, Prediction | None]) -> tuple[Column[Row], ...]:
+    def predicted(row: Row) -> float | None:
+        prediction = told[row.case.id]
+        return prediction.seconds if prediction else None
+
+    def predicted_text(row: Row) -> str:
+        prediction, text = told[row.case.id], cells.duration(predicted(row))
+        is_beyond = prediction is not None and prediction.extrapolated and text != cells.UNKNOWN
+        return f"{text} (extrapolated)" if is_beyond else text
+
+    def ratio(row: Row) -> float | None:
+        worst = worst_ratio(row)
+        return worst[1] if worst else None
+
+    def ratio_text(row: Row) -> str:
+        """Tell the worst axis's ratio, and which axis that is where there are several and it is not as expected."""
+        worst = worst_ratio(row)
+        text = f"{worst[1]:.3f}" if worst else cells.UNKNOWN
+        is_plain = worst is None or text == "1.000" or len(by_axis(row, "bytes_ratio")) == 1
+        return text if is_plain or worst is None else f"{text} ({worst[0]})"
+
+    held_help = "parameters, gradients and optimizer, measured, the fullest rank"
+    calls_help = "the step's calls, one after another, by this run's own fits of the same operations"
+    measured: tuple[Column[Row], ...] = (
+        *metric_columns("steps", rows),
+        number("exposed comm", exposed_seconds, cells.duration, "communication that no computation hides"),
+        Column(title="predicted comm", text=predicted_text, sort=predicted, help=calls_help),
+        replace(metric_column("bytes_ratio.AXIS", 3), text=ratio_text, sort=ratio),
+        number("memory", state_bytes, cells.num_bytes, held_help, 4),
+    )
+    time, tokens = headline("step_time"), metric_column("tokens_per_second")
+    return (step_column(rows), time, tokens, *known(measured, rows), *quality_columns())
+
+
+def _attributed(rows: Sequence[Row], notes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return each note once after the steps that say so, unless it names its step itself."""
+    labels, found = short_labels(rows), dict[str, list[str]]()
+    for row in rows:
+        for note in notes[row.case.id]:
+            found.setdefault(note, []).append(labels[row.case.id])
+    return tuple(
+        note
+        if note.startswith(f"{names[0]}:")
+        else f"{'all steps' if len(names) == len(rows) > 1 else ', '.join(names)}: {note}"
+        for note, names in found.items()
+    )
+
+
+def _times(found: Analysis) -> Iterator[Table[Row]]:
+    steps = found.steps
+    if rows := broken_down(steps):
+        # two decimals: what is nothing but rounding reads as 0.00
+        residual = replace(
+            metric_column("residual", 6),
+            text=lambda row: cells.formatted("{:.2f} %")(_hundredths(row)),
+            sort=residual_fraction,
+        )
+        title = "Where the time went: the parts of each step"
+        told = "Each bar is a traced step, its parts in the legend's order."
+        yield Table(
+            id="step-time",
+            title="Where the time went",
+            caption="parts of the traced step, on axes of the mesh",
+            columns=(step_column(steps), *metric_columns("times", steps), *known((residual,), steps)),
+            rows=rows,
+            figures=lambda: drawn(draw_breakdown(steps), "steps-breakdown", title, told),
+        )
+
+
+def _hundredths(row: Row) -> float | None:
+    fraction = residual_fraction(row)
+    return None if fraction is None else round(100 * fraction, 2) + 0.0
+
+
+def _timelines(found: Analysis) -> Iterator[Table[Busy]]:
+    if not found.timelines:
+        return
+    lines = busy_ranks(found.timelines)
+    yield Table(
+        id="step-timelines",
+        title="Traced steps, rank by rank",
+        caption="what each rank of a traced step was busy with; parbench export --format chrome-trace gives it whole",
+        columns=_busy_columns(found.steps, lines),
+        rows=lines,
+        notes=tuple(f"No timeline of {one.row.case.label}: {one.why_not}." for one in found.timelines if one.why_not),
+        figures=lambda: _draw_timelines(found),
+        is_wide=True,
+        where="in full",
+    )
+
+
+def _draw_timelines(found: Analysis) -> Iterator[Markup]:
+    labels = short_labels(found.steps)
+    shown = [(one, one.timeline) for one in found.timelines if one.timeline]
+    for i, (one, timeline) in enumerate(shown, start=1):
+        label, view = labels[one.row.case.id], view_of(timeline, _MOST_SPANS // len(shown))
+        chart = timeline_svg(timeline, view, name=f"timeline-{i}", title=f"Timeline of a traced step: {label}")
+        yield captioned(chart, label, f"Launch {one.launch + 1}. {timeline_words(timeline, view)}")
+
+
+def _busy_columns(steps: Sequence[Row], lines: Sequence[Busy]) -> tuple[Column[Busy], ...]:
+    def phase(name: str) -> Column[Busy]:
+        return number(name, lambda one: one.by_phase.get(name), cells.duration, f"time in the step's own {name}")
+
+    def stream(name: str) -> Column[Busy]:
+        title = stream_words(name)
+        told = f"time in which {title} was under way, overlaps counted once"
+        return number(title, lambda one: one.by_stream.get(name), cells.duration, told)
+
+    return (
+        step_column(steps).of(lambda one: one.traced.row),
+        number("rank", lambda one: one.rank, cells.whole, "the rank"),
+        number("wall", lambda one: one.wall_seconds, cells.duration, "the traced step on this rank, from start to end"),
+        *map(phase, dict.fromkeys(name for one in lines for name in one.by_phase)),
+        *map(stream, dict.fromkeys(name for one in lines for name in one.by_stream)),
+    )
+
+
+def _memory(found: Analysis) -> Iterator[Table[MemoryLine]]:
+    def of_source(source: str) -> Column[MemoryLine]:
+        column: Column[Any] = metric_column(f"{source}.COMPONENT").of(lambda line: line.row)
+        return replace(
+            column, text=lambda line: cells.num_bytes(line.num_bytes(source)), sort=lambda line: line.num_bytes(source)
+        )
+
+    steps = found.steps
+    if lines := memory_lines(steps):
+        component: Column[MemoryLine] = words("component", lambda line: line.component, "what the bytes hold")
+        told = "Each bar is what the fullest rank holds, its components in the legend's order."
+        yield Table(
+            id="step-memory",
+            title="Memory by component",
+            caption="formula, count and measurement side by side",
+            columns=(step_column(steps).of(lambda line: line.row), component, *map(of_source, SOURCES)),
+            rows=lines,
+            figures=lambda: drawn(draw_memory(steps), "steps-memory", "Memory by component, measured", told),
+        )
