@@ -1,4 +1,4 @@
-"""``parbench ab``: two settings of this machine, launch by launch in turns (ABBA), until they are told apart.
+"""Two settings of this machine, launch by launch in turns (ABBA), until they are told apart.
 
 Drift that is linear in time falls on both sides alike. The comparison is looked at a few times, each at its share of
 the false discovery rate, so that looking often finds no more.
@@ -21,15 +21,17 @@ from reports.regression.rule import Rule
 
 LOOKS = (6, 8, 12, 16, 24)
 """Launches a side after which the comparison is looked at; the last is the end."""
-_DECIDED = frozenset({"SLOWER", "FASTER", "SAME", "WRONG", "FAILED", "MISSING", "NEW", "ENV-CHANGED"})
-"""Verdicts that more launches would not change."""
-
 FOLLOWS = {
     "OMP_NUM_THREADS": "torch.threads",
     "MKL_NUM_THREADS": "torch.threads",
     "GLOO_SOCKET_IFNAME": "process.interface",
 }
 """What a variable sets elsewhere in the environment."""
+OURS = ("--launches", "--budget", "--out", "--json", "--format", "--resume")
+"""Options of ``parbench run`` that ``parbench ab`` sets itself."""
+DID_NOT_RUN = 4
+SHORTEST_SECONDS = 30.0
+"""The least that a launch is given, for starting ranks is part of it; it ends before where it is precise enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +45,8 @@ class Side:
     @property
     def text(self) -> str:
         """The setting in words."""
-        words = [f"{name}={value}" for name, value in self.variables.items()]
-        return " ".join([*([self.python] if self.python else []), *words]) or "as it is"
+        words = [self.python, *(f"{name}={value}" for name, value in self.variables.items())]
+        return " ".join(words).strip() or "as it is"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +76,23 @@ def measure_in_turns(
 
     ``floors`` are those that this machine was measured to need, by the fingerprints of series.
     """
-    runs: Mapping[str, Sequence[Run]] = {}
-    reason = "the budget ended"
+    names = dict.fromkeys([*sides[0].variables, *sides[1].variables])
+    follow = [FOLLOWS[name] for name in names if name in FOLLOWS]
+    meant = (*(f"variables.{name}" for name in names), *follow, *across)
+    rule = Rule(floor=floor, false_discovery_rate=Rule().false_discovery_rate / len(LOOKS))
+
+    def compared(runs: Mapping[str, Sequence[Run]]) -> Comparison:
+        ours, theirs = (pool(runs[side.name], f"{side.name.upper()} ({side.text})") for side in sides)
+        return replace(compare(ours, theirs, rule, meant, floors), notes=notes_of_pools((ours, theirs)))
+
+    found, count = None, 0
     for runs in launch_in_turns(sides, launch, LOOKS[-1], budget_seconds=budget_seconds, clock=clock):
-        number = len(runs[sides[0].name])
-        if number in LOOKS and _is_decided(_compared(sides, runs, floor, across, floors)):
-            reason = "every series is decided"
-            break
-        if number == LOOKS[-1]:
-            reason = f"{LOOKS[-1]} launches a side were made"
-    found = _compared(sides, runs, floor, across, floors)
-    return Outcome(comparison=found, launches=len(runs[sides[0].name]), reason=reason)
+        count = len(runs[sides[0].name])
+        found = compared(runs) if count in LOOKS else None
+        if found and not {one.word for one in found.series} & {"AMBIGUOUS", "INSUFFICIENT"}:  # more would change these
+            return Outcome(comparison=found, launches=count, reason="every series is decided")
+    reason = f"{count} launches a side were made" if count == LOOKS[-1] else "the budget ended"
+    return Outcome(comparison=found or compared(runs), launches=count, reason=reason)
 
 
 def launch_in_turns(
@@ -122,46 +130,12 @@ def parse_side(name: str, text: str, python: str = "") -> Side:
     return Side(name=name, variables=variables, python=python)
 
 
-def check_sides(sides: tuple[Side, Side]) -> None:
-    """Refuse two sides that are the same; ``UserError``."""
-    one, other = sides
-    if (one.variables, one.python) == (other.variables, other.python):
-        raise UserError(f"--a and --b are the same, {one.text!r}: nothing would be compared")
-
-
-def _compared(
-    sides: tuple[Side, Side],
-    runs: Mapping[str, Sequence[Run]],
-    floor: float,
-    across: Sequence[str],
-    floors: Mapping[str, Floor] | None,
-) -> Comparison:
-    ours, theirs = (pool(runs[side.name], f"{side.name.upper()} ({side.text})") for side in sides)
-    rule = Rule(floor=floor, false_discovery_rate=Rule().false_discovery_rate / len(LOOKS))
-    found = compare(ours, theirs, rule, (*_meant(sides), *across), floors)
-    return replace(found, notes=notes_of_pools((ours, theirs)))
-
-
-def _meant(sides: tuple[Side, Side]) -> tuple[str, ...]:
-    """Return the paths of the environment that differ because they are what is tested."""
-    names = dict.fromkeys([*sides[0].variables, *sides[1].variables])
-    return (*(f"variables.{name}" for name in names), *(FOLLOWS[name] for name in names if name in FOLLOWS))
-
-
-def _is_decided(comparison: Comparison) -> bool:
-    return {one.word for one in comparison.series} <= _DECIDED
-
-
-OURS = ("--launches", "--budget", "--out", "--json", "--format", "--resume")
-"""Options of ``parbench run`` that ``parbench ab`` sets itself."""
-DID_NOT_RUN = 4
-SHORTEST_SECONDS = 30.0
-"""The least that a launch is given, for starting ranks is part of it; it ends before where it is precise enough."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """Starts launches under a folder, each within its time; ``tell`` hears of each before it begins."""
+    """Starts launches under a folder, each within its time; ``tell`` hears of each before it begins.
+
+    ``words`` are the user's options of ``parbench run``.
+    """
 
     out: Path
     words: Sequence[str]
@@ -176,17 +150,10 @@ class Launcher:
         folder = self.out / side.name
         before = set(folder.glob("*/run.json"))
         self.tell(f"{side.name.upper()}: {side.text}")
+        budget = f"{max(self.seconds, SHORTEST_SECONDS):.0f}s"
         # -P: a folder named bench where this was started would be taken for ours
         command = [side.python or sys.executable, "-P", "-m", "parbench", "run", *self.words]
-        command += [
-            "--launches",
-            "1",
-            "--budget",
-            f"{max(self.seconds, SHORTEST_SECONDS):.0f}s",
-            "--out",
-            str(folder),
-            "--json",
-        ]
+        command += ["--launches", "1", "--budget", budget, "--out", str(folder), "--json"]
         try:
             done = run_child(command, env={**os.environ, **side.variables}, catch_stderr=True)
         except OSError as error:

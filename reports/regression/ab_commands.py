@@ -1,5 +1,6 @@
 """``parbench ab`` and ``parbench aa``: the command line of two settings in one session, and of one against itself."""
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -25,19 +26,22 @@ Exit codes: 0 fine; 2 bad input; 4 too few launches within the budget.
 """
 
 
+_budget = partial(click.option, "--budget", show_default=True, metavar="TIME", help="Time for the whole session.")
+_out = partial(click.option, "--out", type=click.Path(path_type=Path), show_default=True, help="For the runs.")
+_words = click.argument("words", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED)
+
+
 @click.command(epilog=_EXAMPLES)
 @click.option("--a", default="", metavar="VARIABLES", help="Variables of side A, NAME=VALUE with spaces between.")
 @click.option("--b", default="", metavar="VARIABLES", help="Those of side B.")
 @click.option("--a-python", default="", metavar="PYTHON", help="The Python of side A, of an environment with parbench.")
 @click.option("--b-python", default="", metavar="PYTHON", help="That of side B.")
-@click.option("--budget", default="10m", show_default=True, metavar="TIME", help="Time for the whole session.")
+@_budget(default="10m")
 @click.option("--floor", default="3%", show_default=True, help="The change below which times count as the same.")
 @click.option("--across", multiple=True, metavar="GLOB", help="Another difference of the environment that is meant.")
 @click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if something cannot be told and all else is fine.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("runs/ab"), show_default=True, help="For the runs."
-)
-@click.argument("words", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED)
+@_out(default=Path("runs/ab"))
+@_words
 def ab(
     a: str,
     b: str,
@@ -54,18 +58,17 @@ def ab(
 
     What is measured is said as for parbench run, after --.
     """
-    from bench.text import parse_duration
-    from reports.regression.ab import LOOKS, Launcher, check_sides, check_words, measure_in_turns, parse_side
+    from bench.text import UserError, parse_duration
+    from reports.regression.ab import LOOKS, Launcher, check_words, measure_in_turns, parse_side
     from reports.regression.compare_show import as_table
     from reports.regression.noise_floor import parse_floor
 
     sides = parse_side("a", a, a_python), parse_side("b", b, b_python)
-    check_sides(sides)
+    if (sides[0].variables, a_python) == (sides[1].variables, b_python):
+        raise UserError(f"--a and --b are the same, {sides[0].text!r}: nothing would be compared")
     check_words(words)
     seconds = parse_duration(budget)
-    launcher = Launcher(
-        out=out, words=words, seconds=seconds / (2 * LOOKS[0]), tell=lambda text: click.echo(text, err=True)
-    )
+    launcher = Launcher(out=out, words=words, seconds=seconds / (2 * LOOKS[0]), tell=partial(click.echo, err=True))
     found = measure_in_turns(sides, launcher.launch, budget_seconds=seconds, floor=parse_floor(floor), across=across)
     click.echo(as_table(found.comparison), nl=False)
     click.echo(f"{found.launches} launches a side in turns (ABBA); ended because {found.reason}.")
@@ -76,7 +79,7 @@ def ab(
 @click.option(
     "--launches", type=click.IntRange(min=5), default=10, show_default=True, help="How many launches a side has."
 )
-@click.option("--budget", default="20m", show_default=True, metavar="TIME", help="Time for the whole session.")
+@_budget(default="20m")
 @click.option(
     "--floor",
     "file",
@@ -86,17 +89,15 @@ def ab(
     show_default=True,
     help="The file that keeps the floors, also $PARBENCH_FLOOR; no percentage, which is what is measured.",
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("runs/aa"), show_default=True, help="For the runs."
-)
-@click.argument("words", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED)
+@_out(default=Path("runs/aa"))
+@_words
 def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]) -> None:
     """Measure this machine's noise floor: the same code against itself, launch by launch, in turns.
 
     What is measured is said as for parbench run, after --. A series' floor is the least one under which at most 1 % of
     the comparisons among these launches find a change; compare and history check use it for that series from then on.
     """
-    from bench.text import UserError, parse_duration
+    from bench.text import UserError, counted, parse_duration
     from reports.regression.ab import Launcher, Side, check_words, launch_in_turns
     from reports.regression.noise_floor import MIN_LAUNCHES, as_text, keep_floors, measure_floors, read_floors
     from reports.regression.rule import Rule
@@ -109,11 +110,9 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
     if file.exists():
         read_floors(file)  # before an hour is spent
     seconds = parse_duration(budget)
-    launcher = Launcher(
-        out=out, words=words, seconds=seconds / (2 * launches), tell=lambda text: click.echo(text, err=True)
-    )
+    launcher = Launcher(out=out, words=words, seconds=seconds / (2 * launches), tell=partial(click.echo, err=True))
     sides = Side(name="a", variables={}), Side(name="b", variables={})
-    pairs = [*launch_in_turns(sides, launcher.launch, launches, budget_seconds=seconds)][-1]
+    *_, pairs = launch_in_turns(sides, launcher.launch, launches, budget_seconds=seconds)
     runs = sorted((run for side in pairs.values() for run in side), key=lambda run: run.info.started)
     floors = measure_floors(runs, Rule())
     click.echo(as_text(floors), nl=False)
@@ -121,4 +120,4 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
         click.echo(f"No floor: {len(runs)} launches were made, and a series needs {MIN_LAUNCHES} that measured it.")
         click.get_current_context().exit(4)
     keep_floors(file, floors)
-    click.echo(f"{len(runs)} launches in turns; {file} has {len(floors)} floor{'s' * (len(floors) != 1)} of them.")
+    click.echo(f"{len(runs)} launches in turns; {file} has {counted(len(floors), 'floor')} of them.")
