@@ -1,23 +1,28 @@
-"""``parbench history``: the command line of the history."""
+"""``parbench history``: the command line of the history, and its runs and series as text."""
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from msgspec.structs import asdict
 
-from bench.text import UserError, reading
-from reports.regression.history import Added, History, Line, open_history
-from reports.regression.history_entry import About, Identity, read_entry
+from bench.text import UserError, counted, reading, writing
+from reports import cells
+from reports.regression import history_gate
+from reports.regression.compare import world_words
+from reports.regression.history import Added, Annotation, History, Line, open_history
+from reports.regression.history_entry import About, read_entry
+from reports.regression.noise_floor import find_floor
+from reports.regression.statistics import StepRule, segments
 
-F = TypeVar("F", bound=Callable[..., Any])
 FILE = Path("runs/history.sqlite")
-CHECKS = ("table", "markdown", "json")
-COURSES = ("text", "json")
-EXPORTS = ("runs", "otava")
+_BARS = "▁▂▃▄▅▆▇█"
+_SHOWN = 30
 _EXAMPLES = """\b
 Examples:
   parbench history add runs/20260102T030405Z-node1-1a2b3c --branch main --commit 1a2b3c4
@@ -28,18 +33,16 @@ Examples:
 \b
 Exit codes: 0 fine; 1 slower or wrong; 2 bad input; 3 cannot tell, where asked to fail on it; 4 failed or missing.
 """
-
-
-def _file_option(command: F) -> F:
-    return click.option(
-        "--history",
-        "file",
-        type=click.Path(path_type=Path),
-        envvar="PARBENCH_HISTORY",
-        default=FILE,
-        show_default=True,
-        help="The history's file, also $PARBENCH_HISTORY.",
-    )(command)
+_file_option = click.option(
+    "--history",
+    "file",
+    type=click.Path(path_type=Path),
+    envvar="PARBENCH_HISTORY",
+    default=FILE,
+    show_default=True,
+    help="The history's file, also $PARBENCH_HISTORY.",
+)
+_form_option = partial(click.option, "--format", "form", show_default=True, help="The form.")
 
 
 @click.group(epilog=_EXAMPLES)
@@ -68,13 +71,12 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 
     A folder that parbench history export wrote says itself of which branch and commit its runs are.
     """
-
     source = click.get_current_context().get_parameter_source
     # a later job's variables say nothing of the runs that it finds
     given = {"branch": branch, "commit": commit}
     meant = {name: text for name, text in given.items() if source(name) is ParameterSource.COMMANDLINE}
+    where = ", ".join(f"{name} {text}" for name, text in meant.items())
     for run_id, what in add_folders(file, runs, branch=branch, commit=commit, meant=frozenset(meant)):
-        where = ", ".join(f"{name} {text}" for name, text in meant.items())
         click.echo(f"moved {run_id}: {where}" if what == "moved" else f"{what} {run_id}")
 
 
@@ -83,9 +85,6 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 @_file_option
 def list_runs(branch: str | None, file: Path) -> None:
     """Show the runs that the history has, the newest first."""
-    from reports.regression.history import open_history
-    from reports.regression.history_show import runs_text
-
     with open_history(file) as found:
         click.echo(runs_text(found.runs(branch), found.annotations()), nl=False)
 
@@ -93,17 +92,12 @@ def list_runs(branch: str | None, file: Path) -> None:
 @history.command(epilog="Example: parbench history show '*all_reduce*'")
 @click.argument("pattern", default="*")
 @click.option("--branch", help="Runs of this branch alone.")
-@click.option("--format", "form", type=click.Choice(COURSES), default="text", show_default=True, help="The form.")
+@_form_option(type=click.Choice(("text", "json")), default="text")
 @_file_option
 def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
     """Show the course of the series whose case fits PATTERN, a glob: its times, and where their level changed."""
-    from reports.regression.history import open_history
-    from reports.regression.history_show import courses, courses_json, courses_text
-    from reports.regression.statistics import StepRule
-
     with open_history(file) as found:
-        shown = courses(found, pattern, branch, StepRule())
-    click.echo(courses_json(shown) if form == "json" else courses_text(shown), nl=False)
+        click.echo(render_courses(found, pattern, branch, StepRule(), form), nl=False)
 
 
 @history.command(epilog="Example: parbench history check --branch main --floor 5%")
@@ -116,7 +110,7 @@ def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
     "default: 3%, and runs/floor.json where it is there.",
 )
 @click.option("--window", type=click.IntRange(min=8), default=30, show_default=True, help="How many runs count.")
-@click.option("--format", "form", type=click.Choice(CHECKS), default="table", show_default=True, help="The form.")
+@_form_option(type=click.Choice(("table", "markdown", "json")), default="table")
 @click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if something cannot be told and all else is fine.")
 @_file_option
 def check(
@@ -127,20 +121,12 @@ def check(
     A case is MISSING if RUN has not measured it, and one of the last three runs of its kind has: of the same preset,
     and with a case in common on as many ranks. Runs on other ranks, or of another --only, do not count.
     """
-    from reports.regression.history import open_history
-    from reports.regression.history_gate import check as examine
-    from reports.regression.history_gate import newest
-    from reports.regression.history_show import check_json, check_markdown, check_text
-    from reports.regression.noise_floor import find_floor
-    from reports.regression.statistics import StepRule
-
     least, floors = find_floor(floor)
-    rule = StepRule(floor=least, window=window)
     with open_history(file) as found:
-        checked = examine(found, found.line(run) if run else newest(found, branch), rule, floors)
+        line = found.line(run) if run else history_gate.newest(found, branch)
+        checked = history_gate.check(found, line, StepRule(floor=least, window=window), floors)
     code = checked.code(fail_on_unknown=fail_on_unknown)
-    texts = {"json": lambda: check_json(checked, code=code), "markdown": lambda: check_markdown(checked)}
-    click.echo(texts.get(form, lambda: check_text(checked))(), nl=False)
+    click.echo(history_gate.render(checked, form, code), nl=False)
     click.get_current_context().exit(code)
 
 
@@ -151,8 +137,6 @@ def check(
 @_file_option
 def annotate(run: str, note: str, series: str, file: Path) -> None:
     """Say that what changed at RUN was meant: its series count from there on."""
-    from reports.regression.history import open_history
-
     with open_history(file) as found:
         found.annotate(run, series, note)
 
@@ -162,8 +146,6 @@ def annotate(run: str, note: str, series: str, file: Path) -> None:
 @_file_option
 def prune(keep: int, file: Path) -> None:
     """Forget all but the newest runs, and print what was forgotten."""
-    from reports.regression.history import open_history
-
     with open_history(file) as found:
         for run_id in found.prune(keep):
             click.echo(run_id)
@@ -171,7 +153,7 @@ def prune(keep: int, file: Path) -> None:
 
 @history.command(epilog="Example: parbench history export kept-runs")
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(EXPORTS), default="runs", show_default=True, help="The format.")
+@_form_option(type=click.Choice(("runs", "otava")), default="runs", help="The format.")
 @click.option("--branch", help="With otava: runs of this branch alone.")
 @_file_option
 def export(target: Path, form: str, branch: str | None, file: Path) -> None:
@@ -179,18 +161,31 @@ def export(target: Path, form: str, branch: str | None, file: Path) -> None:
 
     otava writes the file TARGET instead: Apache Otava's CSV, a row for each run and a column for each series.
     """
-    from bench.text import UserError, writing
-    from reports.regression.history import open_history
-
     if branch is not None and form != "otava":
         raise UserError(f"--branch {branch} goes with --format otava alone: a folder of runs holds all branches")
     with open_history(file) as found:
         if form == "otava":
             with writing(target):
                 target.write_text(render_otava(found, branch))
-            return
-        count = found.export(target)
-    click.echo(f"{count} run{'s' * (count != 1)} in {target}")
+        else:
+            click.echo(f"{counted(found.export(target), 'run')} in {target}")
+
+
+def add_folders(
+    file: Path, paths: Sequence[Path], *, branch: str, commit: str, meant: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, Added]]:
+    """Add runs to the history in a file and yield each run's id and what became of it.
+
+    ``meant`` names those of ``branch`` and ``commit`` to which runs are moved that the history has elsewhere.
+    Each is kept whole before the next is read, so that what was yielded is never lost.
+    """
+    folders = dict.fromkeys(folder for path in paths for folder in find_folders(path))
+    with open_history(file, create=True) as history:
+        for folder in folders:
+            entry = read_entry(folder, About(branch=branch, commit=commit), meant)
+            yield entry.run.id, history.add(entry)
+        for parent in dict.fromkeys(paths):
+            history.import_annotations(parent)
 
 
 def find_folders(path: Path) -> list[Path]:
@@ -204,21 +199,56 @@ def find_folders(path: Path) -> list[Path]:
     return found
 
 
-def add_folders(
-    file: Path, paths: Sequence[Path], *, branch: str, commit: str, meant: frozenset[str] = frozenset()
-) -> Iterator[tuple[str, Added]]:
-    """Add runs to the history in a file and yield each run's id and what became of it.
+def runs_text(lines: Sequence[Line], annotations: Sequence[Annotation]) -> str:
+    """Return the runs as a table, the newest first, and what was annotated."""
+    rows = [("run", "started", "branch", "commit", "preset", "series", "bad")]
+    for o in reversed(lines):
+        commit = o.commit[:12] or cells.UNKNOWN
+        rows.append((o.id, o.started, o.branch, commit, o.preset, str(o.num_series), str(o.num_bad)))
+    form = "  ".join(
+        f"{{:{max(map(len, column))}}}" for column in zip(*rows, strict=True)
+    )  # rich is slow for thousands
+    table = [form.format(*row).rstrip() for row in rows] if lines else []
+    notes = [f"meant at {one.run_id}, {one.series}: {one.note}" for one in annotations]
+    return "\n".join([counted(len(lines), "run"), *table, *notes, ""])
 
-    ``meant`` names those of ``branch`` and ``commit`` to which runs are moved that the history has elsewhere.
-    Each is kept whole before the next is read, so that what was yielded is never lost.
+
+def render_courses(history: History, pattern: str, branch: str | None, rule: StepRule, form: str = "text") -> str:
+    """Return the courses of the series whose label fits a glob; ``UserError`` if none does.
+
+    As ``text``, its last runs as bars from the fastest to the slowest, and where its level changed in the rule's
+    window; as ``json``, all of its runs, times in seconds.
     """
-    folders = {folder: path for path in paths for folder in find_folders(path)}
-    with open_history(file, create=True) as history:
-        for folder in folders:
-            entry = read_entry(folder, About(branch=branch, commit=commit), meant)
-            yield entry.run.id, history.add(entry)
-        for parent in dict.fromkeys(paths):
-            history.import_annotations(parent)
+    lines = history.runs(branch)
+    courses = [
+        (one, times)
+        for number, one in history.series().items()
+        if fnmatchcase(one.case.label, pattern) or fnmatchcase(one.case.name, pattern)
+        if (times := history.times(number, lines))
+    ]
+    if not courses:
+        allowed = "write a case's name or a glob, such as '*all_reduce*'"
+        raise UserError(f"no series of the history fits {pattern!r}: {allowed}")
+    shown: list[str] = []
+    plain: list[dict[str, object]] = []
+    for one, times in courses:
+        ids, seconds = [line.id for line, _ in times], [value for _, value in times]
+        plain.append({"fingerprint": one.fingerprint, **asdict(one), "runs": ids, "seconds": seconds})
+        last = seconds[-_SHOWN:]
+        extremes = f"{cells.duration(min(last))} to {cells.duration(max(last))}"
+        shown += [one.case.label, f"    on {world_words(one.world)}"]
+        shown.append(f"    {bars(last)}  {extremes}, {len(seconds)} runs")
+        for level in segments(seconds[-rule.window :], rule):
+            since, count = ids[-rule.window :][level.start], level.stop - level.start
+            shown.append(f"    {cells.duration(level.seconds)} from {since} on ({count} runs)")
+    return history_gate.as_json({"series": plain}) if form == "json" else "\n".join([*shown, ""])
+
+
+def bars(values: Sequence[float]) -> str:
+    """Return a bar for each value, from the smallest to the largest."""
+    low, high = min(values), max(values)
+    step = (high - low) / (len(_BARS) - 1) or 1.0
+    return "".join(_BARS[round((value - low) / step)] for value in values)
 
 
 def render_otava(history: History, branch: str | None) -> str:
@@ -227,31 +257,17 @@ def render_otava(history: History, branch: str | None) -> str:
     Otava's configuration names ``time`` as ``time_column`` and ``commit`` and ``run`` as ``attributes``.
     """
     lines = history.runs(branch)
-    series = history.series()
-    times = {number: dict(history.times_of_series(number)) for number in series}
-    ours = {line.number for line in lines}
-    shown = [number for number in series if ours & times[number].keys()]
-    names = _names([(number, series[number]) for number in shown])
+    known = [(one, {line.id: value for line, value in history.times(n, lines)}) for n, one in history.series().items()]
+    columns = [(series, times) for series, times in known if times]
+    labels = [series.case.label for series, _ in columns]
+    names = [
+        label if labels.count(label) == 1 else f"{label} #{series.fingerprint}"
+        for label, (series, _) in zip(labels, columns, strict=True)
+    ]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["time", "commit", "run", *(names[number] for number in shown)])
+    writer.writerow(["time", "commit", "run", *names])
     for line in lines:
-        writer.writerow([*_head(line), *(_cell(times[number].get(line.number)) for number in shown)])
+        values = [f"{times[line.id]:.9g}" if line.id in times else "" for _, times in columns]
+        writer.writerow([line.started, line.commit, line.id, *values])
     return out.getvalue()
-
-
-def _head(line: Line) -> list[str]:
-    return [line.started, line.commit, line.id]
-
-
-def _names(series: list[tuple[int, Identity]]) -> dict[int, str]:
-    """Return a column's name for each series: its label, with the fingerprint where two bear the same one."""
-    labels = [one.case.label for _, one in series]
-    return {
-        number: label if labels.count(label) == 1 else f"{label} #{one.fingerprint}"
-        for (number, one), label in zip(series, labels, strict=True)
-    }
-
-
-def _cell(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds:.9g}"

@@ -17,20 +17,13 @@ from bench.results.records import Status, WorldInfo
 from bench.results.runs import Run, RunInfo, load_run
 from bench.text import reading
 from reports.analysis.summary import Row, summarize
-from reports.regression.environment import HARMLESS, Surroundings, surroundings
+from reports.regression.environment import HARMLESS, surroundings
 
-BESIDE = (
-    "host.clock_source",
-    "host.governor",
-    "host.kernel",
-    "host.os",
-    "host.virtualised",
-    "versions.numpy",
-    "versions.python",
-)
-"""What may explain a step and so must not begin another series."""
 ABOUT = "history.json"
 """The file in an exported run's folder that holds its branch and commit."""
+_HOST = ("clock_source", "governor", "kernel", "os", "virtualised")
+# what may explain a step and so must not begin another series
+_BESIDE = {*(f"host.{name}" for name in _HOST), "versions.numpy", "versions.python"}
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,24 +33,22 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     commit: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """What a series is; ``around`` are the surroundings that belong to it, as text by path."""
 
     case: Case
     world: WorldInfo
-    around: Mapping[str, str]
+    around: dict[str, str]
 
     @property
     def fingerprint(self) -> str:
-        """The hash of it all in canonical JSON."""
-        whole = {"case": self.case.id, "world": self.world, "around": dict(self.around)}
+        whole = {"case": self.case.id, "world": self.world, "around": self.around}
         return hashlib.sha256(msgspec.json.encode(whole, order="deterministic")).hexdigest()[:20]
 
     @property
     def family(self) -> tuple[object, ...]:
         """What it shares with the series that differ from it in size alone."""
-        return (self.case.name, self.case.target, tuple(shared_params(self.case).items()), self.world)
+        return (self.case.name, self.case.target, *shared_params(self.case).items(), self.world)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +82,17 @@ class Entry:
 
 def read_entry(path: Path, about: About, meant: frozenset[str] = frozenset()) -> Entry:
     """Return a run's folder as an entry; the folder's own ``history.json``, where it has one, says the branch."""
-    run, own = load_run(path), _own_about(path)
+    run, file = load_run(path), path / ABOUT
+    with reading(file):
+        own = msgspec.json.decode(file.read_bytes(), type=About) if file.exists() else None
+    records = (path / "records.jsonl").read_bytes()
     return Entry(
         run=run.info,
         about=own or about,
         meant=frozenset() if own else meant,
         points=points_of(run),
         info_json=(path / "run.json").read_bytes(),
-        records_jsonl=_whole_lines((path / "records.jsonl").read_bytes()),
+        records_jsonl=records[: records.rfind(b"\n") + 1],  # a line cut short is no record
     )
 
 
@@ -108,44 +102,23 @@ def points_of(run: Run, rows: Iterable[Row] | None = None) -> tuple[Point, ...]:
     return tuple(_point(run, row) for row in found if row.launches or row.status != "skipped")
 
 
-def shared_params(case: Case) -> Mapping[str, Value]:
+def shared_params(case: Case) -> dict[str, Value]:
     """Return a case's parameters but its size."""
     return {name: value for name, value in case.params.items() if name != "size_bytes"}
 
 
 def _point(run: Run, row: Row) -> Point:
     seen = surroundings(run, row.measured or row.records)
-    injected = _injected(row)
-    known = {path: _words(seen, path) for path in seen if path not in HARMLESS}
+    known = {path: " then ".join(map(", ".join, seen[path])) for path in seen if path not in HARMLESS}
+    beside = {path: known.pop(path) for path in seen if path in _BESIDE}
+    if injected := sorted({record.injected for record in row.records if record.injected}):
+        known["injected"] = ", ".join(injected)
     value = row.value(row.headline)
     return Point(
-        series=Identity(
-            case=row.case,
-            world=row.world,
-            around={path: text for path, text in known.items() if path not in BESIDE}
-            | ({"injected": injected} if injected else {}),
-        ),
+        series=Identity(case=row.case, world=row.world, around=known),
         status=row.status,
         seconds=value if value and value > 0 and row.status in ("ok", "skipped") else None,
         launches=row.launches,
         reason="; ".join(row.reasons),
-        beside={path: text for path, text in known.items() if path in BESIDE},
+        beside=beside,
     )
-
-
-def _injected(row: Row) -> str:
-    return ", ".join(sorted({record.injected for record in row.records if record.injected}))
-
-
-def _words(seen: Surroundings, path: str) -> str:
-    return " then ".join(", ".join(one) for one in seen[path])
-
-
-def _whole_lines(content: bytes) -> bytes:
-    return content[: content.rfind(b"\n") + 1]
-
-
-def _own_about(path: Path) -> About | None:
-    file = path / ABOUT
-    with reading(file):
-        return msgspec.json.decode(file.read_bytes(), type=About) if file.exists() else None

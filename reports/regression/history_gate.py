@@ -1,48 +1,53 @@
-"""The nightly gate: each series of a run against what the history tells of it. Pure but for reading the history."""
+"""The nightly gate: each series of a run against what the history tells of it, and what that is called."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import islice
 
-from bench.plan.cases import Case
-from bench.results.records import WorldInfo
-from bench.text import UserError
+import msgspec
+
+from bench.results.records import Status
+from bench.text import UserError, format_table
 from reports import cells
-from reports.regression.compare import Word, counts_of, exit_code
-from reports.regression.history import Annotation, History, Line, Value
+from reports.regression.compare import WORST_FIRST, Word, counts_of, exit_code
+from reports.regression.history import History, Line
 from reports.regression.history_entry import Identity
-from reports.regression.noise_floor import Floor
+from reports.regression.noise_floor import Floor, told
 from reports.regression.statistics import Shift, StepRule, discoveries_in_families, newest_shift
 
-FALSE_DISCOVERY_RATE = 0.05
+SCHEMA_VERSION = 1
+"""History of the JSON: 1 is the first."""
 MISSED_RUNS = 3
 """A case is missing as long as one of so many runs before, of those that share a case with this one, has it."""
+_FALSE_DISCOVERY_RATE = 0.05
 _Asked = tuple[str, int, str, str]
-_STATUS_WORDS: Mapping[str, Word] = {"wrong": "WRONG", "failed": "FAILED", "hang": "FAILED"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """What the gate says of a series; ``times`` are its window, ``differs`` what was beside it before and after a step.
 
-    ``since`` is the run at which its newest level began, None where nothing changed; ``measured`` is the floor that its
-    machine was measured to need, None where none was.
+    ``measured`` is the floor that its machine was measured to need, None where none was.
     """
 
-    case: Case
-    world: WorldInfo
-    word: Word
+    series: Identity
+    word: Word = "SAME"
     reason: str = ""
-    times: tuple[float, ...] = ()
+    times: tuple[tuple[Line, float], ...] = ()
     shift: Shift | None = None
-    since: Line | None = None
     differs: tuple[str, ...] = ()
     measured: Floor | None = None
+
+    @property
+    def since(self) -> str | None:
+        """The id of the run at which the newest level began, None where nothing changed."""
+        return self.times[self.shift.at][0].id if self.shift else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """All findings of a run."""
+    """All findings of a run, the worst first."""
 
     line: Line
     rule: StepRule
@@ -54,18 +59,15 @@ class Check:
         return counts_of(one.word for one in self.findings)
 
     def code(self, *, fail_on_unknown: bool = False) -> int:
-        """Return the exit code of these verdicts."""
         return exit_code(self.counts, fail_on_unknown=fail_on_unknown)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Candidate:
-    number: int
-    identity: Identity
-    value: Value
-    times: tuple[tuple[Line, float], ...]
-    shift: Shift | None
-    measured: Floor | None
+def newest(history: History, branch: str) -> Line:
+    """Return the newest run of a branch; ``UserError`` if it has none."""
+    if found := history.runs(branch):
+        return found[-1]
+    branches = sorted({line.branch for line in history.runs()})
+    raise UserError(f"the history has no run of branch {branch!r}: it has {', '.join(branches) or 'no run at all'}")
 
 
 def check(history: History, line: Line, rule: StepRule, floors: Mapping[str, Floor] | None = None) -> Check:
@@ -75,59 +77,67 @@ def check(history: History, line: Line, rule: StepRule, floors: Mapping[str, Flo
     A case is missing if one of the last three runs that share a case on its world with this one has it.
     ``floors`` are those that machines were measured to need, by the fingerprints of series; they raise the rule's.
     """
-    known = floors or {}
-    before = _until(history.runs(line.branch), line)
-    ours = history.points_of_run(line.number)
-    identities = history.series(ours)
-    annotations = [one for one in history.annotations() if one.branch == line.branch and one.started <= line.started]
-    candidates = [
-        _Candidate(
-            number=number,
-            identity=identities[number],
-            value=value,
-            times=(times := _window(history, number, before, _start(identities[number], annotations), rule)),
-            measured=(measured := known.get(identities[number].fingerprint)),
-            shift=newest_shift([seconds for _, seconds in times], _with_floor(rule, measured)),
-        )
-        for number, value in ours.items()
-    ]
-    alike = [one for one in before.values() if one.preset == line.preset and one.number != line.number]
-    asked = {_asked(one.identity) for one in candidates}
+    before = [one for one in history.runs(line.branch) if (one.started, one.number) <= (line.started, line.number)]
+    meant = [one for one in history.annotations() if one.branch == line.branch and one.started <= line.started]
+    found = {}
+    for number, series in history.series(line.number).items():
+        start = max((one.started for one in meant if fnmatchcase(series.case.label, one.series)), default="")
+        times = history.times(number, [one for one in before if one.started >= start])[-rule.window :]
+        measured = (floors or {}).get(series.fingerprint)
+        raised = replace(rule, floor=max(rule.floor, measured.floor)) if measured else rule
+        shift = newest_shift([seconds for _, seconds in times], raised)
+        found[number] = Finding(series=series, times=times, shift=shift, measured=measured)
+    asked = {_asked(one.series) for one in found.values()}
+    alike = [one for one in before if one.preset == line.preset and one.number != line.number]
     kin = _kin(history, alike[-rule.window :], asked)
-    old = kin[0] if kin else _series_of(history, alike[-1]) if alike else ()
-    sure = _sure(candidates)
-    findings = [_finding(history, one, one.identity.fingerprint in sure, old, rule) for one in candidates]
-    return Check(line=line, rule=rule, findings=(*findings, *_missing(kin, asked)))
+    old = kin[0] if kin else tuple(history.series(alike[-1].number).values()) if alike else ()
+    sure, outcomes = _sure(found), history.outcomes(line.number)
+    judged = []
+    for number, one in found.items():
+        word, reason = _verdict(one, outcomes[number], number in sure, old, rule)
+        differs = _differs(history, number, one.times[one.shift.at - 1 : one.shift.at + 1]) if one.shift else ()
+        judged.append(replace(one, word=word, reason=reason, differs=differs))
+    judged += _missing(kin, asked)
+    return Check(line=line, rule=rule, findings=tuple(sorted(judged, key=lambda one: WORST_FIRST.index(one.word))))
 
 
-def newest(history: History, branch: str) -> Line:
-    """Return the newest run of a branch; ``UserError`` if it has none."""
-    found = history.runs(branch)
-    if not found:
-        branches = sorted({line.branch for line in history.runs()})
-        raise UserError(f"the history has no run of branch {branch!r}: it has {', '.join(branches) or 'no run at all'}")
-    return found[-1]
+def render(found: Check, form: str = "table", code: int = 0) -> str:
+    """Return what the gate says: a line for each series that is not the same, the worst first, and what it means.
+
+    As a ``table``, as GitHub's ``markdown``, or all series as ``json``, with the exit code; its times are in seconds,
+    changes are fractions, unknown is null.
+    """
+    if form == "json":
+        series = [_plain(one) for one in found.findings]
+        outcome = {"exit_code": code, "verdicts": found.counts, "series": series}
+        return as_json({"run": found.line, "rule": found.rule, **outcome})
+    rule = found.rule
+    words = ", ".join(f"{count} {word}" for word, count in found.counts.items()) or "no series"
+    heading = f"parbench history check of {found.line.id} on {found.line.branch}: {words}"
+    rows = [_cells(one) for one in found.findings if one.word != "SAME"]
+    table = [("verdict", "change", "time", "since", "series", "why"), *rows] if rows else []
+    sentences = [
+        f"A series counts with the newest {rule.window} runs of its fingerprint since its newest annotation, and needs"
+        f" {rule.min_values}.",
+        f"SLOWER: for {rule.min_side} runs at least its level has been above its fastest one by more than"
+        f" {cells.percent(rule.floor)}, sure by ranks and by Student's t among all series.",
+        *told([one.measured for one in found.findings if one.measured]),
+        "A change that was meant: parbench history annotate RUN --series GLOB --note TEXT.",
+    ]
+    if form == "table":
+        return "\n".join([heading, *([format_table(table)] if rows else []), "", *sentences, ""])
+    from reports.render.markdown import escaped  # here, as it brings numpy
+
+    lines = [f"| {' | '.join(map(escaped, row))} |" for row in table]
+    lines[1:1] = ["| --- | --- | --- | --- | --- | --- |"] if rows else []
+    return "\n".join([f"## {escaped(heading)}", "", *lines, "", *(f"- {escaped(one)}" for one in sentences), ""])
 
 
-def _with_floor(rule: StepRule, measured: Floor | None) -> StepRule:
-    return replace(rule, floor=max(rule.floor, measured.floor)) if measured else rule
-
-
-def _until(lines: Iterable[Line], last: Line) -> dict[int, Line]:
-    return {one.number: one for one in lines if (one.started, one.number) <= (last.started, last.number)}
-
-
-def _start(identity: Identity, annotations: Sequence[Annotation]) -> str:
-    """Return when the newest annotated change of a series was, or an empty text, which is before all times."""
-    return max((one.started for one in annotations if fnmatchcase(identity.case.label, one.series)), default="")
-
-
-def _window(
-    history: History, series: int, lines: Mapping[int, Line], start: str, rule: StepRule
-) -> tuple[tuple[Line, float], ...]:
-    times = [(lines[run], seconds) for run, seconds in history.times_of_series(series) if run in lines]
-    times.sort(key=lambda pair: (pair[0].started, pair[0].number))
-    return tuple(pair for pair in times if pair[0].started >= start)[-rule.window :]
+def as_json(whole: Mapping[str, object]) -> str:
+    """Return what a command tells as JSON, under the version of its form."""
+    return (
+        msgspec.json.format(msgspec.json.encode({"schema_version": SCHEMA_VERSION, **whole}), indent=1).decode() + "\n"
+    )
 
 
 def _kin(history: History, lines: Sequence[Line], ours: Set[_Asked]) -> list[tuple[Identity, ...]]:
@@ -135,58 +145,39 @@ def _kin(history: History, lines: Sequence[Line], ours: Set[_Asked]) -> list[tup
 
     A run without any case is of every kind.
     """
-    found: list[tuple[Identity, ...]] = []
-    for line in reversed(lines):
-        series = _series_of(history, line)
-        if not ours or ours & {_asked(one) for one in series}:
-            found.append(series)
-        if len(found) == MISSED_RUNS:
-            break
-    return found
+    each = (tuple(history.series(line.number).values()) for line in reversed(lines))
+    return list(islice((one for one in each if not ours or ours & set(map(_asked, one))), MISSED_RUNS))
 
 
-def _series_of(history: History, line: Line) -> tuple[Identity, ...]:
-    return tuple(history.series(history.points_of_run(line.number)).values())
+def _asked(series: Identity) -> _Asked:
+    return (series.case.id, series.world.size, series.world.backend, series.world.device)
 
 
-def _sure(candidates: Sequence[_Candidate]) -> set[str]:
-    """Return the fingerprints of the series whose steps stand among all that was looked at."""
-    families: dict[object, list[_Candidate]] = {}
-    for one in candidates:
-        families.setdefault(one.identity.family, []).append(one)
-    p_values = [[one.shift.p_value if one.shift else 1.0 for one in family] for family in families.values()]
-    fallen = discoveries_in_families(p_values, FALSE_DISCOVERY_RATE)
-    return {
-        one.identity.fingerprint
-        for family, fell in zip(families.values(), fallen, strict=True)
-        for one, found in zip(family, fell, strict=True)
-        if found
-    }
+def _sure(found: Mapping[int, Finding]) -> set[int]:
+    """Return the numbers of the series whose steps stand among all that was looked at."""
+    families: dict[object, list[int]] = {}
+    for number, one in found.items():
+        families.setdefault(one.series.family, []).append(number)
+    p_values = {number: one.shift.p_value if one.shift else 1.0 for number, one in found.items()}
+    grouped = [[p_values[number] for number in family] for family in families.values()]
+    fallen = discoveries_in_families(grouped, _FALSE_DISCOVERY_RATE)
+    pairs = zip(families.values(), fallen, strict=True)
+    return {number for family, fell in pairs for number, is_sure in zip(family, fell, strict=True) if is_sure}
 
 
-def _finding(history: History, one: _Candidate, sure: bool, old: Sequence[Identity], rule: StepRule) -> Finding:
-    times = tuple(seconds for _, seconds in one.times)
-    word, reason = _verdict(one, sure, old, rule)
-    since = one.times[one.shift.at][0] if one.shift else None
-    return Finding(
-        case=one.identity.case,
-        world=one.identity.world,
-        word=word,
-        reason=reason,
-        times=times,
-        shift=one.shift,
-        since=since,
-        differs=_differs(history, one) if one.shift else (),
-        measured=one.measured,
-    )
-
-
-def _verdict(one: _Candidate, sure: bool, old: Sequence[Identity], rule: StepRule) -> tuple[Word, str]:
-    if one.value.status in _STATUS_WORDS:
-        return _STATUS_WORDS[one.value.status], one.value.reason or one.value.status
+def _verdict(
+    one: Finding, outcome: tuple[Status, str], sure: bool, old: Sequence[Identity], rule: StepRule
+) -> tuple[Word, str]:
+    status, reason = outcome
+    if status in ("wrong", "failed", "hang"):
+        return "WRONG" if status == "wrong" else "FAILED", reason or status
     if len(one.times) < rule.min_values:
-        told = f"{len(one.times)} of the {rule.min_values} runs that are needed"
-        return "INSUFFICIENT", "; ".join([told, *_why_new(one.identity, old)])
+        few = f"{len(one.times)} of the {rule.min_values} runs that are needed"
+        same_case = [other for other in old if other.case.id == one.series.case.id]
+        if not same_case or one.series.fingerprint in [other.fingerprint for other in same_case]:
+            return "INSUFFICIENT", few
+        differs = ", ".join(_changes(same_case[0].around, one.series.around))
+        return "INSUFFICIENT", f"{few}; a new series: {differs or 'another world'}"
     if one.shift is None:
         return "SAME", ""
     if not sure:
@@ -194,29 +185,15 @@ def _verdict(one: _Candidate, sure: bool, old: Sequence[Identity], rule: StepRul
     return ("SLOWER" if one.shift.change > 0 else "FASTER"), ""
 
 
-def _why_new(identity: Identity, old: Sequence[Identity]) -> list[str]:
-    """Return what differs from the same case in the run before, where it makes this another series."""
-    if any(other.fingerprint == identity.fingerprint for other in old):
-        return []
-    same_case = [other for other in old if other.case.id == identity.case.id]
-    if not same_case:
-        return []
-    return [f"a new series: {', '.join(_changes(same_case[0].around, identity.around)) or 'another world'}"]
-
-
-def _differs(history: History, one: _Candidate) -> tuple[str, ...]:
+def _differs(history: History, series: int, around: Sequence[tuple[Line, float]]) -> tuple[str, ...]:
     """Return what was beside the series after its step and not before."""
-    assert one.shift is not None, "only a step has two sides"
-    lines = [one.times[place][0] for place in (one.shift.at - 1, one.shift.at)]
-    by_run = {value.run: value.beside for value in history.points_of_series(one.number)}
-    sides = [{**history.beside(by_run[line.number]), "commit": line.commit or cells.UNKNOWN} for line in lines]
+    sides = [{**history.beside(series, line.number), "commit": line.commit or cells.UNKNOWN} for line, _ in around]
     return _changes(*sides)
 
 
 def _changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]:
-    paths = sorted({*base, *new})
-    pairs = [(path, base.get(path, cells.UNKNOWN), new.get(path, cells.UNKNOWN)) for path in paths]
-    return tuple(f"{path}: {one} -> {other}" for path, one, other in pairs if one != other)
+    pairs = {path: (base.get(path, cells.UNKNOWN), new.get(path, cells.UNKNOWN)) for path in sorted({*base, *new})}
+    return tuple(f"{path}: {one} -> {other}" for path, (one, other) in pairs.items() if one != other)
 
 
 def _missing(kin: Sequence[Sequence[Identity]], ours: Set[_Asked]) -> list[Finding]:
@@ -224,13 +201,27 @@ def _missing(kin: Sequence[Sequence[Identity]], ours: Set[_Asked]) -> list[Findi
     old = {_asked(one): one for series in reversed(kin) for one in series}
     runs = f"one of the {len(kin)} runs before" if len(kin) > 1 else "the run before"
     reason = f"{runs} that share a case with this one has it, and this one has not"
-    return [
-        Finding(case=one.case, world=one.world, word="MISSING", reason=reason)
-        for asked, one in old.items()
-        if asked not in ours
-    ]
+    return [Finding(series=one, word="MISSING", reason=reason) for asked, one in old.items() if asked not in ours]
 
 
-def _asked(identity: Identity) -> _Asked:
-    world = identity.world
-    return (identity.case.id, world.size, world.backend, world.device)
+def _cells(one: Finding) -> tuple[str, ...]:
+    change = f"{100 * one.shift.change:+.1f} %" if one.shift else cells.UNKNOWN
+    time = cells.duration(one.times[-1][1] if one.times else None)
+    why = "; ".join(text for text in (one.reason, *one.differs) if text) or cells.UNKNOWN
+    shown = (one.word, change, time, one.since or cells.UNKNOWN, one.series.case.label, why)
+    return tuple(map(cells.visible, shown))
+
+
+def _plain(one: Finding) -> dict[str, object]:
+    return {
+        "case": one.series.case,
+        "world": one.series.world,
+        "verdict": one.word,
+        "reason": one.reason,
+        "change": one.shift.change if one.shift else None,
+        "p_value": one.shift.p_value if one.shift else None,
+        "since": one.since,
+        "differs": one.differs,
+        "seconds": [seconds for _, seconds in one.times],
+        "measured_floor": one.measured,
+    }

@@ -1,22 +1,20 @@
 """Words that mean runs of a history: ``main``, ``main~1``, ``main:10``, ``last:10``, or a run's id."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from bench.machine.environment import difference
 from bench.results.records import Record, WorldInfo
 from bench.results.runs import Run
-from bench.text import UserError
+from bench.text import UserError, counted
 from reports.regression.compare import world_words
 from reports.regression.history import Line, open_history
 
 _SELECTOR = re.compile(r"(?P<name>[^~:\s]+)(?:~(?P<back>\d{1,9})|:(?P<count>\d{1,9}))?")
 _LEFT_OUT = "Left out of "
-_ALLOWED = "a branch, BRANCH~1 for the run before its newest, BRANCH:10 or last:10 for the newest ten as one, or an id"
 
 
 def means_run(word: str) -> bool:
@@ -37,18 +35,23 @@ def select_run(path: Path, word: str, *, without: str = "") -> Run:
 
 def select_lines(lines: Sequence[Line], word: str, *, without: str = "") -> tuple[Line, ...]:
     """Return what a word means among runs in the order of time; ``UserError`` if it means none."""
-    named = [line for line in lines if line.id == word]
-    if named:
-        return tuple(named)
+    if named := tuple(line for line in lines if line.id == word):
+        return named
+    allowed = (
+        "a branch, BRANCH~1 for the run before its newest, BRANCH:10 or last:10 for the newest ten as one, or an id"
+    )
     found = _SELECTOR.fullmatch(word)
     if found is None:
-        raise UserError(f"{word!r} names no run of the history: write {_ALLOWED}")
+        raise UserError(f"{word!r} names no run of the history: write {allowed}")
     own = [line for line in lines if found["name"] in (line.branch, "last")]
     if not own:
         known = ", ".join(sorted({line.branch for line in lines})) or "no run at all"
-        raise UserError(f"{word!r} names no run of the history, which has {known}: write {_ALLOWED}")
+        raise UserError(f"{word!r} names no run of the history, which has {known}: write {allowed}")
     if found["count"] is not None:
-        return _newest([line for line in own if line.id != without], int(found["count"]), word)
+        count, others = int(found["count"]), [line for line in own if line.id != without]
+        if not (count and others):
+            raise UserError(f"{word!r} means no run beside the one it is compared with: at least 1 is needed")
+        return tuple(others[-count:])
     back = int(found["back"] or 0)
     if back >= len(own):
         raise UserError(f"{word!r} goes back {back} runs, and the history has {len(own)} of {found['name']!r}")
@@ -65,24 +68,33 @@ def pool(runs: Sequence[Run], name: str) -> Run:
     newest = runs[-1].info
     worlds = _worlds([record for run in runs for record in run.records])
     records: list[Record] = []
+    left_out: list[Record] = []
     launches = 0
     for run in runs:
         own = [record for record in run.records if _is_on(worlds[record.case.id], record)]
+        left_out += [record for record in run.records if not _is_on(worlds[record.case.id], record)]
         if run.records and not own:
             continue
-        changed = difference(newest.environment or {}, run.info.environment or {})
-        records += [_moved(record, launches, changed) for record in own]
+        common = difference(newest.environment or {}, run.info.environment or {})
+        for record in own:
+            changed = {**common, **record.environment.get("changed", {})}
+            environment = {**record.environment, **({"changed": changed} if changed else {})}
+            records.append(msgspec.structs.replace(record, launch=launches + record.launch, environment=environment))
         launches += max([run.info.plan.launches, *(record.launch + 1 for record in own)])
     cases = {case.id: case for run in runs for case in run.info.plan.cases}
+    notes = newest.plan.notes
+    if left_out:
+        told = "; ".join(dict.fromkeys(world_words(record.world) for record in left_out))
+        count = counted(len(left_out), "record")
+        notes += (f"{_LEFT_OUT}{name}: {count} on another world than the newest of their case, {told}.",)
     plan = msgspec.structs.replace(
         newest.plan,
         cases=tuple(cases.values()),
         skipped=tuple(one for one in newest.plan.skipped if one.case.id not in cases),
         launches=launches,
-        notes=(*newest.plan.notes, *_left_out(runs, worlds, name)),
+        notes=notes,
     )
-    info = msgspec.structs.replace(newest, id=name, plan=plan)
-    return Run(path=Path(name), info=info, records=tuple(records))
+    return Run(path=Path(name), info=msgspec.structs.replace(newest, id=name, plan=plan), records=tuple(records))
 
 
 def notes_of_pools(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -90,25 +102,13 @@ def notes_of_pools(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(note for run in runs for note in run.info.plan.notes if note.startswith(_LEFT_OUT))
 
 
-def _newest(lines: Sequence[Line], count: int, word: str) -> tuple[Line, ...]:
-    if count < 1 or not lines:
-        raise UserError(f"{word!r} means no run beside the one it is compared with: at least 1 is needed")
-    return tuple(lines[-count:])
-
-
 def _worlds(records: Sequence[Record]) -> dict[str, WorldInfo]:
-    """Return by case the world of its newest record, one that was not skipped if there is any; records by age.
-
-    Over how many nodes it ran only a record that was measured knows.
-    """
-    newest = {record.case.id: record for record in records}
-    newest |= {record.case.id: record for record in records if record.status != "skipped"}
-    sure = {
-        record.case.id: record
-        for record in records
-        if record.status == "ok" and _ranks(record.world) == _ranks(newest[record.case.id].world)
-    }
-    return {case_id: record.world for case_id, record in {**newest, **sure}.items()}
+    """Return by case the world of its newest record, one that was not skipped if there is any; records by age."""
+    by_worth = (*records, *(record for record in records if record.status != "skipped"))
+    newest = {record.case.id: record.world for record in by_worth}
+    # over how many nodes it ran only a record that was measured knows
+    sure = (record for record in records if record.status == "ok")
+    return newest | {one.case.id: one.world for one in sure if _ranks(one.world) == _ranks(newest[one.case.id])}
 
 
 def _is_on(world: WorldInfo, record: Record) -> bool:
@@ -117,20 +117,3 @@ def _is_on(world: WorldInfo, record: Record) -> bool:
 
 def _ranks(world: WorldInfo) -> tuple[int, str, str]:
     return world.size, world.backend, world.device
-
-
-def _left_out(runs: Sequence[Run], worlds: Mapping[str, WorldInfo], name: str) -> tuple[str, ...]:
-    """Return the sentence on the records that are not on their case's world, none if all are."""
-    others = [record for run in runs for record in run.records if not _is_on(worlds[record.case.id], record)]
-    if not others:
-        return ()
-    told = "; ".join(dict.fromkeys(world_words(record.world) for record in others))
-    count = f"{len(others)} record{'s' * (len(others) != 1)}"
-    return (f"{_LEFT_OUT}{name}: {count} on another world than the newest of their case, {told}.",)
-
-
-def _moved(record: Record, launches: int, changed: dict[str, list[Any]]) -> Record:
-    own = record.environment.get("changed", {})
-    merged = {**changed, **own}
-    environment = {**record.environment, **({"changed": merged} if merged else {})}
-    return msgspec.structs.replace(record, launch=launches + record.launch, environment=environment)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from refusals import refusal
 from reports_fixtures import ENVIRONMENT
 
 from bench.results.runs import load_run
+from bench.text import UserError
 from reports.regression import history as database
-from reports.regression.history import ANNOTATIONS, APPLICATION, SCHEMA, History, open_database, open_history, writing
+from reports.regression.history import ANNOTATIONS, APPLICATION, SCHEMA, History, open_history
 from reports.regression.history_commands import add_folders, find_folders, render_otava
 from reports.regression.history_entry import About
 
@@ -46,7 +48,7 @@ def test_a_run_is_kept_once_and_given_back_as_it_was(history: History, tmp_path:
     assert [history.add(night) for _ in range(3)] == ["added", "unchanged", "unchanged"]
     [line] = history.runs()
     assert (line.id, line.branch, line.commit, line.num_series, line.num_bad) == ("run-001", "main", "abc", 2, 0)
-    assert all(len(history.points_of_series(number)) == 1 for number in history.series())
+    assert all(len(history.times(number, [line])) == 1 for number in history.series())
     kept, read = history.run("run-001"), load_run(tmp_path / "run-001")
     assert (kept.info, kept.records, kept.path) == (read.info, read.records, Path("run-001"))
 
@@ -76,8 +78,7 @@ def test_a_run_that_has_grown_replaces_itself_and_stays_on_its_branch(history: H
     assert history.add(replace(most, meant=frozenset({"branch"}))) == "moved"
     assert places(history) == [("main", "abc")]
     assert len(history.run("run-001").records) == 5
-    [number] = history.series()
-    assert [value.launches for value in history.points_of_series(number)] == [5]
+    assert len(history.outcomes(history.line("run-001").number)) == len(history.series()) == 1
 
 
 def test_runs_come_in_the_order_of_time_and_annotations_are_kept_once(history: History, tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def told(process: "subprocess.Popen[str]", code: int = 0) -> list[str]:
 def assert_each_once(file: Path, count: int) -> None:
     with open_history(file) as history:
         assert ids(history) == [f"run-{i:03}" for i in range(count)]
-        assert {len(history.points_of_run(line.number)) for line in history.runs()} == {2}
+        assert {len(history.outcomes(line.number)) for line in history.runs()} == {2}
         assert {len(history.run(line.id).records) for line in history.runs()} == {10}
 
 
@@ -260,35 +261,25 @@ def test_a_writer_that_is_killed_leaves_whole_runs_and_all_that_it_told_of(tmp_p
         with open_history(file) as history:
             lines = history.runs()
             assert set(kept) <= {line.id for line in lines}
-            assert all(len(history.points_of_run(line.number)) == line.num_series == 2 for line in lines)
+            assert all(len(history.outcomes(line.number)) == line.num_series == 2 for line in lines)
     told(writer(file, tmp_path / "runs"))
     assert_each_once(file, 40)
 
 
-def made(path: Path) -> Path:
-    with open_database(path, create=True):
-        pass
-    return path
-
-
-def opened(path: Path) -> None:
-    with open_database(path):
-        pass
-
-
-def write(path: Path) -> None:
-    with open_database(path) as connection, writing(connection):
-        pass
-
-
 def count(path: Path, table: str) -> int:
-    with open_database(path) as connection:
+    with closing(sqlite3.connect(path)) as connection:
         return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
 
+def opened(path: Path, create: bool = False) -> Path:
+    with open_history(path, create=create) as found:
+        assert found.runs() == ()
+    return path
+
+
 def test_a_new_file_is_made_with_its_folder_and_read_again(tmp_path: Path) -> None:
-    path = made(tmp_path / "deep" / "history.sqlite")
-    with open_database(path) as connection:
+    path = opened(opened(tmp_path / "deep" / "history.sqlite", create=True))
+    with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION,)
 
@@ -298,45 +289,40 @@ def test_an_empty_file_is_begun_only_by_adding(tmp_path: Path) -> None:
     path.touch()
     assert "is empty" in refusal(opened, path)
     assert path.stat().st_size == 0
-    made(path)
-    assert count(path, "point") == 0
+    opened(path, create=True)
 
 
-def test_a_block_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    path = made(tmp_path / "history.sqlite")
-
-    def insert(connection: sqlite3.Connection, then: Exception | None = None) -> None:
-        with writing(connection):
-            connection.execute("INSERT INTO beside VALUES (NULL, 'x')")
-            if then:
-                raise then
-
-    with open_database(path) as connection:
-        with pytest.raises(RuntimeError, match="stop"):
-            insert(connection, RuntimeError("stop"))
-        assert connection.execute("SELECT count(*) FROM beside").fetchone() == (0,)
-        insert(connection)
-    assert count(path, "beside") == 1
+def test_a_run_that_fails_halfway_leaves_nothing(tmp_path: Path) -> None:
+    night, path = entry(tmp_path, 0), opened(tmp_path / "h.sqlite", create=True)
+    with pytest.raises(UserError, match="cannot be used as a history"), open_history(path) as history:
+        history.add(replace(night, points=(*night.points, night.points[0])))
+    assert [count(path, table) for table in ("run", "folder", "series", "point")] == [0] * 4
+    with open_history(path) as history:
+        assert history.add(night) == "added"
 
 
 def test_who_waits_too_long_for_another_writer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "_WAIT_SECONDS", 0.05)
-    path = made(tmp_path / "history.sqlite")
-    with open_database(path) as first, writing(first):
-        assert "being written by other processes" in refusal(write, path)
+    path = opened(tmp_path / "history.sqlite", create=True)
+    put(tmp_path / "runs", 0)
+    with closing(sqlite3.connect(path, isolation_level=None)) as first:
+        first.execute("BEGIN IMMEDIATE")
+        adding = add_folders(path, [tmp_path / "runs"], branch="main", commit="")
+        assert "being written by other processes" in refusal(list, adding)
 
 
 def test_a_writer_that_comes_second_to_make_the_file_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "history.sqlite"
-    others = [made]
+    others = [opened]
 
-    def look(connection: sqlite3.Connection) -> bool:
-        found = is_empty(connection)
+    @contextmanager
+    def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         for make in [others.pop() for _ in others]:
-            make(path)  # another writer, after this one has looked
-        return found
+            make(path, create=True)  # another writer, after this one has looked
+        with original(connection):
+            yield
 
-    is_empty = database._is_empty
-    monkeypatch.setattr(database, "_is_empty", look)
-    made(path)
+    original = database._transaction
+    monkeypatch.setattr(database, "_transaction", transaction)
+    opened(path, create=True)
     assert count(path, "point") == 0

@@ -11,7 +11,7 @@ from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad, collective
 
 from bench.results.records import Status
-from reports.regression.history_entry import ABOUT, About, Point, points_of, read_entry, shared_params
+from reports.regression.history_entry import ABOUT, About, Point, points_of, read_entry
 
 BESIDE = [f"host.{name}" for name in ("clock_source", "governor", "kernel", "os", "virtualised")]
 BESIDE += ["versions.numpy", "versions.python"]
@@ -56,7 +56,6 @@ def test_the_family_shares_all_but_the_size() -> None:
     assert one.series.family == other.series.family
     others = (point(case=collective("broadcast")), point(case=collective(dtype="int8")))
     assert all(one.series.family != another.series.family for another in others)
-    assert shared_params(CASE) == {"dtype": "float32", "mode": "blocking"}
 
 
 def test_what_went_wrong_has_a_point_without_a_time_and_what_was_skipped_everywhere_none() -> None:

@@ -14,10 +14,10 @@ from refusals import refusal
 from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective
 
 from bench.results.records import Record
-from reports.regression import history_show as show
 from reports.regression.compare import Word
 from reports.regression.history import History, open_history
-from reports.regression.history_gate import MISSED_RUNS, Check, Finding, check, newest
+from reports.regression.history_commands import bars, render_courses, runs_text
+from reports.regression.history_gate import MISSED_RUNS, Check, Finding, check, newest, render
 from reports.regression.noise_floor import Floor
 from reports.regression.statistics import StepRule
 
@@ -44,7 +44,7 @@ def tonight(history: History, rule: StepRule = RULE) -> Check:
 
 
 def of(found: Check, case: object = CASE) -> Finding:
-    [one] = [one for one in found.findings if one.case == case]
+    [one] = [one for one in found.findings if one.series.case == case]
     return one
 
 
@@ -64,8 +64,7 @@ def test_a_step_is_slower_since_its_first_run_by_the_rules_floor_and_window(nigh
     found = tonight(nights)
     one = of(found)
     assert one.shift is not None
-    assert one.since is not None
-    assert (one.word, one.since.id, found.code()) == ("SLOWER", "run-012", 1)
+    assert (one.word, one.since, found.code()) == ("SLOWER", "run-012", 1)
     assert one.shift.change == pytest.approx(0.1, abs=0.01)
     assert len(one.times) == 16
     assert tonight(nights, StepRule(floor=0.15)).counts == {"SAME": 2}
@@ -159,7 +158,9 @@ def test_nights_of_two_worlds_or_two_selections_do_not_miss_each_others_cases(tm
     with open_history(tmp_path / "worlds" / "h.sqlite") as history:
         history.add(entry(tmp_path, 8, records=nightly(8, cases=[OTHER])))
         found = tonight(history)
-    assert (of(found).word, of(found).world.size, len(found.findings)) == ("MISSING", 4, 2), "on its own world it is"
+    assert (of(found).word, of(found).series.world.size, len(found.findings)) == ("MISSING", 4, 2), (
+        "on its own world it is"
+    )
     selections = [nightly(0, cases=[CASE]), nightly(1, cases=[OTHER])]
     assert_kinds_in_turns_miss_nothing(tmp_path / "selections", selections)
 
@@ -208,28 +209,28 @@ def stepped(nights: History, tmp_path: Path) -> History:
 
 def test_runs_are_listed_the_newest_first_with_their_notes(stepped: History) -> None:
     stepped.annotate("run-000", "*", "meant so")
-    first, head, *rest = show.runs_text(stepped.runs(), stepped.annotations()).splitlines()
+    first, head, *rest = runs_text(stepped.runs(), stepped.annotations()).splitlines()
     assert first == "16 runs"
     assert head.split() == ["run", "started", "branch", "commit", "preset", "series", "bad"]
     assert rest[0].split() == ["run-015", "2026-01-16T00:00:00.000Z", "main", "0123456789ab", "node", "2", "0"]
     assert rest[-1] == "meant at run-000, *: meant so"
-    assert show.runs_text([], []) == "0 runs\n"
+    assert runs_text([], []) == "0 runs\n"
 
 
 def test_a_course_shows_its_levels_and_those_of_a_long_one_are_of_its_end(stepped: History) -> None:
-    text = show.courses_text(show.courses(stepped, "*all_reduce*", None, RULE))
+    text = render_courses(stepped, "*all_reduce*", None, RULE)
     assert "collective.all_reduce size_bytes=1024" in text
     assert "1.00 ms from run-000 on (12 runs)" in text
     assert "1.10 ms from run-012 on (4 runs)" in text
     assert "broadcast" not in text
-    text = show.courses_text(show.courses(stepped, "*all_reduce*", None, StepRule(window=10)))
+    text = render_courses(stepped, "*all_reduce*", None, StepRule(window=10))
     assert ", 16 runs" in text
     assert "from run-006 on (6 runs)" in text
     assert "from run-012 on (4 runs)" in text
 
 
 def test_a_course_as_json_holds_its_points(stepped: History) -> None:
-    [one] = json.loads(show.courses_json(show.courses(stepped, "collective.all_reduce", None, RULE)))["series"]
+    [one] = json.loads(render_courses(stepped, "collective.all_reduce", None, RULE, "json"))["series"]
     assert one["runs"] == [f"run-{i:03}" for i in range(16)]
     assert one["seconds"][0] == pytest.approx(1e-3, rel=0.01)
     assert one["seconds"][-1] == pytest.approx(1.1e-3, rel=0.01)
@@ -239,37 +240,36 @@ def test_a_course_as_json_holds_its_points(stepped: History) -> None:
 def test_bars_reach_from_the_fastest_to_the_slowest() -> None:
     table = (([1.0, 2.0], "▁█"), ([1.0, 1.0], "▁▁"), ([1.0, 8.0, 4.0], "▁█▄"), ([0.5], "▁"))
     for values, drawn in table:
-        assert show.bars(values) == drawn, values
+        assert bars(values) == drawn, values
 
 
 def test_the_gate_tells_what_and_since_when(stepped: History) -> None:
-    text = show.check_text(tonight(stepped))
+    text = render(tonight(stepped))
     lines = text.splitlines()
     assert lines[0] == "parbench history check of run-015 on main: 2 SLOWER"
     assert lines[2].split()[:5] == ["SLOWER", "+10.1", "%", "1.10", "ms"]
     assert "run-012" in lines[2]
     assert "parbench history annotate" in text
-    same = show.check_text(check(stepped, stepped.line("run-011"), RULE))
+    same = render(check(stepped, stepped.line("run-011"), RULE))
     assert same.splitlines()[:2] == ["parbench history check of run-011 on main: 2 SAME", ""]
     assert "verdict" not in same, "what is the same needs no line"
 
 
 def test_markdown_is_a_table_that_nothing_breaks(stepped: History) -> None:
     found = tonight(stepped)
-    rows = [line for line in show.check_markdown(found).splitlines() if line.startswith("|")]
+    rows = [line for line in render(found, "markdown").splitlines() if line.startswith("|")]
     assert len(rows) == 4
     assert {line.count("|") for line in rows} == {7}
     assert rows[2].startswith("| SLOWER | +10.1 % |")
-    first = found.findings[0]
-    hostile = type(first)(case=first.case, world=first.world, word="WRONG", reason=HOSTILE + "|")
-    text = show.check_markdown(Check(line=found.line, rule=RULE, findings=(hostile,)))
+    hostile = Finding(series=found.findings[0].series, word="WRONG", reason=HOSTILE + "|")
+    text = render(Check(line=found.line, rule=RULE, findings=(hostile,)), "markdown")
     assert "<script>" not in text
     assert "\x1b" not in text
     assert text.count("\n| WRONG") == 1
 
 
 def test_json_holds_every_series_and_the_exit_code(stepped: History) -> None:
-    whole = json.loads(show.check_json(tonight(stepped), code=1))
+    whole = json.loads(render(tonight(stepped), "json", 1))
     assert (whole["exit_code"], whole["verdicts"], whole["run"]["id"]) == (1, {"SLOWER": 2}, "run-015")
     assert [one["since"] for one in whole["series"]] == ["run-012"] * 2
     assert whole["series"][0]["change"] == pytest.approx(0.1, abs=0.01)
