@@ -10,11 +10,13 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import psutil
 
-from bench.text import UserError, reading
+from bench.text import UserError, reading, writing
 from slurm.system import ENDED, Slurm, SlurmError
 
 FOLDER = "claims"
@@ -46,44 +48,26 @@ def this_owner(environ: Mapping[str, str]) -> Owner:
     )
 
 
-def is_gone(owner: Owner, me: Owner, job_lives: Callable[[Owner], bool | None]) -> bool:
+def is_gone(owner: Owner, me: Owner, slurm: Slurm) -> bool:
     """Say whether an owner is known to be gone; where nobody can tell, it counts as alive.
 
-    ``job_lives`` is Slurm's answer for the owner's job, None where it gives none.
+    A job that Slurm has forgotten, that has ended or that was requeued since is gone.
     """
-    if owner.job != me.job:
-        return job_lives(owner) is False
-    if owner.restart != me.restart:
+    if owner.job == me.job and owner.restart == me.restart:
+        return owner.host == me.host and owner.pid != me.pid and not psutil.pid_exists(owner.pid)
+    if owner.job == me.job:
         return owner.restart < me.restart
-    return owner.host == me.host and owner.pid != me.pid and not _process_lives(owner.pid)
-
-
-def job_lives(slurm: Slurm, owner: Owner) -> bool | None:
-    """Return whether the owner's job still runs as it did then, None where Slurm does not answer.
-
-    A job that Slurm has forgotten, that has ended or that was requeued since does not.
-    """
     if not owner.job.isdecimal():
-        return None
+        return False
     try:
         facts = slurm.show_job(owner.job)
     except SlurmError:
-        return None
-    return any(
+        return False
+    return not any(
         job.get("JobState") not in ENDED and int(job.get("Restarts", "0")) <= owner.restart
         for job in facts
         if job.get("JobId") == owner.job
     )
-
-
-def _process_lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 class Claims:
@@ -96,44 +80,36 @@ class Claims:
 
     def take(self, point: str) -> Owner | None:
         """Claim a point; return None if it is now ours, else who holds it."""
-        number = self._highest(point)
-        if number is not None:
-            claim = self._folder / f"{point}.{number}"
+        numbers = (path.name.removeprefix(f"{point}.") for path in self._folder.glob(f"{point}.*"))
+        highest = max((int(number) for number in numbers if number.isdecimal()), default=-1)
+        if highest >= 0:
+            claim = self._folder / f"{point}.{highest}"
             holder = _read(claim)
             if not _given_back(claim).exists() and not self._gone(holder):
                 return holder
-        return self._make(point, 0 if number is None else number + 1)
-
-    def give_back(self, point: str) -> None:
-        """Let others have the point at once, without asking Slurm whether this owner is gone."""
-        _given_back(self._held.pop(point)).touch()
-
-    def _highest(self, point: str) -> int | None:
-        numbers = [path.name.removeprefix(f"{point}.") for path in self._folder.glob(f"{point}.*")]
-        return max((int(number) for number in numbers if number.isdecimal()), default=None)
-
-    def _make(self, point: str, number: int) -> Owner | None:
-        claim = self._folder / f"{point}.{number}"
+        claim = self._folder / f"{point}.{highest + 1}"
         draft = self._folder / f".{self._owner.token}"
         try:
-            draft.write_bytes(msgspec.json.encode(self._owner))
-            _link(draft, claim)
-        except OSError as error:
-            raise UserError(f"{claim} cannot be made: {error.strerror}") from error
+            with writing(claim, "cannot be made"):
+                draft.write_bytes(msgspec.json.encode(self._owner))
+                with suppress(FileExistsError):  # another's, or ours: NFS may say so of a link that it has just made
+                    _link(draft, claim)
         finally:
             draft.unlink(missing_ok=True)
-        holder = _read(claim)  # NFS may say that a link exists which it has just made
+        holder = _read(claim)
         if holder != self._owner:
             return holder
         self._held[point] = claim
         return None
 
+    def give_back(self, point: str) -> None:
+        """Let others have the point at once, without asking Slurm whether this owner is gone."""
+        _given_back(self._held.pop(point)).touch()
+
 
 def _link(draft: Path, claim: Path) -> None:
     try:
         claim.hardlink_to(draft)
-    except FileExistsError:
-        return
     except OSError as error:
         if error.errno in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
             raise UserError(f"{claim.parent} is on a file system without hard links, which claims need") from error

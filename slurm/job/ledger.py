@@ -5,7 +5,7 @@ Every file has a single writer, so that no lock is needed: Lustre may be mounted
 
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -16,9 +16,6 @@ from bench.results.runs import utc_now
 from bench.text import UserError, reading, writing
 
 State = Literal["started", "done", "failed", "interrupted", "postponed", "lost-node"]
-FINAL: tuple[State, ...] = ("done", "failed")
-"""States that are not tried again: measured, or ended badly for a reason of its own."""
-
 FOLDER = "ledger"
 
 
@@ -45,37 +42,31 @@ class Standing:
 
     @property
     def state(self) -> State:
-        """The state that counts."""
         return self.last.state
 
     @property
     def is_final(self) -> bool:
-        """Whether the point is not tried again."""
-        return self.last.state in FINAL
+        """Whether the point is not tried again: measured, or ended badly for a reason of its own."""
+        return self.last.state in ("done", "failed")
 
 
 class Ledger:
     """Appends lines to this process's own file of a sweep's ledger, each on disk before the call returns."""
 
     def __init__(self, sweep: Path, writer: str, job: str) -> None:
-        self._job = job
-        name = f"{writer}-{secrets.token_hex(3)}.jsonl"  # a process number may come again
-        try:
-            (sweep / FOLDER).mkdir(exist_ok=True)
-            self._descriptor = os.open(sweep / FOLDER / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
-            _sync_folder(sweep / FOLDER)
-        except OSError as error:
-            raise UserError(f"{sweep / FOLDER} takes no ledger: {error.strerror}") from error
+        self._job, folder = job, sweep / FOLDER
+        with writing(folder, "takes no ledger"):
+            folder.mkdir(exist_ok=True)
+            file = folder / f"{writer}-{secrets.token_hex(3)}.jsonl"  # a process number may come again
+            self._descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+            names = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(names)
+            finally:
+                os.close(names)
 
     def write(
-        self,
-        point: str,
-        state: State,
-        *,
-        run: str = "",
-        reason: str = "",
-        nodes: Iterable[str] = (),
-        seconds: float = 0.0,
+        self, point: str, state: State, run: str = "", reason: str = "", nodes: Sequence[str] = (), seconds: float = 0
     ) -> Line:
         """Append a line and return it; ``UserError`` if the disk does not take it whole."""
         line = Line(
@@ -96,35 +87,20 @@ class Ledger:
             raise UserError(f"the ledger took {taken} of {len(content)} bytes: the disk is full")
         return line
 
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        os.close(self._descriptor)
 
 
 def read_ledger(sweep: Path) -> tuple[Line, ...]:
     """Return the lines of all writers in the order of their times; a last line cut short by a kill is passed over."""
-    lines = [line for file in sorted((sweep / FOLDER).glob("*.jsonl")) for line in _read(file)]
+    lines: list[Line] = []
+    for file in sorted((sweep / FOLDER).glob("*.jsonl")):
+        with reading(file):
+            lines += [msgspec.json.decode(line, type=Line) for line in file.read_bytes().split(b"\n")[:-1]]
     return tuple(sorted(lines, key=lambda line: line.time))
-
-
-def _read(file: Path) -> list[Line]:
-    with reading(file):
-        *whole, _ = file.read_bytes().split(b"\n")
-        return [msgspec.json.decode(line, type=Line) for line in whole]
 
 
 def standings(lines: Iterable[Line]) -> Mapping[str, Standing]:
@@ -132,20 +108,15 @@ def standings(lines: Iterable[Line]) -> Mapping[str, Standing]:
 
     ``done`` goes before ``failed``, and both before whatever has a later time: hosts' clocks may differ.
     """
-    found: dict[str, Standing] = {}
+    found: dict[str, list[Line]] = {}
     for line in lines:
-        before = found.get(line.point)
-        lost = {line.run} if line.state == "lost-node" and line.run else set()
-        if before is None:
-            found[line.point] = Standing(last=line, seconds=line.seconds, lost_runs=frozenset(lost))
-        else:
-            found[line.point] = Standing(
-                last=line if _weight(line) >= _weight(before.last) else before.last,
-                seconds=before.seconds + line.seconds,
-                lost_runs=before.lost_runs | lost,
-            )
-    return found
-
-
-def _weight(line: Line) -> int:
-    return {"done": 2, "failed": 1}.get(line.state, 0)
+        found.setdefault(line.point, []).append(line)
+    weights = {"done": 2, "failed": 1}
+    return {
+        point: Standing(
+            last=max(reversed(told), key=lambda line: weights.get(line.state, 0)),
+            seconds=sum(line.seconds for line in told),
+            lost_runs=frozenset(line.run for line in told if line.state == "lost-node" and line.run),
+        )
+        for point, told in found.items()
+    }

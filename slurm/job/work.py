@@ -11,9 +11,9 @@ from types import FrameType
 
 import click
 
-from bench.results.runs import utc_now
+from bench.results.runs import load_run, utc_now
 from bench.text import UserError
-from slurm.job.claims import Claims, is_gone, job_lives, this_owner
+from slurm.job.claims import Claims, is_gone, this_owner
 from slurm.job.ledger import Ledger, Standing, read_ledger, standings
 from slurm.job.point_run import (
     Attempt,
@@ -24,22 +24,20 @@ from slurm.job.point_run import (
     begun_run,
     broken_records,
     forget_broken,
-    measured_count,
-    missing_share,
     outcome_of,
     parbench_run,
+    progress,
     relative,
 )
 from slurm.sweep.folder import Point, Sweep, load_sweep
 from slurm.system import MARGIN_SECONDS, Slurm, SlurmError, end_time, scale, too_long
 
-_TICK_SECONDS = 0.1
 _LOOK_EVERY_SECONDS = 1.0
 _ASK_EVERY_SECONDS = 10.0
 _KILL_PATIENCE_SECONDS = 1.5
 """A cluster's KillWait may be as short as two seconds."""
 _STOP_PATIENCE_SECONDS = 6.0
-_ENDS = ("the job was told to stop", "the job's time ended")
+_TOLD_TO_STOP, _TIME_ENDED = "the job was told to stop", "the job's time ended"
 
 
 @dataclass(kw_only=True)
@@ -66,7 +64,7 @@ class Signals:
             return
         self.stopped_at = self.stopped_at or utc_now()
         if self.child is not None:  # at once: its ranks have the same signal, and it is not to blame them
-            self.child.terminate()
+            self.child.tell(signal.SIGTERM)
 
 
 def work(
@@ -89,9 +87,8 @@ def work(
     slurm = slurm or Slurm()
     signals = Signals()
     with signals.heard(), Ledger(folder, owner.writer, owner.job) as ledger:
-        claims = Claims(folder, owner, lambda other: is_gone(other, owner, lambda whose: job_lives(slurm, whose)))
-        worker = Worker(folder, sweep, ledger, claims, slurm, signals, command, environ)
-        return worker.work(points)
+        claims = Claims(folder, owner, lambda other: is_gone(other, owner, slurm))
+        return _Worker(folder, sweep, ledger, claims, slurm, signals, command, environ).work(points)
 
 
 def choose_points(sweep: Sweep, point_id: str | None, task: str | None) -> tuple[Point, ...]:
@@ -108,52 +105,52 @@ def choose_points(sweep: Sweep, point_id: str | None, task: str | None) -> tuple
     return (sweep.points[int(task)],)
 
 
-class Worker:
+@dataclass
+class _Worker:
     """Works through points in one job."""
 
-    def __init__(
-        self,
-        folder: Path,
-        sweep: Sweep,
-        ledger: Ledger,
-        claims: Claims,
-        slurm: Slurm,
-        signals: Signals,
-        command: Command,
-        environ: Mapping[str, str],
-    ) -> None:
-        self._folder, self._sweep, self._ledger, self._claims = folder, sweep, ledger, claims
-        self._slurm, self._signals, self._command, self._environ = slurm, signals, command, environ
-        self._nodes = DeadNodes(slurm, environ)
-        self._out_of_time = False
-        self._progress = 0
+    folder: Path
+    sweep: Sweep
+    ledger: Ledger
+    claims: Claims
+    slurm: Slurm
+    signals: Signals
+    command: Command
+    environ: Mapping[str, str]
+    out_of_time: bool = False
+    progress: int = 0
+
+    def __post_init__(self) -> None:
+        self.nodes = DeadNodes(self.slurm, self.environ)
+        self.job = self.environ.get("SLURM_JOB_ID")
 
     def work(self, points: Sequence[Point]) -> int:
         """Measure the points that are neither final nor another's; requeue the job if its time was too short."""
         for point in points:
-            if self._signals.stopped_at:
-                break
-            self._point(point)
-        code = self._code(points)
-        if self._out_of_time and not self._signals.stopped_at:
-            self._requeue()
-        return code
-
-    def _code(self, points: Sequence[Point]) -> int:
-        found = self._standings()
-        states = [found[point.id].state if point.id in found else None for point in points]
-        if any(point.id in found and found[point.id].last.reason.startswith("wrong: ") for point in points):
+            if not self.signals.stopped_at:
+                self._point(point)
+        standing = standings(read_ledger(self.folder))
+        found = [standing.get(point.id) for point in points]
+        if self.out_of_time and not self.signals.stopped_at and self.sweep.requeue and self.progress and self.job:
+            try:
+                self.slurm.requeue(self.job)
+            except SlurmError as error:
+                click.echo(f"job {self.job} is not requeued: {error}")
+        if any(one is not None and one.last.reason.startswith("wrong: ") for one in found):
             return 1
-        return 0 if all(state == "done" for state in states) else 4
+        return 0 if all(one is not None and one.state == "done" for one in found) else 4
 
-    def _standings(self) -> Mapping[str, Standing]:
-        return standings(read_ledger(self._folder))
+    def _standing(self, point: Point) -> Standing | None:
+        return standings(read_ledger(self.folder)).get(point.id)
+
+    def _is_final(self, point: Point) -> bool:
+        standing = self._standing(point)
+        return standing is not None and standing.is_final
 
     def _point(self, point: Point) -> None:
         if self._is_final(point):
             return
-        holder = self._claims.take(point.id)
-        if holder is not None:
+        if (holder := self.claims.take(point.id)) is not None:
             self._say(point, f"is measured by job {holder.job} on {holder.host}")
             return
         try:
@@ -162,29 +159,24 @@ class Worker:
             hindrance = self._hindrance(point)
             if hindrance is not None:
                 self._write(point, hindrance)
-            elif not self._signals.stopped_at:
+            elif not self.signals.stopped_at:
                 self._measure(point)
         except UserError as error:
             self._write(point, Outcome(state="failed", reason=str(error)))
         finally:
-            self._claims.give_back(point.id)
-
-    def _is_final(self, point: Point) -> bool:
-        standing = self._standings().get(point.id)
-        return standing is not None and standing.is_final
+            self.claims.give_back(point.id)
 
     def _hindrance(self, point: Point) -> Outcome | None:
         """Return why a point cannot be measured now: for want of nodes or of time."""
-        self._nodes.look()
-        dead, alive = self._nodes.words(), self._nodes.alive()
-        if dead and self._sweep.on_dead_node == "fail":
+        self.nodes.look()
+        dead, alive = self.nodes.words(), self.nodes.alive()
+        if dead and self.sweep.on_dead_node == "fail":
             return Outcome(state="lost-node", reason=f'{dead}, and on_dead_node = "fail" ends the job')
         if dead and point.nodes > len(alive):
             left = f"{len(alive)} {'is' if len(alive) == 1 else 'are'} left"
             return Outcome(state="lost-node", reason=f"needs {point.nodes} nodes; {dead}, {left}")
-        why = too_long(self._needed_seconds(point), self._end() - time.time())
-        if why:
-            self._out_of_time = True
+        if why := too_long(self._needed_seconds(point), self._end() - time.time()):
+            self.out_of_time = True
             return Outcome(state="postponed", reason=why)
         return None
 
@@ -193,43 +185,43 @@ class Worker:
 
         A job that has measured nothing yet lets no point seem longer than estimated: none is put off for ever.
         """
-        found = self._standings()
-        expected = {one.id: one.seconds for one in self._sweep.points if one.id in found}
-        factor = scale((found[name].seconds, expected[name]) for name in expected if found[name].state == "done")
-        if not self._progress:
-            factor = min(factor, 1.0)
-        return point.seconds * missing_share(self._begun(point)) * factor + MARGIN_SECONDS
+        found = standings(read_ledger(self.folder))
+        done = [one for one in self.sweep.points if one.id in found and found[one.id].state == "done"]
+        factor = scale((found[one.id].seconds, one.seconds) for one in done)
+        run = self._begun(point)
+        measured, planned = progress(load_run(run)) if run else (0, 0)
+        missing = 1 - measured / planned if planned else 1.0
+        return point.seconds * missing * (factor if self.progress else min(factor, 1.0)) + MARGIN_SECONDS
 
     def _begun(self, point: Point) -> Path | None:
-        standing = self._standings().get(point.id)
-        return begun_run(self._folder, point, standing.lost_runs if standing else ())
+        standing = self._standing(point)
+        return begun_run(self.folder, point, standing.lost_runs if standing else ())
 
     def _end(self) -> float:
         """Return when the job ends; an administrator may have moved it since it was asked last."""
-        job = self._environ.get("SLURM_JOB_ID")
         try:
-            facts = self._slurm.show_job(job) if job else ()
+            facts = self.slurm.show_job(self.job) if self.job else ()
         except SlurmError:
             facts = ()
-        return end_time(facts[0] if facts else {}, self._environ)
+        return end_time(facts[0] if facts else {}, self.environ)
 
     def _measure(self, point: Point) -> None:
         """Run the point's child to its end, or to that of the job or of one of its nodes, and write what came of it."""
         run = self._begun(point)
-        nodes = self._nodes.alive()[: point.nodes]
-        known, measured = len(broken_records(run)), measured_count(run)
-        self._ledger.write(point.id, "started", run=relative(self._folder, run), nodes=nodes)
+        nodes = self.nodes.alive()[: point.nodes]
+        known, measured = len(broken_records(run)), progress(load_run(run))[0] if run else 0
+        self.ledger.write(point.id, "started", run=relative(self.folder, run), nodes=nodes)
         self._say(point, f"{'goes on' if run else 'starts'} on {','.join(nodes) or 'this node'}")
         began = time.monotonic()
-        child = Child(Attempt(folder=self._folder, sweep=self._sweep, point=point, nodes=nodes, run=run), self._command)
+        child = Child(Attempt(folder=self.folder, sweep=self.sweep, point=point, nodes=nodes, run=run), self.command)
         why = self._watch(point, child, nodes, known)
-        child.end(_KILL_PATIENCE_SECONDS if self._signals.stopped_at else _STOP_PATIENCE_SECONDS)
-        self._signals.child = None
+        child.end(_KILL_PATIENCE_SECONDS if self.signals.stopped_at else _STOP_PATIENCE_SECONDS)
+        self.signals.child = None
         outcome = self._judge(point, child, why, nodes, known)
-        self._progress += outcome.measured - measured
+        self.progress += outcome.measured - measured
         self._write(point, outcome, nodes=outcome.hosts or nodes, seconds=time.monotonic() - began)
-        if self._signals.stopped_at and outcome.state == "interrupted" and self._nodes.look() & set(nodes):
-            told = replace(outcome, reason=f"{self._nodes.words()}: {outcome.reason}")  # if there is time for it yet
+        if self.signals.stopped_at and outcome.state == "interrupted" and self.nodes.look() & set(nodes):
+            told = replace(outcome, reason=f"{self.nodes.words()}: {outcome.reason}")  # if there is time for it yet
             self._write(point, told, nodes=outcome.hosts or nodes)
 
     def _watch(self, point: Point, child: Child, nodes: Sequence[str], known: int) -> str:
@@ -237,57 +229,47 @@ class Worker:
 
         ``known`` counts the run's records of hangs and failures from before.
         """
-        self._signals.child = child
-        if self._signals.stopped_at:  # the signal came before the child did
-            child.terminate()
+        self.signals.child = child
+        if self.signals.stopped_at:  # the signal came before the child did
+            child.tell(signal.SIGTERM)
         end, asked, looked = self._end(), time.monotonic(), time.monotonic()
         while child.code is None:
             now = time.monotonic()
-            if self._signals.stopped_at:
-                return _ENDS[0]
-            if self._signals.warned:
-                self._signals.warned, end = False, self._end()
+            if self.signals.stopped_at:
+                return _TOLD_TO_STOP
+            if self.signals.warned:
+                self.signals.warned, end = False, self._end()
             if time.time() > end - MARGIN_SECONDS:
-                self._out_of_time = True
-                child.terminate()
-                return _ENDS[1]
+                self.out_of_time = True
+                child.tell(signal.SIGTERM)
+                return _TIME_ENDED
             if now > looked + _LOOK_EVERY_SECONDS:
                 looked, broken = now, broken_records(self._begun(point))
                 if len(broken) > known or now > asked + _ASK_EVERY_SECONDS:
                     asked = now
-                    if self._nodes.look(broken[known:]) & set(nodes):
-                        child.terminate()
+                    if self.nodes.look(broken[known:]) & set(nodes):
+                        child.tell(signal.SIGTERM)
                         return "a node is dead"
-            time.sleep(_TICK_SECONDS)
+            time.sleep(0.1)
         return ""
 
     def _judge(self, point: Point, child: Child, why: str, nodes: Sequence[str], known: int) -> Outcome:
         """Return what came of the attempt; a dead node or the job's end excuses what is not done."""
         run = self._begun(point)
-        if self._signals.stopped_at and run is not None:
-            forget_broken(run, self._signals.stopped_at)
+        if self.signals.stopped_at and run is not None:
+            forget_broken(run, self.signals.stopped_at)
         outcome = outcome_of(run, child.code, child.last_words())
         if outcome.state == "done":
             return outcome
-        if why in _ENDS or self._signals.stopped_at:
-            return replace(outcome, reason=why or _ENDS[0]) if outcome.state == "interrupted" else outcome
-        if self._nodes.look(broken_records(run)[known:]) & set(nodes):
-            return replace(outcome, state="lost-node", reason=f"{self._nodes.words()}: {outcome.reason}")
+        if why in (_TOLD_TO_STOP, _TIME_ENDED) or self.signals.stopped_at:
+            return replace(outcome, reason=why or _TOLD_TO_STOP) if outcome.state == "interrupted" else outcome
+        if self.nodes.look(broken_records(run)[known:]) & set(nodes):
+            return replace(outcome, state="lost-node", reason=f"{self.nodes.words()}: {outcome.reason}")
         return outcome
 
-    def _requeue(self) -> None:
-        """Put this job back into the queue, if the sweep allows it and this round has measured anything."""
-        job = self._environ.get("SLURM_JOB_ID")
-        if not (self._sweep.requeue and self._progress and job):
-            return
-        try:
-            self._slurm.requeue(job)
-        except SlurmError as error:
-            click.echo(f"job {job} is not requeued: {error}")
-
     def _write(self, point: Point, outcome: Outcome, *, nodes: Sequence[str] = (), seconds: float = 0.0) -> None:
-        run = relative(self._folder, outcome.run)
-        self._ledger.write(point.id, outcome.state, run=run, reason=outcome.reason, nodes=nodes, seconds=seconds)
+        run = relative(self.folder, outcome.run)
+        self.ledger.write(point.id, outcome.state, run=run, reason=outcome.reason, nodes=nodes, seconds=seconds)
         self._say(point, f"{outcome.state}{f': {outcome.reason}' if outcome.reason else ''}")
 
     def _say(self, point: Point, words: str) -> None:

@@ -13,7 +13,7 @@ from sweeps import FakeSlurm
 
 from bench.results.records import RankState, Record
 from bench.text import UserError
-from slurm.job.claims import FOLDER, Claims, Owner, is_gone, job_lives, this_owner
+from slurm.job.claims import FOLDER, Claims, Owner, is_gone, this_owner
 from slurm.job.ledger import FOLDER as LEDGERS
 from slurm.job.ledger import Ledger, Line, State, read_ledger, standings
 from slurm.job.point_run import DeadNodes, is_down
@@ -99,27 +99,24 @@ def test_this_process_as_owner_and_who_is_gone() -> None:
     assert this_owner({}).job == "none"
     assert this_owner({}).token != this_owner({}).token
     me = owner("7", restart=1, pid=os.getpid())
-    for name, other, lives, gone in (
-        ("other lives", owner("8"), True, False),
-        ("other gone", owner("8"), False, True),
-        ("no answer", owner("8"), None, False),
-        ("requeued", owner("7", restart=0), None, True),
-        ("elsewhere", owner("7", restart=1, host="n2"), None, False),
-        ("later", owner("7", restart=2), None, False),
-        ("dead", owner("7", restart=1, pid=2**22 + 5), None, True),
-        ("me", me, None, False),
-        ("init", owner("7", restart=1, pid=1), None, False),
+    for name, other, gone in (
+        ("requeued", owner("7", restart=0), True),
+        ("elsewhere", owner("7", restart=1, host="n2"), False),
+        ("later", owner("7", restart=2), False),
+        ("dead", owner("7", restart=1, pid=2**22 + 5), True),
+        ("me", me, False),
+        ("init", owner("7", restart=1, pid=1), False),
+        ("forgotten", owner("8"), True),
+        ("no job", owner("none"), False),
     ):
-        assert is_gone(other, me, lambda whose, lives=lives: lives) is gone, name  # type: ignore[misc]
-    for number, state, restarts, lives in (
-        *(("8", "RUNNING", "0", True), ("8", "PENDING", "0", True), ("8", "COMPLETING", "0", True)),
-        *(("8", "RUNNING", "1", False), ("8", "TIMEOUT", "0", False), ("9", "RUNNING", "0", False)),
+        assert is_gone(other, me, FakeSlurm()) is gone, name
+    assert not is_gone(owner("8"), me, FakeSlurm().set(down=True)), "Slurm does not answer"
+    for number, state, restarts, gone in (
+        *(("8", "RUNNING", "0", False), ("8", "PENDING", "0", False), ("8", "COMPLETING", "0", False)),
+        *(("8", "RUNNING", "1", True), ("8", "TIMEOUT", "0", True), ("9", "RUNNING", "0", True)),
     ):
         facts = {"JobId": number, "JobState": state, "Restarts": restarts}
-        assert job_lives(FakeSlurm().set(jobs={"8": facts}), owner("8")) is lives, facts
-    assert job_lives(FakeSlurm(), owner("8")) is False, "forgotten"
-    assert job_lives(FakeSlurm().set(down=True), owner("8")) is None
-    assert job_lives(FakeSlurm(), owner("none")) is None
+        assert is_gone(owner("8"), me, FakeSlurm().set(jobs={"8": facts})) is gone, facts
 
 
 def line(state: State, second: int = 0, point: str = "p", *, run: str = "", seconds: float = 0.0) -> Line:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 from fakes import case, plan
 from reports_fixtures import bad, ok
 from standin import standin
@@ -23,10 +22,9 @@ from slurm.job.point_run import (
     begun_run,
     broken_records,
     forget_broken,
-    measured_count,
-    missing_share,
     outcome_of,
     parbench_run,
+    progress,
     relative,
 )
 
@@ -78,7 +76,7 @@ def test_a_child_measures_with_the_points_variables_and_its_last_words_are_kept(
     run = begun_run(asked.folder, P, ())
     assert run is not None
     found = outcome_of(run, child.code, child.last_words())
-    assert (found.state, found.reason, found.measured, found.planned) == ("done", "", 3, 3)
+    assert (found.state, found.reason, found.measured) == ("done", "", 3)
     assert relative(asked.folder, run) == f"runs/{P.id}/{run.name}"
     options = ("--container-image=a", "--mem=0")
     asked = attempt(tmp_path, point=point(variables={"A": "7"}), sweep=make_sweep([P], srun_options=options))
@@ -115,7 +113,7 @@ def test_the_verdict_of_records_and_where_no_run_was_begun_only_bad_input_is_fin
     found = outcome_of(None, -9, "")
     assert (found.state, found.reason) == ("interrupted", "the run ended with SIGKILL before it began")
     assert outcome_of(None, 1, "Traceback").state == "interrupted"
-    assert (missing_share(None), measured_count(None), broken_records(None)) == (1.0, 0, ())
+    assert broken_records(None) == ()
 
 
 def test_the_newest_whole_run_is_gone_on_with_and_no_spoilt_one(tmp_path: Path) -> None:
@@ -138,4 +136,4 @@ def test_hangs_and_failures_alone_are_broken_and_those_of_the_jobs_end_forgotten
     run = written(tmp_path, bad(CASES[0], started=early), ok(CASES[1], started=late), bad(CASES[2], started=late))
     forget_broken(run, "2026-01-01T00:00:05.000Z")
     assert [record.case.id for record in load_run(run).records] == [CASES[0].id, CASES[1].id]
-    assert missing_share(run) == pytest.approx(1 / 3)
+    assert progress(load_run(run)) == (2, 3)
