@@ -16,6 +16,9 @@ from bench.results.runs import utc_now
 from bench.text import UserError, reading, writing
 
 State = Literal["started", "done", "failed", "interrupted", "postponed", "lost-node"]
+FINAL: tuple[State, ...] = ("done", "failed")
+"""States that are not tried again: measured, or ended badly for a reason of its own."""
+
 FOLDER = "ledger"
 
 
@@ -46,8 +49,7 @@ class Standing:
 
     @property
     def is_final(self) -> bool:
-        """Whether the point is not tried again: measured, or ended badly for a reason of its own."""
-        return self.last.state in ("done", "failed")
+        return self.last.state in FINAL
 
 
 class Ledger:
