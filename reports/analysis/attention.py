@@ -1,18 +1,16 @@
 """What the records of context-parallel steps tell: who attends how, what attention sends, and what is exposed. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from bench.machine.world_spec import FUNCTIONAL_ONLY
 from bench.results.details import Attention, AttentionSteps, Hop, Mesh, read
-from bench.results.metrics import MetricValue
 from reports import cells
+from reports.analysis.frame import group_rows
 from reports.analysis.labels import differences
-from reports.analysis.step_parts import by_axis
+from reports.analysis.step_parts import furthest_from_one, total
 from reports.analysis.summary import Row, readable
-
-_RINGS = ("ring", "striped", "zigzag")
-_GRADIENTS = "dp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,39 +36,35 @@ class Context:
     @property
     def is_ring(self) -> bool:
         """Whether keys and values go round all ranks."""
-        return self.facts.method in _RINGS
+        return self.facts.method in ("ring", "striped", "zigzag")
 
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes that attention communicates on, which gradients do not."""
-        return tuple(axis for axis in self.mesh if axis != _GRADIENTS)
+        return tuple(axis for axis in self.mesh if axis != "dp")
+
+    def _by_axis(self, metric: str, direction: str = "") -> dict[str, float | None]:
+        return {axis: self.row.value(f"{metric}.{axis}{f'.{direction}' * bool(direction)}") for axis in self.axes}
 
     def sent_bytes(self, direction: str = "") -> float | None:
         """Return what a rank's attention sends in a step, or ``forward`` or ``backward`` in a microbatch."""
-        return self._sum("bytes_sent", f".{direction}" if direction else "")
+        return total(self._by_axis("bytes_sent", direction).values())
 
     def bytes_ratio(self, direction: str = "") -> float | None:
         """Return bytes sent over the closed form's on the axis where they differ most; None if all are unknown."""
-        suffix = f".{direction}" if direction else ""
-        ratios = [self.row.value(f"bytes_ratio.{axis}{suffix}") for axis in self.axes]
-        return max((one for one in ratios if one is not None), key=lambda one: abs(one - 1), default=None)
+        found = furthest_from_one(self._by_axis("bytes_ratio", direction))
+        return found[1] if found else None
 
     @property
     def exposed_seconds(self) -> float | None:
         """Attention's communication of the traced step that no computation hides."""
-        return self._sum("exposed_comm", "")
+        return total(self._by_axis("exposed_comm").values())
 
     @property
     def exposed_part(self) -> float | None:
         """The transfers' exposed time over what they take alone; above 1 where they are slower beside computation."""
         exposed, alone = self.row.value("attention_exposed"), self.row.value("attention_comm")
         return exposed / alone if exposed is not None and alone else None
-
-    def _sum(self, name: str, suffix: str) -> float | None:
-        found = by_axis(self.row, name)
-        values = [found.get(f"{axis}{suffix}") for axis in self.axes]
-        known = [value for value in values if value is not None]
-        return sum(known) if known and len(known) == len(values) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,175 +104,108 @@ def hops(found: Iterable[Context]) -> tuple[Hopped, ...]:
     return tuple(Hopped(context=one, hop=hop) for one in found for hop in one.hops)
 
 
-# what says how attention is shared out, and over what: the rest is the model
-_OF_METHOD = ("method", "ulysses", "sequence", "mask")
-
-
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Methods for one model under one mask on as many ranks, at one sequence length or at several."""
+class Methods:
+    """Steps of one model under one mask, by several methods, at several sequence lengths or on several ranks."""
 
     title: str
     contexts: tuple[Context, ...]
-    sentences: tuple[str, ...]
 
     @property
     def lines(self) -> dict[str, tuple[Context, ...]]:
-        """The steps of each method, by sequence length."""
+        """The steps of each method, the shortest sequence and the fewest ranks first."""
+        ordered = sorted(self.contexts, key=lambda one: (one.facts.sequence, one.ranks))
         methods = dict.fromkeys(one.method for one in self.contexts)
-        return {name: tuple(sorted(_of(self.contexts, name), key=_sequence)) for name in methods}
+        return {name: tuple(one for one in ordered if one.method == name) for name in methods}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Methods):
+    """Methods on as many ranks, and what is to be said of them."""
+
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes(Methods):
+    """Methods at one sequence length on several numbers of ranks; where a ring and Ulysses send as much."""
+
+    crossover_ranks: float | None
+
+
+# what says how attention is shared out, and over what: the rest is the model
+_OF_METHOD = ("method", "ulysses", "mask", "sequence")
 
 
 def compared(found: Sequence[Context], notes: Sequence[str] = ()) -> tuple[Comparison, ...]:
     """Return the methods of each model, mask and number of ranks that has two; ``notes`` are the whole run's."""
-    groups: dict[object, list[Context]] = {}
-    for one in found:
-        groups.setdefault(_group(one), []).append(one)
-    models = differences([one.row for one in found], _OF_METHOD)
-    return tuple(
-        _comparison(group, models[group[0].row.case.id], notes)
-        for group in groups.values()
-        if len({one.method for one in group}) > 1
-    )
-
-
-def verdict(found: Sequence[Context], notes: Sequence[str] = ()) -> str:
-    """Return which method of several at one sequence length is the fastest, and whether its interval stands apart."""
-    first, *others = sorted((one for one in found if _time(one.row) is not None), key=lambda one: _seconds(one.row))
-    where = f"At sequence {first.facts.sequence}, cp = {first.ranks}, {first.facts.mask} mask, on this machine"
-    if any(note.startswith(FUNCTIONAL_ONLY) for one in found for note in (*notes, *one.row.notes)):
-        return f"{where}: no method is called the fastest, for these steps are {FUNCTIONAL_ONLY}."
-    ahead = _seconds(others[0].row) / _seconds(first.row) - 1
-    told = f"{first.method} is the fastest of {1 + len(others)}, by {cells.percent(ahead)} before {others[0].method}"
-    return f"{where}: {told}{_doubt(first, others)}."
-
-
-def crossover(found: Sequence[Context]) -> str:
-    """Return above how many ranks Ulysses sends less than a ring, and what these ranks sent; empty if unknown."""
-    known = next((one for one in found if one.facts.crossover_ranks is not None), None)
-    if known is None or known.facts.crossover_ranks is None:
-        return ""
-    at, ranks = known.facts.crossover_ranks, known.ranks
-    here = "as much" if ranks == at else "less" if ranks > at else "more"
-    rule = f"Forward, Ulysses sends less than a ring above 1 + 1/g = {at:.4g} ranks, g = kv_heads / heads"
-    return f"{rule}: {here} on cp = {ranks}{_counted(found)}."
-
-
-def _comparison(group: Sequence[Context], model: str, notes: Sequence[str]) -> Comparison:
-    facts = group[0].facts
-    told = f", {model}" if model else ""
-    sentences = [verdict(at, notes) for at in _by_sequence(group) if len({one.method for one in at}) > 1]
-    return Comparison(
-        title=f"Methods compared: cp = {group[0].ranks}, {facts.mask} mask{told}",
-        contexts=tuple(group),
-        sentences=tuple(one for one in (*sentences, crossover(group)) if one),
-    )
-
-
-def _group(one: Context) -> object:
-    """Return what methods must share to be compared: ranks, mask and the model."""
-    model = {name: value for name, value in one.row.case.params.items() if name not in _OF_METHOD}
-    world = one.row.world
-    return one.row.case.name, one.ranks, world.size, world.nodes, one.facts.mask, tuple(sorted(model.items()))
-
-
-def _by_sequence(group: Sequence[Context]) -> list[list[Context]]:
-    """Return those with a time by sequence length, the shortest first."""
-    timed = [one for one in group if _time(one.row) is not None]
-    return [[one for one in timed if _sequence(one) == n] for n in sorted({_sequence(one) for one in timed})]
-
-
-def _counted(found: Sequence[Context]) -> str:
-    """Say what Ulysses and a ring of this run sent at the same sequence length, where both are there."""
-    for one in found:
-        for other in found:
-            sent, round_ = one.sent_bytes("forward"), other.sent_bytes("forward")
-            alike = _sequence(one) == _sequence(other)
-            if one.facts.method == "ulysses" and other.is_ring and alike and sent is not None and round_ is not None:
-                both = f"{cells.quantity(sent, 'B')} beside {other.method}'s {cells.quantity(round_, 'B')}"
-                return f" (counted at sequence {_sequence(one)}: {both} a microbatch)"
-    return ""
-
-
-def _doubt(first: Context, others: Sequence[Context]) -> str:
-    """Say from whom the fastest does not stand apart; empty if its interval ends before all others begin."""
-    mine, known = _interval(first), {one.method: _interval(one) for one in others}
-    if mine is None or None in known.values():
-        return " (an interval is unknown: no difference shown)"
-    close = [name for name, found in known.items() if found and found[0] <= mine[1]]
-    return f" (its interval overlaps that of {_and(close)}: no difference shown)" if close else ""
-
-
-def _interval(one: Context) -> tuple[float, float] | None:
-    metric = _time(one.row)
-    return None if metric is None or metric.low is None or metric.high is None else (metric.low, metric.high)
-
-
-def _time(row: Row) -> MetricValue | None:
-    metric = row.metrics.get(row.headline)
-    return metric if metric is not None and metric.value else None
-
-
-def _seconds(row: Row) -> float:
-    metric = _time(row)
-    assert metric is not None
-    assert metric.value is not None
-    return metric.value
-
-
-def _sequence(one: Context) -> int:
-    return one.facts.sequence
-
-
-def _of(found: Sequence[Context], method: str) -> list[Context]:
-    return [one for one in found if one.method == method]
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join((*((", ".join(names[:-1]),) if names[1:] else ()), names[-1]))
-
-
-_OF_LENGTH = ("method", "ulysses", "mask")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Steps of one model at one sequence length on several numbers of ranks; where a ring and Ulysses send as much."""
-
-    title: str
-    contexts: tuple[Context, ...]
-    crossover_ranks: float | None
-
-    @property
-    def lines(self) -> dict[str, tuple[Context, ...]]:
-        """The steps of each method, the fewest ranks first."""
-        methods = dict.fromkeys(one.method for one in self.contexts)
-        return {name: tuple(one for one in self.contexts if one.method == name) for name in methods}
+    comparisons = []
+    for group, told in _groups(found, lambda one: (one.ranks, one.row.world)):
+        if len({one.method for one in group}) > 1:
+            lengths = sorted({one.facts.sequence for one in group})
+            timed = [[one for one in group if one.row.seconds and one.facts.sequence == n] for n in lengths]
+            verdicts = [verdict(of, notes) for of in timed if len({one.method for one in of}) > 1]
+            sentences = tuple(sentence for sentence in (*verdicts, crossover(group)) if sentence)
+            title = f"Methods compared: cp = {group[0].ranks}, {told}"
+            comparisons.append(Comparison(title=title, contexts=tuple(group), sentences=sentences))
+    return tuple(comparisons)
 
 
 def sizes(found: Sequence[Context]) -> tuple[Sizes, ...]:
     """Return the steps of each model, mask and length that ran on two numbers of ranks or more."""
-    groups: dict[object, list[Context]] = {}
-    for one in found:
-        groups.setdefault(_group_of_length(one), []).append(one)
-    models = differences([one.row for one in found], (*_OF_LENGTH, "sequence"))
-    return tuple(
-        _sizes(group, models[group[0].row.case.id])
-        for group in groups.values()
-        if len({one.ranks for one in group}) > 1
-    )
+    several = []
+    for group, told in _groups(found, lambda one: (one.facts.sequence,)):
+        if len({one.ranks for one in group}) > 1:
+            title = f"Methods against cp: sequence {group[0].facts.sequence}, {told}"
+            ordered = tuple(sorted(group, key=lambda one: one.ranks))
+            at = next((one.facts.crossover_ranks for one in group if one.facts.crossover_ranks is not None), None)
+            several.append(Sizes(title=title, contexts=ordered, crossover_ranks=at))
+    return tuple(several)
 
 
-def _sizes(group: Sequence[Context], model: str) -> Sizes:
-    facts = group[0].facts
-    known = [one.facts.crossover_ranks for one in group if one.facts.crossover_ranks is not None]
-    return Sizes(
-        title=f"Methods against cp: sequence {facts.sequence}, {facts.mask} mask{f', {model}' if model else ''}",
-        contexts=tuple(sorted(group, key=lambda one: one.ranks)),
-        crossover_ranks=known[0] if known else None,
-    )
+def _groups(
+    found: Sequence[Context], by: Callable[[Context], tuple[object, ...]]
+) -> Iterator[tuple[list[Context], str]]:
+    """Yield the steps that are alike in model and mask, and in what ``by`` says, with the words for both."""
+    models = differences([one.row for one in found], _OF_METHOD)
+    groups = group_rows(found, lambda one: one.row.case, without=_OF_METHOD, by=lambda one: (one.facts.mask, *by(one)))
+    for group in groups:
+        model = models[group[0].row.case.id]
+        yield group, f"{group[0].facts.mask} mask{f', {model}' if model else ''}"
 
 
-def _group_of_length(one: Context) -> object:
-    model = {name: value for name, value in one.row.case.params.items() if name not in _OF_LENGTH}
-    return one.row.case.name, one.facts.sequence, one.facts.mask, tuple(sorted(model.items()))
+def verdict(found: Sequence[Context], notes: Sequence[str] = ()) -> str:
+    """Return which method of several at one sequence length is the fastest, and whether its interval stands apart."""
+    timed = sorted([(time, one) for one in found if (time := one.row.seconds)], key=lambda pair: pair[0])
+    (best, first), (second, next_best), *_ = timed
+    where = f"At sequence {first.facts.sequence}, cp = {first.ranks}, {first.facts.mask} mask, on this machine"
+    if any(note.startswith(FUNCTIONAL_ONLY) for one in found for note in (*notes, *one.row.notes)):
+        return f"{where}: no method is called the fastest, for these steps are {FUNCTIONAL_ONLY}."
+    metrics = [one.row.metrics[one.row.headline] for _, one in timed]
+    intervals = [(one.low, one.high) for one in metrics if one.low is not None and one.high is not None]
+    doubt = ""
+    if len(intervals) < len(timed):
+        doubt = " (an interval is unknown: no difference shown)"
+    elif close := [timed[i][1].method for i in range(1, len(timed)) if intervals[i][0] <= intervals[0][1]]:
+        names = f"{', '.join(close[:-1])} and {close[-1]}" if close[1:] else close[0]
+        doubt = f" (its interval overlaps that of {names}: no difference shown)"
+    lead = f"by {cells.percent(second / best - 1)} before {next_best.method}"
+    return f"{where}: {first.method} is the fastest of {len(timed)}, {lead}{doubt}."
+
+
+def crossover(found: Sequence[Context]) -> str:
+    """Return above how many ranks Ulysses sends less than a ring, and what these ranks sent; empty if unknown."""
+    known = [(at, one.ranks) for one in found if (at := one.facts.crossover_ranks) is not None]
+    if not known:
+        return ""
+    at, ranks = known[0]
+    here = "as much" if ranks == at else "less" if ranks > at else "more"
+    counted = ""
+    for one, other in product(found, found):
+        sent, round_ = one.sent_bytes("forward"), other.sent_bytes("forward")
+        alike = one.facts.method == "ulysses" and other.is_ring and one.facts.sequence == other.facts.sequence
+        if alike and not counted and sent is not None and round_ is not None:
+            both = f"{cells.quantity(sent, 'B')} beside {other.method}'s {cells.quantity(round_, 'B')}"
+            counted = f" (counted at sequence {one.facts.sequence}: {both} a microbatch)"
+    rule = f"Forward, Ulysses sends less than a ring above 1 + 1/g = {at:.4g} ranks, g = kv_heads / heads"
+    return f"{rule}: {here} on cp = {ranks}{counted}."

@@ -1,6 +1,6 @@
 """Where a training step's time and memory went: its metrics by axis and by component, read together. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.results.details import COMPONENTS, STATE, Calls, Communication, read
@@ -9,6 +9,8 @@ from reports.analysis.fits import Curve, size_of
 from reports.analysis.summary import Row, num_ranks
 
 SOURCES = ("memory_formula", "memory_counted", "memory")
+# other parameters, such as a load beside it or another reduction, make it another operation
+_PLAIN = {"size_bytes", "dtype", "mode", "group", "group_index", "concurrent"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +31,21 @@ def by_axis(row: Row, name: str) -> dict[str, float | None]:
     return {key.removeprefix(prefix): metric.value for key, metric in row.metrics.items() if key.startswith(prefix)}
 
 
+def total(values: Iterable[float | None]) -> float | None:
+    """Return the sum; None if there is nothing to add, or any of it is unknown."""
+    known = list(values)
+    return None if None in known or not known else sum(value or 0.0 for value in known)
+
+
+def furthest_from_one(ratios: Mapping[str, float | None]) -> tuple[str, float] | None:
+    """Return the axis whose ratio is furthest from 1, and that ratio; None if all are unknown."""
+    known = [(axis, ratio) for axis, ratio in ratios.items() if ratio is not None]
+    return max(known, key=lambda one: abs(one[1] - 1), default=None)
+
+
 def exposed_seconds(row: Row) -> float | None:
     """Return the communication that no computation hides, over all axes; None if that of any axis is unknown."""
-    return _sum(list(by_axis(row, "exposed_comm").values()))
+    return total(by_axis(row, "exposed_comm").values())
 
 
 def parts(row: Row) -> dict[str, float]:
@@ -55,38 +69,24 @@ def residual_fraction(row: Row) -> float | None:
 
 def worst_ratio(row: Row) -> tuple[str, float] | None:
     """Return the axis whose bytes sent are furthest from those expected, and their ratio; None if all are unknown."""
-    known = [(axis, ratio) for axis, ratio in by_axis(row, "bytes_ratio").items() if ratio is not None]
-    return max(known, key=lambda one: abs(one[1] - 1), default=None)
+    return furthest_from_one(by_axis(row, "bytes_ratio"))
 
 
 def state_bytes(row: Row) -> float | None:
     """Return the measured bytes of parameters, gradients and optimizer; None if any is unknown."""
-    return _sum([row.value(f"memory.{component}") for component in STATE])
+    return total(row.value(f"memory.{component}") for component in STATE)
 
 
 def broken_down(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Return the rows that know where their time went: what they compute, and the rest beside it."""
-    return tuple(row for row in rows if "compute" in parts(row))
+    return tuple(row for row in rows if row.value("compute") is not None)
 
 
 def memory_lines(rows: Sequence[Row]) -> tuple[MemoryLine, ...]:
-    """Return a line for each component of each row of which any source knows something."""
-    lines = (MemoryLine(row=row, component=component) for row in rows for component in _components(row))
+    """Return a line for each component of each row of which any source knows something, the usual ones first."""
+    told = ((row, [*COMPONENTS, *(name for source in SOURCES for name in by_axis(row, source))]) for row in rows)
+    lines = [MemoryLine(row=row, component=component) for row, names in told for component in dict.fromkeys(names)]
     return tuple(line for line in lines if any(line.num_bytes(source) is not None for source in SOURCES))
-
-
-def _components(row: Row) -> tuple[str, ...]:
-    """Return the usual components, then those that this row alone speaks of."""
-    return tuple(dict.fromkeys((*COMPONENTS, *(name for source in SOURCES for name in by_axis(row, source)))))
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
-
-
-# other parameters, such as a load beside it or another reduction, make it another operation
-_PLAIN = {"size_bytes", "dtype", "mode", "group", "group_index", "concurrent"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,27 +117,32 @@ def predict_comm(row: Row, curves: Sequence[Curve]) -> Prediction | None:
     calls = calls_of(row)
     if calls is None:
         return None
-    found = [(call, _slowest(call, _curves_for(call, row, curves))) for call in calls]
-    unknown = {call.axis for call, curve in found if curve is None}
+    # which ranks an axis joins is not known, and a step waits for the slowest group
+    slowest = [
+        (call, max(_curves_for(call, row, curves), key=lambda curve: curve.fit.predict(call.num_bytes), default=None))
+        for call in calls
+    ]
+    missing = {call.words: call.axis for call, curve in slowest if curve is None}
     seconds: dict[str, float] = {}
-    for call, curve in found:
-        if curve is not None and call.axis not in unknown:
+    extrapolated = []
+    for call, curve in slowest:
+        if curve is None:
+            continue
+        low, high = size_of(curve.rows[0]), size_of(curve.rows[-1])
+        if not low <= call.num_bytes <= high:
+            measured = f"{format_size(low)} to {format_size(high)} were measured"
+            extrapolated.append(f"{call.words}, {format_size(call.num_bytes)} a call, {measured}")
+        if call.axis not in missing.values():
             seconds[call.axis] = seconds.get(call.axis, 0.0) + call.count * curve.fit.predict(call.num_bytes)
-    beyond = (_beyond(call, curve) for call, curve in found if curve is not None)
-    return Prediction(
-        seconds_by_axis=seconds,
-        missing=tuple(dict.fromkeys(call.words for call, curve in found if curve is None)),
-        extrapolated=tuple(dict.fromkeys(words for words in beyond if words)),
-    )
+    told = tuple(dict.fromkeys(extrapolated))
+    return Prediction(seconds_by_axis=seconds, missing=tuple(missing), extrapolated=told)
 
 
 def calls_of(row: Row) -> tuple[Calls, ...] | None:
     """Return the calls of one step, None if the records hold none, or not the same."""
     found = [told for record in row.records if (told := read(record, Communication)) is not None]
-    if not found or isinstance(found[0], str):
-        return None
-    calls = found[0].comm_calls
-    return calls if all(isinstance(one, Communication) and one.comm_calls == calls for one in found) else None
+    calls = [one.comm_calls for one in found if isinstance(one, Communication)]
+    return calls[0] if calls and len(calls) == len(found) and all(one == calls[0] for one in calls) else None
 
 
 def _curves_for(call: Calls, row: Row, curves: Sequence[Curve]) -> list[Curve]:
@@ -145,33 +150,14 @@ def _curves_for(call: Calls, row: Row, curves: Sequence[Curve]) -> list[Curve]:
 
     Of groups, those that all communicate at once come first: so do the groups of a mesh's axis.
     """
-    alike = [curve for curve in curves if _is_alike(call, row, curve)]
+    alike = []
+    for curve in curves:
+        first = curve.rows[0]
+        params, world = first.case.params, first.world
+        is_plain = (params.get("mode"), params.get("dtype")) == ("blocking", "float32") and params.keys() <= _PLAIN
+        is_call = first.case.name.partition(".")[2] == call.op and num_ranks(first) == call.ranks
+        if is_plain and is_call and (world.backend, world.device) == (row.world.backend, row.world.device):
+            alike.append(curve)
     worlds = [curve for curve in alike if "group" not in curve.rows[0].case.params]
     together = [curve for curve in alike if curve.rows[0].case.params.get("concurrent")]
     return worlds or together or alike
-
-
-def _is_alike(call: Calls, row: Row, curve: Curve) -> bool:
-    first = curve.rows[0]
-    params = first.case.params
-    return (
-        first.case.name.partition(".")[2] == call.op
-        and params.get("mode") == "blocking"
-        and params.get("dtype") == "float32"
-        and params.keys() <= _PLAIN
-        and (first.world.backend, first.world.device) == (row.world.backend, row.world.device)
-        and num_ranks(first) == call.ranks
-    )
-
-
-def _slowest(call: Calls, curves: Sequence[Curve]) -> Curve | None:
-    """Return the curve of the slowest group: which ranks an axis joins is not known, and a step waits for the last."""
-    return max(curves, key=lambda curve: curve.fit.predict(call.num_bytes), default=None)
-
-
-def _beyond(call: Calls, curve: Curve) -> str:
-    low, high = size_of(curve.rows[0]), size_of(curve.rows[-1])
-    if low <= call.num_bytes <= high:
-        return ""
-    measured = f"{format_size(low)} to {format_size(high)} were measured"
-    return f"{call.words}, {format_size(call.num_bytes)} a call, {measured}"
