@@ -3,18 +3,17 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from operator import attrgetter
 
 import msgspec
 
 from bench.results import details
 from bench.results.details import Simulated
 from bench.results.records import Record
+from reports.analysis.frame import group_rows
 from reports.analysis.labels import differences
 from reports.analysis.summary import Row, Summary, readable
 from reports.cells import visible
-
-_TIMELINES = ("measured", "predicted", "idle")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,30 +42,25 @@ def read_pipeline(row: Row) -> Pipeline | str | None:
 
     The first launch with a measured timeline tells it, else the first that has any facts.
     """
-    told = [(record, one) for record in row.measured if (one := details.read(record, details.Pipeline))]
-    timed = (one for one in told if isinstance(one[1], str) or one[1].measured)
+    told = [(record.launch, one) for record in row.measured if (one := details.read(record, details.Pipeline))]
     if not told:
         return None
-    record, facts = next(timed, told[0])
-    return facts if isinstance(facts, str) else Pipeline(row=row, launch=record.launch, facts=facts)
+    launch, facts = next((one for one in told if isinstance(one[1], str) or one[1].measured), told[0])
+    return facts if isinstance(facts, str) else Pipeline(row=row, launch=launch, facts=facts)
 
 
 def without_timelines(summary: Summary) -> Summary:
     """Return the summary without the timelines in its records' details, which are pictures rather than facts."""
-    return replace(summary, rows=tuple(_without_timelines(row) for row in summary.rows))
 
+    def thinned(record: Record) -> Record:
+        told = record.details.get("pipeline")
+        if not isinstance(told, Mapping):
+            return record
+        kept = {name: told[name] for name in told if name not in ("measured", "predicted", "idle")}
+        return msgspec.structs.replace(record, details=record.details | {"pipeline": kept})
 
-def _without_timelines(row: Row) -> Row:
-    if not any(isinstance(record.details.get("pipeline"), Mapping) for record in row.records):
-        return row
-    return replace(row, records=tuple(msgspec.structs.replace(one, details=_thinned(one)) for one in row.records))
-
-
-def _thinned(record: Record) -> dict[str, Any]:
-    pipeline = record.details.get("pipeline")
-    if not isinstance(pipeline, Mapping):
-        return record.details
-    return record.details | {"pipeline": {name: pipeline[name] for name in pipeline if name not in _TIMELINES}}
+    rows = (replace(row, records=tuple(map(thinned, row.records))) for row in summary.rows)
+    return replace(summary, rows=tuple(rows))
 
 
 # what says who does what when, and what says where: the rest is the model
@@ -96,12 +90,12 @@ def schedule_labels(found: Sequence[Pipeline]) -> dict[str, str]:
     Where that leaves two alike in all that a table shows, such as orders of the user's own, their ids follow.
     """
     others = differences([one.row for one in found], _OF_SCHEDULE)
-    labels = {one.row.case.id: visible(f"{one.facts.schedule} {others[one.row.case.id]}") for one in found}
-    shown = Counter(_shown(one, labels[one.row.case.id]) for one in found)
-    return {
-        case_id: f"{label} ({case_id})" if shown[_shown(one, label)] > 1 else label
-        for one, (case_id, label) in zip(found, labels.items(), strict=True)
-    }
+    shown = {}
+    for one in found:
+        label, facts = visible(f"{one.facts.schedule} {others[one.row.case.id]}"), one.facts
+        shown[one.row.case.id] = (label, facts.ranks, facts.microbatches, facts.chunks)
+    count = Counter(shown.values())
+    return {case: f"{told[0]} ({case})" if count[told] > 1 else told[0] for case, told in shown.items()}
 
 
 def comparisons(found: Sequence[Pipeline]) -> tuple[Comparison, ...]:
@@ -109,42 +103,23 @@ def comparisons(found: Sequence[Pipeline]) -> tuple[Comparison, ...]:
 
     The first step of a group gives the simulations; a measured step takes the place of its own schedule's.
     """
-    groups: dict[object, list[Pipeline]] = {}
-    for one in found:
-        groups.setdefault(_group(one), []).append(one)
-    models = differences([one.row for one in found], _OF_STAGES)
-    compared = (_comparison(group, models[group[0].row.case.id]) for group in groups.values())
+    models, compared = differences([one.row for one in found], _OF_STAGES), []
+    ranks = attrgetter("facts.ranks", "facts.microbatches")
+    for group in group_rows(found, lambda one: one.row.case, without=_OF_STAGES, by=ranks):
+        labels, facts, model = schedule_labels(group), group[0].facts, models[group[0].row.case.id]
+        entries = [Entry(label=labels[one.row.case.id], simulated=_measured(one)) for one in group]
+        taken = {(one.simulated.schedule, one.simulated.chunks) for one in entries}
+        others = next((one.facts.comparison for one in group if one.facts.comparison), ())
+        entries += [
+            Entry(label=one.schedule, simulated=one) for one in others if (one.schedule, one.chunks) not in taken
+        ]
+        title = f"Schedules compared: {facts.ranks} ranks, {facts.microbatches} microbatches{model and f', {model}'}"
+        compared.append(Comparison(title=title, entries=tuple(sorted(entries, key=_place))))
     return tuple(one for one in compared if len(one.entries) > 1)
 
 
-def _shown(one: Pipeline, label: str) -> tuple[str, int, int, int]:
-    return label, one.facts.ranks, one.facts.microbatches, one.facts.chunks
-
-
-def _group(one: Pipeline) -> object:
-    """Return what schedules must share to be compared: case, ranks, microbatches and the model."""
-    model = {name: value for name, value in one.row.case.params.items() if name not in _OF_STAGES}
-    return one.row.case.name, one.facts.ranks, one.facts.microbatches, tuple(sorted(model.items()))
-
-
-def _comparison(group: Sequence[Pipeline], model: str) -> Comparison:
-    labels = schedule_labels(group)
-    entries = [_measured(one, labels[one.row.case.id]) for one in group]
-    taken = {(one.simulated.schedule, one.simulated.chunks) for one in entries}
-    simulations = next((one.facts.comparison for one in group if one.facts.comparison), ())
-    entries += [
-        Entry(label=simulated.schedule, simulated=simulated)
-        for simulated in simulations
-        if (simulated.schedule, simulated.chunks) not in taken
-    ]
-    facts = group[0].facts
-    told = f", {model}" if model else ""
-    title = f"Schedules compared: {facts.ranks} ranks, {facts.microbatches} microbatches{told}"
-    return Comparison(title=title, entries=tuple(sorted(entries, key=_place)))
-
-
-def _measured(one: Pipeline, label: str) -> Entry:
-    simulated = Simulated(
+def _measured(one: Pipeline) -> Simulated:
+    return Simulated(
         schedule=one.facts.schedule,
         chunks=one.facts.chunks,
         step_seconds=one.row.value(one.row.headline),
@@ -153,7 +128,6 @@ def _measured(one: Pipeline, label: str) -> Entry:
         activation_bytes=one.activation_bytes,
         measured=True,
     )
-    return Entry(label=label, simulated=simulated)
 
 
 def _place(entry: Entry) -> tuple[bool, bool, float]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bench.machine.environment import EMULATED, format_cpus
 from bench.results.runs import Run
-from bench.text import writing
-from reports.analysis.summary import Missing, Row, Summary
+from bench.text import replace_file, writing
+from reports.analysis.summary import Row, Summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,26 @@ def bad_rows(summary: Summary) -> tuple[Problem, ...]:
 
 
 def not_measured(summary: Summary) -> tuple[Problem, ...]:
-    """Return what was left out: skipped by the plan or by a launch, or without a record."""
+    """Return what was left out: skipped by the plan or by a launch, or without a record.
+
+    The latter has one line for a name: after an interruption nearly every case would have its own.
+    """
     planned = [
         Problem(case=one.case.label, status="skipped", launches="all", reason=one.reason) for one in summary.skipped
     ]
     skipped = [_bad(row) for row in summary.rows if row.status == "skipped"]
-    return (*planned, *skipped, *_missing_by_name(summary))
+    names = dict.fromkeys(one.case.name for one in summary.missing)
+    groups = {name: [one for one in summary.missing if one.case.name == name] for name in names}
+    missing = [
+        Problem(
+            case=group[0].case.label if len(group) == 1 else f"{name} ({len(group)} cases)",
+            status="not measured",
+            launches=f"{sum(one.launches for one in group)}/{sum(one.planned for one in group)}",
+            reason="no record: the run ended before",
+        )
+        for name, group in groups.items()
+    ]
+    return (*planned, *skipped, *missing)
 
 
 def _bad(row: Row) -> Problem:
@@ -49,28 +63,17 @@ def _bad(row: Row) -> Problem:
     )
 
 
-def _missing_by_name(summary: Summary) -> list[Problem]:
-    """Return one line for a name: after an interruption nearly every case would have its own."""
-    groups: dict[str, list[Missing]] = {}
-    for one in summary.missing:
-        groups.setdefault(one.case.name, []).append(one)
-    return [
-        Problem(
-            case=group[0].case.label if len(group) == 1 else f"{name} ({len(group)} cases)",
-            status="not measured",
-            launches=f"{sum(one.launches for one in group)}/{sum(one.planned for one in group)}",
-            reason="no record: the run ended before",
-        )
-        for name, group in groups.items()
-    ]
-
-
 def warnings_of(run: Run) -> tuple[str, ...]:
     """Return what a reader must know of how the records were read, each a sentence."""
-    if not _is_cut_short(run.path / "records.jsonl"):
-        return ()
+    try:
+        with (run.path / "records.jsonl").open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            is_whole = file.read(1) == b"\n"
+    except OSError:  # there is none, or nothing in it
+        is_whole = True
     told = "is being written, or was cut short by a kill, and does not count"
-    return (f"The last line of records.jsonl {told}; parbench run --resume {run.path} measures its case again.",)
+    last = f"The last line of records.jsonl {told}; parbench run --resume {run.path} measures its case again."
+    return () if is_whole else (last,)
 
 
 def is_written(path: Path) -> bool:
@@ -87,34 +90,16 @@ def is_written(path: Path) -> bool:
 
 def write_whole(target: Path, content: bytes) -> None:
     """Write a file whole or not at all; ``UserError`` if it cannot be written."""
-    fresh = target.with_name(f".{target.name}.{os.getpid()}")
     with writing(target):
-        try:
-            fresh.write_bytes(content)
-            fresh.replace(target)
-        finally:
-            fresh.unlink(missing_ok=True)
-
-
-def _is_cut_short(records: Path) -> bool:
-    try:
-        with records.open("rb") as file:
-            if not file.seek(0, os.SEEK_END):
-                return False
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) != b"\n"
-    except OSError:
-        return False
+        replace_file(target, content)
 
 
 def emulations(run: Run) -> tuple[str, ...]:
     """Return the notes that say so, with how many records bear one that not all do."""
+    total = len(run.records)
     counts = Counter(note for one in run.records for note in dict.fromkeys(one.notes) if note.startswith(EMULATED))
-    counts.update({note: len(run.records) for note in run.info.plan.notes if note.startswith(EMULATED)})
-    return tuple(
-        note if count >= len(run.records) else f"{note} ({count} of {len(run.records)} records)"
-        for note, count in counts.items()
-    )
+    counts.update({note: total for note in run.info.plan.notes if note.startswith(EMULATED)})
+    return tuple(note if n >= total else f"{note} ({n} of {total} records)" for note, n in counts.items())
 
 
 def other_claims(run: Run) -> tuple[str, ...]:
@@ -134,10 +119,8 @@ def told_of_runs(runs: Sequence[Run], notes: Callable[[Run], tuple[str, ...]]) -
         for note in notes(run):
             numbers.setdefault(note, []).append(number)
     return tuple(
-        "What no run can show: " + note if 1 < len(runs) == len(of) else f"What {_runs(of)} cannot show: {note}"
+        "What no run can show: " + note
+        if 1 < len(runs) == len(of)
+        else f"What run{'s' * (len(of) != 1)} {format_cpus(of)} cannot show: {note}"
         for note, of in numbers.items()
     )
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    return f"run{'s' * (len(numbers) != 1)} {format_cpus(numbers)}"

@@ -73,96 +73,80 @@ def placement_of(hosts: Sequence[str]) -> str:
     return BLOCK if list(hosts) == sorted(hosts, key=names.index) else UNEVEN
 
 
-def nodes_of(run: Run) -> Nodes | None:
-    """Return where the ranks ran; None where all are on one host, or the run does not tell."""
-    environment = run.info.environment or {}
-    ranks = _ranks(run)
-    hosts = _hosts(environment, ranks, run.info.plan.nproc)
-    if len(set(hosts)) < 2:
-        return None
-    slurm = _mapping(environment.get("slurm"))
-    return Nodes(
-        hosts=hosts,
-        asked=_word(slurm.get("placement")),
-        job=_word(slurm.get("job")),
-        switches=_switches(environment.get("switches") or slurm.get("switches"), hosts, ranks),
-        affinities=_affinities(environment, ranks, len(hosts)),
-        near=_near(_mapping(environment.get("locality")), len(hosts)),
-    )
-
-
 def ranks_words(ranks: Sequence[int]) -> str:
     """Return ranks as people write them: ``0-3,8``."""
     return format_cpus(ranks)
 
 
-def _ranks(run: Run) -> dict[int, Mapping[str, Any]]:
-    """Return what each rank has of its own, as the first record that tells says."""
-    for record in run.records:
-        own = {name: part for name, part in record.environment.items() if name.startswith("rank ")}
-        if own:
-            numbers = {name.removeprefix("rank "): part for name, part in own.items()}
-            return {int(number): _mapping(part) for number, part in numbers.items() if number.isdecimal()}
-    return {}
-
-
-def _hosts(environment: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]], nproc: int) -> tuple[str, ...]:
-    """Return each rank's host: listed, or what each calls itself; empty unless all are known."""
+def nodes_of(run: Run) -> Nodes | None:
+    """Return where the ranks ran; None where all are on one host, or the run does not tell."""
+    environment = run.info.environment or {}
+    own = next((told for record in run.records if (told := _of_ranks(record.environment))), {})
     listed = environment.get("hosts")
     if isinstance(listed, list | tuple):
-        return tuple(listed) if all(isinstance(host, str) and host for host in listed) else ()
-    own = [_word(_mapping(ranks.get(rank, {}).get("host")).get("name")) for rank in range(nproc)]
-    return tuple(own) if all(own) else ()
+        hosts = tuple(host if isinstance(host, str) else "" for host in listed)
+    else:
+        hosts = tuple(_word(_at(own.get(rank), "host", "name")) for rank in range(run.info.plan.nproc))
+    if len(set(hosts)) < 2 or "" in hosts:
+        return None
+    affinities = ((rank, _at(own.get(rank), "process", "affinity")) for rank in range(len(hosts)))
+    shared = _at(environment, "process", "affinity")
+    cores = {rank: _cores(shared if mine is None else mine) for rank, mine in affinities}
+    return Nodes(
+        hosts=hosts,
+        asked=_word(_at(environment, "slurm", "placement")),
+        job=_word(_at(environment, "slurm", "job")),
+        switches=_switches(environment.get("switches") or _at(environment, "slurm", "switches"), hosts, own),
+        affinities={rank: text for rank, text in cores.items() if text},
+        near=_near(environment.get("locality"), len(hosts)),
+    )
 
 
-def _switches(told: object, hosts: Sequence[str], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
+def _of_ranks(environment: Mapping[str, Any]) -> dict[int, Any]:
+    """Return what each rank has of its own, as a record tells."""
+    own = {name.removeprefix("rank "): part for name, part in environment.items() if name.startswith("rank ")}
+    return {int(number): part for number, part in own.items() if number.isdecimal()}
+
+
+def _switches(told: object, hosts: Sequence[str], own: Mapping[int, Any]) -> dict[str, str]:
     """Return the path above each host, from a list by rank, a mapping by host, or what ranks saw themselves.
 
-    A path such as ``spine.leaf1.n1`` ends with the node itself, which is left out.
+    A path such as ``spine.leaf1.n1`` ends with the node itself, which is left out; one that does not is a switch's own.
     """
-    by_rank: list[object]
+    by_rank: Sequence[object]
     if isinstance(told, list | tuple):
-        by_rank = list(told)
+        by_rank = told
     elif isinstance(told, Mapping):
         by_rank = [told.get(host) for host in hosts]
     else:
-        own = (_mapping(ranks.get(rank, {}).get("variables")) for rank in range(len(hosts)))
-        by_rank = [variables.get("SLURM_TOPOLOGY_ADDR") for variables in own]
-    paths = {host: _above(path, host) for host, path in zip(hosts, by_rank, strict=False) if isinstance(path, str)}
-    return {host: path for host, path in paths.items() if path}
-
-
-def _above(path: str, host: str) -> str:
-    """Return a path without the node at its end; one that names no node there is a switch's own."""
-    rest, dot, last = path.rpartition(".")
-    return rest if dot and last == host.partition(".")[0] else "" if path == host else path
-
-
-def _affinities(
-    environment: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]], num_ranks: int
-) -> dict[int, str]:
-    shared = _mapping(environment.get("process")).get("affinity")
-    own = {rank: _mapping(ranks.get(rank, {}).get("process")).get("affinity", shared) for rank in range(num_ranks)}
-    return {rank: text for rank, value in own.items() if (text := _cores(value))}
+        by_rank = [_at(own.get(rank), "variables", "SLURM_TOPOLOGY_ADDR") for rank in range(len(hosts))]
+    above = {}
+    for host, path in zip(hosts, by_rank, strict=False):
+        if isinstance(path, str) and path not in ("", host):
+            rest, dot, last = path.rpartition(".")
+            above[host] = rest if dot and last == host.partition(".")[0] else path
+    return above
 
 
 def _cores(value: object) -> str:
-    if isinstance(value, list | tuple) and all(isinstance(core, int) for core in value):
-        return format_cpus(value)
-    return _word(value)
+    is_list = isinstance(value, list | tuple) and all(isinstance(core, int) for core in value)
+    return format_cpus(value) if is_list else _word(value)
 
 
-def _near(locality: Mapping[str, Any], num_ranks: int) -> frozenset[tuple[int, int]]:
+def _near(locality: object, num_ranks: int) -> frozenset[tuple[int, int]]:
     found = set()
-    for pair, kind in locality.items():
-        a, _, b = str(pair).partition("-")
-        if kind == SAME_SWITCH and a.isdecimal() and b.isdecimal() and max(int(a), int(b)) < num_ranks:
-            found.add((min(int(a), int(b)), max(int(a), int(b))))
+    for pair, kind in locality.items() if isinstance(locality, Mapping) else ():
+        ends = sorted(int(end) for end in str(pair).split("-") if end.isdecimal())
+        if kind == SAME_SWITCH and len(ends) == 2 and ends[1] < num_ranks:
+            found.add((ends[0], ends[1]))
     return frozenset(found)
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _at(value: object, *names: str) -> Any:
+    """Return what stands under these names, one inside the other; None where one is not there."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def _word(value: object) -> str:

@@ -40,12 +40,39 @@ class Busy:
 
 def traced_steps(run: Run, rows: Iterable[Row]) -> tuple[Traced, ...]:
     """Return the rows of which some launch left a trace, the first such launch's; one that is damaged says so."""
-    return tuple(found for row in rows if (found := _traced(run, row)) is not None)
+    found = (next((one for record in row.measured if (one := _traced(run, row, record))), None) for row in rows)
+    return tuple(one for one in found if one)
+
+
+def _traced(run: Run, row: Row, record: Record) -> Traced | None:
+    try:
+        timeline = load_timeline(run, record)
+    except UserError as error:
+        return Traced(row=row, launch=record.launch, timeline=None, why_not=str(error))
+    if timeline is None:
+        return None
+    has_clock = bool(timeline.clock)
+    why_not = "" if has_clock else NO_CLOCK
+    return Traced(row=row, launch=record.launch, timeline=timeline if has_clock else None, why_not=why_not)
 
 
 def busy_ranks(traced: Sequence[Traced]) -> tuple[Busy, ...]:
     """Return a line for each rank of each step that can be drawn."""
     return tuple(_busy(one, rank) for one in traced if one.timeline for rank in one.timeline.ranks)
+
+
+def _busy(traced: Traced, rank: RankTimeline) -> Busy:
+    streams = by_stream(rank)
+    phases: dict[str, float] = {}
+    for one in streams.pop(PHASE, []):
+        phases[one.name] = phases.get(one.name, 0.0) + (one.stop_us - one.start_us) / 1e6
+    return Busy(
+        traced=traced,
+        rank=rank.rank,
+        wall_seconds=(rank.stop_us - rank.start_us) / 1e6,
+        by_stream={stream: covered_us(intervals) / 1e6 for stream, intervals in streams.items()},
+        by_phase=phases,
+    )
 
 
 def lanes(intervals: Iterable[Interval]) -> tuple[tuple[Interval, ...], ...]:
@@ -88,33 +115,6 @@ def covered_us(intervals: Iterable[Interval]) -> float:
     return covered
 
 
-def _traced(run: Run, row: Row) -> Traced | None:
-    for record in row.measured:
-        try:
-            timeline = load_timeline(run, record)
-        except UserError as error:
-            return Traced(row=row, launch=record.launch, timeline=None, why_not=str(error))
-        if timeline is not None and not timeline.clock:
-            return Traced(row=row, launch=record.launch, timeline=None, why_not=NO_CLOCK)
-        if timeline is not None:
-            return Traced(row=row, launch=record.launch, timeline=timeline)
-    return None
-
-
-def _busy(traced: Traced, rank: RankTimeline) -> Busy:
-    streams = by_stream(rank)
-    phases: dict[str, float] = {}
-    for one in streams.pop(PHASE, []):
-        phases[one.name] = phases.get(one.name, 0.0) + (one.stop_us - one.start_us) / 1e6
-    return Busy(
-        traced=traced,
-        rank=rank.rank,
-        wall_seconds=(rank.stop_us - rank.start_us) / 1e6,
-        by_stream={stream: covered_us(intervals) / 1e6 for stream, intervals in streams.items()},
-        by_phase=phases,
-    )
-
-
 MOST_ROWS = 24
 
 
@@ -132,32 +132,26 @@ class Late:
 
 def late_rows(run: Run, rows: Iterable[Row]) -> tuple[Late, ...]:
     """Return the rows with the largest skew that know who was late, in their own order."""
-    known = [row for row in rows if _arrival(row) is not None and row.value("skew") is not None]
-    most = sorted(known, key=lambda row: -(row.value("skew") or 0.0))[:MOST_ROWS]
-    kept = {row.case.id for row in most}
-    return tuple(_late(run, row) for row in known if row.case.id in kept)
+    arrivals = [(row, next((one.arrival for one in row.measured if one.arrival), None)) for row in rows]
+    known = [(skew, row, arrival) for row, arrival in arrivals if arrival and (skew := row.value("skew")) is not None]
+    kept = {row.case.id for _, row, _ in sorted(known, key=lambda one: -one[0])[:MOST_ROWS]}
+    return tuple(
+        Late(row=row, arrival=arrival, seconds_by_rank=_lateness(run, row))
+        for _, row, arrival in known
+        if row.case.id in kept
+    )
 
 
-def _arrival(row: Row) -> Arrival | None:
-    return next((record.arrival for record in row.measured if record.arrival), None)
-
-
-def _late(run: Run, row: Row) -> Late:
-    arrival = _arrival(row)
-    assert arrival is not None
-    launches = [found for record in row.measured if (found := _read(run, record))]
-    ranks = dict.fromkeys(rank for launch in launches for rank in launch)
-    seconds = {rank: median([launch[rank] for launch in launches if rank in launch]) for rank in sorted(ranks)}
-    return Late(row=row, arrival=arrival, seconds_by_rank=seconds)
-
-
-def _read(run: Run, record: Record) -> dict[int, float]:
-    """Return each rank's median lateness in one launch; nothing where no samples can be read."""
-    try:
-        samples = load_rank_samples(run, record)
-    except UserError:
-        return {}
-    if "arrival_ns" not in samples:
-        return {}
-    late = np.median(samples["arrival_ns"] - samples["arrival_ns"].min(axis=0), axis=1) / 1e9
-    return dict(zip(samples["ranks"].tolist(), late.tolist(), strict=True))
+def _lateness(run: Run, row: Row) -> dict[int, float]:
+    """Return the median lateness of each rank of which samples can be read."""
+    launches: dict[int, list[float]] = {}
+    for record in row.measured:
+        try:
+            samples = load_rank_samples(run, record)
+        except UserError:
+            continue
+        if "arrival_ns" in samples:
+            late = np.median(samples["arrival_ns"] - samples["arrival_ns"].min(axis=0), axis=1) / 1e9
+            for rank, seconds in zip(samples["ranks"].tolist(), late.tolist(), strict=True):
+                launches.setdefault(rank, []).append(seconds)
+    return {rank: median(launches[rank]) for rank in sorted(launches)}

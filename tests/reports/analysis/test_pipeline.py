@@ -123,7 +123,7 @@ def test_timelines_are_left_out_of_facts_and_data_and_nothing_else_is() -> None:
     report = report_of(run)
     assert ["0F0" in render(report) for render in (render_json, embedded_json)] == [True, False]
     assert (row.metrics, thin.verdict) == (whole.metrics, summary.verdict)
-    assert other is untouched
+    assert other == untouched
 
 
 def test_a_pipeline_says_all_it_knows_and_a_narrow_terminal_loses_detail_before_comparison() -> None:
