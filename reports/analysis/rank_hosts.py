@@ -129,8 +129,9 @@ def _switches(told: object, hosts: Sequence[str], own: Mapping[int, Any]) -> dic
 
 
 def _cores(value: object) -> str:
-    is_list = isinstance(value, list | tuple) and all(isinstance(core, int) for core in value)
-    return format_cpus(value) if is_list else _word(value)
+    if isinstance(value, list | tuple) and all(isinstance(core, int) for core in value):
+        return format_cpus(value)
+    return _word(value)
 
 
 def _near(locality: object, num_ranks: int) -> frozenset[tuple[int, int]]:

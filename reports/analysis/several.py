@@ -1,21 +1,23 @@
 """Several runs beside each other: in what they differ, and the rows that answer the same question. Pure."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from bench.plan.cases import Case
 from bench.results.metrics import MetricValue
 from bench.results.runs import Run, load_run
-from bench.results.stats import Estimate, ratio_within_launch
+from bench.results.stats import ratio_within_launch
 from bench.text import UserError, reading
+from reports.analysis.frame import group_rows
 from reports.analysis.labels import PAIRS, environment_facts, flatten
 from reports.analysis.rank_hosts import Nodes, nodes_of
-from reports.analysis.summary import Row, Summary, summarize
+from reports.analysis.summary import Row, Summary, estimate_of, summarize
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +30,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Its label, or its id where it has none."""
         return self.label or self.id
 
 
@@ -40,7 +41,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DID_NOT_RUN = 4
-_OF_PLAN = ("preset", "nproc", "backend", "device", "launches")
+SWEEP, RUNS = "sweep.json", "runs"
 # what differs between any two runs and says nothing of either, and what does but may explain their times
 _OF_EVERY_RUN, _CIRCUMSTANCES = ("boot_id", "job", "SLURM_JOB_ID"), ("one_minute", "nodelist", "SLURM_JOB_NODELIST")
 
@@ -97,10 +98,12 @@ class Beside:
 
     def ratio(self, number: int) -> MetricValue | None:
         """Return a run's time over the first's with its interval, None if either is unknown."""
-        one, other = (_estimate(self.rows.get(of)) for of in (number, min(self.rows)))
-        if one is None or other is None:
+        row = self.rows.get(number)
+        one = estimate_of(row.metrics.get(row.headline)) if row else None
+        base = estimate_of(self.first.metrics.get(self.first.headline))
+        if one is None or base is None:
             return None
-        found = ratio_within_launch(one, other)
+        found = ratio_within_launch(one, base)
         return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high)
 
 
@@ -124,7 +127,7 @@ class Several:
     @property
     def fine(self) -> bool:
         """Whether every run that counts is, and nothing is lacking."""
-        return all(one.summary.verdict.fine for one in self.counting) and not self.lacking
+        return self.code == 0
 
     @property
     def code(self) -> int:
@@ -135,17 +138,19 @@ class Several:
     @property
     def verdict_words(self) -> str:
         """Which runs are fine, and which are not."""
-        bad = [one.number for one in self.counting if not one.summary.verdict.fine]
-        lacking = f"; {len(self.lacking)} more that should be here {_are(self.lacking)} not" if self.lacking else ""
+        bad = [one.name for one in self.counting if not one.summary.verdict.fine]
+        are = "is" if len(self.lacking) == 1 else "are"
+        lacking = f"; {len(self.lacking)} more that should be here {are} not" if self.lacking else ""
         if bad:
-            return f"not fine: {', '.join(f'run {number}' for number in bad)} of {len(self.runs)}{lacking}"
+            return f"not fine: {', '.join(bad)} of {len(self.runs)}{lacking}"
         counted = f"all {len(self.runs)} runs" if len(self.runs) != 1 else "the one run"
         return f"{'not complete, else ' * bool(lacking)}fine: {counted}{lacking}"
 
     @property
     def words(self) -> str:
-        """In what the runs differ, as a sentence."""
-        asked = [one for one in self.differences if not _is_circumstance(one.name)]
+        """In what the runs differ, as a sentence; circumstances and what follows from the ranks were not asked for."""
+        last = [(one, one.name.rpartition(".")[2]) for one in self.differences]
+        asked = [one for one, name in last if name not in _CIRCUMSTANCES and not name.startswith(PAIRS)]
         if not asked:
             return "They differ in nothing but circumstances: what their times differ by is those, or chance."
         if len(asked) == 1:
@@ -157,70 +162,46 @@ def several(
     runs: Sequence[tuple[Run, Summary]], points: Sequence[Point | None] = (), lacking: Sequence[str] = ()
 ) -> Several:
     """Return the runs, numbered from 1, with their differences; ``points`` are those that they measured, if any."""
-    known = (*points, *([None] * (len(runs) - len(points))))
-    ones = tuple(
-        One(number=i, run=run, summary=summary, point=point)
-        for i, ((run, summary), point) in enumerate(zip(runs, known, strict=True), start=1)
-    )
-    facts = [dict(_facts(one.run)) for one in ones]
+    numbered = enumerate(zip_longest(runs, points), start=1)
+    ones = tuple(One(number=i, run=run, summary=summary, point=point) for i, ((run, summary), point) in numbered)
+    facts = [_facts(one.run) for one in ones]
     names = dict.fromkeys(name for one in facts for name in one)
-    told = [(name, tuple(one.get(name, "-") for one in facts)) for name in names]
-    told += [(f"{case} {name}", texts) for (case, name), texts in _varying(ones).items()]
-    different = (Difference(name=name, texts=texts) for name, texts in told if len(set(texts)) > 1)
+    told = {name: tuple(one.get(name, "-") for one in facts) for name in names}
+    told |= {f"{case} {name}": texts for (case, name), texts in _varying(ones).items()}
+    different = (Difference(name=name, texts=texts) for name, texts in told.items() if len(set(texts)) > 1)
     return Several(runs=ones, differences=tuple(different), lacking=tuple(lacking))
 
 
 def beside(several: Several) -> tuple[Beside, ...]:
     """Return each case that two runs or more measured, matched without the parameters in which the runs differ."""
     varying = _varying(several.runs)
-    found: dict[object, dict[int, Row]] = {}
-    for one in several.runs:
-        for row in one.shown:
-            found.setdefault(_identity(row, varying), {})[one.number] = row
-    return tuple(Beside(rows=rows) for rows in found.values() if len(rows) > 1)
+
+    def matched(case: Case) -> Case:
+        params = {name: value for name, value in case.params.items() if (case.name, name) not in varying}
+        return msgspec.structs.replace(case, params=params)
+
+    shown = [(one.number, row) for one in several.runs for row in one.shown]
+    groups = group_rows(shown, lambda one: matched(one[1].case))
+    return tuple(Beside(rows=rows) for group in groups if len(rows := dict(group)) > 1)
 
 
-def _facts(run: Run) -> list[tuple[str, str]]:
-    info = run.info
-    plan: dict[str, Any] = {name: getattr(info.plan, name) for name in _OF_PLAN}
-    environment = ((f"environment.{name}", text) for name, text in environment_facts(info.environment or {}))
-    facts = [*flatten({"plan": plan, "host": info.host, "parbench": info.parbench}), *environment]
-    return [fact for fact in facts if fact[0].rpartition(".")[2] not in _OF_EVERY_RUN]
-
-
-def _are(told: Sequence[str]) -> str:
-    return "is" if len(told) == 1 else "are"
-
-
-def _is_circumstance(name: str) -> bool:
-    """Say whether a difference was not asked for, or follows from the number of ranks."""
-    last = name.rpartition(".")[2]
-    return last in _CIRCUMSTANCES or last.startswith(PAIRS)
+def _facts(run: Run) -> dict[str, str]:
+    plan = {name: getattr(run.info.plan, name) for name in ("preset", "nproc", "backend", "device", "launches")}
+    facts = dict(flatten({"plan": plan, "host": run.info.host, "parbench": run.info.parbench}))
+    facts |= {f"environment.{name}": text for name, text in environment_facts(run.info.environment or {})}
+    return {name: text for name, text in facts.items() if name.rpartition(".")[2] not in _OF_EVERY_RUN}
 
 
 def _varying(runs: Sequence[One]) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return by case name and parameter each run's value, where every run has one value throughout and they differ."""
-    values: dict[tuple[str, str], list[set[str]]] = {}
+    values: dict[tuple[str, str], dict[tuple[int, str], None]] = {}
     for one in runs:
         for row in one.summary.rows:
             for name, value in row.case.params.items():
-                sets = values.setdefault((row.case.name, name), [set() for _ in runs])
-                sets[one.number - 1].add(str(value))
-    found = {key: sets for key, sets in values.items() if all(len(one) == 1 for one in sets)}
-    told = {key: tuple(next(iter(one)) for one in sets) for key, sets in found.items()}
-    return {key: texts for key, texts in told.items() if len(set(texts)) > 1}
-
-
-def _identity(row: Row, varying: Mapping[tuple[str, str], object]) -> object:
-    kept = {name: value for name, value in row.case.params.items() if (row.case.name, name) not in varying}
-    return row.case.name, tuple(sorted(kept.items(), key=lambda one: one[0]))
-
-
-def _estimate(row: Row | None) -> Estimate | None:
-    metric = row.metrics.get(row.headline) if row is not None else None
-    if metric is None or not metric.value:
-        return None
-    return Estimate(value=metric.value, low=metric.low, high=metric.high, method=metric.method)
+                values.setdefault((row.case.name, name), {})[one.number, str(value)] = None
+    numbers = [one.number for one in runs]
+    alike = {key: [text for _, text in of] for key, of in values.items() if [number for number, _ in of] == numbers}
+    return {key: tuple(texts) for key, texts in alike.items() if len(set(texts)) > 1}
 
 
 def gather(paths: Sequence[Path], *, whole: bool = False) -> Several:
@@ -229,21 +210,30 @@ def gather(paths: Sequence[Path], *, whole: bool = False) -> Several:
     ``UserError`` where a folder is neither a run nor a sweep, or where there is no run at all; a run of a sweep that
     cannot be read, or any run unless ``whole``, is told in what is lacking.
     """
-    found, lacking = [], []
+    folders: list[tuple[Path, Point | None, bool]] = []
+    found, lacking, sweeps = [], [], [path for path in paths if is_sweep(path)]
     for path in paths:
-        if is_sweep(path):
-            lacking += _points_without_run(path)
-    for path, point, must in _folders(paths, whole):
+        if path not in sweeps:
+            folders.append((path, point_of(path), whole))
+            continue
+        for point in load_sweep(path).points:
+            runs = runs_of(path, point)
+            folders += [(run, point, False) for run in runs]
+            lacking += [] if runs else [f"Not run: {point.name}."]
+    unread = len(lacking)
+    for folder, measured, must in folders:
         try:
-            run = load_run(path)
+            run = load_run(folder)
         except UserError as error:
             if must:
                 raise
             lacking.append(f"A run cannot be read: {error}.")
             continue
-        found.append((run, summarize(run), point))
+        found.append((run, summarize(run), measured))
+    if not found and sweeps and len(lacking) == unread:
+        raise UserError(f"{sweeps[0] / SWEEP}: none of its {unread} points has a run yet; a report needs at least one")
     if not found:
-        raise UserError(_nothing(paths, lacking))
+        raise UserError(lacking[0].rstrip(".") if lacking else "no run was named; at least one is needed")
     return several([(run, summary) for run, summary, _ in found], [point for *_, point in found], lacking)
 
 
@@ -260,30 +250,6 @@ def read_runs(paths: Sequence[str | Path]) -> list[tuple[Run, str | None]]:
     for sentence in found.lacking:
         warnings.warn(sentence, stacklevel=3)
     return [(one.run, one.point.name if one.point else None) for one in found.runs]
-
-
-def _folders(paths: Sequence[Path], whole: bool) -> Iterator[tuple[Path, Point | None, bool]]:
-    """Yield each run's folder with its point, and whether it must be readable."""
-    for path in paths:
-        if not is_sweep(path):
-            yield path, point_of(path), whole
-            continue
-        for point in load_sweep(path).points:
-            yield from ((run, point, False) for run in runs_of(path, point))
-
-
-def _points_without_run(folder: Path) -> list[str]:
-    return [f"Not run: {point.name}." for point in load_sweep(folder).points if not runs_of(folder, point)]
-
-
-def _nothing(paths: Sequence[Path], lacking: Sequence[str]) -> str:
-    sweeps = [path for path in paths if is_sweep(path)]
-    if sweeps and not any("cannot be read" in one for one in lacking):
-        return f"{sweeps[0] / SWEEP}: none of its {len(lacking)} points has a run yet; a report needs at least one"
-    return lacking[0].rstrip(".") if lacking else "no run was named; at least one is needed"
-
-
-SWEEP, RUNS = "sweep.json", "runs"
 
 
 def is_sweep(path: Path) -> bool:
@@ -329,28 +295,21 @@ class Scaled:
         if row is None:
             return None
         known = row.value("busbw" if row.is_communication else "tokens_per_second")
-        seconds = row.value(row.headline)
-        return known or (1 / seconds if seconds and not row.is_communication else None)
-
-    def speed_up(self, ranks: int) -> float | None:
-        """Return the rate over that of the smallest world."""
-        rate, base = self.rate(ranks), self.rate(min(self.rows))
-        return rate / base if rate is not None and base else None
+        return known or (1 / row.seconds if row.seconds and not row.is_communication else None)
 
     def efficiency(self, ranks: int) -> float | None:
-        """Return the speed-up over what is hoped for: as many times the rate for steps, the same busbw."""
-        found = self.speed_up(ranks)
+        """Return the rate over that of the smallest world, over what is hoped for: for steps as many times, else 1."""
+        rate, base = self.rate(ranks), self.rate(min(self.rows))
         hoped = 1.0 if self.first.is_communication else ranks / min(self.rows)
-        return None if found is None else found / hoped
+        return rate / base / hoped if rate is not None and base else None
 
 
 def scaled(rows: Sequence[Row]) -> tuple[Scaled, ...]:
     """Return the cases that ran at two world sizes or more; of one size, the first run's row counts."""
-    found: dict[str, dict[int, Row]] = {}
-    for row in rows:
-        if "group" not in row.case.params:
-            found.setdefault(row.case.id, {}).setdefault(row.world.size, row)
-    return tuple(Scaled(rows=of) for of in found.values() if len(of) > 1)
+    whole = [row for row in rows if "group" not in row.case.params]
+    groups = group_rows(whole, lambda row: row.case, by=lambda row: (row.case.target,))
+    found = ({row.world.size: row for row in reversed(group)} for group in groups)
+    return tuple(Scaled(rows=of) for of in found if len(of) > 1)
 
 
 def worlds(cases: Sequence[Scaled]) -> tuple[int, ...]:

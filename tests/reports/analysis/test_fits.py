@@ -312,13 +312,9 @@ def one_scaled(*rows: Row) -> Scaled:
 
 
 def test_steps_should_grow_as_the_ranks_do_and_bus_bandwidth_should_stay() -> None:
-    same = one_scaled(row_on(step(), 2), row_on(step(), 8))
-    assert same.speed_up(8) == pytest.approx(1.0)
-    assert same.efficiency(8) == pytest.approx(0.25)  # the fixture's tokens are those of all ranks together
-    faster = one_scaled(row_on(step(), 2), row_on(step(), 8, 0.25e-3))
-    assert (faster.speed_up(8), faster.efficiency(8)) == pytest.approx((4.0, 1.0))
-    kept = one_scaled(row_on(collective(), 2), row_on(collective(), 8, 2e-3))
-    assert kept.speed_up(8) == kept.efficiency(8) == pytest.approx(0.5)
+    told = ((step(), 1e-3, 0.25), (step(), 0.25e-3, 1.0), (collective(), 2e-3, 0.5))  # a step's tokens are all ranks'
+    for case, seconds, efficiency in told:
+        assert one_scaled(row_on(case, 2), row_on(case, 8, seconds)).efficiency(8) == pytest.approx(efficiency)
 
 
 def test_the_smallest_world_is_the_base_and_of_one_world_the_first_run_counts() -> None:
