@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+_PATH = click.Path(path_type=Path)
 _EXAMPLES = """\b
 Examples:
   parbench slurm submit sweep.toml --dry-run
@@ -57,10 +58,10 @@ def local_fault(action: str, node: str, rate: str | None) -> None:
 
 
 @slurm.command(epilog="Example: parbench slurm submit sweep.toml --wait")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=_PATH)
 @click.option("--dry-run", is_flag=True, help="Show the points, what they cost and the batch script; submit nothing.")
 @click.option("--wait", is_flag=True, help="Stay until the jobs end, and exit with the sweep's code.")
-@click.option("--out", type=click.Path(path_type=Path), help="Where sweeps go; default: the file's, else sweeps.")
+@click.option("--out", type=_PATH, help="Where sweeps go; default: the file's, else sweeps.")
 @click.pass_context
 def submit(context: click.Context, file: Path, dry_run: bool, wait: bool, out: Path | None) -> None:
     """Submit the sweep that a TOML file describes, after everything that can be checked before was checked.
@@ -72,7 +73,7 @@ def submit(context: click.Context, file: Path, dry_run: bool, wait: bool, out: P
     context.exit(send(file, context.obj.modules, dry_run=dry_run, wait=wait, out=out))
 
 
-_FOLDER = click.argument("folder", type=click.Path(path_type=Path))
+_FOLDER = click.argument("folder", type=_PATH)
 
 
 @slurm.command(hidden=True, epilog="Example: parbench slurm work sweeps/20260102T030405Z-nodes-1a2b3c")
@@ -132,12 +133,10 @@ def resume(folder: Path) -> None:
 @click.option("--partition", help="Where to ask for nodes, outside an allocation.")
 @click.option("--rounds", type=int, default=5, show_default=True, help="In how many rounds each node meets another.")
 @click.option("--size", default="4M", show_default=True, help="What two nodes send each other at once.")
-@click.option("--time", "time", default="5m", show_default=True, help="The limit of an allocation of its own.")
+@click.option("--time", default="5m", show_default=True, help="The limit of an allocation of its own.")
 @click.option("--budget", metavar="TIME", help="Time for ranks to start and all rounds; default: 60 s and 2 s each.")
 @click.option("--timeout", default="20s", show_default=True, help="Time after which a round counts as hung.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("runs/screen"), show_default=True, help="Where runs go."
-)
+@click.option("--out", type=_PATH, default=Path("runs/screen"), show_default=True, help="Where runs go.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
 def screen(**given: Any) -> None:
     """Find slow nodes and links: nodes meet in pairs, round by round, and what looks slow is measured again.

@@ -20,8 +20,6 @@ ENDED = frozenset(
 )
 """States from which a job does not come back, unless it is requeued."""
 
-_UNKNOWN_JOB = ("Invalid job id", "Job/step already completing or completed")
-_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 _PREFIX = re.compile(r"^\w+: (?:(?:error|fatal): )?")
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
 
@@ -88,7 +86,7 @@ class Slurm:
         try:
             text = self.call("scontrol", "show", "job", "-o", job_id)
         except SlurmError as error:
-            if any(words in str(error) for words in _UNKNOWN_JOB):
+            if "Invalid job id" in str(error) or "Job/step already completing or completed" in str(error):
                 return ()
             raise
         found = [_PAIR.split(line)[1:] for line in text.splitlines() if line.startswith("JobId=")]
@@ -151,19 +149,19 @@ class Slurm:
         return done.stdout
 
 
+SLURM = Slurm()
+
+
 def parse_limit(text: str) -> float:
     """Return the seconds of Slurm's ``minutes``, ``minutes:seconds``, ``hours:minutes:seconds`` or ``days-hours...``.
 
     What sets no limit (``infinite``, ``UNLIMITED``, ``n/a``) is infinite.
     """
-    match = _LIMIT.fullmatch(text.strip())
-    if match is None:
+    days, _, rest = text.strip().rpartition("-")
+    parts = rest.split(":") if days or rest.count(":") > 1 else ["0", *rest.split(":")]  # no hours
+    if not all(part.isdecimal() for part in (days or "0", *parts)):
         return math.inf
-    days, *parts = match.groups()
-    numbers = [int(part) for part in parts if part is not None]
-    if days is None and len(numbers) < 3:
-        numbers = [0, *numbers]  # no hours
-    hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    hours, minutes, seconds = (*map(int, parts), 0, 0)[:3]
     return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 

@@ -80,8 +80,7 @@ def _zipped(table: Mapping[str, list[Value]]) -> list[dict[str, Value]]:
     (first, count), *others = lengths.items()
     for name, number in others:
         if number != count:
-            words = f"{first} has {count} values and {name} has {number}"
-            raise UserError(f"{words}: what varies together has as many")
+            raise UserError(f"{first} has {count} values and {name} has {number}: what varies together has as many")
     return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
 
 

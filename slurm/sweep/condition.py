@@ -8,8 +8,7 @@ false.
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from bench.plan.params import Value
@@ -32,19 +31,15 @@ _COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
     ast.In: ("in", operator.eq),  # with any of the list
     ast.NotIn: ("not in", operator.eq),
 }
+_KINDS = {bool: "true or false", str: "a word"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Condition:
-    """A parsed condition: its text, the names it speaks of, and whether it holds for a point's values."""
+def parse_condition(text: str, known: Collection[str]) -> Callable[[Values], bool]:
+    """Return what tells whether a condition holds for a point's values, of which ``known`` are the names.
 
-    text: str
-    names: tuple[str, ...]
-    holds: Callable[[Values], bool]
-
-
-def parse_condition(text: str) -> Condition:
-    """Return the condition; ``UserError`` names the text, what is wrong in it and what may stand there."""
+    ``UserError`` names the text, what is wrong in it and what may stand there; so does what is returned, where values
+    of different kinds meet.
+    """
     if len(text) > _MAX_LENGTH:
         raise UserError(f"{text[:40]!r}... has {len(text)} characters: a condition has at most {_MAX_LENGTH}")
     try:
@@ -55,18 +50,11 @@ def parse_condition(text: str) -> Condition:
         raise UserError(
             f"{text!r} is not understood: {getattr(error, 'msg', 'it is nested too deep')}; {how}"
         ) from error
-    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id not in ("true", "false")]
-    return Condition(text=text, names=tuple(dict.fromkeys(names)), holds=holds)
-
-
-def check_names(condition: Condition, known: Mapping[str, object]) -> None:
-    """Refuse a condition that speaks of what no point has; ``UserError`` lists what they have."""
-    for name in condition.names:
-        if name not in known:
-            raise UserError(
-                f"{condition.text!r} speaks of {name!r}, and a point has {listed(known)}"
-                f"{did_you_mean(name, known) or f'; write a word as {name!r}, in quotes'}"
-            )
+    for name in (node.id for node in ast.walk(tree) if isinstance(node, ast.Name)):
+        if name not in (*known, "true", "false"):
+            hint = did_you_mean(name, known) or f"; write a word as {name!r}, in quotes"
+            raise UserError(f"{text!r} speaks of {name!r}, and a point has {listed(known)}{hint}")
+    return holds
 
 
 def _as_python(token: re.Match[str]) -> str:
@@ -130,12 +118,9 @@ def _wrong(text: str, node: ast.expr, expected: str) -> UserError:
 
 def _alike(text: str, left: Value, right: Value, sign: str) -> tuple[Value, Value]:
     """Return two values that can be compared; ``UserError`` if they are of different kinds."""
-    one, other = (
-        "true or false" if isinstance(value, bool) else "a word" if isinstance(value, str) else "a number"
-        for value in (left, right)
-    )
+    one, other = (_KINDS.get(type(value), "a number") for value in (left, right))
     if one != other:
         raise UserError(f"{text!r} compares {left!r}, {one}, with {right!r}, {other}")
-    if one == "true or false" and sign in ("<", "<=", ">", ">="):
+    if isinstance(left, bool) and sign in ("<", "<=", ">", ">="):
         raise UserError(f"{text!r} compares {left!r} with {right!r} by {sign}: use == or !=")
     return left, right

@@ -5,7 +5,6 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import msgspec
@@ -16,7 +15,7 @@ from bench.plan.options import Options, make_plan
 from bench.plan.plan import Entry, Plan
 from bench.text import UserError, counted
 from slurm.sweep.axes import SHAPE, Combination, read_axes
-from slurm.sweep.condition import check_names, parse_condition
+from slurm.sweep.condition import parse_condition
 from slurm.sweep.folder import Placement, Point
 from slurm.sweep.sweepfile import SweepFile, at
 
@@ -26,19 +25,11 @@ START_SECONDS = 10.0
 _MAX_POINTS = 10_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expansion:
-    """The points in the order of execution, and in words what is skipped or of no effect."""
-
-    points: tuple[Point, ...]
-    notes: tuple[str, ...]
-
-
-def expand(file: SweepFile, catalogue: Sequence[Definition]) -> Expansion:
-    """Return the points; ``UserError`` names what is wrong in the file.
+def expand(file: SweepFile, catalogue: Sequence[Definition]) -> tuple[tuple[Point, ...], list[str]]:
+    """Return the points in the order of execution, and in words what is skipped or of no effect.
 
     Larger points come first: a dead node is found early, and what no longer fits into a job's time is small. Repeats
-    are taken in rounds, for the same reason as environments are taken in turns.
+    are taken in rounds, for the same reason as environments are taken in turns. ``UserError`` names what is wrong.
     """
     rows = read_axes(file, catalogue)
     lengths = [*map(len, rows), file.repeat]
@@ -49,7 +40,10 @@ def expand(file: SweepFile, catalogue: Sequence[Definition]) -> Expansion:
     rounds = [(combination, repeat) for repeat in range(1, file.repeat + 1) for combination in combinations]
     kept, notes = _excluded(file, rounds)
     varied = {name for row in rows if len(row) > 1 for name in row[0]}
-    bases = [(case.entry(catalogue), _parameters(case.name, catalogue)) for case in file.case]
+    bases = []
+    for case in file.case:
+        params = {param.name for definition in select(catalogue, [case.name]) for param in definition.params}
+        bases.append((case.entry(catalogue), params))
     drafts = [_draft(file, bases, varied, combination, repeat) for combination, repeat in kept]
     points, plans = [], dict[tuple[int, int, bytes], Plan]()
     for point in sorted(drafts, key=lambda point: -point.nodes):
@@ -65,7 +59,7 @@ def expand(file: SweepFile, catalogue: Sequence[Definition]) -> Expansion:
         for (nodes, tasks, _), plan in plans.items()
         if plan.skipped
     ]
-    return Expansion(points=tuple(points), notes=(*notes, *dict.fromkeys(skips)))
+    return tuple(points), [*notes, *dict.fromkeys(skips)]
 
 
 Round = tuple[Combination, int]
@@ -80,9 +74,8 @@ def _excluded(file: SweepFile, rounds: Sequence[Round]) -> tuple[list[Round], li
     out, notes = [False] * len(rounds), []
     for index, text in enumerate(file.exclude):
         with at(f"$.exclude[{index}]"):
-            condition = parse_condition(text)
-            check_names(condition, values[0])
-            holds = [condition.holds(one) for one in values]
+            condition = parse_condition(text, values[0])
+            holds = [condition(one) for one in values]
         out = [*map(operator.or_, out, holds)]
         notes += [] if any(holds) else [f"exclude {text!r} takes out no point"]
     if all(out):
@@ -90,21 +83,12 @@ def _excluded(file: SweepFile, rounds: Sequence[Round]) -> tuple[list[Round], li
     return [one for one, is_out in zip(rounds, out, strict=True) if not is_out], notes
 
 
-def _parameters(pattern: str, catalogue: Sequence[Definition]) -> set[str]:
-    return {param.name for definition in select(catalogue, [pattern]) for param in definition.params}
+Bases = list[tuple[Entry, set[str]]]
+"""The file's cases, each with the names of its parameters, of which it gets those that vary."""
 
 
-def _draft(
-    file: SweepFile,
-    bases: Sequence[tuple[Entry, set[str]]],
-    varied: set[str],
-    combination: Combination,
-    repeat: int,
-) -> Point:
-    """Return the point, but for its id and the seconds that its plan tells; ``varied`` are the names that labels tell.
-
-    Each case of ``bases`` gets those of the varying parameters that it has.
-    """
+def _draft(file: SweepFile, bases: Bases, varied: set[str], combination: Combination, repeat: int) -> Point:
+    """Return a point, but for its id and the seconds that its plan tells; labels tell the names of ``varied``."""
     nodes, tasks, placement, environment = (combination[name].text for name in SHAPE)
     varying = {name: choice.text for name, choice in combination.items() if name not in SHAPE}
     words = [placement] if "placement" in varied or placement != "block" else []

@@ -79,14 +79,11 @@ def _options(sweep: Sweep, folder: Path, batch: Batch) -> dict[str, str | bool]:
         "open-mode": "append",
         "output": str(folder / "logs").replace("%", "%%") + ("/%A_%a.out" if batch.tasks else "/%j.out"),
         "chdir": sweep.working_directory,
+        "array": indices(batch.tasks),
+        "no-kill": sweep.on_dead_node == "go-on",
+        "partition": sweep.partition or "",
     }
-    if batch.tasks:
-        options["array"] = indices(batch.tasks)
-    if sweep.on_dead_node == "go-on":
-        options["no-kill"] = True
-    if sweep.partition is not None:
-        options["partition"] = sweep.partition
-    return {**options, **sweep.options}
+    return {**{name: value for name, value in options.items() if value}, **sweep.options}
 
 
 def _directive(name: str, value: str | bool) -> str:

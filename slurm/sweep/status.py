@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TextIO
 
 import click
 import msgspec
@@ -14,10 +13,7 @@ import msgspec
 from bench.text import format_duration, format_table
 from slurm.job.ledger import FINAL, Standing, read_ledger, standings
 from slurm.sweep.folder import Job, Point, Sweep, load_jobs, load_sweep
-from slurm.system import QueuedJob, Slurm, SlurmError, scale
-
-Report = Callable[[Sequence[Path], Path], None]
-"""Writes one HTML file of several runs."""
+from slurm.system import SLURM, QueuedJob, Slurm, SlurmError, scale
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,21 +29,19 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
     def words(self) -> str:
-        """Return it as a person says it."""
         if self.lives is None:
             return f"job {self.id} unknown, for Slurm does not answer"
-        if len(self.states) <= 1:
-            why = f" ({self.reason})" if self.reason else ""
-            return f"job {self.id} {(self.states or ('unknown',))[0].lower()}{why}"
-        counts = Counter(self.states).most_common()
-        return f"array {self.id}: " + ", ".join(f"{count} {state.lower()}" for state, count in counts)
+        if len(self.states) > 1:
+            counts = Counter(self.states).most_common()
+            return f"array {self.id}: " + ", ".join(f"{count} {state.lower()}" for state, count in counts)
+        return f"job {self.id} {self.states[0].lower()}{f' ({self.reason})' if self.reason else ''}"
 
 
 class PointState(msgspec.Struct, frozen=True, kw_only=True):
     """A point and what became of it; ``run`` is relative to the sweep's folder.
 
-    ``state`` is done or failed, or, of what is not measured, waiting, running or started, which are in work, and
-    interrupted, postponed, lost-node, lost or missing, which wait for ``parbench slurm resume``.
+    ``state`` is done or failed; waiting, running or started of what is in work; interrupted, postponed, lost-node, lost
+    or missing of what waits for ``parbench slurm resume``.
     """
 
     id: str
@@ -93,10 +87,9 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
         return f"{', '.join(told)}; {', '.join(jobs)}{left}"
 
 
-def look(folder: Path, slurm: Slurm | None = None, now: float | None = None) -> Picture:
+def look(folder: Path, slurm: Slurm = SLURM, now: float | None = None) -> Picture:
     """Return where the sweep of a folder stands; what Slurm does not tell is unknown."""
     sweep, jobs = load_sweep(folder), load_jobs(folder)
-    slurm = slurm or Slurm()
     trouble, queue = "", None
     try:
         queue = slurm.queue()
@@ -105,21 +98,20 @@ def look(folder: Path, slurm: Slurm | None = None, now: float | None = None) -> 
     found = standings(read_ledger(folder))  # after the queue: what ended between is told by the ledger
     states = tuple(_job_state(job, queue, slurm, found) for job in jobs)
     points = tuple(_point_state(point, found.get(point.id), states, queue) for point in sweep.points)
-    left = None if queue is None else _left_seconds(sweep, points, states, found, time.time() if now is None else now)
+    left = _left_seconds(sweep, points, states, found, time.time() if now is None else now)
     return Picture(name=sweep.name, folder=str(folder), jobs=states, points=points, left_seconds=left, trouble=trouble)
 
 
 def _job_state(job: Job, queue: Sequence[QueuedJob] | None, slurm: Slurm, found: Mapping[str, Standing]) -> JobState:
     if queue is None:
         return JobState(id=job.id, states=(), lives=None, points=job.points)
-    if alive := [one for one in queue if one.id == job.id]:
-        why = next((one.reason for one in alive if one.state == "PENDING" and one.reason != "None"), "")
-        return JobState(id=job.id, states=tuple(one.state for one in alive), lives=True, points=job.points, reason=why)
-    ended: dict[str, None] = {}
-    if not all(point in found and found[point].is_final for point in job.points):
+    alive = [one for one in queue if one.id == job.id]
+    why = next((one.reason for one in alive if one.state == "PENDING" and one.reason != "None"), "")
+    states = [one.state for one in alive]
+    if not alive and not all(point in found and found[point].is_final for point in job.points):
         with contextlib.suppress(SlurmError):
-            ended = dict.fromkeys(facts.get("JobState", "unknown") for facts in slurm.show_job(job.id))
-    return JobState(id=job.id, states=tuple(ended) or ("ended",), lives=False, points=job.points)
+            states = [*{facts.get("JobState", "unknown"): None for facts in slurm.show_job(job.id)}]
+    return JobState(id=job.id, states=tuple(states or ["ended"]), lives=bool(alive), points=job.points, reason=why)
 
 
 def _point_state(
@@ -188,19 +180,14 @@ def render(picture: Picture) -> str:
     return "\n".join([*head, "", format_table(rows), "", picture.words()])
 
 
-def show(folder: Path, *, as_json: bool = False, slurm: Slurm | None = None) -> int:
+def show(folder: Path, *, as_json: bool = False, slurm: Slurm = SLURM) -> int:
     """Print where a sweep stands; 0 whatever it is."""
     picture = look(folder, slurm)
     click.echo(msgspec.json.encode(picture).decode() if as_json else render(picture))
     return 0
 
 
-def follow(
-    folder: Path,
-    slurm: Slurm | None = None,
-    out: TextIO | None = None,
-    pause: Callable[[float], None] = time.sleep,
-) -> int:
+def follow(folder: Path, slurm: Slurm = SLURM, pause: Callable[[float], None] = time.sleep) -> int:
     """Print a line whenever something changes until the sweep's jobs have ended, then the table.
 
     Returns 0 if every point is done, 1 if a result is wrong, 4 if anything is not measured.
@@ -211,9 +198,9 @@ def follow(
         states = tuple(point.state for point in picture.points)
         if states != shown:
             shown = states
-            click.echo(picture.words(), file=out)
+            click.echo(picture.words())
         if not picture.lives:
-            click.echo(render(picture), file=out)
+            click.echo(render(picture))
             return picture.code
         for _ in range(4):  # Slurm is asked less often than the ledger is read
             pause(1.0)
@@ -221,8 +208,11 @@ def follow(
                 break
 
 
-def collect(folder: Path, report: Report | None = None, slurm: Slurm | None = None) -> int:
-    """Print each point's verdict and its run, and write ``report.html`` where there is a run to show.
+Report = Callable[[Sequence[Path], Path], None]
+
+
+def collect(folder: Path, report: Report | None = None, slurm: Slurm = SLURM) -> int:
+    """Print each point's verdict and its run, and have ``report`` write one HTML file where there is a run to show.
 
     Returns 0 if every point is done, 1 if a result is wrong, 4 if anything is not measured.
     """

@@ -19,27 +19,34 @@ from slurm.sweep.folder import Job, Point, Sweep, append_job, create_folder, loa
 from slurm.sweep.script import Batch, about, batches, estimate, script_text, table
 from slurm.sweep.status import follow, look
 from slurm.sweep.sweepfile import SweepFile, at, read_sweep_file
-from slurm.system import Partition, Slurm, SlurmError
+from slurm.system import SLURM, Partition, Slurm, SlurmError
 
 
 def submit(
-    path: Path, modules: Sequence[str], *, dry_run: bool, wait: bool, out: Path | None, slurm: Slurm | None = None
+    path: Path, modules: Sequence[str], *, dry_run: bool, wait: bool, out: Path | None, slurm: Slurm = SLURM
 ) -> int:
     """Submit a sweep and return the exit code; ``UserError`` if anything is wrong, and then nothing is submitted.
 
     With ``wait`` the code is that of the finished sweep. A dry run shows what would be submitted, and writes nothing.
     """
-    slurm = slurm or Slurm()
     file = read_sweep_file(path)
     if not dry_run:
         slurm.check_program("sbatch")
-    partitions = _partitions(slurm, dry_run=dry_run)
+    partitions: tuple[Partition, ...] | None = None
+    try:
+        partitions = slurm.partitions()
+    except SlurmError as error:
+        if not dry_run:
+            raise
+        click.echo(f"note: the partition, its nodes and its time limit were not checked: {error}")
     with at(f"sweep file {path}"):
-        expansion = expand(file, load_catalogue(modules))
-        sweep = freeze(file, path, expansion.points)
-        sweep, notes = (sweep, []) if partitions is None else fit_partition(sweep, partitions)
+        points, notes = expand(file, load_catalogue(modules))
+        sweep = freeze(file, path, points)
+        if partitions is not None:
+            sweep, found = fit_partition(sweep, partitions)
+            notes += found
     click.echo(table(sweep.points))
-    for note in [*expansion.notes, *notes, *too_long(sweep)]:
+    for note in [*notes, *too_long(sweep)]:
         click.echo(f"note: {note}")
     click.echo(estimate(sweep.points, sweep.mode))
     parent = out or Path(file.out)
@@ -57,23 +64,12 @@ def submit(
         if not load_jobs(folder):
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    for job in jobs:
-        click.echo(f"job {job.id}: {counted(len(job.points), 'point')} on {counted(job.nodes, 'node')}")
+    sent = (f"job {job.id}: {counted(len(job.points), 'point')} on {counted(job.nodes, 'node')}" for job in jobs)
+    click.echo("\n".join(sent))
     if wait:
         return follow(folder)
     click.echo(f"next: parbench slurm status {folder}")
     return 0
-
-
-def _partitions(slurm: Slurm, *, dry_run: bool) -> tuple[Partition, ...] | None:
-    """Return Slurm's partitions; a dry run may do without Slurm, says so, and gets None."""
-    try:
-        return slurm.partitions()
-    except SlurmError as error:
-        if not dry_run:
-            raise
-        click.echo(f"note: the partition, its nodes and its time limit were not checked: {error}")
-        return None
 
 
 def freeze(file: SweepFile, path: Path, points: tuple[Point, ...]) -> Sweep:
@@ -148,12 +144,11 @@ def _chosen(name: str | None, partitions: Sequence[Partition]) -> list[Partition
 
 def too_long(sweep: Sweep) -> list[str]:
     """Say which points may never fit into the time that jobs are given; such a point is postponed, not begun."""
-    found = [point.seconds for point in sweep.points if point.seconds > (sweep.time_seconds or math.inf)]
-    if not found:
-        return []
-    given = about(sweep.time_seconds or 0)
-    points = f"{counted(len(found), 'point')} of up to {about(max(found))}"
-    return [f"{points} may not fit into jobs of {given}, and would be postponed"]
+    given = sweep.time_seconds or math.inf
+    if found := [point.seconds for point in sweep.points if point.seconds > given]:
+        points = f"{counted(len(found), 'point')} of up to {about(max(found))}"
+        return [f"{points} may not fit into jobs of {about(given)}, and would be postponed"]
+    return []
 
 
 def send(sweep: Sweep, folder: Path, wanted: Sequence[Batch], slurm: Slurm) -> tuple[Job, ...]:
@@ -195,13 +190,12 @@ def _take_back(jobs: Sequence[Job], slurm: Slurm) -> str:
     return f"nothing is left submitted, for jobs {' '.join(ids)} were cancelled"
 
 
-def resume(folder: Path, slurm: Slurm | None = None) -> int:
+def resume(folder: Path, slurm: Slurm = SLURM) -> int:
     """Submit what is missing in the form of the sweep's mode, and print the jobs' ids.
 
     ``UserError`` if nothing is missing, if jobs of the sweep still live, or if Slurm does not answer.
     """
     folder = folder.absolute()
-    slurm = slurm or Slurm()
     sweep, picture = load_sweep(folder), look(folder, slurm)
     if picture.trouble:
         raise SlurmError(f"whether jobs of {folder} still live cannot be told: {picture.trouble}")
@@ -219,10 +213,9 @@ def resume(folder: Path, slurm: Slurm | None = None) -> int:
     return 0
 
 
-def cancel(folder: Path, slurm: Slurm | None = None) -> int:
+def cancel(folder: Path, slurm: Slurm = SLURM) -> int:
     """End the sweep's jobs that still wait or run, by their ids, and print which; what is measured is kept."""
     load_sweep(folder)
-    slurm = slurm or Slurm()
     alive = {job.id for job in slurm.queue()}
     ids = [job.id for job in load_jobs(folder) if job.id in alive]
     slurm.scancel(ids)

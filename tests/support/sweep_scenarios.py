@@ -3,7 +3,6 @@
 All but one measure by stand-ins, so that what is tested is the sweep, not the ranks.
 """
 
-import io
 import os
 import shlex
 import signal
@@ -53,7 +52,7 @@ def pace(out: Path, each: float) -> None:
 
 
 def ended(folder: Path) -> Picture:
-    follow(folder, out=io.StringIO(), pause=lambda seconds: time.sleep(0.2))
+    follow(folder, pause=lambda seconds: time.sleep(0.2))
     return look(folder)
 
 

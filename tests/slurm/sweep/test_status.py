@@ -1,6 +1,5 @@
 """A submitted sweep: where it stands, followed, collected, cancelled, resumed; every point has a state and a reason."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -140,9 +139,11 @@ def test_every_command_refuses_what_is_no_sweep_and_work_is_not_offered(tmp_path
         assert (name in offered) == (name != "work")
 
 
-def test_following_prints_each_change_and_ends_with_the_jobs(tmp_path: Path) -> None:
+def test_following_prints_each_change_and_ends_with_the_jobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = submitted(tmp_path, P[:2])
-    slurm, out, pauses = FakeSlurm().set(waiting=[queued("7", "PENDING")]), io.StringIO(), list[float]()
+    slurm, pauses = FakeSlurm().set(waiting=[queued("7", "PENDING")]), list[float]()
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
@@ -154,15 +155,15 @@ def test_following_prints_each_change_and_ends_with_the_jobs(tmp_path: Path) -> 
         elif len(pauses) == 8:
             slurm.set(waiting=[])
 
-    assert follow(folder, slurm, out, pause) == 0
-    told = out.getvalue().splitlines()
+    assert follow(folder, slurm, pause) == 0
+    told = capsys.readouterr().out.splitlines()
     assert told[0] == "0 of 2 done, 2 to do; job 7 pending"
     assert told[1].startswith("0 of 2 done, 2 to do; job 7 running")
     assert told[2].startswith("2 of 2 done; job 7 running")
     assert (told[3], told[-1]) == (f"test: {folder}", "2 of 2 done; no job is left")
     assert sum(words[0] == "squeue" for words in slurm.told) < len(pauses), "the ledger is read more often than Slurm"
     folder, silent, count = submitted(tmp_path / "silent", P[:1]), FakeSlurm().set(down=True), iter(range(20))
-    assert follow(folder, silent, io.StringIO(), lambda _: silent.__dict__.update(down=next(count) < 5)) == 4
+    assert follow(folder, silent, lambda _: silent.__dict__.update(down=next(count) < 5)) == 4
     assert next(count) > 5, "it outlasts a Slurm that does not answer"
 
 

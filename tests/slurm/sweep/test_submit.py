@@ -64,7 +64,7 @@ def run(file: Path, slurm: Slurm, *, dry_run: bool = False) -> int:
 
 def frozen(file: Path, **changes: object) -> Sweep:
     read = read_sweep_file(file)
-    return msgspec.structs.replace(freeze(read, file, expand(read, DEFINITIONS).points), **changes)
+    return msgspec.structs.replace(freeze(read, file, expand(read, DEFINITIONS)[0]), **changes)
 
 
 def test_a_sweep_is_written_submitted_noted_and_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
