@@ -152,7 +152,7 @@ def compare(
     --confirm launches on ranks such as NEW's: what srun spread over nodes needs an allocation of as many.
     """
     from bench.text import UserError, parse_duration
-    from reports.regression.compare_show import Asked, compare_runs
+    from reports.regression.compare_show import compare_runs
     from reports.regression.confirm import Confirming
 
     if not confirm and (base_python or new_python):
@@ -164,7 +164,9 @@ def compare(
         out=out,
         tell=lambda text: click.echo(text, err=True),
     )
-    asked = Asked(
+    text, code = compare_runs(
+        base,
+        new,
         floor=floor,
         across=across,
         form=form,
@@ -172,7 +174,6 @@ def compare(
         history=history,
         confirming=how if confirm else None,
     )
-    text, code = compare_runs(base, new, asked)
     _write(text.encode(errors="replace"), output)
     click.get_current_context().exit(code)
 

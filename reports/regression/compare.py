@@ -79,6 +79,12 @@ class Series:
         return self.row.case
 
     @property
+    def size(self) -> int | None:
+        """How many bytes it moved, where it says so."""
+        size = self.case.params.get("size_bytes")
+        return size if isinstance(size, int) else None
+
+    @property
     def world(self) -> WorldInfo:
         """The ranks it was measured on."""
         return self.row.world
@@ -250,17 +256,12 @@ def _seconds(row: Row) -> tuple[float, ...]:
 
 def _families(found: Sequence[Series]) -> list[list[Series]]:
     """Return what differs in size alone together, in the order of size."""
-
-    def size(one: Series) -> float:
-        size = one.case.params.get("size_bytes")
-        return size if isinstance(size, int | float) else 0
-
     groups: dict[object, list[Series]] = {}
     for one in found:
         case, world = one.case, one.world
         key = (case.name, case.target, *shared_params(case).items(), world.size, world.backend, world.device)
         groups.setdefault(key, []).append(one)
-    return [sorted(group, key=size) for group in groups.values()]
+    return [sorted(group, key=lambda one: one.size or 0) for group in groups.values()]
 
 
 def _judged(families: Sequence[Sequence[Series]], rule: Rule) -> tuple[Family, ...]:

@@ -1,10 +1,13 @@
-"""A comparison as text for a terminal, as Markdown for a step summary, as JSON and as JUnit XML."""
+"""A comparison, shown: its columns and sentences, and the four forms of them: table, Markdown, JSON and JUnit XML."""
 
-import html
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
+from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,269 +15,76 @@ from xml.etree import ElementTree
 import msgspec
 
 from bench.results.runs import Run, load_run
-from bench.text import UserError
+from bench.text import UserError, format_duration
 from reports import cells
-from reports.regression.compare import (
-    DID_NOT_RUN,
-    UNKNOWN,
-    WORST_FIRST,
-    Comparison,
-    Family,
-    Series,
-    Word,
-    compare,
-    world_words,
-)
-from reports.regression.compare_columns import (
-    change_columns,
-    effect_words,
-    family_columns,
-    heading,
-    sentences,
-    series_columns,
-    verdict_words,
-    worst_first,
-)
+from reports.analysis.labels import operation, short_labels
+from reports.analysis.problems import emulations
+from reports.analysis.summary import Row
+from reports.regression.compare import WORST_FIRST, Comparison, Family, Series, Word, compare, world_words
 from reports.regression.confirm import Confirming, confirm
+from reports.regression.environment import Change
 from reports.regression.history_select import means_run, notes_of_pools, select_run
-from reports.regression.noise_floor import find_floor
-from reports.regression.rule import Rule
-from reports.report import Column, T
+from reports.regression.noise_floor import find_floor, told
+from reports.regression.rule import Effect, Rule
+from reports.render.markdown import escaped, markdown_table
+from reports.render.terminal import Sheet, write_table
+from reports.report import Column, T, number, words
+from reports.sections.row_columns import case_columns
 
 SCHEMA_VERSION = 1
 """History of the JSON: 1 is the first."""
 MARKDOWN_BYTES = 1_000_000
 """A GitHub step summary holds 1024 KiB; the rest is left to what else a job says."""
-_SHARES = (0.2, 0.2, 0.5)
+MEANINGS: Mapping[Word, str] = {
+    "WRONG": "a result differs from the reference, so it has no time",
+    "SLOWER": "the interval clears the floor, also among all that is compared",
+    "FAILED": "it failed or hung in NEW",
+    "MISSING": "BASE has it and NEW does not",
+    "ENV-CHANGED": "the surroundings differ, so a change of the time says nothing of the code",
+    "INSUFFICIENT": "too few launches to decide",
+    "AMBIGUOUS": "neither a change nor its absence is sure",
+    "NEW": "NEW has it and BASE does not",
+    "FASTER": "as SLOWER, the other way",
+    "SAME": "the interval lies within the floor, without what drift adds to it",
+}
+_JUNIT: Mapping[Word, str] = {
+    "SLOWER": "failure",
+    **dict.fromkeys(("WRONG", "FAILED", "MISSING"), "error"),
+    **dict.fromkeys(("ENV-CHANGED", "INSUFFICIENT", "AMBIGUOUS", "NEW"), "skipped"),
+}
 
 
-def as_table(comparison: Comparison, *, width: int | None = None) -> str:
-    """Return tables for a terminal of so many columns; for None, a pipe's, nothing is left out."""
-    lines = [cells.visible(line) for line in heading(comparison)]
-    lines += _titled("Families", family_columns(comparison.families), comparison.families, width)
-    lines += _titled("Series", series_columns(comparison.series), comparison.series, width)
-    lines += _titled("What differs around them", change_columns(), comparison.changes, width)
-    return "\n".join([*lines, "", *(cells.visible(sentence) for sentence in sentences(comparison)), ""])
-
-
-def as_markdown(comparison: Comparison, *, limit_bytes: int = MARKDOWN_BYTES) -> str:
-    """Return GitHub's Markdown: the worst first, so that what goes beyond ``limit_bytes`` is cut, and counted."""
-    families = sorted(comparison.families, key=lambda family: WORST_FIRST.index(family.word))
-    series = worst_first(comparison.series)
-    room = [round(limit_bytes * share) for share in _SHARES]
-    lines = [
-        f"## parbench compare: {_escaped(verdict_words(comparison))}",
-        "",
-        *(f"{_escaped(line)}  " for line in (*heading(comparison)[:2], *heading(comparison)[3:])),
-        *_markdown("Families", family_columns(families), families, room[0]),
-        *_markdown("What differs around them", change_columns(), comparison.changes, room[1]),
-        *_markdown("Series", series_columns(series), series, room[2]),
-        "",
-        *(f"- {_escaped(sentence)}" for sentence in sentences(comparison)),
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def as_json(comparison: Comparison, *, code: int) -> str:
-    """Return everything as JSON, with the exit code; times in seconds, changes as fractions, unknown is null."""
-    whole = {
-        "schema_version": SCHEMA_VERSION,
-        "base": _run(comparison.base),
-        "new": _run(comparison.new),
-        "rule": asdict(comparison.rule),
-        "exit_code": code,
-        "verdicts": comparison.counts,
-        "environment": [asdict(change) for change in comparison.changes],
-        "notes": comparison.notes,
-        "families": [_family(family) for family in comparison.families],
-    }
-    return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode() + "\n"
-
-
-def as_junit(comparison: Comparison) -> str:
-    """Return JUnit XML, a suite for each family, that Jenkins' junit-10.xsd accepts.
-
-    Slower is a failure; wrong, failed and missing are errors; what cannot be told is skipped. That schema gives
-    properties to suites alone, so a suite's name the size they belong to.
-    """
-    suites = [_suite(family) for family in comparison.families]
-    totals = {name: str(sum(int(suite.get(name, "0")) for suite in suites)) for name in ("tests", "failures", "errors")}
-    root = ElementTree.Element("testsuites", {"name": "parbench compare", **totals})
-    root.extend(suites)
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _titled(title: str, columns: Sequence[Column[T]], rows: Sequence[T], width: int | None) -> list[str]:
-    """Return a table with its title, without the columns of the highest ``drop`` where the terminal is too narrow."""
-    if not rows:
-        return []
-    kept = list(columns)
-    while width is not None and max(map(len, lines := _aligned(kept, rows))) > width:
-        droppable = max(kept, key=lambda column: column.drop)
-        if droppable.drop == 0:
-            break
-        kept.remove(droppable)
-    hidden = [column.title for column in columns if column not in kept]
-    lines = _aligned(kept, rows)
-    return ["", title, *lines, *([f"No room for: {', '.join(hidden)}; --format json has all."] if hidden else [])]
-
-
-def _aligned(columns: Sequence[Column[T]], rows: Sequence[T]) -> list[str]:
-    table = [[column.title for column in columns], *_texts(columns, rows)]
-    widths = [max(map(len, texts)) for texts in zip(*table, strict=True)]
-    return [
-        "  ".join(
-            text.rjust(width) if column.number else text.ljust(width)
-            for text, width, column in zip(texts, widths, columns, strict=True)
-        ).rstrip()
-        for texts in table
-    ]
-
-
-def _texts(columns: Sequence[Column[T]], rows: Sequence[T]) -> list[list[str]]:
-    return [[cells.visible(column.text(row)) for column in columns] for row in rows]
-
-
-def _markdown(title: str, columns: Sequence[Column[T]], rows: Sequence[T], limit_bytes: int) -> list[str]:
-    """Return a table of the first rows, as many as there is room for."""
-    if not rows:
-        return []
-    lines = ["", f"### {title}", "", _line([column.title for column in columns])]
-    lines.append(_line(["---:" if column.number else "---" for column in columns]))
-    left = limit_bytes - sum(len(line.encode()) + 1 for line in lines)
-    for number, texts in enumerate(_texts(columns, rows)):
-        line = _line([_escaped(text) for text in texts])
-        left -= len(line.encode()) + 1
-        if left < 0:
-            return [*lines, "", f"{len(rows) - number} more rows have no room here; `--format json` has all."]
-        lines.append(line)
-    return lines
-
-
-def _line(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(texts)} |"
-
-
-def _escaped(text: str) -> str:
-    """Return text that Markdown and HTML leave alone."""
-    return html.escape(cells.visible(text), quote=False).replace("|", "\\|").replace("`", "\\`").replace("*", "\\*")
-
-
-def _run(run: Run) -> dict[str, Any]:
-    info = run.info
-    return {"id": info.id, "path": str(run.path), "host": info.host, "started": info.started, "parbench": info.parbench}
-
-
-def _family(family: Family) -> dict[str, Any]:
-    return {
-        "name": family.name,
-        "verdict": family.word,
-        "p_value": family.p_value,
-        "slower_size_bytes": _sizes(family, "SLOWER"),
-        "faster_size_bytes": _sizes(family, "FASTER"),
-        "series": [_series(one) for one in family.series],
-    }
-
-
-def _sizes(family: Family, word: Word) -> list[Any]:
-    return [one.case.params.get("size_bytes") for one in family.series if one.word == word]
-
-
-def _series(one: Series) -> dict[str, Any]:
-    return {
-        "case": one.case,
-        "world": one.world,
-        "verdict": one.word,
-        "reason": one.reason,
-        "metric": one.row.headline,
-        "effect": asdict(one.effect) if one.effect else None,
-        "base_seconds": one.base_seconds,
-        "new_seconds": one.new_seconds,
-        "environment": [change.path for change in one.changes],
-        "measured_floor": one.measured,
-    }
-
-
-def _suite(family: Family) -> ElementTree.Element:
-    cases = [_testcase(one) for one in family.series]
-    counts = {
-        name: str(sum(case.find(tag) is not None for case in cases))
-        for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
-    }
-    name = f"{family.name} on {world_words(family.series[0].world)}"
-    suite = ElementTree.Element("testsuite", {"name": cells.visible(name), "tests": str(len(cases)), **counts})
-    properties = ElementTree.SubElement(suite, "properties")
-    for key, value in _properties(family).items():
-        ElementTree.SubElement(properties, "property", name=cells.visible(key), value=cells.visible(value))
-    suite.extend(cases)
-    return suite
-
-
-def _properties(family: Family) -> dict[str, str]:
-    """Return each effect's numbers under its size, then what differs around the family."""
-    found: dict[str, str] = {}
-    for one in family.series:
-        size = cells.size(one.case.params.get("size_bytes"))
-        prefix = "" if size == cells.UNKNOWN else f"{size} "
-        known = asdict(one.effect) if one.effect else {}
-        found |= {f"{prefix}{name}": f"{value:.6g}" for name, value in known.items() if value is not None}
-        found[f"{prefix}verdict"] = one.word
-    around = {change.path: f"{change.base} -> {change.new}" for one in family.series for change in one.changes}
-    return found | {f"environment {path}": text for path, text in around.items()}
-
-
-def _testcase(one: Series) -> ElementTree.Element:
-    case = ElementTree.Element("testcase", classname=one.case.name, name=cells.visible(one.case.label))
-    seconds = one.new.value(one.new.headline) if one.new else None
-    if seconds is not None:
-        case.set("time", f"{seconds:.9f}")
-    tag = _tag(one.word)
-    if tag:
-        message = ": ".join(part for part in (effect_words(one.effect) if one.effect else "", one.reason) if part)
-        text = cells.visible(message or one.word)
-        ElementTree.SubElement(case, tag, type=one.word, message=text).text = f"{one.word}: {text}"
-    return case
-
-
-def _tag(word: Word) -> str | None:
-    if word == "SLOWER":
-        return "failure"
-    if word == "WRONG" or word in DID_NOT_RUN:
-        return "error"
-    return "skipped" if word == "NEW" or word in UNKNOWN else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """How to compare: the floor as text, the differences that are meant, the form, and strictness.
+def compare_runs(
+    base: str,
+    new: str,
+    *,
+    floor: str | None = None,
+    across: Sequence[str] = (),
+    form: str = "table",
+    fail_on_unknown: bool = False,
+    history: Path | None = None,
+    confirming: Confirming | None = None,
+) -> tuple[str, int]:
+    """Return the comparison of two runs as text, and the exit code; ``UserError`` if they cannot be compared.
 
     ``floor`` is a percentage, the file of ``parbench aa``, or None for 3 % and the usual file if it is there.
     ``history`` is the file whose runs words such as ``main~1`` mean; ``confirming`` says how to launch suspects again.
     """
-
-    floor: str | None = None
-    across: tuple[str, ...] = ()
-    form: str = "table"
-    fail_on_unknown: bool = False
-    history: Path | None = None
-    confirming: Confirming | None = None
-
-
-def compare_runs(base: str, new: str, asked: Asked) -> tuple[str, int]:
-    """Return the comparison of two runs as text, and the exit code; ``UserError`` if they cannot be compared."""
-    newer = find_run(new, asked.history)
-    runs = find_run(base, asked.history, without=newer.info.id), newer
-    if runs[0].path.resolve() == runs[1].path.resolve():
-        raise UserError(f"BASE and NEW are the same run, {runs[0].path}: name two runs")
-    floor, floors = find_floor(asked.floor)
-    comparison = compare(*runs, Rule(floor=floor), asked.across, floors)
-    comparison = replace(comparison, notes=notes_of_pools(runs))
-    if asked.confirming is not None:
-        comparison = confirm(comparison, asked.confirming, asked.across, floors)
-    code = comparison.code(fail_on_unknown=asked.fail_on_unknown)
-    return _render(comparison, asked.form, code), code
+    newer = find_run(new, history)
+    older = find_run(base, history, without=newer.info.id)
+    if older.path.resolve() == newer.path.resolve():
+        raise UserError(f"BASE and NEW are the same run, {older.path}: name two runs")
+    least, floors = find_floor(floor)
+    comparison = compare(older, newer, Rule(floor=least), across, floors)
+    comparison = replace(comparison, notes=notes_of_pools((older, newer)))
+    if confirming is not None:
+        comparison = confirm(comparison, confirming, across, floors)
+    code = comparison.code(fail_on_unknown=fail_on_unknown)
+    if form == "table":
+        return as_table(comparison, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None), code
+    if form == "json":
+        return as_json(comparison, code=code), code
+    return (as_junit if form == "junit" else as_markdown)(comparison), code
 
 
 def find_run(word: str, history: Path | None = None, *, without: str = "") -> Run:
@@ -287,11 +97,315 @@ def find_run(word: str, history: Path | None = None, *, without: str = "") -> Ru
     return load_run(Path(word))
 
 
-def _render(comparison: Comparison, form: str, code: int) -> str:
-    if form == "json":
-        return as_json(comparison, code=code)
-    if form == "junit":
-        return as_junit(comparison)
-    if form == "markdown":
-        return as_markdown(comparison)
-    return as_table(comparison, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+def as_table(comparison: Comparison, *, width: int | None = None) -> str:
+    """Return tables for a terminal of so many columns; for None, a pipe's, nothing is left out."""
+    sheet, elsewhere = Sheet(width, color=False), "--format json has all"
+    sheet.tell(*heading(comparison))
+    write_table(sheet, "Families", family_columns(comparison.families), comparison.families, elsewhere)
+    write_table(sheet, "Series", series_columns(comparison.series), comparison.series, elsewhere)
+    write_table(sheet, "What differs around them", change_columns(), comparison.changes, elsewhere)
+    sheet.write("")
+    sheet.tell(*sentences(comparison))
+    return sheet.text()
+
+
+def as_markdown(comparison: Comparison, *, limit_bytes: int = MARKDOWN_BYTES) -> str:
+    """Return GitHub's Markdown: the worst first, so that what goes beyond ``limit_bytes`` is cut, and counted."""
+    families = sorted(comparison.families, key=lambda family: WORST_FIRST.index(family.word))
+    series = worst_first(comparison.series)
+    runs, verdict, emulated = (head := heading(comparison))[:2], head[2], head[3:]
+    lines = [
+        f"## parbench compare: {escaped(verdict.removeprefix('Verdict: '))}",
+        "",
+        *(f"{escaped(line)}  " for line in (*runs, *emulated)),
+        *_cut("Families", family_columns(families), families, limit_bytes // 5),
+        *_cut("What differs around them", change_columns(), comparison.changes, limit_bytes // 5),
+        *_cut("Series", series_columns(series), series, limit_bytes // 2),
+        "",
+        *(f"- {escaped(sentence)}" for sentence in sentences(comparison)),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cut(title: str, columns: Sequence[Column[T]], rows: Sequence[T], limit_bytes: int) -> list[str]:
+    """Return a table of the first rows, as many as there is room for."""
+    if not rows:
+        return []
+    lines = ["", f"### {title}", "", *markdown_table(columns, rows).splitlines()]
+    fit = max(5, bisect([*accumulate(len(line.encode()) + 1 for line in lines)], limit_bytes))
+    left = f"{len(lines) - fit} more rows have no room here; `--format json` has all."
+    return [*lines[:fit], *(["", left] if fit < len(lines) else [])]
+
+
+def as_json(comparison: Comparison, *, code: int) -> str:
+    """Return everything as JSON, with the exit code; times in seconds, changes as fractions, unknown is null."""
+
+    def about(run: Run) -> dict[str, Any]:
+        named = {name: getattr(run.info, name) for name in ("host", "started", "parbench")}
+        return {"id": run.info.id, "path": str(run.path), **named}
+
+    def series(one: Series) -> dict[str, Any]:
+        return {
+            "case": one.case,
+            "world": one.world,
+            "verdict": one.word,
+            "reason": one.reason,
+            "metric": one.row.headline,
+            "effect": one.effect,
+            "base_seconds": one.base_seconds,
+            "new_seconds": one.new_seconds,
+            "environment": [change.path for change in one.changes],
+            "measured_floor": one.measured,
+        }
+
+    families = [
+        {
+            "name": family.name,
+            "verdict": family.word,
+            "p_value": family.p_value,
+            "slower_size_bytes": [one.size for one in family.series if one.word == "SLOWER"],
+            "faster_size_bytes": [one.size for one in family.series if one.word == "FASTER"],
+            "series": [*map(series, family.series)],
+        }
+        for family in comparison.families
+    ]
+    whole = {
+        "schema_version": SCHEMA_VERSION,
+        "base": about(comparison.base),
+        "new": about(comparison.new),
+        "rule": comparison.rule,
+        "exit_code": code,
+        "verdicts": comparison.counts,
+        "environment": comparison.changes,
+        "notes": comparison.notes,
+        "families": families,
+    }
+    return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode() + "\n"
+
+
+def as_junit(comparison: Comparison) -> str:
+    """Return JUnit XML, a suite for each family, that Jenkins' junit-10.xsd accepts.
+
+    Slower is a failure; wrong, failed and missing are errors; what cannot be told is skipped. That schema gives
+    properties to suites alone, so a suite's name the size they belong to.
+    """
+    root = ElementTree.Element("testsuites", name="parbench compare")
+    for family in comparison.families:
+        name = cells.visible(f"{family.name} on {world_words(family.series[0].world)}")
+        suite = ElementTree.SubElement(root, "testsuite", name=name, tests=str(len(family.series)))
+        properties = ElementTree.SubElement(suite, "properties")
+        for key, value in _properties(family).items():
+            ElementTree.SubElement(properties, "property", name=cells.visible(key), value=cells.visible(value))
+        for one in family.series:
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=one.case.name, name=cells.visible(one.case.label)
+            )
+            seconds = one.new.value(one.new.headline) if one.new else None
+            if seconds is not None:
+                case.set("time", f"{seconds:.9f}")
+            if one.word in _JUNIT:
+                parts = (effect_words(one.effect) if one.effect else "", one.reason)
+                text = cells.visible(": ".join(filter(None, parts)) or one.word)
+                outcome = ElementTree.SubElement(case, _JUNIT[one.word], type=one.word, message=text)
+                outcome.text = f"{one.word}: {text}"
+        for counts, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+            suite.set(counts, str(len(suite.findall(f"testcase/{tag}"))))
+    for counts in ("tests", "failures", "errors"):
+        root.set(counts, str(sum(int(suite.get(counts, "0")) for suite in root)))
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _properties(family: Family) -> dict[str, str]:
+    """Return each effect's numbers under its size, then what differs around the family."""
+    found: dict[str, str] = {}
+    for one in family.series:
+        prefix = "" if one.size is None else f"{cells.size(one.size)} "
+        known = asdict(one.effect) if one.effect else {}
+        found |= {f"{prefix}{name}": f"{value:.6g}" for name, value in known.items() if value is not None}
+        found[f"{prefix}verdict"] = one.word
+    around = {change.path: f"{change.base} -> {change.new}" for one in family.series for change in one.changes}
+    return found | {f"environment {path}": text for path, text in around.items()}
+
+
+def heading(comparison: Comparison) -> tuple[str, ...]:
+    """Return which runs were compared, the verdict with its counts, and what of them is emulated."""
+    sides = (("BASE", comparison.base), ("NEW", comparison.new))
+    return (
+        *(
+            f"{name}: {run.path}, host {run.info.host}, started {run.info.started}, "
+            f"{run.info.plan.launches} launch{'es' * (run.info.plan.launches != 1)}"
+            for name, run in sides
+        ),
+        f"Verdict: {', '.join(f'{count} {word}' for word, count in comparison.counts.items())}",
+        *(f"{name} is {note}" for name, run in sides for note in emulations(run)),
+    )
+
+
+def sentences(comparison: Comparison) -> tuple[str, ...]:
+    """Return what a reader must know of the verdicts that occur, each a sentence."""
+    rule, counts = comparison.rule, comparison.counts
+    families = len(comparison.families)
+    began = [datetime.fromisoformat(run.info.started) for run in (comparison.base, comparison.new)]
+    apart = (began[1] - began[0]).total_seconds()
+    after = f"{format_duration(abs(apart))} {'after' if apart > 0 else 'before'}"
+    decisive = [one.path for one in comparison.changes if one.decisive]
+    said = (
+        (apart, f"NEW began {after} BASE: what drifted in between is part of the effect."),
+        (
+            "INSUFFICIENT" in counts,
+            f"Measure with parbench run --launches {rule.min_launches} or more, and the budget for them.",
+        ),
+        (
+            "AMBIGUOUS" in counts,
+            "More launches, or a quieter machine (see parbench doctor), make what is AMBIGUOUS plain.",
+        ),
+        (
+            "ENV-CHANGED" in counts and decisive,
+            f"If a difference is what you test, say so: --across {', '.join(decisive[:1])}.",
+        ),
+    )
+    return (
+        *(f"{word}: {MEANINGS[word]}." for word in WORST_FIRST if word in counts),
+        f"Effect: the ratio of the launches' geometric means with its 95 % interval (Welch's t on log medians); "
+        f"+ is slower; floor: {cells.percent(rule.floor)}, or what the runs' own drift may make of no change.",
+        *told([one.measured for one in comparison.series if one.measured]),
+        f"False discoveries are held to {cells.percent(rule.false_discovery_rate)} over {families} "
+        f"famil{'y' if families == 1 else 'ies'} and within each; "
+        f"a rank test has to agree at {cells.percent(rule.rank_level)}.",
+        *comparison.notes,
+        *(sentence for is_so, sentence in said if is_so),
+    )
+
+
+def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
+    """Return the columns of single series; what tells them apart is never dropped."""
+
+    def time(row: Row | None) -> float | None:
+        return row.value(row.headline) if row else None
+
+    def of_effect(name: str) -> Any:
+        return lambda one: getattr(one.effect, name, None)
+
+    verdict: Column[Series] = Column(
+        title="verdict",
+        text=attrgetter("word"),
+        sort=lambda one: WORST_FIRST.index(one.word),
+        help="what can be said",
+        number=False,
+    )
+    effect = replace(
+        number("effect", of_effect("change"), cells.percent, "how much longer it takes, with the 95 % interval"),
+        text=lambda one: effect_words(one.effect),
+    )
+    return (
+        *_identity(series),
+        verdict,
+        effect,
+        number("floor", of_effect("floor"), cells.percent, "what the interval has to clear", 3),
+        number(
+            "detectable", of_effect("detectable"), cells.percent, "what is called in four of five such comparisons", 1
+        ),
+        number("BASE", lambda one: time(one.base), cells.duration, "the time in BASE, over its launches", 4),
+        number("NEW", lambda one: time(one.new), cells.duration, "the time in NEW, over its launches", 4),
+        number(
+            "rank p",
+            of_effect("rank_p_value"),
+            probability,
+            "of no change, by the ranks of the launches alone (Mann-Whitney)",
+            6,
+        ),
+        words(
+            "launches",
+            lambda one: f"{len(one.base_seconds)} v {len(one.new_seconds)}",
+            "launches that measured it in BASE and in NEW",
+            7,
+        ),
+        words("why", lambda one: one.reason or cells.UNKNOWN, "why nothing can be said, or what went wrong", 2),
+    )
+
+
+def family_columns(families: Sequence[Family]) -> tuple[Column[Family], ...]:
+    """Return the columns of families: each one operation over its sizes."""
+    moved = "the sizes at which the family moved"
+    *names, _ = _identity([family.series[0] for family in families])
+    return (
+        *(column.of(lambda family: family.series[0]) for column in names),
+        words("sizes", _sizes, "the family's sizes"),
+        words("verdict", lambda family: family.word, "the worst of its members'"),
+        words("slower at", lambda family: _moved(family, "SLOWER"), moved),
+        words("faster at", lambda family: _moved(family, "FASTER"), moved),
+        number("p", lambda one: one.p_value, probability, "of no member having moved beyond its floor (Simes)", 1),
+    )
+
+
+def change_columns() -> tuple[Column[Change], ...]:
+    """Return the columns of what differs around the runs."""
+
+    def forbids(one: Change) -> str:
+        within = f" ({one.within} changed within itself)" if one.within else ""
+        return f"{'yes' if one.decisive else 'no: meant' if one.meant else 'no'}{within}"
+
+    return (
+        words("what", lambda one: one.path, "the value's path in the run's environment"),
+        words("BASE", lambda one: one.base, "its value in BASE"),
+        words("NEW", lambda one: one.new, "its value in NEW"),
+        words("forbids a comparison", forbids, "whether times may still be compared"),
+    )
+
+
+def _identity(series: Sequence[Series]) -> list[Column[Series]]:
+    """Return the columns that name a series, its size last; the world only where there are several."""
+    row_of: Callable[[Series], Row] = attrgetter("row")
+    names = short_labels([one.row for one in series if not one.row.is_communication])
+    mode, dtype, size = (column.of(row_of) for column in case_columns(0, 5))
+    columns = [
+        words("operation", lambda one: names.get(one.case.id) or operation(one.case), "what is done"),
+        mode,
+        dtype,
+    ]
+    if len({one.world for one in series}) > 1:
+        columns.append(words("ranks", lambda one: world_words(one.world), "where it runs"))
+    return [*columns, size]
+
+
+def _sizes(family: Family) -> str:
+    """Return a family's sizes: ``1K to 16M (8)``, or ``-`` where it has none."""
+    sizes = [cells.size(one.size) for one in family.series]
+    return sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} ({len(sizes)})"
+
+
+def _moved(family: Family, word: Word) -> str:
+    moved = [one for one in family.series if one.word == word]
+    return (
+        ", ".join(
+            f"{'' if one.size is None else cells.size(one.size) + ' '}{effect_words(one.effect)}" for one in moved
+        )
+        or cells.UNKNOWN
+    )
+
+
+def effect_words(found: Effect | None) -> str:
+    """Return a change with its interval: ``+5.1 % [+3.9, +6.3]``."""
+    if found is None:
+        return cells.UNKNOWN
+    change, *interval = (
+        text if text.startswith("-") or text == "0" else f"+{text}"
+        for text in (
+            cells.significant(100 * value) for value in (found.change, found.low, found.high) if value is not None
+        )
+    )
+    return f"{change} % [{', '.join(interval)}]" if interval else f"{change} %"
+
+
+def probability(value: float | None) -> str:
+    """Return a probability, a very small one as a bound."""
+    if value is None:
+        return cells.UNKNOWN
+    return "<0.0001" if value < 1e-4 else f"{value:.4f}"
+
+
+def worst_first(series: Sequence[Series]) -> list[Series]:
+    """Return series by verdict, the worst first, and by the size of their change."""
+    return sorted(series, key=lambda one: (WORST_FIRST.index(one.word), -abs(one.effect.change) if one.effect else 0.0))

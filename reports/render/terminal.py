@@ -43,7 +43,7 @@ def render_text(report: Report, *, width: int | None, color: bool = False, full:
 
     ``full`` adds what takes reading more of the run's folder: traced steps rank by rank, and who comes late.
     """
-    sheet = _Sheet(width, color)
+    sheet = Sheet(width, color)
     if len(report.runs) == 1:
         sheet.tell(report.heading)
     sheet.tell(*report.emulated, style="bold yellow")
@@ -53,10 +53,10 @@ def render_text(report: Report, *, width: int | None, color: bool = False, full:
         if tables or not section.tables:
             sheet.tell(*section.notes)
         for table in tables:
-            _write_table(sheet, table.title, table.columns, table.rows)
+            write_table(sheet, table.title, table.columns, table.rows)
             sheet.tell(*table.notes)
-    _write_table(sheet, "Wrong, hung or failed", PROBLEM_COLUMNS, report.problems)
-    _write_table(sheet, "Not measured", PROBLEM_COLUMNS, report.not_measured)
+    write_table(sheet, "Wrong, hung or failed", PROBLEM_COLUMNS, report.problems)
+    write_table(sheet, "Not measured", PROBLEM_COLUMNS, report.not_measured)
     if report.doubts:
         sheet.write("", Text("Slow or noisy", style="bold"))
         sheet.tell(*report.doubts)
@@ -66,7 +66,7 @@ def render_text(report: Report, *, width: int | None, color: bool = False, full:
     return sheet.text()
 
 
-class _Sheet:
+class Sheet:
     """Text as wide as the terminal, or as its tables where there is none or it is too narrow for their numbers."""
 
     def __init__(self, width: int | None, color: bool) -> None:
@@ -101,7 +101,9 @@ class _Sheet:
         return "".join(line.rstrip() + "\n" for line in self._buffer.getvalue().splitlines())
 
 
-def _write_table(sheet: _Sheet, title: str, columns: Sequence[Column[T]], rows: Sequence[T]) -> None:
+def write_table(
+    sheet: Sheet, title: str, columns: Sequence[Column[T]], rows: Sequence[T], elsewhere: str = "all is in the report"
+) -> None:
     """Print a table, and below it what the columns say for which the terminal has no room."""
     if not rows:
         return
@@ -118,10 +120,10 @@ def _write_table(sheet: _Sheet, title: str, columns: Sequence[Column[T]], rows: 
             values = {column.text(row) for row in rows}
             hidden.append(f"{column.title} ({values.pop()})" if len(values) == 1 else column.title)
     if hidden:
-        sheet.tell(f"No room for: {', '.join(hidden)}; all is in the report.")
+        sheet.tell(f"No room for: {', '.join(hidden)}; {elsewhere}.")
 
 
-def _rich_table(sheet: _Sheet, columns: Sequence[Column[T]], rows: Sequence[T]) -> RichTable:
+def _rich_table(sheet: Sheet, columns: Sequence[Column[T]], rows: Sequence[T]) -> RichTable:
     table = RichTable(box=box.SIMPLE_HEAD if sheet.width else None, pad_edge=False, padding=(0, 2, 0, 0))
     lines = [[_cell(column.text(row)) for column in columns] for row in rows]
     for i, column in enumerate(columns):

@@ -21,8 +21,8 @@ from bench.results.runs import Run
 from reports.analysis.problems import bad_rows, cannot_show, emulations, not_measured, told_of_runs
 from reports.analysis.summary import Verdict, summarize
 from reports.regression.compare import compare
-from reports.regression.compare_columns import heading as heading_of_comparison
 from reports.regression.compare_show import as_markdown, as_table
+from reports.regression.compare_show import heading as heading_of_comparison
 from reports.regression.rule import Rule
 from reports.sections.one_run import doubts, heading, report_of, verdict_words
 

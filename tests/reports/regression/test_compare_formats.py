@@ -13,7 +13,7 @@ from compare_fixtures import OTHER, compared, launches, only, run_of
 from report_rows import cells_of
 from reports_fixtures import HOSTILE, bad, collective, step
 
-from reports.regression import compare_columns as columns
+from reports.regression import compare_show as columns
 from reports.regression.compare import WORST_FIRST, Comparison, compare
 from reports.regression.compare_show import MARKDOWN_BYTES, as_json, as_junit, as_markdown, as_table
 from reports.regression.rule import Effect, Rule

@@ -11,7 +11,7 @@ from reports_fixtures import bad, write_run
 
 from bench.text import UserError
 from reports.commands import COMPARISONS, compare
-from reports.regression.compare_show import Asked, compare_runs, find_run
+from reports.regression.compare_show import compare_runs, find_run
 from reports.regression.noise_floor import Floor, find_floor, fingerprints, keep_floors, parse_floor
 
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
         (f"{base}/../{Path(base).name}", "are the same run"),
     ):
         with pytest.raises(UserError, match=why):
-            compare_runs(base, new, Asked())
+            compare_runs(base, new)
     assert isinstance(invoke(str(tmp_path / "absent"), base).exception, UserError)
     assert [invoke(*words).exit_code for words in ((), ("a",), ("a", "b", "--format", "html"))] == [2, 2, 2]
 
@@ -149,7 +149,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         file = Path(new) / name
         file.write_text(file.read_text().replace('"schema":2', '"schema":9').replace('"schema": 2', '"schema": 9'))
         with pytest.raises(UserError, match="schema 9 is newer than 2"):
-            compare_runs(base, new, Asked())
+            compare_runs(base, new)
 
 
 def test_floors_are_percentages_or_files(tmp_path: Path) -> None:

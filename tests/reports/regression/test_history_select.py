@@ -13,7 +13,7 @@ from bench.plan.plan import Skipped
 from bench.results.runs import Run
 from reports.analysis.summary import Row, summarize
 from reports.regression.compare import compare
-from reports.regression.compare_show import Asked, compare_runs, find_run
+from reports.regression.compare_show import compare_runs, find_run
 from reports.regression.history import Line, open_history
 from reports.regression.history_select import means_run, notes_of_pools, pool, select_lines, select_run
 from reports.regression.rule import Rule
@@ -95,7 +95,7 @@ def test_runs_of_another_world_are_left_out_and_told(tmp_path: Path) -> None:
             records = launches(CASE) if i % 2 else launches(CASE, 0.7, world=PAIR)
             history.add(entry(tmp_path, i, records=records))
     new = str(put(tmp_path, 9, records=launches(CASE)))
-    text, code = compare_runs("main:6", new, Asked(history=tmp_path / "h.sqlite"))
+    text, code = compare_runs("main:6", new, history=tmp_path / "h.sqlite")
     assert code == 0
     assert "Verdict: 1 SAME" in text
     assert "BASE: main:6, host node-a, started 2026-01-06T00:00:00.000Z, 15 launches" in text
@@ -135,11 +135,11 @@ def test_compare_takes_the_words(tmp_path: Path) -> None:
     file = tmp_path / "h.sqlite"
     with open_history(file, create=True) as history:
         fill(history, tmp_path, [1.0, 1.0, 1.2])
-    text, code = compare_runs("main~1", "main", Asked(history=file))
+    text, code = compare_runs("main~1", "main", history=file)
     assert (code, "2 SLOWER" in text) == (1, True)
-    text, code = compare_runs("last:10", str(tmp_path / "run-002"), Asked(history=file))
+    text, code = compare_runs("last:10", str(tmp_path / "run-002"), history=file)
     assert (code, "10 launches" in text) == (1, True), "the run itself is not among the ten"
-    assert "are the same run" in refusal(compare_runs, "main", "run-002", Asked(history=file))
+    assert "are the same run" in refusal(compare_runs, "main", "run-002", history=file)
 
 
 def test_a_folder_comes_before_a_branch_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
