@@ -12,20 +12,7 @@ from reports.analysis.fits import Ceiling, Curve, size_of
 from reports.analysis.labels import operation, short_labels
 from reports.analysis.step_parts import broken_down, memory_lines, parts
 from reports.analysis.summary import Row
-from reports.figures.axes import (
-    add_legend,
-    canvas,
-    even_ticks,
-    extent,
-    heat_map,
-    legend_inches,
-    line_style,
-    log_heights,
-    log_ticks,
-    name_ranks,
-    name_rows,
-    scale_sizes,
-)
+from reports.figures import plot
 from reports.figures.node_figures import EFFICIENCY, Line, draw_against_nodes
 from reports.figures.svg import INK, SERIES
 
@@ -56,17 +43,17 @@ def draw_curves(
 
     series: dict[str, list[tuple[float, ...]]] = {}
     for row in rows:
-        if (found := extent(row.metrics.get(quantity))) and size_of(row) > 0:
+        if (found := plot.extent(row.metrics.get(quantity))) and size_of(row) > 0:
             scale = cells.GIGA if quantity == "busbw" else 1.0
             series.setdefault(operation(row.case), []).append((size_of(row), *(value / scale for value in found)))
     if not series:
         return None
     names = [*series]
-    with canvas(5.2, 3.2 + legend_inches(names)) as (figure, [axes]):
+    with plot.canvas(5.2, 3.2 + plot.legend_inches(names)) as (figure, [axes]):
         handles: list[Artist] = []
         for i, points in enumerate(series.values()):
             sizes, values, lows, highs = zip(*sorted(points, key=lambda point: point[0]), strict=True)
-            handles += axes.plot(sizes, values, **line_style(i))
+            handles += axes.plot(sizes, values, **plot.line_style(i))
             if len(points) == 1:
                 axes.vlines(sizes, lows, highs, color=SERIES[i % len(SERIES)], linewidth=1)
             else:
@@ -80,10 +67,10 @@ def draw_curves(
             rate = ceiling.bytes_per_second
             handles.append(axes.axhline(rate / cells.GIGA, color=INK, linewidth=1, linestyle=(0, (8, 3))))
             names.append(f"{ceiling.name}, {cells.quantity(rate, 'B/s')}")
-        scale_sizes(axes, [point[0] for points in series.values() for point in points])
-        log_heights(axes, cells.duration if quantity == "time" else cells.significant)
+        plot.scale_sizes(axes, [point[0] for points in series.values() for point in points])
+        plot.log_heights(axes, cells.duration if quantity == "time" else cells.significant)
         axes.set_ylabel("time" if quantity == "time" else "bus bandwidth (GB/s)")
-        add_legend(figure, handles, names)
+        plot.add_legend(figure, handles, names)
     return figure
 
 
@@ -97,34 +84,34 @@ def _draw_fit(axes: Axes, fit: Fit, color: str) -> None:
 
 def draw_steps(rows: Sequence[Row]) -> Figure | None:
     """Return step times: for each step the first launches' medians with intervals, and below them all launches'."""
-    drawable = [row for row in rows if extent(row.metrics.get(row.headline))]
+    drawable = [row for row in rows if plot.extent(row.metrics.get(row.headline))]
     if not drawable:
         return None
     labels = short_labels(rows)
-    with canvas(5.2, 1.0 + 0.5 * len(drawable)) as (figure, [axes]):
+    with plot.canvas(5.2, 1.0 + 0.5 * len(drawable)) as (figure, [axes]):
         ends = [end for place, row in enumerate(drawable) for end in _draw_step(axes, place, row)]
-        name_rows(axes, [labels[row.case.id] for row in drawable])
+        plot.name_rows(axes, [labels[row.case.id] for row in drawable])
         # lengths compare from zero on, unless the shortest could not be seen
         axes.set_xlabel("step time")
         if (ratio := max(ends) / min(ends)) > _LOG_FROM_RATIO:
             axes.set_xscale("log")
-            log_ticks(axes.xaxis, cells.duration, (1.0,) if ratio > _MANY_DECADES else (1.0, 3.0))
+            plot.log_ticks(axes.xaxis, cells.duration, (1.0,) if ratio > _MANY_DECADES else (1.0, 3.0))
             axes.set_xlabel("step time (log axis)")
         else:
             axes.set_xlim(0, max(ends) * 1.06)
-            even_ticks(axes.xaxis, max(ends), cells.duration)
+            plot.even_ticks(axes.xaxis, max(ends), cells.duration)
     return figure
 
 
 def _draw_step(axes: Axes, place: int, row: Row) -> list[float]:
     """Draw a step's first launches above it all, which alone is all there is to draw of one; return all their ends."""
     launches = [record.metrics[row.headline] for record in row.measured if row.headline in record.metrics]
-    known = [found for metric in launches if (found := extent(metric))]
+    known = [found for metric in launches if (found := plot.extent(metric))]
     shown = known[:_MAX_LAUNCHES] if len(launches) != 1 else []
     first: dict[str, Any] = {"color": SERIES[0], "marker": "o", "markersize": 3.5}
     whole: dict[str, Any] = {"color": SERIES[1], "marker": "D", "markersize": 5.5}
     marks = [(place - 0.32 + 0.42 * i / max(1, len(shown) - 1), one, 0.9, first) for i, one in enumerate(shown)]
-    if total := extent(row.metrics[row.headline]):
+    if total := plot.extent(row.metrics[row.headline]):
         known.append(total)
         marks.append((place + (0.25 if len(launches) != 1 else 0), total, 1.8, whole))
     for height, (value, low, high), linewidth, style in marks:
@@ -166,7 +153,7 @@ def _draw_stacks(
     longest = max(sum(stack.values()) for stack in bars.values())
     labels = short_labels(rows)
     handles = []
-    with canvas(5.2, 1.4 + 0.5 * len(bars)) as (figure, [axes]):
+    with plot.canvas(5.2, 1.4 + 0.5 * len(bars)) as (figure, [axes]):
         for i, part in enumerate(shown):
             style: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "alpha": 0.55, "linewidth": 0}
             handles.append(Rectangle((0, 0), 1, 1, **style))
@@ -177,11 +164,11 @@ def _draw_stacks(
                 if width > _MIN_LABELLED * longest:
                     share = f"{100 * width / sum(stack.values()):.0f} %"
                     axes.text(left + width / 2, place, share, ha="center", va="center")
-        name_rows(axes, [labels[case_id] for case_id in bars])
+        plot.name_rows(axes, [labels[case_id] for case_id in bars])
         axes.set_xlim(0, longest * 1.06)
-        even_ticks(axes.xaxis, longest, words)
+        plot.even_ticks(axes.xaxis, longest, words)
         axes.set_xlabel(quantity)
-        add_legend(figure, handles, shown, columns=3)
+        plot.add_legend(figure, handles, shown, columns=3)
     return figure
 
 
@@ -199,11 +186,11 @@ def draw_arrivals(strips: Sequence[tuple[str, Mapping[int, float]]]) -> Figure |
     for _, late in known:
         latest = max(late.values()) or 1.0
         rows.append([(late[rank] / latest, words(late[rank])) if rank in late else (None, "") for rank in ranks])
-    with canvas(5.2, 1.0 + 0.26 * len(known)) as (figure, [axes]):
-        heat_map(axes, rows, 1, height=0.8)
-        name_ranks(axes.xaxis, ranks)
+    with plot.canvas(5.2, 1.0 + 0.26 * len(known)) as (figure, [axes]):
+        plot.heat_map(axes, rows, 1, height=0.8)
+        plot.name_ranks(axes.xaxis, ranks)
         axes.set_xlabel("rank")
-        name_rows(axes, [label for label, _ in known])
+        plot.name_rows(axes, [label for label, _ in known])
     return figure
 
 

@@ -1,52 +1,200 @@
-"""A pipeline step's Gantt chart: the predicted timeline above the measured one, with what left ranks idle.
+"""Boxes on rows of one axis of time, as inline SVG: the streams of a traced step, the actions of a pipeline. Pure.
 
-Kinds of action and causes of idle time differ in colour and in height, so that neither is needed alone.
+Streams have lines with names, and kinds of action and causes of idle time heights of their own: colour is not needed.
 """
 
-from __future__ import annotations
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from xml.sax.saxutils import escape
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from bench.results.details import CAUSES, KINDS, Idle, Ran, Timeline
+from bench.results.details import KINDS
+from bench.results.details import Timeline as Actions
+from bench.results.records import COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
 from reports import cells
 from reports.analysis.pipelines import Pipeline
-from reports.figures.svg import INK, SERIES, drawing, inline_svg
+from reports.analysis.timelines import by_stream, covered_us, stream_words
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch, Rectangle
-
-MOST_BOXES = 6000
-_MIXED = "any"
-_KIND_WORDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient", _MIXED: "any action"}
-_CAUSE_WORDS = {"schedule": "idle: schedule", "imbalance": "idle: imbalance", "p2p": "idle: p2p", "rest": "idle: rest"}
-_COLORS = dict(zip((*KINDS, *CAUSES, _MIXED), (*SERIES[:4], *SERIES[7:3:-1], INK), strict=True))
-# of a row
-_HEIGHTS = {"F": 0.9, "B": 0.78, "I": 0.66, "W": 0.54, _MIXED: 0.9}
-_HEIGHTS |= {"schedule": 0.9, "imbalance": 0.6, "p2p": 0.4, "rest": 0.2}
-_WIDTH_INCHES, _PLOT_SHARE, _POINTS = 10.0, 0.92, 72
-_TEXT_POINTS, _DIGIT_POINTS = 6.5, 4.2
-_LETTER_POINTS = {"F": 3.8, "B": 4.5, "I": 2.0, "W": 6.5}
-_MOST_TEXTS, _BOXES_OF_TEXT = 400, 3
-_MOST_NAMED_RANKS = 16
-_VERTEX = re.compile(r"(\.\d\d)\d+")
-_PATH = re.compile(r' d="[^"]*"')
+_WIDTH, _MOST_TICKS = 1000.0, 8
+_MIDDLE, _END = "text-anchor:middle", "text-anchor:end"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """What is drawn as one: an action, or neighbours of one rank; ``text`` is empty where it stands for several."""
+    """What is drawn as one, in microseconds; ``text`` is empty where it stands for several."""
 
-    rank: int
+    rank: int = 0
     kind: str
-    chunk: int
+    chunk: int = 0
     start: float
     stop: float
     text: str = ""
+
+
+def joined(boxes: Iterable[Box], gap_us: float) -> list[Box]:
+    """Return boxes of one row in the order of time, neighbours that are alike and closer than the gap as one."""
+    found: list[Box] = []
+    for box in boxes:
+        before = found[-1] if found else None
+        is_alike = before and (before.kind, before.chunk) == (box.kind, box.chunk)
+        if before and is_alike and box.start - before.stop < gap_us:
+            found[-1] = replace(before, stop=max(before.stop, box.stop), text="")
+        else:
+            found.append(box)
+    return found
+
+
+class _Chart:
+    """What is drawn from ``left`` on over ``span_us``; ``top`` is where the next thing stands."""
+
+    def __init__(self, left: float, span_us: float, start_us: float = 0.0) -> None:
+        self.left, self.top, self._start, self._span = left, 8.0, start_us, span_us
+        self.scale = (_WIDTH - left - 16) / span_us
+        self._parts: list[str] = []
+
+    def text(self, x: float, y: float, words: str, style: str = "") -> None:
+        shown = escape(cells.visible(words))
+        self._parts.append(f'<text x="{x:.1f}" y="{y:.1f}" dy=".35em" style="fill:currentColor;{style}">{shown}</text>')
+
+    def text_in(self, box: Box, y: float, words: str, style: str = "") -> None:
+        self.text(self._x((box.start + box.stop) / 2), y, words, f"{_MIDDLE}{style}")
+
+    def boxes(self, boxes: Iterable[tuple[float, Box]], height: float, style: str, told: str = "") -> None:
+        """Draw boxes around their middles in one path: a shape for each would take ten times the bytes."""
+        path = []
+        for middle, box in boxes:
+            left = round(self._x(box.start), 1)
+            width = max(0.4, self._x(box.stop) - left)
+            path.append(f"M{left:g} {middle - height / 2:.4g}h{width:.1f}v{height:.3g}h-{width:.1f}z")
+        title = f"<title>{escape(told)}</title>" if told else ""
+        self._parts.append(f'<path d="{"".join(path)}" style="{style}">{title}</path>')
+
+    def swatch(self, x: float, y: float, height: float, style: str) -> None:
+        self._parts.append(f'<path d="M{x:.0f} {y - height / 2:.1f}h20v{height:.1f}h-20z" style="{style}"/>')
+
+    def svg(self, since: str, *, name: str, title: str, description: str, font_size: int) -> str:
+        """Return all with an axis of time below, in one unit, with ticks at 1, 2 or 5 times a power of ten."""
+        power = 10.0 ** math.floor(math.log10(self._span / _MOST_TICKS))
+        step = next(factor * power for factor in (1, 2, 5, 10) if self._span / (factor * power) <= _MOST_TICKS)
+        unit_us, unit = next((one for one in ((1e6, "s"), (1e3, "ms")) if step >= one[0]), (1.0, "us"))
+        ticks = [i * step for i in range(math.floor(self._span / step) + 1)]
+        length, top = self._span * self.scale, self.top
+        marks = "".join(f"M{self.left + tick * self.scale:.1f} {top:.0f}v4" for tick in ticks)
+        path = f"M{self.left:.0f} {top:.0f}h{length:.1f}{marks}"
+        self._parts.append(f'<path d="{path}" style="stroke:currentColor;fill:none"/>')
+        for tick in ticks:
+            self.text(self.left + tick * self.scale, top + 4 + 0.8 * font_size, f"{tick / unit_us:.12g}", _MIDDLE)
+        self.text(self.left + length / 2, top + 6 + 2 * font_size, f"time since {since} ({unit})", _MIDDLE)
+        return (
+            f'<svg viewBox="0 0 {_WIDTH:.0f} {top + 8 + 2.6 * font_size:.0f}" role="img" '
+            f'aria-labelledby="{name}-title {name}-desc" font-size="{font_size}">'
+            f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+            f"{''.join(self._parts)}</svg>"
+        )
+
+    def _x(self, us: float) -> float:
+        return self.left + (us - self._start) * self.scale
+
+
+MOST_RANKS = 8
+_LANE, _BAR, _GAP, _LETTER = 15.0, 11.0, 6.0, 5.6
+_STREAMS = {COMPUTE: "var(--series-0)", COPY: "var(--series-4)"}
+_COMM = ("var(--series-1)", "var(--series-3)", "var(--series-2)", "var(--series-6)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What of a timeline is drawn: some of its ranks, with neighbours closer than ``gap_us`` as one."""
+
+    ranks: tuple[RankTimeline, ...]
+    gap_us: float
+    note: str
+
+
+def view_of(timeline: Timeline, most_boxes: int = 4000) -> View:
+    """Return the finest view with at most so many boxes, of at most ``MOST_RANKS`` ranks, the slowest among them."""
+    ranks, notes, (_, span) = timeline.ranks, [], _extent(timeline)
+    if len(ranks) > MOST_RANKS:
+        slowest = max(range(len(ranks)), key=lambda i: ranks[i].stop_us - ranks[i].start_us)
+        spread = [i * (len(ranks) - 1) // (MOST_RANKS - 2) for i in range(MOST_RANKS - 1)]
+        ranks = tuple(ranks[i] for i in sorted({*spread, slowest}))
+        notes.append(f"{len(ranks)} of {len(timeline.ranks)} ranks are drawn, the slowest among them.")
+    streams = [intervals for rank in ranks for intervals in by_stream(rank).values()]
+    gap = span / 1740
+    while sum(len(_stream_boxes(one, gap)) for one in streams) > most_boxes and gap < span:
+        gap *= 2
+    notes.append(f"What is less than {cells.duration(gap / 1e6)} apart is drawn as one.")
+    return View(ranks=ranks, gap_us=gap, note=" ".join(notes))
+
+
+def timeline_words(timeline: Timeline, view: View) -> str:
+    """Return what the picture shows, on which clock, and what it leaves out."""
+    clock = f"{timeline.clock}, right within {cells.duration(timeline.uncertainty_seconds)}"
+    return f"One traced step on one clock ({clock}), {cells.duration(_extent(timeline)[1] / 1e6)} long. {view.note}"
+
+
+def timeline_svg(timeline: Timeline, view: View, *, name: str, title: str) -> str:
+    """Return one traced step as an ``<svg>`` element, each rank's streams below each other; ``name`` begins its ids."""
+    start, span = _extent(timeline)
+    chart = _Chart(130.0, span, start)
+    for rank in view.ranks:
+        streams = by_stream(rank)
+        chart.text(4, chart.top + _LANE * max(1, len(streams)) / 2, f"rank {rank.rank}", "font-weight:600")
+        comm = [stream for stream in streams if stream not in (PHASE, COMPUTE, COPY)]
+        for stream, intervals in streams.items():
+            middle = chart.top + _LANE / 2
+            chart.text(chart.left - 6, middle, stream_words(stream), _END)
+            if stream == PHASE:
+                _draw_phases(chart, middle, intervals)
+            else:
+                color = _STREAMS.get(stream) or _COMM[comm.index(stream) % len(_COMM)]
+                told = f"{stream_words(stream)}: {cells.duration(covered_us(intervals) / 1e6)}"
+                boxes = [(middle, box) for box in _stream_boxes(intervals, view.gap_us)]
+                chart.boxes(boxes, _BAR, f"fill:{color}", told)
+            chart.top += _LANE
+        chart.top += _GAP if streams else _LANE
+    description = f"{timeline_words(timeline, view)} The table beside it holds the sums."
+    return chart.svg("the first rank began", name=name, title=title, description=description, font_size=10)
+
+
+def _draw_phases(chart: _Chart, middle: float, phases: Iterable[Interval]) -> None:
+    """Draw phases one by one, with their names where there is room."""
+    for one in phases:
+        box = Box(kind=PHASE, start=one.start_us, stop=one.stop_us)
+        told = f"{one.name}: {cells.duration((box.stop - box.start) / 1e6)}"
+        chart.boxes([(middle, box)], _BAR, "fill:var(--faint);stroke:var(--muted);stroke-width:.5", told)
+        if len(one.name) * _LETTER < (box.stop - box.start) * chart.scale:
+            chart.text_in(box, middle, one.name)
+
+
+def _stream_boxes(intervals: Iterable[Interval], gap_us: float) -> list[Box]:
+    ordered = sorted(intervals, key=lambda one: one.start_us)
+    return joined((Box(kind=one.stream, start=one.start_us, stop=one.stop_us) for one in ordered), gap_us)
+
+
+def _extent(timeline: Timeline) -> tuple[float, float]:
+    """Return when the first rank begins and how long the step takes over all; never nothing, for it is divided by."""
+    start = min((rank.start_us for rank in timeline.ranks), default=0.0)
+    return start, max(1e-3, max((rank.stop_us for rank in timeline.ranks), default=0.0) - start)
+
+
+_MIXED = "any"
+# words, colour and height of a row of each kind of action and cause of idle time
+_LOOKS = {
+    "F": ("F: forward", "var(--series-0)", 0.9),
+    "B": ("B: backward", "var(--series-1)", 0.78),
+    "I": ("I: input gradient", "var(--series-2)", 0.66),
+    "W": ("W: weight gradient", "var(--series-3)", 0.54),
+    _MIXED: ("any action", "currentColor", 0.9),
+    "schedule": ("idle: schedule", "var(--series-7)", 0.9),
+    "imbalance": ("idle: imbalance", "var(--series-6)", 0.6),
+    "p2p": ("idle: p2p", "var(--series-5)", 0.4),
+    "rest": ("idle: rest", "var(--series-4)", 0.2),
+}
+_FONT_SIZE, _NUMBER_SIZE = 12, 9
+_LETTERS = {"F": 0.58, "B": 0.69, "I": 0.31, "W": 1.0}  # of the size of the font, as digits are 0.65
+_MOST_TEXTS, _BOXES_OF_TEXT = 400, 3
+_MOST_NAMED_RANKS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,230 +210,132 @@ class Detail:
     note: str
 
 
-def gantt_svg(pipeline: Pipeline, detail: Detail, *, name: str, title: str) -> str:
-    """Return the chart as an ``<svg>`` element, empty without a measured timeline; ``name`` begins its ids."""
-    figure = draw_gantt(pipeline, detail)
-    if figure is None:
-        return ""
-    description = f"{gantt_words(pipeline, detail)} The table beside it holds the sums."
-    drawn = inline_svg(figure, name=name, title=title, description=description)
-    # a hundredth of a point is enough, and halves the bytes
-    return _PATH.sub(lambda found: _VERTEX.sub(r"\1", found[0]), drawn)
+def detail_of(pipeline: Pipeline, most_boxes: int = 6000) -> Detail:
+    """Return the finest detail that needs no more boxes than ``most_boxes``, the same for both timelines.
+
+    First every action, then neighbours of one kind as one where their gap is narrower than a pixel, then neighbours of
+    any kind, across wider and wider gaps.
+    """
+    shown = [one for one in (pipeline.facts.predicted, pipeline.facts.measured) if one]
+    num_actions = sum(len(actions) for one in shown for actions in one)
+    if num_actions + len(pipeline.facts.idle or ()) <= most_boxes:
+        numbered = num_actions <= min(_MOST_TEXTS, most_boxes // _BOXES_OF_TEXT)
+        note = "" if numbered else f"Numbers of microbatches are left out of {num_actions} actions."
+        return Detail(gap=0.0, mixed=False, numbered=numbered, note=note)
+
+    def coarser(gap: float, alike: str) -> Detail:
+        told = f"Of {num_actions} actions, {alike} less than {cells.duration(gap / 1e6)} apart are drawn as one"
+        note = f"{told}, and shorter idle times not at all."
+        return Detail(gap=gap, mixed="any" in alike, numbered=False, note=note)
+
+    def num_boxes(detail: Detail) -> int:
+        return sum(len(boxes_of(pipeline, one, detail)) for one in shown) + len(idle_boxes(pipeline, detail))
+
+    last = max(map(_last, shown))
+    gap = last / 720
+    detail = coarser(gap, "neighbours of one kind")
+    while gap < last and num_boxes(detail) > most_boxes:
+        detail = coarser(gap, "neighbours of any kind")
+        gap *= 2
+    return detail
 
 
-def draw_gantt(pipeline: Pipeline, detail: Detail) -> Figure | None:
-    """Return the chart, both timelines on one axis in ms; None without a measured timeline."""
-    from matplotlib.figure import Figure
+def boxes_of(pipeline: Pipeline, timeline: Actions, detail: Detail) -> list[Box]:
+    """Return what is drawn of a timeline."""
+    found = []
+    for rank, (ran, stages) in enumerate(zip(timeline, pipeline.facts.stages_by_rank, strict=True)):
+        boxes = [
+            Box(
+                rank=rank,
+                kind=_MIXED if detail.mixed else one.action.kind,
+                chunk=0 if detail.mixed else stages.index(one.action.stage),
+                start=one.start_us,
+                stop=one.stop_us,
+                text=f"{one.action.kind}{one.action.microbatch}",
+            )
+            for one in ran
+        ]
+        found += joined(boxes, detail.gap) if detail.gap else boxes
+    return found
 
-    if pipeline.facts.measured is None:
-        return None
-    shown = [("predicted", pipeline.facts.predicted), ("measured", pipeline.facts.measured)]
-    known = [(word, timeline) for word, timeline in shown if timeline]
-    last = max(_last(timeline) for _, timeline in known)
-    row_inches = max(0.06, min(0.3, 4.5 / pipeline.facts.ranks))
-    with drawing():
-        height = 0.9 + len(known) * (0.25 + row_inches * pipeline.facts.ranks)
-        figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
-        panels = figure.subplots(len(known), 1, sharex=True, squeeze=False)[:, 0]
-        names: set[str] = set()
-        for axes, (word, timeline) in zip(panels, known, strict=True):
-            boxes = boxes_of(pipeline, timeline, detail)
-            idle = idle_boxes(pipeline, detail) if word == "measured" else ()
-            names |= {box.kind for box in (*boxes, *idle)}
-            _draw_boxes(axes, (*idle, *boxes), edged=not detail.gap)
-            if detail.numbered:
-                _write_numbers(axes, boxes, last)
-            _name_ranks(axes, pipeline.facts.ranks, f"{word}: {cells.duration(_last(timeline) / 1e6)}")
-        _scale(panels[-1], last)
-        _add_legend(figure, names, pipeline.facts.chunks)
-    return figure
+
+def idle_boxes(pipeline: Pipeline, detail: Detail) -> list[Box]:
+    """Return the idle times that the detail can show, as boxes whose kind is the cause."""
+    return [
+        Box(rank=one.rank, kind=one.cause, start=one.start_us, stop=one.stop_us)
+        for one in pipeline.facts.idle or ()
+        if one.stop_us - one.start_us > detail.gap
+    ]
 
 
 def gantt_words(pipeline: Pipeline, detail: Detail) -> str:
     """Return what the chart shows, and what it leaves out."""
     predicted = "Above, the schedule simulated with this step's mean time of each kind and no latency; below, "
     causes = ", each gap in the colour of its cause" if pipeline.facts.idle else ""
-    start = predicted if pipeline.facts.predicted else ""
-    told = f"{start}what launch {pipeline.launch + 1} measured{causes}."
+    told = f"{predicted if pipeline.facts.predicted else ''}what launch {pipeline.launch + 1} measured{causes}."
     return f"{told[0].upper()}{told[1:]} {detail.note}".rstrip()
 
 
-def detail_of(pipeline: Pipeline, most_boxes: int = MOST_BOXES) -> Detail:
-    """Return the finest detail that needs no more boxes than ``most_boxes``, the same for both timelines.
+def gantt_svg(pipeline: Pipeline, detail: Detail, *, name: str, title: str) -> str:
+    """Return the predicted timeline above the measured one, with what left ranks idle, as an ``<svg>`` element.
 
-    First every action, then neighbours of one kind as one where their gap is narrower than a pixel, then neighbours of
-    any kind, across wider and wider gaps.
+    Empty without a measured timeline; ``name`` begins its ids.
     """
-    shown = _timelines(pipeline)
-    num_actions = sum(len(actions) for one in shown for actions in one)
-    if num_actions + len(pipeline.facts.idle or ()) <= most_boxes:
-        numbered = num_actions <= min(_MOST_TEXTS, most_boxes // _BOXES_OF_TEXT)
-        note = "" if numbered else f"Numbers of microbatches are left out of {num_actions} actions."
-        return Detail(gap=0.0, mixed=False, numbered=numbered, note=note)
-    last = max(map(_last, shown), default=1)
-    gap = last / (_WIDTH_INCHES * _POINTS)
-    detail = _coarser(num_actions, gap, mixed=False)
-    while gap < last and _num_boxes(pipeline, detail) > most_boxes:
-        detail = _coarser(num_actions, gap, mixed=True)
-        gap *= 2
-    return detail
+    facts = pipeline.facts
+    if not facts.measured:
+        return ""
+    known = [(words, one) for words, one in (("predicted", facts.predicted), ("measured", facts.measured)) if one]
+    drawn = [boxes_of(pipeline, one, detail) for _, one in known]
+    drawn[-1] = [*idle_boxes(pipeline, detail), *drawn[-1]]
+    chart = _Chart(66.0, max(_last(one) for _, one in known))
+    _draw_legend(chart, {box.kind for boxes in drawn for box in boxes}, facts.chunks)
+    height = max(6.0, min(30.0, 450 / facts.ranks))
+    for (words, timeline), boxes in zip(known, drawn, strict=True):
+        chart.text(chart.left, chart.top + 14, f"{words}: {cells.duration(_last(timeline) / 1e6)}")
+        chart.top += 26
+        middles = [chart.top + (rank + 0.5) * height for rank in range(facts.ranks)]
+        for kind, (_, _, share) in _LOOKS.items():
+            edge = ";stroke:currentColor;stroke-width:.5" if not detail.gap and kind in KINDS else ""
+            for chunk in sorted({box.chunk for box in boxes if box.kind == kind}):
+                shown = [(middles[box.rank], box) for box in boxes if (box.kind, box.chunk) == (kind, chunk)]
+                chart.boxes(shown, share * height, f"{_style(kind, chunk)}{edge}")
+        for box in boxes if detail.numbered else ():
+            # the kind and the microbatch, or the microbatch alone, where there is room
+            room = ((box.stop - box.start) * chart.scale - 1.4) / _NUMBER_SIZE
+            ems = [_LETTERS.get(letter, 0.65) for letter in box.text]
+            if text := box.text if sum(ems) <= room else box.text[1:] if sum(ems[1:]) <= room else "":
+                chart.text_in(box, middles[box.rank], text, f";font-size:{_NUMBER_SIZE}px")
+        for rank in range(0, facts.ranks, -(-facts.ranks // _MOST_NAMED_RANKS)):
+            chart.text(chart.left - 6, middles[rank], f"rank {rank}", _END)
+        chart.top += facts.ranks * height
+    description = f"{gantt_words(pipeline, detail)} The table beside it holds the sums."
+    since = "the step's first action"
+    return chart.svg(since, name=name, title=title, description=description, font_size=_FONT_SIZE)
 
 
-def boxes_of(pipeline: Pipeline, timeline: Timeline, detail: Detail) -> tuple[Box, ...]:
-    """Return what is drawn of a timeline."""
-    stages = pipeline.facts.stages_by_rank
-    return tuple(
-        box
-        for rank, told in enumerate(timeline)
-        for box in _merged((_box(rank, stages[rank], one, detail) for one in told), detail)
-    )
+def _draw_legend(chart: _Chart, kinds: set[str], chunks: int) -> None:
+    """Explain each kind and cause by a swatch as high, of its line, as it is of a row, and chunks by their shades."""
+    shown = [(words, share, _style(kind)) for kind, (words, _, share) in _LOOKS.items() if kind in kinds]
+    if shown and chunks > 1 and _MIXED not in kinds:
+        first = next(kind for kind in _LOOKS if kind in kinds)
+        shown.append((f"paler: later of {chunks} chunks", 0.9, _style(first, 1)))
+    left = chart.left
+    for words, share, style in shown:
+        width = 40 + 0.6 * _FONT_SIZE * len(words)
+        if left + width > _WIDTH:
+            left, chart.top = chart.left, chart.top + 1.5 * _FONT_SIZE
+        chart.swatch(left, chart.top + 6, share * _FONT_SIZE, style)
+        chart.text(left + 26, chart.top + 6, words)
+        left += width
+    chart.top += 1.5 * _FONT_SIZE
 
 
-def idle_boxes(pipeline: Pipeline, detail: Detail) -> tuple[Box, ...]:
-    """Return the idle times that the detail can show, as boxes whose kind is the cause."""
-    return tuple(_idle_box(one) for one in pipeline.facts.idle or () if one.stop_us - one.start_us > detail.gap)
-
-
-def _timelines(pipeline: Pipeline) -> list[Timeline]:
-    return [one for one in (pipeline.facts.predicted, pipeline.facts.measured) if one]
-
-
-def _coarser(num_actions: int, gap: float, *, mixed: bool) -> Detail:
-    alike = "neighbours of any kind" if mixed else "neighbours of one kind"
-    note = (
-        f"Of {num_actions} actions, {alike} less than {cells.duration(gap / 1e6)} apart are drawn as one, and shorter "
-        "idle times not at all."
-    )
-    return Detail(gap=gap, mixed=mixed, numbered=False, note=note)
-
-
-def _num_boxes(pipeline: Pipeline, detail: Detail) -> int:
-    drawn = sum(len(boxes_of(pipeline, one, detail)) for one in _timelines(pipeline))
-    return drawn + len(idle_boxes(pipeline, detail))
-
-
-def _box(rank: int, stages: Sequence[int], ran: Ran, detail: Detail) -> Box:
-    action = ran.action
-    return Box(
-        rank=rank,
-        kind=_MIXED if detail.mixed else action.kind,
-        chunk=0 if detail.mixed else stages.index(action.stage),
-        start=ran.start_us,
-        stop=ran.stop_us,
-        text=f"{action.kind}{action.microbatch}",
-    )
-
-
-def _merged(boxes: Iterable[Box], detail: Detail) -> list[Box]:
-    """Return one rank's boxes, neighbours joined as far as the detail asks for."""
-    found: list[Box] = []
-    for box in boxes:
-        before = found[-1] if found else None
-        if before and detail.gap and _is_joined(before, box, detail.gap):
-            found[-1] = Box(
-                rank=box.rank, kind=box.kind, chunk=box.chunk, start=before.start, stop=max(before.stop, box.stop)
-            )
-        else:
-            found.append(box)
-    return found
-
-
-def _is_joined(before: Box, box: Box, gap: float) -> bool:
-    return (before.kind, before.chunk) == (box.kind, box.chunk) and box.start - before.stop < gap
-
-
-def _idle_box(one: Idle) -> Box:
-    return Box(rank=one.rank, kind=one.cause, chunk=0, start=one.start_us, stop=one.stop_us)
-
-
-def _draw_boxes(axes: Axes, boxes: Sequence[Box], *, edged: bool) -> None:
-    """Draw one path for each kind and chunk: a shape for each box would take ten times the bytes."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    groups: dict[tuple[str, int], list[Box]] = {}
-    for box in boxes:
-        groups.setdefault((box.kind, box.chunk), []).append(box)
-    for (kind, chunk), found in sorted(groups.items(), key=lambda one: (list(_COLORS).index(one[0][0]), one[0][1])):
-        corners = [corner for box in found for corner in _corners(box, _HEIGHTS[kind])]
-        codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(found)
-        path = Path(corners, codes)
-        axes.add_patch(PathPatch(path, **_style(kind, chunk), linewidth=0.4 if edged and kind in KINDS else 0))
-
-
-def _corners(box: Box, height: float) -> list[tuple[float, float]]:
-    left, right, low, high = box.start / 1e3, box.stop / 1e3, box.rank - height / 2, box.rank + height / 2
-    return [(left, low), (right, low), (right, high), (left, high), (left, low)]
-
-
-def _style(kind: str, chunk: int = 0) -> dict[str, Any]:
+def _style(kind: str, chunk: int = 0) -> str:
     """Return the colour of a kind, paler for each later chunk, or of a cause, paler than any kind."""
-    alpha = 0.32 if kind in CAUSES else max(0.15, 0.65 * 0.55**chunk)
-    return {"facecolor": (_COLORS[kind], alpha), "edgecolor": INK}
+    opacity = max(0.15, 0.65 * 0.55**chunk) if kind in (*KINDS, _MIXED) else 0.32
+    return f"fill:{_LOOKS[kind][1]};fill-opacity:{opacity:.3g}"
 
 
-def _write_numbers(axes: Axes, boxes: Iterable[Box], last: float) -> None:
-    """Write the kind and the microbatch, or the microbatch alone, into every box that has room."""
-    points = _WIDTH_INCHES * _PLOT_SHARE * _POINTS / last
-    for box in boxes:
-        room = (box.stop - box.start) * points - 1
-        text = next((text for text in (box.text, box.text[1:]) if _text_points(text) <= room), "")
-        if text:
-            middle = (box.start + box.stop) / 2e3
-            axes.text(middle, box.rank, text, ha="center", va="center_baseline", fontsize=_TEXT_POINTS)
-
-
-def _text_points(text: str) -> float:
-    return sum(_LETTER_POINTS.get(letter, _DIGIT_POINTS) for letter in text)
-
-
-def _name_ranks(axes: Axes, ranks: int, title: str) -> None:
-    places = range(0, ranks, -(-ranks // _MOST_NAMED_RANKS))
-    axes.set_yticks(places, [f"rank {place}" for place in places])
-    axes.set_ylim(ranks - 0.5, -0.5)
-    axes.grid(visible=False)
-    axes.set_title(title, loc="left", fontsize=9)
-
-
-def _scale(axes: Axes, last: float) -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    axes.set_xlim(0, last / 1e3)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.12g}"))
-    axes.set_xlabel("time since the step's first action (ms)")
-
-
-def _add_legend(figure: Figure, names: set[str], chunks: int) -> None:
-    """Explain each kind and cause by a patch of its own height, and chunks by their shades."""
-    from matplotlib.legend_handler import HandlerPatch
-    from matplotlib.patches import Rectangle
-
-    words = {**{kind: f"{kind}: {word}" for kind, word in _KIND_WORDS.items()}, **_CAUSE_WORDS, _MIXED: "any action"}
-    known = [name for name in words if name in names]
-    patches: list[Patch] = [Rectangle((0, 0), 1, 1, **_style(name), linewidth=0) for name in known]
-    texts = [words[name] for name in known]
-    if chunks > 1 and _MIXED not in names:
-        patches.append(Rectangle((0, 0), 1, 1, **_style(known[0], 1), linewidth=0))
-        texts.append(f"paler: later of {chunks} chunks")
-    heights = {id(patch): _HEIGHTS.get(name, 0.9) for patch, name in zip(patches, known, strict=False)}
-    ncols = len(texts) if len(texts) <= 6 else 4
-    handlers = {Rectangle: HandlerPatch(patch_func=_legend_patch(heights))}
-    figure.legend(patches, texts, loc="outside upper center", ncols=ncols, handlelength=2, handler_map=handlers)
-
-
-def _legend_patch(heights: dict[int, float]) -> Any:
-    """Return what draws a legend's patch as high, of its line, as the chart draws it of a row."""
-    from matplotlib.patches import Rectangle
-
-    def draw(
-        *, orig_handle: Patch, xdescent: float, ydescent: float, width: float, height: float, **_: object
-    ) -> Rectangle:
-        share = heights.get(id(orig_handle), 0.9)
-        return Rectangle((-xdescent, -ydescent + height * (1 - share) / 2), width, height * share)
-
-    return draw
-
-
-def _last(timeline: Timeline) -> float:
+def _last(timeline: Actions) -> float:
     """Return when the last action of a timeline ends, in microseconds; never nothing, for it is divided by."""
     return max([1, *(actions[-1].stop_us for actions in timeline if actions)])

@@ -11,17 +11,7 @@ from reports import cells
 from reports.analysis.group_kinds import Kinds
 from reports.analysis.interference import Pairs
 from reports.analysis.rank_hosts import Nodes
-from reports.figures.axes import (
-    add_legend,
-    canvas,
-    heat_map,
-    legend_inches,
-    line_style,
-    log_heights,
-    name_ranks,
-    scale_places,
-    scale_sizes,
-)
+from reports.figures import plot
 from reports.figures.svg import INK
 
 if TYPE_CHECKING:
@@ -34,20 +24,19 @@ Line = tuple[str, dict[int, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """What a figure's heights are: the axis' words and how numbers on it are written; ``whole`` begins at zero.
+    """What a figure's heights are: the axis' words and how numbers on it are written.
 
-    ``level`` is where a line says what would be perfect.
+    ``level`` is where a line says what would be perfect, on an axis from zero; others are log axes.
     """
 
     words: str
     text: Callable[[float], str]
-    whole: bool = False
     level: float | None = None
 
 
 RATE = Scale(words="bus bandwidth (GB/s)", text=cells.significant)
 TIME = Scale(words="step time", text=cells.duration)
-EFFICIENCY = Scale(words="efficiency", text=lambda share: f"{100 * share:.0f} %", whole=True, level=1.0)
+EFFICIENCY = Scale(words="efficiency", text=lambda share: f"{100 * share:.0f} %", level=1.0)
 
 
 def draw_kinds(series: Sequence[Kinds]) -> Figure | None:
@@ -58,13 +47,13 @@ def draw_kinds(series: Sequence[Kinds]) -> Figure | None:
             rate = one.rate(kind)
             if one.size_bytes and rate:
                 lines.setdefault(kind.label, {})[one.size_bytes] = rate / cells.GIGA
-    return _draw_lines([*lines.items()], RATE, scale_sizes)
+    return _draw_lines([*lines.items()], RATE, plot.scale_sizes)
 
 
 def draw_against_nodes(lines: Sequence[Line], scale: Scale, against: str = "nodes") -> Figure | None:
     """Return a quantity against the number of nodes, or of ranks, a line for each series; None if none has two."""
     known = [(label, points) for label, points in lines if len(points) > 1]
-    return _draw_lines(known, scale, lambda axes, places: scale_places(axes, places, against))
+    return _draw_lines(known, scale, lambda axes, places: plot.scale_places(axes, places, against))
 
 
 def _draw_lines(
@@ -73,20 +62,19 @@ def _draw_lines(
     if not lines:
         return None
     names, handles = [label for label, _ in lines], []
-    with canvas(5.2, 3.2 + legend_inches(names)) as (figure, [axes]):
+    with plot.canvas(5.2, 3.2 + plot.legend_inches(names)) as (figure, [axes]):
         for i, (_, points) in enumerate(lines):
             places = sorted(points)
-            handles += axes.plot(places, [points[place] for place in places], **line_style(i))
+            handles += axes.plot(places, [points[place] for place in places], **plot.line_style(i))
         scale_level(axes, sorted({place for _, points in lines for place in points}))
         axes.set_ylabel(scale.words)
-        if scale.level is not None:
+        if scale.level is None:
+            plot.log_heights(axes, scale.text)
+        else:
             axes.axhline(scale.level, color=INK, linewidth=0.8, linestyle=(0, (8, 3)))
-        if scale.whole:
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter(lambda y, _: scale.text(y))
-        else:
-            log_heights(axes, scale.text)
-        add_legend(figure, handles, names)
+        plot.add_legend(figure, handles, names)
     return figure
 
 
@@ -107,11 +95,11 @@ def draw_pairs(matrix: Pairs, nodes: Nodes | None = None) -> Figure | None:
     if not fastest:
         return None
     words = cells.gigabytes if len(ranks) <= _MAX_NUMBERED else lambda _: ""
-    with canvas(5.2, 4.2) as (figure, [axes]):
+    with plot.canvas(5.2, 4.2) as (figure, [axes]):
         squares = [[(rate / fastest, words(rate)) if rate else (None, "") for rate in row] for row in rates]
-        heat_map(axes, squares, 0, fontsize=9.0)
-        name_ranks(axes.xaxis, ranks)
-        name_ranks(axes.yaxis, ranks)
+        plot.heat_map(axes, squares, 0, fontsize=9.0)
+        plot.name_ranks(axes.xaxis, ranks)
+        plot.name_ranks(axes.yaxis, ranks)
         axes.set(xlabel="to rank", ylabel="from rank", aspect="equal")
         if nodes is not None:
             _part_hosts(axes, [nodes.hosts[rank] if rank < len(nodes.hosts) else "" for rank in ranks], nodes)

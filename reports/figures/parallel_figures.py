@@ -11,17 +11,7 @@ from reports import cells
 from reports.analysis.attention import Context
 from reports.analysis.experts import Atlas, Mixture, Place
 from reports.analysis.labels import short_labels
-from reports.figures.axes import (
-    add_legend,
-    canvas,
-    even_ticks,
-    heat_map,
-    line_style,
-    log_heights,
-    name_ranks,
-    name_rows,
-    scale_places,
-)
+from reports.figures import plot
 from reports.figures.svg import INK
 
 if TYPE_CHECKING:
@@ -61,31 +51,31 @@ def draw_methods(lines: Mapping[str, Sequence[Context]], against: Against = SEQU
     shown = [panel for panel in _PANELS if any(panel[1](one) is not None for of in lines.values() for one in of)]
     if len(places) < 2 or not shown:
         return None
-    with canvas(10.0, 3.4, columns=len(shown)) as (figure, panels):
+    with plot.canvas(10.0, 3.4, columns=len(shown)) as (figure, panels):
         for axes, (title, value, words) in zip(panels, shown, strict=True):
             handles, heights = [], []
             for i, of in enumerate(lines.values()):
                 points = [(against.of(one), found) for one in of if (found := value(one)) is not None]
                 heights += [y for _, y in points]
                 # the first ones are wider: those that later lines cover can still be seen around them
-                style = line_style(i, more=len(lines) - 1 - i)
+                style = plot.line_style(i, more=len(lines) - 1 - i)
                 handles += axes.plot([x for x, _ in points], [y for _, y in points], **style)
                 if title == _TIME:
                     _draw_intervals(axes, of, against, 1.02 ** (i - (len(lines) - 1) / 2), style["color"])
             if words is cells.num_bytes and against.mark is not None:
                 axes.axvline(against.mark, color=INK, linestyle=":", linewidth=1.0)
-            scale_places(axes, places[:: -(-len(places) // _MOST_TICKS)], against.words)
+            plot.scale_places(axes, places[:: -(-len(places) // _MOST_TICKS)], against.words)
             axes.set_xlim(places[0] / 1.15, places[-1] * 1.15)
             # heights compare from zero on, unless the lowest could not be seen
             if min(heights) > 0 and max(heights) / min(heights) > _LOG_FROM_RATIO:
                 title = f"{title} (log axis)"
-                log_heights(axes, words)
+                plot.log_heights(axes, words)
             else:
                 top = max(axes.get_ylim()[1], 1.06 * max(heights), 1e-9)
                 axes.set_ylim(0, top)
-                even_ticks(axes.yaxis, top, words)
+                plot.even_ticks(axes.yaxis, top, words)
             axes.set_title(title, fontsize=9)
-        add_legend(figure, handles, [*lines], columns=min(5, len(lines)))
+        plot.add_legend(figure, handles, [*lines], columns=min(5, len(lines)))
     return figure
 
 
@@ -102,11 +92,11 @@ def draw_atlas(atlas: Atlas) -> Figure | None:
     if not any(atlas.value(*cell, "time") for cell in atlas.cells):
         return None
     panels = (("step time, and over balanced routes", "time", 1), ("pairs dropped", "drop_rate", 3))
-    with canvas(10.0, 1.3 + 0.42 * len(atlas.routings), columns=2) as (figure, both):
+    with plot.canvas(10.0, 1.3 + 0.42 * len(atlas.routings), columns=2) as (figure, both):
         for axes, (title, name, series) in zip(both, panels, strict=True):
             most = max((atlas.value(*cell, name) or 0.0 for cell in atlas.cells), default=0.0) or 1.0
             rows = [[_cell(atlas, (one, place), name, most) for place in atlas.places] for one in atlas.routings]
-            heat_map(axes, rows, series)
+            plot.heat_map(axes, rows, series)
             axes.set_title(title, fontsize=9)
             axes.set_yticks(range(len(atlas.routings)), [textwrap.shorten(one, 24) for one in atlas.routings])
             names = [atlas.name_of(place).replace(", ", "\n") for place in atlas.places]
@@ -135,15 +125,15 @@ def draw_loads(found: Sequence[Mixture]) -> Figure | None:
     ][:_MOST_STRIPS]
     if not strips:
         return None
-    with canvas(10.0, 1.0 + 0.3 * len(strips)) as (figure, [axes]):
+    with plot.canvas(10.0, 1.0 + 0.3 * len(strips)) as (figure, [axes]):
         rows = []
         for place, (_, ranks, load) in enumerate(strips):
             full = 3 * sum(load) / len(load)
             rows.append([(min(1.0, n / full), str(n) if len(load) <= _MOST_NUMBERED else "") for n in load])
             edges = [rank * (len(load) // ranks) - 0.5 for rank in range(1, ranks)]
             axes.vlines(edges, place - 0.42, place + 0.42, color=INK, linewidth=1.4)
-        heat_map(axes, rows, 0, height=0.84)
-        name_ranks(axes.xaxis, range(max(map(len, rows))))
+        plot.heat_map(axes, rows, 0, height=0.84)
+        plot.name_ranks(axes.xaxis, range(max(map(len, rows))))
         axes.set_xlabel("expert")
-        name_rows(axes, [label for label, _, _ in strips])
+        plot.name_rows(axes, [label for label, _, _ in strips])
     return figure

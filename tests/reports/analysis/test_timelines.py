@@ -11,7 +11,7 @@ from traced import rank_timeline, run_with, timeline, traced_record
 from bench.results.records import Interval, RankTimeline, Timeline
 from reports.analysis import timelines
 from reports.analysis.summary import summarize
-from reports.figures.timeline_svg import MOST_RANKS, merged, timeline_svg, timeline_words, view_of
+from reports.figures.gantt import MOST_RANKS, Box, joined, timeline_svg, timeline_words, view_of
 
 
 def traced_in(run_folder: Path, *traces: tuple[object, object]) -> tuple[timelines.Traced, ...]:
@@ -77,7 +77,7 @@ def test_streams_have_an_order_and_words() -> None:
     assert [timelines.axis_of(one) for one in ("compute", "comm tp", "comm ring 2")] == [None, "tp", "ring 2"]
 
 
-LEFT, WIDTH = 130.0, 860.0
+LEFT, WIDTH = 130.0, 854.0
 
 
 def svg_text(one: Timeline, most_boxes: int = 4000) -> str:
@@ -141,10 +141,14 @@ def test_boxes_stand_where_the_intervals_were_on_an_axis_that_begins_with_the_fi
 
 
 def test_neighbours_closer_than_the_gap_are_one_and_a_long_interval_keeps_its_end() -> None:
-    parts = [interval(10.0, 12.0), interval(0.0, 4.0), interval(5.0, 6.0)]
-    assert merged(parts, 0.5) == [(0.0, 4.0), (5.0, 6.0), (10.0, 12.0)]
-    assert merged(parts, 2.0) == [(0.0, 6.0), (10.0, 12.0)]
-    assert merged([interval(0.0, 100.0), interval(5.0, 6.0)], 1.0) == [(0.0, 100.0)]
+    def spans(gap_us: float, *times: tuple[float, float]) -> list[tuple[float, float]]:
+        drawn = joined((Box(kind="compute", start=start, stop=stop) for start, stop in times), gap_us)
+        return [(box.start, box.stop) for box in drawn]
+
+    parts = [(0.0, 4.0), (5.0, 6.0), (10.0, 12.0)]
+    assert spans(0.5, *parts) == parts
+    assert spans(2.0, *parts) == [(0.0, 6.0), (10.0, 12.0)]
+    assert spans(1.0, (0.0, 100.0), (5.0, 6.0)) == [(0.0, 100.0)]
 
 
 def test_boxes_and_ranks_are_as_few_as_asked_and_the_note_says_so() -> None:

@@ -30,7 +30,6 @@ from reports.analysis.interference import Pairs, pairs
 from reports.analysis.rank_hosts import Nodes, nodes_of
 from reports.analysis.several import several
 from reports.analysis.summary import Row, summarize
-from reports.figures.axes import elided
 from reports.figures.figures import (
     draw_arrivals,
     draw_breakdown,
@@ -40,6 +39,7 @@ from reports.figures.figures import (
     draw_steps,
 )
 from reports.figures.node_figures import draw_pairs
+from reports.figures.plot import elided
 from reports.figures.svg import FAINT, INK, SERIES, drawing, inline_svg
 from reports.sections.several import report_of_several
 

@@ -2,21 +2,42 @@
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.legend import Legend
-from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.textpath import TextPath
 from report_rows import row_of
 from reports_fixtures import pipeline_idle, pipeline_record, pipeline_timeline
 
 from reports.analysis.pipelines import Pipeline, read_pipeline
-from reports.figures.gantt import Box, Detail, boxes_of, detail_of, draw_gantt, gantt_svg, gantt_words, idle_boxes
+from reports.figures.gantt import Box, Detail, boxes_of, detail_of, gantt_svg, gantt_words, idle_boxes
 from reports.formats.chrome_trace import pipeline_events
 
-Corners = tuple[float, float, float, float]
+LEFT, WIDTH = 66.0, 918.0
+
+
+class Drawn(NamedTuple):
+    """A box as drawn: in shares of the axis from left to right, in units from high to low."""
+
+    style: str
+    left: float
+    right: float
+    high: float
+    low: float
+
+
+class Panel(NamedTuple):
+    """A timeline of the chart: its title, its boxes, and the words below the title with where they stand."""
+
+    title: str
+    boxes: list[Drawn]
+    texts: list[tuple[float, float, str]]
+
+    def spans(self, rank: int, length: float) -> list[tuple[float, float]]:
+        middles = [round((box.high + box.low) / 2, 1) for box in self.boxes]
+        row = sorted(set(middles))[rank]
+        shown = [box for box, middle in zip(self.boxes, middles, strict=True) if middle == row]
+        return sorted((round(box.left * length, 2), round(box.right * length, 2)) for box in shown)
 
 
 def pipeline(schedule: str = "1f1b", **details: Any) -> Pipeline:
@@ -25,35 +46,27 @@ def pipeline(schedule: str = "1f1b", **details: Any) -> Pipeline:
     return found
 
 
-def drawn(one: Pipeline, detail: Detail | None = None) -> Figure:
-    figure = draw_gantt(one, detail or detail_of(one))
-    assert figure is not None
-    return figure
+def panels(one: Pipeline, detail: Detail | None = None) -> list[Panel]:
+    """Return the legend, untitled, and the timelines from the top."""
+    root = ElementTree.fromstring(gantt_svg(one, detail or detail_of(one), name="g", title="a pipeline"))
+    texts = [(float(t.attrib["x"]), float(t.attrib["y"]), t.text or "") for t in root.iter("text")]
+    heads = [(0.0, ""), *((y, words) for _, y, words in texts if words.startswith(("predicted: ", "measured: ")))]
+    boxes = [
+        Drawn(path.attrib["style"], (x - LEFT) / WIDTH, (x - LEFT + width) / WIDTH, y, y + height)
+        for path in root.iter("path")
+        for x, y, width, height in [
+            tuple(map(float, told)) for told in re.findall(r"M(\S+) (\S+?)h(\S+?)v(\S+?)h-\S+?z", path.attrib["d"])
+        ]
+    ]
+    ends = [y for y, _ in heads[1:]] + [float("inf")]
+    return [
+        Panel(title, [b for b in boxes if top < b.high < end], [t for t in texts if top < t[1] < end])
+        for (top, title), end in zip(heads, ends, strict=True)
+    ]
 
 
-def patches(axes: Axes) -> list[tuple[Any, list[Corners]]]:
-    """Return each path's colour with the left, right, low and high of its boxes."""
-    found: list[tuple[Any, list[Corners]]] = []
-    for patch in axes.patches:
-        assert isinstance(patch, PathPatch)
-        corners = np.asarray(patch.get_path().vertices).reshape(-1, 5, 2)
-        boxes = [(float(box[0, 0]), float(box[1, 0]), float(box[0, 1]), float(box[2, 1])) for box in corners]
-        found.append((patch.get_facecolor(), boxes))
-    return found
-
-
-def spans(axes: Axes, rank: int) -> list[tuple[float, float]]:
-    every = [box for _, boxes in patches(axes) for box in boxes]
-    return sorted((left, right) for left, right, low, high in every if round((low + high) / 2) == rank)
-
-
-def texts(axes: Axes) -> list[str]:
-    return [text.get_text() for text in axes.texts]
-
-
-def legend_of(figure: Figure) -> tuple[Legend, list[str]]:
-    (legend,) = figure.legends
-    return legend, [text.get_text() for text in legend.get_texts()]
+def words(panel: Panel) -> list[str]:
+    return [text for _, _, text in panel.texts]
 
 
 DETAIL = Detail(gap=0.0, mixed=False, numbered=True, note="")
@@ -67,67 +80,54 @@ CHUNKS: dict[str, Any] = {"stages_by_rank": [[0, 2], [1, 3]], "chunks": 2, "idle
 
 
 def test_each_action_is_a_box_where_it_ran_and_the_predicted_stand_above_the_measured() -> None:
-    above, below = drawn(pipeline(**TINY)).axes
-    assert [axes.get_title(loc="left") for axes in (above, below)] == ["predicted: 6.00 ms", "measured: 8.00 ms"]
-    assert above.get_position().y0 > below.get_position().y1
-    assert above.get_xlim() == below.get_xlim() == (0, 8.0)
-    assert below.get_xlabel() == "time since the step's first action (ms)"
-    assert below.xaxis.get_major_formatter()(2.0) == "2"
-    assert [spans(above, rank) for rank in (0, 1)] == [[(0, 1), (4, 6)], [(1, 2), (2, 4)]]
-    assert spans(below, 0) == [(0, 1.5), (1.5, 4.5), (4.5, 5), (5, 8)]
-    assert spans(below, 1) == [(0, 2), (2, 3), (3, 5), (5, 8)]
-    for axes in (above, below):
-        assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1"]
-        low, high = axes.get_ylim()
-        assert low > high  # ranks are rows from the top
-    assert texts(above) == ["F0", "B0", "F0", "B0"]
-    assert above.texts[1].get_position() == (5.0, 0)
+    _, above, below = panels(pipeline(**TINY))
+    assert (above.title, below.title) == ("predicted: 6.00 ms", "measured: 8.00 ms")
+    assert [above.spans(rank, 8) for rank in (0, 1)] == [[(0, 1), (4, 6)], [(1, 2), (2, 4)]]
+    assert below.spans(0, 8) == [(0, 1.5), (1.5, 4.5), (4.5, 5), (5, 8)]
+    assert below.spans(1, 8) == [(0, 2), (2, 3), (3, 5), (5, 8)]
+    ranks = [text for text in words(above) if text.startswith("rank")]
+    assert (ranks, words(above)[:4]) == (["rank 0", "rank 1"], ["F0", "B0", "F0", "B0"])
+    assert above.texts[1][0] == round(LEFT + WIDTH * 5 / 8, 1)
+    assert words(below)[-6:] == ["0", "2", "4", "6", "8", "time since the step's first action (ms)"]
 
 
 def test_kinds_and_causes_differ_in_colour_and_in_height_and_chunks_in_shade() -> None:
     stages = [["0F0", 0, 10], ["0I0", 10, 20], ["0W0", 20, 30], ["0B1", 30, 40]]
     idle = [[1, 10 * i, 10 * i + 10, cause] for i, cause in enumerate(("schedule", "imbalance", "p2p", "rest"))]
-    (axes,) = drawn(pipeline(measured=[stages, []], predicted=None, idle=idle)).axes
-    told = patches(axes)
-    assert len(told) == len({color for color, _ in told}) == 8
-    assert len({round(high - low, 3) for _, boxes in told for _, _, low, high in boxes if high < 1}) == 4
-    assert {round(high - low, 3) for _, boxes in told for _, _, low, high in boxes if high > 1} == {0.9, 0.6, 0.4, 0.2}
+    _, panel = panels(pipeline(measured=[stages, []], predicted=None, idle=idle))
+    assert len(panel.boxes) == len({box.style for box in panel.boxes}) == 8
+    heights = [round((box.low - box.high) / 30, 2) for box in panel.boxes]
+    assert heights == [0.9, 0.78, 0.66, 0.54, 0.9, 0.6, 0.4, 0.2]
     timeline = [[["0F0", 0, 10], ["2F0", 10, 20]], [["1F0", 10, 20], ["3F0", 20, 30]]]
-    figure = drawn(pipeline(**CHUNKS, measured=timeline, predicted=timeline))
-    (first, _), (second, _) = patches(figure.axes[0])
-    assert (first[:3], first[3] > second[3]) == (second[:3], True)
-    assert legend_of(figure)[1] == ["F: forward", "paler: later of 2 chunks"]
+    legend, above, _ = panels(pipeline(**CHUNKS, measured=timeline, predicted=timeline))
+    told = [re.findall(r"fill:([^;]*);fill-opacity:([^;]*)", style) for style in {box.style for box in above.boxes}]
+    ((one, other),) = zip(*told, strict=True)
+    assert (one[0], one[1] != other[1]) == (other[0], True)
+    assert words(legend) == ["F: forward", "paler: later of 2 chunks"]
 
 
 def test_the_legend_names_what_is_drawn_in_its_colour_and_height() -> None:
-    figure = drawn(pipeline(**TINY))
-    legend, words = legend_of(figure)
+    legend, above, below = panels(pipeline(**TINY))
     kinds = ["F: forward", "B: backward"]
-    assert words == [*kinds, "idle: schedule", "idle: imbalance", "idle: p2p", "idle: rest"]
-    figure.draw_without_rendering()
-    shown = [patch.get_height() for patch in legend.findobj(Rectangle) if patch.get_height() < 20]
-    assert len(set(shown)) == 5  # a forward is as high as what the schedule leaves idle
-    handles = [handle for handle in legend.legend_handles if isinstance(handle, Rectangle)]
-    assert {handle.get_facecolor() for handle in handles[:2]} == {color for color, _ in patches(figure.axes[0])}
-    assert legend_of(drawn(pipeline("zb")))[1][:3] == ["F: forward", "I: input gradient", "W: weight gradient"]
+    assert words(legend) == [*kinds, "idle: schedule", "idle: imbalance", "idle: p2p", "idle: rest"]
+    assert len({round(box.low - box.high, 1) for box in legend.boxes}) == 5  # a forward as high as the schedule's idle
+    assert {box.style for box in legend.boxes} == {re.sub(";stroke.*", "", box.style) for box in below.boxes}
+    assert {re.sub(";stroke.*", "", box.style) for box in above.boxes} == {box.style for box in legend.boxes[:2]}
+    assert words(panels(pipeline("zb"))[0])[:3] == ["F: forward", "I: input gradient", "W: weight gradient"]
 
 
 def test_a_box_bears_its_kind_and_microbatch_or_what_of_them_has_room() -> None:
     for stop, told in ((10, ["7", "F8"]), (1, ["F8"])):
-        (axes,) = drawn(pipeline(measured=[[["0F7", 0, stop], ["0F8", 10, 1000]], []], predicted=None, idle=None)).axes
-        assert texts(axes) == told
+        _, panel = panels(pipeline(measured=[[["0F7", 0, stop], ["0F8", 10, 1000]], []], predicted=None, idle=None))
+        assert words(panel)[: words(panel).index("rank 0")] == told
     for microbatches in (14, 20):
-        one = pipeline("zb", microbatches=microbatches, idle=None)
-        axes, _ = (figure := drawn(one, DETAIL)).axes
-        figure.draw_without_rendering()
-        boxes = boxes_of(one, one.facts.predicted or (), DETAIL)
-        by_middle = {((box.start + box.stop) / 2e3, float(box.rank)): box for box in boxes}
-        assert len(axes.texts) > 3 * microbatches
-        for text in axes.texts:
-            box = by_middle[text.get_position()]
-            (left, _), (right, _) = axes.transData.transform([(x / 1e3, box.rank) for x in (box.start, box.stop)])
-            extent = text.get_window_extent()
-            assert left <= extent.x0 < extent.x1 <= right, (microbatches, box)
+        _, above, _ = panels(pipeline("zb", microbatches=microbatches, idle=None), DETAIL)
+        shown = [(x, text) for x, _, text in above.texts if not text.startswith("rank")]
+        assert len(shown) > 3 * microbatches
+        for x, text in shown:
+            room = [box for box in above.boxes if abs(LEFT + WIDTH * (box.left + box.right) / 2 - x) < 0.2]
+            extent = TextPath((0, 0), text, size=9).get_extents()
+            assert any(extent.width < WIDTH * (box.right - box.left) for box in room), (microbatches, text)
 
 
 def test_the_caption_says_what_is_above_and_below() -> None:
@@ -138,9 +138,8 @@ def test_the_caption_says_what_is_above_and_below() -> None:
     assert gantt_words(pipeline(idle=None), DETAIL) == f"{above}{told}."
     alone = pipeline(predicted=None)
     assert gantt_words(alone, DETAIL) == f"What launch 1 measured{causes}"
-    assert [axes.get_title(loc="left")[:8] for axes in drawn(alone).axes] == ["measured"]
+    assert [panel.title[:8] for panel in panels(alone)] == ["", "measured"]
     unmeasured = pipeline(measured=None)
-    assert draw_gantt(unmeasured, detail_of(unmeasured)) is None
     assert gantt_svg(unmeasured, detail_of(unmeasured), name="g", title="t") == ""
 
 
@@ -156,10 +155,10 @@ def test_it_is_described_in_the_pages_colours_coarse_enough_and_the_same_bytes_e
     assert "below, what launch 1 measured" in svg
     assert "The table beside it holds the sums." in svg
     assert "var(--series-0)" in svg
-    assert not re.findall(r"fill: #", svg)
+    assert "#" not in svg
     assert set(re.findall(r' id="([^"]*)"', svg)) == set(re.findall(r' id="(g-[^"]*)"', svg))
     paths = re.findall(r' d="([^"]*)"', svg)
-    assert not [path for path in paths if re.search(r"\.\d{3}", path)]  # a hundredth of a point
+    assert not [path for path in paths if re.search(r"\.\d{2}", path)]  # a tenth of a unit
     assert len({number for path in paths for number in re.findall(r"\d+\.\d+", path)}) > 20
 
 
@@ -189,7 +188,7 @@ def test_few_actions_are_all_drawn_and_numbered_and_more_lose_their_numbers() ->
     detail = detail_of(one)
     assert (detail.gap, detail.numbered) == (0.0, False)
     assert gantt_words(one, detail).endswith("Numbers of microbatches are left out of 1024 actions.")
-    assert not drawn(one, detail).axes[0].texts
+    assert words(panels(one, detail)[1])[0] == "rank 0"
 
 
 def test_too_many_actions_are_joined_by_kind_and_then_with_any_and_it_is_said() -> None:
@@ -203,7 +202,7 @@ def test_too_many_actions_are_joined_by_kind_and_then_with_any_and_it_is_said() 
     assert detail.mixed
     assert "neighbours of any kind less than " in gantt_words(mixed, detail)
     assert "shorter idle times not at all" in gantt_words(mixed, detail)
-    assert legend_of(drawn(mixed, detail))[1][0] == "any action"
+    assert words(panels(mixed, detail)[0])[0] == "any action"
 
 
 def test_no_chart_has_more_boxes_than_it_may() -> None:
@@ -227,7 +226,7 @@ def test_joining_hides_no_gap_that_is_wide_enough_and_mixes_no_chunks() -> None:
     assert told == [("F", 0, 200, ""), ("F", 210, 300, "F2"), ("B", 305, 400, "B0")]
     told_mixed = [(box.kind, box.start, box.stop) for box in boxes_of(one, one.facts.measured or (), mixed)]
     assert told_mixed == [("any", 0, 200), ("any", 210, 400)]
-    assert idle_boxes(one, mixed) == (Box(rank=1, kind="p2p", chunk=0, start=0, stop=11),)
+    assert idle_boxes(one, mixed) == [Box(rank=1, kind="p2p", start=0, stop=11)]
     chunked = pipeline(**CHUNKS, measured=[[["0F0", 0, 100], ["2F0", 100, 200], ["2F1", 200, 300]], []], predicted=None)
     joined = boxes_of(chunked, chunked.facts.measured or (), apart)
     assert [(box.chunk, box.start, box.stop) for box in joined] == [(0, 0, 100), (1, 100, 300)]
