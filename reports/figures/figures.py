@@ -13,7 +13,6 @@ from reports.analysis.labels import operation, short_labels
 from reports.analysis.step_parts import broken_down, memory_lines, parts
 from reports.analysis.summary import Row
 from reports.figures import plot
-from reports.figures.node_figures import EFFICIENCY, Line, draw_against_nodes
 from reports.figures.svg import INK, SERIES
 
 if TYPE_CHECKING:
@@ -192,8 +191,3 @@ def draw_arrivals(strips: Sequence[tuple[str, Mapping[int, float]]]) -> Figure |
         axes.set_xlabel("rank")
         plot.name_rows(axes, [label for label, _ in known])
     return figure
-
-
-def draw_scaling(lines: Sequence[Line]) -> Figure | None:
-    """Return efficiency against ranks, a line for each case; None if none has two worlds."""
-    return draw_against_nodes(lines, EFFICIENCY, "ranks")

@@ -15,7 +15,6 @@ from reports.analysis.problems import Problem, bad_rows, emulations, other_claim
 from reports.analysis.rank_hosts import WITHIN, ranks_words
 from reports.analysis.several import Beside, Difference, One, Scaled, Several, beside, scaled, worlds
 from reports.analysis.summary import Row
-from reports.figures.figures import draw_scaling
 from reports.figures.node_figures import EFFICIENCY, RATE, TIME, Line, draw_against_nodes
 from reports.figures.parallel_figures import against_ranks, draw_methods
 from reports.figures.svg import drawn
@@ -258,7 +257,9 @@ def _scaling(several: Several) -> Section | None:
             (name(one.first), {n: known for n in one.rows if (known := one.efficiency(n)) is not None})
             for one in cases[:MOST_LINES]
         ]
-        return drawn(draw_scaling(lines), "scaling-efficiency", "Efficiency against ranks", _PERFECT)
+        return drawn(
+            draw_against_nodes(lines, EFFICIENCY, "ranks"), "scaling-efficiency", "Efficiency against ranks", _PERFECT
+        )
 
     counts = worlds(cases)
     columns: tuple[Column[Scaled], ...] = (

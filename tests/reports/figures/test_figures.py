@@ -35,10 +35,9 @@ from reports.figures.figures import (
     draw_breakdown,
     draw_curves,
     draw_memory,
-    draw_scaling,
     draw_steps,
 )
-from reports.figures.node_figures import draw_pairs
+from reports.figures.node_figures import EFFICIENCY, draw_against_nodes, draw_pairs
 from reports.figures.plot import elided
 from reports.figures.svg import FAINT, INK, SERIES, drawing, inline_svg
 from reports.sections.several import report_of_several
@@ -241,13 +240,13 @@ def test_a_strip_is_fullest_where_its_rank_is_latest_and_has_no_numbers_for_many
 
 
 def test_scaling_is_a_line_for_each_case_below_perfection() -> None:
-    figure = draw_scaling([("ddp", {2: 1.0, 8: 0.5, 4: 0.8}), ("lonely", {2: 1.0})])
+    figure = draw_against_nodes([("ddp", {2: 1.0, 8: 0.5, 4: 0.8}), ("lonely", {2: 1.0})], EFFICIENCY, "ranks")
     first, perfect = axes_of(figure).get_lines()
     assert values(first.get_xdata()) == [2, 4, 8]
     assert values(first.get_ydata()) == [1.0, 0.8, 0.5]
     assert values(perfect.get_ydata()) == [1.0, 1.0]
     assert labels_of(figure) == ["ddp"]
-    assert draw_scaling([("lonely", {2: 1.0})]) is None
+    assert draw_against_nodes([("lonely", {2: 1.0})], EFFICIENCY) is None
 
 
 def matrix(ranks: int, **metrics: MetricValue) -> Pairs:
