@@ -1,11 +1,13 @@
 """The whole report as sections: in order, with anchors that differ, words explained, nothing without content."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 import pytest
 import reports_fixtures as fixtures
+from markupsafe import Markup
 from report_rows import cells_of, found_in, found_of, matrix_case, run_of, sections, table_cells, there
 from reports_fixtures import bad, collective, collective_metrics, ok, pipeline_record, simulated, step, training_metrics
 from traced import run_with, timeline, traced_record
@@ -15,8 +17,12 @@ from bench.results.details import PLAN_FILE, Component, Published, StepCheck, Va
 from bench.results.records import Arrival
 from bench.results.runs import Run
 from reports.analysis.analysis import Analysis
+from reports.analysis.summary import Row
 from reports.render.markdown import render_markdown
-from reports.report import Section
+from reports.render.page import render_page
+from reports.render.terminal import render_text
+from reports.report import Column, Section, Table, words
+from reports.sections import one_run
 from reports.sections.communication import communication_section
 from reports.sections.nodes import arrival_section
 from reports.sections.one_run import report_of
@@ -145,11 +151,11 @@ def test_whose_collectives_and_which_compute_are_told_and_reasons_may_stand_alon
 
 def test_a_file_that_cannot_be_read_is_told_and_stops_nothing(run: Run) -> None:
     told = dict.fromkeys((b"{", b'{"schema": 1}', b"\xff"), "is not what parbench plan --validate wrote")
-    for content, words in {**told, b'{"schema": 2, "rows": []}': "plan.json: schema 2 is newer than 1"}.items():
+    for content, expected in {**told, b'{"schema": 2, "rows": []}': "plan.json: schema 2 is newer than 1"}.items():
         (run.path / PLAN_FILE).write_bytes(content)
         section = there(predicted_section(found_of(run)))
         assert section.tables == ()
-        assert words in section.notes[0], content
+        assert expected in section.notes[0], content
 
 
 def claim(predicted: float, unit: str = "GB") -> Published:
@@ -170,3 +176,29 @@ def test_published_numbers_stand_below_the_runs_own_and_say_that_they_are_not_of
     alone = Validation(run="run-1", fits="run-1", rows=[], left_out={}, published=published())
     assert [table.id for table in predictions(run, alone).tables] == ["published"]
     assert "TP+PP+DP, 1536 GPUs" in render_markdown(report_of(run))
+
+
+def test_a_table_with_its_figure_is_declared_once_and_every_renderer_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def added(found: Analysis) -> Section:
+        column: Column[Row] = words("mine", lambda row: f"mine of {row.kind}", "what is mine")
+        figure = Markup("<svg><title>drawn of mine</title></svg>")
+        table = Table(
+            id="mine",
+            title="Mine",
+            caption="all of it",
+            columns=(column,),
+            rows=found.shown,
+            notes=("mine is yours",),
+            figures=lambda: [figure],
+        )
+        hidden = replace(table, id="hidden", title="Of the page alone", where="page")
+        return Section(id="own", title="Own", tables=(table, hidden))
+
+    monkeypatch.setattr(one_run, "SECTIONS", (*one_run.SECTIONS, added))
+    report = report_of(run_of(ok(step())))
+    for text in (render_text(report, width=None), render_markdown(report), render_page(report)):
+        assert [word in text for word in ("Mine", "mine of step", "mine is yours")] == [True] * 3
+    assert ["Of the page alone" in text for text in (render_text(report, width=None), render_markdown(report))] == [
+        *(False, True)
+    ]
+    assert render_page(report).count("drawn of mine") == 2
