@@ -4,11 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.results.details import Loads, Mesh, read
+from reports.analysis.frame import group_rows
 from reports.analysis.labels import differences
 from reports.analysis.summary import Row, readable
-
-_DROPLESS = 0.0
-_AFTER_CHOICE = ("capacity", "variant", "chunks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,18 +86,15 @@ def read_mixture(row: Row) -> Mixture | str | None:
         ep=ep,
         scope=row.case.name.partition(".")[2] or row.case.name,
         routing=str(params.get("routing", "")),
-        capacity=float(capacity) if isinstance(capacity, int | float) and capacity != _DROPLESS else None,
+        capacity=float(capacity) if isinstance(capacity, int | float) and capacity else None,
         variant=str(params.get("variant", "")),
     )
 
 
 def distinct(found: Iterable[Mixture]) -> tuple[Mixture, ...]:
     """Return the first mixture of each scope, model and routing: capacity and the way there change no choices."""
-    firsts: dict[object, Mixture] = {}
-    for one in found:
-        chosen_by = {name: value for name, value in one.row.case.params.items() if name not in _AFTER_CHOICE}
-        firsts.setdefault((one.scope, tuple(sorted(chosen_by.items()))), one)
-    return tuple(firsts.values())
+    groups = group_rows(found, lambda one: one.row.case, without=("capacity", "variant", "chunks"))
+    return tuple(group[0] for group in groups)
 
 
 def shares(found: Iterable[Mixture]) -> tuple[Share, ...]:
@@ -113,9 +108,6 @@ def _share(one: Mixture, layer: int, rank: int) -> Share:
     kept = sum(one.facts.rank_load[layer][rank :: one.ep])
     return Share(mixture=one, layer=layer, rank=rank, first_expert=rank * each, chosen=chosen, kept=kept)
 
-
-# what an atlas lays out on its two sides: the rest is the model, and the way that tokens take
-_SIDES = ("routing", "capacity", "ep")
 
 Place = tuple[float | None, int]
 """Capacity (None is dropless) and expert-parallel ranks."""
@@ -145,29 +137,14 @@ class Atlas:
 
 def atlases(found: Sequence[Mixture]) -> tuple[Atlas, ...]:
     """Return an atlas for each scope and model that was measured under two routings."""
-    groups: dict[object, list[Mixture]] = {}
-    for one in found:
-        groups.setdefault(_group(one), []).append(one)
-    models = differences([one.row for one in found], _SIDES)
-    made = [_atlas(group, models[group[0].row.case.id]) for group in groups.values()]
-    return tuple(one for one in made if len(one.routings) > 1)
-
-
-def _atlas(group: Sequence[Mixture], model: str) -> Atlas:
-    told = f", {model}" if model else ""
-    return Atlas(
-        title=f"Routing x capacity: {group[0].scope}{told}",
-        scope=group[0].scope,
-        routings=tuple(dict.fromkeys(one.routing for one in group)),
-        places=tuple(sorted({_place(one) for one in group}, key=lambda place: (place[1], place[0] or 0.0))),
-        cells={(one.routing, _place(one)): one for one in group},
-    )
-
-
-def _group(one: Mixture) -> object:
-    model = {name: value for name, value in one.row.case.params.items() if name not in _SIDES}
-    return one.scope, one.row.world.size, one.row.world.nodes, tuple(sorted(model.items()))
-
-
-def _place(one: Mixture) -> Place:
-    return one.capacity, one.ep
+    # the model, and the way that tokens take, are what is not on an atlas's two sides
+    sides, made = ("routing", "capacity", "ep"), []
+    models = differences([one.row for one in found], sides)
+    for group in group_rows(found, lambda one: one.row.case, without=sides, by=lambda one: (one.row.world,)):
+        model, routings = models[group[0].row.case.id], tuple(dict.fromkeys(one.routing for one in group))
+        at = {(one.routing, (one.capacity, one.ep)): one for one in group}
+        if len(routings) > 1:
+            title = f"Routing x capacity: {group[0].scope}{model and f', {model}'}"
+            places = tuple(sorted({place for _, place in at}, key=lambda place: (place[1], place[0] or 0.0)))
+            made.append(Atlas(title=title, scope=group[0].scope, routings=routings, places=places, cells=at))
+    return tuple(made)

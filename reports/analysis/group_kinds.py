@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from bench.results.stats import median
 from reports import cells
+from reports.analysis.frame import group_rows
 from reports.analysis.interference import TOGETHER
-from reports.analysis.labels import operation_without
+from reports.analysis.labels import operation
 from reports.analysis.rank_hosts import WITHIN, Nodes
 from reports.analysis.summary import Row, common_details
 
 ACROSS, OVER = "across nodes", "over nodes"
 """One rank of each of several nodes; several ranks of some of them."""
 OF_GROUP = ("group", "group_index", "concurrent")
+# what the names of groups say of their reach; node and across stand for theirs where several kinds have it
 _IMPLIED = {"node": WITHIN, "across": ACROSS, "world": OVER}
-# what stands for its reach where several kinds have it
-_PREFERRED = ("node", "across")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,8 @@ class Kind:
         """What a table calls it: ``across, together``; with its reach where the name does not say it."""
         mesh, _, axis = self.group.rpartition(":")
         name = f"{axis} of {mesh}" if "=" in mesh else self.group
-        reach = [] if _IMPLIED.get(self.group) == self.reach else [self.reach]
-        return ", ".join([name, *reach, *([TOGETHER] * self.together)])
+        reach = "" if _IMPLIED.get(self.group) == self.reach else self.reach
+        return ", ".join(filter(None, (name, reach, TOGETHER * self.together)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Kinds:
     @property
     def name(self) -> str:
         """The operation with its own parameters."""
-        return operation_without(self.first.case, OF_GROUP)
+        return operation(self.first.case, OF_GROUP)
 
     @property
     def size_bytes(self) -> int | None:
@@ -66,7 +66,7 @@ class Kinds:
         for reach in reaches:
             known = [one for one in self.rows if one.reach == reach and one.together == together and self.rate(one)]
             if known:
-                return next((one for one in known if one.group in _PREFERRED), known[0])
+                return next((one for one in known if one.group in ("node", "across")), known[0])
         return None
 
     def ratio(self, *, together: bool = False) -> float | None:
@@ -80,28 +80,25 @@ def kinds(rows: Sequence[Row], nodes: Nodes | None) -> tuple[Kinds, ...]:
     """Return each operation that groups of two kinds ran, by size; nothing where all ranks are on one node."""
     if nodes is None:
         return ()
-    found: dict[object, dict[Kind, list[Row]]] = {}
-    for row in rows:
-        if row.is_communication and row.value("busbw") and (ranks := _group_ranks(row, nodes)):
-            found.setdefault(_identity(row), {}).setdefault(_kind(row, ranks, nodes), []).append(row)
-    several = (of for of in found.values() if len(of) > 1)
-    made = (
-        Kinds(first=next(iter(of.values()))[0], rows={kind: tuple(rows) for kind, rows in of.items()}) for of in several
-    )
-    return tuple(made)
+    told = ((_kind(row, nodes), row) for row in rows if row.is_communication and row.value("busbw"))
+    known = [(kind, row) for kind, row in told if kind]
+    found = []
+    for group in group_rows(known, lambda one: one[1].case, without=OF_GROUP, by=lambda one: (one[1].world,)):
+        of = {kind: tuple(row for other, row in group if other == kind) for kind, _ in group}
+        found += [Kinds(first=group[0][1], rows=of)] if len(of) > 1 else []
+    return tuple(found)
 
 
 def series_of_kinds(found: Sequence[Kinds]) -> dict[tuple[str, str, str], tuple[Kinds, ...]]:
     """Return the operations by name, mode and type, the smallest size first."""
-    series: dict[tuple[str, str, str], list[Kinds]] = {}
-    for one in found:
-        series.setdefault((one.name, _param(one, "mode"), _param(one, "dtype")), []).append(one)
+    names = [(one.name, _param(one, "mode"), _param(one, "dtype")) for one in found]
+    series = {name: [one for one, other in zip(found, names, strict=True) if other == name] for name in names}
     return {name: tuple(sorted(of, key=lambda one: one.size_bytes or 0)) for name, of in series.items()}
 
 
 def largest(found: Sequence[Kinds]) -> tuple[Kinds, ...]:
     """Return of each operation the largest size whose rates within and across nodes are both known."""
-    known = (tuple(one for one in of if one.ratio() is not None) for of in series_of_kinds(found).values())
+    known = ([one for one in of if one.ratio() is not None] for of in series_of_kinds(found).values())
     return tuple(of[-1] for of in known if of)
 
 
@@ -116,31 +113,25 @@ def ratio_words(one: Kinds) -> str:
     return f"{one.name}, {what}: {far.reach} {cells.size(one.size_bytes)} runs at {times} of {near.reach} ({told})."
 
 
-def _group_ranks(row: Row, nodes: Nodes) -> tuple[int, ...]:
-    """Return the ranks that ran the row; all where it names none and is the first of its kind, else nothing."""
-    details = common_details(row)
-    listed = details.get("group_ranks")
-    if listed is None and "group_size" not in details and not row.case.params.get("group_index"):
-        return tuple(range(len(nodes.hosts)))
-    if isinstance(listed, list) and all(isinstance(rank, int) and 0 <= rank < len(nodes.hosts) for rank in listed):
-        return tuple(listed)
-    return ()
-
-
-def _kind(row: Row, ranks: Sequence[int], nodes: Nodes) -> Kind:
-    hosts = [nodes.hosts[rank] for rank in ranks]
-    reach = WITHIN if len(set(hosts)) == 1 else ACROSS if len(set(hosts)) == len(hosts) else OVER
-    group = str(row.case.params.get("group", "world"))
-    return Kind(group=group, together=bool(row.case.params.get("concurrent")), reach=reach)
-
-
-def _identity(row: Row) -> object:
-    kept = frozenset((name, value) for name, value in row.case.params.items() if name not in OF_GROUP)
-    return row.case.name, kept, row.world
-
-
 def _param(one: Kinds, name: str) -> str:
     return str(one.first.case.params.get(name, cells.UNKNOWN))
+
+
+def _kind(row: Row, nodes: Nodes) -> Kind | None:
+    """Return the kind of group that ran the row; one that names no ranks has all of them if it is the first."""
+    details, params = common_details(row), row.case.params
+    ranks = details.get("group_ranks")
+    if ranks is None and "group_size" not in details and not params.get("group_index"):
+        ranks = list(range(len(nodes.hosts)))
+    if not ranks or not _are_ranks(ranks) or not set(ranks) <= set(range(len(nodes.hosts))):
+        return None
+    hosts = {nodes.hosts[rank] for rank in ranks}
+    reach = WITHIN if len(hosts) == 1 else ACROSS if len(hosts) == len(ranks) else OVER
+    return Kind(group=str(params.get("group", "world")), together=bool(params.get("concurrent")), reach=reach)
+
+
+def _are_ranks(told: object) -> bool:
+    return isinstance(told, list) and all(isinstance(rank, int) for rank in told)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,27 +144,21 @@ class Grouped:
     @property
     def slowest(self) -> str | None:
         """The group with the least bus bandwidth of those that ran alone, None if fewer than two are known."""
-        rates = {
-            name: rate
-            for name, row in self.rows.items()
-            if (rate := row.value("busbw")) and not row.case.params.get("concurrent")
-        }
-        return min(rates, key=lambda name: rates[name]) if len(rates) > 1 else None
+        alone = [name for name, row in self.rows.items() if not row.case.params.get("concurrent")]
+        rates = [(rate, name) for name in alone if (rate := self.rows[name].value("busbw"))]
+        return min(rates, key=lambda one: one[0])[1] if len(rates) > 1 else None
 
 
 def grouped(rows: Sequence[Row]) -> tuple[Grouped, ...]:
     """Return each operation that several groups ran, or one both alone and beside all others."""
-    found: dict[object, dict[str, Row]] = {}
-    for row in rows:
-        if "group" in row.case.params:
-            found.setdefault(_identity(row), {})[group_name(row)] = row
-    return tuple(Grouped(first=next(iter(of.values())), rows=of) for of in found.values() if len(of) > 1)
+    rows = [row for row in rows if "group" in row.case.params]
+    groups = group_rows(rows, lambda row: row.case, without=OF_GROUP, by=lambda row: (row.world,))
+    found = (Grouped(first=of[0], rows={group_name(row): row for row in of}) for of in groups)
+    return tuple(one for one in found if len(one.rows) > 1)
 
 
 def group_name(row: Row) -> str:
     """Return a group as people call it: its kind, its ranks where they are known, and whether all ran at once."""
-    params = row.case.params
-    ranks = common_details(row).get("group_ranks")
-    known = isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks)
-    told = ",".join(map(str, ranks)) if known and ranks else f"member {params.get('group_index', 0)}"
-    return f"{params['group']} {told}{f' {TOGETHER}' if row.case.params.get('concurrent') else ''}"
+    params, ranks = row.case.params, common_details(row).get("group_ranks")
+    told = ",".join(map(str, ranks)) if ranks and _are_ranks(ranks) else f"member {params.get('group_index', 0)}"
+    return f"{params['group']} {told}{f' {TOGETHER}' if params.get('concurrent') else ''}"

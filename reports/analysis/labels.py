@@ -1,6 +1,6 @@
 """Names that tell rows apart without saying what they all share."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.plan.cases import Case
@@ -13,15 +13,12 @@ from reports.cells import visible
 AXES = ("size_bytes", "dtype", "mode")
 
 
-def operation(case: Case) -> str:
-    """Return a communication's name without its kind, with the parameters that have no column: ``broadcast root=1``."""
-    return operation_without(case, ())
+def operation(case: Case, without: Iterable[str] = ()) -> str:
+    """Return a communication's name without its kind, with the parameters that have no column: ``broadcast root=1``.
 
-
-def operation_without(case: Case, without: Iterable[str]) -> str:
-    """Return the same without the parameters named, which stand elsewhere."""
-    left_out = {*AXES, *without}
-    return _with(case.name.partition(".")[2] or case.name, case.params, (n for n in case.params if n not in left_out))
+    Those of ``without`` stand elsewhere.
+    """
+    return _with(case.name.partition(".")[2] or case.name, case, case.params.keys() - {*AXES, *without})
 
 
 def row_label(row: Row) -> str:
@@ -35,13 +32,9 @@ def row_label(row: Row) -> str:
 
 def short_labels(rows: Sequence[Row]) -> dict[str, str]:
     """Return by case id the name with those parameters in which cases of that name differ."""
-    kinds = {row.case.name.partition(".")[0] for row in rows}
-    labels = {}
-    for row in rows:
-        case = row.case
-        name = case.name if len(kinds) > 1 else case.name.partition(".")[2] or case.name
-        labels[case.id] = _with(name, case.params, _differing(case, rows))
-    return labels
+    differing, is_one_kind = _differing(rows), len({row.kind for row in rows}) == 1
+    names = {name: (is_one_kind and name.partition(".")[2]) or name for name in differing}
+    return {row.case.id: _with(names[row.case.name], row.case, differing[row.case.name]) for row in rows}
 
 
 def differences(rows: Sequence[Row], without: Iterable[str] = ()) -> dict[str, str]:
@@ -49,22 +42,24 @@ def differences(rows: Sequence[Row], without: Iterable[str] = ()) -> dict[str, s
 
     Those named and those without a value are left out; cases that differ in nothing else share their text.
     """
-    named = set(without)
-    found = {}
+    differing = {name: found.difference(without) for name, found in _differing(rows).items()}
+    told = {row.case.id: {name for name in differing[row.case.name] if row.case.params.get(name) != ""} for row in rows}
+    return {row.case.id: _with("", row.case, told[row.case.id]) for row in rows}
+
+
+def _differing(rows: Sequence[Row]) -> dict[str, set[str]]:
+    """Return by the cases' names the parameters that are not the same in all cases of the name."""
+    alike: dict[str, list[Mapping[str, Value]]] = {}
     for row in rows:
-        params = row.case.params
-        told = [name for name in _differing(row.case, rows) if name not in named and params[name] != ""]
-        found[row.case.id] = _with("", params, told)
-    return found
+        alike.setdefault(row.case.name, []).append(row.case.params)
+    return {
+        name: {param for param in set[str]().union(*of) if any(one.get(param) != of[0].get(param) for one in of)}
+        for name, of in alike.items()
+    }
 
 
-def _differing(case: Case, rows: Sequence[Row]) -> list[str]:
-    alike = [other.case.params for other in rows if other.case.name == case.name]
-    return [name for name in case.params if any(params.get(name) != case.params[name] for params in alike)]
-
-
-def _with(name: str, params: Mapping[str, Value], shown: Iterable[str]) -> str:
-    return visible(" ".join([name, *(f"{param}={params[param]}" for param in shown)]))
+def _with(name: str, case: Case, shown: Collection[str]) -> str:
+    return visible(" ".join([name, *(f"{param}={value}" for param, value in case.params.items() if param in shown)]))
 
 
 Fact = tuple[str, str]
@@ -96,43 +91,24 @@ def environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
 
 
 def row_facts(row: Row) -> list[Fact]:
-    """Return all that is known of a row and has no column, from its parameters to every metric's method."""
+    """Return all that is known of a row and has no column, from its parameters to every metric's method.
+
+    Of several launches each one's headline is told, as far as there is room, and how its environment differed.
+    """
+    metrics = ((name, one, f" ({one.method})" if one.method else "") for name, one in row.metrics.items())
+    name, launches = row.headline, row.measured[:_MOST_LAUNCHES] if len(row.measured) > 1 else ()
+    left = len(row.measured) - _MOST_LAUNCHES
     return [
         ("case", f"{row.case.id} {row.case.target}"),
         *((name, _text(value)) for name, value in row.case.params.items()),
-        *_metrics(row),
-        *_launches(row),
+        *((name, f"{cells.measured(one)}{method}") for name, one, method in metrics),
+        *((f"{name}, launch {one.launch + 1}", cells.measured(one.metrics.get(name))) for one in launches),
+        *([(f"{name}, other launches", f"{left} more, in records.jsonl")] if left > 0 else []),
         ("why measuring stopped", cells.counted(row.stops)),
         ("steady", cells.counted(row.steady)),
         *(("note", note) for note in row.notes),
         *flatten(common_details(row)),
-        *_differences(row),
-    ]
-
-
-def _metrics(row: Row) -> list[Fact]:
-    return [
-        (name, f"{cells.measured(metric)}{f' ({metric.method})' if metric.method else ''}")
-        for name, metric in row.metrics.items()
-    ]
-
-
-def _launches(row: Row) -> list[Fact]:
-    """Return the headline of each launch, where there are several, as far as there is room."""
-    if len(row.measured) < 2:
-        return []
-    name, shown = row.headline, row.measured[:_MOST_LAUNCHES]
-    facts = [(f"{name}, launch {record.launch + 1}", cells.measured(record.metrics.get(name))) for record in shown]
-    left = len(row.measured) - len(shown)
-    return [*facts, (f"{name}, other launches", f"{left} more, in records.jsonl")] if left else facts
-
-
-def _differences(row: Row) -> list[Fact]:
-    """Return where a launch's environment differed from the run's."""
-    return [
-        (f"environment, launch {record.launch + 1}: {name}", text)
-        for record in row.records
-        for name, text in flatten(record.environment)
+        *(fact for one in row.records for fact in flatten(one.environment, f"environment, launch {one.launch + 1}: ")),
     ]
 
 

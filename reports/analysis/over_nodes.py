@@ -1,15 +1,13 @@
 """Cases of several runs over numbers of nodes, in layouts of their ranks, and in environments side by side. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.results.stats import median
+from reports.analysis.frame import group_rows
 from reports.analysis.labels import row_label, short_labels
 from reports.analysis.rank_hosts import ONE_EACH
 from reports.analysis.several import Beside, One, Scaled, Several
 from reports.analysis.summary import Row
-
-_UNKNOWN = "placement unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,47 +45,52 @@ class Environments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
-    case_id: str
+class _Placed:
+    row: Row
     layout: Layout
-    nodes: int
 
 
 def over_nodes(several: Several) -> tuple[OverNodes, ...]:
     """Return the cases that ran on two numbers of nodes or more; of repeats, the one with the median rate counts."""
-    series: dict[tuple[str, Layout], dict[int, tuple[Row, ...]]] = {}
-    for place, rows in _rows(several).items():
-        series.setdefault((place.case_id, place.layout), {})[place.nodes] = rows
-    cases = list(dict.fromkeys(case_id for case_id, _ in series))
-    known = sorted(_with_bases(series).items(), key=lambda one: cases.index(one[0][0]))
-    found = {key: of for key, of in known if len(of) > 1}
-    labels = _labels([(next(iter(of.values()))[0], layout) for (_, layout), of in found.items()])
+    series = []
+    for placed in group_rows(_placed(several), lambda one: one.row.case):
+        for layout in dict.fromkeys(one.layout for one in placed):
+            # what needs no placement, such as a single node, is in the series of each
+            kept = [one.row for one in placed if one.layout in (layout, replace(layout, placement=""))]
+            nodes = sorted({row.world.nodes for row in kept})
+            series.append((layout, {n: [row for row in kept if row.world.nodes == n] for n in nodes}))
+    found = [one for one in series if len(one[1]) > 1]
+    labels = _labels([(next(iter(of.values()))[0], layout) for layout, of in found])
     return tuple(
         OverNodes(
             label=label,
             layout=layout,
-            scaled=Scaled(rows={nodes: _median_row(rows) for nodes, rows in sorted(of.items())}),
+            scaled=Scaled(rows={nodes: _median_row(rows) for nodes, rows in of.items()}),
             repeats=max(map(len, of.values())),
         )
-        for label, ((_, layout), of) in zip(labels, found.items(), strict=True)
+        for label, (layout, of) in zip(labels, found, strict=True)
     )
 
 
 def environments(several: Several) -> tuple[Environments, ...]:
     """Return the cases that ran in two environments of a sweep or more, all else alike."""
     names = tuple(dict.fromkeys(one.point.environment for one in several.runs if one.point and one.point.environment))
-    found: dict[_Place, dict[int, Row]] = {}
-    for place, rows in _rows(several).items():
-        if place.layout.environment in names:
-            alike = replace(place, layout=replace(place.layout, environment=""))
-            found.setdefault(alike, {})[names.index(place.layout.environment)] = _median_row(rows)
-    cases = list(dict.fromkeys(place.case_id for place in found))
-    known = sorted(found.items(), key=lambda one: (cases.index(one[0].case_id), one[0].nodes))
-    kept = {place: rows for place, rows in known if len(rows) > 1}
-    labels = _labels([(next(iter(rows.values())), place.layout) for place, rows in kept.items()])
+    placed = [one for one in _placed(several) if one.layout.environment in names]
+    found = []
+    for of_case in group_rows(placed, lambda one: one.row.case):
+        alike = group_rows(
+            sorted(of_case, key=lambda one: one.row.world.nodes),
+            lambda one: one.row.case,
+            by=lambda one: (replace(one.layout, environment=""), one.row.world.nodes),
+        )
+        for group in alike:
+            told = ((i, [one.row for one in group if one.layout.environment == name]) for i, name in enumerate(names))
+            rows = {i: _median_row(of) for i, of in told if of}
+            found += [(replace(group[0].layout, environment=""), rows)] if len(rows) > 1 else []
+    labels = _labels([(next(iter(rows.values())), layout) for layout, rows in found])
     return tuple(
-        Environments(label=label, nodes=place.nodes, names=names, beside=Beside(rows=rows))
-        for label, (place, rows) in zip(labels, kept.items(), strict=True)
+        Environments(label=label, nodes=beside.first.world.nodes, names=names, beside=beside)
+        for label, beside in zip(labels, (Beside(rows=rows) for _, rows in found), strict=True)
     )
 
 
@@ -103,44 +106,29 @@ def layout_of(one: One, row: Row) -> Layout:
     each = row.world.size / row.world.nodes
     is_placed = row.world.nodes > 1 and each > 1 and found != ONE_EACH
     environment = one.point.environment if one.point else ""
-    return Layout(ranks_per_node=each, placement=(found or _UNKNOWN) if is_placed else "", environment=environment)
+    placement = (found or "placement unknown") if is_placed else ""
+    return Layout(ranks_per_node=each, placement=placement, environment=environment)
 
 
-def _rows(several: Several) -> dict[_Place, tuple[Row, ...]]:
-    """Return the rows of each place, one for each repeat: of a point that ran twice, its last run counts.
+def _placed(several: Several) -> list[_Placed]:
+    """Return the rows of all runs in their layouts: of a point that ran twice, its last run counts.
 
     Rows of an unknown number of nodes, 0, which an imported file may not tell, have no place.
     """
-    found: dict[_Place, dict[object, Row]] = {}
+    found: dict[object, _Placed] = {}
     for one in several.runs:
         for row in one.shown:
             if "group" not in row.case.params and row.world.nodes:
-                place = _Place(case_id=row.case.id, layout=layout_of(one, row), nodes=row.world.nodes)
-                found.setdefault(place, {})[one.point.id if one.point else one.number] = row
-    return {place: tuple(of.values()) for place, of in found.items()}
-
-
-def _with_bases(
-    series: Mapping[tuple[str, Layout], Mapping[int, tuple[Row, ...]]],
-) -> dict[tuple[str, Layout], dict[int, tuple[Row, ...]]]:
-    """Give every placement's series the rows of what needs none, such as a single node."""
-    return {
-        (case, layout): {**series.get((case, replace(layout, placement="")), {}), **of}
-        for (case, layout), of in series.items()
-    }
+                placed = _Placed(row=row, layout=layout_of(one, row))
+                repeat = one.point.id if one.point else one.number
+                found[row.case.id, placed.layout, row.world.nodes, repeat] = placed
+    return list(found.values())
 
 
 def _median_row(rows: Sequence[Row]) -> Row:
     """Return the row whose time is the median, the upper one of two in the middle."""
-    known = [row for row in rows if row.value(row.headline)]
-    if not known:
-        return rows[0]
-    middle = median([_seconds(row) for row in known])
-    return min((row for row in known if _seconds(row) >= middle), key=_seconds)
-
-
-def _seconds(row: Row) -> float:
-    return row.value(row.headline) or 0.0
+    known = sorted([row for row in rows if row.seconds], key=lambda row: row.seconds or 0.0)
+    return known[len(known) // 2] if known else rows[0]
 
 
 def _labels(found: Sequence[tuple[Row, Layout]]) -> list[str]:

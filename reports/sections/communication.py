@@ -23,7 +23,7 @@ from reports.analysis.group_kinds import (
     series_of_kinds,
 )
 from reports.analysis.interference import Slowed, contrasts, loads
-from reports.analysis.labels import operation_without
+from reports.analysis.labels import operation
 from reports.analysis.rank_hosts import WITHIN
 from reports.analysis.summary import Row
 from reports.figures.figures import draw_curves
@@ -289,7 +289,7 @@ def _group_columns(found: Sequence[Grouped]) -> tuple[Column[Grouped], ...]:
         )
 
     return (
-        words("operation", lambda one: operation_without(one.first.case, OF_GROUP), "what is done"),
+        words("operation", lambda one: operation(one.first.case, OF_GROUP), "what is done"),
         *(column.of(lambda one: one.first) for column in case_columns()),
         *map(rate, dict.fromkeys(name for one in found for name in one.rows)),
         words("slowest alone", lambda one: one.slowest or cells.UNKNOWN, "the group with the least bus bandwidth"),

@@ -9,7 +9,7 @@ from bench.results.metrics import MetricValue
 from reports import cells
 from reports.analysis.attention import Sizes, contexts, crossover, sizes
 from reports.analysis.group_kinds import ACROSS, OF_GROUP, OVER, Kinds, kinds, largest
-from reports.analysis.labels import operation_without
+from reports.analysis.labels import operation
 from reports.analysis.over_nodes import Environments, OverNodes, environments, over_nodes, row_names
 from reports.analysis.problems import Problem, bad_rows, emulations, other_claims, told_of_runs
 from reports.analysis.rank_hosts import WITHIN, ranks_words
@@ -208,10 +208,10 @@ def _far(several: Several) -> Section | None:
     if not rows:
         return None
 
-    def operation(row: tuple[One, Kinds]) -> str:
+    def what(row: tuple[One, Kinds]) -> str:
         case = row[1].first.case
         told = (str(case.params.get(key, "")) for key in ("mode", "dtype"))
-        named = (operation_without(case, OF_GROUP), cells.size(row[1].size_bytes), *told)
+        named = (operation(case, OF_GROUP), cells.size(row[1].size_bytes), *told)
         return " ".join(filter(None, named))
 
     def reach(title: str, *reaches: str) -> Column[tuple[One, Kinds]]:
@@ -223,7 +223,7 @@ def _far(several: Several) -> Section | None:
 
     columns: tuple[Column[tuple[One, Kinds]], ...] = (
         words("run", lambda row: _run_words(row[0]), _RUN_HELP),
-        words("operation", operation, "what is done, at the largest size that both have"),
+        words("operation", what, "what is done, at the largest size that both have"),
         reach("within", WITHIN),
         reach("across", ACROSS, OVER),
         number("across / within", lambda row: row[1].ratio(), cells.significant, "what is left across nodes"),

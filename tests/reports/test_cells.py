@@ -17,7 +17,6 @@ from reports.analysis.labels import (
     environment_facts,
     flatten,
     operation,
-    operation_without,
     row_facts,
     short_labels,
 )
@@ -93,8 +92,8 @@ def test_an_operation_leaves_out_its_kind_what_has_an_axis_and_what_stands_elsew
     assert operation(collective("broadcast", root=1)) == "broadcast root=1"
     assert operation(make_case("lonely", "m:f", {})) == "lonely"
     case = collective("all_reduce", group="pairs", group_index=1, op="sum")
-    assert operation_without(case, ("group", "group_index")) == "all_reduce op=sum"
-    assert operation_without(case, ()) == operation(case) == "all_reduce group=pairs group_index=1 op=sum"
+    assert operation(case, ("group", "group_index")) == "all_reduce op=sum"
+    assert operation(case) == "all_reduce group=pairs group_index=1 op=sum"
 
 
 def test_a_step_says_only_what_tells_it_apart() -> None:
