@@ -73,9 +73,8 @@ def choose_layout(
 ) -> NodeLayout:
     """Return how ranks are spread for what was asked; ``UserError`` if the allocation cannot hold it."""
     wanted = allocation.nodes if nodes is None else nodes
-    for option, number in (("--nodes", wanted), ("--ntasks-per-node", ntasks_per_node)):
-        if number < 1:
-            raise UserError(f"{option} {number}: at least 1 is needed")
+    if wanted < 1:
+        raise UserError(f"--nodes {wanted}: at least 1 is needed")
     if wanted > allocation.nodes:
         raise UserError(f"--nodes {wanted}: job {allocation.job} has {allocation.nodes} ({allocation.nodelist})")
     if wanted * ntasks_per_node < 2:

@@ -19,7 +19,7 @@ from slurm.sweep.condition import parse_condition
 from slurm.sweep.folder import Placement, Point
 from slurm.sweep.sweepfile import SweepFile, at
 
-START_SECONDS = 10.0
+_START_SECONDS = 10.0
 """What a run takes beside its budget: parbench and srun start, the last case ends. Launches are in the budget."""
 
 _MAX_POINTS = 10_000
@@ -51,7 +51,7 @@ def expand(file: SweepFile, catalogue: Sequence[Definition]) -> tuple[tuple[Poin
         if key not in plans:
             with at(f"the point {point.label!r} cannot run"):
                 plans[key] = plan_point(file, catalogue, point)
-        seconds = START_SECONDS + plans[key].budget_seconds
+        seconds = _START_SECONDS + plans[key].budget_seconds
         points.append(msgspec.structs.replace(point, seconds=seconds).identified())
     skips = [
         f"on {nodes} x {tasks} ranks {len(plan.skipped)} of {len(plan.skipped) + len(plan.cases)} cases are skipped: "

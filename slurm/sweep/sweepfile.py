@@ -116,15 +116,11 @@ def read_sweep_file(path: Path) -> SweepFile:
 
 def _check(file: SweepFile) -> None:
     """Refuse what has the right type and no meaning; each sentence begins with the place."""
-    for name, text, parse in (
-        ("budget", file.budget, parse_duration),
-        ("timeout", file.timeout, parse_duration),
-        ("slurm.time", file.slurm.time, parse_duration),
-        ("link", file.link, parse_link),
-    ):
+    texts = {"budget": file.budget, "timeout": file.timeout, "slurm.time": file.slurm.time, "link": file.link}
+    for name, text in texts.items():
         with at(f"$.{name}"):
             if text is not None:
-                parse(str(text))
+                (parse_link if name == "link" else parse_duration)(str(text))
     for name, given, allowed in (("backend", file.backend, BACKENDS), ("device", file.device, DEVICES)):
         if given is not None and given not in allowed:
             hint = did_you_mean(given, allowed)

@@ -12,7 +12,7 @@ from bench.plan.catalogue import DEFINITIONS
 from bench.plan.plan import PRESETS, Entry, Plan
 from slurm.sweep.expand import expand, plan_point
 from slurm.sweep.folder import Point
-from slurm.sweep.script import about, batches, estimate, table
+from slurm.sweep.script import about, batches, estimate
 from slurm.sweep.sweepfile import SweepFile
 
 CASES = (Entry(name="all_reduce", set={"dtype": "float32", "mode": "blocking"}),)
@@ -186,8 +186,3 @@ def test_one_allocation_holds_its_largest_number_of_nodes_and_guesses_are_told_a
     assert modes == [3480, 1200], "whole minutes, and more than the work"
     known = {16: "16 s", 119: "1 min 59 s", 120: "2 min", 3600: "60 min", 3 * 3600: "3.0 h"}
     assert {seconds: about(seconds) for seconds in known} == known
-    two = (point(nodes=16, seconds=1800, label="16 nodes x 1"), point(nodes=1, seconds=36, label="1 node x 1"))
-    lines = table(two).splitlines()
-    assert lines[1].split() == [two[0].id, "16", "nodes", "x", "1", "30", "min", "8"]
-    assert lines[2].split() == [two[1].id, "1", "node", "x", "1", "36", "s", "0.01"]
-    assert len({len(line) for line in lines}) == 1

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from refusals import refusal
-from sweeps import job, make_sweep
-from sweeps import point as any_point
+from sweeps import job, make_sweep, point
 
 from bench.plan.plan import Entry, PlanFile, read_plan_file
 from bench.text import UserError
@@ -29,13 +28,7 @@ from slurm.sweep.folder import (
 )
 from slurm.sweep.script import Batch, batches, indices, script_text
 
-
-def point(nodes: int = 2, ntasks_per_node: int = 1, **more: Any) -> Point:
-    usual = {"nodes": nodes, "ntasks_per_node": ntasks_per_node, "seconds": 100.0, "cases": ()}
-    return any_point(**{**usual, **more}).identified()
-
-
-POINTS = (point(4), point(4, 2), point(2), point(1, 2))
+POINTS = (point(0, nodes=4), point(1, nodes=4, ntasks_per_node=2), point(2), point(3, nodes=1, ntasks_per_node=2))
 
 
 def test_sweeps_begun_at_once_get_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +64,7 @@ def test_what_takes_no_files_is_refused_and_left_empty(tmp_path: Path, monkeypat
 
 def test_a_sweep_is_read_back_as_it_was_written_and_nothing_else_is_one(tmp_path: Path) -> None:
     folder = create_folder(tmp_path, "s")
-    whole = make_sweep([point(), point(4)], options={"mem": "0", "exclusive": True}, link="200mbit")
+    whole = make_sweep([point(0), point(1)], options={"mem": "0", "exclusive": True}, link="200mbit")
     write_sweep(folder, whole)
     assert load_sweep(folder) == whole
     assert {path.name for path in (folder / "points").iterdir()} == {f"{one.id}.toml" for one in whole.points}
@@ -110,13 +103,13 @@ def test_a_plan_file_says_whatever_the_point_measures_and_no_more(tmp_path: Path
     assert {name: getattr(found, name) for name in given} == given
     assert found.nproc is None
     assert [(case.name, case.set) for case in found.case] == [(case.name, case.set) for case in cases]
-    found = planned(tmp_path / "plan.toml", make_sweep([]), point())
+    found = planned(tmp_path / "plan.toml", make_sweep([]), point(cases=()))
     assert (found.preset, found.budget, found.case) == (None, None, ())
     for text in ('a"b\\c', "größe 😀", "a\x7fb\x01\t", "[x] = #1"):
         one = point(cases=(Entry(name=text, set={text: text}),))
         [case] = planned(tmp_path / "plan.toml", make_sweep([]), one).case
         assert (case.name, case.set) == (text, {text: text})
-    hostile = point(label='x\nnproc = 3\n[[case]]\nname = "y"')
+    hostile = point(cases=(), label='x\nnproc = 3\n[[case]]\nname = "y"')
     assert planned(tmp_path / "plan.toml", make_sweep([]), hostile) == PlanFile()
 
 
@@ -174,14 +167,14 @@ def test_the_whole_script_of_one_allocation_and_what_was_not_asked_for_is_not_to
 
 def test_how_many_jobs_there_are_in_each_mode() -> None:
     [one] = batches(sweep())
-    assert one == Batch(stem="sweep", points=POINTS, nodes=4, ntasks_per_node=2, time_seconds=600)
+    assert one == Batch(stem="sweep", points=POINTS, nodes=4, ntasks_per_node=2, time_seconds=180)
     arrays = batches(sweep("array"))
     assert [(batch.stem, batch.nodes, batch.ntasks_per_node, batch.tasks) for batch in arrays] == [
         ("4-nodes", 4, 2, (0, 1)),
         ("2-nodes", 2, 1, (2,)),
         ("1-nodes", 1, 2, (3,)),
     ]
-    assert all(batch.time_seconds == 240 for batch in arrays), "the time of one task, not of all"
+    assert all(batch.time_seconds == 120 for batch in arrays), "the time of one task, not of all"
     told = directives(script("array"))
     assert (told["array"], told["output"]) == ("0-1", "/shared/s/logs/%A_%a.out")
     assert script("array").endswith("slurm work /shared/s --array\n")

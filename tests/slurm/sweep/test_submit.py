@@ -78,8 +78,10 @@ def test_a_sweep_is_written_submitted_noted_and_told(file: Path, capsys: pytest.
     assert told(slurm, "sbatch") == [[str(folder / "scripts" / "sweep.sh")]]
     assert (folder / "scripts" / "sweep.sh").read_text().endswith(f"slurm work {folder}\n")
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:3]] == ["point", *job.points]
-    assert lines[3:] == [
+    assert lines == [
+        "point         label        time  node-hours",
+        f"{job.points[0]}  4 nodes x 1  16 s       0.018",
+        f"{job.points[1]}  2 nodes x 1  16 s      0.0089",
         "2 points in 1 job, about 32 s, 0.036 node-hours",
         "job 101: 2 points on 4 nodes",
         f"next: parbench slurm status {folder}",
