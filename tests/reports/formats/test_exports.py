@@ -24,7 +24,6 @@ from reports.formats.exports import (
     FILES,
     FOLDERS,
     FORMATS,
-    extra_info,
     render_action,
     render_bencher,
     render_openmetrics,
@@ -109,8 +108,8 @@ def test_its_command_reads_and_compares_runs(tmp_path: Path) -> None:
 
 
 def test_what_a_duration_does_not_tell_stands_beside_it_and_no_machine_fact_changes_from_run_to_run() -> None:
-    [row] = summarize(run_of([ok(step("ddp"), notes=[HOSTILE])])).rows
-    info = extra_info(row)
+    [benchmark] = json.loads(render_pytest(run_of([ok(step("ddp"), notes=[HOSTILE])])))["benchmarks"]
+    info = benchmark["extra_info"]
     assert info["world"]["size"] == 4
     assert info["metrics"]["tokens_per_second"] == pytest.approx(4096 / 1e-3)
     assert info["notes"] == [HOSTILE]
