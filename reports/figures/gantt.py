@@ -52,27 +52,27 @@ class _Chart:
         self.scale = (_WIDTH - left - 16) / span_us
         self._parts: list[str] = []
 
+    def x(self, us: float) -> float:
+        return self.left + (us - self._start) * self.scale
+
     def text(self, x: float, y: float, words: str, style: str = "") -> None:
         shown = escape(cells.visible(words))
         self._parts.append(f'<text x="{x:.1f}" y="{y:.1f}" dy=".35em" style="fill:currentColor;{style}">{shown}</text>')
-
-    def text_in(self, box: Box, y: float, words: str, style: str = "") -> None:
-        self.text(self._x((box.start + box.stop) / 2), y, words, f"{_MIDDLE}{style}")
 
     def boxes(self, boxes: Iterable[tuple[float, Box]], height: float, style: str, told: str = "") -> None:
         """Draw boxes around their middles in one path: a shape for each would take ten times the bytes."""
         path = []
         for middle, box in boxes:
-            left = round(self._x(box.start), 1)
-            width = max(0.4, self._x(box.stop) - left)
-            path.append(f"M{left:g} {middle - height / 2:.4g}h{width:.1f}v{height:.3g}h-{width:.1f}z")
+            left = round(self.x(box.start), 1)
+            width = max(0.4, self.x(box.stop) - left)
+            path.append(f"M{left:g} {round(middle - height / 2, 1):g}h{width:.1f}v{height:.3g}h-{width:.1f}z")
         title = f"<title>{escape(told)}</title>" if told else ""
         self._parts.append(f'<path d="{"".join(path)}" style="{style}">{title}</path>')
 
     def swatch(self, x: float, y: float, height: float, style: str) -> None:
         self._parts.append(f'<path d="M{x:.0f} {y - height / 2:.1f}h20v{height:.1f}h-20z" style="{style}"/>')
 
-    def svg(self, since: str, *, name: str, title: str, description: str, font_size: int) -> str:
+    def svg(self, since: str, *, name: str, title: str, words: str, font_size: int) -> str:
         """Return all with an axis of time below, in one unit, with ticks at 1, 2 or 5 times a power of ten."""
         power = 10.0 ** math.floor(math.log10(self._span / _MOST_TICKS))
         step = next(factor * power for factor in (1, 2, 5, 10) if self._span / (factor * power) <= _MOST_TICKS)
@@ -85,15 +85,13 @@ class _Chart:
         for tick in ticks:
             self.text(self.left + tick * self.scale, top + 4 + 0.8 * font_size, f"{tick / unit_us:.12g}", _MIDDLE)
         self.text(self.left + length / 2, top + 6 + 2 * font_size, f"time since {since} ({unit})", _MIDDLE)
+        description = f"{words} The table beside it holds the sums."
         return (
             f'<svg viewBox="0 0 {_WIDTH:.0f} {top + 8 + 2.6 * font_size:.0f}" role="img" '
             f'aria-labelledby="{name}-title {name}-desc" font-size="{font_size}">'
             f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
             f"{''.join(self._parts)}</svg>"
         )
-
-    def _x(self, us: float) -> float:
-        return self.left + (us - self._start) * self.scale
 
 
 MOST_RANKS = 8
@@ -153,8 +151,8 @@ def timeline_svg(timeline: Timeline, view: View, *, name: str, title: str) -> st
                 chart.boxes(boxes, _BAR, f"fill:{color}", told)
             chart.top += _LANE
         chart.top += _GAP if streams else _LANE
-    description = f"{timeline_words(timeline, view)} The table beside it holds the sums."
-    return chart.svg("the first rank began", name=name, title=title, description=description, font_size=10)
+    words = timeline_words(timeline, view)
+    return chart.svg("the first rank began", name=name, title=title, words=words, font_size=10)
 
 
 def _draw_phases(chart: _Chart, middle: float, phases: Iterable[Interval]) -> None:
@@ -164,7 +162,7 @@ def _draw_phases(chart: _Chart, middle: float, phases: Iterable[Interval]) -> No
         told = f"{one.name}: {cells.duration((box.stop - box.start) / 1e6)}"
         chart.boxes([(middle, box)], _BAR, "fill:var(--faint);stroke:var(--muted);stroke-width:.5", told)
         if len(one.name) * _LETTER < (box.stop - box.start) * chart.scale:
-            chart.text_in(box, middle, one.name)
+            chart.text(chart.x((box.start + box.stop) / 2), middle, one.name, _MIDDLE)
 
 
 def _stream_boxes(intervals: Iterable[Interval], gap_us: float) -> list[Box]:
@@ -304,13 +302,13 @@ def gantt_svg(pipeline: Pipeline, detail: Detail, *, name: str, title: str) -> s
             room = ((box.stop - box.start) * chart.scale - 1.4) / _NUMBER_SIZE
             ems = [_LETTERS.get(letter, 0.65) for letter in box.text]
             if text := box.text if sum(ems) <= room else box.text[1:] if sum(ems[1:]) <= room else "":
-                chart.text_in(box, middles[box.rank], text, f";font-size:{_NUMBER_SIZE}px")
+                x = chart.x((box.start + box.stop) / 2)
+                chart.text(x, middles[box.rank], text, f"{_MIDDLE};font-size:{_NUMBER_SIZE}px")
         for rank in range(0, facts.ranks, -(-facts.ranks // _MOST_NAMED_RANKS)):
             chart.text(chart.left - 6, middles[rank], f"rank {rank}", _END)
         chart.top += facts.ranks * height
-    description = f"{gantt_words(pipeline, detail)} The table beside it holds the sums."
-    since = "the step's first action"
-    return chart.svg(since, name=name, title=title, description=description, font_size=_FONT_SIZE)
+    words = gantt_words(pipeline, detail)
+    return chart.svg("the step's first action", name=name, title=title, words=words, font_size=_FONT_SIZE)
 
 
 def _draw_legend(chart: _Chart, kinds: set[str], chunks: int) -> None:

@@ -9,7 +9,7 @@ from reports.analysis.analysis import Analysis
 from reports.analysis.attention import Context, Hopped, hops, read_context
 from reports.analysis.labels import differences
 from reports.analysis.summary import Row, unreadable
-from reports.figures.parallel_figures import draw_methods
+from reports.figures.lines import draw_methods
 from reports.figures.svg import drawn
 from reports.report import Column, Section, Table, known, number, words
 from reports.sections.row_columns import headline, metric_column, metric_columns

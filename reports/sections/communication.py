@@ -26,8 +26,7 @@ from reports.analysis.interference import Slowed, contrasts, loads
 from reports.analysis.labels import operation
 from reports.analysis.rank_hosts import WITHIN
 from reports.analysis.summary import Row
-from reports.figures.figures import draw_curves
-from reports.figures.node_figures import draw_kinds
+from reports.figures.lines import draw_curves, draw_kinds
 from reports.figures.svg import drawn
 from reports.report import Column, Section, Table, measurement, number, words
 from reports.sections.row_columns import IDENTITY, case_columns, communication_columns, headline

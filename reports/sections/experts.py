@@ -11,7 +11,7 @@ from reports.analysis.analysis import Analysis
 from reports.analysis.experts import Atlas, Mixture, Place, Share, atlases, distinct, read_mixture, shares
 from reports.analysis.labels import differences, short_labels
 from reports.analysis.summary import Row, unreadable
-from reports.figures.parallel_figures import draw_atlas, draw_loads
+from reports.figures.heat_maps import draw_atlas, draw_loads
 from reports.figures.svg import drawn
 from reports.report import Column, Section, Table, known, number, words
 from reports.sections.row_columns import headline, metric_column, metric_columns

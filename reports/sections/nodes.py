@@ -11,8 +11,7 @@ from reports.analysis.interference import Pairs, matrix_title
 from reports.analysis.labels import row_label
 from reports.analysis.rank_hosts import NEAREST_FIRST, ONE_EACH, Nodes, ranks_words
 from reports.analysis.timelines import Late
-from reports.figures.figures import draw_arrivals
-from reports.figures.node_figures import draw_pairs
+from reports.figures.heat_maps import draw_arrivals, draw_pairs
 from reports.figures.svg import drawn
 from reports.report import Column, Section, Table, number, words
 from reports.sections.communication import TRUST

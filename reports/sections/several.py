@@ -15,8 +15,7 @@ from reports.analysis.problems import Problem, bad_rows, emulations, other_claim
 from reports.analysis.rank_hosts import WITHIN, ranks_words
 from reports.analysis.several import Beside, Difference, One, Scaled, Several, beside, scaled, worlds
 from reports.analysis.summary import Row
-from reports.figures.node_figures import EFFICIENCY, RATE, TIME, Line, draw_against_nodes
-from reports.figures.parallel_figures import against_ranks, draw_methods
+from reports.figures.lines import EFFICIENCY, RATE, TIME, Line, draw_against_nodes, draw_methods
 from reports.figures.svg import drawn
 from reports.report import PROBLEM_COLUMNS, Column, Report, Section, Table, measurement, number, words
 from reports.sections.attention import context_columns
@@ -317,7 +316,7 @@ def _context(several: Several) -> Section | None:
 
     def draw(index: int, one: Sizes) -> list[Markup]:
         told = "The dotted line is where a ring and Ulysses send as much forward." if one.crossover_ranks else ""
-        figure = draw_methods(one.lines, against_ranks(one.crossover_ranks))
+        figure = draw_methods(one.lines, "cp (ranks)", one.crossover_ranks)
         return drawn(figure, f"context-sizes-{index}-methods", one.title, told)
 
     tables = tuple(

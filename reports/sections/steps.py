@@ -24,7 +24,7 @@ from reports.analysis.step_parts import (
 )
 from reports.analysis.summary import Row
 from reports.analysis.timelines import Busy, busy_ranks, stream_words
-from reports.figures.figures import draw_breakdown, draw_memory, draw_steps
+from reports.figures.bars import draw_breakdown, draw_memory, draw_steps
 from reports.figures.gantt import timeline_svg, timeline_words, view_of
 from reports.figures.svg import captioned, drawn
 from reports.report import Column, Section, Table, known, number, words

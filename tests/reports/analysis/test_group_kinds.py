@@ -15,7 +15,7 @@ from bench.results.runs import Run
 from reports.analysis.group_kinds import Kind, Kinds, kinds, largest, ratio_words, series_of_kinds
 from reports.analysis.rank_hosts import nodes_of
 from reports.analysis.summary import summarize
-from reports.figures.node_figures import EFFICIENCY, RATE, TIME, draw_against_nodes, draw_kinds
+from reports.figures.lines import EFFICIENCY, RATE, TIME, draw_against_nodes, draw_kinds
 from reports.sections.communication import kind_columns
 
 SIZE = 1 << 22

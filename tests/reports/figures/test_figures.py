@@ -30,14 +30,9 @@ from reports.analysis.interference import Pairs, pairs
 from reports.analysis.rank_hosts import Nodes, nodes_of
 from reports.analysis.several import several
 from reports.analysis.summary import Row, summarize
-from reports.figures.figures import (
-    draw_arrivals,
-    draw_breakdown,
-    draw_curves,
-    draw_memory,
-    draw_steps,
-)
-from reports.figures.node_figures import EFFICIENCY, draw_against_nodes, draw_pairs
+from reports.figures.bars import draw_breakdown, draw_memory, draw_steps
+from reports.figures.heat_maps import draw_arrivals, draw_pairs
+from reports.figures.lines import EFFICIENCY, draw_against_nodes, draw_curves
 from reports.figures.plot import elided
 from reports.figures.svg import FAINT, INK, SERIES, drawing, inline_svg
 from reports.sections.several import report_of_several

@@ -10,7 +10,8 @@ from reports_fixtures import context_details, context_record, cp, mixture_record
 from bench.results.records import Record
 from reports.analysis.attention import compared, contexts, sizes
 from reports.analysis.experts import Mixture, atlases, mixtures
-from reports.figures.parallel_figures import against_ranks, draw_atlas, draw_loads, draw_methods
+from reports.figures.heat_maps import draw_atlas, draw_loads
+from reports.figures.lines import draw_methods
 
 FOUR = [
     mixture_record("ep_layer", routing, *more)
@@ -79,12 +80,12 @@ def test_what_is_unknown_is_not_drawn_and_what_could_not_be_seen_takes_a_log_axi
 def test_against_ranks_the_crossover_stands_on_the_bytes_alone() -> None:
     runs = [[context_record(method, 0.1 / n, ranks=n) for method in ("ring", "ulysses")] for n in (2, 4)]
     [one] = sizes([one for records in runs for one in contexts(rows_of(*records))])
-    time, sent, exposed = there(draw_methods(one.lines, against_ranks(one.crossover_ranks)))
+    time, sent, exposed = there(draw_methods(one.lines, "cp (ranks)", one.crossover_ranks))
     assert points(time) == [[[2, 0.05], [4, 0.025]]] * 2
     assert time.get_xlabel() == "cp (ranks)"
     assert [x for ((x, _), *_) in points(sent)[2:]] == [2.0]
     assert len(time.get_lines()) == len(exposed.get_lines()) == 2
-    assert [len(axes.get_lines()) for axes in there(draw_methods(one.lines, against_ranks(None)))] == [2, 2, 2]
+    assert [len(axes.get_lines()) for axes in there(draw_methods(one.lines, "cp (ranks)"))] == [2, 2, 2]
 
 
 def read(*records: Record) -> tuple[Mixture, ...]:

@@ -1,84 +1,23 @@
-"""The figures: bandwidth and time against size, step times launch by launch, and where they went."""
+"""Bars: step times launch by launch, where the time of a step went, and what its memory holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from bench.results.fit import Fit
 from reports import cells
-from reports.analysis.fits import Ceiling, Curve, size_of
-from reports.analysis.labels import operation, short_labels
+from reports.analysis.labels import short_labels
 from reports.analysis.step_parts import broken_down, memory_lines, parts
 from reports.analysis.summary import Row
 from reports.figures import plot
-from reports.figures.svg import INK, SERIES
+from reports.figures.svg import SERIES
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_FIT_STYLE: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 0.8}
-_FIT_STEPS = 24
 _LOG_FROM_RATIO, _MANY_DECADES = 10, 1000
-_MIN_LABELLED = 0.12
-_MAX_LATE, _MAX_LAUNCHES = 8, 20
-
-
-def draw_curves(
-    rows: Sequence[Row],
-    quantity: Literal["busbw", "time"],
-    curves: Sequence[Curve] = (),
-    ceiling: Ceiling | None = None,
-) -> Figure | None:
-    """Return a quantity against size on log axes, a line for each operation with its interval as a band.
-
-    Fits of the same rows are thin dashed lines of time, a ceiling a level line of bus bandwidth. None if no row
-    has size and quantity above zero: a log axis shows nothing else.
-    """
-    from matplotlib.lines import Line2D
-
-    series: dict[str, list[tuple[float, ...]]] = {}
-    for row in rows:
-        if (found := plot.extent(row.metrics.get(quantity))) and size_of(row) > 0:
-            scale = cells.GIGA if quantity == "busbw" else 1.0
-            series.setdefault(operation(row.case), []).append((size_of(row), *(value / scale for value in found)))
-    if not series:
-        return None
-    names = [*series]
-    with plot.canvas(5.2, 3.2 + plot.legend_inches(names)) as (figure, [axes]):
-        handles: list[Artist] = []
-        for i, points in enumerate(series.values()):
-            sizes, values, lows, highs = zip(*sorted(points, key=lambda point: point[0]), strict=True)
-            handles += axes.plot(sizes, values, **plot.line_style(i))
-            if len(points) == 1:
-                axes.vlines(sizes, lows, highs, color=SERIES[i % len(SERIES)], linewidth=1)
-            else:
-                axes.fill_between(sizes, lows, highs, color=SERIES[i % len(SERIES)], alpha=0.15, linewidth=0)
-        if quantity == "time" and curves:
-            for curve in curves:
-                _draw_fit(axes, curve.fit, SERIES[names.index(operation(curve.rows[0].case)) % len(SERIES)])
-            handles.append(Line2D([], [], color=INK, **_FIT_STYLE))
-            names.append("fit")
-        elif quantity == "busbw" and ceiling:
-            rate = ceiling.bytes_per_second
-            handles.append(axes.axhline(rate / cells.GIGA, color=INK, linewidth=1, linestyle=(0, (8, 3))))
-            names.append(f"{ceiling.name}, {cells.quantity(rate, 'B/s')}")
-        plot.scale_sizes(axes, [point[0] for points in series.values() for point in points])
-        plot.log_heights(axes, cells.duration if quantity == "time" else cells.significant)
-        axes.set_ylabel("time" if quantity == "time" else "bus bandwidth (GB/s)")
-        plot.add_legend(figure, handles, names)
-    return figure
-
-
-def _draw_fit(axes: Axes, fit: Fit, color: str) -> None:
-    """Draw a fit broken at its knees, in points so close that a straight line reads as a curve on log axes."""
-    ends = (fit.segments[0].first_bytes, *fit.knees, fit.segments[-1].last_bytes)
-    for segment, (low, high) in zip(fit.segments, pairwise(ends), strict=True):
-        sizes = [low * (high / low) ** (i / _FIT_STEPS) for i in range(_FIT_STEPS + 1)]
-        axes.plot(sizes, [segment.seconds(size) for size in sizes], color=color, **_FIT_STYLE)
+_MIN_LABELLED, _MAX_LAUNCHES = 0.12, 20
 
 
 def draw_steps(rows: Sequence[Row]) -> Figure | None:
@@ -168,26 +107,4 @@ def _draw_stacks(
         plot.even_ticks(axes.xaxis, longest, words)
         axes.set_xlabel(quantity)
         plot.add_legend(figure, handles, shown, columns=3)
-    return figure
-
-
-def draw_arrivals(strips: Sequence[tuple[str, Mapping[int, float]]]) -> Figure | None:
-    """Return a strip for each case, a cell for each rank, the fuller the later it arrives; None if no rank is known.
-
-    Each strip is scaled by its own latest rank, which is what it names.
-    """
-    known = [(label, late) for label, late in strips if late]
-    if not known:
-        return None
-    ranks = sorted({rank for _, late in known for rank in late})
-    words = cells.duration if len(ranks) <= _MAX_LATE else lambda _: ""
-    rows: list[list[tuple[float | None, str]]] = []
-    for _, late in known:
-        latest = max(late.values()) or 1.0
-        rows.append([(late[rank] / latest, words(late[rank])) if rank in late else (None, "") for rank in ranks])
-    with plot.canvas(5.2, 1.0 + 0.26 * len(known)) as (figure, [axes]):
-        plot.heat_map(axes, rows, 1, height=0.8)
-        plot.name_ranks(axes.xaxis, ranks)
-        axes.set_xlabel("rank")
-        plot.name_rows(axes, [label for label, _ in known])
     return figure
