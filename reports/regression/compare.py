@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Literal, get_args
+from typing import Literal, NamedTuple
 
 from bench.plan.cases import Case
 from bench.results.records import WorldInfo
@@ -24,11 +24,29 @@ from reports.regression.statistics import simes
 Word = Literal[
     "WRONG", "SLOWER", "FAILED", "MISSING", "ENV-CHANGED", "INSUFFICIENT", "AMBIGUOUS", "NEW", "FASTER", "SAME"
 ]
-WORST_FIRST: tuple[Word, ...] = get_args(Word)
-BAD: frozenset[Word] = frozenset({"WRONG", "SLOWER"})
-DID_NOT_RUN: frozenset[Word] = frozenset({"FAILED", "MISSING"})
-UNKNOWN: frozenset[Word] = frozenset({"ENV-CHANGED", "INSUFFICIENT", "AMBIGUOUS"})
-_SHOWN_CHANGES = 3
+
+
+class Verdict(NamedTuple):
+    """The exit code that a word stands for, what it is in JUnit, nothing where it passes, and its meaning."""
+
+    code: int
+    junit: str
+    meaning: str
+
+
+VERDICTS: Mapping[Word, Verdict] = {
+    "WRONG": Verdict(1, "error", "a result differs from the reference, so it has no time"),
+    "SLOWER": Verdict(1, "failure", "the interval clears the floor, also among all that is compared"),
+    "FAILED": Verdict(4, "error", "it failed or hung in NEW"),
+    "MISSING": Verdict(4, "error", "BASE has it and NEW does not"),
+    "ENV-CHANGED": Verdict(3, "skipped", "the surroundings differ, so a change of the time says nothing of the code"),
+    "INSUFFICIENT": Verdict(3, "skipped", "too few launches to decide"),
+    "AMBIGUOUS": Verdict(3, "skipped", "neither a change nor its absence is sure"),
+    "NEW": Verdict(0, "skipped", "NEW has it and BASE does not"),
+    "FASTER": Verdict(0, "", "as SLOWER, the other way"),
+    "SAME": Verdict(0, "", "the interval lies within the floor, without what drift adds to it"),
+}
+WORST_FIRST = tuple(VERDICTS)
 
 
 def counts_of(words: Iterable[Word]) -> dict[Word, int]:
@@ -39,12 +57,10 @@ def counts_of(words: Iterable[Word]) -> dict[Word, int]:
 
 def exit_code(found: Iterable[Word], *, fail_on_unknown: bool = False) -> int:
     """Return 1 if any is slower or wrong, else 4 if failed or missing, else 3 if unknown and asked for, else 0."""
-    words = set(found)
-    if words & BAD:
-        return 1
-    if words & DID_NOT_RUN:
-        return 4
-    return 3 if fail_on_unknown and words & UNKNOWN else 0
+    codes = {VERDICTS[word].code for word in found}
+    if codes & {1, 4}:
+        return 1 if 1 in codes else 4
+    return 3 if fail_on_unknown and 3 in codes else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,43 +84,37 @@ class Series:
 
     @property
     def row(self) -> Row:
-        """The row of the newer run that has one."""
         row = self.new or self.base
         assert row is not None, "a series is in one run at least"
         return row
 
     @property
     def case(self) -> Case:
-        """What was measured."""
         return self.row.case
 
     @property
     def size(self) -> int | None:
-        """How many bytes it moved, where it says so."""
         size = self.case.params.get("size_bytes")
         return size if isinstance(size, int) else None
 
     @property
     def world(self) -> WorldInfo:
-        """The ranks it was measured on."""
         return self.row.world
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Series that differ in size alone, in the order of size; judged together."""
+    """Series that differ in size alone, in the order of size; judged together, and named by what they share."""
 
     series: tuple[Series, ...]
 
     @property
     def name(self) -> str:
-        """The case's name with the parameters that all members share."""
         case = self.series[0].case
         return " ".join([case.name, *(f"{name}={value}" for name, value in shared_params(case).items())])
 
     @property
     def word(self) -> Word:
-        """The worst of its members' verdicts."""
         return min((one.word for one in self.series), key=WORST_FIRST.index)
 
     @property
@@ -131,16 +141,13 @@ class Comparison:
 
     @property
     def series(self) -> tuple[Series, ...]:
-        """All series, family by family."""
         return tuple(one for family in self.families for one in family.series)
 
     @property
     def counts(self) -> Mapping[Word, int]:
-        """How many series have each verdict, the worst first."""
         return counts_of(one.word for one in self.series)
 
     def code(self, *, fail_on_unknown: bool = False) -> int:
-        """Return the exit code of these verdicts."""
         return exit_code(self.counts, fail_on_unknown=fail_on_unknown)
 
 
@@ -155,7 +162,7 @@ def compare(
     pairs = [*_pairs(base, new, floors or {})]
     if not any(one.base and one.new for one in pairs):
         raise UserError(_no_shared_series(base, new))
-    families = _judged(_families([_measured(one, base, new, rule, meant) for one in pairs]), rule)
+    families = _judged((_measured(one, base, new, rule, meant) for one in pairs), rule)
     around = (change for family in families for one in family.series for change in one.changes)
     return Comparison(
         base=base,
@@ -237,13 +244,14 @@ def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]
     if ours and theirs:
         one = replace(one, effect=effect(ours, theirs, rule, one.measured.floor if one.measured else 0.0))
         if decisive := [change.text for change in found if change.decisive]:
-            more = [f"and {len(decisive) - _SHOWN_CHANGES} more"] if len(decisive) > _SHOWN_CHANGES else []
-            return replace(one, word="ENV-CHANGED", reason="; ".join([*decisive[:_SHOWN_CHANGES], *more]))
+            more = [f"and {len(decisive) - 3} more"] if len(decisive) > 3 else []
+            return replace(one, word="ENV-CHANGED", reason="; ".join([*decisive[:3], *more]))
     if min(len(ours), len(theirs)) < rule.min_launches:
         bad = f" (in BASE it is {one.base.status})" if one.base and one.base.status != "ok" else ""
         had = f"BASE has {len(ours)}, NEW has {len(theirs)}{bad}"
-        why = f"at least {rule.min_launches} launches a side are needed: {had}"
-        return replace(one, word="INSUFFICIENT", reason=why)
+        one = replace(
+            one, word="INSUFFICIENT", reason=f"at least {rule.min_launches} launches a side are needed: {had}"
+        )
     return one
 
 
@@ -254,18 +262,14 @@ def _seconds(row: Row) -> tuple[float, ...]:
     return tuple(metric.value for metric in metrics if metric and metric.value is not None and metric.value > 0)
 
 
-def _families(found: Sequence[Series]) -> list[list[Series]]:
-    """Return what differs in size alone together, in the order of size."""
+def _judged(found: Iterable[Series], rule: Rule) -> tuple[Family, ...]:
+    """Return the families with all verdicts; what the statistics are to tell is judged over all families at once."""
     groups: dict[object, list[Series]] = {}
     for one in found:
         case, world = one.case, one.world
         key = (case.name, case.target, *shared_params(case).items(), world.size, world.backend, world.device)
         groups.setdefault(key, []).append(one)
-    return [sorted(group, key=lambda one: one.size or 0) for group in groups.values()]
-
-
-def _judged(families: Sequence[Sequence[Series]], rule: Rule) -> tuple[Family, ...]:
-    """Return the families with all verdicts; what the statistics are to tell is judged over all families at once."""
+    families = [sorted(group, key=lambda one: one.size or 0) for group in groups.values()]
     open_ones = [[one.effect for one in family if one.word == "AMBIGUOUS" and one.effect] for family in families]
     told = chain.from_iterable(judge([effects for effects in open_ones if effects], rule))
 

@@ -3,14 +3,14 @@
 import shutil
 import sys
 from bisect import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 import msgspec
 
@@ -20,7 +20,7 @@ from reports import cells
 from reports.analysis.labels import operation, short_labels
 from reports.analysis.problems import emulations
 from reports.analysis.summary import Row
-from reports.regression.compare import WORST_FIRST, Comparison, Family, Series, Word, compare, world_words
+from reports.regression.compare import VERDICTS, WORST_FIRST, Comparison, Family, Series, Word, compare, world_words
 from reports.regression.confirm import Confirming, confirm
 from reports.regression.environment import Change
 from reports.regression.history_select import means_run, notes_of_pools, select_run
@@ -35,23 +35,6 @@ SCHEMA_VERSION = 1
 """History of the JSON: 1 is the first."""
 MARKDOWN_BYTES = 1_000_000
 """A GitHub step summary holds 1024 KiB; the rest is left to what else a job says."""
-MEANINGS: Mapping[Word, str] = {
-    "WRONG": "a result differs from the reference, so it has no time",
-    "SLOWER": "the interval clears the floor, also among all that is compared",
-    "FAILED": "it failed or hung in NEW",
-    "MISSING": "BASE has it and NEW does not",
-    "ENV-CHANGED": "the surroundings differ, so a change of the time says nothing of the code",
-    "INSUFFICIENT": "too few launches to decide",
-    "AMBIGUOUS": "neither a change nor its absence is sure",
-    "NEW": "NEW has it and BASE does not",
-    "FASTER": "as SLOWER, the other way",
-    "SAME": "the interval lies within the floor, without what drift adds to it",
-}
-_JUNIT: Mapping[Word, str] = {
-    "SLOWER": "failure",
-    **dict.fromkeys(("WRONG", "FAILED", "MISSING"), "error"),
-    **dict.fromkeys(("ENV-CHANGED", "INSUFFICIENT", "AMBIGUOUS", "NEW"), "skipped"),
-}
 
 
 def compare_runs(
@@ -190,31 +173,28 @@ def as_junit(comparison: Comparison) -> str:
     Slower is a failure; wrong, failed and missing are errors; what cannot be told is skipped. That schema gives
     properties to suites alone, so a suite's name the size they belong to.
     """
-    root = ElementTree.Element("testsuites", name="parbench compare")
+    root = Element("testsuites", name="parbench compare")
     for family in comparison.families:
         name = cells.visible(f"{family.name} on {world_words(family.series[0].world)}")
-        suite = ElementTree.SubElement(root, "testsuite", name=name, tests=str(len(family.series)))
-        properties = ElementTree.SubElement(suite, "properties")
+        suite = SubElement(root, "testsuite", name=name, tests=str(len(family.series)))
+        properties = SubElement(suite, "properties")
         for key, value in _properties(family).items():
-            ElementTree.SubElement(properties, "property", name=cells.visible(key), value=cells.visible(value))
+            SubElement(properties, "property", name=cells.visible(key), value=cells.visible(value))
         for one in family.series:
-            case = ElementTree.SubElement(
-                suite, "testcase", classname=one.case.name, name=cells.visible(one.case.label)
-            )
+            case = SubElement(suite, "testcase", classname=one.case.name, name=cells.visible(one.case.label))
             seconds = one.new.value(one.new.headline) if one.new else None
             if seconds is not None:
                 case.set("time", f"{seconds:.9f}")
-            if one.word in _JUNIT:
+            if tag := VERDICTS[one.word].junit:
                 parts = (effect_words(one.effect) if one.effect else "", one.reason)
                 text = cells.visible(": ".join(filter(None, parts)) or one.word)
-                outcome = ElementTree.SubElement(case, _JUNIT[one.word], type=one.word, message=text)
-                outcome.text = f"{one.word}: {text}"
+                SubElement(case, tag, type=one.word, message=text).text = f"{one.word}: {text}"
         for counts, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
             suite.set(counts, str(len(suite.findall(f"testcase/{tag}"))))
     for counts in ("tests", "failures", "errors"):
         root.set(counts, str(sum(int(suite.get(counts, "0")) for suite in root)))
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    indent(root)
+    return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def _properties(family: Family) -> dict[str, str]:
@@ -245,29 +225,20 @@ def heading(comparison: Comparison) -> tuple[str, ...]:
 
 def sentences(comparison: Comparison) -> tuple[str, ...]:
     """Return what a reader must know of the verdicts that occur, each a sentence."""
-    rule, counts = comparison.rule, comparison.counts
-    families = len(comparison.families)
+    rule, counts, families = comparison.rule, comparison.counts, len(comparison.families)
     began = [datetime.fromisoformat(run.info.started) for run in (comparison.base, comparison.new)]
     apart = (began[1] - began[0]).total_seconds()
     after = f"{format_duration(abs(apart))} {'after' if apart > 0 else 'before'}"
     decisive = [one.path for one in comparison.changes if one.decisive]
-    said = (
-        (apart, f"NEW began {after} BASE: what drifted in between is part of the effect."),
-        (
-            "INSUFFICIENT" in counts,
-            f"Measure with parbench run --launches {rule.min_launches} or more, and the budget for them.",
-        ),
-        (
-            "AMBIGUOUS" in counts,
-            "More launches, or a quieter machine (see parbench doctor), make what is AMBIGUOUS plain.",
-        ),
-        (
-            "ENV-CHANGED" in counts and decisive,
-            f"If a difference is what you test, say so: --across {', '.join(decisive[:1])}.",
-        ),
-    )
+    advice = [f"NEW began {after} BASE: what drifted in between is part of the effect."] if apart else []
+    if "INSUFFICIENT" in counts:
+        advice.append(f"Measure with parbench run --launches {rule.min_launches} or more, and the budget for them.")
+    if "AMBIGUOUS" in counts:
+        advice.append("More launches, or a quieter machine (see parbench doctor), make what is AMBIGUOUS plain.")
+    if "ENV-CHANGED" in counts and decisive:
+        advice.append(f"If a difference is what you test, say so: --across {decisive[0]}.")
     return (
-        *(f"{word}: {MEANINGS[word]}." for word in WORST_FIRST if word in counts),
+        *(f"{word}: {VERDICTS[word].meaning}." for word in WORST_FIRST if word in counts),
         f"Effect: the ratio of the launches' geometric means with its 95 % interval (Welch's t on log medians); "
         f"+ is slower; floor: {cells.percent(rule.floor)}, or what the runs' own drift may make of no change.",
         *told([one.measured for one in comparison.series if one.measured]),
@@ -275,7 +246,7 @@ def sentences(comparison: Comparison) -> tuple[str, ...]:
         f"famil{'y' if families == 1 else 'ies'} and within each; "
         f"a rank test has to agree at {cells.percent(rule.rank_level)}.",
         *comparison.notes,
-        *(sentence for is_so, sentence in said if is_so),
+        *advice,
     )
 
 
@@ -360,50 +331,38 @@ def _identity(series: Sequence[Series]) -> list[Column[Series]]:
     row_of: Callable[[Series], Row] = attrgetter("row")
     names = short_labels([one.row for one in series if not one.row.is_communication])
     mode, dtype, size = (column.of(row_of) for column in case_columns(0, 5))
-    columns = [
+    worlds = {one.world for one in series}
+    return [
         words("operation", lambda one: names.get(one.case.id) or operation(one.case), "what is done"),
         mode,
         dtype,
+        *([words("ranks", lambda one: world_words(one.world), "where it runs")] if len(worlds) > 1 else []),
+        size,
     ]
-    if len({one.world for one in series}) > 1:
-        columns.append(words("ranks", lambda one: world_words(one.world), "where it runs"))
-    return [*columns, size]
 
 
 def _sizes(family: Family) -> str:
-    """Return a family's sizes: ``1K to 16M (8)``, or ``-`` where it has none."""
     sizes = [cells.size(one.size) for one in family.series]
     return sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} ({len(sizes)})"
 
 
 def _moved(family: Family, word: Word) -> str:
-    moved = [one for one in family.series if one.word == word]
-    return (
-        ", ".join(
-            f"{'' if one.size is None else cells.size(one.size) + ' '}{effect_words(one.effect)}" for one in moved
-        )
-        or cells.UNKNOWN
-    )
+    moved = [f"{cells.size(one.size)} {effect_words(one.effect)}" for one in family.series if one.word == word]
+    return ", ".join(text.removeprefix(f"{cells.UNKNOWN} ") for text in moved) or cells.UNKNOWN
 
 
 def effect_words(found: Effect | None) -> str:
     """Return a change with its interval: ``+5.1 % [+3.9, +6.3]``."""
     if found is None:
         return cells.UNKNOWN
-    change, *interval = (
-        text if text.startswith("-") or text == "0" else f"+{text}"
-        for text in (
-            cells.significant(100 * value) for value in (found.change, found.low, found.high) if value is not None
-        )
-    )
+    known = [100 * value for value in (found.change, found.low, found.high) if value is not None]
+    change, *interval = (f"{'+' * (value > 0)}{cells.significant(value)}" for value in known)
     return f"{change} % [{', '.join(interval)}]" if interval else f"{change} %"
 
 
 def probability(value: float | None) -> str:
     """Return a probability, a very small one as a bound."""
-    if value is None:
-        return cells.UNKNOWN
-    return "<0.0001" if value < 1e-4 else f"{value:.4f}"
+    return cells.formatted("{:.4f}")(value) if value is None or value >= 1e-4 else "<0.0001"
 
 
 def worst_first(series: Sequence[Series]) -> list[Series]:

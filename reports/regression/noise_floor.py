@@ -5,6 +5,7 @@ in a file under the series' fingerprint, as the history keys it. What is not see
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -44,7 +45,6 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The floor in words: ``floor 3.1 %, measured here on 2026-01-02 with 10 launches``."""
         day = datetime.fromisoformat(self.measured).date()
         return f"floor {100 * self.floor:.1f} %, measured here on {day} with {self.launches} launches"
 
@@ -113,14 +113,10 @@ def fingerprints(run: Run, rows: Iterable[Row] | None = None) -> dict[str, str]:
 
 def parse_floor(text: str) -> float:
     """Return a floor as a fraction: ``3%`` is 0.03."""
-    number, _, rest = text.strip().partition("%")
-    try:
-        percent = float(number) if "%" in text and not rest else -1.0
-    except ValueError:
-        percent = -1.0
-    if not 0 <= percent <= 100:
+    percent = re.fullmatch(r"\s*(\d*\.?\d+)\s*%\s*", text, re.ASCII)
+    if percent is None or float(percent[1]) > 100:
         raise UserError(f"--floor {text!r} is not understood: write a percentage from 0% to 100%, such as 3%")
-    return percent / 100
+    return float(percent[1]) / 100
 
 
 def find_floor(text: str | None) -> tuple[float, dict[str, Floor]]:

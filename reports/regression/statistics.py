@@ -17,7 +17,7 @@ _EXACT_UP_TO = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The mean of new minus that of base with its standard error and its degrees of freedom."""
+    """The mean of new minus that of base with its standard error, degrees of freedom, and half its 95 % interval."""
 
     value: float
     error: float
@@ -25,7 +25,6 @@ class Difference:
 
     @property
     def reach(self) -> float:
-        """Half the 95 % interval's width."""
         return t_quantile(0.5 + CONFIDENCE / 2, self.df) * self.error if self.error else 0.0
 
     def p_beyond(self, floor: float) -> float:
