@@ -62,11 +62,11 @@ def test_comparing_two_runs(take: Take) -> None:
 
 
 def test_building_a_small_page(take: Take) -> None:
-    from reports.analysis.summary import summarize
     from reports.render.page import render_page
+    from reports.sections.one_run import report_of
 
     run = sample_run(launches=1)
-    assert "</html>" in take(render_page, run, summarize(run))
+    assert "</html>" in take(lambda: render_page(report_of(run)))
 
 
 # --- what judges the times: tests/studies/hot_paths.py ---
