@@ -29,7 +29,6 @@ FOLLOWS = {
 """What a variable sets elsewhere in the environment."""
 OURS = ("--launches", "--budget", "--out", "--json", "--format", "--resume")
 """Options of ``parbench run`` that ``parbench ab`` sets itself."""
-DID_NOT_RUN = 4
 SHORTEST_SECONDS = 30.0
 """The least that a launch is given, for starting ranks is part of it; it ends before where it is precise enough."""
 
@@ -130,42 +129,31 @@ def parse_side(name: str, text: str, python: str = "") -> Side:
     return Side(name=name, variables=variables, python=python)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launcher:
-    """Starts launches under a folder, each within its time; ``tell`` hears of each before it begins.
+def launch_run(side: Side, *, out: Path, words: Sequence[str], seconds: float, tell: Callable[[str], None]) -> Run:
+    """Measure one launch under a folder, with these options of ``parbench run``; ``tell`` hears of it before it begins.
 
-    ``words`` are the user's options of ``parbench run``.
+    ``UserError`` with the run's own words if there is none. SIGTERM and Ctrl-C stop the launch, which keeps what it has
+    measured, and end this process with 4.
     """
-
-    out: Path
-    words: Sequence[str]
-    seconds: float
-    tell: Callable[[str], None]
-
-    def launch(self, side: Side) -> Run:
-        """Measure one launch and return its run; ``UserError`` with the run's own words if there is none.
-
-        SIGTERM and Ctrl-C stop the launch, which keeps what it has measured, and end this process with 4.
-        """
-        folder = self.out / side.name
-        before = set(folder.glob("*/run.json"))
-        self.tell(f"{side.name.upper()}: {side.text}")
-        budget = f"{max(self.seconds, SHORTEST_SECONDS):.0f}s"
-        # -P: a folder named bench where this was started would be taken for ours
-        command = [side.python or sys.executable, "-P", "-m", "parbench", "run", *self.words]
-        command += ["--launches", "1", "--budget", budget, "--out", str(folder), "--json"]
-        try:
-            done = run_child(command, env={**os.environ, **side.variables}, catch_stderr=True)
-        except OSError as error:
-            raise UserError(f"{command[0]} cannot be started: {error.strerror}") from error
-        except KeyboardInterrupt:
-            self.tell(f"interrupted: nothing more is launched, and what was measured is in {self.out}")
-            raise SystemExit(DID_NOT_RUN) from None  # click would end with 1, which is a regression
-        made = set(folder.glob("*/run.json")) - before
-        if not made:
-            told = (done.stderr.strip().splitlines() or [f"parbench run ended with {done.returncode}"])[-1]
-            raise UserError(f"side {side.name.upper()} has no run: {told.removeprefix('parbench: ')}")
-        return load_run(made.pop().parent)
+    folder = out / side.name
+    before = set(folder.glob("*/run.json"))
+    tell(f"{side.name.upper()}: {side.text}")
+    budget = f"{max(seconds, SHORTEST_SECONDS):.0f}s"
+    # -P: a folder named bench where this was started would be taken for ours
+    command = [side.python or sys.executable, "-P", "-m", "parbench", "run", *words]
+    command += ["--launches", "1", "--budget", budget, "--out", str(folder), "--json"]
+    try:
+        done = run_child(command, env={**os.environ, **side.variables}, catch_stderr=True)
+    except OSError as error:
+        raise UserError(f"{command[0]} cannot be started: {error.strerror}") from error
+    except KeyboardInterrupt:
+        tell(f"interrupted: nothing more is launched, and what was measured is in {out}")
+        raise SystemExit(4) from None  # click would end with 1, which is a regression
+    made = set(folder.glob("*/run.json")) - before
+    if not made:
+        told = (done.stderr.strip().splitlines() or [f"parbench run ended with {done.returncode}"])[-1]
+        raise UserError(f"side {side.name.upper()} has no run: {told.removeprefix('parbench: ')}")
+    return load_run(made.pop().parent)
 
 
 def check_words(words: Sequence[str], command: str = "ab") -> None:

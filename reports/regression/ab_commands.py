@@ -59,7 +59,7 @@ def ab(
     What is measured is said as for parbench run, after --.
     """
     from bench.text import UserError, parse_duration
-    from reports.regression.ab import LOOKS, Launcher, check_words, measure_in_turns, parse_side
+    from reports.regression.ab import LOOKS, check_words, launch_run, measure_in_turns, parse_side
     from reports.regression.compare_show import as_table
     from reports.regression.noise_floor import parse_floor
 
@@ -68,8 +68,9 @@ def ab(
         raise UserError(f"--a and --b are the same, {sides[0].text!r}: nothing would be compared")
     check_words(words)
     seconds = parse_duration(budget)
-    launcher = Launcher(out=out, words=words, seconds=seconds / (2 * LOOKS[0]), tell=partial(click.echo, err=True))
-    found = measure_in_turns(sides, launcher.launch, budget_seconds=seconds, floor=parse_floor(floor), across=across)
+    tell = partial(click.echo, err=True)
+    launch = partial(launch_run, out=out, words=words, seconds=seconds / (2 * LOOKS[0]), tell=tell)
+    found = measure_in_turns(sides, launch, budget_seconds=seconds, floor=parse_floor(floor), across=across)
     click.echo(as_table(found.comparison), nl=False)
     click.echo(f"{found.launches} launches a side in turns (ABBA); ended because {found.reason}.")
     click.get_current_context().exit(found.comparison.code(fail_on_unknown=fail_on_unknown))
@@ -98,7 +99,7 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
     the comparisons among these launches find a change; compare and history check use it for that series from then on.
     """
     from bench.text import UserError, counted, parse_duration
-    from reports.regression.ab import Launcher, Side, check_words, launch_in_turns
+    from reports.regression.ab import Side, check_words, launch_in_turns, launch_run
     from reports.regression.noise_floor import MIN_LAUNCHES, as_text, keep_floors, measure_floors, read_floors
     from reports.regression.rule import Rule
 
@@ -110,9 +111,10 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
     if file.exists():
         read_floors(file)  # before an hour is spent
     seconds = parse_duration(budget)
-    launcher = Launcher(out=out, words=words, seconds=seconds / (2 * launches), tell=partial(click.echo, err=True))
+    tell = partial(click.echo, err=True)
+    launch = partial(launch_run, out=out, words=words, seconds=seconds / (2 * launches), tell=tell)
     sides = Side(name="a", variables={}), Side(name="b", variables={})
-    *_, pairs = launch_in_turns(sides, launcher.launch, launches, budget_seconds=seconds)
+    *_, pairs = launch_in_turns(sides, launch, launches, budget_seconds=seconds)
     runs = sorted((run for side in pairs.values() for run in side), key=lambda run: run.info.started)
     floors = measure_floors(runs, Rule())
     click.echo(as_text(floors), nl=False)

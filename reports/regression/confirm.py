@@ -7,13 +7,14 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bench.plan.cases import Case
 from bench.plan.plan import PRESETS, Plan
 from bench.results.records import WorldInfo
 from bench.text import UserError, format_duration, writing
-from reports.regression.ab import FOLLOWS, LOOKS, Launcher, Outcome, Side, measure_in_turns
+from reports.regression.ab import FOLLOWS, LOOKS, Outcome, Side, launch_run, measure_in_turns
 from reports.regression.compare import Comparison, Family, Series, Word, world_words
 from reports.regression.environment import NOT_SET
 from reports.regression.noise_floor import Floor
@@ -57,7 +58,7 @@ def confirm(comparison: Comparison, how: Confirming, across: Sequence[str], floo
     seconds = how.budget_seconds / (2 * LOOKS[0])
     outcome = measure_in_turns(
         sides,
-        Launcher(out=how.out, words=run_words(file, plan), seconds=seconds, tell=how.tell).launch,
+        partial(launch_run, out=how.out, words=run_words(file, plan), seconds=seconds, tell=how.tell),
         budget_seconds=how.budget_seconds,
         floor=comparison.rule.floor,
         across=(*across, *(change.path for change in comparison.changes if change.meant)),

@@ -125,10 +125,11 @@ def find_floor(text: str | None) -> tuple[float, dict[str, Floor]]:
     A percentage stands alone; a file of ``parbench aa``, or the usual one where no text is given and it is there,
     stands beside 3 %.
     """
-    if text is not None and (text.strip().endswith("%") or not Path(text).exists()):
+    if text is None:
+        return Rule().floor, read_floors(FILE) if FILE.exists() else {}
+    if text.strip().endswith("%") or not Path(text).exists():
         return parse_floor(text), {}
-    file = FILE if text is None else Path(text)
-    return Rule().floor, {} if text is None and not file.exists() else read_floors(file)
+    return Rule().floor, read_floors(Path(text))
 
 
 def read_floors(path: Path) -> dict[str, Floor]:

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from reports.regression.ab import (
     LOOKS,
     OURS,
     SHORTEST_SECONDS,
-    Launcher,
     Outcome,
     Side,
     check_words,
+    launch_run,
     measure_in_turns,
     parse_side,
 )
@@ -151,20 +152,20 @@ def test_a_launch_is_a_run_with_the_sides_variables_and_time_to_start(tmp_path: 
     side = parse_side("b", "X=7", fake(tmp_path))
     for seconds, given in ((60.0, "60s"), (1.0, f"{SHORTEST_SECONDS:.0f}s")):
         out = tmp_path / given
-        launcher = Launcher(out=out, words=("--only", "ddp"), seconds=seconds, tell=heard.append)
-        runs = [launcher.launch(side) for _ in range(2)]
+        words = ("--only", "ddp")
+        runs = [launch_run(side, out=out, words=words, seconds=seconds, tell=heard.append) for _ in range(2)]
         assert [run.path for run in runs] == [out / "b" / f"run-{i}" for i in range(2)], "each is the one just made"
-        variable, *words = (runs[0].path / "told").read_text().splitlines()
+        variable, *said = (runs[0].path / "told").read_text().splitlines()
         assert variable == "7"
-        assert words[:6] == ["-P", "-m", "parbench", "run", "--only", "ddp"]
-        assert words[6:] == ["--launches", "1", "--budget", given, "--out", str(out / "b"), "--json"]
+        assert said[:6] == ["-P", "-m", "parbench", "run", "--only", "ddp"]
+        assert said[6:] == ["--launches", "1", "--budget", given, "--out", str(out / "b"), "--json"]
     assert heard == [f"B: {side.text}"] * 4
 
 
 def test_bad_options_of_run_are_told_in_its_words(tmp_path: Path) -> None:
     words = ("--only", "all_reduse", "--nproc", "2")
-    launcher = Launcher(out=tmp_path / "out", words=words, seconds=60.0, tell=lambda text: None)
-    told = refusal(launcher.launch, parse_side("a", "X=1"))
+    launch = partial(launch_run, out=tmp_path / "out", words=words, seconds=60.0, tell=lambda text: None)
+    told = refusal(launch, parse_side("a", "X=1"))
     assert told.startswith("side A has no run: no case is named 'all_reduse'")
 
 
@@ -266,7 +267,7 @@ def test_launches_are_compared_in_the_order_of_time(tmp_path: Path, monkeypatch:
     made: list[Run] = []
     compared: list[Run] = []
 
-    def launch(self: Launcher, side: Side) -> Run:
+    def launch(side: Side, **more: object) -> Run:
         run = run_of([ok(CASE)])
         started = f"2026-01-02T03:04:{len(made):02}.000Z"
         info = msgspec.structs.replace(run.info, id=f"run-{99 - len(made)}", started=started)
@@ -277,7 +278,7 @@ def test_launches_are_compared_in_the_order_of_time(tmp_path: Path, monkeypatch:
         compared.extend(runs)
         return {}
 
-    monkeypatch.setattr("reports.regression.ab.Launcher.launch", launch)
+    monkeypatch.setattr("reports.regression.ab.launch_run", launch)
     monkeypatch.setattr("reports.regression.noise_floor.measure_floors", floors_of)
     floors(tmp_path, monkeypatch, "--launches", "6")
     assert len(made) == 12

@@ -24,31 +24,30 @@ def invoke(*words: str) -> Result:
     return CliRunner().invoke(compare, list(words))
 
 
-def test_the_exit_code_tells_a_regression_above_the_floor(tmp_path: Path) -> None:
-    base, slower = folder(tmp_path), folder(tmp_path, 1.2)
-    for new, code in ((folder(tmp_path), 0), (folder(tmp_path, 0.8), 0), (slower, 1)):
-        result = invoke(base, new)
-        assert (result.exit_code, "Verdict: 1 " in result.output) == (code, True)
-    assert invoke(base, slower, "--floor", "30%").exit_code == 0
-    assert invoke(base, slower, "--floor", "10%").exit_code == 1
-
-
-def test_cannot_tell_is_three_only_where_asked(tmp_path: Path) -> None:
-    base, new = folder(tmp_path), folder(tmp_path, 1.2, count=4)
-    assert invoke(base, new).exit_code == 0
-    assert invoke(base, new, "--fail-on-unknown").exit_code == 3
-    changed = folder(tmp_path, 1.2, numpy="2.5.0")
-    assert invoke(base, changed, "--fail-on-unknown").exit_code == 3
-    assert invoke(base, changed, "--across", "versions.numpy", "--fail-on-unknown").exit_code == 1
-
-
-def test_what_did_not_run_is_four(tmp_path: Path) -> None:
-    both = write_run(tmp_path, run_of([*launches(), *launches(OTHER)]))
-    failed = write_run(tmp_path, run_of([*launches(), bad(OTHER, 0, "failed")]))
-    result = invoke(str(both), str(failed))
-    assert (result.exit_code, "FAILED" in result.output) == (4, True)
-    wrong = write_run(tmp_path, run_of([*launches(), bad(OTHER, 0, "wrong")]))
-    assert invoke(str(both), str(wrong)).exit_code == 1
+def test_the_exit_code_tells_a_regression_above_the_floor_what_cannot_be_told_and_what_did_not_run(
+    tmp_path: Path,
+) -> None:
+    base, slower, few = folder(tmp_path), folder(tmp_path, 1.2), folder(tmp_path, 1.2, count=4)
+    other = folder(tmp_path, 1.2, numpy="2.5.0")
+    both, failed, wrong = (
+        str(write_run(tmp_path, run_of([*launches(), *more])))
+        for more in (launches(OTHER), [bad(OTHER, 0, "failed")], [bad(OTHER, 0, "wrong")])
+    )
+    for words, code, told in (
+        ((base, folder(tmp_path)), 0, "Verdict: 1 SAME"),
+        ((base, folder(tmp_path, 0.8)), 0, "Verdict: 1 FASTER"),
+        ((base, slower), 1, "Verdict: 1 SLOWER"),
+        ((base, slower, "--floor", "30%"), 0, "SAME"),
+        ((base, slower, "--floor", "10%"), 1, "SLOWER"),
+        ((base, few), 0, "INSUFFICIENT"),
+        ((base, few, "--fail-on-unknown"), 3, "INSUFFICIENT"),
+        ((base, other, "--fail-on-unknown"), 3, "ENV-CHANGED"),
+        ((base, other, "--across", "versions.numpy", "--fail-on-unknown"), 1, "SLOWER"),
+        ((both, failed), 4, "FAILED"),
+        ((both, wrong), 1, "WRONG"),
+    ):
+        result = invoke(*words)
+        assert (result.exit_code, told in result.output) == (code, True), words
 
 
 @pytest.fixture(autouse=True)
