@@ -62,28 +62,11 @@ class Order:
     lifeline: int
 
 
-class Lifeline(threading.Thread):
-    """The pipe from outside: a byte is a signal for the command, and its end is the end of everything."""
-
-    def __init__(self, pipe: int) -> None:
-        super().__init__(daemon=True)
-        self._pipe = pipe
-        self.command: subprocess.Popen[bytes] | None = None
-
-    def run(self) -> None:
-        while received := os.read(self._pipe, 1):
-            if self.command is None:
-                os._exit(128 + received[0])
-            with suppress(ProcessLookupError):  # it has just ended
-                os.kill(self.command.pid, received[0])
-        os._exit(128 + signal.SIGKILL)
-
-
 def main(folder: Path) -> int:
     """Start the cluster of a folder, run its command, and return the command's exit code, 4 without a cluster."""
     order = msgspec.json.decode((folder / ORDER_FILE).read_bytes(), type=Order)
-    lifeline = Lifeline(order.lifeline)
-    lifeline.start()
+    running: list[subprocess.Popen[bytes]] = []
+    threading.Thread(target=_obey, args=(order.lifeline, running), daemon=True).start()
     inside = inner_environment(os.environ, folder, order.spec)
     os.environ.clear()  # all that this process starts is inside
     os.environ.update(inside)
@@ -92,7 +75,28 @@ def main(folder: Path) -> int:
     except (ClusterError, OSError, subprocess.CalledProcessError) as error:
         sys.stderr.write(f"parbench: the cluster did not come up: {error}\n")
         return 4
-    return _attend(order.command, lifeline)
+    signal.signal(signal.SIGINT, lambda *_: None)  # the terminal's Ctrl-C is the command's; SIG_IGN it would inherit
+    try:
+        process = subprocess.Popen(order.command)
+    except OSError as error:
+        sys.stderr.write(f"parbench: {order.command[0]} cannot be started: {error.strerror}\n")
+        return 126
+    running.append(process)
+    while True:  # what else ends meanwhile has nobody but us to be reaped by
+        pid, status = os.wait()
+        if pid == process.pid:
+            code = process.returncode = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _obey(lifeline: int, running: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """Obey the pipe from outside: a byte is a signal for the command, and its end is the end of everything."""
+    while received := os.read(lifeline, 1):
+        if not running:
+            os._exit(128 + received[0])
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(running[0].pid, received[0])
+    os._exit(128 + signal.SIGKILL)
 
 
 def inner_environment(environ: Mapping[str, str], folder: Path, spec: ClusterSpec) -> dict[str, str]:
@@ -103,22 +107,6 @@ def inner_environment(environ: Mapping[str, str], folder: Path, spec: ClusterSpe
         FOLDER_VARIABLE: str(folder),
         EMULATED_VARIABLE: emulated(spec, available_cores()),
     }
-
-
-def _attend(command: Sequence[str], lifeline: Lifeline) -> int:
-    """Run the command to its end; what else ends meanwhile has nobody but us to be reaped by."""
-    signal.signal(signal.SIGINT, lambda *_: None)  # the terminal's Ctrl-C is the command's; SIG_IGN it would inherit
-    try:
-        process = subprocess.Popen(command)
-    except OSError as error:
-        sys.stderr.write(f"parbench: {command[0]} cannot be started: {error.strerror}\n")
-        return 126
-    lifeline.command = process
-    while True:
-        pid, status = os.wait()
-        if pid == process.pid:
-            code = process.returncode = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
 
 
 def start_cluster(folder: Path, spec: ClusterSpec) -> None:

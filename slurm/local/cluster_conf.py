@@ -14,9 +14,10 @@ _RATE_FACTORS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
-    """A cluster on one machine.
+    """A cluster on one machine, its nodes n1 and on.
 
-    ``link`` and ``delay`` are as written, "" if links are left alone; ``slow`` has the nodes whose links are slower.
+    ``link`` and ``delay`` (one-way, beyond the machine's own) are as written, "" if links are left alone; ``slow`` has
+    the nodes whose links are slower.
     """
 
     nodes: int
@@ -27,16 +28,13 @@ class ClusterSpec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The nodes' host names, n1 and on."""
         return tuple(f"n{number}" for number in range(1, self.nodes + 1))
 
     @property
     def delay_seconds(self) -> float:
-        """The one-way latency between two nodes, beyond the machine's own."""
         return parse_delay(self.delay) if self.delay else 0.0
 
     def rate(self, name: str) -> str:
-        """Return the rate of a node's link, "" for one that is left alone."""
         return dict(self.slow).get(name, self.link)
 
 
@@ -85,7 +83,6 @@ def parse_delay(text: str) -> float:
 
 
 def address(name: str) -> str:
-    """Return the IP address of a node, or of the controller."""
     return f"10.77.0.{254 if name == CONTROLLER else name.removeprefix('n')}"
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from slurm.local.cluster_conf import CONTROLLER, address
 
@@ -64,24 +64,15 @@ def plug(nodes: Sequence[Node], *, delayed: bool) -> None:
         _batch("ip", lines, node.pid)
 
 
-def shape(node: Node, rate: str) -> None:
-    """Let a node's link pass ``rate`` each way, or all it can for ""; a link that was cut is healed."""
-    for interface, pid in _ends(node):
-        # deleting first: a bucket that changes keeps the old one's tokens, and "" has no discipline of its own
-        _batch("tc", [f"qdisc replace dev {interface} root blackhole", f"qdisc del dev {interface} root"], pid)
+def shape(node: Node, rate: str | None) -> None:
+    """Let a node's link pass ``rate`` each way, all it can for "", or nothing for None, without a word to who sends."""
+    for interface, pid in ((port(node.name), _CONTROLLER_PID), ("eth0", node.pid)):
+        lines = [f"qdisc replace dev {interface} root blackhole"]
+        if rate is not None:  # a bucket that changes keeps the old one's tokens, and "" has no discipline of its own
+            lines.append(f"qdisc del dev {interface} root")
         if rate:
-            bucket = f"tbf rate {rate} burst 128kb latency 50ms"
-            _batch("tc", [f"qdisc add dev {interface} root {bucket}"], pid)
-
-
-def cut(node: Node) -> None:
-    """Let nothing pass a node's link, either way, without a word to those who send."""
-    for interface, pid in _ends(node):
-        _batch("tc", [f"qdisc replace dev {interface} root blackhole"], pid)
-
-
-def _ends(node: Node) -> tuple[tuple[str, int], tuple[str, int]]:
-    return (port(node.name), _CONTROLLER_PID), ("eth0", node.pid)
+            lines.append(f"qdisc add dev {interface} root tbf rate {rate} burst 128kb latency 50ms")
+        _batch("tc", lines, pid)
 
 
 def _batch(program: str, lines: Sequence[str], pid: int) -> None:
@@ -99,17 +90,15 @@ _QUEUE_SECONDS = 0.05
 """How late a port that cannot send may be before it loses what comes: a shaped link's own limit."""
 
 
-@dataclass(kw_only=True)
-class _Port:
-    waiting: deque[tuple[float, bytes]] = field(default_factory=deque)
-    blocked: bool = False
-
-
 class Switch:
-    """Frames on their way: which port each goes to, and when. Without sockets and without a clock of its own."""
+    """Frames on their way: which port each goes to, and when. Without sockets and without a clock of its own.
+
+    ``blocked`` has the ports that can send nothing for now.
+    """
 
     def __init__(self, ports: int, delay_seconds: float) -> None:
-        self._ports = [_Port() for _ in range(ports)]
+        self.blocked: set[int] = set()
+        self._waiting = [deque[tuple[float, bytes]]() for _ in range(ports)]
         self._delay_seconds = delay_seconds
         self._where: dict[bytes, int] = {}
 
@@ -118,36 +107,25 @@ class Switch:
         destination, sender = (frame[start : start + 6] for start in (_OFFLOAD_HEADER_BYTES, _OFFLOAD_HEADER_BYTES + 6))
         self._where[sender] = source
         known = self._where.get(destination)
-        for number in range(len(self._ports)) if known is None else (known,):
-            port = self._ports[number]
-            late = port.blocked and port.waiting and port.waiting[0][0] + _QUEUE_SECONDS < now
+        for number in range(len(self._waiting)) if known is None else (known,):
+            waiting = self._waiting[number]
+            late = number in self.blocked and waiting and waiting[0][0] + _QUEUE_SECONDS < now
             if number != source and not late:
-                port.waiting.append((now + self._delay_seconds, frame))
+                waiting.append((now + self._delay_seconds, frame))
 
     def due(self, number: int, now: float) -> bytes | None:
         """Return the frame that a port is to send now, None if there is none; it stays until it is ``sent``."""
-        waiting = self._ports[number].waiting
+        waiting = self._waiting[number]
         return waiting[0][1] if waiting and waiting[0][0] <= now else None
 
     def sent(self, number: int) -> None:
         """Forget the frame that was due: the port has taken it."""
-        self._ports[number].waiting.popleft()
-        self._ports[number].blocked = False
-
-    def block(self, number: int) -> None:
-        """Remember that a port can send nothing until it is unblocked."""
-        self._ports[number].blocked = True
-
-    def unblock(self, number: int) -> None:
-        self._ports[number].blocked = False
-
-    def blocked(self) -> list[int]:
-        """Return the ports that wait until they can send."""
-        return [number for number, port in enumerate(self._ports) if port.blocked]
+        self._waiting[number].popleft()
+        self.blocked.discard(number)
 
     def seconds_to_wait(self, now: float) -> float:
         """Return the time until the next frame is due at a port that can send; a second if there is none."""
-        dues = [port.waiting[0][0] for port in self._ports if port.waiting and not port.blocked]
+        dues = [one[0][0] for number, one in enumerate(self._waiting) if one and number not in self.blocked]
         return max(0.0, min(dues, default=now + 1.0) - now)
 
 
@@ -169,10 +147,10 @@ def carry(ports: Sequence[socket.socket], switch: Switch) -> None:
     """Carry frames between the ports for ever."""
     number_of = {port: number for number, port in enumerate(ports)}
     while True:
-        writers = [ports[number] for number in switch.blocked()]
+        writers = [ports[number] for number in switch.blocked]
         readable, writable, _ = select.select(ports, writers, [], switch.seconds_to_wait(time.monotonic()))
         for port in writable:
-            switch.unblock(number_of[port])
+            switch.blocked.discard(number_of[port])
         for port in readable:
             with contextlib.suppress(OSError):  # nothing left, or the interface is down for now
                 for _ in range(32):
@@ -187,7 +165,7 @@ def _send(port: socket.socket, number: int, switch: Switch) -> None:
         try:
             port.send(frame)
         except BlockingIOError:
-            switch.block(number)
+            switch.blocked.add(number)
             return
         except OSError:  # the link's own queue is full, or it is down: the frame is lost, as on a wire
             pass

@@ -18,7 +18,7 @@ import msgspec
 from bench.text import UserError
 from slurm.local.cluster import FOLDER_VARIABLE, NODES_FILE, ORDER_FILE, Order, rate_file
 from slurm.local.cluster_conf import ClusterSpec, checked_rate
-from slurm.local.links import Node, cut, shape
+from slurm.local.links import Node, shape
 
 _PACKAGES = {
     "slurmctld": "slurmctld",
@@ -189,7 +189,7 @@ def break_or_mend(action: str, name: str, rate: str | None) -> None:
         if refused is not None:
             raise UserError(f"scontrol refuses {name} {state[0]}: {refused}")
     elif action == "cut":
-        cut(nodes[name])
+        shape(nodes[name], None)
     else:
         if rate is not None:
             rate_file(folder, name).write_text(checked_rate(rate, "rate"))

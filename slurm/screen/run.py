@@ -136,8 +136,7 @@ def silent_hosts(record: Record, nodes: Sequence[str]) -> dict[str, str]:
 
 
 def short(host: str) -> str:
-    """Return a host's name without its domain, as Slurm names nodes."""
-    return host.partition(".")[0]
+    return host.partition(".")[0]  # as Slurm names nodes
 
 
 _MEETINGS = 4  # of a suspect link: two may be disturbed by chance
@@ -145,9 +144,8 @@ _MEETINGS = 4  # of a suspect link: two may be disturbed by chance
 
 def tournament(n: int, rounds: int) -> Turns:
     """Return at least ``rounds`` rounds of ``n`` nodes: some of a large tournament, a small one whole and often."""
-    turns = num_rounds(n)
-    indices = tuple(str(index) for index in range(min(turns, rounds)))
-    return Turns(parameter="round", values=indices, repeats=_repeats(n, -(-rounds // turns)))
+    values = tuple(map(str, range(min(num_rounds(n), rounds))))
+    return Turns(parameter="round", values=values, repeats=_repeats(n, -(-rounds // num_rounds(n))))
 
 
 def _repeats(n: int, wanted: int) -> int:
