@@ -33,12 +33,10 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def writer(self) -> str:
-        """The owner as part of a file's name."""
         return f"{self.job}-r{self.restart}-{self.host}-{self.pid}"
 
 
 def this_owner(environ: Mapping[str, str]) -> Owner:
-    """Return this process as an owner."""
     return Owner(
         job=environ.get("SLURM_JOB_ID", "none"),
         restart=int(environ.get("SLURM_RESTART_COUNT", "0")),

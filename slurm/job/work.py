@@ -34,9 +34,6 @@ from slurm.system import MARGIN_SECONDS, Slurm, SlurmError, end_time, scale, too
 
 _LOOK_EVERY_SECONDS = 1.0
 _ASK_EVERY_SECONDS = 10.0
-_KILL_PATIENCE_SECONDS = 1.5
-"""A cluster's KillWait may be as short as two seconds."""
-_STOP_PATIENCE_SECONDS = 6.0
 _TOLD_TO_STOP, _TIME_ENDED = "the job was told to stop", "the job's time ended"
 
 
@@ -50,7 +47,6 @@ class Signals:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Hear both signals within the block."""
         before = {number: signal.signal(number, self._hear) for number in (signal.SIGUSR1, signal.SIGTERM)}
         try:
             yield
@@ -215,7 +211,7 @@ class _Worker:
         began = time.monotonic()
         child = Child(Attempt(folder=self.folder, sweep=self.sweep, point=point, nodes=nodes, run=run), self.command)
         why = self._watch(point, child, nodes, known)
-        child.end(_KILL_PATIENCE_SECONDS if self.signals.stopped_at else _STOP_PATIENCE_SECONDS)
+        child.end(1.5 if self.signals.stopped_at else 6.0)  # a cluster's KillWait may be as short as two seconds
         self.signals.child = None
         outcome = self._judge(point, child, why, nodes, known)
         self.progress += outcome.measured - measured

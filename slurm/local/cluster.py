@@ -22,16 +22,7 @@ import msgspec
 
 from bench.machine.environment import VARIABLE as EMULATED_VARIABLE
 from bench.machine.machine import available_cores
-from slurm.local.cluster_conf import (
-    CONTROLLER,
-    CONTROLLER_PORT,
-    ClusterSpec,
-    address,
-    emulated,
-    hosts,
-    slurm_conf,
-    topology_conf,
-)
+from slurm.local.cluster_conf import CONTROLLER, CONTROLLER_PORT, ClusterSpec, address, config_files, emulated
 from slurm.local.links import ClusterError, Node, lay_fabric, plug, port, shape
 
 FOLDER_VARIABLE = "PARBENCH_CLUSTER"
@@ -66,7 +57,8 @@ def main(folder: Path) -> int:
     """Start the cluster of a folder, run its command, and return the command's exit code, 4 without a cluster."""
     order = msgspec.json.decode((folder / ORDER_FILE).read_bytes(), type=Order)
     running: list[subprocess.Popen[bytes]] = []
-    threading.Thread(target=_obey, args=(order.lifeline, running), daemon=True).start()
+    starting = threading.Lock()
+    threading.Thread(target=_obey, args=(order.lifeline, running, starting), daemon=True).start()
     inside = inner_environment(os.environ, folder, order.spec)
     os.environ.clear()  # all that this process starts is inside
     os.environ.update(inside)
@@ -77,11 +69,12 @@ def main(folder: Path) -> int:
         return 4
     signal.signal(signal.SIGINT, lambda *_: None)  # the terminal's Ctrl-C is the command's; SIG_IGN it would inherit
     try:
-        process = subprocess.Popen(order.command)
+        with starting:  # a command that has begun is told of a signal, however early
+            process = subprocess.Popen(order.command)
+            running.append(process)
     except OSError as error:
         sys.stderr.write(f"parbench: {order.command[0]} cannot be started: {error.strerror}\n")
         return 126
-    running.append(process)
     while True:  # what else ends meanwhile has nobody but us to be reaped by
         pid, status = os.wait()
         if pid == process.pid:
@@ -89,12 +82,12 @@ def main(folder: Path) -> int:
             return code if code >= 0 else 128 - code
 
 
-def _obey(lifeline: int, running: Sequence["subprocess.Popen[bytes]"]) -> None:
+def _obey(lifeline: int, running: Sequence["subprocess.Popen[bytes]"], starting: threading.Lock) -> None:
     """Obey the pipe from outside: a byte is a signal for the command, and its end is the end of everything."""
     while received := os.read(lifeline, 1):
-        if not running:
-            os._exit(128 + received[0])
-        with suppress(ProcessLookupError):  # it has just ended
+        with starting, suppress(ProcessLookupError):  # it has just ended
+            if not running:
+                os._exit(128 + received[0])
             os.kill(running[0].pid, received[0])
     os._exit(128 + signal.SIGKILL)
 
@@ -116,10 +109,8 @@ def start_cluster(folder: Path, spec: ClusterSpec) -> None:
     """
     for name in ("run", "log", "state", "spool", "tmp", *(f"spool/{node}" for node in spec.names)):
         (folder / name).mkdir()
-    (folder / "slurm.conf").write_text(slurm_conf(spec, folder, pwd.getpwuid(os.getuid()).pw_name))
-    (folder / "topology.conf").write_text(topology_conf(spec))
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # none is used; looking for one may fail
-    (folder / "hosts").write_text(hosts(spec))
+    for name, text in config_files(spec, folder, pwd.getpwuid(os.getuid()).pw_name).items():
+        (folder / name).write_text(text)
     run = folder / "run"
     (run / "munge.key").touch(mode=0o600)
     (run / "munge.key").write_bytes(secrets.token_bytes(128))
@@ -176,7 +167,6 @@ def _start_nodes(folder: Path, spec: ClusterSpec) -> dict[str, subprocess.Popen[
 
 
 def rate_file(folder: Path, name: str) -> Path:
-    """Return the file that holds the rate of a node's link."""
     return folder / f"run/rate.{name}"
 
 

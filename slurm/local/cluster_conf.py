@@ -95,22 +95,13 @@ def emulated(spec: ClusterSpec, cores: int) -> str:
     return ", ".join(words)
 
 
-def hosts(spec: ClusterSpec) -> str:
-    """Return ``/etc/hosts``: every name has its own address, as gloo needs."""
-    return "127.0.0.1 localhost\n" + "".join(f"{address(name)} {name}\n" for name in (CONTROLLER, *spec.names))
-
-
-def topology_conf(spec: ClusterSpec) -> str:
-    """Return ``topology.conf``: one switch, or two leaves under a spine from four nodes on."""
+def config_files(spec: ClusterSpec, folder: Path, user: str) -> dict[str, str]:
+    """Return what SLURM's daemons of ``user``, that keep all they write in ``folder``, read there, and ``hosts``."""
     half = spec.nodes // 2
     leaves = [(1, half), (half + 1, spec.nodes)] if spec.nodes >= 4 else [(1, spec.nodes)]
     names = ["n1" if last == 1 else f"n[{first}-{last}]" for first, last in leaves]
-    lines = [f"SwitchName=leaf{number} Nodes={nodes}\n" for number, nodes in enumerate(names, 1)]
-    return "".join([*lines, *(["SwitchName=spine Switches=leaf[1-2]\n"] if len(leaves) > 1 else [])])
-
-
-def slurm_conf(spec: ClusterSpec, folder: Path, user: str) -> str:
-    """Return ``slurm.conf`` for daemons of ``user`` that keep all they write in ``folder``."""
+    topology = [f"SwitchName=leaf{number} Nodes={nodes}" for number, nodes in enumerate(names, 1)]
+    topology += ["SwitchName=spine Switches=leaf[1-2]"] if len(leaves) > 1 else []
     settings = {
         "ClusterName": "parbench",
         "SlurmctldHost": f"{CONTROLLER}({address(CONTROLLER)})",
@@ -148,4 +139,11 @@ def slurm_conf(spec: ClusterSpec, folder: Path, user: str) -> str:
     cpus = f"CPUs={spec.cpus} SocketsPerBoard=1 CoresPerSocket={spec.cpus} ThreadsPerCore=1 RealMemory=2000"
     lines = [f"{name}={value}" for name, value in settings.items()]
     lines += [f"NodeName={name} NodeAddr={address(name)} {cpus}" for name in spec.names]
-    return "\n".join([*lines, "PartitionName=lab Nodes=ALL Default=YES MaxTime=60 State=UP"]) + "\n"
+    addresses = [f"{address(name)} {name}" for name in (CONTROLLER, *spec.names)]  # each has its own, as gloo needs
+    files = {
+        "slurm.conf": [*lines, "PartitionName=lab Nodes=ALL Default=YES MaxTime=60 State=UP"],
+        "topology.conf": topology,
+        "cgroup.conf": ["CgroupPlugin=cgroup/v1"],  # none is used; looking for one may fail
+        "hosts": ["127.0.0.1 localhost", *addresses],
+    }
+    return {name: "\n".join(words) + "\n" for name, words in files.items()}

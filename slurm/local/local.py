@@ -52,7 +52,10 @@ def run_local(spec: ClusterSpec, command: Sequence[str], *, keep: bool) -> int:
     places = [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
     path = os.pathsep.join([*places, "/usr/local/sbin", "/usr/sbin", "/sbin"])
     check_programs(path)
-    check_user(os.getuid())
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError as error:
+        raise UserError(f"user {os.getuid()} has no name in /etc/passwd, which SLURM wants") from error
     if shutil.which(command[0], path=path) is None:
         raise UserError(f"the command {command[0]!r} is not found; what runs in the cluster follows --")
     namespaces = sandbox(os.geteuid())
@@ -85,23 +88,14 @@ def check_programs(path: str) -> None:
         )
 
 
-def check_user(number: int) -> None:
-    """Raise ``UserError`` for a user without a name."""
-    try:
-        pwd.getpwuid(number)
-    except KeyError as error:
-        raise UserError(f"user {number} has no name in /etc/passwd, which SLURM wants") from error
-
-
-def sandbox(user: int, *, path: str | None = None) -> list[str]:
+def sandbox(user: int) -> list[str]:
     """Return the command that runs another in new namespaces; ``UserError`` where the kernel refuses them to ``user``.
 
     A user needs a user namespace; root must do without, since SLURM's daemons drop groups when they are root.
     """
     command = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child"]
     command += ["--user", "--map-current-user", "--keep-caps"] if user != 0 else []
-    environ = None if path is None else {"PATH": path}
-    refused = _complaint([*command, "true"], environ)
+    refused = _complaint([*command, "true"])
     if refused is not None:
         raise UserError(
             f"no namespaces can be made here ({refused}): be root with every capability, or allow user namespaces"
@@ -109,9 +103,9 @@ def sandbox(user: int, *, path: str | None = None) -> list[str]:
     return command
 
 
-def _complaint(command: Sequence[str], environ: dict[str, str] | None = None) -> str | None:
+def _complaint(command: Sequence[str]) -> str | None:
     """Run a command; return None if it ended well, else what it said in one line."""
-    done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     return " ".join((done.stderr or done.stdout).split()) if done.returncode else None
 
 

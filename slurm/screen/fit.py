@@ -22,9 +22,6 @@ from bench.results.stats import median, t_quantile
 
 _Numbers = npt.NDArray[np.float64]
 _Mask = npt.NDArray[np.bool_]
-_PAIRS_FOR_A_LEVEL = 4
-_LEAST_NOISE = 0.005
-_EXONERATES = 3.0
 _LEAST_DF = 2
 # variance of the Hodges-Lehmann estimate and of the median, in units of the mean's, for normal noise
 _HODGES_LEHMANN, _MEDIAN = math.pi / 3, math.pi / 2
@@ -73,7 +70,6 @@ class Effect:
 
     @property
     def pair(self) -> Pair:
-        """The link's two ranks."""
         return (self.ranks[0], self.ranks[-1])
 
 
@@ -116,18 +112,15 @@ def find_slow(exchanges: Sequence[Exchange], rule: Rule = SUSPECT) -> Slow:
 def confirm(exchanges: Sequence[Exchange], suspects: Slow, rule: Rule = BLAME) -> Slow:
     """Return those of the suspects that are slow with good partners in exchanges of their own, made to confirm them."""
     good = _without(exchanges, suspects.ranks, suspects.pairs)
-    nodes = []
+    nodes, links = [], []
     for [rank] in (effect.ranks for effect in suspects.nodes):
         seen = _without(exchanges, suspects.ranks - {rank}, suspects.pairs)
         nodes.append(_node_effect(rank, seen, rule, len(suspects.nodes)))
-    links = []
     for pair in sorted(suspects.pairs):
         seen = [*good, *(e for e in exchanges if e.pair == pair)]
         links.append(_link_effect(pair, seen, rule, len(suspects.links)))
-    return Slow(
-        nodes=tuple(effect for effect in nodes if effect is not None and effect.is_slow),
-        links=tuple(effect for effect in links if effect is not None and effect.is_slow),
-    )
+    slow_nodes, slow_links = (tuple(one for one in found if one and one.is_slow) for found in (nodes, links))
+    return Slow(nodes=slow_nodes, links=slow_links)
 
 
 def node_effects(exchanges: Sequence[Exchange], slow: Slow, rule: Rule) -> dict[int, Effect]:
@@ -170,7 +163,7 @@ def _node_effect(rank: int, exchanges: Sequence[Exchange], rule: Rule, compariso
     value = hodges_lehmann(means.tolist())
     noise = _scale(np.concatenate([excess[base], excess[own] - value]), df)
     # one that it is fast with clears it: a slow node is slow with everyone
-    cleared = bool((means < value - np.maximum(value / 2, _EXONERATES * noise / np.sqrt(counts))).any())
+    cleared = bool((means < value - np.maximum(value / 2, 3 * noise / np.sqrt(counts))).any())
     error = noise * math.sqrt(_HODGES_LEHMANN * (1 / counts).mean() / len(partners) + _MEDIAN / base.sum())
     effect = _effect((rank,), value, error, df, rule, comparisons, cleared=cleared)
     return replace(effect, partners=tuple(partners.tolist()), turns=int(own.sum()))
@@ -218,7 +211,7 @@ def _excess(exchanges: Sequence[Exchange], own: _Mask) -> tuple[_Numbers, _Mask,
     logs, base = np.log([e.seconds for e in exchanges]), ~own
     _, turns = np.unique([e.turn for e in exchanges], return_inverse=True)
     levels = np.full(len(logs), median(logs[base].tolist()))
-    enough = np.bincount(turns[base], minlength=turns.max() + 1) >= _PAIRS_FOR_A_LEVEL
+    enough = np.bincount(turns[base], minlength=turns.max() + 1) >= 4
     if not enough[turns[own]].all():
         return logs - levels, base, 1
     for turn in np.flatnonzero(enough):
@@ -232,9 +225,9 @@ def hodges_lehmann(values: Iterable[float]) -> float:
 
 
 def _scale(residuals: _Numbers, df: int) -> float:
-    """Return the standard deviation of residuals that have ``df`` degrees of freedom, far ones pulled in.
+    """Return the standard deviation, at least 0.005, of residuals that have ``df`` degrees of freedom.
 
-    Far is beyond 2.5 times the median absolute residual (times 1.4826, as for normal noise).
+    Those beyond 2.5 times the median absolute residual (times 1.4826, as for normal noise) are pulled in.
     """
     pulled = np.minimum(np.abs(residuals), 2.5 * 1.4826 * median(np.abs(residuals).tolist()))
-    return max(math.sqrt(np.square(pulled).sum() / df), _LEAST_NOISE)
+    return max(math.sqrt(np.square(pulled).sum() / df), 0.005)

@@ -20,14 +20,12 @@ from slurm.local.cluster_conf import (
     address,
     checked_rate,
     cluster_spec,
+    config_files,
     emulated,
-    hosts,
     parse_delay,
-    slurm_conf,
-    topology_conf,
 )
 from slurm.local.links import Node, Switch, port
-from slurm.local.local import break_or_mend, check_parent, check_programs, check_user, sandbox
+from slurm.local.local import break_or_mend, check_parent, check_programs, run_local, sandbox
 
 FOLDER = Path("/tmp/parbench-x")
 
@@ -67,16 +65,17 @@ def test_every_host_has_an_address_and_a_port_of_its_own_and_two_leaves_share_fo
     assert len({address(name) for name in names}) == len({port(name) for name in names}) == 201
     assert all(int(part) < 255 for name in names for part in address(name).split("."))
     assert max(len(port(name)) for name in names) < 16, "what Linux allows for an interface"
-    assert hosts(ClusterSpec(nodes=2)) == "127.0.0.1 localhost\n10.77.0.254 ctl\n10.77.0.1 n1\n10.77.0.2 n2\n"
+    told = config_files(ClusterSpec(nodes=2), FOLDER, "me")["hosts"]
+    assert told == "127.0.0.1 localhost\n10.77.0.254 ctl\n10.77.0.1 n1\n10.77.0.2 n2\n"
     known = {1: ["n1"], 3: ["n[1-3]"], 4: ["n[1-2]", "n[3-4]"], 5: ["n[1-2]", "n[3-5]"]}
     for nodes, leaves in known.items():
-        text = topology_conf(ClusterSpec(nodes=nodes))
+        text = config_files(ClusterSpec(nodes=nodes), FOLDER, "me")["topology.conf"]
         assert re.findall(r"^SwitchName=leaf\d Nodes=(\S+)$", text, re.MULTILINE) == leaves
         assert ("SwitchName=spine Switches=leaf[1-2]" in text) == (len(leaves) == 2)
 
 
 def test_slurm_is_set_for_rehearsals_by_nodes_that_claim_their_cpus() -> None:
-    text = slurm_conf(ClusterSpec(nodes=2, cpus=7), FOLDER, "me")
+    text = config_files(ClusterSpec(nodes=2, cpus=7), FOLDER, "me")["slurm.conf"]
     nodes = [dict(word.split("=") for word in line.split()) for line in text.splitlines() if line.startswith("NodeN")]
     assert [(node["NodeName"], node["NodeAddr"]) for node in nodes] == [("n1", "10.77.0.1"), ("n2", "10.77.0.2")]
     assert {(node["CPUs"], node["CoresPerSocket"], node["ThreadsPerCore"]) for node in nodes} == {("7", "7", "1")}
@@ -149,7 +148,9 @@ def test_the_code_is_the_command_s_and_says_if_there_was_none(tmp_path: Path) ->
         assert first_process(tmp_path, command, **more) == (code, words), command
 
 
-def test_what_a_machine_lacks_is_said_with_what_installs_it_or_as_its_kernel_says_it(tmp_path: Path) -> None:
+def test_what_a_machine_lacks_is_said_with_what_installs_it_or_as_its_kernel_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert refusal(check_programs, str(tmp_path)) == (
         "a cluster on this machine needs slurmctld, slurmd, srun, munged, ip, tc, unshare, nsenter, mount, hostname, "
         "not found in PATH: apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge iproute2 "
@@ -158,24 +159,27 @@ def test_what_a_machine_lacks_is_said_with_what_installs_it_or_as_its_kernel_say
     for name in ("slurmctld", "slurmd", "srun", "munged", "unshare", "nsenter", "mount", "hostname"):
         (tmp_path / name).touch(mode=0o755)
     assert re.search(r"needs ip, tc, not found.*recommends iproute2$", refusal(check_programs, str(tmp_path)))
+    monkeypatch.setenv("PATH", str(tmp_path))
     fake = tmp_path / "unshare"
     fake.write_text("#!/bin/sh\nexit 0\n")
-    assert ["--user" in sandbox(user, path=str(tmp_path)) for user in (0, 1000)] == [False, True]
+    assert ["--user" in sandbox(user) for user in (0, 1000)] == [False, True]
     fake.write_text("#!/bin/sh\necho unshare: unshare failed: Operation not permitted >&2\nexit 1\n")
     for user in (0, 1000):
-        told = refusal(sandbox, user, path=str(tmp_path))
+        told = refusal(sandbox, user)
         assert told.startswith("no namespaces can be made here (unshare: unshare failed: Operation not"), user
 
 
-def test_places_and_users_that_slurm_cannot_use_are_refused() -> None:
+def test_places_and_users_that_slurm_cannot_use_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for parent in ("/tmp", "/scratch/some.one/job_7", "/tmp/" + "x" * 50):
         check_parent(Path(parent))
     for parent in ("/tmp/with space", "/tmp/a,b", "/tmp/é", "/dev/shm", "/dev/shm/x", f"/tmp/{'x' * 51}"):
         told = refusal(check_parent, Path(parent))
         assert re.search("^SLURM cannot work in the temporary folder '.*at most 55.*; set TMPDIR$", told), parent
-    check_user(os.getuid())
+    monkeypatch.setattr("slurm.local.local.check_programs", lambda path: None)
     nobody = next(number for number in range(54321, 55000) if number not in {user.pw_uid for user in pwd.getpwall()})
-    assert refusal(check_user, nobody).startswith(f"user {nobody} has no name in /etc/passwd")
+    monkeypatch.setattr(os, "getuid", lambda: nobody)
+    told = refusal(run_local, ClusterSpec(nodes=1), ("true",), keep=False)
+    assert told.startswith(f"user {nobody} has no name in /etc/passwd")
 
 
 def test_bad_words_end_with_2_and_a_sentence_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
