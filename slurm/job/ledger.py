@@ -62,10 +62,8 @@ class Ledger:
             file = folder / f"{writer}-{secrets.token_hex(3)}.jsonl"  # a process number may come again
             self._descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
             names = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(names)
-            finally:
-                os.close(names)
+            os.fsync(names)
+            os.close(names)
 
     def write(
         self, point: str, state: State, run: str = "", reason: str = "", nodes: Sequence[str] = (), seconds: float = 0

@@ -82,11 +82,10 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """The exit code, None while it runs."""
         return self._process.poll()
 
     def tell(self, number: signal.Signals) -> None:
-        """Send it and all of its own a signal; SIGTERM asks it to stop and keep what is done."""
+        """Send it and all its own a signal; SIGTERM asks it to stop and keep what is done."""
         with suppress(ProcessLookupError):  # it may have just ended
             if self.code is None:
                 os.killpg(self._process.pid, number)

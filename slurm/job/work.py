@@ -4,8 +4,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -43,7 +43,7 @@ class Signals:
 
     warned: bool = False
     stopped_at: str = ""
-    child: Child | None = field(default=None, repr=False)
+    child: Child | None = None
 
     @contextmanager
     def heard(self) -> Iterator[None]:
@@ -79,9 +79,7 @@ def work(
     folder = folder.absolute()
     sweep = load_sweep(folder)
     points = choose_points(sweep, point_id, environ.get("SLURM_ARRAY_TASK_ID", "") if array else None)
-    owner = this_owner(environ)
-    slurm = slurm or Slurm()
-    signals = Signals()
+    owner, slurm, signals = this_owner(environ), slurm or Slurm(), Signals()
     with signals.heard(), Ledger(folder, owner.writer, owner.job) as ledger:
         claims = Claims(folder, owner, lambda other: is_gone(other, owner, slurm))
         return _Worker(folder, sweep, ledger, claims, slurm, signals, command, environ).work(points)
@@ -103,8 +101,6 @@ def choose_points(sweep: Sweep, point_id: str | None, task: str | None) -> tuple
 
 @dataclass
 class _Worker:
-    """Works through points in one job."""
-
     folder: Path
     sweep: Sweep
     ledger: Ledger
@@ -152,8 +148,7 @@ class _Worker:
         try:
             if self._is_final(point):  # its owner may have ended between the look and the claim
                 return
-            hindrance = self._hindrance(point)
-            if hindrance is not None:
+            if hindrance := self._hindrance(point):
                 self._write(point, hindrance)
             elif not self.signals.stopped_at:
                 self._measure(point)
@@ -195,10 +190,9 @@ class _Worker:
 
     def _end(self) -> float:
         """Return when the job ends; an administrator may have moved it since it was asked last."""
-        try:
+        facts: tuple[Mapping[str, str], ...] = ()
+        with suppress(SlurmError):
             facts = self.slurm.show_job(self.job) if self.job else ()
-        except SlurmError:
-            facts = ()
         return end_time(facts[0] if facts else {}, self.environ)
 
     def _measure(self, point: Point) -> None:

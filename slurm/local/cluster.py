@@ -33,7 +33,6 @@ _FOREIGN = (
     *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),  # interfaces of the machine around it, which nodes do not have
 )
 _START_SECONDS = 30.0
-_LOOK_SECONDS = 0.03
 _NODE = """
 set -e
 hostname "$1"
@@ -182,10 +181,9 @@ def _wait_for_controller(folder: Path) -> None:
     while time.monotonic() < end:
         with suppress(OSError), socket.create_connection((address(CONTROLLER), CONTROLLER_PORT), timeout=1):
             return
-        time.sleep(_LOOK_SECONDS / 10)
-    raise ClusterError(
-        f"slurmctld is not there within {_START_SECONDS:.0f} s: {_last_line(folder / 'log/slurmctld.log')}"
-    )
+        time.sleep(0.003)
+    told = _last_line(folder / "log/slurmctld.log")
+    raise ClusterError(f"slurmctld is not there within {_START_SECONDS:.0f} s: {told}")
 
 
 def _wait_for_nodes(folder: Path, daemons: Mapping[str, subprocess.Popen[bytes]]) -> None:
@@ -201,7 +199,7 @@ def _wait_for_nodes(folder: Path, daemons: Mapping[str, subprocess.Popen[bytes]]
         late = set(daemons) - set(done.stdout.split())
         if not late:
             return
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(0.03)
     told = _last_line(folder / "log/slurmctld.log")
     raise ClusterError(f"not idle within {_START_SECONDS:.0f} s: {', '.join(sorted(late))}; slurmctld: {told}")
 

@@ -83,13 +83,6 @@ def _batch(program: str, lines: Sequence[str], pid: int) -> None:
         raise ClusterError(f"{program}: {' '.join(done.stderr.split())}")
 
 
-_OFFLOAD_HEADER_BYTES = 10
-"""What Linux puts before a frame that a network card would cut or sum: struct virtio_net_hdr."""
-
-_QUEUE_SECONDS = 0.05
-"""How late a port that cannot send may be before it loses what comes: a shaped link's own limit."""
-
-
 class Switch:
     """Frames on their way: which port each goes to, and when. Without sockets and without a clock of its own.
 
@@ -104,12 +97,12 @@ class Switch:
 
     def receive(self, source: int, frame: bytes, now: float) -> None:
         """Take a frame that came in at a port; it goes to its address's port, or to all others."""
-        destination, sender = (frame[start : start + 6] for start in (_OFFLOAD_HEADER_BYTES, _OFFLOAD_HEADER_BYTES + 6))
+        destination, sender = frame[10:16], frame[16:22]  # behind struct virtio_net_hdr, for cards that cut or sum
         self._where[sender] = source
         known = self._where.get(destination)
         for number in range(len(self._waiting)) if known is None else (known,):
             waiting = self._waiting[number]
-            late = number in self.blocked and waiting and waiting[0][0] + _QUEUE_SECONDS < now
+            late = number in self.blocked and waiting and waiting[0][0] + 0.05 < now  # a shaped link's own limit
             if number != source and not late:
                 waiting.append((now + self._delay_seconds, frame))
 

@@ -38,9 +38,6 @@ _LONGEST_PARENT = 55
 """SLURM's sockets lie deep in the folder, and the path of a socket has at most 107 characters."""
 
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PATIENCE_SECONDS = 30.0
-_FROM_THE_TERMINAL = 0x80
-"""The kernel's own signal (SI_KERNEL): a terminal's Ctrl-C, which the command gets as well."""
 
 
 def run_local(spec: ClusterSpec, command: Sequence[str], *, keep: bool) -> int:
@@ -128,8 +125,7 @@ def _folder(*, keep: bool) -> Iterator[tuple[Path, int]]:
     folder = Path(tempfile.mkdtemp(prefix="parbench-", dir=parent))
     watched, alive = os.pipe()
     # the folder goes when the pipe ends, even if this process is killed
-    script = 'trap "" INT TERM HUP; read -r nothing; rm -rf -- "$1"'
-    sweep = ["sh", "-c", script, "sh", str(folder)]
+    sweep = ["sh", "-c", 'trap "" INT TERM HUP; read -r nothing; rm -rf -- "$1"', "sh", str(folder)]
     sweeper = None if keep else subprocess.Popen(sweep, stdin=watched, start_new_session=True)
     os.close(watched)
     try:
@@ -151,10 +147,11 @@ def _wait(process: subprocess.Popen[bytes], lifeline: int) -> int:
             got = signal.sigtimedwait((*_WATCHED, signal.SIGCHLD), 1.0)
             if deadline is not None and (time.monotonic() > deadline or (got and got.si_signo in _WATCHED)):
                 return 128 + signal.SIGKILL
-            if got and got.si_signo in _WATCHED and got.si_code != _FROM_THE_TERMINAL:
+            # the kernel's own signal (SI_KERNEL) is a terminal's Ctrl-C, which the command gets as well
+            if got and got.si_signo in _WATCHED and got.si_code != 0x80:
                 with suppress(BrokenPipeError):  # it is ending anyway
                     os.write(lifeline, bytes([got.si_signo]))
-                deadline = time.monotonic() + _PATIENCE_SECONDS
+                deadline = time.monotonic() + 30
         return process.returncode
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_WATCHED, signal.SIGCHLD))
@@ -170,9 +167,8 @@ def break_or_mend(action: str, name: str, rate: str | None) -> None:
     ``UserError`` outside of a cluster on one machine, for a node it has not, and if SLURM refuses.
     """
     if (rate is not None) != (action == "rate"):
-        raise UserError(
-            f"local-fault {action} {name} {'needs a rate, such as 50mbit' if rate is None else 'takes no rate'}"
-        )
+        lack = "needs a rate, such as 50mbit" if rate is None else "takes no rate"
+        raise UserError(f"local-fault {action} {name} {lack}")
     folder = _cluster_folder()
     nodes = {node.name: node for node in msgspec.json.decode((folder / NODES_FILE).read_bytes(), type=list[Node])}
     if name not in nodes:

@@ -140,17 +140,14 @@ def short(host: str) -> str:
 
 
 _MEETINGS = 4  # of a suspect link: two may be disturbed by chance
+_LEAST_REPEATS = {3: 4}  # three nodes meet one pair at a time, and need more to tell noise
 
 
 def tournament(n: int, rounds: int) -> Turns:
     """Return at least ``rounds`` rounds of ``n`` nodes: some of a large tournament, a small one whole and often."""
     values = tuple(map(str, range(min(num_rounds(n), rounds))))
-    return Turns(parameter="round", values=values, repeats=_repeats(n, -(-rounds // num_rounds(n))))
-
-
-def _repeats(n: int, wanted: int) -> int:
-    """Return how often rounds are to come: three nodes meet one pair at a time, and need more to tell noise."""
-    return max(wanted, 4) if n == 3 else wanted
+    repeats = max(-(-rounds // num_rounds(n)), _LEAST_REPEATS.get(n, 1))
+    return Turns(parameter="round", values=values, repeats=repeats)
 
 
 def confirmation(n: int, nodes: Set[int], links: Set[Pair], rounds: int) -> Turns:
@@ -174,8 +171,8 @@ def confirmation(n: int, nodes: Set[int], links: Set[Pair], rounds: int) -> Turn
     ordered = (tuple(sorted((min(pair), max(pair)) for pair in turn)) for turn in turns)
     texts = tuple(dict.fromkeys(format_pairs(turn) for turn in ordered if turn))
     rarest = min((sum(format_pairs((link,)) in text.split() for text in texts) for link in links), default=_MEETINGS)
-    wanted = max(2 if len(good) < rounds else 1, -(-_MEETINGS // max(rarest, 1)))
-    return Turns(parameter="pairs", values=texts, repeats=_repeats(n, wanted))
+    repeats = max(2 if len(good) < rounds else 1, -(-_MEETINGS // max(rarest, 1)), _LEAST_REPEATS.get(n, 1))
+    return Turns(parameter="pairs", values=texts, repeats=repeats)
 
 
 def _met(ranks: Sequence[int], index: int) -> tuple[Pair, ...]:
@@ -186,9 +183,10 @@ def _disjoint(links: Set[Pair]) -> list[list[Pair]]:
     """Return the links in groups in which no node is twice."""
     groups: list[list[Pair]] = []
     for pair in sorted(links):
-        free = next((group for group in groups if not any(set(pair) & set(other) for other in group)), None)
-        if free is None:
-            groups.append([pair])
+        for group in groups:
+            if not any(set(pair) & set(other) for other in group):
+                group.append(pair)
+                break
         else:
-            free.append(pair)
+            groups.append([pair])
     return groups

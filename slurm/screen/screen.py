@@ -13,7 +13,6 @@ from slurm.screen.verdict import Screening, Verdict, render, screening
 from slurm.system import Slurm, format_limit
 
 LEAST_NODES = 3
-LEAST_ROUNDS = 3
 
 
 def screen(options: Options, environ: Mapping[str, str]) -> tuple[int, str]:
@@ -35,8 +34,8 @@ def screen(options: Options, environ: Mapping[str, str]) -> tuple[int, str]:
 
 def check(options: Options) -> None:
     """Refuse what cannot be meant before anything starts."""
-    if options.rounds < LEAST_ROUNDS:
-        raise UserError(f"--rounds {options.rounds}: at least {LEAST_ROUNDS} are needed to tell a node from a link")
+    if options.rounds < 3:
+        raise UserError(f"--rounds {options.rounds}: at least 3 are needed to tell a node from a link")
     if parse_size(options.size) < 1:
         raise UserError("--size 0: nothing moves")
     for text in (options.time, options.budget, options.timeout):
@@ -48,9 +47,8 @@ def check(options: Options) -> None:
 
 def _check_nodes(nodes: int) -> None:
     if nodes < LEAST_NODES:
-        raise UserError(
-            f"nodes({nodes}) < {LEAST_NODES}: of one pair nobody can tell which of its two nodes is slow; give it more"
-        )
+        why = "of one pair nobody can tell which of its two nodes is slow; give it more"
+        raise UserError(f"nodes({nodes}) < {LEAST_NODES}: {why}")
 
 
 def salloc_command(options: Options) -> list[str]:

@@ -76,30 +76,28 @@ def screening(
     def met(effect: Effect) -> str:
         return f"with {', '.join(hosts[rank] for rank in effect.partners)} in {counted(effect.turns, 'exchange')}"
 
-    def of_suspect(effect: Effect, looked: str, alone: Effect | None) -> Verdict:
-        looked, again = f"{effect.factor:.2f}x {looked}", confirmed_effects.get(effect.ranks)
+    def of_suspect(effect: Effect, alone: Effect | None) -> Verdict:
+        is_node, again = len(effect.ranks) == 1, confirmed_effects.get(effect.ranks)
+        others = f"in {counted(effect.turns, 'exchange')} beyond what either node is with others"
+        looked = f"{effect.factor:.2f}x {met(effect) if is_node else others}"
         if confirmed is None:
             return verdict(effect.ranks, "unconfirmed", effect, f"{looked}; not measured again")
         if again is None:
             return verdict(effect.ranks, "fine", alone, f"{looked} at first; not when measured again")
-        more = met(again) if len(again.ranks) == 1 else f"in {again.turns} more"
+        more = met(again) if is_node else f"in {again.turns} more"
         return verdict(effect.ranks, "slow", again, f"{looked}; again {more}")
 
     nodes = [Verdict(nodes=(host,), verdict="did not answer", evidence=reason) for host, reason in silent.items()]
-    nodes += [of_suspect(effect, met(effect), effects.get(effect.ranks[0])) for effect in suspects.nodes]
+    nodes += [of_suspect(effect, effects.get(effect.ranks[0])) for effect in suspects.nodes]
     for rank in set(range(len(hosts))) - suspects.ranks:
         if effect := effects.get(rank):
             nodes.append(verdict((rank,), "fine", effect, met(effect)))
         else:
             nodes.append(verdict((rank,), "cannot tell", None, "it met fewer than two nodes that are fine"))
     alone = link_effects(exchanges, blamed, SUSPECT)
-    beyond = "beyond what either node is with others"
     return Screening(
         nodes=tuple(sorted(nodes, key=_in_order)),
-        links=tuple(
-            of_suspect(effect, f"in {counted(effect.turns, 'exchange')} {beyond}", alone.get(effect.pair))
-            for effect in suspects.links
-        ),
+        links=tuple(of_suspect(effect, alone.get(effect.pair)) for effect in suspects.links),
         least_factor=max((effect.least for effect in effects.values()), default=None),
     )
 
