@@ -85,9 +85,9 @@ def _draw_stacks(
     if not bars:
         return None
     every = dict.fromkeys(part for stack in bars.values() for part in stack)
+    shown = [part for part in every if any(stack.get(part) for stack in bars.values())]
     # in an order that all bars share: computing first, then every axis, copy and idle last
-    order = sorted(every, key=lambda part: (part != "compute", part == "idle", part == "copy"))
-    shown = [part for part in order if any(stack.get(part) for stack in bars.values())]
+    shown.sort(key=lambda part: (part != "compute", part == "idle", part == "copy"))
     longest = max(sum(stack.values()) for stack in bars.values())
     labels = short_labels(rows)
     handles = []

@@ -36,8 +36,7 @@ def joined(boxes: Iterable[Box], gap_us: float) -> list[Box]:
     found: list[Box] = []
     for box in boxes:
         before = found[-1] if found else None
-        is_alike = before and (before.kind, before.chunk) == (box.kind, box.chunk)
-        if before and is_alike and box.start - before.stop < gap_us:
+        if before and (before.kind, before.chunk) == (box.kind, box.chunk) and box.start - before.stop < gap_us:
             found[-1] = replace(before, stop=max(before.stop, box.stop), text="")
         else:
             found.append(box)
@@ -47,8 +46,8 @@ def joined(boxes: Iterable[Box], gap_us: float) -> list[Box]:
 class _Chart:
     """What is drawn from ``left`` on over ``span_us``; ``top`` is where the next thing stands."""
 
-    def __init__(self, left: float, span_us: float, start_us: float = 0.0) -> None:
-        self.left, self.top, self._start, self._span = left, 8.0, start_us, span_us
+    def __init__(self, left: float, font_size: int, span_us: float, start_us: float = 0.0) -> None:
+        self.left, self.font_size, self._span, self._start, self.top = left, font_size, span_us, start_us, 8.0
         self.scale = (_WIDTH - left - 16) / span_us
         self._parts: list[str] = []
 
@@ -72,30 +71,31 @@ class _Chart:
     def swatch(self, x: float, y: float, height: float, style: str) -> None:
         self._parts.append(f'<path d="M{x:.0f} {y - height / 2:.1f}h20v{height:.1f}h-20z" style="{style}"/>')
 
-    def svg(self, since: str, *, name: str, title: str, words: str, font_size: int) -> str:
+    def svg(self, since: str, words: str, *, name: str, title: str) -> str:
         """Return all with an axis of time below, in one unit, with ticks at 1, 2 or 5 times a power of ten."""
         power = 10.0 ** math.floor(math.log10(self._span / _MOST_TICKS))
         step = next(factor * power for factor in (1, 2, 5, 10) if self._span / (factor * power) <= _MOST_TICKS)
         unit_us, unit = next((one for one in ((1e6, "s"), (1e3, "ms")) if step >= one[0]), (1.0, "us"))
         ticks = [i * step for i in range(math.floor(self._span / step) + 1)]
-        length, top = self._span * self.scale, self.top
+        length, top, font_size = self._span * self.scale, self.top, self.font_size
         marks = "".join(f"M{self.left + tick * self.scale:.1f} {top:.0f}v4" for tick in ticks)
         path = f"M{self.left:.0f} {top:.0f}h{length:.1f}{marks}"
         self._parts.append(f'<path d="{path}" style="stroke:currentColor;fill:none"/>')
         for tick in ticks:
             self.text(self.left + tick * self.scale, top + 4 + 0.8 * font_size, f"{tick / unit_us:.12g}", _MIDDLE)
         self.text(self.left + length / 2, top + 6 + 2 * font_size, f"time since {since} ({unit})", _MIDDLE)
-        description = f"{words} The table beside it holds the sums."
         return (
             f'<svg viewBox="0 0 {_WIDTH:.0f} {top + 8 + 2.6 * font_size:.0f}" role="img" '
             f'aria-labelledby="{name}-title {name}-desc" font-size="{font_size}">'
-            f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+            f'<title id="{name}-title">{escape(title)}</title>'
+            f'<desc id="{name}-desc">{escape(words)} The table beside it holds the sums.</desc>'
             f"{''.join(self._parts)}</svg>"
         )
 
 
 MOST_RANKS = 8
 _LANE, _BAR, _GAP, _LETTER = 15.0, 11.0, 6.0, 5.6
+_PHASE_STYLE = "fill:var(--faint);stroke:var(--muted);stroke-width:.5"
 _STREAMS = {COMPUTE: "var(--series-0)", COPY: "var(--series-4)"}
 _COMM = ("var(--series-1)", "var(--series-3)", "var(--series-2)", "var(--series-6)")
 
@@ -134,7 +134,7 @@ def timeline_words(timeline: Timeline, view: View) -> str:
 def timeline_svg(timeline: Timeline, view: View, *, name: str, title: str) -> str:
     """Return one traced step as an ``<svg>`` element, each rank's streams below each other; ``name`` begins its ids."""
     start, span = _extent(timeline)
-    chart = _Chart(130.0, span, start)
+    chart = _Chart(130.0, 10, span, start)
     for rank in view.ranks:
         streams = by_stream(rank)
         chart.text(4, chart.top + _LANE * max(1, len(streams)) / 2, f"rank {rank.rank}", "font-weight:600")
@@ -143,7 +143,13 @@ def timeline_svg(timeline: Timeline, view: View, *, name: str, title: str) -> st
             middle = chart.top + _LANE / 2
             chart.text(chart.left - 6, middle, stream_words(stream), _END)
             if stream == PHASE:
-                _draw_phases(chart, middle, intervals)
+                # one by one, with their names where there is room
+                for one in intervals:
+                    told = f"{one.name}: {cells.duration((one.stop_us - one.start_us) / 1e6)}"
+                    phase = Box(kind=PHASE, start=one.start_us, stop=one.stop_us)
+                    chart.boxes([(middle, phase)], _BAR, _PHASE_STYLE, told)
+                    if len(one.name) * _LETTER < (one.stop_us - one.start_us) * chart.scale:
+                        chart.text(chart.x((one.start_us + one.stop_us) / 2), middle, one.name, _MIDDLE)
             else:
                 color = _STREAMS.get(stream) or _COMM[comm.index(stream) % len(_COMM)]
                 told = f"{stream_words(stream)}: {cells.duration(covered_us(intervals) / 1e6)}"
@@ -151,18 +157,7 @@ def timeline_svg(timeline: Timeline, view: View, *, name: str, title: str) -> st
                 chart.boxes(boxes, _BAR, f"fill:{color}", told)
             chart.top += _LANE
         chart.top += _GAP if streams else _LANE
-    words = timeline_words(timeline, view)
-    return chart.svg("the first rank began", name=name, title=title, words=words, font_size=10)
-
-
-def _draw_phases(chart: _Chart, middle: float, phases: Iterable[Interval]) -> None:
-    """Draw phases one by one, with their names where there is room."""
-    for one in phases:
-        box = Box(kind=PHASE, start=one.start_us, stop=one.stop_us)
-        told = f"{one.name}: {cells.duration((box.stop - box.start) / 1e6)}"
-        chart.boxes([(middle, box)], _BAR, "fill:var(--faint);stroke:var(--muted);stroke-width:.5", told)
-        if len(one.name) * _LETTER < (box.stop - box.start) * chart.scale:
-            chart.text(chart.x((box.start + box.stop) / 2), middle, one.name, _MIDDLE)
+    return chart.svg("the first rank began", timeline_words(timeline, view), name=name, title=title)
 
 
 def _stream_boxes(intervals: Iterable[Interval], gap_us: float) -> list[Box]:
@@ -189,10 +184,9 @@ _LOOKS = {
     "p2p": ("idle: p2p", "var(--series-5)", 0.4),
     "rest": ("idle: rest", "var(--series-4)", 0.2),
 }
-_FONT_SIZE, _NUMBER_SIZE = 12, 9
+_NUMBER_SIZE = 9
 _LETTERS = {"F": 0.58, "B": 0.69, "I": 0.31, "W": 1.0}  # of the size of the font, as digits are 0.65
-_MOST_TEXTS, _BOXES_OF_TEXT = 400, 3
-_MOST_NAMED_RANKS = 16
+_MOST_TEXTS, _BOXES_OF_TEXT, _MOST_NAMED_RANKS = 400, 3, 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,28 +215,27 @@ def detail_of(pipeline: Pipeline, most_boxes: int = 6000) -> Detail:
         note = "" if numbered else f"Numbers of microbatches are left out of {num_actions} actions."
         return Detail(gap=0.0, mixed=False, numbered=numbered, note=note)
 
-    def coarser(gap: float, alike: str) -> Detail:
-        told = f"Of {num_actions} actions, {alike} less than {cells.duration(gap / 1e6)} apart are drawn as one"
-        note = f"{told}, and shorter idle times not at all."
-        return Detail(gap=gap, mixed="any" in alike, numbered=False, note=note)
+    def coarser(gap: float, *, mixed: bool) -> Detail:
+        alike = f"neighbours of {'any' if mixed else 'one'} kind less than {cells.duration(gap / 1e6)} apart"
+        note = f"Of {num_actions} actions, {alike} are drawn as one, and shorter idle times not at all."
+        return Detail(gap=gap, mixed=mixed, numbered=False, note=note)
 
     def num_boxes(detail: Detail) -> int:
         return sum(len(boxes_of(pipeline, one, detail)) for one in shown) + len(idle_boxes(pipeline, detail))
 
-    last = max(map(_last, shown))
+    last = max(map(_last, shown), default=1)
     gap = last / 720
-    detail = coarser(gap, "neighbours of one kind")
+    detail = coarser(gap, mixed=False)
     while gap < last and num_boxes(detail) > most_boxes:
-        detail = coarser(gap, "neighbours of any kind")
+        detail = coarser(gap, mixed=True)
         gap *= 2
     return detail
 
 
 def boxes_of(pipeline: Pipeline, timeline: Actions, detail: Detail) -> list[Box]:
-    """Return what is drawn of a timeline."""
     found = []
     for rank, (ran, stages) in enumerate(zip(timeline, pipeline.facts.stages_by_rank, strict=True)):
-        boxes = [
+        boxes = (
             Box(
                 rank=rank,
                 kind=_MIXED if detail.mixed else one.action.kind,
@@ -252,8 +245,8 @@ def boxes_of(pipeline: Pipeline, timeline: Actions, detail: Detail) -> list[Box]
                 text=f"{one.action.kind}{one.action.microbatch}",
             )
             for one in ran
-        ]
-        found += joined(boxes, detail.gap) if detail.gap else boxes
+        )
+        found += joined(boxes, detail.gap)
     return found
 
 
@@ -285,7 +278,7 @@ def gantt_svg(pipeline: Pipeline, detail: Detail, *, name: str, title: str) -> s
     known = [(words, one) for words, one in (("predicted", facts.predicted), ("measured", facts.measured)) if one]
     drawn = [boxes_of(pipeline, one, detail) for _, one in known]
     drawn[-1] = [*idle_boxes(pipeline, detail), *drawn[-1]]
-    chart = _Chart(66.0, max(_last(one) for _, one in known))
+    chart = _Chart(66.0, 12, max(_last(one) for _, one in known))
     _draw_legend(chart, {box.kind for boxes in drawn for box in boxes}, facts.chunks)
     height = max(6.0, min(30.0, 450 / facts.ranks))
     for (words, timeline), boxes in zip(known, drawn, strict=True):
@@ -307,8 +300,7 @@ def gantt_svg(pipeline: Pipeline, detail: Detail, *, name: str, title: str) -> s
         for rank in range(0, facts.ranks, -(-facts.ranks // _MOST_NAMED_RANKS)):
             chart.text(chart.left - 6, middles[rank], f"rank {rank}", _END)
         chart.top += facts.ranks * height
-    words = gantt_words(pipeline, detail)
-    return chart.svg("the step's first action", name=name, title=title, words=words, font_size=_FONT_SIZE)
+    return chart.svg("the step's first action", gantt_words(pipeline, detail), name=name, title=title)
 
 
 def _draw_legend(chart: _Chart, kinds: set[str], chunks: int) -> None:
@@ -319,13 +311,13 @@ def _draw_legend(chart: _Chart, kinds: set[str], chunks: int) -> None:
         shown.append((f"paler: later of {chunks} chunks", 0.9, _style(first, 1)))
     left = chart.left
     for words, share, style in shown:
-        width = 40 + 0.6 * _FONT_SIZE * len(words)
+        width = 40 + 0.6 * chart.font_size * len(words)
         if left + width > _WIDTH:
-            left, chart.top = chart.left, chart.top + 1.5 * _FONT_SIZE
-        chart.swatch(left, chart.top + 6, share * _FONT_SIZE, style)
+            left, chart.top = chart.left, chart.top + 1.5 * chart.font_size
+        chart.swatch(left, chart.top + 6, share * chart.font_size, style)
         chart.text(left + 26, chart.top + 6, words)
         left += width
-    chart.top += 1.5 * _FONT_SIZE
+    chart.top += 1.5 * chart.font_size
 
 
 def _style(kind: str, chunk: int = 0) -> str:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _MOST_PAIRS, _MOST_LATE, _MOST_EXPERTS, _MOST_STRIPS = 10, 8, 16, 40  # that are drawn, but for strips with numbers
 _MAX_HOSTS, _HOST_LETTERS, _MAX_LEVEL = 16, 12, 4
-_NODE_WIDTH, _SWITCH_WIDTH = 1.0, 2.2
 
 
 def draw_pairs(matrix: Pairs, nodes: Nodes | None = None) -> Figure | None:
@@ -51,9 +50,9 @@ def _part_hosts(axes: Axes, hosts: Sequence[str], nodes: Nodes) -> None:
     """Draw a line between hosts, a thick one between switches; name hosts above and beside if there is room for all."""
     for place, (one, other) in enumerate(pairwise(hosts)):
         if one != other:
-            is_switch = nodes.switches.get(one) != nodes.switches.get(other)
-            for draw in (axes.axvline, axes.axhline):
-                draw(place + 0.5, color=INK, linewidth=_SWITCH_WIDTH if is_switch else _NODE_WIDTH)
+            width = 1.0 if nodes.switches.get(one) == nodes.switches.get(other) else 2.2
+            axes.axvline(place + 0.5, color=INK, linewidth=width)
+            axes.axhline(place + 0.5, color=INK, linewidth=width)
     names = [host for host in nodes.names if host in hosts]
     if len(names) > _MAX_HOSTS:
         return
@@ -78,7 +77,7 @@ def draw_arrivals(strips: Sequence[tuple[str, Mapping[int, float]]]) -> Figure |
         return None
     ranks = sorted({rank for _, late in known for rank in late})
     words = cells.duration if len(ranks) <= _MOST_LATE else lambda _: ""
-    rows: list[list[tuple[float | None, str]]] = []
+    rows: list[list[plot.Square]] = []
     for _, late in known:
         latest = max(late.values()) or 1.0
         rows.append([(late[rank] / latest, words(late[rank])) if rank in late else (None, "") for rank in ranks])
@@ -107,7 +106,7 @@ def draw_atlas(atlas: Atlas) -> Figure | None:
     return figure
 
 
-def _cell(atlas: Atlas, cell: tuple[str, Place], name: str, most: float) -> tuple[float | None, str]:
+def _cell(atlas: Atlas, cell: tuple[str, Place], name: str, most: float) -> plot.Square:
     value = atlas.value(*cell, name)
     words = cells.duration(value) if name == "time" else cells.percent(value)
     factor = atlas.value(*cell, "imbalance_slowdown") if name == "time" else None

@@ -42,8 +42,8 @@ def draw_curves(
     series: dict[str, list[tuple[float, ...]]] = {}
     for row in rows:
         if (found := plot.extent(row.metrics.get(quantity))) and size_of(row) > 0:
-            scale = cells.GIGA if quantity == "busbw" else 1.0
-            series.setdefault(operation(row.case), []).append((size_of(row), *(value / scale for value in found)))
+            heights = [value / (cells.GIGA if quantity == "busbw" else 1.0) for value in found]
+            series.setdefault(operation(row.case), []).append((size_of(row), *heights))
     if not series:
         return None
     names = [*series]

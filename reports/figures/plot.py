@@ -25,6 +25,7 @@ _DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 _MAX_TICKS, _MAX_RANK_TICKS, _MAX_SIZE_TICKS = 5, 16, 8
 _LEGEND_LETTERS, _MOST_LETTERS, _LINE_LETTERS, _LEGEND_LINE_INCHES = 26, 72, 72, 0.18
 _PALEST, _FULLEST = 0.08, 0.7
+Square = tuple[float | None, str]
 
 
 @contextmanager
@@ -103,12 +104,7 @@ def name_ranks(axis: Axis, ranks: Sequence[int]) -> None:
 
 
 def heat_map(
-    axes: Axes,
-    rows: Sequence[Sequence[tuple[float | None, str]]],
-    series: int,
-    *,
-    height: float = 1.0,
-    fontsize: float = 7.0,
+    axes: Axes, rows: Sequence[Sequence[Square]], series: int, *, height: float = 1.0, fontsize: float = 7.0
 ) -> None:
     """Draw rows of squares from the top, each so full of the colour as its share says, with its words; None as none."""
     from matplotlib.patches import Rectangle
@@ -126,7 +122,6 @@ def heat_map(
 
 
 def scale_places(axes: Axes, places: Sequence[float], name: str, words: Callable[[float], str] = cells.whole) -> None:
-    """Make the level axis a log one with a tick at each place."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     axes.set_xscale("log", base=2)
@@ -145,7 +140,6 @@ def scale_sizes(axes: Axes, sizes: Sequence[float]) -> None:
 
 
 def log_heights(axes: Axes, words: Callable[[float], str]) -> None:
-    """Make the upright axis a log one."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     log_ticks(axes.yaxis, words, (1.0,) if high / low > 100 else (1.0, 2.0, 5.0))
@@ -156,7 +150,7 @@ def log_ticks(axis: Axis, words: Callable[[float], str], factors: Sequence[float
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_major_locator(LogLocator(subs=factors))
-    axis.set_major_formatter(_brief(words))
+    axis.set_major_formatter(lambda value, _: _brief(words(value)))
     axis.set_minor_locator(NullLocator())
 
 
@@ -166,14 +160,10 @@ def even_ticks(axis: Axis, longest: float, words: Callable[[float], str]) -> Non
 
     binary = MultipleLocator(2.0 ** math.ceil(math.log2(longest / _MAX_TICKS)))
     axis.set_major_locator(binary if words is cells.num_bytes else MaxNLocator(_MAX_TICKS))
-    axis.set_major_formatter(_brief(words))
+    axis.set_major_formatter(lambda value, _: _brief(words(value)))
 
 
-def _brief(words: Callable[[float], str]) -> Callable[[float, float], str]:
-    """Return a writer of ticks without noughts that say nothing."""
-
-    def brief(value: float, _: float) -> str:
-        number, _blank, unit = words(value).partition(" ")
-        return f"{float(number):.12g} {unit}".rstrip() if float(number) else "0"
-
-    return brief
+def _brief(text: str) -> str:
+    """Return a quantity without noughts that say nothing."""
+    number, _, unit = text.partition(" ")
+    return f"{float(number):.12g} {unit}".rstrip() if float(number) else "0"

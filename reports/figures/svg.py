@@ -22,25 +22,16 @@ SERIES = ("#0b62a4", "#c2410c", "#15803d", "#a21caf", "#946200", "#0e7490", "#be
 _COLORS = {INK: "currentColor", FAINT: "var(--faint)"} | {c: f"var(--series-{i})" for i, c in enumerate(SERIES)}
 _NAMESPACE = re.compile(r"\{[^}]*\}")
 _SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "parbench",
-    "text.parse_math": False,
-    "font.size": 9,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "xtick.minor.bottom", "ytick.minor.left"), False),
+    **dict.fromkeys(("legend.frameon", "text.parse_math"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
     "grid.color": FAINT,
     "grid.linewidth": 0.6,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.minor.bottom": False,
-    "ytick.minor.left": False,
-    "legend.frameon": False,
     "legend.handlelength": 3.0,
+    "font.size": 9,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "parbench",
 }
 
 
