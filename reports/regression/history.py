@@ -4,7 +4,7 @@ import sqlite3
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from bench.text import UserError, reading, writing
 from reports.regression.history_entry import ABOUT, About, Entry, Identity
 
 Added = Literal["added", "updated", "moved", "unchanged"]
+Outcome = tuple[Status, str]
 SCHEMA = 1
 APPLICATION = 0x70627268
 """``pbrh``, by which SQLite files are told apart."""
@@ -88,10 +89,8 @@ class History:
         """
         run_id, branch = entry.run.id, entry.about.branch
         if branch in ("", "last") or set(branch) & set("~: \t\n"):
-            raise UserError(
-                f"--branch {branch!r} cannot name runs: 'last' and names with ~, : or spaces mean something else, or"
-                " nothing"
-            )
+            other = "'last' and names with ~, : or spaces mean something else, or nothing"
+            raise UserError(f"--branch {branch!r} cannot name runs: {other}")
         with _transaction(self._connection):
             known = self._execute("SELECT digest, branch, commit_id FROM run WHERE id = ?", run_id)
             if not known:
@@ -111,31 +110,32 @@ class History:
 
     def runs(self, branch: str | None = None) -> tuple[Line, ...]:
         """Return the runs, of one branch or all, the oldest first."""
-        return self._lines("?1 IS NULL OR branch = ?1", branch)
+        names = "number, id, started, host, parbench, preset, branch, commit_id, num_series, num_bad"
+        where = "branch = coalesce(?, branch)"
+        rows = self._execute(f"SELECT {names} FROM run WHERE {where} ORDER BY started, number", branch)
+        return tuple(Line(*row) for row in rows)
 
     def line(self, run_id: str) -> Line:
         """Return one run; ``UserError`` if the history has none of the id."""
-        found = self._lines("id = ?", run_id)
-        if not found:
-            raise UserError(f"{self._path} has no run {run_id!r}: parbench history list shows what it has")
-        return found[0]
+        if found := [line for line in self.runs() if line.id == run_id]:
+            return found[0]
+        raise UserError(f"{self._path} has no run {run_id!r}: parbench history list shows what it has")
 
-    def run(self, run_id: str) -> Run:
-        """Return one run with its records; its path is its id."""
-        line = self.line(run_id)
+    def run(self, line: Line) -> Run:
+        """Return a run with its records; its path is its id."""
         with tempfile.TemporaryDirectory() as folder:
             self._write_files(line, Path(folder))
-            return msgspec.structs.replace(load_run(Path(folder)), path=Path(run_id))
+            return msgspec.structs.replace(load_run(Path(folder)), path=Path(line.id))
 
     def series(self, run: int | None = None) -> dict[int, Identity]:
         """Return series by their numbers: those of one run, or all."""
-        of_run = "number IN (SELECT series FROM point WHERE run = ?1)"
-        rows = self._execute(f"SELECT number, content FROM series WHERE ?1 IS NULL OR {of_run} ORDER BY number", run)
+        where = "? IS NULL OR number IN (SELECT series FROM point WHERE run = ?)"
+        rows = self._execute(f"SELECT number, content FROM series WHERE {where} ORDER BY number", run, run)
         decoder = msgspec.json.Decoder(Identity)
         found = {number: decoder.decode(content) for number, content in rows}
         return {number: msgspec.structs.replace(one, case=renewed(one.case)) for number, one in found.items()}
 
-    def outcomes(self, run: int) -> dict[int, tuple[Status, str]]:
+    def outcomes(self, run: int) -> dict[int, Outcome]:
         """Return what became of the series of a run, by their numbers, and why."""
         rows = self._execute("SELECT series, status, reason FROM point WHERE run = ?", run)
         return {series: (status, reason) for series, status, reason in rows}
@@ -202,11 +202,6 @@ class History:
     def _execute(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(query, values).fetchall()
 
-    def _lines(self, where: str, value: str | None) -> tuple[Line, ...]:
-        names = "number, id, started, host, parbench, preset, branch, commit_id, num_series, num_bad"
-        rows = self._execute(f"SELECT {names} FROM run WHERE {where} ORDER BY started, number", value)
-        return tuple(Line(*row) for row in rows)
-
     def _annotate(self, found: Sequence[Annotation]) -> None:
         with _transaction(self._connection):
             rows = map(msgspec.structs.astuple, found)
@@ -255,13 +250,11 @@ def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
         _prepare(connection, path, create=create)
         yield History(connection, path)
     except sqlite3.Error as error:
+        busy = f"is being written by other processes for more than {_WAIT_SECONDS:.0f} s; try again later"
+        told = {sqlite3.SQLITE_BUSY: busy, sqlite3.SQLITE_LOCKED: busy}
+        told[sqlite3.SQLITE_NOTADB] = "is not an SQLite file: name a history with --history FILE"
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        told = f"{path} cannot be used as a history: {error}"
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            told = f"{path} is being written by other processes for more than {_WAIT_SECONDS:.0f} s; try again later"
-        elif code == sqlite3.SQLITE_NOTADB:
-            told = f"{path} is not an SQLite file: name a history with --history FILE"
-        raise UserError(told) from error
+        raise UserError(f"{path} {told.get(code, f'cannot be used as a history: {error}')}") from error
     finally:
         connection.close()
 
@@ -270,19 +263,15 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> Non
     def number(query: str) -> int:
         return int(connection.execute(query).fetchone()[0])
 
-    def is_empty() -> bool:
-        return number("SELECT count(*) FROM sqlite_master") == number("PRAGMA application_id") == 0
-
     # a rollback journal, for the write-ahead log needs shared memory and a second file, which an artifact would lack
     connection.execute("PRAGMA foreign_keys = ON")
-    if is_empty():
-        if not create:
-            raise UserError(f"{path} is empty, not a history: begin one with parbench history add RUN")
-        with _transaction(connection):
-            if is_empty():  # or another writer was first
-                made = f"{_TABLES}; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}"
-                for statement in made.split(";"):
-                    connection.execute(statement)
+    with _transaction(connection) if create else nullcontext():
+        if number("SELECT count(*) FROM sqlite_master") == number("PRAGMA application_id") == 0:
+            if not create:
+                raise UserError(f"{path} is empty, not a history: begin one with parbench history add RUN")
+            made = f"{_TABLES}; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}"
+            for statement in made.split(";"):
+                connection.execute(statement)
     if (application := number("PRAGMA application_id")) != APPLICATION:
         raise UserError(f"{path} is an SQLite file of another program, not a history (application_id {application})")
     if (version := number("PRAGMA user_version")) > SCHEMA:

@@ -15,14 +15,13 @@ from bench.text import UserError, counted, reading, writing
 from reports import cells
 from reports.regression import history_gate
 from reports.regression.compare import world_words
-from reports.regression.history import Added, Annotation, History, Line, open_history
+from reports.regression.history import Added, History, open_history
 from reports.regression.history_entry import About, read_entry
 from reports.regression.noise_floor import find_floor
 from reports.regression.statistics import StepRule, segments
 
 FILE = Path("runs/history.sqlite")
 _BARS = "▁▂▃▄▅▆▇█"
-_SHOWN = 30
 _EXAMPLES = """\b
 Examples:
   parbench history add runs/20260102T030405Z-node1-1a2b3c --branch main --commit 1a2b3c4
@@ -86,7 +85,17 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 def list_runs(branch: str | None, file: Path) -> None:
     """Show the runs that the history has, the newest first."""
     with open_history(file) as found:
-        click.echo(runs_text(found.runs(branch), found.annotations()), nl=False)
+        lines, annotations = found.runs(branch), found.annotations()
+    rows = [("run", "started", "branch", "commit", "preset", "series", "bad")]
+    for o in reversed(lines):
+        commit = o.commit[:12] or cells.UNKNOWN
+        rows.append((o.id, o.started, o.branch, commit, o.preset, str(o.num_series), str(o.num_bad)))
+    form = "  ".join(
+        f"{{:{max(map(len, column))}}}" for column in zip(*rows, strict=True)
+    )  # rich is slow for thousands
+    table = [form.format(*row).rstrip() for row in rows] if lines else []
+    notes = [f"meant at {one.run_id}, {one.series}: {one.note}" for one in annotations]
+    click.echo("\n".join([counted(len(lines), "run"), *table, *notes]))
 
 
 @history.command(epilog="Example: parbench history show '*all_reduce*'")
@@ -126,7 +135,8 @@ def check(
         line = found.line(run) if run else history_gate.newest(found, branch)
         checked = history_gate.check(found, line, StepRule(floor=least, window=window), floors)
     code = checked.code(fail_on_unknown=fail_on_unknown)
-    click.echo(history_gate.render(checked, form, code), nl=False)
+    text = history_gate.render_json(checked, code) if form == "json" else history_gate.render(checked, form)
+    click.echo(text, nl=False)
     click.get_current_context().exit(code)
 
 
@@ -179,38 +189,19 @@ def add_folders(
     ``meant`` names those of ``branch`` and ``commit`` to which runs are moved that the history has elsewhere.
     Each is kept whole before the next is read, so that what was yielded is never lost.
     """
-    folders = dict.fromkeys(folder for path in paths for folder in find_folders(path))
+    folders: dict[Path, None] = {}
+    for path in paths:
+        with reading(path):
+            found = [path / "run.json"] if (path / "run.json").exists() else sorted(path.glob("*/run.json"))
+        if not found:
+            raise UserError(f"{path} is no run and holds none: name runs' folders, or a folder of such folders")
+        folders |= dict.fromkeys(file.parent for file in found)
     with open_history(file, create=True) as history:
         for folder in folders:
             entry = read_entry(folder, About(branch=branch, commit=commit), meant)
             yield entry.run.id, history.add(entry)
         for parent in dict.fromkeys(paths):
             history.import_annotations(parent)
-
-
-def find_folders(path: Path) -> list[Path]:
-    """Return a run's folder itself, or the runs' folders in it; ``UserError`` if there is none."""
-    if (path / "run.json").exists():
-        return [path]
-    with reading(path):
-        found = sorted(file.parent for file in path.glob("*/run.json"))
-    if not found:
-        raise UserError(f"{path} is no run and holds none: name runs' folders, or a folder of such folders")
-    return found
-
-
-def runs_text(lines: Sequence[Line], annotations: Sequence[Annotation]) -> str:
-    """Return the runs as a table, the newest first, and what was annotated."""
-    rows = [("run", "started", "branch", "commit", "preset", "series", "bad")]
-    for o in reversed(lines):
-        commit = o.commit[:12] or cells.UNKNOWN
-        rows.append((o.id, o.started, o.branch, commit, o.preset, str(o.num_series), str(o.num_bad)))
-    form = "  ".join(
-        f"{{:{max(map(len, column))}}}" for column in zip(*rows, strict=True)
-    )  # rich is slow for thousands
-    table = [form.format(*row).rstrip() for row in rows] if lines else []
-    notes = [f"meant at {one.run_id}, {one.series}: {one.note}" for one in annotations]
-    return "\n".join([counted(len(lines), "run"), *table, *notes, ""])
 
 
 def render_courses(history: History, pattern: str, branch: str | None, rule: StepRule, form: str = "text") -> str:
@@ -229,26 +220,24 @@ def render_courses(history: History, pattern: str, branch: str | None, rule: Ste
     if not courses:
         allowed = "write a case's name or a glob, such as '*all_reduce*'"
         raise UserError(f"no series of the history fits {pattern!r}: {allowed}")
-    shown: list[str] = []
-    plain: list[dict[str, object]] = []
+    if form == "json":
+        plain = []
+        for one, times in courses:
+            told = {"runs": [line.id for line, _ in times], "seconds": [seconds for _, seconds in times]}
+            plain.append({"fingerprint": one.fingerprint, **asdict(one), **told})
+        return history_gate.as_json({"series": plain})
+    shown = []
     for one, times in courses:
-        ids, seconds = [line.id for line, _ in times], [value for _, value in times]
-        plain.append({"fingerprint": one.fingerprint, **asdict(one), "runs": ids, "seconds": seconds})
-        last = seconds[-_SHOWN:]
-        extremes = f"{cells.duration(min(last))} to {cells.duration(max(last))}"
+        last, window = [seconds for _, seconds in times[-30:]], times[-rule.window :]
+        low, high = min(last), max(last)
+        step = (high - low) / (len(_BARS) - 1) or 1.0
+        bars = "".join(_BARS[round((value - low) / step)] for value in last)
         shown += [one.case.label, f"    on {world_words(one.world)}"]
-        shown.append(f"    {bars(last)}  {extremes}, {len(seconds)} runs")
-        for level in segments(seconds[-rule.window :], rule):
-            since, count = ids[-rule.window :][level.start], level.stop - level.start
+        shown.append(f"    {bars}  {cells.duration(low)} to {cells.duration(high)}, {len(times)} runs")
+        for level in segments([seconds for _, seconds in window], rule):
+            since, count = window[level.start][0].id, level.stop - level.start
             shown.append(f"    {cells.duration(level.seconds)} from {since} on ({count} runs)")
-    return history_gate.as_json({"series": plain}) if form == "json" else "\n".join([*shown, ""])
-
-
-def bars(values: Sequence[float]) -> str:
-    """Return a bar for each value, from the smallest to the largest."""
-    low, high = min(values), max(values)
-    step = (high - low) / (len(_BARS) - 1) or 1.0
-    return "".join(_BARS[round((value - low) / step)] for value in values)
+    return "\n".join([*shown, ""])
 
 
 def render_otava(history: History, branch: str | None) -> str:

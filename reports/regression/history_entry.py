@@ -21,9 +21,8 @@ from reports.regression.environment import HARMLESS, surroundings
 
 ABOUT = "history.json"
 """The file in an exported run's folder that holds its branch and commit."""
-_HOST = ("clock_source", "governor", "kernel", "os", "virtualised")
-# what may explain a step and so must not begin another series
-_BESIDE = {*(f"host.{name}" for name in _HOST), "versions.numpy", "versions.python"}
+_BESIDE = {f"host.{name}" for name in ("clock_source", "governor", "kernel", "os", "virtualised")}
+_BESIDE |= {"versions.numpy", "versions.python"}  # what may explain a step and so must not begin another series
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,13 +108,13 @@ def shared_params(case: Case) -> dict[str, Value]:
 
 def _point(run: Run, row: Row) -> Point:
     seen = surroundings(run, row.measured or row.records)
-    known = {path: " then ".join(map(", ".join, seen[path])) for path in seen if path not in HARMLESS}
-    beside = {path: known.pop(path) for path in seen if path in _BESIDE}
+    around = {path: " then ".join(map(", ".join, seen[path])) for path in seen if path not in HARMLESS}
+    beside = {path: around.pop(path) for path in seen if path in _BESIDE}
     if injected := sorted({record.injected for record in row.records if record.injected}):
-        known["injected"] = ", ".join(injected)
+        around["injected"] = ", ".join(injected)
     value = row.value(row.headline)
     return Point(
-        series=Identity(case=row.case, world=row.world, around=known),
+        series=Identity(case=row.case, world=row.world, around=around),
         status=row.status,
         seconds=value if value and value > 0 and row.status in ("ok", "skipped") else None,
         launches=row.launches,

@@ -1,27 +1,25 @@
 """The nightly gate: each series of a run against what the history tells of it, and what that is called."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import islice
 
 import msgspec
 
-from bench.results.records import Status
 from bench.text import UserError, format_table
 from reports import cells
 from reports.regression.compare import WORST_FIRST, Word, counts_of, exit_code
-from reports.regression.history import History, Line
+from reports.regression.history import History, Line, Outcome
 from reports.regression.history_entry import Identity
 from reports.regression.noise_floor import Floor, told
 from reports.regression.statistics import Shift, StepRule, discoveries_in_families, newest_shift
+from reports.render.markdown import escaped
 
 SCHEMA_VERSION = 1
 """History of the JSON: 1 is the first."""
 MISSED_RUNS = 3
 """A case is missing as long as one of so many runs before, of those that share a case with this one, has it."""
-_FALSE_DISCOVERY_RATE = 0.05
-_Asked = tuple[str, int, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,6 @@ class Check:
 
     @property
     def counts(self) -> Mapping[Word, int]:
-        """How many series have each verdict, the worst first."""
         return counts_of(one.word for one in self.findings)
 
     def code(self, *, fail_on_unknown: bool = False) -> int:
@@ -89,33 +86,36 @@ def check(history: History, line: Line, rule: StepRule, floors: Mapping[str, Flo
         found[number] = Finding(series=series, times=times, shift=shift, measured=measured)
     asked = {_asked(one.series) for one in found.values()}
     alike = [one for one in before if one.preset == line.preset and one.number != line.number]
-    kin = _kin(history, alike[-rule.window :], asked)
+    # the series of the last few runs of this kind, the newest first; a run without any case is of every kind
+    each = (tuple(history.series(one.number).values()) for one in reversed(alike[-rule.window :]))
+    kin = list(islice((one for one in each if not asked or asked & set(map(_asked, one))), MISSED_RUNS))
     old = kin[0] if kin else tuple(history.series(alike[-1].number).values()) if alike else ()
     sure, outcomes = _sure(found), history.outcomes(line.number)
     judged = []
     for number, one in found.items():
-        word, reason = _verdict(one, outcomes[number], number in sure, old, rule)
-        differs = _differs(history, number, one.times[one.shift.at - 1 : one.shift.at + 1]) if one.shift else ()
-        judged.append(replace(one, word=word, reason=reason, differs=differs))
-    judged += _missing(kin, asked)
+        word, reason = _verdict(one, outcomes[number], number in sure, old, rule.min_values)
+        around = one.times[one.shift.at - 1 : one.shift.at + 1] if one.shift else ()
+        sides = [{**history.beside(number, at.number), "commit": at.commit or cells.UNKNOWN} for at, _ in around]
+        judged.append(replace(one, word=word, reason=reason, differs=_changes(*sides) if sides else ()))
+    last = f"one of the {len(kin)} runs before" if len(kin) > 1 else "the run before"
+    reason = f"{last} that share a case with this one has it, and this one has not"
+    vanished = {_asked(one): one for series in reversed(kin) for one in series if _asked(one) not in asked}
+    judged += [Finding(series=one, word="MISSING", reason=reason) for one in vanished.values()]
     return Check(line=line, rule=rule, findings=tuple(sorted(judged, key=lambda one: WORST_FIRST.index(one.word))))
 
 
-def render(found: Check, form: str = "table", code: int = 0) -> str:
-    """Return what the gate says: a line for each series that is not the same, the worst first, and what it means.
-
-    As a ``table``, as GitHub's ``markdown``, or all series as ``json``, with the exit code; its times are in seconds,
-    changes are fractions, unknown is null.
-    """
-    if form == "json":
-        series = [_plain(one) for one in found.findings]
-        outcome = {"exit_code": code, "verdicts": found.counts, "series": series}
-        return as_json({"run": found.line, "rule": found.rule, **outcome})
-    rule = found.rule
+def render(found: Check, form: str = "table") -> str:
+    """Return what the gate says, as a ``table`` or GitHub's ``markdown``: each series that is not the same, and why."""
+    rows = []
+    for one in [one for one in found.findings if one.word != "SAME"]:
+        change = f"{100 * one.shift.change:+.1f} %" if one.shift else cells.UNKNOWN
+        time = cells.duration(one.times[-1][1] if one.times else None)
+        why = "; ".join(text for text in (one.reason, *one.differs) if text) or cells.UNKNOWN
+        shown = (one.word, change, time, one.since or cells.UNKNOWN, one.series.case.label, why)
+        rows.append([*map(cells.visible, shown)])
     words = ", ".join(f"{count} {word}" for word, count in found.counts.items()) or "no series"
     heading = f"parbench history check of {found.line.id} on {found.line.branch}: {words}"
-    rows = [_cells(one) for one in found.findings if one.word != "SAME"]
-    table = [("verdict", "change", "time", "since", "series", "why"), *rows] if rows else []
+    titles, rule = ["verdict", "change", "time", "since", "series", "why"], found.rule
     sentences = [
         f"A series counts with the newest {rule.window} runs of its fingerprint since its newest annotation, and needs"
         f" {rule.min_values}.",
@@ -125,12 +125,32 @@ def render(found: Check, form: str = "table", code: int = 0) -> str:
         "A change that was meant: parbench history annotate RUN --series GLOB --note TEXT.",
     ]
     if form == "table":
-        return "\n".join([heading, *([format_table(table)] if rows else []), "", *sentences, ""])
-    from reports.render.markdown import escaped  # here, as it brings numpy
+        table = [format_table([titles, *rows])] if rows else []
+        return "\n".join([heading, *table, "", *sentences, ""])
+    lines = [titles, ["---"] * len(titles), *rows] if rows else []
+    table = [f"| {' | '.join(map(escaped, line))} |" for line in lines]
+    return "\n".join([f"## {escaped(heading)}", "", *table, "", *(f"- {escaped(one)}" for one in sentences), ""])
 
-    lines = [f"| {' | '.join(map(escaped, row))} |" for row in table]
-    lines[1:1] = ["| --- | --- | --- | --- | --- | --- |"] if rows else []
-    return "\n".join([f"## {escaped(heading)}", "", *lines, "", *(f"- {escaped(one)}" for one in sentences), ""])
+
+def render_json(found: Check, code: int) -> str:
+    """Return all series as JSON, with the exit code; times in seconds, changes as fractions, unknown is null."""
+    series = [
+        {
+            "case": one.series.case,
+            "world": one.series.world,
+            "verdict": one.word,
+            "reason": one.reason,
+            "change": one.shift.change if one.shift else None,
+            "p_value": one.shift.p_value if one.shift else None,
+            "since": one.since,
+            "differs": one.differs,
+            "seconds": [seconds for _, seconds in one.times],
+            "measured_floor": one.measured,
+        }
+        for one in found.findings
+    ]
+    told = {"exit_code": code, "verdicts": found.counts, "series": series}
+    return as_json({"run": found.line, "rule": found.rule, **told})
 
 
 def as_json(whole: Mapping[str, object]) -> str:
@@ -140,39 +160,29 @@ def as_json(whole: Mapping[str, object]) -> str:
     )
 
 
-def _kin(history: History, lines: Sequence[Line], ours: Set[_Asked]) -> list[tuple[Identity, ...]]:
-    """Return the series of the last few runs of this kind, the newest first: those that share a case on its world.
-
-    A run without any case is of every kind.
-    """
-    each = (tuple(history.series(line.number).values()) for line in reversed(lines))
-    return list(islice((one for one in each if not ours or ours & set(map(_asked, one))), MISSED_RUNS))
-
-
-def _asked(series: Identity) -> _Asked:
+def _asked(series: Identity) -> tuple[object, ...]:
     return (series.case.id, series.world.size, series.world.backend, series.world.device)
 
 
 def _sure(found: Mapping[int, Finding]) -> set[int]:
     """Return the numbers of the series whose steps stand among all that was looked at."""
-    families: dict[object, list[int]] = {}
+    if not any(one.shift for one in found.values()):
+        return set()
+    families: dict[object, list[tuple[int, float]]] = {}
     for number, one in found.items():
-        families.setdefault(one.series.family, []).append(number)
-    p_values = {number: one.shift.p_value if one.shift else 1.0 for number, one in found.items()}
-    grouped = [[p_values[number] for number in family] for family in families.values()]
-    fallen = discoveries_in_families(grouped, _FALSE_DISCOVERY_RATE)
+        families.setdefault(one.series.family, []).append((number, one.shift.p_value if one.shift else 1.0))
+    p_values = [[p_value for _, p_value in family] for family in families.values()]
+    fallen = discoveries_in_families(p_values, q=0.05)
     pairs = zip(families.values(), fallen, strict=True)
-    return {number for family, fell in pairs for number, is_sure in zip(family, fell, strict=True) if is_sure}
+    return {number for family, fell in pairs for (number, _), is_sure in zip(family, fell, strict=True) if is_sure}
 
 
-def _verdict(
-    one: Finding, outcome: tuple[Status, str], sure: bool, old: Sequence[Identity], rule: StepRule
-) -> tuple[Word, str]:
+def _verdict(one: Finding, outcome: Outcome, sure: bool, old: Sequence[Identity], needed: int) -> tuple[Word, str]:
     status, reason = outcome
     if status in ("wrong", "failed", "hang"):
         return "WRONG" if status == "wrong" else "FAILED", reason or status
-    if len(one.times) < rule.min_values:
-        few = f"{len(one.times)} of the {rule.min_values} runs that are needed"
+    if len(one.times) < needed:
+        few = f"{len(one.times)} of the {needed} runs that are needed"
         same_case = [other for other in old if other.case.id == one.series.case.id]
         if not same_case or one.series.fingerprint in [other.fingerprint for other in same_case]:
             return "INSUFFICIENT", few
@@ -185,43 +195,6 @@ def _verdict(
     return ("SLOWER" if one.shift.change > 0 else "FASTER"), ""
 
 
-def _differs(history: History, series: int, around: Sequence[tuple[Line, float]]) -> tuple[str, ...]:
-    """Return what was beside the series after its step and not before."""
-    sides = [{**history.beside(series, line.number), "commit": line.commit or cells.UNKNOWN} for line, _ in around]
-    return _changes(*sides)
-
-
 def _changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]:
     pairs = {path: (base.get(path, cells.UNKNOWN), new.get(path, cells.UNKNOWN)) for path in sorted({*base, *new})}
     return tuple(f"{path}: {one} -> {other}" for path, (one, other) in pairs.items() if one != other)
-
-
-def _missing(kin: Sequence[Sequence[Identity]], ours: Set[_Asked]) -> list[Finding]:
-    """Return the cases that one of the last runs of this kind had, and this one has not."""
-    old = {_asked(one): one for series in reversed(kin) for one in series}
-    runs = f"one of the {len(kin)} runs before" if len(kin) > 1 else "the run before"
-    reason = f"{runs} that share a case with this one has it, and this one has not"
-    return [Finding(series=one, word="MISSING", reason=reason) for asked, one in old.items() if asked not in ours]
-
-
-def _cells(one: Finding) -> tuple[str, ...]:
-    change = f"{100 * one.shift.change:+.1f} %" if one.shift else cells.UNKNOWN
-    time = cells.duration(one.times[-1][1] if one.times else None)
-    why = "; ".join(text for text in (one.reason, *one.differs) if text) or cells.UNKNOWN
-    shown = (one.word, change, time, one.since or cells.UNKNOWN, one.series.case.label, why)
-    return tuple(map(cells.visible, shown))
-
-
-def _plain(one: Finding) -> dict[str, object]:
-    return {
-        "case": one.series.case,
-        "world": one.series.world,
-        "verdict": one.word,
-        "reason": one.reason,
-        "change": one.shift.change if one.shift else None,
-        "p_value": one.shift.p_value if one.shift else None,
-        "since": one.since,
-        "differs": one.differs,
-        "seconds": [seconds for _, seconds in one.times],
-        "measured_floor": one.measured,
-    }

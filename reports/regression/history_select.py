@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from bench.machine.environment import difference
 from bench.results.records import Record, WorldInfo
@@ -24,13 +24,10 @@ def means_run(word: str) -> bool:
 
 
 def select_run(path: Path, word: str, *, without: str = "") -> Run:
-    """Return the run that a word means in the history of a file; several become one of all their launches.
-
-    Where a word means several, the run of the id ``without`` is none of them.
-    """
+    """Return the run that a word means in a file's history; several, but that of the id ``without``, become one."""
     with open_history(path) as history:
         lines = select_lines(history.runs(), word, without=without)
-        return pool([history.run(line.id) for line in lines], word)
+        return pool([history.run(line) for line in lines], word)
 
 
 def select_lines(lines: Sequence[Line], word: str, *, without: str = "") -> tuple[Line, ...]:
@@ -66,20 +63,27 @@ def pool(runs: Sequence[Run], name: str) -> Run:
     if len(runs) == 1:
         return runs[0]
     newest = runs[-1].info
-    worlds = _worlds([record for run in runs for record in run.records])
+    # of each case the newest record's world, preferably of one that was not skipped; over how many nodes it ran only a
+    # record that was measured knows
+    every = [record for run in runs for record in run.records]
+    by_worth = (*every, *(record for record in every if record.status != "skipped"))
+    worlds = {record.case.id: record.world for record in by_worth}
+    sure = [record for record in every if record.status == "ok"]
+    worlds |= {one.case.id: one.world for one in sure if _ranks(one.world) == _ranks(worlds[one.case.id])}
     records: list[Record] = []
     left_out: list[Record] = []
     launches = 0
     for run in runs:
-        own = [record for record in run.records if _is_on(worlds[record.case.id], record)]
-        left_out += [record for record in run.records if not _is_on(worlds[record.case.id], record)]
+        own: list[Record] = []
+        for record in run.records:
+            (own if _is_on(worlds[record.case.id], record) else left_out).append(record)
         if run.records and not own:
             continue
         common = difference(newest.environment or {}, run.info.environment or {})
         for record in own:
             changed = {**common, **record.environment.get("changed", {})}
             environment = {**record.environment, **({"changed": changed} if changed else {})}
-            records.append(msgspec.structs.replace(record, launch=launches + record.launch, environment=environment))
+            records.append(replace(record, launch=launches + record.launch, environment=environment))
         launches += max([run.info.plan.launches, *(record.launch + 1 for record in own)])
     cases = {case.id: case for run in runs for case in run.info.plan.cases}
     notes = newest.plan.notes
@@ -87,28 +91,14 @@ def pool(runs: Sequence[Run], name: str) -> Run:
         told = "; ".join(dict.fromkeys(world_words(record.world) for record in left_out))
         count = counted(len(left_out), "record")
         notes += (f"{_LEFT_OUT}{name}: {count} on another world than the newest of their case, {told}.",)
-    plan = msgspec.structs.replace(
-        newest.plan,
-        cases=tuple(cases.values()),
-        skipped=tuple(one for one in newest.plan.skipped if one.case.id not in cases),
-        launches=launches,
-        notes=notes,
-    )
-    return Run(path=Path(name), info=msgspec.structs.replace(newest, id=name, plan=plan), records=tuple(records))
+    skipped = tuple(one for one in newest.plan.skipped if one.case.id not in cases)
+    plan = replace(newest.plan, cases=tuple(cases.values()), skipped=skipped, launches=launches, notes=notes)
+    return Run(path=Path(name), info=replace(newest, id=name, plan=plan), records=tuple(records))
 
 
 def notes_of_pools(runs: Sequence[Run]) -> tuple[str, ...]:
     """Return what ``pool`` left out of these runs, a sentence for each of which it left out anything."""
     return tuple(note for run in runs for note in run.info.plan.notes if note.startswith(_LEFT_OUT))
-
-
-def _worlds(records: Sequence[Record]) -> dict[str, WorldInfo]:
-    """Return by case the world of its newest record, one that was not skipped if there is any; records by age."""
-    by_worth = (*records, *(record for record in records if record.status != "skipped"))
-    newest = {record.case.id: record.world for record in by_worth}
-    # over how many nodes it ran only a record that was measured knows
-    sure = (record for record in records if record.status == "ok")
-    return newest | {one.case.id: one.world for one in sure if _ranks(one.world) == _ranks(newest[one.case.id])}
 
 
 def _is_on(world: WorldInfo, record: Record) -> bool:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from bench.results.runs import load_run
 from bench.text import UserError
 from reports.regression import history as database
 from reports.regression.history import ANNOTATIONS, APPLICATION, SCHEMA, History, open_history
-from reports.regression.history_commands import add_folders, find_folders, render_otava
+from reports.regression.history_commands import add_folders, render_otava
 from reports.regression.history_entry import About
 
 
@@ -49,7 +49,7 @@ def test_a_run_is_kept_once_and_given_back_as_it_was(history: History, tmp_path:
     [line] = history.runs()
     assert (line.id, line.branch, line.commit, line.num_series, line.num_bad) == ("run-001", "main", "abc", 2, 0)
     assert all(len(history.times(number, [line])) == 1 for number in history.series())
-    kept, read = history.run("run-001"), load_run(tmp_path / "run-001")
+    kept, read = history.run(history.line("run-001")), load_run(tmp_path / "run-001")
     assert (kept.info, kept.records, kept.path) == (read.info, read.records, Path("run-001"))
 
 
@@ -58,7 +58,7 @@ def test_a_branch_or_commit_that_is_meant_moves_a_run_and_its_annotations(histor
     right = replace(night, about=About(branch="main", commit="def"))
     history.add(night)
     history.annotate("run-001", "*", "meant")
-    before = history.run("run-001")
+    before = history.run(history.line("run-001"))
     assert history.add(right) == "unchanged", "it is not meant"
     assert history.add(replace(right, meant=frozenset({"branch"}))) == "moved"
     assert places(history) == [("main", "abc")]
@@ -66,7 +66,7 @@ def test_a_branch_or_commit_that_is_meant_moves_a_run_and_its_annotations(histor
     assert history.add(replace(right, meant=frozenset({"branch", "commit"}))) == "moved"
     assert history.line("run-001").commit == "def"
     assert history.add(replace(right, meant=frozenset({"branch", "commit"}))) == "unchanged"
-    assert history.run("run-001") == before
+    assert history.run(history.line("run-001")) == before
 
 
 def test_a_run_that_has_grown_replaces_itself_and_stays_on_its_branch(history: History, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_run_that_has_grown_replaces_itself_and_stays_on_its_branch(history: H
     assert places(history) == [("topic", "abc")]
     assert history.add(replace(most, meant=frozenset({"branch"}))) == "moved"
     assert places(history) == [("main", "abc")]
-    assert len(history.run("run-001").records) == 5
+    assert len(history.run(history.line("run-001")).records) == 5
     assert len(history.outcomes(history.line("run-001").number)) == len(history.series()) == 1
 
 
@@ -100,7 +100,7 @@ def test_branches_that_could_mean_something_else_and_runs_that_are_none_are_refu
     for branch in ("last", "", "main~1", "a:b", "two words"):
         assert "cannot name runs" in refusal(history.add, replace(night, about=About(branch=branch)))
     assert history.runs() == ()
-    for ask in (history.run, history.line, lambda run_id: history.annotate(run_id, "*", "x")):
+    for ask in (history.line, lambda run_id: history.annotate(run_id, "*", "x")):
         assert "h.sqlite has no run 'nope'" in refusal(ask, "nope")
     assert history.annotations() == ()
 
@@ -142,10 +142,10 @@ def test_folders_of_runs_are_found_and_each_is_added_once(tmp_path: Path) -> Non
     runs, file = tmp_path / "runs", tmp_path / "h.sqlite"
     paths = [put(runs, i) for i in range(2)]
     (runs / "notes").mkdir()
-    assert find_folders(paths[1]) == [paths[1]]
-    assert find_folders(runs) == paths
     for name in ("notes", "absent"):
-        assert f"{name} is no run and holds none" in refusal(find_folders, runs / name)
+        adding = add_folders(file, [runs, runs / name], branch="topic", commit="")
+        assert f"{name} is no run and holds none" in refusal(list, adding)
+    assert not file.exists()
     told = list(add_folders(file, [paths[0], runs], branch="topic", commit="abc"))
     assert told == [("run-000", "added"), ("run-001", "added")]
     with open_history(file) as history:
@@ -222,7 +222,7 @@ def assert_each_once(file: Path, count: int) -> None:
     with open_history(file) as history:
         assert ids(history) == [f"run-{i:03}" for i in range(count)]
         assert {len(history.outcomes(line.number)) for line in history.runs()} == {2}
-        assert {len(history.run(line.id).records) for line in history.runs()} == {10}
+        assert {len(history.run(line).records) for line in history.runs()} == {10}
 
 
 def test_two_writers_of_the_same_runs_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
@@ -309,20 +309,3 @@ def test_who_waits_too_long_for_another_writer_is_told(tmp_path: Path, monkeypat
         first.execute("BEGIN IMMEDIATE")
         adding = add_folders(path, [tmp_path / "runs"], branch="main", commit="")
         assert "being written by other processes" in refusal(list, adding)
-
-
-def test_a_writer_that_comes_second_to_make_the_file_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "history.sqlite"
-    others = [opened]
-
-    @contextmanager
-    def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-        for make in [others.pop() for _ in others]:
-            make(path, create=True)  # another writer, after this one has looked
-        with original(connection):
-            yield
-
-    original = database._transaction
-    monkeypatch.setattr(database, "_transaction", transaction)
-    opened(path, create=True)
-    assert count(path, "point") == 0

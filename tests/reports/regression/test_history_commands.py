@@ -50,6 +50,19 @@ def test_a_history_grows_is_listed_and_may_stand_elsewhere() -> None:
     assert "0 runs" in fine("list", "--branch", "topic")
 
 
+def test_runs_are_listed_the_newest_first_with_their_notes() -> None:
+    fill(2)
+    put(Path("runs"), 2)
+    fine("add", "runs", "--commit", "0123456789abcdef")
+    fine("annotate", "run-000", "--note", "meant so")
+    first, head, *rest = fine("list").splitlines()
+    assert first == "3 runs"
+    assert head.split() == ["run", "started", "branch", "commit", "preset", "series", "bad"]
+    assert rest[0].split() == ["run-002", "2026-01-03T00:00:00.000Z", "main", "0123456789ab", "node", "2", "0"]
+    assert rest[-1] == "meant at run-000, *: meant so"
+    assert fine("list", "--branch", "topic") == "0 runs\nmeant at run-000, *: meant so\n"
+
+
 def test_ci_says_the_branch() -> None:
     put(Path("runs"), 0)
     table = (

@@ -16,8 +16,8 @@ from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective
 from bench.results.records import Record
 from reports.regression.compare import Word
 from reports.regression.history import History, open_history
-from reports.regression.history_commands import bars, render_courses, runs_text
-from reports.regression.history_gate import MISSED_RUNS, Check, Finding, check, newest, render
+from reports.regression.history_commands import render_courses
+from reports.regression.history_gate import MISSED_RUNS, Check, Finding, check, newest, render, render_json
 from reports.regression.noise_floor import Floor
 from reports.regression.statistics import StepRule
 
@@ -207,16 +207,6 @@ def stepped(nights: History, tmp_path: Path) -> History:
     return nights
 
 
-def test_runs_are_listed_the_newest_first_with_their_notes(stepped: History) -> None:
-    stepped.annotate("run-000", "*", "meant so")
-    first, head, *rest = runs_text(stepped.runs(), stepped.annotations()).splitlines()
-    assert first == "16 runs"
-    assert head.split() == ["run", "started", "branch", "commit", "preset", "series", "bad"]
-    assert rest[0].split() == ["run-015", "2026-01-16T00:00:00.000Z", "main", "0123456789ab", "node", "2", "0"]
-    assert rest[-1] == "meant at run-000, *: meant so"
-    assert runs_text([], []) == "0 runs\n"
-
-
 def test_a_course_shows_its_levels_and_those_of_a_long_one_are_of_its_end(stepped: History) -> None:
     text = render_courses(stepped, "*all_reduce*", None, RULE)
     assert "collective.all_reduce size_bytes=1024" in text
@@ -237,10 +227,12 @@ def test_a_course_as_json_holds_its_points(stepped: History) -> None:
     assert one["around"]["host.name"] == "node-a"
 
 
-def test_bars_reach_from_the_fastest_to_the_slowest() -> None:
-    table = (([1.0, 2.0], "▁█"), ([1.0, 1.0], "▁▁"), ([1.0, 8.0, 4.0], "▁█▄"), ([0.5], "▁"))
-    for values, drawn in table:
-        assert bars(values) == drawn, values
+def test_bars_reach_from_the_fastest_to_the_slowest(tmp_path: Path) -> None:
+    table = (([1.0, 2.0], "▁█"), ([1.0, 8.0, 4.0], "▁█▄"), ([0.5], "▁"))
+    for i, (factors, drawn) in enumerate(table):
+        with open_history(tmp_path / str(i) / "h.sqlite", create=True) as history:
+            fill(history, tmp_path / str(i), factors)
+            assert f"    {drawn}  " in render_courses(history, "*", None, RULE)
 
 
 def test_the_gate_tells_what_and_since_when(stepped: History) -> None:
@@ -269,7 +261,7 @@ def test_markdown_is_a_table_that_nothing_breaks(stepped: History) -> None:
 
 
 def test_json_holds_every_series_and_the_exit_code(stepped: History) -> None:
-    whole = json.loads(render(tonight(stepped), "json", 1))
+    whole = json.loads(render_json(tonight(stepped), 1))
     assert (whole["exit_code"], whole["verdicts"], whole["run"]["id"]) == (1, {"SLOWER": 2}, "run-015")
     assert [one["since"] for one in whole["series"]] == ["run-012"] * 2
     assert whole["series"][0]["change"] == pytest.approx(0.1, abs=0.01)
