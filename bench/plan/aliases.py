@@ -46,6 +46,7 @@ TARGETS = {  # how they begin
     "bench.compute:gemm": "bench.operations.local:gemm",
     "bench.memory:copy": "bench.operations.local:copy",
     "bench.p2p:": "bench.operations.p2p:",
+    "workloads.data_parallel.ddp_bf16:prepare": "workloads.data_parallel.ddp:bf16",
     "workloads.ddp:": "workloads.data_parallel.ddp:",
     "workloads.zero1:": "workloads.data_parallel.zero1:",
     "workloads.fsdp:zero2": "workloads.data_parallel.fsdp:fsdp",

@@ -10,29 +10,22 @@ from bench.machine.world_spec import WorldSpec
 from bench.plan.cases import Params
 from bench.plan.groups import FORMS, groups_of, num_rounds
 from bench.plan.operation_spec import DTYPES, ONE, RING, SHARE, TWICE_RING, OperationSpec
-from bench.plan.params import Param
+from bench.plan.params import Param, choice
 
 IN_PLACE, OUT_OF_PLACE = "in_place", "out_of_place"
-
-
-def _choice(name: str, help_text: str, *choices: str, optional: bool = True) -> Param:
-    """Return a parameter whose default is the first of its choices."""
-    return Param(name=name, kind="str", default=choices[0], choices=choices, optional=optional, help=help_text)
-
-
 SIZE = Param(name="size_bytes", kind="size", default=1 << 20, minimum=0, help="total bytes, as nccl-tests counts them")
 DTYPE = Param(name="dtype", kind="str", default="float32", choices=tuple(DTYPES), help="element type")
 MODES = ("blocking", "pipelined", "async", "coalesced", "graph")
 MODE_HELP = "each from a barrier; back to back; issue and wait apart; in one launch; as a CUDA graph"
-MODE = _choice("mode", MODE_HELP, *MODES, optional=False)
-COPY_MODE = _choice("mode", MODE_HELP, *MODES[:2], optional=False)
+MODE = choice("mode", MODE_HELP, *MODES, optional=False)
+COPY_MODE = choice("mode", MODE_HELP, *MODES[:2], optional=False)
 GROUP = (
     Param(name="group", kind="str", default="world", optional=True, help=f"which ranks: {FORMS}"),
     Param(name="group_index", kind="int", default=0, minimum=0, optional=True, help="which of the groups; all in turn"),
     Param(name="concurrent", kind="bool", default=False, optional=True, help="while all groups do the same; both"),
 )
 PLACE = "where the result goes"
-REDOP = _choice("redop", "how ranks' data are joined", "sum", "avg", "min", "max", "product")
+REDOP = choice("redop", "how ranks' data are joined", "sum", "avg", "min", "max", "product")
 ROOT = Param(name="root", kind="int", default=0, minimum=0, optional=True, help="rank of the group that holds the data")
 ENDS = (
     Param(name="source", kind="int", default=0, minimum=0, help="rank that sends first"),
@@ -40,13 +33,13 @@ ENDS = (
 )
 ROUND = Param(name="round", kind="int", default=0, minimum=0, help="which round of a tournament of all ranks")
 PAIRS = Param(name="pairs", kind="str", default="", optional=True, help="who meets whom instead, as '0-3 1-2'")
-DIRECTION = _choice("direction", "both ways at once, or there and then back", "at_once", "in_turn")
+DIRECTION = choice("direction", "both ways at once, or there and then back", "at_once", "in_turn")
 REPEAT = Param(name="repeat", kind="int", default=0, minimum=0, optional=True, help="which measurement of the same")
 SHARE_OF_0 = "share of the bytes that all send to rank 0, or that it gives"
 SKEW = Param(name="skew", kind="float", default=0.0, minimum=0, maximum=1, optional=True, help=SHARE_OF_0)
 TRAFFIC = Param(name="traffic", kind="matrix", default="", optional=True, help="who sends how much to whom")
 LOADS = ("nothing", "gemm", "all_reduce", "all_gather", "all_to_all")
-BACKGROUND = _choice("background", "what runs beside it on every rank", *LOADS)
+BACKGROUND = choice("background", "what runs beside it on every rank", *LOADS)
 GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")
 # how and where a subject is measured, which it is not told
 OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
@@ -91,7 +84,7 @@ MAIN, SIZED = ("smoke", "node", "main"), ("smoke", "node", "sized")
 OPERATIONS = (
     _collective(
         "all_reduce", "joins a buffer on every rank; size = the buffer",
-        REDOP, _choice("placement", PLACE, IN_PLACE, OUT_OF_PLACE),
+        REDOP, choice("placement", PLACE, IN_PLACE, OUT_OF_PLACE),
         tags=(*MAIN, "grouped"), busbw=TWICE_RING, in_place=True, coalesced=("nccl", "gloo"),
         names={"nccl-tests": "all_reduce_perf", "osu": "allreduce", "param": "all_reduce",
                "gloo": "allreduce_ring, allreduce_ring_chunked, allreduce_halving_doubling, allreduce_bcube"},
@@ -99,7 +92,7 @@ OPERATIONS = (
     ),
     _collective(
         "all_gather", "every rank's shard to every rank; size = the output",
-        _choice("placement", PLACE, OUT_OF_PLACE, IN_PLACE),
+        choice("placement", PLACE, OUT_OF_PLACE, IN_PLACE),
         tags=MAIN, busbw=RING, coalesced=("nccl", "gloo"),
         names={"nccl-tests": "all_gather_perf", "osu": "allgather", "param": "all_gather, all_gather_base",
                "gloo": "allgather, allgather_ring"},
@@ -108,7 +101,7 @@ OPERATIONS = (
     ),
     _collective(
         "reduce_scatter", "joins, a shard to each; size = the input",
-        REDOP, _choice("placement", PLACE, OUT_OF_PLACE, IN_PLACE),
+        REDOP, choice("placement", PLACE, OUT_OF_PLACE, IN_PLACE),
         tags=MAIN, busbw=RING, coalesced=("nccl", "gloo"),
         names={"nccl-tests": "reduce_scatter_perf", "osu": "reduce_scatter, reduce_scatter_block",
                "param": "reduce_scatter, reduce_scatter_base", "gloo": "reduce_scatter"},

@@ -72,6 +72,11 @@ class Param:
         return tuple(dict.fromkeys(self.parse(word.strip()) for word in text.split(self.separator)))
 
 
+def choice(name: str, help_text: str, *choices: str, optional: bool = True) -> Param:
+    """Return a parameter whose default is the first of its choices."""
+    return Param(name=name, kind="str", default=choices[0], choices=choices, optional=optional, help=help_text)
+
+
 def _convert(kind: Kind, found: object) -> Value:
     match kind, found:
         case "bool", _ if (word := str(found).lower()) in _TRUTHS:

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from bench.machine.world_spec import WorldSpec
-from bench.plan.params import Param, Value
+from bench.plan.params import Param, Value, choice
 from bench.text import UserError
 from workloads.model.shapes import COMPUTE, REAL, TIMED, Shape, parse_compute
 
@@ -212,29 +212,15 @@ def balance_limit(method: str, ranks: int) -> float:
     return ranks / (2 * ranks - 1) if method == "ring" else 1.0
 
 
+_SEEN = "what a query sees: what is not later, all, or what is not later of its own document"
+_WAITED = "real, or timed:DURATION: waits instead, so long for a layer's forward on the mean rank; wants timed compute"
 PARAMS = (
-    Param(
-        name="method", kind="str", default="ring", choices=METHODS, help="how queries meet keys that other ranks hold"
-    ),
-    Param(
-        name="mask",
-        kind="str",
-        default="causal",
-        choices=MASKS,
-        optional=True,
-        help="what a query sees: what is not later, all, or what is not later of its own document",
-    ),
+    choice("method", "how queries meet keys that other ranks hold", *METHODS, optional=False),
+    choice("mask", _SEEN, *MASKS),
     Param(
         name="ulysses", kind="int", default=0, minimum=0, optional=True, help="usp's ranks that share heads; 0 = half"
     ),
-    Param(
-        name="attention",
-        kind="str",
-        default=REAL,
-        optional=True,
-        help="real, or timed:DURATION: waits instead, so long for a layer's forward on the mean rank; wants timed "
-        "compute",
-    ),
+    Param(name="attention", kind="str", default=REAL, optional=True, help=_WAITED),
 )
 
 
@@ -275,14 +261,6 @@ def plan_of(shape: Shape, params: Mapping[str, Value], ranks: int, seed: int = 0
     if reason := reason or indivisible(plan.order, plan.sequence, plan.parts, "ring" if method == "usp" else "cp"):
         raise UserError(reason)
     return plan
-
-
-def refuse_context(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
-    try:
-        plan_of(shape, params, nproc)
-    except UserError as error:
-        return str(error)
-    return None
 
 
 def refuse_place(params: Mapping[str, Value], spec: WorldSpec) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from workloads.costs.memory import layer_equation
 from workloads.costs.step_spec import Position
 from workloads.expert_parallel.moe_case import Moe
-from workloads.model.shapes import Shape, num_layer_weights
+from workloads.model.shapes import Shape, num_ffn_matrices, num_layer_weights
 
 _BACKWARD = 2.0  # times the forward pass: one product for the input's gradient, one for the weight's
 _CAUSAL = 0.5  # a fused kernel leaves out the masked half of attention
@@ -16,9 +16,8 @@ def active_layer_weights(shape: Shape, moe: Moe | None = None) -> float:
     weights = num_layer_weights(shape)
     if moe is None:
         return weights
-    matrices = 3 if shape.recipe == "llama" else 2
     met = (moe.top_k + moe.shared) * moe.expert_ffn - shape.ffn
-    return weights + matrices * shape.hidden * met + shape.hidden * moe.experts
+    return weights + num_ffn_matrices(shape) * shape.hidden * met + shape.hidden * moe.experts
 
 
 def flops_per_token(shape: Shape, moe: Moe | None = None) -> float:

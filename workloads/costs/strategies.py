@@ -31,6 +31,10 @@ def ddp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpe
     )
 
 
+def ddp_bf16(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+    return replace(ddp(params, ranks, device), reduced_bytes=2, each_microbatch=False)
+
+
 def zero1(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
     """Data parallel whose optimizer is sharded: torch's own broadcasts parameters, the distributed one gathers them."""
     spec = ddp(params, ranks, device)

@@ -5,15 +5,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from bench.plan.params import Param, Value
+from bench.plan.params import Param, Value, choice
 from bench.text import UserError
 from workloads.expert_parallel.routing import BALANCED, ROUTER, Generator, capacity, parse_routing, refuse_routing
-from workloads.model.shapes import Shape
+from workloads.model.shapes import Shape, num_ffn_matrices
 
 _WHOLE = 8  # elements of 2 bytes in 16 bytes: rows of torch's grouped products are whole multiples of them
 VARIANTS = ("all_to_all", "padded", "allgather", "dedup")
 
-_word = partial(Param, kind="str")
+_EXPERT = "hidden size of an expert; 0 = ffn / top_k, down to a multiple of 8 etp"
+_SHARDED = "shard by FSDP2 what is no expert's, in place of DDP"
 _factor = partial(Param, kind="float", default=0.0, minimum=0.0)
 _parts = partial(Param, kind="int", default=1, minimum=1, optional=True)
 _int = partial(Param, kind="int", minimum=1)
@@ -22,33 +23,17 @@ STEP_PARAMS = (
     _int(name="experts", default=8, help="routed experts of a layer"),
     _int(name="top_k", default=2, help="experts that a token takes"),
     _factor(name="capacity", help="capacity factor, above it tokens drop; 0 = dropless"),
-    _word(name="variant", default="all_to_all", choices=VARIANTS, help="how tokens get to experts and back"),
-    _word(name="routing", default=ROUTER, help="router, or a generator such as zipf, hot_rank or hot_rank:3"),
-    _int(
-        name="expert_ffn",
-        default=0,
-        minimum=0,
-        optional=True,
-        help="hidden size of an expert; 0 = ffn / top_k, down to a multiple of 8 etp",
+    choice("variant", "how tokens get to experts and back", *VARIANTS, optional=False),
+    Param(
+        name="routing", kind="str", default=ROUTER, help="router, or a generator such as zipf, hot_rank or hot_rank:3"
     ),
+    _int(name="expert_ffn", default=0, minimum=0, optional=True, help=_EXPERT),
     _int(name="shared", default=1, minimum=0, optional=True, help="experts of the same size that all take"),
-    _word(
-        name="scores",
-        default="softmax",
-        choices=("softmax", "sigmoid"),
-        optional=True,
-        help="the router's scores, which weigh what experts give",
-    ),
+    choice("scores", "the router's scores, which weigh what experts give", "softmax", "sigmoid"),
     _parts(name="etp", help="ranks that split each expert"),
     _parts(name="chunks", help="parts whose traffic hides in compute"),
     _factor(name="aux", optional=True, help="coefficient of the loss that balances the router"),
-    Param(
-        name="fsdp",
-        kind="bool",
-        default=False,
-        optional=True,
-        help="shard by FSDP2 what is no expert's, in place of DDP",
-    ),
+    Param(name="fsdp", kind="bool", default=False, optional=True, help=_SHARDED),
     _parts(name="tp", help="ranks that split attention, each with its part of their sequences; 1 = data parallel"),
 )
 LAYER_PARAMS = tuple(
@@ -115,15 +100,6 @@ def moe_of(params: Mapping[str, Value], shape: Shape, nproc: int) -> Moe:
     return moe
 
 
-def refuse_moe(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
-    """Say by equation why a mixture cannot be built; None if it can."""
-    try:
-        moe_of(params, shape, nproc)
-    except UserError as error:
-        return str(error)
-    return None
-
-
 def _reasons(moe: Moe, shape: Shape, given: Mapping[str, Value], nproc: int) -> Iterator[tuple[object, str]]:
     """Yield what would be wrong of a mixture, which is true where it is, and the reason."""
     etp, tp, ffn = moe.etp, moe.tp, moe.expert_ffn
@@ -153,11 +129,6 @@ def _reasons(moe: Moe, shape: Shape, given: Mapping[str, Value], nproc: int) -> 
     generator = moe.generator(0, nproc, tokens)
     idle = None if generator is None else refuse_routing(generator)
     yield idle, str(idle)
-
-
-def num_ffn_matrices(shape: Shape) -> int:
-    """Return the matrices of one FFN: up and down, and llama's gate."""
-    return 3 if shape.recipe == "llama" else 2
 
 
 def num_expert_parameters(shape: Shape, moe: Moe) -> int:

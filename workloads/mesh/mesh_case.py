@@ -7,7 +7,7 @@ from functools import partial
 from bench.machine.world_spec import WorldSpec
 from bench.plan.cases import Params
 from bench.plan.groups import INSIDE
-from bench.plan.params import Param, Value
+from bench.plan.params import Param, Value, choice
 from bench.text import UserError
 from workloads.expert_parallel.moe_case import Moe, moe_of
 from workloads.expert_parallel.routing import NAMES as ROUTINGS
@@ -20,29 +20,18 @@ from workloads.pipeline_parallel.pipeline_case import Pipeline, pipeline_of
 
 _word = partial(Param, kind="str", optional=True)
 _int = partial(Param, kind="int", optional=True)
+_MESH = (
+    "axes and their ranks, outermost first, such as dp=2,pp=2,tp=2: dp, fsdp, pp, cp, tp; ep lies inside dp, fsdp and "
+    "cp, etp inside tp; empty = dp over all"
+)
+_ROUTED = "routed experts in place of each FFN, which ep deals out; 0 = a dense model; 8 where a mesh has ep"
 PARAMS = (
-    Param(
-        name="mesh",
-        kind="mesh",
-        default="",
-        help="axes and their ranks, outermost first, such as dp=2,pp=2,tp=2: dp, fsdp, pp, cp, tp; ep lies inside "
-        "dp, fsdp and cp, etp inside tp; empty = dp over all",
-    ),
+    Param(name="mesh", kind="mesh", default="", help=_MESH),
     Param(name="microbatches", kind="int", default=4, minimum=1, help="microbatches of one step, on every data rank"),
     _word(name="schedule", default="1f1b", choices=schedules.NAMES, help="of pp: who does what when"),
     *(param for param in PIPELINE if param.name in ("chunks", "split")),
-    _word(
-        name="cp_method",
-        default="ring",
-        choices=tuple(CP_METHODS),
-        help="of cp: how queries meet keys that other ranks hold",
-    ),
-    _int(
-        name="experts",
-        default=0,
-        minimum=0,
-        help="routed experts in place of each FFN, which ep deals out; 0 = a dense model; 8 where a mesh has ep",
-    ),
+    choice("cp_method", "of cp: how queries meet keys that other ranks hold", *CP_METHODS),
+    _int(name="experts", default=0, minimum=0, help=_ROUTED),
     _int(name="top_k", default=2, minimum=1, help="experts that a token takes"),
     _word(name="routing", default=ROUTER, choices=ROUTINGS, help="who chooses experts: the router, or a generator"),
 )
@@ -108,12 +97,3 @@ def with_experts(given: Params, spec: WorldSpec) -> Iterable[Params]:
     """Give a mixture to a mesh that deals out experts or splits them, where nothing is said of one."""
     dealt = size_of(mesh_of(str(given.get("mesh", "")), 1), *INSIDE)
     return ({**given, "experts": 8} if dealt > 1 and "experts" not in given else given,)
-
-
-def refuse_hybrid(shape: Shape, params: Mapping[str, Value], nproc: int) -> str | None:
-    """Return why a step cannot run on so many ranks, None if it can."""
-    try:
-        hybrid_of(params, shape, nproc)
-    except UserError as error:
-        return str(error)
-    return None

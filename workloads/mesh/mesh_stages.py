@@ -17,11 +17,11 @@ from bench.world.world import World
 from workloads.context_parallel.context_case import ContextPlan
 from workloads.costs.parameter_table import Kind
 from workloads.expert_parallel.groups import Held, held_by
-from workloads.expert_parallel.moe_case import Moe, num_expert_parameters, num_ffn_matrices
+from workloads.expert_parallel.moe_case import Moe, num_expert_parameters
 from workloads.expert_parallel.moe_layer import MoeLayer
 from workloads.mesh.axes import expert_copies, expert_groups, expert_parts, groups_along, multiplied
 from workloads.mesh.mesh_case import Hybrid
-from workloads.model.shapes import Shape, num_layer_weights
+from workloads.model.shapes import Shape, num_ffn_matrices, num_layer_weights
 from workloads.model.timed_compute import TimedLinear
 from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.stages import Chunk, Recorder

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from bench.plan.params import Param, Value
+from bench.plan.params import Param, Value, choice
 from bench.text import UserError, parse_duration
 
 Recipe = Literal["gpt", "llama"]
@@ -62,14 +62,7 @@ def _override(name: str, meaning: str) -> Param:
 
 MODEL = (
     Param(name="shape", kind="str", default="tiny", choices=tuple(SHAPES), help="the model and its sequence, by name"),
-    Param(
-        name="recipe",
-        kind="str",
-        default="",
-        choices=("", *get_args(Recipe)),
-        help="norms, FFN and positions; empty = the shape's",
-        optional=True,
-    ),
+    choice("recipe", "norms, FFN and positions; empty = the shape's", "", *get_args(Recipe)),
     _override("layers", "decoder layers; 0 = the shape's"),
     _override("hidden", "hidden size; 0 = the shape's"),
     _override("heads", "query heads, which divide hidden; 0 = the shape's"),
@@ -84,30 +77,11 @@ BATCH = (
     Param(name="microbatch", kind="int", default=4, minimum=1, help="sequences of one rank's microbatch"),
     Param(name="accumulation", kind="int", default=1, minimum=1, optional=True, help="microbatches of one step"),
 )
-PRECISION = Param(
-    name="precision",
-    kind="str",
-    default="float32",
-    choices=tuple(PRECISIONS),
-    optional=True,
-    help="of weights and gradients; bfloat16 has float32 masters",
-)
-CHECKPOINTING = Param(
-    name="checkpointing",
-    kind="str",
-    default="none",
-    choices=CHECKPOINTINGS,
-    optional=True,
-    help="what a layer's forward pass forgets and computes again",
-)
+PRECISION = choice("precision", "of weights and gradients; bfloat16 has float32 masters", *PRECISIONS)
+CHECKPOINTING = choice("checkpointing", "what a layer's forward pass forgets and computes again", *CHECKPOINTINGS)
 REAL, TIMED = "real", "timed:"
-COMPUTE = Param(
-    name="compute",
-    kind="str",
-    default=REAL,
-    help="real, or timed:DURATION: waits instead of matrix products, so long for a rank's forward of a microbatch",
-    optional=True,
-)
+_WAITED = "real, or timed:DURATION: waits instead of matrix products, so long for a rank's forward of a microbatch"
+COMPUTE = Param(name="compute", kind="str", default=REAL, optional=True, help=_WAITED)
 COMMON = (*MODEL, *BATCH, PRECISION, CHECKPOINTING, COMPUTE)
 """What all training steps have."""
 BUCKET = Param(name="bucket_mb", kind="float", default=25.0, minimum=0.001, help="gradient bucket, MiB")
@@ -158,8 +132,12 @@ def _validate(shape: Shape) -> None:
         raise UserError(f"vocabulary({shape.vocabulary}) < 2: one word leaves nothing to predict")
 
 
+def num_ffn_matrices(shape: Shape) -> int:
+    """Return the matrices of one FFN: up and down, and llama's gate."""
+    return 3 if shape.recipe == "llama" else 2
+
+
 def num_layer_weights(shape: Shape) -> int:
     """Return the elements of one layer's matrices: q, k, v, out, and two of FFN for gpt, three for llama."""
-    num_ffn_matrices = 3 if shape.recipe == "llama" else 2
     attention = 2 * shape.hidden * shape.hidden + 2 * shape.hidden * shape.kv_heads * shape.head_size
-    return attention + num_ffn_matrices * shape.hidden * shape.ffn
+    return attention + num_ffn_matrices(shape) * shape.hidden * shape.ffn

@@ -21,6 +21,7 @@ SCHEDULE = Param(
     help="who does what when; all: a case for each that can run with so many ranks and microbatches",
 )
 MICROBATCHES = Param(name="microbatches", kind="int", default=8, minimum=1, help="microbatches of one step")
+_OWN = "a schedule of your own: a file in torch's CSV, a row of actions such as 0F0 per rank, or rows between ;"
 PARAMS = (
     SCHEDULE,
     MICROBATCHES,
@@ -30,13 +31,7 @@ PARAMS = (
     Param(
         name="split", kind="str", default="", optional=True, help="layers of each stage, such as 2+1+1+2; as many each"
     ),
-    Param(
-        name="order",
-        kind="rows",
-        default="",
-        optional=True,
-        help="a schedule of your own: a file in torch's CSV, a row of actions such as 0F0 per rank, or rows between ;",
-    ),
+    Param(name="order", kind="rows", default="", optional=True, help=_OWN),
 )
 
 
@@ -87,18 +82,13 @@ def layers_of_stages(layers: int, stages: int, split: str = "") -> tuple[int, ..
     return counts
 
 
-def refuse_pipeline(shape: Shape, params: Mapping[str, Value], ranks: int) -> str | None:
-    try:
-        schedule = pipeline_of(params, shape, ranks).schedule
-    except UserError as error:
-        return str(error)
-    how = params.get("checkpointing", "none")
+def require_pipeline(params: Mapping[str, Value], shape: Shape, ranks: int) -> None:
+    schedule, how = pipeline_of(params, shape, ranks).schedule, params.get("checkpointing", "none")
     if schedule.splits_backward and how != "none":
-        return (
+        raise UserError(
             f"checkpointing = {how!r} is not allowed with {schedule.name}, which splits the backward pass: "
             "layers would be computed again for the input gradient and once more for the weight gradient"
         )
-    return None
 
 
 def each_schedule(given: Params, spec: WorldSpec) -> Iterable[Params]:

@@ -10,18 +10,17 @@ from workloads.context_parallel.context_case import (
     METHODS,
     PARAMS,
     parse_attention,
-    refuse_context,
     refuse_place,
     ulysses_of,
 )
-from workloads.model.shapes import shape_of
 
 [DEFINITION] = [definition for definition in DEFINITIONS if definition.name == "workload.cp"]
 SHAPE: dict[str, Value] = {"shape": "tiny", "hidden": 48, "heads": 6, "kv_heads": 2, "sequence": 48}
 
 
 def refusal(nproc: int, **given: Value) -> str | None:
-    return refuse_context(shape_of({**SHAPE, **given}), given, nproc)
+    spec = WorldSpec(nproc=nproc, backend="nccl", device="cuda")
+    return DEFINITION.refuse({"method": "ring", **SHAPE, **given}, spec)
 
 
 def test_what_does_not_fit_is_told_by_its_numbers() -> None:

@@ -16,7 +16,6 @@ from workloads.expert_parallel.moe_case import (
     moe_of,
     num_expert_parameters,
     num_routed_parameters,
-    refuse_moe,
 )
 from workloads.expert_parallel.moe_layer import exchange_ffns
 from workloads.expert_parallel.routing import BALANCED, ROUTER
@@ -105,7 +104,8 @@ def test_attention_that_cannot_be_split_is_refused_by_equation() -> None:
         assert refusal("ep_step", nproc, **params) == words, params
     # heads times their size is the hidden one; the equation is there for whoever lets it be otherwise
     unlike = replace(TINY, hidden=136, heads=3, kv_heads=3)
-    assert refuse_moe(unlike, {"tp": 3, "ep": 1, "microbatch": 1}, 3) == "hidden(136) % tp(3) != 0"
+    with pytest.raises(UserError, match=r"^hidden\(136\) % tp\(3\) != 0$"):
+        moe_of({"tp": 3, "ep": 1, "microbatch": 1}, unlike, 3)
     for name in ("ep_dispatch", "ep_layer"):
         with pytest.raises(UserError, match="tp"):
             refusal(name, 2, tp=2)
@@ -120,8 +120,8 @@ def test_what_is_below_its_least_or_not_for_experts_is_refused() -> None:
             refusal("ep_step", 2, **{param: -1})
     with pytest.raises(UserError, match=r"capacity = -1 is not allowed: capacity is a number of at least 0"):
         refusal("ep_step", 2, capacity=-1)
-    below = "capacity(-0.5) < 0: capacity is a factor above 0, or 0 for dropless"
-    assert refuse_moe(TINY, {"capacity": -0.5}, 2) == below
+    with pytest.raises(UserError, match=r"^capacity\(-0.5\) < 0: capacity is a factor above 0, or 0 for dropless$"):
+        moe_of({"capacity": -0.5}, TINY, 2)
     assert str(refusal("ep_layer", 2, routing="hot")).startswith("routing = 'hot' is not known: routing is router")
     assert "checkpointing(selective) is not for experts" in str(refusal("ep_step", 2, checkpointing="selective"))
     assert refusal("ep_step", 2, checkpointing="full") is None

@@ -9,7 +9,7 @@ from bench.plan.params import Value
 from workloads.costs.communication_pattern import calls
 from workloads.costs.step_spec import StepSpec
 from workloads.model.shapes import SHAPES
-from workloads.pipeline_parallel.pipeline_case import each_schedule, pipeline_of, refuse_pipeline
+from workloads.pipeline_parallel.pipeline_case import each_schedule, pipeline_of
 from workloads.pipeline_parallel.schedules import NAMES
 
 SHAPE = SHAPES["tiny"]
@@ -56,7 +56,7 @@ def test_what_cannot_run_is_refused_before_any_rank_starts() -> None:
     )
     for params, ranks, words in cases:
         assert words in str(PIPELINE.refuse(PIPELINE.whole(params), spec(ranks))), params
-    assert refuse_pipeline(SHAPE, {"schedule": "1f1b", "microbatches": 8}, 2) is None
+    assert PIPELINE.refuse(PIPELINE.whole({"schedule": "1f1b", "microbatches": 8}), spec(2)) is None
 
 
 def test_checkpointing_is_allowed_where_the_backward_pass_is_whole() -> None:
