@@ -109,9 +109,9 @@ def _show(path: Path, form: str) -> int:
 
 def _exit_code(path: Path) -> int:
     from bench.results.runs import load_run
-    from reports.analysis.summary import verdict
+    from reports.analysis.summary import summarize
 
-    return verdict(load_run(path)).code
+    return summarize(load_run(path)).verdict.code
 
 
 def _report(runs: Sequence[Path], output: Path) -> None:

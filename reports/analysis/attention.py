@@ -1,7 +1,8 @@
 """What the records of context-parallel steps tell: who attends how, what attention sends, and what is exposed. Pure."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from bench.machine.world_spec import FUNCTIONAL_ONLY
@@ -75,11 +76,6 @@ class Hopped:
     hop: Hop
 
 
-def contexts(rows: Iterable[Row]) -> tuple[Context, ...]:
-    """Return the rows that are context-parallel steps and whose facts can be read."""
-    return readable(rows, read_context)
-
-
 def read_context(row: Row) -> Context | str | None:
     """Return a row's context-parallel step, None if it is none; why its facts cannot be read, if they cannot.
 
@@ -99,17 +95,22 @@ def read_context(row: Row) -> Context | str | None:
     return Context(row=row, facts=facts, mesh=mesh.axes, hops=hops)
 
 
+contexts: Callable[[Iterable[Row]], tuple[Context, ...]] = partial(readable, read=read_context)
+
+
 def hops(found: Iterable[Context]) -> tuple[Hopped, ...]:
     """Return each communication of each step in order."""
     return tuple(Hopped(context=one, hop=hop) for one in found for hop in one.hops)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Methods:
-    """Steps of one model under one mask, by several methods, at several sequence lengths or on several ranks."""
+class Comparison:
+    """Steps of one model under one mask by several methods, at several sequence lengths or on several ranks."""
 
     title: str
     contexts: tuple[Context, ...]
+    sentences: tuple[str, ...]
+    crossover_ranks: float | None
 
     @property
     def lines(self) -> dict[str, tuple[Context, ...]]:
@@ -119,59 +120,43 @@ class Methods:
         return {name: tuple(one for one in ordered if one.method == name) for name in methods}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison(Methods):
-    """Methods on as many ranks, and what is to be said of them."""
-
-    sentences: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes(Methods):
-    """Methods at one sequence length on several numbers of ranks; where a ring and Ulysses send as much."""
-
-    crossover_ranks: float | None
-
-
 # what says how attention is shared out, and over what: the rest is the model
 _OF_METHOD = ("method", "ulysses", "mask", "sequence")
 
 
 def compared(found: Sequence[Context], notes: Sequence[str] = ()) -> tuple[Comparison, ...]:
     """Return the methods of each model, mask and number of ranks that has two; ``notes`` are the whole run's."""
-    comparisons = []
-    for group, told in _groups(found, lambda one: (one.ranks, one.row.world)):
+    made = []
+    for group in _groups(found, lambda one: (one.ranks, one.row.world)):
+        lengths = sorted({one.facts.sequence for one in group})
+        timed = [[one for one in group if one.row.seconds and one.facts.sequence == n] for n in lengths]
+        verdicts = [verdict(of, notes) for of in timed if len({one.method for one in of}) > 1]
         if len({one.method for one in group}) > 1:
-            lengths = sorted({one.facts.sequence for one in group})
-            timed = [[one for one in group if one.row.seconds and one.facts.sequence == n] for n in lengths]
-            verdicts = [verdict(of, notes) for of in timed if len({one.method for one in of}) > 1]
-            sentences = tuple(sentence for sentence in (*verdicts, crossover(group)) if sentence)
-            title = f"Methods compared: cp = {group[0].ranks}, {told}"
-            comparisons.append(Comparison(title=title, contexts=tuple(group), sentences=sentences))
-    return tuple(comparisons)
+            made.append(_comparison(f"Methods compared: cp = {group[0].ranks}", group, found, verdicts))
+    return tuple(made)
 
 
-def sizes(found: Sequence[Context]) -> tuple[Sizes, ...]:
+def sizes(found: Sequence[Context]) -> tuple[Comparison, ...]:
     """Return the steps of each model, mask and length that ran on two numbers of ranks or more."""
-    several = []
-    for group, told in _groups(found, lambda one: (one.facts.sequence,)):
-        if len({one.ranks for one in group}) > 1:
-            title = f"Methods against cp: sequence {group[0].facts.sequence}, {told}"
-            ordered = tuple(sorted(group, key=lambda one: one.ranks))
-            at = next((one.facts.crossover_ranks for one in group if one.facts.crossover_ranks is not None), None)
-            several.append(Sizes(title=title, contexts=ordered, crossover_ranks=at))
-    return tuple(several)
+    groups = _groups(found, lambda one: (one.facts.sequence,))
+    several = [sorted(of, key=lambda one: one.ranks) for of in groups if len({one.ranks for one in of}) > 1]
+    return tuple(_comparison(f"Methods against cp: sequence {of[0].facts.sequence}", of, found) for of in several)
 
 
-def _groups(
-    found: Sequence[Context], by: Callable[[Context], tuple[object, ...]]
-) -> Iterator[tuple[list[Context], str]]:
-    """Yield the steps that are alike in model and mask, and in what ``by`` says, with the words for both."""
-    models = differences([one.row for one in found], _OF_METHOD)
-    groups = group_rows(found, lambda one: one.row.case, without=_OF_METHOD, by=lambda one: (one.facts.mask, *by(one)))
-    for group in groups:
-        model = models[group[0].row.case.id]
-        yield group, f"{group[0].facts.mask} mask{f', {model}' if model else ''}"
+def _groups(found: Sequence[Context], by: Callable[[Context], tuple[object, ...]]) -> list[list[Context]]:
+    return group_rows(found, lambda one: one.row.case, without=_OF_METHOD, by=lambda one: (one.facts.mask, *by(one)))
+
+
+def _comparison(
+    title: str, group: Sequence[Context], found: Sequence[Context], verdicts: Sequence[str] = ()
+) -> Comparison:
+    model = differences([one.row for one in found], _OF_METHOD)[group[0].row.case.id]
+    return Comparison(
+        title=f"{title}, {group[0].facts.mask} mask{model and f', {model}'}",
+        contexts=tuple(group),
+        sentences=tuple(filter(None, (*verdicts, crossover(group)))),
+        crossover_ranks=next((at for one in group if (at := one.facts.crossover_ranks) is not None), None),
+    )
 
 
 def verdict(found: Sequence[Context], notes: Sequence[str] = ()) -> str:

@@ -1,7 +1,8 @@
 """What the records of expert-parallel steps tell: scope, routing, and the loads of experts and ranks. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from bench.results.details import Loads, Mesh, read
 from reports.analysis.frame import group_rows
@@ -59,11 +60,6 @@ class Share:
         return sum(self.chosen) * self.mixture.ep / total if total else None
 
 
-def mixtures(rows: Iterable[Row]) -> tuple[Mixture, ...]:
-    """Return the rows that are expert-parallel steps and whose facts can be read."""
-    return readable(rows, read_mixture)
-
-
 def read_mixture(row: Row) -> Mixture | str | None:
     """Return a row's mixture, None if it tells no loads; why its facts cannot be read, if they cannot."""
     record = next((one for one in row.measured if Loads.known_by in one.details), None)
@@ -89,6 +85,9 @@ def read_mixture(row: Row) -> Mixture | str | None:
         capacity=float(capacity) if isinstance(capacity, int | float) and capacity else None,
         variant=str(params.get("variant", "")),
     )
+
+
+mixtures: Callable[[Iterable[Row]], tuple[Mixture, ...]] = partial(readable, read=read_mixture)
 
 
 def distinct(found: Iterable[Mixture]) -> tuple[Mixture, ...]:

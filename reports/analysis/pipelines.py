@@ -1,8 +1,9 @@
 """What the records of pipeline steps tell. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 
 import msgspec
@@ -32,11 +33,6 @@ class Pipeline:
         return max(known, default=None) if measured is None else measured
 
 
-def pipelines(rows: Iterable[Row]) -> tuple[Pipeline, ...]:
-    """Return the rows that are pipeline steps and whose facts can be read."""
-    return readable(rows, read_pipeline)
-
-
 def read_pipeline(row: Row) -> Pipeline | str | None:
     """Return a row's pipeline, None if it is no pipeline step; why its facts cannot be read, if they cannot.
 
@@ -47,6 +43,9 @@ def read_pipeline(row: Row) -> Pipeline | str | None:
         return None
     launch, facts = next((one for one in told if isinstance(one[1], str) or one[1].measured), told[0])
     return facts if isinstance(facts, str) else Pipeline(row=row, launch=launch, facts=facts)
+
+
+pipelines: Callable[[Iterable[Row]], tuple[Pipeline, ...]] = partial(readable, read=read_pipeline)
 
 
 def without_timelines(summary: Summary) -> Summary:

@@ -107,11 +107,6 @@ def other_claims(run: Run) -> tuple[str, ...]:
     return tuple(note for note in run.info.plan.notes if not note.startswith(EMULATED))
 
 
-def cannot_show(run: Run) -> tuple[str, ...]:
-    """Return both, what is emulated first."""
-    return (*emulations(run), *other_claims(run))
-
-
 def told_of_runs(runs: Sequence[Run], notes: Callable[[Run], tuple[str, ...]]) -> tuple[str, ...]:
     """Return each note of several runs once, with the runs that it holds for, by their numbers from 1."""
     numbers: dict[str, list[int]] = {}

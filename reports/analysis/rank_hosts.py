@@ -73,11 +73,6 @@ def placement_of(hosts: Sequence[str]) -> str:
     return BLOCK if list(hosts) == sorted(hosts, key=names.index) else UNEVEN
 
 
-def ranks_words(ranks: Sequence[int]) -> str:
-    """Return ranks as people write them: ``0-3,8``."""
-    return format_cpus(ranks)
-
-
 def nodes_of(run: Run) -> Nodes | None:
     """Return where the ranks ran; None where all are on one host, or the run does not tell."""
     environment = run.info.environment or {}

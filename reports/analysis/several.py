@@ -68,12 +68,10 @@ class One:
 
     @property
     def name(self) -> str:
-        """What columns call it."""
         return f"run {self.number}"
 
     @property
     def shown(self) -> tuple[Row, ...]:
-        """The rows with a valid measurement."""
         return tuple(row for row in self.summary.rows if row.metrics)
 
 
@@ -87,13 +85,12 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """A case in the runs that measured it, by the runs' numbers."""
+    """A case in the runs that measured it, by the runs' numbers; ``first`` is the one with the least number."""
 
     rows: Mapping[int, Row]
 
     @property
     def first(self) -> Row:
-        """The row of the first run that has it."""
         return self.rows[min(self.rows)]
 
     def ratio(self, number: int) -> MetricValue | None:
@@ -126,7 +123,6 @@ class Several:
 
     @property
     def fine(self) -> bool:
-        """Whether every run that counts is, and nothing is lacking."""
         return self.code == 0
 
     @property
@@ -137,7 +133,6 @@ class Several:
 
     @property
     def verdict_words(self) -> str:
-        """Which runs are fine, and which are not."""
         bad = [one.name for one in self.counting if not one.summary.verdict.fine]
         are = "is" if len(self.lacking) == 1 else "are"
         lacking = f"; {len(self.lacking)} more that should be here {are} not" if self.lacking else ""
@@ -253,7 +248,6 @@ def read_runs(paths: Sequence[str | Path]) -> list[tuple[Run, str | None]]:
 
 
 def is_sweep(path: Path) -> bool:
-    """Say whether a folder is a sweep's."""
     return (path / SWEEP).is_file()
 
 
@@ -278,16 +272,8 @@ def point_of(run: Path) -> Point | None:
     return next((point for point in load_sweep(folder).points if point.id == place.parent.name), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scaled:
-    """A case at several world sizes."""
-
-    rows: Mapping[int, Row]
-
-    @property
-    def first(self) -> Row:
-        """The row of the smallest world."""
-        return self.rows[min(self.rows)]
+class Scaled(Beside):
+    """A case at several world sizes, or on several numbers of nodes, by those."""
 
     def rate(self, ranks: int) -> float | None:
         """Return tokens a second of a step, bytes a second of bus bandwidth, else cases a second."""

@@ -44,7 +44,6 @@ class Row:
 
     @property
     def kind(self) -> str:
-        """The part of the case's name before the dot."""
         return self.case.name.partition(".")[0]
 
     @property
@@ -97,7 +96,6 @@ class Verdict:
 
     @property
     def fine(self) -> bool:
-        """Whether everything that was to run did, and rightly."""
         return self.code == 0
 
 
@@ -131,11 +129,6 @@ def summarize(run: Run) -> Summary:
         code=exit_code(counts, missing=without_record),
     )
     return Summary(rows=rows, skipped=plan.skipped, missing=missing, verdict=verdict)
-
-
-def verdict(run: Run) -> Verdict:
-    """Return whether a run is fine, and its exit code."""
-    return summarize(run).verdict
 
 
 def exit_code(statuses: Iterable[Status], *, missing: int = 0) -> int:

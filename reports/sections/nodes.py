@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bench.machine.environment import format_cpus
 from bench.results.stats import median
 from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.interference import Pairs, matrix_title
 from reports.analysis.labels import row_label
-from reports.analysis.rank_hosts import NEAREST_FIRST, ONE_EACH, Nodes, ranks_words
+from reports.analysis.rank_hosts import NEAREST_FIRST, ONE_EACH, Nodes
 from reports.analysis.timelines import Late
 from reports.figures.heat_maps import draw_arrivals, draw_pairs
 from reports.figures.svg import drawn
@@ -33,7 +34,7 @@ def node_table(nodes: Nodes) -> Table[str]:
     ranks, switches_help = nodes.ranks_on, "the path of switches above it, where Slurm's topology tells"
     columns: tuple[Column[str], ...] = (
         words("host", str, "the node, as it calls itself"),
-        words("ranks", lambda host: ranks_words(ranks(host)), "the ranks that run on it"),
+        words("ranks", lambda host: format_cpus(ranks(host)), "the ranks that run on it"),
         number("ranks a node", lambda host: len(ranks(host)), cells.whole, "how many ranks run on it", 3),
         words("switches", lambda host: nodes.switches.get(host, cells.UNKNOWN), switches_help, 2),
         words("cores", lambda host: _cores(nodes, ranks(host)), "the cores that each of its ranks may use", 1),

@@ -5,14 +5,15 @@ from functools import partial
 
 from markupsafe import Markup
 
+from bench.machine.environment import format_cpus
 from bench.results.metrics import MetricValue
 from reports import cells
-from reports.analysis.attention import Sizes, contexts, crossover, sizes
+from reports.analysis.attention import Comparison, contexts, crossover, sizes
 from reports.analysis.group_kinds import ACROSS, OF_GROUP, OVER, Kinds, kinds, largest
 from reports.analysis.labels import operation
 from reports.analysis.over_nodes import Environments, OverNodes, environments, over_nodes, row_names
 from reports.analysis.problems import Problem, bad_rows, emulations, other_claims, told_of_runs
-from reports.analysis.rank_hosts import WITHIN, ranks_words
+from reports.analysis.rank_hosts import WITHIN
 from reports.analysis.several import Beside, Difference, One, Scaled, Several, beside, scaled, worlds
 from reports.analysis.summary import Row
 from reports.figures.lines import EFFICIENCY, RATE, TIME, Line, draw_against_nodes, draw_methods
@@ -74,7 +75,7 @@ def _runs(several: Several) -> Section:
         columns.append(words("what", lambda one: heading(one.run, one.summary), what_help, 5))
     notes = [*several.lacking, *told_of_runs([one.run for one in several.runs], other_claims)]
     if again := [one.number for one in several.runs if one not in several.counting]:
-        notes.append(f"Run again later, so not counted in the verdict: run {ranks_words(again)}.")
+        notes.append(f"Run again later, so not counted in the verdict: run {format_cpus(again)}.")
     # a sweep's other points differ in what their labels say
     first = next((one for one in several.runs if one.shown), several.runs[0])
     if first.point:
@@ -111,7 +112,7 @@ def _differences(several: Several) -> Section:
         runs: dict[str, list[int]] = {}
         for run, value in enumerate(one.texts, start=1):
             runs.setdefault(value, []).append(run)
-        return "; ".join(f"{value} (run {ranks_words(numbers)})" for value, numbers in runs.items())
+        return "; ".join(f"{value} (run {format_cpus(numbers)})" for value, numbers in runs.items())
 
     together: Column[Difference] = words("values", values, "each value with the runs that have it")
     columns: tuple[Column[Difference], ...] = (
@@ -314,7 +315,7 @@ def _environments(found: Sequence[Environments]) -> Section | None:
 def _context(several: Several) -> Section | None:
     found = sizes([one for run in several.runs for one in contexts(run.shown)])
 
-    def draw(index: int, one: Sizes) -> list[Markup]:
+    def draw(index: int, one: Comparison) -> list[Markup]:
         told = "The dotted line is where a ring and Ulysses send as much forward." if one.crossover_ranks else ""
         figure = draw_methods(one.lines, "cp (ranks)", one.crossover_ranks)
         return drawn(figure, f"context-sizes-{index}-methods", one.title, told)

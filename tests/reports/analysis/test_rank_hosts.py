@@ -11,7 +11,7 @@ from reports_fixtures import sample_run
 
 from bench.results.runs import Run
 from reports.analysis.interference import Pairs, pairs
-from reports.analysis.rank_hosts import Nodes, nodes_of, placement_of, ranks_words
+from reports.analysis.rank_hosts import Nodes, nodes_of, placement_of
 from reports.analysis.summary import summarize
 from reports.sections.nodes import distance_words, node_section, node_table, pair_tables
 
@@ -39,7 +39,6 @@ def test_placement_is_what_is_found_and_ranks_are_written_as_ranges() -> None:
     placements = {"aabb": "block", "abab": "cyclic", "abcabc": "cyclic", "abba": "uneven", "aab": "block"}
     assert {hosts: placement_of(list(hosts)) for hosts in placements} == placements
     assert placement_of(list("abcd")) == "one rank a node"
-    assert ranks_words((0, 1, 2, 8)) == "0-2,8"
 
 
 def test_hosts_have_their_ranks_switches_and_cores() -> None:

@@ -15,7 +15,7 @@ from bench.results.metrics import MetricValue
 from bench.results.records import Check, Record, Status
 from bench.results.runs import load_run
 from bench.results.stats import across_launches
-from reports.analysis.summary import common_details, exit_code, merge_metrics, num_ranks, summarize, verdict
+from reports.analysis.summary import common_details, exit_code, merge_metrics, num_ranks, summarize
 from reports.analysis.timelines import MOST_ROWS, Late, late_rows
 
 CASE = collective()
@@ -155,7 +155,7 @@ def test_missing_records_are_counted_by_case() -> None:
     assert [(one.case.id, one.launches, one.planned) for one in summary.missing] == [(CASE.id, 1, 3), (other.id, 3, 3)]
     assert (summary.verdict.missing, summary.verdict.planned, summary.verdict.code) == (4, 6, 4)
     assert not summary.verdict.fine
-    empty = verdict(make_run(make_plan([CASE], launches=2), []))
+    empty = summarize(make_run(make_plan([CASE], launches=2), [])).verdict
     assert (dict(empty.counts), empty.missing, empty.code) == ({}, 2, 4)
 
 
@@ -169,13 +169,13 @@ def test_what_the_plan_skipped_is_not_bad_and_not_told_twice() -> None:
 
 
 def test_the_verdict_counts_rows_by_status_and_a_line_cut_short_is_missing(tmp_path: Path) -> None:
-    found = verdict(fixtures.sample_run())
+    found = summarize(fixtures.sample_run()).verdict
     assert dict(found.counts) == {"ok": 53, "failed": 1, "hang": 1, "wrong": 1}
     assert found.code == 1
     path = write_run(tmp_path, run_of(ok(CASE, 0), ok(CASE, 1), launches=2))
     file = path / "records.jsonl"
     file.write_bytes(file.read_bytes()[:-20])
-    assert verdict(load_run(path)).missing == 1
+    assert summarize(load_run(path)).verdict.missing == 1
 
 
 def test_exit_code() -> None:
