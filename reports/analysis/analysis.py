@@ -5,10 +5,9 @@ from functools import cached_property
 
 from bench.results.runs import Run
 from reports.analysis.attention import Comparison, Context, compared, contexts
+from reports.analysis.contrasts import Grouped, Kinds, Pairs, grouped, kinds, pairs
 from reports.analysis.experts import Mixture, mixtures
 from reports.analysis.fits import Ceiling, Curve, ceiling_of, fit_curves
-from reports.analysis.group_kinds import Grouped, Kinds, grouped, kinds
-from reports.analysis.interference import Pairs, pairs
 from reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, without_timelines
 from reports.analysis.rank_hosts import Nodes, nodes_of
 from reports.analysis.summary import Row, Summary, unreadable

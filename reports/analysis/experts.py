@@ -27,7 +27,6 @@ class Mixture:
 
     @property
     def experts(self) -> int:
-        """Routed experts of a layer."""
         return len(self.facts.expert_load[0])
 
     @property
@@ -55,7 +54,6 @@ class Share:
 
     @property
     def of_mean(self) -> float | None:
-        """The rank's tokens over an even share."""
         total = sum(self.mixture.facts.expert_load[self.layer])
         return sum(self.chosen) * self.mixture.ep / total if total else None
 
@@ -98,14 +96,12 @@ def distinct(found: Iterable[Mixture]) -> tuple[Mixture, ...]:
 
 def shares(found: Iterable[Mixture]) -> tuple[Share, ...]:
     """Return every rank's experts of each mixture, layer by layer."""
-    return tuple(_share(one, layer, rank) for one in found for layer in one.layers for rank in range(one.ep))
-
-
-def _share(one: Mixture, layer: int, rank: int) -> Share:
-    each = one.experts // one.ep
-    chosen = one.facts.expert_load[layer][rank * each : (rank + 1) * each]
-    kept = sum(one.facts.rank_load[layer][rank :: one.ep])
-    return Share(mixture=one, layer=layer, rank=rank, first_expert=rank * each, chosen=chosen, kept=kept)
+    made, places = [], [(one, layer, rank) for one in found for layer in one.layers for rank in range(one.ep)]
+    for one, layer, rank in places:
+        first, last = (place * one.experts // one.ep for place in (rank, rank + 1))
+        chosen, kept = one.facts.expert_load[layer][first:last], sum(one.facts.rank_load[layer][rank :: one.ep])
+        made.append(Share(mixture=one, layer=layer, rank=rank, first_expert=first, chosen=chosen, kept=kept))
+    return tuple(made)
 
 
 Place = tuple[float | None, int]

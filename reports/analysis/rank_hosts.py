@@ -39,7 +39,6 @@ class Nodes:
         return tuple(sorted(first, key=lambda host: above.index(self.switches.get(host, ""))))
 
     def ranks_on(self, host: str) -> tuple[int, ...]:
-        """Return the ranks of a host."""
         return tuple(rank for rank, name in enumerate(self.hosts) if name == host)
 
     def ordered(self, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -49,8 +48,15 @@ class Nodes:
 
     @property
     def placement(self) -> str:
-        """How ranks lie on nodes, as found: block, cyclic, one rank a node, or uneven."""
-        return placement_of(self.hosts)
+        """How ranks lie on nodes, as found: each node's in a row, dealt out in turns, one each, or neither."""
+        names = list(dict.fromkeys(self.hosts))
+        each = {self.hosts.count(name) for name in names}
+        in_turns = tuple(names[rank % len(names)] for rank in range(len(self.hosts)))
+        if each == {1}:
+            return ONE_EACH
+        if len(each) == 1 and self.hosts == in_turns:
+            return CYCLIC
+        return BLOCK if list(self.hosts) == sorted(self.hosts, key=names.index) else UNEVEN
 
     def distance(self, a: int, b: int) -> str:
         """Return how near two ranks are; switches are told apart only where the run knows of any."""
@@ -60,17 +66,6 @@ class Nodes:
         if (min(a, b), max(a, b)) in self.near or (one and one == other):
             return SAME_SWITCH
         return OTHER_SWITCH if self.near or (one and other) else OTHER_NODE
-
-
-def placement_of(hosts: Sequence[str]) -> str:
-    """Return how ranks lie on nodes: each node's in a row, dealt out in turns, one each, or neither."""
-    names = list(dict.fromkeys(hosts))
-    each = {hosts.count(name) for name in names}
-    if each == {1}:
-        return ONE_EACH
-    if len(each) == 1 and list(hosts) == [names[rank % len(names)] for rank in range(len(hosts))]:
-        return CYCLIC
-    return BLOCK if list(hosts) == sorted(hosts, key=names.index) else UNEVEN
 
 
 def nodes_of(run: Run) -> Nodes | None:
@@ -84,9 +79,9 @@ def nodes_of(run: Run) -> Nodes | None:
         hosts = tuple(_word(_at(own.get(rank), "host", "name")) for rank in range(run.info.plan.nproc))
     if len(set(hosts)) < 2 or "" in hosts:
         return None
-    affinities = ((rank, _at(own.get(rank), "process", "affinity")) for rank in range(len(hosts)))
     shared = _at(environment, "process", "affinity")
-    cores = {rank: _cores(shared if mine is None else mine) for rank, mine in affinities}
+    affinities = [_at(own.get(rank), "process", "affinity") for rank in range(len(hosts))]
+    cores = {rank: _cores(shared if mine is None else mine) for rank, mine in enumerate(affinities)}
     return Nodes(
         hosts=hosts,
         asked=_word(_at(environment, "slurm", "placement")),

@@ -15,13 +15,12 @@ _PLAIN = {"size_bytes", "dtype", "mode", "group", "group_index", "concurrent"}
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLine:
-    """A component of a step's memory: bytes by formula, counted tensor by tensor, and measured; None is unknown."""
+    """A component of a step's memory: bytes by each of ``SOURCES``, formula, counted and measured; None is unknown."""
 
     row: Row
     component: str
 
     def num_bytes(self, source: str) -> float | None:
-        """Return what one of ``SOURCES`` says of the component."""
         return self.row.value(f"{source}.{self.component}")
 
 
@@ -50,13 +49,9 @@ def exposed_seconds(row: Row) -> float | None:
 
 def parts(row: Row) -> dict[str, float]:
     """Return the parts of the traced step that are known, in seconds: what the identity adds up to the wall time."""
-    found = {
-        "compute": row.value("compute"),
-        **{f"exposed {axis}": seconds for axis, seconds in by_axis(row, "exposed_comm").items()},
-        "copy": row.value("exposed_copy"),
-        "idle": row.value("idle"),
-        "non-pipeline": row.value("non_pipeline_time"),
-    }
+    exposed = {f"exposed {axis}": f"exposed_comm.{axis}" for axis in by_axis(row, "exposed_comm")}
+    rest = {"copy": "exposed_copy", "idle": "idle", "non-pipeline": "non_pipeline_time"}
+    found = {name: row.value(metric) for name, metric in {"compute": "compute", **exposed, **rest}.items()}
     return {name: seconds for name, seconds in found.items() if seconds is not None}
 
 
@@ -102,12 +97,10 @@ class Prediction:
 
     @property
     def seconds(self) -> float | None:
-        """The sum over all axes, None if any is unknown."""
         return None if self.missing else sum(self.seconds_by_axis.values())
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the prediction cannot claim."""
         lacking = (f"predicted comm: no blocking float32 curve for {', '.join(self.missing)}",) if self.missing else ()
         return (*lacking, *(f"predicted comm is extrapolated: {words}" for words in self.extrapolated))
 

@@ -3,12 +3,13 @@
 Communication of one axis may overlap itself, so it is spread over lanes in which nothing overlaps.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from bench.results.records import COMM, COMPUTE, COPY, PHASE, Arrival, Interval, RankTimeline, Record, Timeline
+from bench.results.records import COMM, COMPUTE, COPY, PHASE, Arrival, Interval, RankTimeline, Timeline
 from bench.results.runs import Run, load_rank_samples, load_timeline
 from bench.results.stats import median
 from bench.text import UserError
@@ -40,59 +41,51 @@ class Busy:
 
 def traced_steps(run: Run, rows: Iterable[Row]) -> tuple[Traced, ...]:
     """Return the rows of which some launch left a trace, the first such launch's; one that is damaged says so."""
-    found = (next((one for record in row.measured if (one := _traced(run, row, record))), None) for row in rows)
-    return tuple(one for one in found if one)
-
-
-def _traced(run: Run, row: Row, record: Record) -> Traced | None:
-    try:
-        timeline = load_timeline(run, record)
-    except UserError as error:
-        return Traced(row=row, launch=record.launch, timeline=None, why_not=str(error))
-    if timeline is None:
-        return None
-    has_clock = bool(timeline.clock)
-    why_not = "" if has_clock else NO_CLOCK
-    return Traced(row=row, launch=record.launch, timeline=timeline if has_clock else None, why_not=why_not)
+    found: dict[str, Traced] = {}
+    launches = ((row, record) for row in rows for record in row.measured)
+    for row, record in launches:
+        if row.case.id not in found:
+            why_not = ""
+            try:
+                timeline = load_timeline(run, record)
+            except UserError as error:
+                timeline, why_not = None, str(error)
+            if timeline and not timeline.clock:
+                timeline, why_not = None, NO_CLOCK
+            if timeline or why_not:
+                found[row.case.id] = Traced(row=row, launch=record.launch, timeline=timeline, why_not=why_not)
+    return tuple(found.values())
 
 
 def busy_ranks(traced: Sequence[Traced]) -> tuple[Busy, ...]:
     """Return a line for each rank of each step that can be drawn."""
-    return tuple(_busy(one, rank) for one in traced if one.timeline for rank in one.timeline.ranks)
-
-
-def _busy(traced: Traced, rank: RankTimeline) -> Busy:
-    streams = by_stream(rank)
-    phases: dict[str, float] = {}
-    for one in streams.pop(PHASE, []):
-        phases[one.name] = phases.get(one.name, 0.0) + (one.stop_us - one.start_us) / 1e6
-    return Busy(
-        traced=traced,
-        rank=rank.rank,
-        wall_seconds=(rank.stop_us - rank.start_us) / 1e6,
-        by_stream={stream: covered_us(intervals) / 1e6 for stream, intervals in streams.items()},
-        by_phase=phases,
-    )
+    found, drawn = [], [(one, rank) for one in traced if one.timeline for rank in one.timeline.ranks]
+    for one, rank in drawn:
+        streams, phases = by_stream(rank), defaultdict[str, float](float)
+        for phase in streams.pop(PHASE, []):
+            phases[phase.name] += (phase.stop_us - phase.start_us) / 1e6
+        busy = {stream: covered_us(intervals) / 1e6 for stream, intervals in streams.items()}
+        wall = (rank.stop_us - rank.start_us) / 1e6
+        found.append(Busy(traced=one, rank=rank.rank, wall_seconds=wall, by_stream=busy, by_phase=phases))
+    return tuple(found)
 
 
 def lanes(intervals: Iterable[Interval]) -> tuple[tuple[Interval, ...], ...]:
     """Return the intervals in as few lanes as hold them without overlap, each in order of time."""
     found: list[list[Interval]] = []
     for interval in sorted(intervals, key=lambda one: (one.start_us, one.stop_us)):
-        free = next((lane for lane in found if lane[-1].stop_us <= interval.start_us), None)
-        if free is None:
-            found.append([interval])
-        else:
-            free.append(interval)
+        free = next((lane for lane in found if lane[-1].stop_us <= interval.start_us), [])
+        found += [] if free else [free]
+        free.append(interval)
     return tuple(map(tuple, found))
 
 
 def by_stream(rank: RankTimeline) -> dict[str, list[Interval]]:
     """Return a rank's intervals by stream, in the order in which streams are shown."""
-    order, found = {PHASE: 0, COMPUTE: 1, COPY: 2}, dict[str, list[Interval]]()
-    for interval in sorted(rank.intervals, key=lambda interval: order.get(interval.stream, 3)):
+    found: dict[str, list[Interval]] = {PHASE: [], COMPUTE: [], COPY: []}
+    for interval in rank.intervals:
         found.setdefault(interval.stream, []).append(interval)
-    return found
+    return {stream: intervals for stream, intervals in found.items() if intervals}
 
 
 def stream_words(stream: str) -> str:
@@ -102,8 +95,8 @@ def stream_words(stream: str) -> str:
 
 def axis_of(stream: str) -> str | None:
     """Return the mesh's axis of a stream of communication, None for any other."""
-    start = f"{COMM} "
-    return stream.removeprefix(start) if stream.startswith(start) else None
+    kind, _, axis = stream.partition(" ")
+    return axis if kind == COMM else None
 
 
 def covered_us(intervals: Iterable[Interval]) -> float:
@@ -144,7 +137,7 @@ def late_rows(run: Run, rows: Iterable[Row]) -> tuple[Late, ...]:
 
 def _lateness(run: Run, row: Row) -> dict[int, float]:
     """Return the median lateness of each rank of which samples can be read."""
-    launches: dict[int, list[float]] = {}
+    launches = defaultdict[int, list[float]](list)
     for record in row.measured:
         try:
             samples = load_rank_samples(run, record)
@@ -153,5 +146,5 @@ def _lateness(run: Run, row: Row) -> dict[int, float]:
         if "arrival_ns" in samples:
             late = np.median(samples["arrival_ns"] - samples["arrival_ns"].min(axis=0), axis=1) / 1e9
             for rank, seconds in zip(samples["ranks"].tolist(), late.tolist(), strict=True):
-                launches.setdefault(rank, []).append(seconds)
+                launches[rank].append(seconds)
     return {rank: median(launches[rank]) for rank in sorted(launches)}

@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from reports import cells
+from reports.analysis.contrasts import Pairs
 from reports.analysis.experts import Atlas, Mixture, Place
-from reports.analysis.interference import Pairs
 from reports.analysis.labels import short_labels
 from reports.analysis.rank_hosts import Nodes
 from reports.figures import plot

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from bench.results.fit import Fit
 from reports import cells
 from reports.analysis.attention import Context
+from reports.analysis.contrasts import Kinds
 from reports.analysis.fits import Ceiling, Curve, size_of
-from reports.analysis.group_kinds import Kinds
 from reports.analysis.labels import operation
 from reports.analysis.summary import Row
 from reports.figures import plot

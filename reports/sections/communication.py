@@ -10,19 +10,21 @@ from bench.results.fit import Fit
 from bench.results.metrics import MetricValue
 from reports import cells
 from reports.analysis.analysis import Analysis
-from reports.analysis.fits import Curve, fit_notes
-from reports.analysis.group_kinds import (
+from reports.analysis.contrasts import (
     ACROSS,
     OF_GROUP,
     OVER,
     Grouped,
     Kind,
     Kinds,
+    Slowed,
+    contrasts,
     largest,
+    loads,
     ratio_words,
     series_of_kinds,
 )
-from reports.analysis.interference import Slowed, contrasts, loads
+from reports.analysis.fits import Curve, fit_notes
 from reports.analysis.labels import operation
 from reports.analysis.rank_hosts import WITHIN
 from reports.analysis.summary import Row

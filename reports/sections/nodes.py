@@ -8,7 +8,7 @@ from bench.machine.environment import format_cpus
 from bench.results.stats import median
 from reports import cells
 from reports.analysis.analysis import Analysis
-from reports.analysis.interference import Pairs, matrix_title
+from reports.analysis.contrasts import Pairs, matrix_title
 from reports.analysis.labels import row_label
 from reports.analysis.rank_hosts import NEAREST_FIRST, ONE_EACH, Nodes
 from reports.analysis.timelines import Late

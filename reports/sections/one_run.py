@@ -10,8 +10,7 @@ from bench.results.stats import median
 from bench.text import format_duration
 from reports import cells
 from reports.analysis.analysis import Analysis, analyse
-from reports.analysis.group_kinds import Grouped
-from reports.analysis.interference import Pairs, contrasts
+from reports.analysis.contrasts import Grouped, Pairs, contrasts
 from reports.analysis.labels import environment_facts, row_label, short_labels
 from reports.analysis.problems import bad_rows, emulations, not_measured, other_claims, warnings_of
 from reports.analysis.rank_hosts import Nodes

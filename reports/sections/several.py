@@ -9,7 +9,7 @@ from bench.machine.environment import format_cpus
 from bench.results.metrics import MetricValue
 from reports import cells
 from reports.analysis.attention import Comparison, contexts, crossover, sizes
-from reports.analysis.group_kinds import ACROSS, OF_GROUP, OVER, Kinds, kinds, largest
+from reports.analysis.contrasts import ACROSS, OF_GROUP, OVER, Kinds, kinds, largest
 from reports.analysis.labels import operation
 from reports.analysis.over_nodes import Environments, OverNodes, environments, over_nodes, row_names
 from reports.analysis.problems import Problem, bad_rows, emulations, other_claims, told_of_runs

@@ -12,7 +12,7 @@ from reports_fixtures import ok
 
 from bench.results.records import Record
 from bench.results.runs import Run
-from reports.analysis.group_kinds import Kind, Kinds, kinds, largest, ratio_words, series_of_kinds
+from reports.analysis.contrasts import Kind, Kinds, kinds, largest, ratio_words, series_of_kinds
 from reports.analysis.rank_hosts import nodes_of
 from reports.analysis.summary import summarize
 from reports.figures.lines import EFFICIENCY, RATE, TIME, draw_against_nodes, draw_kinds

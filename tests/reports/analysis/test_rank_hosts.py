@@ -10,8 +10,8 @@ from report_rows import cells_of, found_of, sections
 from reports_fixtures import sample_run
 
 from bench.results.runs import Run
-from reports.analysis.interference import Pairs, pairs
-from reports.analysis.rank_hosts import Nodes, nodes_of, placement_of
+from reports.analysis.contrasts import Pairs, pairs
+from reports.analysis.rank_hosts import Nodes, nodes_of
 from reports.analysis.summary import summarize
 from reports.sections.nodes import distance_words, node_section, node_table, pair_tables
 
@@ -36,9 +36,16 @@ def told(own: dict[str, Any] | None = None, **environment: Any) -> Nodes:
 
 
 def test_placement_is_what_is_found_and_ranks_are_written_as_ranges() -> None:
-    placements = {"aabb": "block", "abab": "cyclic", "abcabc": "cyclic", "abba": "uneven", "aab": "block"}
-    assert {hosts: placement_of(list(hosts)) for hosts in placements} == placements
-    assert placement_of(list("abcd")) == "one rank a node"
+    placements = {
+        "aabb": "block",
+        "abab": "cyclic",
+        "abcabc": "cyclic",
+        "abba": "uneven",
+        "aab": "block",
+        "abcd": "one rank a node",
+    }
+    found = {hosts: Nodes(hosts=tuple(hosts), switches={}, affinities={}).placement for hosts in placements}
+    assert found == placements
 
 
 def test_hosts_have_their_ranks_switches_and_cores() -> None:

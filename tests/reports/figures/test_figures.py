@@ -25,8 +25,8 @@ from traced import run_with, timeline, traced_record
 
 from bench.results.metrics import MetricValue
 from bench.results.runs import Run, load_run
+from reports.analysis.contrasts import Pairs, pairs
 from reports.analysis.fits import fit_curves
-from reports.analysis.interference import Pairs, pairs
 from reports.analysis.rank_hosts import Nodes, nodes_of
 from reports.analysis.several import several
 from reports.analysis.summary import Row, summarize

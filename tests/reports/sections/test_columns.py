@@ -12,8 +12,8 @@ from reports_fixtures import bad, collective, link, ok, rate_metric, seconds_met
 from bench.plan.cases import make_case
 from bench.results.fit import Fit, Segment
 from bench.results.records import Check, Record
+from reports.analysis.contrasts import group_name, grouped
 from reports.analysis.fits import Ceiling, Curve
-from reports.analysis.group_kinds import group_name, grouped
 from reports.report import Column, known, number
 from reports.sections.row_columns import communication_columns
 

@@ -1,0 +1,248 @@
+"""Communication held against its like: beside loads, in groups within and across nodes, from rank to rank. Pure.
+
+The ratio of two rows is that of their times, paired by launch, for the ranks were the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.results.metrics import MetricValue
+from bench.results.stats import across_launches, median, ratio_within_launch
+from bench.text import format_size
+from reports import cells
+from reports.analysis.frame import group_rows
+from reports.analysis.labels import operation
+from reports.analysis.rank_hosts import WITHIN, Nodes
+from reports.analysis.summary import Row, common_details, estimate_of
+
+TOGETHER = "together"
+ACROSS, OVER = "across nodes", "over nodes"  # one rank of each of several nodes; several ranks of some of them
+OF_GROUP = ("group", "group_index", "concurrent")
+
+
+def _alike(rows: Sequence[Row], *without: str) -> list[list[Row]]:
+    return group_rows(rows, lambda row: row.case, without=without, by=lambda row: (row.world,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowed:
+    """A row undisturbed, and by what factor each load beside it makes it slower."""
+
+    base: Row
+    factors: Mapping[str, MetricValue]
+
+
+def contrasts(rows: Sequence[Row]) -> tuple[tuple[str, str, tuple[Slowed, ...]], ...]:
+    """Return all contrasts that there are: a title, what stands before a load's name, and the rows."""
+    found = (
+        ("Group contention: all groups at once against one alone", "factor ", interference(rows, "concurrent")),
+        ("Interference: slow-down beside a load", "beside ", interference(rows)),
+    )
+    return tuple(one for one in found if one[2])
+
+
+def interference(rows: Sequence[Row], param: str = "background") -> tuple[Slowed, ...]:
+    """Return each row that also ran with the parameter, with the factor by which each value of it makes it slower.
+
+    The values of ``background`` are loads; with ``concurrent`` all groups ran at once.
+    """
+    found = []
+    for group in _alike(rows, param):
+        base = next((row for row in group if param not in row.case.params), None)
+        factors = {}
+        for row in group:
+            if base and param in row.case.params and (factor := slow_down(base, row)):
+                factors[TOGETHER if param == "concurrent" else str(row.case.params[param])] = factor
+        if base and factors:
+            found.append(Slowed(base=base, factors=factors))
+    return tuple(found)
+
+
+def slow_down(base: Row, other: Row) -> MetricValue | None:
+    """Return the other row's time over the base's, with its 95 % interval; None if no launch measured both."""
+    times = ({one.launch: estimate_of(one.metrics.get(row.headline)) for one in row.measured} for row in (base, other))
+    bases, others = ({launch: time for launch, time in of.items() if time} for of in times)
+    both = [(others[launch], time) for launch, time in bases.items() if launch in others]
+    if not both:
+        return None
+    ratios = [one.value / time.value for one, time in both]
+    found = across_launches(ratios, "ratios") if len(both) > 1 else ratio_within_launch(*both[0])
+    method = f"ratio of times, {found.method}"
+    return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high, method=method)
+
+
+def loads(slowed: Sequence[Slowed]) -> tuple[str, ...]:
+    """Return every load of any row, in order of appearance."""
+    return tuple(dict.fromkeys(name for one in slowed for name in one.factors))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Point-to-point rows of one size and type between all ranks, by sender and receiver."""
+
+    rows: Mapping[tuple[int, int], Row]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({rank for pair in self.rows for rank in pair}))
+
+    @property
+    def first(self) -> Row:
+        return next(iter(self.rows.values()))
+
+    def rate(self, source: int, target: int) -> float | None:
+        """Return bytes per second from one rank to another, None if unknown."""
+        row = self.rows.get((source, target))
+        return row.value("busbw") if row else None
+
+
+def pairs(rows: Sequence[Row]) -> tuple[Pairs, ...]:
+    """Return the rank-by-rank matrices, one for each size, type and mode; a single pair is none."""
+    groups = _alike([row for row in rows if row.case.name == "p2p.matrix"], "source", "target")
+    found = ({(int(row.case.params["source"]), int(row.case.params["target"])): row for row in of} for of in groups)
+    return tuple(Pairs(rows=of) for of in found if len(of) > 1)
+
+
+def matrix_title(matrix: Pairs) -> str:
+    params = matrix.first.case.params
+    what = f"{format_size(int(params['size_bytes']))} {params['dtype']}, {params['mode']}"
+    return f"Rank to rank: bus bandwidth in GB/s, {what}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped:
+    """An operation of one size, mode and type, and its row for each group that ran it."""
+
+    first: Row
+    rows: Mapping[str, Row]
+
+    @property
+    def slowest(self) -> str | None:
+        """The group with the least bus bandwidth of those that ran alone, None if fewer than two are known."""
+        alone = [name for name, row in self.rows.items() if not row.case.params.get("concurrent")]
+        rates = {name: rate for name in alone if (rate := self.rows[name].value("busbw"))}
+        return min(rates, key=lambda name: rates[name]) if len(rates) > 1 else None
+
+
+def grouped(rows: Sequence[Row]) -> tuple[Grouped, ...]:
+    """Return each operation that several groups ran, or one both alone and beside all others."""
+    groups = _alike([row for row in rows if "group" in row.case.params], *OF_GROUP)
+    found = (Grouped(first=of[0], rows={group_name(row): row for row in of}) for of in groups)
+    return tuple(one for one in found if len(one.rows) > 1)
+
+
+def group_name(row: Row) -> str:
+    """Return a group as people call it: its kind, its ranks where they are known, and whether all ran at once."""
+    params, ranks = row.case.params, _group_ranks(row)
+    told = ",".join(map(str, ranks)) if ranks else f"member {params.get('group_index', 0)}"
+    return f"{params['group']} {told}{f' {TOGETHER}' if params.get('concurrent') else ''}"
+
+
+def _group_ranks(row: Row) -> list[int]:
+    told = common_details(row).get("group_ranks")
+    return told if isinstance(told, list) and all(isinstance(rank, int) for rank in told) else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Groups that are formed alike and reach as far; ``together`` if all of them ran at once."""
+
+    group: str
+    together: bool
+    reach: str
+
+    @property
+    def label(self) -> str:
+        """What a table calls it: ``across, together``; with its reach where the name does not say it."""
+        mesh, _, axis = self.group.rpartition(":")
+        name = f"{axis} of {mesh}" if "=" in mesh else self.group
+        is_implied = {"node": WITHIN, "across": ACROSS, "world": OVER}.get(self.group) == self.reach
+        return ", ".join(filter(None, (name, "" if is_implied else self.reach, TOGETHER * self.together)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kinds:
+    """An operation of one size, mode and type, and its rows by the kind of group: as many as there are groups."""
+
+    first: Row
+    rows: Mapping[Kind, Sequence[Row]]
+
+    @property
+    def name(self) -> str:
+        return operation(self.first.case, OF_GROUP)
+
+    @property
+    def size_bytes(self) -> int | None:
+        size = self.first.case.params.get("size_bytes")
+        return size if isinstance(size, int) else None
+
+    @property
+    def _type(self) -> tuple[str, str]:
+        params = self.first.case.params
+        return str(params.get("mode", cells.UNKNOWN)), str(params.get("dtype", cells.UNKNOWN))
+
+    def rate(self, kind: Kind | None) -> float | None:
+        """Return the median bus bandwidth of the kind's groups in B/s."""
+        known = [rate for row in (self.rows.get(kind, ()) if kind else ()) if (rate := row.value("busbw"))]
+        return median(known) if known else None
+
+    def standing_for(self, *reaches: str, together: bool = False) -> Kind | None:
+        """Return the kind that stands for the first of the reaches which any known one has."""
+        known = [one for one in self.rows if one.together == together and one.reach in reaches and self.rate(one)]
+        return min(known, key=lambda one: (reaches.index(one.reach), one.group not in ("node", "across")), default=None)
+
+    def ratio(self, *, together: bool = False) -> float | None:
+        """Return the bus bandwidth across nodes, or else over them, over that within a node."""
+        far = self.rate(self.standing_for(ACROSS, OVER, together=together))
+        near = self.rate(self.standing_for(WITHIN, together=together))
+        return far / near if far and near else None
+
+
+def kinds(rows: Sequence[Row], nodes: Nodes | None) -> tuple[Kinds, ...]:
+    """Return each operation that groups of two kinds ran, by size; nothing where all ranks are on one node."""
+    found = []
+    for group in _alike([row for row in rows if row.is_communication and row.value("busbw")], *OF_GROUP):
+        of: dict[Kind, list[Row]] = {}
+        for row in group:
+            if nodes and (kind := _kind(row, nodes)):
+                of.setdefault(kind, []).append(row)
+        if len(of) > 1:
+            found.append(Kinds(first=next(iter(of.values()))[0], rows=of))
+    return tuple(found)
+
+
+def _kind(row: Row, nodes: Nodes) -> Kind | None:
+    """Return the kind of group that ran the row; one that names no ranks has all of them if it is the first."""
+    params, all_ranks = row.case.params, range(len(nodes.hosts))
+    is_whole = not common_details(row).keys() & {"group_ranks", "group_size"} and not params.get("group_index")
+    ranks = list(all_ranks) if is_whole else _group_ranks(row)
+    if not ranks or not set(ranks) <= set(all_ranks):
+        return None
+    hosts = {nodes.hosts[rank] for rank in ranks}
+    reach = WITHIN if len(hosts) == 1 else ACROSS if len(hosts) == len(ranks) else OVER
+    return Kind(group=str(params.get("group", "world")), together=bool(params.get("concurrent")), reach=reach)
+
+
+def series_of_kinds(found: Sequence[Kinds]) -> dict[tuple[str, str, str], list[Kinds]]:
+    """Return the operations by name, mode and type, the smallest size first."""
+    series: dict[tuple[str, str, str], list[Kinds]] = {(one.name, *one._type): [] for one in found}
+    for one in sorted(found, key=lambda one: one.size_bytes or 0):
+        series[one.name, *one._type].append(one)
+    return series
+
+
+def largest(found: Sequence[Kinds]) -> tuple[Kinds, ...]:
+    """Return of each operation the largest size whose rates within and across nodes are both known."""
+    known = ([one for one in of if one.ratio() is not None] for of in series_of_kinds(found).values())
+    return tuple(of[-1] for of in known if of)
+
+
+def ratio_words(one: Kinds) -> str:
+    """Return how fast the operation is across nodes beside within one: a sentence with its numbers."""
+    far, near = one.standing_for(ACROSS, OVER), one.standing_for(WITHIN)
+    assert far is not None
+    assert near is not None
+    told = ", ".join(f"{kind.group} {cells.quantity(one.rate(kind), 'B/s')}" for kind in (far, near))
+    what = " ".join(word for word in one._type if word != cells.UNKNOWN)
+    times = cells.significant(one.ratio())
+    return f"{one.name}, {what}: {far.reach} {cells.size(one.size_bytes)} runs at {times} of {near.reach} ({told})."
