@@ -4,11 +4,12 @@ All take one value a launch, the unit of replication (Hunold & Carpen-Amarie, ar
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from statistics import fmean, variance
+from statistics import fmean
 
 from bench.results.stats import CONFIDENCE, median, t_quantile, t_tail
 
@@ -42,7 +43,8 @@ class Difference:
 
 def welch(base: Sequence[float], new: Sequence[float]) -> Difference:
     """Return the difference of two means whose variances may differ, of at least two values each (Welch 1947)."""
-    shares = [variance(values) / len(values) for values in (base, new)]
+    squares = [math.fsum((value - mean) ** 2 for value in side) for side in (base, new) for mean in [fmean(side)]]
+    shares = [square / (len(side) - 1) / len(side) for square, side in zip(squares, (base, new), strict=True)]
     of_df = sum(share**2 / (len(values) - 1) for share, values in zip(shares, (base, new), strict=True))
     return Difference(
         value=fmean(new) - fmean(base),
@@ -67,11 +69,14 @@ def drift_between(base: Sequence[float], new: Sequence[float]) -> Difference:
 
 def rank_test(base: Sequence[float], new: Sequence[float]) -> float:
     """Return the two-sided p-value of Mann-Whitney's test: exact, ties included, up to 24 values, normal above."""
-    from scipy.stats import mannwhitneyu, rankdata  # type: ignore[import-untyped]  # here, as most do without
-
     if len(base) + len(new) > _EXACT_UP_TO:
+        from scipy.stats import mannwhitneyu  # type: ignore[import-untyped]  # here, as most do without
+
         return float(mannwhitneyu(base, new, method="asymptotic").pvalue)
-    ranks = [round(2 * rank) for rank in rankdata((*base, *new))]  # whole numbers, though equal values share a mean
+    ordered = sorted((*base, *new))
+    ranks = [
+        bisect_left(ordered, value) + bisect_right(ordered, value) + 1 for value in (*base, *new)
+    ]  # doubled: whole
     ways, seen = _rank_sums(tuple(sorted(ranks)), len(base)), sum(ranks[: len(base)])
     return min(1.0, 2 * min(sum(ways[: seen + 1]), sum(ways[seen:])) / sum(ways))
 
@@ -181,15 +186,15 @@ def clipped_p(before: Sequence[float], after: Sequence[float]) -> float:
 
     The deviation is that of both sides around their own medians, from the median of its absolute values.
     """
-    middles = median(before), median(after)
-    rests = [value - middle for side, middle in zip((before, after), middles, strict=True) for value in side]
-    limit = _clip(rests)
-    clipped = [max(-limit, min(limit, rest)) for rest in rests]
-    ours, theirs = clipped[: len(before)], clipped[len(before) :]
-    df = len(rests) - 2
-    squares = (variance(ours) * (len(ours) - 1) + variance(theirs) * (len(theirs) - 1)) / df
-    error = math.sqrt(squares * (1 / len(ours) + 1 / len(theirs)))
-    return Difference(value=middles[1] + fmean(theirs) - middles[0] - fmean(ours), error=error, df=df).p_beyond(0.0)
+    import numpy as np
+
+    rests = [np.subtract(side, median(side)) for side in (before, after)]
+    limit = _clip(np.concatenate(rests).tolist())
+    ours, theirs = (side.clip(-limit, limit) for side in rests)
+    n, m = len(ours), len(theirs)
+    error = math.sqrt((n * ours.var() + m * theirs.var()) / (n + m - 2) * (1 / n + 1 / m))
+    value = median(after) - median(before) + float(theirs.mean() - ours.mean())
+    return Difference(value=value, error=error, df=n + m - 2).p_beyond(0.0)
 
 
 def best_split(values: Sequence[float], min_side: int) -> int:
