@@ -25,7 +25,7 @@ Where = Literal["everywhere", "in full", "page", "terminal"]
 """``page`` is Markdown too; ``in full`` is everywhere but at the end of ``parbench run``."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Column(Generic[T]):
     """A column: its cells as text, what to sort them by (None is unknown and goes last), and when to drop it.
 
@@ -44,10 +44,10 @@ class Column(Generic[T]):
     def of(self, item_of: Callable[[U], T]) -> "Column[U]":
         """Return the column of what has such an item."""
         return Column(
-            title=self.title,
-            text=lambda item: self.text(item_of(item)),
-            sort=lambda item: self.sort(item_of(item)),
-            help=self.help,
+            self.title,
+            lambda item: self.text(item_of(item)),
+            lambda item: self.sort(item_of(item)),
+            self.help,
             number=self.number,
             drop=self.drop,
             metric=self.metric,
@@ -56,14 +56,14 @@ class Column(Generic[T]):
 
 def words(title: str, text: Callable[[T], str], help_text: str, drop: int = 0) -> Column[T]:
     """Return a column of text, sorted as text."""
-    return Column(title=title, text=text, sort=text, help=help_text, number=False, drop=drop)
+    return Column(title, text, text, help_text, number=False, drop=drop)
 
 
 def number(
     title: str, value: Callable[[T], float | None], text: Callable[[float | None], str], help_text: str, drop: int = 0
 ) -> Column[T]:
     """Return a column of numbers, sorted as numbers."""
-    return Column(title=title, text=lambda item: text(value(item)), sort=value, help=help_text, drop=drop)
+    return Column(title, lambda item: text(value(item)), value, help_text, drop=drop)
 
 
 def measurement(title: str, metric: Callable[[T], MetricValue | None], help_text: str, drop: int = 0) -> Column[T]:
@@ -73,7 +73,7 @@ def measurement(title: str, metric: Callable[[T], MetricValue | None], help_text
         found = metric(item)
         return found.value if found else None
 
-    return Column(title=title, text=lambda item: cells.measured(metric(item)), sort=value, help=help_text, drop=drop)
+    return Column(title, lambda item: cells.measured(metric(item)), value, help_text, drop=drop)
 
 
 def known(columns: Iterable[Column[T]], rows: Iterable[T]) -> tuple[Column[T], ...]:

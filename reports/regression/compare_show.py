@@ -260,11 +260,7 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
         return lambda one: getattr(one.effect, name, None)
 
     verdict: Column[Series] = Column(
-        title="verdict",
-        text=attrgetter("word"),
-        sort=lambda one: WORST_FIRST.index(one.word),
-        help="what can be said",
-        number=False,
+        "verdict", attrgetter("word"), lambda one: WORST_FIRST.index(one.word), "what can be said", number=False
     )
     effect = replace(
         number("effect", of_effect("change"), cells.percent, "how much longer it takes, with the 95 % interval"),

@@ -119,10 +119,10 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
         _fitted_bandwidth("busbw", lambda curve: curve.busbw_factor),
         number("n_1/2", lambda curve: curve.fit.half_bandwidth_bytes, cells.num_bytes, half_help, 5),
         Column(
-            title="knee",
-            text=lambda curve: _knees(curve.fit),
-            sort=lambda curve: curve.fit.knees[0] if curve.fit.knees else None,
-            help="the size at which another line begins, as where a protocol switches, and the sizes it lies between",
+            "knee",
+            lambda curve: _knees(curve.fit),
+            lambda curve: curve.fit.knees[0] if curve.fit.knees else None,
+            "the size at which another line begins, as where a protocol switches, and the sizes it lies between",
             drop=1 if has_knees else 8,
         ),
         words("off the curve", _off_curve, off_help, 3 if has_strays else 7),
@@ -131,10 +131,10 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
     if ceiling := next((curve.ceiling for curve in curves if curve.efficiency is not None), None):
         columns.append(
             Column(
-                title=f"of {ceiling.name}",
-                text=lambda one: cells.percent(one.efficiency) + " (above: see note)" * ((one.efficiency or 0) > 1),
-                sort=lambda one: one.efficiency,
-                help="fitted busbw over the declared link's speed, or over a copy in memory on the same host",
+                f"of {ceiling.name}",
+                lambda one: cells.percent(one.efficiency) + " (above: see note)" * ((one.efficiency or 0) > 1),
+                lambda one: one.efficiency,
+                "fitted busbw over the declared link's speed, or over a copy in memory on the same host",
                 drop=2,
             )
         )
@@ -167,10 +167,10 @@ def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None]) -> 
         return value if value == cells.UNKNOWN else f"{value} [{low}, {high}]"
 
     return Column(
-        title=f"{name} GB/s",
-        text=text,
-        sort=lambda curve: scaled(curve, curve.fit.segments[-1].bytes_per_second),
-        help=f"{name} of an endless message, by the line of the largest sizes, with its 95 % interval, in 1e9 B/s",
+        f"{name} GB/s",
+        text,
+        lambda curve: scaled(curve, curve.fit.segments[-1].bytes_per_second),
+        f"{name} of an endless message, by the line of the largest sizes, with its 95 % interval, in 1e9 B/s",
         drop=0 if name == "busbw" else 9,
     )
 

@@ -103,7 +103,7 @@ def atlas_columns(atlas: Atlas) -> tuple[Column[str], ...]:
         slow_help = f"{name}: the step over the same under balanced routes, in turns"
         dropped, dropped_help = value(place, "drop_rate"), f"{name}: pairs dropped over pairs routed"
         columns += [
-            Column(title=f"{name}: time", text=time(place), sort=value(place, "time"), help=median),
+            Column(f"{name}: time", time(place), value(place, "time"), median),
             number(f"{name}: slow-down", slow, cells.formatted("{:.2f}x"), slow_help, 1),
             number(f"{name}: dropped", dropped, cells.percent, dropped_help, 2),
         ]

@@ -90,13 +90,7 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
         told = f"bus bandwidth to rank {target} in 1e9 B/s"
         return number(name(target), lambda source: matrix.rate(source, target), cells.gigabytes, told)
 
-    sender = Column(
-        title="from \\ to",
-        text=name,
-        sort=float,
-        help="the rank that sends, and those that receive",
-        number=nodes is None,
-    )
+    sender = Column("from \\ to", name, float, "the rank that sends, and those that receive", number=nodes is None)
     matrix_table = Table(
         id=f"pairs-{index}-matrix",
         title=title,
@@ -168,18 +162,18 @@ def _late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
             for column in (headline("time"), metric_column("skew"), metric_column("transfer"))
         ),
         Column(
-            title="late rank",
-            text=lambda one: rank_text(one.arrival.late_rank),
-            sort=lambda one: one.arrival.late_rank,
-            help="the rank that most often arrives last",
+            "late rank",
+            lambda one: rank_text(one.arrival.late_rank),
+            lambda one: one.arrival.late_rank,
+            "the rank that most often arrives last",
             number=False,
         ),
         number("in", lambda one: one.arrival.share, cells.percent, "the share of iterations in which it does"),
         Column(
-            title="last out",
-            text=lambda one: rank_text(one.arrival.last_out_rank),
-            sort=lambda one: one.arrival.last_out_rank,
-            help="the rank that most often leaves last",
+            "last out",
+            lambda one: rank_text(one.arrival.last_out_rank),
+            lambda one: one.arrival.last_out_rank,
+            "the rank that most often leaves last",
             number=False,
         ),
         *(lateness(rank) for rank in sorted({rank for one in late for rank in one.seconds_by_rank})[:MOST_RANKS]),

@@ -60,22 +60,22 @@ _COLUMNS: "tuple[Column[tuple[str, Component]], ...]" = (
     words("step", lambda row: row[0], "the training step"),
     words("component", lambda row: row[1].name, "what is predicted of it"),
     Column(
-        title="predicted",
-        text=lambda row: _text(row[1].predicted, row[1].unit),
-        sort=lambda row: row[1].predicted,
-        help="from latency and bandwidth of measured curves, closed forms of bytes and memory, and the step's compute",
+        "predicted",
+        lambda row: _text(row[1].predicted, row[1].unit),
+        lambda row: row[1].predicted,
+        "from latency and bandwidth of measured curves, closed forms of bytes and memory, and the step's compute",
     ),
     Column(
-        title="measured",
-        text=lambda row: _text(row[1].measured, row[1].unit),
-        sort=lambda row: row[1].measured,
-        help="the median over launches",
+        "measured",
+        lambda row: _text(row[1].measured, row[1].unit),
+        lambda row: row[1].measured,
+        "the median over launches",
     ),
     Column(
-        title="error",
-        text=lambda row: cells.UNKNOWN if row[1].error is None else f"{row[1].error:+.1%}",
-        sort=lambda row: row[1].error,
-        help="predicted / measured - 1",
+        "error",
+        lambda row: cells.UNKNOWN if row[1].error is None else f"{row[1].error:+.1%}",
+        lambda row: row[1].error,
+        "predicted / measured - 1",
     ),
 )
 
@@ -87,17 +87,12 @@ def _published(claims: list[Published]) -> Table[Published]:
     columns: tuple[Column[Published], ...] = (
         words("published", lambda one: one.name, "what was published, and of what"),
         words("source", lambda one: one.source, "who published it", 1),
+        Column("quoted", lambda one: text(one.quoted, one.unit), lambda one: one.quoted, "the number as published"),
         Column(
-            title="quoted",
-            text=lambda one: text(one.quoted, one.unit),
-            sort=lambda one: one.quoted,
-            help="the number as published",
-        ),
-        Column(
-            title="predicted",
-            text=lambda one: text(one.predicted, one.unit),
-            sort=lambda one: one.predicted,
-            help="by the planner, from closed forms, simulation and declared hardware",
+            "predicted",
+            lambda one: text(one.predicted, one.unit),
+            lambda one: one.predicted,
+            "by the planner, from closed forms, simulation and declared hardware",
         ),
         words("error", lambda one: one.error, "predicted against quoted: of a share in points, else relatively"),
     )

@@ -38,12 +38,7 @@ def case_columns(mode_drop: int = 0, dtype_drop: int = 0) -> tuple[Column[Row], 
     return (
         words("mode", lambda row: _param(row, "mode"), "blocking or pipelined", mode_drop),
         words("dtype", lambda row: _param(row, "dtype"), "element type", dtype_drop),
-        Column(
-            title="size",
-            text=lambda row: cells.size(size(row)),
-            sort=size,
-            help="total bytes as nccl-tests counts them, 1024-based",
-        ),
+        Column("size", lambda row: cells.size(size(row)), size, "total bytes as nccl-tests counts them, 1024-based"),
     )
 
 
@@ -96,10 +91,10 @@ def quality_columns() -> tuple[Column[Row], ...]:
         words("noise", lambda row: row.grade or cells.UNKNOWN, noise_help, 1),
         number("n", lambda row: row.iterations or None, cells.whole, "iterations of all launches", 7),
         Column(
-            title="launches",
-            text=lambda row: f"{row.launches}/{row.planned}",
-            sort=lambda row: row.launches,
-            help="launches that measured the case, of those planned",
+            "launches",
+            lambda row: f"{row.launches}/{row.planned}",
+            lambda row: row.launches,
+            "launches that measured the case, of those planned",
             drop=5,
         ),
         words("stop", lambda row: cells.counted(row.stops), "why measuring ended, by launch", 8),

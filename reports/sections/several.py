@@ -152,7 +152,7 @@ def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], 
 
         title = _nodes(nodes)
         told = f"the rate or time on {title}"
-        return Column(title=title, text=text, sort=lambda one: one.shown(nodes), help=told)
+        return Column(title, text, lambda one: one.shown(nodes), told)
 
     def efficiency(nodes: int) -> Column[OverNodes]:
         def share(one: OverNodes) -> float | None:
@@ -246,7 +246,7 @@ def _scaling(several: Several) -> Section | None:
             return cells.quantity(found, "B/s") if one.first.is_communication else cells.significant(found)
 
         told = f"the rate on {ranks} ranks"
-        return Column(title=f"{ranks} ranks", text=text, sort=lambda one: one.rate(ranks), help=told)
+        return Column(f"{ranks} ranks", text, lambda one: one.rate(ranks), told)
 
     def efficiency(ranks: int) -> Column[Scaled]:
         told = f"the speed-up from the smallest world to {ranks} ranks over what they let hope for"

@@ -108,7 +108,7 @@ def _step_columns(rows: Sequence[Row], told: Mapping[str, Prediction | None]) ->
     measured: tuple[Column[Row], ...] = (
         *metric_columns("steps", rows),
         number("exposed comm", exposed_seconds, cells.duration, "communication that no computation hides"),
-        Column(title="predicted comm", text=predicted_text, sort=predicted, help=calls_help),
+        Column("predicted comm", predicted_text, predicted, calls_help),
         replace(metric_column("bytes_ratio.AXIS", 3), text=ratio_text, sort=ratio),
         number("memory", state_bytes, cells.num_bytes, held_help, 4),
     )
