@@ -161,7 +161,13 @@ def compare(
     """
     pairs = [*_pairs(base, new, floors or {})]
     if not any(one.base and one.new for one in pairs):
-        raise UserError(_no_shared_series(base, new))
+        told = []
+        for name, run in (("BASE", base), ("NEW", new)):
+            cases = {record.case.id for record in run.records if record.status != "skipped"}
+            world = f"{counted(run.info.plan.nproc, 'rank')}, {run.info.plan.backend}, {run.info.plan.device}"
+            told.append(f"{name} ({run.path}) has {counted(len(cases), 'measured case')} on {world}")
+        how = "compare runs of the same cases on the same world"
+        raise UserError(f"the runs share no series: {', '.join(told)}; {how}")
     families = _judged((_measured(one, base, new, rule, meant) for one in pairs), rule)
     around = (change for family in families for one in family.series for change in one.changes)
     return Comparison(
@@ -218,16 +224,6 @@ def _why_missing(base: Row, new: Row | None, run: Run) -> str:
         return f"skipped in NEW: {skipped[0]}"
     planned = any(case.id == base.case.id for case in run.info.plan.cases)
     return "planned in NEW, but without a record" if planned else "not in the plan of NEW"
-
-
-def _no_shared_series(base: Run, new: Run) -> str:
-    told = []
-    for name, run in (("BASE", base), ("NEW", new)):
-        plan = run.info.plan
-        cases = len({record.case.id for record in run.records if record.status != "skipped"})
-        world = f"{counted(plan.nproc, 'rank')}, {plan.backend}, {plan.device}"
-        told.append(f"{name} ({run.path}) has {counted(cases, 'measured case')} on {world}")
-    return f"the runs share no series: {', '.join(told)}; compare runs of the same cases on the same world"
 
 
 def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]) -> Series:

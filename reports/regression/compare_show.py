@@ -95,7 +95,8 @@ def as_table(comparison: Comparison, *, width: int | None = None) -> str:
 def as_markdown(comparison: Comparison, *, limit_bytes: int = MARKDOWN_BYTES) -> str:
     """Return GitHub's Markdown: the worst first, so that what goes beyond ``limit_bytes`` is cut, and counted."""
     families = sorted(comparison.families, key=lambda family: WORST_FIRST.index(family.word))
-    series = worst_first(comparison.series)
+    by_change = sorted(comparison.series, key=lambda one: -abs(one.effect.change) if one.effect else 0.0)
+    series = sorted(by_change, key=lambda one: WORST_FIRST.index(one.word))
     runs, verdict, emulated = (head := heading(comparison))[:2], head[2], head[3:]
     lines = [
         f"## parbench compare: {escaped(verdict.removeprefix('Verdict: '))}",
@@ -359,8 +360,3 @@ def effect_words(found: Effect | None) -> str:
 def probability(value: float | None) -> str:
     """Return a probability, a very small one as a bound."""
     return cells.formatted("{:.4f}")(value) if value is None or value >= 1e-4 else "<0.0001"
-
-
-def worst_first(series: Sequence[Series]) -> list[Series]:
-    """Return series by verdict, the worst first, and by the size of their change."""
-    return sorted(series, key=lambda one: (WORST_FIRST.index(one.word), -abs(one.effect.change) if one.effect else 0.0))

@@ -46,7 +46,6 @@ class Change:
 
     @property
     def text(self) -> str:
-        """The change in words: ``versions.torch: 2.12.0 -> 2.13.0``."""
         return f"{self.path}: {self.base} -> {self.new}"
 
 

@@ -73,10 +73,9 @@ def rank_test(base: Sequence[float], new: Sequence[float]) -> float:
         from scipy.stats import mannwhitneyu  # type: ignore[import-untyped]  # here, as most do without
 
         return float(mannwhitneyu(base, new, method="asymptotic").pvalue)
-    ordered = sorted((*base, *new))
-    ranks = [
-        bisect_left(ordered, value) + bisect_right(ordered, value) + 1 for value in (*base, *new)
-    ]  # doubled: whole
+    values = [*base, *new]
+    ordered = sorted(values)  # the ranks are doubled, so that those of equal values are whole
+    ranks = [bisect_left(ordered, value) + bisect_right(ordered, value) + 1 for value in values]
     ways, seen = _rank_sums(tuple(sorted(ranks)), len(base)), sum(ranks[: len(base)])
     return min(1.0, 2 * min(sum(ways[: seen + 1]), sum(ways[seen:])) / sum(ways))
 
