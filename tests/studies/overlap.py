@@ -18,7 +18,7 @@ from training_steps import small
 from bench.results.stats import median
 from bench.world.torch_compat import all_gather_single, reduce_scatter_single
 from bench.world.world import World
-from workloads.step.sent_bytes import Call, counted
+from workloads.step.sent_bytes import SentCall, counted
 from workloads.step.training_step import TrainingStep
 
 MODEL = {"shape": "small", "layers": 4, "hidden": 768, "heads": 8, "sequence": 16, "vocabulary": 64, "microbatch": 1}
@@ -37,7 +37,7 @@ def make(name: str, world: World, seconds: float) -> TrainingStep:
     return small(world, workload, {**MODEL, **params, "compute": f"timed:{1e3 * seconds:.3f}ms"})
 
 
-def replay(calls: Sequence[Call], world: World) -> None:
+def replay(calls: Sequence[SentCall], world: World) -> None:
     for call in calls:
         whole = torch.ones(call.num_bytes // 4)
         part = whole[: len(whole) // call.ranks]
@@ -50,7 +50,7 @@ def replay(calls: Sequence[Call], world: World) -> None:
             reduce_scatter_single(torch.empty_like(part), whole, world.group)
 
 
-def ideal(calls: Sequence[Call], seconds: float, world: World) -> None:
+def ideal(calls: Sequence[SentCall], seconds: float, world: World) -> None:
     """Wait as long as a step computes; issue each call of DDP's when its share of backward is done."""
     time.sleep(seconds)
     works = []
@@ -69,7 +69,7 @@ def timed(step: Callable[[], object], world: World) -> float:
     return max(world.gather(time.perf_counter() - began))
 
 
-def alone(name: str, world: World) -> tuple[tuple[Call, ...], float]:
+def alone(name: str, world: World) -> tuple[tuple[SentCall, ...], float]:
     """Return the calls of a step, and how long they take by themselves."""
     subject = make(name, world, 1e-3)
     for _ in range(3):  # DDP rearranges its buckets, once, after the first

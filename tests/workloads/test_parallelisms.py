@@ -25,7 +25,7 @@ from bench.world.world import World
 from workloads.costs.parameter_table import num_parameters
 from workloads.data_parallel.fsdp import what_stays_exposed
 from workloads.step.layout import Layout, local, make_mesh, whole
-from workloads.step.sent_bytes import Call, Counted, counted
+from workloads.step.sent_bytes import Counted, SentCall, counted
 from workloads.step.training_step import TrainingStep
 
 NUM_SMALL = 27_936  # 2 (2 h^2 + h^2 + 8 h^2 + 4 h + 3 h + h / 2 + 4 h) + (2 * 64 + 16) h + 2 h with h = 32
@@ -43,7 +43,7 @@ def stepped(step: TrainingStep) -> TrainingStep:
     return step
 
 
-def calls_of(world: World, variants: Variants) -> list[list[Call]]:
+def calls_of(world: World, variants: Variants) -> list[list[SentCall]]:
     """Return the calls of a third step of each: the first finds the order of gradients, by which DDP makes its buckets
     anew.
     """

@@ -151,7 +151,6 @@ def _loss_of_part(model: nn.Module, mine: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _alone(plan: ContextPlan, shape: Shape, world: World, dtype: torch.dtype) -> nn.Module:
-    """Return a single process's model under the plan's mask."""
     model = build(shape, world.seed, world.device, dtype)
     whole = replace(plan, method="ring", ranks=1, ulysses=1)
     core = partial(attend_alone, starts=None if plan.mask == "full" else plan.starts)

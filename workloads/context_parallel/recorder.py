@@ -1,17 +1,17 @@
 """What attention over ranks was seen to do while it was looked at: pairs it computed, and time it waited for peers."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from workloads.step.probe import Moment, moment, seconds_of
+
 Direction = Literal["forward", "backward"]
-Moment = float | torch.cuda.Event
 Size = tuple[str, tuple[int, ...], torch.dtype]  # what moved, and how large it was
 
 
@@ -69,7 +69,7 @@ class Recorder:
 
     def issued(self) -> Moment | None:
         """Return when this is called, for ``waiting``; None outside of ``recording``."""
-        return self._now() if self._on else None
+        return moment(self._device) if self._on else None
 
     @contextmanager
     def waiting(
@@ -79,30 +79,17 @@ class Recorder:
         if not self._on:
             yield
             return
-        began = self._now()
+        began = moment(self._device)
         yield
-        ended = self._now()
+        ended = moment(self._device)
         size = (what, tuple(moved.shape), moved.dtype)
         wait = Wait(direction=direction, step=step, size=size, peers=tuple(peers))
         self._noted.append((wait, (began if issued is None else issued, began, ended)))
 
     def waits(self, ahead_seconds: float = 0.0) -> list[Wait]:
         """Return what was waited for, in order, by a clock that is so far behind; on CUDA after the device is done."""
-        now: Any = self._now()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        at, found = time.perf_counter() - ahead_seconds, []
+        told, found = seconds_of(self._device), []
         for wait, moments in self._noted:
-            issued, began, ended = (
-                moment - ahead_seconds if isinstance(moment, float) else at - float(moment.elapsed_time(now)) / 1e3
-                for moment in moments
-            )
+            issued, began, ended = (told(then) - ahead_seconds for then in moments)
             found.append(replace(wait, issued=issued, began=began, ended=ended))
         return found
-
-    def _now(self) -> Moment:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event

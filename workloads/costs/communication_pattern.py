@@ -75,12 +75,10 @@ class Call:
 
     @cached_property
     def num_bytes(self) -> float:
-        """Bytes of one call."""
         return self.size.value
 
     @cached_property
     def times(self) -> float:
-        """Calls of a step."""
         return self.count.value
 
     @cached_property
@@ -96,7 +94,6 @@ def calls(at: Position) -> tuple[Call, ...]:
 
 
 def bytes_by_axis(of: Iterable[Call]) -> dict[str, float]:
-    """Return the bytes that a rank sends in a step, by axis."""
     sent: defaultdict[str, float] = defaultdict(float)
     for call in of:
         sent[call.axis] += call.sent

@@ -19,7 +19,6 @@ class Equation:
 
     @cached_property
     def value(self) -> float:
-        """What the text gives."""
         return float(eval(_compiled(self.text), {"__builtins__": {}}, dict(self.symbols)))
 
     @property

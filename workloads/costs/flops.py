@@ -44,7 +44,6 @@ class StageFlops:
 
     @property
     def total(self) -> float:
-        """All that is executed."""
         return self.forward + self.backward + self.again
 
 

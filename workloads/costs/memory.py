@@ -22,7 +22,6 @@ class StateBytes:
 
     @property
     def total(self) -> float:
-        """All three."""
         return self.parameters + self.gradients + self.optimizer
 
 
@@ -48,7 +47,6 @@ class RankMemory:
 
 
 def memory_of(at: Position) -> RankMemory:
-    """Return the memory of a rank, by component."""
     state = state_of(at)
     return RankMemory(
         parameters=state.parameters,
@@ -134,7 +132,6 @@ def activations_of(at: Position) -> float:
 
 
 def schedule_of(spec: StepSpec) -> Schedule:
-    """Return the order of actions of a step's pipeline."""
     if spec.pipeline is not None:
         return spec.pipeline.schedule
     return make_schedule(

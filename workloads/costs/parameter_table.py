@@ -32,7 +32,6 @@ class ParameterPart:
 
     @property
     def numel(self) -> int:
-        """Elements."""
         return math.prod(self.size)
 
     def padded(self, ranks: int) -> int:

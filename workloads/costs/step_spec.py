@@ -83,7 +83,6 @@ class StepSpec:
         )
 
     def size(self, *axes: str) -> int:
-        """Return the ranks of some axes together."""
         return size_of(self.mesh, *axes)
 
     def ranks_of(self, group: tuple[str, ...]) -> int:
@@ -118,7 +117,6 @@ class StepSpec:
 
     @property
     def timed(self) -> bool:
-        """Whether arithmetic is replaced by waits."""
         return self.timed_seconds is not None
 
     @cached_property
@@ -164,11 +162,9 @@ class StepSpec:
         return ",".join(f"{name}={size}" for name, size in shown.items())
 
     def at(self, rank: int) -> "Position":
-        """Return the part of a rank."""
         return Position(spec=self, coordinate=coordinate_of(self.mesh, rank))
 
     def at_stage(self, rank: int) -> "Position":
-        """Return the part of the ranks at a place of the pipeline."""
         return Position(spec=self, coordinate={**coordinate_of(self.mesh, 0), "pp": rank})
 
     @cached_property
@@ -178,7 +174,6 @@ class StepSpec:
         return tuple(self.at_stage(rank) for rank in (range(pp) if self.split else sorted({0, min(1, pp - 1), pp - 1})))
 
     def on(self, mesh: Mapping[str, int]) -> "StepSpec":
-        """Return it on another mesh."""
         moe = self.moe and replace(self.moe, ep=mesh.get("ep", 1))
         return replace(self, mesh=mesh, moe=moe)
 
@@ -228,12 +223,10 @@ class Position:
 
     @property
     def pp_rank(self) -> int:
-        """Its place in the pipeline."""
         return self.coordinate["pp"]
 
     @cached_property
     def layers_by_stage(self) -> tuple[int, ...]:
-        """Layers of all stages."""
         spec = self.spec
         if spec.pipeline is not None:
             return spec.pipeline.layers_by_stage
@@ -241,7 +234,6 @@ class Position:
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
-        """The stages of this rank."""
         return self.stages_of(self.pp_rank)
 
     def stages_of(self, pp_rank: int) -> tuple[int, ...]:
@@ -255,7 +247,6 @@ class Position:
 
     @cached_property
     def layers(self) -> int:
-        """Layers of this rank."""
         return sum(self.layers_by_stage[stage] for stage in self.stages)
 
     @property
@@ -270,7 +261,6 @@ class Position:
 
     @property
     def words(self) -> str:
-        """Which rank, for people."""
         ends = [name for name, held in (("embedding", self.embedding), ("head", self.head)) if held]
         return f"pp rank {self.pp_rank}: {self.layers} layers" + (f" with {' and '.join(ends)}" if ends else "")
 

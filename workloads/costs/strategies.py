@@ -76,14 +76,12 @@ def tp_sp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepS
 
 
 def tp_fsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """Split layers inside FSDP's shards."""
     inner = int(params["tp"])
     spec = ddp(params, ranks // inner, device)
     return replace(spec, mesh={"fsdp": ranks // inner, "tp": inner}, axis_names={"fsdp": "dp"})
 
 
 def pp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """A pipeline over all ranks."""
     spec = StepSpec.of(params, device)
     return replace(spec, mesh={"pp": ranks}, pipeline=pipeline_of(params, spec.shape, ranks))
 
@@ -111,7 +109,6 @@ def ep_step(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> Ste
 
 
 def mesh(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """Several parallelisms on one mesh."""
     spec = StepSpec.of(params, device)
     hybrid = hybrid_of(params, spec.shape, ranks)
     return replace(

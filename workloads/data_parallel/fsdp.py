@@ -25,7 +25,6 @@ from workloads.step.training_step import TrainingStep
 
 
 def fsdp(world: World, **params: Value) -> TrainingStep:
-    """Return the step that shards over all ranks."""
     return TrainingStep(world, params, lay_out_fsdp, strategies.fsdp)
 
 

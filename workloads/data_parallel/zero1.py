@@ -32,12 +32,10 @@ _NOTE = (
 
 
 def prepare(world: World, **params: Value) -> TrainingStep:
-    """Return the step."""
     return TrainingStep(world, params, lay_out, strategies.zero1)
 
 
 def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
-    """Shard the optimizer by torch's own, or by flat buckets."""
     lay = _distributed if params["optimizer"] == "distributed" else _zero_redundancy
     return lay(model, world, spec, float(params["bucket_mb"]))
 
@@ -148,7 +146,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update this rank's shards, and gather those of all."""
         self.optim.step()
         pairs = zip(self._buckets, self._shards, strict=True)
         self._works += [all_gather_single(whole, s.detach(), self._group, async_op=True) for (whole, _), s in pairs]

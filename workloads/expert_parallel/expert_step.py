@@ -40,7 +40,6 @@ NO_FORMULA = "memory: no closed form of a mixture's activations"
 
 
 def prepare(world: World, **params: Value) -> "EpStep":
-    """Return the step."""
     return EpStep(world, params)
 
 
@@ -115,7 +114,6 @@ class EpStep(MixtureStep):
         return memory, self.expert_probe(share=3 / 7 * overlap.share), overlap
 
     def expert_probe(self, share: float = 1.0) -> ExpertProbe:
-        """Return the probe of what its routes cost."""
         return ExpertProbe(
             world=self._world,
             moe=self.moe,

@@ -32,7 +32,6 @@ Layer = TypeVar("Layer", bound=MoeLayer)
 
 
 def prepare(world: World, **params: Value) -> "LayerStep":
-    """Return the step of a whole layer."""
     return LayerStep(world, params)
 
 

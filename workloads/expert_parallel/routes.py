@@ -99,7 +99,6 @@ class Routes:
             self.frozen = None
 
     def _taken(self, layers: Mapping[int, MoeLayer]) -> Mapping[int, Mapping[int, Tensor]]:
-        """Return the routes of the last step, of all ranks."""
         size = (self.spec.microbatch, self.spec.shape.sequence, self._moe.top_k)
         mine = [
             (microbatch, layer, self._mine, chosen.view(size[0], len(self._mine), -1).cpu())

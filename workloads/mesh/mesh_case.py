@@ -50,7 +50,6 @@ class Hybrid:
     moe: Moe | None
 
     def size(self, *axes: str) -> int:
-        """Return the ranks of some axes together."""
         return size_of(self.mesh, *axes)
 
     @property

@@ -73,7 +73,6 @@ def make_groups(world: World, hybrid: Hybrid) -> Groups:
 
 
 def plan_of(hybrid: Hybrid, sequence: int) -> ContextPlan:
-    """Return how sequences are dealt out over ``cp``."""
     cp = hybrid.size("cp")
     ulysses = cp if hybrid.cp_method == "ulysses" else 1
     return ContextPlan(method=hybrid.cp_method, mask="causal", sequence=sequence, ranks=cp, ulysses=ulysses)
@@ -207,7 +206,6 @@ class Shares:
 
 
 def shares_of(shape: Shape, moe: Moe | None, *, cp: int) -> Shares:
-    """Return what each part takes of a layer."""
     linear, experts = float(num_layer_weights(shape)), 0.0
     if moe is not None:
         each = num_expert_parameters(shape, moe)

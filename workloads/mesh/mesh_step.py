@@ -54,7 +54,6 @@ _NO_OVERLAP = "gradients of dp, of edp and of what tp does not split are summed 
 
 
 def prepare(world: World, **params: Value) -> "HybridStep":
-    """Return the step."""
     return HybridStep(world, params)
 
 

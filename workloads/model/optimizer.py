@@ -10,7 +10,6 @@ LEARNING_RATE = 1e-3
 
 
 def make_optimizer(parameters: Iterable[Tensor], dtype: torch.dtype, *, timed: bool = False) -> torch.optim.Optimizer:
-    """Return the optimizer of parameters of one type."""
     return optimizer_class(dtype, timed=timed)(parameters, lr=LEARNING_RATE)  # type: ignore[call-arg]
 
 

@@ -144,7 +144,6 @@ def _norm(recipe: Recipe, hidden: int) -> nn.Module:
 
 
 def build(shape: Shape, seed: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Transformer:
-    """Return the model with the weights of a seed."""
     with torch.device("meta"):
         model = Transformer(shape).to(dtype)
     model.to_empty(device=device)

@@ -4,7 +4,6 @@ torch's first stage leaves its input gradient to the weight gradient, as its inp
 embeddings' output is as long as any other stage's, and the zero-bubble schedules count on it: here it is taken in I.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -21,6 +20,7 @@ from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.pipeline_case import Pipeline
 from workloads.pipeline_parallel.schedules import Schedule
 from workloads.step.layout import dtype_of, nothing
+from workloads.step.probe import Moment, moment, seconds_of
 
 
 class Chunk(nn.Module):
@@ -71,8 +71,7 @@ class Recorder:
 
     def __init__(self, device: torch.device, before: Callable[[], None] = nothing) -> None:
         self._device, self._before = device, before
-        # both ends: ns of this rank's clock, or events of the device that tell them later
-        self._ran: list[tuple[Action, Any, Any]] = []
+        self._ran: list[tuple[Action, Moment, Moment]] = []
 
     def forget(self) -> None:
         self._ran.clear()
@@ -80,33 +79,19 @@ class Recorder:
     @contextmanager
     def running(self, action: Action) -> Iterator[None]:
         self._before()
-        start = self._stamp()
+        start = moment(self._device)
         yield
-        self._ran.append((action, start, self._stamp()))
+        self._ran.append((action, start, moment(self._device)))
 
     def extend(self) -> None:
         """Let what was done since belong to the last action, as the loss does to the last stage's forward."""
         action, start, _ = self._ran[-1]
-        self._ran[-1] = (action, start, self._stamp())
+        self._ran[-1] = (action, start, moment(self._device))
 
     def read(self) -> list[tuple[Action, int, int]]:
         """Return the actions with both ends in ns of ``time.perf_counter_ns``; on CUDA it waits for the device."""
-        if self._device.type != "cuda":
-            return list(self._ran)
-        now = self._stamp()
-        torch.cuda.synchronize(self._device)
-        at = time.perf_counter_ns()
-        return [
-            (action, at - int(start.elapsed_time(now) * 1e6), at - int(stop.elapsed_time(now) * 1e6))
-            for action, start, stop in self._ran
-        ]
-
-    def _stamp(self) -> Any:
-        if self._device.type != "cuda":
-            return time.perf_counter_ns()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        told = seconds_of(self._device)
+        return [(action, int(told(start) * 1e9), int(told(stop) * 1e9)) for action, start, stop in self._ran]
 
 
 class Stage(PipelineStage):

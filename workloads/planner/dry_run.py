@@ -86,7 +86,6 @@ class DryRun:
 
     @property
     def fits(self) -> bool:
-        """Whether every rank's memory holds it."""
         return self.fullest.memory.total <= self.hardware.usable_bytes
 
     @property

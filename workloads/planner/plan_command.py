@@ -154,7 +154,6 @@ def _validated(given: Given, path: Path) -> Answer:
 
 
 def _refuse_words(given: Given) -> None:
-    """Refuse what no mesh could make right."""
     default_chunks(given.schedule)  # names the schedules
     for option, word, allowed in (
         ("cp-method", given.cp_method, CP_METHODS),

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from bench.results.details import COMPONENTS, Published
+from bench.text import format_table
 from workloads.costs.communication_pattern import SOURCES, calls, equation_of
 from workloads.costs.equation import Equation
 from workloads.costs.flops import active_layer_weights, again_bytes, stage_flops
@@ -21,13 +22,7 @@ from workloads.planner.search import Found, Wanted, binding_of, rationale
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Return aligned columns, the first ``left`` of them to the left."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = []
-    for row in (head, *rows):
-        words = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
-        numbers = [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
-        lines.append("  ".join([*words, *numbers]).rstrip())
-    return "\n".join(lines)
+    return format_table([head, *rows], range(left, len(head)))
 
 
 def duration(seconds: float) -> str:
@@ -93,7 +88,6 @@ def _step(run: DryRun) -> str:
 
 
 def assumptions(hardware: Hardware, element_bytes: int, notes: Sequence[str] = ()) -> str:
-    """Return the numbers that nobody measured."""
     e = hardware.efficiency
     links = [
         f"links at {e.links_inside:.0%} of {hardware.inside_bytes_per_second / 1e9:.4g} GB/s inside a node of "
@@ -156,7 +150,6 @@ def search_text(found: Found, wanted: Wanted, notes: Sequence[str] = ()) -> str:
 
 
 def published_text(found: Sequence[Published]) -> str:
-    """Return quoted numbers beside predicted ones."""
     rows = []
     for one in found:
         numbers = [f"{value:.3g} {one.unit}" if one.unit else f"{value:.4f}" for value in (one.quoted, one.predicted)]

@@ -186,7 +186,6 @@ def lack_of(run: DryRun) -> str:
 
 
 def smallest_words(wanted: Wanted, hardware: Hardware) -> str:
-    """Return the fewest GPUs that would do, and how."""
     best = smallest_feasible(wanted, hardware)
     if best is None:
         return f"no number of GPUs up to {MOST_GPUS} fits it at global batch {wanted.global_batch}"

@@ -141,7 +141,6 @@ def _spec_of(record: Record) -> StepSpec | str:
 
 
 def _medians(records: Sequence[Record]) -> Mapping[str, float]:
-    """Return each metric's median over launches, where it is known."""
     known: dict[str, list[float]] = {}
     for record in records:
         for name, metric in record.metrics.items():

@@ -66,11 +66,9 @@ class Layout:
     notes: tuple[str, ...] = ()
 
     def loss_of(self, tokens: Tensor) -> Tensor:
-        """Return the mean loss of this rank's part of a microbatch."""
         return loss_of(self.module, tokens) if self.loss is None else self.loss(tokens)
 
     def close(self) -> None:
-        """Give back the groups that were made for it."""
         for group in self.made_groups:
             dist.destroy_process_group(group)
         if self.made_groups:
@@ -79,7 +77,6 @@ class Layout:
 
 
 def dtype_of(spec: StepSpec) -> torch.dtype:
-    """Return the type of a step's weights and activations."""
     return {4: torch.float32, 2: torch.bfloat16}[spec.element_bytes]
 
 

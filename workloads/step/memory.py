@@ -45,7 +45,6 @@ class Memory:
     share = 0.0
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float) -> BySource:
-        """Return what is measured and what is counted on this rank."""
         model, optimizer = self.layout.model, self.layout.optimizer
         shards = list(model.parameters())
         optimizer.zero_grad()
@@ -121,7 +120,6 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients that parameters have."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 

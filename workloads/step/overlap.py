@@ -19,7 +19,7 @@ from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.step.layout import Layout
 from workloads.step.probe import Begin, Step, take_turns, timed
-from workloads.step.sent_bytes import OTHER, Call, Silenced, counted, fake_twins
+from workloads.step.sent_bytes import OTHER, SentCall, Silenced, counted, fake_twins
 from workloads.step.trace import (
     Breakdown,
     Span,
@@ -45,7 +45,7 @@ class Observed:
     and communicates, so that the difference is communication's alone.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[SentCall, ...]
     members: dict[str, list[int]]
     walls: dict[str, list[float]]
     breakdowns: list[Breakdown]
@@ -189,14 +189,14 @@ def _slowest(told: Sequence[Observed], kind: str) -> list[float]:
     return [max(walls) for walls in zip(*(seen.walls[kind] for seen in told), strict=True)]
 
 
-def _broken_down(trace: Trace, calls: Sequence[Call]) -> Breakdown:
+def _broken_down(trace: Trace, calls: Sequence[SentCall]) -> Breakdown:
     by_axis: dict[str, list[Span]] = {}
     for axis, span in zip(_axes_of(trace, calls), trace.comm, strict=True):
         by_axis.setdefault(axis, []).append(span)
     return break_down(trace.step, trace.compute, by_axis, trace.copies, measured_wall_seconds=trace.wall_seconds)
 
 
-def _axes_of(trace: Trace, calls: Sequence[Call]) -> list[str]:
+def _axes_of(trace: Trace, calls: Sequence[SentCall]) -> list[str]:
     """Return the axis of each communication of a trace: a step makes the same calls in the same order each time."""
     if len(trace.comm) == len(calls):
         return [call.axis for call in calls]

@@ -143,7 +143,6 @@ class Parity:
         return total
 
     def _alone(self, dtype: torch.dtype) -> nn.Module:
-        """Return a single process's model with the weights of the seed."""
         if self._layout.reference_model is not None:
             return self._layout.reference_model(dtype)
         return build(self._shape, self._world.seed, self._world.device, dtype)

@@ -31,7 +31,7 @@ _NAMESPACES = ("c10d::", "_c10d_functional::")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class SentCall:
     """One communication: ``num_bytes`` is its size as nccl-tests counts it, on ``ranks`` ranks of an axis.
 
     ``peer`` is the rank of the group that a send goes to, None of all else. ``sent`` are the bytes that leave this
@@ -65,7 +65,7 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, axes: Mapping[str, dist.ProcessGroup]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._axes = {group.group_name: name for name, group in axes.items()}
-        self.calls: list[Call] = []
+        self.calls: list[SentCall] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -90,7 +90,7 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "alltoall_base_" and (sends := list(args[4])):
             row = _bytes(args[1]) // sum(sends) if sum(sends) else 0
             sent = float((sum(sends) - sends[group.rank()]) * row)
-        self.calls.append(Call(axis=axis, op=op, num_bytes=num_bytes, ranks=ranks, peer=peer, sent=sent))
+        self.calls.append(SentCall(axis=axis, op=op, num_bytes=num_bytes, ranks=ranks, peer=peer, sent=sent))
 
 
 class Silenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -126,7 +126,7 @@ def fake_twins(axes: Mapping[str, dist.ProcessGroup]) -> dict[str, dist.ProcessG
     return {group.group_name: fake_group(group) for group in axes.values()}
 
 
-def counted(step: Callable[[], object], axes: Mapping[str, dist.ProcessGroup]) -> tuple[Call, ...]:
+def counted(step: Callable[[], object], axes: Mapping[str, dist.ProcessGroup]) -> tuple[SentCall, ...]:
     with Counted(axes) as mode:
         step()
     return tuple(mode.calls)
@@ -162,7 +162,7 @@ class SentBytes:
         return Explanation(metrics=metrics)
 
 
-def bytes_by_axis(calls: Sequence[Call], axes: Iterable[str] = ()) -> dict[str, float]:
+def bytes_by_axis(calls: Sequence[SentCall], axes: Iterable[str] = ()) -> dict[str, float]:
     """Return the bytes that a rank sends by axis, 0 over one of ``axes`` without calls."""
     sent: defaultdict[str, float] = defaultdict(float, dict.fromkeys(axes, 0.0))
     for call in calls:

@@ -73,7 +73,6 @@ class TrainingStep:
             self.layout.optimizer.step()
 
     def reset(self) -> None:
-        """Draw the next batch."""
         self._waiter.forget()
         self._step_number += 1
         self._draw()
@@ -147,7 +146,6 @@ class TrainingStep:
         return dict.fromkeys(self.layout.axes, 0.0) | bytes_by_axis(calls(self.spec.at(self._world.rank)))
 
     def close(self) -> None:
-        """Give back the process groups that the layout made."""
         self.layout.close()
 
     def _doubts_of_peak(self, step_seconds: float) -> tuple[str, ...]:

@@ -45,7 +45,6 @@ def tp_sp(world: World, **params: Value) -> TrainingStep:
 
 
 def tp_fsdp(world: World, **params: Value) -> TrainingStep:
-    """Return the step on a mesh of two axes."""
     return TrainingStep(world, params, lay_out_tp_fsdp, strategies.tp_fsdp)
 
 
