@@ -86,8 +86,8 @@ class Child:
 
     def tell(self, number: signal.Signals) -> None:
         """Send it and all its own a signal; SIGTERM asks it to stop and keep what is done."""
-        with suppress(ProcessLookupError):  # it may have just ended
-            if self.code is None:
+        if self.code is None:
+            with suppress(ProcessLookupError):  # it has just ended
                 os.killpg(self._process.pid, number)
 
     def end(self, patience_seconds: float) -> None:
@@ -99,7 +99,6 @@ class Child:
             self._process.wait()
 
     def last_words(self) -> str:
-        """Return the last line it wrote on standard error."""
         with self._log.open("rb") as log:
             log.seek(max(log.seek(0, os.SEEK_END) - 4096, self._first))
             lines = log.read().decode(errors="replace").split("\n")

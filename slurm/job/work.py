@@ -32,8 +32,7 @@ from slurm.job.point_run import (
 from slurm.sweep.folder import Point, Sweep, load_sweep
 from slurm.system import MARGIN_SECONDS, Slurm, SlurmError, end_time, scale, too_long
 
-_LOOK_EVERY_SECONDS = 1.0
-_ASK_EVERY_SECONDS = 10.0
+_LOOK_EVERY_SECONDS, _ASK_EVERY_SECONDS = 1.0, 10.0
 _TOLD_TO_STOP, _TIME_ENDED = "the job was told to stop", "the job's time ended"
 
 

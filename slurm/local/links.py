@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.text import UserError
 from slurm.local.cluster_conf import CONTROLLER, address
 
 _CONTROLLER_PID = 1
@@ -23,7 +24,7 @@ _QUIET = "arp off addrgenmode none"
 """Keeps the controller itself from answering on an interface that only carries others' frames."""
 
 
-class ClusterError(RuntimeError):
+class ClusterError(UserError):
     """The cluster did not come up, or a program of its network failed; the message is a sentence."""
 
 

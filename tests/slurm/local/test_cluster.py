@@ -209,11 +209,14 @@ def test_only_the_inside_of_a_running_cluster_can_be_broken(tmp_path: Path, monk
     (tmp_path / "first").write_bytes(b"/sbin/init")
     monkeypatch.setattr("slurm.local.local.FIRST_PROCESS", tmp_path / "first")
     assert "holds no running cluster" in told(), "a kept folder is none"
-    (tmp_path / "first").write_bytes(b"python\0-m\0slurm.cluster\0" + str(tmp_path).encode())
+    (tmp_path / "first").write_bytes(b"python\0-m\0slurm.local.cluster\0" + str(tmp_path).encode())
     assert told("cut", "n3") == "'n3' is none of the cluster's nodes n1 to n2"
     assert told("rate", "n1") == "local-fault rate n1 needs a rate, such as 50mbit"
     assert told("heal", "n1", "50mbit") == "local-fault heal n1 takes no rate"
     assert told("rate", "n1", "fast").startswith("rate 'fast' is no rate: write a whole number")
+    failed = subprocess.CompletedProcess([], 1, stderr="Cannot find device\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    assert told("cut", "n1") == "tc: Cannot find device"
 
 
 A, B, C = (bytes([2, 0, 0, 0, 0, number]) for number in (1, 2, 3))

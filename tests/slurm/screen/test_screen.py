@@ -38,6 +38,7 @@ from slurm.system import Slurm
 NODES = ("n1", "n2", "n3", "n4")
 INSIDE = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]"}
 ONLY_N3_IS_SLOW = {"n1": "fine", "n2": "fine", "n3": "slow", "n4": "fine"}
+UNSURE = ("unconfirmed", 4)
 Change = Callable[[Seen, int], Seen]
 
 
@@ -80,14 +81,11 @@ def words(found: Screening) -> dict[str, str]:
     return {verdict.name: verdict.verdict for verdict in (*found.nodes, *found.links)}
 
 
-def test_fine_nodes_are_measured_once(lab: Lab) -> None:
+def test_fine_nodes_are_measured_once_and_a_slow_one_again_with_good_partners_and_blamed(lab: Lab) -> None:
     found = screen_nodes(NODES, Options())
     assert words(found) == dict.fromkeys(NODES, "fine")
     assert (found.code, found.exclude, found.runs) == (0, "", ("runs/1",))
     assert [turns.parameter for _, turns in lab.asked] == ["round"]
-
-
-def test_a_slow_node_is_measured_again_with_good_partners_and_blamed(lab: Lab) -> None:
     lab.slow = {"n3": 0.25}
     for options in (Options(), Options(rounds=3)):  # with few rounds what confirmed n3 weighs the others too
         found = screen_nodes(NODES, options)
@@ -98,21 +96,17 @@ def test_a_slow_node_is_measured_again_with_good_partners_and_blamed(lab: Lab) -
 
 
 def test_a_suspect_that_is_not_measured_slow_again_is_not_blamed(lab: Lab) -> None:
-    def recovers(seen: Seen, number: int) -> Seen:
-        lab.slow = {}
-        return seen
+    moved, broken = {"hosts": NODES[::-1]}, {"exchanges": (), "problems": ("it broke",)}
+    for speeds, again, told in (({}, {}, ("fine", 0)), ({"n3": 0.25}, moved, UNSURE), ({"n3": 0.25}, broken, UNSURE)):
 
-    def moves(seen: Seen, number: int) -> Seen:
-        return seen if number == 1 else replace(seen, hosts=seen.hosts[::-1])
+        def change(seen: Seen, number: int, speeds: Any = speeds, again: Any = again) -> Seen:
+            lab.slow = speeds
+            return seen if number == 1 else replace(seen, **again)
 
-    def breaks(seen: Seen, number: int) -> Seen:
-        return seen if number == 1 else replace(seen, exchanges=(), problems=("it broke",))
-
-    for change, word, code in ((recovers, "fine", 0), (moves, "unconfirmed", 4), (breaks, "unconfirmed", 4)):
         lab.slow, lab.change = {"n3": 0.25}, change
         lab.asked.clear()
         found = screen_nodes(NODES, Options())
-        assert (words(found)["n3"], found.code, found.exclude, len(found.runs)) == (word, code, "", 2), change
+        assert (words(found)["n3"], found.code, found.exclude, len(found.runs)) == (*told, "", 2)
 
 
 def test_who_does_not_answer_is_left_out_and_the_others_are_screened(lab: Lab) -> None:
