@@ -22,7 +22,6 @@ from reports.analysis.timelines import axis_of, by_stream, lanes, stream_words, 
 Event = dict[str, Any]
 # by stream: thread, category, and the beginning of names by which HolisticTraceAnalysis tells it from arithmetic
 _STREAMS = {PHASE: (1, "user_annotation", ""), COMPUTE: (2, "kernel", ""), COPY: (3, "gpu_memcpy", "Memcpy ")}
-_FIRST_COMM = 8  # the first thread of communication
 
 
 class _Told(NamedTuple):
@@ -32,7 +31,9 @@ class _Told(NamedTuple):
     label: str
     num_processes: int
     events: Callable[[int, str], Iterator[Event]]
-    clock: Event
+    clock: str | None
+    uncertainty_seconds: float | None
+    launch: int
 
 
 def render_trace(run: Run) -> bytes:
@@ -78,29 +79,20 @@ def _told(run: Run) -> tuple[list[_Told], dict[str, str]]:
     found, traced = pipelines(shown), traced_steps(run, shown)
     names, labels = schedule_labels(found), short_labels([row for row in shown if not row.is_communication])
     told, left_out = list[_Told](), dict[str, str]()
-    clock: Event
     for one in found:
         case_id, facts = one.row.case.id, one.facts
         if reason := _why_not(one):
             left_out[names[case_id]] = reason
             continue
-        clock = {
-            "method": facts.clock,
-            "uncertainty_seconds": facts.clock_uncertainty_seconds,
-            "launch": one.launch + 1,
-        }
-        told.append(_Told(case_id, names[case_id], 2 * facts.ranks, partial(pipeline_events, one), clock))
+        events, clock = partial(pipeline_events, one), (facts.clock, facts.clock_uncertainty_seconds)
+        told.append(_Told(case_id, names[case_id], 2 * facts.ranks, events, *clock, one.launch))
     for step in traced:
         case_id, timeline = step.row.case.id, step.timeline
         if timeline is None:
             left_out[labels[case_id]] = step.why_not
             continue
-        clock = {
-            "method": timeline.clock,
-            "uncertainty_seconds": timeline.uncertainty_seconds,
-            "launch": step.launch + 1,
-        }
-        told.append(_Told(case_id, labels[case_id], len(timeline.ranks), partial(step_events, timeline), clock))
+        events, clock = partial(step_events, timeline), (timeline.clock, timeline.uncertainty_seconds)
+        told.append(_Told(case_id, labels[case_id], len(timeline.ranks), events, *clock, step.launch))
     if not told:
         reasons = [f"{label}: {reason}" for label, reason in left_out.items()] or unreadable(shown, read_pipeline)
         why = reasons[0] if reasons else "no case with a valid measurement left one, as training steps do"
@@ -124,19 +116,18 @@ def _document(run: Run, told: Sequence[_Told], left_out: dict[str, str]) -> byte
     for one in told:
         events += one.events(first, f"{one.label}: " if len(told) > 1 else "")
         first += one.num_processes
-    clocks = {one.label: one.clock for one in told}
+    clocks = {
+        one.label: {"method": one.clock, "uncertainty_seconds": one.uncertainty_seconds, "launch": one.launch + 1}
+        for one in told
+    }
     about = {"run": run.info.id, "parbench": run.info.parbench, "clocks": clocks, "left_out": left_out}
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}) + b"\n"
 
 
-def _process(pid: int, name: str) -> Iterator[Event]:
-    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-
-
-def _thread(pid: int, tid: int, name: str) -> Iterator[Event]:
-    yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
-    yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+def _named(what: str, name: str, **place: int) -> Iterator[Event]:
+    """Yield the name of a process or thread, which stands by its number among its like."""
+    yield {"ph": "M", "name": f"{what}_name", **place, "args": {"name": name}}
+    yield {"ph": "M", "name": f"{what}_sort_index", **place, "args": {"sort_index": place.get("tid", place["pid"])}}
 
 
 def step_events(timeline: Timeline, first_pid: int, prefix: str = "") -> Iterator[Event]:
@@ -146,8 +137,8 @@ def step_events(timeline: Timeline, first_pid: int, prefix: str = "") -> Iterato
 
 
 def _rank_events(rank: RankTimeline, pid: int, prefix: str = "", *, for_analysis: bool = False) -> Iterator[Event]:
-    yield from _process(pid, f"{prefix}rank {rank.rank}")
-    comm = _FIRST_COMM
+    yield from _named("process", f"{prefix}rank {rank.rank}", pid=pid)
+    comm = 8  # the next thread of communication
     for stream, intervals in by_stream(rank).items():
         other = (comm, "kernel" if for_analysis else "communication", "ncclDevKernel_")
         thread, category, beginning = _STREAMS.get(stream, other)
@@ -155,35 +146,36 @@ def _rank_events(rank: RankTimeline, pid: int, prefix: str = "", *, for_analysis
         split, axis = lanes(intervals), axis_of(stream)
         for number, lane in enumerate(split, start=1):
             tid = thread if number == 1 else comm
-            comm += tid >= _FIRST_COMM
+            comm += tid == comm
             more = f" ({number} of {len(split)})" if len(split) > 1 else ""
-            yield from _thread(pid, tid, f"{stream_words(stream)}{more}")
+            yield from _named("thread", f"{stream_words(stream)}{more}", pid=pid, tid=tid)
             # a phase is the host's: with a stream, HolisticTraceAnalysis would take it for a kernel
             args = ({} if stream == PHASE else {"stream": tid}) | ({} if axis is None else {"axis": axis})
             for one in lane:
                 # rounded by its ends, not its length, so that neighbours cannot come to overlap
                 start, stop = round(one.start_us, 3), round(one.stop_us, 3)
-                place = {"pid": pid, "tid": tid, "ts": start, "dur": round(stop - start, 3)}
-                yield {"ph": "X", "name": f"{start_of_name}{one.name}", "cat": category, **place, "args": args}
+                event = {"ph": "X", "name": start_of_name + one.name, "cat": category, "pid": pid, "tid": tid}
+                event["ts"], event["dur"], event["args"] = start, round(stop - start, 3), args
+                yield event
 
 
 def pipeline_events(one: Pipeline, first: int, start: str = "") -> Iterator[Event]:
     """Yield a case's events from process ``first`` on: each process's names, then what it did, in order of time."""
     facts = one.facts
     for pid, ran in enumerate(facts.measured or (), start=first):
-        yield from _process(pid, f"{start}rank {pid - first}")
+        yield from _named("process", f"{start}rank {pid - first}", pid=pid)
         yield from _work(pid, 1, "pipeline", ran)
         yield from _work(pid, 2, "idle causes", [gap for gap in facts.idle or () if gap.rank == pid - first])
     for rank, ran in enumerate(facts.predicted or ()):
         pid = first + facts.ranks + rank
-        yield from _process(pid, f"{start}rank {rank} (predicted)")
+        yield from _named("process", f"{start}rank {rank} (predicted)", pid=pid)
         yield from _work(pid, 1, "pipeline", ran)
 
 
 def _work(pid: int, tid: int, name: str, told: Sequence[Ran] | Sequence[Idle]) -> Iterator[Event]:
     """Yield a thread's name and its complete events; a thread without any has no name either."""
     if told:
-        yield from _thread(pid, tid, name)
+        yield from _named("thread", name, pid=pid, tid=tid)
     for one in told:
         if isinstance(one, Ran):
             action = one.action

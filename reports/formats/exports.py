@@ -14,10 +14,8 @@ from bench.results.runs import Run
 from reports.analysis.summary import Row, common_details, summarize
 from reports.cells import visible
 
+# by a metric's better direction, for customSmallerIsBetter and customBiggerIsBetter
 FILES = {"lower": "smaller-is-better.json", "higher": "bigger-is-better.json"}
-"""By a metric's better direction the file for ``customSmallerIsBetter`` and ``customBiggerIsBetter``."""
-PYTEST_BENCHMARK = "5.3.1"
-"""The pytest-benchmark whose format this is."""
 _UNITS = {"s": "seconds", "B": "bytes", "B/s": "bytes_per_second", "": "ratio"}
 
 
@@ -106,7 +104,7 @@ def render_pytest(run: Run) -> bytes:
         "commit_info": {"id": "unversioned", "dirty": False, "project": "parbench", "branch": None, "time": None},
         "benchmarks": [_benchmark(row, data) for row in summarize(run).rows if (data := samples(row))],
         "datetime": run.info.started,
-        "version": PYTEST_BENCHMARK,
+        "version": "5.3.1",  # of pytest-benchmark, whose format this is
     }
     return _json(whole)
 
@@ -187,5 +185,4 @@ FORMATS: Mapping[str, Callable[[Run], bytes]] = {
     "bencher": render_bencher,
     "openmetrics": render_openmetrics,
 }
-FOLDERS: Mapping[str, Callable[[Run], dict[str, bytes]]] = {"github-action-benchmark": render_action}
-"""The formats of several files."""
+FOLDERS: Mapping[str, Callable[[Run], dict[str, bytes]]] = {"github-action-benchmark": render_action}  # several files

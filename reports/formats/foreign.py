@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from bench.results.metrics import MetricValue, value
 from bench.results.records import Check
 from bench.text import UserError, listed
 
-MICRO, GIGA, GIBI = 1e-6, 1e9, 1 << 30
+MICRO, GIGA = 1e-6, 1e9
 UNKNOWN = "unknown"
 NO_CASE = "no case of ours measures the same"
 
@@ -73,17 +74,13 @@ class Row(dict[str, str]):
 
 
 def number(word: str, where: str) -> float:
-    try:
-        found = float(word)
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise UserError(f"{where}: {word!r} is not a number")
-    return found
+    with suppress(ValueError):
+        if math.isfinite(found := float(word)):
+            return found
+    raise UserError(f"{where}: {word!r} is not a number")
 
 
 def lines(text: str, where: str) -> Iterator[tuple[str, str]]:
-    """Yield every line with the words that say where it stands."""
     return ((line, f"{where}, line {at}") for at, line in enumerate(text.splitlines(), start=1))
 
 

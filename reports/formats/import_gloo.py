@@ -15,7 +15,6 @@ from bench.results.records import Check
 from bench.results.stats import MIN_FOR_P99
 from bench.text import UserError
 from reports.formats.foreign import (
-    GIBI,
     MICRO,
     NO_CASE,
     Foreign,
@@ -28,9 +27,7 @@ from reports.formats.foreign import (
 )
 
 _METHOD = "median of rank 0's iterations, gloo's benchmark of unknown version"
-_DTYPES = {8: "uint64", 4: "float32", 2: "float16"}
 _OPERATIONS = names_of("gloo")
-_NEEDED = ("size", "elements", "p50", "p99", "bandwidth", "iterations")
 
 
 @dataclass(kw_only=True)
@@ -51,31 +48,18 @@ class _Section:
         told = self.options.get("processes", "")
         return world_size(int(told) if told.isdecimal() else None, nproc, where)
 
-    def read(self, line: str, where: str, nproc: int | None) -> None:
-        """Learn from a heading, take a row, or mark the last row as wrong: gloo stops at the first mismatch."""
-        words = line.split()
-        if line.startswith("Options:"):
-            self.options = dict(re.findall(r"(\w+)=(\w+)", line))
-        elif "iterations" in words:
-            self.seconds = 1e-9 if "(ns)" in line else MICRO
-            self.names = re.sub(r" \(\S+\)", "", line).split()
-        elif words == ["VERIFY", "ERRORS"] and self.found:
-            self.found[-1] = replace(self.found[-1], check=Check(passed=False))
-        elif self.names and self.operation and words[0].isdecimal():
-            ranks = self.ranks(nproc, where)
-            self.found.append(_found(self, self.operation, Row(words, self.names, _NEEDED, where), ranks))
-
 
 def parse_gloo(text: str, where: str, nproc: int | None) -> Foreign:
     """Return what gloo's benchmark printed; ``UserError`` if it is cut short or nobody tells the number of ranks."""
     sections, before = list[_Section](), ""
     for line, place in lines(text, where):
-        words = line.split()
+        if not (words := line.split()):
+            continue
         if before.startswith("====") and len(words) == 1 and not line.startswith("===="):
             sections.append(_Section(algorithm=words[0].lower().removeprefix("new_")))
-        elif sections and words:
-            sections[-1].read(line, place, nproc)
-        before = line if words else before
+        elif sections:
+            _learn(sections[-1], line, words, place, nproc)
+        before = line
     if not sections:
         raise UserError(f"{where} holds no results of gloo's benchmark: no line names an algorithm")
     refuse_several(worlds := {one.ranks(nproc, where) for one in sections}, where)
@@ -90,14 +74,27 @@ def parse_gloo(text: str, where: str, nproc: int | None) -> Foreign:
     )
 
 
+def _learn(one: _Section, line: str, words: list[str], where: str, nproc: int | None) -> None:
+    if line.startswith("Options:"):
+        one.options = dict(re.findall(r"(\w+)=(\w+)", line))
+    elif "iterations" in words:
+        one.seconds = 1e-9 if "(ns)" in line else MICRO
+        one.names = re.sub(r" \(\S+\)", "", line).split()
+    elif words == ["VERIFY", "ERRORS"] and one.found:  # gloo stops at the first mismatch
+        one.found[-1] = replace(one.found[-1], check=Check(passed=False))
+    elif one.names and one.operation and words[0].isdecimal():
+        row = Row(words, one.names, ("size", "elements", "p50", "p99", "bandwidth", "iterations"), where)
+        one.found.append(_found(one, one.operation, row, one.ranks(nproc, where)))
+
+
 def _found(section: _Section, operation: OperationSpec, row: Row, ranks: int) -> Found:
     printed, elements, options = row.whole("size"), row.whole("elements"), section.options
     to_each = operation.short_name == "all_to_all"
     itemsize = 8 if to_each else printed // elements if elements else 0
     size = elements * itemsize * (ranks if operation.contributes else 1)
     params: dict[str, Value] = {"size_bytes": size, "mode": "pipelined", "algorithm": section.algorithm}
-    if itemsize in _DTYPES:
-        params["dtype"] = _DTYPES[itemsize]
+    if dtype := {8: "uint64", 4: "float32", 2: "float16"}.get(itemsize):
+        params["dtype"] = dtype
     notes = ["gloo's benchmark sees rank 0 alone: other ranks may be slower"]
     if to_each:
         notes.append(f"gloo's alltoall sends 8-byte elements to each of {ranks} ranks, whatever its size column says")
@@ -107,7 +104,7 @@ def _found(section: _Section, operation: OperationSpec, row: Row, ranks: int) ->
     notes += [f"gloo ran with {k}={v}: the row is of more than one operation or buffer" for k, v in more.items()]
     p50, iterations = row.number("p50") * section.seconds, row.whole("iterations")
     metrics = time_and_rates(operation, ranks, size, p50 or None, _METHOD)
-    rate = row.number("bandwidth") * GIBI
+    rate = row.number("bandwidth") * 2**30
     if iterations >= MIN_FOR_P99:
         metrics["time_p99"] = value("time_p99", row.number("p99") * section.seconds, f"99th percentile; {_METHOD}")
     metrics["algbw_mean"] = value(

@@ -28,6 +28,7 @@ _LABEL = re.compile(r"^\s*(?:\d+:\s|\[\d+,\d+\]<std(?:out|err)>:)")  # what srun
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+Group\s+\d+\s+Pid\s+-?\d+\s+on\s+(\S+)")
 _PROGRAM = re.compile(r"\b(\w+_perf)\b")
 _OURS = re.compile(r"^# Written by parbench (\S+): (.*)$")
+_Numbers = Mapping[str, float | None]
 _TOLD = ("parbench", "mode", "backend", "device", "nodes", "world")  # of ours, what is no parameter
 
 
@@ -46,6 +47,7 @@ class _Head:
     hosts: tuple[str, ...] = ()
     ours: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
     step: float = 0.01 * GIGA
 
     @property
@@ -72,22 +74,19 @@ def parse_nccl(text: str, where: str, nproc: int | None) -> Foreign:
     """Return what a file of nccl-tests holds, text or JSON; ``UserError`` if it is cut short or newer than known."""
     if not text.lstrip().startswith("{"):
         return _parse_text(text, where, nproc)
-    heads, found, variables = list[_Head](), list[Found](), list[str]()
+    heads, found = list[_Head](), list[Found]()
     for document, place in _documents(text, where):
         heads.append(head := _head(document))
         ranks = world_size(head.ranks, nproc, place)
-        variables += document.env
         found += (one for result in document.results for one in _results(head, ranks, result, place))
-    return _foreign(heads, found, where, nproc, variables)
+    return _foreign(heads, found, where, nproc)
 
 
 def _pairs(words: Iterable[str]) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def _foreign(
-    heads: list[_Head], found: list[Found], where: str, nproc: int | None, variables: Iterable[str]
-) -> Foreign:
+def _foreign(heads: list[_Head], found: list[Found], where: str, nproc: int | None, *left_out: str) -> Foreign:
     foreign.refuse_several({head.world for head in heads}, where)
     first = heads[0]
     hosts, nodes = tuple(dict.fromkeys(host for head in heads for host in head.hosts)), first.ours.get("nodes", "")
@@ -101,19 +100,14 @@ def _foreign(
         device=first.ours.get("device", "cuda"),
         found=tuple(found),
         hosts=hosts,
-        variables=recorded_variables(_pairs(variables)),
+        variables=recorded_variables({k: v for head in heads for k, v in head.variables.items()}),
         details={**first.details, **written},
+        left_out=left_out,
     )
 
 
 def _found(
-    head: _Head,
-    ranks: int,
-    size: int,
-    placed: str,
-    words: Mapping[str, str],
-    numbers: Mapping[str, float | None],
-    where: str,
+    head: _Head, ranks: int, size: int, placed: str, words: Mapping[str, str], numbers: _Numbers, where: str
 ) -> Found:
     """Return a placement's result; ``words`` have type, redop and root, ``numbers`` us, GB/s and the wrong elements."""
     root, redop, dtype = int(foreign.number(words["root"], where)), words["redop"], words["type"]
@@ -166,8 +160,7 @@ def _parse_text(text: str, where: str, nproc: int | None) -> Foreign:
             head.learn(bare)
     if not heads:
         raise UserError(f"{where} holds no table of {TOOL}: no line names its columns")
-    told = _foreign(heads, found, where, nproc, ())
-    return told if summaries == len(heads) else replace(told, left_out=(_CUT_SHORT,))
+    return _foreign(heads, found, where, nproc, *(() if summaries == len(heads) else (_CUT_SHORT,)))
 
 
 def _row(head: _Head, names: list[str], words: list[str], where: str, nproc: int | None) -> Iterator[Found]:
@@ -179,9 +172,9 @@ def _row(head: _Head, names: list[str], words: list[str], where: str, nproc: int
         raise UserError(f"{where}: the heading before this row names no algbw with busbw beside it")
     for placed, start in zip((OUT_OF_PLACE, IN_PLACE), starts, strict=False):
         cells = dict(zip(("time", *names[start + 1 : start + 4]), words[start : start + 4], strict=False))
-        no_number = ("N/A", "nan", "-nan", "inf")
         if any(cell != "N/A" for cell in cells.values()):
-            numbers = {k: None if cell in no_number else foreign.number(cell, where) for k, cell in cells.items()}
+            known = {name: cell for name, cell in cells.items() if cell not in ("N/A", "nan", "-nan", "inf")}
+            numbers = {name: foreign.number(known[name], where) if name in known else None for name in cells}
             yield _found(head, ranks, row.whole("size"), placed, row, numbers, where)
 
 
@@ -247,8 +240,8 @@ def _documents(text: str, where: str) -> Iterator[tuple[_Document, str]]:
         place = f"{where}, line {text.count(chr(10), 0, begin.start()) + 1}"
         version = value.get("version") if isinstance(value, dict) else None
         if isinstance(version, int) and version > JSON_VERSION:
-            newest = f"is newer than {JSON_VERSION}, the newest we read"
-            raise UserError(f"{place}: JSON version {version} of {TOOL} {newest}")
+            newer = f"is newer than {JSON_VERSION}, the newest we read"
+            raise UserError(f"{place}: JSON version {version} of {TOOL} {newer}")
         try:
             yield msgspec.convert(value, _Document), place
         except msgspec.ValidationError as error:
@@ -269,6 +262,7 @@ def _head(document: _Document) -> _Head:
         hosts=tuple(device.hostname for device in config.devices if device.hostname),
         ours=ours,
         details={"start_time": document.start_time, "nccl_version": document.nccl_version},
+        variables=_pairs(document.env),
         step=0.0 if ours else 1e-6 * GIGA,
     )
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -94,15 +93,6 @@ def _record(case: Case, found: Found, foreign: Foreign, file: str) -> Record:
     notes = [f"imported from {tool} ({foreign.version or 'version unknown'}); times have no interval"]
     if not foreign.nodes:
         notes.append("the file does not tell the number of nodes: it is written as 0")
-    details: dict[str, Any] = {
-        "size_bytes": case.params["size_bytes"],
-        "busbw_factor": busbw_factor(case.name.partition(".")[2], found.group_ranks or foreign.ranks),
-        **({"group_size": found.group_ranks} if found.group_ranks else {}),
-        "convention": "nccl-tests",
-        "iterations": found.iterations,
-        "printed": dict(found.printed),
-        "source": {"tool": tool, "version": foreign.version, "file": file, **foreign.details},
-    }
     return Record(
         case=case,
         world=WorldInfo(size=foreign.ranks, nodes=foreign.nodes or 0, backend=foreign.backend, device=foreign.device),
@@ -113,7 +103,15 @@ def _record(case: Case, found: Found, foreign: Foreign, file: str) -> Record:
         samples=Samples(values=list(found.samples)),
         metrics={} if wrong else dict(found.metrics),  # a wrong result has no time
         noise=noise_of(found.samples),
-        details=details,
+        details={
+            "size_bytes": case.params["size_bytes"],
+            "busbw_factor": busbw_factor(case.name.partition(".")[2], found.group_ranks or foreign.ranks),
+            **({"group_size": found.group_ranks} if found.group_ranks else {}),
+            "convention": "nccl-tests",
+            "iterations": found.iterations,
+            "printed": dict(found.printed),
+            "source": {"tool": tool, "version": foreign.version, "file": file, **foreign.details},
+        },
         notes=[*notes, *found.notes],
         started=utc_now(),
         seconds=0.0,

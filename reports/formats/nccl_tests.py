@@ -4,6 +4,7 @@ The layout, the names and what ``count`` means are those of nccl-tests 2.19.6 (i
 Times are the launches' merged headlines in us, bandwidths GB/s of 1e9 B/s.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -21,20 +22,11 @@ from reports.analysis.summary import Row, num_ranks, summarize
 from reports.cells import visible
 
 TOOL, VERSION, JSON_VERSION = "nccl-tests", "2.19.6", 3
-TYPES = {
-    "float32": "float",
-    "float16": "half",
-    "bfloat16": "bfloat16",
-    "float64": "double",
-    "int8": "int8",
-    "uint8": "uint8",
-    "int32": "int32",
-    "int64": "int64",
-    "float8_e4m3fn": "f8e4m3",
-    "float8_e5m2": "f8e5m2",
-}
+TYPES = {name: name for name in ("bfloat16", "int8", "uint8", "int32", "int64")} | {"float32": "float"}
+TYPES |= {"float16": "half", "float64": "double", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2"}
 REDUCTIONS = {"sum": "sum", "avg": "avg", "min": "min", "max": "max", "product": "prod", "none": "none"}
 _OPERATIONS = {spec.name: spec for spec in names_of(TOOL).values()}
+_PLACED = (OUT_OF_PLACE, IN_PLACE)
 _COLUMNS = ("size_bytes", "dtype", "mode", "placement", "redop", "root")  # what the layout has a place for
 _WORDS = ("false", "true")
 
@@ -76,8 +68,8 @@ def _documents(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
         if reason := _no_counterpart(row.case):
             left_out.append(f"{visible(row.case.label)}: {reason}")
         else:
-            told = _params(row.case)
-            same = (*(told[name] for name in ("mode", "dtype", "redop", "root")), *_others(row.case))
+            told = _params(row.case).items()
+            same = [f"{name}={value}" for name, value in told if name not in ("size_bytes", "placement")]
             series.setdefault((row.case.name, *same, row.world.size, row.world.nodes), []).append(row)
     left_out += [f"{visible(one.case.label)}: skipped: {visible(one.reason)}" for one in summary.skipped]
     left_out += [
@@ -100,16 +92,12 @@ def _no_counterpart(case: Case) -> str | None:
         return "it has no size"
     if "dtype" not in case.params:
         return "its type is unknown"
-    told = _params(case)
-    placements = (OUT_OF_PLACE, IN_PLACE)
-    known = (("dtype", "type", TYPES), ("placement", "placement", placements), ("redop", "reduction", REDUCTIONS))
-    return next(
-        (f"nccl-tests has no {what} {told[name]}" for name, what, theirs in known if told[name] not in theirs), None
-    )
-
-
-def _others(case: Case) -> list[str]:
-    return visible(" ".join(f"{name}={value}" for name, value in case.params.items() if name not in _COLUMNS)).split()
+    dtype, placement, redop = (_params(case)[name] for name in ("dtype", "placement", "redop"))
+    if dtype not in TYPES:
+        return f"nccl-tests has no type {dtype}"
+    if placement not in _PLACED:
+        return f"nccl-tests has no placement {placement}"
+    return None if redop in REDUCTIONS else f"nccl-tests has no reduction {redop}"
 
 
 def _why_left_out(row: Row) -> str | None:
@@ -131,18 +119,20 @@ def _document(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
     rates = [busbw / 1e9 for row in timed if (busbw := row.value("busbw")) is not None]
     wrong = sum(max(1, row.check.wrong or 0) for row in rows if row.status == "wrong")
     mode = str(_params(case)["mode"])
-    where = {"mode": mode, "backend": world.backend, "device": world.device, "nodes": world.nodes}
-    where |= {} if world.size == ranks else {"world": world.size}
-    words = [*(f"{name}={value}" for name, value in where.items()), *_others(case)]
+    words = [f"mode={mode}", f"backend={world.backend}", f"device={world.device}", f"nodes={world.nodes}"]
+    words += [f"world={world.size}"] if world.size != ranks else []
+    words += visible(" ".join(f"{k}={v}" for k, v in case.params.items() if k not in _COLUMNS)).split()
     environment = {name: group for name, group in (run.info.environment or {}).items() if isinstance(group, Mapping)}
     variables = {str(name): str(value) for name, value in environment.get("variables", {}).items()}
+    nccl = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", str(environment.get("torch", {}).get("nccl")))
     return {
         "version": JSON_VERSION,
         "start_time": _local(run.info.started),
         "args": [_OPERATIONS[case.name].names[TOOL], f"parbench={run.info.parbench}", *words],
         # looked through once more: a run's folder may have been edited
         "env": [f"{name}={value}" for name, value in recorded_variables(variables).items()],
-        "nccl_version": _nccl_version(str(environment.get("torch", {}).get("nccl"))),
+        # as NCCL's headers number it: 2.28.9 is 22809
+        "nccl_version": int(nccl[1]) * 10000 + int(nccl[2]) * 100 + int(nccl[3]) if nccl else None,
         "config": {
             "nthreads": 1,
             "ngpus": 1,
@@ -205,14 +195,6 @@ def step(sizes: Sequence[int]) -> dict[str, int]:
     return {"step_bytes": gaps.pop() if len(gaps) == 1 else 0}
 
 
-def _nccl_version(told: str) -> int | None:
-    """Return the version of NCCL as its headers number it (2.28.9 is 22809), None if unknown."""
-    parts = told.split(".")
-    if len(parts) != 3 or not all(part.isdigit() for part in parts):
-        return None
-    return int(parts[0]) * 10000 + int(parts[1]) * 100 + int(parts[2])
-
-
 def _local(utc: str) -> str:
     """Return a time as nccl-tests writes one, without its zone, which is UTC."""
     return utc.partition(".")[0].replace("T", " ").removesuffix("Z")
@@ -227,14 +209,11 @@ def _devices(host_name: str, environment: Mapping[str, Any], ranks: int, world: 
     return [{"rank": rank, "group": 0, "pid": None, **known} for rank in range(ranks)]
 
 
-# --- text ---
-
-
 def _table(parbench: str, document: Mapping[str, Any]) -> list[str]:
     config, results, wrong = document["config"], document["results"], document["out_of_bounds"]["count"]
     program, _, *words = document["args"]
     code, average = document["nccl_version"] or 0, document["average_bus_bandwidth"]["bandwidth"]
-    [(kind, distance)] = [(name, config[name]) for name in ("step_factor", "step_bytes") if name in config]
+    [(kind, distance)] = step([line["size"] for line in results]).items()
     return [
         f"# nccl-tests version {VERSION} nccl-headers={code} nccl-library={code}",
         f"# Collective test starting: {program}",
@@ -244,7 +223,7 @@ def _table(parbench: str, document: Mapping[str, Any]) -> list[str]:
         f"# Written by parbench {parbench}: {' '.join(words)}",
         *(
             f"# N/A under {name.replace('_', '-')}: not measured"
-            for name in (OUT_OF_PLACE, IN_PLACE)
+            for name in _PLACED
             if any(line[name] is None for line in results)
         ),
         "#",
