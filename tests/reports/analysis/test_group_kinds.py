@@ -2,11 +2,8 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from nodes_fixtures import FAR_RATE, group_records, hosts_of, node_run, operation, rates_of, run_of, world_of
+from nodes_fixtures import group_records, hosts_of, node_run, operation, rates_of, run_of, world_of
 from report_rows import cells_of
 from reports_fixtures import ok
 
@@ -15,7 +12,6 @@ from bench.results.runs import Run
 from reports.analysis.contrasts import Kind, Kinds, kinds, largest, ratio_words, series_of_kinds
 from reports.analysis.rank_hosts import nodes_of
 from reports.analysis.summary import summarize
-from reports.figures.lines import EFFICIENCY, RATE, TIME, draw_against_nodes, draw_kinds
 from reports.sections.communication import kind_columns
 
 SIZE = 1 << 22
@@ -110,38 +106,3 @@ def test_one_node_one_kind_or_groups_of_unknown_ranks_are_no_comparison() -> Non
     for details in unknown:
         lost = ok(operation(SIZE, group="node", group_index=1), world=world_of(TWO), details=details)
         assert found(run_of([lost, world()], TWO)) == (), details
-
-
-def drawn(figure: Figure | None) -> tuple[Axes, list[str]]:
-    assert figure is not None
-    return figure.axes[0], [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def points(axes: Axes, place: int) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in np.asarray(axes.lines[place].get_xydata())]
-
-
-def test_each_kind_of_group_is_a_line_against_size() -> None:
-    axes, names = drawn(draw_kinds(found(node_run())))
-    assert names == ["world", "node", "node, together", "across", "across, together"]
-    across = dict(points(axes, 3))
-    assert list(across) == [1 << 16, 1 << 20, 1 << 22]
-    assert across[1 << 22] == pytest.approx(FAR_RATE / 1e9, rel=0.01)
-    assert [label.get_text() for label in axes.get_xticklabels()][-1] == "4M"
-    assert draw_kinds(()) is None
-
-
-def test_lines_go_from_the_fewest_nodes_to_the_most_and_differ_in_more_than_colour() -> None:
-    axes, names = drawn(draw_against_nodes([("a", {4: 1.0, 1: 8.0, 2: 2.0}), ("b", {1: 1.0, 4: 0.5})], RATE))
-    assert names == ["a", "b"]
-    assert points(axes, 0) == [(1, 8.0), (2, 2.0), (4, 1.0)]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "4"]
-    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_yscale()) == ("nodes", "bus bandwidth (GB/s)", "log")
-    first, other = axes.lines
-    assert first.get_marker() != other.get_marker()
-    assert first.get_linestyle() != other.get_linestyle()
-    assert draw_against_nodes([("a", {4: 1.0})], TIME) is None  # on one number of nodes is no line
-    assert drawn(draw_against_nodes([("a", {4: 1.0}), ("b", {1: 1.0, 2: 1.0})], TIME))[1] == ["b"]
-    axes, _ = drawn(draw_against_nodes([("a", {1: 1.0, 2: 0.5})], EFFICIENCY))
-    assert (axes.get_ylim()[0], axes.yaxis.get_major_formatter()(0.5, None)) == (0, "50 %")
-    assert np.asarray(axes.lines[1].get_ydata()).tolist() == [1.0, 1.0]  # the level of perfection

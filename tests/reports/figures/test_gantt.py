@@ -8,10 +8,24 @@ from xml.etree import ElementTree
 from matplotlib.textpath import TextPath
 from report_rows import row_of
 from reports_fixtures import pipeline_idle, pipeline_record, pipeline_timeline
+from traced import rank_timeline, timeline
 
+from bench.results.records import Interval, RankTimeline, Timeline
 from reports.analysis.pipelines import Pipeline, read_pipeline
-from reports.figures.gantt import Box, Detail, boxes_of, detail_of, gantt_svg, gantt_words, idle_boxes
-from reports.formats.chrome_trace import pipeline_events
+from reports.figures.gantt import (
+    MOST_RANKS,
+    Box,
+    Detail,
+    boxes_of,
+    detail_of,
+    gantt_svg,
+    gantt_words,
+    idle_boxes,
+    joined,
+    timeline_svg,
+    timeline_words,
+    view_of,
+)
 
 LEFT, WIDTH = 66.0, 918.0
 
@@ -27,17 +41,41 @@ class Drawn(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A timeline of the chart: its title, its boxes, and the words below the title with where they stand."""
+    """A timeline of a chart: its title, its boxes, and the words below the title with where they stand."""
 
     title: str
     boxes: list[Drawn]
     texts: list[tuple[float, float, str]]
 
-    def spans(self, rank: int, length: float) -> list[tuple[float, float]]:
-        middles = [round((box.high + box.low) / 2, 1) for box in self.boxes]
-        row = sorted(set(middles))[rank]
-        shown = [box for box, middle in zip(self.boxes, middles, strict=True) if middle == row]
-        return sorted((round(box.left * length, 2), round(box.right * length, 2)) for box in shown)
+    @property
+    def words(self) -> list[str]:
+        return [text for _, _, text in self.texts]
+
+    def spans(self, row: int, length: float) -> list[tuple[float, float]]:
+        """Return where a row's boxes begin and end on an axis of this length."""
+        rows: dict[float, list[tuple[float, float]]] = {}
+        for box in self.boxes:
+            span = (round(box.left * length, 2), round(box.right * length, 2))
+            rows.setdefault(round((box.high + box.low) / 2), []).append(span)
+        return sorted(rows[sorted(rows)[row]])
+
+
+def panels_in(svg: str, left: float = LEFT) -> list[Panel]:
+    """Return what stands above the first title, such as a legend, and the timelines from the top."""
+    root = ElementTree.fromstring(svg)
+    texts = [(float(text.attrib["x"]), float(text.attrib["y"]), text.text or "") for text in root.iter("text")]
+    heads = [(0.0, ""), *((y, words) for _, y, words in texts if words.startswith(("predicted: ", "measured: ")))]
+    boxes = []
+    for path in root.iter("path"):
+        for told in re.findall(r"M(\S+) (\S+?)h(\S+?)v(\S+?)h-\S+?z", path.attrib["d"]):
+            x, y, width, height = map(float, told)
+            share = (x - left) / (984 - left)
+            boxes.append(Drawn(path.attrib["style"], share, share + width / (984 - left), y, y + height))
+    ends = [y for y, _ in heads[1:]] + [float("inf")]
+    return [
+        Panel(title, [b for b in boxes if top < b.high < end], [t for t in texts if top < t[1] < end])
+        for (top, title), end in zip(heads, ends, strict=True)
+    ]
 
 
 def pipeline(schedule: str = "1f1b", **details: Any) -> Pipeline:
@@ -46,27 +84,12 @@ def pipeline(schedule: str = "1f1b", **details: Any) -> Pipeline:
     return found
 
 
+def svg_of(one: Pipeline, detail: Detail | None = None) -> str:
+    return gantt_svg(one, detail or detail_of(one), name="g", title="a pipeline")
+
+
 def panels(one: Pipeline, detail: Detail | None = None) -> list[Panel]:
-    """Return the legend, untitled, and the timelines from the top."""
-    root = ElementTree.fromstring(gantt_svg(one, detail or detail_of(one), name="g", title="a pipeline"))
-    texts = [(float(t.attrib["x"]), float(t.attrib["y"]), t.text or "") for t in root.iter("text")]
-    heads = [(0.0, ""), *((y, words) for _, y, words in texts if words.startswith(("predicted: ", "measured: ")))]
-    boxes = [
-        Drawn(path.attrib["style"], (x - LEFT) / WIDTH, (x - LEFT + width) / WIDTH, y, y + height)
-        for path in root.iter("path")
-        for x, y, width, height in [
-            tuple(map(float, told)) for told in re.findall(r"M(\S+) (\S+?)h(\S+?)v(\S+?)h-\S+?z", path.attrib["d"])
-        ]
-    ]
-    ends = [y for y, _ in heads[1:]] + [float("inf")]
-    return [
-        Panel(title, [b for b in boxes if top < b.high < end], [t for t in texts if top < t[1] < end])
-        for (top, title), end in zip(heads, ends, strict=True)
-    ]
-
-
-def words(panel: Panel) -> list[str]:
-    return [text for _, _, text in panel.texts]
+    return panels_in(svg_of(one, detail))
 
 
 DETAIL = Detail(gap=0.0, mixed=False, numbered=True, note="")
@@ -85,10 +108,10 @@ def test_each_action_is_a_box_where_it_ran_and_the_predicted_stand_above_the_mea
     assert [above.spans(rank, 8) for rank in (0, 1)] == [[(0, 1), (4, 6)], [(1, 2), (2, 4)]]
     assert below.spans(0, 8) == [(0, 1.5), (1.5, 4.5), (4.5, 5), (5, 8)]
     assert below.spans(1, 8) == [(0, 2), (2, 3), (3, 5), (5, 8)]
-    ranks = [text for text in words(above) if text.startswith("rank")]
-    assert (ranks, words(above)[:4]) == (["rank 0", "rank 1"], ["F0", "B0", "F0", "B0"])
+    ranks = [text for text in above.words if text.startswith("rank")]
+    assert (ranks, above.words[:4]) == (["rank 0", "rank 1"], ["F0", "B0", "F0", "B0"])
     assert above.texts[1][0] == round(LEFT + WIDTH * 5 / 8, 1)
-    assert words(below)[-10:] == [*map(str, range(9)), "time since the step's first action (ms)"]
+    assert below.words[-10:] == [*map(str, range(9)), "time since the step's first action (ms)"]
 
 
 def test_kinds_and_causes_differ_in_colour_and_in_height_and_chunks_in_shade() -> None:
@@ -100,26 +123,26 @@ def test_kinds_and_causes_differ_in_colour_and_in_height_and_chunks_in_shade() -
     assert heights == [0.9, 0.78, 0.66, 0.54, 0.9, 0.6, 0.4, 0.2]
     timeline = [[["0F0", 0, 10], ["2F0", 10, 20]], [["1F0", 10, 20], ["3F0", 20, 30]]]
     legend, above, _ = panels(pipeline(**CHUNKS, measured=timeline, predicted=timeline))
-    told = [re.findall(r"fill:([^;]*);fill-opacity:([^;]*)", style) for style in {box.style for box in above.boxes}]
-    ((one, other),) = zip(*told, strict=True)
-    assert (one[0], one[1] != other[1]) == (other[0], True)
-    assert words(legend) == ["F: forward", "paler: later of 2 chunks"]
+    styles = ";".join(dict.fromkeys(box.style for box in above.boxes))
+    (one, shade), (other, later) = re.findall(r"fill:([^;]*);fill-opacity:([^;]*)", styles)
+    assert (one, float(shade) > float(later)) == (other, True)
+    assert legend.words == ["F: forward", "paler: later of 2 chunks"]
 
 
 def test_the_legend_names_what_is_drawn_in_its_colour_and_height() -> None:
     legend, above, below = panels(pipeline(**TINY))
     kinds = ["F: forward", "B: backward"]
-    assert words(legend) == [*kinds, "idle: schedule", "idle: imbalance", "idle: p2p", "idle: rest"]
+    assert legend.words == [*kinds, "idle: schedule", "idle: imbalance", "idle: p2p", "idle: rest"]
     assert len({round(box.low - box.high, 1) for box in legend.boxes}) == 5  # a forward as high as the schedule's idle
     assert {box.style for box in legend.boxes} == {re.sub(";stroke.*", "", box.style) for box in below.boxes}
     assert {re.sub(";stroke.*", "", box.style) for box in above.boxes} == {box.style for box in legend.boxes[:2]}
-    assert words(panels(pipeline("zb"))[0])[:3] == ["F: forward", "I: input gradient", "W: weight gradient"]
+    assert panels(pipeline("zb"))[0].words[:3] == ["F: forward", "I: input gradient", "W: weight gradient"]
 
 
 def test_a_box_bears_its_kind_and_microbatch_or_what_of_them_has_room() -> None:
     for stop, told in ((10, ["7", "F8"]), (1, ["F8"])):
         _, panel = panels(pipeline(measured=[[["0F7", 0, stop], ["0F8", 10, 1000]], []], predicted=None, idle=None))
-        assert words(panel)[: words(panel).index("rank 0")] == told
+        assert panel.words[: panel.words.index("rank 0")] == told
     for microbatches in (14, 20):
         _, above, _ = panels(pipeline("zb", microbatches=microbatches, idle=None), DETAIL)
         shown = [(x, text) for x, _, text in above.texts if not text.startswith("rank")]
@@ -143,10 +166,6 @@ def test_the_caption_says_what_is_above_and_below() -> None:
     assert gantt_svg(unmeasured, detail_of(unmeasured), name="g", title="t") == ""
 
 
-def svg_of(one: Pipeline) -> str:
-    return gantt_svg(one, detail_of(one), name="g", title="a pipeline")
-
-
 def test_it_is_described_in_the_pages_colours_coarse_enough_and_the_same_bytes_each_time() -> None:
     svg = svg_of(pipeline())
     assert svg == svg_of(pipeline())
@@ -160,14 +179,6 @@ def test_it_is_described_in_the_pages_colours_coarse_enough_and_the_same_bytes_e
     paths = re.findall(r' d="([^"]*)"', svg)
     assert not [path for path in paths if re.search(r"\.\d{2}", path)]  # a tenth of a unit
     assert len({number for path in paths for number in re.findall(r"\d+\.\d+", path)}) > 20
-
-
-def test_events_stand_in_the_processes_from_the_first_one_on() -> None:
-    first, other = (list(pipeline_events(pipeline(), n, start)) for n, start in ((0, ""), (10, "mine: ")))
-    assert [one["pid"] + 10 for one in first] == [one["pid"] for one in other]
-    names = {one["pid"]: one["args"]["name"] for one in other if one["name"] == "process_name"}
-    words = ("rank 0", "rank 1", "rank 0 (predicted)", "rank 1 (predicted)")
-    assert names == {10 + i: f"mine: {name}" for i, name in enumerate(words)}
 
 
 def crowd(schedule: str = "1f1b", ranks: int = 16, microbatches: int = 64) -> Pipeline:
@@ -188,7 +199,7 @@ def test_few_actions_are_all_drawn_and_numbered_and_more_lose_their_numbers() ->
     detail = detail_of(one)
     assert (detail.gap, detail.numbered) == (0.0, False)
     assert gantt_words(one, detail).endswith("Numbers of microbatches are left out of 1024 actions.")
-    assert words(panels(one, detail)[1])[0] == "rank 0"
+    assert panels(one, detail)[1].words[0] == "rank 0"
 
 
 def test_too_many_actions_are_joined_by_kind_and_then_with_any_and_it_is_said() -> None:
@@ -202,7 +213,7 @@ def test_too_many_actions_are_joined_by_kind_and_then_with_any_and_it_is_said() 
     assert detail.mixed
     assert "neighbours of any kind less than " in gantt_words(mixed, detail)
     assert "shorter idle times not at all" in gantt_words(mixed, detail)
-    assert words(panels(mixed, detail)[0])[0] == "any action"
+    assert panels(mixed, detail)[0].words[0] == "any action"
 
 
 def test_no_chart_has_more_boxes_than_it_may() -> None:
@@ -249,3 +260,81 @@ def test_a_huge_chart_stays_small_and_names_a_few_ranks() -> None:
     assert re.findall(r">(rank \d+)<", svg) == [f"rank {rank}" for rank in range(0, ranks, ranks // 16)] * 2
     (width, height) = [float(number) for number in re.findall(r'viewBox="0 0 (\S+) (\S+)"', svg)[0]]
     assert height < 1.2 * width
+
+
+def busy_rank(rank: int, count: int, seconds: float = 1.0) -> RankTimeline:
+    length = seconds * 1e6 / count
+    intervals = tuple(Interval("compute", "compute", i * length, (i + 0.5) * length) for i in range(count))
+    return RankTimeline(rank=rank, start_us=0.0, stop_us=seconds * 1e6, intervals=intervals)
+
+
+def of(*ranks: RankTimeline) -> Timeline:
+    return Timeline(clock="one clock", uncertainty_seconds=0.0, ranks=ranks)
+
+
+def drawn(one: Timeline, most_boxes: int = 4000) -> str:
+    return timeline_svg(one, view_of(one, most_boxes), name="t-1", title="Timeline: <ddp>")
+
+
+def test_every_rank_and_stream_has_a_line_with_its_name_and_its_sum() -> None:
+    svg = drawn(timeline())
+    assert svg == drawn(timeline())
+    (panel,) = panels_in(svg)
+    assert [word for word in panel.words if word.startswith("rank")] == ["rank 0", "rank 1"]
+    for stream in ("phases", "compute", "copies", "comm dp", "forward", "backward", "update"):
+        assert panel.words.count(stream) == 2, stream
+    told = [title.text for title in ElementTree.fromstring(svg).iter("title")]
+    assert told[0] == "Timeline: <ddp>"
+    assert {"compute: 6.00 ms", "comm dp: 4.00 ms", "backward: 5.50 ms"} <= set(told)
+    assert timeline_words(timeline(), view_of(timeline())).startswith(
+        "One traced step on one clock (one host, one monotonic clock, right within 2.00 us), 10.1 ms long."
+    )
+
+
+def test_boxes_stand_where_the_intervals_were_on_an_axis_that_begins_with_the_first_rank() -> None:
+    (panel,) = panels_in(drawn(of(rank_timeline(), rank_timeline(1))), 130)
+    compute, comm = [(0, 5), (8.5, 9.5)], [(4, 8)]
+    assert [panel.spans(row, 10) for row in (1, 3, 5, 7)] == [compute, comm, compute, comm]
+    (panel,) = panels_in(drawn(timeline()), 130)
+    assert [panel.spans(row, 10.1) for row in (1, 5)] == [compute, [(0.1, 5.1), (8.6, 9.6)]]
+
+
+def test_neighbours_closer_than_the_gap_are_one_and_a_long_interval_keeps_its_end() -> None:
+    def spans(gap_us: float, *times: tuple[float, float]) -> list[tuple[float, float]]:
+        drawn = joined((Box(kind="compute", start=start, stop=stop) for start, stop in times), gap_us)
+        return [(box.start, box.stop) for box in drawn]
+
+    parts = [(0.0, 4.0), (5.0, 6.0), (10.0, 12.0)]
+    assert spans(0.5, *parts) == parts
+    assert spans(2.0, *parts) == [(0.0, 6.0), (10.0, 12.0)]
+    assert spans(1.0, (0.0, 100.0), (5.0, 6.0)) == [(0.0, 100.0)]
+
+
+def test_boxes_and_ranks_are_as_few_as_asked_and_the_note_says_so() -> None:
+    one = of(busy_rank(0, 20_000), busy_rank(1, 20_000))
+    for most in (50, 4000):
+        assert drawn(one, most).count("h") < most + 200
+        assert "apart is drawn as one" in view_of(one, most).note
+    view = view_of(of(*(busy_rank(rank, 3, 2.0 if rank == 37 else 1.0) for rank in range(64))))
+    shown = [one.rank for one in view.ranks]
+    assert len(shown) == MOST_RANKS
+    assert {0, 37, 63} <= set(shown)
+    assert view.note.startswith("8 of 64 ranks are drawn, the slowest among them.")
+
+
+def test_the_axis_is_in_one_unit_with_few_ticks() -> None:
+    for seconds, unit in ((5.0, "(s)"), (0.02, "(ms)"), (50e-6, "(us)")):
+        words = panels_in(drawn(of(busy_rank(0, 3, seconds))))[0].words
+        assert words[-1].endswith(unit)
+        ticks = [float(word) for word in words if re.fullmatch(r"[\d.]+", word)]
+        assert 3 <= len(ticks) <= 9
+        assert ticks == sorted(ticks)
+
+
+def test_hostile_names_are_text_and_a_step_without_intervals_is_drawn_empty() -> None:
+    told = (Interval("comm <script>", "</svg><b>", 0.0, 10.0),)
+    svg = drawn(of(RankTimeline(rank=0, start_us=0.0, stop_us=10.0, intervals=told)))
+    assert "<script" not in svg
+    assert "comm <script>" in panels_in(svg)[0].words
+    for one in (of(), of(RankTimeline(rank=0, start_us=0.0, stop_us=0.0, intervals=()))):
+        assert drawn(one).count("<title") == 1
