@@ -296,11 +296,16 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
 
 def family_columns(families: Sequence[Family]) -> tuple[Column[Family], ...]:
     """Return the columns of families: each one operation over its sizes."""
+
+    def sizes(family: Family) -> str:
+        found = [cells.size(one.size) for one in family.series]
+        return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]} ({len(found)})"
+
     moved = "the sizes at which the family moved"
     *names, _ = _identity([family.series[0] for family in families])
     return (
         *(column.of(lambda family: family.series[0]) for column in names),
-        words("sizes", _sizes, "the family's sizes"),
+        words("sizes", sizes, "the family's sizes"),
         words("verdict", lambda family: family.word, "the worst of its members'"),
         words("slower at", lambda family: _moved(family, "SLOWER"), moved),
         words("faster at", lambda family: _moved(family, "FASTER"), moved),
@@ -336,11 +341,6 @@ def _identity(series: Sequence[Series]) -> list[Column[Series]]:
         *([words("ranks", lambda one: world_words(one.world), "where it runs")] if len(worlds) > 1 else []),
         size,
     ]
-
-
-def _sizes(family: Family) -> str:
-    sizes = [cells.size(one.size) for one in family.series]
-    return sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} ({len(sizes)})"
 
 
 def _moved(family: Family, word: Word) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.plan.cases import Case
+from bench.plan.params import Value
 from bench.plan.plan import PRESETS, Plan
 from bench.results.records import WorldInfo
 from bench.text import UserError, format_duration, writing
@@ -104,16 +105,14 @@ def sides_of(comparison: Comparison, how: Confirming, environment: Mapping[str, 
 
 def plan_text(cases: Sequence[Case], plan: Plan) -> str:
     """Return a plan file that asks for these cases as a run's plan did."""
-    lines = [f"preset = {json.dumps(plan.preset)}"] if plan.preset in PRESETS else []
-    lines += [f"nproc = {plan.nproc}"] if plan.spread is None else []  # srun's ranks are counted by nodes
-    lines += [f"backend = {json.dumps(plan.backend)}", f"device = {json.dumps(plan.device)}"]
-    lines.append(f"timeout = {plan.timeout_seconds}")
+    asked: dict[str, Value] = {"preset": plan.preset} if plan.preset in PRESETS else {}
+    if plan.spread is None:  # srun's ranks are counted by nodes
+        asked["nproc"] = plan.nproc
+    asked |= {"backend": plan.backend, "device": plan.device, "timeout": plan.timeout_seconds}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in asked.items()]
     for case in cases:
         lines += ["", "[[case]]", f"name = {json.dumps(case.name)}", "[case.set]"]
-        lines += [
-            f"{name} = {json.dumps(value) if isinstance(value, str | bool) else repr(value)}"
-            for name, value in case.params.items()
-        ]
+        lines += [f"{name} = {json.dumps(value)}" for name, value in case.params.items()]
     return "\n".join([*lines, ""])
 
 
