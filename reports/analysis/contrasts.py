@@ -3,25 +3,28 @@
 The ratio of two rows is that of their times, paired by launch, for the ranks were the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import TypeVar
 
 from bench.results.metrics import MetricValue
 from bench.results.stats import across_launches, median, ratio_within_launch
 from bench.text import format_size
 from reports import cells
-from reports.analysis.frame import group_rows
+from reports.analysis.frame import group_rows, pivot_rows
 from reports.analysis.labels import operation
 from reports.analysis.rank_hosts import WITHIN, Nodes
 from reports.analysis.summary import Row, common_details, estimate_of
 
+T = TypeVar("T")
 TOGETHER = "together"
 ACROSS, OVER = "across nodes", "over nodes"  # one rank of each of several nodes; several ranks of some of them
 OF_GROUP = ("group", "group_index", "concurrent")
 
 
-def _alike(rows: Sequence[Row], *without: str) -> list[list[Row]]:
-    return group_rows(rows, lambda row: row.case, without=without, by=lambda row: (row.world,))
+def _alike(rows: Iterable[Row], at: Callable[[Row], T], *without: str) -> list[dict[T, list[Row]]]:
+    return pivot_rows(group_rows(rows, lambda row: row.case, without=without, by=lambda row: (row.world,)), at)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +50,11 @@ def interference(rows: Sequence[Row], param: str = "background") -> tuple[Slowed
     The values of ``background`` are loads; with ``concurrent`` all groups ran at once.
     """
     found = []
-    for group in _alike(rows, param):
-        base = next((row for row in group if param not in row.case.params), None)
-        factors = {}
-        for row in group:
-            if base and param in row.case.params and (factor := slow_down(base, row)):
-                factors[TOGETHER if param == "concurrent" else str(row.case.params[param])] = factor
-        if base and factors:
-            found.append(Slowed(base=base, factors=factors))
+    for group in _alike(rows, lambda row: row.case.params.get(param), param):
+        for base in group.pop(None, [])[:1]:
+            beside = ((TOGETHER if param == "concurrent" else str(load), of[-1]) for load, of in group.items())
+            factors = {load: factor for load, row in beside if (factor := slow_down(base, row))}
+            found += [Slowed(base=base, factors=factors)] if factors else []
     return tuple(found)
 
 
@@ -98,9 +98,10 @@ class Pairs:
 
 def pairs(rows: Sequence[Row]) -> tuple[Pairs, ...]:
     """Return the rank-by-rank matrices, one for each size, type and mode; a single pair is none."""
-    groups = _alike([row for row in rows if row.case.name == "p2p.matrix"], "source", "target")
-    found = ({(int(row.case.params["source"]), int(row.case.params["target"])): row for row in of} for of in groups)
-    return tuple(Pairs(rows=of) for of in found if len(of) > 1)
+    between = [row for row in rows if row.case.name == "p2p.matrix"]
+    ends = itemgetter("source", "target")
+    found = _alike(between, lambda row: ends(row.case.params), "source", "target")
+    return tuple(Pairs(rows={(int(a), int(b)): of[-1] for (a, b), of in one.items()}) for one in found)
 
 
 def matrix_title(matrix: Pairs) -> str:
@@ -126,9 +127,9 @@ class Grouped:
 
 def grouped(rows: Sequence[Row]) -> tuple[Grouped, ...]:
     """Return each operation that several groups ran, or one both alone and beside all others."""
-    groups = _alike([row for row in rows if "group" in row.case.params], *OF_GROUP)
-    found = (Grouped(first=of[0], rows={group_name(row): row for row in of}) for of in groups)
-    return tuple(one for one in found if len(one.rows) > 1)
+    found = _alike([row for row in rows if "group" in row.case.params], group_name, *OF_GROUP)
+    last = [{name: rows[-1] for name, rows in of.items()} for of in found]
+    return tuple(Grouped(first=next(iter(of.values())), rows=of) for of in last)
 
 
 def group_name(row: Row) -> str:
@@ -200,15 +201,10 @@ class Kinds:
 
 def kinds(rows: Sequence[Row], nodes: Nodes | None) -> tuple[Kinds, ...]:
     """Return each operation that groups of two kinds ran, by size; nothing where all ranks are on one node."""
-    found = []
-    for group in _alike([row for row in rows if row.is_communication and row.value("busbw")], *OF_GROUP):
-        of: dict[Kind, list[Row]] = {}
-        for row in group:
-            if nodes and (kind := _kind(row, nodes)):
-                of.setdefault(kind, []).append(row)
-        if len(of) > 1:
-            found.append(Kinds(first=next(iter(of.values()))[0], rows=of))
-    return tuple(found)
+    known = [row for row in rows if nodes and row.is_communication and row.value("busbw")]
+    groups = _alike(known, lambda row: _kind(row, nodes) if nodes else None, *OF_GROUP)
+    found = [{kind: of for kind, of in group.items() if kind} for group in groups]
+    return tuple(Kinds(first=next(iter(of.values()))[0], rows=of) for of in found if len(of) > 1)
 
 
 def _kind(row: Row, nodes: Nodes) -> Kind | None:

@@ -5,6 +5,7 @@ metrics alike, and ``frame.shape`` and ``frame.mode`` are pandas' own. What is u
 pandas is imported where a frame is made: what groups rows is on the way of commands that make none.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
+K = TypeVar("K")
 Runs = Iterable[tuple[Run, str | None]]
 """Runs, each with the name of the sweep's point that it measured."""
 
@@ -37,16 +39,26 @@ def group_rows(
     """
     import pandas as pd
 
-    items = list(items)
+    items, left_out = list(items), set(without)
     if not items:
         return []
-    cases, left_out = [case_of(item) for item in items], set(without)
-    params = [{name: value for name, value in case.params.items() if name not in left_out} for case in cases]
-    keys = pd.DataFrame(params, dtype=object)
+    cases = [case_of(item) for item in items]
+    params = ({f"param_{name}": one for name, one in case.params.items() if name not in left_out} for case in cases)
     others = pd.DataFrame([(case.name, *by(item)) for case, item in zip(cases, items, strict=True)], dtype=object)
-    columns = [frame[name] for frame in (others, keys) for name in frame]
-    grouped = pd.Series(items, dtype=object).groupby(columns, sort=False, dropna=False)
+    frame = others.join(pd.DataFrame(params, dtype=object))
+    grouped = pd.Series(items, dtype=object).groupby([frame[name] for name in frame], sort=False, dropna=False)
     return [list(group) for _, group in grouped]
+
+
+def pivot_rows(groups: Iterable[Sequence[T]], at: Callable[[T], K]) -> list[dict[K, list[T]]]:
+    """Return the items of each group by their place ``at``, of the groups that have items in two places or more."""
+    found = []
+    for group in groups:
+        places = defaultdict[K, list[T]](list)
+        for item in group:
+            places[at(item)].append(item)
+        found += [dict(places)] if len(places) > 1 else []
+    return found
 
 
 _TEXT, _WHOLE, _NUMBER, _TIME = "string", "Int64", "float64", "datetime64[ns, UTC]"

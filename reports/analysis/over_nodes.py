@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from reports.analysis.frame import group_rows
+from reports.analysis.frame import group_rows, pivot_rows
 from reports.analysis.labels import row_label, short_labels
 from reports.analysis.rank_hosts import ONE_EACH
 from reports.analysis.several import Beside, One, Scaled, Several
@@ -76,21 +76,19 @@ def environments(several: Several) -> tuple[Environments, ...]:
     """Return the cases that ran in two environments of a sweep or more, all else alike."""
     names = tuple(dict.fromkeys(one.point.environment for one in several.runs if one.point and one.point.environment))
     placed = [one for one in _placed(several) if one.layout.environment in names]
-    found = []
-    for of_case in group_rows(placed, lambda one: one.row.case):
-        alike = group_rows(
-            sorted(of_case, key=lambda one: one.row.world.nodes),
-            lambda one: one.row.case,
-            by=lambda one: (replace(one.layout, environment=""), one.row.world.nodes),
-        )
-        for group in alike:
-            told = ((i, [one.row for one in group if one.layout.environment == name]) for i, name in enumerate(names))
-            rows = {i: _median_row(of) for i, of in told if of}
-            found += [(replace(group[0].layout, environment=""), rows)] if len(rows) > 1 else []
-    labels = _labels([(next(iter(rows.values())), layout) for layout, rows in found])
+    cases = [one.row.case.id for one in placed]
+    groups = group_rows(
+        sorted(placed, key=lambda one: (cases.index(one.row.case.id), one.row.world.nodes)),
+        lambda one: one.row.case,
+        by=lambda one: (replace(one.layout, environment=""), one.row.world.nodes),
+    )
+    alike = pivot_rows(groups, lambda one: names.index(one.layout.environment))
+    found = [Beside(rows={i: _median_row([one.row for one in of]) for i, of in group.items()}) for group in alike]
+    layouts = [replace(next(iter(group.values()))[0].layout, environment="") for group in alike]
+    labels = _labels([(beside.first, layout) for beside, layout in zip(found, layouts, strict=True)])
     return tuple(
         Environments(label=label, nodes=beside.first.world.nodes, names=names, beside=beside)
-        for label, beside in zip(labels, (Beside(rows=rows) for _, rows in found), strict=True)
+        for label, beside in zip(labels, found, strict=True)
     )
 
 

@@ -14,7 +14,7 @@ from bench.results.metrics import MetricValue
 from bench.results.runs import Run, load_run
 from bench.results.stats import ratio_within_launch
 from bench.text import UserError, reading
-from reports.analysis.frame import group_rows
+from reports.analysis.frame import group_rows, pivot_rows
 from reports.analysis.labels import PAIRS, environment_facts, flatten
 from reports.analysis.rank_hosts import Nodes, nodes_of
 from reports.analysis.summary import Row, Summary, estimate_of, summarize
@@ -176,8 +176,8 @@ def beside(several: Several) -> tuple[Beside, ...]:
         return msgspec.structs.replace(case, params=params)
 
     shown = [(one.number, row) for one in several.runs for row in one.shown]
-    groups = group_rows(shown, lambda one: matched(one[1].case))
-    return tuple(Beside(rows=rows) for group in groups if len(rows := dict(group)) > 1)
+    found = pivot_rows(group_rows(shown, lambda one: matched(one[1].case)), lambda one: one[0])
+    return tuple(Beside(rows={number: rows[-1][1] for number, rows in one.items()}) for one in found)
 
 
 def _facts(run: Run) -> dict[str, str]:
@@ -294,8 +294,8 @@ def scaled(rows: Sequence[Row]) -> tuple[Scaled, ...]:
     """Return the cases that ran at two world sizes or more; of one size, the first run's row counts."""
     whole = [row for row in rows if "group" not in row.case.params]
     groups = group_rows(whole, lambda row: row.case, by=lambda row: (row.case.target,))
-    found = ({row.world.size: row for row in reversed(group)} for group in groups)
-    return tuple(Scaled(rows=of) for of in found if len(of) > 1)
+    found = pivot_rows(groups, lambda row: row.world.size)
+    return tuple(Scaled(rows={size: of[0] for size, of in one.items()}) for one in found)
 
 
 def worlds(cases: Sequence[Scaled]) -> tuple[int, ...]:
