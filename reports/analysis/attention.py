@@ -58,7 +58,6 @@ class Context:
 
     @property
     def exposed_seconds(self) -> float | None:
-        """Attention's communication of the traced step that no computation hides."""
         return total(self._by_axis("exposed_comm").values())
 
     @property
@@ -99,7 +98,6 @@ contexts: Callable[[Iterable[Row]], tuple[Context, ...]] = partial(readable, rea
 
 
 def hops(found: Iterable[Context]) -> tuple[Hopped, ...]:
-    """Return each communication of each step in order."""
     return tuple(Hopped(context=one, hop=hop) for one in found for hop in one.hops)
 
 

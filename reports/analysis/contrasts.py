@@ -72,7 +72,6 @@ def slow_down(base: Row, other: Row) -> MetricValue | None:
 
 
 def loads(slowed: Sequence[Slowed]) -> tuple[str, ...]:
-    """Return every load of any row, in order of appearance."""
     return tuple(dict.fromkeys(name for one in slowed for name in one.factors))
 
 

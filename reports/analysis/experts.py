@@ -95,7 +95,6 @@ def distinct(found: Iterable[Mixture]) -> tuple[Mixture, ...]:
 
 
 def shares(found: Iterable[Mixture]) -> tuple[Share, ...]:
-    """Return every rank's experts of each mixture, layer by layer."""
     made, places = [], [(one, layer, rank) for one in found for layer in one.layers for rank in range(one.ep)]
     for one, layer, rank in places:
         first, last = (place * one.experts // one.ep for place in (rank, rank + 1))

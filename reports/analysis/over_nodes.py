@@ -99,7 +99,6 @@ def row_names(rows: Sequence[Row]) -> Callable[[Row], str]:
 
 
 def layout_of(one: One, row: Row) -> Layout:
-    """Return in what layout a run measured a row."""
     found = one.nodes.placement if one.nodes else one.point.placement if one.point else ""
     each = row.world.size / row.world.nodes
     is_placed = row.world.nodes > 1 and each > 1 and found != ONE_EACH

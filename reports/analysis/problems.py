@@ -34,9 +34,8 @@ def not_measured(summary: Summary) -> tuple[Problem, ...]:
 
     The latter has one line for a name: after an interruption nearly every case would have its own.
     """
-    planned = [
-        Problem(case=one.case.label, status="skipped", launches="all", reason=one.reason) for one in summary.skipped
-    ]
+    plan, words = summary.skipped, "no record: the run ended before"
+    planned = [Problem(case=one.case.label, status="skipped", launches="all", reason=one.reason) for one in plan]
     skipped = [_bad(row) for row in summary.rows if row.status == "skipped"]
     names = dict.fromkeys(one.case.name for one in summary.missing)
     groups = {name: [one for one in summary.missing if one.case.name == name] for name in names}
@@ -45,7 +44,7 @@ def not_measured(summary: Summary) -> tuple[Problem, ...]:
             case=group[0].case.label if len(group) == 1 else f"{name} ({len(group)} cases)",
             status="not measured",
             launches=f"{sum(one.launches for one in group)}/{sum(one.planned for one in group)}",
-            reason="no record: the run ended before",
+            reason=words,
         )
         for name, group in groups.items()
     ]

@@ -57,7 +57,6 @@ class One:
 
     @cached_property
     def nodes(self) -> Nodes | None:
-        """Where its ranks ran, None where all are on one host or the run does not tell."""
         return nodes_of(self.run)
 
     @property
@@ -95,9 +94,8 @@ class Beside:
 
     def ratio(self, number: int) -> MetricValue | None:
         """Return a run's time over the first's with its interval, None if either is unknown."""
-        row = self.rows.get(number)
-        one = estimate_of(row.metrics.get(row.headline)) if row else None
-        base = estimate_of(self.first.metrics.get(self.first.headline))
+        rows = (self.rows.get(number), self.first)
+        one, base = (estimate_of(row.metrics.get(row.headline)) if row else None for row in rows)
         if one is None or base is None:
             return None
         found = ratio_within_launch(one, base)
@@ -206,30 +204,28 @@ def gather(paths: Sequence[Path], *, whole: bool = False) -> Several:
     cannot be read, or any run unless ``whole``, is told in what is lacking.
     """
     folders: list[tuple[Path, Point | None, bool]] = []
-    found, lacking, sweeps = [], [], [path for path in paths if is_sweep(path)]
+    sweeps = {path: load_sweep(path).points for path in paths if is_sweep(path)}
     for path in paths:
-        if path not in sweeps:
-            folders.append((path, point_of(path), whole))
-            continue
-        for point in load_sweep(path).points:
-            runs = runs_of(path, point)
-            folders += [(run, point, False) for run in runs]
-            lacking += [] if runs else [f"Not run: {point.name}."]
-    unread = len(lacking)
-    for folder, measured, must in folders:
+        folders += [(run, point, False) for point in sweeps.get(path, ()) for run in runs_of(path, point)]
+        folders += [] if path in sweeps else [(path, point_of(path), whole)]
+    without = [point for path, points in sweeps.items() for point in points if not runs_of(path, point)]
+    lacking, runs, points = [f"Not run: {point.name}." for point in without], [], []
+    for folder, point, must in folders:
         try:
             run = load_run(folder)
         except UserError as error:
             if must:
                 raise
             lacking.append(f"A run cannot be read: {error}.")
-            continue
-        found.append((run, summarize(run), measured))
-    if not found and sweeps and len(lacking) == unread:
-        raise UserError(f"{sweeps[0] / SWEEP}: none of its {unread} points has a run yet; a report needs at least one")
-    if not found:
+        else:
+            runs.append((run, summarize(run)))
+            points.append(point)
+    if sweeps and not folders:
+        told = f"none of its {len(without)} points has a run yet; a report needs at least one"
+        raise UserError(f"{next(iter(sweeps)) / SWEEP}: {told}")
+    if not runs:
         raise UserError(lacking[0].rstrip(".") if lacking else "no run was named; at least one is needed")
-    return several([(run, summary) for run, summary, _ in found], [point for *_, point in found], lacking)
+    return several(runs, points, lacking)
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[tuple[Run, str | None]]:
@@ -253,9 +249,8 @@ def is_sweep(path: Path) -> bool:
 
 def load_sweep(folder: Path) -> Sweep:
     """Return the sweep of a folder; ``UserError`` if its file is not what parbench wrote."""
-    file = folder / SWEEP
-    with reading(file):
-        return msgspec.json.decode(file.read_bytes(), type=Sweep)
+    with reading(folder / SWEEP):
+        return msgspec.json.decode((folder / SWEEP).read_bytes(), type=Sweep)
 
 
 def runs_of(folder: Path, point: Point) -> tuple[Path, ...]:
@@ -299,5 +294,4 @@ def scaled(rows: Sequence[Row]) -> tuple[Scaled, ...]:
 
 
 def worlds(cases: Sequence[Scaled]) -> tuple[int, ...]:
-    """Return every world size of any case, the smallest first."""
     return tuple(sorted({ranks for one in cases for ranks in one.rows}))

@@ -68,7 +68,6 @@ def worst_ratio(row: Row) -> tuple[str, float] | None:
 
 
 def state_bytes(row: Row) -> float | None:
-    """Return the measured bytes of parameters, gradients and optimizer; None if any is unknown."""
     return total(row.value(f"memory.{component}") for component in STATE)
 
 

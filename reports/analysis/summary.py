@@ -68,7 +68,6 @@ class Row:
 
     @property
     def measured(self) -> tuple[Record, ...]:
-        """The records of the launches whose samples count."""
         return tuple(record for record in self.records if record.status == "ok")
 
 
@@ -187,26 +186,27 @@ def estimate_of(metric: MetricValue | None) -> Estimate | None:
 
 
 def readable(rows: Iterable[Row], read: Callable[[Row], T | str | None]) -> tuple[T, ...]:
-    """Return what is read of the rows that tell of it."""
     return tuple(found for row in rows if (found := read(row)) is not None and not isinstance(found, str))
 
 
 def unreadable(rows: Iterable[Row], read: Callable[[Row], object]) -> tuple[str, ...]:
-    """Return why what rows tell cannot be read, a sentence each."""
     return tuple(found for row in rows if isinstance(found := read(row), str))
 
 
 def common_details(row: Row) -> dict[str, Any]:
     """Return the details of the row's records: a value where launches agree, the list of theirs where they do not."""
-    names = dict.fromkeys(name for record in row.records for name in record.details)
-    told = {name: [one.details[name] for one in row.records if name in one.details] for name in names}
+    told = _gathered([record.details for record in row.records])
     return {name: of[0] if all(value == of[0] for value in of) else of for name, of in told.items()}
+
+
+def _gathered(mappings: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
+    names = dict.fromkeys(name for one in mappings for name in one)
+    return {name: [one[name] for one in mappings if name in one] for name in names}
 
 
 def merge_metrics(launches: Sequence[Mapping[str, MetricValue]]) -> dict[str, MetricValue]:
     """Return each metric over the launches that have it, in the order in which they first appear."""
-    names = dict.fromkeys(name for metrics in launches for name in metrics)
-    return {name: _merge(name, [metrics[name] for metrics in launches if name in metrics]) for name in names}
+    return {name: _merge(name, metrics) for name, metrics in _gathered(launches).items()}
 
 
 def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:

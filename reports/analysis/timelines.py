@@ -100,7 +100,6 @@ def axis_of(stream: str) -> str | None:
 
 
 def covered_us(intervals: Iterable[Interval]) -> float:
-    """Return the microseconds that the intervals' union covers."""
     covered, end = 0.0, float("-inf")
     for one in sorted(intervals, key=lambda one: one.start_us):
         covered += max(0.0, one.stop_us - max(end, one.start_us))
