@@ -111,8 +111,7 @@ def _why_not(one: Pipeline) -> str:
 
 
 def _document(run: Run, told: Sequence[_Told], left_out: dict[str, str]) -> bytes:
-    events: list[Event] = []
-    first = 0
+    events, first = list[Event](), 0
     for one in told:
         events += one.events(first, f"{one.label}: " if len(told) > 1 else "")
         first += one.num_processes

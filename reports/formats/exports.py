@@ -173,8 +173,7 @@ def _quartiles(ordered: Sequence[float]) -> tuple[float, float]:
     if len(ordered) == 1:
         return ordered[0], ordered[0]
     if rest % 2 == 0:
-        half = len(ordered) // 2
-        return statistics.median(ordered[:half]), statistics.median(ordered[half:])
+        return statistics.median(ordered[: len(ordered) // 2]), statistics.median(ordered[len(ordered) // 2 :])
     outer, weight = (quarter - 1, 0.25) if rest == 1 else (quarter, 0.75)
     low = weight * ordered[outer] + (1 - weight) * ordered[outer + 1]
     return low, (1 - weight) * ordered[-outer - 2] + weight * ordered[-outer - 1]

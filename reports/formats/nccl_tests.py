@@ -28,7 +28,6 @@ REDUCTIONS = {"sum": "sum", "avg": "avg", "min": "min", "max": "max", "product":
 _OPERATIONS = {spec.name: spec for spec in names_of(TOOL).values()}
 _PLACED = (OUT_OF_PLACE, IN_PLACE)
 _COLUMNS = ("size_bytes", "dtype", "mode", "placement", "redop", "root")  # what the layout has a place for
-_WORDS = ("false", "true")
 
 
 def render_text(run: Run) -> str:
@@ -144,14 +143,14 @@ def _document(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
             "aggregated_iterations": 1,
             "validation": int(wrong > 0 or any(row.check.passed for row in timed)),
             "graph": 0,
-            "blocking_collectives": _WORDS[mode == "blocking"],
+            "blocking_collectives": str(mode == "blocking").lower(),
             "per_iter_timing": "false",
             "per_iter_skip": 0,
             "parallel_init": "false",
             "devices": _devices(run.info.host, environment, ranks, world),
         },
         "results": [_result(size, by_size[size]) for size in sizes],
-        "out_of_bounds": {"count": wrong, "okay": _WORDS[not wrong]},
+        "out_of_bounds": {"count": wrong, "okay": "false" if wrong else "true"},
         "average_bus_bandwidth": {"bandwidth": sum(rates) / len(rates) if rates else None, "okay": "unchecked"},
         "errors": [f"{visible(row.case.label)}: {reason}" for row in rows if (reason := _why_left_out(row))],
         "end_time": _local(max((record.started for record in run.records), default=run.info.started)),
