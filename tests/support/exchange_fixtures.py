@@ -1,4 +1,4 @@
-"""What other tools print of the same collectives, for the tests of reports/exchange, and what is read of it."""
+"""What other tools print of the same collectives, for the tests of reports/formats, and what is read of it."""
 
 from collections.abc import Callable
 from typing import Any

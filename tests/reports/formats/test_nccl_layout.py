@@ -50,12 +50,8 @@ def both(size_bytes: int, out_of_place: float, in_place: float) -> tuple[Record,
 
 
 def test_sizes_of_one_series_are_lines_in_order_with_both_placements() -> None:
-    found = json_of(ok(collective(size_bytes=4096)), *both(1024, 2e-6, 4e-6))
-    first, second = found["results"]
+    first, second = json_of(ok(collective(size_bytes=4096)), *both(1024, 2e-6, 4e-6))["results"]
     assert (first["size"], second["size"], second[OUT_OF_PLACE]) == (1024, 4096, None)
-    assert (first["type"], first["redop"], first["root"]) == ("float", "sum", "    -1")
-    words = ["mode=blocking", "backend=gloo", "device=cpu", "nodes=1"]
-    assert found["args"] == ["all_reduce_perf", "parbench=0.1.0", *words]
     assert (first[OUT_OF_PLACE]["time"], first[IN_PLACE]["time"]) == (2, 4)
 
 
@@ -204,8 +200,6 @@ def test_each_series_has_a_header_of_its_own() -> None:
     text = text_of(ok(collective()), ok(collective("broadcast", root=2)), ok(third))
     starts = [line.rpartition(" ")[2] for line in text.splitlines() if "starting" in line]
     assert starts == ["all_reduce_perf", "broadcast_perf", "all_reduce_perf"]
-    modes = [word for line in text.splitlines() for word in line.split() if word.startswith("mode=")]
-    assert modes == ["mode=blocking", "mode=blocking", "mode=pipelined"]
     assert rows(text)[1].split()[3:5] == ["none", "2"]
     assert text.count("nodes=1 group=node\n") == 1, "a parameter without a column is named"
 
