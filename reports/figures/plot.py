@@ -72,7 +72,7 @@ def line_style(index: int, more: float = 0.0) -> dict[str, Any]:
 
 
 def extent(metric: MetricValue | None) -> tuple[float, float, float] | None:
-    """Return value, low and high, None where a log axis cannot show it; the value thrice where that holds for low."""
+    """Return value, low and high, the value thrice without an interval above zero; None if it is not above zero."""
     if metric is None or metric.value is None or metric.value <= 0:
         return None
     if metric.low is None or metric.high is None or metric.low <= 0:
@@ -114,7 +114,7 @@ def heat_map(
     for i, row in enumerate(rows):
         for j, (share, words) in enumerate(row):
             if share is not None:
-                alpha = _PALEST + (_FULLEST - _PALEST) * share
+                alpha = round(_PALEST + (_FULLEST - _PALEST) * share, 3)
                 square = (j - 0.5, i - height / 2), 1, height
                 axes.add_patch(Rectangle(*square, color=SERIES[series], alpha=alpha, linewidth=0))
             if words:
