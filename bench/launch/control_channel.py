@@ -167,8 +167,8 @@ class DriverServer(AbstractContextManager["DriverServer"]):
             socket.create_connection(self._listener.address, timeout=1).close()
         self._listener.close()
         for connection in list(self._open):
-            with suppress(OSError), _socket_of(connection) as end:  # a close would leave a thread that reads it waiting
-                end.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
+                end.shutdown(socket.SHUT_RDWR)  # a close would leave a thread that reads it waiting
 
     def _accept(self) -> None:
         while not self._closed.is_set():
@@ -250,12 +250,7 @@ class RankClient:
 
 def _keep_alive(connection: Connection) -> None:
     """Let the system find out within half a minute that the other end has vanished, as behind a dead link."""
-    with _socket_of(connection) as end:
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:  # closing it leaves the connection open
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
             end.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _socket_of(connection: Connection) -> socket.socket:
-    """Return a socket of its own for a connection; closing it leaves the connection open."""
-    return socket.socket(fileno=os.dup(connection.fileno()))

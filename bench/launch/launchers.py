@@ -127,7 +127,7 @@ def srun_command(layout: NodeLayout, logs: Path, environ: Mapping[str, str], nod
     if nodelist:
         words.append(f"--nodelist={nodelist}")
     words += [f"--output={logs}/rank-%t.log", f"--error={logs}/rank-%t.log", *more_options(environ)]
-    return [*words, sys.executable, "-m", "bench.rank.entries"]
+    return [*words, sys.executable, "-m", "bench.rank.worker", "srun"]
 
 
 def parse_exits(text: str) -> dict[int, int]:

@@ -82,7 +82,7 @@ def run_options(
     """Do what ``parbench run`` was asked and return the run's folder, None on a rank that only joins."""
     joined = Joined.find(os.environ)
     if joined is not None and joined.rank != 0:
-        from bench.rank.entries import join  # imports torch, which only a rank needs
+        from bench.rank.worker import join  # imports torch, which only a rank needs
 
         join(START_SECONDS)
         return None
@@ -143,7 +143,7 @@ def _whereabouts(plan: Plan, joined: Joined | None) -> tuple[tuple[str, ...], di
 
 def _starter(run: Run, joined: Joined | None, nodelist: str | None) -> StartRanks:
     if joined is not None:
-        from bench.rank.entries import starter  # imports torch, which only a joined driver needs
+        from bench.rank.worker import starter  # imports torch, which only a joined driver needs
 
         return starter(START_SECONDS)
     logs, nproc, spread = run.path / "logs", run.info.plan.nproc, run.info.plan.spread

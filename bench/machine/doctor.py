@@ -15,7 +15,7 @@ import psutil
 from bench.machine.environment import VOLATILE, capture, parse_cpus
 from bench.machine.machine import Machine, inspect_machine, or_none
 from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldSpec, choose_world
-from bench.text import UserError, counted, listed
+from bench.text import UserError, counted, format_table, listed
 
 UNKNOWN = "-"
 CLOCK_SOURCES = ("tsc", "arch_sys_counter")
@@ -86,14 +86,13 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
 
 
 def render(findings: Sequence[Finding]) -> str:
-    width = max((len(finding.topic) for finding in findings), default=0)
-    lines = []
+    rows = []
     for finding in findings:
         verdict = UNKNOWN if finding.found == UNKNOWN else "disturbs" if finding.disturbs else "ok"
-        lines.append(f"{finding.topic:<{width}}  {verdict:<8}  {finding.found}")
+        rows.append((finding.topic, f"{verdict:<8}", finding.found))
         if finding.remedy:
-            lines.append(f"{'':<{width}}  {'':<8}  {finding.remedy}")
-    return "".join(f"{line}\n" for line in lines)
+            rows.append(("", "", finding.remedy))
+    return "".join(f"{line}\n" for line in format_table(rows).splitlines())
 
 
 def _judged(topic: str, found: str | None, disturbs: bool = False, remedy: str = "") -> Finding:

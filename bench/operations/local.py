@@ -20,7 +20,8 @@ NOTHING = "nothing"
 class Gemm(Subject):
     """C = A B of square float32 matrices: 2 m^3 floating-point operations a step."""
 
-    def __init__(self, m: int, device: torch.device) -> None:
+    def __init__(self, world: World, *, m: int) -> None:
+        device = world.device
         # small whole numbers, whose products and sums are exact in float32 in any order
         rows = torch.arange(m, device=device)
         self._a = ((rows[:, None] * 7 + rows[None, :] * 3) % 5).float()
@@ -45,8 +46,7 @@ class Gemm(Subject):
         return Description(work=(Work(name="flops", amount=2 * m**3),), details={"m": m, "dtype": "float32"})
 
 
-def gemm(world: World, *, m: int) -> Gemm:
-    return Gemm(m, world.device)
+gemm = Gemm
 
 
 def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
@@ -99,7 +99,7 @@ def background_load(kind: str, world: World) -> Iterator[None]:
 
 def _load(kind: str, world: World, group: dist.ProcessGroup) -> Callable[[], object]:
     if kind == "gemm":
-        return Gemm(384, world.device).step
+        return Gemm(world, m=384).step
     n = len(world.hosts)
     data = torch.ones((1 << 18) // n * n, device=world.device)
     other, shard = torch.empty_like(data), data[: len(data) // n]

@@ -18,9 +18,8 @@ from bench.plan.plan import FaultSpec, Measure
 from bench.rank.timing import Progress, Timed, Timing
 from bench.results.records import Check, blame, encode_timeline
 from bench.text import UserError
-from bench.world.subgroups import StandBy, Subgroup, Subgroups
 from bench.world.subject import Description, Explained, Subject
-from bench.world.world import World
+from bench.world.world import StandBy, Subgroup, Subgroups, World
 
 
 class Disturbed:

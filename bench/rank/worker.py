@@ -1,4 +1,7 @@
-"""One rank: tells the driver who it is, takes its job, and does one case after another."""
+"""One rank: tells the driver who it is, takes its job, and does one case after another.
+
+torchrun or srun starts it as a process; where another launcher has, ranks join the one that drives.
+"""
 
 import gc
 import importlib.metadata
@@ -14,31 +17,67 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from bench.launch import control_channel as channel
 from bench.launch.control_channel import Job, Outcome, RankClient
+from bench.launch.driver import StartRanks
+from bench.launch.launchers import Launcher, loopback_variables
 from bench.launch.processes import die_with_parent, leave
 from bench.machine.environment import capture, interface_of
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from bench.machine.topology import rank_place
+from bench.machine.world_spec import Joined
 from bench.rank.runner import run_case
 from bench.rank.timing import Progress
-from bench.world.subgroups import Subgroups
-from bench.world.world import World, open_world
+from bench.world.world import Subgroups, World, open_world
 
 _MIN_CASE_SECONDS = 0.02
 _TIMEOUT_SHARE = 0.5  # the rest is for preparing, checking and what cannot be cut short
+_DRIVER_KEY = "parbench/driver"
 _open_store = partial(TCPStore, wait_for_workers=False, timeout=timedelta(seconds=120))
 
 
 def main() -> None:
-    """Do the driver's job as the rank that RANK names, in a process of its own."""
-    die_with_parent(signal.SIGKILL)
-    work(os.environ)
+    """Do the driver's job as the rank that torchrun's variables name, or srun's where that is said."""
+    meeting = None
+    if sys.argv[1:] == ["srun"]:
+        rank = os.environ["SLURM_PROCID"]
+        os.environ.update(RANK=rank, WORLD_SIZE=os.environ["SLURM_NTASKS"], LOCAL_RANK=os.environ["SLURM_LOCALID"])
+        meeting = Meeting(int(rank))
+    else:
+        die_with_parent(signal.SIGKILL)
+    work(os.environ, meeting=meeting)
     leave(0)
+
+
+def join(timeout_seconds: float) -> None:
+    """Do this rank's part of the run that rank 0 drives; returns when it is done."""
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_seconds)))
+    _work_joined(msgspec.json.decode(store.get(_DRIVER_KEY), type=dict[str, str]), store)
+
+
+def starter(timeout_seconds: float) -> StartRanks:
+    """Return what starts the gang on rank 0: it tells the other ranks where the driver is, and works in a thread."""
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_seconds)))
+
+    def start(number: int, variables: Mapping[str, str]) -> Launcher:
+        store.set(_DRIVER_KEY, msgspec.json.encode(variables).decode())
+        threading.Thread(target=partial(_work_joined, variables, store, with_driver=True), daemon=True).start()
+        return Launcher()
+
+    return start
+
+
+def _work_joined(variables: Mapping[str, str], store: Store, *, with_driver: bool = False) -> None:
+    joined = Joined.find(os.environ)
+    if joined is not None and joined.one_node:  # gloo takes the loopback interface, if the user has named none
+        os.environ.update({**loopback_variables(), **os.environ})
+    work(variables, PrefixStore("parbench", store), with_driver=with_driver)
 
 
 class Meeting:

@@ -99,8 +99,8 @@ def fit(points: Sequence[Point]) -> Fit | None:
     if len(curve) < MIN_SIZES:
         return None
     # standard errors relative to the times, of those whose interval is known
-    errors = [(p.high - p.low) / 2 / 1.96 / p.seconds for p in curve if p.low is not None and p.high is not None]
-    noise = max(NOISE_FLOOR, median(errors) if errors else 0.0)
+    known = [(p.high - p.low) / 2 / 1.96 / p.seconds for p in curve if p.low is not None and p.high is not None]
+    noise = max(NOISE_FLOOR, median(known) if known else 0.0)
     sizes, times = np.array([(float(point.size_bytes), point.seconds) for point in curve]).T
     chosen = [_line(sizes, times, noise)]
     for count in range(2, min(3, len(curve) // MIN_SIZES) + 1):
@@ -108,7 +108,24 @@ def fit(points: Sequence[Point]) -> Fit | None:
         lines = _best(sizes, times, ways, noise)
         if _is_asked_for(chosen, lines, len(ways), noise):
             chosen = lines
-    return _described(chosen, noise)
+    # the lines once more, with the scale of their own errors, and intervals from their covariance
+    scale = _scale(_errors(chosen), NOISE_FLOOR)
+    lines = [_line(line.sizes, line.times, scale) for line in chosen]
+    errors = _errors(lines)
+    freedom = len(errors) - 2 * len(lines)
+    squares = float((_weights(errors, scale) * errors**2).sum()) / freedom
+    unit = max(math.sqrt(_NORMAL_VARIANCE * squares), noise)
+    segments = tuple(_segment(line, line.weights(scale), unit, freedom) for line in lines)
+    residual = float(np.median(abs(errors)))
+    off = abs(errors) > max(0.20, 4 * 1.4826 * residual)  # four sigma of normal errors
+    last = segments[-1]
+    return Fit(
+        segments=segments,
+        half_bandwidth_bytes=last.latency_seconds * last.bytes_per_second if last.bytes_per_second else None,
+        off_curve=tuple((int(size), float(error)) for size, error in zip(sizes[off], errors[off], strict=True)),
+        residual=residual,
+        method=f"{METHOD}; {len(sizes)} sizes, {freedom} degrees of freedom",
+    )
 
 
 class _Line:
@@ -230,28 +247,6 @@ def _crossing(one: _Line | Segment, other: _Line | Segment) -> float | None:
         return None
     size = (other.latency_seconds - one.latency_seconds) / (one.seconds_per_byte - other.seconds_per_byte)
     return size if one.last_bytes <= size <= other.first_bytes else None
-
-
-def _described(chosen: Sequence[_Line], noise: float) -> Fit:
-    """Return the lines fitted with the scale of their own errors, with intervals from their covariance."""
-    scale = _scale(_errors(chosen), NOISE_FLOOR)
-    lines = [_line(line.sizes, line.times, scale) for line in chosen]
-    errors = _errors(lines)
-    freedom = len(errors) - 2 * len(lines)
-    squares = float((_weights(errors, scale) * errors**2).sum()) / freedom
-    unit = max(math.sqrt(_NORMAL_VARIANCE * squares), noise)
-    segments = tuple(_segment(line, line.weights(scale), unit, freedom) for line in lines)
-    sizes = np.concatenate([line.sizes for line in lines])
-    residual = float(np.median(abs(errors)))
-    off = abs(errors) > max(0.20, 4 * 1.4826 * residual)  # four sigma of normal errors
-    last = segments[-1]
-    return Fit(
-        segments=segments,
-        half_bandwidth_bytes=last.latency_seconds * last.bytes_per_second if last.bytes_per_second else None,
-        off_curve=tuple((int(size), float(error)) for size, error in zip(sizes[off], errors[off], strict=True)),
-        residual=residual,
-        method=f"{METHOD}; {len(sizes)} sizes, {freedom} degrees of freedom",
-    )
 
 
 def _segment(line: _Line, weights: _Array, unit: float, freedom: int) -> Segment:

@@ -182,19 +182,18 @@ def read_records(path: Path) -> Iterator[Record]:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
-            yield _decode(line, f"{path}, line {number}")
-
-
-def _decode(line: bytes, where: str) -> Record:
-    with reading(where, "is no record"):
-        if refuse_newer(line, where) == SCHEMA:
-            return msgspec.json.decode(line, type=Record)
-        raw = msgspec.json.decode(line)
-        if isinstance(noise := raw.get("noise"), dict):
-            noise["grade"] = GRADES.get(str(noise.get("grade")), noise.get("grade"))
-        record = msgspec.convert(raw, Record)
-        metrics = {METRICS.get(name, name): metric for name, metric in record.metrics.items()}
-        return msgspec.structs.replace(record, case=renewed(record.case), metrics=metrics)
+            where = f"{path}, line {number}"
+            with reading(where, "is no record"):
+                if refuse_newer(line, where) == SCHEMA:
+                    record = msgspec.json.decode(line, type=Record)
+                else:
+                    raw = msgspec.json.decode(line)
+                    if isinstance(noise := raw.get("noise"), dict):
+                        noise["grade"] = GRADES.get(str(noise.get("grade")), noise.get("grade"))
+                    was = msgspec.convert(raw, Record)
+                    metrics = {METRICS.get(name, name): metric for name, metric in was.metrics.items()}
+                    record = msgspec.structs.replace(was, case=renewed(was.case), metrics=metrics)
+            yield record
 
 
 def refuse_newer(content: bytes, where: str, newest: int = SCHEMA) -> int:

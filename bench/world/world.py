@@ -1,4 +1,7 @@
-"""The world a subject runs in: ranks, device, groups, clock, seed. Passed as an argument; there are no globals."""
+"""The world a subject runs in: ranks, device, groups, clock, seed. Passed as an argument; there are no globals.
+
+A case measures all of it or a subgroup: which ranks, on which process group, and what the others do.
+"""
 
 import os
 import socket
@@ -13,6 +16,10 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
+
+from bench.plan.cases import Params
+from bench.plan.groups import Ranks, groups_of
+from bench.world.subject import Subject
 
 T = TypeVar("T")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -166,3 +173,43 @@ def _device(name: str) -> torch.device:
     local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subgroup:
+    """``ranks`` are measured; ``active`` ones take steps, they too and, if all groups run at once, all others."""
+
+    ranks: Ranks
+    active: Ranks
+    world: World | None  # this rank's own group, None where it stands by
+
+
+class StandBy(Subject):
+    """What a rank does that is not in the group: nothing, as often as the others do something."""
+
+    def step(self) -> None:
+        return
+
+
+class Subgroups:
+    """Makes the process groups that cases ask for, each once, on every rank in the same order; ``world`` is of all."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._made: dict[str, tuple[tuple[Ranks, ...], list[dist.ProcessGroup]]] = {}
+
+    def of(self, params: Params) -> Subgroup:
+        """Return the part for a case's group, its index and ``concurrent``; ``UserError`` if it cannot be formed."""
+        world, hosts = self.world, self.world.hosts
+        everyone, text = tuple(range(len(hosts))), str(params.get("group", "world"))
+        if text == "world":
+            return Subgroup(ranks=everyone, active=everyone, world=world)
+        if text not in self._made:
+            made = groups_of(text, len(hosts), hosts)
+            self._made[text] = made, [dist.new_group(list(ranks), backend=world.backend) for ranks in made]
+        groups, handles = self._made[text]
+        measured, concurrent = groups[int(params.get("group_index", 0))], bool(params.get("concurrent", False))
+        mine, handle = next(found for found in zip(groups, handles, strict=True) if world.global_rank in found[0])
+        narrowed = replace(world, rank=mine.index(world.global_rank), size=len(mine), group=handle)
+        active = everyone if concurrent else measured
+        return Subgroup(ranks=measured, active=active, world=narrowed if world.global_rank in active else None)

@@ -65,7 +65,7 @@ def test_the_step_is_said_whole_and_nothing_is_left_to_inherit_and_srun_must_be_
     always = "srun --nodes=2 --ntasks=6 --ntasks-per-node=3 --distribution=cyclic --kill-on-bad-exit=1 --mpi=none"
     always += " --overlap --input=none --export=ALL"
     logs = ["--output=/shared/logs/rank-%t.log", "--error=/shared/logs/rank-%t.log"]
-    ranks = [sys.executable, "-m", "bench.rank.entries"]
+    ranks = [sys.executable, "-m", "bench.rank.worker", "srun"]
     asked = ["--cpus-per-task=4", "--nodelist=n[2-3]"]
     assert words == [*always.split(), *asked, *logs, "--container-image=x", *ranks]
     assert srun_command(SPREAD, Path("/shared/logs"), {}) == [*always.split(), *logs, *ranks]

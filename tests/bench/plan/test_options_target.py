@@ -22,8 +22,7 @@ from bench.plan.params import Param
 from bench.plan.plan import Measure
 from bench.rank.runner import run_case
 from bench.rank.timing import Progress
-from bench.world.subgroups import Subgroups
-from bench.world.world import World
+from bench.world.world import Subgroups, World
 
 README = (ROOT / "README.md").read_text()
 

@@ -23,9 +23,8 @@ from bench.rank.timing import Progress
 from bench.results.metrics import MetricValue
 from bench.results.records import Check, blame
 from bench.text import UserError
-from bench.world.subgroups import Subgroups
 from bench.world.subject import Description, Explanation
-from bench.world.world import World
+from bench.world.world import Subgroups, World
 
 MEASURE = Measure(warmup=3, min_iterations=6, max_iterations=8)
 LATE_SECONDS = 0.02

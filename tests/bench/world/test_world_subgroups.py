@@ -15,9 +15,8 @@ from bench.operations import local as beside
 from bench.operations.operation import Operation
 from bench.plan.catalogue import BACKGROUND
 from bench.rank.runner import load_target
-from bench.world.subgroups import StandBy, Subgroups
 from bench.world.subject import Description
-from bench.world.world import World
+from bench.world.world import StandBy, Subgroups, World
 
 BOTH = (0, 1)
 KINDS = [str(kind) for kind in BACKGROUND.choices if kind != beside.NOTHING]

@@ -14,9 +14,8 @@ from bench.plan.cases import make_case
 from bench.plan.plan import Measure
 from bench.rank.runner import run_case
 from bench.rank.timing import Progress
-from bench.world.subgroups import Subgroups
 from bench.world.subject import Description
-from bench.world.world import World
+from bench.world.world import Subgroups, World
 from workloads.expert_parallel.expert_probe import routed_by
 from workloads.expert_parallel.layer_step import LayerStep
 from workloads.expert_parallel.moe_case import VARIANTS, moe_of

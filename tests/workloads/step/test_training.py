@@ -14,9 +14,8 @@ from bench.launch.control_channel import Outcome
 from bench.plan.plan import Measure
 from bench.rank.runner import run_case
 from bench.rank.timing import Progress
-from bench.world.subgroups import Subgroups
 from bench.world.subject import Description
-from bench.world.world import World
+from bench.world.world import Subgroups, World
 from workloads.costs.parameter_table import num_parameters
 from workloads.model.shapes import Shape
 from workloads.model.transformer import draw_tokens
