@@ -25,9 +25,8 @@ def row_label(row: Row) -> str:
     """Return a communication with its size, mode and type, for a line that stands alone."""
     params = row.case.params
     size = cells.size(params["size_bytes"]) if "size_bytes" in params else ""
-    return " ".join(
-        filter(None, (operation(row.case), size, *(str(params.get(name, "")) for name in ("mode", "dtype"))))
-    )
+    words = (operation(row.case), size, str(params.get("mode", "")), str(params.get("dtype", "")))
+    return " ".join(filter(None, words))
 
 
 def short_labels(rows: Sequence[Row]) -> dict[str, str]:
@@ -42,9 +41,11 @@ def differences(rows: Sequence[Row], without: Iterable[str] = ()) -> dict[str, s
 
     Those named and those without a value are left out; cases that differ in nothing else share their text.
     """
-    differing = {name: found.difference(without) for name, found in _differing(rows).items()}
-    told = {row.case.id: {name for name in differing[row.case.name] if row.case.params.get(name) != ""} for row in rows}
-    return {row.case.id: _with("", row.case, told[row.case.id]) for row in rows}
+    differing, found = _differing(rows), {}
+    for row in rows:
+        left_out = {*without, *(name for name, value in row.case.params.items() if value == "")}
+        found[row.case.id] = _with("", row.case, differing[row.case.name] - left_out)
+    return found
 
 
 def _differing(rows: Sequence[Row]) -> dict[str, set[str]]:
@@ -83,11 +84,12 @@ def environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
     locality = environment.get("locality")
     if not isinstance(locality, Mapping):
         return flatten(environment)
-    kinds: dict[str, list[str]] = {}
-    for pair, kind in locality.items():
-        kinds.setdefault(_text(kind), []).append(str(pair))
-    rest = {name: value for name, value in environment.items() if name != "locality"}
-    return [*flatten(rest), *((f"{PAIRS}{kind}", _few(pairs)) for kind, pairs in kinds.items())]
+    facts = flatten({name: value for name, value in environment.items() if name != "locality"})
+    for kind in dict.fromkeys(map(_text, locality.values())):
+        pairs = [str(pair) for pair, other in locality.items() if _text(other) == kind]
+        more = f", ... ({len(pairs)} pairs)" if len(pairs) > _MOST_PAIRS else ""
+        facts.append((f"{PAIRS}{kind}", f"{', '.join(pairs[:_MOST_PAIRS])}{more}"))
+    return facts
 
 
 def row_facts(row: Row) -> list[Fact]:
@@ -110,11 +112,6 @@ def row_facts(row: Row) -> list[Fact]:
         *flatten(common_details(row)),
         *(fact for one in row.records for fact in flatten(one.environment, f"environment, launch {one.launch + 1}: ")),
     ]
-
-
-def _few(pairs: list[str]) -> str:
-    more = f", ... ({len(pairs)} pairs)" if len(pairs) > _MOST_PAIRS else ""
-    return f"{', '.join(pairs[:_MOST_PAIRS])}{more}"
 
 
 def _text(value: Any) -> str:

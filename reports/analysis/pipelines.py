@@ -32,6 +32,19 @@ class Pipeline:
         known = [one for one in self.facts.activation_bytes_by_rank or () if one is not None]
         return max(known, default=None) if measured is None else measured
 
+    @property
+    def as_simulated(self) -> Simulated:
+        """What was measured, as simulations tell it."""
+        return Simulated(
+            schedule=self.facts.schedule,
+            chunks=self.facts.chunks,
+            step_seconds=self.row.value(self.row.headline),
+            bubble_fraction=self.row.value("bubble_fraction"),
+            in_flight=self.row.value("in_flight"),
+            activation_bytes=self.activation_bytes,
+            measured=True,
+        )
+
 
 def read_pipeline(row: Row) -> Pipeline | str | None:
     """Return a row's pipeline, None if it is no pipeline step; why its facts cannot be read, if they cannot.
@@ -100,36 +113,20 @@ def schedule_labels(found: Sequence[Pipeline]) -> dict[str, str]:
 def comparisons(found: Sequence[Pipeline]) -> tuple[Comparison, ...]:
     """Return the schedules of each model, ranks and microbatches, wherever there are two to compare.
 
-    The first step of a group gives the simulations; a measured step takes the place of its own schedule's.
+    The first step of a group gives the simulations; a measured step takes the place of its own schedule's. They stand
+    by step time, then those whose time is unknown, then those that cannot run.
     """
     models, compared = differences([one.row for one in found], _OF_STAGES), []
     ranks = attrgetter("facts.ranks", "facts.microbatches")
     for group in group_rows(found, lambda one: one.row.case, without=_OF_STAGES, by=ranks):
         labels, facts, model = schedule_labels(group), group[0].facts, models[group[0].row.case.id]
-        entries = [Entry(label=labels[one.row.case.id], simulated=_measured(one)) for one in group]
-        taken = {(one.simulated.schedule, one.simulated.chunks) for one in entries}
-        others = next((one.facts.comparison for one in group if one.facts.comparison), ())
-        entries += [
-            Entry(label=one.schedule, simulated=one) for one in others if (one.schedule, one.chunks) not in taken
-        ]
+        entries = [Entry(label=labels[one.row.case.id], simulated=one.as_simulated) for one in group]
+        taken = {(one.facts.schedule, one.facts.chunks) for one in group}
+        simulated = next((one.facts.comparison for one in group if one.facts.comparison), ())
+        others = [one for one in simulated if (one.schedule, one.chunks) not in taken]
+        entries += [Entry(label=one.schedule, simulated=one) for one in others]
+        places = ((one, one.simulated.why_not != "", one.simulated.step_seconds) for one in entries)
+        ordered = sorted(places, key=lambda place: (place[1], place[2] is None, place[2] or 0.0))
         title = f"Schedules compared: {facts.ranks} ranks, {facts.microbatches} microbatches{model and f', {model}'}"
-        compared.append(Comparison(title=title, entries=tuple(sorted(entries, key=_place))))
+        compared.append(Comparison(title=title, entries=tuple(one for one, *_ in ordered)))
     return tuple(one for one in compared if len(one.entries) > 1)
-
-
-def _measured(one: Pipeline) -> Simulated:
-    return Simulated(
-        schedule=one.facts.schedule,
-        chunks=one.facts.chunks,
-        step_seconds=one.row.value(one.row.headline),
-        bubble_fraction=one.row.value("bubble_fraction"),
-        in_flight=one.row.value("in_flight"),
-        activation_bytes=one.activation_bytes,
-        measured=True,
-    )
-
-
-def _place(entry: Entry) -> tuple[bool, bool, float]:
-    """Return where an entry stands: by step time, then those whose time is unknown, then those that cannot run."""
-    seconds = entry.simulated.step_seconds
-    return bool(entry.simulated.why_not), seconds is None, seconds or 0.0
