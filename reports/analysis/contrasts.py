@@ -15,7 +15,7 @@ from reports import cells
 from reports.analysis.frame import group_rows, pivot_rows
 from reports.analysis.labels import operation
 from reports.analysis.rank_hosts import WITHIN, Nodes
-from reports.analysis.summary import Row, common_details, estimate_of
+from reports.analysis.summary import Alike, Row, common_details, estimate_of
 
 T = TypeVar("T")
 TOGETHER = "together"
@@ -51,10 +51,10 @@ def interference(rows: Sequence[Row], param: str = "background") -> tuple[Slowed
     """
     found = []
     for group in _alike(rows, lambda row: row.case.params.get(param), param):
-        for base in group.pop(None, [])[:1]:
-            beside = ((TOGETHER if param == "concurrent" else str(load), of[-1]) for load, of in group.items())
-            factors = {load: factor for load, row in beside if (factor := slow_down(base, row))}
-            found += [Slowed(base=base, factors=factors)] if factors else []
+        alone = group.pop(None, [])
+        beside = {TOGETHER if param == "concurrent" else str(load): of[-1] for load, of in group.items()}
+        factors = {load: one for load, row in beside.items() if alone and (one := slow_down(alone[0], row))}
+        found += [Slowed(base=alone[0], factors=factors)] if factors else []
     return tuple(found)
 
 
@@ -75,19 +75,12 @@ def loads(slowed: Sequence[Slowed]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for one in slowed for name in one.factors))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pairs:
+class Pairs(Alike[tuple[int, int]]):
     """Point-to-point rows of one size and type between all ranks, by sender and receiver."""
-
-    rows: Mapping[tuple[int, int], Row]
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted({rank for pair in self.rows for rank in pair}))
-
-    @property
-    def first(self) -> Row:
-        return next(iter(self.rows.values()))
 
     def rate(self, source: int, target: int) -> float | None:
         """Return bytes per second from one rank to another, None if unknown."""
@@ -109,12 +102,8 @@ def matrix_title(matrix: Pairs) -> str:
     return f"Rank to rank: bus bandwidth in GB/s, {what}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grouped:
+class Grouped(Alike[str]):
     """An operation of one size, mode and type, and its row for each group that ran it."""
-
-    first: Row
-    rows: Mapping[str, Row]
 
     @property
     def slowest(self) -> str | None:
@@ -127,8 +116,7 @@ class Grouped:
 def grouped(rows: Sequence[Row]) -> tuple[Grouped, ...]:
     """Return each operation that several groups ran, or one both alone and beside all others."""
     found = _alike([row for row in rows if "group" in row.case.params], group_name, *OF_GROUP)
-    last = [{name: rows[-1] for name, rows in of.items()} for of in found]
-    return tuple(Grouped(first=next(iter(of.values())), rows=of) for of in last)
+    return tuple(Grouped(rows={name: rows[-1] for name, rows in of.items()}) for of in found)
 
 
 def group_name(row: Row) -> str:

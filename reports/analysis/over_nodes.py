@@ -57,10 +57,8 @@ def over_nodes(several: Several) -> tuple[OverNodes, ...]:
         for layout in dict.fromkeys(one.layout for one in placed):
             # what needs no placement, such as a single node, is in the series of each
             kept = [one.row for one in placed if one.layout in (layout, replace(layout, placement=""))]
-            nodes = sorted({row.world.nodes for row in kept})
-            series.append((layout, {n: [row for row in kept if row.world.nodes == n] for n in nodes}))
-    found = [one for one in series if len(one[1]) > 1]
-    labels = _labels([(next(iter(of.values()))[0], layout) for layout, of in found])
+            series += [(layout, dict(sorted(of.items()))) for of in pivot_rows([kept], lambda row: row.world.nodes)]
+    labels = _labels([(next(iter(of.values()))[0], layout) for layout, of in series])
     return tuple(
         OverNodes(
             label=label,
@@ -68,7 +66,7 @@ def over_nodes(several: Several) -> tuple[OverNodes, ...]:
             scaled=Scaled(rows={nodes: _median_row(rows) for nodes, rows in of.items()}),
             repeats=max(map(len, of.values())),
         )
-        for label, (layout, of) in zip(labels, found, strict=True)
+        for label, (layout, of) in zip(labels, series, strict=True)
     )
 
 
@@ -83,7 +81,9 @@ def environments(several: Several) -> tuple[Environments, ...]:
         by=lambda one: (replace(one.layout, environment=""), one.row.world.nodes),
     )
     alike = pivot_rows(groups, lambda one: names.index(one.layout.environment))
-    found = [Beside(rows={i: _median_row([one.row for one in of]) for i, of in group.items()}) for group in alike]
+    found = [
+        Beside(rows={i: _median_row([one.row for one in of]) for i, of in sorted(group.items())}) for group in alike
+    ]
     layouts = [replace(next(iter(group.values()))[0].layout, environment="") for group in alike]
     labels = _labels([(beside.first, layout) for beside, layout in zip(found, layouts, strict=True)])
     return tuple(

@@ -1,7 +1,7 @@
 """Several runs beside each other: in what they differ, and the rows that answer the same question. Pure."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
@@ -17,7 +17,7 @@ from bench.text import UserError, reading
 from reports.analysis.frame import group_rows, pivot_rows
 from reports.analysis.labels import PAIRS, environment_facts, flatten
 from reports.analysis.rank_hosts import Nodes, nodes_of
-from reports.analysis.summary import Row, Summary, estimate_of, summarize
+from reports.analysis.summary import Alike, Row, Summary, estimate_of, summarize
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,15 +82,8 @@ class Difference:
     texts: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Beside:
-    """A case in the runs that measured it, by the runs' numbers; ``first`` is the one with the least number."""
-
-    rows: Mapping[int, Row]
-
-    @property
-    def first(self) -> Row:
-        return self.rows[min(self.rows)]
+class Beside(Alike[int]):
+    """A case in the runs that measured it, by the runs' numbers."""
 
     def ratio(self, number: int) -> MetricValue | None:
         """Return a run's time over the first's with its interval, None if either is unknown."""
@@ -290,7 +283,7 @@ def scaled(rows: Sequence[Row]) -> tuple[Scaled, ...]:
     whole = [row for row in rows if "group" not in row.case.params]
     groups = group_rows(whole, lambda row: row.case, by=lambda row: (row.case.target,))
     found = pivot_rows(groups, lambda row: row.world.size)
-    return tuple(Scaled(rows={size: of[0] for size, of in one.items()}) for one in found)
+    return tuple(Scaled(rows={size: of[0] for size, of in sorted(one.items())}) for one in found)
 
 
 def worlds(cases: Sequence[Scaled]) -> tuple[int, ...]:

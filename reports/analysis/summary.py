@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bench.launch.control_channel import LEFT_OUT
 from bench.plan.cases import Case
@@ -16,6 +16,7 @@ from bench.results.stats import Estimate, Grade, across_launches, median
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
 NOISIEST_FIRST: tuple[Grade, ...] = ("very noisy", "noisy", "fair", "stable")
 T = TypeVar("T")
+K = TypeVar("K")
 COMMUNICATION = ("collective", "p2p", "memory")
 
 
@@ -69,6 +70,17 @@ class Row:
     @property
     def measured(self) -> tuple[Record, ...]:
         return tuple(record for record in self.records if record.status == "ok")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alike(Generic[K]):
+    """Rows that are alike but for one thing, by that, such as the number of a run."""
+
+    rows: Mapping[K, Row]
+
+    @property
+    def first(self) -> Row:
+        return next(iter(self.rows.values()))
 
 
 @dataclass(frozen=True, kw_only=True)

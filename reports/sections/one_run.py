@@ -158,7 +158,7 @@ def _slow_groups(groups: Sequence[Grouped]) -> Iterator[str]:
     for one in groups:
         for kind in dict.fromkeys(row.case.params["group"] for row in one.rows.values()):
             rows = {name: row for name, row in one.rows.items() if row.case.params["group"] == kind}
-            alike = Grouped(first=one.first, rows=rows)
+            alike = Grouped(rows=rows)
             rates = [rate for name, row in rows.items() if name != alike.slowest and (rate := row.value("busbw"))]
             slow = rows[alike.slowest].value("busbw") if alike.slowest else None
             if slow is not None and rates and slow < _SLOW_GROUP * median(rates):
