@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from bench.launch.control_channel import LEFT_OUT, DriverServer, Hello, Job, Outcome
 from bench.launch.launchers import Launcher
-from bench.launch.monitor import START_SECONDS, Failure, RankMonitor
+from bench.launch.monitor import START_SECONDS, RankMonitor
 from bench.machine.environment import difference, format_cpus, hoist
 from bench.machine.slurm_allocation import NodeLayout
 from bench.machine.topology import gpu_links, relations
@@ -155,7 +155,7 @@ class Driver:
             self._audience.case(case)
             began = time.monotonic()
             result = monitor.outcome(index, self._plan.timeout_seconds)
-            if isinstance(result, Failure):
+            if result.ranks:
                 self._write(launch, case, replace(result, wall_seconds=time.monotonic() - began))
                 self._silent = monitor.silent_hosts() if result.status == "hang" else set()
                 return index + 1

@@ -32,7 +32,6 @@ class Launcher:
     can_restart = False
 
     def ended(self) -> bool:
-        """Say whether the ranks are known to have ended."""
         return False
 
     def exits(self) -> dict[int, int]:

@@ -15,10 +15,6 @@ _SHORT_GRACE = 0.5
 _TICK_SECONDS = 0.2
 
 
-class Failure(Outcome, frozen=True, kw_only=True):
-    """Why a case has no samples, and where each rank was; the gang cannot go on."""
-
-
 class RankMonitor:
     """Hears one gang's ranks for as long as it lives."""
 
@@ -35,7 +31,7 @@ class RankMonitor:
         self._finished: dict[int, Outcome] = {}
         self._last_finished = time.monotonic()
 
-    def assemble(self, timeout_seconds: float) -> Failure | None:
+    def assemble(self, timeout_seconds: float) -> Outcome | None:
         deadline = time.monotonic() + timeout_seconds
         while len(self.hellos) < self._size:
             self._hear(deadline)
@@ -43,10 +39,10 @@ class RankMonitor:
                 return self._ended_early("before every rank had started")
             if time.monotonic() > deadline:
                 missing = self._named([rank for rank in range(self._size) if rank not in self.hellos])
-                return Failure(status="failed", reason=f"{missing} did not start within {timeout_seconds:.0f} s")
+                return Outcome(status="failed", reason=f"{missing} did not start within {timeout_seconds:.0f} s")
         if other := next((hello for hello in self.hellos.values() if hello.size != self._size), None):
             told = f"rank {other.rank} is in a world of {other.size} ranks; {self._size} were asked for"
-            return Failure(status="failed", reason=told)
+            return Outcome(status="failed", reason=told)
         self._last_finished = time.monotonic()
         return None
 
@@ -55,7 +51,7 @@ class RankMonitor:
             self._server.send(rank, message)
 
     def outcome(self, index: int, timeout_seconds: float) -> Outcome:
-        """Return what the ranks tell of the case at ``index``, or a ``Failure``."""
+        """Return what the ranks tell of the case at ``index``; where it has ``ranks``, the gang cannot go on."""
         while index not in self._finished:
             # before the first case ranks may take long to find each other
             patience = timeout_seconds if self._started else max(timeout_seconds, START_SECONDS)
@@ -110,7 +106,7 @@ class RankMonitor:
     def _dead(self) -> list[int]:
         return [rank for rank in self._gone if rank not in self._bye]
 
-    def _ended_early(self, when: str) -> Failure:
+    def _ended_early(self, when: str) -> Outcome:
         """Explain the death or the exception of a rank; the first dead is the culprit, others fell with it."""
         grace = _GRACE_SECONDS if self._dead() else _SHORT_GRACE
         # where every rank has raised nobody dies, and torchrun waits with us
@@ -135,7 +131,7 @@ class RankMonitor:
         states |= {rank: f"raised {broken.error}" for rank, broken in self._broken.items()}
         return self._failure("failed", reason, states, {rank: told.stack for rank, told in self._broken.items()})
 
-    def _hung(self, index: int, timeout_seconds: float) -> Failure:
+    def _hung(self, index: int, timeout_seconds: float) -> Outcome:
         self._where.clear()
         self.send(channel.StatusRequest())
         self._hear_until(lambda: len(self._where) == self._size, _GRACE_SECONDS)
@@ -172,12 +168,12 @@ class RankMonitor:
         names = [f"{rank} ({hosts[rank]})" if several and rank in hosts else str(rank) for rank in ranks]
         return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
 
-    def _failure(self, status: Status, reason: str, states: Mapping[int, str], stacks: Mapping[int, str]) -> Failure:
+    def _failure(self, status: Status, reason: str, states: Mapping[int, str], stacks: Mapping[int, str]) -> Outcome:
         ranks = [
             RankState(rank=rank, host=hello.host, pid=hello.pid, state=states[rank], stack=stacks.get(rank, ""))
             for rank, hello in sorted(self.hellos.items())
         ]
-        return Failure(status=status, reason=reason, ranks=ranks)
+        return Outcome(status=status, reason=reason, ranks=ranks)
 
 
 def _exit_words(code: int | None) -> str:

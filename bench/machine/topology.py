@@ -64,17 +64,13 @@ def gpu_links() -> dict[frozenset[str], str]:
     listed = nvidia_smi(os.environ, "--query-gpu=index,uuid", "--format=csv,noheader")
     rows = re.findall(r"^\s*(\d+)\s*,\s*(?:GPU-)?(\S+)\s*$", listed, re.MULTILINE)
     uuids = {int(index): uuid for index, uuid in rows}
-    found = parse_topology(nvidia_smi(os.environ, "topo", "-m"))
-    return {frozenset((uuids[a], uuids[b])): link for (a, b), link in found.items() if {a, b} <= uuids.keys()}
-
-
-def parse_topology(text: str) -> dict[tuple[int, int], str]:
-    """Return the links in nvidia-smi's matrix, by index: NV# is NVLink, SYS crosses NUMA nodes, the rest is PCIe."""
-    rows = re.findall(r"^\s*GPU(\d+)(.*\bX\b.*)$", re.sub(r"\x1b\[[\d;]*m", "", text), re.MULTILINE)
+    # in nvidia-smi's matrix NV# is NVLink, SYS crosses NUMA nodes, the rest is PCIe
+    matrix = re.sub(r"\x1b\[[\d;]*m", "", nvidia_smi(os.environ, "topo", "-m"))
+    rows = re.findall(r"^\s*GPU(\d+)(.*\bX\b.*)$", matrix, re.MULTILINE)
     found = {}
     for index, words in rows:
         for column, word in enumerate(words.split()[: len(rows)]):
             link = "NVLink" if re.fullmatch(r"NV\d+", word) else _LINKS.get(word)
-            if link is not None and int(index) < column:
-                found[int(index), column] = link
+            if link is not None and int(index) < column and {int(index), column} <= uuids.keys():
+                found[frozenset((uuids[int(index)], uuids[column]))] = link
     return found

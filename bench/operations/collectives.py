@@ -41,14 +41,9 @@ def all_reduce(
 def all_reduce_two_step(world: World, *, size_bytes: int, dtype: str, redop: str = "sum") -> Operation:
     code = DataPattern(dtype, world.size, world.device, redop)
     count = size_bytes // code.itemsize
-    buffer, shard = code.empty(count), code.empty(count // world.size)
-
-    def both() -> None:
-        reduce_scatter_single(shard, buffer, world.group, redop)
-        all_gather_single(buffer, shard, world.group)
-
+    buffer, shard, group = code.empty(count), code.empty(count // world.size), world.group
     return Operation(
-        call=both,
+        call=lambda: (reduce_scatter_single(shard, buffer, group, redop), all_gather_single(buffer, shard, group)),
         asynchronous=False,
         restore=code.filler(buffer, world.rank),
         output=buffer,
@@ -64,14 +59,9 @@ def all_gather(world: World, *, size_bytes: int, dtype: str, placement: str = OU
     n, count = world.size, size_bytes // code.itemsize // world.size
     mine, gathered = code.values(world.rank, 0, count), code.empty(n * count)
     shard = gathered[world.rank * count :][:count] if placement == IN_PLACE else mine
-
-    def restore() -> None:
-        poison(gathered)
-        shard.copy_(mine)  # or itself, which is nothing
-
     return Operation(
         call=partial(all_gather_single, gathered, shard, world.group),
-        restore=restore,
+        restore=lambda: (poison(gathered), shard.copy_(mine)),  # or itself, which is nothing
         output=gathered,
         expected=lambda: torch.cat([code.values(rank, 0, count) for rank in range(n)]),
         description=describe("all_gather", n, size_bytes, size_bytes // n, size_bytes),

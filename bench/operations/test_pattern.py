@@ -100,10 +100,10 @@ def _turns_and_modulus(dtype: str, n: int, redop: str) -> tuple[int, int]:
     return turns, max(1, limit // (terms // n * -(-n // turns)))
 
 
-def poison(tensor: torch.Tensor) -> None:
+def poison(tensor: torch.Tensor) -> torch.Tensor:
     """Fill with what no coded value or result is: NaN, or the smallest integer; a bool has no such value."""
     kind = tensor.dtype
-    tensor.fill_(float("nan") if kind.is_floating_point else 1 if kind is torch.bool else torch.iinfo(kind).min)
+    return tensor.fill_(float("nan") if kind.is_floating_point else 1 if kind is torch.bool else torch.iinfo(kind).min)
 
 
 def count_wrong(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 0.0) -> int:

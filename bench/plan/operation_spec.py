@@ -94,15 +94,12 @@ class OperationSpec:
             help=self.help,
             params=self.params,
             tags=self.tags,
-            refuse=self.refuse,
+            refuse=lambda params, spec: next(self._refusals(params, spec), None),
             expand=self.expand,
         )
 
-    def refuse(self, params: Params, spec: WorldSpec) -> str | None:
-        """Say why it cannot run with these, all parameters, None if it can; ``UserError`` if its group cannot be."""
-        return next(self._refusals(params, spec), None)
-
     def _refusals(self, params: Params, spec: WorldSpec) -> Iterator[str]:
+        """Yield why it cannot run with these, all parameters; ``UserError`` if its group cannot be."""
         n = spec.nproc
         if "group" in params:
             group, index = str(params["group"]), int(params["group_index"])

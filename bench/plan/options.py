@@ -22,8 +22,8 @@ from bench.plan.catalogue import MODE, OF_THE_RUNNER
 from bench.plan.groups import INSIDE, mesh_group, parse_mesh
 from bench.plan.operation_spec import DTYPES
 from bench.plan.params import Kind, Param, refuse_unknown
-from bench.plan.plan import PRESETS, Entry, Plan, Preset, Skipped, parse_fault, read_plan_file
-from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link
+from bench.plan.plan import PRESETS, Entry, Plan, PlanFile, Preset, Skipped, parse_fault
+from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link, read_toml
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 _LOAD_SECONDS = 120
@@ -223,7 +223,7 @@ def _with_file(options: Options, catalogue: Sequence[Definition]) -> Options:
     options = replace(options, settings=aliases.present_params(options.settings, "--set"))
     if options.plan_file is None:
         return options
-    file = read_plan_file(options.plan_file)
+    file = read_toml(options.plan_file, "plan file", PlanFile)
     names = ("preset", "nproc", "backend", "device", "launches", "budget", "timeout")
     given = {name: getattr(file, name) for name in names if getattr(options, name) is None}
     texts = {name: str(given[name]) for name in ("budget", "timeout") if given.get(name) is not None}

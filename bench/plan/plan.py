@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -12,7 +11,7 @@ from bench.plan.aliases import present_params
 from bench.plan.cases import Case, Definition, select
 from bench.plan.catalogue import OPERATIONS
 from bench.plan.params import Value
-from bench.text import UserError, parse_duration, read_toml
+from bench.text import UserError, parse_duration
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +174,3 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     budget: str | float | None = None
     timeout: str | float | None = None
     case: tuple[FileCase, ...] = ()
-
-
-def read_plan_file(path: Path) -> PlanFile:
-    return read_toml(path, "plan file", PlanFile)

@@ -12,8 +12,8 @@ import pytest
 from fakes import HERE, FakeGang, FakeRank, connect, outcome, wait_until, where, within
 
 from bench.launch import monitor as module
-from bench.launch.control_channel import Done, DriverServer, StatusRequest
-from bench.launch.monitor import Failure, RankMonitor
+from bench.launch.control_channel import Done, DriverServer, Outcome, StatusRequest
+from bench.launch.monitor import RankMonitor
 
 TIMEOUT = 10.0
 
@@ -49,9 +49,9 @@ class Scene:
         """Wait until so many events wait to be taken, so that they are in the order of the test's lines."""
         wait_until(lambda: self.hub._events.qsize() >= count)
 
-    def trouble(self, index: int = 0, timeout_seconds: float = TIMEOUT) -> Failure:
+    def trouble(self, index: int = 0, timeout_seconds: float = TIMEOUT) -> Outcome:
         found = self.watch.outcome(index, timeout_seconds)
-        assert isinstance(found, Failure), found
+        assert found.ranks, found
         return found
 
 

@@ -12,7 +12,7 @@ from trees import write_tool, write_tree
 
 from bench.machine import slurm_allocation as addresses
 from bench.machine.slurm_allocation import reachable
-from bench.machine.topology import RankPlace, gpu_links, parse_topology, rank_place, relation, relations
+from bench.machine.topology import RankPlace, gpu_links, rank_place, relation, relations
 
 TOPOLOGY = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
@@ -73,10 +73,6 @@ def test_this_process_has_a_place(tmp_path: Path) -> None:
     assert here == at(cpus=cpus, gpu="aa", switches="s.a")
 
 
-def test_the_matrix_is_read_as_nvidia_smi_writes_it_without_nics_and_colours() -> None:
-    assert parse_topology(TOPOLOGY) == {(0, 1): "NVLink", (0, 2): "other NUMA node", (1, 2): "PCIe"}
-
-
 def test_links_are_between_uuids_for_a_rank_counts_only_the_gpus_it_sees(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -92,6 +88,7 @@ def test_links_are_between_uuids_for_a_rank_counts_only_the_gpus_it_sees(
         write_tree(tmp_path, {"topology": TOPOLOGY, "uuids": uuids})
         links = gpu_links()
         assert [relation(one, other, links) for other in (two, three, one)] == ["NVLink", last, "same GPU"]
+        assert relation(two, three, links) == (last and "PCIe")
 
 
 # --- addresses ---

@@ -14,7 +14,8 @@ from bench.plan.cases import Definition
 from bench.plan.catalogue import DEFINITIONS as EVERYTHING
 from bench.plan.options import Options, make_plan
 from bench.plan.params import Param
-from bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile, read_plan_file
+from bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile
+from bench.text import read_toml
 
 GLOO = WorldSpec(nproc=2, backend="gloo", device="cpu")
 GLOO3 = dataclasses.replace(GLOO, nproc=3)
@@ -166,21 +167,23 @@ def file(tmp_path: Path) -> Path:
 
 def unread(file: Path, text: str) -> str:
     file.write_bytes(text.encode("latin-1"))
-    words = error_of(read_plan_file, file)
+    words = error_of(read_toml, file, "plan file", PlanFile)
     assert words.startswith(f"plan file {file}")
     return words
 
 
 def test_a_file_is_read_as_utf8_and_an_empty_one_leaves_everything_to_the_preset(file: Path) -> None:
     file.write_bytes('# größer\nbudget = "2m"\n[[case]]\nname = "größe"\n[case.set]\nroot = [0, 1]\n'.encode())
-    assert read_plan_file(file) == PlanFile(budget="2m", case=(FileCase(name="größe", set={"root": [0, 1]}),))
+    assert read_toml(file, "plan file", PlanFile) == PlanFile(
+        budget="2m", case=(FileCase(name="größe", set={"root": [0, 1]}),)
+    )
     file.write_text("# nothing\n")
-    assert read_plan_file(file) == PlanFile()
+    assert read_toml(file, "plan file", PlanFile) == PlanFile()
 
 
 def test_a_case_becomes_an_entry_with_the_text_of_an_option(file: Path) -> None:
     file.write_text('[[case]]\nname = "n.*"\nset = { a = 1, b = 0.1, c = true, d = "1K:4K", e = [1, 2.5, false, "w"] }')
-    (case,) = read_plan_file(file).case
+    (case,) = read_toml(file, "plan file", PlanFile).case
     texts = {"a": "1", "b": "0.1", "c": "True", "d": "1K:4K", "e": "1,2.5,False,w"}
     assert case.entry(CATALOGUE) == Entry(name="n.*", set=texts)
     assert "no case is named 'm'" in error_of(FileCase(name="m", set={}).entry, CATALOGUE)
@@ -234,4 +237,7 @@ def test_what_is_no_toml_or_no_file_is_refused_with_the_place_or_the_reason(file
         assert place in words or "end of document" in words, text
     assert "is no TOML: 'utf-8' codec can't decode byte 0xff" in unread(file, 'preset = "\xff"\n')
     file.unlink()
-    assert error_of(read_plan_file, file) == f"plan file {file} cannot be read: No such file or directory"
+    assert (
+        error_of(read_toml, file, "plan file", PlanFile)
+        == f"plan file {file} cannot be read: No such file or directory"
+    )

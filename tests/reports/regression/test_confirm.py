@@ -15,8 +15,9 @@ from reports_fixtures import ENVIRONMENT, WORLD, bad, collective, make_plan
 
 from bench.machine.slurm_allocation import NodeLayout
 from bench.plan.cases import Case
-from bench.plan.plan import read_plan_file
+from bench.plan.plan import PlanFile
 from bench.results.runs import Run
+from bench.text import read_toml
 from reports.regression.ab import LOOKS, Launch, Outcome, Side, measure_in_turns
 from reports.regression.compare import Comparison, compare
 from reports.regression.confirm import Confirming, confirm, plan_text, run_words, sides_of, suspects, with_fresh
@@ -57,7 +58,7 @@ def test_a_plan_asks_for_the_same_cases(tmp_path: Path) -> None:
     odd = collective(size_bytes=1 << 20, root=0, share=0.5, inplace=True, note='a "b" \\ c')
     file = tmp_path / "plan.toml"
     file.write_text(plan_text([CASE, odd], plan))
-    read = read_plan_file(file)
+    read = read_toml(file, "plan file", PlanFile)
     assert (read.preset, read.nproc, read.backend, read.device, read.timeout) == ("node", 4, "gloo", "cpu", 12.5)
     assert (read.launches, read.budget) == (None, None)
     assert [(case.name, case.set) for case in read.case] == [(one.name, one.params) for one in (CASE, odd)]
@@ -73,7 +74,7 @@ def test_ranks_over_nodes_are_asked_for_as_they_were(tmp_path: Path) -> None:
     asked = run_words(file, plan)
     assert " ".join(asked[2:]) == "--launcher srun --nodes 4 --ntasks-per-node 2 --placement cyclic"
     file.write_text(plan_text([CASE], plan))
-    assert read_plan_file(file).nproc is None, "with srun parbench run refuses it"
+    assert read_toml(file, "plan file", PlanFile).nproc is None, "with srun parbench run refuses it"
 
 
 def meant(base: dict[str, Any], new: dict[str, Any], *across: str) -> Comparison:

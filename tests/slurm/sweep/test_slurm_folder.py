@@ -11,8 +11,8 @@ import pytest
 from refusals import refusal
 from sweeps import job, make_sweep, point
 
-from bench.plan.plan import Entry, PlanFile, read_plan_file
-from bench.text import UserError
+from bench.plan.plan import Entry, PlanFile
+from bench.text import UserError, read_toml
 from slurm.sweep.folder import (
     FOLDERS,
     Mode,
@@ -93,7 +93,7 @@ def test_jobs_are_read_in_their_order_and_a_line_cut_short_is_passed_over(tmp_pa
 
 def planned(file: Path, sweep: Sweep, one: Point) -> PlanFile:
     file.write_text(plan_text(sweep, one), encoding="utf-8")
-    return read_plan_file(file)
+    return read_toml(file, "plan file", PlanFile)
 
 
 def test_a_plan_file_says_whatever_the_point_measures_and_no_more(tmp_path: Path) -> None:
