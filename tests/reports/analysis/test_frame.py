@@ -17,12 +17,14 @@ from report_rows import run_of
 from reports_fixtures import HOSTILE, WORLD, bad, collective, hang, make_plan, make_run, ok, sample_run, step, write_run
 
 import parbench
+from bench.plan.cases import Case
 from bench.plan.catalogue import DEFINITIONS
 from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue
 from bench.results.records import Record
 from bench.results.runs import load_run
 from bench.text import UserError
+from reports.analysis.frame import group_rows, pivot_rows
 
 
 def written(out: Path, *records: Record, launches: int = 1) -> Path:
@@ -266,3 +268,22 @@ def test_parameters_at_their_default_are_columns_too(tmp_path: Path) -> None:
     frame = parbench.load(write_run(tmp_path, make_run(make_plan([case]), [ok(case)])))
     assert set(frame["param_redop"]) == {"sum"}
     assert set(frame["param_concurrent"]) == {False}
+
+
+def test_rows_are_grouped_by_what_they_share_and_stand_in_the_order_of_the_first() -> None:
+    cases = [
+        *(step("ddp", hidden=64, overlap=True), step("fsdp", hidden=64), step("ddp", hidden=128, overlap=True)),
+        *(step("ddp", hidden=64), step("ddp", hidden="64"), step("fsdp", hidden=64, note="")),
+    ]
+
+    def groups(found: list[list[Case]]) -> list[list[int]]:
+        return [[cases.index(case) for case in group] for group in found]
+
+    assert groups(group_rows(cases, lambda case: case, without=["hidden"])) == [[0, 2], [1], [3, 4], [5]]
+    assert groups(group_rows(cases, lambda case: case)) == [[0], [1], [2], [3], [4], [5]], "a number is no word"
+    left_out = ("hidden", "overlap", "note")
+    alike = group_rows(cases, lambda case: case, without=left_out, by=lambda case: (case.params["hidden"],))
+    assert groups(alike) == [[0, 3], [1, 5], [2], [4]]
+    assert group_rows(list[Case](), lambda case: case) == []
+    found = pivot_rows(group_rows(cases, lambda case: case, without=left_out), lambda case: case.params["hidden"])
+    assert [{place: len(rows) for place, rows in of.items()} for of in found] == [{64: 2, 128: 1, "64": 1}]
