@@ -6,7 +6,7 @@ pandas is imported where a frame is made: what groups rows is on the way of comm
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -152,11 +152,20 @@ def _launches(runs: Runs) -> "tuple[pd.DataFrame, list[tuple[Run, Record | None]
 
     rows, params, measured = [], [], []
     for run, point in runs:
-        info = run.info
-        of_run = (info.id, info.started, info.host, info.parbench, info.plan.preset, point)
-        for case, launch, record, status, reason in _records(run):
+        info, plan = run.info, run.info.plan
+        skipped = {one.case.id: one.reason for one in plan.skipped}
+        records = {(one.case.id, one.launch): one for one in run.records}
+        cases = {at: one.case for at, one in records.items()}
+        planned = [(case, launch) for launch in range(plan.launches) for case in plan.cases]
+        for case, launch in [*((one.case, 0) for one in plan.skipped), *planned]:
+            cases.setdefault((case.id, launch), case)
+        for (case_id, launch), case in cases.items():
+            record = records.get((case_id, launch))
+            left_out = ("skipped", skipped[case_id]) if case_id in skipped else ("missing", "no record")
+            status, reason = (record.status, record.reason) if record else left_out
+            of_run = (info.id, info.started, info.host, info.parbench, plan.preset, point)
             of_record = (tell(record) if record else None for _, tell in _OF_RECORD.values())
-            rows.append((*of_run, case.id, case.name, launch, status, reason, *of_record))
+            rows.append((*of_run, case_id, case.name, launch, status, reason or None, *of_record))
             params.append(case.whole)
             measured.append((run, record if status == "ok" else None))
     frame = _frame(rows, _OF_RUN | _OF_LAUNCH | {name: kind for name, (kind, _) in _OF_RECORD.items()})
@@ -165,19 +174,6 @@ def _launches(runs: Runs) -> "tuple[pd.DataFrame, list[tuple[Run, Record | None]
         column = column.astype("float64") if column.dtype == "Float64" else column
         frame.insert(len(_OF_RUN), f"param_{name}", column)
     return frame, measured
-
-
-def _records(run: Run) -> Iterator[tuple[Case, int, Record | None, str, str | None]]:
-    """Yield each launch of a case with its last record; then what the plan names and no record does."""
-    records, plan = {(record.case.id, record.launch): record for record in run.records}, run.info.plan
-    for record in records.values():
-        yield record.case, record.launch, record, record.status, record.reason or None
-    skipped = {one.case.id: one.reason for one in plan.skipped}
-    planned = [(case, launch) for launch in range(plan.launches) for case in plan.cases]
-    for case, launch in [*((one.case, 0) for one in plan.skipped), *planned]:
-        if (case.id, launch) not in records:
-            reason = skipped.get(case.id)
-            yield case, launch, None, "skipped" if reason else "missing", reason or "no record"
 
 
 def _frame(rows: Sequence[tuple[object, ...]], kinds: Mapping[str, str]) -> "pd.DataFrame":
