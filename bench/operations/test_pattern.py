@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from bench.plan.operation_spec import DTYPES
+from bench.plan.catalogue import DTYPES
 
 _PERIOD, _RANK_STRIDE = 65521, 7919
 _MAX_VALUE = 1 << 20

@@ -18,9 +18,8 @@ from bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, c
 from bench.machine.world_spec import Joined, WorldSpec, choose_world, sharing_notes
 from bench.plan import aliases
 from bench.plan.cases import Case, Definition, load_catalogue, select
-from bench.plan.catalogue import MODE, OF_THE_RUNNER
+from bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
 from bench.plan.groups import INSIDE, mesh_group, parse_mesh
-from bench.plan.operation_spec import DTYPES
 from bench.plan.params import Kind, Param, refuse_unknown
 from bench.plan.plan import PRESETS, Entry, Plan, PlanFile, Preset, Skipped, parse_fault
 from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link, read_toml

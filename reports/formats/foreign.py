@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.plan.operation_spec import OperationSpec
+from bench.plan.catalogue import OperationSpec
 from bench.plan.params import Value
 from bench.results.metrics import MetricValue, value
 from bench.results.records import Check

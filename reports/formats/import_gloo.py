@@ -7,8 +7,7 @@ bus bandwidth. Its size is what one rank contributes: S is larger where ranks co
 import re
 from dataclasses import dataclass, field, replace
 
-from bench.plan.catalogue import names_of
-from bench.plan.operation_spec import OperationSpec
+from bench.plan.catalogue import OperationSpec, names_of
 from bench.plan.params import Value
 from bench.results.metrics import value
 from bench.results.records import Check

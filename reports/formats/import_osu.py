@@ -6,8 +6,7 @@ such a message (allgather, alltoall, gather, scatter) S is that many times large
 
 import re
 
-from bench.plan.catalogue import names_of
-from bench.plan.operation_spec import OperationSpec
+from bench.plan.catalogue import OperationSpec, names_of
 from bench.plan.params import Value
 from bench.results.records import Check
 from bench.text import UserError

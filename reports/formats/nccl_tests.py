@@ -13,8 +13,7 @@ import msgspec
 
 from bench.machine.environment import recorded_variables
 from bench.plan.cases import Case
-from bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE, names_of
-from bench.plan.operation_spec import DTYPES
+from bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE, names_of
 from bench.results.records import WorldInfo
 from bench.results.runs import Run
 from bench.text import UserError

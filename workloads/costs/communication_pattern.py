@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from bench.plan.catalogue import ONE
 from bench.plan.catalogue import OPERATIONS as CATALOGUE
-from bench.plan.operation_spec import ONE
 from workloads.costs.equation import Equation
 from workloads.costs.parameter_table import Kind, elements_of, layer_elements, padded_elements, tables_of
 from workloads.costs.step_spec import Position

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.plan.catalogue import OPERATIONS
-from bench.plan.operation_spec import SHARE
+from bench.plan.catalogue import OPERATIONS, SHARE
 from bench.results.metrics import MetricValue, values
 from bench.world.subject import Explanation
 from bench.world.torch_compat import done_work, fake_group, group_named

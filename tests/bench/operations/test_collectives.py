@@ -20,9 +20,8 @@ from bench.machine.world_spec import WorldSpec
 from bench.operations.operation import Operation
 from bench.operations.p2p import round_of_pairs, sendrecv
 from bench.operations.test_pattern import DataPattern, count_wrong
-from bench.plan.catalogue import DEFINITIONS, OF_THE_RUNNER
+from bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER
 from bench.plan.groups import groups_of
-from bench.plan.operation_spec import DTYPES
 from bench.rank.runner import load_target
 from bench.world.world import Subgroups, World
 

@@ -15,7 +15,7 @@ from refusals import refusal
 
 from bench.operations.local import Gemm, copy, gemm
 from bench.operations.test_pattern import DataPattern, count_wrong, dtype_of, poison
-from bench.plan.operation_spec import DTYPES
+from bench.plan.catalogue import DTYPES
 from bench.world.world import World
 
 NUMERIC = [name for name in DTYPES if name != "bool"]  # a bool is only moved, or joined by and, or

@@ -14,8 +14,7 @@ from refusals import refusal as error_of
 from bench.machine.world_spec import WorldSpec
 from bench.plan.aliases import matches
 from bench.plan.cases import Case, Definition, load_catalogue, make_case, select
-from bench.plan.catalogue import DEFINITIONS
-from bench.plan.operation_spec import DTYPES
+from bench.plan.catalogue import DEFINITIONS, DTYPES
 from bench.plan.options import Options, make_plan
 from bench.plan.params import Param, Value
 from bench.plan.plan import PRESETS, Plan
