@@ -9,8 +9,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from bench.operations.operation import Operation, describe
-from bench.operations.test_pattern import DataPattern, poison
+from bench.operations.operation import DataPattern, Operation, describe, poison
 from bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from bench.plan.groups import parse_matrix, skewed, whole_counts
 from bench.world.subject import Description, Subject

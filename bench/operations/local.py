@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 from bench.launch.control_channel import Work
-from bench.operations.operation import Operation
-from bench.operations.test_pattern import DataPattern
+from bench.operations.operation import DataPattern, Operation
 from bench.world.subject import Description, Subject
 from bench.world.torch_compat import all_gather_single
 from bench.world.world import World

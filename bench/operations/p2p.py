@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from bench.operations.operation import Operation, describe
-from bench.operations.test_pattern import DataPattern
+from bench.operations.operation import DataPattern, Operation, describe
 from bench.plan.groups import format_pairs, pairs_of
 from bench.text import UserError
 from bench.world.world import World

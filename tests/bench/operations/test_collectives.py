@@ -17,9 +17,8 @@ from ranks import Ranks
 from refusals import refusal
 
 from bench.machine.world_spec import WorldSpec
-from bench.operations.operation import Operation
+from bench.operations.operation import DataPattern, Operation, count_wrong
 from bench.operations.p2p import round_of_pairs, sendrecv
-from bench.operations.test_pattern import DataPattern, count_wrong
 from bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER
 from bench.plan.groups import groups_of
 from bench.rank.runner import load_target

@@ -14,7 +14,7 @@ from filling import filling
 from refusals import refusal
 
 from bench.operations.local import Gemm, copy, gemm
-from bench.operations.test_pattern import DataPattern, count_wrong, dtype_of, poison
+from bench.operations.operation import DataPattern, count_wrong, dtype_of, poison
 from bench.plan.catalogue import DTYPES
 from bench.world.world import World
 
