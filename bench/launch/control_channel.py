@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from bench.machine.topology import RankPlace
+from bench.machine.environment import RankPlace
 from bench.plan.plan import Plan
 from bench.results.metrics import MetricValue
 from bench.results.records import Arrival, Check, RankState, Status, Stop

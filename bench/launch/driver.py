@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from bench.launch.control_channel import LEFT_OUT, DriverServer, Hello, Job, Outcome
 from bench.launch.launchers import Launcher
 from bench.launch.monitor import START_SECONDS, RankMonitor
-from bench.machine.environment import difference, format_cpus, hoist
+from bench.machine.environment import difference, format_cpus, gpu_links, hoist, relations
 from bench.machine.slurm_allocation import NodeLayout
-from bench.machine.topology import gpu_links, relations
 from bench.plan.cases import Case
 from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue, declared, value, values

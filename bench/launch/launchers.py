@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import msgspec
 import psutil
 
 from bench.launch.control_channel import Hello
-from bench.launch.processes import start_process
 from bench.machine.environment import interface_of
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, more_options
 
@@ -47,10 +46,17 @@ class Launcher:
 
 
 class _StartedLauncher(Launcher):
-    """A launcher that is a process of this one."""
+    """A launcher that is a process of this one, its output in a file of a new folder; Ctrl-C is the driver's alone."""
 
     can_restart = True
-    _process: "subprocess.Popen[bytes]"
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
+        log.parent.mkdir(parents=True)
+        env, no, same = {**os.environ, **variables, "PYTHONSAFEPATH": "1"}, subprocess.DEVNULL, subprocess.STDOUT
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                command, env=env, stdin=no, stdout=file, stderr=same, start_new_session=True
+            )
 
     def ended(self) -> bool:
         return self._process.poll() is not None
@@ -78,7 +84,7 @@ class TorchrunLauncher(_StartedLauncher):
         command += ["--nproc-per-node", str(nproc), "--log-dir", str(folder), "--redirects", "3"]
         command += ["-m", "bench.rank.worker"]
         entry = {"PARBENCH_EXITS": str(self._exits), "PARBENCH_DRIVER_PID": str(os.getpid())}
-        self._process = start_process(command, {**variables, **entry}, folder / "torchrun.log")
+        super().__init__(command, {**variables, **entry}, folder / "torchrun.log")
 
     def exits(self) -> dict[int, int]:
         return msgspec.json.decode(self._exits.read_bytes(), type=dict[int, int]) if self._exits.exists() else {}
@@ -92,7 +98,7 @@ class SrunLauncher(_StartedLauncher):
     ) -> None:
         folder = (logs / f"gang-{number}").absolute()
         self._log = folder / "srun.log"
-        self._process = start_process(srun_command(layout, folder, os.environ, nodelist), variables, self._log)
+        super().__init__(srun_command(layout, folder, os.environ, nodelist), variables, self._log)
 
     def exits(self) -> dict[int, int]:
         return parse_exits(self._log.read_text(errors="replace"))

@@ -7,8 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from subprocess import DEVNULL, PIPE, STDOUT, CompletedProcess, Popen
+from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 from typing import NoReturn
 
 
@@ -63,11 +62,3 @@ def run_child(
             child.communicate()
             raise
     return CompletedProcess(command, child.returncode, stderr=told)
-
-
-def start_process(command: Sequence[str], variables: Mapping[str, str], log: Path) -> Popen[bytes]:
-    """Start a launcher with more variables, its output in a file of a new folder; Ctrl-C is the driver's alone."""
-    log.parent.mkdir(parents=True)
-    environment = {**os.environ, **variables, "PYTHONSAFEPATH": "1"}
-    with log.open("wb") as file:
-        return Popen(command, env=environment, stdin=DEVNULL, stdout=file, stderr=STDOUT, start_new_session=True)

@@ -28,9 +28,8 @@ from bench.launch.control_channel import Job, Outcome, RankClient
 from bench.launch.driver import StartRanks
 from bench.launch.launchers import Launcher, loopback_variables
 from bench.launch.processes import die_with_parent, leave
-from bench.machine.environment import capture, interface_of
+from bench.machine.environment import capture, interface_of, rank_place
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE
-from bench.machine.topology import rank_place
 from bench.machine.world_spec import Joined
 from bench.rank.runner import run_case
 from bench.rank.timing import Progress

@@ -13,8 +13,8 @@ from bench.launch import driver as module
 from bench.launch import monitor as watch_module
 from bench.launch.control_channel import ADDRESS_VARIABLE, LEFT_OUT, Done, DriverServer, Job, Outcome
 from bench.launch.driver import Driver, remaining
+from bench.machine.environment import RankPlace
 from bench.machine.slurm_allocation import NodeLayout
-from bench.machine.topology import RankPlace
 from bench.plan.cases import Case
 from bench.plan.plan import FaultSpec, Plan
 from bench.results.records import Record, read_records

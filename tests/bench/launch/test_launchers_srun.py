@@ -15,8 +15,8 @@ from refusals import refusal
 from bench.launch.control_channel import Hello
 from bench.launch.driver import placement_warnings, rank_placement
 from bench.launch.launchers import SrunLauncher, parse_exits, srun_command
+from bench.machine.environment import RankPlace
 from bench.machine.slurm_allocation import NodeLayout, check_srun, more_options
-from bench.machine.topology import RankPlace
 from bench.rank import worker
 from bench.rank.worker import Meeting
 

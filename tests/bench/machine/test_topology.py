@@ -11,8 +11,8 @@ import pytest
 from trees import write_tool, write_tree
 
 from bench.machine import slurm_allocation as addresses
+from bench.machine.environment import RankPlace, gpu_links, rank_place, relation, relations
 from bench.machine.slurm_allocation import reachable
-from bench.machine.topology import RankPlace, gpu_links, rank_place, relation, relations
 
 TOPOLOGY = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
