@@ -107,7 +107,6 @@ def _allowed(refusal: str, kind: Any) -> str:
 
 
 def _parts(kind: Any) -> list[Any]:
-    """Return the types and literal words that a type is made of, each once."""
     return list(dict.fromkeys(part for arg in get_args(kind) for part in _parts(arg))) or [kind]
 
 

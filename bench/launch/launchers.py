@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen
 
 import msgspec
 import psutil
@@ -52,11 +53,9 @@ class _StartedLauncher(Launcher):
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
         log.parent.mkdir(parents=True)
-        env, no, same = {**os.environ, **variables, "PYTHONSAFEPATH": "1"}, subprocess.DEVNULL, subprocess.STDOUT
+        env = {**os.environ, **variables, "PYTHONSAFEPATH": "1"}
         with log.open("wb") as file:
-            self._process = subprocess.Popen(
-                command, env=env, stdin=no, stdout=file, stderr=same, start_new_session=True
-            )
+            self._process = Popen(command, env=env, stdin=DEVNULL, stdout=file, stderr=STDOUT, start_new_session=True)
 
     def ended(self) -> bool:
         return self._process.poll() is not None

@@ -1,8 +1,4 @@
-"""What a rank's surroundings are, in plain data: captured without torch, hoisted over ranks, compared between runs.
-
-And how near two ranks are, from the place that each tells: same core, NUMA node, NVLink, PCIe, switch, or another node;
-unknown where nothing tells.
-"""
+"""What a rank's surroundings are, in plain data, and how near two ranks are: captured without torch, compared."""
 
 import os
 import platform
@@ -170,6 +166,7 @@ def relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None
 
 
 def relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
+    """Return how near two ranks are, in words; None where nothing tells."""
     if a.host != b.host:
         # switch paths such as spine.leaf1.n1: the last part is the node itself
         one, other = ((place.switches or "").rpartition(".")[0] for place in (a, b))

@@ -1,7 +1,4 @@
-"""The operations that can be measured, each declared once and without torch: ``OPERATIONS``.
-
-The conventions of size and bus bandwidth are nccl-tests' (its doc/PERFORMANCE.md).
-"""
+"""The operations that can be measured, each declared once and without torch, by nccl-tests' conventions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -171,7 +168,6 @@ DTYPE = Param(name="dtype", kind="str", default="float32", choices=tuple(DTYPES)
 MODES = ("blocking", "pipelined", "async", "coalesced", "graph")
 MODE_HELP = "each from a barrier; back to back; issue and wait apart; in one launch; as a CUDA graph"
 MODE = choice("mode", MODE_HELP, *MODES, optional=False)
-COPY_MODE = choice("mode", MODE_HELP, *MODES[:2], optional=False)
 GROUP = (
     Param(name="group", kind="str", default="world", optional=True, help=f"which ranks: {FORMS}"),
     Param(name="group_index", kind="int", default=0, minimum=0, optional=True, help="which of the groups; all in turn"),
@@ -317,7 +313,7 @@ OPERATIONS = (
     OperationSpec(
         name="memory.copy",
         help="a copy in memory on every rank at once: what no message between them on this node can exceed",
-        params=(SIZE, DTYPE, COPY_MODE), tags=("smoke", "node"),
+        params=(SIZE, DTYPE, choice("mode", MODE_HELP, *MODES[:2], optional=False)), tags=("smoke", "node"),
     ),
     _p2p(
         "pingpong", "there and back between two ranks; the time is half the round trip", *ENDS,

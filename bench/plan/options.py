@@ -123,7 +123,6 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
 
 
 def _named(options: Options, catalogue: Sequence[Definition]) -> list[Definition]:
-    """Return the entries' cases, or all, narrowed by ``only``."""
     named = select(catalogue, [entry.name for entry in options.entries])
     wanted = select(catalogue, options.only)
     return [definition for definition in named if definition in wanted]

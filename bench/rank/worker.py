@@ -1,7 +1,4 @@
-"""One rank: tells the driver who it is, takes its job, and does one case after another.
-
-torchrun or srun starts it as a process; where another launcher has, ranks join the one that drives.
-"""
+"""One rank, however it was started: tells the driver who it is, takes its job, and does one case after another."""
 
 import gc
 import importlib.metadata

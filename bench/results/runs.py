@@ -86,11 +86,6 @@ def write_info(path: Path, info: RunInfo) -> None:
 
 def load_run(path: Path) -> Run:
     """Return a run from its folder; ``UserError`` if it is none, or newer than this parbench."""
-    info = load_info(path)
-    return Run(path=path, info=info, records=tuple(read_records(path / "records.jsonl")))
-
-
-def load_info(path: Path) -> RunInfo:
     file = path / "run.json"
     try:
         content = file.read_bytes()
@@ -101,7 +96,8 @@ def load_info(path: Path) -> RunInfo:
         info = msgspec.json.decode(content, type=RunInfo)
     plan = info.plan
     skipped = tuple(replace(one, case=renewed(one.case)) for one in plan.skipped)
-    return replace(info, plan=replace(plan, cases=tuple(map(renewed, plan.cases)), skipped=skipped))
+    info = replace(info, plan=replace(plan, cases=tuple(map(renewed, plan.cases)), skipped=skipped))
+    return Run(path=path, info=info, records=tuple(read_records(path / "records.jsonl")))
 
 
 def samples_name(record: Record) -> str:

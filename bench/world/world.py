@@ -1,7 +1,4 @@
-"""The world a subject runs in: ranks, device, groups, clock, seed. Passed as an argument; there are no globals.
-
-A case measures all of it or a subgroup: which ranks, on which process group, and what the others do.
-"""
+"""The world a subject runs in: ranks, device, groups, clock, seed. Passed as an argument; there are no globals."""
 
 import os
 import socket

@@ -18,7 +18,7 @@ from bench.machine.slurm_allocation import NodeLayout
 from bench.plan.cases import Case
 from bench.plan.plan import FaultSpec, Plan
 from bench.results.records import Record, read_records
-from bench.results.runs import create_run, load_info, load_run, open_writer
+from bench.results.runs import create_run, load_run, open_writer
 
 CASES = [case(number) for number in range(4)]
 Act = Callable[[FakeGang, FakeRank], None]
@@ -87,7 +87,7 @@ class Stage:
 
     def start(self, number: int, variables: Mapping[str, str]) -> FakeGang:
         gang = FakeGang(can_restart=self.can_restart)
-        size = load_info(self.path).plan.nproc
+        size = load_run(self.path).info.plan.nproc
         count = len(self.gangs)
         ranks = [FakeRank(variables, rank, size, **self.hello(count, rank)) for rank in range(size)]
         self.gangs.append(gang)
@@ -108,7 +108,7 @@ class Stage:
         return list(read_records(self.path / "records.jsonl"))
 
     def environment(self) -> dict[str, Any]:
-        found = load_info(self.path).environment
+        found = load_run(self.path).info.environment
         assert found is not None
         return found
 
@@ -296,7 +296,7 @@ def test_a_job_is_what_the_plan_asks_and_tells_all_ranks_their_hosts_and_where_t
     built.hello, built.host, built.facts = on_nodes("n1", "n2"), "localhost", {"slurm": {"job": "17"}}
     built.drive()
     [asked] = built.jobs
-    assert asked.plan == msgspec.structs.replace(load_info(built.path).plan, cases=tuple(CASES[:2]))
+    assert asked.plan == msgspec.structs.replace(load_run(built.path).info.plan, cases=tuple(CASES[:2]))
     assert (asked.hosts, asked.meeting) == (("n1", "n2"), "n1:0")
     assert built.addresses.startswith("127.0.0.1:"), "the hub listens where it is told"
     assert built.records()[0].world.nodes == 2

@@ -37,7 +37,6 @@ from bench.results.runs import (
     FOLDERS,
     RecordWriter,
     create_run,
-    load_info,
     load_run,
     load_timeline,
     open_writer,
@@ -93,9 +92,9 @@ def test_a_new_run_has_its_folders_no_records_and_what_was_asked(tmp_path: Path,
 
 
 def test_the_environment_is_added_later_to_json_that_a_person_can_read(run: Path) -> None:
-    added = msgspec.structs.replace(load_info(run), environment={"torch": "2.13.0", "gpu": None})
+    added = msgspec.structs.replace(load_run(run).info, environment={"torch": "2.13.0", "gpu": None})
     write_info(run, added)
-    assert load_info(run) == added
+    assert load_run(run).info == added
     assert not list(run.glob(".*"))
     text = (run / "run.json").read_text()
     assert json.loads(text)["plan"]["preset"] == "smoke"
