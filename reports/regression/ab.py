@@ -14,8 +14,7 @@ from pathlib import Path
 from bench.launch.processes import run_child
 from bench.results.runs import Run, load_run
 from bench.text import UserError
-from reports.regression.compare import Comparison, compare
-from reports.regression.history_select import notes_of_pools, pool
+from reports.regression.compare import Comparison, compare, notes_of_pools, pool
 from reports.regression.noise_floor import Floor
 from reports.regression.rule import Rule
 

@@ -8,15 +8,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Literal, NamedTuple
 
+import msgspec
+from msgspec import structs
+
+from bench.machine.environment import difference
 from bench.plan.cases import Case
-from bench.results.records import WorldInfo
+from bench.results.records import Record, WorldInfo
 from bench.results.runs import Run
 from bench.text import UserError, counted
 from reports.analysis.summary import Row, summarize
-from reports.regression.environment import Change, changes, plan_changes, surroundings
-from reports.regression.history_entry import shared_params
+from reports.regression.environment import Change, changes, plan_changes, shared_params, surroundings
 from reports.regression.noise_floor import Floor, fingerprints
 from reports.regression.rule import Effect, Rule, effect, judge
 from reports.regression.statistics import simes
@@ -47,6 +51,9 @@ VERDICTS: Mapping[Word, Verdict] = {
     "SAME": Verdict(0, "", "the interval lies within the floor, without what drift adds to it"),
 }
 WORST_FIRST = tuple(VERDICTS)
+SCHEMA_VERSION = 1
+"""History of the JSON that commands tell: 1 is the first."""
+_LEFT_OUT = "Left out of "
 
 
 def counts_of(words: Iterable[Word]) -> dict[Word, int]:
@@ -179,9 +186,67 @@ def compare(
     )
 
 
+def json_text(whole: Mapping[str, object]) -> str:
+    """Return what a command tells as JSON, under the version of its form."""
+    versioned = msgspec.json.encode({"schema_version": SCHEMA_VERSION, **whole})
+    return msgspec.json.format(versioned, indent=1).decode() + "\n"
+
+
 def world_words(world: WorldInfo) -> str:
     """Return a world in words: ``4 ranks on 1 node, gloo, cpu``."""
     return f"{counted(world.size, 'rank')} on {counted(world.nodes, 'node')}, {world.backend}, {world.device}"
+
+
+def pool(runs: Sequence[Run], name: str) -> Run:
+    """Return runs as one, their launches numbered on and the newest's environment in common.
+
+    Of each case count the records on the world of its newest; a note of the plan says what is left out.
+    """
+    if len(runs) == 1:
+        return runs[0]
+    newest = runs[-1].info
+    # of each case the newest record's world, preferably of one that was not skipped; over how many nodes it ran only a
+    # record that was measured knows
+    every = [record for run in runs for record in run.records]
+    by_worth = (*every, *(record for record in every if record.status != "skipped"))
+    worlds = {record.case.id: record.world for record in by_worth}
+    sure = [record for record in every if record.status == "ok"]
+    worlds |= {one.case.id: one.world for one in sure if _ranks(one.world) == _ranks(worlds[one.case.id])}
+    records, left_out, launches = list[Record](), list[Record](), 0
+    for run in runs:
+        own: list[Record] = []
+        for record in run.records:
+            (own if _is_on(worlds[record.case.id], record) else left_out).append(record)
+        if run.records and not own:
+            continue
+        common = difference(newest.environment or {}, run.info.environment or {})
+        for record in own:
+            changed = {**common, **record.environment.get("changed", {})}
+            environment = {**record.environment, **({"changed": changed} if changed else {})}
+            records.append(structs.replace(record, launch=launches + record.launch, environment=environment))
+        launches += max([run.info.plan.launches, *(record.launch + 1 for record in own)])
+    cases = {case.id: case for run in runs for case in run.info.plan.cases}
+    notes = newest.plan.notes
+    if left_out:
+        told = "; ".join(dict.fromkeys(world_words(record.world) for record in left_out))
+        count = counted(len(left_out), "record")
+        notes += (f"{_LEFT_OUT}{name}: {count} on another world than the newest of their case, {told}.",)
+    skipped = tuple(one for one in newest.plan.skipped if one.case.id not in cases)
+    plan = structs.replace(newest.plan, cases=tuple(cases.values()), skipped=skipped, launches=launches, notes=notes)
+    return Run(path=Path(name), info=structs.replace(newest, id=name, plan=plan), records=tuple(records))
+
+
+def notes_of_pools(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return what ``pool`` left out of these runs, a sentence for each of which it left out anything."""
+    return tuple(note for run in runs for note in run.info.plan.notes if note.startswith(_LEFT_OUT))
+
+
+def _is_on(world: WorldInfo, record: Record) -> bool:
+    return record.world == world or (record.status != "ok" and _ranks(record.world) == _ranks(world))
+
+
+def _ranks(world: WorldInfo) -> tuple[int, str, str]:
+    return world.size, world.backend, world.device
 
 
 def _pairs(base: Run, new: Run, floors: Mapping[str, Floor]) -> Iterator[Series]:
@@ -211,8 +276,9 @@ def _pairs(base: Run, new: Run, floors: Mapping[str, Floor]) -> Iterator[Series]
 
 def _on_one_world(one: Row, other: Row) -> bool:
     """Say whether two rows ran on alike ranks; over how many nodes is not known of what was not measured."""
-    ours, theirs = ((row.world.size, row.world.backend, row.world.device) for row in (one, other))
-    return ours == theirs and (one.world.nodes == other.world.nodes or not (one.launches and other.launches))
+    return _ranks(one.world) == _ranks(other.world) and (
+        one.world.nodes == other.world.nodes or not (one.launches and other.launches)
+    )
 
 
 def _why_missing(base: Row, new: Row | None, run: Run) -> str:

@@ -12,18 +12,27 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-import msgspec
-
 from bench.results.runs import Run, load_run
 from bench.text import UserError, format_duration
 from reports import cells
 from reports.analysis.labels import operation, short_labels
 from reports.analysis.problems import emulations
 from reports.analysis.summary import Row
-from reports.regression.compare import VERDICTS, WORST_FIRST, Comparison, Family, Series, Word, compare, world_words
+from reports.regression.compare import (
+    VERDICTS,
+    WORST_FIRST,
+    Comparison,
+    Family,
+    Series,
+    Word,
+    compare,
+    json_text,
+    notes_of_pools,
+    world_words,
+)
 from reports.regression.confirm import Confirming, confirm
 from reports.regression.environment import Change
-from reports.regression.history_select import means_run, notes_of_pools, select_run
+from reports.regression.history import means_run, select_run
 from reports.regression.noise_floor import find_floor, told
 from reports.regression.rule import Effect, Rule
 from reports.render.markdown import escaped, markdown_table
@@ -31,8 +40,6 @@ from reports.render.terminal import Sheet, write_table
 from reports.report import Column, T, number, words
 from reports.sections.row_columns import case_columns
 
-SCHEMA_VERSION = 1
-"""History of the JSON: 1 is the first."""
 MARKDOWN_BYTES = 1_000_000
 """A GitHub step summary holds 1024 KiB; the rest is left to what else a job says."""
 
@@ -155,7 +162,6 @@ def as_json(comparison: Comparison, *, code: int) -> str:
         for family in comparison.families
     ]
     whole = {
-        "schema_version": SCHEMA_VERSION,
         "base": about(comparison.base),
         "new": about(comparison.new),
         "rule": comparison.rule,
@@ -165,7 +171,7 @@ def as_json(comparison: Comparison, *, code: int) -> str:
         "notes": comparison.notes,
         "families": families,
     }
-    return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode() + "\n"
+    return json_text(whole)
 
 
 def as_junit(comparison: Comparison) -> str:

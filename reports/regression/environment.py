@@ -1,6 +1,11 @@
-"""What differs between the surroundings of two runs, and whether it keeps their times from being compared. Pure."""
+"""What surrounds a run: what of it makes a series, and what differs between two runs. Pure.
 
-from collections.abc import Mapping, Sequence
+A series' fingerprint is the case, its world, and what around it makes times comparable: hosts and how they are
+connected, hardware, versions, variables. What may change them without making another series is kept beside the point.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -8,10 +13,13 @@ from typing import Any
 import msgspec
 
 from bench.machine.environment import VOLATILE, leaves
+from bench.plan.cases import Case
+from bench.plan.params import Value
 from bench.plan.plan import Plan
-from bench.results.records import Record
+from bench.results.records import Record, Status, WorldInfo
 from bench.results.runs import Run
 from reports import cells
+from reports.analysis.summary import Row, summarize
 
 HARMLESS = (
     "host.address",
@@ -24,6 +32,8 @@ HARMLESS = (
     "variables.SLURM_RESTART_COUNT",
 )
 """What may change from run to run on one machine without a word on its speed."""
+_BESIDE = {f"host.{name}" for name in ("clock_source", "governor", "kernel", "os", "virtualised")}
+_BESIDE |= {"versions.numpy", "versions.python"}  # what may explain a step and so must not begin another series
 NOT_SET = "not set"
 _Values = tuple[str, ...]
 Surroundings = Mapping[str, tuple[_Values, ...]]
@@ -114,3 +124,62 @@ def _plan_leaves(plan: Plan) -> dict[str, str]:
     asked |= {f"measure.{name}": value for name, value in msgspec.structs.asdict(plan.measure).items()}
     asked["injection"] = plan.injection.text if plan.injection else "none"
     return {name: cells.UNKNOWN if value is None else str(value) for name, value in asked.items()}
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a series is; ``around`` are the surroundings that belong to it, as text by path."""
+
+    case: Case
+    world: WorldInfo
+    around: dict[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        whole = {"case": self.case.id, "world": self.world, "around": self.around}
+        return hashlib.sha256(msgspec.json.encode(whole, order="deterministic")).hexdigest()[:20]
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """What it shares with the series that differ from it in size alone."""
+        return (self.case.name, self.case.target, *shared_params(self.case).items(), self.world)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A series in one run; ``seconds`` is None where nothing was measured, ``beside`` what else was around it."""
+
+    series: Identity
+    status: Status
+    seconds: float | None
+    launches: int
+    reason: str = ""
+    beside: Mapping[str, str]
+
+
+def points_of(run: Run, rows: Iterable[Row] | None = None) -> tuple[Point, ...]:
+    """Return a point for each row of a run, those given or all, except what was skipped in every launch."""
+    points = []
+    for row in summarize(run).rows if rows is None else rows:
+        if row.status == "skipped" and not row.launches:
+            continue
+        seen = surroundings(run, row.measured or row.records)
+        around = {path: " then ".join(map(", ".join, seen[path])) for path in seen if path not in HARMLESS}
+        beside = {path: around.pop(path) for path in seen if path in _BESIDE}
+        if injected := sorted({record.injected for record in row.records if record.injected}):
+            around["injected"] = ", ".join(injected)
+        value = row.value(row.headline)
+        point = Point(
+            series=Identity(case=row.case, world=row.world, around=around),
+            status=row.status,
+            seconds=value if value and value > 0 and row.status in ("ok", "skipped") else None,
+            launches=row.launches,
+            reason="; ".join(row.reasons),
+            beside=beside,
+        )
+        points.append(point)
+    return tuple(points)
+
+
+def shared_params(case: Case) -> dict[str, Value]:
+    """Return a case's parameters but its size."""
+    return {name: value for name, value in case.params.items() if name != "size_bytes"}

@@ -1,11 +1,13 @@
 """The history: runs kept in one file, each once, with the points of their series in the order of time."""
 
+import hashlib
+import re
 import sqlite3
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,17 +15,21 @@ import msgspec
 
 from bench.plan.cases import renewed
 from bench.results.records import Status
-from bench.results.runs import Run, load_run
+from bench.results.runs import Run, RunInfo, load_run
 from bench.text import UserError, reading, writing
-from reports.regression.history_entry import ABOUT, About, Entry, Identity
+from reports.regression.compare import pool
+from reports.regression.environment import Identity, Point, points_of
 
 Added = Literal["added", "updated", "moved", "unchanged"]
 Outcome = tuple[Status, str]
 SCHEMA = 1
 APPLICATION = 0x70627268
 """``pbrh``, by which SQLite files are told apart."""
+ABOUT = "history.json"
+"""The file in an exported run's folder that holds its branch and commit."""
 ANNOTATIONS = "annotations.json"
 """The file beside exported runs that holds the annotations."""
+_SELECTOR = re.compile(r"(?P<name>[^~:\s]+)(?:~(?P<back>\d{1,9})|:(?P<count>\d{1,9}))?")
 _WAIT_SECONDS = 60.0
 _TABLES = """
 CREATE TABLE run (
@@ -48,6 +54,46 @@ CREATE TABLE annotation (
     UNIQUE (run_id, series, note)
 );
 """
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run does not know of itself: the branch that was measured, and the commit, empty where unknown."""
+
+    branch: str
+    commit: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A run with its points and the bytes of its two files; ``meant`` names what of ``about`` moves a known run."""
+
+    run: RunInfo
+    about: About
+    meant: frozenset[str] = frozenset()
+    points: tuple[Point, ...]
+    info_json: bytes
+    records_jsonl: bytes
+
+    @property
+    def digest(self) -> str:
+        """The hash of what was read, by which a run that has grown since is told from one that has not."""
+        return hashlib.sha256(self.info_json + b"\0" + self.records_jsonl).hexdigest()
+
+
+def read_entry(path: Path, about: About, meant: frozenset[str] = frozenset()) -> Entry:
+    """Return a run's folder as an entry; the folder's own ``history.json``, where it has one, says the branch."""
+    run, file = load_run(path), path / ABOUT
+    with reading(file):
+        own = msgspec.json.decode(file.read_bytes(), type=About) if file.exists() else None
+    records = (path / "records.jsonl").read_bytes()
+    return Entry(
+        run=run.info,
+        about=own or about,
+        meant=frozenset() if own else meant,
+        points=points_of(run),
+        info_json=(path / "run.json").read_bytes(),
+        records_jsonl=records[: records.rfind(b"\n") + 1],  # a line cut short is no record
+    )
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -257,6 +303,67 @@ def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
         raise UserError(f"{path} {told.get(code, f'cannot be used as a history: {error}')}") from error
     finally:
         connection.close()
+
+
+def add_folders(
+    file: Path, paths: Sequence[Path], *, branch: str, commit: str, meant: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, Added]]:
+    """Add runs to the history in a file and yield each run's id and what became of it.
+
+    ``meant`` names those of ``branch`` and ``commit`` to which runs are moved that the history has elsewhere.
+    Each is kept whole before the next is read, so that what was yielded is never lost.
+    """
+    folders: dict[Path, None] = {}
+    for path in paths:
+        with reading(path):
+            found = [path / "run.json"] if (path / "run.json").exists() else sorted(path.glob("*/run.json"))
+        if not found:
+            raise UserError(f"{path} is no run and holds none: name runs' folders, or a folder of such folders")
+        folders |= dict.fromkeys(file.parent for file in found)
+    with open_history(file, create=True) as history:
+        for folder in folders:
+            entry = read_entry(folder, About(branch=branch, commit=commit), meant)
+            yield entry.run.id, history.add(entry)
+        for parent in dict.fromkeys(paths):
+            history.import_annotations(parent)
+
+
+def means_run(word: str) -> bool:
+    """Say whether a word can only mean a run of a history."""
+    found = _SELECTOR.fullmatch(word)
+    return found is not None and (found["back"] or found["count"]) is not None and "/" not in word
+
+
+def select_run(path: Path, word: str, *, without: str = "") -> Run:
+    """Return the run that a word means in a file's history; several, but that of the id ``without``, become one."""
+    with open_history(path) as history:
+        lines = select_lines(history.runs(), word, without=without)
+        return pool([history.run(line) for line in lines], word)
+
+
+def select_lines(lines: Sequence[Line], word: str, *, without: str = "") -> tuple[Line, ...]:
+    """Return what a word means among runs in the order of time; ``UserError`` if it means none."""
+    if named := tuple(line for line in lines if line.id == word):
+        return named
+    allowed = (
+        "a branch, BRANCH~1 for the run before its newest, BRANCH:10 or last:10 for the newest ten as one, or an id"
+    )
+    found = _SELECTOR.fullmatch(word)
+    if found is None:
+        raise UserError(f"{word!r} names no run of the history: write {allowed}")
+    own = [line for line in lines if found["name"] in (line.branch, "last")]
+    if not own:
+        known = ", ".join(sorted({line.branch for line in lines})) or "no run at all"
+        raise UserError(f"{word!r} names no run of the history, which has {known}: write {allowed}")
+    if found["count"] is not None:
+        count, others = int(found["count"]), [line for line in own if line.id != without]
+        if not (count and others):
+            raise UserError(f"{word!r} means no run beside the one it is compared with: at least 1 is needed")
+        return tuple(others[-count:])
+    back = int(found["back"] or 0)
+    if back >= len(own):
+        raise UserError(f"{word!r} goes back {back} runs, and the history has {len(own)} of {found['name']!r}")
+    return (own[-1 - back],)
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> None:

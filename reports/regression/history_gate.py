@@ -1,23 +1,24 @@
-"""The nightly gate: each series of a run against what the history tells of it, and what that is called."""
+"""The nightly gate: each series of a run against what the history tells of it; and the courses of series, shown."""
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import islice
 
-import msgspec
+from msgspec.structs import asdict
 
 from bench.text import UserError, format_table
 from reports import cells
-from reports.regression.compare import WORST_FIRST, Word, counts_of, exit_code
+from reports.regression.compare import WORST_FIRST, Word, counts_of, exit_code, json_text, world_words
+from reports.regression.environment import Identity
 from reports.regression.history import History, Line, Outcome
-from reports.regression.history_entry import Identity
 from reports.regression.noise_floor import Floor, told
-from reports.regression.statistics import Shift, StepRule, discoveries_in_families, newest_shift
+from reports.regression.statistics import Shift, StepRule, discoveries_in_families, newest_shift, segments
 from reports.render.markdown import escaped
 
-SCHEMA_VERSION = 1
-"""History of the JSON: 1 is the first."""
+_BARS = "▁▂▃▄▅▆▇█"
 MISSED_RUNS = 3
 """A case is missing as long as one of so many runs before, of those that share a case with this one, has it."""
 
@@ -150,14 +151,65 @@ def render_json(found: Check, code: int) -> str:
         for one in found.findings
     ]
     told = {"exit_code": code, "verdicts": found.counts, "series": series}
-    return as_json({"run": found.line, "rule": found.rule, **told})
+    return json_text({"run": found.line, "rule": found.rule, **told})
 
 
-def as_json(whole: Mapping[str, object]) -> str:
-    """Return what a command tells as JSON, under the version of its form."""
-    return (
-        msgspec.json.format(msgspec.json.encode({"schema_version": SCHEMA_VERSION, **whole}), indent=1).decode() + "\n"
-    )
+def render_courses(history: History, pattern: str, branch: str | None, rule: StepRule, form: str = "text") -> str:
+    """Return the courses of the series whose label fits a glob; ``UserError`` if none does.
+
+    As ``text``, its last runs as bars from the fastest to the slowest, and where its level changed in the rule's
+    window; as ``json``, all of its runs, times in seconds.
+    """
+    lines = history.runs(branch)
+    courses = [
+        (one, times)
+        for number, one in history.series().items()
+        if fnmatchcase(one.case.label, pattern) or fnmatchcase(one.case.name, pattern)
+        if (times := history.times(number, lines))
+    ]
+    if not courses:
+        allowed = "write a case's name or a glob, such as '*all_reduce*'"
+        raise UserError(f"no series of the history fits {pattern!r}: {allowed}")
+    if form == "json":
+        plain = []
+        for one, times in courses:
+            told = {"runs": [line.id for line, _ in times], "seconds": [seconds for _, seconds in times]}
+            plain.append({"fingerprint": one.fingerprint, **asdict(one), **told})
+        return json_text({"series": plain})
+    shown = []
+    for one, times in courses:
+        last, window = [seconds for _, seconds in times[-30:]], times[-rule.window :]
+        low, high = min(last), max(last)
+        step = (high - low) / (len(_BARS) - 1) or 1.0
+        bars = "".join(_BARS[round((value - low) / step)] for value in last)
+        shown += [one.case.label, f"    on {world_words(one.world)}"]
+        shown.append(f"    {bars}  {cells.duration(low)} to {cells.duration(high)}, {len(times)} runs")
+        for level in segments([seconds for _, seconds in window], rule):
+            since, count = window[level.start][0].id, level.stop - level.start
+            shown.append(f"    {cells.duration(level.seconds)} from {since} on ({count} runs)")
+    return "\n".join([*shown, ""])
+
+
+def render_otava(history: History, branch: str | None) -> str:
+    """Return the runs in the order of time, their commits, and the time of every series; unknown is empty.
+
+    Otava's configuration names ``time`` as ``time_column`` and ``commit`` and ``run`` as ``attributes``.
+    """
+    lines = history.runs(branch)
+    known = [(one, {line.id: value for line, value in history.times(n, lines)}) for n, one in history.series().items()]
+    columns = [(series, times) for series, times in known if times]
+    labels = [series.case.label for series, _ in columns]
+    names = [
+        label if labels.count(label) == 1 else f"{label} #{series.fingerprint}"
+        for label, (series, _) in zip(labels, columns, strict=True)
+    ]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["time", "commit", "run", *names])
+    for line in lines:
+        values = [f"{times[line.id]:.9g}" if line.id in times else "" for _, times in columns]
+        writer.writerow([line.started, line.commit, line.id, *values])
+    return out.getvalue()
 
 
 def _asked(series: Identity) -> tuple[object, ...]:

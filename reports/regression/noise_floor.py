@@ -19,7 +19,7 @@ from bench.results.stats import quantile
 from bench.text import UserError, format_table, replace_file, writing
 from reports import cells
 from reports.analysis.summary import Row
-from reports.regression.history_entry import points_of
+from reports.regression.environment import points_of
 from reports.regression.rule import Rule, effect
 
 FILE = Path("runs/floor.json")

@@ -24,9 +24,8 @@ from reports_fixtures import ENVIRONMENT
 from bench.results.runs import load_run
 from bench.text import UserError
 from reports.regression import history as database
-from reports.regression.history import ANNOTATIONS, APPLICATION, SCHEMA, History, open_history
-from reports.regression.history_commands import add_folders, render_otava
-from reports.regression.history_entry import About
+from reports.regression.history import ANNOTATIONS, APPLICATION, SCHEMA, About, History, add_folders, open_history
+from reports.regression.history_gate import render_otava
 
 
 @pytest.fixture
@@ -189,7 +188,7 @@ def test_otavas_rows_are_runs_and_its_columns_series(history: History, tmp_path:
 WRITER = """
 import sys
 from pathlib import Path
-from reports.regression.history_commands import add_folders
+from reports.regression.history import add_folders
 for run_id, what in add_folders(Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]], branch="main", commit=""):
     print(what, run_id, flush=True)
 """

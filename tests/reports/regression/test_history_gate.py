@@ -16,8 +16,16 @@ from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective
 from bench.results.records import Record
 from reports.regression.compare import Word
 from reports.regression.history import History, open_history
-from reports.regression.history_commands import render_courses
-from reports.regression.history_gate import MISSED_RUNS, Check, Finding, check, newest, render, render_json
+from reports.regression.history_gate import (
+    MISSED_RUNS,
+    Check,
+    Finding,
+    check,
+    newest,
+    render,
+    render_courses,
+    render_json,
+)
 from reports.regression.noise_floor import Floor
 from reports.regression.statistics import StepRule
 

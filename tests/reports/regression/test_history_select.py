@@ -12,10 +12,9 @@ from reports_fixtures import ENVIRONMENT, WORLD, bad
 from bench.plan.plan import Skipped
 from bench.results.runs import Run
 from reports.analysis.summary import Row, summarize
-from reports.regression.compare import compare
+from reports.regression.compare import compare, notes_of_pools, pool
 from reports.regression.compare_show import compare_runs, find_run
-from reports.regression.history import Line, open_history
-from reports.regression.history_select import means_run, notes_of_pools, pool, select_lines, select_run
+from reports.regression.history import Line, means_run, open_history, select_lines, select_run
 from reports.regression.rule import Rule
 
 

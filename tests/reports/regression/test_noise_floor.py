@@ -14,7 +14,7 @@ from reports_fixtures import ENVIRONMENT, bad, ok
 from bench.plan.cases import Case
 from bench.results.runs import Run
 from bench.text import UserError
-from reports.regression.history_entry import points_of
+from reports.regression.environment import points_of
 from reports.regression.noise_floor import (
     FALSE_ALARMS,
     Floor,

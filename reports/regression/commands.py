@@ -1,27 +1,12 @@
-"""``parbench history``: the command line of the history, and its runs and series as text."""
+"""``parbench history``, ``ab`` and ``aa``: the command lines of the history and of launches in turns."""
 
-import csv
-import io
-from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
-from msgspec.structs import asdict
-
-from bench.text import UserError, counted, reading, writing
-from reports import cells
-from reports.regression import history_gate
-from reports.regression.compare import world_words
-from reports.regression.history import Added, History, open_history
-from reports.regression.history_entry import About, read_entry
-from reports.regression.noise_floor import find_floor
-from reports.regression.statistics import StepRule, segments
 
 FILE = Path("runs/history.sqlite")
-_BARS = "▁▂▃▄▅▆▇█"
 _EXAMPLES = """\b
 Examples:
   parbench history add runs/20260102T030405Z-node1-1a2b3c --branch main --commit 1a2b3c4
@@ -70,6 +55,8 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 
     A folder that parbench history export wrote says itself of which branch and commit its runs are.
     """
+    from reports.regression.history import add_folders
+
     source = click.get_current_context().get_parameter_source
     # a later job's variables say nothing of the runs that it finds
     given = {"branch": branch, "commit": commit}
@@ -84,6 +71,10 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 @_file_option
 def list_runs(branch: str | None, file: Path) -> None:
     """Show the runs that the history has, the newest first."""
+    from bench.text import counted
+    from reports import cells
+    from reports.regression.history import open_history
+
     with open_history(file) as found:
         lines, annotations = found.runs(branch), found.annotations()
     rows = [("run", "started", "branch", "commit", "preset", "series", "bad")]
@@ -105,6 +96,10 @@ def list_runs(branch: str | None, file: Path) -> None:
 @_file_option
 def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
     """Show the course of the series whose case fits PATTERN, a glob: its times, and where their level changed."""
+    from reports.regression.history import open_history
+    from reports.regression.history_gate import render_courses
+    from reports.regression.statistics import StepRule
+
     with open_history(file) as found:
         click.echo(render_courses(found, pattern, branch, StepRule(), form), nl=False)
 
@@ -130,6 +125,11 @@ def check(
     A case is MISSING if RUN has not measured it, and one of the last three runs of its kind has: of the same preset,
     and with a case in common on as many ranks. Runs on other ranks, or of another --only, do not count.
     """
+    from reports.regression import history_gate
+    from reports.regression.history import open_history
+    from reports.regression.noise_floor import find_floor
+    from reports.regression.statistics import StepRule
+
     least, floors = find_floor(floor)
     with open_history(file) as found:
         line = found.line(run) if run else history_gate.newest(found, branch)
@@ -147,6 +147,8 @@ def check(
 @_file_option
 def annotate(run: str, note: str, series: str, file: Path) -> None:
     """Say that what changed at RUN was meant: its series count from there on."""
+    from reports.regression.history import open_history
+
     with open_history(file) as found:
         found.annotate(run, series, note)
 
@@ -156,6 +158,8 @@ def annotate(run: str, note: str, series: str, file: Path) -> None:
 @_file_option
 def prune(keep: int, file: Path) -> None:
     """Forget all but the newest runs, and print what was forgotten."""
+    from reports.regression.history import open_history
+
     with open_history(file) as found:
         for run_id in found.prune(keep):
             click.echo(run_id)
@@ -171,6 +175,10 @@ def export(target: Path, form: str, branch: str | None, file: Path) -> None:
 
     otava writes the file TARGET instead: Apache Otava's CSV, a row for each run and a column for each series.
     """
+    from bench.text import UserError, counted, writing
+    from reports.regression.history import open_history
+    from reports.regression.history_gate import render_otava
+
     if branch is not None and form != "otava":
         raise UserError(f"--branch {branch} goes with --format otava alone: a folder of runs holds all branches")
     with open_history(file) as found:
@@ -181,82 +189,121 @@ def export(target: Path, form: str, branch: str | None, file: Path) -> None:
             click.echo(f"{counted(found.export(target), 'run')} in {target}")
 
 
-def add_folders(
-    file: Path, paths: Sequence[Path], *, branch: str, commit: str, meant: frozenset[str] = frozenset()
-) -> Iterator[tuple[str, Added]]:
-    """Add runs to the history in a file and yield each run's id and what became of it.
+_AB_EXAMPLES = """\b
+Examples:
+  parbench ab --a NCCL_ALGO=Ring --b NCCL_ALGO=Tree -- --only all_reduce --sizes 1M:64M:x4
+  parbench ab --a OMP_NUM_THREADS=1 --b OMP_NUM_THREADS=2 --budget 5m -- --only ddp
+  parbench ab --b-python .venv-nightly/bin/python --across 'versions.*' --across 'torch.*' -- --only fsdp
 
-    ``meant`` names those of ``branch`` and ``commit`` to which runs are moved that the history has elsewhere.
-    Each is kept whole before the next is read, so that what was yielded is never lost.
+\b
+Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input; 3 cannot tell, where asked to fail on it; 4 failed or missing.
+"""
+
+_AA_EXAMPLES = """\b
+Examples:
+  parbench aa -- --only all_reduce --sizes 1M:64M:x4
+  parbench aa --launches 10 --budget 30m -- --preset smoke
+  parbench compare BASE NEW                                     uses what it wrote
+
+\b
+Exit codes: 0 fine; 2 bad input; 4 too few launches within the budget.
+"""
+
+
+_budget = partial(click.option, "--budget", show_default=True, metavar="TIME", help="Time for the whole session.")
+_out = partial(click.option, "--out", type=click.Path(path_type=Path), show_default=True, help="For the runs.")
+_words = click.argument("words", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED)
+
+
+@click.command(epilog=_AB_EXAMPLES)
+@click.option("--a", default="", metavar="VARIABLES", help="Variables of side A, NAME=VALUE with spaces between.")
+@click.option("--b", default="", metavar="VARIABLES", help="Those of side B.")
+@click.option("--a-python", default="", metavar="PYTHON", help="The Python of side A, of an environment with parbench.")
+@click.option("--b-python", default="", metavar="PYTHON", help="That of side B.")
+@_budget(default="10m")
+@click.option("--floor", default="3%", show_default=True, help="The change below which times count as the same.")
+@click.option("--across", multiple=True, metavar="GLOB", help="Another difference of the environment that is meant.")
+@click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if something cannot be told and all else is fine.")
+@_out(default=Path("runs/ab"))
+@_words
+def ab(
+    a: str,
+    b: str,
+    a_python: str,
+    b_python: str,
+    budget: str,
+    floor: str,
+    across: tuple[str, ...],
+    fail_on_unknown: bool,
+    out: Path,
+    words: tuple[str, ...],
+) -> None:
+    """Compare two settings in one session, launch by launch in turns, until B is told from A or the budget ends.
+
+    What is measured is said as for parbench run, after --.
     """
-    folders: dict[Path, None] = {}
-    for path in paths:
-        with reading(path):
-            found = [path / "run.json"] if (path / "run.json").exists() else sorted(path.glob("*/run.json"))
-        if not found:
-            raise UserError(f"{path} is no run and holds none: name runs' folders, or a folder of such folders")
-        folders |= dict.fromkeys(file.parent for file in found)
-    with open_history(file, create=True) as history:
-        for folder in folders:
-            entry = read_entry(folder, About(branch=branch, commit=commit), meant)
-            yield entry.run.id, history.add(entry)
-        for parent in dict.fromkeys(paths):
-            history.import_annotations(parent)
+    from bench.text import UserError, parse_duration
+    from reports.regression.ab import LOOKS, check_words, launch_run, measure_in_turns, parse_side
+    from reports.regression.compare_show import as_table
+    from reports.regression.noise_floor import parse_floor
+
+    sides = parse_side("a", a, a_python), parse_side("b", b, b_python)
+    if (sides[0].variables, a_python) == (sides[1].variables, b_python):
+        raise UserError(f"--a and --b are the same, {sides[0].text!r}: nothing would be compared")
+    check_words(words)
+    seconds = parse_duration(budget)
+    tell = partial(click.echo, err=True)
+    launch = partial(launch_run, out=out, words=words, seconds=seconds / (2 * LOOKS[0]), tell=tell)
+    found = measure_in_turns(sides, launch, budget_seconds=seconds, floor=parse_floor(floor), across=across)
+    click.echo(as_table(found.comparison), nl=False)
+    click.echo(f"{found.launches} launches a side in turns (ABBA); ended because {found.reason}.")
+    click.get_current_context().exit(found.comparison.code(fail_on_unknown=fail_on_unknown))
 
 
-def render_courses(history: History, pattern: str, branch: str | None, rule: StepRule, form: str = "text") -> str:
-    """Return the courses of the series whose label fits a glob; ``UserError`` if none does.
+@click.command(epilog=_AA_EXAMPLES)
+@click.option(
+    "--launches", type=click.IntRange(min=5), default=10, show_default=True, help="How many launches a side has."
+)
+@_budget(default="20m")
+@click.option(
+    "--floor",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="PARBENCH_FLOOR",
+    default=Path("runs/floor.json"),
+    show_default=True,
+    help="The file that keeps the floors, also $PARBENCH_FLOOR; no percentage, which is what is measured.",
+)
+@_out(default=Path("runs/aa"))
+@_words
+def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]) -> None:
+    """Measure this machine's noise floor: the same code against itself, launch by launch, in turns.
 
-    As ``text``, its last runs as bars from the fastest to the slowest, and where its level changed in the rule's
-    window; as ``json``, all of its runs, times in seconds.
+    What is measured is said as for parbench run, after --. A series' floor is the least one under which at most 1 % of
+    the comparisons among these launches find a change; compare and history check use it for that series from then on.
     """
-    lines = history.runs(branch)
-    courses = [
-        (one, times)
-        for number, one in history.series().items()
-        if fnmatchcase(one.case.label, pattern) or fnmatchcase(one.case.name, pattern)
-        if (times := history.times(number, lines))
-    ]
-    if not courses:
-        allowed = "write a case's name or a glob, such as '*all_reduce*'"
-        raise UserError(f"no series of the history fits {pattern!r}: {allowed}")
-    if form == "json":
-        plain = []
-        for one, times in courses:
-            told = {"runs": [line.id for line, _ in times], "seconds": [seconds for _, seconds in times]}
-            plain.append({"fingerprint": one.fingerprint, **asdict(one), **told})
-        return history_gate.as_json({"series": plain})
-    shown = []
-    for one, times in courses:
-        last, window = [seconds for _, seconds in times[-30:]], times[-rule.window :]
-        low, high = min(last), max(last)
-        step = (high - low) / (len(_BARS) - 1) or 1.0
-        bars = "".join(_BARS[round((value - low) / step)] for value in last)
-        shown += [one.case.label, f"    on {world_words(one.world)}"]
-        shown.append(f"    {bars}  {cells.duration(low)} to {cells.duration(high)}, {len(times)} runs")
-        for level in segments([seconds for _, seconds in window], rule):
-            since, count = window[level.start][0].id, level.stop - level.start
-            shown.append(f"    {cells.duration(level.seconds)} from {since} on ({count} runs)")
-    return "\n".join([*shown, ""])
+    from bench.text import UserError, counted, parse_duration
+    from reports.regression.ab import Side, check_words, launch_in_turns, launch_run
+    from reports.regression.noise_floor import MIN_LAUNCHES, as_text, keep_floors, measure_floors, read_floors
+    from reports.regression.rule import Rule
 
-
-def render_otava(history: History, branch: str | None) -> str:
-    """Return the runs in the order of time, their commits, and the time of every series; unknown is empty.
-
-    Otava's configuration names ``time`` as ``time_column`` and ``commit`` and ``run`` as ``attributes``.
-    """
-    lines = history.runs(branch)
-    known = [(one, {line.id: value for line, value in history.times(n, lines)}) for n, one in history.series().items()]
-    columns = [(series, times) for series, times in known if times]
-    labels = [series.case.label for series, _ in columns]
-    names = [
-        label if labels.count(label) == 1 else f"{label} #{series.fingerprint}"
-        for label, (series, _) in zip(labels, columns, strict=True)
-    ]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["time", "commit", "run", *names])
-    for line in lines:
-        values = [f"{times[line.id]:.9g}" if line.id in times else "" for _, times in columns]
-        writer.writerow([line.started, line.commit, line.id, *values])
-    return out.getvalue()
+    check_words(words, "aa")
+    if file.name.strip().endswith("%"):
+        raise UserError(
+            f"--floor {file} is a percentage, and aa measures one: name the file for it, or unset PARBENCH_FLOOR"
+        )
+    if file.exists():
+        read_floors(file)  # before an hour is spent
+    seconds = parse_duration(budget)
+    tell = partial(click.echo, err=True)
+    launch = partial(launch_run, out=out, words=words, seconds=seconds / (2 * launches), tell=tell)
+    sides = Side(name="a", variables={}), Side(name="b", variables={})
+    *_, pairs = launch_in_turns(sides, launch, launches, budget_seconds=seconds)
+    runs = sorted((run for side in pairs.values() for run in side), key=lambda run: run.info.started)
+    floors = measure_floors(runs, Rule())
+    click.echo(as_text(floors), nl=False)
+    if not floors:
+        click.echo(f"No floor: {len(runs)} launches were made, and a series needs {MIN_LAUNCHES} that measured it.")
+        click.get_current_context().exit(4)
+    keep_floors(file, floors)
+    click.echo(f"{len(runs)} launches in turns; {file} has {counted(len(floors), 'floor')} of them.")
