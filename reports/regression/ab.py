@@ -42,7 +42,6 @@ class Side:
 
     @property
     def text(self) -> str:
-        """The setting in words."""
         words = [self.python, *(f"{name}={value}" for name, value in self.variables.items())]
         return " ".join(words).strip() or "as it is"
 
@@ -70,10 +69,7 @@ def measure_in_turns(
     floors: Mapping[str, Floor] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Launch both sides in turns until every series is decided, the last look is past, or no time is left.
-
-    ``floors`` are those that this machine was measured to need, by the fingerprints of series.
-    """
+    """Launch both sides in turns until every series is decided, the last look is past, or no time is left."""
     names = dict.fromkeys([*sides[0].variables, *sides[1].variables])
     follow = [FOLLOWS[name] for name in names if name in FOLLOWS]
     meant = (*(f"variables.{name}" for name in names), *follow, *across)

@@ -57,7 +57,6 @@ _LEFT_OUT = "Left out of "
 
 
 def counts_of(words: Iterable[Word]) -> dict[Word, int]:
-    """Return how many have each verdict, the worst first."""
     found = Counter(words)
     return {word: found[word] for word in WORST_FIRST if found[word]}
 
@@ -134,10 +133,7 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A run against another; ``changes`` is all that differs around them, that of single series included.
-
-    ``notes`` are sentences on how single verdicts came about.
-    """
+    """A run against another, with all that differs around them, and notes on how verdicts came about."""
 
     base: Run
     new: Run
@@ -187,13 +183,11 @@ def compare(
 
 
 def json_text(whole: Mapping[str, object]) -> str:
-    """Return what a command tells as JSON, under the version of its form."""
     versioned = msgspec.json.encode({"schema_version": SCHEMA_VERSION, **whole})
     return msgspec.json.format(versioned, indent=1).decode() + "\n"
 
 
 def world_words(world: WorldInfo) -> str:
-    """Return a world in words: ``4 ranks on 1 node, gloo, cpu``."""
     return f"{counted(world.size, 'rank')} on {counted(world.nodes, 'node')}, {world.backend}, {world.device}"
 
 
@@ -216,7 +210,9 @@ def pool(runs: Sequence[Run], name: str) -> Run:
     for run in runs:
         own: list[Record] = []
         for record in run.records:
-            (own if _is_on(worlds[record.case.id], record) else left_out).append(record)
+            world = worlds[record.case.id]
+            fits = record.world == world or (record.status != "ok" and _ranks(record.world) == _ranks(world))
+            (own if fits else left_out).append(record)
         if run.records and not own:
             continue
         common = difference(newest.environment or {}, run.info.environment or {})
@@ -241,19 +237,12 @@ def notes_of_pools(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(note for run in runs for note in run.info.plan.notes if note.startswith(_LEFT_OUT))
 
 
-def _is_on(world: WorldInfo, record: Record) -> bool:
-    return record.world == world or (record.status != "ok" and _ranks(record.world) == _ranks(world))
-
-
 def _ranks(world: WorldInfo) -> tuple[int, str, str]:
     return world.size, world.backend, world.device
 
 
 def _pairs(base: Run, new: Run, floors: Mapping[str, Floor]) -> Iterator[Series]:
-    """Yield the series of both runs, those of base first; what was skipped in all launches is in neither.
-
-    Each has the floor that was measured where either run was; the higher where both were.
-    """
+    """Yield the series of both runs, base's first, each with the higher of its floors that were measured."""
     ours, theirs = (
         {row.case.id: row for row in summarize(run).rows if row.launches or row.status != "skipped"}
         for run in (base, new)
@@ -293,7 +282,6 @@ def _why_missing(base: Row, new: Row | None, run: Run) -> str:
 
 
 def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]) -> Series:
-    """Return a pair with its times, its effect, and the verdict where it needs no statistics."""
     if one.new is not None and one.new.status in ("wrong", "failed", "hang"):
         word: Word = "WRONG" if one.new.status == "wrong" else "FAILED"
         return replace(one, word=word, reason="; ".join(one.new.reasons) or one.new.status)
@@ -311,9 +299,8 @@ def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]
     if min(len(ours), len(theirs)) < rule.min_launches:
         bad = f" (in BASE it is {one.base.status})" if one.base and one.base.status != "ok" else ""
         had = f"BASE has {len(ours)}, NEW has {len(theirs)}{bad}"
-        one = replace(
-            one, word="INSUFFICIENT", reason=f"at least {rule.min_launches} launches a side are needed: {had}"
-        )
+        needed = f"at least {rule.min_launches} launches a side are needed"
+        return replace(one, word="INSUFFICIENT", reason=f"{needed}: {had}")
     return one
 
 

@@ -78,10 +78,7 @@ def compare_runs(
 
 
 def find_run(word: str, history: Path | None = None, *, without: str = "") -> Run:
-    """Return the run that a word of the command line means: a run's folder, or runs of the history.
-
-    Where a word means several runs, that of the id ``without`` is none of them.
-    """
+    """Return the run of a folder, or runs of the history as one, but for that of the id ``without``."""
     if history is not None and not Path(word).exists() and (means_run(word) or history.exists()):
         return select_run(history, word, without=without)
     return load_run(Path(word))
@@ -218,16 +215,13 @@ def _properties(family: Family) -> dict[str, str]:
 
 def heading(comparison: Comparison) -> tuple[str, ...]:
     """Return which runs were compared, the verdict with its counts, and what of them is emulated."""
-    sides = (("BASE", comparison.base), ("NEW", comparison.new))
-    return (
-        *(
-            f"{name}: {run.path}, host {run.info.host}, started {run.info.started}, "
-            f"{run.info.plan.launches} launch{'es' * (run.info.plan.launches != 1)}"
-            for name, run in sides
-        ),
-        f"Verdict: {', '.join(f'{count} {word}' for word, count in comparison.counts.items())}",
-        *(f"{name} is {note}" for name, run in sides for note in emulations(run)),
-    )
+    lines, emulated = [], []
+    for name, run in (("BASE", comparison.base), ("NEW", comparison.new)):
+        launches = f"{run.info.plan.launches} launch{'es' * (run.info.plan.launches != 1)}"
+        lines.append(f"{name}: {run.path}, host {run.info.host}, started {run.info.started}, {launches}")
+        emulated += [f"{name} is {note}" for note in emulations(run)]
+    verdict = f"Verdict: {', '.join(f'{count} {word}' for word, count in comparison.counts.items())}"
+    return (*lines, verdict, *emulated)
 
 
 def sentences(comparison: Comparison) -> tuple[str, ...]:
@@ -258,7 +252,6 @@ def sentences(comparison: Comparison) -> tuple[str, ...]:
 
 
 def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
-    """Return the columns of single series; what tells them apart is never dropped."""
 
     def time(row: Row | None) -> float | None:
         return row.value(row.headline) if row else None
@@ -266,6 +259,11 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
     def of_effect(name: str) -> Any:
         return lambda one: getattr(one.effect, name, None)
 
+    def launches(one: Series) -> str:
+        return f"{len(one.base_seconds)} v {len(one.new_seconds)}"
+
+    called = "what is called in four of five such comparisons"
+    by_ranks = "of no change, by the ranks of the launches alone (Mann-Whitney)"
     verdict: Column[Series] = Column(
         "verdict", attrgetter("word"), lambda one: WORST_FIRST.index(one.word), "what can be said", number=False
     )
@@ -278,30 +276,16 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
         verdict,
         effect,
         number("floor", of_effect("floor"), cells.percent, "what the interval has to clear", 3),
-        number(
-            "detectable", of_effect("detectable"), cells.percent, "what is called in four of five such comparisons", 1
-        ),
+        number("detectable", of_effect("detectable"), cells.percent, called, 1),
         number("BASE", lambda one: time(one.base), cells.duration, "the time in BASE, over its launches", 4),
         number("NEW", lambda one: time(one.new), cells.duration, "the time in NEW, over its launches", 4),
-        number(
-            "rank p",
-            of_effect("rank_p_value"),
-            probability,
-            "of no change, by the ranks of the launches alone (Mann-Whitney)",
-            6,
-        ),
-        words(
-            "launches",
-            lambda one: f"{len(one.base_seconds)} v {len(one.new_seconds)}",
-            "launches that measured it in BASE and in NEW",
-            7,
-        ),
+        number("rank p", of_effect("rank_p_value"), probability, by_ranks, 6),
+        words("launches", launches, "launches that measured it in BASE and in NEW", 7),
         words("why", lambda one: one.reason or cells.UNKNOWN, "why nothing can be said, or what went wrong", 2),
     )
 
 
 def family_columns(families: Sequence[Family]) -> tuple[Column[Family], ...]:
-    """Return the columns of families: each one operation over its sizes."""
 
     def sizes(family: Family) -> str:
         found = [cells.size(one.size) for one in family.series]
@@ -320,8 +304,6 @@ def family_columns(families: Sequence[Family]) -> tuple[Column[Family], ...]:
 
 
 def change_columns() -> tuple[Column[Change], ...]:
-    """Return the columns of what differs around the runs."""
-
     def forbids(one: Change) -> str:
         within = f" ({one.within} changed within itself)" if one.within else ""
         return f"{'yes' if one.decisive else 'no: meant' if one.meant else 'no'}{within}"
@@ -364,5 +346,4 @@ def effect_words(found: Effect | None) -> str:
 
 
 def probability(value: float | None) -> str:
-    """Return a probability, a very small one as a bound."""
     return cells.formatted("{:.4f}")(value) if value is None or value >= 1e-4 else "<0.0001"

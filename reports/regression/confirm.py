@@ -36,10 +36,7 @@ class Confirming:
 
 
 def confirm(comparison: Comparison, how: Confirming, across: Sequence[str], floors: Mapping[str, Floor]) -> Comparison:
-    """Return the comparison with the verdicts of fresh launches for its suspects.
-
-    ``UserError`` if BASE cannot be launched again from here.
-    """
+    """Return it with fresh launches' verdicts for suspects; ``UserError`` if BASE cannot be launched from here."""
     found = suspects(comparison)
     if not found:
         nothing = "Nothing was launched again: nothing is SLOWER or AMBIGUOUS."
@@ -69,7 +66,6 @@ def confirm(comparison: Comparison, how: Confirming, across: Sequence[str], floo
 
 
 def suspects(comparison: Comparison) -> tuple[Series, ...]:
-    """Return the series that are launched again."""
     return tuple(one for one in comparison.series if one.word in SUSPECTS)
 
 
@@ -104,7 +100,6 @@ def sides_of(comparison: Comparison, how: Confirming, environment: Mapping[str, 
 
 
 def plan_text(cases: Sequence[Case], plan: Plan) -> str:
-    """Return a plan file that asks for these cases as a run's plan did."""
     asked: dict[str, Value] = {"preset": plan.preset} if plan.preset in PRESETS else {}
     if plan.spread is None:  # srun's ranks are counted by nodes
         asked["nproc"] = plan.nproc

@@ -79,20 +79,14 @@ def changes(base: Surroundings, new: Surroundings, meant: Sequence[str] = ()) ->
             continue
         is_meant = any(fnmatchcase(path, pattern) for pattern in meant)
         unknown = (cells.UNKNOWN,) in (*ours, *theirs)
-        change = Change(
-            path=path,
-            base=" then ".join(map(", ".join, ours)),
-            new=" then ".join(map(", ".join, theirs)),
-            decisive=not (is_meant or unknown or path in HARMLESS),
-            meant=is_meant,
-            within=" and ".join(name for name, side in (("BASE", ours), ("NEW", theirs)) if len(side) > 1),
-        )
-        found.append(change)
+        texts = [" then ".join(map(", ".join, side)) for side in (ours, theirs)]
+        decisive = not (is_meant or unknown or path in HARMLESS)
+        within = " and ".join(name for name, side in (("BASE", ours), ("NEW", theirs)) if len(side) > 1)
+        found.append(Change(path=path, base=texts[0], new=texts[1], decisive=decisive, meant=is_meant, within=within))
     return tuple(sorted(found, key=lambda one: not one.decisive))
 
 
 def plan_changes(base: Plan, new: Plan) -> tuple[Change, ...]:
-    """Return how the runs were asked for differently, apart from cases and world: none decides."""
     ours, theirs = map(_plan_leaves, (base, new))
     return tuple(
         Change(path=f"plan.{name}", base=value, new=theirs[name], decisive=False)
@@ -181,5 +175,4 @@ def points_of(run: Run, rows: Iterable[Row] | None = None) -> tuple[Point, ...]:
 
 
 def shared_params(case: Case) -> dict[str, Value]:
-    """Return a case's parameters but its size."""
     return {name: value for name, value in case.params.items() if name != "size_bytes"}

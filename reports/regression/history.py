@@ -76,7 +76,6 @@ class Entry:
 
     @property
     def digest(self) -> str:
-        """The hash of what was read, by which a run that has grown since is told from one that has not."""
         return hashlib.sha256(self.info_json + b"\0" + self.records_jsonl).hexdigest()
 
 
@@ -129,10 +128,7 @@ class History:
         self._path = path
 
     def add(self, entry: Entry) -> Added:
-        """Keep a run, once: the same one again changes nothing, one that has grown since replaces itself.
-
-        It keeps its branch and commit, unless others are meant: these move it, with its annotations.
-        """
+        """Keep a run once, anew if it has grown; it stays on its branch and commit unless others are meant."""
         run_id, branch = entry.run.id, entry.about.branch
         if branch in ("", "last") or set(branch) & set("~: \t\n"):
             other = "'last' and names with ~, : or spaces mean something else, or nothing"
@@ -155,14 +151,12 @@ class History:
             return "moved"
 
     def runs(self, branch: str | None = None) -> tuple[Line, ...]:
-        """Return the runs, of one branch or all, the oldest first."""
         names = "number, id, started, host, parbench, preset, branch, commit_id, num_series, num_bad"
         where = "branch = coalesce(?, branch)"
         rows = self._execute(f"SELECT {names} FROM run WHERE {where} ORDER BY started, number", branch)
         return tuple(Line(*row) for row in rows)
 
     def line(self, run_id: str) -> Line:
-        """Return one run; ``UserError`` if the history has none of the id."""
         if found := [line for line in self.runs() if line.id == run_id]:
             return found[0]
         raise UserError(f"{self._path} has no run {run_id!r}: parbench history list shows what it has")
@@ -174,7 +168,6 @@ class History:
             return msgspec.structs.replace(load_run(Path(folder)), path=Path(line.id))
 
     def series(self, run: int | None = None) -> dict[int, Identity]:
-        """Return series by their numbers: those of one run, or all."""
         where = "? IS NULL OR number IN (SELECT series FROM point WHERE run = ?)"
         rows = self._execute(f"SELECT number, content FROM series WHERE {where} ORDER BY number", run, run)
         decoder = msgspec.json.Decoder(Identity)
@@ -182,7 +175,6 @@ class History:
         return {number: msgspec.structs.replace(one, case=renewed(one.case)) for number, one in found.items()}
 
     def outcomes(self, run: int) -> dict[int, Outcome]:
-        """Return what became of the series of a run, by their numbers, and why."""
         rows = self._execute("SELECT series, status, reason FROM point WHERE run = ?", run)
         return {series: (status, reason) for series, status, reason in rows}
 
@@ -193,7 +185,6 @@ class History:
         return tuple((line, seconds[line.number]) for line in lines if line.number in seconds)
 
     def beside(self, series: int, run: int) -> dict[str, str]:
-        """Return what was beside the point of a series in a run."""
         query = "SELECT content FROM beside JOIN point ON beside = number WHERE series = ? AND run = ?"
         [[content]] = self._execute(query, series, run)
         return msgspec.json.decode(content, type=dict[str, str])
@@ -204,7 +195,6 @@ class History:
         self._annotate([Annotation(run_id, line.started, line.branch, series, note)])
 
     def annotations(self) -> tuple[Annotation, ...]:
-        """Return all annotations, in the order of the runs."""
         return tuple(Annotation(*row) for row in self._execute("SELECT * FROM annotation ORDER BY started, note"))
 
     def prune(self, keep: int) -> tuple[str, ...]:
@@ -222,10 +212,7 @@ class History:
         return tuple(run_id for _, run_id in old)
 
     def export(self, folder: Path) -> int:
-        """Write every run as a folder, and the annotations beside them; return how many there are.
-
-        ``add`` reads them back. Samples of single ranks, traces and logs are not kept by a history.
-        """
+        """Write every run and the annotations for ``add`` to read back; return how many. Samples are not kept."""
         lines = self.runs()
         with writing(folder):
             for line in lines:
@@ -239,7 +226,6 @@ class History:
         return len(lines)
 
     def import_annotations(self, folder: Path) -> None:
-        """Keep the annotations that ``export`` wrote into a folder, if there are any."""
         file = folder / ANNOTATIONS
         with reading(file):
             content = file.read_bytes() if file.exists() else b"[]"
@@ -330,8 +316,7 @@ def add_folders(
 
 def means_run(word: str) -> bool:
     """Say whether a word can only mean a run of a history."""
-    found = _SELECTOR.fullmatch(word)
-    return found is not None and (found["back"] or found["count"]) is not None and "/" not in word
+    return (found := _SELECTOR.fullmatch(word)) is not None and found.lastgroup != "name" and "/" not in word
 
 
 def select_run(path: Path, word: str, *, without: str = "") -> Run:
@@ -345,9 +330,8 @@ def select_lines(lines: Sequence[Line], word: str, *, without: str = "") -> tupl
     """Return what a word means among runs in the order of time; ``UserError`` if it means none."""
     if named := tuple(line for line in lines if line.id == word):
         return named
-    allowed = (
-        "a branch, BRANCH~1 for the run before its newest, BRANCH:10 or last:10 for the newest ten as one, or an id"
-    )
+    newest = "BRANCH~1 for the run before its newest, BRANCH:10 or last:10 for the newest ten as one"
+    allowed = f"a branch, {newest}, or an id"
     found = _SELECTOR.fullmatch(word)
     if found is None:
         raise UserError(f"{word!r} names no run of the history: write {allowed}")

@@ -25,10 +25,7 @@ MISSED_RUNS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What the gate says of a series; ``times`` are its window, ``differs`` what was beside it before and after a step.
-
-    ``measured`` is the floor that its machine was measured to need, None where none was.
-    """
+    """What the gate says of a series: its window, what was beside it before and after a step, its own floor."""
 
     series: Identity
     word: Word = "SAME"
@@ -40,7 +37,6 @@ class Finding:
 
     @property
     def since(self) -> str | None:
-        """The id of the run at which the newest level began, None where nothing changed."""
         return self.times[self.shift.at][0].id if self.shift else None
 
 
@@ -191,10 +187,7 @@ def render_courses(history: History, pattern: str, branch: str | None, rule: Ste
 
 
 def render_otava(history: History, branch: str | None) -> str:
-    """Return the runs in the order of time, their commits, and the time of every series; unknown is empty.
-
-    Otava's configuration names ``time`` as ``time_column`` and ``commit`` and ``run`` as ``attributes``.
-    """
+    """Return Otava's CSV: ``time`` is its ``time_column``, ``commit`` and ``run`` are its ``attributes``."""
     lines = history.runs(branch)
     known = [(one, {line.id: value for line, value in history.times(n, lines)}) for n, one in history.series().items()]
     columns = [(series, times) for series, times in known if times]

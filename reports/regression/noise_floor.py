@@ -55,10 +55,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_floors(runs: Sequence[Run], rule: Rule) -> dict[str, Floor]:
-    """Return the floor of each series of runs of one launch each, by fingerprint, in the order of time.
-
-    A series that fewer than ten launches measured has none.
-    """
+    """Return by fingerprint the floor of each series that ten of these runs, one launch each, measured."""
     times: dict[str, list[float]] = {}
     labels: dict[str, str] = {}
     for run in runs:
@@ -120,11 +117,7 @@ def parse_floor(text: str) -> float:
 
 
 def find_floor(text: str | None) -> tuple[float, dict[str, Floor]]:
-    """Return the floor as a fraction, and those that were measured, by fingerprint.
-
-    A percentage stands alone; a file of ``parbench aa``, or the usual one where no text is given and it is there,
-    stands beside 3 %.
-    """
+    """Return the floor, and the measured ones by fingerprint: a percentage stands alone, a file beside 3 %."""
     if text is None:
         return Rule().floor, read_floors(FILE) if FILE.exists() else {}
     if text.strip().endswith("%") or not Path(text).exists():
@@ -162,7 +155,7 @@ def as_text(floors: Mapping[str, Floor]) -> str:
 
 
 def told(floors: Sequence[Floor]) -> list[str]:
-    """Return a sentence for each session that measured some of these floors, on the highest that it found."""
+    """Return a sentence on the highest floor of each session that measured some of these."""
     found = []
     for session in sorted({(one.measured, one.host) for one in floors}):
         own = [one for one in floors if (one.measured, one.host) == session]

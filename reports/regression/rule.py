@@ -56,10 +56,7 @@ class Judgement:
 
 
 def effect(base: Sequence[float], new: Sequence[float], rule: Rule, measured: float = 0.0) -> Effect:
-    """Return the change of a time from one value above zero a launch and side, in the order of launches.
-
-    ``measured`` is the floor that this machine was measured to need for the series, 0 where none was.
-    """
+    """Return the change of a time from one value above zero a launch and side, in the order of launches."""
     least = max(rule.floor, measured)
     logs, new_logs = [[math.log(value) for value in side] for side in (base, new)]
     if min(len(base), len(new)) < 2:
@@ -83,10 +80,8 @@ def judge(families: Sequence[Sequence[Effect]], rule: Rule) -> tuple[tuple[Judge
     """Return the judgement of each member of each family, all effects with an interval."""
     p_values = [[_known(member.p_value) for member in family] for family in families]
     moved = discoveries_in_families(p_values, rule.false_discovery_rate)
-    return tuple(
-        tuple(_judge(member, fell, rule) for member, fell in zip(family, fallen, strict=True))
-        for family, fallen in zip(families, moved, strict=True)
-    )
+    pairs = [zip(family, fallen, strict=True) for family, fallen in zip(families, moved, strict=True)]
+    return tuple(tuple(_judge(member, fell, rule) for member, fell in pair) for pair in pairs)
 
 
 def _judge(found: Effect, moved: bool, rule: Rule) -> Judgement:

@@ -34,10 +34,7 @@ class Difference:
         return min(1.0, 2 * t_tail(beyond / self.error, self.df)) if self.error else float(beyond <= 0)
 
     def detectable(self, floor: float, power: float = 0.8) -> float:
-        """Return the smallest difference that clears ``floor`` with this power, from 0.5 up, at the scatter seen.
-
-        It is floor + (t(0.975) + t(power)) * error, the usual approximation of the noncentral t.
-        """
+        """The smallest difference that clears ``floor`` with this power: floor + (t(0.975) + t(power)) * error."""
         return floor + self.reach + (t_quantile(power, self.df) * self.error if self.error else 0.0)
 
 
@@ -54,10 +51,7 @@ def welch(base: Sequence[float], new: Sequence[float]) -> Difference:
 
 
 def drift_between(base: Sequence[float], new: Sequence[float]) -> Difference:
-    """Return what the common trend inside both sides would make of their difference, were ``new`` taken after ``base``.
-
-    The trend is one least-squares slope through both, each around its own mean; of at least two values each.
-    """
+    """Return what the one trend inside both sides, by least squares, makes of their difference, new after base."""
     places = [i - (len(side) - 1) / 2 for side in (base, new) for i in range(len(side))]
     values = [value - mean for side in (base, new) for mean in [fmean(side)] for value in side]
     weight = math.fsum(place**2 for place in places)
@@ -112,17 +106,13 @@ def discoveries_in_families(families: Sequence[Sequence[float]], q: float) -> tu
     adjusted = [false_discovery_control(family) for family in families]
     fallen = false_discovery_control([min(family) for family in adjusted]) <= q
     share = q * sum(fallen) / len(families)
-    return tuple(
-        tuple(bool(fell and p <= share) for p in family) for family, fell in zip(adjusted, fallen, strict=True)
-    )
+    pairs = zip(adjusted, fallen, strict=True)
+    return tuple(tuple(bool(fell and p <= share) for p in family) for family, fell in pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRule:
-    """What makes a step: the floor as a fraction, the levels of both tests, and the fewest values.
-
-    ``window`` is how many of the newest values are looked at.
-    """
+    """What makes a step: the floor as a fraction, both tests' levels, the fewest values, the newest looked at."""
 
     floor: float = 0.03
     level: float = 0.01
@@ -162,10 +152,7 @@ def segments(values: Sequence[float], rule: StepRule) -> tuple[Segment, ...]:
 
 
 def newest_shift(values: Sequence[float], rule: StepRule) -> Shift | None:
-    """Return how the newest level differs from the fastest before it, or if it is the fastest, from the one before.
-
-    None if there is one level only, or if the two do not differ beyond the floor.
-    """
+    """Return how the newest level differs from the fastest before it, or, where it is that, from the last one."""
     found = segments(values, rule)
     if len(found) < 2:
         return None
@@ -181,10 +168,7 @@ def newest_shift(values: Sequence[float], rule: StepRule) -> Shift | None:
 
 
 def clipped_p(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the two-sided p-value of equal levels: Student's t after clipping at three robust deviations.
-
-    The deviation is that of both sides around their own medians, from the median of its absolute values.
-    """
+    """Return the p-value of equal levels: Student's t after clipping at three robust deviations of both sides."""
     import numpy as np
 
     rests = [np.subtract(side, median(side)) for side in (before, after)]
@@ -197,10 +181,7 @@ def clipped_p(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def best_split(values: Sequence[float], min_side: int) -> int:
-    """Return how many values stand before the split that tells two means apart best, after clipping all values.
-
-    Both sides have ``min_side`` values at least.
-    """
+    """Return how many clipped values stand before the split, of so many a side, that tells two means apart."""
     import numpy as np
 
     rests = np.subtract(values, median(values))
@@ -217,10 +198,7 @@ def _clip(rests: Sequence[float]) -> float:
 
 
 def _splits(logs: Sequence[float], start: int, stop: int, rule: StepRule) -> list[int]:
-    """Return the places between ``start`` and ``stop`` at which the level changes, in order.
-
-    It looks in the whole, then in parts of it, for what came back hides in the whole.
-    """
+    """Return the places at which the level changes; parts are looked at too, for what came back hides there."""
     twelfths = ((0, 12), (0, 8), (4, 12), (0, 6), (3, 9), (6, 12))
     cuts = [(start + (stop - start) * a // 12, start + (stop - start) * b // 12) for a, b in twelfths]
     parts = [(a, b) for a, b in cuts if b - a >= rule.min_values]
