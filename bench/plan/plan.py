@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -174,3 +174,20 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     budget: str | float | None = None
     timeout: str | float | None = None
     case: tuple[FileCase, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The file as TOML, whose values are JSON's but for DEL, which TOML wants escaped."""
+
+        def pairs(named: dict[str, Any]) -> list[str]:
+            def json(value: object) -> str:
+                return msgspec.json.encode(value).decode()
+
+            bare = re.compile(r"[\w-]+", re.ASCII)
+            return [f"{key if bare.fullmatch(key) else json(key)} = {json(value)}" for key, value in named.items()]
+
+        asked = {name: value for name in self.__struct_fields__[:-1] if (value := getattr(self, name)) is not None}
+        lines = pairs(asked)
+        for case in self.case:
+            lines += ["", "[[case]]", *pairs({"name": case.name}), "[case.set]", *pairs(case.set)]
+        return "\n".join([*lines, ""]).replace("\x7f", "\\u007f")

@@ -3,7 +3,6 @@
 Fresh launches in turns know nothing of the hours between two runs; their verdict takes the place of the first.
 """
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.plan.cases import Case
-from bench.plan.params import Value
-from bench.plan.plan import PRESETS, Plan
+from bench.plan.plan import PRESETS, FileCase, Plan, PlanFile
 from bench.results.records import WorldInfo
 from bench.text import UserError, format_duration, writing
 from reports.regression.ab import FOLLOWS, LOOKS, Outcome, Side, launch_run, measure_in_turns
@@ -50,7 +48,7 @@ def confirm(comparison: Comparison, how: Confirming, across: Sequence[str], floo
     file, plan = how.out / "suspects.toml", comparison.new.info.plan
     with writing(file):
         how.out.mkdir(parents=True, exist_ok=True)
-        file.write_text(plan_text(again, plan))
+        file.write_text(plan_file(again, plan).text, encoding="utf-8")
     what = "1 suspect is" if len(again) == 1 else f"{len(again)} suspects are"
     how.tell(f"{what} launched again, within {format_duration(how.budget_seconds)}")
     seconds = how.budget_seconds / (2 * LOOKS[0])
@@ -99,16 +97,15 @@ def sides_of(comparison: Comparison, how: Confirming, environment: Mapping[str, 
     return sides[0], sides[1]
 
 
-def plan_text(cases: Sequence[Case], plan: Plan) -> str:
-    asked: dict[str, Value] = {"preset": plan.preset} if plan.preset in PRESETS else {}
-    if plan.spread is None:  # srun's ranks are counted by nodes
-        asked["nproc"] = plan.nproc
-    asked |= {"backend": plan.backend, "device": plan.device, "timeout": plan.timeout_seconds}
-    lines = [f"{name} = {json.dumps(value)}" for name, value in asked.items()]
-    for case in cases:
-        lines += ["", "[[case]]", f"name = {json.dumps(case.name)}", "[case.set]"]
-        lines += [f"{name} = {json.dumps(value)}" for name, value in case.params.items()]
-    return "\n".join([*lines, ""])
+def plan_file(cases: Sequence[Case], plan: Plan) -> PlanFile:
+    return PlanFile(
+        preset=plan.preset if plan.preset in PRESETS else None,
+        nproc=plan.nproc if plan.spread is None else None,  # srun's ranks are counted by nodes
+        backend=plan.backend,
+        device=plan.device,
+        timeout=plan.timeout_seconds,
+        case=tuple(FileCase(name=case.name, set=dict(case.params)) for case in cases),
+    )
 
 
 def run_words(file: Path, plan: Plan) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from bench.plan.plan import Entry
+from bench.plan.plan import Entry, FileCase, PlanFile
 from bench.results.records import refuse_newer
 from bench.text import UserError, reading, replace_file
 
@@ -178,18 +178,9 @@ def runs_path(folder: Path, point_id: str) -> Path:
 def plan_text(sweep: Sweep, point: Point) -> str:
     """Return a point's plan file, as ``parbench run --plan`` reads it."""
     given = {name: getattr(sweep, name) for name in ("preset", "backend", "device", "launches", "budget", "timeout")}
-    lines = [f"# {_toml(point.label)}"]
-    lines += [f"{name} = {_toml(value)}" for name, value in given.items() if value is not None]
-    for case in point.cases:
-        lines += ["", "[[case]]", f"name = {_toml(case.name)}"]
-        if case.set:
-            lines += ["[case.set]", *(f"{_toml(name)} = {_toml(text)}" for name, text in case.set.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: str | int) -> str:
-    """Return a word or whole number as TOML writes it: as JSON does, but for DEL, which TOML wants escaped."""
-    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
+    cases = tuple(FileCase(name=case.name, set=dict(case.set)) for case in point.cases)
+    label = msgspec.json.encode(point.label).decode().replace("\x7f", "\\u007f")
+    return f"# {label}\n{PlanFile(**given, case=cases).text}"
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from bench.results.runs import Run
 from bench.text import read_toml
 from reports.regression.ab import LOOKS, Launch, Outcome, Side, measure_in_turns
 from reports.regression.compare import Comparison, compare
-from reports.regression.confirm import Confirming, confirm, plan_text, run_words, sides_of, suspects, with_fresh
+from reports.regression.confirm import Confirming, confirm, plan_file, run_words, sides_of, suspects, with_fresh
 from reports.regression.rule import Rule
 
 SLOW, QUIET = collective(size_bytes=4096), OTHER
@@ -57,12 +57,12 @@ def test_a_plan_asks_for_the_same_cases(tmp_path: Path) -> None:
     plan = msgspec.structs.replace(make_plan([CASE]), timeout_seconds=12.5)
     odd = collective(size_bytes=1 << 20, root=0, share=0.5, inplace=True, note='a "b" \\ c')
     file = tmp_path / "plan.toml"
-    file.write_text(plan_text([CASE, odd], plan))
+    file.write_text(plan_file([CASE, odd], plan).text, encoding="utf-8")
     read = read_toml(file, "plan file", PlanFile)
     assert (read.preset, read.nproc, read.backend, read.device, read.timeout) == ("node", 4, "gloo", "cpu", 12.5)
     assert (read.launches, read.budget) == (None, None)
     assert [(case.name, case.set) for case in read.case] == [(one.name, one.params) for one in (CASE, odd)]
-    assert "preset" not in tomllib.loads(plan_text([CASE], msgspec.structs.replace(plan, preset="imported")))
+    assert plan_file([CASE], msgspec.structs.replace(plan, preset="imported")).preset is None
 
 
 def test_ranks_over_nodes_are_asked_for_as_they_were(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_ranks_over_nodes_are_asked_for_as_they_were(tmp_path: Path) -> None:
     plan = msgspec.structs.replace(plan, nproc=8, spread=NodeLayout(nodes=4, ntasks_per_node=2, placement="cyclic"))
     asked = run_words(file, plan)
     assert " ".join(asked[2:]) == "--launcher srun --nodes 4 --ntasks-per-node 2 --placement cyclic"
-    file.write_text(plan_text([CASE], plan))
+    file.write_text(plan_file([CASE], plan).text)
     assert read_toml(file, "plan file", PlanFile).nproc is None, "with srun parbench run refuses it"
 
 
