@@ -97,10 +97,7 @@ def launch_in_turns(
     budget_seconds: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Mapping[str, Sequence[Run]]]:
-    """Launch both sides in turns (ABBA) and yield all runs by side after each pair, of which one is always made.
-
-    It ends after ``count`` pairs, or where one as long as the longest would pass the budget.
-    """
+    """Launch both sides in turns (ABBA), yield all runs by side after each pair; one pair is always made."""
     begun, slowest = clock(), 0.0
     runs: dict[str, list[Run]] = {side.name: [] for side in sides}
     for number in range(count):

@@ -209,7 +209,6 @@ Examples:
 Exit codes: 0 fine; 2 bad input; 4 too few launches within the budget.
 """
 
-
 _budget = partial(click.option, "--budget", show_default=True, metavar="TIME", help="Time for the whole session.")
 _out = partial(click.option, "--out", type=click.Path(path_type=Path), show_default=True, help="For the runs.")
 _words = click.argument("words", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED)
@@ -226,18 +225,7 @@ _words = click.argument("words", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=c
 @click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if something cannot be told and all else is fine.")
 @_out(default=Path("runs/ab"))
 @_words
-def ab(
-    a: str,
-    b: str,
-    a_python: str,
-    b_python: str,
-    budget: str,
-    floor: str,
-    across: tuple[str, ...],
-    fail_on_unknown: bool,
-    out: Path,
-    words: tuple[str, ...],
-) -> None:
+def ab(across: tuple[str, ...], fail_on_unknown: bool, out: Path, words: tuple[str, ...], **given: str) -> None:
     """Compare two settings in one session, launch by launch in turns, until B is told from A or the budget ends.
 
     What is measured is said as for parbench run, after --.
@@ -247,14 +235,14 @@ def ab(
     from reports.regression.compare_show import as_table
     from reports.regression.noise_floor import parse_floor
 
-    sides = parse_side("a", a, a_python), parse_side("b", b, b_python)
-    if (sides[0].variables, a_python) == (sides[1].variables, b_python):
-        raise UserError(f"--a and --b are the same, {sides[0].text!r}: nothing would be compared")
+    a, b = (parse_side(name, given[name], given[f"{name}_python"]) for name in ("a", "b"))
+    if (a.variables, a.python) == (b.variables, b.python):
+        raise UserError(f"--a and --b are the same, {a.text!r}: nothing would be compared")
     check_words(words)
-    seconds = parse_duration(budget)
+    seconds = parse_duration(given["budget"])
     tell = partial(click.echo, err=True)
     launch = partial(launch_run, out=out, words=words, seconds=seconds / (2 * LOOKS[0]), tell=tell)
-    found = measure_in_turns(sides, launch, budget_seconds=seconds, floor=parse_floor(floor), across=across)
+    found = measure_in_turns((a, b), launch, budget_seconds=seconds, floor=parse_floor(given["floor"]), across=across)
     click.echo(as_table(found.comparison), nl=False)
     click.echo(f"{found.launches} launches a side in turns (ABBA); ended because {found.reason}.")
     click.get_current_context().exit(found.comparison.code(fail_on_unknown=fail_on_unknown))

@@ -73,9 +73,7 @@ def exit_code(found: Iterable[Word], *, fail_on_unknown: bool = False) -> int:
 class Series:
     """One case on one world in both runs; ``base`` or ``new`` is None where that run does not have it.
 
-    ``base_seconds`` and ``new_seconds`` are the launches' medians in the order of launches; ``changes`` are those of
-    the series' own surroundings; ``measured`` is the floor that its machine was measured to need. It is AMBIGUOUS
-    until it is judged.
+    The seconds are the launches' medians in their order; ``measured`` is the floor measured on its machine.
     """
 
     base: Row | None
@@ -159,8 +157,7 @@ def compare(
 ) -> Comparison:
     """Return ``new`` against ``base``; ``UserError`` if they share no series.
 
-    Differences of the environment whose paths fit a glob of ``meant`` are what is being tested, and forbid nothing.
-    ``floors`` are those that machines were measured to need, by the fingerprints of series.
+    Differences that fit a glob of ``meant`` forbid nothing; measured ``floors`` go by the fingerprints of series.
     """
     pairs = [*_pairs(base, new, floors or {})]
     if not any(one.base and one.new for one in pairs):
@@ -192,10 +189,7 @@ def world_words(world: WorldInfo) -> str:
 
 
 def pool(runs: Sequence[Run], name: str) -> Run:
-    """Return runs as one, their launches numbered on and the newest's environment in common.
-
-    Of each case count the records on the world of its newest; a note of the plan says what is left out.
-    """
+    """Return runs as one in the newest's environment: of each case what is on its newest's world, notes say so."""
     if len(runs) == 1:
         return runs[0]
     newest = runs[-1].info

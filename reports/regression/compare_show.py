@@ -134,41 +134,20 @@ def as_json(comparison: Comparison, *, code: int) -> str:
         return {"id": run.info.id, "path": str(run.path), **named}
 
     def series(one: Series) -> dict[str, Any]:
-        return {
-            "case": one.case,
-            "world": one.world,
-            "verdict": one.word,
-            "reason": one.reason,
-            "metric": one.row.headline,
-            "effect": one.effect,
-            "base_seconds": one.base_seconds,
-            "new_seconds": one.new_seconds,
-            "environment": [change.path for change in one.changes],
-            "measured_floor": one.measured,
-        }
+        named = {"case": one.case, "world": one.world, "verdict": one.word, "reason": one.reason}
+        times = {"effect": one.effect, "base_seconds": one.base_seconds, "new_seconds": one.new_seconds}
+        around = {"environment": [change.path for change in one.changes], "measured_floor": one.measured}
+        return {**named, "metric": one.row.headline, **times, **around}
 
-    families = [
-        {
-            "name": family.name,
-            "verdict": family.word,
-            "p_value": family.p_value,
-            "slower_size_bytes": [one.size for one in family.series if one.word == "SLOWER"],
-            "faster_size_bytes": [one.size for one in family.series if one.word == "FASTER"],
-            "series": [*map(series, family.series)],
-        }
-        for family in comparison.families
-    ]
-    whole = {
-        "base": about(comparison.base),
-        "new": about(comparison.new),
-        "rule": comparison.rule,
-        "exit_code": code,
-        "verdicts": comparison.counts,
-        "environment": comparison.changes,
-        "notes": comparison.notes,
-        "families": families,
-    }
-    return json_text(whole)
+    def family(found: Family) -> dict[str, Any]:
+        at = {word: [one.size for one in found.series if one.word == word] for word in ("SLOWER", "FASTER")}
+        named = {"name": found.name, "verdict": found.word, "p_value": found.p_value}
+        moved = {"slower_size_bytes": at["SLOWER"], "faster_size_bytes": at["FASTER"]}
+        return {**named, **moved, "series": [*map(series, found.series)]}
+
+    told_of = {"exit_code": code, "verdicts": comparison.counts, "environment": comparison.changes}
+    whole = {"base": about(comparison.base), "new": about(comparison.new), "rule": comparison.rule, **told_of}
+    return json_text({**whole, "notes": comparison.notes, "families": [*map(family, comparison.families)]})
 
 
 def as_junit(comparison: Comparison) -> str:

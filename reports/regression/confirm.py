@@ -119,10 +119,7 @@ def run_words(file: Path, plan: Plan) -> tuple[str, ...]:
 
 
 def with_fresh(comparison: Comparison, outcome: Outcome) -> Comparison:
-    """Return the comparison with the verdicts that the fresh launches gave, and sentences on each suspect.
-
-    A verdict on another world is none on the suspect's.
-    """
+    """Return it with the verdicts that fresh launches on the suspects' worlds gave, and a note on each suspect."""
     again = {(one.case.id, _world(one)): one for one in outcome.comparison.series}
     told = f"{outcome.launches} fresh launches a side"
     notes = [f"Suspects were launched again in turns, {told}; it ended because {outcome.reason}."]

@@ -42,10 +42,7 @@ Surroundings = Mapping[str, tuple[_Values, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A value that differs between base and new, as text; ``decisive`` is whether it forbids a comparison.
-
-    ``within`` names the run that changed within itself, or is empty; ``meant`` is whether the user declared it.
-    """
+    """A value that differs, as text; ``within`` names the runs that changed within themselves."""
 
     path: str
     base: str
@@ -67,11 +64,7 @@ def surroundings(run: Run, records: Sequence[Record]) -> Surroundings:
 
 
 def changes(base: Surroundings, new: Surroundings, meant: Sequence[str] = ()) -> tuple[Change, ...]:
-    """Return what differs, decisive first; a path that fits a glob of ``meant`` is shown and decides nothing.
-
-    A variable that one side has not set is a difference like any other; what one side does not know otherwise
-    decides nothing.
-    """
+    """Return what differs, decisive first; what fits a glob of ``meant``, or one side does not know, is not."""
     found = []
     for path in sorted({*base, *new}):
         ours, theirs = (side.get(path, ((_absent(path),),)) for side in (base, new))

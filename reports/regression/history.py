@@ -294,11 +294,7 @@ def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
 def add_folders(
     file: Path, paths: Sequence[Path], *, branch: str, commit: str, meant: frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, Added]]:
-    """Add runs to the history in a file and yield each run's id and what became of it.
-
-    ``meant`` names those of ``branch`` and ``commit`` to which runs are moved that the history has elsewhere.
-    Each is kept whole before the next is read, so that what was yielded is never lost.
-    """
+    """Yield each run's id and what became of it, kept before the next is read; ``meant`` names what moves it."""
     folders: dict[Path, None] = {}
     for path in paths:
         with reading(path):

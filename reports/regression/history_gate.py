@@ -131,31 +131,19 @@ def render(found: Check, form: str = "table") -> str:
 
 def render_json(found: Check, code: int) -> str:
     """Return all series as JSON, with the exit code; times in seconds, changes as fractions, unknown is null."""
-    series = [
-        {
-            "case": one.series.case,
-            "world": one.series.world,
-            "verdict": one.word,
-            "reason": one.reason,
-            "change": one.shift.change if one.shift else None,
-            "p_value": one.shift.p_value if one.shift else None,
-            "since": one.since,
-            "differs": one.differs,
-            "seconds": [seconds for _, seconds in one.times],
-            "measured_floor": one.measured,
-        }
-        for one in found.findings
-    ]
+    series = []
+    for one in found.findings:
+        named = {"case": one.series.case, "world": one.series.world, "verdict": one.word, "reason": one.reason}
+        step = {"change": one.shift and one.shift.change, "p_value": one.shift and one.shift.p_value}
+        since = {"since": one.since, "differs": one.differs}
+        times = {"seconds": [seconds for _, seconds in one.times], "measured_floor": one.measured}
+        series.append({**named, **step, **since, **times})
     told = {"exit_code": code, "verdicts": found.counts, "series": series}
     return json_text({"run": found.line, "rule": found.rule, **told})
 
 
 def render_courses(history: History, pattern: str, branch: str | None, rule: StepRule, form: str = "text") -> str:
-    """Return the courses of the series whose label fits a glob; ``UserError`` if none does.
-
-    As ``text``, its last runs as bars from the fastest to the slowest, and where its level changed in the rule's
-    window; as ``json``, all of its runs, times in seconds.
-    """
+    """Return the courses of series that fit a glob: bars and levels as text, or as JSON all times in seconds."""
     lines = history.runs(branch)
     courses = [
         (one, times)

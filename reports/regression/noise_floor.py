@@ -31,10 +31,7 @@ MIN_LAUNCHES = 10
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
-    """What launches of one series told: their scatter and the floor, both as fractions, how many, where and when.
-
-    ``noise`` is the standard deviation of the logarithms of the launches' medians; ``measured`` is UTC in ISO 8601.
-    """
+    """What launches of a series told; noise (of the medians' logarithms) and floor are fractions, times UTC."""
 
     series: str
     host: str

@@ -133,10 +133,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """The newest level against an earlier one: ``change`` as a fraction (0.05 is 5 % slower), ``at`` its first value.
-
-    ``p_value`` is that of no change, times the splits that were looked at.
-    """
+    """The newest level against an earlier one, ``change`` as a fraction; all splits count in ``p_value``."""
 
     at: int
     change: float
