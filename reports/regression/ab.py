@@ -122,11 +122,7 @@ def parse_side(name: str, text: str, python: str = "") -> Side:
 
 
 def launch_run(side: Side, *, out: Path, words: Sequence[str], seconds: float, tell: Callable[[str], None]) -> Run:
-    """Measure one launch under a folder, with these options of ``parbench run``; ``tell`` hears of it before it begins.
-
-    ``UserError`` with the run's own words if there is none. SIGTERM and Ctrl-C stop the launch, which keeps what it has
-    measured, and end this process with 4.
-    """
+    """Measure one launch under a folder: ``UserError`` in its own words if there is none, 4 after a signal."""
     folder = out / side.name
     before = set(folder.glob("*/run.json"))
     tell(f"{side.name.upper()}: {side.text}")
@@ -152,6 +148,5 @@ def check_words(words: Sequence[str], command: str = "ab") -> None:
     """Refuse options of ``parbench run`` that are not the user's to give here; ``UserError``."""
     for word in words:
         if word.partition("=")[0] in OURS:
-            raise UserError(
-                f"{word} is for parbench {command} to set: leave it out after --, and give --budget and --out before"
-            )
+            how = "leave it out after --, and give --budget and --out before"
+            raise UserError(f"{word} is for parbench {command} to set: {how}")

@@ -81,9 +81,8 @@ def list_runs(branch: str | None, file: Path) -> None:
     for o in reversed(lines):
         commit = o.commit[:12] or cells.UNKNOWN
         rows.append((o.id, o.started, o.branch, commit, o.preset, str(o.num_series), str(o.num_bad)))
-    form = "  ".join(
-        f"{{:{max(map(len, column))}}}" for column in zip(*rows, strict=True)
-    )  # rich is slow for thousands
+    # rich is slow for thousands
+    form = "  ".join(f"{{:{max(map(len, column))}}}" for column in zip(*rows, strict=True))
     table = [form.format(*row).rstrip() for row in rows] if lines else []
     notes = [f"meant at {one.run_id}, {one.series}: {one.note}" for one in annotations]
     click.echo("\n".join([counted(len(lines), "run"), *table, *notes]))

@@ -55,11 +55,7 @@ def compare_runs(
     history: Path | None = None,
     confirming: Confirming | None = None,
 ) -> tuple[str, int]:
-    """Return the comparison of two runs as text, and the exit code; ``UserError`` if they cannot be compared.
-
-    ``floor`` is a percentage, the file of ``parbench aa``, or None for 3 % and the usual file if it is there.
-    ``history`` is the file whose runs words such as ``main~1`` mean; ``confirming`` says how to launch suspects again.
-    """
+    """Return a comparison as text, and the exit code; words, ``floor`` and ``history`` as the command takes them."""
     newer = find_run(new, history)
     older = find_run(base, history, without=newer.info.id)
     if older.path.resolve() == newer.path.resolve():
@@ -151,11 +147,7 @@ def as_json(comparison: Comparison, *, code: int) -> str:
 
 
 def as_junit(comparison: Comparison) -> str:
-    """Return JUnit XML, a suite for each family, that Jenkins' junit-10.xsd accepts.
-
-    Slower is a failure; wrong, failed and missing are errors; what cannot be told is skipped. That schema gives
-    properties to suites alone, so a suite's name the size they belong to.
-    """
+    """Return JUnit XML as Jenkins' junit-10.xsd takes it: properties are a suite's, and their names tell a size."""
     root = Element("testsuites", name="parbench compare")
     for family in comparison.families:
         name = cells.visible(f"{family.name} on {world_words(family.series[0].world)}")

@@ -42,9 +42,8 @@ def confirm(comparison: Comparison, how: Confirming, across: Sequence[str], floo
     sides = sides_of(comparison, how, os.environ)
     again = [one.case for one in found if one.case.target.startswith(("bench.", "workloads."))]
     if not again:
-        raise UserError(
-            f"--confirm cannot launch {found[0].case.label} again: a plan names no case of {found[0].case.target}"
-        )
+        case = found[0].case
+        raise UserError(f"--confirm cannot launch {case.label} again: a plan names no case of {case.target}")
     file, plan = how.out / "suspects.toml", comparison.new.info.plan
     with writing(file):
         how.out.mkdir(parents=True, exist_ok=True)
@@ -68,11 +67,7 @@ def suspects(comparison: Comparison) -> tuple[Series, ...]:
 
 
 def sides_of(comparison: Comparison, how: Confirming, environment: Mapping[str, str]) -> tuple[Side, Side]:
-    """Return BASE and NEW as sides to launch from this environment.
-
-    Variables that differ are set. All else needs BASE's Python: ``UserError`` if it is not given, or if nothing that
-    could be set tells the two apart, for then the same would be launched twice; or if one that is set here was not.
-    """
+    """Return both sides to launch from here; ``UserError`` if BASE needs a Python, or nothing tells it from NEW."""
     prefix = "variables."
     differ = {one.path.removeprefix(prefix): one for one in comparison.changes if one.path.startswith(prefix)}
     if not how.base_python:
@@ -83,9 +78,8 @@ def sides_of(comparison: Comparison, how: Confirming, environment: Mapping[str, 
         rest += [one.text for one in others if one.path not in follow]
         if rest or not differ:
             what = "; ".join(rest[:3]) or "nothing that can be set here tells it from NEW"
-            raise UserError(
-                f"--confirm cannot launch BASE again: {what}; give the Python of BASE's code, --base-python"
-            )
+            give = "give the Python of BASE's code, --base-python"
+            raise UserError(f"--confirm cannot launch BASE again: {what}; {give}")
     sides = []
     for side, python in (("base", how.base_python), ("new", how.new_python)):
         values = {name: one.new if side == "new" else one.base for name, one in differ.items()}

@@ -136,7 +136,7 @@ def read_floors(path: Path) -> dict[str, Floor]:
 
 
 def keep_floors(path: Path, floors: Mapping[str, Floor]) -> None:
-    """Write floors to a file beside those it has of other series, all or nothing; ``UserError`` if it cannot be."""
+    """Write floors to a file beside those it has of other series, all or nothing."""
     known = read_floors(path) if path.exists() else {}
     whole = _File(schema_version=SCHEMA_VERSION, floors={**known, **floors})
     with writing(path):

@@ -32,9 +32,8 @@ class Rule:
 class Effect:
     """How a time changed, as fractions of the base's: 0.05 is 5 % slower; None where launches are too few.
 
-    ``low`` and ``high`` are its 95 % interval, ``detectable`` is the smallest slow-down that would be called in four of
-    five such comparisons, ``p_value`` that of a change within ``floor``, ``rank_p_value`` that of no change;
-    ``measured`` is the floor that this machine was measured to need, 0 where none was.
+    ``detectable`` is the slow-down that four of five such comparisons would call, ``p_value`` that of a change within
+    ``floor``, ``rank_p_value`` that of no change; ``measured`` is this machine's measured floor, 0 where none was.
     """
 
     change: float
