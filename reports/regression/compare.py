@@ -227,7 +227,6 @@ def pool(runs: Sequence[Run], name: str) -> Run:
 
 
 def notes_of_pools(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return what ``pool`` left out of these runs, a sentence for each of which it left out anything."""
     return tuple(note for run in runs for note in run.info.plan.notes if note.startswith(_LEFT_OUT))
 
 

@@ -113,7 +113,6 @@ def as_markdown(comparison: Comparison, *, limit_bytes: int = MARKDOWN_BYTES) ->
 
 
 def _cut(title: str, columns: Sequence[Column[T]], rows: Sequence[T], limit_bytes: int) -> list[str]:
-    """Return a table of the first rows, as many as there is room for."""
     if not rows:
         return []
     lines = ["", f"### {title}", "", *markdown_table(columns, rows).splitlines()]
@@ -173,7 +172,6 @@ def as_junit(comparison: Comparison) -> str:
 
 
 def _properties(family: Family) -> dict[str, str]:
-    """Return each effect's numbers under its size, then what differs around the family."""
     found: dict[str, str] = {}
     for one in family.series:
         prefix = "" if one.size is None else f"{cells.size(one.size)} "
@@ -185,7 +183,6 @@ def _properties(family: Family) -> dict[str, str]:
 
 
 def heading(comparison: Comparison) -> tuple[str, ...]:
-    """Return which runs were compared, the verdict with its counts, and what of them is emulated."""
     lines, emulated = [], []
     for name, run in (("BASE", comparison.base), ("NEW", comparison.new)):
         launches = f"{run.info.plan.launches} launch{'es' * (run.info.plan.launches != 1)}"
@@ -288,7 +285,6 @@ def change_columns() -> tuple[Column[Change], ...]:
 
 
 def _identity(series: Sequence[Series]) -> list[Column[Series]]:
-    """Return the columns that name a series, its size last; the world only where there are several."""
     row_of: Callable[[Series], Row] = attrgetter("row")
     names = short_labels([one.row for one in series if not one.row.is_communication])
     mode, dtype, size = (column.of(row_of) for column in case_columns(0, 5))

@@ -35,7 +35,7 @@ class Confirming:
 
 def confirm(comparison: Comparison, how: Confirming, across: Sequence[str], floors: Mapping[str, Floor]) -> Comparison:
     """Return it with fresh launches' verdicts for suspects; ``UserError`` if BASE cannot be launched from here."""
-    found = suspects(comparison)
+    found = [one for one in comparison.series if one.word in SUSPECTS]
     if not found:
         nothing = "Nothing was launched again: nothing is SLOWER or AMBIGUOUS."
         return replace(comparison, notes=(*comparison.notes, nothing))
@@ -60,10 +60,6 @@ def confirm(comparison: Comparison, how: Confirming, across: Sequence[str], floo
         floors=floors,
     )
     return with_fresh(comparison, outcome)
-
-
-def suspects(comparison: Comparison) -> tuple[Series, ...]:
-    return tuple(one for one in comparison.series if one.word in SUSPECTS)
 
 
 def sides_of(comparison: Comparison, how: Confirming, environment: Mapping[str, str]) -> tuple[Side, Side]:

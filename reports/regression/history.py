@@ -179,7 +179,6 @@ class History:
         return {series: (status, reason) for series, status, reason in rows}
 
     def times(self, series: int, lines: Iterable[Line]) -> tuple[tuple[Line, float], ...]:
-        """Return those of the runs that measured a series, in their order, with its seconds."""
         query = "SELECT run, seconds FROM point WHERE series = ? AND seconds IS NOT NULL"
         seconds = dict(self._execute(query, series))
         return tuple((line, seconds[line.number]) for line in lines if line.number in seconds)
@@ -311,7 +310,6 @@ def add_folders(
 
 
 def means_run(word: str) -> bool:
-    """Say whether a word can only mean a run of a history."""
     return (found := _SELECTOR.fullmatch(word)) is not None and found.lastgroup != "name" and "/" not in word
 
 

@@ -198,7 +198,6 @@ def _asked(series: Identity) -> tuple[object, ...]:
 
 
 def _sure(found: Mapping[int, Finding]) -> set[int]:
-    """Return the numbers of the series whose steps stand among all that was looked at."""
     if not any(one.shift for one in found.values()):
         return set()
     families: dict[object, list[tuple[int, float]]] = {}

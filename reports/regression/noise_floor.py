@@ -101,7 +101,6 @@ def _pairs(seconds: Sequence[float], fewest: int) -> Iterator[tuple[Sequence[flo
 
 
 def fingerprints(run: Run, rows: Iterable[Row] | None = None) -> dict[str, str]:
-    """Return the fingerprint of each series of a run, of those rows or all, by the id of its case."""
     return {point.series.case.id: point.series.fingerprint for point in points_of(run, rows)}
 
 
@@ -145,7 +144,6 @@ def keep_floors(path: Path, floors: Mapping[str, Floor]) -> None:
 
 
 def as_text(floors: Mapping[str, Floor]) -> str:
-    """Return a line for each series: its noise from launch to launch, its floor, its name."""
     ordered = sorted(floors.values(), key=lambda one: -one.floor)
     rows = [(cells.percent(one.noise), f"{100 * one.floor:.1f} %", one.series) for one in ordered]
     return format_table([("noise", "floor", "series"), *rows], right=(0, 1)) + "\n"

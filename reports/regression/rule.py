@@ -76,7 +76,6 @@ def effect(base: Sequence[float], new: Sequence[float], rule: Rule, measured: fl
 
 
 def judge(families: Sequence[Sequence[Effect]], rule: Rule) -> tuple[tuple[Judgement, ...], ...]:
-    """Return the judgement of each member of each family, all effects with an interval."""
     p_values = [[_known(member.p_value) for member in family] for family in families]
     moved = discoveries_in_families(p_values, rule.false_discovery_rate)
     pairs = [zip(family, fallen, strict=True) for family, fallen in zip(families, moved, strict=True)]
