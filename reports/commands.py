@@ -227,17 +227,18 @@ def export(run: Path, form: str, output: Path | None) -> None:
     """
     from bench.results.runs import load_run
     from bench.text import UserError
-    from reports.render.show import export_files, export_run, write_files
+    from reports.formats.exports import FOLDERS, FORMATS
+    from reports.render.show import write_files
 
     is_folder = output is not None and (output.is_dir() or not output.suffix)
     if form in _FOLDER_FORMATS and not is_folder:
         raise UserError(f"--format {form} writes {_FOLDER_FORMATS[form]}: name their folder with -o FOLDER")
     loaded = load_run(run)
-    if output is not None and is_folder and form in (*_FOLDER_FORMATS, "chrome-trace"):
-        for file in write_files(output, export_files(loaded, form)):
-            click.echo(str(file))
+    if output is None or not is_folder or form not in FOLDERS:
+        _write(FORMATS[form](loaded), output)
         return
-    _write(export_run(loaded, form), output)
+    for file in write_files(output, FOLDERS[form](loaded)):
+        click.echo(str(file))
 
 
 def _write(content: bytes, output: Path | None) -> None:

@@ -11,8 +11,11 @@ import msgspec
 
 from bench.results.metrics import MetricValue
 from bench.results.runs import Run
+from reports.analysis.frame import metrics_frame
+from reports.analysis.several import point_of
 from reports.analysis.summary import Row, common_details, summarize
 from reports.cells import visible
+from reports.formats import chrome_trace, nccl_tests
 
 # by a metric's better direction, for customSmallerIsBetter and customBiggerIsBetter
 FILES = {"lower": "smaller-is-better.json", "higher": "bigger-is-better.json"}
@@ -179,9 +182,24 @@ def _quartiles(ordered: Sequence[float]) -> tuple[float, float]:
     return low, (1 - weight) * ordered[-outer - 2] + weight * ordered[-outer - 1]
 
 
+def render_csv(run: Run) -> bytes:
+    """Return a row for each metric of each launch, as ``parbench.load`` does."""
+    point = point_of(run.path)
+    frame = metrics_frame([(run, point.name if point else None)])
+    return frame.to_csv(index=False).encode(errors="replace")
+
+
 FORMATS: Mapping[str, Callable[[Run], bytes]] = {
+    "nccl-tests": lambda run: nccl_tests.render_text(run).encode(errors="replace"),
+    "nccl-tests-json": nccl_tests.render_json,
+    "csv": render_csv,
+    "chrome-trace": chrome_trace.render_trace,
     "pytest-benchmark": render_pytest,
     "bencher": render_bencher,
     "openmetrics": render_openmetrics,
 }
-FOLDERS: Mapping[str, Callable[[Run], dict[str, bytes]]] = {"github-action-benchmark": render_action}  # several files
+FOLDERS: Mapping[str, Callable[[Run], Mapping[str, bytes]]] = {  # several files
+    "chrome-trace": chrome_trace.render_traces,
+    "hta": chrome_trace.render_for_analysis,
+    "github-action-benchmark": render_action,
+}

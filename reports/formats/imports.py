@@ -14,10 +14,8 @@ from bench.results.records import Record, Samples, WorldInfo, noise_of
 from bench.results.runs import create_run, open_writer, utc_now, write_info
 from bench.text import UserError, listed, reading
 from reports.formats.foreign import UNKNOWN, Foreign, Found
-from reports.formats.import_gloo import parse_gloo
 from reports.formats.import_nccl import parse_nccl
-from reports.formats.import_osu import parse_osu
-from reports.formats.import_param import parse_param
+from reports.formats.import_tables import parse_gloo, parse_osu, parse_param
 
 PARSERS: dict[str, Callable[[str, str, int | None], Foreign]] = {
     "nccl-tests": parse_nccl,

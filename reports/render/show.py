@@ -8,10 +8,10 @@ from typing import TextIO
 
 import click
 
-from bench.results.runs import Run, load_run
+from bench.results.runs import load_run
 from bench.text import UserError, format_duration
 from reports.analysis.problems import is_written, write_whole
-from reports.analysis.several import gather, is_sweep, point_of
+from reports.analysis.several import gather, is_sweep
 from reports.render.data import render_csv, render_json
 from reports.render.markdown import render_markdown
 from reports.render.terminal import print_report
@@ -36,7 +36,9 @@ def show_run(path: Path, form: str = "tables", *, page: bool = True) -> int:
     if form == "tables":
         print_report(report)
     else:
-        click.echo(export_run(run, form), nl=False)
+        from reports.formats.exports import FORMATS
+
+        click.echo(FORMATS[form](run), nl=False)
     if page:
         try:
             write_whole(path / REPORT, rendered(report, "html"))
@@ -105,38 +107,6 @@ def build_report(paths: Sequence[Path], form: str = "html", out: Path | None = N
 def write_report(runs: Sequence[Path], output: Path) -> None:
     """Write one page of several runs, whole or not at all; a run that cannot be read is told in it."""
     write_whole(output, rendered(report_of_several(gather(runs)), "html"))
-
-
-def export_run(run: Run, form: str) -> bytes:
-    """Return a run as another tool would write it: ``nccl-tests`` text, ``nccl-tests-json``, a ``chrome-trace``, ..."""
-    from reports.formats.chrome_trace import render_trace
-    from reports.formats.exports import FORMATS
-    from reports.formats.nccl_tests import render_json as render_nccl_json
-    from reports.formats.nccl_tests import render_text
-
-    if form in FORMATS:
-        return FORMATS[form](run)
-    if form == "csv":
-        from reports.analysis.frame import metrics_frame
-
-        return (
-            metrics_frame([(run, point.name if (point := point_of(run.path)) else None)])
-            .to_csv(index=False)
-            .encode(errors="replace")
-        )
-    if form == "chrome-trace":
-        return render_trace(run)
-    return render_nccl_json(run) if form == "nccl-tests-json" else render_text(run).encode(errors="replace")
-
-
-def export_files(run: Run, form: str) -> dict[str, bytes]:
-    """Return a run as files: a ``chrome-trace`` for each case, for ``hta`` one for each case and rank, ..."""
-    from reports.formats.chrome_trace import render_for_analysis, render_traces
-    from reports.formats.exports import FOLDERS
-
-    if form in FOLDERS:
-        return FOLDERS[form](run)
-    return render_for_analysis(run) if form == "hta" else render_traces(run)
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:

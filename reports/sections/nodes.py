@@ -70,7 +70,7 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
     rows, title = tuple(matrix.rows.values()), matrix_title(matrix)
     ranks = nodes.ordered(matrix.ranks) if nodes else matrix.ranks
     notes = distance_words(matrix, nodes) if nodes else ()
-    told = "Ranks stand node by node; thin lines part nodes, thick ones switches." if nodes else ""
+    drawing = "Ranks stand node by node; thin lines part nodes, thick ones switches." if nodes else ""
     yield Table(
         id=f"pairs-{index}",
         title=title,
@@ -78,7 +78,7 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
         columns=communication_columns(rows),
         rows=rows,
         notes=notes,
-        figures=lambda: drawn(draw_pairs(matrix, nodes), f"pairs-{index}-rates", title, told),
+        figures=lambda: drawn(draw_pairs(matrix, nodes), f"pairs-{index}-rates", title, drawing),
         has_facts=True,
         where="page",
     )
@@ -102,8 +102,8 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
     )
     yield matrix_table
     if nodes and len(ranks) <= MOST_RANKS:
-        told = f"{matrix_table.caption}, those of one node side by side"
-        yield replace(matrix_table, title=f"{title}, node by node", caption=told, notes=(), where="page")
+        caption = f"{matrix_table.caption}, those of one node side by side"
+        yield replace(matrix_table, title=f"{title}, node by node", caption=caption, notes=(), where="page")
 
 
 def distance_words(matrix: Pairs, nodes: Nodes) -> tuple[str, ...]:

@@ -7,9 +7,7 @@ from exchange_fixtures import GLOO, OSU, OSU_CUDA, PARAM, PARAM_TABLE, Parser, r
 from bench.plan.catalogue import OPERATIONS, busbw_factor
 from bench.results.metrics import MetricValue
 from reports.formats.foreign import Found, time_and_rates
-from reports.formats.import_gloo import parse_gloo
-from reports.formats.import_osu import parse_osu
-from reports.formats.import_param import parse_param
+from reports.formats.import_tables import parse_gloo, parse_osu, parse_param
 
 PARAM_OLD = """\
 \tCOMMS-RES\tsize (B)\t num-elements\t Latency(us):p50\tp75\t\tp95\tmin\tmax\t algBW(GB/s)\t busBW(GB/s)
