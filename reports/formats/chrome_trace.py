@@ -37,10 +37,7 @@ class _Told(NamedTuple):
 
 
 def render_trace(run: Run) -> bytes:
-    """Return one JSON document with every step whose ranks share a clock, times in us.
-
-    ``UserError`` if there is none, with the reason of the first that cannot be drawn.
-    """
+    """Return one document with every step whose ranks share a clock, in us; ``UserError`` says why there is none."""
     return _document(run, *_told(run))
 
 
@@ -51,10 +48,7 @@ def render_traces(run: Run) -> dict[str, bytes]:
 
 
 def render_for_analysis(run: Run) -> dict[str, bytes]:
-    """Return a document for each rank of each traced step, as HolisticTraceAnalysis wants them: a folder for each case.
-
-    ``UserError`` if no step left a trace; pipelines, whose timelines know no streams, are not among them.
-    """
+    """Return a document of each rank and traced step (pipelines know no streams); ``UserError`` if none left one."""
     shown = [row for row in summarize(run).rows if row.metrics]
     files = {
         f"{one.row.case.id}/rank-{rank.rank}.json": msgspec.json.encode(for_analysis(rank)) + b"\n"
@@ -74,7 +68,6 @@ def for_analysis(rank: RankTimeline) -> Event:
 
 
 def _told(run: Run) -> tuple[list[_Told], dict[str, str]]:
-    """Return all that a run has to draw, and by label why the rest is left out."""
     shown = [row for row in summarize(run).rows if row.metrics]
     found, traced = pipelines(shown), traced_steps(run, shown)
     names, labels = schedule_labels(found), short_labels([row for row in shown if not row.is_communication])
@@ -101,7 +94,6 @@ def _told(run: Run) -> tuple[list[_Told], dict[str, str]]:
 
 
 def _why_not(one: Pipeline) -> str:
-    """Return why a pipeline's ranks cannot be drawn on one axis of time, empty if they can."""
     if one.facts.measured is None:
         functional = next((f": {note}" for note in one.row.notes if note.startswith(FUNCTIONAL_ONLY)), "")
         return f"the record has no measured timeline{functional}"
@@ -124,7 +116,6 @@ def _document(run: Run, told: Sequence[_Told], left_out: dict[str, str]) -> byte
 
 
 def _named(what: str, name: str, **place: int) -> Iterator[Event]:
-    """Yield the name of a process or thread, which stands by its number among its like."""
     yield {"ph": "M", "name": f"{what}_name", **place, "args": {"name": name}}
     yield {"ph": "M", "name": f"{what}_sort_index", **place, "args": {"sort_index": place.get("tid", place["pid"])}}
 
@@ -159,7 +150,6 @@ def _rank_events(rank: RankTimeline, pid: int, prefix: str = "", *, for_analysis
 
 
 def pipeline_events(one: Pipeline, first: int, start: str = "") -> Iterator[Event]:
-    """Yield a case's events from process ``first`` on: each process's names, then what it did, in order of time."""
     facts = one.facts
     for pid, ran in enumerate(facts.measured or (), start=first):
         yield from _named("process", f"{start}rank {pid - first}", pid=pid)
@@ -172,7 +162,6 @@ def pipeline_events(one: Pipeline, first: int, start: str = "") -> Iterator[Even
 
 
 def _work(pid: int, tid: int, name: str, told: Sequence[Ran] | Sequence[Idle]) -> Iterator[Event]:
-    """Yield a thread's name and its complete events; a thread without any has no name either."""
     if told:
         yield from _named("thread", name, pid=pid, tid=tid)
     for one in told:

@@ -40,15 +40,10 @@ def render_action(run: Run) -> dict[str, bytes]:
         world = f"{row.world.size} ranks, {row.world.backend}, {row.world.device}\n{row.launches} launches"
         for name, metric in _compared(row):
             known = metric.low is not None and metric.high is not None
-            entry = {
-                "name": f"{row.case.label} {name}",
-                "unit": metric.unit or "ratio",
-                "value": metric.value,
-                **({"range": f"{metric.low:.6g} to {metric.high:.6g}"} if known else {}),
-                "extra": f"{world}\n{metric.method}",
-            }
+            entry = {"name": f"{row.case.label} {name}", "unit": metric.unit or "ratio", "value": metric.value}
+            entry |= {"range": f"{metric.low:.6g} to {metric.high:.6g}"} if known else {}
             if metric.better:
-                found[metric.better].append(entry)
+                found[metric.better].append({**entry, "extra": f"{world}\n{metric.method}"})
     return {FILES[better]: _json(entries) for better, entries in found.items()}
 
 
@@ -66,10 +61,7 @@ def render_bencher(run: Run) -> bytes:
 
 
 def render_openmetrics(run: Run) -> bytes:
-    """Return a gauge for each metric, its interval's limits beside it, and whether each case is fine.
-
-    Values have nine significant digits.
-    """
+    """Return a gauge for each metric and limit of its interval, to nine digits, and for whether each case is fine."""
     families: dict[tuple[str, str], list[str]] = {}
     for row in summarize(run).rows:
         case, world = row.case, row.world
@@ -102,14 +94,11 @@ def _word(text: str) -> str:
 
 def render_pytest(run: Run) -> bytes:
     """Return every measured case as a benchmark of one iteration a round, its data the samples of all launches."""
-    whole = {
-        "machine_info": {"node": run.info.host, "parbench": run.info.environment or {}},
-        "commit_info": {"id": "unversioned", "dirty": False, "project": "parbench", "branch": None, "time": None},
-        "benchmarks": [_benchmark(row, data) for row in summarize(run).rows if (data := samples(row))],
-        "datetime": run.info.started,
-        "version": "5.3.1",  # of pytest-benchmark, whose format this is
-    }
-    return _json(whole)
+    commit = {"id": "unversioned", "dirty": False, "project": "parbench", "branch": None, "time": None}
+    about = {"machine_info": {"node": run.info.host, "parbench": run.info.environment or {}}, "commit_info": commit}
+    benchmarks = [_benchmark(row, data) for row in summarize(run).rows if (data := samples(row))]
+    # the version is pytest-benchmark's, whose format this is
+    return _json({**about, "benchmarks": benchmarks, "datetime": run.info.started, "version": "5.3.1"})
 
 
 def samples(row: Row) -> tuple[float, ...]:
@@ -121,22 +110,12 @@ def samples(row: Row) -> tuple[float, ...]:
 def _benchmark(row: Row, data: Sequence[float]) -> dict[str, Any]:
     label = row.case.label
     known = {name: one.value for name, one in row.metrics.items() if one.value is not None and math.isfinite(one.value)}
-    return {
-        "group": row.case.name,
-        "name": label,
-        "fullname": f"parbench::{label}",
-        "params": row.case.params or None,
-        "param": " ".join(f"{name}={value}" for name, value in row.case.params.items()) or None,
-        "extra_info": {  # what a duration does not tell
-            "world": msgspec.to_builtins(row.world),
-            "launches": row.launches,
-            "metrics": known,
-            "details": common_details(row),
-            "notes": list(row.notes),
-        },
-        "options": {"timer": "parbench", "rounds": len(data)},
-        "stats": stats_of(data),
-    }
+    named = {"group": row.case.name, "name": label, "fullname": f"parbench::{label}"}
+    param = " ".join(f"{name}={value}" for name, value in row.case.params.items()) or None
+    extra = {"world": msgspec.to_builtins(row.world), "launches": row.launches, "metrics": known}
+    extra |= {"details": common_details(row), "notes": list(row.notes)}
+    told = {"params": row.case.params or None, "param": param, "extra_info": extra}
+    return {**named, **told, "options": {"timer": "parbench", "rounds": len(data)}, "stats": stats_of(data)}
 
 
 def stats_of(data: Sequence[float]) -> dict[str, Any]:
@@ -148,26 +127,13 @@ def stats_of(data: Sequence[float]) -> dict[str, Any]:
     reach = 1.5 * (q3 - q1)
     beyond = sum(not mean - stddev <= value <= mean + stddev for value in data)
     outliers = sum(not q1 - reach <= value <= q3 + reach for value in data)
-    return {
-        "min": ordered[0],
-        "max": ordered[-1],
-        "mean": mean,
-        "stddev": stddev,
-        "rounds": len(data),
-        "median": statistics.median(ordered),
-        "iqr": q3 - q1,
-        "q1": q1,
-        "q3": q3,
-        "iqr_outliers": outliers,
-        "stddev_outliers": beyond,
-        "outliers": f"{beyond};{outliers}",
-        "ld15iqr": ordered[bisect_left(ordered, q1 - reach)],
-        "hd15iqr": ordered[bisect_right(ordered, q3 + reach) - 1],
-        "ops": len(data) / total if total else 0,
-        "total": total,
-        "data": list(data),
-        "iterations": 1,
-    }
+    moments = {"min": ordered[0], "max": ordered[-1], "mean": mean, "stddev": stddev, "rounds": len(data)}
+    quartiles = {"median": statistics.median(ordered), "iqr": q3 - q1, "q1": q1, "q3": q3}
+    counts = {"iqr_outliers": outliers, "stddev_outliers": beyond, "outliers": f"{beyond};{outliers}"}
+    ends = bisect_left(ordered, q1 - reach), bisect_right(ordered, q3 + reach) - 1
+    whiskers = {"ld15iqr": ordered[ends[0]], "hd15iqr": ordered[ends[1]]}
+    sums = {"ops": len(data) / total if total else 0, "total": total, "data": list(data), "iterations": 1}
+    return {**moments, **quartiles, **counts, **whiskers, **sums}
 
 
 def _quartiles(ordered: Sequence[float]) -> tuple[float, float]:

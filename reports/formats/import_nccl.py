@@ -34,11 +34,7 @@ _TOLD = ("parbench", "mode", "backend", "device", "nodes", "world")  # of ours, 
 
 @dataclass(kw_only=True)
 class _Head:
-    """What is known of a table before its first row; ``ours`` holds what parbench added when it wrote the file.
-
-    ``ranks`` are those of the table, which parbench may have written of a group of the ``world``'s. ``step`` is what
-    the last printed decimal of a rate is worth.
-    """
+    """What is known of a table before its first row, on ``ranks`` of the world's; ``ours`` is what parbench added."""
 
     program: str = ""
     version: str | None = None
@@ -48,7 +44,7 @@ class _Head:
     ours: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    step: float = 0.01 * GIGA
+    step: float = 0.01 * GIGA  # what the last printed decimal of a rate is worth
 
     @property
     def world(self) -> int | None:
@@ -240,8 +236,9 @@ def _documents(text: str, where: str) -> Iterator[tuple[_Document, str]]:
         place = f"{where}, line {text.count(chr(10), 0, begin.start()) + 1}"
         version = value.get("version") if isinstance(value, dict) else None
         if isinstance(version, int) and version > JSON_VERSION:
-            newer = f"is newer than {JSON_VERSION}, the newest we read"
-            raise UserError(f"{place}: JSON version {version} of {TOOL} {newer}")
+            raise UserError(
+                f"{place}: JSON version {version} of {TOOL} is newer than {JSON_VERSION}, the newest we read"
+            )
         try:
             yield msgspec.convert(value, _Document), place
         except msgspec.ValidationError as error:
@@ -252,11 +249,10 @@ def _head(document: _Document) -> _Head:
     program, *words = [*document.args, ""]
     ours, config = _pairs(words), document.config
     ours = ours if "parbench" in ours else {}
-    mode = "blocking" if config.blocking_collectives == "true" else "pipelined"
     return _Head(
         program=PurePath(program).name,
         version=f"JSON version {document.version}",
-        mode=ours.get("mode", mode),
+        mode=ours.get("mode", "blocking" if config.blocking_collectives == "true" else "pipelined"),
         # nccl-tests lists one device a process, however many GPUs and threads that has
         ranks=len(config.devices) * config.nthreads * config.ngpus or None,
         hosts=tuple(device.hostname for device in config.devices if device.hostname),

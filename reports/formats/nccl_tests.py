@@ -55,10 +55,7 @@ def render_json(run: Run) -> bytes:
 
 
 def _documents(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a document for each series, in the order of the rows, and sentences about what is in none of them.
-
-    A series is an operation, mode, type, reduction and root on one group.
-    """
+    """Return a document for each operation, mode, type, reduction and root on one group, and what is in none."""
     summary = summarize(run)
     series: dict[object, list[Row]] = {}
     left_out = []
@@ -99,14 +96,12 @@ def _no_counterpart(case: Case) -> str | None:
 
 
 def _why_left_out(row: Row) -> str | None:
-    """Return why a row is no line: only what ran rightly and was timed is."""
     if row.status != "ok":
         return f"{row.status}: {visible('; '.join(row.reasons)) or 'no reason is known'}"
     return "it has no time" if row.value(row.headline) is None else None
 
 
 def _document(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the rows of a series as nccl-tests' JSON."""
     case, world, ranks = rows[0].case, rows[0].world, min(map(num_ranks, rows))  # what failed may not know its group's
     by_size: dict[int, dict[str, Row]] = {}
     for row in rows:
@@ -122,6 +117,12 @@ def _document(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
     words += visible(" ".join(f"{k}={v}" for k, v in case.params.items() if k not in _COLUMNS)).split()
     environment = {name: group for name, group in (run.info.environment or {}).items() if isinstance(group, Mapping)}
     variables = {str(name): str(value) for name, value in environment.get("variables", {}).items()}
+    ran = {"nthreads": 1, "ngpus": 1, "minimum_bytes": min(sizes, default=0), "maximum_bytes": max(sizes, default=0)}
+    ran |= {**step(sizes), "warmup_iters": run.info.plan.measure.warmup}
+    ran |= {"iterations": max((row.iterations for row in timed), default=0), "aggregated_iterations": 1}
+    ran |= {"validation": int(wrong > 0 or any(row.check.passed for row in timed)), "graph": 0}
+    how: dict[str, Any] = {"blocking_collectives": str(mode == "blocking").lower(), "per_iter_timing": "false"}
+    how |= {"per_iter_skip": 0, "parallel_init": "false"}
     nccl = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", str(environment.get("torch", {}).get("nccl")))
     return {
         "version": JSON_VERSION,
@@ -131,23 +132,7 @@ def _document(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
         "env": [f"{name}={value}" for name, value in recorded_variables(variables).items()],
         # as NCCL's headers number it: 2.28.9 is 22809
         "nccl_version": int(nccl[1]) * 10000 + int(nccl[2]) * 100 + int(nccl[3]) if nccl else None,
-        "config": {
-            "nthreads": 1,
-            "ngpus": 1,
-            "minimum_bytes": min(sizes, default=0),
-            "maximum_bytes": max(sizes, default=0),
-            **step(sizes),
-            "warmup_iters": run.info.plan.measure.warmup,
-            "iterations": max((row.iterations for row in timed), default=0),
-            "aggregated_iterations": 1,
-            "validation": int(wrong > 0 or any(row.check.passed for row in timed)),
-            "graph": 0,
-            "blocking_collectives": str(mode == "blocking").lower(),
-            "per_iter_timing": "false",
-            "per_iter_skip": 0,
-            "parallel_init": "false",
-            "devices": _devices(run.info.host, environment, ranks, world),
-        },
+        "config": {**ran, **how, "devices": _devices(run.info.host, environment, ranks, world)},
         "results": [_result(size, by_size[size]) for size in sizes],
         "out_of_bounds": {"count": wrong, "okay": "false" if wrong else "true"},
         "average_bus_bandwidth": {"bandwidth": sum(rates) / len(rates) if rates else None, "okay": "unchecked"},
@@ -159,17 +144,11 @@ def _document(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
 def _result(size: int, placed: Mapping[str, Row]) -> dict[str, Any]:
     first = next(iter(placed.values()))
     told, sharded = _params(first.case), _OPERATIONS[first.case.name].sharded
-    return {
-        "size": size,
-        "count": size // DTYPES[told["dtype"]].itemsize // (num_ranks(first) if sharded else 1),
-        "type": TYPES[told["dtype"]],
-        "redop": REDUCTIONS[told["redop"]],
-        "root": f"{int(told['root']):6d}",
-        OUT_OF_PLACE: _placed(placed.get(OUT_OF_PLACE)),
-        IN_PLACE: _placed(placed.get(IN_PLACE)),
-        "actual_iterations": max(row.iterations for row in placed.values()),
-        "experiment_name": "",
-    }
+    count = size // DTYPES[told["dtype"]].itemsize // (num_ranks(first) if sharded else 1)
+    words = {"type": TYPES[told["dtype"]], "redop": REDUCTIONS[told["redop"]], "root": f"{int(told['root']):6d}"}
+    times = {name: _placed(placed.get(name)) for name in _PLACED}
+    iterations = max(row.iterations for row in placed.values())
+    return {"size": size, "count": count, **words, **times, "actual_iterations": iterations, "experiment_name": ""}
 
 
 def _placed(row: Row | None) -> dict[str, float | None] | None:
@@ -211,6 +190,7 @@ def _table(parbench: str, document: Mapping[str, Any]) -> list[str]:
     config, results, wrong = document["config"], document["results"], document["out_of_bounds"]["count"]
     program, _, *words = document["args"]
     code, average = document["nccl_version"] or 0, document["average_bus_bandwidth"]["bandwidth"]
+    unmeasured = [name for name in _PLACED if any(line[name] is None for line in results)]
     [(kind, distance)] = step([line["size"] for line in results]).items()
     return [
         f"# nccl-tests version {VERSION} nccl-headers={code} nccl-library={code}",
@@ -219,11 +199,7 @@ def _table(parbench: str, document: Mapping[str, Any]) -> list[str]:
         f"step: {distance}({kind.removeprefix('step_')}) warmup iters: {config['warmup_iters']} "
         f"iters: {config['iterations']} agg iters: 1 validation: {config['validation']} graph: 0 unalign: 0",
         f"# Written by parbench {parbench}: {' '.join(words)}",
-        *(
-            f"# N/A under {name.replace('_', '-')}: not measured"
-            for name in _PLACED
-            if any(line[name] is None for line in results)
-        ),
+        *(f"# N/A under {name.replace('_', '-')}: not measured" for name in unmeasured),
         "#",
         "# Using devices",
         *(

@@ -18,18 +18,12 @@ from reports.regression.compare import Comparison, compare, notes_of_pools, pool
 from reports.regression.noise_floor import Floor
 from reports.regression.rule import Rule
 
-LOOKS = (6, 8, 12, 16, 24)
-"""Launches a side after which the comparison is looked at; the last is the end."""
-FOLLOWS = {
-    "OMP_NUM_THREADS": "torch.threads",
-    "MKL_NUM_THREADS": "torch.threads",
-    "GLOO_SOCKET_IFNAME": "process.interface",
-}
-"""What a variable sets elsewhere in the environment."""
-OURS = ("--launches", "--budget", "--out", "--json", "--format", "--resume")
-"""Options of ``parbench run`` that ``parbench ab`` sets itself."""
-SHORTEST_SECONDS = 30.0
-"""The least that a launch is given, for starting ranks is part of it; it ends before where it is precise enough."""
+LOOKS = (6, 8, 12, 16, 24)  # launches a side after which the comparison is looked at; the last is the end
+# what a variable sets elsewhere in the environment
+FOLLOWS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "torch.threads")
+FOLLOWS |= {"GLOO_SOCKET_IFNAME": "process.interface"}
+OURS = ("--launches", "--budget", "--out", "--json", "--format", "--resume")  # of parbench run, which ab sets itself
+SHORTEST_SECONDS = 30.0  # for a launch, as starting ranks is part of it; it ends before where it is precise enough
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +50,6 @@ class Outcome:
 
 
 Launch = Callable[[Side], Run]
-"""Measures one launch of a side."""
 
 
 def measure_in_turns(
@@ -71,8 +64,7 @@ def measure_in_turns(
 ) -> Outcome:
     """Launch both sides in turns until every series is decided, the last look is past, or no time is left."""
     names = dict.fromkeys([*sides[0].variables, *sides[1].variables])
-    follow = [FOLLOWS[name] for name in names if name in FOLLOWS]
-    meant = (*(f"variables.{name}" for name in names), *follow, *across)
+    meant = (*(f"variables.{n}" for n in names), *(FOLLOWS[n] for n in names if n in FOLLOWS), *across)
     rule = Rule(floor=floor, false_discovery_rate=Rule().false_discovery_rate / len(LOOKS))
 
     def compared(runs: Mapping[str, Sequence[Run]]) -> Comparison:
@@ -123,8 +115,7 @@ def parse_side(name: str, text: str, python: str = "") -> Side:
 
 def launch_run(side: Side, *, out: Path, words: Sequence[str], seconds: float, tell: Callable[[str], None]) -> Run:
     """Measure one launch under a folder: ``UserError`` in its own words if there is none, 4 after a signal."""
-    folder = out / side.name
-    before = set(folder.glob("*/run.json"))
+    before = set((folder := out / side.name).glob("*/run.json"))
     tell(f"{side.name.upper()}: {side.text}")
     budget = f"{max(seconds, SHORTEST_SECONDS):.0f}s"
     # -P: a folder named bench where this was started would be taken for ours

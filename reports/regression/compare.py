@@ -51,8 +51,7 @@ VERDICTS: Mapping[Word, Verdict] = {
     "SAME": Verdict(0, "", "the interval lies within the floor, without what drift adds to it"),
 }
 WORST_FIRST = tuple(VERDICTS)
-SCHEMA_VERSION = 1
-"""History of the JSON that commands tell: 1 is the first."""
+SCHEMA_VERSION = 1  # of the JSON that commands tell
 _LEFT_OUT = "Left out of "
 
 
@@ -170,13 +169,8 @@ def compare(
         raise UserError(f"the runs share no series: {', '.join(told)}; {how}")
     families = _judged((_measured(one, base, new, rule, meant) for one in pairs), rule)
     around = (change for family in families for one in family.series for change in one.changes)
-    return Comparison(
-        base=base,
-        new=new,
-        rule=rule,
-        families=families,
-        changes=tuple(dict.fromkeys((*around, *plan_changes(base.info.plan, new.info.plan)))),
-    )
+    differ = tuple(dict.fromkeys((*around, *plan_changes(base.info.plan, new.info.plan))))
+    return Comparison(base=base, new=new, rule=rule, families=families, changes=differ)
 
 
 def json_text(whole: Mapping[str, object]) -> str:
@@ -249,8 +243,7 @@ def _pairs(base: Run, new: Run, floors: Mapping[str, Floor]) -> Iterator[Series]
             yield Series(base=one, new=other, measured=measured)
             continue
         if one:
-            why = _why_missing(one, other, new)
-            yield Series(base=one, new=None, word="MISSING", reason=why, measured=measured)
+            yield Series(base=one, new=None, word="MISSING", reason=_why_missing(one, other, new), measured=measured)
         if other:
             why = "not in BASE, or not on this world"
             yield Series(base=None, new=other, word="NEW", reason=why, measured=measured)

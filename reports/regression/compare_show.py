@@ -40,8 +40,7 @@ from reports.render.terminal import Sheet, write_table
 from reports.report import Column, T, number, words
 from reports.sections.row_columns import case_columns
 
-MARKDOWN_BYTES = 1_000_000
-"""A GitHub step summary holds 1024 KiB; the rest is left to what else a job says."""
+MARKDOWN_BYTES = 1_000_000  # a GitHub step summary holds 1024 KiB; the rest is left to what else a job says
 
 
 def compare_runs(

@@ -23,12 +23,9 @@ from reports.regression.environment import Identity, Point, points_of
 Added = Literal["added", "updated", "moved", "unchanged"]
 Outcome = tuple[Status, str]
 SCHEMA = 1
-APPLICATION = 0x70627268
-"""``pbrh``, by which SQLite files are told apart."""
-ABOUT = "history.json"
-"""The file in an exported run's folder that holds its branch and commit."""
-ANNOTATIONS = "annotations.json"
-"""The file beside exported runs that holds the annotations."""
+APPLICATION = 0x70627268  # pbrh, by which SQLite files are told apart
+ABOUT = "history.json"  # in an exported run's folder: its branch and commit
+ANNOTATIONS = "annotations.json"  # beside exported runs
 _SELECTOR = re.compile(r"(?P<name>[^~:\s]+)(?:~(?P<back>\d{1,9})|:(?P<count>\d{1,9}))?")
 _WAIT_SECONDS = 60.0
 _TABLES = """
@@ -179,8 +176,7 @@ class History:
         return {series: (status, reason) for series, status, reason in rows}
 
     def times(self, series: int, lines: Iterable[Line]) -> tuple[tuple[Line, float], ...]:
-        query = "SELECT run, seconds FROM point WHERE series = ? AND seconds IS NOT NULL"
-        seconds = dict(self._execute(query, series))
+        seconds = dict(self._execute("SELECT run, seconds FROM point WHERE series = ? AND seconds IS NOT NULL", series))
         return tuple((line, seconds[line.number]) for line in lines if line.number in seconds)
 
     def beside(self, series: int, run: int) -> dict[str, str]:
@@ -198,10 +194,8 @@ class History:
 
     def prune(self, keep: int) -> tuple[str, ...]:
         """Forget all but the newest runs of each branch and preset, and return their ids; annotations stay."""
-        query = (
-            "SELECT number, id FROM (SELECT number, id, row_number() OVER"
-            " (PARTITION BY branch, preset ORDER BY started DESC, number DESC) AS place FROM run) WHERE place > ?"
-        )
+        place = "row_number() OVER (PARTITION BY branch, preset ORDER BY started DESC, number DESC) AS place"
+        query = f"SELECT number, id FROM (SELECT number, id, {place} FROM run) WHERE place > ?"
         with _transaction(self._connection):
             old = self._execute(query, keep)
             self._connection.executemany("DELETE FROM run WHERE number = ?", [(number,) for number, _ in old])
@@ -267,7 +261,7 @@ class History:
 @contextmanager
 def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
     """Yield the history in a file, made where it may be; ``UserError`` if absent, foreign, damaged, newer or locked."""
-    if not create and not path.exists():
+    if not (create or path.exists()):
         raise UserError(f"{path} is no history, it does not exist: begin one with parbench history add RUN")
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the history's file with --history FILE")
@@ -326,8 +320,7 @@ def select_lines(lines: Sequence[Line], word: str, *, without: str = "") -> tupl
         return named
     newest = "BRANCH~1 for the run before its newest, BRANCH:10 or last:10 for the newest ten as one"
     allowed = f"a branch, {newest}, or an id"
-    found = _SELECTOR.fullmatch(word)
-    if found is None:
+    if (found := _SELECTOR.fullmatch(word)) is None:
         raise UserError(f"{word!r} names no run of the history: write {allowed}")
     own = [line for line in lines if found["name"] in (line.branch, "last")]
     if not own:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -19,8 +20,7 @@ from reports.regression.statistics import Shift, StepRule, discoveries_in_famili
 from reports.render.markdown import escaped
 
 _BARS = "▁▂▃▄▅▆▇█"
-MISSED_RUNS = 3
-"""A case is missing as long as one of so many runs before, of those that share a case with this one, has it."""
+MISSED_RUNS = 3  # a case is missing as long as one of so many before, of those that share a case with this run, has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,11 +179,9 @@ def render_otava(history: History, branch: str | None) -> str:
     lines = history.runs(branch)
     known = [(one, {line.id: value for line, value in history.times(n, lines)}) for n, one in history.series().items()]
     columns = [(series, times) for series, times in known if times]
-    labels = [series.case.label for series, _ in columns]
-    names = [
-        label if labels.count(label) == 1 else f"{label} #{series.fingerprint}"
-        for label, (series, _) in zip(labels, columns, strict=True)
-    ]
+    count = Counter(one.case.label for one, _ in columns)
+    marks = ["" if count[one.case.label] == 1 else f" #{one.fingerprint}" for one, _ in columns]
+    names = [f"{one.case.label}{mark}" for (one, _), mark in zip(columns, marks, strict=True)]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["time", "commit", "run", *names])
@@ -200,13 +198,12 @@ def _asked(series: Identity) -> tuple[object, ...]:
 def _sure(found: Mapping[int, Finding]) -> set[int]:
     if not any(one.shift for one in found.values()):
         return set()
-    families: dict[object, list[tuple[int, float]]] = {}
+    families: dict[object, dict[int, float]] = {}
     for number, one in found.items():
-        families.setdefault(one.series.family, []).append((number, one.shift.p_value if one.shift else 1.0))
-    p_values = [[p_value for _, p_value in family] for family in families.values()]
-    fallen = discoveries_in_families(p_values, q=0.05)
+        families.setdefault(one.series.family, {})[number] = one.shift.p_value if one.shift else 1.0
+    fallen = discoveries_in_families([[*family.values()] for family in families.values()], q=0.05)
     pairs = zip(families.values(), fallen, strict=True)
-    return {number for family, fell in pairs for (number, _), is_sure in zip(family, fell, strict=True) if is_sure}
+    return {number for family, fell in pairs for number, is_sure in zip(family, fell, strict=True) if is_sure}
 
 
 def _verdict(one: Finding, outcome: Outcome, sure: bool, old: Sequence[Identity], needed: int) -> tuple[Word, str]:

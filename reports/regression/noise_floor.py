@@ -24,10 +24,8 @@ from reports.regression.rule import Rule, effect
 
 FILE = Path("runs/floor.json")
 SCHEMA_VERSION = 1
-"""History of the file: 1 is the first."""
 FALSE_ALARMS = 0.01
-MIN_LAUNCHES = 10
-"""Launches that two sides of the fewest that are ever compared need."""
+MIN_LAUNCHES = 10  # what two sides of the fewest that are ever compared need
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,18 +58,13 @@ def measure_floors(runs: Sequence[Run], rule: Rule) -> dict[str, Floor]:
             if point.seconds is not None:
                 times.setdefault(name := point.series.fingerprint, []).append(point.seconds)
                 labels[name] = point.series.case.label
-    return {
-        name: Floor(
-            series=labels[name],
-            host=runs[-1].info.host,
-            measured=runs[-1].info.started,
-            launches=len(values),
-            noise=stdev(map(math.log, values)),
-            floor=floor_of(values, rule),
-        )
-        for name, values in times.items()
-        if len(values) >= MIN_LAUNCHES
-    }
+    found = {}
+    for name, values in times.items():
+        if len(values) >= MIN_LAUNCHES:
+            noise, floor = stdev(map(math.log, values)), floor_of(values, rule)
+            where = {"series": labels[name], "host": runs[-1].info.host, "measured": runs[-1].info.started}
+            found[name] = Floor(**where, launches=len(values), noise=noise, floor=floor)
+    return found
 
 
 def floor_of(seconds: Sequence[float], rule: Rule) -> float:

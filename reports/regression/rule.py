@@ -14,8 +14,7 @@ from typing import Literal
 
 from reports.regression.statistics import discoveries_in_families, drift_between, rank_test, welch
 
-DRIFT_ERRORS = 1.5
-"""How many of the drift's standard errors belong to the floor: as few as hold false alarms to 2 % in the study."""
+DRIFT_ERRORS = 1.5  # of the drift's standard errors belong to the floor: as few as hold false alarms to 2 %
 
 
 @dataclass(frozen=True, kw_only=True)
