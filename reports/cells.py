@@ -35,7 +35,6 @@ def quantity(value: float | None, unit: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds in the unit that suits them: s, ms or us."""
     return quantity(seconds if seconds is None or abs(seconds) > _ROUNDING_SECONDS else 0.0, "s")
 
 
@@ -45,17 +44,14 @@ def gigabytes(bytes_per_second: float | None) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """Return a fraction as a percentage: ``34.5 %``."""
     return UNKNOWN if fraction is None or not math.isfinite(fraction) else f"{significant(100 * fraction)} %"
 
 
 def num_bytes(value: float | None) -> str:
-    """Return bytes in the unit that suits them."""
     return quantity(value, "B")
 
 
 def formatted(spec: str) -> Callable[[float | None], str]:
-    """Return what writes a number by a format such as ``{:.2f}x``."""
     return lambda value: UNKNOWN if value is None else spec.format(value)
 
 
@@ -76,7 +72,6 @@ def measured(metric: MetricValue | None) -> str:
 
 
 def interval(metric: MetricValue | None) -> str:
-    """Return the interval in the unit that the value itself is shown in."""
     if metric is None or metric.value is None or metric.low is None or metric.high is None:
         return UNKNOWN
     factor, _ = _scale(metric.value, metric.unit)
@@ -95,7 +90,6 @@ def counted(pairs: Sequence[tuple[str, int]]) -> str:
 
 
 def _scale(value: float, unit: str) -> tuple[float, str]:
-    """Return what to divide by, and the unit that is then shown."""
     if unit == "B/s":
         return GIGA, "GB/s"
     scales = _SCALES.get(unit, ((1.0, unit),))

@@ -242,7 +242,6 @@ def export(run: Path, form: str, output: Path | None) -> None:
 
 
 def _write(content: bytes, output: Path | None) -> None:
-    """Write to a file, or to standard output where none is named."""
     from bench.text import writing
 
     if output is None:

@@ -42,7 +42,6 @@ class Column(Generic[T]):
     metric: Metric | None = None
 
     def of(self, item_of: Callable[[U], T]) -> "Column[U]":
-        """Return the column of what has such an item."""
         return Column(
             self.title,
             lambda item: self.text(item_of(item)),
@@ -55,20 +54,16 @@ class Column(Generic[T]):
 
 
 def words(title: str, text: Callable[[T], str], help_text: str, drop: int = 0) -> Column[T]:
-    """Return a column of text, sorted as text."""
     return Column(title, text, text, help_text, number=False, drop=drop)
 
 
 def number(
     title: str, value: Callable[[T], float | None], text: Callable[[float | None], str], help_text: str, drop: int = 0
 ) -> Column[T]:
-    """Return a column of numbers, sorted as numbers."""
     return Column(title, lambda item: text(value(item)), value, help_text, drop=drop)
 
 
 def measurement(title: str, metric: Callable[[T], MetricValue | None], help_text: str, drop: int = 0) -> Column[T]:
-    """Return a column of numbers with their intervals."""
-
     def value(item: T) -> float | None:
         found = metric(item)
         return found.value if found else None
@@ -77,7 +72,6 @@ def measurement(title: str, metric: Callable[[T], MetricValue | None], help_text
 
 
 def known(columns: Iterable[Column[T]], rows: Iterable[T]) -> tuple[Column[T], ...]:
-    """Return the columns that say something of any row."""
     rows = list(rows)
     return tuple(column for column in columns if any(column.sort(row) is not None for row in rows))
 
@@ -121,7 +115,6 @@ class Section:
 
     @property
     def on_page(self) -> tuple[Table[Any], ...]:
-        """The tables of page and Markdown."""
         return tuple(table for table in self.tables if table.where != "terminal")
 
     @property
@@ -159,7 +152,6 @@ class Report:
 
     @property
     def is_fine(self) -> bool:
-        """Whether everything that was to run did, and rightly."""
         return self.code == 0
 
 
@@ -172,7 +164,6 @@ PROBLEM_COLUMNS: tuple[Column[Problem], ...] = (
 
 
 def terms(names: Iterable[str]) -> tuple[Term, ...]:
-    """Return the named terms in order, each once."""
     return tuple(Term(name=name, text=_TERMS[name]) for name in dict.fromkeys(names))
 
 

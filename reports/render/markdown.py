@@ -13,7 +13,6 @@ _SPECIAL = re.compile(r"([\\`*\[\]|~#])")
 
 
 def render_markdown(report: Report) -> str:
-    """Return a report of one run or of several."""
     is_one = len(report.runs) == 1
     lines = [
         f"# parbench{' ' if is_one else ': '}{escaped(report.name)}",
@@ -41,7 +40,6 @@ def escaped(text: str) -> str:
 
 
 def markdown_table(columns: Sequence[Column[T]], rows: Iterable[T]) -> str:
-    """Return rows as a table, numbers to the right."""
     lines = [
         [escaped(column.title) for column in columns],
         ["---:" if column.number else "---" for column in columns],

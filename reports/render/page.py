@@ -18,7 +18,6 @@ _OF_METHOD = ("sample", "launch", "interval", "noise")
 
 
 def render_page(report: Report) -> str:
-    """Return a report of one run or of several as HTML."""
     return _rendered(
         "page.html.j2",
         title=report.name if len(report.runs) == 1 else "several runs",
@@ -32,7 +31,6 @@ def render_page(report: Report) -> str:
 
 
 def render_refusal(name: str, reason: str) -> str:
-    """Return a page that says why a run cannot be read."""
     return _rendered("refusal.html.j2", title=name, name=name, reason=reason, data=_embedded("{}"))
 
 

@@ -110,7 +110,6 @@ def write_report(runs: Sequence[Path], output: Path) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
-    """Write files under a folder that is made where it is not there; return where they are."""
     for name, content in files.items():
         target = folder / name
         try:

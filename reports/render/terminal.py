@@ -97,7 +97,6 @@ class Sheet:
         return self.width is None or self._console.measure(table).maximum <= self.width
 
     def text(self) -> str:
-        """Return all that was written, without blanks at the ends of lines."""
         return "".join(line.rstrip() + "\n" for line in self._buffer.getvalue().splitlines())
 
 
@@ -125,7 +124,8 @@ def write_table(
 
 def _rich_table(sheet: Sheet, columns: Sequence[Column[T]], rows: Sequence[T]) -> RichTable:
     table = RichTable(box=box.SIMPLE_HEAD if sheet.width else None, pad_edge=False, padding=(0, 2, 0, 0))
-    lines = [[_cell(column.text(row)) for column in columns] for row in rows]
+    told = [[column.text(row) for column in columns] for row in rows]
+    lines = [[Text(cells.visible(text), style=_STYLES.get(text, "")) for text in line] for line in told]
     for i, column in enumerate(columns):
         # a name or a note may take several lines of a terminal, a number may not
         widest = max(len(column.title), *(line[i].cell_len for line in lines))
@@ -134,7 +134,3 @@ def _rich_table(sheet: Sheet, columns: Sequence[Column[T]], rows: Sequence[T]) -
     for line in lines:
         table.add_row(*line)
     return table
-
-
-def _cell(text: str) -> Text:
-    return Text(cells.visible(text), style=_STYLES.get(text, ""))

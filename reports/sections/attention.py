@@ -55,8 +55,6 @@ def _draw(found: Analysis) -> Iterator[Markup]:
 
 
 def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:
-    """Return the columns of context-parallel steps; what no row knows has none."""
-
     def ratio(direction: str) -> Column[Context]:
         told = f"bytes sent {direction} over the closed form's, on the axis where they differ most"
         text = cells.formatted("{:.3f}")
@@ -93,8 +91,6 @@ def _identity(found: Sequence[Context]) -> tuple[Column[Context], ...]:
 
 
 def hop_columns(found: Sequence[Hopped]) -> tuple[Column[Hopped], ...]:
-    """Return the columns of attention's communications, each beside what it takes alone."""
-
     def exposed_part(one: Hopped) -> float | None:
         return one.hop.exposed_seconds / one.hop.comm_seconds if one.hop.comm_seconds else None
 

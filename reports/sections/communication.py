@@ -196,7 +196,6 @@ def _lines(curve: Curve) -> str:
 
 
 def contrast_section(found: Analysis) -> Section | None:
-    """Return what operations cost beside others."""
     tables = tuple(
         Table(
             id=f"contrast-{i}",

@@ -20,7 +20,6 @@ _MOST_LISTED = 16
 
 
 def experts_section(found: Analysis) -> Section | None:
-    """Return the tables of expert-parallel steps."""
     unread = unreadable(found.steps, read_mixture)
     if not found.mixtures and not unread:
         return None
@@ -37,8 +36,6 @@ def experts_section(found: Analysis) -> Section | None:
 
 
 def mixture_columns(found: Sequence[Mixture]) -> tuple[Column[Mixture], ...]:
-    """Return the columns of expert-parallel steps."""
-
     def row_of(one: Mixture) -> Row:
         return one.row
 
@@ -56,7 +53,6 @@ def mixture_columns(found: Sequence[Mixture]) -> tuple[Column[Mixture], ...]:
 
 
 def claims(found: Iterable[Mixture]) -> tuple[str, ...]:
-    """Return what the scopes may be used to claim, each once."""
     return tuple(dict.fromkeys(one.claim for one in found if one.claim))
 
 
@@ -126,8 +122,6 @@ def _loads(mixtures: Sequence[Mixture]) -> Iterator[Table[Share]]:
 
 
 def share_columns(found: Sequence[Share]) -> tuple[Column[Share], ...]:
-    """Return the columns of expert loads, rank by rank."""
-
     def layer(one: Share) -> str:
         is_one = len(one.mixture.layers) == len(one.mixture.facts.expert_load)
         return str(one.layer) if is_one else "all"

@@ -27,7 +27,6 @@ def node_section(found: Analysis) -> Section | None:
 
 
 def node_table(nodes: Nodes) -> Table[str]:
-    """Return a line for each host, its ranks, the switches above it and the cores of its ranks."""
     is_other = nodes.asked and nodes.placement not in (nodes.asked, ONE_EACH)
     asked = f"; {nodes.asked} was asked for" if is_other else ""
     placed = f"Placement of {len(nodes.hosts)} ranks on {len(nodes.names)} nodes: {nodes.placement}{asked}."
@@ -50,7 +49,6 @@ def node_table(nodes: Nodes) -> Table[str]:
 
 
 def _cores(nodes: Nodes, ranks: Sequence[int]) -> str:
-    """Return the cores of a node's ranks: once if they share them."""
     own = {rank: nodes.affinities.get(rank, cells.UNKNOWN) for rank in ranks}
     if len(set(own.values())) == 1:
         return next(iter(own.values()))

@@ -76,7 +76,6 @@ def verdict_words(verdict: Verdict) -> str:
 
 
 def heading(run: Run, summary: Summary) -> str:
-    """Return what was run, where and on what, in a line."""
     plan = run.info.plan
     nodes = sorted({row.world.nodes for row in summary.rows})
     where = f" on {'/'.join(map(str, nodes))} node{'s' * (nodes != [1])}" if nodes else ""
@@ -176,7 +175,6 @@ def _late(rows: Sequence[Row], name: Mapping[str, str]) -> Iterator[str]:
 
 
 def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
-    """Return what a reader of the tables must know, each a sentence."""
     plan = run.info.plan
     shown = [row for row in summary.rows if row.metrics]
     sentences = []

@@ -19,7 +19,6 @@ _count = cells.formatted("{:.4g}")
 
 
 def pipeline_tables(found: Analysis) -> Iterator[Table[Any]]:
-    """Yield the pipelines, and the schedules of each model side by side."""
     if found.pipelines:
         yield Table(
             id="pipelines",

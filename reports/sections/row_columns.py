@@ -29,8 +29,6 @@ def communication_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
 
 
 def case_columns(mode_drop: int = 0, dtype_drop: int = 0) -> tuple[Column[Row], ...]:
-    """Return the columns of an operation's mode, element type and size."""
-
     def size(row: Row) -> int | None:
         found = row.case.params.get("size_bytes")
         return found if isinstance(found, int) else None
@@ -78,13 +76,11 @@ def metric_columns(table: str, rows: Sequence[Row]) -> tuple[Column[Row], ...]:
 
 
 def headline(name: str) -> Column[Row]:
-    """Return the column of how long a row took, with its interval."""
     metric = metric_column(name)
     return measurement(metric.title, lambda row: row.metrics.get(row.headline), metric.help)
 
 
 def quality_columns() -> tuple[Column[Row], ...]:
-    """Return the columns that say how far a row is to be trusted."""
     noise_help = "the worst launch's scatter: stable, fair, noisy, very noisy"
     return (
         metric_column("time_p99", 4, lambda row: row.value(f"{row.headline}_p99")),

@@ -91,7 +91,6 @@ def _run_words(one: One) -> str:
 
 
 def _problems(several: Several) -> Section | None:
-    """Return every case of every run that is wrong, hung or failed, with the reason, which names ranks and hosts."""
     rows = tuple((one, problem) for one in several.runs for problem in bad_rows(one.summary))
     if not rows:
         return None
@@ -127,7 +126,6 @@ def _differences(several: Several) -> Section:
 
 
 def _over_nodes(found: Sequence[OverNodes]) -> Section | None:
-    """Return rates or times at each number of nodes, and the efficiency against the smallest."""
     if not found:
         return None
     notes = [f"The first {MOST_LINES} of each kind are drawn."] if len(found) > MOST_LINES else []
@@ -203,7 +201,6 @@ def _draw_over_nodes(found: Sequence[OverNodes]) -> Iterator[Markup]:
 
 
 def _far(several: Several) -> Section | None:
-    """Return what of each operation's bus bandwidth is left across nodes, run by run, at the largest size of both."""
     rows = tuple((one, found) for one in several.runs for found in largest(kinds(one.shown, one.nodes)))
     if not rows:
         return None
@@ -285,8 +282,6 @@ def _time_of(row: Row | None) -> MetricValue | None:
 
 
 def _side_by_side(names: Sequence[tuple[int, str]]) -> tuple[Column[Beside], ...]:
-    """Return each one's time, then the ratio of all but the first to the first that has the case."""
-
     def time(at: int, name: str) -> Column[Beside]:
         return measurement(name, lambda one: _time_of(one.rows.get(at)), f"time in {name}, with its 95 % interval")
 
@@ -298,7 +293,6 @@ def _side_by_side(names: Sequence[tuple[int, str]]) -> tuple[Column[Beside], ...
 
 
 def _environments(found: Sequence[Environments]) -> Section | None:
-    """Return the times in each environment of a sweep, side by side."""
     if not found:
         return None
     columns: tuple[Column[Environments], ...] = (
