@@ -25,7 +25,6 @@ class Context:
 
     @property
     def ranks(self) -> int:
-        """The ranks that share a sequence."""
         return self.facts.sequence // self.facts.tokens_per_rank
 
     @property
@@ -36,7 +35,6 @@ class Context:
 
     @property
     def is_ring(self) -> bool:
-        """Whether keys and values go round all ranks."""
         return self.facts.method in ("ring", "striped", "zigzag")
 
     @property
@@ -76,13 +74,11 @@ class Hopped:
 
 
 def read_context(row: Row) -> Context | str | None:
-    """Return a row's context-parallel step, None if it is none; why its facts cannot be read, if they cannot.
-
-    The first launch that tells its attention step by step tells it all, else the first that tells anything.
-    """
+    """Return the step, None if it is none; why its facts cannot be read, if they cannot."""
     telling = [record for record in row.measured if Attention.known_by in record.details]
     if not telling:
         return None
+    # the first launch that tells its attention step by step tells it all
     record = next((one for one in telling if one.details.get(AttentionSteps.known_by)), telling[0])
     facts, mesh, steps = read(record, Attention), read(record, Mesh), read(record, AttentionSteps)
     for one in (facts, mesh, steps):
@@ -158,7 +154,6 @@ def _comparison(
 
 
 def verdict(found: Sequence[Context], notes: Sequence[str] = ()) -> str:
-    """Return which method of several at one sequence length is the fastest, and whether its interval stands apart."""
     timed = sorted([(time, one) for one in found if (time := one.row.seconds)], key=lambda pair: pair[0])
     (best, first), (second, next_best), *_ = timed
     where = f"At sequence {first.facts.sequence}, cp = {first.ranks}, {first.facts.mask} mask, on this machine"

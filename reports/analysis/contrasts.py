@@ -36,7 +36,7 @@ class Slowed:
 
 
 def contrasts(rows: Sequence[Row]) -> tuple[tuple[str, str, tuple[Slowed, ...]], ...]:
-    """Return all contrasts that there are: a title, what stands before a load's name, and the rows."""
+    """Return a title, what stands before a load's name, and the rows of each contrast."""
     found = (
         ("Group contention: all groups at once against one alone", "factor ", interference(rows, "concurrent")),
         ("Interference: slow-down beside a load", "beside ", interference(rows)),
@@ -45,10 +45,7 @@ def contrasts(rows: Sequence[Row]) -> tuple[tuple[str, str, tuple[Slowed, ...]],
 
 
 def interference(rows: Sequence[Row], param: str = "background") -> tuple[Slowed, ...]:
-    """Return each row that also ran with the parameter, with the factor by which each value of it makes it slower.
-
-    The values of ``background`` are loads; with ``concurrent`` all groups ran at once.
-    """
+    """Return each row that also ran with the parameter, and what each load, or all groups at once, slow it down by."""
     found = []
     for group in _alike(rows, lambda row: row.case.params.get(param), param):
         alone = group.pop(None, [])
@@ -83,9 +80,8 @@ class Pairs(Alike[tuple[int, int]]):
         return tuple(sorted({rank for pair in self.rows for rank in pair}))
 
     def rate(self, source: int, target: int) -> float | None:
-        """Return bytes per second from one rank to another, None if unknown."""
-        row = self.rows.get((source, target))
-        return row.value("busbw") if row else None
+        """Return bytes per second, None if unknown."""
+        return row.value("busbw") if (row := self.rows.get((source, target))) else None
 
 
 def pairs(rows: Sequence[Row]) -> tuple[Pairs, ...]:
@@ -120,7 +116,6 @@ def grouped(rows: Sequence[Row]) -> tuple[Grouped, ...]:
 
 
 def group_name(row: Row) -> str:
-    """Return a group as people call it: its kind, its ranks where they are known, and whether all ran at once."""
     params, ranks = row.case.params, _group_ranks(row)
     told = ",".join(map(str, ranks)) if ranks else f"member {params.get('group_index', 0)}"
     return f"{params['group']} {told}{f' {TOGETHER}' if params.get('concurrent') else ''}"
@@ -207,7 +202,6 @@ def _kind(row: Row, nodes: Nodes) -> Kind | None:
 
 
 def series_of_kinds(found: Sequence[Kinds]) -> dict[tuple[str, str, str], list[Kinds]]:
-    """Return the operations by name, mode and type, the smallest size first."""
     series: dict[tuple[str, str, str], list[Kinds]] = {(one.name, *one._type): [] for one in found}
     for one in sorted(found, key=lambda one: one.size_bytes or 0):
         series[one.name, *one._type].append(one)
@@ -221,7 +215,6 @@ def largest(found: Sequence[Kinds]) -> tuple[Kinds, ...]:
 
 
 def ratio_words(one: Kinds) -> str:
-    """Return how fast the operation is across nodes beside within one: a sentence with its numbers."""
     far, near = one.standing_for(ACROSS, OVER), one.standing_for(WITHIN)
     assert far is not None
     assert near is not None

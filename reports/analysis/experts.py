@@ -12,10 +12,7 @@ from reports.analysis.summary import Row, readable
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """An expert-parallel step's row with what its first telling launch adds; ``capacity`` None drops nothing.
-
-    Routed experts are dealt out to ``ep`` ranks.
-    """
+    """An expert-parallel step's row with what its first telling launch adds; ``capacity`` None drops nothing."""
 
     row: Row
     facts: Loads
@@ -60,8 +57,7 @@ class Share:
 
 def read_mixture(row: Row) -> Mixture | str | None:
     """Return a row's mixture, None if it tells no loads; why its facts cannot be read, if they cannot."""
-    record = next((one for one in row.measured if Loads.known_by in one.details), None)
-    if record is None:
+    if not (record := next((one for one in row.measured if Loads.known_by in one.details), None)):
         return None
     facts, mesh = read(record, Loads), read(record, Mesh)
     if not isinstance(facts, Loads):
@@ -72,8 +68,7 @@ def read_mixture(row: Row) -> Mixture | str | None:
     for name, loads in (("experts", facts.expert_load), ("ranks", facts.rank_load)):
         if ep < 1 or len(loads[0]) % ep:
             return f"{row.case.label}: its loads cannot be read: {name}({len(loads[0])}) % ep({ep}) != 0."
-    params = row.case.params
-    capacity = params.get("capacity")
+    params, capacity = row.case.params, row.case.params.get("capacity")
     return Mixture(
         row=row,
         facts=facts,
@@ -118,12 +113,10 @@ class Atlas:
     cells: Mapping[tuple[str, Place], Mixture]
 
     def value(self, routing: str, place: Place, name: str) -> float | None:
-        """Return a metric of a cell; ``time`` is its headline."""
         one = self.cells.get((routing, place))
         return None if one is None else one.row.value(one.row.headline if name == "time" else name)
 
     def name_of(self, place: Place) -> str:
-        """Return a place's capacity, with its ranks where places differ in them."""
         capacity, ep = place
         told = "dropless" if capacity is None else f"capacity {capacity:g}"
         return told if len({ranks for _, ranks in self.places}) == 1 else f"{told}, EP {ep}"

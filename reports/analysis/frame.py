@@ -33,10 +33,7 @@ def group_rows(
     without: Iterable[str] = (),
     by: Callable[[T], tuple[object, ...]] = lambda item: (),
 ) -> list[list[T]]:
-    """Return items in groups, in the order of the first of each.
-
-    Those of a group are alike in the case's name, in its parameters but those ``without``, and in what ``by`` says.
-    """
+    """Return items alike in their case's name, its parameters but those ``without``, and in what ``by`` says."""
     import pandas as pd
 
     items, left_out = list(items), set(without)
@@ -109,10 +106,7 @@ def samples_frame(runs: Runs) -> "pd.DataFrame":
 
 
 def rank_samples_frame(runs: Runs) -> "pd.DataFrame":
-    """Return a row for each iteration and rank of each measured launch whose ``samples/*.npz`` is there.
-
-    ``UserError`` if one is damaged, or none is there.
-    """
+    """Return a row for each iteration and rank of each launch with samples; ``UserError`` if damaged, or none."""
     import pandas as pd
 
     launches, measured = _launches(runs)

@@ -14,10 +14,7 @@ AXES = ("size_bytes", "dtype", "mode")
 
 
 def operation(case: Case, without: Iterable[str] = ()) -> str:
-    """Return a communication's name without its kind, with the parameters that have no column: ``broadcast root=1``.
-
-    Those of ``without`` stand elsewhere.
-    """
+    """Return a communication's name without its kind, with the parameters that have no column: ``broadcast root=1``."""
     return _with(case.name.partition(".")[2] or case.name, case, case.params.keys() - {*AXES, *without})
 
 
@@ -37,10 +34,7 @@ def short_labels(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def differences(rows: Sequence[Row], without: Iterable[str] = ()) -> dict[str, str]:
-    """Return by case id the parameters in which cases of its name differ: ``split=3+1``, or empty.
-
-    Those named and those without a value are left out; cases that differ in nothing else share their text.
-    """
+    """Return by case id the parameters, but those ``without``, in which cases of its name differ: ``split=3+1``."""
     differing, found = _differing(rows), {}
     for row in rows:
         left_out = {*without, *(name for name, value in row.case.params.items() if value == "")}
@@ -93,10 +87,7 @@ def environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
 
 
 def row_facts(row: Row) -> list[Fact]:
-    """Return all that is known of a row and has no column, from its parameters to every metric's method.
-
-    Of several launches each one's headline is told, as far as there is room, and how its environment differed.
-    """
+    """Return all that is known of a row and has no column, from its parameters to every metric's method."""
     metrics = ((name, one, f" ({one.method})" if one.method else "") for name, one in row.metrics.items())
     name, launches = row.headline, row.measured[:_MOST_LAUNCHES] if len(row.measured) > 1 else ()
     left = len(row.measured) - _MOST_LAUNCHES

@@ -29,7 +29,6 @@ class OverNodes:
     repeats: int
 
     def shown(self, nodes: int) -> float | None:
-        """Return the bus bandwidth of an operation, the time of a step."""
         row = self.scaled.rows.get(nodes)
         return row.value("busbw" if row.is_communication else row.headline) if row else None
 
@@ -44,19 +43,13 @@ class Environments:
     beside: Beside
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Placed:
-    row: Row
-    layout: Layout
-
-
 def over_nodes(several: Several) -> tuple[OverNodes, ...]:
     """Return the cases that ran on two numbers of nodes or more; of repeats, the one with the median rate counts."""
     series = []
-    for placed in group_rows(_placed(several), lambda one: one.row.case):
-        for layout in dict.fromkeys(one.layout for one in placed):
+    for placed in group_rows(_placed(several), lambda one: one[0].case):
+        for layout in dict.fromkeys(layout for _, layout in placed):
             # what needs no placement, such as a single node, is in the series of each
-            kept = [one.row for one in placed if one.layout in (layout, replace(layout, placement=""))]
+            kept = [row for row, found in placed if found in (layout, replace(layout, placement=""))]
             series += [(layout, dict(sorted(of.items()))) for of in pivot_rows([kept], lambda row: row.world.nodes)]
     labels = _labels([(next(iter(of.values()))[0], layout) for layout, of in series])
     return tuple(
@@ -73,18 +66,16 @@ def over_nodes(several: Several) -> tuple[OverNodes, ...]:
 def environments(several: Several) -> tuple[Environments, ...]:
     """Return the cases that ran in two environments of a sweep or more, all else alike."""
     names = tuple(dict.fromkeys(one.point.environment for one in several.runs if one.point and one.point.environment))
-    placed = [one for one in _placed(several) if one.layout.environment in names]
-    cases = [one.row.case.id for one in placed]
+    placed = [(row, layout) for row, layout in _placed(several) if layout.environment in names]
+    cases = [row.case.id for row, _ in placed]
     groups = group_rows(
-        sorted(placed, key=lambda one: (cases.index(one.row.case.id), one.row.world.nodes)),
-        lambda one: one.row.case,
-        by=lambda one: (replace(one.layout, environment=""), one.row.world.nodes),
+        sorted(placed, key=lambda one: (cases.index(one[0].case.id), one[0].world.nodes)),
+        lambda one: one[0].case,
+        by=lambda one: (replace(one[1], environment=""), one[0].world.nodes),
     )
-    alike = pivot_rows(groups, lambda one: names.index(one.layout.environment))
-    found = [
-        Beside(rows={i: _median_row([one.row for one in of]) for i, of in sorted(group.items())}) for group in alike
-    ]
-    layouts = [replace(next(iter(group.values()))[0].layout, environment="") for group in alike]
+    alike = pivot_rows(groups, lambda one: names.index(one[1].environment))
+    found = [Beside(rows={i: _median_row([row for row, _ in of]) for i, of in sorted(one.items())}) for one in alike]
+    layouts = [replace(next(iter(group.values()))[0][1], environment="") for group in alike]
     labels = _labels([(beside.first, layout) for beside, layout in zip(found, layouts, strict=True)])
     return tuple(
         Environments(label=label, nodes=beside.first.world.nodes, names=names, beside=beside)
@@ -107,18 +98,15 @@ def layout_of(one: One, row: Row) -> Layout:
     return Layout(ranks_per_node=each, placement=placement, environment=environment)
 
 
-def _placed(several: Several) -> list[_Placed]:
-    """Return the rows of all runs in their layouts: of a point that ran twice, its last run counts.
-
-    Rows of an unknown number of nodes, 0, which an imported file may not tell, have no place.
-    """
-    found: dict[object, _Placed] = {}
+def _placed(several: Several) -> list[tuple[Row, Layout]]:
+    """Return the rows of all runs in their layouts: of a point that ran twice, its last run counts."""
+    found: dict[object, tuple[Row, Layout]] = {}
     for one in several.runs:
         for row in one.shown:
+            # an imported file may not tell the nodes, which are 0 then
             if "group" not in row.case.params and row.world.nodes:
-                placed = _Placed(row=row, layout=layout_of(one, row))
-                repeat = one.point.id if one.point else one.number
-                found[row.case.id, placed.layout, row.world.nodes, repeat] = placed
+                layout, repeat = layout_of(one, row), one.point.id if one.point else one.number
+                found[row.case.id, layout, row.world.nodes, repeat] = row, layout
     return list(found.values())
 
 

@@ -47,10 +47,7 @@ class Pipeline:
 
 
 def read_pipeline(row: Row) -> Pipeline | str | None:
-    """Return a row's pipeline, None if it is no pipeline step; why its facts cannot be read, if they cannot.
-
-    The first launch with a measured timeline tells it, else the first that has any facts.
-    """
+    """Return a row's pipeline, None if it is no pipeline step; why its facts cannot be read, if they cannot."""
     told = [(record.launch, one) for record in row.measured if (one := details.read(record, details.Pipeline))]
     if not told:
         return None
@@ -97,10 +94,7 @@ class Comparison:
 
 
 def schedule_labels(found: Sequence[Pipeline]) -> dict[str, str]:
-    """Return by case id the schedule, with what else tells cases apart beyond ranks, microbatches and chunks.
-
-    Where that leaves two alike in all that a table shows, such as orders of the user's own, their ids follow.
-    """
+    """Return by case id the schedule with what tells cases apart; with ids where two look alike in tables."""
     others = differences([one.row for one in found], _OF_SCHEDULE)
     shown = {}
     for one in found:
@@ -113,8 +107,7 @@ def schedule_labels(found: Sequence[Pipeline]) -> dict[str, str]:
 def comparisons(found: Sequence[Pipeline]) -> tuple[Comparison, ...]:
     """Return the schedules of each model, ranks and microbatches, wherever there are two to compare.
 
-    The first step of a group gives the simulations; a measured step takes the place of its own schedule's. They stand
-    by step time, then those whose time is unknown, then those that cannot run.
+    They stand by step time, then those whose time is unknown, then those that cannot run.
     """
     models, compared = differences([one.row for one in found], _OF_STAGES), []
     ranks = attrgetter("facts.ranks", "facts.microbatches")

@@ -25,41 +25,26 @@ class Problem:
 
 
 def bad_rows(summary: Summary) -> tuple[Problem, ...]:
-    """Return the rows that are not ok, with how many launches ended so."""
     return tuple(_bad(row) for row in summary.rows if row.status not in ("ok", "skipped"))
 
 
 def not_measured(summary: Summary) -> tuple[Problem, ...]:
-    """Return what was left out: skipped by the plan or by a launch, or without a record.
-
-    The latter has one line for a name: after an interruption nearly every case would have its own.
-    """
-    plan, words = summary.skipped, "no record: the run ended before"
-    planned = [Problem(case=one.case.label, status="skipped", launches="all", reason=one.reason) for one in plan]
-    skipped = [_bad(row) for row in summary.rows if row.status == "skipped"]
-    names = dict.fromkeys(one.case.name for one in summary.missing)
-    groups = {name: [one for one in summary.missing if one.case.name == name] for name in names}
-    missing = [
-        Problem(
-            case=group[0].case.label if len(group) == 1 else f"{name} ({len(group)} cases)",
-            status="not measured",
-            launches=f"{sum(one.launches for one in group)}/{sum(one.planned for one in group)}",
-            reason=words,
-        )
-        for name, group in groups.items()
-    ]
-    return (*planned, *skipped, *missing)
+    """Return what was skipped by the plan or by a launch, or is without a record: nearly all, so one line a name."""
+    plan, reason = summary.skipped, "no record: the run ended before"
+    found = [Problem(case=one.case.label, status="skipped", launches="all", reason=one.reason) for one in plan]
+    found += [_bad(row) for row in summary.rows if row.status == "skipped"]
+    for name in dict.fromkeys(one.case.name for one in summary.missing):
+        group = [one for one in summary.missing if one.case.name == name]
+        case = group[0].case.label if len(group) == 1 else f"{name} ({len(group)} cases)"
+        launches = f"{sum(one.launches for one in group)}/{sum(one.planned for one in group)}"
+        found.append(Problem(case=case, status="not measured", launches=launches, reason=reason))
+    return tuple(found)
 
 
 def _bad(row: Row) -> Problem:
-    launches = sum(record.status == row.status for record in row.records)
-    return Problem(
-        case=row.case.label,
-        status=row.status,
-        launches=f"{launches}/{row.planned}",
-        reason="; ".join(row.reasons) or "no reason was recorded",
-        row=row,
-    )
+    launches = f"{sum(record.status == row.status for record in row.records)}/{row.planned}"
+    reason = "; ".join(row.reasons) or "no reason was recorded"
+    return Problem(case=row.case.label, status=row.status, launches=launches, reason=reason, row=row)
 
 
 def warnings_of(run: Run) -> tuple[str, ...]:
@@ -88,7 +73,6 @@ def is_written(path: Path) -> bool:
 
 
 def write_whole(target: Path, content: bytes) -> None:
-    """Write a file whole or not at all; ``UserError`` if it cannot be written."""
     with writing(target):
         replace_file(target, content)
 
@@ -102,7 +86,6 @@ def emulations(run: Run) -> tuple[str, ...]:
 
 
 def other_claims(run: Run) -> tuple[str, ...]:
-    """Return what else no row of the run can claim, as its plan says."""
     return tuple(note for note in run.info.plan.notes if not note.startswith(EMULATED))
 
 

@@ -59,7 +59,6 @@ class Nodes:
         return BLOCK if list(self.hosts) == sorted(self.hosts, key=names.index) else UNEVEN
 
     def distance(self, a: int, b: int) -> str:
-        """Return how near two ranks are; switches are told apart only where the run knows of any."""
         if self.hosts[a] == self.hosts[b]:
             return WITHIN
         one, other = self.switches.get(self.hosts[a]), self.switches.get(self.hosts[b])
@@ -93,7 +92,6 @@ def nodes_of(run: Run) -> Nodes | None:
 
 
 def _of_ranks(environment: Mapping[str, Any]) -> dict[int, Any]:
-    """Return what each rank has of its own, as a record tells."""
     own = {name.removeprefix("rank "): part for name, part in environment.items() if name.startswith("rank ")}
     return {int(number): part for number, part in own.items() if number.isdecimal()}
 

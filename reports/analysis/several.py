@@ -97,10 +97,7 @@ class Beside(Alike[int]):
 
 @dataclass(frozen=True, kw_only=True)
 class Several:
-    """Runs in the order in which they were given, and in what they differ.
-
-    ``lacking`` are sentences on what should be here and is not, such as a point of a sweep without a run.
-    """
+    """Runs in the order in which they were given, in what they differ, and sentences on what is ``lacking``."""
 
     runs: tuple[One, ...]
     differences: tuple[Difference, ...]
@@ -150,11 +147,16 @@ def several(
     """Return the runs, numbered from 1, with their differences; ``points`` are those that they measured, if any."""
     numbered = enumerate(zip_longest(runs, points), start=1)
     ones = tuple(One(number=i, run=run, summary=summary, point=point) for i, ((run, summary), point) in numbered)
-    facts = [_facts(one.run) for one in ones]
+    facts = []
+    for info in (run.info for run, _ in runs):
+        plan = {name: getattr(info.plan, name) for name in ("preset", "nproc", "backend", "device", "launches")}
+        told = dict(flatten({"plan": plan, "host": info.host, "parbench": info.parbench}))
+        told |= {f"environment.{name}": text for name, text in environment_facts(info.environment or {})}
+        facts.append({name: text for name, text in told.items() if name.rpartition(".")[2] not in _OF_EVERY_RUN})
     names = dict.fromkeys(name for one in facts for name in one)
-    told = {name: tuple(one.get(name, "-") for one in facts) for name in names}
-    told |= {f"{case} {name}": texts for (case, name), texts in _varying(ones).items()}
-    different = (Difference(name=name, texts=texts) for name, texts in told.items() if len(set(texts)) > 1)
+    texts = {name: tuple(one.get(name, "-") for one in facts) for name in names}
+    texts |= {f"{case} {name}": values for (case, name), values in _varying(ones).items()}
+    different = (Difference(name=name, texts=values) for name, values in texts.items() if len(set(values)) > 1)
     return Several(runs=ones, differences=tuple(different), lacking=tuple(lacking))
 
 
@@ -171,13 +173,6 @@ def beside(several: Several) -> tuple[Beside, ...]:
     return tuple(Beside(rows={number: rows[-1][1] for number, rows in one.items()}) for one in found)
 
 
-def _facts(run: Run) -> dict[str, str]:
-    plan = {name: getattr(run.info.plan, name) for name in ("preset", "nproc", "backend", "device", "launches")}
-    facts = dict(flatten({"plan": plan, "host": run.info.host, "parbench": run.info.parbench}))
-    facts |= {f"environment.{name}": text for name, text in environment_facts(run.info.environment or {})}
-    return {name: text for name, text in facts.items() if name.rpartition(".")[2] not in _OF_EVERY_RUN}
-
-
 def _varying(runs: Sequence[One]) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return by case name and parameter each run's value, where every run has one value throughout and they differ."""
     values: dict[tuple[str, str], dict[tuple[int, str], None]] = {}
@@ -191,10 +186,9 @@ def _varying(runs: Sequence[One]) -> dict[tuple[str, str], tuple[str, ...]]:
 
 
 def gather(paths: Sequence[Path], *, whole: bool = False) -> Several:
-    """Return the runs in these folders, a sweep's in the order of its points.
+    """Return the runs in these folders, a sweep's in the order of its points; ``UserError`` where there is none.
 
-    ``UserError`` where a folder is neither a run nor a sweep, or where there is no run at all; a run of a sweep that
-    cannot be read, or any run unless ``whole``, is told in what is lacking.
+    A run of a sweep that cannot be read, or any run unless ``whole``, is told in what is lacking.
     """
     folders: list[tuple[Path, Point | None, bool]] = []
     sweeps = {path: load_sweep(path).points for path in paths if is_sweep(path)}
@@ -222,10 +216,7 @@ def gather(paths: Sequence[Path], *, whole: bool = False) -> Several:
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[tuple[Run, str | None]]:
-    """Return the runs of these folders, each a run's, a sweep's, or one that holds runs; in a sweep also the point.
-
-    ``UserError`` where one is none of them; what is lacking in a sweep is a warning.
-    """
+    """Return the runs of folders that are or hold runs, or are sweeps, with points; what is lacking is a warning."""
     folders: dict[Path, None] = {}
     for path in map(Path, paths):
         inside = [] if (path / "run.json").exists() or is_sweep(path) else sorted(path.glob("*/run.json"))
@@ -241,7 +232,6 @@ def is_sweep(path: Path) -> bool:
 
 
 def load_sweep(folder: Path) -> Sweep:
-    """Return the sweep of a folder; ``UserError`` if its file is not what parbench wrote."""
     with reading(folder / SWEEP):
         return msgspec.json.decode((folder / SWEEP).read_bytes(), type=Sweep)
 
@@ -265,8 +255,7 @@ class Scaled(Beside):
 
     def rate(self, ranks: int) -> float | None:
         """Return tokens a second of a step, bytes a second of bus bandwidth, else cases a second."""
-        row = self.rows.get(ranks)
-        if row is None:
+        if not (row := self.rows.get(ranks)):
             return None
         known = row.value("busbw" if row.is_communication else "tokens_per_second")
         return known or (1 / row.seconds if row.seconds and not row.is_communication else None)

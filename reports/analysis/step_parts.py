@@ -25,7 +25,6 @@ class MemoryLine:
 
 
 def by_axis(row: Row, name: str) -> dict[str, float | None]:
-    """Return the values of a metric that exists once for each axis of the mesh."""
     prefix = f"{name}."
     return {key.removeprefix(prefix): metric.value for key, metric in row.metrics.items() if key.startswith(prefix)}
 
@@ -43,7 +42,6 @@ def furthest_from_one(ratios: Mapping[str, float | None]) -> tuple[str, float] |
 
 
 def exposed_seconds(row: Row) -> float | None:
-    """Return the communication that no computation hides, over all axes; None if that of any axis is unknown."""
     return total(by_axis(row, "exposed_comm").values())
 
 
@@ -72,7 +70,6 @@ def state_bytes(row: Row) -> float | None:
 
 
 def broken_down(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Return the rows that know where their time went: what they compute, and the rest beside it."""
     return tuple(row for row in rows if row.value("compute") is not None)
 
 
@@ -85,10 +82,7 @@ def memory_lines(rows: Sequence[Row]) -> tuple[MemoryLine, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Seconds of one step's communication by axis; an axis with an operation that has no curve is not in it.
-
-    ``missing`` names those operations, ``extrapolated`` the calls whose size lies beyond those measured.
-    """
+    """Seconds of a step's communication by axis, those whose operations have a curve; others are ``missing``."""
 
     seconds_by_axis: Mapping[str, float]
     missing: tuple[str, ...] = ()
@@ -138,10 +132,7 @@ def calls_of(row: Row) -> tuple[Calls, ...] | None:
 
 
 def _curves_for(call: Calls, row: Row, curves: Sequence[Curve]) -> list[Curve]:
-    """Return the curves of the call's operation on as many ranks: of whole worlds if there are any, else of groups.
-
-    Of groups, those that all communicate at once come first: so do the groups of a mesh's axis.
-    """
+    """Return the operation's curves of whole worlds, else of all groups at once as on a mesh's axis, else of groups."""
     alike = []
     for curve in curves:
         first = curve.rows[0]

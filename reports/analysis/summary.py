@@ -17,15 +17,13 @@ WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
 NOISIEST_FIRST: tuple[Grade, ...] = ("very noisy", "noisy", "fair", "stable")
 T = TypeVar("T")
 K = TypeVar("K")
-COMMUNICATION = ("collective", "p2p", "memory")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A case over all launches; ``metrics`` is empty where a result was wrong, for that has no time.
 
-    ``launches`` counts those that measured it, out of ``planned``; ``stops`` and ``steady`` are counted by launch.
-    ``records`` are the row's sources, one a launch.
+    ``launches`` of those ``planned`` measured it; ``stops`` and ``steady`` are counted by launch.
     """
 
     case: Case
@@ -49,12 +47,10 @@ class Row:
 
     @property
     def is_communication(self) -> bool:
-        """Whether this moves data, as a collective, point-to-point or in memory, and is no step."""
-        return self.kind in COMMUNICATION
+        return self.kind in ("collective", "p2p", "memory")
 
     @property
     def headline(self) -> str:
-        """The name of the metric that says how long the case took."""
         usual, other = ("time", "step_time") if self.is_communication else ("step_time", "time")
         return other if other in self.metrics and usual not in self.metrics else usual
 
@@ -94,10 +90,7 @@ class Missing:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Rows by status, cases that the plan skipped, and planned measurements without a record; ``code`` is the exit's.
-
-    ``planned`` counts cases times launches.
-    """
+    """Rows by status, skipped cases, ``planned`` cases times launches and those ``missing``; ``code`` is the exit's."""
 
     counts: Mapping[Status, int]
     skipped: int
@@ -217,7 +210,6 @@ def _gathered(mappings: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
 
 
 def merge_metrics(launches: Sequence[Mapping[str, MetricValue]]) -> dict[str, MetricValue]:
-    """Return each metric over the launches that have it, in the order in which they first appear."""
     return {name: _merge(name, metrics) for name, metrics in _gathered(launches).items()}
 
 

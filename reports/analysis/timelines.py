@@ -58,7 +58,6 @@ def traced_steps(run: Run, rows: Iterable[Row]) -> tuple[Traced, ...]:
 
 
 def busy_ranks(traced: Sequence[Traced]) -> tuple[Busy, ...]:
-    """Return a line for each rank of each step that can be drawn."""
     found, drawn = [], [(one, rank) for one in traced if one.timeline for rank in one.timeline.ranks]
     for one, rank in drawn:
         streams, phases = by_stream(rank), defaultdict[str, float](float)
@@ -135,7 +134,6 @@ def late_rows(run: Run, rows: Iterable[Row]) -> tuple[Late, ...]:
 
 
 def _lateness(run: Run, row: Row) -> dict[int, float]:
-    """Return the median lateness of each rank of which samples can be read."""
     launches = defaultdict[int, list[float]](list)
     for record in row.measured:
         try:

@@ -59,12 +59,12 @@ def _draw_step(axes: Axes, place: int, row: Row) -> list[float]:
 
 
 def draw_breakdown(rows: Sequence[Row]) -> Figure | None:
-    """Return a bar for each traced step, stacked of its known parts; None where none is above zero."""
-    return _draw_stacks(rows, {row.case.id: parts(row) for row in broken_down(rows)}, "time of a traced step")
+    return _draw_stacks(
+        rows, {row.case.id: parts(row) for row in broken_down(rows)}, "time of a traced step", cells.duration
+    )
 
 
 def draw_memory(rows: Sequence[Row]) -> Figure | None:
-    """Return a bar for each step, stacked of the components whose memory was measured; None where there are none."""
     stacks: dict[str, dict[str, float]] = {}
     for line in memory_lines(rows):
         stacks.setdefault(line.row.case.id, {})[line.component] = line.num_bytes("memory") or 0.0
@@ -72,10 +72,7 @@ def draw_memory(rows: Sequence[Row]) -> Figure | None:
 
 
 def _draw_stacks(
-    rows: Sequence[Row],
-    stacks: Mapping[str, Mapping[str, float]],
-    quantity: str,
-    words: Callable[[float], str] = cells.duration,
+    rows: Sequence[Row], stacks: Mapping[str, Mapping[str, float]], quantity: str, words: Callable[[float], str]
 ) -> Figure | None:
     """Draw a bar for each row whose stack has a part above zero, by case id; parts have shares where there is room."""
     from matplotlib.patches import Rectangle
@@ -89,8 +86,7 @@ def _draw_stacks(
     # in an order that all bars share: computing first, then every axis, copy and idle last
     shown.sort(key=lambda part: (part != "compute", part == "idle", part == "copy"))
     longest = max(sum(stack.values()) for stack in bars.values())
-    labels = short_labels(rows)
-    handles = []
+    labels, handles = short_labels(rows), []
     with plot.canvas(5.2, 1.4 + 0.5 * len(bars)) as (figure, [axes]):
         for i, part in enumerate(shown):
             style: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "alpha": 0.55, "linewidth": 0}

@@ -95,7 +95,6 @@ class _Chart:
 
 MOST_RANKS = 8
 _LANE, _BAR, _GAP, _LETTER = 15.0, 11.0, 6.0, 5.6
-_PHASE_STYLE = "fill:var(--faint);stroke:var(--muted);stroke-width:.5"
 _STREAMS = {COMPUTE: "var(--series-0)", COPY: "var(--series-4)"}
 _COMM = ("var(--series-1)", "var(--series-3)", "var(--series-2)", "var(--series-6)")
 
@@ -126,13 +125,11 @@ def view_of(timeline: Timeline, most_boxes: int = 4000) -> View:
 
 
 def timeline_words(timeline: Timeline, view: View) -> str:
-    """Return what the picture shows, on which clock, and what it leaves out."""
     clock = f"{timeline.clock}, right within {cells.duration(timeline.uncertainty_seconds)}"
     return f"One traced step on one clock ({clock}), {cells.duration(_extent(timeline)[1] / 1e6)} long. {view.note}"
 
 
 def timeline_svg(timeline: Timeline, view: View, *, name: str, title: str) -> str:
-    """Return one traced step as an ``<svg>`` element, each rank's streams below each other; ``name`` begins its ids."""
     start, span = _extent(timeline)
     chart = _Chart(130.0, 10, span, start)
     for rank in view.ranks:
@@ -144,17 +141,18 @@ def timeline_svg(timeline: Timeline, view: View, *, name: str, title: str) -> st
             chart.text(chart.left - 6, middle, stream_words(stream), _END)
             if stream == PHASE:
                 # one by one, with their names where there is room
+                style = "fill:var(--faint);stroke:var(--muted);stroke-width:.5"
                 for one in intervals:
                     told = f"{one.name}: {cells.duration((one.stop_us - one.start_us) / 1e6)}"
                     phase = Box(kind=PHASE, start=one.start_us, stop=one.stop_us)
-                    chart.boxes([(middle, phase)], _BAR, _PHASE_STYLE, told)
+                    chart.boxes([(middle, phase)], _BAR, style, told)
                     if len(one.name) * _LETTER < (one.stop_us - one.start_us) * chart.scale:
                         chart.text(chart.x((one.start_us + one.stop_us) / 2), middle, one.name, _MIDDLE)
             else:
                 color = _STREAMS.get(stream) or _COMM[comm.index(stream) % len(_COMM)]
                 told = f"{stream_words(stream)}: {cells.duration(covered_us(intervals) / 1e6)}"
-                boxes = [(middle, box) for box in _stream_boxes(intervals, view.gap_us)]
-                chart.boxes(boxes, _BAR, f"fill:{color}", told)
+                boxes = _stream_boxes(intervals, view.gap_us)
+                chart.boxes([(middle, box) for box in boxes], _BAR, f"fill:{color}", told)
             chart.top += _LANE
         chart.top += _GAP if streams else _LANE
     return chart.svg("the first rank began", timeline_words(timeline, view), name=name, title=title)
@@ -191,10 +189,7 @@ _MOST_TEXTS, _BOXES_OF_TEXT, _MOST_NAMED_RANKS = 400, 3, 16
 
 @dataclass(frozen=True, kw_only=True)
 class Detail:
-    """How much a chart of so many actions can show: neighbours closer than ``gap`` microseconds stand as one.
-
-    ``mixed`` says that they do so even if they differ in kind. A gap of zero draws every action.
-    """
+    """Neighbours closer than ``gap`` microseconds stand as one, if ``mixed`` also of different kinds; 0 draws all."""
 
     gap: float
     mixed: bool
@@ -203,11 +198,7 @@ class Detail:
 
 
 def detail_of(pipeline: Pipeline, most_boxes: int = 6000) -> Detail:
-    """Return the finest detail that needs no more boxes than ``most_boxes``, the same for both timelines.
-
-    First every action, then neighbours of one kind as one where their gap is narrower than a pixel, then neighbours of
-    any kind, across wider and wider gaps.
-    """
+    """Return the finest detail that needs no more boxes than ``most_boxes``, the same for both timelines."""
     shown = [one for one in (pipeline.facts.predicted, pipeline.facts.measured) if one]
     num_actions = sum(len(actions) for one in shown for actions in one)
     if num_actions + len(pipeline.facts.idle or ()) <= most_boxes:
@@ -215,52 +206,36 @@ def detail_of(pipeline: Pipeline, most_boxes: int = 6000) -> Detail:
         note = "" if numbered else f"Numbers of microbatches are left out of {num_actions} actions."
         return Detail(gap=0.0, mixed=False, numbered=numbered, note=note)
 
-    def coarser(gap: float, *, mixed: bool) -> Detail:
+    # neighbours of one kind whose gap is narrower than a pixel, then those of any kind across wider and wider gaps
+    for mixed, factor in ((False, 1), *((True, 2**i) for i in range(10))):
+        gap = max(map(_last, shown), default=1) / 720 * factor
         alike = f"neighbours of {'any' if mixed else 'one'} kind less than {cells.duration(gap / 1e6)} apart"
         note = f"Of {num_actions} actions, {alike} are drawn as one, and shorter idle times not at all."
-        return Detail(gap=gap, mixed=mixed, numbered=False, note=note)
-
-    def num_boxes(detail: Detail) -> int:
-        return sum(len(boxes_of(pipeline, one, detail)) for one in shown) + len(idle_boxes(pipeline, detail))
-
-    last = max(map(_last, shown), default=1)
-    gap = last / 720
-    detail = coarser(gap, mixed=False)
-    while gap < last and num_boxes(detail) > most_boxes:
-        detail = coarser(gap, mixed=True)
-        gap *= 2
+        detail = Detail(gap=gap, mixed=mixed, numbered=False, note=note)
+        drawn = [*idle_boxes(pipeline, detail), *(box for one in shown for box in boxes_of(pipeline, one, detail))]
+        if len(drawn) <= most_boxes:
+            break
     return detail
 
 
 def boxes_of(pipeline: Pipeline, timeline: Actions, detail: Detail) -> list[Box]:
     found = []
     for rank, (ran, stages) in enumerate(zip(timeline, pipeline.facts.stages_by_rank, strict=True)):
-        boxes = (
-            Box(
-                rank=rank,
-                kind=_MIXED if detail.mixed else one.action.kind,
-                chunk=0 if detail.mixed else stages.index(one.action.stage),
-                start=one.start_us,
-                stop=one.stop_us,
-                text=f"{one.action.kind}{one.action.microbatch}",
-            )
-            for one in ran
-        )
+        boxes = []
+        for one in ran:
+            kind, chunk = (_MIXED, 0) if detail.mixed else (one.action.kind, stages.index(one.action.stage))
+            text = f"{one.action.kind}{one.action.microbatch}"
+            boxes.append(Box(rank=rank, kind=kind, chunk=chunk, start=one.start_us, stop=one.stop_us, text=text))
         found += joined(boxes, detail.gap)
     return found
 
 
 def idle_boxes(pipeline: Pipeline, detail: Detail) -> list[Box]:
-    """Return the idle times that the detail can show, as boxes whose kind is the cause."""
-    return [
-        Box(rank=one.rank, kind=one.cause, start=one.start_us, stop=one.stop_us)
-        for one in pipeline.facts.idle or ()
-        if one.stop_us - one.start_us > detail.gap
-    ]
+    shown = [one for one in pipeline.facts.idle or () if one.stop_us - one.start_us > detail.gap]
+    return [Box(rank=one.rank, kind=one.cause, start=one.start_us, stop=one.stop_us) for one in shown]
 
 
 def gantt_words(pipeline: Pipeline, detail: Detail) -> str:
-    """Return what the chart shows, and what it leaves out."""
     predicted = "Above, the schedule simulated with this step's mean time of each kind and no latency; below, "
     causes = ", each gap in the colour of its cause" if pipeline.facts.idle else ""
     told = f"{predicted if pipeline.facts.predicted else ''}what launch {pipeline.launch + 1} measured{causes}."
@@ -268,10 +243,7 @@ def gantt_words(pipeline: Pipeline, detail: Detail) -> str:
 
 
 def gantt_svg(pipeline: Pipeline, detail: Detail, *, name: str, title: str) -> str:
-    """Return the predicted timeline above the measured one, with what left ranks idle, as an ``<svg>`` element.
-
-    Empty without a measured timeline; ``name`` begins its ids.
-    """
+    """Return the predicted timeline above the measured one, empty without that; ``name`` begins the ids."""
     facts = pipeline.facts
     if not facts.measured:
         return ""
@@ -304,7 +276,6 @@ def gantt_svg(pipeline: Pipeline, detail: Detail, *, name: str, title: str) -> s
 
 
 def _draw_legend(chart: _Chart, kinds: set[str], chunks: int) -> None:
-    """Explain each kind and cause by a swatch as high, of its line, as it is of a row, and chunks by their shades."""
     shown = [(words, share, _style(kind)) for kind, (words, _, share) in _LOOKS.items() if kind in kinds]
     if shown and chunks > 1 and _MIXED not in kinds:
         first = next(kind for kind in _LOOKS if kind in kinds)

@@ -24,11 +24,7 @@ _MAX_HOSTS, _HOST_LETTERS, _MAX_LEVEL = 16, 12, 4
 
 
 def draw_pairs(matrix: Pairs, nodes: Nodes | None = None) -> Figure | None:
-    """Return bus bandwidth from rank to rank as a heat map, with numbers if there is room; None if all is unknown.
-
-    With ``nodes`` the ranks of a host stand side by side, with lines between hosts, and thick ones between switches:
-    the slowest link stands out as the palest.
-    """
+    """Return bus bandwidth from rank to rank, with ``nodes`` host by host; None if all is unknown."""
     ranks = nodes.ordered(matrix.ranks) if nodes else matrix.ranks
     rates = [[matrix.rate(source, target) for target in ranks] for source in ranks]
     fastest = max((rate or 0.0 for row in rates for rate in row), default=0.0)
@@ -68,10 +64,7 @@ def _part_hosts(axes: Axes, hosts: Sequence[str], nodes: Nodes) -> None:
 
 
 def draw_arrivals(strips: Sequence[tuple[str, Mapping[int, float]]]) -> Figure | None:
-    """Return a strip for each case, a cell for each rank, the fuller the later it arrives; None if no rank is known.
-
-    Each strip is scaled by its own latest rank, which is what it names.
-    """
+    """Return a strip for each case, scaled by its own latest rank; None if no rank is known."""
     known = [(label, late) for label, late in strips if late]
     if not known:
         return None
@@ -114,10 +107,7 @@ def _cell(atlas: Atlas, cell: tuple[str, Place], name: str, most: float) -> plot
 
 
 def draw_loads(found: Sequence[Mixture]) -> Figure | None:
-    """Return a strip of experts for each step and layer, rank by rank, the fuller of colour the more tokens chose it.
-
-    Colours are shares of the mean load times three: what has three times its share or more is full.
-    """
+    """Return a strip of experts for each step and layer, rank by rank: three times the mean share is full."""
     labels = short_labels([one.row for one in found])
     strips = [
         (f"{labels[one.row.case.id]}{f' layer {layer}' if len(one.layers) > 1 else ''}", one.ep, load)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Quantity = Literal["busbw", "time"]
 # a label, and its values by number of nodes or by size
 Line = tuple[str, dict[int, float]]
 _FIT_STYLE: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 0.8}
@@ -30,13 +29,12 @@ _FIT_STEPS = 24
 
 
 def draw_curves(
-    rows: Sequence[Row], quantity: Quantity, curves: Sequence[Curve] = (), ceiling: Ceiling | None = None
+    rows: Sequence[Row],
+    quantity: Literal["busbw", "time"],
+    curves: Sequence[Curve] = (),
+    ceiling: Ceiling | None = None,
 ) -> Figure | None:
-    """Return a quantity against size on log axes, a line for each operation with its interval as a band.
-
-    Fits of the same rows are thin dashed lines of time, a ceiling a level line of bus bandwidth. None if no row
-    has size and quantity above zero: a log axis shows nothing else.
-    """
+    """Return a quantity against size, intervals as bands; None if none is above zero: log axes show nothing else."""
     from matplotlib.lines import Line2D
 
     series: dict[str, list[tuple[float, ...]]] = {}
@@ -82,10 +80,7 @@ def _draw_fit(axes: Axes, fit: Fit, color: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """What a figure's heights are: the axis' words and how numbers on it are written.
-
-    ``level`` is where a line says what would be perfect, on an axis from zero; others are log axes.
-    """
+    """What a figure's heights are; ``level`` is where a line says what is perfect; others are log axes."""
 
     words: str
     text: Callable[[float], str]
@@ -98,12 +93,10 @@ EFFICIENCY = Scale(words="efficiency", text=lambda share: f"{100 * share:.0f} %"
 
 
 def draw_kinds(series: Sequence[Kinds]) -> Figure | None:
-    """Return an operation's bus bandwidth against size, a line for each kind of group; None if nothing has a size."""
     lines: dict[str, dict[int, float]] = {}
     for one in series:
         for kind in one.rows:
-            rate = one.rate(kind)
-            if one.size_bytes and rate:
+            if one.size_bytes and (rate := one.rate(kind)):
                 lines.setdefault(kind.label, {})[one.size_bytes] = rate / cells.GIGA
     return _draw_lines([*lines.items()], RATE, plot.scale_sizes)
 
@@ -150,10 +143,7 @@ def draw_methods(
     against: Literal["sequence (tokens)", "cp (ranks)"] = "sequence (tokens)",
     crossover_ranks: float | None = None,
 ) -> Figure | None:
-    """Return what is known of each method's steps against their length or ranks; None without two of those.
-
-    An upright line on the bytes stands where Ulysses begins to send less than a ring.
-    """
+    """Return what is known of each method's steps against their length or ranks; None without two of those."""
 
     def place_of(one: Context) -> int:
         return one.ranks if against == "cp (ranks)" else one.facts.sequence

@@ -44,7 +44,6 @@ def legend_inches(names: Sequence[str]) -> float:
 
 
 def add_legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str], columns: int | None = None) -> None:
-    """Name what is drawn above the figure, in so many columns or as many as there is room for."""
     shown = _in_legend(names) if columns is None else names
     figure.legend(handles, shown, loc="outside upper center", ncols=columns or _num_columns(shown))
 
@@ -91,14 +90,12 @@ def elided(label: str, most: int = 48) -> str:
 
 
 def name_rows(axes: Axes, labels: Sequence[str]) -> None:
-    """Write what stands at each height, from the top."""
     axes.set_yticks(range(len(labels)), [elided(label) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
 
 
 def name_ranks(axis: Axis, ranks: Sequence[int]) -> None:
-    """Write ranks, or experts, at their places; every n-th of many."""
     places = range(0, len(ranks), -(-len(ranks) // _MAX_RANK_TICKS))
     axis.set_ticks(places, labels=[str(ranks[place]) for place in places])
 
@@ -146,7 +143,6 @@ def log_heights(axes: Axes, words: Callable[[float], str]) -> None:
 
 
 def log_ticks(axis: Axis, words: Callable[[float], str], factors: Sequence[float]) -> None:
-    """Put ticks at each power of ten times these factors."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_major_locator(LogLocator(subs=factors))
@@ -164,6 +160,5 @@ def even_ticks(axis: Axis, longest: float, words: Callable[[float], str]) -> Non
 
 
 def _brief(text: str) -> str:
-    """Return a quantity without noughts that say nothing."""
     number, _, unit = text.partition(" ")
     return f"{float(number):.12g} {unit}".rstrip() if float(number) else "0"
