@@ -49,7 +49,6 @@ class Analysis:
 
 
 def analyse(run: Run, summary: Summary) -> Analysis:
-    """Return what there is to show of a run that has been summarised."""
     with_timelines = [row for row in summary.rows if row.metrics]
     summary = without_timelines(summary)
     shown = tuple(row for row in summary.rows if row.metrics)

@@ -131,7 +131,6 @@ def compared(found: Sequence[Context], notes: Sequence[str] = ()) -> tuple[Compa
 
 
 def sizes(found: Sequence[Context]) -> tuple[Comparison, ...]:
-    """Return the steps of each model, mask and length that ran on two numbers of ranks or more."""
     groups = _groups(found, lambda one: (one.facts.sequence,))
     several = [sorted(of, key=lambda one: one.ranks) for of in groups if len({one.ranks for one in of}) > 1]
     return tuple(_comparison(f"Methods against cp: sequence {of[0].facts.sequence}", of, found) for of in several)

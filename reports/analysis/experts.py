@@ -123,7 +123,6 @@ class Atlas:
 
 
 def atlases(found: Sequence[Mixture]) -> tuple[Atlas, ...]:
-    """Return an atlas for each scope and model that was measured under two routings."""
     # the model, and the way that tokens take, are what is not on an atlas's two sides
     sides, made = ("routing", "capacity", "ep"), []
     models = differences([one.row for one in found], sides)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from bench.results.fit import METHOD, Fit, Point, fit
 from bench.results.runs import Run
@@ -22,10 +23,7 @@ class Ceiling:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Rows of one operation, mode, dtype and world in the order of size, with the fit that explains their times.
-
-    ``busbw_factor`` is bus bandwidth over algorithm bandwidth, None if unknown.
-    """
+    """Rows of one operation and world in the order of size, their fit, and bus over algorithm bandwidth if known."""
 
     rows: tuple[Row, ...]
     fit: Fit
@@ -51,13 +49,9 @@ def ceiling_of(run: Run, rows: Sequence[Row]) -> Ceiling | None:
 
 
 def fit_curves(rows: Sequence[Row], ceiling: Ceiling | None) -> tuple[Curve, ...]:
-    """Return the curves that have a fit, in the order of their first rows; too few sizes have none."""
     known = [row for row in rows if row.is_communication and size_of(row) > 0 and row.value("time")]
     curves = []
-    groups = group_rows(
-        known, lambda row: row.case, without=("size_bytes",), by=lambda row: (row.case.target, row.world)
-    )
-    for group in groups:
+    for group in group_rows(known, lambda row: row.case, without=["size_bytes"], by=attrgetter("case.target", "world")):
         group.sort(key=size_of)
         rates = [(row.value("algbw"), row.value("busbw")) for row in group]
         factors = [bus / alg for alg, bus in rates if alg and bus is not None]
@@ -83,7 +77,6 @@ def size_of(row: Row) -> int:
 
 
 def fit_notes(curves: Sequence[Curve], ceiling: Ceiling | None) -> tuple[str, ...]:
-    """Return what a reader of the fits must know, each a sentence; nothing where there are none."""
     if not curves:
         return ()
     notes = [

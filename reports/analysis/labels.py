@@ -43,7 +43,6 @@ def differences(rows: Sequence[Row], without: Iterable[str] = ()) -> dict[str, s
 
 
 def _differing(rows: Sequence[Row]) -> dict[str, set[str]]:
-    """Return by the cases' names the parameters that are not the same in all cases of the name."""
     alike: dict[str, list[Mapping[str, Value]]] = {}
     for row in rows:
         alike.setdefault(row.case.name, []).append(row.case.params)

@@ -52,19 +52,14 @@ def over_nodes(several: Several) -> tuple[OverNodes, ...]:
             kept = [row for row, found in placed if found in (layout, replace(layout, placement=""))]
             series += [(layout, dict(sorted(of.items()))) for of in pivot_rows([kept], lambda row: row.world.nodes)]
     labels = _labels([(next(iter(of.values()))[0], layout) for layout, of in series])
-    return tuple(
-        OverNodes(
-            label=label,
-            layout=layout,
-            scaled=Scaled(rows={nodes: _median_row(rows) for nodes, rows in of.items()}),
-            repeats=max(map(len, of.values())),
-        )
-        for label, (layout, of) in zip(labels, series, strict=True)
-    )
+    found = []
+    for label, (layout, of) in zip(labels, series, strict=True):
+        scaled = Scaled(rows={nodes: _median_row(rows) for nodes, rows in of.items()})
+        found.append(OverNodes(label=label, layout=layout, scaled=scaled, repeats=max(map(len, of.values()))))
+    return tuple(found)
 
 
 def environments(several: Several) -> tuple[Environments, ...]:
-    """Return the cases that ran in two environments of a sweep or more, all else alike."""
     names = tuple(dict.fromkeys(one.point.environment for one in several.runs if one.point and one.point.environment))
     placed = [(row, layout) for row, layout in _placed(several) if layout.environment in names]
     cases = [row.case.id for row, _ in placed]

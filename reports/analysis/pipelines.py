@@ -27,14 +27,12 @@ class Pipeline:
 
     @property
     def activation_bytes(self) -> float | None:
-        """The activations of the fullest rank."""
         measured = self.row.value("memory.activations")
         known = [one for one in self.facts.activation_bytes_by_rank or () if one is not None]
         return max(known, default=None) if measured is None else measured
 
     @property
     def as_simulated(self) -> Simulated:
-        """What was measured, as simulations tell it."""
         return Simulated(
             schedule=self.facts.schedule,
             chunks=self.facts.chunks,
@@ -105,10 +103,7 @@ def schedule_labels(found: Sequence[Pipeline]) -> dict[str, str]:
 
 
 def comparisons(found: Sequence[Pipeline]) -> tuple[Comparison, ...]:
-    """Return the schedules of each model, ranks and microbatches, wherever there are two to compare.
-
-    They stand by step time, then those whose time is unknown, then those that cannot run.
-    """
+    """Return the schedules that compare, by step time, then those of unknown time, then those that cannot run."""
     models, compared = differences([one.row for one in found], _OF_STAGES), []
     ranks = attrgetter("facts.ranks", "facts.microbatches")
     for group in group_rows(found, lambda one: one.row.case, without=_OF_STAGES, by=ranks):

@@ -48,7 +48,6 @@ def _bad(row: Row) -> Problem:
 
 
 def warnings_of(run: Run) -> tuple[str, ...]:
-    """Return what a reader must know of how the records were read, each a sentence."""
     try:
         with (run.path / "records.jsonl").open("rb") as file:
             file.seek(-1, os.SEEK_END)

@@ -80,7 +80,11 @@ def nodes_of(run: Run) -> Nodes | None:
         return None
     shared = _at(environment, "process", "affinity")
     affinities = [_at(own.get(rank), "process", "affinity") for rank in range(len(hosts))]
-    cores = {rank: _cores(shared if mine is None else mine) for rank, mine in enumerate(affinities)}
+    cores = {}
+    for rank, mine in enumerate(affinities):
+        told = shared if mine is None else mine
+        is_list = isinstance(told, list | tuple) and all(isinstance(core, int) for core in told)
+        cores[rank] = format_cpus(told) if is_list else _word(told)
     return Nodes(
         hosts=hosts,
         asked=_word(_at(environment, "slurm", "placement")),
@@ -114,12 +118,6 @@ def _switches(told: object, hosts: Sequence[str], own: Mapping[int, Any]) -> dic
             rest, dot, last = path.rpartition(".")
             above[host] = rest if dot and last == host.partition(".")[0] else path
     return above
-
-
-def _cores(value: object) -> str:
-    if isinstance(value, list | tuple) and all(isinstance(core, int) for core in value):
-        return format_cpus(value)
-    return _word(value)
 
 
 def _near(locality: object, num_ranks: int) -> frozenset[tuple[int, int]]:

@@ -61,7 +61,6 @@ def residual_fraction(row: Row) -> float | None:
 
 
 def worst_ratio(row: Row) -> tuple[str, float] | None:
-    """Return the axis whose bytes sent are furthest from those expected, and their ratio; None if all are unknown."""
     return furthest_from_one(by_axis(row, "bytes_ratio"))
 
 

@@ -93,7 +93,6 @@ def stream_words(stream: str) -> str:
 
 
 def axis_of(stream: str) -> str | None:
-    """Return the mesh's axis of a stream of communication, None for any other."""
     kind, _, axis = stream.partition(" ")
     return axis if kind == COMM else None
 
@@ -111,10 +110,7 @@ MOST_ROWS = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Late:
-    """A row with the seconds by which each rank arrives after the first: medians, over launches that of their medians.
-
-    ``arrival`` is what the first launch that knows it says of the last rank; without readable samples no rank is known.
-    """
+    """A row with the median seconds by which each rank arrives after the first; no rank without readable samples."""
 
     row: Row
     arrival: Arrival
@@ -126,11 +122,8 @@ def late_rows(run: Run, rows: Iterable[Row]) -> tuple[Late, ...]:
     arrivals = [(row, next((one.arrival for one in row.measured if one.arrival), None)) for row in rows]
     known = [(skew, row, arrival) for row, arrival in arrivals if arrival and (skew := row.value("skew")) is not None]
     kept = {row.case.id for _, row, _ in sorted(known, key=lambda one: -one[0])[:MOST_ROWS]}
-    return tuple(
-        Late(row=row, arrival=arrival, seconds_by_rank=_lateness(run, row))
-        for _, row, arrival in known
-        if row.case.id in kept
-    )
+    shown = [(row, arrival) for _, row, arrival in known if row.case.id in kept]
+    return tuple(Late(row=row, arrival=arrival, seconds_by_rank=_lateness(run, row)) for row, arrival in shown)
 
 
 def _lateness(run: Run, row: Row) -> dict[int, float]:

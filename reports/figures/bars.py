@@ -21,7 +21,6 @@ _MIN_LABELLED, _MAX_LAUNCHES = 0.12, 20
 
 
 def draw_steps(rows: Sequence[Row]) -> Figure | None:
-    """Return step times: for each step the first launches' medians with intervals, and below them all launches'."""
     drawable = [row for row in rows if plot.extent(row.metrics.get(row.headline))]
     if not drawable:
         return None

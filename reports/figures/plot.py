@@ -30,7 +30,7 @@ Square = tuple[float | None, str]
 
 @contextmanager
 def canvas(width: float, height: float, columns: int = 1) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Yield a figure of so many inches with its panels, to be drawn under the page's settings."""
+    """Yield a figure of so many inches with its panels."""
     from matplotlib.figure import Figure
 
     with drawing():
