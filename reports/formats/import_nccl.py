@@ -236,9 +236,8 @@ def _documents(text: str, where: str) -> Iterator[tuple[_Document, str]]:
         place = f"{where}, line {text.count(chr(10), 0, begin.start()) + 1}"
         version = value.get("version") if isinstance(value, dict) else None
         if isinstance(version, int) and version > JSON_VERSION:
-            raise UserError(
-                f"{place}: JSON version {version} of {TOOL} is newer than {JSON_VERSION}, the newest we read"
-            )
+            newer = f"is newer than {JSON_VERSION}, the newest we read"
+            raise UserError(f"{place}: JSON version {version} of {TOOL} {newer}")
         try:
             yield msgspec.convert(value, _Document), place
         except msgspec.ValidationError as error:

@@ -42,11 +42,7 @@ def render_text(run: Run) -> str:
 
 
 def render_json(run: Run) -> bytes:
-    """Return the run's collectives as nccl-tests' JSON: one document a line, one line for each series.
-
-    A document of nccl-tests holds one operation and does not name it, except by the program in ``args``; a run of one
-    series is one document. What is unknown or was not measured is null.
-    """
+    """Return nccl-tests' JSON, one line and document a series, named by the program in ``args``; unknown is null."""
     documents, left_out = _documents(run)
     if not documents:
         reasons = f": {left_out[0]}" if left_out else ""
@@ -155,12 +151,9 @@ def _placed(row: Row | None) -> dict[str, float | None] | None:
     if row is None:
         return None
     seconds, algbw, busbw = (row.value(name) for name in (row.headline, "algbw", "busbw"))
-    return {
-        "time": None if seconds is None else seconds * 1e6,
-        "alg_bw": None if algbw is None else algbw / 1e9,
-        "bus_bw": None if busbw is None else busbw / 1e9,
-        "nwrong": 0.0 if row.check.passed else None,
-    }
+    rates = {"alg_bw": None if algbw is None else algbw / 1e9, "bus_bw": None if busbw is None else busbw / 1e9}
+    time, wrong = None if seconds is None else seconds * 1e6, 0.0 if row.check.passed else None
+    return {"time": time, **rates, "nwrong": wrong}
 
 
 def step(sizes: Sequence[int]) -> dict[str, int]:

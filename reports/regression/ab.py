@@ -128,8 +128,7 @@ def launch_run(side: Side, *, out: Path, words: Sequence[str], seconds: float, t
     except KeyboardInterrupt:
         tell(f"interrupted: nothing more is launched, and what was measured is in {out}")
         raise SystemExit(4) from None  # click would end with 1, which is a regression
-    made = set(folder.glob("*/run.json")) - before
-    if not made:
+    if not (made := set(folder.glob("*/run.json")) - before):
         told = (done.stderr.strip().splitlines() or [f"parbench run ended with {done.returncode}"])[-1]
         raise UserError(f"side {side.name.upper()} has no run: {told.removeprefix('parbench: ')}")
     return load_run(made.pop().parent)

@@ -276,9 +276,8 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
 
     check_words(words, "aa")
     if file.name.strip().endswith("%"):
-        raise UserError(
-            f"--floor {file} is a percentage, and aa measures one: name the file for it, or unset PARBENCH_FLOOR"
-        )
+        how = "name the file for it, or unset PARBENCH_FLOOR"
+        raise UserError(f"--floor {file} is a percentage, and aa measures one: {how}")
     if file.exists():
         read_floors(file)  # before an hour is spent
     seconds = parse_duration(budget)

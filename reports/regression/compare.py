@@ -239,7 +239,9 @@ def _pairs(base: Run, new: Run, floors: Mapping[str, Floor]) -> Iterator[Series]
         one, other = ours.get(case_id), theirs.get(case_id)
         found = [floors[side[case_id]] for side in names if side.get(case_id) in floors]
         measured = max(found, key=lambda floor: floor.floor, default=None)
-        if one and other and _on_one_world(one, other):
+        alike = one and other and _ranks(one.world) == _ranks(other.world)
+        # over how many nodes is not known of what was not measured
+        if one and other and alike and (one.world.nodes == other.world.nodes or not (one.launches and other.launches)):
             yield Series(base=one, new=other, measured=measured)
             continue
         if one:
@@ -247,13 +249,6 @@ def _pairs(base: Run, new: Run, floors: Mapping[str, Floor]) -> Iterator[Series]
         if other:
             why = "not in BASE, or not on this world"
             yield Series(base=None, new=other, word="NEW", reason=why, measured=measured)
-
-
-def _on_one_world(one: Row, other: Row) -> bool:
-    """Say whether two rows ran on alike ranks; over how many nodes is not known of what was not measured."""
-    return _ranks(one.world) == _ranks(other.world) and (
-        one.world.nodes == other.world.nodes or not (one.launches and other.launches)
-    )
 
 
 def _why_missing(base: Row, new: Row | None, run: Run) -> str:

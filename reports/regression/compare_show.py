@@ -219,16 +219,13 @@ def sentences(comparison: Comparison) -> tuple[str, ...]:
 
 
 def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
-
     def time(row: Row | None) -> float | None:
         return row.value(row.headline) if row else None
 
     def of_effect(name: str) -> Any:
         return lambda one: getattr(one.effect, name, None)
 
-    def launches(one: Series) -> str:
-        return f"{len(one.base_seconds)} v {len(one.new_seconds)}"
-
+    counts = "launches that measured it in BASE and in NEW"
     called = "what is called in four of five such comparisons"
     by_ranks = "of no change, by the ranks of the launches alone (Mann-Whitney)"
     verdict: Column[Series] = Column(
@@ -247,13 +244,12 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
         number("BASE", lambda one: time(one.base), cells.duration, "the time in BASE, over its launches", 4),
         number("NEW", lambda one: time(one.new), cells.duration, "the time in NEW, over its launches", 4),
         number("rank p", of_effect("rank_p_value"), probability, by_ranks, 6),
-        words("launches", launches, "launches that measured it in BASE and in NEW", 7),
+        words("launches", lambda one: f"{len(one.base_seconds)} v {len(one.new_seconds)}", counts, 7),
         words("why", lambda one: one.reason or cells.UNKNOWN, "why nothing can be said, or what went wrong", 2),
     )
 
 
 def family_columns(families: Sequence[Family]) -> tuple[Column[Family], ...]:
-
     def sizes(family: Family) -> str:
         found = [cells.size(one.size) for one in family.series]
         return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]} ({len(found)})"

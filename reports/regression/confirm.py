@@ -101,9 +101,8 @@ def plan_file(cases: Sequence[Case], plan: Plan) -> PlanFile:
 def run_words(file: Path, plan: Plan) -> tuple[str, ...]:
     """Return the options of ``parbench run`` that measure a plan file's cases on ranks such as a run's plan had."""
     words = ("--plan", str(file))
-    if plan.spread is None:
+    if (spread := plan.spread) is None:
         return (*words, "--allow-single") if plan.nproc == 1 else words
-    spread = plan.spread
     where = ("--launcher", "srun", "--nodes", str(spread.nodes), "--ntasks-per-node", str(spread.ntasks_per_node))
     return (*words, *where, "--placement", spread.placement)
 

@@ -81,11 +81,8 @@ def changes(base: Surroundings, new: Surroundings, meant: Sequence[str] = ()) ->
 
 def plan_changes(base: Plan, new: Plan) -> tuple[Change, ...]:
     ours, theirs = map(_plan_leaves, (base, new))
-    return tuple(
-        Change(path=f"plan.{name}", base=value, new=theirs[name], decisive=False)
-        for name, value in ours.items()
-        if value != theirs[name]
-    )
+    differ = [name for name in ours if ours[name] != theirs[name]]
+    return tuple(Change(path=f"plan.{name}", base=ours[name], new=theirs[name], decisive=False) for name in differ)
 
 
 def _of_record(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, _Values]:

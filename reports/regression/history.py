@@ -121,8 +121,7 @@ class History:
     """An open history; every change is one transaction, so that a killed process leaves all of it or nothing."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self._connection = connection
-        self._path = path
+        self._connection, self._path = connection, path
 
     def add(self, entry: Entry) -> Added:
         """Keep a run once, anew if it has grown; it stays on its branch and commit unless others are meant."""

@@ -14,7 +14,7 @@ from typing import Literal
 
 from reports.regression.statistics import discoveries_in_families, drift_between, rank_test, welch
 
-DRIFT_ERRORS = 1.5  # of the drift's standard errors belong to the floor: as few as hold false alarms to 2 %
+DRIFT_ERRORS = 1.5  # standard errors of the drift in the floor: as few as hold false alarms to 2 % in the study
 
 
 @dataclass(frozen=True, kw_only=True)

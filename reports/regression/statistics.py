@@ -13,8 +13,6 @@ from statistics import fmean
 
 from bench.results.stats import CONFIDENCE, median, t_quantile, t_tail
 
-_EXACT_UP_TO = 24
-
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
@@ -63,7 +61,7 @@ def drift_between(base: Sequence[float], new: Sequence[float]) -> Difference:
 
 def rank_test(base: Sequence[float], new: Sequence[float]) -> float:
     """Return the two-sided p-value of Mann-Whitney's test: exact, ties included, up to 24 values, normal above."""
-    if len(base) + len(new) > _EXACT_UP_TO:
+    if len(base) + len(new) > 24:
         from scipy.stats import mannwhitneyu  # type: ignore[import-untyped]  # here, as most do without
 
         return float(mannwhitneyu(base, new, method="asymptotic").pvalue)
