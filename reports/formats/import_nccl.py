@@ -136,7 +136,6 @@ def _found(
 
 
 def _parse_text(text: str, where: str, nproc: int | None) -> Foreign:
-    """Read line after line: a head, the names of its columns, its rows, its summary, again and again."""
     head, heads, found, names, summaries = _Head(), list[_Head](), list[Found](), list[str](), 0
     for line, place in foreign.lines(text, where):
         bare = _LABEL.sub("", line)

@@ -154,10 +154,7 @@ class Comparison:
 def compare(
     base: Run, new: Run, rule: Rule, meant: Sequence[str] = (), floors: Mapping[str, Floor] | None = None
 ) -> Comparison:
-    """Return ``new`` against ``base``; ``UserError`` if they share no series.
-
-    Differences that fit a glob of ``meant`` forbid nothing; measured ``floors`` go by the fingerprints of series.
-    """
+    """Return ``new`` against ``base``; what fits a ``meant`` glob forbids nothing; ``UserError`` if they share none."""
     pairs = [*_pairs(base, new, floors or {})]
     if not any(one.base and one.new for one in pairs):
         told = []

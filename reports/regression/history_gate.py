@@ -68,7 +68,6 @@ def check(history: History, line: Line, rule: StepRule, floors: Mapping[str, Flo
     """Return what the branch's runs up to ``line`` tell of it.
 
     A series counts from its newest annotation on. Steps are judged among all series at once, a size curve as a family.
-    A case is missing if one of the last three runs that share a case on its world with this one has it.
     ``floors`` are those that machines were measured to need, by the fingerprints of series; they raise the rule's.
     """
     before = [one for one in history.runs(line.branch) if (one.started, one.number) <= (line.started, line.number)]
