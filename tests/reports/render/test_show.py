@@ -15,6 +15,7 @@ import click
 import msgspec
 import pytest
 import reports_fixtures as fixtures
+from click.testing import CliRunner
 from nodes_fixtures import EMULATION, node_run, sample_sweep, scaling_run
 from report_rows import run_of
 from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, sample_run, step, write_run
@@ -28,6 +29,7 @@ from reports.analysis import several as analysis_of_several
 from reports.analysis.problems import is_written, warnings_of, write_whole
 from reports.analysis.several import several
 from reports.analysis.summary import summarize
+from reports.regression import compare, environment
 from reports.render.data import CSV_COLUMNS, embedded_json, render_csv, render_json
 from reports.render.markdown import escaped, render_markdown
 from reports.render.page import render_page
@@ -341,9 +343,14 @@ def test_each_run_is_analysed_once_whatever_shows_it(tmp_path: Path, monkeypatch
         counts.clear()
         call()
         assert counts == {"summarize": 1, "analyse": 1}, command
-    counts.clear()
-    build_report([run, other], out=tmp_path / "both.html")
-    assert counts == {"summarize": 2}
+    for module in (compare, environment):
+        count(module, "summarize")
+    history = ["--history", str(tmp_path / "history.sqlite")]
+    of_two = [["compare", str(run), str(other), *history], ["history", "add", str(run), str(other), *history]]
+    for words in (*of_two, ["report", str(run), str(other), "-o", str(tmp_path / "both.html")]):
+        counts.clear()
+        done = CliRunner().invoke(parbench.main, words)
+        assert counts == {"summarize": 2}, (words, done.output)
 
 
 def test_the_page_of_a_collected_sweep_is_written_by_the_programs_own_hook(tmp_path: Path) -> None:
