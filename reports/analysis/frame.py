@@ -33,7 +33,10 @@ def group_rows(
     without: Iterable[str] = (),
     by: Callable[[T], tuple[object, ...]] = lambda item: (),
 ) -> list[list[T]]:
-    """Return items alike in their case's name, its parameters but those ``without``, and in what ``by`` says."""
+    """Return items in groups, in the order of the first of each.
+
+    Those of a group are alike in the case's name, in its parameters but those ``without``, and in what ``by`` says.
+    """
     import pandas as pd
 
     items, left_out = list(items), set(without)

@@ -92,7 +92,11 @@ def simes(p_values: Sequence[float]) -> float:
 
 
 def discoveries_in_families(families: Sequence[Sequence[float]], q: float) -> tuple[tuple[bool, ...], ...]:
-    """Return what falls in each family at false discovery rate ``q`` over all (Benjamini & Bogomolov 2014)."""
+    """Return which p-values fall if a share ``q`` of those that fall may be false: families, then their members.
+
+    Members are tested at the share of families that fell, so a family falls exactly if one of its members does
+    (Benjamini & Hochberg 1995; Benjamini & Bogomolov 2014).
+    """
     from scipy.stats import false_discovery_control
 
     if not families:
