@@ -97,7 +97,7 @@ def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
     """Show the course of the series whose case fits PATTERN, a glob: its times, and where their level changed."""
     from reports.regression.history import open_history
     from reports.regression.history_gate import render_courses
-    from reports.regression.statistics import StepRule
+    from reports.regression.levels import StepRule
 
     with open_history(file) as found:
         click.echo(render_courses(found, pattern, branch, StepRule(), form), nl=False)
@@ -126,8 +126,8 @@ def check(
     """
     from reports.regression import history_gate
     from reports.regression.history import open_history
+    from reports.regression.levels import StepRule
     from reports.regression.noise_floor import find_floor
-    from reports.regression.statistics import StepRule
 
     least, floors = find_floor(floor)
     with open_history(file) as found:

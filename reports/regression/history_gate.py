@@ -15,8 +15,9 @@ from reports import cells
 from reports.regression.compare import WORST_FIRST, Word, counts_of, exit_code, json_text, world_words
 from reports.regression.environment import Identity
 from reports.regression.history import History, Line, Outcome
+from reports.regression.levels import Shift, StepRule, newest_shift, segments
 from reports.regression.noise_floor import Floor, told
-from reports.regression.statistics import Shift, StepRule, discoveries_in_families, newest_shift, segments
+from reports.regression.statistics import discoveries_in_families
 from reports.render.markdown import escaped
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 
 from bench.results.stats import t_quantile
+from reports.regression.levels import StepRule, newest_shift
 from reports.regression.rule import Rule, effect, judge
-from reports.regression.statistics import StepRule, newest_shift
 
 Times = NDArray[np.float64]
 Gate = Callable[[Times, Times], bool]

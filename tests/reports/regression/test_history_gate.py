@@ -26,8 +26,8 @@ from reports.regression.history_gate import (
     render_courses,
     render_json,
 )
+from reports.regression.levels import StepRule
 from reports.regression.noise_floor import Floor
-from reports.regression.statistics import StepRule
 
 RULE = StepRule()
 PAIR = msgspec.structs.replace(WORLD, size=2)
