@@ -18,8 +18,11 @@ from bench.plan.plan import FaultSpec, Measure
 from bench.rank.timing import Progress, Timed, Timing
 from bench.results.records import Check, blame, encode_timeline
 from bench.text import UserError
-from bench.world.subject import Description, Explained, Subject
+from bench.world.subject import Description, Differing, Explained, Subject
 from bench.world.world import StandBy, Subgroup, Subgroups, World
+
+_MOST_NAMED = 3
+"""Wrong results that a reason names; of more it says how many."""
 
 
 class Disturbed:
@@ -148,11 +151,17 @@ def _wrong(timing: Timing, when: str, *, fresh: bool) -> Outcome | None:
         timing.start_line()
         timing.subject.step()
         timing.world.sync()
-    counts = timing.world.gather(timing.subject.check())
+    subject = timing.subject
+    found = timing.world.gather((subject.check(), subject.differences() if isinstance(subject, Differing) else ()))
+    counts = [count for count, _ in found]
     if not any(counts):
         return None
     told = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts) if count)
-    reason = f"results differ from the reference {when} the timed region: {told}"
+    named = list(dict.fromkeys(phrase for _, phrases in found for phrase in phrases))
+    more = [f"and {len(named) - _MOST_NAMED} more"] if len(named) > _MOST_NAMED else []
+    reason = "; ".join(
+        [f"results differ from the reference {when} the timed region: {told}", *named[:_MOST_NAMED], *more]
+    )
     return Outcome(status="wrong", reason=reason, check=Check(passed=False, wrong=sum(counts)))
 
 

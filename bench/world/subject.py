@@ -1,6 +1,6 @@
 """What one writes to measure something new: ``prepare(world, **params) -> Subject``, which knows nothing of timing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -55,6 +55,14 @@ class Subject(Protocol):
     def close(self) -> None:
         """Give back what ``prepare`` took."""
         return
+
+
+@runtime_checkable
+class Differing(Protocol):
+    """A subject that can name what its last check found wrong."""
+
+    def differences(self) -> Sequence[str]:
+        """Return a phrase for each wrong result on this rank, such as ``norm.weight: gradient is 0.5 of ...``."""
 
 
 @runtime_checkable

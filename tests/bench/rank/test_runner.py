@@ -30,6 +30,8 @@ MEASURE = Measure(warmup=3, min_iterations=6, max_iterations=8)
 LATE_SECONDS = 0.02
 COMPUTE = MetricValue(value=4e-4, unit="s", better="lower", method="the slowest rank's")
 Fault = Literal["none", "refuse", "refuse each", "before", "after", "describe", "raise", "describe raises", "explain"]
+NAMED = "number: wrong; rank 1: fault 1; rank 1: fault 2; and 2 more"
+"""What ranks that explain themselves name as wrong, each thing once and no more than three."""
 calls: list[str] = []
 """What this rank's last subject was asked, in order."""
 
@@ -75,7 +77,15 @@ class Faulty:
 
 
 class Explaining(Faulty):
-    """Says where its time goes, and takes three steps for it; keeps how long each beginning and its steps took."""
+    """Says where its time goes, and takes three steps for it; keeps how long each beginning and its steps took.
+
+    It names what is wrong, too.
+    """
+
+    def differences(self) -> list[str]:
+        if self.fault == "none":
+            return []
+        return ["number: wrong", *(f"rank 1: fault {n + 1}" for n in range(4 * self.world.rank))]
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         calls.append("explain")
@@ -188,15 +198,16 @@ def test_a_wrong_result_has_no_time_and_names_its_rank_and_is_not_explained(two_
         for rank in ran(two_ranks, fault=when, ranks="1", mode=mode, explains="0,1"):
             told = rank.outcome
             assert told.status == "wrong", (mode, when)
-            assert told.reason == f"results differ from the reference {when} the timed region: 4 on rank 1"
+            assert told.reason == f"results differ from the reference {when} the timed region: 4 on rank 1; {NAMED}"
             assert told.check == Check(passed=False, wrong=4)
             assert (told.seconds, told.stop, told.raw, told.explained) == ([], None, b"", {})
             assert "explain" not in rank.log
             first = ["prepare", "reset", "step", "check"]  # nothing is timed after a wrong first check
             assert (rank.log == [*first, "close"]) == (when == "before"), (mode, when)
-    both = ran(two_ranks, fault="after")[0].outcome
-    assert both.check.wrong == 7
-    assert both.reason.endswith(": 3 on rank 0, 4 on rank 1")
+    for explains, named in (("", ""), ("0", "; number: wrong"), ("0,1", f"; {NAMED}")):
+        both = ran(two_ranks, fault="after", explains=explains)[0].outcome
+        assert both.check.wrong == 7
+        assert both.reason.endswith(f": 3 on rank 0, 4 on rank 1{named}"), explains
 
 
 REFUSED, DISAGREE = "this device has no flux capacitor", "ranks disagree about whether this can run"
