@@ -71,6 +71,19 @@ def measured(metric: MetricValue | None) -> str:
     return text if metric.low is None or metric.high is None else f"{text} {interval(metric)}"
 
 
+def compared(metric: MetricValue | None, text: Callable[[float | None], str]) -> str:
+    """Return a difference or factor by ``text``, with its interval where it has one, in the unit of its largest end."""
+    if metric is None or metric.value is None or metric.low is None or metric.high is None:
+        return text(metric.value if metric else None)
+    ends = (metric.value, metric.low, metric.high)
+    if metric.unit != "s":
+        told, low, high = map(text, ends)
+        return f"{told} [{low}, {high}]"
+    factor, unit = _scale(max(map(abs, ends)), "s")
+    told, low, high = (significant(end / factor) for end in ends)
+    return f"{told} {unit} [{low}, {high}]"
+
+
 def interval(metric: MetricValue | None) -> str:
     if metric is None or metric.value is None or metric.low is None or metric.high is None:
         return UNKNOWN

@@ -2,17 +2,19 @@
 
 Within one launch the interval of the median is the distribution-free one of order statistics (binomial). Across
 launches it is Student's t on the logarithms of the launches' medians: the launch is the unit of replication
-(Hunold & Carpen-Amarie, arXiv 1505.07734).
+(Hunold & Carpen-Amarie, arXiv 1505.07734); of differences and of what may be zero, on the values themselves.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Literal
 
 Grade = Literal["stable", "fair", "noisy", "very noisy"]
+Kind = Literal["amount", "factor", "from zero", "difference"]
+"""What a number can be: above zero by its nature, one such over another, zero or above, or of either sign."""
 
 CONFIDENCE = 0.95
 MIN_FOR_P99 = 100
@@ -72,13 +74,24 @@ def within_launch(values: Sequence[float]) -> Estimate:
 
 def across_launches(values: Sequence[float], noun: str = "medians") -> Estimate:
     """Return the geometric mean of one value a launch, with Student's t interval on their logarithms."""
-    n = len(values)
-    logs = [math.log(value) for value in values]
-    mean, method = sum(logs) / n, f"geometric mean of {n} launch {noun}"
+    return mean_of(values, f"launch {noun}", "amount")
+
+
+def mean_of(values: Sequence[float], of: str, kind: Kind) -> Estimate:
+    """Return the mean of independent values with Student's t interval, both as their kind asks, never as they happen.
+
+    Of amounts and factors it is geometric, on logarithms; else arithmetic, with no bound below zero where none can be.
+    """
+    n, is_log = len(values), kind in ("amount", "factor")
+    terms = [math.log(value) for value in values] if is_log else values
+    mean, back = fmean(terms), math.exp if is_log else float
+    method = f"{'geometric mean' if is_log else 'mean'} of {n} {of}"
     if n < 2:
-        return Estimate(value=math.exp(mean), method=f"{method}; one launch has no interval")
-    reach = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * stdev(logs) / math.sqrt(n)
-    low, middle, high = (math.exp(mean + way * reach) for way in (-1, 0, 1))
+        return Estimate(value=back(mean), method=f"{method}; of one there is no interval")
+    reach = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * stdev(terms) / math.sqrt(n)
+    low, middle, high = (back(mean + way * reach) for way in (-1, 0, 1))
+    if kind == "from zero":
+        low = max(min(0.0, middle), low)
     return Estimate(value=middle, low=low, high=high, method=f"{method}, t interval")
 
 

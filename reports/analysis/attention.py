@@ -60,7 +60,7 @@ class Context:
 
     @property
     def exposed_part(self) -> float | None:
-        """The transfers' exposed time over what they take alone; above 1 where they are slower beside computation."""
+        """The transfers' exposed time over what they take alone."""
         exposed, alone = self.row.value("attention_exposed"), self.row.value("attention_comm")
         return exposed / alone if exposed is not None and alone else None
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from bench.results.details import Loads, Mesh, read
+from bench.results.metrics import MetricValue
 from reports.analysis.frame import group_rows
 from reports.analysis.labels import differences
 from reports.analysis.summary import Row, readable
@@ -112,9 +113,13 @@ class Atlas:
     places: tuple[Place, ...]
     cells: Mapping[tuple[str, Place], Mixture]
 
-    def value(self, routing: str, place: Place, name: str) -> float | None:
+    def metric(self, routing: str, place: Place, name: str) -> MetricValue | None:
         one = self.cells.get((routing, place))
-        return None if one is None else one.row.value(one.row.headline if name == "time" else name)
+        return None if one is None else one.row.metrics.get(one.row.headline if name == "time" else name)
+
+    def value(self, routing: str, place: Place, name: str) -> float | None:
+        metric = self.metric(routing, place, name)
+        return metric.value if metric else None
 
     def name_of(self, place: Place) -> str:
         capacity, ep = place

@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from bench.launch.control_channel import LEFT_OUT
 from bench.plan.cases import Case
 from bench.plan.plan import Skipped
-from bench.results.metrics import MetricValue
+from bench.results.metrics import MetricValue, kind_of
 from bench.results.records import Check, Record, Status, WorldInfo
 from bench.results.runs import Run
-from bench.results.stats import Estimate, Grade, across_launches, median
+from bench.results.stats import Estimate, Grade, mean_of
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
 NOISIEST_FIRST: tuple[Grade, ...] = ("very noisy", "noisy", "fair", "stable")
@@ -214,20 +216,22 @@ def merge_metrics(launches: Sequence[Mapping[str, MetricValue]]) -> dict[str, Me
 
 
 def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
-    """Return the geometric mean with its interval; the median alone where a logarithm does not exist."""
-    first, known = metrics[0], [metric.value for metric in metrics if metric.value is not None]
+    """Return the mean of the launches that know a value, as its metric's kind asks, with its t interval over them."""
+    first, known = metrics[0], [metric for metric in metrics if metric.value is not None]
     if len(metrics) == 1 or (first.low is None and all(metric == first for metric in metrics)):
         return first  # a closed form or a count does not scatter
-
-    def merged(value: float | None, method: str, low: float | None = None, high: float | None = None) -> MetricValue:
-        return MetricValue(value=value, unit=first.unit, better=first.better, low=low, high=high, method=method)
-
+    kind, values = kind_of(name, first.unit), [metric.value for metric in known if metric.value is not None]
+    lacking = f"unknown in {len(metrics) - len(known)} of {len(metrics)} launches" if len(known) < len(metrics) else ""
+    unknown = msgspec.structs.replace(first, value=None, low=None, high=None, method=lacking)
     if not known:
-        return merged(None, f"unknown in all {len(metrics)} launches")
-    if len(known) < len(metrics) or min(known) <= 0:
-        told = f"median of {len(known)} of {len(metrics)} launches; no interval, as some are zero or unknown"
-        return merged(median(known), told)
-    found = across_launches(known)
+        return unknown
+    if kind in ("amount", "factor") and min(values) <= 0:
+        why = f"zero or less in some of {len(values)} launches, of which there is no geometric mean"
+        return msgspec.structs.replace(unknown, method="; ".join(filter(None, (why, lacking))))
     # what a launch gives is its median, except for a percentile
-    method = found.method.replace("medians", "99th percentiles") if name.endswith("_p99") else found.method
-    return merged(found.value, method, found.low, found.high)
+    noun = "launches" if kind in ("difference", "from zero") else "launch medians"
+    found = mean_of(values, "launch 99th percentiles" if name.endswith("_p99") else noun, kind)
+    if len(known) == 1:
+        return msgspec.structs.replace(known[0], method=f"{known[0].method}; {lacking}")
+    method = "; ".join(filter(None, (found.method, lacking)))
+    return msgspec.structs.replace(first, value=found.value, low=found.low, high=found.high, method=method)

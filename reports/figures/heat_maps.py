@@ -102,8 +102,10 @@ def draw_atlas(atlas: Atlas) -> Figure | None:
 def _cell(atlas: Atlas, cell: tuple[str, Place], name: str, most: float) -> plot.Square:
     value = atlas.value(*cell, name)
     words = cells.duration(value) if name == "time" else cells.percent(value)
-    factor = atlas.value(*cell, "imbalance_slowdown") if name == "time" else None
-    return None if value is None else value / most, words if factor is None else f"{words}\n{factor:.2f}x"
+    factor = atlas.metric(*cell, "imbalance_slowdown") if name == "time" else None
+    if factor and factor.low is not None and factor.high is not None and not factor.low <= 1 <= factor.high:
+        words += f"\n{factor.value:.2f}x"  # not where it may be nothing
+    return None if value is None else value / most, words
 
 
 def draw_loads(found: Sequence[Mixture]) -> Figure | None:

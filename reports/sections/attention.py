@@ -64,7 +64,7 @@ def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:
         return one.row
 
     exposed_help = "attention's communication that no computation hides, of the traced step"
-    part_help = "transfers' exposed time over their time alone: above 100 % where they are slower beside computation"
+    part_help = "transfers' exposed time over their time alone"
     columns: tuple[Column[Context], ...] = (
         metric_column("tokens_per_second", 5).of(row_of),
         number("bytes sent", lambda one: one.sent_bytes(), cells.num_bytes, "by a rank's attention in a step", 3),
@@ -100,7 +100,7 @@ def hop_columns(found: Sequence[Hopped]) -> tuple[Column[Hopped], ...]:
 
     alone_help = "all of them, each timed with nothing beside it, on the slowest rank"
     exposed_help = "waits from when all peers had issued theirs, the rank with the most"
-    part_help = "exposed over alone: above 100 % where transfers are slower beside computation"
+    part_help = "exposed over alone"
     uneven: Column[Hopped] = number(
         "pairs max/mean", unevenness, cells.formatted("{:.3g}"), "pairs of ranks in this step of the ring", 5
     )

@@ -85,12 +85,12 @@ def atlas_columns(atlas: Atlas) -> tuple[Column[str], ...]:
     def value(place: Place, metric: str) -> Callable[[str], float | None]:
         return lambda routing: atlas.value(routing, place, metric)
 
-    def time(place: Place) -> Callable[[str], str]:
-        def text(routing: str) -> str:
-            one = atlas.cells.get((routing, place))
-            return cells.UNKNOWN if one is None else cells.measured(one.row.metrics.get(one.row.headline))
+    def slow_text(place: Place) -> Callable[[str], str]:
+        shown = cells.formatted("{:.2f}x")
+        return lambda routing: cells.compared(atlas.metric(routing, place, "imbalance_slowdown"), shown)
 
-        return text
+    def time(place: Place) -> Callable[[str], str]:
+        return lambda routing: cells.measured(atlas.metric(routing, place, "time"))
 
     columns: list[Column[str]] = []
     for place in atlas.places:
@@ -100,7 +100,7 @@ def atlas_columns(atlas: Atlas) -> tuple[Column[str], ...]:
         dropped, dropped_help = value(place, "drop_rate"), f"{name}: pairs dropped over pairs routed"
         columns += [
             Column(f"{name}: time", time(place), value(place, "time"), median),
-            number(f"{name}: slow-down", slow, cells.formatted("{:.2f}x"), slow_help, 1),
+            Column(f"{name}: slow-down", slow_text(place), slow, slow_help, drop=1),
             number(f"{name}: dropped", dropped, cells.percent, dropped_help, 2),
         ]
     return (words("routing", cells.visible, "how experts are chosen"), *known(columns, atlas.routings))

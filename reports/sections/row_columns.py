@@ -59,6 +59,8 @@ def metric_column(
     own = metric.of(name) or metric
     text: Any = cells.formatted(metric.shown) if metric.shown else _TEXTS.get(metric.unit, cells.significant)
     told = number(title or own.title, value or (lambda row: row.value(name)), text, own.help, drop)
+    if own.kind in ("difference", "factor") and value is None:
+        told = replace(told, text=lambda row: cells.compared(row.metrics.get(name), text))
     return told if title else replace(told, metric=metric)
 
 

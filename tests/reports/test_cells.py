@@ -168,3 +168,12 @@ def test_pairs_of_ranks_in_an_environment_are_told_by_kind_however_many() -> Non
     assert told["pairs of ranks: same node"].endswith("... (224 pairs)")
     assert environment_facts({"locality": {"0-1": "same core"}}) == [("pairs of ranks: same core", "0-1")]
     assert environment_facts({"a": {"b": 1}, "locality": None}) == [("a.b", "1"), ("locality", "-")]
+
+
+def test_what_may_be_nothing_is_shown_with_its_interval_in_one_unit() -> None:
+    small = MetricValue(value=12e-6, unit="s", low=-3.2e-3, high=3.3e-3)
+    assert cells.compared(small, cells.duration) == "0.0120 ms [-3.20, 3.30]"
+    share = MetricValue(value=0.0576, low=-0.03, high=0.14)
+    assert cells.compared(share, cells.percent) == "5.76 % [-3.00 %, 14.0 %]"
+    assert cells.compared(MetricValue(value=1e-18, unit="s"), cells.duration) == "0 us"
+    assert [cells.compared(one, cells.percent) for one in (None, MetricValue(value=None))] == ["-", "-"]

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from bench.results.details import AttentionSteps, Hop
 from bench.results.metrics import MetricValue, values
-from bench.results.stats import median
+from bench.results.stats import Estimate, median
+from bench.results.turns import cross_fitted
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.context_parallel.context_case import ContextPlan, balance
@@ -100,8 +101,7 @@ class AttentionProbe:
         hops = hops_of(told)
         exposed, waited = _exposed_and_waited(told, range(len(told[0].rounds[-1])))
         metrics |= values({"attention_comm": sum(hop.comm_seconds for hop in hops)}, "on the slowest rank")
-        how = f"the rank with the most, median of {len(told[0].rounds)} steps"
-        metrics |= values({"attention_exposed": exposed, "attention_wait": waited}, how)
+        metrics |= values({"attention_exposed": exposed, "attention_wait": waited})
         return Explanation(metrics=metrics, details=AttentionSteps(attention_steps=hops).as_details)
 
 
@@ -122,21 +122,22 @@ def hops_of(told: Sequence[Seen]) -> tuple[Hop, ...]:
             num_bytes=last[chosen[0]].num_bytes,
             count=len(chosen),
             comm_seconds=len(chosen) * alone,
-            exposed_seconds=exposed,
-            wait_seconds=waited,
+            exposed_seconds=exposed.value,
+            wait_seconds=waited.value,
             pairs_by_rank=tuple(seen.pairs.get((direction, step), 0) for seen in told),
         )
         found.append(hop)
     return tuple(found)
 
 
-def _exposed_and_waited(told: Sequence[Seen], chosen: Sequence[int]) -> tuple[float, float]:
-    """Return sums over some waits, alike on all ranks: exposed and all, on the rank with most, the median of rounds."""
-    exposed, waited = [], []
-    for by_rank in zip(*(seen.rounds for seen in told), strict=True):
-        exposed.append(max(sum(_exposed(by_rank, waits, k) for k in chosen) for waits in by_rank))
-        waited.append(max(sum(waits[k].seconds for k in chosen) for waits in by_rank))
-    return median(exposed), median(waited)
+def _exposed_and_waited(told: Sequence[Seen], chosen: Sequence[int]) -> tuple[Estimate, Estimate]:
+    """Return sums over some waits, alike on all ranks, of the rank with the most: exposed ones, and all."""
+    rounds = list(zip(*(seen.rounds for seen in told), strict=True))
+    exposed = [
+        [sum(_exposed(by_rank, by_rank[rank], k) for k in chosen) for by_rank in rounds] for rank in range(len(told))
+    ]
+    waited = [[sum(waits[k].seconds for k in chosen) for waits in seen.rounds] for seen in told]
+    return cross_fitted(exposed), cross_fitted(waited)
 
 
 def _exposed(by_rank: Sequence[Sequence[Wait]], mine: Sequence[Wait], k: int) -> float:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from bench.results.details import Loads
 from bench.results.metrics import MetricValue, value, values
-from bench.results.stats import median
+from bench.results.stats import mean_of
+from bench.results.turns import cross_fitted, paired_difference, paired_factor, slowest
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.costs.moe_costs import Moved, Sent, Sizes, dedup_ratio, sent_by
@@ -52,7 +53,7 @@ class Observed:
     expected_drop: float | None
     trips: Sequence[tuple[float, float]]
     walls: Mapping[bool, Sequence[float]]
-    exposed_seconds: float | None
+    exposed_seconds: Sequence[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ class ExpertProbe:
         walls: dict[bool, list[float]] = {False: [], True: []}
 
         def turn() -> None:
-            for balanced in walls:
+            for balanced in sorted(walls, reverse=bool(len(walls[True]) % 2)):  # drift weighs on both alike
                 self.routes.balance(balanced)
                 begin()
                 walls[balanced].append(timed(step, self.world))
@@ -103,7 +104,7 @@ class ExpertProbe:
             expected_drop=drop,
             trips=trips,
             walls=walls,
-            exposed_seconds=self._exposed(step, begin) if self.traced and apart else None,
+            exposed_seconds=self._exposed(step, begin) if self.traced and apart else [],
         )
 
     def summarise(self, told: Sequence[Observed]) -> Explanation:
@@ -115,14 +116,13 @@ class ExpertProbe:
             **(self._bandwidths(told) if ep > 1 else {}),
         }
         if walls := told[0].walls[True]:
-            own, even = (_of_slowest([one.walls[balanced] for one in told]) for balanced in (False, True))
-            lost = {"imbalance_time": own - even, "imbalance_slowdown": own / even}
-            metrics |= values(lost, f"medians of {len(walls)}, the slowest rank")
+            own, even = (slowest([one.walls[balanced] for one in told]) for balanced in (False, True))
+            lost = {"imbalance_time": paired_difference(own, even), "imbalance_slowdown": paired_factor(own, even)}
+            metrics |= values(lost, "the slowest rank of each turn" + ", one turn tells none" * (len(walls) == 1))
         else:
             metrics["imbalance_time"] = value("imbalance_time", 0.0, "routing is balanced")
-        if exposed := [one.exposed_seconds for one in told if one.exposed_seconds is not None]:
-            how = f"median of {_REPEATS} traced steps, the rank with the most"
-            metrics |= values({"exposed_comm.ep": max(exposed)}, how)
+        if exposed := [one.exposed_seconds for one in told if one.exposed_seconds]:
+            metrics |= values({"exposed_comm.ep": cross_fitted(exposed)}, "traced steps")
         loads = Loads(expert_load=expert_loads(routed), rank_load=loads_of_ranks(routed, ep))
         return Explanation(metrics=metrics, details=loads.as_details, notes=self.notes)
 
@@ -197,26 +197,22 @@ class ExpertProbe:
         logical = float(max(int(one.kept[0, 0].sum()) for one in copy) * row)
         wire = (max(one.dispatch + one.weights + one.told for one in sent), max(one.combine for one in sent))
         for i, name in enumerate(("dispatch", "combine")):
-            seconds = _of_slowest([[trip[i] for trip in one.trips] for one in told])
-            how = f"median of {len(told[0].trips)} of the slowest rank's times, forward, alone"
-            metrics |= values({f"{name}_time": seconds}, f"{how}, packing included")
+            seconds = slowest([[trip[i] for trip in one.trips] for one in told])
+            how = "the slowest rank's time, forward, alone"
+            metrics |= values({f"{name}_time": mean_of(seconds, "trips", "amount")}, f"{how}, packing included")
             for kind, num_bytes in (("logical", logical), ("wire", wire[i])):
-                rate = num_bytes / seconds if num_bytes else None
-                metrics |= values({f"{name}_bandwidth.{kind}": rate}, f"{num_bytes:.12g} B over the {how}")
+                rate = mean_of([num_bytes / one for one in seconds], "trips", "amount") if num_bytes else None
+                metrics |= values({f"{name}_bandwidth.{kind}": rate}, f"{num_bytes:.12g} B over {how}")
         return metrics
 
-    def _exposed(self, step: Step, begin: Begin) -> float:
+    def _exposed(self, step: Step, begin: Begin) -> list[float]:
         found = []
         for _ in range(_REPEATS):
             begin()
             trace = trace_step(step, self.world.device)
             parts = break_down(trace.step, trace.compute, {"ep": trace.comm}, trace.copies)
             found.append(parts.exposed_comm_seconds["ep"])
-        return median(found)
-
-
-def _of_slowest(by_rank: Sequence[Sequence[float]]) -> float:
-    return median([max(turn) for turn in zip(*by_rank, strict=True)])
+        return found
 
 
 def routed_by(mixtures: Sequence[MoeLayer], tokens: int) -> Routed:

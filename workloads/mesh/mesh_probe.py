@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from bench.results.details import COMPONENTS
+from bench.results.turns import chosen
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.costs.memory import activations_of, state_of
@@ -16,6 +17,7 @@ from workloads.mesh.mesh_stages import mixtures_in
 from workloads.pipeline_parallel.bubbles import link_latency
 from workloads.pipeline_parallel.pipeline_probe import (
     SHARED,
+    Steps,
     Taken,
     bubble_of,
     claims_bubble,
@@ -111,7 +113,7 @@ class MeshBytes:
 
 @dataclass(frozen=True)
 class MeshBubble:
-    """The probe of the pipeline whose ranks were slowest; nothing is claimed where ranks share cores."""
+    """The probe of the pipeline that was slowest in the other half of the steps; no claim where ranks share cores."""
 
     look: Look
     schedule: Schedule
@@ -129,7 +131,12 @@ class MeshBubble:
             return Explanation(details=facts.as_details, notes=(SHARED,))
         pipelines = groups_along(self.look.at.spec.mesh, "pp")
         of_each = [steps_of([taken[rank] for rank in ranks], self.schedule) for ranks in pipelines]
-        slowest = max(of_each, key=lambda steps: steps.middle.makespan)
+        turns = list(enumerate(chosen([[timeline.makespan for timeline in steps.timelines] for steps in of_each])))
+        slowest = Steps(
+            schedule=self.schedule,
+            timelines=tuple(of_each[pipeline].timelines[turn] for turn, pipeline in turns),
+            outside_seconds=tuple(of_each[pipeline].outside_seconds[turn] for turn, pipeline in turns),
+        )
         latency = link_latency(slowest.timelines, self.schedule)
         metrics = bubble_of(slowest, latency, self.look.at.spec.timed_seconds)
         # a step's compute and idle are those of its traced wall here, to which exposed communication belongs

@@ -17,7 +17,7 @@ from bench.machine.world_spec import FUNCTIONAL_ONLY
 from bench.results import details
 from bench.results.details import COMPONENTS, Action
 from bench.results.metrics import MetricValue, values
-from bench.results.stats import Estimate
+from bench.results.stats import mean_of
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.costs import communication_pattern as pattern
@@ -63,11 +63,11 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The measured steps of all ranks of a pipeline; beyond it they take ``outside_seconds``, such as the update."""
+    """The measured steps of all ranks of a pipeline, and what each takes beyond it, such as the update."""
 
     schedule: Schedule
     timelines: tuple[Timeline, ...]
-    outside_seconds: float
+    outside_seconds: tuple[float, ...]
 
     @property
     def middle(self) -> Timeline:
@@ -125,7 +125,7 @@ class PipelineProbe:
             layers=self.spec.shape.layers,
             layer_bytes=layer_equation(self.spec.at(0), self.spec.checkpointing).value,
             latency=fmean(latency.values()) if latency else 0.0,
-            outside=steps.outside_seconds,
+            outside=median(steps.outside_seconds),
         )
         facts = replace(
             with_timelines(facts, steps, latency),
@@ -199,7 +199,7 @@ def steps_of(told: Sequence[Taken], schedule: Schedule) -> Steps:
         )
         timelines.append(Timeline(ran=ran, ranks=len(told)))
     walls = zip(*(one.walls for one in told), strict=True)
-    outside = median(max(wall) - timeline.makespan for wall, timeline in zip(walls, timelines, strict=True))
+    outside = tuple(max(wall) - timeline.makespan for wall, timeline in zip(walls, timelines, strict=True))
     return Steps(schedule=schedule, timelines=tuple(timelines), outside_seconds=outside)
 
 
@@ -209,8 +209,8 @@ def bubble_of(steps: Steps, latency: Latency, timed_seconds: float | None) -> di
     predicted = bubbles.predicted(middle, schedule)
     metrics: dict[str, MetricValue] = {}
     for of in (bubbles.bubble_fraction, bubbles.bubble_fraction_span, bubbles.bubble_overhead):
-        name, seen = of.__name__, [of(timeline) for timeline in steps.timelines]
-        metrics |= values({name: Estimate(value=of(middle), low=min(seen), high=max(seen), method=how)}, "range of all")
+        name = of.__name__
+        metrics |= values({name: mean_of([of(timeline) for timeline in steps.timelines], "steps", "from zero")})
         metrics |= values({f"{name}_simulated": of(predicted)})
     idle = middle.idle / middle.ranks
     by_cause = {f"idle_{cause}": each for cause, each in bubbles.split_idle(middle, schedule, latency).items()}
@@ -220,7 +220,7 @@ def bubble_of(steps: Steps, latency: Latency, timed_seconds: float | None) -> di
         **values(by_cause, "mean over ranks"),
         **values({"idle": idle, "compute": middle.makespan - idle}, f"mean over ranks, {how}"),
         **values({"makespan": middle.makespan}, how),
-        **values({"non_pipeline_time": steps.outside_seconds}, "median"),
+        **values({"non_pipeline_time": mean_of(steps.outside_seconds, "steps", "difference")}),
         **values({"in_flight": max(_in_flight(schedule))}, "largest over ranks"),
     }
 

@@ -5,7 +5,7 @@ and without it, whose spans add up to the wall.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,8 @@ import torch.distributed as dist
 from bench.results.details import Calls, Communication
 from bench.results.metrics import MetricValue, values
 from bench.results.records import RankTimeline, Timeline
-from bench.results.stats import median, within_launch
+from bench.results.stats import median
+from bench.results.turns import cross_fitted, mean_rank, paired_difference, paired_overhead, slowest
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.step.layout import Layout
@@ -35,11 +36,12 @@ from workloads.step.trace import (
 )
 
 _MOST_INTERVALS = 200_000
+ByKind = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """One rank's steps: walls in seconds by kind, what their traces say, and the traced step of median wall.
+    """One rank's steps: walls and traced arithmetic in seconds by kind, what traces say, and that of median wall.
 
     What silences communication looks at every operator, which takes time; a watched step is looked at in the same way
     and communicates, so that the difference is communication's alone.
@@ -48,10 +50,10 @@ class Observed:
     calls: tuple[SentCall, ...]
     members: dict[str, list[int]]
     walls: dict[str, list[float]]
+    arithmetic: dict[str, list[float]]
     breakdowns: list[Breakdown]
     comm: list[list[Span]]
     wait_seconds: list[float]
-    compute_slowdown_seconds: float
     middle: int
     timeline: RankTimeline
 
@@ -84,7 +86,8 @@ class Overlap:
         traces: dict[str, list[Trace]] = {kind: [] for kind in looks}
 
         def turn() -> None:
-            for kind, look in looks.items():
+            # there and back again: what drifts meanwhile weighs on all kinds alike
+            for kind, look in list(looks.items())[:: -1 if len(traces["plain"]) % 2 else 1]:
                 begin()
                 with look():
                     walls[kind].append(timed(step, world))
@@ -99,7 +102,6 @@ class Overlap:
                 dist.destroy_process_group(twin)
         plain = traces["plain"]
         walls["traced"] = [trace.wall_seconds for trace in plain]
-        computed = {kind: median([length(trace.compute) for trace in traces[kind]]) for kind in looks}
         middle, late_ns = self._middle(plain)
         shown = plain[middle]
         known = len(calls) == len(shown.comm)
@@ -108,10 +110,10 @@ class Overlap:
             calls=calls,
             members={name: dist.get_process_group_ranks(group) for name, group in self._layout.axes.items()},
             walls=walls,
+            arithmetic={kind: [length(trace.compute) / 1e9 for trace in traces[kind]] for kind in looks},
             breakdowns=[_broken_down(trace, calls) for trace in plain],
             comm=[trace.comm for trace in plain],
             wait_seconds=[_waited(trace) for trace in plain],
-            compute_slowdown_seconds=(computed["watched"] - computed["silenced"]) / 1e9,
             middle=middle,
             timeline=rank_timeline(world.rank, shown, _axes_of(shown, calls), operations, late_ns),
         )
@@ -119,7 +121,7 @@ class Overlap:
     def summarise(self, told: Sequence[Observed]) -> Explanation:
         """Return how the time divides, what was sent, and the traced step of all ranks on one clock."""
         calls, clock = told[0].calls, self._world.clock
-        plain = median(_slowest(told, "plain"))
+        plain = median(slowest([seen.walls["plain"] for seen in told]))
         counts = Counter(replace(call, peer=None) for call in calls).items()
         summed = tuple(Calls(axis=c.axis, op=c.op, num_bytes=c.num_bytes, ranks=c.ranks, count=n) for c, n in counts)
         timeline = Timeline(
@@ -147,9 +149,9 @@ class Overlap:
     def _times(self, told: Sequence[Observed]) -> dict[str, MetricValue]:
         """Return how the wall of a traced step divides on the slowest rank, in the iteration of median wall."""
         middle = told[0].middle
-        slowest = max(told, key=lambda seen: seen.breakdowns[middle].wall_seconds)
-        one = slowest.breakdowns[middle]
-        how = f"the slowest rank's traced step of median wall, of {len(slowest.breakdowns)}"
+        last = max(told, key=lambda seen: seen.breakdowns[middle].wall_seconds)
+        one = last.breakdowns[middle]
+        how = f"the slowest rank's traced step of median wall, of {len(last.breakdowns)}"
         # where spans were not told apart by axis, an axis' 0 would be untrue
         axes = () if OTHER in one.exposed_comm_seconds else self._layout.axes
         exposed = {**dict.fromkeys(axes, 0.0), **one.exposed_comm_seconds}
@@ -159,34 +161,36 @@ class Overlap:
             "exposed_copy": one.copy_seconds,
             "idle": one.idle_seconds,
             "residual": one.residual_seconds,
-            "comm_wait": slowest.wait_seconds[middle],
+            "comm_wait": last.wait_seconds[middle],
         }
-        step, silenced = within_launch(_slowest(told, "watched")), within_launch(_slowest(told, "silenced"))
-        overhead = median(_slowest(told, "traced")) / median(_slowest(told, "plain")) - 1
-        return {
-            **values(parts, how),
-            **values({"ect": step.value - silenced.value}, f"{step.method}, in turns"),
-            **values({"compute_slowdown": max(seen.compute_slowdown_seconds for seen in told)}, "medians, max rank"),
-            **values({"tracing_overhead": overhead}, "medians"),
-        }
+        return {**values(parts, how), **differences([seen.walls for seen in told], [seen.arithmetic for seen in told])}
 
     def _peers(self, told: Sequence[Observed]) -> dict[str, MetricValue]:
         """Return how long communication itself takes, and how long a rank waits in it for a peer to come."""
         calls = told[0].calls
         if self._layout.holds_stage_only or any(len(comm) != len(calls) for seen in told for comm in seen.comm):
             return {}  # ranks make other calls, or the trace cannot be held against them
-        iterations = range(len(told[0].comm))
-        split = [[_moved_and_waited(told, rank, i) for i in iterations] for rank in range(len(told))]
-        how = f"traced steps, median of {len(iterations)}, the rank with the most"
-        found = {
-            f"comm_transfer.{name}": max(median([moved.get(name, 0.0) for moved, _ in of]) for of in split)
+        split = [[_moved_and_waited(told, rank, i) for i in range(len(told[0].comm))] for rank in range(len(told))]
+        moved = {
+            f"comm_transfer.{name}": cross_fitted([[one.get(name, 0.0) for one, _ in turns] for turns in split])
             for name in self._layout.axes
         }
-        return values(found | {"straggler_wait": max(median([waited for _, waited in of]) for of in split)}, how)
+        waited = cross_fitted([[seconds for _, seconds in turns] for turns in split])
+        return values(moved | {"straggler_wait": waited}, "traced steps")
 
 
-def _slowest(told: Sequence[Observed], kind: str) -> list[float]:
-    return [max(walls) for walls in zip(*(seen.walls[kind] for seen in told), strict=True)]
+def differences(walls: Sequence[ByKind], arithmetic: Sequence[ByKind]) -> dict[str, MetricValue]:
+    """Return what communication and looking at a step cost, of all ranks' seconds by kind of step, turn by turn."""
+    wall = {kind: slowest([one[kind] for one in walls]) for kind in walls[0]}
+    watched, silenced = (mean_rank([one[kind] for one in arithmetic]) for kind in ("watched", "silenced"))
+    each = "" if len(watched) > 1 else ", one turn tells none"
+    found = {
+        "ect": paired_difference(wall["watched"], wall["silenced"]),
+        "tracing_overhead": paired_overhead(wall["traced"], wall["plain"]),
+        "watching_overhead": paired_overhead(wall["watched"], wall["plain"]),
+    }
+    slowdown = {"compute_slowdown": paired_difference(watched, silenced)}
+    return values(found, f"the slowest rank of each turn{each}") | values(slowdown, f"mean over ranks{each}")
 
 
 def _broken_down(trace: Trace, calls: Sequence[SentCall]) -> Breakdown:

@@ -77,7 +77,14 @@ def test_every_name_is_declared_once_and_found_by_its_own_entry() -> None:
     dp = declared("exposed_comm.dp")
     assert dp is not None
     assert dp.of("exposed_comm.dp") == Metric(
-        "exposed_comm.dp", "s", "lower", "exposed dp", dp.help.replace("AXIS", "dp"), dp.formula, dp.tables
+        "exposed_comm.dp",
+        "s",
+        "lower",
+        "exposed dp",
+        dp.help.replace("AXIS", "dp"),
+        dp.formula,
+        dp.tables,
+        kind="from zero",
     )
     assert dp.of("exposed_copy") is None
     assert declared("mine") is None

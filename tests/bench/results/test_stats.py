@@ -143,7 +143,7 @@ def test_one_launch_has_no_interval_and_launches_that_agree_one_of_no_width() ->
     one, five = across_launches([0.25]), across_launches([2.0] * 5)
     assert one.value == pytest.approx(0.25)
     assert (one.low, one.high) == (None, None)
-    assert one.method == "geometric mean of 1 launch medians; one launch has no interval"
+    assert one.method == "geometric mean of 1 launch medians; of one there is no interval"
     assert (five.low, five.value, five.high) == pytest.approx((2.0, 2.0, 2.0))
     assert five.method == "geometric mean of 5 launch medians, t interval"
 

@@ -14,7 +14,7 @@ from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue
 from bench.results.records import Check, Record, Status
 from bench.results.runs import load_run
-from bench.results.stats import across_launches
+from bench.results.stats import across_launches, t_quantile
 from reports.analysis.summary import common_details, exit_code, merge_metrics, num_ranks, summarize
 from reports.analysis.timelines import MOST_ROWS, Late, late_rows
 
@@ -44,18 +44,38 @@ def test_launches_are_merged_by_the_geometric_mean_with_a_t_interval() -> None:
     assert merged["time_p99"].value == pytest.approx(9.0)
 
 
-def test_zero_negative_or_unknown_falls_back_to_the_median_without_an_interval() -> None:
-    told: dict[tuple[float | None, ...], float] = {(0.0, 2.0, 3.0): 2.0, (None, 2.0, 4.0): 3.0, (-1.0, 1.0): 0.0}
-    for values, middle in told.items():
-        merged = merge_metrics([{"skew": seconds_metric(value)} for value in values])["skew"]
-        assert (merged.value, merged.low, merged.high) == (middle, None, None)
-        known = sum(value is not None for value in values)
-        assert merged.method.startswith(f"median of {known} of {len(values)} launches; no interval")
-    unknown = [
-        MetricValue(value=None, unit="s", better="lower", method=method) for method in ("no clock", "no samples")
-    ]
+def merged_of(name: str, *values: float | None, unit: str = "s") -> MetricValue:
+    return merge_metrics([{name: MetricValue(value=value, unit=unit)} for value in values])[name]
+
+
+def test_how_launches_are_merged_is_the_metrics_kind_whatever_the_values() -> None:
+    reach = t_quantile(0.975, 2) * 3**-0.5
+    for values, low in (((1.0, 2.0, 3.0), 2 - reach), ((-2.0, -1.0, 0.0), -1 - reach)):
+        found = merged_of("ect", *values)
+        told = [found.value, found.low, found.high]
+        assert told == pytest.approx([values[1], low, low + 2 * reach]), values
+        assert found.method == "mean of 3 launches, t interval"
+    share = merged_of("drop_rate", 0.0, 1.0, 2.0, unit="")
+    assert [share.value, share.low, share.high] == pytest.approx([1.0, 0.0, 1 + reach]), "no bound below zero"
+    assert merged_of("imbalance_slowdown", 1.0, 4.0, unit="").value == pytest.approx(2.0)
+    # of what only a user's own subject knows, rates are above zero, and others may be of either sign
+    assert merged_of("mine", 1.0, 4.0).value == 2.5
+    assert merged_of("mine", 1.0, 4.0, unit="ops/s").value == pytest.approx(2.0)
+    impossible = merged_of("time", 0.0, 1.0)
+    assert (impossible.value, impossible.low) == (None, None)
+    assert impossible.method.startswith("zero or less in some of 2 launches")
+
+
+def test_launches_that_do_not_know_are_said_and_the_others_merged() -> None:
+    found = merged_of("ect", None, 2.0, 4.0)
+    assert (found.value, found.method) == (3.0, "mean of 2 launches, t interval; unknown in 1 of 3 launches")
+    alone = MetricValue(value=2.0, unit="s", low=1.0, high=3.0, method="mean of 5 turns' differences, t interval")
+    found = merge_metrics([{"ect": alone}, {"ect": MetricValue(value=None, unit="s", method="one turn")}])["ect"]
+    assert (found.value, found.low, found.high) == (2.0, 1.0, 3.0), "the interval of its own turns"
+    assert found.method == f"{alone.method}; unknown in 1 of 2 launches"
+    unknown = [MetricValue(value=None, unit="s", method=method) for method in ("no clock", "no samples")]
     merged = merge_metrics([{"skew": one} for one in unknown])["skew"]
-    assert (merged.value, merged.method) == (None, "unknown in all 2 launches")
+    assert (merged.value, merged.method) == (None, "unknown in 2 of 2 launches")
     assert merge_metrics([{"skew": unknown[0]}] * 2)["skew"] == unknown[0]
 
 

@@ -79,10 +79,11 @@ def test_a_wait_is_as_long_as_its_body_by_any_clock_and_known_to_be_issued_befor
 
 def test_a_hop_is_exposed_from_when_it_is_waited_for_and_all_peers_have_issued_it() -> None:
     """In the first hop rank 1 is 5 s late to issue; the second is issued early by both and waited for 1 s and 3 s."""
-    told = [
-        seen([waited(0, 0.0, 1.0, 7.0), waited(1, 7.0, 8.0, 9.0)], pairs={("forward", 0): 3}),
-        seen([waited(0, 5.0, 6.0, 7.0), waited(1, 7.0, 8.0, 11.0)], pairs={("forward", 0): 5}),
-    ]
+    rounds = (
+        [[waited(0, 0.0, 1.0, 7.0), waited(1, 7.0, 8.0, 9.0)]] * 2,
+        [[waited(0, 5.0, 6.0, 7.0), waited(1, 7.0, 8.0, 11.0)]] * 2,
+    )
+    told = [seen(*of, pairs={("forward", 0): pairs}) for of, pairs in zip(rounds, (3, 5), strict=True)]
     hops = hops_of(told)
     assert [(hop.exposed_seconds, hop.wait_seconds) for hop in hops] == [(2.0, 6.0), (3.0, 3.0)]
     assert [(hop.num_bytes, hop.count, hop.comm_seconds) for hop in hops] == [(16, 1, 0.5)] * 2
@@ -103,10 +104,10 @@ def test_a_hop_is_exposed_from_when_it_is_waited_for_and_all_peers_have_issued_i
     assert hops_of([seen([waited(0, 0.0, 1.0, 2.0)]), seen([waited(0, 2.5, 3.0, 3.0)])])[0].exposed_seconds == 0
 
 
-def test_hops_of_all_layers_are_summed_rounds_give_their_median_and_what_moves_is_told_apart() -> None:
+def test_hops_of_all_layers_are_summed_rounds_give_their_mean_and_what_moves_is_told_apart() -> None:
     rounds = [[waited(0, 0.0, 0.0, s), waited(0, 10.0, 10.0, 10.0 + s)] for s in (1.0, 9.0, 2.0)]
     [hop] = hops_of([seen(*rounds)] * 2)
-    assert (hop.count, hop.comm_seconds, hop.exposed_seconds) == (2, 1.0, 4.0)
+    assert (hop.count, hop.comm_seconds, hop.exposed_seconds) == (2, 1.0, 8.0)
     hops = hops_of([seen([waited(0, 0.0, 0.0, 1.0), waited(0, 0.0, 1.0, 3.0, "gradients")])] * 2)
     found = [(hop.what, hop.exposed_seconds, hop.comm_seconds) for hop in hops]
     assert found == [("keys", 1.0, 0.5), ("gradients", 2.0, 0.25)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from ranks import Ranks
 
 from bench.results.details import CAUSES, Action
 from bench.results.metrics import MetricValue
+from bench.results.stats import t_quantile
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.pipeline_parallel.bubbles import link_latency
@@ -40,7 +42,7 @@ def told_of(timelines: list[Timeline], wall: float) -> list[Taken]:
     ]
 
 
-def test_the_bubble_is_of_the_step_of_median_makespan_and_idle_is_by_cause() -> None:
+def test_the_bubble_is_the_mean_of_all_steps_and_idle_by_cause_of_that_of_median_makespan() -> None:
     schedule = make_schedule("1f1b", ranks=2, microbatches=4)
 
     def seconds(action: Action) -> float:
@@ -50,7 +52,7 @@ def test_the_bubble_is_of_the_step_of_median_makespan_and_idle_is_by_cause() -> 
     far = simulate(schedule, seconds, {(0, 1): 0.5, (1, 0): 0.5})
     steps = steps_of(told_of([far, slow, simulate(schedule, lambda a: 3 * seconds(a))], 0.25), schedule)
     assert steps.middle.makespan == pytest.approx(far.makespan)
-    assert steps.outside_seconds == pytest.approx(0.25)
+    assert steps.outside_seconds == pytest.approx([0.25] * 3)
     latency = link_latency([far], schedule)
     found = bubble_of(steps, latency, None)
     seen = values(found)
@@ -60,11 +62,13 @@ def test_the_bubble_is_of_the_step_of_median_makespan_and_idle_is_by_cause() -> 
     assert min(expected["imbalance"], expected["p2p"]) > 0.1
     whole = {"idle": idle[2], "compute": 12.0, "makespan": far.makespan, "non_pipeline_time": 0.25, "in_flight": 2.0}
     assert {name: seen[name] for name in whole} == pytest.approx(whole)
-    assert seen["bubble_fraction"] == pytest.approx(idle[2] / far.makespan)
+    fractions = [each.idle / 2 / each.makespan for each in (far, slow, slow)]  # the third three times as slow in all
+    mean, reach = fmean(fractions), t_quantile(0.975, 2) * stdev(fractions) / 3**0.5
+    bubble = found["bubble_fraction"]
+    assert [bubble.value, bubble.low, bubble.high] == pytest.approx([mean, max(0.0, mean - reach), mean + reach])
+    assert bubble.method == "idle / (ranks x makespan), mean of 3 steps, t interval"
     assert seen["bubble_fraction_simulated"] == seen["bubble_fraction_formula"] == pytest.approx(1 / 5)
     assert seen["bubble_overhead_formula"] == pytest.approx(1 / 4)
-    assert found["bubble_fraction"].low == pytest.approx(slow.idle / 2 / slow.makespan)
-    assert found["bubble_fraction"].high == pytest.approx(seen["bubble_fraction"])
     # timed compute is taken as it was asked for: ZB-V has a form at equal times alone
     v = make_schedule("zb_v", ranks=2, microbatches=4)
     uneven = steps_of(told_of([simulate(v, lambda a: 1.0 + a.microbatch + (a.kind == "I"))], 0.0), v)
