@@ -240,17 +240,30 @@ PLAN_FILE, PLAN_SCHEMA = "plan.json", 1
 
 
 class Component(msgspec.Struct, frozen=True, kw_only=True):
-    """One predicted number beside the measured one; ``error`` is predicted over measured, less 1; None is unknown."""
+    """One predicted number beside the measured one, over launches with its 95 % interval; None is unknown.
+
+    ``error`` is predicted over measured, less 1.
+    """
 
     name: str
     predicted: float
     measured: float | None
     unit: str
     error: float | None = None
+    low: float | None = None
+    high: float | None = None
 
     def __post_init__(self) -> None:
         if self.measured:
             msgspec.structs.force_setattr(self, "error", self.predicted / self.measured - 1)
+
+    @property
+    def error_words(self) -> str:
+        """The error, and whether what was measured may as well be what was predicted: its interval holds it."""
+        if self.error is None:
+            return "-"
+        is_within = self.low is not None and self.high is not None and self.low <= self.predicted <= self.high
+        return f"{self.error:+.1%}" + " (within the interval)" * (is_within and self.low != self.high)
 
 
 class StepCheck(msgspec.Struct, frozen=True, kw_only=True):

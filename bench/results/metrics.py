@@ -5,16 +5,17 @@ the records' schema are made of these declarations.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from bench.results.stats import Estimate, Kind
+from bench.results.stats import Estimate, Kind, mean_of
 
 Better = Literal["lower", "higher"]
+T = TypeVar("T")
 _WORD = re.compile("[A-Z]{2,}")
 
 
@@ -236,6 +237,37 @@ def values(found: Mapping[str, float | Estimate | None], how: str = "") -> dict[
     """Return the values of declared metrics, found by each one's formula and ``how``."""
     formulas = {name: metric.formula if (metric := declared(name)) else "" for name in found}
     return {name: value(name, of, ", ".join(filter(None, (formulas[name], how)))) for name, of in found.items()}
+
+
+def gathered(mappings: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
+    names = dict.fromkeys(name for one in mappings for name in one)
+    return {name: [one[name] for one in mappings if name in one] for name in names}
+
+
+def merge_metrics(launches: Sequence[Mapping[str, MetricValue]]) -> dict[str, MetricValue]:
+    return {name: _merge(name, metrics) for name, metrics in gathered(launches).items()}
+
+
+def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
+    """Return the mean of the launches that know a value, as its metric's kind asks, with its t interval over them."""
+    first, known = metrics[0], [metric for metric in metrics if metric.value is not None]
+    if len(metrics) == 1 or (first.low is None and all(metric == first for metric in metrics)):
+        return first  # a closed form or a count does not scatter
+    kind, values = kind_of(name, first.unit), [metric.value for metric in known if metric.value is not None]
+    lacking = f"unknown in {len(metrics) - len(known)} of {len(metrics)} launches" if len(known) < len(metrics) else ""
+    unknown = msgspec.structs.replace(first, value=None, low=None, high=None, method=lacking)
+    if not known:
+        return unknown
+    if kind in ("amount", "factor") and min(values) <= 0:
+        why = f"zero or less in some of {len(values)} launches, of which there is no geometric mean"
+        return msgspec.structs.replace(unknown, method="; ".join(filter(None, (why, lacking))))
+    # what a launch gives is its median, except for a percentile
+    noun = "launches" if kind in ("difference", "from zero") else "launch medians"
+    found = mean_of(values, "launch 99th percentiles" if name.endswith("_p99") else noun, kind)
+    if len(known) == 1:
+        return msgspec.structs.replace(known[0], method=f"{known[0].method}; {lacking}")
+    method = "; ".join(filter(None, (found.method, lacking)))
+    return msgspec.structs.replace(first, value=found.value, low=found.low, high=found.high, method=method)
 
 
 def schema_of_metrics(ref: Mapping[str, Any]) -> dict[str, Any]:

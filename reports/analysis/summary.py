@@ -5,15 +5,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
 from bench.launch.control_channel import LEFT_OUT
 from bench.plan.cases import Case
 from bench.plan.plan import Skipped
-from bench.results.metrics import MetricValue, kind_of
+from bench.results.metrics import MetricValue, gathered, merge_metrics
 from bench.results.records import Check, Record, Status, WorldInfo
 from bench.results.runs import Run
-from bench.results.stats import Estimate, Grade, mean_of
+from bench.results.stats import Estimate, Grade
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
 NOISIEST_FIRST: tuple[Grade, ...] = ("very noisy", "noisy", "fair", "stable")
@@ -202,36 +200,5 @@ def unreadable(rows: Iterable[Row], read: Callable[[Row], object]) -> tuple[str,
 
 def common_details(row: Row) -> dict[str, Any]:
     """Return the details of the row's records: a value where launches agree, the list of theirs where they do not."""
-    told = _gathered([record.details for record in row.records])
+    told = gathered([record.details for record in row.records])
     return {name: of[0] if all(value == of[0] for value in of) else of for name, of in told.items()}
-
-
-def _gathered(mappings: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
-    names = dict.fromkeys(name for one in mappings for name in one)
-    return {name: [one[name] for one in mappings if name in one] for name in names}
-
-
-def merge_metrics(launches: Sequence[Mapping[str, MetricValue]]) -> dict[str, MetricValue]:
-    return {name: _merge(name, metrics) for name, metrics in _gathered(launches).items()}
-
-
-def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
-    """Return the mean of the launches that know a value, as its metric's kind asks, with its t interval over them."""
-    first, known = metrics[0], [metric for metric in metrics if metric.value is not None]
-    if len(metrics) == 1 or (first.low is None and all(metric == first for metric in metrics)):
-        return first  # a closed form or a count does not scatter
-    kind, values = kind_of(name, first.unit), [metric.value for metric in known if metric.value is not None]
-    lacking = f"unknown in {len(metrics) - len(known)} of {len(metrics)} launches" if len(known) < len(metrics) else ""
-    unknown = msgspec.structs.replace(first, value=None, low=None, high=None, method=lacking)
-    if not known:
-        return unknown
-    if kind in ("amount", "factor") and min(values) <= 0:
-        why = f"zero or less in some of {len(values)} launches, of which there is no geometric mean"
-        return msgspec.structs.replace(unknown, method="; ".join(filter(None, (why, lacking))))
-    # what a launch gives is its median, except for a percentile
-    noun = "launches" if kind in ("difference", "from zero") else "launch medians"
-    found = mean_of(values, "launch 99th percentiles" if name.endswith("_p99") else noun, kind)
-    if len(known) == 1:
-        return msgspec.structs.replace(known[0], method=f"{known[0].method}; {lacking}")
-    method = "; ".join(filter(None, (found.method, lacking)))
-    return msgspec.structs.replace(first, value=found.value, low=found.low, high=found.high, method=method)

@@ -196,7 +196,9 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
         outside = " + non-pipeline (such as the update)" if is_pipelined else ""
         sentences.append(
             f"Where the time went: compute + exposed communication + copy + idle{outside} = the wall time of a traced "
-            "step; the residual is what they leave of it, and tracing what that step takes longer than a timed one."
+            "step; the residual is what they leave of it, and tracing what that step takes longer than a timed one. "
+            "A difference, such as ect, is the mean of turns in pairs: without an interval, or with one that holds "
+            "zero, it is not told from noise."
         )
     if plan.launches == 1 and shown:
         sentences.append("One launch: intervals say nothing of what differs between launches; a comparison needs five.")

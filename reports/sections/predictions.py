@@ -3,6 +3,7 @@
 import msgspec
 
 from bench.results.details import PLAN_FILE, PLAN_SCHEMA, Component, Published, Validation
+from bench.results.metrics import MetricValue
 from bench.results.records import refuse_newer
 from bench.text import UserError
 from reports import cells
@@ -56,6 +57,11 @@ def _text(value: float | None, unit: str) -> str:
     return cells.duration(value) if unit == "s" else cells.quantity(value, unit)
 
 
+def _measured(one: Component) -> str:
+    found = MetricValue(value=one.measured, unit=one.unit, low=one.low, high=one.high)
+    return cells.compared(found, lambda value: _text(value, one.unit))
+
+
 _COLUMNS: "tuple[Column[tuple[str, Component]], ...]" = (
     words("step", lambda row: row[0], "the training step"),
     words("component", lambda row: row[1].name, "what is predicted of it"),
@@ -67,15 +73,15 @@ _COLUMNS: "tuple[Column[tuple[str, Component]], ...]" = (
     ),
     Column(
         "measured",
-        lambda row: _text(row[1].measured, row[1].unit),
+        lambda row: _measured(row[1]),
         lambda row: row[1].measured,
-        "the median over launches",
+        "the mean over launches, with its 95 % interval where it has one",
     ),
     Column(
         "error",
-        lambda row: cells.UNKNOWN if row[1].error is None else f"{row[1].error:+.1%}",
+        lambda row: row[1].error_words,
         lambda row: row[1].error,
-        "predicted / measured - 1",
+        "predicted / measured - 1, and whether the interval of what was measured holds the prediction",
     ),
 )
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.results.metrics import MetricValue, values
+from bench.results.metrics import MetricValue, merge_metrics, values
 from bench.results.turns import cross_fitted
-from reports.analysis.summary import merge_metrics
 from workloads.step.overlap import differences
 
 STEP, SLOWED, LATE = 0.050, 0.005, 0.020

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 
 from bench.results.details import PLAN_FILE, STATE, Action, Component, StepCheck, Validation
+from bench.results.metrics import MetricValue, merge_metrics
 from bench.results.records import Record
 from bench.results.runs import Run
-from bench.results.stats import median
 from bench.text import UserError, counted, replace_file, writing
 from workloads.catalogue import DEFINITIONS, STRATEGIES
 from workloads.costs.communication_pattern import bytes_by_axis, calls
@@ -75,12 +75,15 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
     measured = [record for record in records if record.status == "ok"]
     if not measured:
         return records[0].reason or records[0].status
-    case, world, metrics = measured[0].case, measured[0].world, _medians(measured)
+    case, world = measured[0].case, measured[0].world
+    metrics = merge_metrics([record.metrics for record in measured])
     spec = _spec_of(measured[0])
     if isinstance(spec, str):
         return f"not predicted: {spec}"
     declared = declared_compute(spec)
-    if declared is None and "compute" not in metrics:
+    unknown = MetricValue(value=None)
+    compute = metrics.get("compute", unknown).value if declared is None else declared
+    if compute is None:
         return "its compute was not measured alone"
     ranks = [spec.at(rank) for rank in range(world.size)]
     busiest = max(map(calls, ranks), key=lambda of: sum(call.sent for call in of))
@@ -91,8 +94,8 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
         spec,
         moving,
         by_curves(curves),
-        compute_seconds=metrics["compute"] if declared is None else declared,
-        outside_seconds=metrics.get("non_pipeline_time", 0.0) if declared is None else 0.0,
+        compute_seconds=compute,
+        outside_seconds=metrics.get("non_pipeline_time", unknown).value or 0.0 if declared is None else 0.0,
         backend=world.backend,
     )
     held = [memory_of(at) for at in ranks]
@@ -111,8 +114,9 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
         rule=time.rule,
         compute="measured" if declared is None else "declared",
         components=[
-            Component(name=name, predicted=predicted, measured=metrics.get(metric), unit=unit)
+            Component(name=name, predicted=predicted, measured=seen.value, low=seen.low, high=seen.high, unit=unit)
             for name, metric, unit, predicted in rows
+            for seen in (metrics.get(metric, unknown),)
         ],
         notes=list(beyond(moving, curves)),
     )
@@ -140,15 +144,6 @@ def _spec_of(record: Record) -> StepSpec | str:
     return spec
 
 
-def _medians(records: Sequence[Record]) -> Mapping[str, float]:
-    known: dict[str, list[float]] = {}
-    for record in records:
-        for name, metric in record.metrics.items():
-            if metric.value is not None:
-                known.setdefault(name, []).append(metric.value)
-    return {name: median(values) for name, values in known.items()}
-
-
 def validation_text(found: Validation) -> str:
     """Return predicted beside measured, step by step and component by component."""
     rows = [
@@ -156,7 +151,7 @@ def validation_text(found: Validation) -> str:
             row.label if i == 0 else "",
             one.name,
             *(_quantity(value, one.unit) for value in (one.predicted, one.measured)),
-            "-" if one.error is None else f"{one.error:+.1%}",
+            one.error_words,
         ]
         for row in found.rows
         for i, one in enumerate(row.components)

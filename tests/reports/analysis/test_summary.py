@@ -11,11 +11,11 @@ from reports_fixtures import WORLD, bad, collective, hang, make_plan, make_run, 
 
 from bench.launch.control_channel import LEFT_OUT
 from bench.plan.plan import Skipped
-from bench.results.metrics import MetricValue
+from bench.results.metrics import MetricValue, merge_metrics
 from bench.results.records import Check, Record, Status
 from bench.results.runs import load_run
 from bench.results.stats import across_launches, t_quantile
-from reports.analysis.summary import common_details, exit_code, merge_metrics, num_ranks, summarize
+from reports.analysis.summary import common_details, exit_code, num_ranks, summarize
 from reports.analysis.timelines import MOST_ROWS, Late, late_rows
 
 CASE = collective()

@@ -100,6 +100,7 @@ def test_what_cannot_be_drawn_or_read_says_why(tmp_path: Path) -> None:
 
 BYTES = Component(name="bytes dp", predicted=2048.0, measured=2048.0, unit="B")
 TIME = Component(name="step", predicted=0.012, measured=0.010, unit="s")
+WIDE = Component(name="comm dp", predicted=0.012, measured=0.010, unit="s", low=0.007, high=0.0143)
 NOTHING = Component(name="bytes tp", predicted=0.0, measured=None, unit="B")
 
 
@@ -122,13 +123,14 @@ def row(
 
 def test_what_the_planner_wrote_is_shown_as_it_wrote_it(run: Run) -> None:
     assert predicted_section(found_of(run)) is None
-    rows = [row(BYTES, TIME, NOTHING, notes=("its compute is of another pass",))]
+    rows = [row(BYTES, TIME, NOTHING, WIDE, notes=("its compute is of another pass",))]
     found = Validation(run="run-1", fits="run-1", rows=rows, left_out={"cp": "not priced"})
     (table,) = predictions(run, found).tables
     assert table_cells(table) == [
         ["ddp", "bytes dp", "2.00 KiB", "2.00 KiB", "+0.0%"],
         ["ddp", "step", "12.0 ms", "10.0 ms", "+20.0%"],
         ["ddp", "bytes tp", "0 B", "-", "-"],
+        ["ddp", "comm dp", "12.0 ms", "10.0 ms [7.00, 14.3]", "+20.0% (within the interval)"],
     ]
     assert [column.sort(table.rows[1]) for column in table.columns][2:] == [0.012, 0.010, pytest.approx(0.2)]
     assert table.notes == (
