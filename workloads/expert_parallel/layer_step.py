@@ -1,7 +1,7 @@
 """One mixture of experts without a model around it: the whole layer, or dispatch and combine alone."""
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ from workloads.expert_parallel.routes import Routes
 from workloads.model.timed_compute import TimedCompute
 from workloads.model.transformer import fill
 from workloads.step.layout import dtype_of, whole
-from workloads.step.parity import DISTANCE_MARGIN, count_apart, distance
+from workloads.step.parity import compare_distances, compare_elements
 from workloads.step.probe import run_probes
 
 Layer = TypeVar("Layer", bound=MoeLayer)
@@ -154,6 +154,7 @@ class LayerStep(Scope):
 
     def __init__(self, world: World, params: Mapping[str, Value]) -> None:
         self._waiter = TimedCompute(world.device)
+        self._differences: list[str] = []
         super().__init__(world, params)
         if self.spec.timed_seconds is not None:
             around = nn.Module()
@@ -171,11 +172,16 @@ class LayerStep(Scope):
             return self.count_misplaced()
         found = {"out": self._out.detach(), "input": self.x.grad, **_gradients_of(self.layer)}
         right = {name: tensor for name, tensor in found.items() if tensor is not None}
-        expected = self._reference(torch.float32)
-        if dtype_of(self.spec) == torch.float32:
-            return count_apart(right, expected)
-        limit = DISTANCE_MARGIN * distance(self._reference(dtype_of(self.spec)), expected)
-        return 0 if distance(right, expected) <= limit else sum(tensor.numel() for tensor in expected.values())
+        expected, dtype = self._reference(torch.float32), dtype_of(self.spec)
+        if dtype == torch.float32:
+            compared = list(compare_elements(right, expected, lambda: self._reference(torch.float64)))
+        else:
+            compared = list(compare_distances(right, expected, self._reference(dtype), dtype))
+        self._differences = [str(one) if one.name == "out" else f"gradient of {one}" for one in compared if one.wrong]
+        return sum(one.wrong for one in compared)
+
+    def differences(self) -> Sequence[str]:
+        return self._differences
 
     def describe(self) -> Description:
         found, moe = super().describe(), self.moe

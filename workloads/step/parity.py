@@ -1,10 +1,15 @@
 """The parity gate: what ranks computed together equals what one process computes alone, on the same tokens.
 
-float32 is compared element by element. A narrower type is compared by distance: from gradients in float32, ours may be
-no farther than those of one process in the same type, but for a margin.
+Each parameter's gradient is judged by itself, against its own scale. float32 is compared element by element. A narrower
+type is compared by distance: from gradients in float32, ours may be no farther than those of one process in the same
+type, but for a margin; so may all of them together. A gradient that is rounding alone, as float64 or the narrow type
+tells, has nothing to be compared with but its rounding.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -14,7 +19,7 @@ from bench.world.world import World
 from workloads.model.optimizer import LEARNING_RATE, make_optimizer
 from workloads.model.shapes import Shape
 from workloads.model.timed_compute import TimedLinear
-from workloads.model.transformer import build, plain_name
+from workloads.model.transformer import build, loss_of, plain_name
 from workloads.step.layout import Layout, whole
 
 RELATIVE_TOLERANCE = 1e-4
@@ -23,9 +28,11 @@ RELATIVE_TOLERANCE = 1e-4
 float32 sums in another order were seen to differ by up to 1e-5 of it at 256 sequences a rank; traffic in bfloat16
 would differ by 5e-4 and more.
 """
-FLOOR = 1e-2
-"""Of the largest gradient of the whole model: a tensor whose gradients are below it is compared as if it had such."""
 DISTANCE_MARGIN = 1.5
+FLOOR = 2
+"""Machine epsilons that a tensor may be farther than the margin says, for the distance of few elements is chance."""
+ROUNDING_MARGIN = 4
+"""Times its rounding that a tensor may be apart that is little else."""
 _DECIDED = 1e-3
 _UPDATE_TOLERANCE = 0.05
 # a right run was seen at 0.01 of what two steps move, one step missing at 0.5
@@ -41,10 +48,13 @@ class Parity:
     def __init__(self, world: World, layout: Layout, shape: Shape, dtype: torch.dtype) -> None:
         self._world, self._layout, self._shape, self._dtype = world, layout, shape, dtype
         self._steps_compared = False
-        # elements are compared, not distances as where numbers are narrow
-        self._by_element = dtype == torch.float32 and layout.reduced_dtype in (None, torch.float32)
+        self.differences: list[str] = []  # what the last count was of
+        self.compared: list[Compared] = []
+        # the type of which distances are compared; None where elements are
+        narrow = layout.reduced_dtype or dtype
+        self._narrow = None if narrow == torch.float32 else narrow
         # bit for bit; a device may add in another order each time
-        self._exact = bool(layout.exact_order) and world.device.type == "cpu"
+        self._exact = bool(layout.exact_order) and self._narrow is None and world.device.type == "cpu"
 
     def count_wrong(
         self, batch: Microbatches, gradients_of: Callable[[], Tensor | None], step: Callable[[], None]
@@ -54,37 +64,55 @@ class Parity:
         The first time the layout has taken one step on ``batch``, and here takes the second. ``batch`` are all data
         ranks' microbatches, one after the other.
         """
+        self.differences = []
         wrong = 0
         if not self._steps_compared:
             self._steps_compared = True
             step()
-            wrong += self._count_wrong_updates(batch)
+            wrong += self._count(self._count_wrong_updates(batch), "weights after two steps are not one process's")
         mine = self._weights()
         replicas = self._layout.replica_group or (None if self._layout.holds_stage_only else self._world.group)
-        wrong += 0 if replicas is None else count_unlike_rank_0(mine.values(), replicas)
+        if replicas is not None:
+            wrong += self._count(count_unlike_rank_0(mine.values(), replicas), "weights are not those of rank 0")
         weights: Tensors = mine
         if self._layout.holds_stage_only:  # those of all stages; what no rank holds is missing
             told = self._world.gather({name: w.cpu() for name, w in mine.items()})
             weights = {name: tensor for of in told for name, tensor in of.items()}
         loss_of_all, gradients = self._reference(weights, batch, torch.float32)
+        alone = cache(lambda: self._rounded(weights, batch))
         loss = gradients_of()
         self._layout.gather_gradients()
         found = {plain_name(name): whole(p).detach() for name, p in _gradients(self._layout.model).items()}
         expected = {name: gradients[name] for name in mine}
-        wrong += sum(gradient.numel() for name, gradient in gradients.items() if name not in weights)
+        for name, gradient in gradients.items():
+            if name not in weights:
+                wrong += self._count(gradient.numel(), f"{name} is held by no rank")
         # ranks that do not know a loss tell none, and those that share their tokens tell the same
         losses: list[float | None] = [None] * self._world.size
         dist.all_gather_object(losses, None if loss is None else float(loss), group=self._world.control)
         known = [value for value in losses if value is not None]
-        if self._dtype == torch.float32:
-            apart = abs(sum(known) / len(known) - loss_of_all)
-            wrong += int(not apart <= RELATIVE_TOLERANCE * abs(loss_of_all))
-        if self._by_element:
-            return wrong + (count_unlike if self._exact else count_apart)(found, expected)
-        alone = self._rounded(weights, batch)
-        limit = DISTANCE_MARGIN * distance({name: alone[name] for name in mine}, expected)
-        near = distance(found, expected) <= limit
-        return wrong + (0 if near else sum(gradient.numel() for gradient in found.values()))
+        limit = RELATIVE_TOLERANCE * abs(loss_of_all)
+        if self._dtype != torch.float32:
+            limit = torch.finfo(self._dtype).eps * abs(loss_of_all) + DISTANCE_MARGIN * abs(alone()[0] - loss_of_all)
+        mean = sum(known) / len(known)
+        apart = abs(mean - loss_of_all)
+        how = f"is {mean:.6g}, the reference's {loss_of_all:.6g} (limit {limit:.2g} apart)"
+        loss_compared = Compared("loss", apart / limit, int(not apart <= limit), how)
+        wrong += self._count(loss_compared.wrong, str(loss_compared))
+        if self._exact:
+            compared = compare_bits(found, expected)
+        elif self._narrow is None:
+            compared = compare_elements(found, expected, lambda: alone()[1])
+        else:
+            compared = compare_distances(found, expected, alone()[1], self._narrow)
+        self.compared = [*compared, loss_compared]
+        return wrong + sum(self._count(one.wrong, f"gradient of {one}") for one in self.compared[:-1])
+
+    def _count(self, wrong: int, words: str) -> int:
+        """Return a count, and keep what it is of if there is something wrong."""
+        if wrong:
+            self.differences.append(words)
+        return wrong
 
     def count_wrong_fills(self, accumulation: int) -> int:
         """Return how many weight gradients of timed compute are not the mean over data ranks of their fills."""
@@ -115,7 +143,7 @@ class Parity:
                 ours, theirs, first = (tensor.detach().float() for tensor in (found, expected[name], before[name]))
                 apart.append((ours - theirs)[decided[name]])
                 moved.append((first - theirs)[decided[name]])
-        if self._by_element:
+        if self._narrow is None:
             return sum(int((~(values.abs() <= _UPDATE_TOLERANCE * LEARNING_RATE)).sum()) for values in apart)
         far, way = (sum(float(values.square().sum()) for values in of) ** 0.5 for of in (apart, moved))
         return 0 if far <= _MOVEMENT_TOLERANCE * way else sum(map(len, apart))
@@ -129,18 +157,22 @@ class Parity:
                     parameter.copy_(weights[name])
         return self._backward(alone, batch), _gradients(alone)
 
-    def _rounded(self, weights: Tensors, batch: Microbatches) -> Tensors:
-        """Return one process's gradients in the type that is narrow: the model's, or that in which ranks sum theirs."""
+    def _rounded(self, weights: Tensors, batch: Microbatches) -> tuple[float, Tensors]:
+        """Return one process's mean loss and gradients of other rounding than the reference's.
+
+        They are of the type that is narrow, the model's or that in which ranks sum theirs; of float64 where none is.
+        """
         narrow, ranks = self._layout.reduced_dtype, self._layout.data_size
-        if narrow is None:
-            return self._reference(weights, batch, self._dtype)[1]
-        each, total = len(batch) // ranks, dict[str, Tensor]()
+        if self._narrow is None or narrow is None:
+            return self._reference(weights, batch, self._narrow or torch.float64)
+        each, total, losses = len(batch) // ranks, dict[str, Tensor](), 0.0
         for rank in range(ranks):
-            _, part = self._reference(weights, batch[rank * each : (rank + 1) * each], self._dtype)
+            loss, part = self._reference(weights, batch[rank * each : (rank + 1) * each], self._dtype)
+            losses += loss / ranks
             for name, gradient in part.items():
                 mine = (gradient / ranks).to(narrow)
                 total[name] = mine if name not in total else total[name] + mine
-        return total
+        return losses, total
 
     def _alone(self, dtype: torch.dtype) -> nn.Module:
         if self._layout.reference_model is not None:
@@ -148,8 +180,13 @@ class Parity:
         return build(self._shape, self._world.seed, self._world.device, dtype)
 
     def _backward(self, alone: nn.Module, batch: Microbatches) -> float:
-        """Take the gradients of the mean loss, as the layout accumulates them if they are to be equal; return it."""
+        """Take the gradients of the mean loss, as the layout accumulates them if they are to be equal; return it.
+
+        In a narrow type they are of one microbatch after the other, for a sum over more tokens is rounded more.
+        """
         order = self._layout.exact_order
+        if self._layout.reference_loss is loss_of and next(alone.parameters()).dtype == self._narrow:
+            order = order or range(len(batch))
         parts = [batch[i] for i in order] if order else [torch.cat(tuple(batch))]
         total = 0.0
         for part in parts:
@@ -166,27 +203,95 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def count_apart(found: Tensors, expected: Tensors) -> int:
-    """Return how many elements are farther from the reference than the tolerance; a missing tensor is all wrong."""
-    floor = FLOOR * max((float(reference.abs().max()) for reference in expected.values()), default=0.0)
-    wrong = 0
+@dataclass(frozen=True)
+class Compared:
+    """A tensor beside its reference: how many times its limit it is apart, how many elements are wrong, and how so."""
+
+    name: str
+    times_limit: float
+    wrong: int
+    how: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.how}"
+
+
+def compare_elements(found: Tensors, expected: Tensors, exact: Callable[[], Tensors]) -> Iterator[Compared]:
+    """Compare each tensor by its elements; a missing one is zero.
+
+    ``exact`` are one process's in float64, asked for where the tolerance does not suffice.
+    """
     for name, reference in expected.items():
-        if name not in found:
-            wrong += reference.numel()
-            continue
-        limit = RELATIVE_TOLERANCE * reference.abs().max().clamp(min=floor)
-        apart = (found[name] - reference).abs()
-        # a NaN is in no limit, infinity in an infinite one
-        wrong += int((~((apart <= limit) & apart.isfinite())).sum())
-    return wrong
+        apart, largest = (_or_zero(found, name, reference) - reference).abs(), reference.abs().amax()
+        limit = RELATIVE_TOLERANCE * largest
+        if _count_beyond(apart, limit):
+            limit = torch.maximum(limit, ROUNDING_MARGIN * (reference - exact()[name]).abs().amax().float())
+        wrong, far = _count_beyond(apart, limit), (float(value) for value in (apart.amax(), limit, largest))
+        yield _compared(name, found, reference, wrong, *far)
 
 
-def count_unlike(found: Tensors, expected: Tensors) -> int:
-    """Return how many elements differ from the reference at all; a missing tensor is all wrong."""
-    return sum(
-        reference.numel() if name not in found else int((found[name] != reference).sum())
-        for name, reference in expected.items()
-    )
+def compare_bits(found: Tensors, expected: Tensors) -> Iterator[Compared]:
+    for name, reference in expected.items():
+        apart, largest = (_or_zero(found, name, reference) - reference).abs(), reference.abs().amax()
+        wrong = _count_beyond(apart, torch.zeros_like(largest))
+        yield _compared(name, found, reference, wrong, float(apart.amax()), 0.0, float(largest))
+
+
+def compare_distances(found: Tensors, expected: Tensors, alone: Tensors, narrow: torch.dtype) -> Iterator[Compared]:
+    """Compare each tensor by its distance, and all together if no single one is wrong.
+
+    ``alone`` are one process's in the narrow type.
+    """
+    all_apart = all_rounding = 0.0
+    all_right = True
+    for name, reference in expected.items():
+        size, apart, rounding = (
+            float(tensor.norm())
+            for tensor in (
+                reference,
+                _or_zero(found, name, reference).float() - reference,
+                alone[name].float() - reference,
+            )
+        )
+        limit = DISTANCE_MARGIN * rounding + FLOOR * torch.finfo(narrow).eps * size
+        if rounding > size / 2:
+            limit = ROUNDING_MARGIN * rounding
+        wrong = 0 if apart <= limit < math.inf else reference.numel()
+        all_right &= not wrong
+        yield _compared(name, found, reference, wrong, apart, limit, size)
+        all_apart, all_rounding = math.hypot(all_apart, apart), math.hypot(all_rounding, rounding)
+    limit = DISTANCE_MARGIN * all_rounding
+    wrong = sum(reference.numel() for reference in expected.values()) if all_right and all_apart > limit else 0
+    how = f"together are {all_apart:.2g} from the reference (limit {limit:.2g})"
+    yield Compared("all parameters", all_apart / limit if limit else 0.0, wrong, how)
+
+
+def _or_zero(found: Tensors, name: str, reference: Tensor) -> Tensor:
+    return found.get(name, torch.zeros_like(reference))
+
+
+def _count_beyond(apart: Tensor, limit: Tensor) -> int:
+    # a NaN is in no limit, infinity in an infinite one
+    return int((~((apart <= limit) & apart.isfinite())).sum())
+
+
+def _compared(
+    name: str, found: Tensors, reference: Tensor, wrong: int, apart: float, limit: float, size: float
+) -> Compared:
+    """Say how far a tensor is apart, or that it is missing or a multiple of the reference if that explains it."""
+    how, tensor = "", found.get(name)
+    if wrong and not size:
+        how = "is not zero, as the reference is"
+    elif wrong and (tensor is None or not tensor.any()):
+        how = "is missing" if tensor is None else "is zero"
+    elif wrong:
+        assert tensor is not None
+        factor = float((tensor.float() * reference).sum() / reference.square().sum())
+        rest = float((tensor.float() - factor * reference).norm() / reference.norm())
+        how = f"is {apart / size:.2g} of the reference's size from it (limit {limit / size:.2g})"
+        if abs(factor - 1) > 2 * rest:
+            how = f"is {factor:.3g} of the reference"
+    return Compared(name, apart / limit if limit else 0.0, wrong, how)
 
 
 def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> int:
@@ -202,15 +307,6 @@ def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> 
     tolerance = RELATIVE_TOLERANCE if gradient.dtype == torch.float32 else max(1 / (2 * num_ranks), roundings)
     # a NaN is in no limit
     return int((~((gradient.float() - expected).abs() <= tolerance * abs(expected))).sum())
-
-
-def distance(found: Tensors, expected: Tensors) -> float:
-    """Return the distance of all gradients together, relative to the length of the reference; infinite if one lacks."""
-    if found.keys() != expected.keys():
-        return float("inf")
-    apart = sum(float((found[name].float() - reference).square().sum()) for name, reference in expected.items())
-    size = sum(float(reference.square().sum()) for reference in expected.values())
-    return float((apart / size) ** 0.5)
 
 
 def count_unlike_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> int:

@@ -84,6 +84,9 @@ class TrainingStep:
         microbatches = self._batch.chunk(self.layout.data_size * self.spec.microbatches)
         return self._parity.count_wrong(microbatches, self._losses_and_gradients, self.step)
 
+    def differences(self) -> Sequence[str]:
+        return self._parity.differences
+
     def describe(self) -> Description:
         """Return tokens, parameters and FLOPs, and what the row cannot claim."""
         tokens, flops, peak = self._tokens_per_step(), self._flops_per_rank(), self._peak

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from workloads.model.timed_compute import TimedCompute, TimedLinear, fill_distinct_gradients, make_timed
-from workloads.step.parity import FLOOR, RELATIVE_TOLERANCE, count_apart, count_unfilled, distance
+from workloads.step.parity import (
+    DISTANCE_MARGIN,
+    FLOOR,
+    RELATIVE_TOLERANCE,
+    ROUNDING_MARGIN,
+    Tensors,
+    compare_bits,
+    compare_distances,
+    compare_elements,
+    count_unfilled,
+)
 
 REFERENCE = torch.tensor([4.0, -8.0, 0.0, 1e-6])
 LIMIT = RELATIVE_TOLERANCE * 8
@@ -22,8 +32,13 @@ def with_element(index: int, value: float, tensor: Tensor = REFERENCE) -> Tensor
     return changed
 
 
+def wrong_elements(found: Tensors, expected: Tensors, exact: Tensors | None = None) -> dict[str, int]:
+    """Return how many elements of each wrong tensor are; float64 says what float32 does if nothing else is given."""
+    return {one.name: one.wrong for one in compare_elements(found, expected, lambda: exact or expected) if one.wrong}
+
+
 def apart(found: Tensor, reference: Tensor = REFERENCE) -> int:
-    return count_apart({"w": found}, {"w": reference})
+    return wrong_elements({"w": found}, {"w": reference}).get("w", 0)
 
 
 def test_the_tolerance_is_of_the_largest_reference_value_whichever_element_it_is() -> None:
@@ -35,13 +50,18 @@ def test_the_tolerance_is_of_the_largest_reference_value_whichever_element_it_is
     assert (apart(zeros, zeros), apart(with_element(1, 1e-30, zeros), zeros)) == (0, 1)
 
 
-def test_a_tensor_has_a_tolerance_of_its_own_but_at_least_the_floors() -> None:
-    """Beside gradients of 8, those of a millionth are the roundings of sums that cancel."""
-    large, tiny = torch.full((2,), 2 * FLOOR * 8), torch.full((2,), 1e-6)
-    for part, wrong in ((0.9, 0), (1.1, 2)):
-        for reference, limit in ((large, RELATIVE_TOLERANCE * large), (tiny, FLOOR * LIMIT)):
-            found = {"large": REFERENCE, "small": reference + part * limit}
-            assert count_apart(found, {"large": REFERENCE, "small": reference}) == wrong, (part, reference)
+def test_a_small_tensor_is_wrong_by_its_own_size_beside_a_large_one_unless_it_is_rounding() -> None:
+    """Beside gradients of 8, those of a millionth may be a sum that cancels: float64 has another."""
+    tiny = torch.tensor([1e-6, -1e-6])
+    expected = {"large": REFERENCE, "tiny": tiny}
+    for factor in (0.0, 0.5, 2.0, -1.0, 1 + 1.1 * RELATIVE_TOLERANCE):
+        found = {"large": REFERENCE, "tiny": factor * tiny}
+        assert wrong_elements(found, expected) == {"tiny": 2}, factor
+        for rounding in (0.1 / ROUNDING_MARGIN, 2.1 / ROUNDING_MARGIN):
+            exact = {"large": REFERENCE.double(), "tiny": (1 - rounding) * tiny.double()}
+            hidden = abs(factor - 1) <= ROUNDING_MARGIN * rounding
+            assert wrong_elements(found, expected, exact) == ({} if hidden else {"tiny": 2}), (factor, rounding)
+    assert wrong_elements({"large": REFERENCE}, expected) == {"tiny": 2}
 
 
 def test_what_is_no_number_is_wrong_and_passes_nothing_off_as_right() -> None:
@@ -52,24 +72,69 @@ def test_what_is_no_number_is_wrong_and_passes_nothing_off_as_right() -> None:
         assert min(apart(found, reference) for found in (REFERENCE, REFERENCE * 7, reference)) > 0, bad
 
 
-def test_tensors_are_compared_by_name_and_a_missing_one_is_all_wrong() -> None:
-    assert count_apart({}, {}) == 0
+def test_tensors_are_compared_by_name_and_a_missing_one_is_zero() -> None:
+    assert wrong_elements({}, {}) == {}
     expected = dict.fromkeys("abc", REFERENCE)
-    assert count_apart({"b": REFERENCE, "c": REFERENCE}, expected) == 4
-    assert count_apart({"a": -REFERENCE, "c": with_element(0, 5.0)}, expected) == 2 + 4 + 1
-    assert count_apart({"b": REFERENCE, "a": -REFERENCE}, {"a": -REFERENCE, "b": REFERENCE}) == 0
-    assert count_apart({"a": REFERENCE, "b": -REFERENCE}, {"a": -REFERENCE, "b": REFERENCE}) == 4
+    assert wrong_elements({"b": REFERENCE, "c": REFERENCE}, expected) == {"a": 2}
+    assert wrong_elements({"a": -REFERENCE, "c": with_element(0, 5.0)}, expected) == {"a": 2, "b": 2, "c": 1}
+    assert wrong_elements({"b": REFERENCE, "a": -REFERENCE}, {"a": -REFERENCE, "b": REFERENCE}) == {}
+    assert wrong_elements({"a": REFERENCE, "b": -REFERENCE}, {"a": -REFERENCE, "b": REFERENCE}) == {"a": 2, "b": 2}
 
 
-def test_the_distance_is_of_all_together_relative_to_the_references_length() -> None:
-    expected = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])}
-    assert distance(expected, expected) == 0.0
-    assert distance({"a": torch.tensor([3.0, 3.0]), "b": torch.tensor([[8.0]])}, expected) == pytest.approx(1.0)
-    assert distance({"a": torch.zeros(2), "b": torch.zeros(1, 1)}, expected) == pytest.approx(1.0)
-    assert distance({name: 1.5 * value for name, value in expected.items()}, expected) == pytest.approx(0.5)
-    reference = {"a": torch.tensor([1.0, 1 + 2**-9])}
-    assert distance({"a": reference["a"].bfloat16()}, reference) == pytest.approx(2**-9 / math.sqrt(2), rel=0.01)
-    assert distance({}, {"a": REFERENCE}) == distance({"a": REFERENCE, "b": REFERENCE}, {"a": REFERENCE}) == math.inf
+def far(found: Tensors, expected: Tensors, alone: Tensors) -> dict[str, str]:
+    return {one.name: one.how for one in compare_distances(found, expected, alone, torch.bfloat16) if one.wrong}
+
+
+def moved(by: float, index: int = 0) -> Tensor:
+    """Return a tensor of length 5 that is so many lengths from (3, 4, 0)."""
+    return with_element(index, 3 * (index == 0) + 4 * (index == 1) + 5 * by, torch.tensor([3.0, 4.0, 0.0]))
+
+
+def test_a_tensors_limit_is_a_margin_over_its_own_rounding_and_a_floor_of_its_own_size() -> None:
+    floor = FLOOR * torch.finfo(torch.bfloat16).eps
+    large = torch.full((100,), 1e3)
+    expected = {"large": large, "small": moved(0)}
+    for rounding in (0.0, 0.1, 0.3):
+        limit, alone = DISTANCE_MARGIN * rounding + floor, {"large": 0.9 * large, "small": moved(rounding)}
+        for index in (0, 2):
+            assert far({"large": large, "small": moved(0.99 * limit, index)}, expected, alone) == {}
+            assert far({"large": large, "small": moved(1.01 * limit, index)}, expected, alone).keys() == {"small"}
+        for factor in (0.0, 0.5, 2.0, -1.0):
+            found = far({"large": large, "small": factor * moved(0)}, expected, alone)
+            assert found == {"small": f"is {factor:.3g} of the reference" if factor else "is zero"}
+        assert far({"large": large}, expected, alone) == {"small": "is missing"}
+        assert far({"large": large, "small": moved(math.nan)}, expected, alone).keys() == {"small"}
+    assert far({"w": moved(0)}, {"w": moved(0)}, {"w": moved(math.inf)}).keys() == {"w"}
+
+
+def test_what_is_rounding_or_nothing_at_all_is_not_called_wrong() -> None:
+    """One process's narrow gradient of a key's bias, say, tells nothing of it but how large its noise is."""
+    sizes = {"w": torch.full((100,), 1e3), "bias": torch.tensor([1e-9, 0.0]), "unused": torch.zeros(2)}
+    alone = {**sizes, "w": 0.99 * sizes["w"], "bias": torch.tensor([1e-3, 0.0])}
+    for noise in (0.0, -1e-3, 0.9e-3 * ROUNDING_MARGIN):
+        assert far({**sizes, "bias": torch.tensor([0.0, noise])}, sizes, alone) == {}, noise
+    assert far({"w": sizes["w"], "bias": sizes["bias"]}, sizes, alone) == {}
+    assert far({**sizes, "bias": torch.tensor([0.0, 1.1e-3 * ROUNDING_MARGIN])}, sizes, alone).keys() == {"bias"}
+    assert far({**sizes, "unused": torch.tensor([0.0, 1e-9])}, sizes, alone) == {
+        "unused": "is not zero, as the reference is"
+    }
+
+
+def test_all_tensors_together_have_a_margin_without_a_floor() -> None:
+    expected = dict.fromkeys("abc", moved(0))
+    alone = dict.fromkeys("abc", moved(0.01))
+    assert far(dict.fromkeys("abc", moved(0.0149, 2)), expected, alone) == {}
+    assert far(dict.fromkeys("abc", moved(0.0151, 2)), expected, alone).keys() == {"all parameters"}
+    assert far({**expected, "a": moved(0.0149 * 3**0.5)}, expected, alone) == {}
+
+
+def test_bits_that_differ_are_counted_and_a_multiple_is_named() -> None:
+    expected = {"a": REFERENCE, "b": REFERENCE}
+    for value, wrong in ((4.0, {}), (4.0 + 2**-21, {"a": 1}), (math.nan, {"a": 1})):
+        found = {"a": with_element(0, value), "b": REFERENCE}
+        assert {one.name: one.wrong for one in compare_bits(found, expected) if one.wrong} == wrong, value
+    [one] = [one for one in compare_bits({"a": REFERENCE, "b": 2 * REFERENCE}, expected) if one.wrong]
+    assert str(one) == "b is 2 of the reference"
 
 
 Mean = Callable[[Tensor], Tensor]
