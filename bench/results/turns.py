@@ -52,7 +52,7 @@ def chosen(by_rank: ByRank) -> list[int]:
 
 def cross_fitted(by_rank: ByRank) -> Estimate:
     """Return what the rank with the most has, zero or above; of one turn, which cannot choose, the mean over ranks."""
+    if len(by_rank[0]) < 2:
+        return Estimate(value=mean_rank(by_rank)[0], method="mean over ranks of one turn, which cannot choose a rank")
     turns = [by_rank[rank][turn] for turn, rank in enumerate(chosen(by_rank))]
-    return mean_of(
-        turns if len(turns) > 1 else mean_rank(by_rank), "turns, of a rank chosen by the others", "from zero"
-    )
+    return mean_of(turns, "turns, of a rank chosen by the others", "from zero")

@@ -34,8 +34,13 @@ def bubble_fraction_span(timeline: Timeline) -> float:
 
     What zero-bubble papers count: a rank that starts late and ends late, by as much, loses nothing to its next step.
     """
+    return max(span_fractions(timeline), default=0.0)
+
+
+def span_fractions(timeline: Timeline) -> list[float]:
+    """Return by rank the idle share of its own span, 0 where it has none."""
     spans = [(timeline.busy(rank), timeline.span(rank)) for rank in range(timeline.ranks)]
-    return max((1 - busy / span for busy, span in spans if span), default=0.0)
+    return [1 - busy / span if span else 0.0 for busy, span in spans]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from bench.results import details
 from bench.results.details import COMPONENTS, Action
 from bench.results.metrics import MetricValue, values
 from bench.results.stats import mean_of
+from bench.results.turns import cross_fitted
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.costs import communication_pattern as pattern
@@ -209,9 +210,10 @@ def bubble_of(steps: Steps, latency: Latency, timed_seconds: float | None) -> di
     predicted = bubbles.predicted(middle, schedule)
     metrics: dict[str, MetricValue] = {}
     for of in (bubbles.bubble_fraction, bubbles.bubble_fraction_span, bubbles.bubble_overhead):
-        name = of.__name__
-        metrics |= values({name: mean_of([of(timeline) for timeline in steps.timelines], "steps", "from zero")})
-        metrics |= values({f"{name}_simulated": of(predicted)})
+        name, found = of.__name__, mean_of([of(timeline) for timeline in steps.timelines], "steps", "from zero")
+        if of is bubbles.bubble_fraction_span and len(steps.timelines) > 1:
+            found = cross_fitted(list(zip(*map(bubbles.span_fractions, steps.timelines), strict=True)))
+        metrics |= values({name: found, f"{name}_simulated": of(predicted)})
     idle = middle.idle / middle.ranks
     by_cause = {f"idle_{cause}": each for cause, each in bubbles.split_idle(middle, schedule, latency).items()}
     return {

@@ -49,6 +49,7 @@ def test_a_rank_is_chosen_by_the_other_half_and_one_turn_cannot_choose() -> None
     assert (late.value, late.method) == (8.0, "mean of 3 turns, of a rank chosen by the others, t interval")
     one = cross_fitted([[1.0], [4.0]])
     assert (one.value, one.low, one.high) == (2.5, None, None)
+    assert one.method.startswith("mean over ranks of one turn")
 
 
 def test_pairs_of_turns_give_what_is_there_and_one_turn_gives_nothing() -> None:

@@ -220,6 +220,8 @@ def test_loads_bytes_and_bandwidths_are_told_where_there_are_any(two_ranks: Rank
     ]
     assert balanced["imbalance_time"].value == 0.0
     assert "imbalance_slowdown" not in balanced
+    assert [hot[name].value for name in ("imbalance_time", "imbalance_slowdown")] == [None, None]
+    assert hot["imbalance_time"].method.endswith("one turn tells none")
     assert balanced["imbalance.rank"].value == balanced["imbalance.expert"].value == 1.0
     assert balanced["dispatch_bytes"].value == balanced["dispatch_bytes_even"].value == 32 * 2 * 32 * 4 / 2
     assert details == {"expert_load": [[16] * 8], "rank_load": [[64, 64]]}

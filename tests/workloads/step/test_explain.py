@@ -16,6 +16,7 @@ from training_steps import trained
 from bench.results.stats import t_quantile
 from bench.world.subject import Explanation
 from bench.world.world import World
+from workloads.step.overlap import differences
 from workloads.step.sent_bytes import OTHER, Silenced, counted, fake_twins
 from workloads.step.trace import Trace, trace_step
 from workloads.step.training_step import TrainingStep
@@ -138,6 +139,19 @@ def groups_left_by_a_step_that_fails(world: World) -> int:
             step.explain(world.barrier, 0.0)
     assert beginnings == [before + 1]
     return len(distributed_c10d._world.pg_map) - before
+
+
+def test_differences_are_of_turns_in_pairs_and_unknown_of_one() -> None:
+    walls = [{"plain": [1.0, 2.0], "traced": [2.0, 4.0], "watched": [5.0, 1.0], "silenced": [1.0, 1.0]}]
+    walls.append({"plain": [1.0, 1.0], "traced": [1.0, 1.0], "watched": [2.0, 4.0], "silenced": [3.0, 2.0]})
+    arithmetic = [{"watched": [4.0, 6.0], "silenced": [1.0, 1.0]}, {"watched": [0.0, 0.0], "silenced": [1.0, 1.0]}]
+    found = {name: metric.value for name, metric in differences(walls, arithmetic).items()}
+    more = {"ect": 2.0, "compute_slowdown": 1.5, "tracing_overhead": 1.0, "watching_overhead": 10**0.5 - 1}
+    assert found == pytest.approx(more)
+    one = [{kind: seconds[:1] for kind, seconds in walls[0].items()}]
+    told = differences(one, one)
+    assert {name: (metric.value, metric.low) for name, metric in told.items()} == dict.fromkeys(more, (None, None))
+    assert all(metric.method.endswith("one turn tells none") for metric in told.values())
 
 
 @pytest.fixture
