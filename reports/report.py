@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from bench.plan.catalogue import busbw_words
 from bench.results.metrics import Metric, MetricValue
 from bench.results.runs import Run
+from bench.results.stats import WITHIN_LAUNCH
 from reports import cells
 from reports.analysis.labels import Fact
 from reports.analysis.problems import Problem
@@ -63,12 +64,34 @@ def number(
     return Column(title, lambda item: text(value(item)), value, help_text, drop=drop)
 
 
-def measurement(title: str, metric: Callable[[T], MetricValue | None], help_text: str, drop: int = 0) -> Column[T]:
+def measurement(
+    title: str,
+    metric: Callable[[T], MetricValue | None],
+    help_text: str,
+    items: Iterable[T] = (),
+    *,
+    shown: Callable[[float | None], str] | None = None,
+    drop: int = 0,
+) -> Column[T]:
+    """Return a column of values with their intervals, of differences and factors as ``shown``.
+
+    The title says it where those of all items are within a launch; beside intervals between launches they are left out.
+    """
+    intervals = [found for item in items if (found := metric(item)) and found.low is not None]
+    is_told = bool(intervals) and all(found.is_within_launch for found in intervals)
+
     def value(item: T) -> float | None:
         found = metric(item)
         return found.value if found else None
 
-    return Column(title, lambda item: cells.measured(metric(item)), value, help_text, drop=drop)
+    def text(item: T) -> str:
+        found = metric(item)
+        if found and found.is_within_launch and intervals and not is_told:
+            return f"{shown(found.value) if shown else cells.quantity(found.value, found.unit)} (one launch)"
+        whole = cells.compared(found, shown) if shown else cells.measured(found)
+        return f"{whole} {WITHIN_LAUNCH}" if found and found.is_within_launch and not is_told else whole
+
+    return Column(f"{title}, {WITHIN_LAUNCH}" if is_told else title, text, value, help_text, drop=drop)
 
 
 def known(columns: Iterable[Column[T]], rows: Iterable[T]) -> tuple[Column[T], ...]:
@@ -179,11 +202,13 @@ _TERMS = {
         "intervals over several launches are the ones to compare by."
     ),
     "interval": (
-        "[low, high] covers the true median in 95 % of such runs, if launches are alike (several launches) or if "
-        "iterations are independent (one launch: they seldom are, so it is too narrow)."
+        "[low, high] covers the true median in 95 % of such runs if launches are alike. Of one launch it is within "
+        "this launch: it says how well this launch knows its own median, and nothing of how far another would be off."
     ),
     "noise": (
-        "The interquartile range over the median: stable below 5 %, fair below 15 %, noisy below 40 %, else very noisy."
+        "How far a launch usually is off: the standard deviation of the logarithms of the launches' medians, without "
+        "the bias of few. Stable below 5 %, fair below 15 %, noisy below 40 %, else very noisy. Of one launch it is "
+        "within this launch: the interquartile range of its iterations over their median."
     ),
     "blocking, pipelined": (
         "One operation at a time from a barrier (how long does one take?), or many back to back (how much goes "

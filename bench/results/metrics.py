@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from bench.results.stats import Estimate, Kind, mean_of
+from bench.results.stats import WITHIN_LAUNCH, Estimate, Kind, mean_of
 
 Better = Literal["lower", "higher"]
 T = TypeVar("T")
@@ -31,6 +31,10 @@ class MetricValue(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     method: str = ""
+
+    @property
+    def is_within_launch(self) -> bool:
+        return self.low is not None and self.method.endswith(WITHIN_LAUNCH)
 
 
 @dataclass(frozen=True)
@@ -251,6 +255,8 @@ def merge_metrics(launches: Sequence[Mapping[str, MetricValue]]) -> dict[str, Me
 def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     """Return the mean of the launches that know a value, as its metric's kind asks, with its t interval over them."""
     first, known = metrics[0], [metric for metric in metrics if metric.value is not None]
+    if len(metrics) == 1 and first.low is not None and not first.is_within_launch:
+        return msgspec.structs.replace(first, method=f"{first.method}, {WITHIN_LAUNCH}")
     if len(metrics) == 1 or (first.low is None and all(metric == first for metric in metrics)):
         return first  # a closed form or a count does not scatter
     kind, values = kind_of(name, first.unit), [metric.value for metric in known if metric.value is not None]
@@ -265,7 +271,7 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     noun = "launches" if kind in ("difference", "from zero") else "launch medians"
     found = mean_of(values, "launch 99th percentiles" if name.endswith("_p99") else noun, kind)
     if len(known) == 1:
-        return msgspec.structs.replace(known[0], method=f"{known[0].method}; {lacking}")
+        return _merge(name, [msgspec.structs.replace(known[0], method=f"{known[0].method}; {lacking}")])
     method = "; ".join(filter(None, (found.method, lacking)))
     return msgspec.structs.replace(first, value=found.value, low=found.low, high=found.high, method=method)
 

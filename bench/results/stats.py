@@ -3,12 +3,14 @@
 Within one launch the interval of the median is the distribution-free one of order statistics (binomial). Across
 launches it is Student's t on the logarithms of the launches' medians: the launch is the unit of replication
 (Hunold & Carpen-Amarie, arXiv 1505.07734); of differences and of what may be zero, on the values themselves.
+tests/studies/fits_and_rows.py prints how often verdicts are wrong.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby, pairwise
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -17,6 +19,7 @@ Kind = Literal["amount", "factor", "from zero", "difference"]
 """What a number can be: above zero by its nature, one such over another, zero or above, or of either sign."""
 
 CONFIDENCE = 0.95
+WITHIN_LAUNCH = "within this launch"
 MIN_FOR_P99 = 100
 
 
@@ -74,6 +77,8 @@ def within_launch(values: Sequence[float]) -> Estimate:
 
 def across_launches(values: Sequence[float], noun: str = "medians") -> Estimate:
     """Return the geometric mean of one value a launch, with Student's t interval on their logarithms."""
+    if len(values) < 2:
+        return Estimate(value=values[0], method="one launch: no interval between launches")
     return mean_of(values, f"launch {noun}", "amount")
 
 
@@ -92,7 +97,8 @@ def mean_of(values: Sequence[float], of: str, kind: Kind) -> Estimate:
     low, middle, high = (back(mean + way * reach) for way in (-1, 0, 1))
     if kind == "from zero":
         low = max(min(0.0, middle), low)
-    return Estimate(value=middle, low=low, high=high, method=f"{method}, t interval")
+    method += f", Student's t interval{' on logarithms' * is_log}, {n - 1} degree{'s' * (n > 2)} of freedom"
+    return Estimate(value=middle, low=low, high=high, method=method)
 
 
 def ratio_within_launch(one: Estimate, other: Estimate) -> Estimate:
@@ -101,7 +107,7 @@ def ratio_within_launch(one: Estimate, other: Estimate) -> Estimate:
     if not (one.low and one.high and other.low and other.high):
         return Estimate(value=value, method="medians of one launch; one has no interval above zero")
     reach = math.exp(math.hypot(math.log(one.high / one.low) / 2, math.log(other.high / other.low) / 2))
-    method = "medians of one launch, their intervals in quadrature"
+    method = f"medians of one launch, their intervals in quadrature, {WITHIN_LAUNCH}"
     return Estimate(value=value, low=value / reach, high=value * reach, method=method)
 
 
@@ -129,15 +135,51 @@ def grade(relative_spread: float) -> Grade:
     return next((name for limit, name in limits if relative_spread < limit), "very noisy")
 
 
+def scatter(values: Sequence[float]) -> float:
+    """Return how far launches scatter: the standard deviation of their logarithms, made unbiased for a few.
+
+    The factor is Gurland & Tripathi's (The American Statistician, 1971); values are above zero, two or more.
+    """
+    return stdev(map(math.log, values)) * (1 + 1 / (4 * (len(values) - 1)))
+
+
 def steadiness(values: Sequence[float]) -> str:
-    """Say whether samples are flat, warmed up late, or drift, from the medians of their quarters (10 % apart)."""
+    """Say whether samples are flat, warmed up late, or drift, from their quarters."""
     n = len(values)
     if n < 20:
         return "unknown (fewer than 20 iterations)"
-    first, *rest = quarters = [median(values[n * i // 4 : n * (i + 1) // 4]) for i in range(4)]
-    base = median(rest)
-    if max(rest) - min(rest) > 0.10 * base:
-        return "drifting" if quarters in (sorted(quarters), sorted(quarters, reverse=True)) else "unsteady"
-    if abs(first - base) <= 0.10 * base:
+    quarters = [values[n * i // 4 : n * (i + 1) // 4] for i in range(4)]
+    if not _differ(quarters):
         return "flat"
-    return f"warm-up ended by iteration {n // 4}" if first > base else f"slower from iteration {n // 4} on"
+    medians = [median(quarter) for quarter in quarters]
+    if _differ(quarters[1:]):
+        return "drifting" if medians in (sorted(medians), sorted(medians, reverse=True)) else "unsteady"
+    is_late = medians[0] > median(medians[1:])
+    return f"warm-up ended by iteration {n // 4}" if is_late else f"slower from iteration {n // 4} on"
+
+
+def _differ(parts: Sequence[Sequence[float]]) -> bool:
+    """Say whether parts of a series differ by a tenth, and by more than their noise makes them.
+
+    It is Kruskal & Wallis' test of ranks at 2 % (JASA 1952), its statistic divided by how often neighbours repeat one
+    another: (1 + rho) / (1 - rho) for autocorrelation rho within the parts. That counts up to .5 only, for a slow mode
+    that comes and goes is no noise.
+    """
+    medians, values = [median(part) for part in parts], [value for part in parts for value in part]
+    if max(medians) - min(medians) <= 0.10 * median(medians):
+        return False
+    rank_of, below = {}, 0
+    for value, alike in groupby(sorted(values)):
+        rank_of[value] = below + (count := len(list(alike))) / 2
+        below += count
+    between = inside = lagged = 0.0
+    for part in parts:
+        ranks = [rank_of[value] for value in part]
+        mean = fmean(ranks)
+        off = [rank - mean for rank in ranks]
+        between += len(part) * (mean - len(values) / 2) ** 2
+        inside += sum(one * one for one in off)
+        lagged += sum(one * other for one, other in pairwise(off))
+    rho = min(max(lagged / inside, 0.0), 0.5) if inside else 0.0
+    statistic = (len(values) - 1) * between / (between + inside) * (1 - rho) / (1 + rho)
+    return statistic > {3: 7.824, 4: 9.837}[len(parts)]  # quantiles of chi squared

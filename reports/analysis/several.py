@@ -12,7 +12,7 @@ import msgspec
 from bench.plan.cases import Case
 from bench.results.metrics import MetricValue
 from bench.results.runs import Run, load_run
-from bench.results.stats import ratio_within_launch
+from bench.results.stats import WITHIN_LAUNCH, ratio_within_launch
 from bench.text import UserError, reading
 from reports.analysis.frame import group_rows, pivot_rows
 from reports.analysis.labels import PAIRS, environment_facts, flatten
@@ -87,12 +87,13 @@ class Beside(Alike[int]):
 
     def ratio(self, number: int) -> MetricValue | None:
         """Return a run's time over the first's with its interval, None if either is unknown."""
-        rows = (self.rows.get(number), self.first)
-        one, base = (estimate_of(row.metrics.get(row.headline)) if row else None for row in rows)
+        times = [row.metrics.get(row.headline) if row else None for row in (self.rows.get(number), self.first)]
+        one, base = map(estimate_of, times)
         if one is None or base is None:
             return None
         found = ratio_within_launch(one, base)
-        return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high)
+        method = WITHIN_LAUNCH if any(time and time.is_within_launch for time in times) else ""
+        return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high, method=method)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,9 @@ from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue, gathered, merge_metrics
 from bench.results.records import Check, Record, Status, WorldInfo
 from bench.results.runs import Run
-from bench.results.stats import Estimate, Grade
+from bench.results.stats import Estimate, Grade, grade, scatter
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
-NOISIEST_FIRST: tuple[Grade, ...] = ("very noisy", "noisy", "fair", "stable")
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -36,7 +35,6 @@ class Row:
     stops: tuple[tuple[str, int], ...]
     check: Check
     metrics: Mapping[str, MetricValue]
-    grade: Grade | None
     steady: tuple[tuple[str, int], ...]
     notes: tuple[str, ...]
     records: tuple[Record, ...]
@@ -66,6 +64,20 @@ class Row:
     @property
     def measured(self) -> tuple[Record, ...]:
         return tuple(record for record in self.records if record.status == "ok")
+
+    @property
+    def scatter(self) -> float | None:
+        """How far launches scatter; None for fewer than two whose times are above zero."""
+        found = [record.metrics.get(self.headline) for record in self.measured]
+        times = [one.value for one in found if one and one.value]
+        return scatter(times) if len(times) > 1 and min(times) > 0 else None
+
+    @property
+    def grade(self) -> Grade | None:
+        """The word for the scatter between launches, for that within where there is one launch alone."""
+        if self.scatter is not None:
+            return grade(self.scatter)
+        return next((record.noise.grade for record in self.measured if record.noise), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +182,6 @@ def _row(found: Sequence[Record], planned: int) -> Row:
         stops=tuple(Counter(record.stop for record in measured if record.stop).most_common()),
         check=Check(passed=all(passed) if passed else None, wrong=sum(wrong) if wrong else None),
         metrics={} if status == "wrong" else merge_metrics([record.metrics for record in measured]),
-        grade=min((noise.grade for noise in noises), key=NOISIEST_FIRST.index, default=None),
         steady=tuple(Counter(noise.steady for noise in noises).most_common()),
         notes=tuple(dict.fromkeys(notes)),
         records=records,

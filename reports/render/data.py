@@ -17,7 +17,7 @@ MOST_EMBEDDED_BYTES = 400_000
 _OF_METRIC = ("value", "low", "high", "unit", "better", "method")
 _OF_ROW = ("case", "name", "params", "status", "launches", "planned", "iterations", "check_passed", "noise")
 CSV_COLUMNS = (*_OF_ROW, "metric", *_OF_METRIC)
-_BRIEF = ("case", "world", "status", "launches", "planned", "iterations", "check", "metrics", "grade")
+_BRIEF = ("case", "world", "status", "launches", "planned", "iterations", "check", "metrics", "grade", "scatter")
 
 
 def render_json(report: Report) -> str:
@@ -58,7 +58,7 @@ def render_csv(report: Report) -> str:
 
 
 def _run(run: Run, summary: Summary) -> dict[str, Any]:
-    names = [name for name in Row.__dataclass_fields__ if name != "records"]
+    names = [*(name for name in Row.__dataclass_fields__ if name != "records"), "grade", "scatter"]
     return {
         "run": run.info,
         "verdict": summary.verdict,

@@ -49,7 +49,7 @@ def attention_section(found: Analysis) -> Section | None:
 
 
 def _draw(found: Analysis) -> Iterator[Markup]:
-    told = "A line for each method; bars are 95 % intervals."
+    told = "A line for each method; bars are 95 % intervals; of one launch alone, within this launch."
     for i, one in enumerate(found.context_comparisons, start=1):
         yield from drawn(draw_methods(one.lines), f"context-{i}", one.title, told, is_captioned=True)
 
@@ -63,6 +63,7 @@ def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:
     def row_of(one: Context) -> Row:
         return one.row
 
+    rows = [one.row for one in found]
     exposed_help = "attention's communication that no computation hides, of the traced step"
     part_help = "transfers' exposed time over their time alone"
     columns: tuple[Column[Context], ...] = (
@@ -72,10 +73,10 @@ def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:
         ratio("backward"),
         number("exposed cp", lambda one: one.exposed_seconds, cells.duration, exposed_help),
         number("exposed part", lambda one: one.exposed_part, cells.percent, part_help, 4),
-        *(column.of(row_of) for column in metric_columns("attention", [one.row for one in found])),
+        *(column.of(row_of) for column in metric_columns("attention", rows)),
         metric_column("memory.activations", 6, title="activations").of(row_of),
     )
-    return (*_identity(found), headline("step_time").of(row_of), *known(columns, found))
+    return (*_identity(found), headline("step_time", rows).of(row_of), *known(columns, found))
 
 
 def _identity(found: Sequence[Context]) -> tuple[Column[Context], ...]:

@@ -35,7 +35,7 @@ from reports.sections.row_columns import IDENTITY, case_columns, communication_c
 
 TRUST = "what the figures show, and how far to trust it"
 _MOST_OPERATIONS = 6
-_INTERVALS = "Bands and bars are 95 % intervals."
+_INTERVALS = "Bands and bars are 95 % intervals; of one launch alone, within this launch."
 
 
 def communication_section(found: Analysis) -> Section | None:
@@ -219,8 +219,8 @@ def _slowed_columns(slowed: Sequence[Slowed], prefix: str) -> tuple[Column[Slowe
         return lambda one: one.factors.get(load)
 
     return (
-        *(column.of(lambda one: one.base) for column in (*identity, headline("time"))),
-        *(measurement(f"{prefix}{load}", factor(load), factor_help) for load in loads(slowed)),
+        *(column.of(lambda one: one.base) for column in (*identity, headline("time", [one.base for one in slowed]))),
+        *(measurement(f"{prefix}{load}", factor(load), factor_help, slowed) for load in loads(slowed)),
     )
 
 

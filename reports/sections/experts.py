@@ -6,6 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from bench.results.metrics import MetricValue
 from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.experts import Atlas, Mixture, Place, Share, atlases, distinct, read_mixture, shares
@@ -13,7 +14,7 @@ from reports.analysis.labels import differences, short_labels
 from reports.analysis.summary import Row, unreadable
 from reports.figures.heat_maps import draw_atlas, draw_loads
 from reports.figures.svg import drawn
-from reports.report import Column, Section, Table, known, number, words
+from reports.report import Column, Section, Table, known, measurement, number, words
 from reports.sections.row_columns import headline, metric_column, metric_columns
 
 _MOST_LISTED = 16
@@ -48,7 +49,7 @@ def mixture_columns(found: Sequence[Mixture]) -> tuple[Column[Mixture], ...]:
         number("capacity", lambda one: one.capacity, _capacity, "factor above which tokens drop; dropless has none"),
         number("EP", lambda one: one.ep, cells.whole, "ranks that experts are dealt out to"),
         words("variant", lambda one: cells.visible(one.variant) or cells.UNKNOWN, "how tokens get there and back", 7),
-        *(column.of(row_of) for column in (headline("step_time"), *metric_columns("experts", rows), *of_ep)),
+        *(column.of(row_of) for column in (headline("step_time", rows), *metric_columns("experts", rows), *of_ep)),
     )
 
 
@@ -82,26 +83,19 @@ def _draw_atlas(atlas: Atlas, name: str, told: str) -> list[Markup]:
 def atlas_columns(atlas: Atlas) -> tuple[Column[str], ...]:
     """Return the columns of an atlas, whose rows are its routings: time, slow-down and drop rate of each place."""
 
-    def value(place: Place, metric: str) -> Callable[[str], float | None]:
-        return lambda routing: atlas.value(routing, place, metric)
-
-    def slow_text(place: Place) -> Callable[[str], str]:
-        shown = cells.formatted("{:.2f}x")
-        return lambda routing: cells.compared(atlas.metric(routing, place, "imbalance_slowdown"), shown)
-
-    def time(place: Place) -> Callable[[str], str]:
-        return lambda routing: cells.measured(atlas.metric(routing, place, "time"))
+    def metric(place: Place, name: str) -> Callable[[str], MetricValue | None]:
+        return lambda routing: atlas.metric(routing, place, name)
 
     columns: list[Column[str]] = []
     for place in atlas.places:
-        name = atlas.name_of(place)
-        median, slow = f"{name}: median with its 95 % interval", value(place, "imbalance_slowdown")
+        name, shown = atlas.name_of(place), cells.formatted("{:.2f}x")
+        median, slow = f"{name}: median with its 95 % interval", metric(place, "imbalance_slowdown")
         slow_help = f"{name}: the step over the same under balanced routes, in turns"
-        dropped, dropped_help = value(place, "drop_rate"), f"{name}: pairs dropped over pairs routed"
+        dropped, dropped_help = metric(place, "drop_rate"), f"{name}: pairs dropped over pairs routed"
         columns += [
-            Column(f"{name}: time", time(place), value(place, "time"), median),
-            Column(f"{name}: slow-down", slow_text(place), slow, slow_help, drop=1),
-            number(f"{name}: dropped", dropped, cells.percent, dropped_help, 2),
+            measurement(f"{name}: time", metric(place, "time"), median, atlas.routings),
+            measurement(f"{name}: slow-down", slow, slow_help, atlas.routings, shown=shown, drop=1),
+            measurement(f"{name}: dropped", dropped, dropped_help, shown=cells.percent, drop=2),
         ]
     return (words("routing", cells.visible, "how experts are chosen"), *known(columns, atlas.routings))
 

@@ -153,11 +153,12 @@ def _late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
     def rank_text(rank: int | None) -> str:
         return cells.UNKNOWN if rank is None else f"rank {rank}"
 
+    rows = [one.row for one in late]
     return (
         words("case", lambda one: row_label(one.row), "what is done, its size and its mode"),
         *(
             column.of(lambda one: one.row)
-            for column in (headline("time"), metric_column("skew"), metric_column("transfer"))
+            for column in (headline("time", rows), metric_column("skew"), metric_column("transfer"))
         ),
         Column(
             "late rank",

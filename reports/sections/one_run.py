@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from bench.launch.control_channel import LEFT_OUT
 from bench.results.runs import Run
-from bench.results.stats import median
+from bench.results.stats import WITHIN_LAUNCH, median
 from bench.text import format_duration
 from reports import cells
 from reports.analysis.analysis import Analysis, analyse
@@ -98,9 +98,19 @@ def doubts(found: Analysis) -> tuple[str, ...]:
     name = {row.case.id: row_label(row) for row in found.shown if row.is_communication} | short_labels(found.steps)
     ratios = ((name[row.case.id], worst_ratio(row)) for row in found.steps)
     sentences = (
-        _named(
-            "Very noisy, the interquartile range over 40 % of the median",
-            (name[row.case.id] for row in found.shown if row.grade == "very noisy"),
+        *(
+            _named(
+                f"Very noisy, {told}",
+                (
+                    name[row.case.id]
+                    for row in found.shown
+                    if row.grade == "very noisy" and (row.scatter is None) == is_alone
+                ),
+            )
+            for is_alone, told in (
+                (False, "launches scatter by 40 % or more"),
+                (True, f"the interquartile range 40 % of the median or more {WITHIN_LAUNCH}"),
+            )
         ),
         *(sentence for matrix in found.matrices for sentence in _slow_links(matrix, found.nodes)),
         _named("Slower than the other groups by more than a tenth", _slow_groups(found.groups)),
@@ -201,7 +211,9 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
             "zero, it is not told from noise."
         )
     if plan.launches == 1 and shown:
-        sentences.append("One launch: intervals say nothing of what differs between launches; a comparison needs five.")
+        sentences.append(
+            f"One launch: intervals and noise are {WITHIN_LAUNCH}, not between launches; a comparison needs five."
+        )
     by_case = Counter(record.case.id for record in run.records if record.reason == LEFT_OUT)
     left_out = [
         f"{launches} of {plan.launches} launches of {cases} case{'s' * (cases != 1)}"

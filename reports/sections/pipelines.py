@@ -51,7 +51,7 @@ def _draw(found: Sequence[Pipeline]) -> Iterator[Markup]:
 
 def pipeline_columns(found: Sequence[Pipeline]) -> tuple[Column[Pipeline], ...]:
     """Return the columns of pipeline steps: times are means over ranks, of the traced pass."""
-    labels = schedule_labels(found)
+    labels, rows = schedule_labels(found), [one.row for one in found]
     told = "the order of actions, with the parameters in which steps differ"
     activations: Column[Pipeline] = number(
         "activations", lambda one: one.activation_bytes, cells.num_bytes, "memory of activations, the fullest rank", 7
@@ -63,7 +63,7 @@ def pipeline_columns(found: Sequence[Pipeline]) -> tuple[Column[Pipeline], ...]:
         number("v", lambda one: one.facts.chunks, _count, "stages of a rank, its chunks"),
         *(
             column.of(lambda one: one.row)
-            for column in (headline("step_time"), *metric_columns("pipelines", [one.row for one in found]))
+            for column in (headline("step_time", rows), *metric_columns("pipelines", rows))
         ),
         *known((activations,), found),
     )

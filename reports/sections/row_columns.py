@@ -6,6 +6,7 @@ from typing import Any
 
 from bench.results import metrics
 from bench.results.metrics import declared
+from bench.results.stats import WITHIN_LAUNCH
 from reports import cells
 from reports.analysis.labels import operation, short_labels
 from reports.analysis.summary import Row
@@ -21,10 +22,10 @@ def communication_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     return (
         words("operation", lambda row: operation(row.case), "what is done; its parameters where it has any"),
         *case_columns(2 * alike["mode"], 3 * alike["dtype"]),
-        headline("time"),
+        headline("time", rows),
         metric_column("algbw", 9),
         metric_column("busbw"),
-        *quality_columns(),
+        *quality_columns(rows),
     )
 
 
@@ -51,7 +52,11 @@ def step_column(rows: Sequence[Row]) -> Column[Row]:
 
 
 def metric_column(
-    name: str, drop: int = 0, value: Callable[[Row], float | None] | None = None, title: str | None = None
+    name: str,
+    drop: int = 0,
+    value: Callable[[Row], float | None] | None = None,
+    title: str | None = None,
+    rows: Sequence[Row] = (),
 ) -> Column[Row]:
     """Return the column of a declared metric, of what ``value`` makes of it where that is given."""
     metric = declared(name)
@@ -60,7 +65,7 @@ def metric_column(
     text: Any = cells.formatted(metric.shown) if metric.shown else _TEXTS.get(metric.unit, cells.significant)
     told = number(title or own.title, value or (lambda row: row.value(name)), text, own.help, drop)
     if own.kind in ("difference", "factor") and value is None:
-        told = replace(told, text=lambda row: cells.compared(row.metrics.get(name), text))
+        told = measurement(told.title, lambda row: row.metrics.get(name), own.help, rows, shown=text, drop=drop)
     return told if title else replace(told, metric=metric)
 
 
@@ -68,7 +73,7 @@ def metric_columns(table: str, rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """Return the columns that metrics are declared to have in a table, those that say something of any row."""
     names = dict.fromkeys(name for row in rows for name in row.metrics)
     found = (
-        metric_column(name, metric.tables[table])
+        metric_column(name, metric.tables[table], rows=rows)
         for metric in metrics.METRICS
         if table in metric.tables
         for name in names
@@ -77,16 +82,23 @@ def metric_columns(table: str, rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     return known(found, rows)
 
 
-def headline(name: str) -> Column[Row]:
+def headline(name: str, rows: Sequence[Row]) -> Column[Row]:
     metric = metric_column(name)
-    return measurement(metric.title, lambda row: row.metrics.get(row.headline), metric.help)
+    return measurement(metric.title, lambda row: row.metrics.get(row.headline), metric.help, rows)
 
 
-def quality_columns() -> tuple[Column[Row], ...]:
-    noise_help = "the worst launch's scatter: stable, fair, noisy, very noisy"
+def quality_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
+    graded = [row for row in rows if row.grade]
+    is_told = bool(graded) and all(row.scatter is None for row in graded)
+
+    def noise(row: Row) -> str:
+        within = "" if is_told or row.scatter is not None else f" {WITHIN_LAUNCH}"
+        return f"{row.grade}{within}" if row.grade else cells.UNKNOWN
+
+    noise_help = f"how far launches scatter, of one launch {WITHIN_LAUNCH}: stable, fair, noisy, very noisy"
     return (
         metric_column("time_p99", 4, lambda row: row.value(f"{row.headline}_p99")),
-        words("noise", lambda row: row.grade or cells.UNKNOWN, noise_help, 1),
+        words("noise within" if is_told else "noise", noise, noise_help, 1),
         number("n", lambda row: row.iterations or None, cells.whole, "iterations of all launches", 7),
         Column(
             "launches",

@@ -281,13 +281,15 @@ def _time_of(row: Row | None) -> MetricValue | None:
     return row.metrics.get(row.headline) if row else None
 
 
-def _side_by_side(names: Sequence[tuple[int, str]]) -> tuple[Column[Beside], ...]:
+def _side_by_side(names: Sequence[tuple[int, str]], rows: Sequence[Beside]) -> tuple[Column[Beside], ...]:
     def time(at: int, name: str) -> Column[Beside]:
-        return measurement(name, lambda one: _time_of(one.rows.get(at)), f"time in {name}, with its 95 % interval")
+        return measurement(
+            name, lambda one: _time_of(one.rows.get(at)), f"time in {name}, with its 95 % interval", rows
+        )
 
     def ratio(at: int, name: str) -> Column[Beside]:
         told = f"time in {name} over that in the first that has it"
-        return measurement(f"{name} / first", lambda one: one.ratio(at) if at in one.rows else None, told)
+        return measurement(f"{name} / first", lambda one: one.ratio(at) if at in one.rows else None, told, rows)
 
     return (*(time(*each) for each in names), *(ratio(*each) for each in names[1:]))
 
@@ -298,7 +300,10 @@ def _environments(found: Sequence[Environments]) -> Section | None:
     columns: tuple[Column[Environments], ...] = (
         words("case", lambda one: one.label, "what ran"),
         number("nodes", lambda one: one.nodes, cells.formatted("{:g}"), "on how many nodes"),
-        *(column.of(lambda one: one.beside) for column in _side_by_side([*enumerate(found[0].names)])),
+        *(
+            column.of(lambda one: one.beside)
+            for column in _side_by_side([*enumerate(found[0].names)], [one.beside for one in found])
+        ),
     )
     title = "Environments side by side"
     caption = "times in each environment, and their ratio to the first that has one"
@@ -338,7 +343,7 @@ def _beside(several: Several) -> Section | None:
     name = row_names([one.first for one in rows])
     columns: tuple[Column[Beside], ...] = (
         words("case", lambda one: name(one.first), "what ran"),
-        *_side_by_side([(one.number, one.name) for one in several.runs]),
+        *_side_by_side([(one.number, one.name) for one in several.runs], rows),
     )
     title = "Side by side"
     table = Table(

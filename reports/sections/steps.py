@@ -61,7 +61,7 @@ def _steps(found: Analysis) -> Iterator[Table[Row]]:
     notes = {case: list(prediction.notes) if prediction else [] for case, prediction in told.items()}
     notes = {row.case.id: [*row.notes, *notes[row.case.id]] for row in steps}
     title = "Step time, launch by launch (circles) and over all launches (diamonds)"
-    intervals = "Bands and bars are 95 % intervals."
+    intervals = "Bands and bars are 95 % intervals; of one launch alone, within this launch."
     columns = _step_columns(steps, told)
     table = Table(
         id="steps-table",
@@ -112,8 +112,8 @@ def _step_columns(rows: Sequence[Row], told: Mapping[str, Prediction | None]) ->
         replace(metric_column("bytes_ratio.AXIS", 3), text=ratio_text, sort=ratio),
         number("memory", state_bytes, cells.num_bytes, held_help, 4),
     )
-    time, tokens = headline("step_time"), metric_column("tokens_per_second")
-    return (step_column(rows), time, tokens, *known(measured, rows), *quality_columns())
+    time, tokens = headline("step_time", rows), metric_column("tokens_per_second")
+    return (step_column(rows), time, tokens, *known(measured, rows), *quality_columns(rows))
 
 
 def _attributed(rows: Sequence[Row], notes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

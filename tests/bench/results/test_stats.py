@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -143,9 +143,11 @@ def test_one_launch_has_no_interval_and_launches_that_agree_one_of_no_width() ->
     one, five = across_launches([0.25]), across_launches([2.0] * 5)
     assert one.value == pytest.approx(0.25)
     assert (one.low, one.high) == (None, None)
-    assert one.method == "geometric mean of 1 launch medians; of one there is no interval"
+    assert one.method == "one launch: no interval between launches"
     assert (five.low, five.value, five.high) == pytest.approx((2.0, 2.0, 2.0))
-    assert five.method == "geometric mean of 5 launch medians, t interval"
+    for n, told in ((2, "1 degree"), (3, "2 degrees"), (4, "3 degrees"), (5, "4 degrees")):
+        named = f"geometric mean of {n} launch medians, Student's t interval on logarithms, {told} of freedom"
+        assert across_launches([2.0] * n).method == named
 
 
 # --- noise ---
@@ -205,5 +207,30 @@ def test_few_iterations_have_no_verdict_and_of_more_none_is_left_out() -> None:
     for n in (0, 19):
         assert steadiness([1.0] * n) == "unknown (fewer than 20 iterations)"
     assert steadiness([1.0] * 20) == "flat"
-    for n in (20, 21, 22, 23):
-        assert steadiness([1.0] * (n - 3) + [2.0] * 3) == "drifting", n
+    for n in (80, 81, 82, 83):
+        assert steadiness([1.0] * (n - 11) + [2.0] * 11) == "drifting", n
+
+
+def ar1(source: random.Random, n: int, rho: float) -> list[float]:
+    found = [source.gauss(0, 1)]
+    while len(found) < n:
+        found.append(rho * found[-1] + math.sqrt(1 - rho * rho) * source.gauss(0, 1))
+    return found
+
+
+def test_noise_alone_is_flat_and_what_a_slow_half_or_a_late_warm_up_adds_to_it_is_not() -> None:
+    """tests/studies/fits_and_rows.py is the whole table."""
+    source = random.Random(3)
+
+    def called(n: int, rho: float, sigma: float, levels: Sequence[float]) -> float:
+        level = [levels[len(levels) * i // n] for i in range(n)]
+        noises = (ar1(source, n, rho) for _ in range(200))
+        series = ([of * math.exp(sigma * x) for of, x in zip(level, noise, strict=True)] for noise in noises)
+        return sum(steadiness(one) != "flat" for one in series) / 200
+
+    for n in (20, 100):
+        assert called(n, 0.0, 0.6, [1.0]) <= 0.05
+        assert called(n, 0.3, 0.6, [1.0]) <= 0.1
+    for levels in ([1.5, 1.0], [1.0, 1.5], [1.5, 1.0, 1.0, 1.0], [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]):
+        assert called(100, 0.0, 0.1, levels) >= 0.95, levels
+    assert called(100, 0.9, 0.0, [1.0]) == 0

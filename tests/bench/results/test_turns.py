@@ -46,7 +46,10 @@ def test_a_rank_is_chosen_by_the_other_half_and_one_turn_cannot_choose() -> None
     assert chosen(by_rank) == [1, 0, 1, 0]
     assert cross_fitted(by_rank).value == fmean([1.0, 1.0, 2.0, 2.0])
     late = cross_fitted([[1.0, 2.0, 1.0], [7.0, 8.0, 9.0]])
-    assert (late.value, late.method) == (8.0, "mean of 3 turns, of a rank chosen by the others, t interval")
+    assert (late.value, late.method) == (
+        8.0,
+        "mean of 3 turns, of a rank chosen by the others, Student's t interval, 2 degrees of freedom",
+    )
     one = cross_fitted([[1.0], [4.0]])
     assert (one.value, one.low, one.high) == (2.5, None, None)
     assert one.method.startswith("mean over ranks of one turn")

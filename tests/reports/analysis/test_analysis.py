@@ -90,7 +90,8 @@ def test_a_quiet_run_has_no_doubts_and_wild_scatter_is_named_with_long_lists_cut
         ok(collective(), grade="very noisy"), ok(step(), grade="very noisy"), ok(collective("gather"), grade="noisy")
     )
     assert told == (
-        "Very noisy, the interquartile range over 40 % of the median: all_reduce 1K blocking float32; ddp.",
+        "Very noisy, the interquartile range 40 % of the median or more within this launch: "
+        "all_reduce 1K blocking float32; ddp.",
     )
     (told_of_many,) = doubted(*(ok(collective(size_bytes=1024 * (i + 1)), grade="very noisy") for i in range(9)))
     assert told_of_many.endswith("6K blocking float32 and 3 more.")
@@ -182,8 +183,8 @@ def test_the_notes_name_convention_method_and_what_one_launch_cannot_tell() -> N
     assert "follow nccl-tests" in notes_of(ok(collective()), ok(step(), n=7))
     alone, several = notes_of(ok(step())), notes_of(ok(collective(), 0), ok(collective(), 1), launches=2)
     assert ["nccl-tests" in told for told in (alone, several)] == [False, True]
-    assert ["One launch: intervals say nothing" in told for told in (alone, several)] == [True, False]
-    assert "geometric mean of 2 launch medians, t interval" in several
+    assert ["intervals and noise are within this launch" in told for told in (alone, several)] == [True, False]
+    assert "geometric mean of 2 launch medians, Student's t interval on logarithms, 1 degree of freedom" in several
     assert "Where the time went" not in alone
     assert notes_of(bad(collective())) == ""
 

@@ -93,20 +93,21 @@ def test_a_step_says_all_it_knows_and_a_narrow_terminal_keeps_time_and_what_is_e
     one = one_of(context_record(seconds=0.02))
     columns = context_columns([one])
     assert line_of(columns, one) == (
-        "method: ring | mask: causal | cp: 2 | sequence: 64 | step time: 20.0 ms [18.0, 22.0] | tokens/s: 205000 | "
+        "method: ring | mask: causal | cp: 2 | sequence: 64 | "
+        "step time, within this launch: 20.0 ms [18.0, 22.0] | tokens/s: 205000 | "
         "bytes sent: 3.00 MiB | ratio forward: 1.000 | ratio backward: 1.250 | exposed cp: 6.00 ms | "
         "exposed part: 75.0 % | load balance: 65.0 % | ceiling: 67.0 % | comm alone: 4.00 ms | exposed hops: 3.00 ms | "
         "waited: 6.00 ms | activations: 5.00 MiB"
     )
     kept = [column.title for column in columns if not column.drop]
-    assert kept == ["method", "mask", "cp", "sequence", "step time", "exposed cp"]
+    assert kept == ["method", "mask", "cp", "sequence", "step time, within this launch", "exposed cp"]
     assert all(column.help for column in columns)
 
 
 def test_what_nobody_knows_has_no_column_and_dashes_beside_others() -> None:
     bare = ok(cp("torch_cp"), metrics=step_metrics(0.5), details=context_details("torch_cp", attention_steps=[]))
     titles = " ".join(column.title for column in context_columns(read(bare)))
-    assert titles == "method mask cp sequence step time tokens/s"
+    assert titles == "method mask cp sequence step time, within this launch tokens/s"
     beside = read(context_record(), bare)
     cells = cells_of(context_columns(beside), beside[1])
     assert (cells["load balance"], cells["exposed cp"], cells["bytes sent"]) == ("-", "-", "-")

@@ -88,10 +88,11 @@ def test_a_step_says_all_it_knows() -> None:
     one = one_of(mixture_record("ep_step", "zipf", 1.25, 0.02))
     assert line_of(mixture_columns([one]), one) == (
         "scope: ep_step | routing: zipf | capacity: 1.25 | EP: 2 | variant: all_to_all | "
-        "step time: 20.0 ms [18.0, 22.0] | rank load: 1.35 | expert load: 2.95 | dropped: 12.5 % | "
+        "step time, within this launch: 20.0 ms [18.0, 22.0] | rank load: 1.35 | expert load: 2.95 | dropped: 12.5 % | "
         "expected: 12.5 % | dedup: 0.750 | dispatch GB/s: 1.00 | "
         "dispatch GB/s (logical): 2.00 | combine GB/s: 1.00 | combine GB/s (logical): 2.00 | "
-        "imbalance time: 4.00 ms | slow-down: 1.25x [1.20x, 1.30x] | bytes ratio: 1.000 | exposed ep: 8.00 ms"
+        "imbalance time: 4.00 ms | slow-down, within this launch: 1.25x [1.20x, 1.30x] | bytes ratio: 1.000 | "
+        "exposed ep: 8.00 ms"
     )
     assert all(column.help for column in mixture_columns([one]))
     found = read(mixture_record(), mixture_record(routing="zipf"), mixture_record("ep_step"))
@@ -102,7 +103,7 @@ def test_what_nobody_knows_has_no_column_and_dashes_beside_others() -> None:
     bare = ok(ep(), metrics=step_metrics(0.5), details=mixture_record().details)
     (alone,) = read(bare)
     cells = cells_of(mixture_columns([alone]), alone)
-    assert list(cells) == ["scope", "routing", "capacity", "EP", "variant", "step time"]
+    assert list(cells) == ["scope", "routing", "capacity", "EP", "variant", "step time, within this launch"]
     both = read(bare, mixture_record(routing="zipf"))
     assert cells_of(mixture_columns(both), both[0])["dedup"] == "-"
 

@@ -271,7 +271,10 @@ def test_ratios_are_paired_by_launch_and_one_launch_joins_both_intervals() -> No
     (found,) = interference(rows_of(*base, *beside, launches=3))
     factor = found.factors["gemm"]
     assert (factor.value, factor.low, factor.high) == pytest.approx((1.5, 1.5, 1.5))
-    assert factor.method == "ratio of times, geometric mean of 3 launch ratios, t interval"
+    assert (
+        factor.method
+        == "ratio of times, geometric mean of 3 launch ratios, Student's t interval on logarithms, 2 degrees of freedom"
+    )
     (found,) = interference(rows_of(*base[:2], ok(gemm, 0, 2e-3), launches=2))
     assert found.factors["gemm"].value == pytest.approx(2.0)
     assert slow_down(*rows_of(ok(collective(), 0), ok(gemm, 1), launches=2)) is None

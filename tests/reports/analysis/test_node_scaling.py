@@ -190,7 +190,7 @@ def test_environments_have_a_column_each_and_a_ratio_to_the_first_unknown_where_
     points = tuple(Point(id=name, environment=name) for name in ("plain", "tuned", "third"))
     found = lines(of(scaling_run(2), scaling_run(2, factor=2.0), scaling_run(4), points=points), "environments-table")
     assert (found[-1]["case"], found[-1]["nodes"]) == ("ddp", "2")
-    assert found[-1]["plain"].startswith("16.8 ms [")
-    assert found[-1]["tuned / first"].startswith("0.500 [")
+    assert found[-1]["plain, within this launch"].startswith("16.8 ms [")
+    assert found[-1]["tuned / first, within this launch"].startswith("0.500 [")
     assert (found[0]["third"], found[0]["third / first"]) == ("-", "-")
     assert table_named(of(scaling_run(2)), "environments-table") is None

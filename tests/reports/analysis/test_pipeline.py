@@ -130,13 +130,14 @@ def test_a_pipeline_says_all_it_knows_and_a_narrow_terminal_loses_detail_before_
     (one,) = found_in(pipeline_record(ranks=4, microbatches=8))
     columns = pipeline_columns([one])
     assert line_of(columns, one) == (
-        "schedule: 1f1b | P: 4 | M: 8 | v: 1 | step time: 20.0 ms [18.0, 22.0] | bubble fraction: 26.3 % | "
+        "schedule: 1f1b | P: 4 | M: 8 | v: 1 | "
+        "step time, within this launch: 20.0 ms [18.0, 22.0] | bubble fraction: 26.3 % | "
         "simulated: 23.7 % | formula: 21.0 % | bubble overhead: 35.7 % | fraction of span: 20.0 % | "
         "idle: 5.00 ms | idle: schedule: 3.00 ms | idle: imbalance: 1.00 ms | idle: p2p: 600 us | "
         "idle: rest: 400 us | non-pipeline: 1.00 ms | in flight: 2 | activations: 5.00 MiB"
     )
     kept = [column.title for column in columns if not column.drop]
-    assert kept == ["schedule", "P", "M", "v", "step time", "bubble fraction"]
+    assert kept == ["schedule", "P", "M", "v", "step time, within this launch", "bubble fraction"]
     drops = {column.title: column.drop for column in columns}
     assert drops["simulated"] < drops["formula"] < drops["idle: rest"] < drops["in flight"]
     assert all(column.help for column in columns)
@@ -153,7 +154,7 @@ def test_a_pipeline_says_all_it_knows_and_a_narrow_terminal_loses_detail_before_
 def test_what_nobody_knows_has_no_column_and_dashes_beside_others() -> None:
     functional = record_of("gpipe", metrics=False, **SILENT)
     (alone,) = found_in(functional)
-    known = {"schedule": "gpipe", "P": "2", "M": "4", "v": "1", "step time": "500 ms [450, 550]"}
+    known = {"schedule": "gpipe", "P": "2", "M": "4", "v": "1", "step time, within this launch": "500 ms [450, 550]"}
     assert cells_of(pipeline_columns([alone]), alone) == known
     both = found_in(pipeline_record(), functional)
     cells = cells_of(pipeline_columns(both), both[1])

@@ -135,8 +135,8 @@ def test_runs_differences_and_times_stand_side_by_side() -> None:
     assert "4 ranks on 1 node" in second["what"]
     assert cells(found, "differences-table") == [{"what": "plan.nproc", "run 1": "2", "run 2": "4"}]
     first, _ = cells(alike, "beside-table")
-    assert first["run 1"] == "1.00 ms [0.900, 1.10]"
-    assert first["run 2 / first"].startswith("2.00 [1.7")
+    assert first["run 1, within this launch"] == "1.00 ms [0.900, 1.10]"
+    assert first["run 2 / first, within this launch"].startswith("2.00 [1.7")
     assert ids(alike) == ["runs", "differences", "beside"]
     assert ids(of(run_on(2), a_run(ok(step("fsdp"))))) == ["runs", "differences"]
     assert sections(alike)[1].tables == ()

@@ -14,7 +14,7 @@ from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue, merge_metrics
 from bench.results.records import Check, Record, Status
 from bench.results.runs import load_run
-from bench.results.stats import across_launches, t_quantile
+from bench.results.stats import Grade, across_launches, t_quantile
 from reports.analysis.summary import common_details, exit_code, num_ranks, summarize
 from reports.analysis.timelines import MOST_ROWS, Late, late_rows
 
@@ -23,7 +23,9 @@ CASE = collective()
 
 def test_one_launch_and_what_does_not_scatter_keep_their_own_metric() -> None:
     metric = seconds_metric(0.25)
-    assert merge_metrics([{"time": metric}]) == {"time": metric}
+    merged = merge_metrics([{"time": metric}])["time"]
+    assert merged == msgspec.structs.replace(metric, method=f"{metric.method}, within this launch")
+    assert merge_metrics([{"time": merged}]) == {"time": merged}, "it is said once"
     exact = MetricValue(value=3 << 20, unit="B", better="lower", method="closed form")
     assert merge_metrics([{"bytes_sent.dp": exact}] * 5) == {"bytes_sent.dp": exact}
     assert merge_metrics([]) == {}
@@ -37,10 +39,10 @@ def test_launches_are_merged_by_the_geometric_mean_with_a_t_interval() -> None:
     time, expected = merged["time"], across_launches([1.0, 2.0, 4.0])
     assert time.value == pytest.approx(2.0)
     assert (time.low, time.high, time.unit, time.better) == (expected.low, expected.high, "s", "lower")
-    assert time.method == "geometric mean of 3 launch medians, t interval"
+    assert time.method == "geometric mean of 3 launch medians, Student's t interval on logarithms, 2 degrees of freedom"
     assert merged["algbw"].value == pytest.approx(1e6 / 2.0)  # bandwidths are never averaged arithmetically
     assert merged["algbw"].better == "higher"
-    assert merged["time_p99"].method == "geometric mean of 2 launch 99th percentiles, t interval"
+    assert merged["time_p99"].method.startswith("geometric mean of 2 launch 99th percentiles, Student's t interval")
     assert merged["time_p99"].value == pytest.approx(9.0)
 
 
@@ -54,7 +56,7 @@ def test_how_launches_are_merged_is_the_metrics_kind_whatever_the_values() -> No
         found = merged_of("ect", *values)
         told = [found.value, found.low, found.high]
         assert told == pytest.approx([values[1], low, low + 2 * reach]), values
-        assert found.method == "mean of 3 launches, t interval"
+        assert found.method == "mean of 3 launches, Student's t interval, 2 degrees of freedom"
     share = merged_of("drop_rate", 0.0, 1.0, 2.0, unit="")
     assert [share.value, share.low, share.high] == pytest.approx([1.0, 0.0, 1 + reach]), "no bound below zero"
     assert merged_of("imbalance_slowdown", 1.0, 4.0, unit="").value == pytest.approx(2.0)
@@ -68,11 +70,12 @@ def test_how_launches_are_merged_is_the_metrics_kind_whatever_the_values() -> No
 
 def test_launches_that_do_not_know_are_said_and_the_others_merged() -> None:
     found = merged_of("ect", None, 2.0, 4.0)
-    assert (found.value, found.method) == (3.0, "mean of 2 launches, t interval; unknown in 1 of 3 launches")
+    told = "mean of 2 launches, Student's t interval, 1 degree of freedom"
+    assert (found.value, found.method) == (3.0, f"{told}; unknown in 1 of 3 launches")
     alone = MetricValue(value=2.0, unit="s", low=1.0, high=3.0, method="mean of 5 turns' differences, t interval")
     found = merge_metrics([{"ect": alone}, {"ect": MetricValue(value=None, unit="s", method="one turn")}])["ect"]
     assert (found.value, found.low, found.high) == (2.0, 1.0, 3.0), "the interval of its own turns"
-    assert found.method == f"{alone.method}; unknown in 1 of 2 launches"
+    assert found.method == f"{alone.method}; unknown in 1 of 2 launches, within this launch"
     unknown = [MetricValue(value=None, unit="s", method=method) for method in ("no clock", "no samples")]
     merged = merge_metrics([{"skew": one} for one in unknown])["skew"]
     assert (merged.value, merged.method) == (None, "unknown in 2 of 2 launches")
@@ -143,9 +146,26 @@ def test_stops_steadiness_noise_and_notes_are_gathered() -> None:
     row = row_of(*records, launches=3)
     assert row.stops == (("precision", 2), ("budget", 1))
     assert row.steady == (("flat", 2), ("drifting", 1))
-    assert (row.grade, row.notes) == ("very noisy", ("a", "b"))
+    assert row.notes == ("a", "b")
     unknown = row_of(ok(CASE, check=Check(), noise=None))
     assert (unknown.check, unknown.grade) == (Check(passed=None, wrong=None), None)
+
+
+def test_a_row_is_as_noisy_as_its_launches_scatter_and_only_one_alone_as_its_iterations() -> None:
+    """Launches of sigma .6 that agree are stable; quiet ones that differ by a mode are not."""
+    told: list[tuple[tuple[float, ...], Grade, Grade]] = [
+        ((1.0, 1.02, 0.99), "very noisy", "stable"),
+        ((1.0, 1.0, 1.5), "stable", "noisy"),
+        ((1.0, 1.1), "stable", "fair"),
+        ((1.0, 2.0), "stable", "very noisy"),
+        ((1.0,), "very noisy", "very noisy"),
+    ]
+    for factors, noise, word in told:
+        row = row_of(*(ok(CASE, i, factor * 1e-3, grade=noise) for i, factor in enumerate(factors)), launches=3)
+        assert row.grade == word, factors
+        assert (row.scatter is None) == (len(factors) == 1)
+    none = row_of(*(ok(CASE, i, metrics={"time": seconds_metric(None)}, noise=None) for i in (0, 1)), launches=2)
+    assert (none.scatter, none.grade) == (None, None)
 
 
 def test_the_last_record_of_a_launch_counts_and_oddities_are_confessed() -> None:

@@ -161,7 +161,9 @@ def test_what_is_wrong_slow_and_not_measured_comes_before_any_result() -> None:
     fine = told(ok(collective()))
     assert "Nothing stands out" in fine
     assert "Nothing: every planned case ran" in fine
-    assert "Very noisy, the interquartile range over 40 %" in told(ok(collective(), grade="very noisy"))
+    assert "Very noisy, the interquartile range 40 % of the median or more within this" in told(
+        ok(collective(), grade="very noisy")
+    )
 
 
 def test_cells_carry_what_to_sort_them_by_and_a_row_is_told_in_full() -> None:

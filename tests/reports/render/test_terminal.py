@@ -71,7 +71,7 @@ def test_a_terminal_is_not_overrun_and_keeps_numbers_whole() -> None:
 
 
 def test_a_narrow_terminal_drops_columns_and_says_which_and_what_they_held() -> None:
-    text = " ".join(told(ok(collective()), ok(collective(size_bytes=2048), stop="budget"), width=80).split())
+    text = " ".join(told(ok(collective()), ok(collective(size_bytes=2048), stop="budget"), width=88).split())
     assert "No room for: dtype (float32), algbw GB/s, n (120), launches (1/1), stop, check (ok)" in text.replace(
         " p99,", ""
     ).replace(" p99 (2.00 ms),", "")
@@ -122,7 +122,12 @@ def test_problems_come_after_the_results_and_the_verdict_after_them() -> None:
     )
     assert lines_after(text, "Wrong, hung or failed")[1][1:] == ["hang", "1/3", "rank 1 did not arrive within 60 s"]
     assert lines_after(text, "Not measured")[2][1:] == ["not measured", "2/3", "no record: the run ended before"]
-    for expected in ("nccl-tests", "geometric mean of 3 launch medians, t interval", "functional only", "3 launches"):
+    for expected in (
+        "nccl-tests",
+        "geometric mean of 3 launch medians, Student's t interval",
+        "functional only",
+        "3 launches",
+    ):
         assert expected in text
     noisy = told(ok(collective(), grade="very noisy"))
     assert noisy.index("Slow or noisy\nVery noisy") < noisy.index("Verdict: fine")
@@ -159,9 +164,9 @@ def test_loads_groups_and_pairs_have_tables() -> None:
         ok(collective(group="pairs", concurrent=True), seconds=3e-3),
     )
     (together,) = table(text, "Group contention: all groups at once against one alone")
-    assert together["factor together"].startswith("3.00 [")
+    assert together["factor together, within this launch"].startswith("3.00 [")
     (beside,) = table(text, "Interference: slow-down beside a load")
-    assert beside["beside gemm"].startswith("2.00 [")
+    assert beside["beside gemm, within this launch"].startswith("2.00 [")
     (groups,) = table(text, "Operation x group: bus bandwidth in GB/s")
     assert {"pairs 0,4", "pairs 1,5", "slowest alone"} <= groups.keys()
     text = told(*(ok(matrix_case(a, b)) for a in range(3) for b in range(3) if a != b))

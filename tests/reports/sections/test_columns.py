@@ -17,6 +17,8 @@ from reports.analysis.fits import Ceiling, Curve
 from reports.report import Column, known, number
 from reports.sections.row_columns import communication_columns
 
+WITHIN = "time, within this launch"
+
 
 def fit_columns(curves: Sequence[Curve]) -> tuple[Column[Any], ...]:
     return table_of(replace(found_in(ok(collective())), curves=tuple(curves)), "fits").columns
@@ -36,10 +38,10 @@ def test_numbers_are_sorted_as_numbers_and_unknown_is_none() -> None:
         ok(collective(size_bytes=2048), seconds=900e-6), ok(collective(size_bytes=1 << 20), seconds=1.1e-3)
     )
     columns = {column.title: column for column in communication_columns([small, large])}
-    for title, expected in {"size": (2048, 1 << 20), "time": (900e-6, 1.1e-3), "n": (120, 120)}.items():
+    for title, expected in {"size": (2048, 1 << 20), WITHIN: (900e-6, 1.1e-3), "n": (120, 120)}.items():
         assert (columns[title].sort(small), columns[title].sort(large)) == pytest.approx(expected)
     unknown = row_of(ok(collective(), metrics={"time": seconds_metric(None)}))
-    assert columns["time"].sort(unknown) is None
+    assert columns[WITHIN].sort(unknown) is None
     assert columns["busbw GB/s"].sort(unknown) is None
 
 
@@ -51,6 +53,17 @@ def test_what_a_row_is_what_tells_it_apart_and_its_time_are_never_dropped() -> N
     assert (dropped(mode="pipelined"), dropped(dtype="float16"), dropped()) == ({"dtype"}, {"mode"}, {"mode", "dtype"})
     kept = {column.title for column in communication_columns([]) if not column.drop}
     assert kept == {"operation", "size", "time", "busbw GB/s"}
+
+
+def test_an_interval_of_one_launch_says_so_in_the_title_and_beside_those_of_several_is_left_out() -> None:
+    alone = [row_of(ok(collective(size_bytes=size))) for size in (1024, 2048)]
+    told = cells_of(communication_columns(alone), alone[0])
+    assert (told[WITHIN], told["noise within"]) == ("1.00 ms [0.900, 1.10]", "stable")
+    cut = row_of(ok(collective()), launches=2)
+    whole = row_of(*(ok(collective(size_bytes=2048), i, 1e-3 * (i + 1)) for i in (0, 1)), launches=2)
+    told, other = (cells_of(communication_columns([cut, whole]), row) for row in (cut, whole))
+    assert (told["time"], told["noise"]) == ("1.00 ms (one launch)", "stable within this launch")
+    assert (other["time"].startswith("1.41 ms ["), other["noise"]) == (True, "very noisy")
 
 
 def test_the_check_in_a_word() -> None:
@@ -137,10 +150,10 @@ def test_what_slows_a_row_has_a_column_for_each_load_and_a_load_not_met_is_a_das
     ]
     table = table_of(found_in(*records, ok(collective(background="all_to_all"))), "contrast-1")
     columns, (one, two) = table.columns, table.rows
-    cells = cells_of(columns, one)
-    assert list(cells) == ["operation", "mode", "dtype", "size", "time", "beside gemm", "beside all_to_all"]
-    assert (cells["operation"], cells["time"]) == ("all_reduce", "1.00 ms [0.900, 1.10]")
-    assert cells["beside gemm"].startswith("2.00 [1.7")
+    cells, told = cells_of(columns, one), ("time", "beside gemm", "beside all_to_all")
+    assert list(cells) == ["operation", "mode", "dtype", "size", *(WITHIN.replace("time", name) for name in told)]
+    assert (cells["operation"], cells[WITHIN]) == ("all_reduce", "1.00 ms [0.900, 1.10]")
+    assert cells[WITHIN.replace("time", "beside gemm")].startswith("2.00 [1.7")
     *_, last = columns
     assert (last.text(two), last.sort(two), last.sort(one)) == ("-", None, 1.0)
 

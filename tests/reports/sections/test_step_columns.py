@@ -107,7 +107,7 @@ def test_memory_has_a_line_for_each_component_that_any_source_knows() -> None:
 
 def test_a_step_without_notes_or_rates_has_dashes() -> None:
     told = cells(ok(step("mine"), metrics={"time": seconds_metric(2.0)}, noise=None, samples={"values": []}))
-    assert told["step time"] == "2.00 s [1.80, 2.20]"
+    assert told["step time, within this launch"] == "2.00 s [1.80, 2.20]"
     assert [told[name] for name in ("tokens/s", "notes", "noise", "n")] == ["-"] * 4
     assert cells(ok(step(), notes=["functional only", "timed compute"]))["notes"] == "functional only; timed compute"
     assert step_cells({"step_time": seconds_metric(1.0), "step_time_p99": seconds_metric(3.0)})["p99"] == "3.00 s"
@@ -119,7 +119,7 @@ def test_a_narrow_terminal_keeps_what_links_a_step_to_collectives() -> None:
     told = cells_of(columns, row)
     assert (told["exposed comm"], told["predicted comm"]) == ("3.00 ms", "739 us")  # 2 * (20 us + 1 MiB / 3 GB/s)
     assert (told["mfu"], told["memory"]) == ("34.5 %", "4.00 MiB")
-    kept = ["step", "step time", "tokens/s", "exposed comm", "predicted comm"]
+    kept = ["step", "step time, within this launch", "tokens/s", "exposed comm", "predicted comm"]
     assert [column.title for column in columns if not column.drop] == kept
 
 

@@ -66,7 +66,7 @@ def test_the_bubble_is_the_mean_of_all_steps_and_idle_by_cause_of_that_of_median
     mean, reach = fmean(fractions), t_quantile(0.975, 2) * stdev(fractions) / 3**0.5
     bubble = found["bubble_fraction"]
     assert [bubble.value, bubble.low, bubble.high] == pytest.approx([mean, max(0.0, mean - reach), mean + reach])
-    assert bubble.method == "idle / (ranks x makespan), mean of 3 steps, t interval"
+    assert bubble.method == "idle / (ranks x makespan), mean of 3 steps, Student's t interval, 2 degrees of freedom"
     assert seen["bubble_fraction_simulated"] == seen["bubble_fraction_formula"] == pytest.approx(1 / 5)
     assert seen["bubble_overhead_formula"] == pytest.approx(1 / 4)
     # timed compute is taken as it was asked for: ZB-V has a form at equal times alone

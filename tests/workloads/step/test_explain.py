@@ -225,7 +225,7 @@ def test_the_parts_of_drawn_traces_are_as_drawn(two_ranks: Ranks) -> None:
             assert [1e3 * (slowdown.low or 0), 1e3 * (slowdown.high or 0)] == pytest.approx(
                 [7 / 3 - reach, 7 / 3 + reach]
             )
-            assert slowdown.method.endswith("mean over ranks, mean of 3 turns' differences, t interval")
+            assert slowdown.method.endswith("mean of 3 turns' differences, Student's t interval, 2 degrees of freedom")
             assert waited.low == pytest.approx(waited.high)
             timeline = explanation.timeline
             assert timeline is not None
