@@ -21,6 +21,13 @@ Kind = Literal["amount", "factor", "from zero", "difference"]
 CONFIDENCE = 0.95
 WITHIN_LAUNCH = "within this launch"
 MIN_FOR_P99 = 100
+# fmt: off
+# Student's 97.5 % quantile of 1, 2, ... degrees of freedom: for the intervals of turns ranks need not import scipy
+_T_OF_TURNS = (
+    12.7062047362, 4.30265272975, 3.18244630528, 2.7764451052, 2.57058183564, 2.44691185114,
+    2.36462425159, 2.3060041352, 2.2621571628, 2.22813885199, 2.20098516009,
+)
+# fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +120,8 @@ def ratio_within_launch(one: Estimate, other: Estimate) -> Estimate:
 
 @cache
 def t_quantile(p: float, df: float) -> float:
+    if p == 0.5 + CONFIDENCE / 2 and 1 <= df <= len(_T_OF_TURNS) and df == int(df):
+        return _T_OF_TURNS[int(df) - 1]
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # here, as ranks import this file
 
     return float(stdtrit(df, p))
