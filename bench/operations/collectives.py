@@ -33,7 +33,6 @@ def all_reduce(
         output=buffer,
         expected=lambda: code.reduced(0, count),
         description=describe("all_reduce", world.size, size_bytes, size_bytes, size_bytes, notes=notes),
-        tolerance=code.tolerance,
     )
 
 
@@ -48,13 +47,12 @@ def all_reduce_two_step(world: World, *, size_bytes: int, dtype: str, redop: str
         output=buffer,
         expected=lambda: code.reduced(0, count),
         description=describe("all_reduce_two_step", world.size, size_bytes, size_bytes, size_bytes),
-        tolerance=code.tolerance,
     )
 
 
 def all_gather(world: World, *, size_bytes: int, dtype: str, placement: str = OUT_OF_PLACE) -> Operation:
     """Gather shards of s bytes into S = n s on every rank; in place, a shard lies in the output."""
-    code = DataPattern(dtype, 1, world.device)
+    code = DataPattern(dtype, world.size, world.device)
     n, count = world.size, size_bytes // code.itemsize // world.size
     mine, gathered = code.values(world.rank, 0, count), code.empty(n * count)
     shard = gathered[world.rank * count :][:count] if placement == IN_PLACE else mine
@@ -81,12 +79,11 @@ def reduce_scatter(
         output=shard,
         expected=lambda: code.reduced(world.rank * count, count),
         description=describe("reduce_scatter", world.size, size_bytes, size_bytes, size_bytes // world.size),
-        tolerance=code.tolerance,
     )
 
 
 def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    code = DataPattern(dtype, 1, world.device)
+    code = DataPattern(dtype, world.size, world.device)
     n, count = world.size, size_bytes // code.itemsize // world.size
     mine, received = code.values(world.rank, 0, n * count), code.empty(n * count)
     return Operation(
@@ -99,7 +96,7 @@ def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
 
 def all_to_all_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0, traffic: str = "") -> Operation:
     """Send uneven shards: the busiest sender sends ``size_bytes``; S = max of sent and received."""
-    code, rank = DataPattern(dtype, 1, world.device), world.rank
+    code, rank = DataPattern(dtype, world.size, world.device), world.rank
     matrix = parse_matrix(traffic) if traffic else skewed(world.size, skew)
     counts = whole_counts(matrix, size_bytes // code.itemsize)  # of each sender to each receiver
     sends, receives = list(counts[rank]), [row[rank] for row in counts]
@@ -116,7 +113,7 @@ def all_to_all_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
 
 def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0) -> Operation:
     """Gather uneven shards, rank 0's larger by a share ``skew`` of S, into S on every rank."""
-    code, on_gloo = DataPattern(dtype, 1, world.device), world.backend == "gloo"
+    code, on_gloo = DataPattern(dtype, world.size, world.device), world.backend == "gloo"
     [counts] = whole_counts(skewed(world.size, skew)[:1], size_bytes // code.itemsize)
     mine, gathered = code.values(world.rank, 0, counts[world.rank]), code.empty(sum(counts))
     parts = list(torch.split(gathered, list(counts)))
@@ -139,7 +136,7 @@ def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
 
 
 def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    code = DataPattern(dtype, 1, world.device)
+    code = DataPattern(dtype, world.size, world.device)
     buffer = code.empty(size_bytes // code.itemsize)
     return Operation(
         call=partial(dist.broadcast, buffer, group=world.group, group_src=root),
@@ -161,12 +158,11 @@ def reduce(world: World, *, size_bytes: int, dtype: str, redop: str = "sum", roo
         output=result,
         expected=lambda: code.reduced(0, len(result)),
         description=describe("reduce", world.size, size_bytes, size_bytes, size_bytes),
-        tolerance=code.tolerance,
     )
 
 
 def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    code = DataPattern(dtype, 1, world.device)
+    code = DataPattern(dtype, world.size, world.device)
     n, count = world.size, size_bytes // code.itemsize // world.size
     mine, gathered = code.values(world.rank, 0, count), code.empty(n * count if world.rank == root else 0)
     parts = list(gathered.view(n, count)) if world.rank == root else None
@@ -179,7 +175,7 @@ def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Opera
 
 
 def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    code = DataPattern(dtype, 1, world.device)
+    code = DataPattern(dtype, world.size, world.device)
     n, count = world.size, size_bytes // code.itemsize // world.size
     shard = code.empty(count)
     parts = [code.values(root, rank * count, count) for rank in range(n)] if world.rank == root else None

@@ -1,15 +1,20 @@
 """One communication as a subject: what it calls, what it should give, what it moves; and the data that it is given.
 
-Data shows what went wrong: exact integers coded by rank and index, and poison. All-ones data cannot see swapped chunks,
-a wrong root or a stale buffer. A value here depends on the rank and, through a pattern of prime period, on the index,
-so that chunks differ wherever they are not whole periods apart; what a reduction makes of all ranks' values stays exact
-in the dtype. The pattern fits a core's cache, so that to restore a large buffer does not drive it out of there.
+Data shows what went wrong: exact numbers coded by rank and index, and poison. All-ones data cannot see swapped chunks,
+a wrong root or a stale buffer. Each rank has a random table of its own, which is repeated; it fits a core's cache, so
+that to restore a large buffer does not drive it out of there. The table's length is prime, so that chunks of one length
+begin at different places of it, unless they are whole tables: those differ by the number of the repetition, written
+into it by swapping groups of elements. What is reduced is a table, too, repeated in the same way. Two chunks of L
+elements of m values are thus alike with probability m^-L, among any 2000 neighbours of each rank.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -18,9 +23,10 @@ from bench.plan.catalogue import DTYPES, busbw_factor
 from bench.text import UserError
 from bench.world.subject import Description, Subject
 
-_PERIOD, _RANK_STRIDE = 65521, 7919
-_MAX_VALUE = 1 << 20
-_JOIN: dict[str, Callable[..., torch.Tensor]] = {"min": torch.minimum, "max": torch.maximum, "product": torch.mul}
+_PERIOD = 65521
+_GROUP, _BITS = 32, 18  # elements that are swapped for a bit of a repetition's number; 2^18 repetitions are told apart
+_MAX_VALUE, _SEED = 1 << 24, 2025
+_JOIN: dict[str, Callable[[Any, Any], Any]] = {"min": np.minimum, "max": np.maximum, "product": np.multiply}
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -30,64 +36,103 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 class DataPattern:
-    """Values for tensors of one dtype whose reduction over ``num_ranks`` ranks by ``redop`` is exact.
+    """Values for tensors of one dtype that ``num_ranks`` ranks move, or join by ``redop`` into what is exact.
 
-    For sums every value lies in 1..m, and the largest sum within the integers exact in the dtype; averages are of
-    multiples of n; factors are 1 or 2. Where that leaves too few values, ranks take turns by index: the others hold
-    what changes nothing, 0 or 1.
+    What is moved differs between any two ranks at every index, and all that n ranks hold in their first n elements
+    differs, while the dtype has as many values. Terms of sums lie in 1..m, and the largest sum within the integers
+    exact in the dtype; factors are 1 or 2. Where that leaves too few values, ranks take turns by index: the others hold
+    what changes nothing. At index i of a table rank i mod n alone holds the extreme, or what is averaged: a power of 2,
+    whose share is the same bits whether a backend divides it or multiplies it by a rounded 1/n. With fewer elements
+    than ranks, minima, maxima and averages thus cannot show whether the last ranks took part. So that each rank shows
+    in bools, the first n that are joined give the same.
     """
 
-    def __init__(self, dtype: str, num_ranks: int, device: torch.device, redop: str = "sum") -> None:
-        self._dtype, self._num_ranks, self._device, self._redop = dtype_of(dtype), num_ranks, device, redop
+    def __init__(self, dtype: str, num_ranks: int, device: torch.device, redop: str = "") -> None:
+        self._dtype, self._num_ranks, self._device = dtype_of(dtype), num_ranks, device
+        self._redop = "min" if (dtype, redop) == ("bool", "product") else redop
         self.itemsize = self._dtype.itemsize
-        self._turns, modulus = _turns_and_modulus(dtype, num_ranks, redop)
-        generator = torch.Generator().manual_seed(20250101)
-        numbers = torch.randint(0, _MAX_VALUE, (_PERIOD,), generator=generator, dtype=torch.int32).to(device)
-        scale = num_ranks if redop == "avg" else 1
-        self._pattern = numbers.remainder_(modulus).add_(int(dtype != "bool")).mul_(scale)
-
-    @property
-    def tolerance(self) -> float:
-        """The relative error that an average may have: some backends multiply by a rounded 1/n before they add."""
-        n, kind = self._num_ranks, self._dtype
-        exact = self._redop != "avg" or not kind.is_floating_point or n & (n - 1) == 0
-        return 0.0 if exact else n * torch.finfo(kind).eps
+        self._turns, self._modulus = _turns_and_modulus(dtype, num_ranks, self._redop)
+        self._joined: npt.NDArray[Any] = np.empty(0)
 
     def empty(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=self._dtype, device=self._device)
 
     def values(self, rank: int, start: int, count: int) -> torch.Tensor:
         """Return rank's elements ``start`` to ``start + count`` of its coded vector, in the dtype."""
-        self.filler(out := self.empty(count), rank, start)()
-        return out
+        return self._window(self._codes(rank, min(start + count, _PERIOD)), start, count)
 
-    def filler(self, out: torch.Tensor, rank: int, start: int = 0) -> Callable[[], object]:
-        """Return what writes rank's elements from ``start`` on into all of ``out``, made ready to do so often."""
-        if self._turns > 1:
-            values = self._integers(rank, start, len(out)).to(self._dtype)
-            return lambda: out.copy_(values)
-        period = self._period(rank, start).to(self._dtype)
-        periods = out[: len(out) // _PERIOD * _PERIOD].view(-1, _PERIOD)
-        rest = out[periods.numel() :]
-        end = period[: len(rest)].clone()
-        return lambda: (periods.copy_(period), rest.copy_(end))
+    def filler(self, out: torch.Tensor, rank: int) -> Callable[[], object]:
+        """Return what writes rank's elements into all of ``out``, made ready to do so often."""
+        return self._writer(out, self._codes(rank, min(len(out), _PERIOD)))
 
     def reduced(self, start: int, count: int) -> torch.Tensor:
         """Return what the reduction over all ranks makes of elements ``start`` to ``start + count``, in the dtype."""
-        total = self._integers(0, start, count).to(torch.int64)
-        for rank in range(1, self._num_ranks):
-            total = _JOIN.get(self._redop, torch.add)(total, self._integers(rank, start, count))
-        return (total // self._num_ranks if self._redop == "avg" else total).to(self._dtype)
+        length = min(start + count, _PERIOD)
+        if len(self._joined) < length:
+            kind = np.float64 if self._dtype.is_floating_point else np.int64  # products of factors 2 exceed integers
+            self._joined = self._codes(0, length).astype(kind)
+            for rank in range(1, self._num_ranks):
+                self._joined = _JOIN.get(self._redop, np.add)(self._joined, self._codes(rank, length))
+        return self._window(self._joined[:length] / (self._num_ranks if self._redop == "avg" else 1), start, count)
 
-    def _period(self, rank: int, start: int) -> torch.Tensor:
-        return self._pattern.roll(-((start + rank * _RANK_STRIDE) % _PERIOD))
+    def _window(self, table: npt.NDArray[Any], start: int, count: int) -> torch.Tensor:
+        row, begin = divmod(start, _PERIOD)
+        self._writer(whole := self.empty(begin + count), table, row)()
+        return whole[begin:].clone() if begin else whole
 
-    def _integers(self, rank: int, start: int, count: int) -> torch.Tensor:
-        values = self._period(rank, start).repeat(-(-count // _PERIOD))[:count]
-        if self._turns > 1:
-            index = torch.arange(start, start + count, device=self._device)
-            values[(index + rank) % self._turns != 0] = int(self._redop == "product")
-        return values
+    def _writer(self, out: torch.Tensor, table: npt.NDArray[Any], first_row: int = 0) -> Callable[[], object]:
+        """Return what repeats a table in ``out``, each time with the number of its row written into it."""
+        period = torch.from_numpy(table).to(self._device, self._dtype)
+        rows = out[: len(out) // _PERIOD * _PERIOD].view(-1, _PERIOD)
+        rest = out[rows.numel() :]
+        if not first_row and not len(rows):
+            return lambda: rest.copy_(period[: len(rest)])
+        numbers = torch.arange(first_row, first_row + len(rows) + 1, device=self._device)
+        bits = numbers[:, None] >> torch.arange(_BITS, device=self._device) & 1
+        pairs = period[: 2 * _GROUP * _BITS].view(torch.uint8).view(_BITS, 2, -1)
+        marks = torch.where(bits.bool()[:, :, None, None], pairs.flip(1), pairs).view(len(numbers), -1)
+        marks = marks.view(self._dtype)
+        marked = rows[:, : marks.shape[1]]
+        period[: marks.shape[1]] = marks[-1]
+        end = period[: len(rest)]
+        return lambda: (rows.copy_(period), marked.copy_(marks[:-1]), rest.copy_(end))
+
+    def _codes(self, rank: int, count: int) -> npt.NDArray[np.int64]:
+        """Return the first elements of a rank's table, as numbers; a longer table begins in the same way."""
+        n, modulus, least = self._num_ranks, self._modulus, int(self._dtype != torch.bool)
+        index = np.arange(count, dtype=np.int64)
+        if not self._redop:
+            return least + _permuted(rank, n, modulus.bit_length() - 1, index)
+        codes: npt.NDArray[np.int64] = np.random.default_rng((_SEED, rank)).integers(0, modulus, count)
+        first, mine = index < n, index % n == rank
+        if self._redop == "avg":
+            return np.where(mine, 1 << codes, 0)
+        if self._redop in ("min", "max"):
+            if not least:  # else every result were the same
+                mine &= first | (np.random.default_rng(_SEED).integers(0, 2, count) == 1)
+            half = modulus // 2
+            codes = least + codes % half + half * mine
+            return codes if self._redop == "max" else 2 * (half + least) - 1 - codes
+        if self._redop == "product":
+            codes |= mine & first
+        neutral = int(self._redop == "product")
+        return np.where((index % n - rank) % self._turns == 0, 1 + codes, neutral)
+
+
+@lru_cache(maxsize=1)
+def _keys(seed: int, count: int) -> npt.NDArray[Any]:
+    return np.random.default_rng((_SEED, seed)).integers(0, 1 << 31, (count, 4)).T
+
+
+def _permuted(rank: int, n: int, bits: int, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return numbers of ``bits`` bits: all ranks' at an index, and at as many indices as fit, are a permutation."""
+    low = max(bits - (n - 1).bit_length(), 0)
+    mask, block = (1 << bits) - 1, index >> low
+    a, b, c, d = _keys(rank >> bits, len(index))[:, block]
+    mixed = (((rank << low) + (index & (1 << low) - 1)) * (a | 1) + b) & mask
+    mixed ^= mixed >> max(bits // 2, 1)
+    permuted: npt.NDArray[np.int64] = (mixed * (c | 1) + d) & mask
+    return permuted
 
 
 def _turns_and_modulus(dtype: str, n: int, redop: str) -> tuple[int, int]:
@@ -95,15 +140,18 @@ def _turns_and_modulus(dtype: str, n: int, redop: str) -> tuple[int, int]:
     kind, exact_up_to = dtype_of(dtype), DTYPES[dtype].exact_up_to
     if dtype == "bool":
         return 1, 2
-    if redop == "product":  # of powers of 2, which floats hold far beyond the integers
-        largest = int(torch.finfo(kind).max) if kind.is_floating_point else exact_up_to
-        return -(-n // (largest.bit_length() - 1)), 2
-    terms = {"min": 1, "max": 1, "avg": n * n}.get(redop, n)  # the largest result is terms times the largest code
-    limit = min(exact_up_to, _MAX_VALUE * terms)
-    if redop in ("min", "max"):
-        return 1, limit
-    turns = max(1, -(-terms * 4 // limit))  # so that a turn has at least 4 values
-    return turns, max(1, limit // (terms // n * -(-n // turns)))
+    largest = int(torch.finfo(kind).max) if kind.is_floating_point else exact_up_to
+    powers = largest.bit_length() - 1  # of 2, which floats hold far beyond the integers
+    if redop == "avg":
+        return n, min(powers, 16)
+    if redop == "product":
+        return -(-n // powers), 2
+    if redop != "sum":
+        most = min(exact_up_to, _MAX_VALUE)
+        return 1, most if redop else 1 << (most.bit_length() - 1)
+    limit = min(exact_up_to, _MAX_VALUE * n)
+    turns = max(1, -(-n * 4 // limit))  # so that a turn has at least 4 values
+    return turns, max(1, limit // -(-n // turns))
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
@@ -112,12 +160,10 @@ def poison(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.fill_(float("nan") if kind.is_floating_point else 1 if kind is torch.bool else torch.iinfo(kind).min)
 
 
-def count_wrong(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 0.0) -> int:
-    """Return how many elements differ by more than a relative ``tolerance``; NaN differs from everything."""
+def count_wrong(found: torch.Tensor, expected: torch.Tensor) -> int:
+    """Return how many elements differ; NaN differs from everything."""
     if found.itemsize == 1 and found.dtype.is_floating_point:  # float8 compares on few devices
         found, expected = found.float(), expected.float()
-    if tolerance:
-        return int((~((found - expected).abs() <= tolerance * expected.abs())).sum())
     return int((found != expected).sum())
 
 
@@ -130,7 +176,6 @@ class Operation(Subject):
     expected: Callable[[], torch.Tensor]
     description: Description
     restore: Callable[[], object] | None = None
-    tolerance: float = 0.0  # relative, above 0 only where the backend may round otherwise than the reference
     asynchronous: bool = True  # the call takes ``async_op=True`` and then returns what to wait for
 
     def step(self) -> None:
@@ -147,7 +192,7 @@ class Operation(Subject):
         poison(self.output) if self.restore is None else self.restore()
 
     def check(self) -> int:
-        return count_wrong(self.output, self.expected(), self.tolerance)
+        return count_wrong(self.output, self.expected())
 
     def corrupt(self) -> None:
         self.output[-1:] = 0

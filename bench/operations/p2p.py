@@ -28,7 +28,7 @@ def bidirectional(world: World, *, size_bytes: int, dtype: str, source: int = 0,
 
 def pingpong(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
     """Send S bytes there and back, one after the other; the time is half the round trip."""
-    code = DataPattern(dtype, 1, world.device)
+    code = DataPattern(dtype, world.size, world.device)
     mine = code.values(source, 0, size_bytes // code.itemsize)
     received = code.empty(len(mine) if world.rank in (source, target) else 0)
 
@@ -78,7 +78,7 @@ def _exchange(
     world: World, size_bytes: int, dtype: str, to: int | None, source: int | None, *, in_turn: bool = False
 ) -> Operation:
     """Send S bytes to one rank while S come from another; None stands by. In turn, the smaller of two sends first."""
-    code = DataPattern(dtype, 1, world.device)
+    code = DataPattern(dtype, world.size, world.device)
     mine = code.values(world.rank, 0, size_bytes // code.itemsize)
     received = code.empty(0 if source is None else len(mine))
 

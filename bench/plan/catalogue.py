@@ -1,5 +1,6 @@
 """The operations that can be measured, each declared once and without torch, by nccl-tests' conventions."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -131,8 +132,12 @@ def _of_data(params: Params, n: int, shards: int, spec: WorldSpec) -> Iterator[s
         yield f"{spec.backend} carries no {dtype}"
     if redop == "avg" and not dtype.startswith(("float", "bfloat")):
         yield f"the average of {dtype} is no {dtype}"
-    if redop == "avg" and n > exact:
-        yield f"the average of {n} ranks cannot be checked in {dtype}, which is exact up to {exact}"
+    if redop == "avg" and dtype.startswith("float8") and n & (n - 1):
+        yield f"the average of {n} ranks is not exact in {dtype}"
+    if redop == "avg" and (
+        same := [other for other in (n - 1, n + 1) if other and _share(other, exact) == _share(n, exact)]
+    ):
+        yield f"the average of {n} ranks cannot be told from that of {same[0]} in {dtype}"
     if redop == "sum" and dtype == "bool":
         yield "the sum of bool is no bool: use redop=max, min or product"
     step = shards * itemsize
@@ -145,6 +150,12 @@ def _of_data(params: Params, n: int, shards: int, spec: WorldSpec) -> Iterator[s
     if spec.rank_bytes is not None and needed > spec.rank_bytes:
         amounts = f"about {needed / 1e9:.1f} GB a rank; a rank can have {spec.rank_bytes / 1e9:.1f} GB"
         yield f"size {format_size(size)} needs {amounts}"
+
+
+def _share(n: int, exact_up_to: int) -> float:
+    """Return 1/n rounded to a type whose whole numbers are exact up to a power of 2."""
+    mantissa, exponent = math.frexp(1 / n)
+    return math.ldexp(round(mantissa * exact_up_to), exponent)
 
 
 def _of_ranks(params: Params, n: int) -> Iterator[str]:

@@ -228,7 +228,7 @@ def test_every_variant_is_right_and_every_mutation_caught_on_more_ranks_and_in_t
 
 def sender_of(output: torch.Tensor, dtype: str, world: World) -> int | None:
     """Return the rank whose data a buffer holds, None if it is nobody's."""
-    code = DataPattern(dtype, 1, world.device)
+    code = DataPattern(dtype, world.size, world.device)
     found = [r for r in range(world.size) if not count_wrong(output, code.values(r, 0, len(output)))]
     return found[0] if len(found) == 1 else None
 

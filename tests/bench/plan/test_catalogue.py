@@ -74,9 +74,15 @@ def test_reductions_that_a_type_cannot_hold_are_refused_in_words() -> None:
         assert refusal(name, gloo(), dtype="int32", redop="avg") == "the average of int32 is no int32"
         assert refusal(name, gloo(), dtype="bool", redop="max", size_bytes=64) is None
         assert refusal(name, gloo(), dtype="bfloat16", redop="avg", size_bytes=64) is None
-    large = refusal("all_reduce", gloo(257), dtype="bfloat16", redop="avg")
-    assert large == "the average of 257 ranks cannot be checked in bfloat16, which is exact up to 256"
-    assert refusal("all_reduce", gloo(256), dtype="bfloat16", redop="avg") is None
+    for n, other in ((190, 191), (199, 198), (300, 301)):
+        told = refusal("all_reduce", gloo(n), dtype="bfloat16", redop="avg")
+        assert told == f"the average of {n} ranks cannot be told from that of {other} in bfloat16"
+    for n in (96, 128, 189, 256):
+        assert refusal("all_reduce", gloo(n), dtype="bfloat16", redop="avg") is None
+    for n in (96, 1000, 1024):
+        assert refusal("all_reduce", gloo(n), dtype="float16", redop="avg") is None
+    for n, told in ((2, None), (3, "the average of 3 ranks is not exact in float8_e4m3fn"), (8, None)):
+        assert refusal("all_reduce", nccl(n), dtype="float8_e4m3fn", redop="avg") == told
 
 
 def test_float8_is_refused_on_gloo_in_words_and_carried_by_nccl() -> None:
