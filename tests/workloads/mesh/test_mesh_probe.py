@@ -1,6 +1,8 @@
 """A step on a mesh tells bytes, exposed time and memory by axis, and the bubble where cores are each rank's own."""
 
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from mesh_steps import EXPERTS, Params, small_hybrid
@@ -10,9 +12,12 @@ from bench.results.details import STATE
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.costs.memory import activations_of
-from workloads.mesh.mesh_probe import MeshMemory, counted
+from workloads.mesh.mesh_probe import MeshBubble, MeshMemory, counted
 from workloads.model.shapes import SHAPES
 from workloads.pipeline_parallel import pipeline_probe
+from workloads.pipeline_parallel.pipeline_probe import Taken
+from workloads.pipeline_parallel.schedules import make_schedule
+from workloads.pipeline_parallel.simulation import simulate
 from workloads.step.sent_bytes import SentBytes
 
 TINY = SHAPES["tiny"]
@@ -191,3 +196,24 @@ def test_activations_and_state_agree_where_axes_meet(four_ranks: Ranks) -> None:
     assert_activations_agree(four_ranks, cases)
     for mesh in ("fsdp=2,pp=2", "fsdp=2,tp=2"):
         assert_state_agrees(four_ranks, {"mesh": mesh})
+
+
+def test_the_slowest_pipeline_is_chosen_by_other_steps_than_those_that_it_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two pipelines that are slow by turns: neither is the slower one."""
+    schedule, told = make_schedule("1f1b", ranks=2, microbatches=4), []
+    once, slowly = simulate(schedule, lambda action: 1.0), simulate(schedule, lambda action: 3.0)
+    for slow in (0, 1):
+        timelines = [slowly if turn % 2 == slow else once for turn in range(4)]
+        for rank in range(2):
+            stamps = [
+                [(str(ran.action), round(ran.start * 1e9), round(ran.stop * 1e9)) for ran in of.of(rank)]
+                for of in timelines
+            ]
+            told.append(Taken(stamps=stamps, walls=[of.makespan for of in timelines]))
+    monkeypatch.setattr("workloads.mesh.mesh_probe.groups_along", lambda *_: [[0, 1], [2, 3]])
+    nothing: Any = None
+    look: Any = SimpleNamespace(at=SimpleNamespace(spec=SimpleNamespace(mesh=None, timed_seconds=None)))
+    found = MeshBubble(look, schedule, nothing).summarise(told)
+    assert found.metrics["makespan"].value == pytest.approx(once.makespan)
