@@ -1,11 +1,12 @@
 """Which wrong gradients of single tensors the parity gate sees in real steps, and how near right ones come to it.
 
-    python tests/studies/parity.py [--trials 200]
+    python tests/studies/parity.py [--trials 200] [WORD ...]
 
-A gradient of one tensor is missing, halved, doubled or negated, on all ranks or on one, before ranks sum it (after that
-where FSDP2 does): in DDP for 11 groups of tensors of three shapes, in other layouts for some. It counts as caught where
-a rank names that tensor and no other. Right steps, of one seed each, go through all layouts; none may be called wrong,
-and the largest distance over its limit says what the margins leave. Exit code 1: something was missed or miscalled.
+Words choose the layouts that have one of them. A gradient of one tensor is missing, halved, doubled or negated, on all
+ranks or on one, before ranks sum it (after that where FSDP2 does): in DDP for 11 groups of tensors of three shapes, in
+other layouts for some. It counts as caught where a rank names that tensor and no other. Right steps, of one seed each,
+go through all layouts; none may be called wrong, and the largest distance over its limit, of a tensor and of all
+together, says what the margins leave. Exit code 1: something was missed or miscalled.
 """
 
 import argparse
@@ -34,12 +35,24 @@ class Layout:
     ranks: int = 2
     tensors: tuple[str, ...] = ()
     after: bool = False
+    model: Params = field(default_factory=lambda: SMALL)
+
+    @property
+    def precisions(self) -> dict[str, Params]:
+        """What a precision's words ask of a case."""
+        if self.case == "ddp_bf16":
+            return {REDUCED: {}}
+        return {precision: {"precision": precision} for precision in PRECISIONS}
 
 
 PIPELINE = {"layers": 4, "microbatch": 1, "microbatches": 4}
 MESH = {"kv_heads": 4, "microbatch": 1, "microbatches": 2}
 MOE = {"experts": 4, "ffn": 64}
 LAYOUTS = (
+    *(
+        Layout(f"ddp {shape}", "ddp", {"shape": shape}, 2, tuple(tensors_of(shape).values()), model={"microbatch": 2})
+        for shape in SHAPES
+    ),
     Layout("ddp, 4 microbatches", "ddp", {"accumulation": 4}),
     Layout("ddp_bf16", "ddp_bf16", {"accumulation": 2}, tensors=SOME),
     Layout("zero1", "zero1", {"optimizer": "distributed"}, tensors=SOME),
@@ -62,71 +75,41 @@ LAYOUTS = (
 )
 
 
-def of_precisions(case: str) -> dict[str, Params]:
-    """Return what a precision's words ask of a case."""
-    if case == "ddp_bf16":
-        return {REDUCED: {}}
-    return {precision: {"precision": precision} for precision in PRECISIONS}
-
-
-class Spoilt:
-    """How many spoilings of each kind were caught."""
-
-    def __init__(self) -> None:
-        self.missed: list[str] = []
-        self._total = dict.fromkeys(FACTORS, 0)
-
-    def take(self, ranks: Ranks, where: str, case: str, params: Params, tensors: tuple[str, ...], after: bool) -> None:
-        for only in (None, ranks.size - 1 if "pp" not in where else 0):
-            found = ranks.call("spoilings:unseen", name=case, params=params, tensors=tensors, only=only, after=after)
-            missed = set(found[0]).intersection(*found[1:])
-            self.missed += [f"{where}, {'all ranks' if only is None else 'one rank'}: {what}" for what in missed]
-            for spoiling in FACTORS:
-                self._total[spoiling] += len(tensors)
-
-    def row(self) -> str:
-        missed = {spoiling: sum(what.endswith(spoiling) for what in self.missed) for spoiling in FACTORS}
-        return "  ".join(f"{total - missed[each]:4}/{total:<4}" for each, total in self._total.items())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="of the layouts' names")
     parser.add_argument("--trials", type=int, default=200, help="right steps in all")
-    trials = parser.parse_args().trials
-    missed: list[str] = []
-    print(f"{'caught':40}" + "  ".join(f"{spoiling:9}" for spoiling in FACTORS), flush=True)
-    clean = [(one, words, more) for one in LAYOUTS for words, more in of_precisions(one.case).items()]
-    share, rest = divmod(trials, len(clean))
-    called_wrong: list[str] = []
-    nearest: list[str] = []
-    for size in (2, 4):
+    options = parser.parse_args()
+    chosen = [one for one in LAYOUTS if not options.words or set(options.words) & set(one.words.split())]
+    rows = [(one, precision, more) for one in chosen for precision, more in one.precisions.items()]
+    share, rest = divmod(options.trials, len(rows))
+    print(f"{'caught':40}{''.join(f'{each:10}' for each in FACTORS)}right  tensor  all   nearest")
+    missed, called_wrong, number = list[str](), list[str](), 0
+    for size in sorted({one.ranks for one in chosen}):
         with Ranks(size) as ranks:
-            for precision in PRECISIONS if size == 2 else ():
-                for shape in SHAPES:
-                    spoilt, params = Spoilt(), {"shape": shape, "precision": precision, "microbatch": 2}
-                    spoilt.take(ranks, f"ddp {shape}", "ddp", params, tuple(tensors_of(shape).values()), after=False)
-                    print(f"{f'ddp, {shape}, {precision}':40}{spoilt.row()}", flush=True)
-                    missed += spoilt.missed
-            for number, (one, words, more) in enumerate(clean):
-                if one.ranks != size:
-                    continue
-                params = {**SMALL, **one.params, **more}
-                if one.tensors:
-                    spoilt = Spoilt()
-                    spoilt.take(ranks, one.words, one.case, params, one.tensors, one.after)
-                    print(f"{f'{one.words}, {words}':40}{spoilt.row()}", flush=True)
-                    missed += spoilt.missed
-                seeds = range(1, 1 + share + (number < rest))
-                by_rank = ranks.call("spoilings:times_limit", name=one.case, params=params, seeds=list(seeds))
-                for seed, of_ranks in zip(seeds, zip(*by_rank, strict=True), strict=True):
-                    called_wrong += [f"{one.words}, {words}, seed {seed}"] if any(w for w, *_ in of_ranks) else []
-                each = [found for of in by_rank for found in of]
-                _, most, what, _ = max(each, key=lambda found: found[1])
-                label = f"{one.words}, {words}"
-                nearest.append(f"{label:40}{most:8.2g}{max(found[3] for found in each):8.2g}  {what}")
-    print(f"\n{'largest distance over its limit, of right':40}  tensor     all", *nearest, sep="\n")
-    print(f"\nright steps called wrong: {len(called_wrong)}/{trials}", *called_wrong, sep="\n  ")
-    print(f"wrong gradients not named: {len(missed)}", *missed, sep="\n  ")
+            for one, precision, more in (row for row in rows if row[0].ranks == size):
+                params, label = {**one.model, **one.params, **more}, f"{one.words}, {precision}"
+                spoilt = {"name": one.case, "params": params, "tensors": one.tensors, "after": one.after}
+                unseen = []
+                for only in (None, 0):
+                    found = ranks.call("spoilings:unseen", only=only, **spoilt) if one.tensors else [[]]
+                    where = "all ranks" if only is None else "one rank"
+                    unseen += [f"{label}, {where}: {what}" for what in set.intersection(*map(set, found))]
+                total = 2 * len(one.tensors)
+                caught = [total - sum(what.endswith(each) for what in unseen) for each in FACTORS]
+                seeds = [1 + seed for seed in range(share + (number < rest))]
+                of_ranks = ranks.call("spoilings:times_limit", name=one.case, params=params, seeds=seeds)
+                steps = [step for of_rank in of_ranks for step in of_rank]
+                for seed, *of_seed in zip(seeds, *of_ranks, strict=True):
+                    called_wrong += [f"{label}, seed {seed}"] if any(wrong for wrong, *_ in of_seed) else []
+                _, nearest, name, _ = max(steps, key=lambda step: step[1], default=(0, 0.0, "", 0.0))
+                together = max((step[3] for step in steps), default=0.0)
+                told = "".join(f"{f'{each}/{total}' if total else '-':10}" for each in caught)
+                print(f"{label:40}{told}{len(seeds):5}{nearest:8.2g}{together:6.2f}  {name}", flush=True)
+                missed, number = missed + unseen, number + 1
+    print(f"\nright steps called wrong: {len(called_wrong)}/{options.trials}", *called_wrong, sep="\n  ")
+    total = sum(2 * len(FACTORS) * len(one.tensors) for one, *_ in rows)
+    print(f"wrong gradients not named: {len(missed)}/{total}", *missed, sep="\n  ")
     sys.exit(1 if missed or called_wrong else 0)
 
 

@@ -99,10 +99,8 @@ class Parity:
         how = f"is {mean:.6g}, the reference's {loss_of_all:.6g} (limit {limit:.2g} apart)"
         loss_compared = Compared("loss", apart / limit, int(not apart <= limit), how)
         wrong += self._count(loss_compared.wrong, str(loss_compared))
-        if self._exact:
-            compared = compare_bits(found, expected)
-        elif self._narrow is None:
-            compared = compare_elements(found, expected, lambda: alone()[1])
+        if self._narrow is None:
+            compared = compare_elements(found, expected, None if self._exact else lambda: alone()[1])
         else:
             compared = compare_distances(found, expected, alone()[1], self._narrow)
         self.compared = [*compared, loss_compared]
@@ -216,25 +214,20 @@ class Compared:
         return f"{self.name} {self.how}"
 
 
-def compare_elements(found: Tensors, expected: Tensors, exact: Callable[[], Tensors]) -> Iterator[Compared]:
-    """Compare each tensor by its elements; a missing one is zero.
+def compare_elements(
+    found: Tensors, expected: Tensors, exact: Callable[[], Tensors] | None = None
+) -> Iterator[Compared]:
+    """Compare each tensor by its elements, to the bit where nothing is ``exact``; a missing one is zero.
 
     ``exact`` are one process's in float64, asked for where the tolerance does not suffice.
     """
     for name, reference in expected.items():
         apart, largest = (_or_zero(found, name, reference) - reference).abs(), reference.abs().amax()
-        limit = RELATIVE_TOLERANCE * largest
-        if _count_beyond(apart, limit):
+        limit = largest * (0.0 if exact is None else RELATIVE_TOLERANCE)
+        if exact is not None and _count_beyond(apart, limit):
             limit = torch.maximum(limit, ROUNDING_MARGIN * (reference - exact()[name]).abs().amax().float())
         wrong, far = _count_beyond(apart, limit), (float(value) for value in (apart.amax(), limit, largest))
         yield _compared(name, found, reference, wrong, *far)
-
-
-def compare_bits(found: Tensors, expected: Tensors) -> Iterator[Compared]:
-    for name, reference in expected.items():
-        apart, largest = (_or_zero(found, name, reference) - reference).abs(), reference.abs().amax()
-        wrong = _count_beyond(apart, torch.zeros_like(largest))
-        yield _compared(name, found, reference, wrong, float(apart.amax()), 0.0, float(largest))
 
 
 def compare_distances(found: Tensors, expected: Tensors, alone: Tensors, narrow: torch.dtype) -> Iterator[Compared]:

@@ -15,7 +15,6 @@ from workloads.step.parity import (
     RELATIVE_TOLERANCE,
     ROUNDING_MARGIN,
     Tensors,
-    compare_bits,
     compare_distances,
     compare_elements,
     count_unfilled,
@@ -132,8 +131,8 @@ def test_bits_that_differ_are_counted_and_a_multiple_is_named() -> None:
     expected = {"a": REFERENCE, "b": REFERENCE}
     for value, wrong in ((4.0, {}), (4.0 + 2**-21, {"a": 1}), (math.nan, {"a": 1})):
         found = {"a": with_element(0, value), "b": REFERENCE}
-        assert {one.name: one.wrong for one in compare_bits(found, expected) if one.wrong} == wrong, value
-    [one] = [one for one in compare_bits({"a": REFERENCE, "b": 2 * REFERENCE}, expected) if one.wrong]
+        assert {one.name: one.wrong for one in compare_elements(found, expected) if one.wrong} == wrong, value
+    [one] = [one for one in compare_elements({"a": REFERENCE, "b": 2 * REFERENCE}, expected) if one.wrong]
     assert str(one) == "b is 2 of the reference"
 
 
