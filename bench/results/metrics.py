@@ -4,6 +4,7 @@ Capitals in a name stand for any word: ``exposed_comm.AXIS`` declares ``exposed_
 the records' schema are made of these declarations.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from bench.results.stats import WITHIN_LAUNCH, Estimate, Kind, mean_of
+from bench.results.stats import LEAST, WITHIN_LAUNCH, Estimate, Kind, mean_of
 
 Better = Literal["lower", "higher"]
 T = TypeVar("T")
@@ -43,7 +44,7 @@ class Metric:
 
     ``tables`` names the tables of steps that show it, and how early a narrow terminal drops it there (0 never, the
     highest first); ``shown`` is the format of a number without unit, a percentage if empty. ``kind`` says how launches
-    are merged; differences and factors are shown with their intervals.
+    are merged; differences, factors and excesses are shown with their intervals.
     """
 
     name: str
@@ -151,10 +152,10 @@ METRICS = (
     Metric("comm_transfer.AXIS", "s", "lower", "transfer AXIS", "communication on AXIS once the last rank has arrived",
            "each call as long as on the rank it took least", {"times": 7}, kind="from zero"),
     Metric("tracing_overhead", "", None, "tracing", "how much longer the traced step takes than the timed one",
-           "traced step over plain step, less 1", {"times": 5}, kind="difference"),
+           "traced step over plain step, less 1", {"times": 5}, kind="excess"),
     Metric("watching_overhead", "", None, "watching",
            "how much longer the watched step, which ect starts from, takes than the timed one",
-           "watched step over plain step, less 1", {"times": 5}, kind="difference"),
+           "watched step over plain step, less 1", {"times": 5}, kind="excess"),
     Metric("bytes_sent.AXIS", "B", None, "bytes sent AXIS", "bytes sent on AXIS", "counted at the process group",
            kind="from zero"),
     Metric("bytes_expected.AXIS", "B", None, "bytes expected AXIS", "bytes that theory sends on AXIS", "closed form",
@@ -264,11 +265,11 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     unknown = msgspec.structs.replace(first, value=None, low=None, high=None, method=lacking)
     if not known:
         return unknown
-    if kind in ("amount", "factor") and min(values) <= 0:
-        why = f"zero or less in some of {len(values)} launches, of which there is no geometric mean"
+    if min(values) <= (least := LEAST.get(kind, -math.inf)):
+        why = f"{least:g} or less in some of {len(values)} launches, of which there is no geometric mean"
         return msgspec.structs.replace(unknown, method="; ".join(filter(None, (why, lacking))))
     # what a launch gives is its median, except for a percentile
-    noun = "launches" if kind in ("difference", "from zero") else "launch medians"
+    noun = "launch medians" if kind == "amount" else "launches"
     found = mean_of(values, "launch 99th percentiles" if name.endswith("_p99") else noun, kind)
     if len(known) == 1:
         return _merge(name, [msgspec.structs.replace(known[0], method=f"{known[0].method}; {lacking}")])

@@ -7,7 +7,7 @@ tests/studies/fits_and_rows.py prints how often verdicts are wrong.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, pairwise
@@ -15,8 +15,10 @@ from statistics import fmean, stdev
 from typing import Literal
 
 Grade = Literal["stable", "fair", "noisy", "very noisy"]
-Kind = Literal["amount", "factor", "from zero", "difference"]
-"""What a number can be: above zero by its nature, one such over another, zero or above, or of either sign."""
+Kind = Literal["amount", "factor", "excess", "from zero", "difference"]
+"""What a number can be: above zero by its nature, one such over another, that less 1, zero or above, of either sign."""
+LEAST: Mapping[Kind, float] = {"amount": 0.0, "factor": 0.0, "excess": -1.0}
+"""What a kind whose mean is geometric stays above."""
 
 CONFIDENCE = 0.95
 WITHIN_LAUNCH = "within this launch"
@@ -94,17 +96,23 @@ def mean_of(values: Sequence[float], of: str, kind: Kind) -> Estimate:
 
     Of amounts and factors it is geometric, on logarithms; else arithmetic, with no bound below zero where none can be.
     """
-    n, is_log = len(values), kind in ("amount", "factor")
-    terms = [math.log(value) for value in values] if is_log else values
-    mean, back = fmean(terms), math.exp if is_log else float
-    method = f"{'geometric mean' if is_log else 'mean'} of {n} {of}"
+    n, zero = len(values), LEAST.get(kind)
+    terms = values if zero is None else [math.log(value - zero) for value in values]
+    mean = fmean(terms)
+
+    def back(term: float) -> float:
+        return term if zero is None else math.exp(term) + zero
+
+    method = f"{'mean' if zero is None else 'geometric mean'} of {n} {of}"
     if n < 2:
         return Estimate(value=back(mean), method=f"{method}; of one there is no interval")
     reach = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * stdev(terms) / math.sqrt(n)
     low, middle, high = (back(mean + way * reach) for way in (-1, 0, 1))
     if kind == "from zero":
         low = max(min(0.0, middle), low)
-    method += f", Student's t interval{' on logarithms' * is_log}, {n - 1} degree{'s' * (n > 2)} of freedom"
+    method += (
+        f", Student's t interval{'' if zero is None else ' on logarithms'}, {n - 1} degree{'s' * (n > 2)} of freedom"
+    )
     return Estimate(value=middle, low=low, high=high, method=method)
 
 

@@ -7,7 +7,6 @@ t over turns; one turn has none. Arrays hold ranks, each with its turns.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import fmean
 
 from bench.results.stats import Estimate, mean_of
@@ -37,10 +36,8 @@ def paired_factor(one: Sequence[float], other: Sequence[float]) -> Estimate | No
 
 def paired_overhead(one: Sequence[float], other: Sequence[float]) -> Estimate | None:
     """Return the factor less 1."""
-    found = paired_factor(one, other)
-    if found is None or found.low is None or found.high is None:
-        return None
-    return replace(found, value=found.value - 1, low=found.low - 1, high=found.high - 1)
+    more = [a / b - 1 for a, b in zip(one, other, strict=True)]
+    return mean_of(more, "turns' ratios less 1", "excess") if len(more) > 1 else None
 
 
 def chosen(by_rank: ByRank) -> list[int]:

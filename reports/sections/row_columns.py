@@ -64,7 +64,7 @@ def metric_column(
     own = metric.of(name) or metric
     text: Any = cells.formatted(metric.shown) if metric.shown else _TEXTS.get(metric.unit, cells.significant)
     told = number(title or own.title, value or (lambda row: row.value(name)), text, own.help, drop)
-    if own.kind in ("difference", "factor") and value is None:
+    if own.kind in ("difference", "factor", "excess") and value is None:
         told = measurement(told.title, lambda row: row.metrics.get(name), own.help, rows, shown=text, drop=drop)
     return told if title else replace(told, metric=metric)
 

@@ -60,12 +60,13 @@ def test_how_launches_are_merged_is_the_metrics_kind_whatever_the_values() -> No
     share = merged_of("drop_rate", 0.0, 1.0, 2.0, unit="")
     assert [share.value, share.low, share.high] == pytest.approx([1.0, 0.0, 1 + reach]), "no bound below zero"
     assert merged_of("imbalance_slowdown", 1.0, 4.0, unit="").value == pytest.approx(2.0)
+    assert merged_of("tracing_overhead", 0.0, 3.0, unit="").value == pytest.approx(1.0), "of factors 1 and 4, less 1"
     # of what only a user's own subject knows, rates are above zero, and others may be of either sign
     assert merged_of("mine", 1.0, 4.0).value == 2.5
     assert merged_of("mine", 1.0, 4.0, unit="ops/s").value == pytest.approx(2.0)
     impossible = merged_of("time", 0.0, 1.0)
     assert (impossible.value, impossible.low) == (None, None)
-    assert impossible.method.startswith("zero or less in some of 2 launches")
+    assert impossible.method.startswith("0 or less in some of 2 launches")
 
 
 def test_launches_that_do_not_know_are_said_and_the_others_merged() -> None:
