@@ -88,6 +88,36 @@ WRONG_TRIPS: dict[Callable[[Any], object], int] = {
 }
 
 
+SPOILT: dict[str, Callable[[Any], object]] = {
+    "": lambda step: None,
+    "out is 0.5 of the reference": lambda step: step._out.data.mul_(0.5),
+    "gradient of input is -1 of the reference": lambda step: step.x.grad.neg_(),
+    "gradient of router.weight is 2 of the reference": lambda step: step.layer.router.weight.grad.mul_(2),
+}
+
+
+def named_of(world: World, params: Params) -> list[str]:
+    """Return what a layer's check names as wrong after each spoiling."""
+    found = []
+    for spoil in SPOILT.values():
+        step = layer_of(world, {"routing": "zipf", **params})
+        step.reset()
+        step.step()
+        spoil(step)
+        wrong = step.check()
+        found.append("; ".join(step.differences()))
+        assert bool(wrong) == bool(found[-1])
+        step.close()
+    return found
+
+
+def test_what_is_a_multiple_of_itself_is_named_in_both_precisions(two_ranks: Ranks) -> None:
+    """In bfloat16 rounding may show in the factor's third digit."""
+    assert two_ranks.call("test_layer_step:named_of", params={}) == [list(SPOILT)] * 2
+    for found in two_ranks.call("test_layer_step:named_of", params=NARROW):
+        assert [words.partition(" is ")[0] for words in found] == [words.partition(" is ")[0] for words in SPOILT]
+
+
 def wrong_of(world: World) -> list[list[int]]:
     """Return how much is wrong where the last rank's layer is, and where its dispatch is, each in turn."""
 
