@@ -4,22 +4,26 @@ Errors count relative to the model, so that a kilobyte weighs as much as a gigab
 t distribution (Lange, Little & Taylor, JASA 1989), so that single sizes off the curve do not bend it. A switch of
 protocol is a knee: one more line costs two parameters, and is drawn only if the F test refuses to do without it
 (Bonferroni over the places where a knee could be). Nothing here knows what was timed.
+
+A launch is slow or fast at all sizes alike, which no residual shows: intervals are Student's t over the launches, each
+with the latency and bandwidth that the same weights give of its own times (tests/studies/fits_and_rows.py).
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations, groupby, pairwise
+from statistics import variance
 
 import numpy as np
 import numpy.typing as npt
 
-from bench.results.stats import CONFIDENCE, median, t_quantile
+from bench.results.stats import CONFIDENCE, WITHIN_LAUNCH, median, t_quantile
 
 METHOD = (
-    "time = latency + size / bandwidth, by least squares of relative errors with Student-t weights; "
-    "95 % t intervals from the fit's covariance, the knees taken as found"
+    "time = latency + size / bandwidth, by least squares of relative errors with Student-t weights, "
+    "the knees taken as found"
 )
 MIN_SIZES = 3
 NOISE_FLOOR = 0.01
@@ -33,12 +37,26 @@ _Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A size in bytes and its time in seconds, with the time's 95 % interval where it is known."""
+    """A size in bytes and its time in seconds over all launches, with those of each launch by its number.
+
+    ``low`` and ``high`` are the time's 95 % interval within a launch that is the only one.
+    """
 
     size_bytes: int
     seconds: float
     low: float | None = None
     high: float | None = None
+    launches: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def variance(self) -> float | None:
+        """The square of the time's standard error, relative to it; None where it is not known."""
+        if (n := len(self.launches)) > 1:
+            of_launches = variance(map(math.log, self.launches.values())) / n
+            return of_launches / (1 - 2 / (9 * (n - 1))) ** 3  # as medians of few degrees of freedom are too small
+        if self.low is None or self.high is None:
+            return None
+        return ((self.high - self.low) / 2 / 1.96 / self.seconds) ** 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +88,16 @@ class Segment:
 class Fit:
     """A curve's lines in the order of size; ``half_bandwidth_bytes`` is n_1/2, latency times bandwidth of the last.
 
-    ``off_curve`` holds sizes with their relative residuals, which is time over the model's less one; ``residual`` is
-    the median of those of all sizes, without their signs.
+    ``launches`` is how many the intervals are over, one where they are within it. ``off_curve`` holds sizes with their
+    relative residuals, which is time over the model's less one; ``residual`` is the median of those of all sizes,
+    without their signs.
     """
 
     segments: tuple[Segment, ...]
     half_bandwidth_bytes: float | None
     off_curve: tuple[tuple[int, float], ...]
     residual: float
+    launches: int
     method: str
 
     @property
@@ -98,9 +118,8 @@ def fit(points: Sequence[Point]) -> Fit | None:
     curve = [alike[(len(alike) - 1) // 2] for alike in by_size]  # of several times of one size the lower median
     if len(curve) < MIN_SIZES:
         return None
-    # standard errors relative to the times, of those whose interval is known
-    known = [(p.high - p.low) / 2 / 1.96 / p.seconds for p in curve if p.low is not None and p.high is not None]
-    noise = max(NOISE_FLOOR, median(known) if known else 0.0)
+    known = [found for point in curve if (found := point.variance) is not None]
+    noise = max(NOISE_FLOOR, math.sqrt(median(known)) if known else 0.0)
     sizes, times = np.array([(float(point.size_bytes), point.seconds) for point in curve]).T
     chosen = [_line(sizes, times, noise)]
     for count in range(2, min(3, len(curve) // MIN_SIZES) + 1):
@@ -115,16 +134,22 @@ def fit(points: Sequence[Point]) -> Fit | None:
     freedom = len(errors) - 2 * len(lines)
     squares = float((_weights(errors, scale) * errors**2).sum()) / freedom
     unit = max(math.sqrt(_NORMAL_VARIANCE * squares), noise)
-    segments = tuple(_segment(line, line.weights(scale), unit, freedom) for line in lines)
+    shared = sorted(set[int].intersection(*(set(point.launches) for point in curve)))
+    by_launch = np.array([[point.launches[launch] for point in curve] for launch in shared])
+    segments = []
+    for line in lines:
+        own = by_launch[:, np.isin(sizes, line.sizes)] if len(shared) > 1 else None
+        segments.append(_segment(line, line.weights(scale), unit, freedom, own))
     residual = float(np.median(abs(errors)))
     off = abs(errors) > max(0.20, 4 * 1.4826 * residual)  # four sigma of normal errors
-    last = segments[-1]
+    last, launches = segments[-1], max(1, len(shared))
     return Fit(
-        segments=segments,
+        segments=tuple(segments),
         half_bandwidth_bytes=last.latency_seconds * last.bytes_per_second if last.bytes_per_second else None,
         off_curve=tuple((int(size), float(error)) for size, error in zip(sizes[off], errors[off], strict=True)),
         residual=residual,
-        method=f"{METHOD}; {len(sizes)} sizes, {freedom} degrees of freedom",
+        launches=launches,
+        method=f"{METHOD}; {intervals_words(launches)}; {len(sizes)} sizes",
     )
 
 
@@ -249,23 +274,54 @@ def _crossing(one: _Line | Segment, other: _Line | Segment) -> float | None:
     return size if one.last_bytes <= size <= other.first_bytes else None
 
 
-def _segment(line: _Line, weights: _Array, unit: float, freedom: int) -> Segment:
-    """Return a line with its intervals; ``unit`` is the standard error of one time relative to it."""
+def intervals_words(launches: int) -> str:
+    if launches < 2:
+        return f"95 % t intervals from the fit's covariance, {WITHIN_LAUNCH}"
+    freedom = f"{launches - 1} degree{'s' * (launches > 2)} of freedom"
+    return f"95 % Student's t intervals over the lines of {launches} launches, {freedom}"
+
+
+def _segment(line: _Line, weights: _Array, unit: float, freedom: int, by_launch: _Array | None) -> Segment:
+    """Return a line with its intervals; ``unit`` is the standard error of one time relative to it.
+
+    ``by_launch`` holds the launches' times of its sizes, a row each, None where there is one launch.
+    """
     total, middle, about = _moments(line.sizes, weights)
-    reach = unit * t_quantile(0.5 + CONFIDENCE / 2, freedom)
-    slope, slope_reach = line.seconds_per_byte, reach / math.sqrt(about)
-    latency, latency_reach = line.latency_seconds, reach * math.sqrt(1 / total + middle**2 / about)
+    slope, latency = line.seconds_per_byte, line.latency_seconds
     # flat: the slope is within two of the standard errors that it would have if there were none
     flat = slope <= 2 * unit * line.fitted[0] / math.sqrt(len(line.sizes) * line.sizes.var())
     if flat:
-        latency, latency_reach = float(weights @ line.times) / total, reach / math.sqrt(total)
+        latency = float(weights @ line.times) / total
+    of_slope = weights * (line.sizes - middle) / about
+    of_latency = weights / total - (0.0 if flat else middle * of_slope)
+    if by_launch is None:
+        reach = unit * t_quantile(0.5 + CONFIDENCE / 2, freedom)
+        slope_reach, latency_reach = (
+            reach * math.sqrt(float((of**2 / weights).sum())) for of in (of_slope, of_latency)
+        )
+        slope_low, slope_high = slope - slope_reach, slope + slope_reach
+        latency_low, latency_high = max(0.0, latency - latency_reach), latency + latency_reach
+    else:
+        slope_low, slope_high = _over_launches(slope, by_launch @ of_slope)
+        latency_low, latency_high = _over_launches(latency, by_launch @ of_latency)
     return Segment(
         first_bytes=line.first_bytes,
         last_bytes=line.last_bytes,
         latency_seconds=latency,
-        latency_low=max(0.0, latency - latency_reach),
-        latency_high=latency + latency_reach,
+        latency_low=latency_low,
+        latency_high=latency_high,
         bytes_per_second=None if flat else 1 / slope,
-        bytes_per_second_low=1 / (slope + slope_reach),
-        bytes_per_second_high=1 / (slope - slope_reach) if slope > slope_reach and not flat else None,
+        bytes_per_second_low=1 / slope_high,
+        bytes_per_second_high=1 / slope_low if slope_low > 0 and not flat else None,
     )
+
+
+def _over_launches(middle: float, values: _Array) -> tuple[float, float]:
+    """Return Student's t interval around ``middle``, on logarithms where all are above zero, and not below zero."""
+    n = len(values)
+    reach = t_quantile(0.5 + CONFIDENCE / 2, n - 1) / math.sqrt(n)
+    if middle > 0 and values.min() > 0:
+        factor = math.exp(reach * float(np.log(values).std(ddof=1)))
+        return middle / factor, middle * factor
+    reach *= float(values.std(ddof=1))
+    return max(0.0, middle - reach), middle + reach

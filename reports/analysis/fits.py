@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from bench.results.fit import METHOD, Fit, Point, fit
+from bench.results.fit import METHOD, Fit, Point, fit, intervals_words
 from bench.results.runs import Run
 from reports import cells
 from reports.analysis.frame import group_rows
@@ -64,7 +64,17 @@ def fit_curves(rows: Sequence[Row], ceiling: Ceiling | None) -> tuple[Curve, ...
 def points_of(rows: Sequence[Row]) -> tuple[Point, ...]:
     """Return sizes and times, merged over launches, of the rows whose time is known and above zero."""
     return tuple(
-        Point(size_bytes=size_of(row), seconds=seconds, low=row.metrics["time"].low, high=row.metrics["time"].high)
+        Point(
+            size_bytes=size_of(row),
+            seconds=seconds,
+            low=row.metrics["time"].low,
+            high=row.metrics["time"].high,
+            launches={
+                one.launch: time.value
+                for one in row.measured
+                if (time := one.metrics.get("time")) and time.value and time.value > 0
+            },
+        )
         for row in rows
         if (seconds := row.value("time"))
     )
@@ -80,7 +90,7 @@ def fit_notes(curves: Sequence[Curve], ceiling: Ceiling | None) -> tuple[str, ..
     if not curves:
         return ()
     notes = [
-        f"Fits: {METHOD}.",
+        f"Fits: {METHOD}; {' or '.join(dict.fromkeys(intervals_words(one.fit.launches) for one in curves))}.",
         "Fits: latency is that of the smallest sizes, bandwidth that of the largest; a knee lies between [low, high].",
     ]
     if ceiling is not None:

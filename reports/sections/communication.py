@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from bench.results.fit import Fit
+from bench.results.fit import Fit, intervals_words
 from bench.results.metrics import MetricValue
 from reports import cells
 from reports.analysis.analysis import Analysis
@@ -114,9 +114,10 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
             "latency",
             _latency,
             "the time of an empty message, by the line of the smallest sizes, with its 95 % interval",
+            curves,
         ),
-        _fitted_bandwidth("algbw", lambda curve: 1.0),
-        _fitted_bandwidth("busbw", lambda curve: curve.busbw_factor),
+        _fitted_bandwidth("algbw", lambda curve: 1.0, curves),
+        _fitted_bandwidth("busbw", lambda curve: curve.busbw_factor, curves),
         number("n_1/2", lambda curve: curve.fit.half_bandwidth_bytes, cells.num_bytes, half_help, 5),
         Column(
             "knee",
@@ -150,12 +151,13 @@ def _ranks(curve: Curve) -> str:
 
 def _latency(curve: Curve) -> MetricValue:
     line = curve.fit.segments[0]
-    return MetricValue(
-        value=line.latency_seconds, unit="s", better="lower", low=line.latency_low, high=line.latency_high
-    )
+    told = intervals_words(curve.fit.launches)
+    return MetricValue(value=line.latency_seconds, unit="s", low=line.latency_low, high=line.latency_high, method=told)
 
 
-def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None]) -> Column[Curve]:
+def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None], curves: Sequence[Curve]) -> Column[Curve]:
+    is_mixed = len({curve.fit.launches > 1 for curve in curves}) > 1
+
     def scaled(curve: Curve, bytes_per_second: float | None) -> float | None:
         factor = factor_of(curve)
         return None if bytes_per_second is None or factor is None else bytes_per_second * factor
@@ -164,7 +166,9 @@ def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None]) -> 
         last = curve.fit.segments[-1]
         bounds = (last.bytes_per_second, last.bytes_per_second_low, last.bytes_per_second_high)
         value, low, high = (cells.gigabytes(scaled(curve, bound)) for bound in bounds)
-        return value if value == cells.UNKNOWN else f"{value} [{low}, {high}]"
+        if value == cells.UNKNOWN:
+            return value
+        return f"{value} (one launch)" if is_mixed and curve.fit.launches < 2 else f"{value} [{low}, {high}]"
 
     return Column(
         f"{name} GB/s",

@@ -1,9 +1,11 @@
-"""What rows are called under noise that is known: grades, and whether a launch was steady.
+"""What rows and fits say under noise that is known: grades, whether a launch was steady, and intervals of fits.
 
-python tests/studies/fits_and_rows.py [--trials 300] prints two tables. Grades: how a row is graded at 2, 3 and 5
+python tests/studies/fits_and_rows.py [--trials 300] prints three tables. Grades: how a row is graded at 2, 3 and 5
 launches of 200 iterations each, under noise within launches, between them, and modes that a launch keeps. Steadiness:
-how often noise alone is called anything but flat, and how often a late warm-up, a drift and a slow half are found. A
-script, not a test: tests/bench/results/test_stats.py and tests/reports/analysis/test_summary.py hold a part.
+how often noise alone is called anything but flat, and how often a late warm-up, a drift and a slow half are found.
+Fits: how often the printed intervals of latency and bandwidth hold the truth at 2 to 10 launches, and how wide they
+are, where launches scatter by 3 to 20 % and half of that variance is shared by all sizes of a launch. A script, not a
+test: test_stats.py and test_fit.py in tests/bench/results and tests/reports/analysis/test_summary.py hold a part.
 """
 
 import argparse
@@ -14,9 +16,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.results.fit import Point, fit
 from bench.results.stats import grade, median, scatter, steadiness
 
 Series = NDArray[np.float64]
+SIZES = [1024 * 4**i for i in range(8)]
+LATENCY, BANDWIDTH = 20e-6, 3e9
 
 
 def autocorrelated(random: np.random.Generator, n: int, rho: float) -> Series:
@@ -107,12 +112,45 @@ def print_steadiness(trials: int) -> None:
         print(f"{name:26}{told}", flush=True)
 
 
+def curve(random: np.random.Generator, seconds: Series, launches: int, noise: float) -> list[Point]:
+    logs = random.normal(size=(launches, 1)) + random.normal(size=(launches, len(SIZES)))
+    times = seconds * np.exp(noise * math.sqrt(0.5) * logs)
+    merged = np.exp(np.log(times).mean(axis=0))
+    return [
+        Point(size_bytes=size, seconds=float(merged[i]), launches=dict(enumerate(times[:, i].tolist())))
+        for i, size in enumerate(SIZES)
+    ]
+
+
+def print_fits(trials: int) -> None:
+    print(f"\nfits, {trials} each: coverage of latency, of bandwidth (their median half-widths), and false knees")
+    seconds = LATENCY + np.array(SIZES) / BANDWIDTH
+    for noise in (0.03, 0.1, 0.2):
+        told = []
+        for n in (2, 3, 5, 10):
+            random, held, widths, knees = np.random.default_rng(n), np.zeros(2), [], 0
+            for _ in range(trials):
+                found = fit(curve(random, seconds, n, noise))
+                assert found is not None
+                first, last = found.segments[0], found.segments[-1]
+                low, high = last.bytes_per_second_low or 0.0, last.bytes_per_second_high or math.inf
+                held += (first.latency_low <= LATENCY <= first.latency_high, low <= BANDWIDTH <= high)
+                ends = (first.latency_high - first.latency_low, high - low)
+                widths.append((ends[0] / 2 / LATENCY, ends[1] / 2 / BANDWIDTH))
+                knees += len(found.segments) > 1
+            latency, bandwidth = np.median(widths, axis=0)
+            shares = held / trials
+            told.append(f"{n}: {shares[0]:.3f} {shares[1]:.3f} ({latency:.2f} {bandwidth:.2f}) {knees / trials:.3f}")
+        print(f"noise {noise:<5} launches {'   '.join(told)}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=300)
     trials = parser.parse_args().trials
     print_grades(trials)
     print_steadiness(trials)
+    print_fits(trials)
 
 
 if __name__ == "__main__":

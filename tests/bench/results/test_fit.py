@@ -3,7 +3,9 @@
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from statistics import geometric_mean
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.results import fit as module
-from bench.results.fit import Fit, Point, Segment, fit
+from bench.results.fit import Fit, Point, Segment, fit, intervals_words
 from bench.results.stats import quantile, within_launch
 
 Model = Callable[[float], float]
@@ -168,7 +170,7 @@ def test_exact_times_give_the_line_exactly() -> None:
     assert found.predict(75_000) == pytest.approx(30e-6), "at half its bandwidth it takes twice its latency"
     assert found.residual < 1e-6
     assert (found.off_curve, found.knees) == ((), ())
-    assert found.method == f"{module.METHOD}; 8 sizes, 6 degrees of freedom"
+    assert found.method == f"{module.METHOD}; {intervals_words(1)}; 8 sizes"
 
 
 def check_one_size_off(factor: float, place: int) -> None:
@@ -288,6 +290,39 @@ def test_measured_intervals_widen_those_of_the_fit() -> None:
     assert broad.latency_high - broad.latency_low > 10 * (narrow.latency_high - narrow.latency_low)
 
 
+def over_launches(launches: int, noise: float, seed: int) -> list[Point]:
+    """Return times of launches, half of whose variance all sizes of a launch share."""
+    source, points = random.Random(seed), []
+    common = [source.gauss(0, noise) for _ in range(launches)]
+    for size in NODE_PRESET:
+        times = [straight()(size) * math.exp((of + source.gauss(0, noise)) / math.sqrt(2)) for of in common]
+        points.append(Point(size_bytes=size, seconds=geometric_mean(times), launches=dict(enumerate(times))))
+    return points
+
+
+def test_intervals_over_launches_hold_what_all_sizes_of_a_launch_share() -> None:
+    """tests/studies/fits_and_rows.py is the whole table."""
+    for launches in (2, 5):
+        found = [fitted(over_launches(launches, 0.1, seed)).segments for seed in range(150)]
+        held = sum(holds(one[0], 15e-6, 5e9) for one in found if len(one) == 1)
+        assert 0.92 <= held / 300 <= 0.985, launches
+    assert fitted(over_launches(5, 0.1, 1)).launches == 5
+    assert "over the lines of 5 launches, 4 degrees of freedom" in fitted(over_launches(5, 0.1, 1)).method
+    # a launch that lacks a size does not count
+    points = over_launches(3, 0.1, 1)
+    short = [replace(points[0], launches={0: points[0].seconds, 1: points[0].seconds}), *points[1:]]
+    assert fitted(short).launches == 2
+
+
+def test_intervals_of_two_launches_are_students_on_the_logarithms_of_their_lines() -> None:
+    exact = bare(straight(), NODE_PRESET)
+    points = [replace(point, launches={0: 2 * point.seconds, 1: point.seconds / 2}) for point in exact]
+    line, factor = only(points), math.exp(scipy.stats.t.ppf(0.975, 1) * math.log(2))
+    assert line.latency_high == pytest.approx(15e-6 * factor)
+    assert line.latency_low == pytest.approx(15e-6 / factor)
+    assert line.bytes_per_second_low == pytest.approx(5e9 / factor)
+
+
 def test_intervals_are_those_of_weighted_least_squares() -> None:
     """With noise at the floor all weights are those of relative errors, which scipy can fit too."""
     points = bare(straight(), OCTAVES, 4, 1e-4)
@@ -358,12 +393,12 @@ def line(first: int, last: int, latency: float, rate: float) -> Segment:
 
 def test_the_knee_is_where_lines_cross_or_else_the_middle_of_the_gap() -> None:
     parts = (line(1, 100, 1.0, 100.0), line(400, 1000, 3.0, math.inf))
-    found = Fit(segments=parts, half_bandwidth_bytes=None, off_curve=(), residual=0, method="")
+    found = Fit(segments=parts, half_bandwidth_bytes=None, off_curve=(), residual=0, launches=1, method="")
     assert found.knees == (200.0,)
     assert found.predict(200) == pytest.approx(3.0)
     assert found.predict(100) == pytest.approx(2.0)
     apart = (parts[0], line(400, 1000, 9.0, 100.0))
-    jump = Fit(segments=apart, half_bandwidth_bytes=1, off_curve=(), residual=0, method="")
+    jump = Fit(segments=apart, half_bandwidth_bytes=1, off_curve=(), residual=0, launches=1, method="")
     assert jump.knees == pytest.approx((200.0,))
     assert (jump.predict(200), jump.predict(201)) == pytest.approx((3.0, 11.01))
 

@@ -90,7 +90,8 @@ def test_points_are_merged_over_launches() -> None:
     time = rows[0].metrics["time"]
     assert time.low is not None
     (point,) = points_of(rows)
-    assert point == Point(size_bytes=1024, seconds=time.value or 0, low=time.low, high=time.high)
+    launches = {i: factor * 1e-3 for i, factor in enumerate((1.0, 1.1, 1.3))}
+    assert point == Point(size_bytes=1024, seconds=time.value or 0, low=time.low, high=time.high, launches=launches)
     assert point.seconds == pytest.approx(1e-3 * (1.0 * 1.1 * 1.3) ** (1 / 3))
 
 

@@ -17,7 +17,7 @@ from reports.analysis.fits import Ceiling, Curve
 from reports.report import Column, known, number
 from reports.sections.row_columns import communication_columns
 
-WITHIN = "time, within this launch"
+WITHIN, LATENCY = "time, within this launch", "latency, within this launch"
 
 
 def fit_columns(curves: Sequence[Curve]) -> tuple[Column[Any], ...]:
@@ -87,9 +87,10 @@ TWO_LINES = Fit(
     half_bandwidth_bytes=1e6,
     off_curve=((4096, 0.583), (1 << 20, -0.31)),
     residual=0.0213,
+    launches=1,
     method="",
 )
-NO_SLOPE = Fit(segments=(FLAT,), half_bandwidth_bytes=None, off_curve=(), residual=0.001, method="")
+NO_SLOPE = Fit(segments=(FLAT,), half_bandwidth_bytes=None, off_curve=(), residual=0.001, launches=1, method="")
 
 
 def curve_of(
@@ -102,7 +103,7 @@ def curve_of(
 def test_a_fit_with_a_knee() -> None:
     curve = curve_of(TWO_LINES)
     assert told(fit_columns([curve]), curve) == (
-        "operation: all_reduce | mode: blocking | dtype: float32 | latency: 12.0 us [11.5, 12.5] | "
+        "operation: all_reduce | mode: blocking | dtype: float32 | latency, within this launch: 12.0 us [11.5, 12.5] | "
         "algbw GB/s: 40.0 [38.0, -] | busbw GB/s: 60.0 [57.0, -] | n_1/2: 977 KiB | knee: 127 KiB [64K, 256K] | "
         "off the curve: 4K +58 %, 1M -31 % | residual: 2.13 % | "
         "lines: 1K to 64K: 12.0 us + size / 8.00 GB/s; 256K to 64M: 25.0 us + size / 40.0 GB/s"
@@ -112,15 +113,23 @@ def test_a_fit_with_a_knee() -> None:
 def test_what_a_fit_does_not_know_is_a_dash_and_what_it_knows_sorts_as_a_number() -> None:
     flat = curve_of(NO_SLOPE)
     cells = cells_of(fit_columns([flat]), flat)
-    assert cells.pop("latency") == "12.0 us [11.0, 13.0]"
+    assert cells.pop(LATENCY) == "12.0 us [11.0, 13.0]"
     assert cells.pop("residual") == "0.100 %"
     assert set(list(cells.values())[3:]) == {"-"}
     unknown, known = curve_of(TWO_LINES, factor=None), curve_of(TWO_LINES, ceiling=link(150e9))
     sorts = [{column.title: column.sort(one) for column in fit_columns([one])} for one in (unknown, known)]
     assert (cells_of(fit_columns([unknown]), unknown)["busbw GB/s"], sorts[0]["busbw GB/s"]) == ("-", None)
-    told = {"latency": 12e-6, "algbw GB/s": 40e9, "busbw GB/s": 60e9, "n_1/2": 1e6, "residual": 0.0213, "of link": 0.4}
+    told = {LATENCY: 12e-6, "algbw GB/s": 40e9, "busbw GB/s": 60e9, "n_1/2": 1e6, "residual": 0.0213, "of link": 0.4}
     told["knee"] = 13e-6 / (1 / 8e9 - 1 / 40e9)
     assert {title: sorts[1][title] for title in told} == pytest.approx(told)
+
+
+def test_a_fit_of_one_launch_beside_those_of_several_shows_no_interval() -> None:
+    alone, several = curve_of(NO_SLOPE), curve_of(replace(TWO_LINES, launches=5))
+    one, other = (cells_of(fit_columns([alone, several]), curve) for curve in (alone, several))
+    assert (one["latency"], other["latency"]) == ("12.0 us (one launch)", "12.0 us [11.5, 12.5]")
+    two = curve_of(TWO_LINES)
+    assert cells_of(fit_columns([two, several]), two)["busbw GB/s"] == "60.0 (one launch)"
 
 
 def test_efficiency_has_a_column_where_a_link_is_declared_and_ranks_where_curves_differ_in_them() -> None:
@@ -137,7 +146,11 @@ def test_latency_and_bandwidth_are_never_dropped_and_news_goes_late() -> None:
     news, none = (
         {column.title: column.drop for column in fit_columns([curve_of(found)])} for found in (TWO_LINES, NO_SLOPE)
     )
-    assert {title for title, drop in news.items() if not drop} == {"operation", "latency", "busbw GB/s"}
+    assert {title for title, drop in news.items() if not drop} == {
+        "operation",
+        "latency, within this launch",
+        "busbw GB/s",
+    }
     assert news["knee"] < news["residual"] < none["knee"]
     assert news["off the curve"] < news["residual"] < none["off the curve"]
 
