@@ -29,7 +29,8 @@ Examples:
   parbench compare BASE NEW --confirm --base-python .venv-base/bin/python --across 'versions.*'
 
 \b
-Exit codes: 0 fine; 1 slower or wrong; 2 bad input; 3 cannot tell, where asked to fail on it; 4 failed or missing.
+Exit codes: 0 fine; 1 slower (a series or the whole run) or wrong; 2 bad input; 3 nothing could be compared, or cannot
+tell where asked to fail on it; 4 failed or missing.
 """
 _REPORT_EXAMPLES = """\b
 Examples:
@@ -122,6 +123,11 @@ def show(run: Path, watch: bool) -> None:
 @click.option("--new-python", default="", metavar="PYTHON", help="That of NEW's code, instead of this one.")
 @click.option("--budget", default="10m", show_default=True, metavar="TIME", help="With --confirm: the time for it.")
 @click.option(
+    "--launches",
+    type=click.IntRange(5, 24),
+    help="With --confirm: the most a side; default: 24.",
+)
+@click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs/confirm"),
@@ -141,13 +147,15 @@ def compare(
     base_python: str,
     new_python: str,
     budget: str,
+    launches: int | None,
     out: Path,
 ) -> None:
     """Say of each series of NEW whether it is slower than in BASE, with the effect and what differs around it.
 
     BASE and NEW are runs' folders or runs of the history: main, main~1, last:10 (ten runs as one, of each case those on
     the ranks of its newest), or an id. One launch is one observation, and five a side are the least that decide. A
-    series is SLOWER or FASTER only if the 95 % interval of its change clears the floor, SAME only if it lies within.
+    series is SLOWER or FASTER only if the 95 % interval of its change clears the floor, SAME only if it lies within;
+    so is the whole run, by what its series share. What is AMBIGUOUS says how many launches would decide it.
 
     --confirm launches on ranks such as NEW's: what srun spread over nodes needs an allocation of as many.
     """
@@ -161,6 +169,7 @@ def compare(
         base_python=base_python,
         new_python=new_python,
         budget_seconds=parse_duration(budget),
+        launches=launches,
         out=out,
         tell=lambda text: click.echo(text, err=True),
     )

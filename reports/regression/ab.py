@@ -58,11 +58,12 @@ def measure_in_turns(
     *,
     budget_seconds: float,
     floor: float,
+    launches: int = LOOKS[-1],
     across: Sequence[str] = (),
     floors: Mapping[str, Floor] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Launch both sides in turns until every series is decided, the last look is past, or no time is left."""
+    """Launch both sides in turns until every series is decided, ``launches`` were made, or no time is left."""
     names = dict.fromkeys([*sides[0].variables, *sides[1].variables])
     meant = (*(f"variables.{n}" for n in names), *(FOLLOWS[n] for n in names if n in FOLLOWS), *across)
     rule = Rule(floor=floor, false_discovery_rate=Rule().false_discovery_rate / len(LOOKS))
@@ -72,12 +73,12 @@ def measure_in_turns(
         return replace(compare(ours, theirs, rule, meant, floors), notes=notes_of_pools((ours, theirs)))
 
     found, count = None, 0
-    for runs in launch_in_turns(sides, launch, LOOKS[-1], budget_seconds=budget_seconds, clock=clock):
+    for runs in launch_in_turns(sides, launch, launches, budget_seconds=budget_seconds, clock=clock):
         count = len(runs[sides[0].name])
-        found = compared(runs) if count in LOOKS else None
+        found = compared(runs) if count in (*LOOKS, launches) else None
         if found and not {one.word for one in found.series} & {"AMBIGUOUS", "INSUFFICIENT"}:  # more would change these
             return Outcome(comparison=found, launches=count, reason="every series is decided")
-    reason = f"{count} launches a side were made" if count == LOOKS[-1] else "the budget ended"
+    reason = f"{count} launches a side were made" if count == launches else "the budget ended"
     return Outcome(comparison=found or compared(runs), launches=count, reason=reason)
 
 

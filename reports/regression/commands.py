@@ -195,7 +195,8 @@ Examples:
   parbench ab --b-python .venv-nightly/bin/python --across 'versions.*' --across 'torch.*' -- --only fsdp
 
 \b
-Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input; 3 cannot tell, where asked to fail on it; 4 failed or missing.
+Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input; 3 nothing could be compared, or cannot tell where asked to fail
+on it; 4 failed or missing.
 """
 
 _AA_EXAMPLES = """\b
@@ -222,16 +223,24 @@ _words = click.argument("words", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=c
 @click.option("--floor", default="3%", show_default=True, help="The change below which times count as the same.")
 @click.option("--across", multiple=True, metavar="GLOB", help="Another difference of the environment that is meant.")
 @click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if something cannot be told and all else is fine.")
+@click.option("--launches", type=click.IntRange(5, 24), help="The most a side; default: 24.")
 @_out(default=Path("runs/ab"))
 @_words
-def ab(across: tuple[str, ...], fail_on_unknown: bool, out: Path, words: tuple[str, ...], **given: str) -> None:
+def ab(
+    across: tuple[str, ...],
+    fail_on_unknown: bool,
+    launches: int | None,
+    out: Path,
+    words: tuple[str, ...],
+    **given: str,
+) -> None:
     """Compare two settings in one session, launch by launch in turns, until B is told from A or the budget ends.
 
     What is measured is said as for parbench run, after --.
     """
     from bench.text import UserError, parse_duration
     from reports.regression.ab import LOOKS, check_words, launch_run, measure_in_turns, parse_side
-    from reports.regression.compare_show import as_table
+    from reports.regression.compare_show import advised, as_table
     from reports.regression.noise_floor import parse_floor
 
     a, b = (parse_side(name, given[name], given[f"{name}_python"]) for name in ("a", "b"))
@@ -240,11 +249,16 @@ def ab(across: tuple[str, ...], fail_on_unknown: bool, out: Path, words: tuple[s
     check_words(words)
     seconds = parse_duration(given["budget"])
     tell = partial(click.echo, err=True)
-    launch = partial(launch_run, out=out, words=words, seconds=seconds / (2 * LOOKS[0]), tell=tell)
-    found = measure_in_turns((a, b), launch, budget_seconds=seconds, floor=parse_floor(given["floor"]), across=across)
-    click.echo(as_table(found.comparison), nl=False)
+    launch = partial(launch_run, out=out, words=words, seconds=seconds / (2 * (launches or LOOKS[0])), tell=tell)
+    floor, most = parse_floor(given["floor"]), launches or LOOKS[-1]
+    found = measure_in_turns((a, b), launch, budget_seconds=seconds, floor=floor, launches=most, across=across)
+    sides = [word for name in ("a", "b", "a_python", "b_python") if given[name] for word in (name, given[name])]
+    command = [f"--{word.replace('_', '-')}" if i % 2 == 0 else word for i, word in enumerate(sides)]
+    command = ["parbench", "ab", *command, *(word for glob in across for word in ("--across", glob))]
+    comparison = advised(found.comparison, command, ("--", *words))
+    click.echo(as_table(comparison), nl=False)
     click.echo(f"{found.launches} launches a side in turns (ABBA); ended because {found.reason}.")
-    click.get_current_context().exit(found.comparison.code(fail_on_unknown=fail_on_unknown))
+    click.get_current_context().exit(comparison.code(fail_on_unknown=fail_on_unknown))
 
 
 @click.command(epilog=_AA_EXAMPLES)
@@ -286,10 +300,12 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
     sides = Side(name="a", variables={}), Side(name="b", variables={})
     *_, pairs = launch_in_turns(sides, launch, launches, budget_seconds=seconds)
     runs = sorted((run for side in pairs.values() for run in side), key=lambda run: run.info.started)
-    floors = measure_floors(runs, Rule())
+    floors, autocorrelation = measure_floors(runs, Rule())
     click.echo(as_text(floors), nl=False)
     if not floors:
         click.echo(f"No floor: {len(runs)} launches were made, and a series needs {MIN_LAUNCHES} that measured it.")
         click.get_current_context().exit(4)
     keep_floors(file, floors)
+    click.echo("Noise is the deviation between launches, as a fraction; a series' floor is what that needs at most.")
+    click.echo(f"A launch correlates with the next by {autocorrelation:.2f} (0: launches know nothing of each other).")
     click.echo(f"{len(runs)} launches in turns; {file} has {counted(len(floors), 'floor')} of them.")

@@ -1,12 +1,13 @@
 """Two runs, series by series: what became slower, what cannot be told, and why. Pure.
 
 A series is a case on a world: the same target, parameters, ranks, nodes, backend and device. Its surroundings are
-compared as well: a decisive difference there forbids to blame the code. Series that differ in size alone are a family.
+compared as well: a decisive difference there forbids to blame the code. Series that differ in size alone are a family,
+and all that are judged are the whole run, which has a verdict of its own.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -22,8 +23,8 @@ from bench.text import UserError, counted
 from reports.analysis.summary import Row, summarize
 from reports.regression.environment import Change, changes, plan_changes, shared_params, surroundings
 from reports.regression.noise_floor import Floor, fingerprints
-from reports.regression.rule import Effect, Rule, effect, judge
-from reports.regression.statistics import simes
+from reports.regression.rule import Effect, Pair, Rule, Whole, effects, judge
+from reports.regression.statistics import Launches, simes
 
 Word = Literal[
     "WRONG", "SLOWER", "FAILED", "MISSING", "ENV-CHANGED", "INSUFFICIENT", "AMBIGUOUS", "NEW", "FASTER", "SAME"
@@ -44,13 +45,14 @@ VERDICTS: Mapping[Word, Verdict] = {
     "FAILED": Verdict(4, "error", "it failed or hung in NEW"),
     "MISSING": Verdict(4, "error", "BASE has it and NEW does not"),
     "ENV-CHANGED": Verdict(3, "skipped", "the surroundings differ, so a change of the time says nothing of the code"),
-    "INSUFFICIENT": Verdict(3, "skipped", "too few launches to decide"),
+    "INSUFFICIENT": Verdict(3, "skipped", "too few launches to compare"),
     "AMBIGUOUS": Verdict(3, "skipped", "neither a change nor its absence is sure"),
     "NEW": Verdict(0, "skipped", "NEW has it and BASE does not"),
     "FASTER": Verdict(0, "", "as SLOWER, the other way"),
-    "SAME": Verdict(0, "", "the interval lies within the floor, without what drift adds to it"),
+    "SAME": Verdict(0, "", "the interval lies within the floor"),
 }
 WORST_FIRST = tuple(VERDICTS)
+COMPARED: frozenset[Word] = frozenset({"SLOWER", "AMBIGUOUS", "FASTER", "SAME"})
 SCHEMA_VERSION = 1  # of the JSON that commands tell
 _LEFT_OUT = "Left out of "
 
@@ -72,7 +74,7 @@ def exit_code(found: Iterable[Word], *, fail_on_unknown: bool = False) -> int:
 class Series:
     """One case on one world in both runs; ``base`` or ``new`` is None where that run does not have it.
 
-    The seconds are the launches' medians in their order; ``measured`` is the floor measured on its machine.
+    The times are the launches' medians by their number; ``measured`` is the floor measured on its machine.
     """
 
     base: Row | None
@@ -80,10 +82,18 @@ class Series:
     word: Word = "AMBIGUOUS"
     reason: str = ""
     effect: Effect | None = None
-    base_seconds: tuple[float, ...] = ()
-    new_seconds: tuple[float, ...] = ()
+    base_times: Launches = field(default_factory=dict)
+    new_times: Launches = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
     measured: Floor | None = None
+
+    @property
+    def base_seconds(self) -> tuple[float, ...]:
+        return tuple(self.base_times.values())
+
+    @property
+    def new_seconds(self) -> tuple[float, ...]:
+        return tuple(self.new_times.values())
 
     @property
     def row(self) -> Row:
@@ -123,18 +133,22 @@ class Family:
     @property
     def p_value(self) -> float | None:
         """That of no member having moved beyond its floor (Simes), None where no times were compared."""
-        compared = [one.effect for one in self.series if one.word in ("SLOWER", "FASTER", "SAME", "AMBIGUOUS")]
+        compared = [one.effect for one in self.series if one.word in COMPARED]
         known = [found.p_value for found in compared if found and found.p_value is not None]
         return simes(known) if known else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A run against another, with all that differs around them, and notes on how verdicts came about."""
+    """A run against another, with all that differs around them, and notes on how verdicts came about.
+
+    ``whole`` is None where fewer than two series were judged.
+    """
 
     base: Run
     new: Run
     rule: Rule
+    whole: Whole | None
     families: tuple[Family, ...]
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = ()
@@ -148,7 +162,9 @@ class Comparison:
         return counts_of(one.word for one in self.series)
 
     def code(self, *, fail_on_unknown: bool = False) -> int:
-        return exit_code(self.counts, fail_on_unknown=fail_on_unknown)
+        """Return ``exit_code`` of the series and the whole run, and 3 as well where nothing could be compared."""
+        found: list[Word] = [*self.counts, *([self.whole.word] if self.whole else [])]
+        return exit_code(found, fail_on_unknown=fail_on_unknown or not COMPARED & {*found})
 
 
 def compare(
@@ -164,10 +180,10 @@ def compare(
             told.append(f"{name} ({run.path}) has {counted(len(cases), 'measured case')} on {world}")
         how = "compare runs of the same cases on the same world"
         raise UserError(f"the runs share no series: {', '.join(told)}; {how}")
-    families = _judged((_measured(one, base, new, rule, meant) for one in pairs), rule)
+    whole, families = _judged((_measured(one, base, new, rule, meant) for one in pairs), rule)
     around = (change for family in families for one in family.series for change in one.changes)
     differ = tuple(dict.fromkeys((*around, *plan_changes(base.info.plan, new.info.plan))))
-    return Comparison(base=base, new=new, rule=rule, families=families, changes=differ)
+    return Comparison(base=base, new=new, rule=rule, whole=whole, families=families, changes=differ)
 
 
 def json_text(whole: Mapping[str, object]) -> str:
@@ -268,12 +284,11 @@ def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]
     ours, theirs = _seconds(one.base), _seconds(one.new)
     both = one.base.measured and one.new.measured  # what was not measured saw nothing: that is no difference
     found = changes(surroundings(base, one.base.measured), surroundings(new, one.new.measured), meant) if both else ()
-    one = replace(one, base_seconds=ours, new_seconds=theirs, changes=found)
-    if ours and theirs:
-        one = replace(one, effect=effect(ours, theirs, rule, one.measured.floor if one.measured else 0.0))
-        if decisive := [change.text for change in found if change.decisive]:
-            more = [f"and {len(decisive) - 3} more"] if len(decisive) > 3 else []
-            return replace(one, word="ENV-CHANGED", reason="; ".join([*decisive[:3], *more]))
+    one = replace(one, base_times=ours, new_times=theirs, changes=found)
+    decisive = [change.text for change in found if change.decisive]
+    if ours and theirs and decisive:
+        more = [f"and {len(decisive) - 3} more"] if len(decisive) > 3 else []
+        return replace(one, word="ENV-CHANGED", reason="; ".join([*decisive[:3], *more]))
     if min(len(ours), len(theirs)) < rule.min_launches:
         bad = f" (in BASE it is {one.base.status})" if one.base and one.base.status != "ok" else ""
         had = f"BASE has {len(ours)}, NEW has {len(theirs)}{bad}"
@@ -282,14 +297,14 @@ def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]
     return one
 
 
-def _seconds(row: Row) -> tuple[float, ...]:
+def _seconds(row: Row) -> Launches:
     """Return the median of each launch, in their order; a wrong result has no time."""
     ordered = sorted(row.measured, key=lambda record: record.launch) if row.status != "wrong" else []
-    metrics = [record.metrics.get(row.headline) for record in ordered]
-    return tuple(metric.value for metric in metrics if metric and metric.value is not None and metric.value > 0)
+    metrics = {record.launch: record.metrics.get(row.headline) for record in ordered}
+    return {launch: one.value for launch, one in metrics.items() if one and one.value is not None and one.value > 0}
 
 
-def _judged(found: Iterable[Series], rule: Rule) -> tuple[Family, ...]:
+def _judged(found: Iterable[Series], rule: Rule) -> tuple[Whole | None, tuple[Family, ...]]:
     """Return the families with all verdicts; what the statistics are to tell is judged over all families at once."""
     groups: dict[object, list[Series]] = {}
     for one in found:
@@ -297,13 +312,27 @@ def _judged(found: Iterable[Series], rule: Rule) -> tuple[Family, ...]:
         key = (case.name, case.target, *shared_params(case).items(), world.size, world.backend, world.device)
         groups.setdefault(key, []).append(one)
     families = [sorted(group, key=lambda one: one.size or 0) for group in groups.values()]
-    open_ones = [[one.effect for one in family if one.word == "AMBIGUOUS" and one.effect] for family in families]
-    told = chain.from_iterable(judge([effects for effects in open_ones if effects], rule))
+
+    def told(judged: bool) -> tuple[Whole | None, Iterator[Effect], list[tuple[Effect, ...]]]:
+        timed = [[one for one in family if one.base_times and one.new_times] for family in families]
+        chosen = [[_pair(one) for one in family if (one.word == "AMBIGUOUS") == judged] for family in timed]
+        whole, each = effects([pairs for pairs in chosen if pairs], rule)
+        return whole, chain.from_iterable(each), [*each]
+
+    whole, judged, of_families = told(True)
+    _, others, _ = told(False)
+    judgements = chain.from_iterable(judge(of_families, rule))
 
     def decided(one: Series) -> Series:
-        if one.word != "AMBIGUOUS":
+        if not one.base_times or not one.new_times:
             return one
-        found = next(told)
-        return replace(one, word=found.word, reason=found.reason)
+        if one.word != "AMBIGUOUS":
+            return replace(one, effect=next(others))
+        found = next(judgements)
+        return replace(one, word=found.word, reason=found.reason, effect=next(judged))
 
-    return tuple(Family(series=tuple(map(decided, family))) for family in families)
+    return whole, tuple(Family(series=tuple(map(decided, family))) for family in families)
+
+
+def _pair(one: Series) -> Pair:
+    return Pair(base=one.base_times, new=one.new_times, measured=one.measured.floor if one.measured else 0.0)

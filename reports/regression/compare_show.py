@@ -1,5 +1,7 @@
 """A comparison, shown: its columns and sentences, and the four forms of them: table, Markdown, JSON and JUnit XML."""
 
+import math
+import shlex
 import shutil
 import sys
 from bisect import bisect
@@ -13,12 +15,15 @@ from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from bench.results.runs import Run, load_run
+from bench.results.stats import median
 from bench.text import UserError, format_duration
 from reports import cells
 from reports.analysis.labels import operation, short_labels
 from reports.analysis.problems import emulations
 from reports.analysis.summary import Row
+from reports.regression.ab import LOOKS, SHORTEST_SECONDS
 from reports.regression.compare import (
+    COMPARED,
     VERDICTS,
     WORST_FIRST,
     Comparison,
@@ -34,12 +39,13 @@ from reports.regression.confirm import Confirming, confirm
 from reports.regression.environment import Change
 from reports.regression.history import means_run, select_run
 from reports.regression.noise_floor import find_floor, told
-from reports.regression.rule import Effect, Rule
+from reports.regression.rule import Effect, Rule, launches_to_decide
 from reports.render.markdown import escaped, markdown_table
 from reports.render.terminal import Sheet, write_table
 from reports.report import Column, T, number, words
 from reports.sections.row_columns import case_columns
 
+CANNOT_TELL = "cannot tell"
 MARKDOWN_BYTES = 1_000_000  # a GitHub step summary holds 1024 KiB; the rest is left to what else a job says
 
 
@@ -64,6 +70,9 @@ def compare_runs(
     comparison = replace(comparison, notes=notes_of_pools((older, newer)))
     if confirming is not None:
         comparison = confirm(comparison, confirming, across, floors)
+    variables = any(change.meant and change.path.startswith("variables.") for change in comparison.changes)
+    command = ["parbench", "compare", base, new, "--confirm", *([] if variables else ["--base-python", "PYTHON"])]
+    comparison = advised(comparison, command)
     code = comparison.code(fail_on_unknown=fail_on_unknown)
     if form == "table":
         return as_table(comparison, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None), code
@@ -79,10 +88,33 @@ def find_run(word: str, history: Path | None = None, *, without: str = "") -> Ru
     return load_run(Path(word))
 
 
+def advised(comparison: Comparison, command: Sequence[str], words: Sequence[str] = ()) -> Comparison:
+    """Return it with a note on how many launches would decide what is AMBIGUOUS, as a command line if it is so few.
+
+    ``command`` launches both sides in turns, ``words`` are what stands after its options.
+    """
+    doubtful = [one.effect for one in comparison.series if one.word == "AMBIGUOUS" and one.effect]
+    noises = [effect.noise for effect in doubtful if effect.noise is not None]
+    if not noises:
+        return comparison
+    floor, most = comparison.rule.floor, LOOKS[-1]
+    needed = max(LOOKS[0], launches_to_decide(median(noises), floor))
+    told = f"{needed} launches a side in turns decide about half of what is AMBIGUOUS"
+    if needed > most:
+        while launches_to_decide(median(noises), floor) > most:
+            floor += 0.01
+        told += f", more than the {most} it makes; these do at a floor of {100 * floor:.0f} %"
+        command = [*command, "--floor", f"{100 * floor:.0f}%"]
+    count, plan = min(needed, most), comparison.new.info.plan
+    minutes = math.ceil(2 * count * max(SHORTEST_SECONDS, plan.budget_seconds / plan.launches) / 60)
+    line = shlex.join([*command, "--launches", str(count), "--budget", f"{minutes}m", *words])
+    return replace(comparison, notes=(*comparison.notes, f"{told}: {line}"))
+
+
 def as_table(comparison: Comparison, *, width: int | None = None) -> str:
     """Return tables for a terminal of so many columns; for None, a pipe's, nothing is left out."""
     sheet, elsewhere = Sheet(width, color=False), "--format json has all"
-    sheet.tell(*heading(comparison))
+    sheet.tell(*filter(None, [whole_words(comparison)]), *heading(comparison))
     write_table(sheet, "Families", family_columns(comparison.families), comparison.families, elsewhere)
     write_table(sheet, "Series", series_columns(comparison.series), comparison.series, elsewhere)
     write_table(sheet, "What differs around them", change_columns(), comparison.changes, elsewhere)
@@ -100,7 +132,7 @@ def as_markdown(comparison: Comparison, *, limit_bytes: int = MARKDOWN_BYTES) ->
     lines = [
         f"## parbench compare: {escaped(verdict.removeprefix('Verdict: '))}",
         "",
-        *(f"{escaped(line)}  " for line in (*runs, *emulated)),
+        *(f"{escaped(line)}  " for line in (*filter(None, [whole_words(comparison)]), *runs, *emulated)),
         *_cut("Families", family_columns(families), families, limit_bytes // 5),
         *_cut("What differs around them", change_columns(), comparison.changes, limit_bytes // 5),
         *_cut("Series", series_columns(series), series, limit_bytes // 2),
@@ -141,12 +173,19 @@ def as_json(comparison: Comparison, *, code: int) -> str:
 
     told_of = {"exit_code": code, "verdicts": comparison.counts, "environment": comparison.changes}
     whole = {"base": about(comparison.base), "new": about(comparison.new), "rule": comparison.rule, **told_of}
-    return json_text({**whole, "notes": comparison.notes, "families": [*map(family, comparison.families)]})
+    found = {"whole_run": comparison.whole, "families": [*map(family, comparison.families)]}
+    return json_text({**whole, "notes": comparison.notes, **found})
 
 
 def as_junit(comparison: Comparison) -> str:
     """Return JUnit XML as Jenkins' junit-10.xsd takes it: properties are a suite's, and their names tell a size."""
     root = Element("testsuites", name="parbench compare")
+    if whole := comparison.whole:
+        suite = SubElement(root, "testsuite", name="the whole run", tests="1")
+        case = SubElement(suite, "testcase", classname="compare", name="the whole run")
+        if tag := VERDICTS[whole.word].junit:
+            SubElement(case, tag, type=whole.word, message=whole_words(comparison)).text = whole_words(comparison)
+        _count(suite)
     for family in comparison.families:
         name = cells.visible(f"{family.name} on {world_words(family.series[0].world)}")
         suite = SubElement(root, "testsuite", name=name, tests=str(len(family.series)))
@@ -162,12 +201,16 @@ def as_junit(comparison: Comparison) -> str:
                 parts = (effect_words(one.effect) if one.effect else "", one.reason)
                 text = cells.visible(": ".join(filter(None, parts)) or one.word)
                 SubElement(case, tag, type=one.word, message=text).text = f"{one.word}: {text}"
-        for counts, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-            suite.set(counts, str(len(suite.findall(f"testcase/{tag}"))))
+        _count(suite)
     for counts in ("tests", "failures", "errors"):
         root.set(counts, str(sum(int(suite.get(counts, "0")) for suite in root)))
     indent(root)
     return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _count(suite: Element) -> None:
+    for counts, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(counts, str(len(suite.findall(f"testcase/{tag}"))))
 
 
 def _properties(family: Family) -> dict[str, str]:
@@ -179,6 +222,18 @@ def _properties(family: Family) -> dict[str, str]:
         found[f"{prefix}verdict"] = one.word
     around = {change.path: f"{change.base} -> {change.new}" for one in family.series for change in one.changes}
     return found | {f"environment {path}": text for path, text in around.items()}
+
+
+def whole_words(comparison: Comparison) -> str:
+    """Return the verdict on the whole run in a sentence, nothing where one series is all that is judged."""
+    if not COMPARED & {*comparison.counts}:
+        why = ", ".join(f"{count} {word} ({VERDICTS[word].meaning})" for word, count in comparison.counts.items())
+        return f"The whole run: nothing could be compared: {why}."
+    if (whole := comparison.whole) is None:
+        return ""
+    told = f"{whole.word}, {effect_words(whole.effect)}, over {whole.series} series"
+    alone = whole.word in comparison.counts or whole.word not in ("SLOWER", "FASTER")
+    return f"The whole run: {told}{'' if alone else ', where no single one can be called'}."
 
 
 def heading(comparison: Comparison) -> tuple[str, ...]:
@@ -194,6 +249,8 @@ def heading(comparison: Comparison) -> tuple[str, ...]:
 def sentences(comparison: Comparison) -> tuple[str, ...]:
     """Return what a reader must know of the verdicts that occur, each a sentence."""
     rule, counts, families = comparison.rule, comparison.counts, len(comparison.families)
+    whole = comparison.whole
+    correlated = f", a launch taken to correlate with the next by {whole.autocorrelation:.2f}" if whole else ""
     began = [datetime.fromisoformat(run.info.started) for run in (comparison.base, comparison.new)]
     apart = (began[1] - began[0]).total_seconds()
     after = f"{format_duration(abs(apart))} {'after' if apart > 0 else 'before'}"
@@ -201,14 +258,13 @@ def sentences(comparison: Comparison) -> tuple[str, ...]:
     advice = [f"NEW began {after} BASE: what drifted in between is part of the effect."] if apart else []
     if "INSUFFICIENT" in counts:
         advice.append(f"Measure with parbench run --launches {rule.min_launches} or more, and the budget for them.")
-    if "AMBIGUOUS" in counts:
-        advice.append("More launches, or a quieter machine (see parbench doctor), make what is AMBIGUOUS plain.")
     if "ENV-CHANGED" in counts and decisive:
         advice.append(f"If a difference is what you test, say so: --across {decisive[0]}.")
     return (
         *(f"{word}: {VERDICTS[word].meaning}." for word in WORST_FIRST if word in counts),
-        f"Effect: the ratio of the launches' geometric means with its 95 % interval (Welch's t on log medians); "
-        f"+ is slower; floor: {cells.percent(rule.floor)}, or what the runs' own drift may make of no change.",
+        f"Effect: the ratio of the launches' geometric means with its 95 % interval (Student's t on log medians, their "
+        f"variances drawn together over all series{correlated}); + is slower; floor: {cells.percent(rule.floor)}, "
+        "or what parbench aa measured.",
         *told([one.measured for one in comparison.series if one.measured]),
         f"False discoveries are held to {cells.percent(rule.false_discovery_rate)} over {families} "
         f"famil{'y' if families == 1 else 'ies'} and within each; "
@@ -226,7 +282,7 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
         return lambda one: getattr(one.effect, name, None)
 
     counts = "launches that measured it in BASE and in NEW"
-    called = "what is called in four of five such comparisons"
+    called = "what is called in four of five such comparisons, among all that is compared"
     by_ranks = "of no change, by the ranks of the launches alone (Mann-Whitney)"
     verdict: Column[Series] = Column(
         "verdict", attrgetter("word"), lambda one: WORST_FIRST.index(one.word), "what can be said", number=False
@@ -240,7 +296,8 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
         verdict,
         effect,
         number("floor", of_effect("floor"), cells.percent, "what the interval has to clear", 3),
-        number("detectable", of_effect("detectable"), cells.percent, called, 1),
+        number("detectable", of_effect("detectable"), reach, called, 1),
+        number("noise", of_effect("noise"), cells.percent, "how far launches deviate from each other (1 sigma)", 4),
         number("BASE", lambda one: time(one.base), cells.duration, "the time in BASE, over its launches", 4),
         number("NEW", lambda one: time(one.new), cells.duration, "the time in NEW, over its launches", 4),
         number("rank p", of_effect("rank_p_value"), probability, by_ranks, 6),
@@ -299,12 +356,18 @@ def _moved(family: Family, word: Word) -> str:
 
 
 def effect_words(found: Effect | None) -> str:
-    """Return a change with its interval: ``+5.1 % [+3.9, +6.3]``."""
+    """Return a change with its interval, ``+5.1 % [+3.9, +6.3]``, and no numbers where that spans a factor of ten."""
     if found is None:
         return cells.UNKNOWN
     known = [100 * value for value in (found.change, found.low, found.high) if value is not None]
     change, *interval = (f"{'+' * (value > 0)}{cells.significant(value)}" for value in known)
+    if found.low is not None and found.high is not None and 1 + found.high > 10 * (1 + found.low):
+        return CANNOT_TELL
     return f"{change} % [{', '.join(interval)}]" if interval else f"{change} %"
+
+
+def reach(value: float | None) -> str:
+    return cells.percent(value) if value is None or value < 9 else CANNOT_TELL
 
 
 def probability(value: float | None) -> str:

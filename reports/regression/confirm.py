@@ -24,11 +24,12 @@ _NO_VERDICT: frozenset[Word] = frozenset({"INSUFFICIENT", "ENV-CHANGED", "MISSIN
 
 @dataclass(frozen=True, kw_only=True)
 class Confirming:
-    """How to launch suspects again: the Pythons of both sides, empty for this one, the time, and the runs' folder."""
+    """How to launch suspects again: both sides' Pythons, empty for this one, the time, the most launches, a folder."""
 
     base_python: str = ""
     new_python: str = ""
     budget_seconds: float = 600.0
+    launches: int | None = None
     out: Path = Path("runs/confirm")
     tell: Callable[[str], None] = lambda text: None
 
@@ -50,12 +51,13 @@ def confirm(comparison: Comparison, how: Confirming, across: Sequence[str], floo
         file.write_text(plan_file(again, plan).text, encoding="utf-8")
     what = "1 suspect is" if len(again) == 1 else f"{len(again)} suspects are"
     how.tell(f"{what} launched again, within {format_duration(how.budget_seconds)}")
-    seconds = how.budget_seconds / (2 * LOOKS[0])
+    seconds = how.budget_seconds / (2 * (how.launches or LOOKS[0]))
     outcome = measure_in_turns(
         sides,
         partial(launch_run, out=how.out, words=run_words(file, plan), seconds=seconds, tell=how.tell),
         budget_seconds=how.budget_seconds,
         floor=comparison.rule.floor,
+        launches=how.launches or LOOKS[-1],
         across=(*across, *(change.path for change in comparison.changes if change.meant)),
         floors=floors,
     )
@@ -130,7 +132,13 @@ def with_fresh(comparison: Comparison, outcome: Outcome) -> Comparison:
         return one
 
     families = tuple(Family(series=tuple(map(taken, family.series))) for family in comparison.families)
-    return replace(comparison, families=families, notes=(*comparison.notes, *outcome.comparison.notes, *notes))
+    whole = comparison.whole
+    if whole and whole.word in SUSPECTS and (fresh_whole := outcome.comparison.whole):
+        notes.append(f"The whole run: {whole.word} at first, {fresh_whole.word} by the fresh launches.")
+        whole = fresh_whole
+    return replace(
+        comparison, whole=whole, families=families, notes=(*comparison.notes, *outcome.comparison.notes, *notes)
+    )
 
 
 def _world(one: Series) -> WorldInfo:

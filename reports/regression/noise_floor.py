@@ -15,12 +15,12 @@ from statistics import stdev
 import msgspec
 
 from bench.results.runs import Run
-from bench.results.stats import quantile
+from bench.results.stats import median, quantile
 from bench.text import UserError, format_table, replace_file, writing
 from reports import cells
 from reports.analysis.summary import Row
 from reports.regression.environment import points_of
-from reports.regression.rule import Rule, effect
+from reports.regression.rule import Pair, Rule, effects
 
 FILE = Path("runs/floor.json")
 SCHEMA_VERSION = 1
@@ -49,48 +49,63 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     floors: dict[str, Floor]
 
 
-def measure_floors(runs: Sequence[Run], rule: Rule) -> dict[str, Floor]:
-    """Return by fingerprint the floor of each series that ten of these runs, one launch each, measured."""
-    times: dict[str, list[float]] = {}
+def measure_floors(runs: Sequence[Run], rule: Rule) -> tuple[dict[str, Floor], float]:
+    """Return by fingerprint the floor of each series that ten of these runs, one launch each, measured.
+
+    With them, how launches correlate with the next.
+    """
+    times: dict[str, dict[int, float]] = {}
     labels: dict[str, str] = {}
-    for run in runs:
+    for launch, run in enumerate(runs):
         for point in points_of(run):
             if point.seconds is not None:
-                times.setdefault(name := point.series.fingerprint, []).append(point.seconds)
+                times.setdefault(name := point.series.fingerprint, {})[launch] = point.seconds
                 labels[name] = point.series.case.label
+    times = {name: launches for name, launches in times.items() if len(launches) >= MIN_LAUNCHES}
+    if not times:
+        return {}, 0.0
+    floors, autocorrelation = floors_of([*times.values()], rule)
+    where = {"host": runs[-1].info.host, "measured": runs[-1].info.started}
     found = {}
-    for name, values in times.items():
-        if len(values) >= MIN_LAUNCHES:
-            noise, floor = stdev(map(math.log, values)), floor_of(values, rule)
-            where = {"series": labels[name], "host": runs[-1].info.host, "measured": runs[-1].info.started}
-            found[name] = Floor(**where, launches=len(values), noise=noise, floor=floor)
-    return found
+    for (name, launches), floor in zip(times.items(), floors, strict=True):
+        noise = stdev(map(math.log, launches.values()))
+        found[name] = Floor(series=labels[name], launches=len(launches), noise=noise, floor=floor, **where)
+    return found, autocorrelation
 
 
-def floor_of(seconds: Sequence[float], rule: Rule) -> float:
-    """Return the least floor, from the rule's own up, under which at most 1 % of A/A comparisons find a change.
+def floors_of(series: Sequence[Mapping[int, float]], rule: Rule) -> tuple[list[float], float]:
+    """Return each series' least floor, the rule's or more, under which at most 1 % of A/A comparisons find a change.
 
     Compared are neighbouring launches with later ones, and such as are dealt in turns, in sides of the fewest launches
-    that decide and of half of all. Rounded up to a tenth of a percent; of at least ten values above zero.
+    that decide and of half of all. Rounded up to a tenth of a percent. With them, the comparisons' median
+    autocorrelation. Each series holds its seconds by launch, ten or more, all above zero.
     """
-    needed = []
-    for base, new in _pairs(seconds, rule.min_launches):
-        found = effect(base, new, replace(rule, floor=0.0))
-        low, high, rank_p_value = found.low, found.high, found.rank_p_value
-        assert low is not None and high is not None and rank_p_value is not None, "sides of five have an interval"  # noqa: PT018
-        cleared = max(low, 1 / (1 + high) - 1)  # what the interval does not clear, where the rest finds anything
-        needed.append(cleared if cleared > found.floor and rank_p_value <= rule.rank_level else 0.0)
-    return max(rule.floor, math.ceil(1000 * quantile(needed, 1 - FALSE_ALARMS) - 1e-9) / 1000)
+    needed: list[list[float]] = [[] for _ in series]
+    correlations = []
+    launches = sorted({launch for one in series for launch in one})
+    for sides in _pairs(launches, rule.min_launches):
+        base, new = ([{i: one[i] for i in side if i in one} for one in series] for side in sides)
+        each = [Pair(base=ours, new=theirs) for ours, theirs in zip(base, new, strict=True)]
+        told = [i for i, pair in enumerate(each) if min(len(pair.base), len(pair.new)) > 1]
+        whole, found = effects([[each[i]] for i in told], replace(rule, floor=0.0))
+        correlations += [whole.autocorrelation] if whole else []
+        for i, (one,) in zip(told, found, strict=True):
+            low, high, rank_p_value = one.low, one.high, one.rank_p_value
+            assert low is not None and high is not None and rank_p_value is not None, "two a side have an interval"  # noqa: PT018
+            # what the interval does not clear, where the rest finds anything
+            needed[i].append(max(low, 1 / (1 + high) - 1, 0.0) if rank_p_value <= rule.rank_level else 0.0)
+    floors = [max(rule.floor, math.ceil(1000 * quantile(one, 1 - FALSE_ALARMS) - 1e-9) / 1000) for one in needed]
+    return floors, median(correlations) if correlations else 0.0
 
 
-def _pairs(seconds: Sequence[float], fewest: int) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
-    for size in sorted({fewest, len(seconds) // 2}):
-        for start in range(len(seconds) - 2 * size + 1):
-            for other in range(start + size, len(seconds) - size + 1):
-                yield seconds[start : start + size], seconds[other : other + size]
-            dealt = seconds[start : start + 2 * size]
-            base = [value for i, value in enumerate(dealt) if i % 4 in (0, 3)]
-            yield base, [value for i, value in enumerate(dealt) if i % 4 in (1, 2)]
+def _pairs(launches: Sequence[int], fewest: int) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    for size in sorted({fewest, len(launches) // 2}):
+        for start in range(len(launches) - 2 * size + 1):
+            for other in range(start + size, len(launches) - size + 1):
+                yield launches[start : start + size], launches[other : other + size]
+            dealt = launches[start : start + 2 * size]
+            base = [launch for i, launch in enumerate(dealt) if i % 4 in (0, 3)]
+            yield base, [launch for i, launch in enumerate(dealt) if i % 4 in (1, 2)]
 
 
 def fingerprints(run: Run, rows: Iterable[Row] | None = None) -> dict[str, str]:

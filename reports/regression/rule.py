@@ -1,20 +1,17 @@
 """The rule of the gate: from one value a launch to slower, faster, same or ambiguous. Pure.
 
 An effect counts only where its interval clears a floor, and clears it still when all families are judged together. The
-floor is 3 %, or what this machine was measured to need; or, where that is more, the drift that both runs show within
-themselves carried from one to the other, and one and a half of its standard errors: what comparing a thing with itself
-may find (A/A). Times are the same only within the 3 %, or within the measured floor.
+floor is 3 %, or what this machine was measured to need. The whole run is judged as well, by what its series share: a
+shift of all can be sure where that of no single one is. Times are the same only within the floor.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Literal
 
-from reports.regression.statistics import discoveries_in_families, drift_between, rank_test, welch
-
-DRIFT_ERRORS = 1.5  # standard errors of the drift in the floor: as few as hold false alarms to 2 % in the study
+from bench.results.stats import median
+from reports.regression.statistics import Difference, Launches, differences, discoveries_in_families, rank_test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +25,20 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The seconds of one series by the number of the launch, all above zero, and the floor measured for it, if any."""
+
+    base: Launches
+    new: Launches
+    measured: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Effect:
     """How a time changed, as fractions of the base's: 0.05 is 5 % slower; None where launches are too few.
 
-    ``detectable`` is the slow-down that four of five such comparisons would call, ``p_value`` that of a change within
-    ``floor``, ``rank_p_value`` that of no change; ``measured`` is this machine's measured floor, 0 where none was.
+    ``detectable`` is the slow-down that four of five such comparisons would call among all that is compared,
+    ``p_value`` that of a change within ``floor``, ``rank_p_value`` that of no change, ``noise`` launches' deviation.
     """
 
     change: float
@@ -42,7 +48,7 @@ class Effect:
     detectable: float | None = None
     p_value: float | None = None
     rank_p_value: float | None = None
-    measured: float = 0.0
+    noise: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,25 +59,47 @@ class Judgement:
     reason: str = ""
 
 
-def effect(base: Sequence[float], new: Sequence[float], rule: Rule, measured: float = 0.0) -> Effect:
-    """Return the change of a time from one value above zero a launch and side, in the order of launches."""
-    least = max(rule.floor, measured)
-    logs, new_logs = [[math.log(value) for value in side] for side in (base, new)]
-    if min(len(base), len(new)) < 2:
-        return Effect(change=_fraction(fmean(new_logs) - fmean(logs)), floor=least, measured=measured)
-    found, drift = welch(logs, new_logs), drift_between(logs, new_logs)
-    # with the error, as noise whose launches resemble their neighbours shifts whole runs and shows little trend
-    floor = max(math.log1p(least), abs(drift.value) + DRIFT_ERRORS * drift.error)
-    return Effect(
-        change=_fraction(found.value),
-        floor=_fraction(floor),
-        measured=measured,
-        low=_fraction(found.value - found.reach),
-        high=_fraction(found.value + found.reach),
-        detectable=_fraction(found.detectable(floor)),
-        p_value=found.p_beyond(floor),
-        rank_p_value=rank_test(logs, new_logs),
-    )
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """What all series together show, the noisy ones weighing less: a change of many of them, and of how many.
+
+    ``autocorrelation`` is that of a launch with the next, as taken for the errors.
+    """
+
+    effect: Effect
+    word: Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]
+    series: int
+    autocorrelation: float
+
+
+def effects(families: Sequence[Sequence[Pair]], rule: Rule) -> tuple[Whole | None, tuple[tuple[Effect, ...], ...]]:
+    """Return what changed in all series together, None of fewer than two, and in each."""
+    known = [pair for family in families for pair in family if min(len(pair.base), len(pair.new)) > 1]
+    logs = [[_logs(side) for side in sides] for sides in ([one.base for one in known], [one.new for one in known])]
+    found = differences(*logs) if known else None
+    own = iter(zip(found.own, found.noise, strict=True) if found else ())
+
+    def effect(pair: Pair, tests: int) -> Effect:
+        least = max(rule.floor, pair.measured)
+        base, new = _logs(pair.base), _logs(pair.new)
+        if min(len(base), len(new)) < 2:
+            change = sum(new.values()) / len(new) - sum(base.values()) / len(base)
+            return Effect(change=_fraction(change), floor=least)
+        difference, noise = next(own)
+        ranks = rank_test([*base.values()], [*new.values()])
+        return _effect(difference, least, noise, rule.false_discovery_rate / tests, ranks)
+
+    each = tuple(tuple(effect(pair, len(families) * len(family)) for pair in family) for family in families)
+    if found is None or len(known) < 2:
+        return None, each
+    least = max(rule.floor, median([pair.measured for pair in known]))
+    whole = _effect(found.common, least, median(found.noise), rule.false_discovery_rate)
+    return Whole(
+        effect=whole,
+        word=_whole(whole, median([one.value for one in found.own]), rule),
+        series=len(known),
+        autocorrelation=found.autocorrelation,
+    ), each
 
 
 def judge(families: Sequence[Sequence[Effect]], rule: Rule) -> tuple[tuple[Judgement, ...], ...]:
@@ -81,24 +109,52 @@ def judge(families: Sequence[Sequence[Effect]], rule: Rule) -> tuple[tuple[Judge
     return tuple(tuple(_judge(member, fell, rule) for member, fell in pair) for pair in pairs)
 
 
+def launches_to_decide(noise: float, floor: float) -> int:
+    """Return how many a side, independent, show nine of ten times that nothing moved beyond the floor."""
+    return math.ceil(2 * ((1.96 + 1.64) * math.log1p(noise) / math.log1p(floor)) ** 2)
+
+
 def _judge(found: Effect, moved: bool, rule: Rule) -> Judgement:
-    low, high, least = _known(found.low), _known(found.high), max(rule.floor, found.measured)
-
-    def clears(floor: float) -> bool:
-        return low > floor or 1 + high < 1 / (1 + floor)  # as far below as above on the axis of ratios
-
     if moved and _known(found.rank_p_value) <= rule.rank_level:
         return Judgement(word="SLOWER" if found.change > 0 else "FASTER")
-    if 1 + low > 1 / (1 + least) and high < least:
+    if _within(found):
         return Judgement(word="SAME")
     why = "the interval reaches across the floor"
     if moved:
         why = "the interval clears the floor, but the ranks of the launches do not tell the runs apart"
-    elif clears(found.floor):
+    elif _known(found.low) > found.floor or 1 + _known(found.high) < 1 / (1 + found.floor):
         why = "it clears the floor alone, but not among all that is compared"
-    elif clears(least):
-        why = "it is no more than what the runs' own drift may make of no change"
     return Judgement(word="AMBIGUOUS", reason=why)
+
+
+def _whole(found: Effect, middle: float, rule: Rule) -> Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]:
+    # half of the series have to have moved as well: a few that moved far are no shift of the whole
+    if _known(found.p_value) <= rule.false_discovery_rate and abs(middle) > math.log1p(found.floor):
+        return "SLOWER" if min(found.change, middle) > 0 else "FASTER" if max(found.change, middle) < 0 else "AMBIGUOUS"
+    return "SAME" if _within(found) else "AMBIGUOUS"
+
+
+def _effect(found: Difference, least: float, noise: float, level: float, ranks: float | None = None) -> Effect:
+    floor = math.log1p(least)
+    return Effect(
+        change=_fraction(found.value),
+        floor=least,
+        low=_fraction(found.value - found.reach),
+        high=_fraction(found.value + found.reach),
+        detectable=_fraction(found.detectable(floor, level)),
+        p_value=found.p_beyond(floor),
+        rank_p_value=ranks,
+        noise=_fraction(noise),
+    )
+
+
+def _within(found: Effect) -> bool:
+    """Whether the interval lies within the floor, as far below as above on the axis of ratios."""
+    return 1 + _known(found.low) > 1 / (1 + found.floor) and _known(found.high) < found.floor
+
+
+def _logs(launches: Launches) -> Launches:
+    return {launch: math.log(seconds) for launch, seconds in launches.items()}
 
 
 def _fraction(log_ratio: float) -> float:

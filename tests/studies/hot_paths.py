@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reports.regression.compare_show import effect_words
-from reports.regression.rule import Effect, Judgement, Rule, effect, judge
+from reports.regression.rule import Effect, Judgement, Pair, Rule, effects, judge
 
 TREE = Path(__file__).parents[2]
 PATHS = TREE / "tests" / "test_hot_paths.py"
@@ -71,11 +71,12 @@ def lines(base: Launches, new: Launches, rule: Rule) -> list[Line]:
     whole = [name for name in names if all(name in found for found in (*base, *new))]
     if not whole or min(len(base), len(new)) < rule.min_launches:
         return [Line(name=name, word="INSUFFICIENT" if name in whole else "MISSING") for name in names]
-    effects = [effect([one[name] for one in base], [one[name] for one in new], rule) for name in whole]
-    judged: Sequence[tuple[Judgement, ...]] = judge([[found] for found in effects], rule)
+    sides = [[{i: one[name] for i, one in enumerate(side)} for name in whole] for side in (base, new)]
+    _, found_of = effects([[Pair(base=ours, new=theirs)] for ours, theirs in zip(*sides, strict=True)], rule)
+    judged: Sequence[tuple[Judgement, ...]] = judge(found_of, rule)
     said = {
         name: Line(name=name, word=words[0].word, effect=found)
-        for name, found, words in zip(whole, effects, judged, strict=True)
+        for name, (found,), words in zip(whole, found_of, judged, strict=True)
     }
     return [said.get(name, Line(name=name, word="MISSING")) for name in names]
 

@@ -274,9 +274,9 @@ def test_launches_are_compared_in_the_order_of_time(tmp_path: Path, monkeypatch:
         made.append(msgspec.structs.replace(run, info=info))
         return made[-1]
 
-    def floors_of(runs: list[Run], rule: Rule) -> dict[str, Floor]:
+    def floors_of(runs: list[Run], rule: Rule) -> tuple[dict[str, Floor], float]:
         compared.extend(runs)
-        return {}
+        return {}, 0.0
 
     monkeypatch.setattr("reports.regression.ab.launch_run", launch)
     monkeypatch.setattr("reports.regression.noise_floor.measure_floors", floors_of)

@@ -95,7 +95,7 @@ def test_a_changed_environment_forbids_to_blame_the_code() -> None:
     assert (only(found).word, only(found).reason) == ("ENV-CHANGED", "versions.numpy: 2.4.6 -> 2.5.0")
     assert only(found).effect is not None
     assert [change.path for change in found.changes] == ["versions.numpy"]
-    assert (found.code(), found.code(fail_on_unknown=True)) == (0, 3)
+    assert (found.code(), found.whole) == (3, None), "nothing was compared"
     meant = compare(*runs, Rule(), ["versions.*"])
     assert only(meant).word == "SLOWER"
     assert [change.path for change in meant.changes] == ["versions.numpy"]
@@ -182,7 +182,7 @@ def test_verdicts_stay_with_their_series_where_some_are_not_judged() -> None:
 
 def test_chance_among_many_series_is_no_alarm() -> None:
     suspect, others = collective("all_gather"), [collective(f"other{i}") for i in range(20)]
-    new = [ok(suspect, i, 1e-3 * value) for i, value in enumerate((1.045, 1.075, 1.035, 1.06, 1.05))]
+    new = [ok(suspect, i, 1e-3 * value) for i, value in enumerate((1.055, 1.085, 1.045, 1.07, 1.06))]
     assert only(compared(launches(suspect), new), suspect).word == "SLOWER"
     still = [record for case in others for record in launches(case)]
     found = compared([*launches(suspect), *still], [*new, *still])

@@ -39,9 +39,8 @@ def test_the_exit_code_tells_a_regression_above_the_floor_what_cannot_be_told_an
         ((base, slower), 1, "Verdict: 1 SLOWER"),
         ((base, slower, "--floor", "30%"), 0, "SAME"),
         ((base, slower, "--floor", "10%"), 1, "SLOWER"),
-        ((base, few), 0, "INSUFFICIENT"),
-        ((base, few, "--fail-on-unknown"), 3, "INSUFFICIENT"),
-        ((base, other, "--fail-on-unknown"), 3, "ENV-CHANGED"),
+        ((base, few), 3, "The whole run: nothing could be compared: 1 INSUFFICIENT (too few launches to compare)."),
+        ((base, other), 3, "ENV-CHANGED"),
         ((base, other, "--across", "versions.numpy", "--fail-on-unknown"), 1, "SLOWER"),
         ((both, failed), 4, "FAILED"),
         ((both, wrong), 1, "WRONG"),
@@ -125,8 +124,7 @@ def test_every_form_goes_to_standard_output_or_a_file_and_leaves_nothing_out(tmp
         assert (written.exit_code, written.output) == (1, "")
         assert target.read_text() == printed.output
     few = folder(tmp_path, count=2)
-    for words, code in (([], 0), (["--fail-on-unknown"], 3)):
-        assert json.loads(invoke(base, few, "--format", "json", *words).output)["exit_code"] == code
+    assert json.loads(invoke(base, few, "--format", "json").output)["exit_code"] == 3
 
 
 def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
@@ -168,4 +166,4 @@ def test_floors_are_percentages_or_files(tmp_path: Path) -> None:
 def test_help_has_examples_and_every_exit_code() -> None:
     text = " ".join(invoke("--help").output.split())
     assert "parbench compare BASE NEW --format markdown >> $GITHUB_STEP_SUMMARY" in text
-    assert "0 fine; 1 slower or wrong; 2 bad input; 3 cannot tell, where asked to fail on it; 4" in text
+    assert "2 bad input; 3 nothing could be compared, or cannot tell where asked to fail on it; 4 failed" in text

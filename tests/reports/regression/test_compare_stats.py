@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from itertools import combinations
 
+import numpy as np
 import pytest
 import scipy.stats  # type: ignore[import-untyped]
 from hypothesis import given, settings
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 
 from reports.regression.statistics import (
     Difference,
+    Differences,
+    _design,
+    _moderated,
+    differences,
     discoveries_in_families,
-    drift_between,
     rank_test,
     simes,
-    welch,
 )
 
 SIZES = [(2, 2), (5, 5), (3, 9), (10, 10), (20, 30)]
@@ -28,18 +31,16 @@ def sample(n: int, seed: int, mean: float = 0.0, spread: float = 1.0) -> list[fl
     return [chance.gauss(mean, spread) for _ in range(n)]
 
 
-def test_welch_agrees_with_scipy() -> None:
-    for n, m in SIZES:
-        base, new = sample(n, 1), sample(m, 2, mean=0.7, spread=3.0)
-        expected = scipy.stats.ttest_ind(new, base, equal_var=False)
-        found, interval = welch(base, new), expected.confidence_interval(0.95)
-        assert found.df == pytest.approx(expected.df)
-        assert found.p_beyond(0.0) == pytest.approx(expected.pvalue)
-        assert (found.value - found.reach, found.value + found.reach) == pytest.approx((interval.low, interval.high))
+def launches(values: Sequence[float]) -> dict[int, float]:
+    return dict(enumerate(values))
+
+
+def difference(base: Sequence[float], new: Sequence[float]) -> Difference:
+    return differences([launches(base)], [launches(new)]).common
 
 
 def test_a_p_value_against_a_floor_is_that_of_the_distance_beyond_it() -> None:
-    found = welch(sample(8, 3), sample(8, 4, mean=2.0))
+    found = difference(sample(8, 3), sample(8, 4, mean=2.0))
     beyond = (found.value - 0.5) / found.error
     mirrored = Difference(value=-found.value, error=found.error, df=found.df)
     assert found.p_beyond(0.5) == pytest.approx(2 * scipy.stats.t.sf(beyond, found.df))
@@ -47,50 +48,53 @@ def test_a_p_value_against_a_floor_is_that_of_the_distance_beyond_it() -> None:
     assert Difference(value=0.01, error=0.02, df=8.0).p_beyond(0.03) == 1.0, "within the floor"
 
 
-def test_values_that_do_not_scatter_are_exact() -> None:
-    found = welch([1.0, 1.0], [1.5, 1.5])
-    assert (found.value, found.error, found.reach) == (0.5, 0.0, 0.0)
-    assert (found.p_beyond(0.4), found.p_beyond(0.5)) == (0.0, 1.0)
-    assert found.detectable(0.4) == 0.4
+def test_independent_launches_of_a_variance_are_students_and_correlated_ones_are_as_simulated() -> None:
+    assert _design(5, 7, 0.0)[:2] == pytest.approx((10, 10))
+    assert _design(5, 7, 0.0)[3] == pytest.approx(1 / 5 + 1 / 7)
+    random = np.random.default_rng(0)
+    values = random.normal(size=(40_000, 12))
+    for i in range(1, 12):
+        values[:, i] = 0.6 * values[:, i - 1] + 0.8 * values[:, i]
+    sides = np.split(values, [5], axis=1)
+    rests = np.hstack([side - side.mean(axis=1, keepdims=True) for side in sides])
+    squares, df, share, variance = _design(5, 7, 0.6)
+    sums = (rests**2).sum(axis=1)
+    assert squares == pytest.approx(sums.mean(), rel=0.02)
+    assert df == pytest.approx(2 * sums.mean() ** 2 / sums.var(), rel=0.04)
+    products = (rests[:, :4] * rests[:, 1:5]).sum(axis=1) + (rests[:, 5:-1] * rests[:, 6:]).sum(axis=1)
+    assert share == pytest.approx(products.mean() / sums.mean(), abs=0.01)
+    assert variance == pytest.approx((sides[1].mean(axis=1) - sides[0].mean(axis=1)).var(), rel=0.02)
 
 
-def test_the_interval_covers_and_what_is_detectable_is_found_as_often_as_they_say() -> None:
-    covered = 0
-    for seed in range(600):
-        found = welch(sample(5, seed, spread=0.1), sample(7, seed + 10_000, mean=0.3, spread=0.3))
-        covered += abs(found.value - 0.3) <= found.reach
-    assert covered / 600 == pytest.approx(0.95, abs=0.03)
-    spread, floor = 0.01, 0.03
-    limit = Difference(value=0.0, error=spread * math.sqrt(2 / 10), df=18.0).detectable(floor)
-    assert floor < limit < 0.06
-    seen = welch(sample(10, 5, spread=spread), sample(10, 6, spread=spread))
-    assert seen.detectable(floor) == pytest.approx(limit, rel=0.4)
-    called = 0
-    for seed in range(500):
-        found = welch(sample(10, seed, spread=spread), sample(10, seed + 10_000, mean=limit, spread=spread))
-        called += found.value - found.reach > floor
-    assert called / 500 == pytest.approx(0.8, abs=0.05)
+def crowd(rho: float, shared: float, seed: int, count: int = 60, n: int = 6) -> Differences:
+    random = np.random.default_rng(seed)
+    own, common = random.normal(size=(2 * n, count)), random.normal(size=(2 * n, 1))
+    for values in (own, common):
+        for i in range(1, 2 * n):
+            values[i] = rho * values[i - 1] + math.sqrt(1 - rho * rho) * values[i]
+    logs = 0.1 * (math.sqrt(1 - shared) * own + math.sqrt(shared) * common)
+    return differences([launches(one[:n]) for one in logs.T], [launches(one[n:]) for one in logs.T])
 
 
-def test_a_drift_is_all_of_the_difference_and_a_step_is_none() -> None:
-    line = [0.01 * i for i in range(12)]
-    found = drift_between(line[:5], line[5:])
-    assert found.value == pytest.approx(welch(line[:5], line[5:]).value)
-    assert found.error == pytest.approx(0.0, abs=1e-12)
-    assert drift_between([1.0] * 5, [2.0] * 5).value == pytest.approx(0.0, abs=1e-12)
-    assert drift_between([1.0, 1.1], [1.3, 1.4]).value == pytest.approx(0.2)
+def test_all_series_together_tell_how_launches_correlate_and_intervals_cover() -> None:
+    for rho, shared in ((0.0, 0.0), (0.0, 0.5), (0.6, 0.0), (0.6, 0.5)):
+        found = [crowd(rho, shared, seed) for seed in range(60)]
+        assert sum(one.autocorrelation for one in found) / 60 == pytest.approx(rho, abs=0.12), (rho, shared)
+        covered = [abs(one.value) <= one.reach for many in found for one in many.own]
+        assert 0.92 <= sum(covered) / len(covered) <= 0.985, (rho, shared)
+        assert sum(abs(one.common.value) <= one.common.reach for one in found) / 60 >= 0.88, (rho, shared)
 
 
-def test_the_drifts_error_agrees_with_a_regression() -> None:
-    base, new = sample(6, 7), sample(6, 8)
-    places = [i - 2.5 for _ in range(2) for i in range(6)]
-    centred = [value - sum(side) / 6 for side in (base, new) for value in side]
-    slope = scipy.stats.linregress(places, centred)
-    found = drift_between(base, new)
-    assert found.value == pytest.approx(6 * slope.slope)
-    # linregress counts two parameters, and there are three: a slope and two means
-    assert found.error == pytest.approx(6 * slope.stderr * math.sqrt(10 / 9))
-    assert found.df == 9
+def test_variances_are_drawn_together_where_they_are_alike_and_left_where_they_are_not() -> None:
+    dfs = np.full(50, 7.0)
+    alike = np.random.default_rng(1).chisquare(7, size=50) / 7
+    drawn, more = _moderated(alike, dfs)
+    assert drawn.std() < 0.2 * alike.std()
+    assert more[0] > 50
+    uneven = alike * np.geomspace(1e-4, 1, 50)
+    drawn, more = _moderated(uneven, dfs)
+    assert more[0] < 9
+    assert np.abs(np.log(drawn / uneven)).max() < 1.0
 
 
 def test_the_rank_test_is_scipys() -> None:

@@ -21,13 +21,13 @@ from reports.regression.noise_floor import (
     _pairs,
     as_text,
     fingerprints,
-    floor_of,
+    floors_of,
     keep_floors,
     measure_floors,
     read_floors,
     told,
 )
-from reports.regression.rule import Rule, effect, judge
+from reports.regression.rule import Pair, Rule, effects, judge
 
 RULE = Rule()
 FLOOR = Floor(series="a case", host="node-a", measured="2026-01-02T03:04:05.678Z", launches=10, noise=0.01, floor=0.031)
@@ -41,9 +41,18 @@ def noisy(seed: int, sigma: float, count: int = 20, rho: float = 0.0) -> list[fl
     return [1e-3 * math.exp(sigma * value) for value in found]
 
 
+def floor_of(seconds: Sequence[float], rule: Rule) -> float:
+    [floor], autocorrelation = floors_of([dict(enumerate(seconds))], rule)
+    assert autocorrelation == 0.0, "one series tells none"
+    return floor
+
+
 def called(seconds: Sequence[float], floor: float) -> float:
     rule = Rule(floor=floor)
-    words = [judge([[effect(base, new, rule)]], rule)[0][0].word for base, new in _pairs(seconds, rule.min_launches)]
+    words = []
+    for base, new in _pairs(range(len(seconds)), rule.min_launches):
+        sides = ({i: seconds[i] for i in side} for side in (base, new))
+        words.append(judge(effects([[Pair(base=next(sides), new=next(sides))]], rule)[1], rule)[0][0].word)
     return sum(word in ("SLOWER", "FASTER") for word in words) / len(words)
 
 
@@ -80,17 +89,17 @@ def test_under_the_floor_the_gate_calls_at_most_one_percent_and_under_less_more(
 
 
 def test_what_is_compared_never_shares_a_launch() -> None:
-    seconds = [float(i) for i in range(1, 13)]
-    pairs = list(_pairs(seconds, 5))
+    pairs = [(list(base), list(new)) for base, new in _pairs(range(1, 13), 5)]
     assert {len(side) for pair in pairs for side in pair} == {5, 6}
     assert all(len(base) == len(new) and not set(base) & set(new) for base, new in pairs)
-    assert ([1.0, 4.0, 5.0, 8.0, 9.0], [2.0, 3.0, 6.0, 7.0, 10.0]) in pairs, "dealt as ABBA"
-    assert ([1.0, 2.0, 3.0, 4.0, 5.0], [8.0, 9.0, 10.0, 11.0, 12.0]) in pairs, "one after the other"
+    assert ([1, 4, 5, 8, 9], [2, 3, 6, 7, 10]) in pairs, "dealt as ABBA"
+    assert ([1, 2, 3, 4, 5], [8, 9, 10, 11, 12]) in pairs, "one after the other"
 
 
 def test_floors_of_runs_are_kept_under_the_fingerprints_of_the_history() -> None:
     runs = launches(noisy(3, 0.01), (CASE, OTHER))
-    floors = measure_floors(runs, RULE)
+    floors, autocorrelation = measure_floors(runs, RULE)
+    assert 0 <= autocorrelation < 1
     assert set(floors) == {point.series.fingerprint for point in points_of(runs[0])}
     assert set(floors) == set(fingerprints(runs[0]).values())
     assert {one.series for one in floors.values()} == {CASE.label, OTHER.label}
@@ -105,11 +114,11 @@ def test_floors_of_runs_are_kept_under_the_fingerprints_of_the_history() -> None
 
 
 def test_fewer_than_ten_launches_have_no_floor_and_what_went_wrong_is_none() -> None:
-    assert measure_floors(launches(noisy(1, 0.01, 9)), RULE) == {}
+    assert measure_floors(launches(noisy(1, 0.01, 9)), RULE) == ({}, 0.0)
     runs = [*launches(noisy(1, 0.01, 10)), run_of([bad(CASE, 0, "wrong")], ENVIRONMENT)]
-    [found] = measure_floors(runs, RULE).values()
+    [found] = measure_floors(runs, RULE)[0].values()
     assert found.launches == 10
-    assert measure_floors([*runs[:9], runs[-1]], RULE) == {}
+    assert measure_floors([*runs[:9], runs[-1]], RULE) == ({}, 0.0)
 
 
 def test_the_floor_in_words_and_in_a_table() -> None:
