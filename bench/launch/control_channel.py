@@ -40,7 +40,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A rank begins the case at ``index`` of its job."""
+    """A rank begins the visit at ``index`` of its job."""
 
     index: int
 
@@ -54,14 +54,19 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks saw of one case; ``seconds`` holds one sample per iteration, ``raw`` every rank's (an npz)."""
+    """What the ranks saw of one case; ``seconds`` holds one sample per iteration, ``raw`` every rank's (an npz).
+
+    ``visits`` are the counts of samples taken in turn; where ``more`` visits are to come, it is what was seen so far.
+    """
 
     status: Status
     reason: str = ""
     stop: Stop | None = None
     check: Check = Check()
+    more: bool = False
     headline: str = "time"
     seconds: list[float] = []
+    visits: list[int] = []
     skew_seconds: list[float] = []
     transfer_seconds: list[float] = []
     issue_seconds: list[float] = []
@@ -78,14 +83,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Rank 0 tells the outcome of the case at ``index``."""
+    """Rank 0 tells the outcome of the case that was visited at ``index``."""
 
     index: int
     outcome: Outcome
 
 
 class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A rank cannot go on: an exception in the case at ``index``, or before any case if None."""
+    """A rank cannot go on: an exception in the visit at ``index``, or before any if None."""
 
     index: int | None
     error: str
@@ -106,11 +111,15 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The driver's order: the plan's cases that are left in turn, each with its share, by weight, of the budget."""
+    """The driver's order: the plan's cases that are left, which of them to visit in turn, and each one's weight.
+
+    A visit's share of the budget is by its case's weight over the case's visits.
+    """
 
     plan: Plan
+    visits: list[int]
     weights: list[float]
-    budget_seconds: float  # of this launch
+    budget_seconds: float  # of this launch: when they are spent, no case is visited again
     run_seconds: float  # of the whole run: when they are spent, what is left is left out
     hosts: tuple[str, ...] = ()  # of each rank, as they told
     meeting: str = ""  # as rank 0 told

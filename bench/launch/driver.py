@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from bench.launch.control_channel import LEFT_OUT, DriverServer, Hello, Job, Outcome
 from bench.launch.launchers import Launcher
 from bench.launch.monitor import START_SECONDS, RankMonitor
+from bench.launch.visits import order_of_visits
 from bench.machine.environment import difference, format_cpus, gpu_links, hoist, relations
 from bench.machine.slurm_allocation import NodeLayout
 from bench.plan.cases import Case
@@ -33,10 +34,10 @@ StartRanks = Callable[[int, Mapping[str, str]], Launcher]
 
 
 class Audience(Protocol):
-    """Who is told how the run goes: a launch begins with so many cases, a case begins, a case has ended."""
+    """Who is told how the run goes: a launch begins with so many cases, a share of it is done, a case has ended."""
 
     def launch(self, number: int, of: int, cases: int) -> None: ...
-    def case(self, case: Case) -> None: ...
+    def visit(self, case: Case, done: float) -> None: ...
     def record(self, record: Record) -> None: ...
 
 
@@ -70,6 +71,7 @@ class Driver:
         self._may_retry = True
         self._start_seconds = 0.0
         self._widths: dict[str, float | None] = {}
+        self._begun: dict[str, tuple[Case, Outcome]] = {}
         self._environment: dict[str, Any] = {}
         self._world = WorldInfo(size=self._plan.nproc, nodes=1, backend=self._plan.backend, device=self._plan.device)
 
@@ -98,7 +100,18 @@ class Driver:
                 self._launch(launch, cases, time.monotonic() + left / (len(launches) - done))
 
     def _launch(self, launch: int, cases: list[Case], deadline: float) -> None:
-        """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest."""
+        """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest.
+
+        What was seen of cases whose visits were not all made is recorded at last.
+        """
+        self._begun.clear()
+        try:
+            self._gangs_of(launch, cases, deadline)
+        finally:
+            for case, seen in list(self._begun.values()):
+                self._write(launch, case, replace(seen, more=False, stop="budget"))
+
+    def _gangs_of(self, launch: int, cases: list[Case], deadline: float) -> None:
         while cases:
             with ExitStack() as stack:
                 monitor, began = self._start(stack), time.monotonic()
@@ -107,8 +120,10 @@ class Driver:
                 if trouble is None:
                     self._may_retry = True
                     self._learn(sorted(monitor.hellos.values(), key=lambda hello: hello.rank))
-                    monitor.send(self._job(cases, deadline, monitor.hellos))
-                    cases = cases[self._cases(monitor, launch, cases) :]
+                    job = self._job(launch, cases, deadline, monitor.hellos)
+                    monitor.send(job)
+                    ended = self._visits(monitor, launch, job)
+                    cases = [case for case in cases if case.id not in ended]
                 elif self._may_retry and monitor.can_restart and not self._silent:
                     self._may_retry = False
                 else:
@@ -116,7 +131,8 @@ class Driver:
                         told = f"{', '.join(sorted(self._silent))} did not answer when the last gang hung"
                         trouble = replace(trouble, reason=f"{trouble.reason}; {told}")
                     for case in cases:
-                        self._write(launch, case, trouble)
+                        if case.id not in self._begun:
+                            self._write(launch, case, trouble)
                     return
                 if not monitor.can_restart:
                     return
@@ -131,11 +147,12 @@ class Driver:
         stack.callback(lambda: gang.end(monitor.hellos.values()))
         return monitor
 
-    def _job(self, cases: list[Case], deadline: float, hellos: Mapping[int, Hello]) -> Job:
+    def _job(self, launch: int, cases: list[Case], deadline: float, hellos: Mapping[int, Hello]) -> Job:
         # rather than be left out after all others, the last cases may take longer
         end = self._end + min(0.1 * self._plan.budget_seconds, 5.0)
         return Job(
             plan=replace(self._plan, cases=tuple(cases), skipped=()),
+            visits=order_of_visits(cases, self._plan.measure.seed + launch),
             weights=[self._weight(case) for case in cases],
             budget_seconds=max(deadline - time.monotonic(), 0.0),
             run_seconds=max(end - time.monotonic(), 0.0),
@@ -148,19 +165,27 @@ class Driver:
         usual, width = _WEIGHTS.get(case.name.partition(".")[0], 1.0), self._widths.get(case.id)
         return usual if width is None else usual * min(max(width / self._plan.measure.precision, 0.2), 5.0)
 
-    def _cases(self, monitor: RankMonitor, launch: int, cases: list[Case]) -> int:
-        """Record each case as it ends; return how many have a record when the gang is done or broken."""
-        for index, case in enumerate(cases):
-            self._audience.case(case)
+    def _visits(self, monitor: RankMonitor, launch: int, job: Job) -> set[str]:
+        """Record each case with its last visit; return those that have a record when the gang is done or broken."""
+        ended = set[str]()
+        for number, index in enumerate(job.visits):
+            case = job.plan.cases[index]
+            if case.id in ended:
+                continue
+            self._audience.visit(case, number / len(job.visits))
             began = time.monotonic()
-            result = monitor.outcome(index, self._plan.timeout_seconds)
+            result = monitor.outcome(number, self._plan.timeout_seconds)
+            if result.more:
+                self._begun[case.id] = case, result
+                continue
+            ended.add(case.id)
             if result.ranks:
                 self._write(launch, case, replace(result, wall_seconds=time.monotonic() - began))
                 self._silent = monitor.silent_hosts() if result.status == "hang" else set()
-                return index + 1
+                return ended
             self._write(launch, case, result)
         monitor.farewell(_FAREWELL_SECONDS)
-        return len(cases)
+        return ended
 
     def _learn(self, hellos: list[Hello]) -> None:
         """Keep what all ranks share in run.json, and what is different from it for the records to come."""
@@ -181,16 +206,18 @@ class Driver:
     def _write(self, launch: int, case: Case, result: Outcome) -> None:
         told = ("status", "reason", "stop", "check", "arrival", "injected", "details", "ranks")
         seen = {name: getattr(result, name) for name in told} | {"environment": self._environment, "started": utc_now()}
-        seen |= {"samples": Samples(values=result.seconds), "noise": noise_of(result.seconds)}
+        samples = Samples(values=result.seconds, visits=result.visits)
+        seen |= {"samples": samples, "noise": noise_of(samples)}
         seen |= {"metrics": metrics_of(result), "notes": [*self._plan.notes, *self._doubts, *result.notes]}
         seen["seconds"] = round(result.wall_seconds, 6)
         record = Record(case=case, world=self._world, launch=launch, **seen)
+        self._begun.pop(case.id, None)
         if record.status in _NOT_AGAIN:
             self._bad[case.id] = record
         self._writer.write(record)
         self._audience.record(record)
         if result.seconds:
-            self._widths[case.id] = within_launch(result.seconds).half_width
+            self._widths[case.id] = within_launch(result.seconds, result.visits).half_width
         for name, content in ((samples_name(record), result.raw), (trace_name(record), result.timeline)):
             if content:
                 self._writer.write_file(name, content)
@@ -200,7 +227,7 @@ def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
     """Return the duration, its p99 where there are 100 samples, the rates, and who waited; nothing without samples."""
     if not outcome.seconds:
         return {}
-    time, n = within_launch(outcome.seconds), len(outcome.seconds)
+    time, n = within_launch(outcome.seconds, outcome.visits), len(outcome.seconds)
     found = {outcome.headline: value("time", time)}  # a user's own subject may call its duration as it likes
     if n >= MIN_FOR_P99:
         p99 = quantile(outcome.seconds, 0.99)
@@ -215,7 +242,7 @@ def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
     if outcome.issue_seconds:
         waits = [whole - issue for whole, issue in zip(outcome.seconds, outcome.issue_seconds, strict=True)]
         medians = {"issue_time": outcome.issue_seconds, "wait_time": waits, **medians}
-    found |= values({name: within_launch(seconds) for name, seconds in medians.items() if seconds})
+    found |= values({name: within_launch(seconds, outcome.visits) for name, seconds in medians.items() if seconds})
     return found | outcome.explained
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bench.launch.driver import Driver, StartRanks, remaining
 from bench.launch.launchers import Launcher, SrunLauncher, TorchrunLauncher, loopback_variables
@@ -38,32 +38,33 @@ class Display(ExitStack):
         self._console = console or Console(stderr=True, soft_wrap=True, highlight=False)
         self._total, self._done = total, 0
         self._began = self._said = time.monotonic()
-        self._prefix = ""
-        done = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._prefix, self._launches = "", (0, 1)
+        done = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         left = (TextColumn("left"), TimeRemainingColumn())
         bar = Progress(*done, *left, console=self._console, disable=not self._console.is_terminal)
         self._bar = self.enter_context(bar)
-        self._task = self._bar.add_task("starting ranks", total=total)
+        self._task = self._bar.add_task("starting ranks", total=1.0)
 
     def launch(self, number: int, of: int, cases: int) -> None:
-        self._prefix = f"launch {number}/{of}"
+        self._prefix, self._launches = f"launch {number}/{of}", (number - 1, of)
         self._bar.update(self._task, description=f"{self._prefix}: starting ranks")
         self._plain(f"{self._prefix}: {cases} cases")
 
-    def case(self, case: Case) -> None:
-        self._bar.update(self._task, description=f"{self._prefix}: {case.name}")
+    def visit(self, case: Case, done: float) -> None:
+        before, of = self._launches
+        share = (before + done) / of
+        self._bar.update(self._task, description=f"{self._prefix}: {case.name}", completed=share)
+        if share and time.monotonic() - self._said > 5.0:
+            left = (time.monotonic() - self._began) * (1 / share - 1)
+            self._plain(f"{self._prefix}: {share:.0%} of the run, about {format_duration(left)} left")
 
     def record(self, record: Record) -> None:
         if self._as_json:
             sys.stdout.buffer.write(encode(record))
             sys.stdout.buffer.flush()
         self._done += 1
-        self._bar.update(self._task, completed=self._done)
         if record.status in ("failed", "hang", "wrong"):
             self._console.print(f"{record.status}: {record.case.label}: {record.reason}", markup=False)
-        elif time.monotonic() - self._said > 5.0:
-            left = (time.monotonic() - self._began) / self._done * (self._total - self._done)
-            self._plain(f"{self._prefix}: {self._done} of {self._total} cases, about {format_duration(left)} left")
 
     def stopped(self, why: str, path: Path) -> None:
         self.close()

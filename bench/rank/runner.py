@@ -19,7 +19,7 @@ from bench.rank.timing import Progress, Timed, Timing
 from bench.results.records import Check, blame, encode_timeline
 from bench.text import UserError
 from bench.world.subject import Description, Differing, Explained, Subject
-from bench.world.world import StandBy, Subgroup, Subgroups, World
+from bench.world.world import StandBy, Subgroups, World
 
 _MOST_NAMED = 3
 """Wrong results that a reason names; of more it says how many."""
@@ -49,54 +49,113 @@ class Disturbed:
         raise UserError(f"--inject {self._fault.text}: mode async knows only late")
 
 
-def run_case(
-    case: Case, subgroups: Subgroups, measure: Measure, seconds: float, progress: Progress, fault: FaultSpec | None
-) -> Outcome:
-    """Measure a case within a budget of seconds; every rank takes part, and rank 0's outcome is the one that counts."""
-    began, world = time.perf_counter(), subgroups.world
-    progress.phase, progress.steps = "prepare", 0
-    subject = subgroup = refusal = None
-    try:
-        subgroup = subgroups.of(case.whole)
-        subject = _prepare(case, subgroup.world, fault)
-    except UserError as error:
-        refusal = str(error)
-    refusals = world.gather(refusal)
-    if subject is None or subgroup is None or any(refusals):
-        if subject is not None:
+class CaseRun:
+    """A case on the ranks, in one visit or in several with other cases between them; every rank takes part."""
+
+    def __init__(
+        self, case: Case, subgroups: Subgroups, measure: Measure, progress: Progress, fault: FaultSpec | None
+    ) -> None:
+        self._case, self._subgroups, self._measure = case, subgroups, measure
+        self._progress, self._fault, self._injected = progress, fault, fault.text if fault else ""
+        self._subject: Subject | None = None
+        self._wall_seconds = 0.0
+
+    def visit(self, seconds: float, left: int = 0, *, alone: bool = True) -> Outcome:
+        """Measure for about so many seconds; return what was seen in all visits, of which ``left`` are to come.
+
+        A case that is visited once, ``alone``, is measured until it is known well enough. What is not well has no more
+        visits. Rank 0's outcome is the one that counts.
+        """
+        began, outcome = time.perf_counter(), None
+        try:
+            if self._subject is None:
+                outcome = self._prepare()
+            if outcome is None:
+                explains = alone and self._explains
+                # what explains itself is a step, whose preparing takes a noticeable part of its share
+                share = 0.6 * seconds - (time.perf_counter() - began) if explains else seconds
+                outcome = self._measured(max(share, 0.0), left, alone)
+                if explains and outcome.status == "ok":
+                    outcome = self._explained(outcome, seconds - (time.perf_counter() - began))
+        except BaseException:
+            self.close()
+            raise
+        if not left or outcome.status != "ok":
+            self.close()
+        self._wall_seconds += time.perf_counter() - began
+        return replace(outcome, wall_seconds=self._wall_seconds)
+
+    def end(self) -> Outcome:
+        """Return what was seen, as there is no time for more visits."""
+        self.close()
+        outcome = self._outcome(left=0)
+        return replace(outcome, stop="budget" if outcome.stop == "visits" else outcome.stop)
+
+    def close(self) -> None:
+        if self._subject is not None:
+            subject, self._subject = self._subject, None
             subject.close()
-        active = range(len(refusals)) if subgroup is None else subgroup.active
-        return replace(_refused(refusals, active), wall_seconds=time.perf_counter() - began)
-    # a disturbed rank cannot explain itself, and the others wait for nobody
-    explains = all(world.gather(isinstance(subject, Explained)))
-    # what explains itself is a step, whose preparing takes a noticeable part of its share
-    share = 0.6 * seconds - (time.perf_counter() - began) if explains else seconds
-    timing = Timing(
-        subject=subject,
-        world=world,
-        progress=progress,
-        measure=measure,
-        ranks=subgroup.ranks,
-        budget_seconds=max(share, 0.0),
-        mode=str(case.whole.get("mode", "blocking")),
-        late_seconds=fault.amount if fault and fault.kind == "late" and fault.rank == world.global_rank else 0.0,
-    )
-    try:
-        outcome = _measure(timing, subgroup, str(case.whole.get("background", NOTHING)))
-        if explains and outcome.status == "ok":
-            progress.phase = "explain"
-            [left] = world.decide([max(seconds - (time.perf_counter() - began), 0.0)])
-            found = cast(Explained, subject).explain(timing.start_line, left)
-            outcome = replace(
-                outcome,
-                explained=found.metrics,
-                details={**outcome.details, **found.details},
-                notes=[*outcome.notes, *found.notes],
-                timeline=b"" if found.timeline is None else encode_timeline(found.timeline),
-            )
-    finally:
-        subject.close()
-    return replace(outcome, injected=fault.text if fault else "", wall_seconds=time.perf_counter() - began)
+
+    def _prepare(self) -> Outcome | None:
+        """Make the subject and check its first step; return the outcome of a case that cannot be measured."""
+        world, fault, case = self._subgroups.world, self._fault, self._case
+        self._progress.phase, self._progress.steps = "prepare", 0
+        subgroup = refusal = None
+        try:
+            subgroup = self._subgroups.of(case.whole)
+            self._subject = _subject(case, subgroup.world, fault)
+        except UserError as error:
+            refusal = str(error)
+        refusals = world.gather(refusal)
+        if self._subject is None or subgroup is None or any(refusals):
+            return _refused(refusals, range(len(refusals)) if subgroup is None else subgroup.active)
+        # a disturbed rank cannot explain itself, and the others wait for nobody
+        self._explains = all(world.gather(isinstance(self._subject, Explained)))
+        self._ranks = subgroup.ranks
+        self._timing = Timing(
+            self._subject,
+            world,
+            self._progress,
+            self._measure,
+            self._ranks,
+            mode=str(case.whole.get("mode", "blocking")),
+            late_seconds=fault.amount if fault and fault.kind == "late" and fault.rank == world.global_rank else 0.0,
+        )
+        first = self._ranks[0]
+        told = world.gather(self._subject.describe())
+        if unlike := ", ".join(str(rank) for rank in self._ranks if repr(told[rank]) != repr(told[first])):
+            reason = f"ranks disagree about what a step does: {unlike} unlike rank {first}"
+            return Outcome(status="failed", reason=reason, injected=self._injected)
+        self._description = told[first]
+        wrong = _wrong(self._timing, "before", fresh=True)
+        return None if wrong is None else replace(wrong, injected=self._injected)
+
+    def _measured(self, seconds: float, left: int, alone: bool) -> Outcome:
+        timing = self._timing
+        timing.world = self._subgroups.world  # whose clock may be a newer one
+        with background_load(str(self._case.whole.get("background", NOTHING)), timing.world):
+            timing.run(seconds) if alone else timing.visit(seconds, left)
+        if wrong := _wrong(timing, "after", fresh=timing.many):
+            return replace(wrong, injected=self._injected)
+        return self._outcome(left)
+
+    def _outcome(self, left: int) -> Outcome:
+        check, more = Check(passed=True, wrong=0), left > 0
+        right = Outcome(status="ok", check=check, more=more, wall_seconds=self._wall_seconds, injected=self._injected)
+        seen, world = self._timing.timed, self._timing.world
+        return right if seen is None else _seen(right, seen, self._description, world, list(self._ranks))
+
+    def _explained(self, outcome: Outcome, seconds: float) -> Outcome:
+        self._progress.phase = "explain"
+        [left] = self._timing.world.decide([max(seconds, 0.0)])
+        found = cast(Explained, self._subject).explain(self._timing.start_line, left)
+        return replace(
+            outcome,
+            explained=found.metrics,
+            details={**outcome.details, **found.details},
+            notes=[*outcome.notes, *found.notes],
+            timeline=b"" if found.timeline is None else encode_timeline(found.timeline),
+        )
 
 
 def load_target(target: str) -> Callable[..., Subject]:
@@ -111,7 +170,7 @@ def load_target(target: str) -> Callable[..., Subject]:
     return found
 
 
-def _prepare(case: Case, world: World | None, fault: FaultSpec | None) -> Subject:
+def _subject(case: Case, world: World | None, fault: FaultSpec | None) -> Subject:
     if world is None:
         return StandBy()
     params = {name: value for name, value in case.whole.items() if name not in OF_THE_RUNNER}
@@ -127,21 +186,6 @@ def _refused(refusals: Sequence[str | None], active: Sequence[int]) -> Outcome:
         return Outcome(status="skipped", reason=str(refusals[active[0]]))
     told = "; ".join(f"rank {rank}: {refusals[rank] or 'ready'}" for rank in active)
     return Outcome(status="failed", reason=f"ranks disagree about whether this can run: {told}")
-
-
-def _measure(timing: Timing, subgroup: Subgroup, background: str) -> Outcome:
-    first = subgroup.ranks[0]
-    told = timing.world.gather(timing.subject.describe())
-    if unlike := ", ".join(str(rank) for rank in subgroup.ranks if repr(told[rank]) != repr(told[first])):
-        return Outcome(status="failed", reason=f"ranks disagree about what a step does: {unlike} unlike rank {first}")
-    if wrong := _wrong(timing, "before", fresh=True):
-        return wrong
-    with background_load(background, timing.world):
-        timed = timing.run()
-    if wrong := _wrong(timing, "after", fresh=timing.many):
-        return wrong
-    outcome = Outcome(status="ok", check=Check(passed=True, wrong=0))
-    return outcome if timed is None else _seen(outcome, timed, told[first], timing.world, list(subgroup.ranks))
 
 
 def _wrong(timing: Timing, when: str, *, fresh: bool) -> Outcome | None:
@@ -172,15 +216,18 @@ def _seen(right: Outcome, timed: Timed, description: Description, world: World, 
     arrays: dict[str, Any] = {"ranks": np.array(ranks, dtype=np.int64), "arrival_ns": arrivals - began}
     arrays |= {"exit_ns": exits - began, "duration_ns": durations, "issue_ns": issues}
     arrays |= {"steps_per_sample": np.int64(timed.steps_per_sample), "clock_offsets_ns": np.array(clock.offsets_ns)}
-    with io.BytesIO() as file:
-        np.savez_compressed(file, **arrays)
-        raw = file.getvalue()
+    raw = b""
+    if not right.more:
+        with io.BytesIO() as file:
+            np.savez_compressed(file, **arrays)
+            raw = file.getvalue()
     last_in, last_out = ([ranks[place] for place in stamps.argmax(axis=0)] for stamps in (arrivals, exits))
     where = {} if len(ranks) == len(world.hosts) else {"group_size": len(ranks), "group_ranks": ranks}
     counts = {"warmup": timed.warmup, "steps_per_sample": timed.steps_per_sample}
     return replace(
         right,
         stop=timed.stop,
+        visits=list(timed.visits),
         headline=description.headline,
         **samples,
         arrival=blame(last_in, last_out, samples["skew_seconds"], clock.method, clock.uncertainty_ns / 1e9),

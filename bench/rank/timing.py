@@ -1,5 +1,6 @@
 """The timed loop. One sample is one iteration on every rank; rank 0 decides how many, and why to stop."""
 
+import math
 import sys
 import threading
 import time
@@ -17,13 +18,14 @@ import torch.distributed as dist
 from bench.launch.control_channel import StatusReply
 from bench.plan.plan import Measure
 from bench.results.records import Stop
-from bench.results.stats import within_launch
+from bench.results.stats import spread, within_launch
 from bench.text import UserError
 from bench.world.subject import Subject
 from bench.world.torch_compat import coalescing
 from bench.world.world import World
 
 ARRIVAL, EXIT, DURATION, ISSUE = range(4)
+_MIN_VISIT = 3  # an odd count's median is as often above the true one as below
 _STOPS: tuple[Stop, ...] = get_args(Stop)
 
 Stamps = npt.NDArray[np.int64]
@@ -92,12 +94,14 @@ class Timed:
     """All measured ranks' stamps in ns, shape (4, ranks, iterations); a list of it has a value for each iteration.
 
     Arrival and exit are on rank 0's clock; then come the duration, and of it the time to issue (0 if not apart).
+    ``visits`` are the iterations of each visit in turn.
     """
 
     stamps: Stamps
     stop: Stop
     steps_per_sample: int
     warmup: int
+    visits: tuple[int, ...] = ()
 
     def samples(self, hops: int = 1) -> dict[str, list[float]]:
         """Return an outcome's lists, to the nanosecond: the slowest rank's time of a step, by hops, and its parts."""
@@ -115,60 +119,126 @@ def _to_seconds(values_ns: npt.NDArray[Any], hops: int = 1) -> list[float]:
     return [round(float(value) / 1e9, 9) / hops for value in values_ns]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How a subject is timed: on which ranks, until when, how late this one comes; a sample may be ``many`` steps."""
+    """Times a subject on ``ranks`` of the world in one visit or several, this rank late where that was asked for.
 
-    subject: Subject
-    world: World
-    progress: Progress
-    measure: Measure
-    ranks: Sequence[int]
-    budget_seconds: float
-    mode: str = "blocking"
-    late_seconds: float = 0.0
+    Every rank, measured or not, takes part; what was seen is on rank 0. A sample may be ``many`` steps.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        world: World,
+        progress: Progress,
+        measure: Measure,
+        ranks: Sequence[int],
+        *,
+        mode: str = "blocking",
+        late_seconds: float = 0.0,
+    ) -> None:
+        self.subject, self.world, self.progress, self._measure, self._ranks = subject, world, progress, measure, ranks
+        self._mode, self._late_seconds = mode, late_seconds
+        self.many = mode in ("pipelined", "coalesced", "graph")
+        self._sample: Sample | None = None
+        self._steps, self._warmup, self._each_seconds = 1, 0, 0.0
+        self._visits: list[int] = []
+        self._stamps: Stamps = np.empty((4, len(ranks), 0), dtype=np.int64)
+        self._reason: Stop = "visits"
 
     @property
-    def many(self) -> bool:
-        return self.mode in ("pipelined", "coalesced", "graph")
+    def timed(self) -> Timed | None:
+        """What rank 0 has seen so far; None on other ranks."""
+        if self.world.global_rank != 0:
+            return None
+        visits = tuple(self._visits)
+        return Timed(
+            stamps=self._stamps, stop=self._reason, steps_per_sample=self._steps, warmup=self._warmup, visits=visits
+        )
 
-    def run(self) -> Timed | None:
-        """Time the subject until it is known well enough, with every rank, measured or not; the result is on rank 0."""
-        world, measure, started = self.world, self.measure, time.perf_counter()
-        self.progress.phase = "warm-up"
-        warming = sampler("blocking" if self.many else self.mode, self.subject, world, 1)
-        first_ns = int(self.take(warming, 1)[DURATION, 0])
-        each_seconds = time.perf_counter() - started
-        # a fifth of the budget at most for warm-up; a sample of many steps lasts about 5 ms
-        warmup = max(0, min(measure.warmup - 1, int(0.2 * self.budget_seconds / each_seconds)))
-        steps = min(max(int(5e6 / max(first_ns, 1)), 4), 64) if self.many else 1
-        warmup, steps = (int(value) for value in world.decide([warmup, steps]))
-        self.take(warming, warmup)
-        sample = sampler(self.mode, self.subject, world, steps)
-        self.progress.phase = "timed"
+    def run(self, seconds: float) -> Timed | None:
+        """Take samples in one go until the median is known well enough, or the time is spent."""
         began = time.perf_counter()
+        sample = self._warm_up(seconds)
+        measure, widths = self._measure, list[float | None]()
         # the least count, or what there is time for where steps are long: two tell at least how they differ
-        left = max(self.budget_seconds - (began - started), 5.0)
-        affordable = max(2, int(left / (each_seconds * steps)))
-        batch, stop = int(world.decide([min(measure.min_iterations, affordable)])[0]), -1
-        stamps: Stamps = np.empty((4, len(self.ranks), 0), dtype=np.int64)
-        widths: list[float | None] = []
+        left = max(seconds - (time.perf_counter() - began), 5.0)
+        affordable = max(2, int(left / self._each_seconds))
+        batch, stop = int(self.world.decide([min(measure.min_iterations, affordable)])[0]), -1
         while stop < 0:
-            gathered = gather_stamps(self.take(sample, batch), world, self.ranks)
-            if gathered is not None:
-                now = time.perf_counter()
-                left = self.budget_seconds - (now - started)
-                stamps = np.concatenate([stamps, gathered], axis=2)
-                done = stamps.shape[2]
-                widths.append(within_launch(stamps[DURATION].max(axis=0).tolist()).half_width)
+            self._gather(sample, batch)
+            if self.world.global_rank == 0:
+                left, done = seconds - (time.perf_counter() - began), self._stamps.shape[2]
+                widths.append(width_in_one_go(self._durations()))
                 reason = _why_stop(done, widths, measure, left)
                 stop = -1 if reason is None else _STOPS.index(reason)
-                affordable = max(int(left * done / (now - began)), 1)
+                affordable = max(int(left / self._each_seconds), 1)
                 batch = max(1, min(done, affordable, measure.max_iterations - done))  # done doubles
-            batch, stop = (int(value) for value in world.decide([batch, stop]))
-        if world.global_rank != 0:
-            return None
-        return Timed(stamps=stamps, stop=_STOPS[stop], steps_per_sample=steps, warmup=warmup + 1)
+            batch, stop = (int(value) for value in self.world.decide([batch, stop]))
+        self._visits, self._reason = [self._stamps.shape[2]], _STOPS[stop]
+        return self.timed
+
+    def visit(self, seconds: float, left: int) -> None:
+        """Take this visit's samples; ``left`` visits more are to come.
+
+        As many as make the interval as narrow as asked if samples are independent. Where they are not, more of them at
+        once would not narrow it, and visits of unlike length would not be alike.
+        """
+        sample = self._warm_up(seconds)
+        affordable, decides = max(1, int(seconds / self._each_seconds)), self.world.global_rank == 0
+        [count] = map(int, self.world.decide([min(self._wanted(left), affordable) if decides else 0]))
+        self._gather(sample, count)
+        self._visits.append(count)
+        if decides:
+            self._reason = self._why_end(affordable)
+
+    def _wanted(self, left: int) -> int:
+        if not self._visits:
+            return _MIN_VISIT
+        seconds = self._durations()
+        sigma = spread(seconds) / 1.349  # of a normal: its interquartile range is 1.349 sigma
+        # the second of ten medians of k samples is one standard error from the middle, 1.25 sigma / sqrt(k)
+        wanted = math.ceil((1.25 * sigma / self._measure.precision) ** 2)
+        most = (self._measure.max_iterations - len(seconds)) // (left + 1)
+        return max(_MIN_VISIT, min(wanted, 3 * max(self._visits), most))
+
+    def _why_end(self, affordable: int) -> Stop:
+        """Say why there are no more samples than these, should this be the last visit."""
+        seconds = self._durations()
+        width = within_launch(seconds, self._visits).half_width
+        if width is not None and width <= self._measure.precision:
+            return "precision"
+        if len(seconds) + _MIN_VISIT > self._measure.max_iterations:
+            return "max-iters"
+        return "budget" if self._visits[-1] == affordable else "visits"
+
+    def _warm_up(self, seconds: float) -> Sample:
+        """Take steps that are not timed: all that were asked for at first, one where caches may hold another's data."""
+        world, measure, began = self.world, self._measure, time.perf_counter()
+        self.progress.phase = "warm-up"
+        warming = sampler("blocking" if self.many else self._mode, self.subject, world, 1)
+        first_ns = int(self.take(warming, 1)[DURATION, 0])
+        if self._sample is None:
+            each_seconds = time.perf_counter() - began
+            # a fifth of the time at most for warm-up; a sample of many steps lasts about 5 ms
+            warmup = max(0, min(measure.warmup - 1, int(0.2 * seconds / each_seconds)))
+            steps = min(max(int(5e6 / max(first_ns, 1)), 4), 64) if self.many else 1
+            warmup, self._steps = (int(value) for value in world.decide([warmup, steps]))
+            self.take(warming, warmup)
+            self._warmup, self._each_seconds = warmup + 1, each_seconds * self._steps
+            self._sample = sampler(self._mode, self.subject, world, self._steps)
+        self.progress.phase = "timed"
+        return self._sample
+
+    def _gather(self, sample: Sample, count: int) -> None:
+        began = time.perf_counter()
+        gathered = gather_stamps(self.take(sample, count), self.world, self._ranks)
+        self._each_seconds = (time.perf_counter() - began) / count
+        if gathered is not None:
+            self._stamps = np.concatenate([self._stamps, gathered], axis=2)
+
+    def _durations(self) -> list[float]:
+        durations: list[float] = self._stamps[DURATION].max(axis=0).tolist()
+        return durations
 
     def take(self, sample: Sample, count: int) -> torch.Tensor:
         """Take ``count`` samples; return this rank's stamps in ns, shape (4, count)."""
@@ -185,14 +255,21 @@ class Timing:
         self.world.sync()
         self.progress.steps += 1
         self.world.barrier()
-        if self.late_seconds:
-            time.sleep(self.late_seconds)
+        if self._late_seconds:
+            time.sleep(self._late_seconds)
+
+
+def width_in_one_go(values: Sequence[float]) -> float | None:
+    """Return the half-width that ten parts, one after another, would tell if they were independent."""
+    n = len(values)
+    parts = [n * (i + 1) // 10 - n * i // 10 for i in range(10)]
+    return within_launch(values, parts).half_width if n >= 20 else None
 
 
 def _why_stop(done: int, widths: Sequence[float | None], measure: Measure, left_seconds: float) -> Stop | None:
     """Return why to stop after ``done`` iterations, from the interval's half-width after each batch; None to go on."""
     width = widths[-1]
-    if width is not None and done >= 20 and width <= measure.precision:
+    if width is not None and width <= measure.precision:
         return "precision"
     if done >= measure.max_iterations:
         return "max-iters"

@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -28,12 +29,13 @@ from bench.launch.processes import die_with_parent, leave
 from bench.machine.environment import capture, interface_of, rank_place
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from bench.machine.world_spec import Joined
-from bench.rank.runner import run_case
+from bench.rank.runner import CaseRun
 from bench.rank.timing import Progress
 from bench.world.world import Subgroups, World, open_world
 
 _MIN_CASE_SECONDS = 0.02
 _TIMEOUT_SHARE = 0.5  # the rest is for preparing, checking and what cannot be cut short
+_APART_SECONDS = 0.05  # between visits of a case: what slows a machine for milliseconds has passed by then
 _DRIVER_KEY = "parbench/driver"
 _open_store = partial(TCPStore, wait_for_workers=False, timeout=timedelta(seconds=120))
 
@@ -142,22 +144,62 @@ def _sit_down(hosts: Sequence[str]) -> None:
 
 
 def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> None:
-    subgroups = Subgroups(world)
-    for index, (seconds, in_time) in enumerate(_shares(job)):
+    subgroups, clock = Subgroups(world), _LaunchClock(job)
+    left, runs = Counter(job.visits), dict[int, CaseRun]()
+    for number, index in enumerate(job.visits):
+        if not left[index]:
+            continue
+        left[index] -= 1
         try:
-            client.say(channel.Started(index=index))
+            client.say(channel.Started(index=number))
             subgroups.world = subgroups.world.retimed()
-            outcome = Outcome(status="skipped", reason=channel.LEFT_OUT)
-            if subgroups.world.decide([float(in_time)])[0]:
+            seconds = clock.share(number)
+            [may_begin, may_go_on] = subgroups.world.decide(clock.allows(index))
+            if may_begin and index not in runs:
                 case, measure, fault = job.plan.cases[index], job.plan.measure, job.plan.injection
-                outcome = run_case(case, subgroups, measure, seconds, progress, fault)
+                runs[index] = CaseRun(case, subgroups, measure, progress, fault)
+                outcome = runs[index].visit(seconds, left[index], alone=not left[index])
+            elif may_go_on:
+                outcome = runs[index].visit(seconds, left[index], alone=False)
+            else:
+                outcome = runs[index].end() if index in runs else Outcome(status="skipped", reason=channel.LEFT_OUT)
+            clock.left(index)
             if subgroups.world.rank == 0:
-                client.say(channel.Finished(index=index, outcome=outcome))
+                client.say(channel.Finished(index=number, outcome=outcome))
+            if not outcome.more:
+                left[index] = 0
+                runs.pop(index, None)
             if outcome.explained:
                 gc.collect()  # a step's model and groups hold each other in cycles: their memory and threads would stay
         except Exception as error:  # noqa: BLE001 - whatever a case raises is told to the driver
             # before this rank leaves the world: ranks that miss it raise too, and the first to tell is named
-            _stand_still(client, index, error)
+            _stand_still(client, number, error)
+
+
+class _LaunchClock:
+    """Shares the launch's time among visits; rank 0's counts."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._began = job, time.monotonic()
+        counts = Counter(job.visits)
+        self._weights = [job.weights[index] / counts[index] for index in job.visits]
+        self._left = dict[int, float]()
+
+    def share(self, number: int) -> float:
+        """Return a visit's part (s) of the time that is left when its turn comes."""
+        left = self._job.budget_seconds - (time.monotonic() - self._began)
+        share = left * self._weights[number] / sum(self._weights[number:])
+        return min(max(share, _MIN_CASE_SECONDS), _TIMEOUT_SHARE * self._job.plan.timeout_seconds)
+
+    def allows(self, index: int) -> list[float]:
+        """Say whether there is time to begin a case, and to visit one again, once it was left for long enough."""
+        if index in self._left:
+            time.sleep(max(0.0, _APART_SECONDS - (time.monotonic() - self._left[index])))
+        spent = time.monotonic() - self._began
+        return [float(spent < self._job.run_seconds), float(index in self._left and spent < self._job.budget_seconds)]
+
+    def left(self, index: int) -> None:
+        self._left[index] = time.monotonic()
 
 
 def _stand_still(client: RankClient, index: int | None, error: Exception) -> None:
@@ -165,15 +207,6 @@ def _stand_still(client: RankClient, index: int | None, error: Exception) -> Non
     told = f"{type(error).__name__}: {error}".splitlines()[0]
     client.say(channel.Raised(index=index, error=told, stack=traceback.format_exc()))
     threading.Event().wait()
-
-
-def _shares(job: Job) -> Iterator[tuple[float, bool]]:
-    """Yield each case's share (s) of the time that is left when its turn comes, and whether the run has time for it."""
-    began = time.monotonic()
-    for index in range(len(job.plan.cases)):
-        spent = time.monotonic() - began
-        share = (job.budget_seconds - spent) * job.weights[index] / sum(job.weights[index:])
-        yield min(max(share, _MIN_CASE_SECONDS), _TIMEOUT_SHARE * job.plan.timeout_seconds), spent < job.run_seconds
 
 
 def _hello(meeting: str) -> channel.Hello:

@@ -18,7 +18,7 @@ import msgspec
 from bench.plan.aliases import GRADES, METRICS
 from bench.plan.cases import Case, renewed
 from bench.results.metrics import MetricValue, schema_of_metrics
-from bench.results.stats import Grade, grade, spread, steadiness
+from bench.results.stats import Grade, effective_count, grade, spread, steadiness
 from bench.text import UserError, reading
 
 
@@ -85,7 +85,7 @@ def encode_timeline(timeline: Timeline) -> bytes:
 SCHEMA = 2
 
 Status = Literal["ok", "failed", "hang", "wrong", "skipped"]
-Stop = Literal["precision", "converged", "max-iters", "budget"]
+Stop = Literal["precision", "converged", "max-iters", "budget", "visits"]
 
 
 class WorldInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,25 +105,34 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
-    """One value per iteration, each the maximum over ranks of that iteration's duration."""
+    """One value per iteration, each the maximum over ranks of that iteration's duration.
+
+    ``visits`` are the counts that were taken in turn, other cases between them; one where they were taken in one go.
+    """
 
     unit: str = "s"
     values: list[float] = []
+    visits: list[int] = []
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True):
-    """How far samples scatter: ``spread`` is the interquartile range over the median."""
+    """How far samples scatter: ``spread`` is the interquartile range over the median.
+
+    ``effective`` is how many independent samples would tell the median as well; None where visits are too few.
+    """
 
     grade: Grade
     spread: float
     steady: str
+    effective: float | None = None
 
 
-def noise_of(samples: Sequence[float]) -> Noise | None:
-    if not samples:
+def noise_of(samples: Samples) -> Noise | None:
+    if not samples.values:
         return None
-    scatter = spread(samples)
-    return Noise(grade=grade(scatter), spread=round(scatter, 4), steady=steadiness(samples))
+    scatter, effective = spread(samples.values), effective_count(samples.values, samples.visits)
+    steady, known = steadiness(samples.values), None if effective is None else round(effective, 1)
+    return Noise(grade=grade(scatter), spread=round(scatter, 4), steady=steady, effective=known)
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):

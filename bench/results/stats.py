@@ -1,16 +1,17 @@
 """Statistics of samples: medians, their intervals, noise. Nothing here knows what was timed.
 
-Within one launch the interval of the median is the distribution-free one of order statistics (binomial). Across
-launches it is Student's t on the logarithms of the launches' medians: the launch is the unit of replication
-(Hunold & Carpen-Amarie, arXiv 1505.07734); of differences and of what may be zero, on the values themselves.
-tests/studies/fits_and_rows.py prints how often verdicts are wrong.
+Within one launch the interval of the median is the distribution-free one of order statistics (binomial), of visits
+spread over the launch, for samples taken one after another resemble each other. Across launches it is Student's t on
+the logarithms of the launches' medians: the launch is the unit of replication (Hunold & Carpen-Amarie, 1505.07734); of
+differences and of what may be zero, on the values themselves. tests/studies/launch_coverage.py prints how often the
+first hold, tests/studies/fits_and_rows.py how often verdicts are wrong.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -63,8 +64,6 @@ def quantile(values: Sequence[float], q: float) -> float:
 @cache
 def _outer_rank(n: int) -> int:
     """Return the largest 1-based k for which [x(k), x(n+1-k)] covers the median as often as asked; 0 if none does."""
-    if n > 1000:  # the binomial's normal approximation; 0.5**n leaves the range of a float soon after
-        return math.floor(n / 2 - 0.98 * math.sqrt(n))
     tail, term, k = 0.0, 0.5**n, 0
     while k < n // 2 and tail + term <= (1 - CONFIDENCE) / 2:
         tail += term
@@ -73,15 +72,36 @@ def _outer_rank(n: int) -> int:
     return k
 
 
-def within_launch(values: Sequence[float]) -> Estimate:
-    """Return the median of one launch with its order-statistics interval; samples are taken as independent."""
-    ordered, n = sorted(values), len(values)
-    middle, method = median(ordered), f"median of {n} iterations of one launch"
-    k = _outer_rank(n)
-    if k == 0:
-        return Estimate(value=middle, method=f"{method}; too few for an interval")
-    method += ", order-statistics interval"
-    return Estimate(value=middle, low=ordered[k - 1], high=ordered[n - k], method=method)
+def within_launch(values: Sequence[float], visits: Sequence[int] = ()) -> Estimate:
+    """Return the median of one launch with the order-statistics interval of its visits' medians (at least six).
+
+    ``visits`` are the counts of samples taken in turn, other work between them. Neighbours within a visit may resemble
+    each other; visits do not, as long as what makes them alike ends before the next.
+    """
+    n, middle = len(values), median(values)
+    if (k := _outer_rank(len(visits))) == 0:
+        why = f"{len(visits)} visits are too few for an interval" if len(visits) > 1 else "in one go, so no interval"
+        return Estimate(value=middle, method=f"median of {n} iterations of one launch; {why}")
+    medians = sorted(
+        median(values[stop - count : stop]) for stop, count in zip(accumulate(visits), visits, strict=True)
+    )
+    method = f"median of {n} iterations in {len(visits)} visits of one launch, order-statistics interval of visits"
+    return Estimate(value=middle, low=min(medians[k - 1], middle), high=max(medians[-k], middle), method=method)
+
+
+def effective_count(values: Sequence[float], visits: Sequence[int]) -> float | None:
+    """Return how many independent samples would know the median as well; None where fewer than six visits tell.
+
+    From the variance between visits of the share below the median, visits as clusters (Woodruff, JASA 1952).
+    """
+    if _outer_rank(len(visits)) == 0:
+        return None
+    n, middle = len(values), median(values)
+    sides = [0.5 * (value < middle) - 0.5 * (value > middle) for value in values]
+    ends = zip(accumulate(visits), visits, strict=True)
+    squares = math.fsum(math.fsum(sides[stop - count : stop]) ** 2 for stop, count in ends)
+    variance = len(visits) / (len(visits) - 1) * squares / n**2
+    return min(float(n), 0.25 / variance) if variance else float(n)
 
 
 def across_launches(values: Sequence[float], noun: str = "medians") -> Estimate:

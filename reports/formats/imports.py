@@ -100,7 +100,7 @@ def _record(case: Case, found: Found, foreign: Foreign, file: str) -> Record:
         check=found.check,
         samples=Samples(values=list(found.samples)),
         metrics={} if wrong else dict(found.metrics),  # a wrong result has no time
-        noise=noise_of(found.samples),
+        noise=noise_of(Samples(values=list(found.samples))),
         details={
             "size_bytes": case.params["size_bytes"],
             "busbw_factor": busbw_factor(case.name.partition(".")[2], found.group_ranks or foreign.ranks),

@@ -39,15 +39,9 @@ def bare(buffer: torch.Tensor, count: int, world: World, *, fresh: bool) -> torc
 
 def measured(subject: Operation, count: int, world: World) -> list[float]:
     """Return the ns of each of ``count`` steps by parbench's loop, on rank 0."""
-    timing = Timing(
-        subject=subject,
-        world=world,
-        progress=Progress(),
-        measure=Measure(),
-        ranks=range(world.size),
-        budget_seconds=0.0,
-    )
-    stamps = gather_stamps(timing.take(sampler("blocking", subject, world, 1), count), world, timing.ranks)
+    ranks = range(world.size)
+    timing = Timing(subject, world, Progress(), Measure(), ranks)
+    stamps = gather_stamps(timing.take(sampler("blocking", subject, world, 1), count), world, ranks)
     return [] if stamps is None else stamps[DURATION].max(axis=0).tolist()
 
 

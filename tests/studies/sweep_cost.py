@@ -14,8 +14,7 @@ from on_two_ranks import on_two_ranks
 
 from bench.operations.collectives import all_reduce
 from bench.plan.plan import Measure
-from bench.rank.timing import Progress, Timing
-from bench.results.stats import within_launch
+from bench.rank.timing import Progress, Timing, width_in_one_go
 from bench.text import format_size
 from bench.world.world import World
 
@@ -41,20 +40,13 @@ class Sweep:
 
 
 def sweep(world: World, measure: Measure) -> Sweep | None:
-    began, rows = time.perf_counter(), {}
+    began, rows = time.perf_counter(), dict[int, Seen]()
     for size_bytes in SIZES:
         subject = all_reduce(world, size_bytes=size_bytes, dtype="float32")
-        timed = Timing(
-            subject=subject,
-            world=world,
-            progress=Progress(),
-            measure=measure,
-            ranks=range(world.size),
-            budget_seconds=BUDGET_SECONDS,
-        ).run()
+        timed = Timing(subject, world, Progress(), measure, range(world.size)).run(BUDGET_SECONDS)
         if timed is not None:
             seconds = timed.samples()["seconds"]
-            width = within_launch(seconds).half_width
+            width = width_in_one_go(seconds)
             assert width is not None
             rows[size_bytes] = Seen(count=len(seconds), width=width, stop=timed.stop)
     return Sweep(rows=rows, seconds=time.perf_counter() - began) if rows else None

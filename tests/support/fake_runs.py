@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from fakes import FakeGang, FakeRank, outcome, wait_until
+from fakes import FakeGang, FakeRank, in_turn, outcome, wait_until
 
+from bench.launch import driver
 from bench.launch import measure as measuring
 from bench.launch.control_channel import Done
 from bench.launch.driver import StartRanks
@@ -41,6 +42,7 @@ def be_alone(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for name in (*TORCHRUN, "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "PARBENCH_EMULATED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(node_machine, "inspect_machine", lambda environ: MACHINE)
+    monkeypatch.setattr(driver, "order_of_visits", in_turn)
     monkeypatch.chdir(folder)
 
 

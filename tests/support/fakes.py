@@ -62,8 +62,14 @@ def case(number: int = 0, name: str = "collective.all_reduce") -> Case:
 
 
 def outcome(seconds: float = 1e-3, **more: Any) -> Outcome:
-    fields = {"stop": "precision", "seconds": [seconds] * 20, "skew_seconds": [1e-6] * 20, "wall_seconds": 0.1}
+    samples = {"seconds": [seconds] * 20, "skew_seconds": [1e-6] * 20, "visits": [2] * 10}
+    fields = {"stop": "precision", **samples, "wall_seconds": 0.1}
     return Outcome(**{"status": "ok", "check": Check(passed=True, wrong=0), **fields, **more})
+
+
+def in_turn(cases: Sequence[Case], seed: int) -> list[int]:
+    """Stand for ``order_of_visits``: every case once."""
+    return [*range(len(cases))]
 
 
 def where(**more: Any) -> StatusReply:
@@ -73,7 +79,14 @@ def where(**more: Any) -> StatusReply:
 def job(cases: Sequence[Case], **more: Any) -> Job:
     own = {name: more.pop(name) for name in Job.__struct_fields__ if name in more}
     return Job(
-        **{"weights": [1.0] * len(cases), "budget_seconds": 1.0, "run_seconds": 60.0, **own}, plan=plan(cases, **more)
+        **{
+            "visits": [*range(len(cases))],
+            "weights": [1.0] * len(cases),
+            "budget_seconds": 1.0,
+            "run_seconds": 60.0,
+            **own,
+        },
+        plan=plan(cases, **more),
     )
 
 
@@ -139,11 +152,12 @@ class FakeRank:
         return heard
 
     def work(self, each: Callable[[int, Case], Outcome] = lambda index, case: outcome()) -> None:
-        for index, asked in enumerate(self.job().plan.cases):
-            self.start(index)
-            told = each(index, asked)
+        job = self.job()
+        for number, place in enumerate(job.visits):
+            self.start(number)
+            told = each(number, job.plan.cases[place])
             if self.rank == 0:
-                self.finish(index, told)
+                self.finish(number, told)
         self.say(Done())
 
     def die(self) -> None:

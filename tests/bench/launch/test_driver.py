@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fakes import FakeGang, FakeRank, case, outcome, plan, wait_until, where, within
+from fakes import FakeGang, FakeRank, case, in_turn, outcome, plan, wait_until, where, within
 
 from bench.launch import driver as module
 from bench.launch import monitor as watch_module
@@ -31,6 +31,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(watch_module, "_SHORT_GRACE", 0.2)
     monkeypatch.setattr(watch_module, "_TICK_SECONDS", 0.02)
     monkeypatch.setattr(module, "_FAREWELL_SECONDS", 1.0)
+    monkeypatch.setattr(module, "order_of_visits", in_turn)
     with within(60):
         yield
 
@@ -78,7 +79,7 @@ class Stage:
     def launch(self, number: int, of: int, cases: int) -> None:
         self.told.append(("launch", number, of, cases))
 
-    def case(self, case: Case) -> None:
+    def visit(self, case: Case, done: float) -> None:
         self.told.append(("case", case.params["number"]))
 
     def record(self, record: Record) -> None:
@@ -228,6 +229,50 @@ def test_a_rank_that_dies_ends_its_case_and_a_new_gang_does_the_rest(stage: Buil
     assert last.numbers == [0], "nothing is left for a new gang"
 
 
+def visited(*visits: int) -> Callable[[list[Case], int], list[int]]:
+    return lambda cases, seed: [place for place in visits if place < len(cases)]
+
+
+def so_far(*seconds: float, more: bool = True) -> Outcome:
+    return msgspec.structs.replace(outcome(), seconds=list(seconds), visits=[1] * len(seconds), more=more)
+
+
+def test_a_case_has_its_record_with_its_last_visit_and_what_was_seen_until_a_gang_breaks_is_not_lost(
+    stage: Build, monkeypatch: pytest.MonkeyPatch, hubs: list[DriverServer]
+) -> None:
+    """A new gang measures it again from the start; where none can be started, what was seen counts."""
+    monkeypatch.setattr(module, "order_of_visits", visited(0, 1, 1, 0))
+    fine = tells(so_far(1.0), so_far(2.0), so_far(2.0, 2.0, more=False), so_far(1.0, 1.0, more=False))
+    built = stage(CASES[:2], fine)
+    assert built.drive() == [(0, 1, "ok"), (0, 0, "ok")]
+    assert [record.samples.visits for record in built.records()] == [[1, 1], [1, 1]]
+    assert [told[0] for told in built.told] == ["launch", "case", "case", "case", "record", "case", "record"]
+
+    # the second case ends with its first visit, and is not visited again
+    wrong = Outcome(status="wrong")
+    built = stage(CASES[:2], tells(so_far(1.0), wrong, wrong, so_far(1.0, 1.0, more=False)))
+    assert built.drive() == [(0, 1, "wrong"), (0, 0, "ok")]
+
+    def dies(gang: FakeGang, rank: FakeRank) -> None:
+        rank.hello()
+        rank.job()
+        rank.start(0)
+        if rank.rank == 0:
+            rank.finish(0, so_far(7.0))
+        rank.start(1)
+        if rank.rank == 1:
+            gang.known_exits = {1: -9}
+            rank.die()
+        says_nothing(gang, rank)
+
+    monkeypatch.setattr(module, "order_of_visits", visited(0, 1))
+    for can_restart, seconds, stop in ((True, [1e-3] * 20, "precision"), (False, [7.0], "budget")):
+        built = stage(CASES[:2], dies)
+        built.acts, built.can_restart = (dies, built.fine), can_restart
+        assert built.drive() == [(0, 1, "failed"), (0, 0, "ok")], can_restart
+        assert (built.records()[1].samples.values, built.records()[1].stop) == (seconds, stop)
+
+
 def test_a_case_that_passes_its_deadline_is_a_hang_with_its_time_and_the_rest_goes_on(stage: Build) -> None:
     built = stage(CASES[:2], at_case(0, says_nothing), timeout_seconds=0.3)
     assert built.drive() == [(0, 0, "hang"), (0, 1, "ok")]
@@ -307,7 +352,7 @@ def test_a_job_is_what_the_plan_asks_and_tells_all_ranks_their_hosts_and_where_t
 def test_steps_weigh_more_than_collectives_and_later_what_is_not_yet_precise(stage: Build) -> None:
     names = ["collective.all_reduce", "p2p.sendrecv", "workload.ddp", "custom.mystep"]
     built = stage([case(number, name) for number, name in enumerate(names)], launches=2)
-    noisy = msgspec.structs.replace(outcome(), seconds=[1e-3, 9e-3] * 10)
+    noisy = msgspec.structs.replace(outcome(), seconds=[1e-3, 1e-3, 9e-3, 9e-3] * 5)
     built.acts = (tells(outcome(), noisy, outcome(), Outcome(status="skipped")), built.fine)
     built.drive()
     assert built.jobs[0].weights == [0.2, 5.0, 4.0, 10.0]  # precise, wide, precise, and not known

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bench.launch.control_channel import Outcome, Work
 from bench.launch.driver import metrics_of
 from bench.results.metrics import MetricValue
-from bench.results.records import blame, noise_of
+from bench.results.records import Samples, blame, noise_of
 from bench.results.stats import MIN_FOR_P99
 
 BANDWIDTH = Work(name="algbw", amount=4e6, unit="B/s")
@@ -21,7 +21,16 @@ BANDWIDTH = Work(name="algbw", amount=4e6, unit="B/s")
 def measured(seconds: list[float], *work: Work, headline: str = "time") -> dict[str, MetricValue]:
     """Return the metrics of samples whose skew is a tenth of each."""
     skew = [value / 10 for value in seconds]
-    return metrics_of(Outcome(status="ok", seconds=seconds, skew_seconds=skew, work=list(work), headline=headline))
+    return metrics_of(
+        Outcome(
+            status="ok",
+            seconds=seconds,
+            visits=[1] * len(seconds),
+            skew_seconds=skew,
+            work=list(work),
+            headline=headline,
+        )
+    )
 
 
 def test_the_time_is_the_median_and_a_rate_the_work_over_it_with_its_ends_swapped() -> None:
@@ -66,7 +75,11 @@ def test_too_few_samples_have_a_value_and_no_interval() -> None:
 
 def test_issue_wait_skew_and_transfer_are_the_medians_of_what_their_methods_say() -> None:
     told = outcome(
-        seconds=1e-3, issue_seconds=[3e-4] * 20, skew_seconds=[1e-6, 2e-6, 9e-6], transfer_seconds=[5e-4, 4e-4, 1e-4]
+        seconds=1e-3,
+        visits=[],
+        issue_seconds=[3e-4] * 20,
+        skew_seconds=[1e-6, 2e-6, 9e-6],
+        transfer_seconds=[5e-4, 4e-4, 1e-4],
     )
     metrics = metrics_of(told)
     values = {name: metric.value for name, metric in metrics.items()}
@@ -97,7 +110,7 @@ def test_what_explains_a_step_comes_after_its_own_numbers_as_it_is_and_is_no_noi
 def test_without_samples_there_is_no_number() -> None:
     for status in ("failed", "skipped", "wrong", "ok"):
         told = msgspec.convert({"status": status, "work": [{"name": "a", "amount": 1.0, "unit": "B/s"}]}, Outcome)
-        assert (metrics_of(told), noise_of(told.seconds)) == ({}, None), status
+        assert (metrics_of(told), noise_of(Samples(values=told.seconds))) == ({}, None), status
 
 
 def test_what_takes_no_time_or_moves_nothing_has_no_rate() -> None:
@@ -113,9 +126,9 @@ def test_what_takes_no_time_or_moves_nothing_has_no_rate() -> None:
 
 
 def test_noise_is_graded_and_says_whether_samples_were_steady() -> None:
-    quiet = noise_of([1e-3] * 20)
-    wild = noise_of([1.0, 100.0] * 20)
-    drifting = noise_of([float(number) for number in range(1, 41)])
+    quiet = noise_of(Samples(values=[1e-3] * 20, visits=[2] * 10))
+    wild = noise_of(Samples(values=[1.0, 100.0] * 20))
+    drifting = noise_of(Samples(values=[float(number) for number in range(1, 41)]))
     assert quiet is not None
     assert wild is not None
     assert drifting is not None

@@ -45,11 +45,11 @@ def test_without_a_terminal_a_launch_is_a_line_and_now_and_then_how_far_it_is_an
     with screen.display as display:
         display.launch(2, 3, 4)
         for seconds, lines in ((3, 1), (3, 2), (1, 2)):
-            display.case(case())
             now[0] += seconds
+            display.visit(case(), 0.5)
             display.record(record())
             assert len(screen.lines()) == lines
-    assert screen.lines() == ["launch 2/3: 4 cases", "launch 2/3: 2 of 4 cases, about 6 s left"]
+    assert screen.lines() == ["launch 2/3: 4 cases", "launch 2/3: 50% of the run, about 6 s left"]
 
 
 def test_what_went_badly_is_told_at_once_on_one_line_as_it_is() -> None:
@@ -65,9 +65,9 @@ def test_a_terminal_has_a_bar_instead_of_lines() -> None:
     screen = Screen(2, terminal=True)
     with screen.display as display:
         display.launch(1, 1, 2)
-        display.case(case())
+        display.visit(case(), 0.5)
         display.record(record())
-        wait_until(lambda: "1/2" in screen.file.getvalue())  # the bar is drawn ten times a second
+        wait_until(lambda: "50%" in screen.file.getvalue())  # the bar is drawn ten times a second
     shown = screen.file.getvalue()
     assert "launch 1/1: collective.all_reduce" in shown
     assert "2 cases" not in shown
@@ -79,7 +79,7 @@ def test_a_program_reads_each_record_as_a_line_as_soon_as_it_is_there(monkeypatc
     monkeypatch.setattr("sys.stdout", stdout)
     screen = Screen(2, as_json=True)
     screen.display.launch(1, 1, 2)
-    screen.display.case(case())
+    screen.display.visit(case(), 0.0)
     for number in range(2):
         screen.display.record(record(number=number))
         lines = pipe.getvalue().splitlines()

@@ -20,7 +20,7 @@ from bench.plan.catalogue import MODE, OF_THE_RUNNER
 from bench.plan.options import Options, define, make_plan, params_of
 from bench.plan.params import Param
 from bench.plan.plan import Measure
-from bench.rank.runner import run_case
+from bench.rank.runner import CaseRun
 from bench.rank.timing import Progress
 from bench.world.world import Subgroups, World
 
@@ -140,7 +140,7 @@ def measured_from(world: World, folder: str, num_elements: int) -> Outcome:
     sys.modules.pop("mystep", None)
     try:
         case = make_case("custom.mystep", "mystep:prepare", {"num_elements": num_elements, "mode": "blocking"})
-        return run_case(case, Subgroups(world), Measure(max_iterations=8), 30.0, Progress(), None)
+        return CaseRun(case, Subgroups(world), Measure(max_iterations=8), Progress(), None).visit(30.0)
     finally:
         sys.path.remove(folder)
 

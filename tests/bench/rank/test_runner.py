@@ -18,7 +18,7 @@ from bench.launch.control_channel import Outcome, Work
 from bench.plan.cases import make_case
 from bench.plan.params import Value
 from bench.plan.plan import FaultSpec, Measure
-from bench.rank.runner import load_target, run_case
+from bench.rank.runner import CaseRun, load_target
 from bench.rank.timing import Progress
 from bench.results.metrics import MetricValue
 from bench.results.records import Check, blame
@@ -135,7 +135,7 @@ def run(world: World, params: dict[str, Value], prepared_by: str, injection: Fau
     progress.steps = 1000  # of the case before
     case = make_case("custom.faulty", prepared_by, params)
     try:
-        outcome = run_case(case, Subgroups(world), MEASURE, 60.0, progress, injection)
+        outcome = CaseRun(case, Subgroups(world), MEASURE, progress, injection).visit(60.0)
     except RuntimeError as raised:
         error = str(raised)
     return Ran(outcome=outcome, error=error, log=list(calls), phase=progress.phase, steps=progress.steps)

@@ -77,12 +77,12 @@ def fake_time() -> Iterator[HeldTime]:
         yield clock
 
 
-def timing_of(subject: Scripted, world: World, measure: Measure, **more: Any) -> Timing:
-    return Timing(subject=subject, world=world, progress=Progress(), measure=measure, ranks=range(world.size), **more)
+def timing_of(subject: Scripted, world: World, measure: Measure, mode: str = "blocking") -> Timing:
+    return Timing(subject, world, Progress(), measure, range(world.size), mode=mode)
 
 
-def see(subject: Scripted, how: Timing) -> Seen:
-    timed = how.run()
+def see(subject: Scripted, how: Timing, seconds: float) -> Seen:
+    timed = how.run(seconds)
     return Seen(timed=timed, log=subject.calls, phase=how.progress.phase, samples_begun=how.progress.steps)
 
 
@@ -98,7 +98,7 @@ def scripted(
     durations = cycle(steps_ns[world.rank])
     with fake_time() as clock:
         subject = Scripted(lambda: clock.sleep_ns(next(durations)), lambda: clock.sleep_ns(reset_ns))
-        return see(subject, timing_of(subject, world, measure, budget_seconds=budget_seconds, mode=mode))
+        return see(subject, timing_of(subject, world, measure, mode), budget_seconds)
 
 
 def scripted_all(world: World, scripts: list[dict[str, Any]]) -> list[Seen]:
@@ -116,14 +116,14 @@ def timed_for_real(world: World, dawdle_in: str) -> Seen:
     on_reset = dawdle if dawdle_in == "reset" else lambda: None
     subject = Scripted(lambda: dist.all_reduce(number, group=world.group), on_reset)
     place = LateWorld(**vars(world)) if dawdle_in == "arrival" else world
-    return see(subject, timing_of(subject, place, Measure(warmup=1, max_iterations=12), budget_seconds=60.0))
+    return see(subject, timing_of(subject, place, Measure(warmup=1, max_iterations=12)), 60.0)
 
 
 def sampled(world: World, steps: int, count: int) -> tuple[list[list[int]], list[str], int]:
     """Take samples of 3 ms steps on a fake clock; return the stamps, the log and the count that a watcher would see."""
     with fake_time() as clock:
         subject = Scripted(lambda: clock.sleep_ns(3 * MS), lambda: clock.sleep_ns(10 * MS))
-        how = timing_of(subject, world, QUICK, budget_seconds=0.0)
+        how = timing_of(subject, world, QUICK)
         stamps = how.take(sampler("pipelined", subject, world, steps), count)
     return stamps.tolist(), subject.calls, how.progress.steps
 

@@ -171,18 +171,23 @@ def test_the_budget_is_shared_by_weight_and_what_is_not_used_goes_to_those_after
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
     cases = [fault("fine", number=number) for number in range(4)]
-    shares = worker._shares(job(cases, weights=[1.0, 10.0, 1.0, 1.0], budget_seconds=13.0, run_seconds=50.0))
-    assert next(shares) == pytest.approx((1.0, True))
+    asked = job(cases, visits=[0, 1, 2, 0, 3], weights=[2.0, 10.0, 1.0, 1.0], budget_seconds=14.0, run_seconds=50.0)
+    clock = worker._LaunchClock(asked)
+    assert clock.share(0) == pytest.approx(1.0), "half of its weight a visit"
+    assert clock.allows(0) == [1.0, 0.0]
+    clock.left(0)
     now[0] += 7.0  # it took longer: half is left
-    assert next(shares) == pytest.approx((5.0, True))
-    assert next(shares) == pytest.approx((3.0, True)), "the one before took nothing"
-    now[0] += 60.0  # the budget is spent, and the run's time too
-    assert next(shares) == (worker._MIN_CASE_SECONDS, False)
-    assert list(shares) == []
-    shares = worker._shares(job(cases[:1], budget_seconds=100.0, timeout_seconds=30.0))
-    assert [seconds for seconds, _ in shares] == [15.0], "the other half of the timeout is for what cannot be cut short"
+    assert clock.share(1) == pytest.approx(7.0 * 10 / 13)
+    assert clock.share(2) == pytest.approx(7.0 / 3), "the one before took nothing"
+    assert clock.allows(0) == [1.0, 1.0]
+    now[0] += 8.0  # the budget is spent: what was not begun has its turn, and nothing is visited again
+    assert (clock.share(3), clock.allows(0), clock.allows(3)) == (worker._MIN_CASE_SECONDS, [1.0, 0.0], [1.0, 0.0])
+    now[0] += 60.0
+    assert clock.allows(3) == [0.0, 0.0]
+    clock = worker._LaunchClock(job(cases[:1], budget_seconds=100.0, timeout_seconds=30.0))
+    assert clock.share(0) == 15.0, "the other half of the timeout is for what cannot be cut short"
 
 
 def test_a_rank_tells_its_gpu_by_uuid_however_many_it_sees(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_every_name_is_declared_once_and_found_by_its_own_entry() -> None:
 def test_facts_have_no_direction_and_what_is_not_declared_is_refused() -> None:
     for fact in ("compute", "makespan", "bytes_expected.dp", "memory_formula.parameters", "bubble_fraction_formula"):
         assert value(fact, 1.0).better is None, fact
-    median = within_launch([1.0] * 20)
+    median = within_launch([1.0] * 20, [2] * 10)
     assert value("ect", median, "in turns") == MetricValue(
         value=1.0, unit="s", better="lower", low=1.0, high=1.0, method=f"in turns, {median.method}"
     )

@@ -12,7 +12,7 @@ from training_steps import OF_NAME, Params
 from bench.launch.control_channel import Outcome
 from bench.plan.cases import make_case
 from bench.plan.plan import Measure
-from bench.rank.runner import run_case
+from bench.rank.runner import CaseRun
 from bench.rank.timing import Progress
 from bench.world.subject import Description
 from bench.world.world import Subgroups, World
@@ -198,7 +198,7 @@ def test_what_a_rank_routed_is_asked_kept_and_rows() -> None:
 def measured(world: World, params: Params, seconds: float = 3.0) -> Outcome:
     definition = OF_NAME["ep_layer"]
     case = make_case(definition.name, definition.target, params_of("ep_layer", params))
-    return run_case(case, Subgroups(world), Measure(warmup=1, max_iterations=6), seconds, Progress(), None)
+    return CaseRun(case, Subgroups(world), Measure(warmup=1, max_iterations=6), Progress(), None).visit(seconds)
 
 
 def test_a_row_has_all_that_routes_cost(two_ranks: Ranks) -> None:

@@ -12,7 +12,7 @@ from training_steps import MUTANTS, OF_NAME, SMALL, Params, small
 
 from bench.launch.control_channel import Outcome
 from bench.plan.plan import Measure
-from bench.rank.runner import run_case
+from bench.rank.runner import CaseRun
 from bench.rank.timing import Progress
 from bench.world.subject import Description
 from bench.world.world import Subgroups, World
@@ -59,7 +59,7 @@ def described(world: World, name: str, params: Params) -> Description:
 
 def measured(world: World, name: str, params: Params) -> Outcome:
     case = OF_NAME[name].case({**SMALL, **params})
-    return run_case(case, Subgroups(world), Measure(warmup=1, max_iterations=6), 0.5, Progress(), None)
+    return CaseRun(case, Subgroups(world), Measure(warmup=1, max_iterations=6), Progress(), None).visit(0.5)
 
 
 def drawn(world: World, name: str, params: Params) -> tuple[list[Any], list[Any]]:

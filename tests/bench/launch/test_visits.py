@@ -1,0 +1,31 @@
+"""The order in which a launch visits its cases: everything in passes, small things often, large things once."""
+
+from collections import Counter
+
+from fakes import case
+
+from bench.launch.visits import VISITS, order_of_visits
+from bench.plan.cases import Case, make_case
+
+
+def sized(number: int, megabytes: int) -> Case:
+    return make_case("p2p.sendrecv", "a:b", {"size_bytes": megabytes << 20, "number": number})
+
+
+def test_operations_are_visited_in_passes_in_an_order_of_chance_and_steps_once() -> None:
+    names = ["collective.barrier", "workload.ddp", "memory.copy", "custom.mine", "compute.gemm", "p2p.sendrecv"]
+    cases = [case(number, name) for number, name in enumerate(names)]
+    orders = [order_of_visits(cases, seed) for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    assert Counter(orders[0]) == {0: VISITS, 2: VISITS, 4: VISITS, 5: VISITS, 1: 1, 3: 1}
+    passes = [place for place in orders[0] if place not in (1, 3)]
+    each = [tuple(passes[i : i + 4]) for i in range(0, len(passes), 4)]
+    assert all(sorted(one) == [0, 2, 4, 5] for one in each), "all are visited before one is visited again"
+    assert len(set(each)) > 1
+
+
+def test_what_is_kept_ready_between_visits_is_bounded_and_the_smallest_come_first() -> None:
+    cases = [sized(number, megabytes) for number, megabytes in enumerate((300, 64, 300, 128, 1))]
+    counts = Counter(order_of_visits(cases, 0))
+    assert counts == {0: VISITS, 1: VISITS, 2: 1, 3: VISITS, 4: VISITS}
+    assert order_of_visits([], 0) == []
