@@ -80,7 +80,7 @@ class CaseRun:
         except BaseException:
             self.close()
             raise
-        if not left or outcome.status != "ok":
+        if not outcome.more:
             self.close()
         self._wall_seconds += time.perf_counter() - began
         return replace(outcome, wall_seconds=self._wall_seconds)
@@ -135,6 +135,7 @@ class CaseRun:
         timing.world = self._subgroups.world  # whose clock may be a newer one
         with background_load(str(self._case.whole.get("background", NOTHING)), timing.world):
             timing.run(seconds) if alone else timing.visit(seconds, left)
+        left = 0 if timing.full else left
         if wrong := _wrong(timing, "after", fresh=timing.many):
             return replace(wrong, injected=self._injected)
         return self._outcome(left)

@@ -155,6 +155,11 @@ class Timing:
             stamps=self._stamps, stop=self._reason, steps_per_sample=self._steps, warmup=self._warmup, visits=visits
         )
 
+    @property
+    def full(self) -> bool:
+        """Whether there are as many samples as there may be."""
+        return sum(self._visits) >= self._measure.max_iterations
+
     def run(self, seconds: float) -> Timed | None:
         """Take samples in one go until the median is known well enough, or the time is spent."""
         began = time.perf_counter()
@@ -192,14 +197,13 @@ class Timing:
             self._reason = self._why_end(affordable)
 
     def _wanted(self, left: int) -> int:
-        if not self._visits:
-            return _MIN_VISIT
-        seconds = self._durations()
+        seconds, limit = self._durations(), self._measure.max_iterations - sum(self._visits)
+        if not seconds:
+            return min(_MIN_VISIT, limit)
         sigma = spread(seconds) / 1.349  # of a normal: its interquartile range is 1.349 sigma
         # the second of ten medians of k samples is one standard error from the middle, 1.25 sigma / sqrt(k)
         wanted = math.ceil((1.25 * sigma / self._measure.precision) ** 2)
-        most = (self._measure.max_iterations - len(seconds)) // (left + 1)
-        return max(_MIN_VISIT, min(wanted, 3 * max(self._visits), most))
+        return min(max(_MIN_VISIT, min(wanted, 3 * max(self._visits), limit // (left + 1))), limit)
 
     def _why_end(self, affordable: int) -> Stop:
         """Say why there are no more samples than these, should this be the last visit."""
@@ -207,7 +211,7 @@ class Timing:
         width = within_launch(seconds, self._visits).half_width
         if width is not None and width <= self._measure.precision:
             return "precision"
-        if len(seconds) + _MIN_VISIT > self._measure.max_iterations:
+        if self.full:
             return "max-iters"
         return "budget" if self._visits[-1] == affordable else "visits"
 

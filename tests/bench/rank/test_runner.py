@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from ranks import Ranks
 
 from bench.launch.control_channel import Outcome, Work
@@ -141,6 +142,19 @@ def run(world: World, params: dict[str, Value], prepared_by: str, injection: Fau
     return Ran(outcome=outcome, error=error, log=list(calls), phase=progress.phase, steps=progress.steps)
 
 
+def visit(world: World, params: dict[str, Value], budgets: list[float], end: bool) -> list[tuple[Outcome, list[str]]]:
+    """Visit a case so often; return each outcome with what the subject was asked until then, last of its end."""
+    case, measure = make_case("custom.faulty", "test_runner:prepare", params), replace(MEASURE, max_iterations=14)
+    made = CaseRun(case, Subgroups(world), measure, Progress(), None)
+    seen = []
+    for left, seconds in zip(reversed(range(len(budgets))), budgets, strict=True):
+        outcome = made.visit(seconds, left + end, alone=False)
+        seen.append((outcome, list(calls)))
+        if not outcome.more:
+            break
+    return [*seen, (made.end(), list(calls))] if end else seen
+
+
 def ran(gang: Ranks, by: str = "prepare", injection: FaultSpec | None = None, /, **params: Value) -> list[Ran]:
     return gang.call("test_runner:run", params=params, prepared_by=f"test_runner:{by}", injection=injection)
 
@@ -178,6 +192,41 @@ def test_a_right_result_has_its_time_its_check_and_what_the_subject_says_of_itse
     assert outcome.arrival == blame(last_in, last_out, outcome.skew_seconds, "one host, one monotonic clock", 0.0)
     assert (raw["exit_ns"] - raw["arrival_ns"] == raw["duration_ns"]).all()
     assert (raw["ranks"].tolist(), raw["clock_offsets_ns"].tolist()) == ([0, 1], [0, 0])
+
+
+def test_a_case_in_several_visits_is_prepared_once_checked_after_each_and_closed_after_the_last(
+    two_ranks: Ranks,
+) -> None:
+    first, second = two_ranks.call("test_runner:visit", params={"explains": "0,1"}, budgets=[60.0] * 3, end=False)
+    outcomes = [outcome for outcome, _ in first]
+    assert [outcome.more for outcome in outcomes] == [True, True, False]
+    counts = [len(outcome.seconds) for outcome in outcomes]
+    assert 3 == counts[0] < counts[1] < counts[2] <= 14
+    last = outcomes[-1]
+    assert (outcomes[0].seconds, last.seconds[:3]) == (outcomes[0].seconds, outcomes[0].seconds), "of all visits"
+    assert last.visits == [3, counts[1] - 3, counts[2] - counts[1]]
+    assert [bool(outcome.raw) for outcome in outcomes] == [False, False, True]
+    assert unpack(last)["duration_ns"].shape == (2, counts[2])
+    assert last.explained == {}, "what is visited again does not explain itself"
+    one = ["reset", "step"]
+    later = [[*one * (1 + count), "check"] for count in last.visits[1:]]
+    before = ["prepare", *one, "check", *one * (MEASURE.warmup + 3), "check"]
+    for rank in (first, second):
+        assert rank[-1][1] == [*before, *later[0], *later[1], "close"]
+    assert [outcome.more for outcome, _ in second] == [True, True, False]
+
+
+def test_a_case_without_time_for_more_visits_ends_with_what_was_seen_and_a_wrong_one_at_once(two_ranks: Ranks) -> None:
+    first, _ = two_ranks.call("test_runner:visit", params={}, budgets=[60.0, 60.0], end=True)
+    (*_, (seen, _)), (ended, log) = first[:2], first[2]
+    assert (ended.seconds, ended.visits, ended.more, bool(ended.raw)) == (seen.seconds, seen.visits, False, True)
+    assert ended.stop in ("budget", "max-iters")
+    assert log[-1] == "close"
+    for rank in two_ranks.call(
+        "test_runner:visit", params={"fault": "after", "ranks": "1"}, budgets=[60.0, 60.0], end=False
+    ):
+        [(wrong, log)] = rank
+        assert (wrong.status, wrong.more, log[-1]) == ("wrong", False, "close")
 
 
 def test_a_pipelined_case_tells_the_steps_of_a_sample_and_is_checked_on_a_fresh_one(two_ranks: Ranks) -> None:
