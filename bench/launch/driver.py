@@ -152,7 +152,7 @@ class Driver:
         end = self._end + min(0.1 * self._plan.budget_seconds, 5.0)
         return Job(
             plan=replace(self._plan, cases=tuple(cases), skipped=()),
-            visits=order_of_visits(cases, self._plan.measure.seed + launch),
+            visits=order_of_visits(cases, self._plan.measure.seed, launch),
             weights=[self._weight(case) for case in cases],
             budget_seconds=max(deadline - time.monotonic(), 0.0),
             run_seconds=max(end - time.monotonic(), 0.0),

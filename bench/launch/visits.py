@@ -14,20 +14,26 @@ _KEPT_BYTES = 512 << 20  # of all cases together, times what an operation holds:
 _USUAL_BYTES = 1 << 20
 
 
-def order_of_visits(cases: Sequence[Case], seed: int) -> list[int]:
-    """Return the places of cases, each once or ``VISITS`` times; the same for the same seed."""
-    random, kept, left = Random(seed), list[int](), _KEPT_BYTES
+def order_of_visits(cases: Sequence[Case], seed: int, launch: int) -> list[int]:
+    """Return the places of cases, each once or ``VISITS`` times; the same for the same seed and launch.
+
+    What is visited once comes in the order of ``cases`` in the first launch, then in one of chance, so that a budget
+    that is too small does not leave out the same ones in each.
+    """
+    random, kept, left = Random(f"{seed} {launch}"), list[int](), _KEPT_BYTES
     for place in sorted(range(len(cases)), key=lambda place: _num_bytes(cases[place])):
         left -= _num_bytes(cases[place])
         # a step's model is large and slow to prepare, and what a user's own step holds is not known
         if left >= 0 and cases[place].name.partition(".")[0] in ("collective", "p2p", "memory", "compute"):
             kept.append(place)
-    passes = [random.sample(kept, len(kept)) for _ in range(VISITS)]
-    for place in range(len(cases)):
-        if place not in kept:
-            during = random.choice(passes)
-            during.insert(random.randint(0, len(during)), place)
-    return [place for each in passes for place in each]
+    visits = [place for _ in range(VISITS) for place in random.sample(kept, len(kept))]
+    once = [place for place in range(len(cases)) if place not in kept]
+    if launch:
+        random.shuffle(once)
+    before = sorted(random.randint(0, len(visits)) for _ in once)
+    for turn, place in zip(reversed(before), reversed(once), strict=True):
+        visits.insert(turn, place)
+    return visits
 
 
 def _num_bytes(case: Case) -> int:

@@ -229,8 +229,8 @@ def test_a_rank_that_dies_ends_its_case_and_a_new_gang_does_the_rest(stage: Buil
     assert last.numbers == [0], "nothing is left for a new gang"
 
 
-def visited(*visits: int) -> Callable[[list[Case], int], list[int]]:
-    return lambda cases, seed: [place for place in visits if place < len(cases)]
+def visited(*visits: int) -> Callable[[list[Case], int, int], list[int]]:
+    return lambda cases, seed, launch: [place for place in visits if place < len(cases)]
 
 
 def so_far(*seconds: float, more: bool = True) -> Outcome:
