@@ -1,6 +1,6 @@
 """What explanations say where there is nothing to explain, and whether they find what is there, on simulated ranks.
 
-python tests/studies/explanations.py [--trials 400] prints a line for each scatter of ranks' steps, number of ranks and
+python tests/studies/explanations.py [--trials 200] prints a line for each scatter of ranks' steps, number of ranks and
 of turns: the mean over launches in standard deviations of one launch (0 is unbiased), then how often the 95 % interval
 holds the truth, within a launch and over five. ``ect`` and ``compute_slowdown`` are of steps that communication does
 not slow, then, "+5 ms", of such as it slows by 5 ms on every rank; ``straggler_wait`` is of ranks that wait alike, its
@@ -115,7 +115,7 @@ def study(place: Place, trials: int, seed: int) -> Mapping[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=400)
+    parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 8, 64, 256])
     parser.add_argument("--turns", type=int, nargs="+", default=[3, 12])
     parser.add_argument("--seed", type=int, default=1)
