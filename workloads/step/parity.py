@@ -97,7 +97,7 @@ class Parity:
         mean = sum(known) / len(known)
         apart = abs(mean - loss_of_all)
         how = f"is {mean:.6g}, the reference's {loss_of_all:.6g} (limit {limit:.2g} apart)"
-        loss_compared = Compared("loss", apart / limit, int(not apart <= limit), how)
+        loss_compared = Compared("loss", apart / limit if limit else 0.0, int(not apart <= limit), how)
         wrong += self._count(loss_compared.wrong, str(loss_compared))
         if self._narrow is None:
             compared = compare_elements(found, expected, None if self._exact else lambda: alone()[1])
@@ -203,7 +203,10 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Compared:
-    """A tensor beside its reference: how many times its limit it is apart, how many elements are wrong, and how so."""
+    """A tensor beside its reference: how many times its limit it is apart (0 where it has none), and what is wrong.
+
+    ``wrong`` counts elements.
+    """
 
     name: str
     times_limit: float
@@ -238,14 +241,9 @@ def compare_distances(found: Tensors, expected: Tensors, alone: Tensors, narrow:
     all_apart = all_rounding = 0.0
     all_right = True
     for name, reference in expected.items():
-        size, apart, rounding = (
-            float(tensor.norm())
-            for tensor in (
-                reference,
-                _or_zero(found, name, reference).float() - reference,
-                alone[name].float() - reference,
-            )
-        )
+        both = (_or_zero(found, name, reference), alone[name])
+        apart, rounding = (float((tensor.float() - reference).norm()) for tensor in both)
+        size = float(reference.norm())
         limit = DISTANCE_MARGIN * rounding + FLOOR * torch.finfo(narrow).eps * size
         if rounding > size / 2:
             limit = ROUNDING_MARGIN * rounding
@@ -255,7 +253,7 @@ def compare_distances(found: Tensors, expected: Tensors, alone: Tensors, narrow:
         all_apart, all_rounding = math.hypot(all_apart, apart), math.hypot(all_rounding, rounding)
     limit = DISTANCE_MARGIN * all_rounding
     wrong = sum(reference.numel() for reference in expected.values()) if all_right and all_apart > limit else 0
-    how = f"together are {all_apart:.2g} from the reference (limit {limit:.2g})"
+    how = f"together is {all_apart:.2g} from the reference (limit {limit:.2g})"
     yield Compared("all parameters", all_apart / limit if limit else 0.0, wrong, how)
 
 
