@@ -33,7 +33,8 @@ _form_option = partial(click.option, "--format", "form", show_default=True, help
 def history() -> None:
     """Keep runs in one file, and tell since when a series has been slower.
 
-    A series is a case on a world in its surroundings: hosts, hardware, versions, variables.
+    A series is a case on a world in its surroundings: hosts, hardware, versions, variables. Check joins those that
+    differ in hosts alone.
     """
 
 
@@ -120,6 +121,9 @@ def check(
     run: str | None, branch: str, floor: str | None, window: int, form: str, fail_on_unknown: bool, file: Path
 ) -> None:
     """Say of each series of RUN, or of the branch's newest run, whether it has become slower, and since when.
+
+    Runs on other hosts count: hosts that are slower in all series are another kind, with a level of its own. A rise of
+    RUN alone is SUSPECT, one from run to run DRIFT with its slope; both are unknown to --fail-on-unknown.
 
     A case is MISSING if RUN has not measured it, and one of the last three runs of its kind has: of the same preset,
     and with a case in common on as many ranks. Runs on other ranks, or of another --only, do not count.

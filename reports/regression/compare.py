@@ -27,7 +27,18 @@ from reports.regression.rule import Effect, Pair, Rule, Whole, effects, judge
 from reports.regression.statistics import Launches, simes
 
 Word = Literal[
-    "WRONG", "SLOWER", "FAILED", "MISSING", "ENV-CHANGED", "INSUFFICIENT", "AMBIGUOUS", "NEW", "FASTER", "SAME"
+    "WRONG",
+    "SLOWER",
+    "FAILED",
+    "MISSING",
+    "SUSPECT",
+    "DRIFT",
+    "ENV-CHANGED",
+    "INSUFFICIENT",
+    "AMBIGUOUS",
+    "NEW",
+    "FASTER",
+    "SAME",
 ]
 
 
@@ -44,6 +55,8 @@ VERDICTS: Mapping[Word, Verdict] = {
     "SLOWER": Verdict(1, "failure", "the interval clears the floor, also among all that is compared"),
     "FAILED": Verdict(4, "error", "it failed or hung in NEW"),
     "MISSING": Verdict(4, "error", "BASE has it and NEW does not"),
+    "SUSPECT": Verdict(3, "skipped", "one run is slower than runs scatter: the next ones tell whether it lasts"),
+    "DRIFT": Verdict(3, "skipped", "it grows from run to run, so that no single one is to blame"),
     "ENV-CHANGED": Verdict(3, "skipped", "the surroundings differ, so a change of the time says nothing of the code"),
     "INSUFFICIENT": Verdict(3, "skipped", "too few launches to compare"),
     "AMBIGUOUS": Verdict(3, "skipped", "neither a change nor its absence is sure"),

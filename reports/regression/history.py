@@ -170,17 +170,24 @@ class History:
         found = {number: decoder.decode(content) for number, content in rows}
         return {number: msgspec.structs.replace(one, case=renewed(one.case)) for number, one in found.items()}
 
+    def any_series(self) -> dict[int, int]:
+        """Return a series of each run that has one: where it ran, the run did."""
+        return dict(self._execute("SELECT run, min(series) FROM point GROUP BY run"))
+
     def outcomes(self, run: int) -> dict[int, Outcome]:
         rows = self._execute("SELECT series, status, reason FROM point WHERE run = ?", run)
         return {series: (status, reason) for series, status, reason in rows}
 
-    def times(self, series: int, lines: Iterable[Line]) -> tuple[tuple[Line, float], ...]:
-        seconds = dict(self._execute("SELECT run, seconds FROM point WHERE series = ? AND seconds IS NOT NULL", series))
+    def times(self, series: Iterable[int], lines: Iterable[Line]) -> tuple[tuple[Line, float], ...]:
+        """Return the times of series as one, such as those that differ in their hosts alone, in the order of lines."""
+        query = "SELECT run, seconds FROM point WHERE series = ? AND seconds IS NOT NULL"
+        seconds = dict(pair for one in series for pair in self._execute(query, one))
         return tuple((line, seconds[line.number]) for line in lines if line.number in seconds)
 
-    def beside(self, series: int, run: int) -> dict[str, str]:
-        query = "SELECT content FROM beside JOIN point ON beside = number WHERE series = ? AND run = ?"
-        [[content]] = self._execute(query, series, run)
+    def beside(self, series: Sequence[int], run: int) -> dict[str, str]:
+        """Return what was around that one of these series that the run has."""
+        query = "SELECT content FROM beside JOIN point ON beside = number WHERE run = ? AND series IN (%s)"
+        [[content]] = self._execute(query % ", ".join("?" * len(series)), run, *series)
         return msgspec.json.decode(content, type=dict[str, str])
 
     def annotate(self, run_id: str, series: str, note: str) -> None:

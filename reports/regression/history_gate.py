@@ -2,52 +2,65 @@
 
 import csv
 import io
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import islice
 
+import numpy as np
 from msgspec.structs import asdict
 
 from bench.text import UserError, format_table
 from reports import cells
-from reports.regression.compare import WORST_FIRST, Word, counts_of, exit_code, json_text, world_words
+from reports.regression.compare import VERDICTS, WORST_FIRST, Word, counts_of, exit_code, json_text, world_words
 from reports.regression.environment import Identity
 from reports.regression.history import History, Line, Outcome
-from reports.regression.levels import Shift, StepRule, newest_shift, segments
+from reports.regression.levels import Shift, StepRule, segments
+from reports.regression.nights import Night, Nights, judge_nights
 from reports.regression.noise_floor import Floor, told
-from reports.regression.statistics import discoveries_in_families
 from reports.render.markdown import escaped
 
 _BARS = "▁▂▃▄▅▆▇█"
+QUIET = Night()
 MISSED_RUNS = 3  # a case is missing as long as one of so many before, of those that share a case with this run, has it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What the gate says of a series: its window, what was beside it before and after a step, its own floor."""
+    """What the gate says of a series, or of ``all_of`` together: its window, what was beside it around a step."""
 
-    series: Identity
+    series: Identity | None
+    all_of: int = 0
     word: Word = "SAME"
     reason: str = ""
     times: tuple[tuple[Line, float], ...] = ()
-    shift: Shift | None = None
+    night: Night = QUIET
     differs: tuple[str, ...] = ()
     measured: Floor | None = None
+
+    @property
+    def shift(self) -> Shift | None:
+        return self.night.shift
 
     @property
     def since(self) -> str | None:
         return self.times[self.shift.at][0].id if self.shift else None
 
+    @property
+    def label(self) -> str:
+        return self.series.case.label if self.series else f"all {self.all_of} series together"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """All findings of a run, the worst first."""
+    """All findings of a run, the worst first; ``notes`` tell of the nodes that it was judged by."""
 
     line: Line
     rule: StepRule
     findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def counts(self) -> Mapping[Word, int]:
@@ -73,32 +86,53 @@ def check(history: History, line: Line, rule: StepRule, floors: Mapping[str, Flo
     """
     before = [one for one in history.runs(line.branch) if (one.started, one.number) <= (line.started, line.number)]
     meant = [one for one in history.annotations() if one.branch == line.branch and one.started <= line.started]
-    found = {}
-    for number, series in history.series(line.number).items():
+    known, tonight = history.series(), history.series(line.number)
+    alike: dict[str, list[int]] = {}
+    for number, series in known.items():
+        alike.setdefault(series.anywhere, []).append(number)
+    kin, found = {}, {}
+    for number, series in tonight.items():
+        kin[number] = alike[series.anywhere]
         start = max((one.started for one in meant if fnmatchcase(series.case.label, one.series)), default="")
-        times = history.times(number, [one for one in before if one.started >= start])[-rule.window :]
+        times = history.times(kin[number], [one for one in before if one.started >= start])[-rule.window :]
         measured = (floors or {}).get(series.fingerprint)
-        raised = replace(rule, floor=max(rule.floor, measured.floor)) if measured else rule
-        shift = newest_shift([seconds for _, seconds in times], raised)
-        found[number] = Finding(series=series, times=times, shift=shift, measured=measured)
-    asked = {_asked(one.series) for one in found.values()}
-    alike = [one for one in before if one.preset == line.preset and one.number != line.number]
+        found[number] = Finding(series=series, times=times, measured=measured)
+    asked = {*map(_asked, tonight.values())}
+    of_kind = [one for one in before if one.preset == line.preset and one.number != line.number]
     # the series of the last few runs of this kind, the newest first; a run without any case is of every kind
-    each = (tuple(history.series(one.number).values()) for one in reversed(alike[-rule.window :]))
-    kin = list(islice((one for one in each if not asked or asked & set(map(_asked, one))), MISSED_RUNS))
-    old = kin[0] if kin else tuple(history.series(alike[-1].number).values()) if alike else ()
-    sure, outcomes = _sure(found), history.outcomes(line.number)
+    each = (tuple(history.series(one.number).values()) for one in reversed(of_kind[-rule.window :]))
+    last = list(islice((one for one in each if not asked or asked & set(map(_asked, one))), MISSED_RUNS))
+    old = last[0] if last else tuple(history.series(of_kind[-1].number).values()) if of_kind else ()
+    outcomes = history.outcomes(line.number)
+    enough = {number: one for number, one in found.items() if len(one.times) >= rule.min_values}
+    lines = sorted(
+        {at for one in enough.values() for at, _ in one.times} | {line}, key=lambda at: (at.started, at.number)
+    )
+    places = _places(history, known, lines)
+    nights = _judged(enough, tonight, lines, places, rule)
     judged = []
+    for (number, one), night in zip(enough.items(), nights.each, strict=True):
+        found[number] = replace(one, night=night)
     for number, one in found.items():
-        word, reason = _verdict(one, outcomes[number], number in sure, old, rule.min_values)
-        around = one.times[one.shift.at - 1 : one.shift.at + 1] if one.shift else ()
-        sides = [{**history.beside(number, at.number), "commit": at.commit or cells.UNKNOWN} for at, _ in around]
+        word, reason = _verdict(one, tonight[number], outcomes[number], old, rule.min_values)
+        around = one.times[one.shift.at - 1 : one.shift.at + 1] if one.shift and one.shift.at else ()
+        sides = [
+            {**history.beside(kin[number], at.number), "commit": at.commit or cells.UNKNOWN, "host.name": places[at]}
+            for at, _ in around
+        ]
         judged.append(replace(one, word=word, reason=reason, differs=_changes(*sides) if sides else ()))
-    last = f"one of the {len(kin)} runs before" if len(kin) > 1 else "the run before"
-    reason = f"{last} that share a case with this one has it, and this one has not"
-    vanished = {_asked(one): one for series in reversed(kin) for one in series if _asked(one) not in asked}
+    if nights.shared:
+        together = Finding(
+            series=None, all_of=len(enough), times=tuple((at, math.nan) for at in lines), night=nights.shared
+        )
+        word, reason = _told(together)
+        judged += [replace(together, word=word, reason=reason)] if word != "SAME" else []
+    runs = f"one of the {len(last)} runs before" if len(last) > 1 else "the run before"
+    reason = f"{runs} that share a case with this one has it, and this one has not"
+    vanished = {_asked(one): one for series in reversed(last) for one in series if _asked(one) not in asked}
     judged += [Finding(series=one, word="MISSING", reason=reason) for one in vanished.values()]
-    return Check(line=line, rule=rule, findings=tuple(sorted(judged, key=lambda one: WORST_FIRST.index(one.word))))
+    ordered = sorted(judged, key=lambda one: (WORST_FIRST.index(one.word), one.series is not None))
+    return Check(line=line, rule=rule, findings=tuple(ordered), notes=_notes(nights))
 
 
 def render(found: Check, form: str = "table") -> str:
@@ -106,9 +140,9 @@ def render(found: Check, form: str = "table") -> str:
     rows = []
     for one in [one for one in found.findings if one.word != "SAME"]:
         change = f"{100 * one.shift.change:+.1f} %" if one.shift else cells.UNKNOWN
-        time = cells.duration(one.times[-1][1] if one.times else None)
+        time = cells.duration(one.times[-1][1] if one.times and one.series else None)
         why = "; ".join(text for text in (one.reason, *one.differs) if text) or cells.UNKNOWN
-        shown = (one.word, change, time, one.since or cells.UNKNOWN, one.series.case.label, why)
+        shown = (one.word, change, time, one.since or cells.UNKNOWN, one.label, why)
         rows.append([*map(cells.visible, shown)])
     words = ", ".join(f"{count} {word}" for word, count in found.counts.items()) or "no series"
     heading = f"parbench history check of {found.line.id} on {found.line.branch}: {words}"
@@ -118,6 +152,8 @@ def render(found: Check, form: str = "table") -> str:
         f" {rule.min_values}.",
         f"SLOWER: for {rule.min_side} runs at least its level has been above its fastest one by more than"
         f" {cells.percent(rule.floor)}, sure by ranks and by Student's t among all series.",
+        *(f"{word}: {VERDICTS[word].meaning}." for word in ("SUSPECT", "DRIFT") if word in found.counts),
+        *found.notes,
         *told([one.measured for one in found.findings if one.measured]),
         "A change that was meant: parbench history annotate RUN --series GLOB --note TEXT.",
     ]
@@ -131,14 +167,18 @@ def render(found: Check, form: str = "table") -> str:
 
 def render_json(found: Check, code: int) -> str:
     """Return all series as JSON, with the exit code; times in seconds, changes as fractions, unknown is null."""
-    series = []
+    series, together = list[dict[str, object]](), list[dict[str, object]]()
     for one in found.findings:
-        named = {"case": one.series.case, "world": one.series.world, "verdict": one.word, "reason": one.reason}
-        step = {"change": one.shift and one.shift.change, "p_value": one.shift and one.shift.p_value}
-        since = {"since": one.since, "differs": one.differs}
+        said = {"verdict": one.word, "reason": one.reason, "since": one.since, "differs": one.differs}
+        names = ("change", "low", "high", "slope", "p_value")
+        step = {name: one.shift and getattr(one.shift, name) for name in names}
+        if one.series is None:
+            together.append({**said, **step})
+            continue
+        named = {"case": one.series.case, "world": one.series.world}
         times = {"seconds": [seconds for _, seconds in one.times], "measured_floor": one.measured}
-        series.append({**named, **step, **since, **times})
-    told = {"exit_code": code, "verdicts": found.counts, "series": series}
+        series.append({**named, **said, **step, **times})
+    told = {"exit_code": code, "verdicts": found.counts, "together": together, "hosts": found.notes, "series": series}
     return json_text({"run": found.line, "rule": found.rule, **told})
 
 
@@ -149,7 +189,7 @@ def render_courses(history: History, pattern: str, branch: str | None, rule: Ste
         (one, times)
         for number, one in history.series().items()
         if fnmatchcase(one.case.label, pattern) or fnmatchcase(one.case.name, pattern)
-        if (times := history.times(number, lines))
+        if (times := history.times([number], lines))
     ]
     if not courses:
         allowed = "write a case's name or a glob, such as '*all_reduce*'"
@@ -177,7 +217,9 @@ def render_courses(history: History, pattern: str, branch: str | None, rule: Ste
 def render_otava(history: History, branch: str | None) -> str:
     """Return Otava's CSV: ``time`` is its ``time_column``, ``commit`` and ``run`` are its ``attributes``."""
     lines = history.runs(branch)
-    known = [(one, {line.id: value for line, value in history.times(n, lines)}) for n, one in history.series().items()]
+    known = [
+        (one, {line.id: value for line, value in history.times([n], lines)}) for n, one in history.series().items()
+    ]
     columns = [(series, times) for series, times in known if times]
     count = Counter(one.case.label for one, _ in columns)
     marks = ["" if count[one.case.label] == 1 else f" #{one.fingerprint}" for one, _ in columns]
@@ -195,33 +237,74 @@ def _asked(series: Identity) -> tuple[object, ...]:
     return (series.case.id, series.world.size, series.world.backend, series.world.device)
 
 
-def _sure(found: Mapping[int, Finding]) -> set[int]:
-    if not any(one.shift for one in found.values()):
-        return set()
-    families: dict[object, dict[int, float]] = {}
-    for number, one in found.items():
-        families.setdefault(one.series.family, {})[number] = one.shift.p_value if one.shift else 1.0
-    fallen = discoveries_in_families([[*family.values()] for family in families.values()], q=0.05)
-    pairs = zip(families.values(), fallen, strict=True)
-    return {number for family, fell in pairs for number, is_sure in zip(family, fell, strict=True) if is_sure}
+def _places(history: History, known: Mapping[int, Identity], lines: Sequence[Line]) -> dict[Line, str]:
+    ran = history.any_series()
+    return {line: known[ran[line.number]].place if line.number in ran else cells.UNKNOWN for line in lines}
 
 
-def _verdict(one: Finding, outcome: Outcome, sure: bool, old: Sequence[Identity], needed: int) -> tuple[Word, str]:
+def _judged(
+    enough: Mapping[int, Finding],
+    tonight: Mapping[int, Identity],
+    lines: Sequence[Line],
+    places: Mapping[Line, str],
+    rule: StepRule,
+) -> Nights:
+    column = {line.number: i for i, line in enumerate(lines)}
+    logs = np.full((len(enough), len(lines)), np.nan)
+    for row, one in zip(logs, enough.values(), strict=True):
+        row[[column[line.number] for line, _ in one.times]] = np.log([seconds for _, seconds in one.times])
+    floors = [max(rule.floor, one.measured.floor) if one.measured else rule.floor for one in enough.values()]
+    families = [tonight[number].family for number in enough]
+    rules = [replace(rule, floor=floor) for floor in floors]
+    return judge_nights(logs, [places[line] for line in lines], families, rules, rule)
+
+
+def _verdict(
+    one: Finding, series: Identity, outcome: Outcome, old: Sequence[Identity], needed: int
+) -> tuple[Word, str]:
     status, reason = outcome
     if status in ("wrong", "failed", "hang"):
         return "WRONG" if status == "wrong" else "FAILED", reason or status
     if len(one.times) < needed:
         few = f"{len(one.times)} of the {needed} runs that are needed"
-        same_case = [other for other in old if other.case.id == one.series.case.id]
-        if not same_case or one.series.fingerprint in [other.fingerprint for other in same_case]:
+        same_case = [other for other in old if other.case.id == series.case.id]
+        if not same_case or series.anywhere in [other.anywhere for other in same_case]:
             return "INSUFFICIENT", few
-        differs = ", ".join(_changes(same_case[0].around, one.series.around))
+        differs = ", ".join(_changes(same_case[0].around, series.around))
         return "INSUFFICIENT", f"{few}; a new series: {differs or 'another world'}"
-    if one.shift is None:
-        return "SAME", ""
-    if not sure:
-        return "AMBIGUOUS", "a step that is sure alone, but not among all series"
-    return ("SLOWER" if one.shift.change > 0 else "FASTER"), ""
+    return _told(one)
+
+
+def _told(one: Finding) -> tuple[Word, str]:
+    """Return the verdict on tonight with a sentence that says what was seen."""
+    night, runs = one.night, len(one.times)
+    if night.shift:
+        reach = f"{100 * night.shift.change:+.1f} % [{100 * night.shift.low:+.1f}, {100 * night.shift.high:+.1f}]"
+        if night.shift.slope is not None:
+            word: Word = "FASTER" if night.shift.change < 0 else "DRIFT"
+            told = f"it drifts by {100 * math.expm1(night.shift.slope):+.2f} % a run, over {runs} runs {reach}"
+        else:
+            word = "SLOWER" if night.shift.change > 0 else "FASTER"
+            told = f"for {runs - night.shift.at} runs its level is {reach} from an earlier one's"
+        if night.sure:
+            return word, told
+        if night.moved:
+            return "AMBIGUOUS", f"{told}, and no host of the runs before is among those since"
+        if night.shift.slope is None and not night.first:
+            return "AMBIGUOUS", f"{told}: a step that is sure alone, but not among all series"
+    if night.first:
+        return "SUSPECT", f"this run alone is {100 * night.first:+.1f} % from its level, beyond what runs scatter"
+    return "SAME", ""
+
+
+def _notes(nights: Nights) -> tuple[str, ...]:
+    kinds = sorted({*nights.above.values()})
+    if len(kinds) < 2:
+        return ()
+    names = {kind: ", ".join(sorted(place for place, above in nights.above.items() if above == kind)) for kind in kinds}
+    slower = [f"{100 * math.expm1(kind - kinds[0]):+.1f} % on {names[kind]}" for kind in kinds[1:]]
+    told = f"Hosts are of {len(kinds)} kinds, each judged by its own level"
+    return (f"{told}: {'; '.join(slower)}, against {names[kinds[0]]}.",)
 
 
 def _changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import random
 import pytest
 from scipy import stats  # type: ignore[import-untyped]
 
-from reports.regression.levels import Shift, StepRule, best_split, clipped_p, newest_shift, segments
+from reports.regression.levels import Shift, StepRule, best_split, difference, newest_shift, segments
 
 RULE = StepRule()
 STILL = [1.0, 1.01, 0.99]
@@ -74,11 +74,11 @@ def test_the_split_is_the_best_one() -> None:
 
 def test_the_p_value_is_students_but_for_outliers() -> None:
     before, after = [0.01, -0.01, 0.012, -0.012, 0.011, -0.011], [0.019, 0.021, 0.03, 0.01]
-    assert clipped_p(before, after) == pytest.approx(stats.ttest_ind(before, after).pvalue, rel=1e-9)
+    assert difference(before, after).p_beyond(0.0) == pytest.approx(stats.ttest_ind(before, after).pvalue, rel=1e-9)
     before, after = [*[0.0, 0.01, -0.01] * 5, 5.0], [0.1, 0.11, 0.09]
-    assert clipped_p(before, after) < 1e-6 < stats.ttest_ind(before, after).pvalue
-    assert clipped_p([1.0] * 4, [1.0] * 4) == 1.0, "without scatter"
-    assert clipped_p([1.0] * 4, [2.0] * 4) == 0.0
+    assert difference(before, after).p_beyond(0.0) < 1e-6 < stats.ttest_ind(before, after).pvalue
+    assert difference([1.0] * 4, [1.0] * 4).p_beyond(0.0) == 1.0, "without scatter"
+    assert difference([1.0] * 4, [2.0] * 4).p_beyond(0.0) == 0.0
 
 
 def test_false_alarms_are_rare_and_five_percent_are_found() -> None:

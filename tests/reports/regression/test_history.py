@@ -47,7 +47,7 @@ def test_a_run_is_kept_once_and_given_back_as_it_was(history: History, tmp_path:
     assert [history.add(night) for _ in range(3)] == ["added", "unchanged", "unchanged"]
     [line] = history.runs()
     assert (line.id, line.branch, line.commit, line.num_series, line.num_bad) == ("run-001", "main", "abc", 2, 0)
-    assert all(len(history.times(number, [line])) == 1 for number in history.series())
+    assert all(len(history.times([number], [line])) == 1 for number in history.series())
     kept, read = history.run(history.line("run-001")), load_run(tmp_path / "run-001")
     assert (kept.info, kept.records, kept.path) == (read.info, read.records, Path("run-001"))
 
