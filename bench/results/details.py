@@ -242,7 +242,7 @@ PLAN_FILE, PLAN_SCHEMA = "plan.json", 1
 class Component(msgspec.Struct, frozen=True, kw_only=True):
     """One predicted number beside the measured one, over launches with its 95 % interval; None is unknown.
 
-    ``error`` is predicted over measured, less 1.
+    ``error`` is predicted over measured, less 1; ``method`` is the measured one's.
     """
 
     name: str
@@ -252,6 +252,7 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
     error: float | None = None
     low: float | None = None
     high: float | None = None
+    method: str = ""
 
     def __post_init__(self) -> None:
         if self.measured:

@@ -5,6 +5,7 @@ import msgspec
 from bench.results.details import PLAN_FILE, PLAN_SCHEMA, Component, Published, Validation
 from bench.results.metrics import MetricValue
 from bench.results.records import refuse_newer
+from bench.results.stats import WITHIN_LAUNCH
 from bench.text import UserError
 from reports import cells
 from reports.analysis.analysis import Analysis
@@ -58,8 +59,8 @@ def _text(value: float | None, unit: str) -> str:
 
 
 def _measured(one: Component) -> str:
-    found = MetricValue(value=one.measured, unit=one.unit, low=one.low, high=one.high)
-    return cells.compared(found, lambda value: _text(value, one.unit))
+    found = MetricValue(value=one.measured, unit=one.unit, low=one.low, high=one.high, method=one.method)
+    return cells.compared(found, lambda value: _text(value, one.unit)) + f" {WITHIN_LAUNCH}" * found.is_within_launch
 
 
 _COLUMNS: "tuple[Column[tuple[str, Component]], ...]" = (

@@ -114,7 +114,15 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
         rule=time.rule,
         compute="measured" if declared is None else "declared",
         components=[
-            Component(name=name, predicted=predicted, measured=seen.value, low=seen.low, high=seen.high, unit=unit)
+            Component(
+                name=name,
+                predicted=predicted,
+                measured=seen.value,
+                low=seen.low,
+                high=seen.high,
+                unit=unit,
+                method=seen.method,
+            )
             for name, metric, unit, predicted in rows
             for seen in (metrics.get(metric, unknown),)
         ],

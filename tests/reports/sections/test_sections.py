@@ -125,6 +125,9 @@ def test_what_the_planner_wrote_is_shown_as_it_wrote_it(run: Run) -> None:
     assert predicted_section(found_of(run)) is None
     rows = [row(BYTES, TIME, NOTHING, WIDE, notes=("its compute is of another pass",))]
     found = Validation(run="run-1", fits="run-1", rows=rows, left_out={"cp": "not priced"})
+    alone = msgspec.structs.replace(WIDE, method="m, within this launch")
+    (table,) = predictions(run, Validation(run="run-1", fits="run-1", rows=[row(alone)], left_out={})).tables
+    assert table_cells(table)[0][3] == "10.0 ms [7.00, 14.3] within this launch"
     (table,) = predictions(run, found).tables
     assert table_cells(table) == [
         ["ddp", "bytes dp", "2.00 KiB", "2.00 KiB", "+0.0%"],

@@ -215,7 +215,7 @@ def test_it_is_written_into_the_run_reads_back_and_is_told_with_what_others_publ
     told = json.loads(content)
     assert told["schema"] == 1
     assert told["rows"][0]["components"][0].keys() == {
-        *("name", "predicted", "measured", "low", "high", "unit", "error")
+        *("name", "predicted", "measured", "low", "high", "unit", "error", "method")
     }
     assert len(told["published"]) == len(published()) > 10
     assert told["published"][0].keys() == {"name", "quoted", "predicted", "unit", "source"}
