@@ -205,6 +205,10 @@ _TERMS = {
         "[low, high] covers the true median in 95 % of such runs if launches are alike. Of one launch it is within "
         "this launch: it says how well this launch knows its own median, and nothing of how far another would be off."
     ),
+    "n_eff": (
+        "Iterations one after another resemble each other, so that they tell less than their number: n_eff independent "
+        "ones would know the median as well, by how visits differ. Unknown of what was visited once."
+    ),
     "noise": (
         "How far a launch usually is off: the standard deviation of the logarithms of the launches' medians, without "
         "the bias of few. Stable below 5 %, fair below 15 %, noisy below 40 %, else very noisy. Of one launch it is "

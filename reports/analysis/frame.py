@@ -76,6 +76,7 @@ _OF_RECORD: dict[str, tuple[str, Callable[[Record], object]]] = {
     "device": (_TEXT, lambda one: one.world.device),
     "noise": (_TEXT, lambda one: one.noise and one.noise.grade),
     "spread": (_NUMBER, lambda one: one.noise and one.noise.spread),
+    "effective": (_NUMBER, lambda one: one.noise and one.noise.effective),
     "steady": (_TEXT, lambda one: one.noise and one.noise.steady),
     "late_rank": (_WHOLE, lambda one: one.arrival and one.arrival.late_rank),
     "late_share": (_NUMBER, lambda one: one.arrival and one.arrival.share),

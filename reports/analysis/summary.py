@@ -66,6 +66,12 @@ class Row:
         return tuple(record for record in self.records if record.status == "ok")
 
     @property
+    def effective(self) -> float | None:
+        """How many independent iterations would tell the medians as well; None where a launch does not know."""
+        known = [record.noise.effective if record.noise else None for record in self.measured]
+        return sum(one for one in known if one is not None) if known and None not in known else None
+
+    @property
     def scatter(self) -> float | None:
         """How far launches scatter; None for fewer than two whose times are above zero."""
         found = [record.metrics.get(self.headline) for record in self.measured]

@@ -58,7 +58,7 @@ def render_csv(report: Report) -> str:
 
 
 def _run(run: Run, summary: Summary) -> dict[str, Any]:
-    names = [*(name for name in Row.__dataclass_fields__ if name != "records"), "grade", "scatter"]
+    names = [*(name for name in Row.__dataclass_fields__ if name != "records"), "grade", "scatter", "effective"]
     return {
         "run": run.info,
         "verdict": summary.verdict,

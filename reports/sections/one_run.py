@@ -193,8 +193,8 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
         sentences.append(f"Sizes and bus bandwidth follow nccl-tests; {told}.")
     headlines = (row.metrics.get(row.headline) for row in shown)
     methods = Counter(metric.method for metric in headlines if metric and metric.method)
-    # the number of iterations differs from row to row and has a column
-    kinds = dict.fromkeys(re.sub(r"\d+ (?=iterations)", "", method) for method, _ in methods.most_common())
+    # the number of iterations differs from row to row and has a column, that of visits is what there was time for
+    kinds = dict.fromkeys(re.sub(r"\d+ (?=iterations|visits)", "", method) for method, _ in methods.most_common())
     sentences += [*(f"Times: {kind}." for kind in kinds), *(["[low, high] is a 95 % interval."] if kinds else [])]
     if any(calls_of(row) is not None for row in shown):
         sentences.append(

@@ -100,6 +100,7 @@ def quality_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
         metric_column("time_p99", 4, lambda row: row.value(f"{row.headline}_p99")),
         words("noise within" if is_told else "noise", noise, noise_help, 1),
         number("n", lambda row: row.iterations or None, cells.whole, "iterations of all launches", 7),
+        number("n_eff", lambda row: row.effective, cells.whole, "independent iterations that would tell as much", 9),
         Column(
             "launches",
             lambda row: f"{row.launches}/{row.planned}",
