@@ -95,12 +95,13 @@ def quality_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
         within = "" if is_told or row.scatter is not None else f" {WITHIN_LAUNCH}"
         return f"{row.grade}{within}" if row.grade else cells.UNKNOWN
 
+    told = "independent iterations that would tell as much"
     noise_help = f"how far launches scatter, of one launch {WITHIN_LAUNCH}: stable, fair, noisy, very noisy"
     return (
         metric_column("time_p99", 4, lambda row: row.value(f"{row.headline}_p99")),
         words("noise within" if is_told else "noise", noise, noise_help, 1),
         number("n", lambda row: row.iterations or None, cells.whole, "iterations of all launches", 7),
-        number("n_eff", lambda row: row.effective, cells.whole, "independent iterations that would tell as much", 9),
+        *known([number("n_eff", lambda row: row.effective, cells.whole, told, 9)], rows),
         Column(
             "launches",
             lambda row: f"{row.launches}/{row.planned}",
