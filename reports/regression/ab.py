@@ -66,7 +66,8 @@ def measure_in_turns(
     """Launch both sides in turns until every series is decided, ``launches`` were made, or no time is left."""
     names = dict.fromkeys([*sides[0].variables, *sides[1].variables])
     meant = (*(f"variables.{n}" for n in names), *(FOLLOWS[n] for n in names if n in FOLLOWS), *across)
-    rule = Rule(floor=floor, false_discovery_rate=Rule().false_discovery_rate / len(LOOKS))
+    usual, looks = Rule(), len(LOOKS)
+    rule = Rule(floor=floor, level=usual.level / looks, false_discovery_rate=usual.false_discovery_rate / looks)
 
     def compared(runs: Mapping[str, Sequence[Run]]) -> Comparison:
         ours, theirs = (pool(runs[side.name], f"{side.name.upper()} ({side.text})") for side in sides)

@@ -268,7 +268,8 @@ def sentences(comparison: Comparison) -> tuple[str, ...]:
         *told([one.measured for one in comparison.series if one.measured]),
         f"False discoveries are held to {cells.percent(rule.false_discovery_rate)} over {families} "
         f"famil{'y' if families == 1 else 'ies'} and within each; "
-        f"a rank test has to agree at {cells.percent(rule.rank_level)}.",
+        f"a rank test has to agree at {cells.percent(rule.rank_level)}. The whole run is judged at "
+        f"{cells.percent(rule.level)}.",
         *comparison.notes,
         *advice,
     )

@@ -16,10 +16,13 @@ from reports.regression.statistics import Difference, Launches, differences, dis
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What it takes to decide: the floor as a fraction, the false discovery rate, the rank test's level, launches."""
+    """What it takes to decide: the floor as a fraction, the level of the whole run's test, the rate of false
+    discoveries among series, the rank test's level, launches.
+    """
 
     floor: float = 0.03
-    false_discovery_rate: float = 0.05
+    level: float = 0.05
+    false_discovery_rate: float = 0.04
     rank_level: float = 0.05
     min_launches: int = 5
 
@@ -93,7 +96,7 @@ def effects(families: Sequence[Sequence[Pair]], rule: Rule) -> tuple[Whole | Non
     if found is None or len(known) < 2:
         return None, each
     least = max(rule.floor, median([pair.measured for pair in known]))
-    whole = _effect(found.common, least, median(found.noise), rule.false_discovery_rate)
+    whole = _effect(found.common, least, median(found.noise), rule.level)
     return Whole(
         effect=whole,
         word=_whole(whole, median([one.value for one in found.own]), rule),
@@ -129,7 +132,7 @@ def _judge(found: Effect, moved: bool, rule: Rule) -> Judgement:
 
 def _whole(found: Effect, middle: float, rule: Rule) -> Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]:
     # half of the series have to have moved as well: a few that moved far are no shift of the whole
-    if _known(found.p_value) <= rule.false_discovery_rate and abs(middle) > math.log1p(found.floor):
+    if _known(found.p_value) <= rule.level and abs(middle) > math.log1p(found.floor):
         return "SLOWER" if min(found.change, middle) > 0 else "FASTER" if max(found.change, middle) < 0 else "AMBIGUOUS"
     return "SAME" if _within(found) else "AMBIGUOUS"
 

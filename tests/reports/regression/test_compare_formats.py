@@ -130,7 +130,7 @@ def test_only_the_verdicts_that_occur_are_explained_and_advice_fits_what_is_unkn
     told = columns.sentences(curve(1.0, 1.0, 1.0))
     assert [sentence.partition(":")[0] for sentence in told if sentence.partition(":")[0] in WORST_FIRST] == ["SAME"]
     assert all(sentence.endswith(".") for sentence in told)
-    assert any("5.00 % over 1 family" in sentence for sentence in told)
+    assert any("4.00 % over 1 family" in sentence for sentence in told)
     assert not any("--" in sentence for sentence in told)
     for found, advice in (
         (compared(launches(), launches(count=2)), "--launches 5"),
@@ -220,7 +220,13 @@ def test_json_has_every_number_and_no_nan() -> None:
     assert (read["schema_version"], read["exit_code"], read["verdicts"]) == (1, 1, VERDICTS)
     about = {"id": "run-1", "path": "runs/run-1", "host": "node-a", "parbench": "0.1.0"}
     assert read["base"] == {**about, "started": "2026-01-02T03:04:05.678Z"}
-    assert read["rule"] == {"floor": 0.03, "false_discovery_rate": 0.05, "rank_level": 0.05, "min_launches": 5}
+    assert read["rule"] == {
+        "floor": 0.03,
+        "level": 0.05,
+        "false_discovery_rate": 0.04,
+        "rank_level": 0.05,
+        "min_launches": 5,
+    }
     [curve] = [family for family in read["families"] if len(family["series"]) == 3]
     assert (curve["verdict"], curve["slower_size_bytes"], curve["faster_size_bytes"]) == ("SLOWER", [1024], [])
     first = curve["series"][0]

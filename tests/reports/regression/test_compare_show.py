@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from compare_fixtures import OTHER, launches, run_of
+from compare_fixtures import CASE, OTHER, launches, run_of
 from fake_python import fake
-from reports_fixtures import bad, write_run
+from reports_fixtures import bad, ok, write_run
 
 from bench.text import UserError
 from reports.commands import COMPARISONS, compare
+from reports.regression.ab import LOOKS
 from reports.regression.compare_show import compare_runs, find_run
 from reports.regression.noise_floor import Floor, find_floor, fingerprints, keep_floors, parse_floor
 
@@ -98,6 +99,18 @@ def test_confirming_needs_what_tells_base_from_new(tmp_path: Path) -> None:
     assert str(lonely) == "--base-python and --new-python go with --confirm alone: nothing else is launched"
     fine = invoke(base, folder(tmp_path), "--confirm")
     assert (fine.exit_code, "Nothing was launched again: nothing is SLOWER" in fine.output) == (0, True)
+
+
+def test_what_cannot_be_told_names_the_command_and_the_launches_that_would(tmp_path: Path) -> None:
+    base = folder(tmp_path)
+    times = [ok(CASE, i, 1e-3 * value) for i, value in enumerate((0.9, 1.1, 1.2, 0.8, 1.0))]
+    noisy = str(write_run(tmp_path, run_of(times, {"versions": {"numpy": "2.4.6"}})))
+    for new, why, line in (
+        (folder(tmp_path, 1.03), "AMBIGUOUS", f"--launches {LOOKS[0]} --budget 6m"),
+        (noisy, "floor of 13 %", "--floor 13% --launches 24 --budget 24m"),
+    ):
+        told = invoke(base, new).stdout
+        assert f"{why}: parbench compare {base} {new} --confirm --base-python PYTHON {line}\n" in told, told
 
 
 def test_fresh_launches_clear_a_suspect(tmp_path: Path) -> None:

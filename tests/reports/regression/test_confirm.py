@@ -133,6 +133,19 @@ def test_the_verdict_is_that_of_the_fresh_launches() -> None:
     assert (found.code(), found.counts) == (1, {"SLOWER": 2, "SAME": 1})
 
 
+def test_the_whole_runs_verdict_is_that_of_the_fresh_launches_too() -> None:
+    both = [*launches(CASE), *launches(SLOW)], [*launches(CASE, 1.2), *launches(SLOW, 1.2)]
+    slower = compared(*both)
+    assert slower.whole is not None
+    assert (slower.whole.word, slower.code()) == ("SLOWER", 1)
+    found = with_fresh(slower, fresh(1.0))
+    assert found.whole is not None
+    assert (found.whole.word, found.code()) == ("SAME", 0)
+    assert "The whole run: SLOWER at first, SAME by the fresh launches." in found.notes
+    alone = with_fresh(slower, fresh(1.0, cases=(CASE,)))
+    assert (alone.whole, alone.code()) == (slower.whole, 1), "one series is no whole run"
+
+
 def test_fresh_launches_that_tell_nothing_acquit_nobody() -> None:
     few = with_fresh(first(), fresh(1.0, count=3))
     assert (only(few, SLOW).word, few.code()) == ("SLOWER", 1)
