@@ -20,7 +20,7 @@ from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue, declared, value, values
 from bench.results.records import Record, Samples, WorldInfo, noise_of
 from bench.results.runs import RecordWriter, Run, samples_name, trace_name, utc_now, write_info
-from bench.results.stats import MIN_FOR_P99, quantile, within_launch
+from bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
 
 _FAREWELL_SECONDS = 10.0
 # enough for ranks on a host that was only busy; a dead one is not waited for as long as at first
@@ -224,14 +224,15 @@ class Driver:
 
 
 def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
-    """Return the duration, its p99 where there are 100 samples, the rates, and who waited; nothing without samples."""
+    """Return the duration with its percentiles, the rates, and who waited; nothing without samples."""
     if not outcome.seconds:
         return {}
     time, n = within_launch(outcome.seconds, outcome.visits), len(outcome.seconds)
     found = {outcome.headline: value("time", time)}  # a user's own subject may call its duration as it likes
-    if n >= MIN_FOR_P99:
-        p99 = quantile(outcome.seconds, 0.99)
-        found[f"{outcome.headline}_p99"] = value("time_p99", p99, f"99th percentile of {n} iterations")
+    for name, part, least in (("q10", 0.1, MIN_FOR_Q10), ("p99", 0.99, MIN_FOR_P99)):
+        if n >= least:
+            told = f"{100 * part:.0f}th percentile of {n} iterations"
+            found[f"{outcome.headline}_{name}"] = value(f"time_{name}", quantile(outcome.seconds, part), told)
     for work in outcome.work:  # an amount over the time; unknown where nothing is moved, or in no time
         times = (time.value, time.high, time.low)
         rate, low, high = (work.amount / seconds if seconds and work.amount else None for seconds in times)

@@ -74,6 +74,7 @@ class Metric:
 METRICS = (
     Metric("time", "s", "lower", "time", "median with its 95 % interval"),
     Metric("step_time", "s", "lower", "step time", "median with its 95 % interval"),
+    Metric("HEADLINE_q10", "s", "lower", "q10", "10th percentile, where least disturbs: steadier than the median"),
     Metric("HEADLINE_p99", "s", "lower", "p99", "99th percentile, from launches of at least 100 iterations"),
     Metric("algbw", "B/s", "higher", "algbw GB/s", "algorithm bandwidth in 1e9 B/s, nccl-tests' convention",
            "size / time"),
@@ -270,7 +271,8 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
         return msgspec.structs.replace(unknown, method="; ".join(filter(None, (why, lacking))))
     # what a launch gives is its median, except for a percentile
     noun = "launch medians" if kind == "amount" else "launches"
-    found = mean_of(values, "launch 99th percentiles" if name.endswith("_p99") else noun, kind)
+    percentiles = {"_p99": "launch 99th percentiles", "_q10": "launch 10th percentiles"}
+    found = mean_of(values, percentiles.get(name[-4:], noun), kind)
     if len(known) == 1:
         return _merge(name, [msgspec.structs.replace(known[0], method=f"{known[0].method}; {lacking}")])
     method = "; ".join(filter(None, (found.method, lacking)))

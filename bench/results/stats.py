@@ -23,7 +23,7 @@ LEAST: Mapping[Kind, float] = {"amount": 0.0, "factor": 0.0, "excess": -1.0}
 
 CONFIDENCE = 0.95
 WITHIN_LAUNCH = "within this launch"
-MIN_FOR_P99 = 100
+MIN_FOR_P99, MIN_FOR_Q10 = 100, 20
 # fmt: off
 # Student's 97.5 % quantile of 1, 2, ... degrees of freedom: for the intervals of turns ranks need not import scipy
 _T_OF_TURNS = (

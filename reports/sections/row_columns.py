@@ -99,6 +99,7 @@ def quality_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     noise_help = f"how far launches scatter, of one launch {WITHIN_LAUNCH}: stable, fair, noisy, very noisy"
     return (
         metric_column("time_p99", 4, lambda row: row.value(f"{row.headline}_p99")),
+        *known([metric_column("time_q10", 9, lambda row: row.value(f"{row.headline}_q10"))], rows),
         words("noise within" if is_told else "noise", noise, noise_help, 1),
         number("n", lambda row: row.iterations or None, cells.whole, "iterations of all launches", 7),
         *known([number("n_eff", lambda row: row.effective, cells.whole, told, 9)], rows),

@@ -2,9 +2,10 @@
 
 python tests/studies/launch_scatter.py --side before=/old/bin/python --side after=/new/bin/python [--rounds 10] launches
 each side once a round, in another order each time: a Python that has parbench, and NAME=VALUE words after it for its
-environment, as --side "after=/new/bin/python PARBENCH_PIN=0". It prints for each case the standard deviation of the
-logarithms of launches' medians, and over all cases the median ratio of the last side's to the first's, with an interval
-from rounds drawn again (bootstrap). A script, not a test: it takes rounds x sides x half a minute.
+environment, as --side "after=/new/bin/python PARBENCH_PIN=0"; QUANTILE=0.1 looks at another than the median. It prints
+for each case the standard deviation of the logarithms of launches' medians, and over all cases the median ratio of each
+side's to the first's, with an interval from rounds drawn again (bootstrap). Options of parbench run come after --. A
+script, not a test: it takes rounds x sides x half a minute.
 """
 
 import argparse
@@ -23,19 +24,20 @@ Times = dict[str, list[float]]  # of each case, by round
 
 
 def launch(words: list[str], options: list[str]) -> dict[str, float]:
-    """Return the logarithm of each case's median (s) in one launch."""
+    """Return the logarithm of each case's median or other quantile (s) in one launch."""
     python, *variables = words
-    given = {**os.environ, **dict(pair.split("=", 1) for pair in variables)}
+    given = dict(pair.split("=", 1) for pair in variables)
+    part = float(given.pop("QUANTILE", "0.5"))
     with tempfile.TemporaryDirectory() as out:
         command = [python, "-m", "parbench", "run", "--launches", "1", "--json", "--out", out, *options]
-        done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, check=False)
     found = {}
     for line in done.stdout.splitlines():
         record = json.loads(line)
         if record["status"] == "ok":
             case = record["case"]
             name = " ".join([case["name"], *map(str, case["params"].values())])
-            found[name] = math.log(median(record["samples"]["values"]))
+            found[name] = math.log(np.quantile(record["samples"]["values"], part))
     if not found:
         sys.exit(f"{' '.join(command)} measured nothing:\n{done.stderr}")
     return found

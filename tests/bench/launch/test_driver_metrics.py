@@ -13,7 +13,7 @@ from bench.launch.control_channel import Outcome, Work
 from bench.launch.driver import metrics_of
 from bench.results.metrics import MetricValue
 from bench.results.records import Samples, blame, noise_of
-from bench.results.stats import MIN_FOR_P99
+from bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10
 
 BANDWIDTH = Work(name="algbw", amount=4e6, unit="B/s")
 
@@ -56,13 +56,16 @@ def test_an_interval_holds_its_value_whatever_the_samples(seconds: list[float], 
             assert metric.low <= metric.value <= metric.high
 
 
-def test_the_p99_is_numpys_by_its_headlines_name_and_only_given_with_enough_iterations() -> None:
+def test_percentiles_are_numpys_by_their_headlines_name_and_only_given_with_enough_iterations() -> None:
     values = np.random.default_rng(0).exponential(1e-3, MIN_FOR_P99).tolist()
-    p99 = measured(values)["time_p99"]
-    assert p99.value == pytest.approx(np.quantile(values, 0.99))
-    assert p99.method == f"99th percentile of {MIN_FOR_P99} iterations"
+    for name, part in (("time_p99", 0.99), ("time_q10", 0.10)):
+        found = measured(values)[name]
+        assert found.value == pytest.approx(np.quantile(values, part))
+        assert found.method == f"{100 * part:.0f}th percentile of {MIN_FOR_P99} iterations"
     assert "time_p99" not in measured(values[1:])
-    assert list(measured(values, headline="step_time")) == ["step_time", "step_time_p99", "skew"]
+    assert list(measured(values, headline="step_time")) == ["step_time", "step_time_q10", "step_time_p99", "skew"]
+    assert list(measured(values[:MIN_FOR_Q10])) == ["time", "time_q10", "skew"]
+    assert list(measured(values[1:MIN_FOR_Q10])) == ["time", "skew"]
 
 
 def test_too_few_samples_have_a_value_and_no_interval() -> None:
@@ -84,7 +87,7 @@ def test_issue_wait_skew_and_transfer_are_the_medians_of_what_their_methods_say(
     metrics = metrics_of(told)
     values = {name: metric.value for name, metric in metrics.items()}
     assert values == pytest.approx(
-        {"time": 1e-3, "issue_time": 3e-4, "wait_time": 7e-4, "skew": 2e-6, "transfer": 4e-4}
+        {"time": 1e-3, "time_q10": 1e-3, "issue_time": 3e-4, "wait_time": 7e-4, "skew": 2e-6, "transfer": 4e-4}
     )
     assert list(values) == ["time", "issue_time", "wait_time", "skew", "transfer"]
     assert {(metric.unit, metric.better) for metric in metrics.values()} == {("s", "lower")}
