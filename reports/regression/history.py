@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -181,7 +182,7 @@ class History:
     def times(self, series: Iterable[int], lines: Iterable[Line]) -> tuple[tuple[Line, float], ...]:
         """Return the times of series as one, such as those that differ in their hosts alone, in the order of lines."""
         query = "SELECT run, seconds FROM point WHERE series = ? AND seconds IS NOT NULL"
-        seconds = dict(pair for one in series for pair in self._execute(query, one))
+        seconds = dict(chain.from_iterable(self._execute(query, one) for one in series))
         return tuple((line, seconds[line.number]) for line in lines if line.number in seconds)
 
     def beside(self, series: Sequence[int], run: int) -> dict[str, str]:

@@ -7,6 +7,7 @@ All are estimated over all series at once, so that a slower node, a slow night o
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,6 +241,7 @@ def _with_first_nights(found: Sequence[Night], logs: Logs, noise: Noise, rule: S
 
     Nor may nights of any series rise so far, in their own deviations, as often as once in twenty nights.
     """
+    least = NormalDist().inv_cdf(1 - FALSE / max(len(logs), 1))  # Student's t asks for more, and is slow to import
     told: dict[int, tuple[float, float]] = {}
     pasts: list[Logs] = []
     for i, (one, row) in enumerate(zip(found, logs, strict=True)):
@@ -254,8 +256,9 @@ def _with_first_nights(found: Sequence[Night], logs: Logs, noise: Noise, rule: S
         pasts.append(rests / math.sqrt(variance))
         above = float(row[-1] - np.median(past))
         error = math.sqrt(variance * (1 + math.pi / 2 * noise.of_sum(len(past)) / len(past)))
-        surely = t_tail(above / error, df + noise.df) * len(logs) <= FALSE
-        if surely and above > math.log1p(rule.floor) and not one.sure:
+        if one.sure or above <= max(math.log1p(rule.floor), least * error):
+            continue
+        if t_tail(above / error, df + noise.df) * len(logs) <= FALSE:
             told[i] = above, above / math.sqrt(variance)
     every = np.concatenate(pasts) if told else np.zeros(0)
     rare = {i: above for i, (above, far) in told.items() if 20 * (every >= far).sum() <= logs.shape[1] - 1}
