@@ -81,7 +81,8 @@ def newest(history: History, branch: str) -> Line:
 def check(history: History, line: Line, rule: StepRule, floors: Mapping[str, Floor] | None = None) -> Check:
     """Return what the branch's runs up to ``line`` tell of it.
 
-    A series counts from its newest annotation on. Steps are judged among all series at once, a size curve as a family.
+    A series counts from its newest annotation on, whichever hosts it ran on. All are judged at once, a size curve as a
+    family.
     ``floors`` are those that machines were measured to need, by the fingerprints of series; they raise the rule's.
     """
     before = [one for one in history.runs(line.branch) if (one.started, one.number) <= (line.started, line.number)]
@@ -114,7 +115,7 @@ def check(history: History, line: Line, rule: StepRule, floors: Mapping[str, Flo
     for (number, one), night in zip(enough.items(), nights.each, strict=True):
         found[number] = replace(one, night=night)
     for number, one in found.items():
-        word, reason = _verdict(one, tonight[number], outcomes[number], old, rule.min_values)
+        word, reason = _verdict(one, tonight[number], outcomes[number], old, rule.min_values, places)
         around = one.times[one.shift.at - 1 : one.shift.at + 1] if one.shift and one.shift.at else ()
         sides = [
             {**history.beside(kin[number], at.number), "commit": at.commit or cells.UNKNOWN, "host.name": places[at]}
@@ -125,7 +126,7 @@ def check(history: History, line: Line, rule: StepRule, floors: Mapping[str, Flo
         together = Finding(
             series=None, all_of=len(enough), times=tuple((at, math.nan) for at in lines), night=nights.shared
         )
-        word, reason = _told(together)
+        word, reason = _told(together, places)
         judged += [replace(together, word=word, reason=reason)] if word != "SAME" else []
     runs = f"one of the {len(last)} runs before" if len(last) > 1 else "the run before"
     reason = f"{runs} that share a case with this one has it, and this one has not"
@@ -178,7 +179,7 @@ def render_json(found: Check, code: int) -> str:
         named = {"case": one.series.case, "world": one.series.world}
         times = {"seconds": [seconds for _, seconds in one.times], "measured_floor": one.measured}
         series.append({**named, **said, **step, **times})
-    told = {"exit_code": code, "verdicts": found.counts, "together": together, "hosts": found.notes, "series": series}
+    told = {"exit_code": code, "verdicts": found.counts, "together": together, "notes": found.notes, "series": series}
     return json_text({"run": found.line, "rule": found.rule, **told})
 
 
@@ -260,7 +261,12 @@ def _judged(
 
 
 def _verdict(
-    one: Finding, series: Identity, outcome: Outcome, old: Sequence[Identity], needed: int
+    one: Finding,
+    series: Identity,
+    outcome: Outcome,
+    old: Sequence[Identity],
+    needed: int,
+    places: Mapping[Line, str],
 ) -> tuple[Word, str]:
     status, reason = outcome
     if status in ("wrong", "failed", "hang"):
@@ -272,12 +278,17 @@ def _verdict(
             return "INSUFFICIENT", few
         differs = ", ".join(_changes(same_case[0].around, series.around))
         return "INSUFFICIENT", f"{few}; a new series: {differs or 'another world'}"
-    return _told(one)
+    return _told(one, places)
 
 
-def _told(one: Finding) -> tuple[Word, str]:
-    """Return the verdict on tonight with a sentence that says what was seen."""
+def _told(one: Finding, places: Mapping[Line, str]) -> tuple[Word, str]:
+    """Return the verdict on tonight with a sentence that says what was seen, and where if not all runs were there."""
     night, runs = one.night, len(one.times)
+
+    def where(lines: Sequence[Line]) -> str:
+        hosts = ", ".join(sorted({places[line] for line in lines}))
+        return f" on {hosts}" if len({*places.values()}) > 1 else ""
+
     if night.shift:
         reach = f"{100 * night.shift.change:+.1f} % [{100 * night.shift.low:+.1f}, {100 * night.shift.high:+.1f}]"
         if night.shift.slope is not None:
@@ -285,15 +296,17 @@ def _told(one: Finding) -> tuple[Word, str]:
             told = f"it drifts by {100 * math.expm1(night.shift.slope):+.2f} % a run, over {runs} runs {reach}"
         else:
             word = "SLOWER" if night.shift.change > 0 else "FASTER"
-            told = f"for {runs - night.shift.at} runs its level is {reach} from an earlier one's"
+            since = [line for line, _ in one.times[night.shift.at :]]
+            told = f"for {len(since)} runs{where(since)} its level is {reach} from an earlier one's"
         if night.sure:
             return word, told
         if night.moved:
             return "AMBIGUOUS", f"{told}, and no host of the runs before is among those since"
         if night.shift.slope is None and not night.first:
-            return "AMBIGUOUS", f"{told}: a step that is sure alone, but not among all series"
+            return "AMBIGUOUS", f"{told}: a step that is sure alone, but not among all that is looked at"
     if night.first:
-        return "SUSPECT", f"this run alone is {100 * night.first:+.1f} % from its level, beyond what runs scatter"
+        here = where([one.times[-1][0]])
+        return "SUSPECT", f"this run{here} is {100 * night.first:+.1f} % from its level, beyond what runs scatter"
     return "SAME", ""
 
 

@@ -30,8 +30,8 @@ class StepRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """What all series tell of one night's scatter: its correlation with the next night's, and, as good as ``df`` values
-    of the series' own, its variance."""
+    """What all series tell of one night's scatter: its correlation with the next night's, its variance, which counts as
+    ``df`` values beside a series' own, and the share of ``wild`` nights."""
 
     rho: float = 0.0
     df: float = 0.0

@@ -170,7 +170,7 @@ def noise_of(logs: Logs) -> tuple[Noise, Logs]:
     ratio = (two / (one + two)).sum() / (one / (one + two)).sum()
     rho = min(max(float(ratio) - 1 - 1 / math.sqrt(count), 0.0), 0.95)
     variances = squares[0] / 2 / (1 - rho)
-    share = max(wild - 2 * math.sqrt(wild), 0.0) / float(counts.sum())
+    share = max(wild - math.sqrt(wild), 0.0) / float(counts.sum())
     df, variance = _moderation(variances[moving], 2 / 3 * float(mean_count))
     return Noise(rho=rho, df=df, variance=variance, wild=share), variances
 
@@ -249,8 +249,9 @@ def _with_first_nights(found: Sequence[Night], logs: Logs, noise: Noise, rule: S
         if len(past) < rule.min_values - 1:
             continue
         rests = past - np.median(past)
-        limit, df = ROBUST * float(np.median(np.abs(rests))), len(past) - 1.0
-        variance = (float((rests.clip(-limit, limit) ** 2).sum()) + noise.df * noise.variance) / (df + noise.df)
+        calm = rests[np.abs(rests) <= ROBUST * np.median(np.abs(rests))]  # a wild night is not to hide the next one
+        df = len(calm) - 1.0
+        variance = (float((calm**2).sum()) + noise.df * noise.variance) / (df + noise.df)
         if variance == 0 or np.isnan(row[-1]):
             continue
         pasts.append(rests / math.sqrt(variance))

@@ -297,7 +297,7 @@ def test_hosts_of_a_pool_are_one_series_of_two_levels_and_a_step_is_told_from_th
             history.add(entry(tmp_path, i, factor=1.32 if i % 2 else 1.1, environment=at_host("b" if i % 2 else "a")))
         found = tonight(history)
         assert (found.counts, of(found).since) == ({"SLOWER": 2}, "run-016")
-        assert of(found).reason.startswith("for 4 runs its level is +")
+        assert of(found).reason.startswith("for 4 runs on a, b its level is +")
 
 
 def test_a_new_host_that_is_slower_is_not_blamed_on_the_code(tmp_path: Path) -> None:
