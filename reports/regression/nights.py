@@ -21,7 +21,9 @@ MIN_SHARED = 5  # so many series have a course in common
 NEIGHBOURS = 4  # nights no farther apart are compared where levels may have changed
 KIND_REST = 0.15  # kinds leave no more of the squares than this; the best cut of one normal kind leaves 0.36
 FOR_LINE = 8.0  # a drift is of all series rather than of one
-FALSE = 0.01  # the share of false discoveries of a night
+FALSE = 0.01  # the share of false discoveries of a night's steps
+SHARED_LEVEL = 0.001  # of what all series share, each night
+FIRST_LEVEL = 0.01  # of any first night
 ROBUST = 3 * 1.4826  # times the median of absolute rests: three deviations of a normal
 
 
@@ -76,7 +78,7 @@ def judge_nights(
     if together:
         whole = Noise(rho=max(alone.rho, noise.rho))
         step = newest_shift(np.exp(course[known]).tolist(), replace(rule, for_line=FOR_LINE), whole)
-        shared = Night(shift=step, sure=step is not None and step.p_value <= FALSE / 10)
+        shared = Night(shift=step, sure=step is not None and step.p_value <= SHARED_LEVEL)
         shared = _with_places(shared, course, places)
         if step:
             shared = replace(shared, shift=replace(step, at=int(np.flatnonzero(known)[step.at])))
@@ -147,7 +149,7 @@ def noise_of(logs: Logs) -> tuple[Noise, Logs]:
     """Return how nights scatter, one correlation of neighbouring nights for all series, and each series' variance.
 
     The correlation is from differences of nights one and two apart, which know no steps (Chakar, Lebarbier, Lévy-Leduc
-    & Robin 2017), without outliers, less what chance may make of it; variances are moderated by their spread (Smyth
+    & Robin 2017), without outliers, and none if chance may make it; variances are moderated by their spread (Smyth
     2004).
     """
     squares, counts, wild = np.zeros((2, len(logs))), np.zeros(len(logs)), 0
@@ -158,9 +160,9 @@ def noise_of(logs: Logs) -> tuple[Noise, Logs]:
         apart = [values[lag:] - values[:-lag] for lag in (1, 2)]
         limits = [ROBUST * float(np.median(np.abs(one))) for one in apart]
         squares[:, i] = [np.mean(one[np.abs(one) <= end] ** 2) for one, end in zip(apart, limits, strict=True)]
-        # a wild night is beyond both nights next to it
+        # a wild night is four deviations beyond both nights next to it
         both = np.abs(apart[0][:-1] - apart[0][1:]) - np.abs(apart[0][:-1] + apart[0][1:])
-        wild += int((both > limits[1] * math.sqrt(2)).sum())
+        wild += int((both > 4 / 3 * math.sqrt(2) * limits[1]).sum())
         counts[i] = len(values) - 2
     moving = squares[0] > 0
     if moving.sum() < MIN_SHARED:  # a few series alone tell nothing of how nights resemble one another
@@ -168,9 +170,10 @@ def noise_of(logs: Logs) -> tuple[Noise, Logs]:
     one, two = squares[:, moving]
     count, mean_count = counts[moving].sum(), counts[moving].mean()
     ratio = (two / (one + two)).sum() / (one / (one + two)).sum()
-    rho = min(max(float(ratio) - 1 - 1 / math.sqrt(count), 0.0), 0.95)
+    alike = float(ratio) - 1
+    rho = min(alike, 0.95) if alike > 3 / math.sqrt(count) else 0.0  # two standard errors of none
     variances = squares[0] / 2 / (1 - rho)
-    share = max(wild - math.sqrt(wild), 0.0) / float(counts.sum())
+    share = (wild + math.sqrt(wild)) / float(counts.sum()) if wild > 9 else 0.0  # three standard errors of none
     df, variance = _moderation(variances[moving], 2 / 3 * float(mean_count))
     return Noise(rho=rho, df=df, variance=variance, wild=share), variances
 
@@ -241,7 +244,7 @@ def _with_first_nights(found: Sequence[Night], logs: Logs, noise: Noise, rule: S
 
     Nor may nights of any series rise so far, in their own deviations, as often as once in twenty nights.
     """
-    least = NormalDist().inv_cdf(1 - FALSE / max(len(logs), 1))  # Student's t asks for more, and is slow to import
+    least = NormalDist().inv_cdf(1 - FIRST_LEVEL / max(len(logs), 1))  # less than Student's t, slow to import
     told: dict[int, tuple[float, float]] = {}
     pasts: list[Logs] = []
     for i, (one, row) in enumerate(zip(found, logs, strict=True)):
@@ -259,7 +262,7 @@ def _with_first_nights(found: Sequence[Night], logs: Logs, noise: Noise, rule: S
         error = math.sqrt(variance * (1 + math.pi / 2 * noise.of_sum(len(past)) / len(past)))
         if one.sure or above <= max(math.log1p(rule.floor), least * error):
             continue
-        if t_tail(above / error, df + noise.df) * len(logs) <= FALSE:
+        if t_tail(above / error, df + noise.df) * len(logs) <= FIRST_LEVEL:
             told[i] = above, above / math.sqrt(variance)
     every = np.concatenate(pasts) if told else np.zeros(0)
     rare = {i: above for i, (above, far) in told.items() if 20 * (every >= far).sum() <= logs.shape[1] - 1}
