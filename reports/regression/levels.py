@@ -92,7 +92,7 @@ def newest_shift(values: Sequence[float], rule: StepRule, noise: Noise = ALONE) 
 
 def _newest_step(values: Sequence[float], rule: StepRule, noise: Noise) -> Shift | None:
     found = segments(values, rule, noise)
-    if len(found) < 2:
+    if len(found) < 2 or found[-1].start < rule.min_values - rule.min_side:  # a few first nights are no level
         return None
     *earlier, newest = found
     fastest = min(earlier, key=lambda one: one.seconds)
