@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from bench.machine.environment import emulation
+from bench.machine.machine import affinity
 from bench.machine.world_spec import FUNCTIONAL_ONLY
 from bench.results import details
 from bench.results.details import COMPONENTS, Action
@@ -164,15 +165,16 @@ class PipelineProbe:
 
 def claims_bubble(world: World, timed_seconds: float | None) -> bool:
     """Whether a bubble can be claimed: of waits in place of compute, or where no rank shares its cores; all ask."""
-    return timed_seconds is not None or not any(world.gather(cores_shared(world)))
+    return timed_seconds is not None or not cores_shared(world)
 
 
 def cores_shared(world: World) -> bool:
-    """Whether this machine runs more ranks than it has cores for them: all ranks, where its nodes are emulated."""
-    if world.device.type != "cpu":
-        return False
-    here = world.size if emulation(os.environ) else world.hosts.count(socket.gethostname())
-    return here > len(os.sched_getaffinity(0))
+    """Whether a machine runs more ranks than they have cores together, several hosts being one if emulated; all ask."""
+    machine = "emulated" if emulation(os.environ) else socket.gethostname()
+    placed = world.gather((machine, affinity()))
+    cores = {name: frozenset[int]().union(*(own for at, own in placed if at == name)) for name, _ in placed}
+    ranks = Counter(name for name, _ in placed)
+    return world.device.type == "cpu" and any(ranks[name] > len(own) for name, own in cores.items())
 
 
 def take_steps(world: World, recorder: Recorder, step: Step, begin: Begin, seconds: float) -> Taken:

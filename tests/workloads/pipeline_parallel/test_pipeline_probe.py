@@ -78,7 +78,7 @@ def test_the_bubble_is_the_mean_of_all_steps_and_idle_by_cause_of_that_of_median
     assert by_request["bubble_fraction_span_formula"] == 0
 
 
-def explained(world: World, params: dict[str, Any], budget: float = 0.0, cores: int = 2) -> Explanation:
+def explained(world: World, params: dict[str, Any], budget: float = 0.0, cores: str = "two") -> Explanation:
     step = small_pipeline(world, {"schedule": "1f1b", "microbatches": 4, **params})
     step.step()
 
@@ -87,7 +87,8 @@ def explained(world: World, params: dict[str, Any], budget: float = 0.0, cores: 
         world.barrier()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
+        may_use = {"two": {0, 1}, "one": {0}, "own": {world.rank}}[cores]
+        patch.setattr("os.sched_getaffinity", lambda pid: may_use)
         found = step.explain(begin, budget)
     step.close()
     return found
@@ -133,10 +134,11 @@ def test_what_is_told_of_a_step_adds_up(two_ranks: Ranks) -> None:
 
 def test_ranks_that_share_cores_claim_no_bubble_of_real_compute(two_ranks: Ranks) -> None:
     selective = {"checkpointing": "selective"}
-    for cores, params in ((2, {}), (1, {}), (1, selective), (1, timed(0.005, **selective))):
+    waiting = timed(0.005, **selective)
+    for cores, params in (("two", {}), ("own", {}), ("one", {}), ("one", selective), ("one", waiting)):
         [found, _] = two_ranks.call("test_pipeline_probe:explained", params=params, cores=cores)
         claims = any(name.startswith(("bubble", "idle")) for name in found.metrics)
-        assert claims == ("measured" in found.details["pipeline"]) == (cores == 2 or "compute" in params)
+        assert claims == ("measured" in found.details["pipeline"]) == (cores != "one" or "compute" in params)
         assert any(note.startswith("functional only") for note in found.notes) == (not claims)
         assert values(found.metrics)["bytes_ratio.pp"] == 1.0
         assert {"memory_counted.activations", "memory.activations"} <= set(found.metrics)
