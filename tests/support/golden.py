@@ -175,14 +175,16 @@ def page() -> str:
 
 
 def records_outline(records: list[Record]) -> str:
-    """Return what is in the first record of each name: metrics by unit, values only of what no clock made, details."""
+    """Return what is in the first record of each name, by label: metrics by unit, values only of what no clock made, details."""
     blocks = []
-    for record in {one.case.name: one for one in reversed(records)}.values():
+    for record in {
+        one.case.name: one for one in sorted(records, key=lambda one: one.case.label, reverse=True)
+    }.values():
         params = " ".join(f"{name}={value}" for name, value in record.case.params.items())
         units: dict[str, list[str]] = {}
         for name, metric in sorted(record.metrics.items()):
-            if name.endswith("_p99"):
-                continue  # there only from a hundred iterations on
+            if name.endswith(("_p99", "_q10")):
+                continue  # there only where iterations are enough
             units.setdefault(f"{metric.unit or '1'}, {metric.better or 'neither'} is better", []).append(
                 _named(record, name, metric)
             )
