@@ -18,7 +18,6 @@ from bench.launch.control_channel import Hello
 from bench.machine.environment import interface_of
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, more_options
 
-PIN_VARIABLE = "PARBENCH_PIN"
 _PATIENCE_SECONDS = 5.0
 # srun says it of the first task that ends badly; what it says of others is that it killed them for that
 _ENDED = re.compile(r"^srun: error: \S+: tasks? (?P<first>\d+)[\d,-]*: (?P<how>.+?)\s*$", re.MULTILINE)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bench.launch.driver import Driver, StartRanks, remaining
-from bench.launch.launchers import PIN_VARIABLE, Launcher, SrunLauncher, TorchrunLauncher, loopback_variables
+from bench.launch.launchers import Launcher, SrunLauncher, TorchrunLauncher, loopback_variables
 from bench.launch.monitor import START_SECONDS
 from bench.launch.processes import terminated_as_interrupted
 from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
@@ -151,8 +151,6 @@ def _starter(run: Run, joined: Joined | None, nodelist: str | None) -> StartRank
     machine = machine_of_ranks(os.environ, None if spread is None else Allocation.find(os.environ))
     threads = machine.cores // (nproc if spread is None else spread.ntasks_per_node)
     wanted = {"OMP_NUM_THREADS": str(max(1, threads)), **(loopback_variables() if spread is None else {})}
-    if spread is None and run.info.plan.device == "cpu":  # a GPU's ranks had better be near it
-        wanted[PIN_VARIABLE] = "1"
     own = {name: value for name, value in wanted.items() if name not in os.environ}
 
     def start(number: int, variables: Mapping[str, str]) -> Launcher:

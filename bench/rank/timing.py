@@ -203,7 +203,9 @@ class Timing:
         sigma = spread(seconds) / 1.349  # of a normal: its interquartile range is 1.349 sigma
         # the second of ten medians of k samples is one standard error from the middle, 1.25 sigma / sqrt(k)
         wanted = math.ceil((1.25 * sigma / self._measure.precision) ** 2)
-        return min(max(_MIN_VISIT, min(wanted, 3 * max(self._visits), limit // (left + 1))), limit)
+        # three or so say little of scatter: a second visit is a little longer, and all after it are alike
+        most = limit // (left + 1) if len(self._visits) > 1 else 3 * _MIN_VISIT
+        return min(max(_MIN_VISIT, min(wanted, most)), limit)
 
     def _why_end(self, affordable: int) -> Stop:
         """Say why there are no more samples than these, should this be the last visit."""

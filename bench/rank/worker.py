@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import psutil
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -25,10 +24,9 @@ from torch.distributed.rendezvous import rendezvous
 from bench.launch import control_channel as channel
 from bench.launch.control_channel import Job, Outcome, RankClient
 from bench.launch.driver import StartRanks
-from bench.launch.launchers import PIN_VARIABLE, Launcher, loopback_variables
+from bench.launch.launchers import Launcher, loopback_variables
 from bench.launch.processes import die_with_parent, leave
 from bench.machine.environment import capture, interface_of, rank_place
-from bench.machine.machine import affinity
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from bench.machine.world_spec import Joined
 from bench.rank.runner import CaseRun
@@ -51,18 +49,8 @@ def main() -> None:
         meeting = Meeting(int(rank))
     else:
         die_with_parent(signal.SIGKILL)
-        if os.environ.get(PIN_VARIABLE) == "1":
-            pin(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
     work(os.environ, meeting=meeting)
     leave(0)
-
-
-def pin(rank: int, size: int) -> None:
-    """Keep this process, with the threads that it has, to its share of the cores; not where ranks outnumber them."""
-    cores = sorted(affinity())
-    if each := len(cores) // size:
-        for thread in psutil.Process().threads():
-            os.sched_setaffinity(thread.id, cores[rank * each : (rank + 1) * each])
 
 
 def join(timeout_seconds: float) -> None:

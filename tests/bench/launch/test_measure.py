@@ -146,17 +146,12 @@ def test_ranks_share_the_cores_and_gloo_takes_the_loopback_unless_the_user_says_
     assert (nproc, logs, number) == (2, path / "logs", 3)
     assert (given.pop("PARBENCH_DRIVER"), given["OMP_NUM_THREADS"]) == ("here", "2")
     assert given["GLOO_SOCKET_IFNAME"].startswith("lo")
-    assert given["PARBENCH_PIN"] == "1"
     # the ranks of NCCL have a gloo group too
     crowded = started(monkeypatch, "TorchrunLauncher", make_plan([case()], nproc=8, backend="nccl"), None)[1][3]
     assert crowded == {**given, "PARBENCH_DRIVER": "here", "OMP_NUM_THREADS": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    monkeypatch.setenv("PARBENCH_PIN", "0")
     assert started(monkeypatch, "TorchrunLauncher", make_plan([case()]), None)[1][3] == {"PARBENCH_DRIVER": "here"}
-    monkeypatch.delenv("PARBENCH_PIN")
-    on_gpus = make_plan([case()], device="cuda", backend="nccl")
-    assert "PARBENCH_PIN" not in started(monkeypatch, "TorchrunLauncher", on_gpus, None)[1][3], "each is near its GPU"
 
 
 @pytest.fixture
