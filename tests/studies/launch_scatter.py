@@ -2,8 +2,8 @@
 
 python tests/studies/launch_scatter.py --side before=/old/bin/python --side after=/new/bin/python [--rounds 10] launches
 each side once a round, in another order each time: a Python that has parbench, and NAME=VALUE words after it for its
-environment, as --side "after=/new/bin/python OMP_NUM_THREADS=1"; QUANTILE=0.1 looks at another than the median. It prints
-for each case the standard deviation of the logarithms of launches' medians, and over all cases the median ratio of each
+environment, as --side "after=/new/bin/python OMP_NUM_THREADS=1"; QUANTILE=0.1 is another than the median. It prints for
+each case the standard deviation of the logarithms of launches' medians, and over all cases the median ratio of each
 side's to the first's, with an interval from rounds drawn again (bootstrap). Options of parbench run come after --. A
 script, not a test: it takes rounds x sides x half a minute.
 """

@@ -175,7 +175,7 @@ def page() -> str:
 
 
 def records_outline(records: list[Record]) -> str:
-    """Return what is in the first record of each name, by label: metrics by unit, details; values if no clock made them."""
+    """Return what is in the first record of each name, by label: metrics by unit, details; no clock's values."""
     blocks = []
     for record in {
         one.case.name: one for one in sorted(records, key=lambda one: one.case.label, reverse=True)
