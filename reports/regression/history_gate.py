@@ -152,7 +152,8 @@ def render(found: Check, form: str = "table") -> str:
         f"A series counts with the newest {rule.window} runs of its fingerprint since its newest annotation, and needs"
         f" {rule.min_values}.",
         f"SLOWER: for {rule.min_side} runs at least its level has been above its fastest one by more than"
-        f" {cells.percent(rule.floor)}, sure by ranks and by Student's t among all series.",
+        f" {cells.percent(rule.floor)}, sure by ranks and by Student's t among all series; how often that is right:"
+        " tests/studies/history_study.py.",
         *(f"{word}: {VERDICTS[word].meaning}." for word in ("SUSPECT", "DRIFT") if word in found.counts),
         *found.notes,
         *told([one.measured for one in found.findings if one.measured]),

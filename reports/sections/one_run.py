@@ -184,6 +184,16 @@ def _late(rows: Sequence[Row], name: Mapping[str, str]) -> Iterator[str]:
             yield f"rank {arrival.late_rank}, by {cells.duration(skew)}: {name[row.case.id]}"
 
 
+# what a study holds, for communication (True), steps (False), or both (None)
+_STUDIES: tuple[tuple[bool | None, str], ...] = (
+    (None, "fits_and_rows.py (intervals between launches, noise, fits)"),
+    (True, "launch_coverage.py (the interval within a launch)"),
+    (True, "data_coding.py (which wrong results show)"),
+    (False, "explanations.py (ect and other differences)"),
+    (False, "parity.py (which wrong gradients show)"),
+)
+
+
 def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
     plan = run.info.plan
     shown = [row for row in summary.rows if row.metrics]
@@ -209,6 +219,12 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
             "step; the residual is what they leave of it, and tracing what that step takes longer than a timed one. "
             "A difference, such as ect, is the mean of turns in pairs: without an interval, or with one that holds "
             "zero, it is not told from noise."
+        )
+    asked = {kind: any(row.is_communication == kind for row in shown) for kind in (True, False)}
+    studies = [told for kind, told in _STUDIES if (any(asked.values()) if kind is None else asked[kind])]
+    if studies:
+        sentences.append(
+            f"How these methods do under simulated noise and faults, in tests/studies: {', '.join(studies)}."
         )
     if plan.launches == 1 and shown:
         sentences.append(

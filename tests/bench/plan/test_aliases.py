@@ -142,6 +142,8 @@ def test_a_run_of_0_1_goes_on_where_it_stopped(parbench: Command, tmp_path: Path
     done = parbench("run", "--resume", str(path))
     assert done.returncode == 0, done.stderr
     records = load_run(path).records
-    assert [record.case.id for record in records] == [json.loads(line)["case"]["id"] for line in lines]
+    ids, began = [json.loads(line)["case"]["id"] for line in lines], len(lines) - left
+    assert [record.case.id for record in records[:began]] == ids[:began]
+    assert sorted(record.case.id for record in records[began:]) == sorted(ids[began:]), "in the launch's order"
     assert {record.status for record in records} == {"ok"}
     assert [record.schema for record in records] == [1] * (len(lines) - left) + [SCHEMA] * left
