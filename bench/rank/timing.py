@@ -201,8 +201,9 @@ class Timing:
         if not seconds:
             return min(_MIN_VISIT, limit)
         sigma = spread(seconds) / 1.349  # of a normal: its interquartile range is 1.349 sigma
-        # the second of ten medians of k samples is one standard error from the middle, 1.25 sigma / sqrt(k)
-        wanted = math.ceil((1.25 * sigma / self._measure.precision) ** 2)
+        # the second of ten medians of k samples is one standard error from the middle, 1.25 sigma / sqrt(k); scatter
+        # of few samples reads a little high where it reads high, so a little less is asked for
+        wanted = math.ceil((1.2 * sigma / self._measure.precision) ** 2)
         # three or so say little of scatter: a second visit is a little longer, and all after it are alike
         most = limit // (left + 1) if len(self._visits) > 1 else 3 * _MIN_VISIT
         return min(max(_MIN_VISIT, min(wanted, most)), limit)

@@ -40,7 +40,7 @@ class Difference:
 
     def detectable(self, floor: float, level: float) -> float:
         """The smallest difference that is beyond ``floor`` at this level in four of five such comparisons."""
-        power = 0.86  # for 0.8, as the error is itself estimated
+        power = 0.88  # for 0.8, as the error is itself estimated
         return floor + (t_quantile(1 - level / 2, self.df) + t_quantile(power, self.df)) * self.error
 
 
