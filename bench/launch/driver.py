@@ -25,6 +25,8 @@ from bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launc
 _FAREWELL_SECONDS = 10.0
 # enough for ranks on a host that was only busy; a dead one is not waited for as long as at first
 _RETRY_SECONDS = 30.0
+# what was seen of cases that have visits to come is on disk this long after a launch began, then after twice as long
+_KEPT_SECONDS = 60.0
 _NOT_AGAIN = ("failed", "hang", "wrong")
 # a step with its explanation takes about as long as twenty collectives of the usual sizes
 _WEIGHTS = {"workload": 20.0, "custom": 10.0}
@@ -102,14 +104,16 @@ class Driver:
     def _launch(self, launch: int, cases: list[Case], deadline: float) -> None:
         """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest.
 
-        What was seen of cases whose visits were not all made is recorded at last.
+        What was seen of cases whose visits were not all made is recorded at last, and now and then before, for a kill
+        of the driver must lose little.
         """
         self._begun.clear()
+        self._keep_seconds, self._kept = _KEPT_SECONDS, time.monotonic()
         try:
             self._gangs_of(launch, cases, deadline)
         finally:
             for case, seen in list(self._begun.values()):
-                self._write(launch, case, replace(seen, more=False, stop="budget"))
+                self._write(launch, case, replace(seen, stop="budget"))
 
     def _gangs_of(self, launch: int, cases: list[Case], deadline: float) -> None:
         while cases:
@@ -177,6 +181,10 @@ class Driver:
             result = monitor.outcome(number, self._plan.timeout_seconds)
             if result.more:
                 self._begun[case.id] = case, result
+                if began > self._kept + self._keep_seconds:
+                    self._keep_seconds *= 2
+                    for one, seen in self._begun.values():
+                        self._writer.write(self._record(launch, one, replace(seen, stop="budget")))
                 continue
             ended.add(case.id)
             if result.ranks:
@@ -203,14 +211,17 @@ class Driver:
         self._world = replace(self._world, nodes=len({hello.host for hello in hellos}))
         self._doubts = placement_warnings(self._plan.spread, hellos) if self._plan.spread else ()
 
-    def _write(self, launch: int, case: Case, result: Outcome) -> None:
+    def _record(self, launch: int, case: Case, result: Outcome) -> Record:
         told = ("status", "reason", "stop", "check", "arrival", "injected", "details", "ranks")
         seen = {name: getattr(result, name) for name in told} | {"environment": self._environment, "started": utc_now()}
         samples = Samples(values=result.seconds, visits=result.visits)
         seen |= {"samples": samples, "noise": noise_of(samples)}
         seen |= {"metrics": metrics_of(result), "notes": [*self._plan.notes, *self._doubts, *result.notes]}
         seen["seconds"] = round(result.wall_seconds, 6)
-        record = Record(case=case, world=self._world, launch=launch, **seen)
+        return Record(case=case, world=self._world, launch=launch, **seen)
+
+    def _write(self, launch: int, case: Case, result: Outcome) -> None:
+        record = self._record(launch, case, result)
         self._begun.pop(case.id, None)
         if record.status in _NOT_AGAIN:
             self._bad[case.id] = record

@@ -45,7 +45,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as read from its folder."""
+    """A run as read from its folder: of each case and launch the last record."""
 
     path: Path
     info: RunInfo
@@ -97,7 +97,8 @@ def load_run(path: Path) -> Run:
     plan = info.plan
     skipped = tuple(replace(one, case=renewed(one.case)) for one in plan.skipped)
     info = replace(info, plan=replace(plan, cases=tuple(map(renewed, plan.cases)), skipped=skipped))
-    return Run(path=path, info=info, records=tuple(read_records(path / "records.jsonl")))
+    last = {(record.launch, record.case.id): record for record in read_records(path / "records.jsonl")}
+    return Run(path=path, info=info, records=tuple(last.values()))
 
 
 def samples_name(record: Record) -> str:

@@ -273,6 +273,26 @@ def test_a_case_has_its_record_with_its_last_visit_and_what_was_seen_until_a_gan
         assert (built.records()[1].samples.values, built.records()[1].stop) == (seconds, stop)
 
 
+def test_a_driver_that_is_killed_in_a_long_launch_leaves_what_was_seen_by_then(
+    stage: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "order_of_visits", visited(0, 1, 0, 1))
+    seen = tells(so_far(1.0), so_far(2.0), so_far(1.0, 1.0, more=False), so_far(2.0, 2.0, more=False))
+    for kept_seconds, lines in ((0.0, [[1.0], [1.0], [2.0]]), (60.0, [])):
+        monkeypatch.setattr(module, "_KEPT_SECONDS", kept_seconds)
+        built, on_disk = stage(CASES[:2], seen), list[list[list[float]]]()
+
+        def look(case: Case, done: float, built: Stage = built, on_disk: list[list[list[float]]] = on_disk) -> None:
+            on_disk.append([record.samples.values for record in built.records()])
+
+        monkeypatch.setattr(built, "visit", look)
+        built.drive()
+        assert on_disk[2] == lines, "two visits were made"
+        run = load_run(built.path)
+        assert [record.samples.values for record in run.records] == [[1.0, 1.0], [2.0, 2.0]]
+        assert remaining(run) == ()
+
+
 def test_a_case_that_passes_its_deadline_is_a_hang_with_its_time_and_the_rest_goes_on(stage: Build) -> None:
     built = stage(CASES[:2], at_case(0, says_nothing), timeout_seconds=0.3)
     assert built.drive() == [(0, 0, "hang"), (0, 1, "ok")]
