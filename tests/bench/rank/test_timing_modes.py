@@ -103,28 +103,6 @@ def test_pipelined_collectives_run_one_by_one_and_coalesced_ones_together_at_the
         assert two_ranks.call("test_timing_modes:sample_of_three", mode=mode) == [([noted] * 3, [2.0] * 3)] * 2, mode
 
 
-@pytest.mark.gpu
-def test_a_graph_replays_as_many_steps_as_were_captured() -> None:
-    class Adds(Noting):
-        def __init__(self) -> None:
-            super().__init__()
-            self.total = torch.zeros(1, device="cuda")
-
-        def step(self) -> None:
-            super().step()
-            self.total.add_(1)
-
-    subject = Adds()
-    sample = sampler("graph", subject, NO_WORLD, 5)
-    captured = len(subject.calls)
-    subject.total.zero_()
-    sample()
-    sample()
-    torch.cuda.synchronize()
-    assert float(subject.total) == 10
-    assert len(subject.calls) == captured
-
-
 def test_a_slow_step_takes_longer_by_its_share_of_the_devices_time_not_of_its_launch(clock: HeldTime) -> None:
     subject = Takes(clock, launch=1.0, device=9.0)
     Disturbed(subject, parse_fault("slow:1:300%", 2), subject.sync).step()

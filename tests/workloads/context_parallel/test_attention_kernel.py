@@ -111,21 +111,6 @@ def test_the_fused_kernel_is_taken_where_there_is_one(monkeypatch: pytest.Monkey
         assert type(kernel_for(torch.device("cuda"), dtype, head_size)) is kind, (capability, dtype, head_size)
 
 
-@pytest.mark.gpu
-def test_the_fused_kernel_of_gpus_agrees_with_the_formula() -> None:
-    for rows, keys, causal, heads, kv_heads, _ in SIZES:
-        q, k, v = (x.cuda() for x in drawn(rows, keys, heads, kv_heads, 64, torch.bfloat16))
-        gradient = torch.randn_like(q)
-        out, lse = CudaFlash().forward(q, k, v, causal)
-        expected, expected_lse = Dense().forward(q, k, v, causal)
-        assert (out - expected).abs().max() < 0.02
-        assert (lse - expected_lse).abs().max() < 0.01
-        found = CudaFlash().backward(gradient, q, k, v, expected, expected_lse, causal)
-        right = Dense().backward(gradient, q, k, v, expected, expected_lse, causal)
-        for ours, theirs in zip(found, right, strict=True):
-            assert (ours - theirs).abs().max() < 0.05
-
-
 def block(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return scores.softmax(dim=-1) @ values, scores.logsumexp(dim=-1)
 

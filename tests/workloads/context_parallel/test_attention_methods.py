@@ -138,20 +138,3 @@ def test_torchs_own_is_on_until_it_is_closed_and_not_implemented_on_cpus(two_ran
     for before, between, after, told in two_ranks.call("test_attention_methods:turned_on_and_off"):
         assert (before, between, after) == (False, True, False)
         assert "_scaled_dot_product_flash_attention_for_cpu" in told
-
-
-@pytest.mark.gpu
-def test_torchs_own_is_attention_on_one_gpu() -> None:
-    from torch.distributed import HashStore  # type: ignore[attr-defined]  # exported at run time only
-
-    dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
-    try:
-        group = dist.group.WORLD
-        assert group is not None
-        x = torch.randn(1, 4, 64, 32, device="cuda", dtype=torch.bfloat16)
-        core = TorchContextParallel(group, "cuda")
-        found = core(x, x, x)
-        core.close()
-        assert float((found - attend(x, x, x)).abs().max()) < 0.02
-    finally:
-        dist.destroy_process_group()

@@ -144,14 +144,6 @@ def test_the_peak_of_a_training_step_sees_the_thread_of_backward() -> None:
     assert 2 * MIB <= peak < 3 * MIB  # the result, saved, and the gradient
 
 
-@pytest.mark.gpu
-def test_on_cuda_the_peak_is_the_allocators() -> None:
-    def step() -> None:
-        torch.empty(MIB, dtype=torch.uint8, device="cuda")
-
-    assert peak_during(step, torch.device("cuda")) == MIB
-
-
 def test_a_narrow_type_has_masters_of_twelve_bytes_a_parameter() -> None:
     assert optimizer_class(torch.float32) is torch.optim.AdamW
     assert optimizer_class(torch.bfloat16) is MasterAdamW

@@ -1,0 +1,33 @@
+"""A graph's replays do what was captured."""
+
+from typing import cast
+
+import pytest
+import torch
+from fakes import Noting
+
+from bench.rank.timing import sampler
+from bench.world.world import World
+
+pytestmark = pytest.mark.gpu
+
+
+def test_a_graph_replays_as_many_steps_as_were_captured() -> None:
+    class Adds(Noting):
+        def __init__(self) -> None:
+            super().__init__()
+            self.total = torch.zeros(1, device="cuda")
+
+        def step(self) -> None:
+            super().step()
+            self.total.add_(1)
+
+    subject = Adds()
+    sample = sampler("graph", subject, cast(World, None), 5)
+    captured = len(subject.calls)
+    subject.total.zero_()
+    sample()
+    sample()
+    torch.cuda.synchronize()
+    assert float(subject.total) == 10
+    assert len(subject.calls) == captured
