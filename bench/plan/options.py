@@ -21,8 +21,8 @@ from bench.plan.cases import Case, Definition, load_catalogue, select
 from bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
 from bench.plan.groups import INSIDE, mesh_group, parse_mesh
 from bench.plan.params import Kind, Param, refuse_unknown
-from bench.plan.plan import PRESETS, Entry, Plan, PlanFile, Preset, Skipped, parse_fault
-from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link, read_toml
+from bench.plan.plan import BEYOND_CACHE, LARGE_BYTES, PRESETS, Entry, Plan, PlanFile, Preset, Skipped, parse_fault
+from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link, parse_sizes, read_toml
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 _LOAD_SECONDS = 120
@@ -141,11 +141,14 @@ def _candidates(definition: Definition, options: Options, preset: Preset, spec: 
     narrowed = [said for pattern in options.only for said in aliases.meanings(name, pattern)]
     params = {param.name: param for param in definition.params}
     # a preset means a size about so large; what a user asks for is measured as asked, or refused
-    step = spec.nproc * _LARGEST_ITEMSIZE if not options.entries and "size_bytes" not in options.settings else 1
+    meant = not options.entries and "size_bytes" not in options.settings
+    step = spec.nproc * _LARGEST_ITEMSIZE if meant else 1
     found: list[Candidate] = []
     for (entry, said), more in itertools.product(fitting or [(Entry(name=name), {})], narrowed or [{}]):
         texts = {**more, **said, **entry.set, **options.settings}
         texts = {key: text for key, text in texts.items() if key in params}
+        if meant and spec.device == "cuda" and max(parse_sizes(texts.get("size_bytes", "0"))) >= LARGE_BYTES:
+            texts["size_bytes"] = ",".join((texts["size_bytes"], *BEYOND_CACHE))
         candidates: list[Candidate] = []
         for values in itertools.product(*(params[key].parse_many(text) for key, text in texts.items())):
             given = dict(zip(texts, values, strict=True))

@@ -87,6 +87,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     set: dict[str, str] = {}
 
 
+BEYOND_CACHE = ("256M", "1G")
+"""What preset entries that reach ``LARGE_BYTES`` add on CUDA: 8 times a GPU's last-level cache, of 40 to 126 MB."""
+LARGE_BYTES = 16 << 20
+
+
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured and for how long; ``budget_seconds`` includes the starting of ranks, not the report."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
@@ -175,10 +176,19 @@ def _subject(case: Case, world: World | None, fault: FaultSpec | None) -> Subjec
     if world is None:
         return StandBy()
     params = {name: value for name, value in case.whole.items() if name not in OF_THE_RUNNER}
+    if world.backend == "nccl" and case.name.startswith(("collective.", "p2p.")):
+        refuse_float8(str(params.get("dtype")), torch.cuda.get_device_capability(world.device))
     subject = load_target(case.target)(world, **params)
     if fault is not None and fault.kind != "late" and fault.rank == world.global_rank:
         return Disturbed(subject, fault, world.sync)
     return subject
+
+
+def refuse_float8(dtype: str, capability: tuple[int, int]) -> None:
+    """Refuse float8 where NCCL would, by ending the launch: below compute capability 9.0."""
+    if dtype.startswith("float8") and capability < (9, 0):
+        found = ".".join(map(str, capability))
+        raise UserError(f"nccl carries {dtype} from compute capability 9.0 on; this GPU's is {found}")
 
 
 def _refused(refusals: Sequence[str | None], active: Sequence[int]) -> Outcome:

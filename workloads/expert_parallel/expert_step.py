@@ -25,11 +25,18 @@ from workloads.data_parallel.fsdp import lay_out_fsdp
 from workloads.expert_parallel.expert_probe import ExpertProbe
 from workloads.expert_parallel.groups import TP_NOTE, fill_sums, make_axes, split_attention
 from workloads.expert_parallel.moe_case import Moe, moe_of, num_routed_parameters
-from workloads.expert_parallel.moe_layer import MoeLayer, aux_loss, exchange_ffns, let_experts_wait, mixtures
+from workloads.expert_parallel.moe_layer import (
+    MoeLayer,
+    aux_loss,
+    exchange_ffns,
+    kernel_notes,
+    let_experts_wait,
+    mixtures,
+)
 from workloads.expert_parallel.routes import Routes
 from workloads.model.shapes import BUCKET
 from workloads.model.transformer import Transformer, loss_of
-from workloads.step.layout import Layout, local
+from workloads.step.layout import Layout, dtype_of, local
 from workloads.step.probe import Probe
 from workloads.step.training_step import TrainingStep
 
@@ -150,7 +157,8 @@ class EpStep(MixtureStep):
         routed = [p for name, p in model.named_parameters() if ".ffn.experts." in name]
         self._copies = {"adp": split, "edp": routed}
         around = self._under_data_parallelism(model, world, spec, bool(params["fsdp"]))
-        notes = [CLAIM, NORMALISED, *([TP_NOTE] if tp > 1 else []), *around.notes, *([TIMED] if spec.timed else [])]
+        kernel = [TIMED] if spec.timed else kernel_notes(world.device, dtype_of(spec))
+        notes = [CLAIM, NORMALISED, *([TP_NOTE] if tp > 1 else []), *around.notes, *kernel]
         return replace(
             around,
             axes={**around.axes, **groups},

@@ -20,7 +20,7 @@ from workloads.expert_parallel.dispatch import Rows, make_plan, start_trip
 from workloads.expert_parallel.expert_probe import ExpertProbe
 from workloads.expert_parallel.groups import make_axes
 from workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameters
-from workloads.expert_parallel.moe_layer import DenseMoe, MoeLayer, let_experts_wait
+from workloads.expert_parallel.moe_layer import DenseMoe, MoeLayer, kernel_notes, let_experts_wait
 from workloads.expert_parallel.routes import Routes
 from workloads.model.timed_compute import TimedCompute
 from workloads.model.transformer import fill
@@ -187,11 +187,12 @@ class LayerStep(Scope):
         found, moe = super().describe(), self.moe
         flops = 6.0 * (moe.top_k + moe.shared) * num_expert_parameters(self.spec.shape, moe) * self._num_tokens
         timed = ("timed experts: T is their forward at the mean load of ranks; shared experts cost nothing",)
+        kernel = timed if self.spec.timed else kernel_notes(self._world.device, dtype_of(self.spec))
         return replace(
             found,
             work=(Work(name="tokens_per_second", amount=self._num_tokens * self._world.size),),
             details={**found.details, "flops_per_rank": flops},
-            notes=(*found.notes, *(timed if self.spec.timed else ())),
+            notes=(*found.notes, *kernel),
         )
 
     def _draw(self) -> None:

@@ -75,6 +75,24 @@ class Experts(nn.Module):
         return F.grouped_mm(_activated(wide, gate), local(self.down), offs=ends)
 
 
+def kernel_notes(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+    """Say by which kernel a GPU computes experts' products; nothing of the CPU, which has one way alone."""
+    if device.type != "cuda":
+        return ()
+    return (kernel_note(dtype, torch.cuda.get_device_capability(device)),)
+
+
+def kernel_note(dtype: torch.dtype, capability: tuple[int, int]) -> str:
+    # torch 2.11 and 2.13, aten/src/ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda; what is not fast is looped over
+    if dtype == torch.bfloat16 and capability[0] in (9, 10):
+        return "experts: grouped, one kernel for all experts of a matrix"
+    here = f"{str(dtype).removeprefix('torch.')} on compute capability {capability[0]}.{capability[1]}"
+    return (
+        "experts: looped, a product for each after their rows are counted on the host: torch groups bfloat16 on "
+        f"compute capability 9.x and 10.x alone, and this is {here}"
+    )
+
+
 def _parameter(size: tuple[int, int, int], mesh: DeviceMesh | None, *, split: int) -> nn.Parameter:
     """Return this rank's experts' matrices: of all by their first dim, of each expert by the dim ``split``."""
     mine = torch.empty(size)

@@ -21,7 +21,7 @@ from workloads.context_parallel.recorder import Recorder
 from workloads.costs import strategies
 from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.expert_step import MixtureStep
-from workloads.expert_parallel.moe_layer import MoeLayer, exchange_ffns, let_experts_wait
+from workloads.expert_parallel.moe_layer import MoeLayer, exchange_ffns, kernel_notes, let_experts_wait
 from workloads.expert_parallel.routes import Routes
 from workloads.mesh.axes import along, coordinate_of
 from workloads.mesh.mesh_case import hybrid_of
@@ -142,7 +142,10 @@ class HybridStep(MixtureStep):
             reference_loss=loss_of if self._routes is None else self._routes.reference_loss,
             made_groups=groups.made,
             details={"mesh": dict(hybrid.mesh), **({"timed_shares": asdict(self._shares)} if spec.timed else {})},
-            notes=(_NO_OVERLAP,) if groups.axes.keys() & {"dp", "edp", "tp"} else (),
+            notes=(
+                *((_NO_OVERLAP,) if groups.axes.keys() & {"dp", "edp", "tp"} else ()),
+                *(kernel_notes(world.device, dtype_of(spec)) if self.moe is not None and not spec.timed else ()),
+            ),
         )
 
     def _make_stages(self, model: Transformer, spec: StepSpec, groups: Groups) -> Stages:

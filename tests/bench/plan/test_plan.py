@@ -241,3 +241,21 @@ def test_what_is_no_toml_or_no_file_is_refused_with_the_place_or_the_reason(file
         error_of(read_toml, file, "plan file", PlanFile)
         == f"plan file {file} cannot be read: No such file or directory"
     )
+
+
+def test_presets_go_beyond_a_gpus_cache_on_cuda_where_the_memory_suffices_and_leave_what_is_asked_for() -> None:
+    cuda = dataclasses.replace(GLOO, backend="nccl", device="cuda")
+    name, mode = "p2p.sendrecv", {"mode": "pipelined"}
+    for preset in ("node", "full"):
+        largest = {}
+        for spec in (GLOO, cuda):
+            made = plan(spec, preset=preset, only=(name,))
+            largest[spec.device] = [size for _, size in sizes(made) if size > 64 << 20]
+        assert not largest["cpu"]
+        assert {round(size / 2**20) for size in largest["cuda"]} == {256, 1024}
+    assert max(size for _, size in sizes(plan(cuda, only=(name,)))) < 2 << 20, "smoke is small"
+    asked = plan(cuda, preset="full", only=(name,), settings={"size_bytes": "64M", **mode})
+    assert {size for _, size in sizes(asked)} == {64 << 20}
+    short = plan(dataclasses.replace(cuda, rank_bytes=4 << 30), preset="node", only=(name,))
+    [reason] = {skipped.reason for skipped in short.skipped}
+    assert reason.startswith("size 1G needs about")

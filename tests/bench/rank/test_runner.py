@@ -14,12 +14,13 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 from ranks import Ranks
+from refusals import refusal
 
 from bench.launch.control_channel import Outcome, Work
 from bench.plan.cases import make_case
 from bench.plan.params import Value
 from bench.plan.plan import FaultSpec, Measure
-from bench.rank.runner import CaseRun, load_target
+from bench.rank.runner import CaseRun, load_target, refuse_float8
 from bench.rank.timing import Progress
 from bench.results.metrics import MetricValue
 from bench.results.records import Check, blame
@@ -348,3 +349,15 @@ def test_a_target_names_a_function_of_any_importable_module_or_is_refused_with_i
             load_target(target)
         assert str(refusal.value) == f"target '{target}' cannot be loaded: {told}"
     assert "needy_step" not in sys.modules
+
+
+def test_float8_is_refused_on_nccl_below_compute_capability_9_in_one_sentence() -> None:
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        for capability in ((8, 0), (8, 9)):
+            said = (
+                f"nccl carries {dtype} from compute capability 9.0 on; this GPU's is {'.'.join(map(str, capability))}"
+            )
+            assert refusal(refuse_float8, dtype, capability) == said
+        for capability in ((9, 0), (10, 0), (12, 0)):
+            refuse_float8(dtype, capability)
+    refuse_float8("bfloat16", (8, 0))

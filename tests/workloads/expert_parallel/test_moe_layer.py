@@ -17,6 +17,8 @@ from workloads.expert_parallel.moe_layer import (
     aux_loss,
     balance_loss,
     exchange_ffns,
+    kernel_note,
+    kernel_notes,
     let_experts_wait,
     mixtures,
 )
@@ -221,3 +223,17 @@ def test_each_row_takes_its_time_forward_and_twice_that_backward_and_leaves_zero
         for tensor in (x, *experts.parameters()):
             assert tensor.grad is not None
             assert torch.equal(tensor.grad, torch.zeros_like(tensor))
+
+
+def test_a_row_says_whether_experts_are_grouped_or_looped_over_on_a_gpu() -> None:
+    for capability, dtype, grouped in (
+        ((9, 0), torch.bfloat16, True),
+        ((10, 3), torch.bfloat16, True),
+        ((9, 0), torch.float32, False),
+        ((8, 0), torch.bfloat16, False),
+        ((12, 0), torch.bfloat16, False),
+    ):
+        words = kernel_note(dtype, capability)
+        assert words.startswith("experts: grouped" if grouped else "experts: looped"), (capability, dtype)
+        assert grouped or f"{str(dtype)[6:]} on compute capability {capability[0]}.{capability[1]}" in words
+    assert kernel_notes(CPU, torch.float32) == ()
