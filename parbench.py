@@ -6,7 +6,6 @@ Nothing heavy is imported before it is needed.
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,7 +91,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, epilog="Start with: parbench run")
-@click.version_option(version("parbench"), prog_name="parbench")
+@click.version_option(package_name="parbench", prog_name="parbench")
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Measure how this machine communicates and what that costs a training step, with proof and honest numbers."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from bench.machine.world_spec import WorldSpec
 from bench.plan.cases import Definition, Params, only_itself
+from bench.plan.catalogue import GLOO_REMEDY
 from bench.plan.params import Param, Value, choice
 from bench.text import UserError
 from workloads.context_parallel.context_case import PARAMS as CONTEXT
@@ -58,6 +59,9 @@ def require_shards(params: Mapping[str, Value], shape: Shape, nproc: int) -> Non
         raise UserError(f"replicate({nproc // shard}) * shard({shard}) != world size({nproc})")
 
 
+GLOO_ON_GPUS = ("ddp", "ddp_bf16", "zero1", "ep_dispatch", "allgather_kv", "ulysses")
+"""The steps, and methods of context parallelism, that gloo carries on GPUs: others send from rank to rank, or gather by
+DTensor, whose coalesced all_gather takes CPU tensors for granted."""
 STRATEGIES: dict[str, Strategy] = {}
 """What describes each step, by its short name: of those that are whole steps."""
 
@@ -85,6 +89,9 @@ def _step(
                 require(params, shape, spec.nproc)
         except UserError as error:
             return str(error)
+        if spec.gloo_on_gpus and name not in GLOO_ON_GPUS and params.get("method") not in GLOO_ON_GPUS:
+            method = f" with method={params['method']}" if "method" in params else ""
+            return f"gloo carries no CUDA tensors in what {name}{method} sends, or is checked by: {GLOO_REMEDY}"
         return place(params, spec)
 
     return Definition(

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from bench.launch.driver import Driver, StartRanks, remaining
 from bench.launch.launchers import Launcher, SrunLauncher, TorchrunLauncher, loopback_variables
 from bench.launch.monitor import START_SECONDS
 from bench.launch.processes import terminated_as_interrupted
+from bench.machine.machine import package_version
 from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
 from bench.machine.world_spec import Joined
 from bench.plan.cases import Case, load_catalogue
@@ -88,7 +88,7 @@ def run_options(
         join(START_SECONDS)
         return None
     if resume_path is None:
-        path, info = create_run(out, plan_run(options, modules, joined), version("parbench"))
+        path, info = create_run(out, plan_run(options, modules, joined), package_version("parbench") or "-")
         return _drive(Run(path=path, info=info, records=()), joined, as_json=as_json, nodelist=options.nodelist)
     if joined is not None:
         raise UserError("--resume starts its own ranks, and this one is there already (RANK): start it by itself")

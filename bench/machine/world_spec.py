@@ -25,6 +25,11 @@ class WorldSpec:
     notes: tuple[str, ...] = ()  # what numbers of it will not show
 
     @property
+    def gloo_on_gpus(self) -> bool:
+        """Whether gloo is to carry CUDA tensors, which in torch it does in plain collectives alone."""
+        return (self.backend, self.device) == ("gloo", "cuda")
+
+    @property
     def hosts(self) -> list[str]:
         """A name for each rank's node, taking nodes to hold equally many."""
         each = -(-self.nproc // self.nodes)

@@ -47,6 +47,7 @@ RING = Factor(text="(n-1)/n", of=lambda n: (n - 1) / n)
 ONE = Factor(text="1", of=lambda n: 1.0)
 
 SHARE = -1
+GLOO_REMEDY = "use --backend nccl with a GPU for each rank, or --device cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +114,16 @@ class OperationSpec:
         if "dtype" in params:
             yield from _of_data(params, n, n if self.sharded and "skew" not in params else 1, spec)
         yield from _of_ranks(params, n)
+        if spec.gloo_on_gpus and self.name.startswith("p2p."):
+            yield f"gloo sends no CUDA tensors from one rank to another: {GLOO_REMEDY}"
+        yield from self._of_modes(params, spec)
+
+    def _of_modes(self, params: Params, spec: WorldSpec) -> Iterator[str]:
         mode = params.get("mode")
         if mode == "graph" and spec.device != "cuda":
             yield f"mode graph needs CUDA; this is {spec.device}"
+        if mode == "graph" and spec.gloo_on_gpus and "group" in params:
+            yield f"mode graph: gloo moves data by the host, which no graph holds: {GLOO_REMEDY}"
         apart = self.in_place and params.get("placement") == "out_of_place"
         if mode == "async" and (apart or not self.asynchronous):
             yield f"mode async: {self.short_name} is several calls, or has no asynchronous form"
@@ -123,6 +131,8 @@ class OperationSpec:
             yield f"mode async: {self.short_name} with direction=in_turn is several calls"
         if mode == "coalesced" and (apart or spec.backend not in self.coalesced):
             yield f"mode coalesced: {spec.backend} cannot coalesce {self.short_name}"
+        if mode == "coalesced" and spec.gloo_on_gpus and self.name != "collective.reduce_scatter":
+            yield f"mode coalesced: gloo coalesces {self.short_name} of CPU tensors alone: {GLOO_REMEDY}"
 
 
 def _of_data(params: Params, n: int, shards: int, spec: WorldSpec) -> Iterator[str]:

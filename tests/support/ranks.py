@@ -31,10 +31,10 @@ class RankDiedError(AssertionError):
 
 
 class Ranks:
-    """A gang of ``size`` gloo ranks that does what it is sent."""
+    """A gang of ``size`` gloo ranks that does what it is sent; those on cuda may share a GPU, see ``staging``."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, device: str = "cpu") -> None:
+        self.size, self._device = size, device
         self._open()
 
     def _open(self) -> None:
@@ -78,7 +78,7 @@ class Ranks:
         self.close()
 
     def _start(self, rank: int, address: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-W", "error", __file__, address, self._folder.name]
+        command = [sys.executable, "-W", "error", __file__, address, self._folder.name, self._device]
         places = {"RANK": str(rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(rank)}
         variables = {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         return subprocess.Popen(command, env={**os.environ, **places, **variables})
@@ -90,7 +90,7 @@ class Ranks:
         return answer
 
 
-def serve(address: str, folder: str) -> None:
+def serve(address: str, folder: str, device: str) -> None:
     """Do, as one rank, what is sent until the connection closes."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
@@ -100,7 +100,9 @@ def serve(address: str, folder: str) -> None:
     connection = Client(address, authkey=b"tests")
     connection.send(int(os.environ["RANK"]))
     store = dist.FileStore(f"{folder}/store", int(os.environ["WORLD_SIZE"]))  # type: ignore[attr-defined]  # not in __all__
-    with open_world("gloo", "cpu", seed=0, timeout_seconds=60, store=store) as world:
+    if device == "cuda":
+        importlib.import_module("staging").stage()
+    with open_world("gloo", device, seed=0, timeout_seconds=60, store=store) as world:
         lasting = set(distributed_c10d._world.pg_map)
         while True:
             try:

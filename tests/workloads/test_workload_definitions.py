@@ -169,6 +169,19 @@ def test_what_does_not_divide_among_the_ranks_is_refused_with_its_numbers_and_no
     assert refuse({"shape": "tiny"}, WorldSpec(nproc=3, backend="nccl", device="cuda")) == "heads(4) % tp(3) != 0"
 
 
+def test_steps_that_gloo_does_not_carry_on_gpus_are_refused() -> None:
+    spec = WorldSpec(nproc=2, backend="gloo", device="cuda")
+    refused = {name: one.refuse(one.whole({"shape": "tiny"}), spec) for name, one in OF_NAME.items()}
+    assert {name for name, told in refused.items() if told is None} == {"ddp", "ddp_bf16", "zero1", "ep_dispatch"}
+    for name, told in refused.items():
+        assert told is None or told.startswith("gloo carries no CUDA tensors in what " + name), told
+    cp = OF_NAME["cp"]
+    carried = {"ulysses": None, "allgather_kv": None, "ring": "gloo", "usp": "gloo"}
+    for method, expected in carried.items():
+        told = cp.refuse(cp.whole({"shape": "tiny", "method": method}), spec)
+        assert (told and told[:4]) == expected, method
+
+
 def test_a_mesh_of_two_axes_is_the_world() -> None:
     for nproc, tp, told in [
         (1, 2, "dp(0) * tp(2) != world size(1)"),

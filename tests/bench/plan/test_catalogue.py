@@ -92,6 +92,20 @@ def test_float8_is_refused_on_gloo_in_words_and_carried_by_nccl() -> None:
         assert refusal("all_gather", nccl(), dtype=dtype) is None
 
 
+def test_what_gloo_does_not_carry_between_gpus_is_refused_with_what_does() -> None:
+    spec = WorldSpec(nproc=2, backend="gloo", device="cuda")
+    remedy = "use --backend nccl with a GPU for each rank, or --device cpu"
+    for name in ("sendrecv", "pairwise", *PAIRS):
+        assert refusal(name, spec) == f"gloo sends no CUDA tensors from one rank to another: {remedy}"
+    for name in ("all_reduce", *SHARDED, "broadcast", "reduce", "all_gather_v", "all_to_all_v", "barrier"):
+        assert refusal(name, spec) is None, name
+        assert str(refusal(name, spec, mode="graph")).startswith("mode graph"), name
+    assert refusal("copy", spec) is refusal("reduce_scatter", spec, mode="coalesced") is None
+    for name in ("all_reduce", "all_gather"):
+        told = refusal(name, spec, mode="coalesced")
+        assert told == f"mode coalesced: gloo coalesces {name} of CPU tensors alone: {remedy}"
+
+
 def test_a_mode_that_an_operation_does_not_have_is_refused_in_words() -> None:
     assert refusal("all_reduce", gloo(), mode="graph") == "mode graph needs CUDA; this is cpu"
     assert refusal("all_reduce", nccl(), mode="graph") is None
