@@ -24,6 +24,7 @@ from bench.results.records import Arrival, Check, RankState, Status, Stop
 LEFT_OUT = "left out: the run's time was spent"  # why a launch that came to a case too late has no measurement of it
 ADDRESS_VARIABLE = "PARBENCH_DRIVER"
 KEY_VARIABLE = "PARBENCH_KEY"
+DEVICE_VARIABLE = "PARBENCH_DEVICE"  # ranks on the CPU leave CUDA alone, even to say who they are
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -114,7 +114,8 @@ def work(
         if not (with_driver or done.is_set()):
             os._exit(1)
 
-    client.say(_hello(meeting.offer(client.own_address) if meeting else ""))
+    own_store = meeting.offer(client.own_address) if meeting else ""
+    client.say(_hello(own_store, on_cuda=driver.get(channel.DEVICE_VARIABLE) == "cuda"))
     job = client.hear()
     if not isinstance(job, Job):
         end()
@@ -209,18 +210,21 @@ def _stand_still(client: RankClient, index: int | None, error: Exception) -> Non
     threading.Event().wait()
 
 
-def _hello(meeting: str) -> channel.Hello:
-    uuid = None
+def _hello(meeting: str, *, on_cuda: bool) -> channel.Hello:
+    uuid, device = None, None
     facts: dict[str, Any] = {
         "version": importlib.metadata.version("torch"),
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
     }
-    if torch.cuda.is_available():
-        gpu = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
-        uuid = str(torch.cuda.get_device_properties(gpu).uuid).removeprefix("GPU-")  # nvidia-smi's prefix
-        facts["gpu"] = torch.cuda.get_device_name(gpu)
+    if on_cuda and torch.cuda.is_available():
+        device = torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as nvidia-smi writes it
+        facts["gpu"] = device.name
         facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    environment = {**capture(os.environ, gpu=uuid), "torch": facts}
+    if device is not None:  # the driver's tools do not tell it
+        environment.setdefault("gpu", {})["l2_cache_bytes"] = device.L2_cache_size
     in_step = {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= os.environ.keys()
     return channel.Hello(
         rank=int(os.environ["RANK"]),
@@ -228,7 +232,7 @@ def _hello(meeting: str) -> channel.Hello:
         host=socket.gethostname(),
         pid=os.getpid(),
         place=rank_place(socket.gethostname(), os.environ, uuid),
-        environment={**capture(os.environ), "torch": facts},
+        environment=environment,
         meeting=meeting,
         step="{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(os.environ) if in_step else "",
     )
