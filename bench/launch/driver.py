@@ -63,7 +63,7 @@ class Driver:
         audience: Audience,
         *,
         hosts: Sequence[str],
-        facts: Mapping[str, Any],
+        facts: Mapping[str, Mapping[str, Any]],
     ) -> None:
         self._path, self._info, self._plan = run.path, run.info, run.info.plan
         self._writer, self._start_gang, self._audience = writer, start_gang, audience
@@ -200,7 +200,7 @@ class Driver:
     def _learn(self, hellos: list[Hello]) -> None:
         """Keep what all ranks share in run.json, and what is different from it for the records to come."""
         common, rest = hoist([hello.environment for hello in hellos])
-        common |= self._facts
+        common |= {name: {**common.get(name, {}), **of} for name, of in self._facts.items()}
         places = [hello.place for hello in hellos if hello.place is not None]
         if len(places) == len(hellos):
             links = gpu_links(os.environ) if self._plan.device == "cuda" else {}

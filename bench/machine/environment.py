@@ -16,6 +16,7 @@ from bench.machine.gpu import Links, gpus_of, in_detail
 from bench.machine.machine import affinity, available_cores, contents, or_none, package_version
 
 VOLATILE = "load"  # the group of values that no two runs share, which comparisons pass over
+DISTURBANCES = "disturbances"  # in that group: what the doctor found at a run's start
 VARIABLE = "PARBENCH_EMULATED"
 EMULATED = "emulated"  # how a note begins that says that nodes or links are not real
 
