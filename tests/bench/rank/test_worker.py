@@ -201,7 +201,7 @@ def test_a_rank_tells_its_gpu_by_uuid_however_many_it_sees(
     devices = [SimpleNamespace(name=f"GPU {n}", uuid=uuid, L2_cache_size=50 << 20) for n, uuid in enumerate(uuids)]
     monkeypatch.setenv("PATH", install(tmp_path, listed)["PATH"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    monkeypatch.setattr(worker, "nccl_version", lambda: "2.28.9")
     monkeypatch.setattr(torch.cuda, "get_device_properties", devices.__getitem__)
     monkeypatch.setenv("LOCAL_RANK", "3")
     for count, last, watts in ((1, 0, 700.0), (2, 1, 500.0)):
@@ -211,6 +211,7 @@ def test_a_rank_tells_its_gpu_by_uuid_however_many_it_sees(
         assert (hello.place and hello.place.gpu) == listed[last]["uuid"]
         told, now = (hello.environment[group] for group in ("torch", "load"))
         assert (told["gpu"], told["nccl"]) == (f"GPU {last}", "2.28.9")
+        assert told["float32_matmul"] == "highest"
         kept = hello.environment["gpu"]
         assert (kept["uuid"], kept["power_limit_watts"]) == (listed[last]["uuid"], watts)
         assert (kept["l2_cache_bytes"], now["gpu"]["temperature_celsius"]) == (50 << 20, (28, 77)[last])
