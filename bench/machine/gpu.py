@@ -142,11 +142,10 @@ def gpu_links(environ: Mapping[str, str]) -> Links:
     # by UUIDs, as torch writes them: ranks count only the GPUs that are visible to them, and nvidia-smi counts all
     uuids = {gpu.index: gpu.uuid for gpu in gpus_of(environ)}
     # in nvidia-smi's matrix NV# is NVLink, SYS crosses NUMA nodes, the rest is PCIe
-    matrix = re.sub(r"\x1b\[[\d;]*m", "", nvidia_smi(environ, "topo", "-m") or "")
-    rows = re.findall(r"^\s*GPU(\d+)(.*\bX\b.*)$", matrix, re.MULTILINE)
+    matrix = nvidia_smi(environ, "topo", "-m") or ""
     found = {}
-    for index, words in rows:
-        for column, word in enumerate(words.split()[: len(rows)]):
+    for index, words in re.findall(r"^\s*GPU(\d+)(.*\bX\b.*)$", matrix, re.MULTILINE):
+        for column, word in enumerate(words.split()):  # the GPUs' columns are the first
             link = "NVLink" if re.fullmatch(r"NV\d+", word) else _LINKS.get(word)
             one, other = uuids.get(int(index)), uuids.get(column)
             if link and one and other and int(index) < column:

@@ -105,9 +105,14 @@ def test_a_tool_that_is_absent_fails_or_does_not_answer_tells_nothing(
     environ = {"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
     assert (visible_gpus(environ), gpu_links(environ), nvidia_smi(environ, "-L")) == ((), {}, None)
     line = "echo NVIDIA A100, 40960"
-    for body in (f"{line}\nexit 9", "echo No devices were found", "echo 'Field \"pid\" is not a valid field'\nexit 2"):
+    for body in ("echo No devices were found", "echo 'Field \"pid\" is not a valid field'\nexit 2"):
         write_tool(tmp_path, "nvidia-smi", body)
         assert visible_gpus(environ) == (), body
+    tool = Path(install(tmp_path, gpus(H100, 1))["PATH"]) / "nvidia-smi"
+    write_tool(
+        tmp_path, tool.name, f"{tool.read_text().removeprefix('#!/bin/sh').strip().removeprefix('exec ')}\nexit 9"
+    )
+    assert visible_gpus(environ) == (), "it failed, whatever it said before"
     [blind] = in_detail(environ, [Gpu(name="H100")])
     assert (blind.processes, blind.nvlinks, blind.remap_failed) == (None, None, None)
     write_tool(tmp_path, "nvidia-smi", "").write_bytes(b"\x7fELF, but no program")
