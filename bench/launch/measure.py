@@ -126,7 +126,8 @@ def _drive(run: Run, joined: Joined | None, *, as_json: bool, nodelist: str | No
         display = stack.enter_context(Display(total=len(pending) + len(skipped), as_json=as_json))
         start = _starter(run, joined, nodelist)
         hosts, facts = _whereabouts(run.info.plan, joined)
-        disturbing = {one.topic: one.found for one in examine_here(os.environ) if one.disturbs}
+        findings = examine_here(os.environ, gpus=run.info.plan.device == "cuda")
+        disturbing = {one.topic: one.found for one in findings if one.disturbs}
         facts |= {VOLATILE: {DISTURBANCES: disturbing}}
         driver = Driver(run, writer, start, display, hosts=hosts, facts=facts)
         stack.enter_context(terminated_as_interrupted())

@@ -36,13 +36,13 @@ _REMEDIES = {
     "/dev/shm": "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host",
     "gpu driver": "nvidia-smi and CUDA_VISIBLE_DEVICES tell why: a driver older than its libraries, a GPU off the bus",
     "gpu processes": "end them, or leave these GPUs out (CUDA_VISIBLE_DEVICES): they share time, memory and links",
-    "gpu clocks": "power: sudo nvidia-smi -pl WATTS; heat: see to cooling; set clocks: sudo nvidia-smi -rgc, -rac",
+    "gpu clocks": "power: sudo nvidia-smi -pl WATTS; heat: cooling; set clocks: sudo nvidia-smi -rgc, -rac",
     "gpu power": "sudo nvidia-smi -pl WATTS sets it, as far as the rack's power allows",
-    "mig": "a slice is measured, and nccl joins none: sudo nvidia-smi -mig 0, and reset the GPU",
+    "gpu mig": "a slice is measured, and nccl joins none: sudo nvidia-smi -mig 0, and reset the GPU",
     "gpu memory": "reset it (sudo nvidia-smi -r -i GPU) or reboot; have it replaced if they come again",
-    "pcie": "reseat it, and see lspci -vv (LnkCap, LnkSta): data to and from the host takes longer",
-    "nvlink": "see nvidia-smi nvlink -e, dmesg (Xid) and the fabric manager's log; then reset or replace it",
-    "persistence": "sudo nvidia-smi -pm 1: else the driver is unloaded between launches, which then start late",
+    "gpu pcie": "reseat it, and see lspci -vv (LnkCap, LnkSta): data to and from the host takes longer",
+    "gpu nvlink": "see nvidia-smi nvlink -e, dmesg (Xid) and the fabric manager's log; then reset or replace it",
+    "gpu persistence": "sudo nvidia-smi -pm 1: else the driver is unloaded between launches, which then start late",
     "swap": "free memory, then sudo swapoff -a && sudo swapon -a: ranks wait for pages that were swapped out",
 }
 
@@ -64,11 +64,12 @@ def sample_load(seconds: float = 0.3) -> dict[str, Any]:
     return {"steal_percent": steal, "swap_used_bytes": psutil.swap_memory().used, "shm_bytes": shm_bytes}
 
 
-def examine_here(environ: Mapping[str, str]) -> tuple[Finding, ...]:
+def examine_here(environ: Mapping[str, str], *, gpus: bool = True) -> tuple[Finding, ...]:
+    """Examine this machine, for a run on the CPU without its ``gpus``."""
     environment, machine = capture(environ), inspect_machine(environ)
-    has_tool = shutil.which("nvidia-smi", path=environ.get("PATH")) is not None
+    has_tool = gpus and shutil.which("nvidia-smi", path=environ.get("PATH")) is not None
     environment[VOLATILE] |= {**sample_load(), "has_nvidia_smi": has_tool}
-    return examine(replace(machine, gpus=in_detail(environ, machine.gpus)), environment)
+    return examine(replace(machine, gpus=in_detail(environ, machine.gpus) if gpus else ()), environment)
 
 
 def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -183,15 +184,15 @@ def _gpus(gpus: Sequence[Gpu], *, has_tool: bool) -> list[Finding]:
             lambda gpu: _of(gpu.power_limit_watts, gpu.power_default_watts, " W"),
             lambda gpu: _less(gpu.power_limit_watts, gpu.power_default_watts),
         ),
-        judged("mig", lambda gpu: _SWITCH[gpu.mig], lambda gpu: gpu.mig),
+        judged("gpu mig", lambda gpu: _SWITCH[gpu.mig], lambda gpu: gpu.mig),
         judged("gpu memory", _errors, lambda gpu: gpu.errors_uncorrected or gpu.remap_pending or gpu.remap_failed),
-        judged("pcie", _pcie, lambda gpu: _less(gpu.pcie_width, gpu.pcie_width_max)),
+        judged("gpu pcie", _pcie, lambda gpu: _less(gpu.pcie_width, gpu.pcie_width_max)),
         judged(
-            "nvlink",
+            "gpu nvlink",
             lambda gpu: _of(_active(gpu), len(gpu.nvlinks or ()) or None, " active"),
             lambda gpu: _less(_active(gpu), most),
         ),
-        judged("persistence", lambda gpu: _SWITCH[gpu.persistence], lambda gpu: gpu.persistence is False),
+        judged("gpu persistence", lambda gpu: _SWITCH[gpu.persistence], lambda gpu: gpu.persistence is False),
     ]
 
 

@@ -41,7 +41,15 @@ def test_the_tool_and_cuda_agree() -> None:
 def test_a_data_centres_gpu_tells_what_doctor_judges() -> None:
     findings = {found.topic: found for found in examine_here(os.environ)}
     print(render(list(findings.values())))
-    for topic in ("gpu driver", "gpu processes", "gpu clocks", "gpu power", "gpu memory", "pcie", "persistence"):
+    for topic in (
+        "gpu driver",
+        "gpu processes",
+        "gpu clocks",
+        "gpu power",
+        "gpu memory",
+        "gpu pcie",
+        "gpu persistence",
+    ):
         assert findings[topic].found != UNKNOWN, topic
     gpu = first()
     assert None not in (gpu.slowed_by, gpu.temperature_celsius, gpu.errors_uncorrected, gpu.remap_failed, gpu.mig)

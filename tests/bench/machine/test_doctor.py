@@ -33,8 +33,8 @@ TOPICS = [
     *("steal time", "virtual machine", "interface", "memory", "/dev/shm", "swap", "threads"),
 ]
 GPU_TOPICS = [
-    *("gpu driver", "gpu processes", "gpu clocks", "gpu power", "mig", "gpu memory", "pcie", "nvlink"),
-    "persistence",
+    *("gpu driver", "gpu processes", "gpu clocks", "gpu power", "gpu mig", "gpu memory", "gpu pcie", "gpu nvlink"),
+    "gpu persistence",
 ]
 
 
@@ -187,8 +187,8 @@ def test_a_gpu_disturbs_beyond_its_limits_and_not_where_they_are_unknown() -> No
         ("gpu power", {"power_limit_watts": 500.0}, "500 W", False),
         ("gpu power", {"power_limit_watts": 500.0, "power_default_watts": 700.0}, "500 of 700 W", True),
         ("gpu power", {"power_default_watts": 700.0}, UNKNOWN, False),
-        ("mig", {"mig": False}, "off", False),
-        ("mig", {"mig": True}, "on", True),
+        ("gpu mig", {"mig": False}, "off", False),
+        ("gpu mig", {"mig": True}, "on", True),
         ("gpu memory", {"ecc": False}, "ECC off", False),
         (
             "gpu memory",
@@ -200,14 +200,19 @@ def test_a_gpu_disturbs_beyond_its_limits_and_not_where_they_are_unknown() -> No
         ("gpu memory", {"rows_remapped": 2, "remap_pending": False}, "2 rows remapped", False),
         ("gpu memory", {"rows_remapped": 2, "remap_pending": True}, "2 rows remapped, a remap pending", True),
         ("gpu memory", {"remap_failed": True}, "a remap failed", True),
-        ("pcie", {"pcie_width": 8}, "8 lanes", False),
-        ("pcie", {"pcie_width_max": 16, "pcie_generation": 1, "pcie_generation_max": 5}, "generation 1 of 5", False),
-        ("pcie", {"pcie_width": 8, "pcie_width_max": 16}, "8 of 16 lanes", True),
-        ("nvlink", {"nvlinks": ()}, "0 active", False),
-        ("nvlink", {"nvlinks": links}, "2 of 2 active", False),
-        ("nvlink", {"nvlinks": (*links, 0.0)}, "2 of 3 active", False),
-        ("persistence", {"persistence": True}, "on", False),
-        ("persistence", {"persistence": False}, "off", True),
+        ("gpu pcie", {"pcie_width": 8}, "8 lanes", False),
+        (
+            "gpu pcie",
+            {"pcie_width_max": 16, "pcie_generation": 1, "pcie_generation_max": 5},
+            "generation 1 of 5",
+            False,
+        ),
+        ("gpu pcie", {"pcie_width": 8, "pcie_width_max": 16}, "8 of 16 lanes", True),
+        ("gpu nvlink", {"nvlinks": ()}, "0 active", False),
+        ("gpu nvlink", {"nvlinks": links}, "2 of 2 active", False),
+        ("gpu nvlink", {"nvlinks": (*links, 0.0)}, "2 of 3 active", False),
+        ("gpu persistence", {"persistence": True}, "on", False),
+        ("gpu persistence", {"persistence": False}, "off", True),
     ]
     for topic, told, words, disturbs in table:
         gpus = (Gpu(name="H100", index=4), Gpu(name="H100", index=6, **told))
@@ -216,7 +221,7 @@ def test_a_gpu_disturbs_beyond_its_limits_and_not_where_they_are_unknown() -> No
         assert (finding.found, finding.disturbs) == (expected, disturbs), (topic, told)
     uneven = (Gpu(name="H100", nvlinks=links), Gpu(name="H100", nvlinks=(26.562, 0.0)), Gpu(name="H100", nvlinks=()))
     for gpus in (uneven[:2], uneven[::2]):
-        assert examined(machine={"gpus": gpus, "torch_has_cuda": True})["nvlink"].disturbs
+        assert examined(machine={"gpus": gpus, "torch_has_cuda": True})["gpu nvlink"].disturbs
 
 
 def test_machines_with_gpus_are_told_in_words_with_a_remedy(tmp_path: Path) -> None:
@@ -244,48 +249,49 @@ def test_machines_with_gpus_are_told_in_words_with_a_remedy(tmp_path: Path) -> N
     [broken] = [found for found in examine_here(install(tmp_path, listed=[])) if found.topic in GPU_TOPICS]
     assert (broken.topic, broken.disturbs) == ("gpu driver", True)
     assert "no GPU is visible" in broken.found
-    assert not [found for found in examine_here({"PATH": ""}) if found.topic in GPU_TOPICS]
+    for environ, with_gpus in (({"PATH": ""}, True), (install(tmp_path, listed=gpus(H100, 8)), False)):
+        assert not [found for found in examine_here(environ, gpus=with_gpus) if found.topic in GPU_TOPICS]
 
 
 WORDS = """\
-gpu driver     ok        580.95.05
-gpu processes  ok        none
-gpu clocks     ok        SM 345 of 1980 MHz, memory 2619 of 2619 MHz, idle
-gpu power      ok        700 of 700 W
-mig            ok        off
-gpu memory     ok        ECC on, 0 uncorrected errors, 0 corrected errors, 0 rows remapped
-pcie           ok        16 of 16 lanes, generation 5 of 5
-nvlink         ok        18 of 18 active
-persistence    ok        on
+gpu driver       ok        580.95.05
+gpu processes    ok        none
+gpu clocks       ok        SM 345 of 1980 MHz, memory 2619 of 2619 MHz, idle
+gpu power        ok        700 of 700 W
+gpu mig          ok        off
+gpu memory       ok        ECC on, 0 uncorrected errors, 0 corrected errors, 0 rows remapped
+gpu pcie         ok        16 of 16 lanes, generation 5 of 5
+gpu nvlink       ok        18 of 18 active
+gpu persistence  ok        on
 
-gpu driver     ok        580.95.05
-gpu processes  ok        none
-gpu clocks     ok        SM 210 of 2520 MHz, memory 405 of 9001 MHz, idle
-gpu power      ok        350 of 350 W
-mig            -         -
-gpu memory     ok        ECC on, 0 uncorrected errors, 0 corrected errors, 0 rows remapped
-pcie           ok        16 of 16 lanes, generation 1 of 4
-nvlink         -         -
-persistence    disturbs  off
-                         sudo nvidia-smi -pm 1: else the driver is unloaded between launches, which then start late
+gpu driver       ok        580.95.05
+gpu processes    ok        none
+gpu clocks       ok        SM 210 of 2520 MHz, memory 405 of 9001 MHz, idle
+gpu power        ok        350 of 350 W
+gpu mig          -         -
+gpu memory       ok        ECC on, 0 uncorrected errors, 0 corrected errors, 0 rows remapped
+gpu pcie         ok        16 of 16 lanes, generation 1 of 4
+gpu nvlink       -         -
+gpu persistence  disturbs  off
+                           sudo nvidia-smi -pm 1: else the driver is unloaded between launches, which then start late
 
-gpu driver     ok        470.256.02
-gpu processes  disturbs  GPU 0,2-3: none; GPU 1: python (pid 4711), python (pid 4712)
-                         end them, or leave these GPUs out (CUDA_VISIBLE_DEVICES): they share time, memory and links
-gpu clocks     disturbs  GPU 0-2: SM 1095 of 1410 MHz; GPU 3: SM 705 of 1410 MHz, slowed by hardware slowdown and \
+gpu driver       ok        470.256.02
+gpu processes    disturbs  GPU 0,2-3: none; GPU 1: python (pid 4711), python (pid 4712)
+                           end them, or leave these GPUs out (CUDA_VISIBLE_DEVICES): they share time, memory and links
+gpu clocks       disturbs  GPU 0-2: SM 1095 of 1410 MHz; GPU 3: SM 705 of 1410 MHz, slowed by hardware slowdown and \
 hardware thermal slowdown at 91 degrees C
-                         power: sudo nvidia-smi -pl WATTS; heat: see to cooling; set clocks: sudo nvidia-smi -rgc, -rac
-gpu power      disturbs  GPU 0-1,3: 400 of 400 W; GPU 2: 300 of 400 W
-                         sudo nvidia-smi -pl WATTS sets it, as far as the rack's power allows
-mig            disturbs  GPU 0-1,3: off; GPU 2: on
-                         a slice is measured, and nccl joins none: sudo nvidia-smi -mig 0, and reset the GPU
-gpu memory     disturbs  GPU 0-2: ECC on; GPU 3: ECC on, 3 uncorrected errors, a remap pending
-                         reset it (sudo nvidia-smi -r -i GPU) or reboot; have it replaced if they come again
-pcie           disturbs  GPU 0-2: 16 of 16 lanes; GPU 3: 8 of 16 lanes
-                         reseat it, and see lspci -vv (LnkCap, LnkSta): data to and from the host takes longer
-nvlink         disturbs  GPU 0-2: 12 of 12 active; GPU 3: 11 of 12 active
-                         see nvidia-smi nvlink -e, dmesg (Xid) and the fabric manager's log; then reset or replace it
-persistence    ok        on
+                           power: sudo nvidia-smi -pl WATTS; heat: cooling; set clocks: sudo nvidia-smi -rgc, -rac
+gpu power        disturbs  GPU 0-1,3: 400 of 400 W; GPU 2: 300 of 400 W
+                           sudo nvidia-smi -pl WATTS sets it, as far as the rack's power allows
+gpu mig          disturbs  GPU 0-1,3: off; GPU 2: on
+                           a slice is measured, and nccl joins none: sudo nvidia-smi -mig 0, and reset the GPU
+gpu memory       disturbs  GPU 0-2: ECC on; GPU 3: ECC on, 3 uncorrected errors, a remap pending
+                           reset it (sudo nvidia-smi -r -i GPU) or reboot; have it replaced if they come again
+gpu pcie         disturbs  GPU 0-2: 16 of 16 lanes; GPU 3: 8 of 16 lanes
+                           reseat it, and see lspci -vv (LnkCap, LnkSta): data to and from the host takes longer
+gpu nvlink       disturbs  GPU 0-2: 12 of 12 active; GPU 3: 11 of 12 active
+                           see nvidia-smi nvlink -e, dmesg (Xid) and the fabric manager's log; then reset or replace it
+gpu persistence  ok        on
 """
 
 
