@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
+import torch
 import torch.distributed as dist
 
 from bench.results.details import Calls, Communication
@@ -31,11 +32,13 @@ from workloads.step.trace import (
     intersection,
     length,
     rank_timeline,
+    spans_of_calls,
     trace_step,
     union,
 )
 
 _MOST_INTERVALS = 200_000
+_MOST_WATCHING = 0.05
 ByKind = Mapping[str, Sequence[float]]
 
 
@@ -44,7 +47,8 @@ class Observed:
     """One rank's steps: walls and traced arithmetic in seconds by kind, what traces say, and that of median wall.
 
     What silences communication looks at every operator, which takes time; a watched step is looked at in the same way
-    and communicates, so that the difference is communication's alone.
+    and communicates, so that the difference is communication's alone. ``comm`` are the spans of each call and
+    ``unseen`` the axes with unseen calls in each plain trace; see ``Seen``.
     """
 
     calls: tuple[SentCall, ...]
@@ -52,7 +56,8 @@ class Observed:
     walls: dict[str, list[float]]
     arithmetic: dict[str, list[float]]
     breakdowns: list[Breakdown]
-    comm: list[list[Span]]
+    comm: list[list[Span | None]]
+    unseen: list[set[str]]
     wait_seconds: list[float]
     middle: int
     timeline: RankTimeline
@@ -103,19 +108,18 @@ class Overlap:
         plain = traces["plain"]
         walls["traced"] = [trace.wall_seconds for trace in plain]
         middle, late_ns = self._middle(plain)
-        shown = plain[middle]
-        known = len(calls) == len(shown.comm)
-        operations = [call.op for call in calls] if known else ["communication"] * len(shown.comm)
+        seen = [held_against(trace, calls) for trace in plain]
         return Observed(
             calls=calls,
             members={name: dist.get_process_group_ranks(group) for name, group in self._layout.axes.items()},
             walls=walls,
             arithmetic={kind: [length(trace.compute) / 1e9 for trace in traces[kind]] for kind in looks},
-            breakdowns=[_broken_down(trace, calls) for trace in plain],
-            comm=[trace.comm for trace in plain],
-            wait_seconds=[_waited(trace) for trace in plain],
+            breakdowns=[broken_down(*one) for one in zip(plain, seen, strict=True)],
+            comm=[one.spans for one in seen],
+            unseen=[one.unseen for one in seen],
+            wait_seconds=[waited(trace) for trace in plain],
             middle=middle,
-            timeline=rank_timeline(world.rank, shown, _axes_of(shown, calls), operations, late_ns),
+            timeline=rank_timeline(world.rank, plain[middle], seen[middle].named, late_ns),
         )
 
     def summarise(self, told: Sequence[Observed]) -> Explanation:
@@ -130,10 +134,17 @@ class Overlap:
             ranks=tuple(one.timeline for one in told),
         )
         shown = sum(len(rank.intervals) for rank in timeline.ranks) <= _MOST_INTERVALS
+        times, middle = self._times(told), told[0].middle
+        missed = sorted({axis for one in told for axis in one.unseen[middle]})
+        unknown = f"exposed, idle and wait are unknown: the profiler saw not all calls on {', '.join(missed)}"
         return Explanation(
-            metrics={**self._times(told), **self._peers(told)},
+            metrics={**times, **self._peers(told)},
             details=Communication(comm_calls=summed, plain_step_seconds=plain).as_details,
-            notes=self._notes_of(plain),
+            notes=(
+                *self._notes_of(plain),
+                *([unknown] if missed else []),
+                *doubts_of_ect(self._world.device, times["watching_overhead"].value),
+            ),
             timeline=timeline if shown else None,
         )
 
@@ -152,23 +163,24 @@ class Overlap:
         last = max(told, key=lambda seen: seen.breakdowns[middle].wall_seconds)
         one = last.breakdowns[middle]
         how = f"the slowest rank's traced step of median wall, of {len(last.breakdowns)}"
-        # where spans were not told apart by axis, an axis' 0 would be untrue
-        axes = () if OTHER in one.exposed_comm_seconds else self._layout.axes
-        exposed = {**dict.fromkeys(axes, 0.0), **one.exposed_comm_seconds}
+        # where spans were not told apart by axis, an axis' 0 would be untrue, as is any where calls were not seen
+        axes, unseen = () if OTHER in one.exposed_comm_seconds else self._layout.axes, last.unseen[middle]
+        exposed = {**dict.fromkeys(axes, 0.0), **one.exposed_comm_seconds, **dict.fromkeys(unseen)}
         parts = {
             "compute": one.compute_seconds,
             **{f"exposed_comm.{axis}": seconds for axis, seconds in exposed.items()},
             "exposed_copy": one.copy_seconds,
-            "idle": one.idle_seconds,
+            "idle": None if unseen else one.idle_seconds,
             "residual": one.residual_seconds,
-            "comm_wait": last.wait_seconds[middle],
+            "comm_wait": None if unseen else last.wait_seconds[middle],
         }
         return {**values(parts, how), **differences([seen.walls for seen in told], [seen.arithmetic for seen in told])}
 
     def _peers(self, told: Sequence[Observed]) -> dict[str, MetricValue]:
         """Return how long communication itself takes, and how long a rank waits in it for a peer to come."""
-        calls = told[0].calls
-        if self._layout.holds_stage_only or any(len(comm) != len(calls) for seen in told for comm in seen.comm):
+        calls, comms = told[0].calls, [comm for seen in told for comm in seen.comm]
+        unseen = any(axes for seen in told for axes in seen.unseen)
+        if self._layout.holds_stage_only or unseen or any(len(comm) != len(calls) for comm in comms):
             return {}  # ranks make other calls, or the trace cannot be held against them
         split = [[_moved_and_waited(told, rank, i) for i in range(len(told[0].comm))] for rank in range(len(told))]
         moved = {
@@ -193,39 +205,77 @@ def differences(walls: Sequence[ByKind], arithmetic: Sequence[ByKind]) -> dict[s
     return values(found, f"the slowest rank of each turn{each}") | values(slowdown, f"mean over ranks{each}")
 
 
-def _broken_down(trace: Trace, calls: Sequence[SentCall]) -> Breakdown:
+def doubts_of_ect(device: torch.device, watching: float | None) -> tuple[str, ...]:
+    """Return what to say of an ECT whose device waits for a host that is held up by looking at every operator."""
+    if device.type != "cuda" or watching is None or watching <= _MOST_WATCHING:
+        return ()
+    longer = f"the watched step takes {1 + watching:.2f} times as long as a plain one"
+    return (f"ect is a lower bound: {longer}, and where a device waits for its host communication is hidden",)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A trace's communication: the span of each call, None of one not seen, or none if they cannot be told apart; all
+    that was seen, with axis and operation; and the axes with calls that were not."""
+
+    spans: list[Span | None]
+    named: list[tuple[str, str, Span]]
+    unseen: set[str]
+
+
+def held_against(trace: Trace, calls: Sequence[SentCall]) -> Seen:
+    """Hold a trace against the calls of a step, which makes the same in the same order each time.
+
+    A call on a group of one rank moves nothing, and need not be seen.
+    """
+    spans = spans_of_calls(trace, [call.axis for call in calls])
+    if spans is None:
+        axes = {call.axis for call in calls}
+        axis = axes.pop() if len(axes) == 1 else OTHER
+        missed = set() if trace.comm else {call.axis for call in calls if call.ranks > 1}
+        return Seen([], [(axis, "communication", span) for span in trace.comm], missed)
+    together: dict[tuple[str, Span], list[str]] = {}
+    for call, span in zip(calls, spans, strict=True):
+        if span is not None:
+            together.setdefault((call.axis, span), []).append(call.op)
+    named = [(axis, " + ".join(dict.fromkeys(ops)), span) for (axis, span), ops in together.items()]
+    return Seen(spans, named, {c.axis for c, span in zip(calls, spans, strict=True) if span is None and c.ranks > 1})
+
+
+def broken_down(trace: Trace, seen: Seen) -> Breakdown:
     by_axis: dict[str, list[Span]] = {}
-    for axis, span in zip(_axes_of(trace, calls), trace.comm, strict=True):
+    for axis, _, span in seen.named:
         by_axis.setdefault(axis, []).append(span)
     return break_down(trace.step, trace.compute, by_axis, trace.copies, measured_wall_seconds=trace.wall_seconds)
 
 
-def _axes_of(trace: Trace, calls: Sequence[SentCall]) -> list[str]:
-    """Return the axis of each communication of a trace: a step makes the same calls in the same order each time."""
-    if len(trace.comm) == len(calls):
-        return [call.axis for call in calls]
-    axes = {call.axis for call in calls}
-    return [axes.pop() if len(axes) == 1 else OTHER] * len(trace.comm)
+def waited(trace: Trace) -> float:
+    """Return the seconds in which the host issued communication, or did nothing while some was under way.
 
-
-def _waited(trace: Trace) -> float:
-    """Return the seconds in which the host issued communication, or did nothing while some was under way."""
+    Of a device, whose host runs ahead and at the end stands still for whatever is left, those when it did nothing else.
+    """
+    comm = intersection(trace.comm, [trace.step])
+    if trace.issued is not None:
+        return length(difference(comm, [*trace.compute, *trace.copies])) / 1e9
     still = gaps(trace.busy, trace.step)
-    return length(union([*trace.called, *intersection(still, union(trace.comm))])) / 1e9
+    return length(union([*trace.called, *intersection(still, comm)])) / 1e9
 
 
 def _moved_and_waited(told: Sequence[Observed], rank: int, iteration: int) -> tuple[dict[str, float], float]:
     """Return the seconds of one rank's traced step in which communication moved, by axis, and waited for a peer.
 
     A call takes as long as on the rank of its group where it took least; what another rank spends before that in it, it
-    waits. Calls at the same time count once.
+    waits. Calls at the same time count once, and one of a single rank, which may not be seen, not at all.
     """
     moving: dict[str, list[Span]] = {}
     waiting: list[Span] = []
     for k, call in enumerate(told[rank].calls):
         peers = told[rank].members.get(call.axis, range(len(told)))
-        least = min(stop - start for start, stop in (told[peer].comm[iteration][k] for peer in peers))
-        start, stop = told[rank].comm[iteration][k]
+        spans = {peer: span for peer in (rank, *peers) if (span := told[peer].comm[iteration][k]) is not None}
+        if rank not in spans:
+            continue
+        least = min(stop - start for start, stop in spans.values())
+        start, stop = spans[rank]
         moving.setdefault(call.axis, []).append((stop - least, stop))
         waiting.append((start, stop - least))
     everything = [span for spans in moving.values() for span in spans]

@@ -4,6 +4,7 @@ Spans as sets, union, intersection and difference, and by them where the wall ti
 """
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,15 +24,19 @@ PHASE = "parbench:"
 """How the ranges begin that a step names itself."""
 _ISSUE = "c10d::"
 _WAIT = "_c10d_functional::wait_tensor"
+_WITHIN_ISSUE = "record_param_comms"  # what torch's backends record of a call, inside it
+_LAUNCH = ("cudaLaunch", "cuLaunch")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     """Spans in ns of a step on the host, arithmetic, each communication in order and copies; the wall by our own clock.
 
-    A communication lasts from its issue to its end. ``busy`` is when the host was in any operation, ``called`` when it
-    was issuing communication or waiting for it in an operation of torch's. ``began_ns`` is the step's start on
-    ``time.perf_counter_ns``'s clock; ``phases`` are the ranges that the step names itself, such as forward.
+    A communication lasts from its issue to its end, on a device as long as its kernel. ``busy`` is when the host was in
+    any operation, ``called`` when it was issuing communication or waiting for it in an operation of torch's.
+    ``began_ns`` is the step's start on ``time.perf_counter_ns``'s clock; ``phases`` are the ranges that the step names
+    itself, such as forward. Of a device, ``issued`` is when the host issued each call and ``launched`` when it launched
+    each communication's kernel, None where that is not known; of a host ``issued`` is None.
     """
 
     step: Span
@@ -43,6 +48,8 @@ class Trace:
     busy: list[Span]
     began_ns: int = 0
     phases: list[tuple[str, Span]] = field(default_factory=list)
+    issued: list[Span] | None = None
+    launched: list[int | None] = field(default_factory=list)
 
 
 def trace_step(step: Callable[[], object], device: torch.device) -> Trace:
@@ -87,22 +94,67 @@ def _on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
 def _on_device(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
     """Read a step whose arithmetic is the device's: its kernels, NCCL's among them, and its copies."""
     whole = next(event for event in events if event.name == STEP and not event.device)
-    ran: dict[str, list[Span]] = {"compute": [], "comm": [], "copies": []}
-    for event in events:
-        if event.device and not event.annotation:
-            other = "copies" if event.name.startswith(("Memcpy", "Memset")) else "compute"
-            ran["comm" if event.name.startswith("nccl") else other].append(_span(event))
     host = [event for event in events if not event.device and not event.asynchronous]
-    called = union(_spans(event for event in host if event.name.startswith(_ISSUE) or event.name == _WAIT))
+    issued = [event for event in host if event.name.startswith(_ISSUE)]
+    calls = {e.correlation: e.start_ns for e in [*issued, *(e for e in host if e.name == _WITHIN_ISSUE)]}
+    launches = {event.correlation: event.start_ns for event in host if event.name.startswith(_LAUNCH)}
+    ran: dict[str, list[Span]] = {"compute": [], "copies": []}
+    comm: list[tuple[Span, int | None]] = []
+    for event in events:
+        if not event.device or event.annotation:
+            continue
+        if event.name.startswith("nccl"):
+            of_call = calls.get(event.linked) if event.linked else None
+            comm.append((_span(event), launches.get(event.correlation) if of_call is None else of_call))
+        else:
+            ran["copies" if event.name.startswith(("Memcpy", "Memset")) else "compute"].append(_span(event))
+    comm.sort(key=lambda kernel: kernel[0])
+    called = union([*_spans(issued), *_spans(event for event in host if event.name == _WAIT)])
     return Trace(
         step=_span(whole),
         wall_seconds=wall_seconds,
         compute=union(ran["compute"]),
-        comm=sorted(ran["comm"]),
+        comm=[span for span, _ in comm],
         copies=union(ran["copies"]),
         called=called,
         busy=union([*_spans(event for event in host if event.name.startswith("aten::")), *called]),
+        issued=_spans(issued),
+        launched=[launched for _, launched in comm],
     )
+
+
+def spans_of_calls(trace: Trace, axes: Sequence[str]) -> list[Span | None] | None:
+    """Return the span of each call of a step, None of one that was not seen; ``axes`` are the calls', in their order.
+
+    None instead where the trace cannot be held against them. A host's are in the order of issue. A device's kernels
+    run in another order on each communicator, so each belongs to the call within which the host launched it; one
+    launched after its call has returned, as coalesced calls are, belongs to that and to all before it on the same axis
+    that have none.
+    """
+    if trace.issued is None:
+        return list(trace.comm) if len(trace.comm) == len(axes) else None
+    known = [
+        (launched, span) for launched, span in zip(trace.launched, trace.comm, strict=True) if launched is not None
+    ]
+    if len(trace.issued) != len(axes) or len(known) < len(trace.comm):
+        return None
+    starts = [start for start, _ in trace.issued]
+    found: list[Span | None] = [None] * len(axes)
+    together: dict[int, range] = {}
+    for launched, (start, stop) in sorted(known):
+        last = bisect_right(starts, launched) - 1
+        if last < 0:
+            return None
+        if last not in together:
+            first = last
+            if launched >= trace.issued[last][1]:
+                while first and found[first - 1] is None and axes[first - 1] == axes[last]:
+                    first -= 1
+            together[last] = range(first, last + 1)
+        for i in together[last]:
+            began, ended = found[i] or (start, stop)
+            found[i] = min(began, start), max(ended, stop)
+    return found
 
 
 def _spans(events: Iterable[TraceEvent]) -> list[Span]:
@@ -113,10 +165,8 @@ def _span(event: TraceEvent) -> Span:
     return event.start_ns, event.stop_ns
 
 
-def rank_timeline(
-    rank: int, trace: Trace, axes: Sequence[str], operations: Sequence[str], late_ns: int
-) -> RankTimeline:
-    """Return one rank's step, which began ``late_ns`` after the first rank's, by its communications' axes and names.
+def rank_timeline(rank: int, trace: Trace, comm: Iterable[tuple[str, str, Span]], late_ns: int) -> RankTimeline:
+    """Return one rank's step, which began ``late_ns`` after the first rank's; ``comm`` has axis, operation and span.
 
     Compute and copies are as the breakdown counts them: disjoint, and copies only where nothing is computed.
     """
@@ -132,7 +182,7 @@ def rank_timeline(
     found = [interval(PHASE_STREAM, name, span) for name, span in trace.phases]
     found += [interval(COMPUTE_STREAM, COMPUTE_STREAM, span) for span in computing]
     found += [interval(COPY, COPY, span) for span in copying]
-    for axis, operation, span in zip(axes, operations, trace.comm, strict=True):
+    for axis, operation, span in comm:
         found += [interval(f"{COMM} {axis}", operation, part) for part in intersection([span], [trace.step])]
     return RankTimeline(rank=rank, start_us=at(trace.step[0]), stop_us=at(trace.step[1]), intervals=tuple(found))
 

@@ -97,8 +97,7 @@ def traces(world: World, names: list[str]) -> dict[str, tuple[Trace, int, RankTi
         calls = counted(step.step, step.layout.axes)
         for _ in range(2):  # the first time torch's profiler misses some of gloo's events
             trace = trace_step(step.step, world.device)
-        number = len(trace.comm)
-        timeline = rank_timeline(world.rank, trace, ["dp"] * number, ["communication"] * number, 0)
+        timeline = rank_timeline(world.rank, trace, [("dp", "communication", span) for span in trace.comm], 0)
         found[name] = trace, len(calls), timeline
         step.close()
     return found
@@ -199,7 +198,8 @@ def test_intervals_are_clipped_to_the_step_and_begin_with_it_or_as_much_later_as
         ("comm tp", "all_gather", 13.0, 20.0),
     ]
     for late in (0, 3):
-        found = rank_timeline(1, TRACE, ["dp", "tp"], ["all_reduce", "all_gather"], late * US)
+        comm = zip(("dp", "tp"), ("all_reduce", "all_gather"), TRACE.comm, strict=True)
+        found = rank_timeline(1, TRACE, comm, late * US)
         shown = [(one.stream, one.name, one.start_us, one.stop_us) for one in found.intervals]
         assert shown == [(stream, name, start + late, stop + late) for stream, name, start, stop in expected]
         assert (found.rank, found.start_us, found.stop_us) == (1, late, 20 + late)
