@@ -23,7 +23,7 @@ from bench.rank.runner import load_target
 from bench.world.torch_compat import group_named
 from bench.world.world import World
 from workloads.costs.parameter_table import num_parameters
-from workloads.data_parallel.fsdp import what_stays_exposed
+from workloads.data_parallel.fsdp import shard, what_stays_exposed
 from workloads.step.layout import Layout, local, make_mesh, whole
 from workloads.step.sent_bytes import Counted, SentCall, counted
 from workloads.step.training_step import TrainingStep
@@ -349,6 +349,24 @@ def test_explicit_prefetch_gathers_one_layer_ahead_of_the_roots_and_a_layers_own
         for prefetch, gathers in (("default", [1, 2, 3, 4]), ("explicit", [2, 3, 4, 4])):
             found = two_ranks.call("test_parallelisms:gathers_before_each_layer", case=name, prefetch=prefetch)
             assert found == [gathers] * 2, (name, prefetch)
+
+
+@pytest.mark.parametrize(("device", "asynchronous"), [("cpu", [True]), ("cuda", [])])
+def test_explicit_prefetch_leaves_a_gpu_fsdps_own_streams(
+    monkeypatch: pytest.MonkeyPatch, device: str, asynchronous: list[bool]
+) -> None:
+    found: list[bool] = []
+    prefetched: list[object] = []
+    wrapped: Any = SimpleNamespace(
+        _set_unshard_async_op=lambda async_op: found.append(async_op),
+        set_modules_to_forward_prefetch=prefetched.append,
+        set_modules_to_backward_prefetch=prefetched.append,
+    )
+    monkeypatch.setattr("workloads.data_parallel.fsdp.fully_shard", lambda *_, **__: wrapped)
+    model: Any = SimpleNamespace(layers=[nn.Linear(1, 1) for _ in range(3)])
+    mesh: Any = SimpleNamespace(device_type=device)
+    shard(model, mesh, reshard=True, prefetch="explicit")
+    assert (found, len(prefetched)) == (asynchronous, 6)
 
 
 def test_a_row_names_what_stays_exposed_on_gloo_and_says_nothing_elsewhere() -> None:

@@ -96,9 +96,9 @@ def shard(
     root = on(model, reshard_after_forward=reshard if reshard_root is None else reshard_root)
     if prefetch != "explicit":
         return
-    # asynchronously, one layer ahead: on a CPU torch does neither itself
-    for module in (root, *layers):
-        module._set_unshard_async_op(async_op=True)
+    # asynchronously, one layer ahead: on a CPU torch does neither itself; on CUDA it would give up FSDP's own streams
+    if mesh.device_type == "cpu":
+        root._set_unshard_async_op(async_op=True)
     root.set_modules_to_forward_prefetch(layers[:1])
     root.set_modules_to_backward_prefetch(layers[-1:])
     for before, after in pairwise(layers):
