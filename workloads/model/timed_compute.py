@@ -7,6 +7,8 @@ are labelled "timed compute". T is one rank's whole forward of one microbatch; i
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from math import inf
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ from workloads.model.transformer import Attention
 COMPUTE_RANGE = "parbench:compute"
 _CALIBRATION_CYCLES = 20_000_000
 _CALIBRATION_ROUNDS = 3
+_SETTLED = 0.01
+_LEAST_SPIN_SECONDS, _MOST_SPINS = 0.25, 60  # an idle GPU takes some of a second until its clocks are up
 
 
 class TimedCompute:
@@ -37,7 +41,11 @@ class TimedCompute:
         self._device, self._clock, self._sleep = device, clock, sleep
         self._late_seconds = 0.0
         self.forward_scale = self.backward_scale = 1.0
-        self._cycles_per_second = _calibrate(device) if device.type == "cuda" else 0.0
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What to say of a calibration in which clocks did not settle."""
+        return _calibration(self._device)[1] if self._device.type == "cuda" else ()
 
     @contextmanager
     def waiting(self, seconds: float) -> Iterator[None]:
@@ -49,7 +57,7 @@ class TimedCompute:
         with record_function(COMPUTE_RANGE):
             yield
             if self._device.type == "cuda":
-                torch.cuda._sleep(int(seconds * self._cycles_per_second))  # type: ignore[no-untyped-call]
+                torch.cuda._sleep(int(seconds * _calibration(self._device)[0]))  # type: ignore[no-untyped-call]
             elif (left := end - self._clock()) > 0:
                 self._sleep(left)
         self._late_seconds = self._clock() - end  # only now: leaving the range takes time too
@@ -64,16 +72,35 @@ class TimedCompute:
         self._late_seconds = 0.0
 
 
-def _calibrate(device: torch.device) -> float:
-    """Return the cycles per second of the device's spinning kernel, from the second of two, once clocks are up."""
-    for _ in range(2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        with torch.cuda.device(device):
-            start.record()
-            torch.cuda._sleep(_CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
-            end.record()
-            end.synchronize()
-    return _CALIBRATION_CYCLES / (float(start.elapsed_time(end)) / 1e3)
+@cache
+def _calibration(device: torch.device) -> tuple[float, tuple[str, ...]]:
+    """Return the cycles per second of the device's spinning kernel, and what makes them doubtful."""
+    seconds, apart = settled(lambda: _spin(device))
+    unsettled = f"timed compute: waits may be off by {apart:.0%}, for the GPU's clock did not settle"
+    return _CALIBRATION_CYCLES / seconds, (unsettled,) if apart > _SETTLED else ()
+
+
+def settled(spin: Callable[[], float]) -> tuple[float, float]:
+    """Return the seconds of a spin once clocks are up, and by what part it differs from the one before.
+
+    Spins for a while and until two agree within 1 %, but not for ever.
+    """
+    spins = [spin()]
+    apart = inf
+    while len(spins) < _MOST_SPINS and (apart > _SETTLED or sum(spins) < _LEAST_SPIN_SECONDS):
+        spins.append(spin())
+        apart = abs(spins[-1] / spins[-2] - 1)
+    return spins[-1], apart
+
+
+def _spin(device: torch.device) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):
+        start.record()
+        torch.cuda._sleep(_CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
+        end.record()
+        end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
 
 
 class TimedLinear(nn.Linear):

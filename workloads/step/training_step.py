@@ -52,8 +52,9 @@ class TrainingStep:
     ) -> None:
         self._world, self.spec = world, strategy(params, world.size, world.device.type)
         model = build(self.spec.shape, world.seed, world.device, dtype_of(self.spec))
-        self._waiter = TimedCompute(world.device)
+        self._waiter, self._doubts = TimedCompute(world.device), dict[str, None]()
         if self.spec.timed_seconds is not None:
+            self._doubts = dict.fromkeys(doubt for doubts in world.gather(self._waiter.doubts) for doubt in doubts)
             self._make_timed(model, self.spec.timed_seconds)
         checkpoint(model, self.spec.checkpointing)
         self.layout = lay_out(model, world, self.spec, params)
@@ -107,7 +108,7 @@ class TrainingStep:
                 **self._bytes_formula(),
                 **self.layout.details,
             },
-            notes=(*self.layout.notes, *([TIMED] if self.spec.timed else [])),
+            notes=(*self.layout.notes, *([TIMED] if self.spec.timed else []), *self._doubts),
         )
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
