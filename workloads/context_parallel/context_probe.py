@@ -33,6 +33,7 @@ class Seen:
     pairs: dict[tuple[str, int], int] = field(default_factory=dict)
     rounds: list[list[Wait]] = field(default_factory=list)
     alone: dict[Size, list[float]] = field(default_factory=dict)
+    uncertainty_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,13 @@ class AttentionProbe:
 
         take_turns(self.world, budget_seconds, turn, most=3)
         pairs = dict(self.recorder.pairs)
-        return Seen(sent=sent, pairs=pairs, rounds=rounds, alone=self._seconds_alone(rounds[-1]))
+        return Seen(
+            sent=sent,
+            pairs=pairs,
+            rounds=rounds,
+            alone=self._seconds_alone(rounds[-1]),
+            uncertainty_seconds=self.recorder.uncertainty_seconds,
+        )
 
     def _seconds_alone(self, waits: Sequence[Wait]) -> dict[Size, list[float]]:
         world = self.world
@@ -102,7 +109,10 @@ class AttentionProbe:
         exposed, waited = _exposed_and_waited(told, range(len(told[0].rounds[-1])))
         metrics |= values({"attention_comm": sum(hop.comm_seconds for hop in hops)}, "on the slowest rank")
         metrics |= values({"attention_exposed": exposed, "attention_wait": waited})
-        return Explanation(metrics=metrics, details=AttentionSteps(attention_steps=hops).as_details)
+        doubt = max(seen.uncertainty_seconds for seen in told)
+        notes = (f"attention's waits are of a GPU's events, known by the host's clock to {doubt * 1e6:.0f} us",)
+        details = AttentionSteps(attention_steps=hops).as_details
+        return Explanation(metrics=metrics, details=details, notes=notes if doubt else ())
 
 
 def hops_of(told: Sequence[Seen]) -> tuple[Hop, ...]:

@@ -49,6 +49,7 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self._device, self._on = device, False
         self._noted: list[tuple[Wait, tuple[Moment, Moment, Moment]]] = []
+        self.uncertainty_seconds = 0.0  # of the waits read last
         self.pairs: Counter[tuple[str, int]] = Counter()
         self.moves: dict[str, Callable[[Tensor], object]] = {}
 
@@ -88,7 +89,7 @@ class Recorder:
 
     def waits(self, ahead_seconds: float = 0.0) -> list[Wait]:
         """Return what was waited for, in order, by a clock that is so far behind; on CUDA after the device is done."""
-        told, found = seconds_of(self._device), []
+        (told, self.uncertainty_seconds), found = seconds_of(self._device), []
         for wait, moments in self._noted:
             issued, began, ended = (told(then) - ahead_seconds for then in moments)
             found.append(replace(wait, issued=issued, began=began, ended=ended))

@@ -44,7 +44,7 @@ from workloads.mesh.mesh_stages import (
 from workloads.model.optimizer import make_optimizer
 from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
 from workloads.model.transformer import Transformer, draw_tokens, loss_of
-from workloads.pipeline_parallel.stages import Chunk, Held, make_stages, make_train
+from workloads.pipeline_parallel.stages import Chunk, Held, make_stages, make_train, notes_of_links
 from workloads.step.layout import Layout, dtype_of
 from workloads.step.overlap import Overlap
 from workloads.step.probe import Probe
@@ -144,6 +144,7 @@ class HybridStep(MixtureStep):
             details={"mesh": dict(hybrid.mesh), **({"timed_shares": asdict(self._shares)} if spec.timed else {})},
             notes=(
                 *((_NO_OVERLAP,) if groups.axes.keys() & {"dp", "edp", "tp"} else ()),
+                *(notes_of_links(world) if hybrid.pipeline is not None else ()),
                 *(kernel_notes(world.device, dtype_of(spec)) if self.moe is not None and not spec.timed else ()),
             ),
         )

@@ -36,7 +36,7 @@ from workloads.step.layout import Layout, local
 from workloads.step.probe import Begin, Step, take_turns, timed
 from workloads.step.sent_bytes import ByAxis, SentBytes, bytes_by_axis, counted
 
-SHARED = f"{FUNCTIONAL_ONLY}: ranks share cores, so that no bubble is claimed of what they really compute"
+SHARED = f"{FUNCTIONAL_ONLY}: ranks share cores or a GPU, so that no bubble is claimed of what they compute"
 _HALVES = "other schedules are simulated with half of the backward pass as input gradient, half as weight gradient"
 _MEMORY = {
     "memory": "activations of a step above its start",
@@ -47,10 +47,11 @@ _MEMORY = {
 
 @dataclass(frozen=True)
 class Taken:
-    """A rank's steps: the actions of each with both ends in ns of rank 0's clock, and its wall in seconds."""
+    """A rank's steps: the actions of each with both ends in ns of rank 0's clock, its wall and their doubt in s."""
 
     stamps: list[list[tuple[str, int, int]]] = field(default_factory=list)
     walls: list[float] = field(default_factory=list)
+    uncertainty_seconds: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +134,8 @@ class PipelineProbe:
             with_timelines(facts, steps, latency),
             comparison=comparison,
             clock=self.world.clock.method,
-            clock_uncertainty_seconds=self.world.clock.uncertainty_ns / 1e9,
+            clock_uncertainty_seconds=self.world.clock.uncertainty_ns / 1e9
+            + max(seconds for one in taken for seconds in one.uncertainty_seconds),
         )
         metrics |= bubble_of(steps, latency, self.spec.timed_seconds)
         notes = (_HALVES,) if shares.assumed_halves else ()
@@ -164,8 +166,18 @@ class PipelineProbe:
 
 
 def claims_bubble(world: World, timed_seconds: float | None) -> bool:
-    """Whether a bubble can be claimed: of waits in place of compute, or where no rank shares its cores; all ask."""
+    """Whether a bubble can be claimed: where no rank shares its GPU, or its cores if it really computes; all ask.
+
+    Waits on a GPU are kernels, which take turns with those of another rank; waits on a CPU need no core.
+    """
+    if world.device.type == "cuda":
+        return not gpus_shared(world)
     return timed_seconds is not None or not cores_shared(world)
+
+
+def gpus_shared(world: World) -> bool:
+    gpus = world.gather(str(torch.cuda.get_device_properties(world.device).uuid))
+    return len(set(gpus)) < len(gpus)
 
 
 def cores_shared(world: World) -> bool:
@@ -174,7 +186,7 @@ def cores_shared(world: World) -> bool:
     placed = world.gather((machine, affinity()))
     cores = {name: frozenset[int]().union(*(own for at, own in placed if at == name)) for name, _ in placed}
     ranks = Counter(name for name, _ in placed)
-    return world.device.type == "cpu" and any(ranks[name] > len(own) for name, own in cores.items())
+    return any(ranks[name] > len(own) for name, own in cores.items())
 
 
 def take_steps(world: World, recorder: Recorder, step: Step, begin: Begin, seconds: float) -> Taken:
@@ -185,6 +197,7 @@ def take_steps(world: World, recorder: Recorder, step: Step, begin: Begin, secon
         begin()
         taken.walls.append(timed(step, world))
         taken.stamps.append([(str(action), start - offset, stop - offset) for action, start, stop in recorder.read()])
+        taken.uncertainty_seconds.append(recorder.uncertainty_seconds)
 
     take_turns(world, seconds, turn)
     return taken

@@ -20,7 +20,7 @@ from workloads.pipeline_parallel.bubbles import bubble_fraction
 from workloads.pipeline_parallel.pipeline_probe import PipelineProbe
 from workloads.pipeline_parallel.schedules import Schedule
 from workloads.pipeline_parallel.simulation import simulate
-from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, make_stages, make_train
+from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, make_stages, make_train, notes_of_links
 from workloads.step.layout import Layout, dtype_of
 from workloads.step.training_step import TrainingStep
 
@@ -78,7 +78,7 @@ class PipelineStep(TrainingStep):
             forward_backward=forward_backward,
             holds_stage_only=True,
             exact_order=order_of_gradients(schedule, world.rank),
-            notes=notes_of(schedule),
+            notes=(*notes_of(schedule), *notes_of_links(world)),
         )
 
     def _make_timed(self, model: Transformer, seconds: float) -> None:

@@ -15,6 +15,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from bench.results.details import Action, ActionKind
 from bench.world.torch_compat import pipeline_runtime, stage_backward
+from bench.world.world import World
 from workloads.costs.step_spec import StepSpec
 from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.pipeline_case import Pipeline
@@ -72,6 +73,7 @@ class Recorder:
     def __init__(self, device: torch.device, before: Callable[[], None] = nothing) -> None:
         self._device, self._before = device, before
         self._ran: list[tuple[Action, Moment, Moment]] = []
+        self.uncertainty_seconds = 0.0  # of what was read last
 
     def forget(self) -> None:
         self._ran.clear()
@@ -90,7 +92,7 @@ class Recorder:
 
     def read(self) -> list[tuple[Action, int, int]]:
         """Return the actions with both ends in ns of ``time.perf_counter_ns``; on CUDA it waits for the device."""
-        told = seconds_of(self._device)
+        told, self.uncertainty_seconds = seconds_of(self._device)
         return [(action, int(told(start) * 1e9), int(told(stop) * 1e9)) for action, start, stop in self._ran]
 
 
@@ -163,6 +165,14 @@ def make_stages(
         )
         for stage in pipeline.schedule.stages_of(group.rank())
     ]
+
+
+def notes_of_links(world: World) -> tuple[str, ...]:
+    """Return what a bubble holds beside the schedule's: torch makes one communicator where a device is bound."""
+    if world.backend != "nccl":
+        return ()
+    why = "a rank's sends and receives share a communicator and its stream"
+    return (f"pp on nccl: {why}, where one that waits for its peer holds up those behind it: that counts as bubble",)
 
 
 def make_train(

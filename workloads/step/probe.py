@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -13,6 +13,7 @@ Step = Callable[[], object]
 Begin = Callable[[], None]
 Moment = float | torch.cuda.Event
 RankObservation = TypeVar("RankObservation")
+_BRACKETS = 20
 
 
 class Probe(Protocol[RankObservation]):
@@ -73,10 +74,23 @@ def moment(device: torch.device) -> Moment:
     return event
 
 
-def seconds_of(device: torch.device) -> Callable[[Moment], float]:
-    """Return what tells past moments' seconds by ``time.perf_counter``; on CUDA it waits for the device first."""
-    now: Any = moment(device)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    at = time.perf_counter()
-    return lambda then: then if isinstance(then, float) else at - float(then.elapsed_time(now)) / 1e3
+def seconds_of(device: torch.device) -> tuple[Callable[[Moment], float], float]:
+    """Return what tells past moments' seconds by ``time.perf_counter``, and by how much it may be wrong.
+
+    On CUDA it waits for the device, which then has nothing to do but to record an event: of several, the one whose
+    record and end on the host are closest together is taken to lie in their middle.
+    """
+    if device.type != "cuda":
+        return lambda then: float(cast(float, then)), 0.0
+    torch.cuda.synchronize(device)
+    width, at, now = min((_bracket(device) for _ in range(_BRACKETS)), key=lambda one: one[0])
+    return lambda then: at - float(cast(Any, then).elapsed_time(now)) / 1e3, width / 2
+
+
+def _bracket(device: torch.device) -> tuple[float, float, Any]:
+    """Return how many seconds the host took for an event of an idle device, their middle, and the event."""
+    began = time.perf_counter()
+    event = cast(torch.cuda.Event, moment(device))
+    event.synchronize()
+    ended = time.perf_counter()
+    return ended - began, (began + ended) / 2, event

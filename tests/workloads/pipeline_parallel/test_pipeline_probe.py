@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from itertools import pairwise
 from statistics import fmean, stdev
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from mesh_steps import Params, small_pipeline
 from ranks import Ranks
 
@@ -15,7 +17,7 @@ from bench.results.stats import t_quantile
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.pipeline_parallel.bubbles import link_latency
-from workloads.pipeline_parallel.pipeline_probe import Taken, bubble_of, steps_of
+from workloads.pipeline_parallel.pipeline_probe import Taken, bubble_of, claims_bubble, steps_of
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulation import Timeline, simulate
 
@@ -206,3 +208,12 @@ def test_schedules_and_checkpointing_change_what_is_held(two_ranks: Ranks) -> No
         kept = selective["memory_counted"]["activations"]
         assert full["memory_counted"]["activations"] < kept == selective["memory_formula"]["activations"]
         assert selective["memory"]["activations"] > 0
+
+
+@pytest.mark.parametrize("others", ["GPU-1", "GPU-2"])
+def test_no_bubble_is_claimed_where_ranks_share_a_gpu_even_of_waits(
+    monkeypatch: pytest.MonkeyPatch, others: str
+) -> None:
+    world: Any = SimpleNamespace(device=torch.device("cuda", 0), gather=lambda mine: [mine, others])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-1"))
+    assert claims_bubble(world, None) == claims_bubble(world, 0.01) == (others != "GPU-1")

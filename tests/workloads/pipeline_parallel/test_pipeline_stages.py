@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise, product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from workloads.costs.memory import schedule_of
 from workloads.model.shapes import SHAPES
 from workloads.model.transformer import build, draw_tokens
 from workloads.pipeline_parallel import pipeline_step as pp
-from workloads.pipeline_parallel.stages import Chunk, Held, Recorder
+from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, notes_of_links
 
 CPU = torch.device("cpu")
 
@@ -39,6 +41,13 @@ def test_every_parameter_is_held_once_under_its_own_name() -> None:
         assert sorted([*mine, *others]) == sorted(whole)
         assert all(parameter is whole[name] for name, parameter in {**mine, **others}.items())
         assert {name.split(".")[0] for name in mine} == {"tokens", "layers", "norm", "head"} | positions
+
+
+def test_a_row_says_that_nccl_sends_one_after_the_other() -> None:
+    worlds: list[Any] = [SimpleNamespace(backend=backend) for backend in ("nccl", "gloo")]
+    [[note], none] = map(notes_of_links, worlds)
+    assert note.endswith("that counts as bubble")
+    assert none == ()
 
 
 def test_an_action_is_stamped_at_both_ends_and_the_loss_belongs_to_the_last_forward() -> None:

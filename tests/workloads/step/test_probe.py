@@ -1,15 +1,19 @@
 """Probes share the budget, see all ranks' observations, and take as many turns as there is time for."""
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
+import torch
+from fake_time import HeldTime
 from ranks import Ranks
 
 from bench.results.metrics import value
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.step.probe import run_probes, take_turns
+from workloads.step.probe import moment, run_probes, seconds_of, take_turns
 
 
 class Listed:
@@ -60,3 +64,34 @@ def test_all_ranks_take_as_many_turns_as_rank_0_has_time_for(
     two_ranks: Ranks, seconds: float, nap: float, expected: int
 ) -> None:
     assert two_ranks.call("test_probe:turns", seconds=seconds, nap=nap) == [[expected] * 2] * 2
+
+
+def test_a_devices_moments_lie_on_the_hosts_clock_as_far_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event is recorded 2 us after it is asked for, and the host wakes 30 us after that, but once 4 us."""
+    clock, wakes = HeldTime(), itertools.chain([30_000] * 9, [4_000], itertools.repeat(30_000))
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            clock.sleep_ns(2_000)
+            self.at_ns = clock.now_ns
+
+        def synchronize(self) -> None:
+            clock.sleep_ns(next(wakes))
+
+        def elapsed_time(self, later: Any) -> float:
+            return float(later.at_ns - self.at_ns) / 1e6
+
+    monkeypatch.setattr("workloads.step.probe.time", clock)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: clock.sleep_ns(1_000))
+    device = torch.device("cuda", 0)
+    then: Any = moment(device)
+    clock.sleep_ns(5_000_000)
+    told, uncertainty = seconds_of(device)
+    assert uncertainty == pytest.approx(3e-6)
+    assert told(then) - then.at_ns / 1e9 == pytest.approx(1e-6)
+    host, exact = seconds_of(torch.device("cpu"))
+    assert (host(7.0), exact) == (7.0, 0.0)
