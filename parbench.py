@@ -100,17 +100,17 @@ def main(ctx: click.Context) -> None:
     ctx.obj = AppHooks(modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report)
 
 
-def _show(path: Path, form: str) -> int:
+def _show(path: Path, form: str, whole: bool) -> int:
     from reports.render.show import show_run
 
-    return show_run(path, form)
+    return show_run(path, form, whole=whole)
 
 
 def _exit_code(path: Path) -> int:
     from bench.results.runs import load_run
     from reports.analysis.summary import summarize
 
-    return summarize(load_run(path)).verdict.code
+    return summarize(load_run(path)).tally.code
 
 
 def _report(runs: Sequence[Path], output: Path) -> None:

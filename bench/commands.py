@@ -16,11 +16,12 @@ from bench.text import UserError, format_size
 class AppHooks:
     """What other packages give these commands.
 
-    ``show`` takes a run and one of ``FORMATS`` and returns an exit code; ``report`` writes one page of several runs.
+    ``show`` takes a run, one of ``FORMATS`` and whether to print all of it, and returns an exit code; ``report``
+    writes one page of several runs.
     """
 
     modules: Sequence[str]
-    show: Callable[[Path, str], int]
+    show: Callable[[Path, str, bool], int]
     exit_code: Callable[[Path], int]
     report: Callable[[Sequence[Path], Path], None]
 
@@ -90,6 +91,7 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Measure what a run has no record of.")
 @click.option("--json", "as_json", is_flag=True, help="Print records, one a line, instead of tables.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="tables", help="What to print.")
+@click.option("--all", "whole", is_flag=True, help="Print every table and row, not the first page alone.")
 @click.pass_obj
 def run(
     house: AppHooks,
@@ -102,6 +104,7 @@ def run(
     resume: Path | None,
     as_json: bool,
     form: str,
+    whole: bool,
     **given: Any,
 ) -> None:
     """Measure collectives, point-to-point and training steps, and say what was seen."""
@@ -118,7 +121,7 @@ def run(
         return
     if as_json:
         click.echo(path, err=True)
-    code = house.exit_code(path) if as_json else house.show(path, form)
+    code = house.exit_code(path) if as_json else house.show(path, form, whole)
     if "RANK" in os.environ:
         leave(code)
     sys.exit(code)

@@ -72,19 +72,20 @@ def report(runs: tuple[Path, ...], output: Path | None, form: str) -> None:
 
 @click.command(epilog="Example: parbench show runs/20260102T030405Z-node1-1a2b3c --watch")
 @click.argument("run", type=click.Path(path_type=Path))
+@click.option("--all", "whole", is_flag=True, help="Print every table and row.")
 @click.option("--watch", is_flag=True, help="Follow a run in progress until it ends.")
-def show(run: Path, watch: bool) -> None:
-    """Print the tables of RUN, a run's folder, or what a sweep's runs say together: all its report holds as tables.
+def show(run: Path, whole: bool, watch: bool) -> None:
+    """Print the first page of RUN, a run's folder, or with --all every table; of a sweep's runs, their tables.
 
     The exit code is the run's own: 0 fine, 1 a wrong result, 4 something did not run.
     """
     if watch:
         from reports.render.show import follow
 
-        click.get_current_context().exit(follow(run))
+        click.get_current_context().exit(follow(run, whole=whole))
     from reports.render.show import show_again
 
-    click.get_current_context().exit(show_again(run))
+    click.get_current_context().exit(show_again(run, whole=whole))
 
 
 @click.command(epilog=_COMPARE_EXAMPLES)

@@ -13,17 +13,19 @@ from bench.results.metrics import Metric, MetricValue
 from bench.results.runs import Run
 from bench.results.stats import WITHIN_LAUNCH
 from reports import cells
+from reports.analysis.front import Front
 from reports.analysis.labels import Fact
 from reports.analysis.problems import Problem
 from reports.analysis.summary import Summary
+from reports.analysis.verdicts import Verdict
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 T = TypeVar("T")
 U = TypeVar("U")
-Where = Literal["everywhere", "in full", "page", "terminal"]
-"""``page`` is Markdown too; ``in full`` is everywhere but at the end of ``parbench run``."""
+Where = Literal["everywhere", "page", "terminal"]
+"""``page`` is Markdown too."""
 
 
 @dataclass(frozen=True)
@@ -155,27 +157,24 @@ class Report:
     """All that is said of a run or of several: what renderers print.
 
     ``runs`` are what CSV and JSON hold; ``heading`` says what was run, of several in what they differ. ``emulated`` and
-    ``claims`` are what the runs cannot show. From ``warnings`` on, it is what only one run has.
+    ``claims`` are what the runs cannot show. From ``front`` on, it is what only one run has.
     """
 
     name: str
-    verdict: str
+    verdicts: tuple[Verdict, ...]
     code: int
     runs: tuple[tuple[Run, Summary], ...]
     sections: tuple[Section, ...]
     emulated: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     heading: str = ""
+    front: Front | None = None
     warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     doubts: tuple[str, ...] = ()
     not_measured: tuple[Problem, ...] = ()
     environment: tuple[Fact, ...] = ()
     footnotes: tuple[str, ...] = ()
-
-    @property
-    def is_fine(self) -> bool:
-        return self.code == 0
 
 
 PROBLEM_COLUMNS: tuple[Column[Problem], ...] = (

@@ -8,7 +8,7 @@ import queue
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from bench.launch.flight_recorder import GroupSeen
 from bench.machine.environment import RankPlace
 from bench.plan.plan import Plan
 from bench.results.metrics import MetricValue
@@ -24,6 +25,7 @@ from bench.results.records import Arrival, Check, RankState, Status, Stop
 LEFT_OUT = "left out: the run's time was spent"  # why a launch that came to a case too late has no measurement of it
 ADDRESS_VARIABLE = "PARBENCH_DRIVER"
 KEY_VARIABLE = "PARBENCH_KEY"
+DEVICE_VARIABLE = "PARBENCH_DEVICE"  # ranks on the CPU leave CUDA alone, even to say who they are
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -98,12 +100,17 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class StatusReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A rank's answer: the phase it is in, the steps it has begun, whether it is inside torch.distributed."""
+    """A rank's answer: the phase it is in, the steps it has begun, whether it is inside torch.distributed.
+
+    What torch recorded of its ``groups`` comes in a second one, where ``more`` promises it: reading may take for ever.
+    """
 
     phase: str
     steps: int
     communicates: bool
     stack: str
+    groups: dict[str, GroupSeen] | None = None
+    more: bool = False
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -248,10 +255,11 @@ class RankClient:
             return message
         return None
 
-    def listen(self, answer: Callable[[], FromRank], on_gone: Callable[[], None]) -> None:
+    def listen(self, answer: Callable[[], Iterable[FromRank]], on_gone: Callable[[], None]) -> None:
         def loop() -> None:
             while self.hear() is not None:
-                self.say(answer())
+                for message in answer():
+                    self.say(message)
             on_gone()
 
         threading.Thread(target=loop, name="driver", daemon=True).start()

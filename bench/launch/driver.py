@@ -1,6 +1,7 @@
 """The driver: launches of gangs, cases in turn, a record for each. Without torch."""
 
 import itertools
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -9,11 +10,12 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from bench.launch.control_channel import LEFT_OUT, DriverServer, Hello, Job, Outcome
+from bench.launch.control_channel import DEVICE_VARIABLE, LEFT_OUT, DriverServer, Hello, Job, Outcome
 from bench.launch.launchers import Launcher
 from bench.launch.monitor import START_SECONDS, RankMonitor
 from bench.launch.visits import order_of_visits
-from bench.machine.environment import difference, format_cpus, gpu_links, hoist, relations
+from bench.machine.environment import difference, format_cpus, hoist, relations
+from bench.machine.gpu import gpu_links
 from bench.machine.slurm_allocation import NodeLayout
 from bench.plan.cases import Case
 from bench.plan.plan import Skipped
@@ -61,7 +63,7 @@ class Driver:
         audience: Audience,
         *,
         hosts: Sequence[str],
-        facts: Mapping[str, Any],
+        facts: Mapping[str, Mapping[str, Any]],
     ) -> None:
         self._path, self._info, self._plan = run.path, run.info, run.info.plan
         self._writer, self._start_gang, self._audience = writer, start_gang, audience
@@ -143,7 +145,7 @@ class Driver:
 
     def _start(self, stack: ExitStack) -> RankMonitor:
         server = stack.enter_context(DriverServer(*self._hosts))
-        gang = self._start_gang(self._gangs, server.variables())
+        gang = self._start_gang(self._gangs, {**server.variables(), DEVICE_VARIABLE: self._plan.device})
         if not gang.can_restart:
             stack.pop_all()  # hung up by this process's end: a launcher ends it too, with the first rank to end
         self._gangs += 1
@@ -198,10 +200,11 @@ class Driver:
     def _learn(self, hellos: list[Hello]) -> None:
         """Keep what all ranks share in run.json, and what is different from it for the records to come."""
         common, rest = hoist([hello.environment for hello in hellos])
-        common |= self._facts
+        common |= {name: {**common.get(name, {}), **of} for name, of in self._facts.items()}
         places = [hello.place for hello in hellos if hello.place is not None]
         if len(places) == len(hellos):
-            common |= {"locality": relations(places, gpu_links()), **rank_placement(hellos)}
+            links = gpu_links(os.environ) if self._plan.device == "cuda" else {}
+            common |= {"locality": relations(places, links), **rank_placement(hellos)}
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
             write_info(self._path, self._info)

@@ -18,6 +18,8 @@ from bench.launch.driver import Driver, StartRanks, remaining
 from bench.launch.launchers import Launcher, SrunLauncher, TorchrunLauncher, loopback_variables
 from bench.launch.monitor import START_SECONDS
 from bench.launch.processes import terminated_as_interrupted
+from bench.machine.doctor import examine_here
+from bench.machine.environment import DISTURBANCES, VOLATILE
 from bench.machine.machine import package_version
 from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
 from bench.machine.world_spec import Joined
@@ -124,6 +126,9 @@ def _drive(run: Run, joined: Joined | None, *, as_json: bool, nodelist: str | No
         display = stack.enter_context(Display(total=len(pending) + len(skipped), as_json=as_json))
         start = _starter(run, joined, nodelist)
         hosts, facts = _whereabouts(run.info.plan, joined)
+        findings = examine_here(os.environ, gpus=run.info.plan.device == "cuda")
+        disturbing = {one.topic: one.found for one in findings if one.disturbs}
+        facts |= {VOLATILE: {DISTURBANCES: disturbing}}
         driver = Driver(run, writer, start, display, hosts=hosts, facts=facts)
         stack.enter_context(terminated_as_interrupted())
         try:

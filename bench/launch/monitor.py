@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from bench.launch import control_channel as channel
 from bench.launch.control_channel import Hello, Outcome
+from bench.launch.flight_recorder import Waits, waits
 from bench.launch.launchers import Launcher, local_state
 from bench.results.records import RankState, Status
 
@@ -134,33 +135,47 @@ class RankMonitor:
     def _hung(self, index: int, timeout_seconds: float) -> Outcome:
         self._where.clear()
         self.send(channel.StatusRequest())
-        self._hear_until(lambda: len(self._where) == self._size, _GRACE_SECONDS)
-        if late := self._late(index):
+        self._hear_until(lambda: [where.more for where in self._where.values()] == [False] * self._size, _GRACE_SECONDS)
+        recorded = {rank: where.groups for rank, where in self._where.items() if where.groups is not None}
+        waiting = waits(recorded) if len(recorded) == self._size else {}
+        pending = sorted({group.name for groups in recorded.values() for group in groups.values() if group.name})
+        if late := self._late(index, waiting, is_recorded=bool(waiting and pending)):
             told = f"{self._named(late)} did not arrive"
         elif not self._where:
             told = "no rank answers"
+        elif any(waiting.values()):
+            told = f"{self._named([rank for rank in waiting if waiting[rank]])} wait for one another; see their stacks"
+        elif waiting and pending:
+            told = f"every rank has enqueued {', '.join(pending)}, which is not done; see their stacks"
         elif any(reached >= index for reached in self._reached.values()):
             told = "every rank arrived and waits; see their stacks"
         else:
             told = "no rank has begun it; see their stacks"
         states = {rank: f"{where.phase}, step {where.steps}" for rank, where in self._where.items()}
+        for rank, others in waiting.items():
+            states[rank] += f", waits for {self._named(sorted(others))}" if others else ""
         for rank in self.hellos.keys() - self._where.keys():
             seen = local_state(self.hellos[rank])
             states[rank] = f"no answer (process is {seen})" if seen else "no answer"
         stacks = {rank: where.stack for rank, where in self._where.items()}
         return self._failure("hang", f"no end within {timeout_seconds:g} s: {told}", states, stacks)
 
-    def _late(self, index: int) -> list[int]:
+    def _late(self, index: int, waiting: Waits, *, is_recorded: bool) -> list[int]:
         """Return the ranks that did not arrive where the others wait, by the first of these that tells ranks apart.
 
-        They give no answer; are not in this case yet; have begun fewer steps; are not in torch.distributed.
+        They give no answer; by torch's record others wait for them and they for nobody; and where nothing is recorded:
+        they are not in this case yet; have begun fewer steps; are not in torch.distributed.
         """
         silent = [rank for rank in self.hellos if rank not in self._where]
         absent = [rank for rank in self.hellos if self._reached.get(rank, -1) < index]
         furthest = max((where.steps for where in self._where.values()), default=0)
         behind = [rank for rank, where in self._where.items() if where.steps < furthest]
         elsewhere = [rank for rank, where in self._where.items() if not where.communicates]
-        return next((sorted(late) for late in (silent, absent, behind, elsewhere) if 0 < len(late) < self._size), [])
+        awaited = [rank for rank in waiting if not waiting[rank] and any(rank in others for others in waiting.values())]
+        # gloo's sends and receives are not recorded: ranks may wait in one
+        awaited = [rank for rank in awaited if rank in elsewhere] or awaited
+        told = (silent, awaited) if is_recorded or awaited else (silent, absent, behind, elsewhere)
+        return next((sorted(late) for late in told if 0 < len(late) < self._size), [])
 
     def _named(self, ranks: list[int]) -> str:
         hosts = {rank: hello.host for rank, hello in self.hellos.items()}

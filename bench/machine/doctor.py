@@ -6,19 +6,22 @@ Everything is judged from captured values, so that any machine can be examined o
 import ipaddress
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
 
-from bench.machine.environment import VOLATILE, capture, parse_cpus
+from bench.machine.environment import VOLATILE, capture, format_cpus, parse_cpus
+from bench.machine.gpu import IDLE, Gpu, in_detail
 from bench.machine.machine import Machine, inspect_machine, or_none
 from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldSpec, choose_world
 from bench.text import UserError, counted, format_table, listed
 
 UNKNOWN = "-"
 CLOCK_SOURCES = ("tsc", "arch_sys_counter")
+_BUSY_BYTES = 2 << 30  # more than a driver takes for itself
+_SWITCH = {True: "on", False: "off", None: None}
 _REMEDIES = {
     "cores": "lift the container's CPU quota, which halts ranks in mid-flight, and pin it to whole cores instead",
     "load average": "stop other work, or use more launches (--launches)",
@@ -31,6 +34,15 @@ _REMEDIES = {
     "(see ip -br addr)",
     "memory": "free some: large sizes will be skipped",
     "/dev/shm": "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host",
+    "gpu driver": "nvidia-smi and CUDA_VISIBLE_DEVICES tell why: a driver older than its libraries, a GPU off the bus",
+    "gpu processes": "end them, or leave these GPUs out (CUDA_VISIBLE_DEVICES): they share time, memory and links",
+    "gpu clocks": "power: sudo nvidia-smi -pl WATTS; heat: cooling; set clocks: sudo nvidia-smi -rgc, -rac",
+    "gpu power": "sudo nvidia-smi -pl WATTS sets it, as far as the rack's power allows",
+    "gpu mig": "a slice is measured, and nccl joins none: sudo nvidia-smi -mig 0, and reset the GPU",
+    "gpu memory": "reset it (sudo nvidia-smi -r -i GPU) or reboot; have it replaced if they come again",
+    "gpu pcie": "reseat it, and see lspci -vv (LnkCap, LnkSta): data to and from the host takes longer",
+    "gpu nvlink": "see nvidia-smi nvlink -e, dmesg (Xid) and the fabric manager's log; then reset or replace it",
+    "gpu persistence": "sudo nvidia-smi -pm 1: else the driver is unloaded between launches, which then start late",
     "swap": "free memory, then sudo swapoff -a && sudo swapon -a: ranks wait for pages that were swapped out",
 }
 
@@ -52,10 +64,12 @@ def sample_load(seconds: float = 0.3) -> dict[str, Any]:
     return {"steal_percent": steal, "swap_used_bytes": psutil.swap_memory().used, "shm_bytes": shm_bytes}
 
 
-def examine_here(environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    environment = capture(environ)
-    environment[VOLATILE] |= sample_load()
-    return examine(inspect_machine(environ), environment)
+def examine_here(environ: Mapping[str, str], *, gpus: bool = True) -> tuple[Finding, ...]:
+    """Examine this machine, for a run on the CPU without its ``gpus``."""
+    environment, machine = capture(environ), inspect_machine(environ)
+    has_tool = gpus and shutil.which("nvidia-smi", path=environ.get("PATH")) is not None
+    environment[VOLATILE] |= {**sample_load(), "has_nvidia_smi": has_tool}
+    return examine(replace(machine, gpus=in_detail(environ, machine.gpus) if gpus else ()), environment)
 
 
 def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -82,6 +96,7 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
         _judged("/dev/shm", _gibibytes(shm, "in all"), (shm or 0) < 10**9 and bool(machine.gpus)),
         _judged("swap", _gibibytes(swap, "in use"), bool(swap)),
         _threads(machine.cores, chosen.nproc if chosen else 0, variables.get("OMP_NUM_THREADS")),
+        *_gpus(machine.gpus, has_tool=load.get("has_nvidia_smi", False)),
     )
 
 
@@ -145,6 +160,93 @@ def _threads(cores: int, ranks: int, text: str | None) -> Finding:
     remedy = f"{threads} threads on {counted(cores, 'core')}: set OMP_NUM_THREADS={fitting}"
     found = "OMP_NUM_THREADS is not set" if text is None else f"OMP_NUM_THREADS={text}"
     return _judged("threads", found, threads > cores, remedy)
+
+
+def _gpus(gpus: Sequence[Gpu], *, has_tool: bool) -> list[Finding]:
+    """Return a finding for each topic, GPUs of which the same is told together; nothing where no GPU is expected."""
+    if not gpus:
+        return [_judged("gpu driver", "nvidia-smi is there, and no GPU is visible", disturbs=True)] if has_tool else []
+
+    def judged(topic: str, tell: Callable[[Gpu], str | None], disturbs: Callable[[Gpu], object]) -> Finding:
+        told: dict[str, list[int]] = {}
+        for place, gpu in enumerate(gpus):
+            told.setdefault(tell(gpu) or UNKNOWN, []).append(place if gpu.index is None else gpu.index)
+        parts = (f"GPU {format_cpus(places)}: {words}" for words, places in told.items())
+        return _judged(topic, "; ".join(told if len(told) == 1 else parts), any(disturbs(gpu) for gpu in gpus))
+
+    most = max(_active(gpu) or 0 for gpu in gpus)
+    return [
+        judged("gpu driver", lambda gpu: gpu.driver, lambda gpu: False),
+        judged("gpu processes", _processes, lambda gpu: gpu.processes or (gpu.memory_used_bytes or 0) > _BUSY_BYTES),
+        judged("gpu clocks", _clocks, lambda gpu: _slowing(gpu) or _is_slow(gpu)),
+        judged(
+            "gpu power",
+            lambda gpu: _of(gpu.power_limit_watts, gpu.power_default_watts, " W"),
+            lambda gpu: _less(gpu.power_limit_watts, gpu.power_default_watts),
+        ),
+        judged("gpu mig", lambda gpu: _SWITCH[gpu.mig], lambda gpu: gpu.mig),
+        judged("gpu memory", _errors, lambda gpu: gpu.errors_uncorrected or gpu.remap_pending or gpu.remap_failed),
+        judged("gpu pcie", _pcie, lambda gpu: _less(gpu.pcie_width, gpu.pcie_width_max)),
+        judged(
+            "gpu nvlink",
+            lambda gpu: _of(_active(gpu), len(gpu.nvlinks or ()) or None, " active"),
+            lambda gpu: _less(_active(gpu), most),
+        ),
+        judged("gpu persistence", lambda gpu: _SWITCH[gpu.persistence], lambda gpu: gpu.persistence is False),
+    ]
+
+
+def _active(gpu: Gpu) -> int | None:
+    return None if gpu.nvlinks is None else sum(rate != 0 for rate in gpu.nvlinks)
+
+
+def _processes(gpu: Gpu) -> str | None:
+    used = gpu.memory_used_bytes or 0
+    if not gpu.processes and used > _BUSY_BYTES:  # a container does not show those of others
+        return f"none shown, but {_gibibytes(used, 'in use')}"
+    return None if gpu.processes is None else ", ".join(gpu.processes) or "none"
+
+
+def _slowing(gpu: Gpu) -> list[str]:
+    """Return what slows the clocks; an idle GPU's are low on purpose, unless the hardware slows them."""
+    reasons = gpu.slowed_by or ()
+    return [name for name in reasons if name != IDLE and (IDLE not in reasons or name.startswith("hardware"))]
+
+
+def _is_slow(gpu: Gpu) -> bool:
+    return (gpu.utilization_percent or 0) >= 50 and _less(gpu.sm_clock, gpu.sm_clock_max, 0.9)
+
+
+def _clocks(gpu: Gpu) -> str:
+    slowing, sm = _slowing(gpu), _of(gpu.sm_clock, gpu.sm_clock_max, " MHz")
+    memory = _of(gpu.memory_clock, gpu.memory_clock_max, " MHz")
+    heat = "" if gpu.temperature_celsius is None else f" at {gpu.temperature_celsius} degrees C"
+    why = f"slowed by {' and '.join(slowing)}{heat}" if slowing else IDLE if IDLE in (gpu.slowed_by or ()) else None
+    return ", ".join(filter(None, (sm and f"SM {sm}", memory and f"memory {memory}", why)))
+
+
+def _errors(gpu: Gpu) -> str:
+    named = (("uncorrected", gpu.errors_uncorrected), ("corrected", gpu.errors_corrected))
+    parts = [] if gpu.ecc is None else [f"ECC {_SWITCH[gpu.ecc]}"]
+    parts += [f"{number} {what} errors" for what, number in named if number is not None]
+    parts += [] if gpu.rows_remapped is None else [f"{gpu.rows_remapped} rows remapped"]
+    parts += ["a remap pending"] * bool(gpu.remap_pending) + ["a remap failed"] * bool(gpu.remap_failed)
+    return ", ".join(parts)
+
+
+def _pcie(gpu: Gpu) -> str:
+    generation = _of(gpu.pcie_generation, gpu.pcie_generation_max)
+    return ", ".join(
+        filter(None, (_of(gpu.pcie_width, gpu.pcie_width_max, " lanes"), generation and f"generation {generation}"))
+    )
+
+
+def _less(now: float | None, most: float | None, share: float = 1.0) -> bool:
+    return now is not None and most is not None and now < share * most
+
+
+def _of(now: float | None, most: float | None, unit: str = "") -> str | None:
+    return None if now is None else f"{now:g}{'' if most is None else f' of {most:g}'}{unit}"
 
 
 def _gibibytes(num_bytes: int | None, what: str) -> str | None:

@@ -12,27 +12,29 @@ from typing import Any
 import msgspec
 import psutil
 
-from bench.machine.machine import affinity, available_cores, contents, nvidia_smi, or_none, package_version
+from bench.machine.gpu import Links, gpus_of, in_detail
+from bench.machine.machine import affinity, available_cores, contents, or_none, package_version
 
 VOLATILE = "load"  # the group of values that no two runs share, which comparisons pass over
+DISTURBANCES = "disturbances"  # in that group: what the doctor found at a run's start
 VARIABLE = "PARBENCH_EMULATED"
 EMULATED = "emulated"  # how a note begins that says that nodes or links are not real
 
 _ALLOWED = re.compile(
     r"(TORCH_)?NCCL_.*|(GLOO|UCX|FI)_.*|PYTORCH_.*ALLOC_CONF|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS)"
-    r"|(OMP|MKL)_NUM_THREADS|SLURM_(CLUSTER_NAME|JOB_(ID|NODELIST|NUM_NODES|PARTITION)|NNODES|NTASKS(_PER_NODE)?"
+    r"|NVIDIA_TF32_OVERRIDE|(OMP|MKL)_NUM_THREADS|SLURM_(CLUSTER_NAME|JOB_(ID|NODELIST|NUM_NODES|PARTITION)|NNODES|NTASKS(_PER_NODE)?"
     r"|TASKS_PER_NODE|CPUS_PER_TASK|CPU_BIND|DISTRIBUTION|GPUS_ON_NODE|RESTART_COUNT|TOPOLOGY_ADDR(_PATTERN)?)"
 )
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS", re.IGNORECASE)
 _SECRET_URL = re.compile(r"://\S*(@|[?&;][^=\s]*(token|key|secret|pass)[^=\s]*=)", re.IGNORECASE)
 _MISSING = object()
-_LINKS = {"PIX": "PCIe", "PXB": "PCIe", "PHB": "PCIe", "NODE": "PCIe", "SYS": "other NUMA node"}
-
-Links = Mapping[frozenset[str], str]  # how two GPUs are joined, by their UUIDs
 
 
-def capture(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, Any]:
-    """Return the surroundings of this process, unknown as None; ``root`` holds the ``proc`` and ``sys`` to read."""
+def capture(environ: Mapping[str, str], *, gpu: str | None = None, root: Path = Path("/")) -> dict[str, Any]:
+    """Return the surroundings of this process, unknown as None.
+
+    ``gpu`` is the UUID of the one that it uses; ``root`` holds the ``proc`` and ``sys`` to read.
+    """
     address, cpus, variables = host_address(), affinity(), recorded_variables(environ)
     first_cpu = (contents(root / "proc/cpuinfo") or "").split("\n\n")[0]
     cpu = dict(re.findall(r"^(.*?)[ \t]*:[ \t]*(.*?)[ \t]*$", first_cpu, re.MULTILINE))
@@ -41,7 +43,7 @@ def capture(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, 
     governors = {contents(system / f"cpu/cpu{number}/cpufreq/scaling_governor") for number in cpus}
     versions = {name: package_version(name) for name in ("torch", "numpy", "parbench")}
     load = or_none(os.getloadavg)
-    return {
+    captured: dict[str, Any] = {
         "host": {
             "name": socket.gethostname(),
             "address": address,
@@ -64,6 +66,10 @@ def capture(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, 
         # how many processes ran or waited for a core
         VOLATILE: {"one_minute": None if load is None else round(load[0], 2)},
     }
+    if gpu and (found := in_detail(environ, gpus_of(environ, "-i", gpu))):
+        captured["gpu"] = found[0].facts(varying=False)
+        captured[VOLATILE]["gpu"] = found[0].facts(varying=True)
+    return captured
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -178,21 +184,3 @@ def relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
     if len(a.numa_nodes) != 1 or len(b.numa_nodes) != 1:
         return None  # free to move between NUMA nodes, or no NUMA node is shown
     return "same NUMA node" if a.numa_nodes == b.numa_nodes else "other NUMA node"
-
-
-def gpu_links() -> dict[frozenset[str], str]:
-    """Return how this host's GPUs are joined, as nvidia-smi tells; empty where it does not."""
-    # by UUIDs, as torch writes them: ranks count only the GPUs that are visible to them, and nvidia-smi counts all
-    listed = nvidia_smi(os.environ, "--query-gpu=index,uuid", "--format=csv,noheader")
-    rows = re.findall(r"^\s*(\d+)\s*,\s*(?:GPU-)?(\S+)\s*$", listed, re.MULTILINE)
-    uuids = {int(index): uuid for index, uuid in rows}
-    # in nvidia-smi's matrix NV# is NVLink, SYS crosses NUMA nodes, the rest is PCIe
-    matrix = re.sub(r"\x1b\[[\d;]*m", "", nvidia_smi(os.environ, "topo", "-m"))
-    rows = re.findall(r"^\s*GPU(\d+)(.*\bX\b.*)$", matrix, re.MULTILINE)
-    found = {}
-    for index, words in rows:
-        for column, word in enumerate(words.split()[: len(rows)]):
-            link = "NVLink" if re.fullmatch(r"NV\d+", word) else _LINKS.get(word)
-            if link is not None and int(index) < column and {int(index), column} <= uuids.keys():
-                found[frozenset((uuids[int(index)], uuids[column]))] = link
-    return found

@@ -12,16 +12,9 @@ from typing import TypeVar
 
 import psutil
 
+from bench.machine.gpu import Gpu, visible_gpus
+
 _T = TypeVar("_T")
-_QUERY_SECONDS = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """One GPU; ``memory_bytes`` is None where the driver does not tell."""
-
-    name: str
-    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,35 +106,3 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
         parts = [part for part in path.split("/") if part]
         for mount in (base / controllers, base / controller) if controllers else (base, base / "unified"):
             yield from (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
-
-
-def nvidia_smi(environ: Mapping[str, str], *words: str) -> str:
-    """Return what ``nvidia-smi`` tells; nothing where it is absent, fails or does not answer."""
-    command = ["nvidia-smi", *words]
-    done = or_none(
-        lambda: subprocess.run(command, env=environ, capture_output=True, check=True, timeout=_QUERY_SECONDS)
-    )
-    return "" if done is None else done.stdout.decode(errors="replace")
-
-
-def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return the GPUs ``nvidia-smi`` lists and ``CUDA_VISIBLE_DEVICES`` leaves."""
-    told = nvidia_smi(environ, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-    gpus = []
-    for name, mebibytes in re.findall("^(.*),(.*)$", told, re.MULTILINE):
-        memory = whole_number(mebibytes)
-        gpus.append(Gpu(name=name.strip(), memory_bytes=None if memory is None else memory << 20))
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not gpus:
-        return tuple(gpus)
-    left = []
-    for entry in (word.strip() for word in visible.split(",")):
-        index = whole_number(entry)
-        if index is not None and index < len(gpus):
-            left.append(gpus[index])
-        elif entry.startswith(("GPU-", "MIG-")):
-            # which GPU an identifier stands for is known only where all are alike, the size of a slice never
-            left.append(gpus[0] if len(set(gpus)) == 1 and entry.startswith("GPU-") else Gpu(name=entry))
-        else:
-            break  # CUDA hides an entry it does not know, and all that follow it
-    return tuple(left)

@@ -39,6 +39,7 @@ class Progress:
         self._thread = threading.get_ident()
         self.phase = "starting"
         self.steps = 0
+        self.began_ns = time.time_ns()  # the present visit
 
     def where(self) -> StatusReply:
         # DDP's buckets are waited for in autograd's engine, NCCL's work in a synchronize

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from bench.launch import control_channel as channel
 from bench.launch.control_channel import Job, Outcome, RankClient
 from bench.launch.driver import StartRanks
+from bench.launch.flight_recorder import groups_seen
 from bench.launch.launchers import Launcher, loopback_variables
 from bench.launch.processes import die_with_parent, leave
 from bench.machine.environment import capture, interface_of, rank_place
@@ -31,7 +32,8 @@ from bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from bench.machine.world_spec import Joined
 from bench.rank.runner import CaseRun
 from bench.rank.timing import Progress
-from bench.world.world import Subgroups, World, open_world
+from bench.world.torch_compat import nccl_version, recorded_work
+from bench.world.world import Subgroups, World, full_float32, open_world
 
 _MIN_CASE_SECONDS = 0.02
 _TIMEOUT_SHARE = 0.5  # the rest is for preparing, checking and what cannot be cut short
@@ -114,13 +116,14 @@ def work(
         if not (with_driver or done.is_set()):
             os._exit(1)
 
-    client.say(_hello(meeting.offer(client.own_address) if meeting else ""))
+    own_store = meeting.offer(client.own_address) if meeting else ""
+    client.say(_hello(own_store, on_cuda=driver.get(channel.DEVICE_VARIABLE) == "cuda"))
     job = client.hear()
     if not isinstance(job, Job):
         end()
         return
     progress = Progress()
-    client.listen(answer=progress.where, on_gone=end)
+    client.listen(answer=partial(_answers, progress), on_gone=end)
     try:
         if job.plan.path is not None:
             sys.path.append(job.plan.path)
@@ -134,6 +137,14 @@ def work(
         _stand_still(client, None, error)
     done.set()
     client.say(channel.Done())
+
+
+def _answers(progress: Progress) -> Iterator[channel.StatusReply]:
+    where = progress.where()
+    yield msgspec.structs.replace(where, more=True)
+    groups, dumps = recorded_work()
+    seen = groups_seen(dumps, groups, progress.began_ns, time.time_ns())
+    yield msgspec.structs.replace(where, groups=seen)
 
 
 def _sit_down(hosts: Sequence[str]) -> None:
@@ -151,6 +162,7 @@ def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> No
             continue
         left[index] -= 1
         try:
+            progress.began_ns = time.time_ns()
             client.say(channel.Started(index=number))
             subgroups.world = subgroups.world.retimed()
             seconds = clock.share(number)
@@ -209,18 +221,22 @@ def _stand_still(client: RankClient, index: int | None, error: Exception) -> Non
     threading.Event().wait()
 
 
-def _hello(meeting: str) -> channel.Hello:
-    uuid = None
+def _hello(meeting: str, *, on_cuda: bool) -> channel.Hello:
+    uuid, device = None, None
     facts: dict[str, Any] = {
         "version": importlib.metadata.version("torch"),
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
     }
-    if torch.cuda.is_available():
-        gpu = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
-        uuid = str(torch.cuda.get_device_properties(gpu).uuid).removeprefix("GPU-")  # nvidia-smi's prefix
-        facts["gpu"] = torch.cuda.get_device_name(gpu)
-        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    if on_cuda and torch.cuda.is_available():
+        device = torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as nvidia-smi writes it
+        facts["gpu"] = device.name
+        facts["nccl"] = nccl_version()
+        facts["float32_matmul"] = full_float32()
+    environment = {**capture(os.environ, gpu=uuid), "torch": facts}
+    if device is not None:  # the driver's tools do not tell it
+        environment.setdefault("gpu", {})["l2_cache_bytes"] = device.L2_cache_size
     in_step = {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= os.environ.keys()
     return channel.Hello(
         rank=int(os.environ["RANK"]),
@@ -228,7 +244,7 @@ def _hello(meeting: str) -> channel.Hello:
         host=socket.gethostname(),
         pid=os.getpid(),
         place=rank_place(socket.gethostname(), os.environ, uuid),
-        environment={**capture(os.environ), "torch": facts},
+        environment=environment,
         meeting=meeting,
         step="{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(os.environ) if in_step else "",
     )

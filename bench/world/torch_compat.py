@@ -3,13 +3,15 @@
 torch 2.13 has ``all_gather_single`` and ``reduce_scatter_single`` and deprecates the older names; 2.11 has only those.
 """
 
+import ctypes
 import functools
 import gc
 import importlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
@@ -98,6 +100,40 @@ def fake_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     ranks = dist.get_process_group_ranks(group)
     return cast(dist.ProcessGroup, dist.new_group(ranks, backend="fake", use_local_synchronization=True))
+
+
+def recorded_work() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:
+    """Return this rank's groups by name, with their ranks, and torch's records of work on NCCL and on gloo, in JSON."""
+    world = distributed_c10d._world
+    names, ranks = dict(world.pg_names), dict(world.pg_group_ranks)  # copies, for another thread makes groups
+    groups = {str(name): tuple(ranks[group]) for group, name in names.items() if group in ranks}
+    dumps = [getattr(_distributed_c10d, name, None) for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json")]
+    return groups, [dump() for dump in dumps if dump is not None]
+
+
+@contextmanager
+def default_timeout(timeout: timedelta) -> Iterator[None]:
+    """Let every group that is made within have this time-out, meshes' and torch's own too, rather than torch's."""
+    theirs = vars(distributed_c10d)
+    before = {name: theirs[name] for name in ("default_pg_timeout", "default_pg_nccl_timeout")}
+    theirs.update(dict.fromkeys(before, timeout))
+    try:
+        yield
+    finally:
+        theirs.update(before)
+
+
+def nccl_version() -> str:
+    """Return the version of the NCCL that is loaded; torch's own function tells what it was compiled with."""
+    number = ctypes.c_int()
+    try:  # the library that torch is linked to, or torch's own
+        failed = ctypes.CDLL("libtorch_cuda.so").ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        failed = True
+    if failed:
+        compiled = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        return f"{compiled} when torch was compiled"
+    return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
 
 
 def group_named(name: str) -> dist.ProcessGroup:

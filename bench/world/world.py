@@ -4,7 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import Store
 from bench.plan.cases import Params
 from bench.plan.groups import Ranks, groups_of
 from bench.world.subject import Subject
+from bench.world.torch_compat import default_timeout
 
 T = TypeVar("T")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -136,16 +137,18 @@ def open_world(
 ) -> Iterator[World]:
     """Join the ranks told by RANK, WORLD_SIZE and ``store`` (else MASTER_ADDR and MASTER_PORT), and leave at the end.
 
-    ``timeout_seconds`` bounds a collective; make it longer than a case's, so that the driver sees a hang first.
+    ``timeout_seconds`` bounds a collective of any group; make it longer than a case's, so that the driver sees a hang
+    first.
     """
-    timeout, place = timedelta(seconds=timeout_seconds), _device(device)
+    place = _device(device)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     bound = place if backend == "nccl" else None
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
-    try:
+    with default_timeout(timedelta(seconds=timeout_seconds)), ExitStack() as stack:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=bound)
+        stack.callback(dist.destroy_process_group)
         group = dist.group.WORLD
         assert group is not None
-        control = dist.new_group(backend="gloo", timeout=timeout)
+        control = dist.new_group(backend="gloo")
         hosts: list[str] = [""] * size
         dist.all_gather_object(hosts, socket.gethostname(), group=control)
         yield World(
@@ -160,13 +163,19 @@ def open_world(
             clock=calibrate(rank, size, control),
             seed=seed,
         )
-    finally:
-        dist.destroy_process_group()
+
+
+def full_float32() -> str:
+    """Let float32 be no TF32, whatever TORCH_ALLOW_TF32_CUBLAS_OVERRIDE says; return torch's word for it."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    return torch.get_float32_matmul_precision()
 
 
 def _device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
+    full_float32()
     local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
     torch.cuda.set_device(local)
     return torch.device("cuda", local)

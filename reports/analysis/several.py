@@ -18,6 +18,7 @@ from reports.analysis.frame import group_rows, pivot_rows
 from reports.analysis.labels import PAIRS, environment_facts, flatten
 from reports.analysis.rank_hosts import Nodes, nodes_of
 from reports.analysis.summary import Alike, Row, Summary, estimate_of, summarize
+from reports.analysis.verdicts import Verdict
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,18 +118,21 @@ class Several:
     @property
     def code(self) -> int:
         """The exit code: 1 if a result is wrong, else 4 if something did not run, else 0."""
-        codes = {one.summary.verdict.code for one in self.counting}
+        codes = {one.summary.tally.code for one in self.counting}
         return 1 if 1 in codes else DID_NOT_RUN if codes != {0} or self.lacking else 0
 
     @property
-    def verdict_words(self) -> str:
-        bad = [one.name for one in self.counting if not one.summary.verdict.fine]
+    def verdict(self) -> Verdict:
+        bad = [one.name for one in self.counting if one.summary.tally.code]
         are = "is" if len(self.lacking) == 1 else "are"
         lacking = f"; {len(self.lacking)} more that should be here {are} not" if self.lacking else ""
         if bad:
-            return f"not fine: {', '.join(bad)} of {len(self.runs)}{lacking}"
-        counted = f"all {len(self.runs)} runs" if len(self.runs) != 1 else "the one run"
-        return f"{'not complete, else ' * bool(lacking)}fine: {counted}{lacking}"
+            return Verdict(word="NOT FINE", level="bad", told=f"{', '.join(bad)} of {len(self.runs)}{lacking}")
+        told = f"all {len(self.runs)} runs" if len(self.runs) != 1 else "the one run"
+        word = "INCOMPLETE" if self.lacking else "FINE"
+        return Verdict(
+            word=word, level="bad" if self.lacking else "good", told=f"{told}{' are fine' * bool(lacking)}{lacking}"
+        )
 
     @property
     def words(self) -> str:

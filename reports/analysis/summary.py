@@ -107,7 +107,7 @@ class Missing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Tally:
     """Rows by status, skipped cases, ``planned`` cases times launches and those ``missing``; ``code`` is the exit's."""
 
     counts: Mapping[Status, int]
@@ -115,10 +115,6 @@ class Verdict:
     missing: int
     planned: int
     code: int
-
-    @property
-    def fine(self) -> bool:
-        return self.code == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +124,7 @@ class Summary:
     rows: tuple[Row, ...]
     skipped: tuple[Skipped, ...]
     missing: tuple[Missing, ...]
-    verdict: Verdict
+    tally: Tally
 
 
 def summarize(run: Run) -> Summary:
@@ -143,22 +139,25 @@ def summarize(run: Run) -> Summary:
     lacking = [(case, plan.launches - len({record.launch for record in by_case[case.id]})) for case in plan.cases]
     missing = tuple(Missing(case=case, launches=n, planned=plan.launches) for case, n in lacking if n > 0)
     counts, without_record = Counter(row.status for row in rows), sum(one.launches for one in missing)
-    verdict = Verdict(
+    tally = Tally(
         counts={status: counts[status] for status in reversed(WORST_FIRST) if counts[status]},
         skipped=len(plan.skipped),
         missing=without_record,
         planned=len(plan.cases) * plan.launches,
-        code=exit_code(counts, missing=without_record),
+        code=exit_code(counts, missing=without_record, measured=any(row.launches for row in rows)),
     )
-    return Summary(rows=rows, skipped=plan.skipped, missing=missing, verdict=verdict)
+    return Summary(rows=rows, skipped=plan.skipped, missing=missing, tally=tally)
 
 
-def exit_code(statuses: Iterable[Status], *, missing: int = 0) -> int:
-    """Return 1 if any result is wrong, else 4 if anything failed, hung or is missing, else 0; skipped is not bad."""
+def exit_code(statuses: Iterable[Status], *, missing: int = 0, measured: bool = True) -> int:
+    """Return 1 if any result is wrong, else 4 if anything failed, hung or is missing, or nothing was measured, else 0.
+
+    Some skipped cases are not bad.
+    """
     found = set(statuses)
     if "wrong" in found:
         return 1
-    return 4 if missing or found & {"failed", "hang"} else 0
+    return 4 if missing or not measured or found & {"failed", "hang"} else 0
 
 
 def _row(found: Sequence[Record], planned: int) -> Row:

@@ -22,6 +22,7 @@ from reports import cells
 from reports.analysis.summary import Row, summarize
 
 HARMLESS = (
+    "gpu.uuid",
     "host.address",
     "host.boot_id",
     "host.memory_bytes",
@@ -159,7 +160,7 @@ def points_of(run: Run, rows: Iterable[Row] | None = None) -> tuple[Point, ...]:
             continue
         seen = surroundings(run, row.measured or row.records)
         around = {path: " then ".join(map(", ".join, seen[path])) for path in seen if path not in HARMLESS}
-        beside = {path: around.pop(path) for path in seen if path in _BESIDE}
+        beside = {path: around.pop(path) for path in [*around] if path in _BESIDE or path.startswith("gpu.")}
         if injected := sorted({record.injected for record in row.records if record.injected}):
             around["injected"] = ", ".join(injected)
         value = row.value(row.headline)

@@ -61,7 +61,7 @@ def _run(run: Run, summary: Summary) -> dict[str, Any]:
     names = [*(name for name in Row.__dataclass_fields__ if name != "records"), "grade", "scatter", "effective"]
     return {
         "run": run.info,
-        "verdict": summary.verdict,
+        "verdict": summary.tally,
         "rows": [
             {**{name: getattr(row, name) for name in names}, "details": common_details(row)} for row in summary.rows
         ],

@@ -16,7 +16,8 @@ def render_markdown(report: Report) -> str:
     is_one = len(report.runs) == 1
     lines = [
         f"# parbench{' ' if is_one else ': '}{escaped(report.name)}",
-        *(f"**{escaped(told)}**" for told in (report.verdict, *report.warnings, *report.emulated)),
+        "\n".join(f"* **{one.word}** {escaped(one.sentence)}" for one in report.verdicts),
+        *(f"**{escaped(told)}**" for told in (*report.warnings, *report.emulated)),
         *([escaped(report.heading)] if is_one else []),
         *_titled("Wrong, hung or failed", PROBLEM_COLUMNS, report.problems),
         *_listed("Slow or noisy", report.doubts),

@@ -12,9 +12,10 @@ from bench.results.runs import load_run
 from bench.text import UserError, format_duration
 from reports.analysis.problems import is_written, write_whole
 from reports.analysis.several import gather, is_sweep
+from reports.render.closing import render_closing
 from reports.render.data import render_csv, render_json
 from reports.render.markdown import render_markdown
-from reports.render.terminal import print_report
+from reports.render.terminal import print_report, render_text
 from reports.report import Report
 from reports.sections.one_run import report_of
 from reports.sections.several import report_of_several
@@ -23,18 +24,18 @@ REPORT = "report.html"
 DID_NOT_RUN = 4
 
 
-def show_run(path: Path, form: str = "tables", *, page: bool = True) -> int:
+def show_run(path: Path, form: str = "tables", *, page: bool = True, whole: bool = False) -> int:
     """Print a run and its folder, write its report unless told not to, and return the exit code.
 
-    As tables, the folder is their last line; in another tool's format, it goes to standard error, out of the way of
-    parsers. A report that cannot be written does not hide the results: it is a warning, and the exit code 4 if all
-    else is fine.
+    As tables, of which the first page is printed unless ``whole``, the folder is the last line; in another tool's
+    format it goes to standard error, out of the way of parsers. A report that cannot be written does not hide the
+    results: it is a warning, and the exit code 4 if all else is fine.
     """
     run = load_run(path)
     report = report_of(run)
     code = report.code
     if form == "tables":
-        print_report(report)
+        print_report(report, render=render_text if whole else render_closing)
     else:
         from reports.formats.exports import FORMATS
 
@@ -49,10 +50,13 @@ def show_run(path: Path, form: str = "tables", *, page: bool = True) -> int:
     return code
 
 
-def show_again(path: Path) -> int:
-    """Print the tables of a run, or of a sweep's runs, and the folder; write nothing, and return the exit code."""
+def show_again(path: Path, *, whole: bool = False) -> int:
+    """Print the first page of a run or all its tables, or those of a sweep's runs, and the folder.
+
+    Nothing is written; the exit code is returned.
+    """
     report = report_of_several(gather([path])) if is_sweep(path) else report_of(load_run(path))
-    print_report(report, full=True)
+    print_report(report, render=render_text if whole else render_closing)
     click.echo(str(path))
     return report.code
 
@@ -124,12 +128,14 @@ EVERY_SECONDS = 1.0
 _CLEAR = "\x1b[2J\x1b[3J\x1b[H"
 
 
-def follow(path: Path, out: TextIO | None = None, pause: Callable[[float], None] = time.sleep) -> int:
+def follow(
+    path: Path, out: TextIO | None = None, pause: Callable[[float], None] = time.sleep, *, whole: bool = False
+) -> int:
     """Show a run until its writer ends, then its tables once more; return its exit code.
 
     On a terminal the tables are drawn anew; elsewhere each step of progress is a line on standard error.
     """
-    out = sys.stdout if out is None else out
+    out, render = sys.stdout if out is None else out, render_text if whole else render_closing
     shown = -1
     while is_written(path):
         run = load_run(path)
@@ -138,20 +144,20 @@ def follow(path: Path, out: TextIO | None = None, pause: Callable[[float], None]
             report = report_of(run)
             if out.isatty():
                 out.write(_CLEAR)
-                print_report(report, out)
+                print_report(report, out, render)
             click.echo(_progress(report), err=True)
         pause(EVERY_SECONDS)
     report = report_of(load_run(path))
     if out.isatty():
         out.write(_CLEAR)
-    print_report(report, out, full=True)
+    print_report(report, out, render)
     return report.code
 
 
 def _progress(report: Report) -> str:
     ((run, summary),) = report.runs
-    done, left = len(run.records), summary.verdict.missing
+    done, left = len(run.records), summary.tally.missing
     seconds = sum(record.seconds for record in run.records)
-    counts = ", ".join(f"{count} {status}" for status, count in summary.verdict.counts.items())
+    counts = ", ".join(f"{count} {status}" for status, count in summary.tally.counts.items())
     expected = f", about {format_duration(seconds / done * left)} left" if done and left else ""
     return f"{done} of {done + left} measurements; cases: {counts or 'none yet'}{expected}"

@@ -4,7 +4,8 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from textwrap import wrap
 from typing import TextIO
 
 from rich import box
@@ -13,10 +14,12 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from reports import cells
+from reports.analysis.verdicts import Verdict
 from reports.report import PROBLEM_COLUMNS, Column, Report, T
 
 _UNBOUNDED = 1_000_000
 _SHORT = 12
+_LEVELS = {"good": "green", "doubtful": "yellow", "bad": "bold red"}
 _STYLES = {
     "wrong": "bold red",
     "hang": "red",
@@ -27,29 +30,27 @@ _STYLES = {
 }
 
 
-def print_report(report: Report, file: TextIO | None = None, *, full: bool = False) -> None:
-    """Write a report to ``file``, by default standard output, as suits a terminal or a pipe."""
+def print_report(
+    report: Report, file: TextIO | None = None, render: Callable[[Report, int | None, bool], str] | None = None
+) -> None:
+    """Write a report to ``file``, by default standard output, as suits a terminal or a pipe; by default all of it."""
     out = sys.stdout if file is None else file
     terminal = out.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    text = render_text(report, width=width, color=color, full=full)
+    text = (render or render_text)(report, width, color)
     encoding = out.encoding or "utf-8"
     out.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
-def render_text(report: Report, *, width: int | None, color: bool = False, full: bool = False) -> str:
-    """Return a report as text; ``width`` is the terminal's columns, None for a pipe: nothing is cut or wrapped.
-
-    ``full`` adds what takes reading more of the run's folder: traced steps rank by rank, and who comes late.
-    """
+def render_text(report: Report, width: int | None = None, color: bool = False) -> str:
+    """Return a report as text; ``width`` is the terminal's columns, None for a pipe: nothing is cut or wrapped."""
     sheet = Sheet(width, color)
     if len(report.runs) == 1:
         sheet.tell(report.heading)
     sheet.tell(*report.emulated, style="bold yellow")
-    wanted = ("everywhere", "terminal", "in full") if full else ("everywhere", "terminal")
     for section in report.sections:
-        tables = [table for table in section.tables if table.where in wanted]
+        tables = [table for table in section.tables if table.where != "page"]
         if tables or not section.tables:
             sheet.tell(*section.notes)
         for table in tables:
@@ -61,9 +62,21 @@ def render_text(report: Report, *, width: int | None, color: bool = False, full:
         sheet.write("", Text("Slow or noisy", style="bold"))
         sheet.tell(*report.doubts)
     sheet.write("")
-    sheet.tell(f"Verdict: {report.verdict}", style="" if report.is_fine else "bold red")
+    sheet.write(*verdict_lines(report.verdicts))
     sheet.tell(*report.warnings, *report.footnotes)
     return sheet.text()
+
+
+def verdict_lines(verdicts: Sequence[Verdict], width: int | None = None) -> list[Text]:
+    """Return a line for each verdict, its word in the colour of how it stands, more where the width asks for them."""
+    lines = []
+    start = max(len(one.word) for one in verdicts) + 2
+    for one in verdicts:
+        told = cells.visible(one.sentence)
+        parts = [told] if width is None else wrap(told, width - start, break_on_hyphens=False)
+        lines.append(Text(f"{one.word:{start}}", style=_LEVELS[one.level]).append(parts[0], style="none"))
+        lines += [Text(" " * start + part) for part in parts[1:]]
+    return lines
 
 
 class Sheet:

@@ -42,7 +42,6 @@ def attention_section(found: Analysis) -> Section | None:
                 caption="of the first launch that tells them: each step of a ring beside what it takes alone",
                 columns=hop_columns(lines),
                 rows=lines,
-                where="in full",
             )
         )
     return Section(id="context", title="Context parallelism", tables=tuple(tables), notes=unread)

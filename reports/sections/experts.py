@@ -111,7 +111,6 @@ def _loads(mixtures: Sequence[Mixture]) -> Iterator[Table[Share]]:
             rows=lines,
             figures=lambda: drawn(draw_loads(chosen), "experts-load-map", "Tokens by rank and expert", told),
             is_wide=True,
-            where="in full",
         )
 
 

@@ -140,7 +140,6 @@ def arrival_section(found: Analysis) -> Section | None:
         figures=lambda: drawn(
             draw_arrivals(strips), "arrivals-strips", "How long after the first each rank arrives", told
         ),
-        where="in full",
     )
     return Section(id="arrivals", title="Arrivals", tables=(table,), terms=("late",))
 

@@ -11,11 +11,12 @@ from bench.text import format_duration
 from reports import cells
 from reports.analysis.analysis import Analysis, analyse
 from reports.analysis.contrasts import Grouped, Pairs, contrasts
+from reports.analysis.front import front_of
 from reports.analysis.labels import environment_facts, row_label, short_labels
 from reports.analysis.problems import bad_rows, emulations, not_measured, other_claims, warnings_of
 from reports.analysis.rank_hosts import Nodes
 from reports.analysis.step_parts import broken_down, calls_of, worst_ratio
-from reports.analysis.summary import Row, Summary, Verdict, summarize
+from reports.analysis.summary import Row, Summary, summarize
 from reports.report import Report, Section
 from reports.sections.attention import attention_section
 from reports.sections.communication import communication_section, contrast_section, group_section
@@ -40,22 +41,23 @@ _MOST_NAMED = 6
 _SLOW_LINK, _SLOW_GROUP = 0.7, 0.9
 _LATE_SHARE, _LATE_OF_TIME = 0.5, 0.1
 _OFF_RATIO = 0.01
-_PLAIN = {0: "fine", 1: "a result is wrong", 4: "something did not run"}
 
 
 def report_of(run: Run) -> Report:
     """Analyse a run once, and return all that is to be said of it."""
     summary = summarize(run)
     found = analyse(run, summary)
+    front = front_of(found)
     return Report(
         name=run.info.id,
-        verdict=verdict_words(summary.verdict),
-        code=summary.verdict.code,
+        verdicts=front.verdicts,
+        code=summary.tally.code,
         runs=((run, summary),),
         sections=tuple(section for make in SECTIONS if (section := make(found))),
         emulated=emulations(run),
         claims=other_claims(run),
         heading=heading(run, summary),
+        front=front,
         warnings=warnings_of(run),
         problems=bad_rows(summary),
         doubts=doubts(found),
@@ -63,16 +65,6 @@ def report_of(run: Run) -> Report:
         environment=tuple(environment_facts(run.info.environment or {})),
         footnotes=_footnotes(run, summary),
     )
-
-
-def verdict_words(verdict: Verdict) -> str:
-    """Return the verdict with its counts: ``fine: 42 ok, 3 skipped``."""
-    parts = [f"{count} {status}" for status, count in verdict.counts.items() if status != "skipped"]
-    if skipped := verdict.skipped + verdict.counts.get("skipped", 0):
-        parts.append(f"{skipped} skipped")
-    if verdict.missing:
-        parts.append(f"{verdict.missing} of {verdict.planned} measurements without a record")
-    return f"{_PLAIN[verdict.code]}: {', '.join(parts) or 'nothing was planned'}"
 
 
 def heading(run: Run, summary: Summary) -> str:
@@ -98,20 +90,6 @@ def doubts(found: Analysis) -> tuple[str, ...]:
     name = {row.case.id: row_label(row) for row in found.shown if row.is_communication} | short_labels(found.steps)
     ratios = ((name[row.case.id], worst_ratio(row)) for row in found.steps)
     sentences = (
-        *(
-            _named(
-                f"Very noisy, {told}",
-                (
-                    name[row.case.id]
-                    for row in found.shown
-                    if row.grade == "very noisy" and (row.scatter is None) == is_alone
-                ),
-            )
-            for is_alone, told in (
-                (False, "launches scatter by 40 % or more"),
-                (True, f"the interquartile range 40 % of the median or more {WITHIN_LAUNCH}"),
-            )
-        ),
         *(sentence for matrix in found.matrices for sentence in _slow_links(matrix, found.nodes)),
         _named("Slower than the other groups by more than a tenth", _slow_groups(found.groups)),
         _named(
@@ -136,6 +114,20 @@ def doubts(found: Analysis) -> tuple[str, ...]:
         _named(
             "Bytes sent are not those expected",
             (f"{step} on {of[0]} x {of[1]:.3f}" for step, of in ratios if of and abs(of[1] - 1) > _OFF_RATIO),
+        ),
+        *(
+            _named(
+                f"Very noisy, {told}",
+                (
+                    name[row.case.id]
+                    for row in found.shown
+                    if row.grade == "very noisy" and (row.scatter is None) == is_alone
+                ),
+            )
+            for is_alone, told in (
+                (False, "launches scatter by 40 % or more"),
+                (True, f"the interquartile range 40 % of the median or more {WITHIN_LAUNCH}"),
+            )
         ),
     )
     return tuple(filter(None, sentences))

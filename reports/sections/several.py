@@ -16,11 +16,12 @@ from reports.analysis.problems import Problem, bad_rows, emulations, other_claim
 from reports.analysis.rank_hosts import WITHIN
 from reports.analysis.several import Beside, Difference, One, Scaled, Several, beside, scaled, worlds
 from reports.analysis.summary import Row
+from reports.analysis.verdicts import verdict_words
 from reports.figures.lines import EFFICIENCY, RATE, TIME, Line, draw_against_nodes, draw_methods
 from reports.figures.svg import drawn
 from reports.report import PROBLEM_COLUMNS, Column, Report, Section, Table, measurement, number, words
 from reports.sections.attention import context_columns
-from reports.sections.one_run import heading, verdict_words
+from reports.sections.one_run import heading
 
 MOST_LINES, MOST_COLUMNS = 12, 8
 _RUN_HELP = "the run, and the point of a sweep that it measured"
@@ -44,7 +45,7 @@ def report_of_several(several: Several) -> Report:
     runs = [one.run for one in several.runs]
     return Report(
         name=f"{len(runs)} runs",
-        verdict=several.verdict_words,
+        verdicts=(several.verdict,),
         code=several.code,
         runs=tuple((one.run, one.summary) for one in several.runs),
         sections=tuple(section for section in made if section),
@@ -70,7 +71,7 @@ def _runs(several: Several) -> Section:
             words("placement", lambda one: one.nodes.placement if one.nodes else "-", "how ranks lie on nodes"),
             words("hosts", lambda one: ", ".join(one.nodes.names) if one.nodes else one.run.info.host, "the nodes", 4),
         ]
-    columns.append(words("verdict", lambda one: verdict_words(one.summary.verdict), "what became of its cases"))
+    columns.append(words("verdicts", lambda one: verdict_words(one.run, one.summary), "right, complete, quiet"))
     if not has_points:
         columns.append(words("what", lambda one: heading(one.run, one.summary), what_help, 5))
     notes = [*several.lacking, *told_of_runs([one.run for one in several.runs], other_claims)]

@@ -169,7 +169,6 @@ def _timelines(found: Analysis) -> Iterator[Table[Busy]]:
         notes=tuple(f"No timeline of {one.row.case.label}: {one.why_not}." for one in found.timelines if one.why_not),
         figures=lambda: _draw_timelines(found),
         is_wide=True,
-        where="in full",
     )
 
 

@@ -65,7 +65,7 @@ def test_every_option_reaches_what_is_asked_and_without_any_nothing_is(call: Cal
         (Options(), {"out": Path("runs"), "resume_path": None, "as_json": False}),
     ]
     names = {param.name for param in run.params if isinstance(param, click.Option)}
-    assert names - given.keys() == {"sizes", "dtype", "out", "resume", "as_json", "form"}
+    assert names - given.keys() == {"sizes", "dtype", "out", "resume", "as_json", "form", "whole"}
 
 
 def test_settings_are_a_name_and_a_text_each_given_once(call: Call, asked: list[Any]) -> None:
@@ -123,7 +123,9 @@ def test_a_rank_that_only_joins_prints_nothing_and_a_driver_among_ranks_leaves_a
     def leave(code: int) -> None:
         raise LeftError(code)
 
-    house = AppHooks(modules=(), show=lambda path, form: 4, exit_code=lambda path: 0, report=lambda runs, output: None)
+    house = AppHooks(
+        modules=(), show=lambda path, form, whole: 4, exit_code=lambda path: 0, report=lambda runs, output: None
+    )
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(measuring, "run_options", lambda *_, **__: None)

@@ -99,8 +99,8 @@ def test_bad_words_are_misuse_and_what_is_no_run_is_the_users_error(run: Path, t
 def test_a_run_is_shown_with_its_own_exit_code_and_a_finished_one_can_be_watched(run: Path, tmp_path: Path) -> None:
     told = printed(show, run)
     assert told.endswith(f"{run}\n")
-    assert "Verdict: fine: 1 ok" in told
-    assert "Verdict: fine: 1 ok" in printed(show, run, "--watch")
+    assert "1 of 1 results equal the reference" in told
+    assert "1 of 1 results equal the reference" in printed(show, run, "--watch")
     failed = write_run(tmp_path, make_run(make_plan([collective()]), [bad(collective())]))
     assert invoke(show, failed).exit_code == 4
 
@@ -112,7 +112,7 @@ def test_a_sweep_is_shown_as_tables_over_nodes(tmp_path: Path) -> None:
     first, *lines = result.output.splitlines()
     assert first == f"What runs 1-10 cannot show: {EMULATION}"
     assert {"Runs", "Wrong, hung or failed", "Over nodes", "Environments side by side"} <= set(lines)
-    assert lines[-2].startswith("Verdict: not fine: run 11 of 11; 1 more")
+    assert lines[-2].startswith("NOT FINE  run 11 of 11; 1 more")
     assert lines[-1] == str(sweep)
     assert not (sweep / "report.html").exists()
 

@@ -143,7 +143,7 @@ class FakeRank:
     def break_(self, index: int | None, error: str = "RuntimeError: fire") -> None:
         self.say(Raised(index=index, error=error, stack=f"the stack of rank {self.rank}"))
 
-    def answer(self, what: StatusReply) -> None:
+    def answer(self, *what: StatusReply) -> None:
         self.line.listen(answer=lambda: what, on_gone=lambda: None)
 
     def job(self) -> Job:

@@ -211,7 +211,8 @@ def _places(value: Any, path: str = "") -> set[str]:
 
 
 FILES: dict[str, Callable[[], str]] = {
-    "steps.show.txt": lambda: said("show", str(STEPS)),
+    "steps.first.txt": lambda: said("show", str(STEPS)),
+    "steps.show.txt": lambda: said("show", "--all", str(STEPS)),
     "steps.report.md": lambda: said("report", str(STEPS), "--format", "markdown"),
     "steps.report.csv": table,
     "steps.page.txt": page,

@@ -41,7 +41,7 @@ from bench.launch.control_channel import RankClient
 from bench.launch.control_channel import Done, Hello
 line = RankClient(sys.argv[1], sys.argv[2])
 line.say(Hello(rank=0, size=1, host="here", pid=os.getpid(), environment={}))
-line.listen(answer=Done, on_gone=lambda: os._exit(7))
+line.listen(answer=lambda: [Done()], on_gone=lambda: os._exit(7))
 threading.Event().wait()
 """
 DRIVER = """

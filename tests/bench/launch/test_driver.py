@@ -11,7 +11,7 @@ from fakes import FakeGang, FakeRank, case, in_turn, outcome, plan, wait_until, 
 
 from bench.launch import driver as module
 from bench.launch import monitor as watch_module
-from bench.launch.control_channel import ADDRESS_VARIABLE, LEFT_OUT, Done, DriverServer, Job, Outcome
+from bench.launch.control_channel import ADDRESS_VARIABLE, DEVICE_VARIABLE, LEFT_OUT, Done, DriverServer, Job, Outcome
 from bench.launch.driver import Driver, remaining
 from bench.machine.environment import RankPlace
 from bench.machine.slurm_allocation import NodeLayout
@@ -93,7 +93,7 @@ class Stage:
         ranks = [FakeRank(variables, rank, size, **self.hello(count, rank)) for rank in range(size)]
         self.gangs.append(gang)
         self.numbers.append(number)
-        self.addresses = variables[ADDRESS_VARIABLE]
+        self.addresses, self.device = variables[ADDRESS_VARIABLE], variables[DEVICE_VARIABLE]
         gang.run(ranks, self.acts[min(count, len(self.acts) - 1)])
         return gang
 
@@ -367,6 +367,21 @@ def test_a_job_is_what_the_plan_asks_and_tells_all_ranks_their_hosts_and_where_t
     assert built.records()[0].world.nodes == 2
     kept = built.environment()
     assert (kept["hosts"], kept["slurm"], kept["locality"]["0-1"]) == (["n1", "n2"], {"job": "17"}, "other node")
+
+
+def test_how_gpus_are_joined_is_asked_where_they_are_measured_and_ranks_are_told_so(
+    stage: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(environ: Mapping[str, str]) -> dict[frozenset[str], str]:
+        assert device == "cuda"
+        return {frozenset("ab"): "NVLink"}
+
+    monkeypatch.setattr(module, "gpu_links", asked)
+    for device, near in (("cpu", None), ("cuda", "NVLink")):
+        built = stage(CASES[:1], device=device)
+        built.hello = lambda gang, rank: {"place": RankPlace(host="n1", cpus=(0, 1), numa_nodes=(), gpu="ab"[rank])}
+        built.drive()
+        assert (built.environment()["locality"], built.device) == ({"0-1": near}, device)
 
 
 def test_steps_weigh_more_than_collectives_and_later_what_is_not_yet_precise(stage: Build) -> None:

@@ -10,6 +10,7 @@ import pytest
 from fake_runs import MACHINE, MODULES, TORCHRUN, FakeRanks, be_allocated, be_alone
 from fakes import case, outcome
 from fakes import plan as make_plan
+from nvidia import L40S, gpus, install
 from refusals import refusal
 
 from bench.launch import measure as measuring
@@ -64,6 +65,18 @@ def test_what_cannot_run_is_written_first_and_once_and_counted_in_the_progress(
     assert "interrupted: 2 of 3 cases measured" in capsys.readouterr().err
     resume(path, as_json=False)
     assert [record.status for record in load_run(path).records] == ["skipped", "ok", "ok"]
+
+
+def test_what_disturbs_at_the_start_is_kept_that_of_gpus_where_they_are_measured(
+    ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", install(tmp_path, gpus(L40S, 2))["PATH"])
+    for device in ("cpu", "cuda"):
+        path = create_run(Path("runs"), make_plan([case(0)], device=device), "0.1.0")[0]
+        resume(path, as_json=False)
+        kept = (load_run(path).info.environment or {})["load"]["disturbances"]
+        expected = {"gpu persistence": "off"} if device == "cuda" else {}
+        assert {topic: found for topic, found in kept.items() if topic.startswith("gpu")} == expected
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])

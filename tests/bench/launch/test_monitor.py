@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from fakes import HERE, FakeGang, FakeRank, connect, outcome, wait_until, where, within
 
 from bench.launch import monitor as module
 from bench.launch.control_channel import Done, DriverServer, Outcome, StatusRequest
+from bench.launch.flight_recorder import GroupSeen
 from bench.launch.monitor import RankMonitor
 
 TIMEOUT = 10.0
@@ -270,6 +272,51 @@ def test_the_rank_that_did_not_arrive_is_named() -> None:
         for state, answer in zip(trouble.ranks, answers, strict=True):
             seen = ("no answer (process is ", "") if answer is None else (f"timed, step {answer.steps}", answer.stack)
             assert (state.state[: len(seen[0])], state.stack) == seen, name
+
+
+IN_FIVE = GroupSeen(ranks=(0, 1, 2), enqueued=5, pending=5, name="nccl:all_reduce")
+STUCK = where(communicates=False, groups={"0": IN_FIVE})
+DONE = where(groups={"0": GroupSeen(ranks=(0, 1, 2), enqueued=4)})
+AWAY = where(communicates=False, groups=DONE.groups)
+RECORDED = {
+    "a wait without a frame of torch": ((STUCK, DONE, STUCK), "rank 1 did not arrive"),
+    "of several awaited the one in its own code": ((STUCK, DONE, AWAY), "rank 2 did not arrive"),
+    "silence goes before the record": ((STUCK, None, AWAY), "rank 1 did not arrive"),
+    "a record that is not whole does not count": ((STUCK, DONE, WAITS), "rank 0 did not arrive"),
+    "all have enqueued": (
+        (STUCK, msgspec.structs.replace(STUCK, communicates=True, steps=8), STUCK),
+        "every rank has enqueued nccl:all_reduce, which is not done; see their stacks",
+    ),
+}
+
+
+def test_what_torch_recorded_outweighs_stacks_and_steps() -> None:
+    for name, (answers, told) in RECORDED.items():
+        with assembled(3) as scene:
+            scene.start(0)
+            for rank, answer in zip(scene.ranks, answers, strict=True):
+                if answer is not None:
+                    rank.answer(answer)
+            trouble = scene.trouble(0, 0.1)
+        assert trouble.reason == f"no end within 0.1 s: {told}", name
+    with assembled(3) as scene:
+        scene.start(0)
+        for rank, answer in zip(scene.ranks, (STUCK, DONE, STUCK), strict=True):
+            rank.answer(msgspec.structs.replace(answer, groups=None, more=True), answer)
+        trouble = scene.trouble(0, 0.1)
+    states = ["timed, step 7, waits for rank 1", "timed, step 7", "timed, step 7, waits for rank 1"]
+    assert [state.state for state in trouble.ranks] == states
+
+
+def test_ranks_that_wait_for_one_another_are_all_told() -> None:
+    idle, busy = GroupSeen(ranks=(0, 1)), GroupSeen(ranks=(0, 1), enqueued=1, pending=1)
+    first, second = where(groups={"a": busy, "b": idle}), where(groups={"a": idle, "b": busy})
+    with assembled(2) as scene:
+        scene.start(0)
+        for rank, answer in zip(scene.ranks, (first, second), strict=True):
+            rank.answer(answer)
+        trouble = scene.trouble(0, 0.1)
+    assert trouble.reason == "no end within 0.1 s: ranks 0, 1 wait for one another; see their stacks"
 
 
 def test_ranks_of_several_hosts_are_named_with_theirs_and_a_host_that_is_silent_is_known() -> None:

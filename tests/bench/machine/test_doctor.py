@@ -4,14 +4,17 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+from nvidia import A100, H100, L40S, gpus, install
 
 from bench.machine.doctor import UNKNOWN, Finding, examine, examine_here, render, sample_load
-from bench.machine.machine import Gpu, Machine, inspect_machine
+from bench.machine.gpu import Gpu
+from bench.machine.machine import Machine, inspect_machine
 from bench.machine.world_spec import choose_world
 
 GIB = 1 << 30
@@ -29,6 +32,10 @@ TOPICS = [
     *("torch", "device", "ranks", "cores", "load average", "cpu governor", "clock source"),
     *("steal time", "virtual machine", "interface", "memory", "/dev/shm", "swap", "threads"),
 ]
+GPU_TOPICS = [
+    *("gpu driver", "gpu processes", "gpu clocks", "gpu power", "gpu mig", "gpu memory", "gpu pcie", "gpu nvlink"),
+    "gpu persistence",
+]
 
 
 def with_gpus(count: int, **more: Any) -> dict[str, Any]:
@@ -41,7 +48,7 @@ def examined(**changes: Mapping[str, Any]) -> dict[str, Finding]:
     merged = {group: {**values, **changes.get(group, {})} for group, values in ENVIRONMENT.items()}
     within = {group: {k: v for k, v in values.items() if v is not ...} for group, values in merged.items()}
     found = {finding.topic: finding for finding in examine(machine, within)}
-    assert list(found) == TOPICS
+    assert list(found) == (TOPICS + GPU_TOPICS if machine.gpus else TOPICS)
     for finding in found.values():
         assert finding.found
         assert finding.remedy or not finding.disturbs, "what disturbs can be mended"
@@ -88,7 +95,7 @@ def test_this_machine_can_be_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (sampled["shm_bytes"], sampled["swap_used_bytes"]) == (shutil.disk_usage("/dev/shm").total, 10)
     assert sampled["steal_percent"] is not None
     by_topic = {found.topic: found.found for found in examine_here(os.environ)}
-    assert (list(by_topic), by_topic["torch"]) == (TOPICS, here.torch_version)
+    assert ([*by_topic][: len(TOPICS)], by_topic["torch"]) == (TOPICS, here.torch_version)
     assert UNKNOWN not in [by_topic[topic] for topic in ("load average", "steal time", "swap", "/dev/shm")]
     chosen = choose_world(here, nproc=None, backend=None, device=None, allow_single=False)
     assert by_topic["ranks"].startswith(f"{chosen.nproc} on ")
@@ -150,6 +157,142 @@ def test_each_topic_disturbs_beyond_its_limit() -> None:
     for topic, change, found, disturbs in table:
         finding = examined(**change)[topic]
         assert (finding.found, finding.disturbs) == (found, disturbs), (topic, change)
+
+
+def test_a_gpu_disturbs_beyond_its_limits_and_not_where_they_are_unknown() -> None:
+    """Each is one of two GPUs, the other telling nothing."""
+    clock = {"sm_clock": 1300, "sm_clock_max": 1980, "utilization_percent": 50}
+    links = (26.562, 26.562)
+    table: list[tuple[str, dict[str, Any], str, bool]] = [
+        ("gpu driver", {"driver": "580.95"}, "580.95", False),
+        ("gpu processes", {"processes": ()}, "none", False),
+        ("gpu processes", {"processes": (), "memory_used_bytes": 2 * GIB}, "none", False),
+        ("gpu processes", {"memory_used_bytes": 3 * GIB}, "none shown, but 3.00 GiB in use", True),
+        ("gpu processes", {"processes": ("python (pid 7)",)}, "python (pid 7)", True),
+        ("gpu clocks", {"sm_clock": 345}, "SM 345 MHz", False),
+        ("gpu clocks", {**clock, "utilization_percent": 49}, "SM 1300 of 1980 MHz", False),
+        ("gpu clocks", {**clock, "utilization_percent": None}, "SM 1300 of 1980 MHz", False),
+        ("gpu clocks", {**clock, "sm_clock": None}, UNKNOWN, False),
+        ("gpu clocks", clock, "SM 1300 of 1980 MHz", True),
+        ("gpu clocks", {**clock, "sm_clock": 1782}, "SM 1782 of 1980 MHz", False),
+        (
+            "gpu clocks",
+            {"memory_clock": 1215, "slowed_by": ("idle", "software power cap")},
+            "memory 1215 MHz, idle",
+            False,
+        ),
+        ("gpu clocks", {"slowed_by": ("software power cap",)}, "slowed by software power cap", True),
+        ("gpu clocks", {"slowed_by": ("idle", "hardware power brake")}, "slowed by hardware power brake", True),
+        ("gpu power", {"power_limit_watts": 700.0, "power_default_watts": 700.0}, "700 of 700 W", False),
+        ("gpu power", {"power_limit_watts": 500.0}, "500 W", False),
+        ("gpu power", {"power_limit_watts": 500.0, "power_default_watts": 700.0}, "500 of 700 W", True),
+        ("gpu power", {"power_default_watts": 700.0}, UNKNOWN, False),
+        ("gpu mig", {"mig": False}, "off", False),
+        ("gpu mig", {"mig": True}, "on", True),
+        ("gpu memory", {"ecc": False}, "ECC off", False),
+        (
+            "gpu memory",
+            {"errors_uncorrected": 0, "errors_corrected": 9},
+            "0 uncorrected errors, 9 corrected errors",
+            False,
+        ),
+        ("gpu memory", {"errors_uncorrected": 1}, "1 uncorrected errors", True),
+        ("gpu memory", {"rows_remapped": 2, "remap_pending": False}, "2 rows remapped", False),
+        ("gpu memory", {"rows_remapped": 2, "remap_pending": True}, "2 rows remapped, a remap pending", True),
+        ("gpu memory", {"remap_failed": True}, "a remap failed", True),
+        ("gpu pcie", {"pcie_width": 8}, "8 lanes", False),
+        (
+            "gpu pcie",
+            {"pcie_width_max": 16, "pcie_generation": 1, "pcie_generation_max": 5},
+            "generation 1 of 5",
+            False,
+        ),
+        ("gpu pcie", {"pcie_width": 8, "pcie_width_max": 16}, "8 of 16 lanes", True),
+        ("gpu nvlink", {"nvlinks": ()}, "0 active", False),
+        ("gpu nvlink", {"nvlinks": links}, "2 of 2 active", False),
+        ("gpu nvlink", {"nvlinks": (*links, 0.0)}, "2 of 3 active", False),
+        ("gpu persistence", {"persistence": True}, "on", False),
+        ("gpu persistence", {"persistence": False}, "off", True),
+    ]
+    for topic, told, words, disturbs in table:
+        gpus = (Gpu(name="H100", index=4), Gpu(name="H100", index=6, **told))
+        finding = examined(machine={"gpus": gpus, "torch_has_cuda": True})[topic]
+        expected = UNKNOWN if words == UNKNOWN else f"GPU 4: -; GPU 6: {words}"
+        assert (finding.found, finding.disturbs) == (expected, disturbs), (topic, told)
+    uneven = (Gpu(name="H100", nvlinks=links), Gpu(name="H100", nvlinks=(26.562, 0.0)), Gpu(name="H100", nvlinks=()))
+    for gpus in (uneven[:2], uneven[::2]):
+        assert examined(machine={"gpus": gpus, "torch_has_cuda": True})["gpu nvlink"].disturbs
+
+
+def test_machines_with_gpus_are_told_in_words_with_a_remedy(tmp_path: Path) -> None:
+    def told(**answers: Any) -> str:
+        findings = examine_here(install(tmp_path, **answers))
+        return render([finding for finding in findings if finding.topic in GPU_TOPICS])
+
+    hidden = ("clocks.current.memory", "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total")
+    quiet = {**A100, **dict.fromkeys((*hidden, "remapped_rows.uncorrectable", "pcie.link.gen.current"), "[N/A]")}
+    two = {"mig.mode.current": "Enabled", "enforced.power.limit": "300.00"}
+    three = {"clocks_throttle_reasons.active": "0x48", "clocks.current.sm": "705", "temperature.gpu": "91"}
+    three |= {"ecc.errors.uncorrected.volatile.total": "3", "remapped_rows.pending": "Yes"}
+    three |= {"pcie.link.width.current": "8"}
+    links = {3: ["25 GB/s"] * 11 + ["<inactive>"]}
+    shown = [
+        told(listed=gpus(H100, 8), links=lambda index: ["26.562 GB/s"] * 18),
+        told(listed=gpus(L40S, 2)),
+        told(
+            listed=gpus(quiet, 4, gpu2=two, gpu3=three),
+            processes=[(1, 4711, "/opt/conda/bin/python"), (1, 4712, "python")],
+            links=lambda index: links.get(index, ["25 GB/s"] * 12),
+        ),
+    ]
+    assert "\n".join(shown) == WORDS
+    [broken] = [found for found in examine_here(install(tmp_path, listed=[])) if found.topic in GPU_TOPICS]
+    assert (broken.topic, broken.disturbs) == ("gpu driver", True)
+    assert "no GPU is visible" in broken.found
+    for environ, with_gpus in (({"PATH": ""}, True), (install(tmp_path, listed=gpus(H100, 8)), False)):
+        assert not [found for found in examine_here(environ, gpus=with_gpus) if found.topic in GPU_TOPICS]
+
+
+WORDS = """\
+gpu driver       ok        580.95.05
+gpu processes    ok        none
+gpu clocks       ok        SM 345 of 1980 MHz, memory 2619 of 2619 MHz, idle
+gpu power        ok        700 of 700 W
+gpu mig          ok        off
+gpu memory       ok        ECC on, 0 uncorrected errors, 0 corrected errors, 0 rows remapped
+gpu pcie         ok        16 of 16 lanes, generation 5 of 5
+gpu nvlink       ok        18 of 18 active
+gpu persistence  ok        on
+
+gpu driver       ok        580.95.05
+gpu processes    ok        none
+gpu clocks       ok        SM 210 of 2520 MHz, memory 405 of 9001 MHz, idle
+gpu power        ok        350 of 350 W
+gpu mig          -         -
+gpu memory       ok        ECC on, 0 uncorrected errors, 0 corrected errors, 0 rows remapped
+gpu pcie         ok        16 of 16 lanes, generation 1 of 4
+gpu nvlink       -         -
+gpu persistence  disturbs  off
+                           sudo nvidia-smi -pm 1: else the driver is unloaded between launches, which then start late
+
+gpu driver       ok        470.256.02
+gpu processes    disturbs  GPU 0,2-3: none; GPU 1: python (pid 4711), python (pid 4712)
+                           end them, or leave these GPUs out (CUDA_VISIBLE_DEVICES): they share time, memory and links
+gpu clocks       disturbs  GPU 0-2: SM 1095 of 1410 MHz; GPU 3: SM 705 of 1410 MHz, slowed by hardware slowdown and \
+hardware thermal slowdown at 91 degrees C
+                           power: sudo nvidia-smi -pl WATTS; heat: cooling; set clocks: sudo nvidia-smi -rgc, -rac
+gpu power        disturbs  GPU 0-1,3: 400 of 400 W; GPU 2: 300 of 400 W
+                           sudo nvidia-smi -pl WATTS sets it, as far as the rack's power allows
+gpu mig          disturbs  GPU 0-1,3: off; GPU 2: on
+                           a slice is measured, and nccl joins none: sudo nvidia-smi -mig 0, and reset the GPU
+gpu memory       disturbs  GPU 0-2: ECC on; GPU 3: ECC on, 3 uncorrected errors, a remap pending
+                           reset it (sudo nvidia-smi -r -i GPU) or reboot; have it replaced if they come again
+gpu pcie         disturbs  GPU 0-2: 16 of 16 lanes; GPU 3: 8 of 16 lanes
+                           reseat it, and see lspci -vv (LnkCap, LnkSta): data to and from the host takes longer
+gpu nvlink       disturbs  GPU 0-2: 12 of 12 active; GPU 3: 11 of 12 active
+                           see nvidia-smi nvlink -e, dmesg (Xid) and the fabric manager's log; then reset or replace it
+gpu persistence  ok        on
+"""
 
 
 def test_what_is_proposed_depends_on_what_there_is() -> None:

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from trees import write_tool, write_tree
+from nvidia import H100, gpus, install
+from trees import write_tree
 
 from bench.machine import machine
 from bench.machine.machine import (
-    Gpu,
     affinity,
     available_cores,
     available_memory_bytes,
     contents,
     inspect_machine,
     package_version,
-    visible_gpus,
 )
 
 GIB = 1 << 30
@@ -107,53 +106,6 @@ def test_memory_is_what_is_free_limited_by_cgroups_less_what_is_used_and_not_cac
     assert available_memory_bytes(v1) == 2 * GIB
 
 
-# --- GPUs ---
-
-A100 = Gpu(name="NVIDIA A100", memory_bytes=40960 << 20)
-H100 = Gpu(name="NVIDIA H100", memory_bytes=81559 << 20)
-BOTH = "echo NVIDIA A100, 40960; echo NVIDIA H100, 81559"
-
-
-def seen(folder: Path, body: str, visible: str | None = None) -> tuple[Gpu, ...]:
-    """Return the GPUs where ``nvidia-smi`` is this script and no other is on the PATH."""
-    write_tool(folder, "nvidia-smi", body)
-    environ = {"PATH": str(folder)}
-    return visible_gpus(environ if visible is None else {**environ, "CUDA_VISIBLE_DEVICES": visible})
-
-
-def test_gpus_are_those_the_driver_lists_when_asked_for_what_is_parsed(tmp_path: Path) -> None:
-    wanted = "--query-gpu=name,memory.total --format=csv,noheader,nounits"
-    assert seen(tmp_path, f'[ "$*" = "{wanted}" ] || exit 6\n{BOTH}') == (A100, H100)
-    assert seen(tmp_path, "echo NVIDIA GB10, [N/A]") == (Gpu(name="NVIDIA GB10", memory_bytes=None),)
-    unreadable = Gpu(name="NVIDIA \ufffd", memory_bytes=40960 << 20)
-    assert seen(tmp_path, "printf 'NVIDIA \\377, 40960\\n'") == (unreadable,)
-
-
-def test_the_visible_devices_restrict_and_order_gpus(tmp_path: Path) -> None:
-    wanted = {"": (), "-1": (), "none": (), "1": (H100,), "1,0": (H100, A100), " 0 , 1 ": (A100, H100)}
-    for visible, gpus in {**wanted, "0,-1,1": (A100,), "0,7,1": (A100,)}.items():
-        assert seen(tmp_path, BOTH, visible) == gpus, visible
-
-
-def test_identifiers_are_counted_and_described_as_far_as_known(tmp_path: Path) -> None:
-    alike = "echo NVIDIA A100, 40960; echo NVIDIA A100, 40960"
-    assert seen(tmp_path, alike, "GPU-aa,GPU-bb") == (A100, A100)
-    assert seen(tmp_path, alike, "MIG-cc") == (Gpu(name="MIG-cc", memory_bytes=None),)
-    assert seen(tmp_path, BOTH, "GPU-aa") == (Gpu(name="GPU-aa", memory_bytes=None),)
-    assert seen(tmp_path, "echo No devices were found", "GPU-aa") == ()
-
-
-def test_a_driver_that_is_absent_fails_or_does_not_answer_has_no_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert visible_gpus({"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}) == ()
-    assert seen(tmp_path, f"{BOTH}\nexit 9") == ()
-    write_tool(tmp_path, "nvidia-smi", "").write_bytes(b"\x7fELF, but no program")
-    assert visible_gpus({"PATH": str(tmp_path)}) == ()
-    monkeypatch.setattr(machine, "_QUERY_SECONDS", 0.2)
-    assert seen(tmp_path, f"{BOTH}\nexec /bin/sleep 20") == ()
-
-
 # --- torch ---
 
 VERSION_FILES: dict[str | None, bool | None] = {
@@ -191,13 +143,12 @@ def test_the_version_of_what_is_absent_is_none() -> None:
 
 
 def test_this_machine_is_seen_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_tool(tmp_path, "nvidia-smi", BOTH)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16 if logical else 7)
-    found = inspect_machine({"PATH": str(tmp_path)})
+    found = inspect_machine(install(tmp_path, gpus(H100, 2)))
     assert found.cores == available_cores() <= len(os.sched_getaffinity(0))
     assert found.physical_cores == 7
     assert 0 < (found.memory_bytes or 0) <= psutil.virtual_memory().total
-    assert found.gpus == (A100, H100)
+    assert [gpu.name for gpu in found.gpus] == ["NVIDIA H100 80GB HBM3"] * 2
     assert found.torch_version == package_version("torch")
     assert isinstance(found.torch_has_cuda, bool)
 

@@ -13,7 +13,8 @@ from refusals import refusal
 from trees import write_tool
 
 from bench.machine import slurm_allocation as node_machine
-from bench.machine.machine import Gpu, Machine
+from bench.machine.gpu import Gpu
+from bench.machine.machine import Machine
 from bench.machine.slurm_allocation import Allocation, NodeLayout, choose_layout, machine_of_ranks, main
 
 FOUR = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "n[1-4]"}

@@ -8,23 +8,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from trees import write_tool, write_tree
+from trees import write_tree
 
 from bench.machine import slurm_allocation as addresses
-from bench.machine.environment import RankPlace, gpu_links, rank_place, relation, relations
+from bench.machine.environment import RankPlace, rank_place, relation, relations
 from bench.machine.slurm_allocation import reachable
-
-TOPOLOGY = """\
-\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
-GPU0\t X \tNV18\tSYS\tPIX\t0-31\t0
-GPU1\tNV18\t X \tPHB\tSYS\t0-31\t0
-GPU2\tSYS\tPHB\t X \tSYS\t32-63\t1
-NIC0\tPIX\tSYS\tSYS\t X
-
-Legend:
-  X    = Self
-"""
-UUIDS = "0, GPU-cc00-01\n1, GPU-aa00-02\n2, GPU-bb00-03\n"
 
 
 def at(host: str = "a", cpus: tuple[int, ...] = (0, 1), numa: tuple[int, ...] = (0,), **more: str) -> RankPlace:
@@ -71,24 +59,6 @@ def test_this_process_has_a_place(tmp_path: Path) -> None:
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     here = rank_place("a", {"SLURM_TOPOLOGY_ADDR": "s.a"}, "aa", tmp_path)
     assert here == at(cpus=cpus, gpu="aa", switches="s.a")
-
-
-def test_links_are_between_uuids_for_a_rank_counts_only_the_gpus_it_sees(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Each rank sees one GPU, its first; what nvidia-smi gives no UUID of has no link, nor has any without the tool."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpu_links() == {}
-    query = '"--query-gpu=index,uuid --format=csv,noheader"'
-    body = f'case "$*" in\n"topo -m") cat {tmp_path}/topology;;\n{query}) cat {tmp_path}/uuids;;\nesac'
-    write_tool(tmp_path, "nvidia-smi", body)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    one, two, three = (at(gpu=uuid) for uuid in ("cc00-01", "aa00-02", "bb00-03"))
-    for uuids, last in ((UUIDS, "other NUMA node"), (UUIDS.replace("2, GPU-bb00-03\n", ""), None)):
-        write_tree(tmp_path, {"topology": TOPOLOGY, "uuids": uuids})
-        links = gpu_links()
-        assert [relation(one, other, links) for other in (two, three, one)] == ["NVLink", last, "same GPU"]
-        assert relation(two, three, links) == (last and "PCIe")
 
 
 # --- addresses ---

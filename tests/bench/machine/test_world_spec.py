@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from refusals import refusal
 
-from bench.machine.machine import Gpu, Machine
+from bench.machine.gpu import Gpu
+from bench.machine.machine import Machine
 from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldSpec, choose_world
 
 GIB = 1 << 30

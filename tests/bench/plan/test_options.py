@@ -9,7 +9,7 @@ from fake_runs import MACHINE, MODULES, TORCHRUN, be_allocated, be_alone
 from refusals import refusal as error_of
 
 from bench.machine import slurm_allocation as node_machine
-from bench.machine.machine import Gpu
+from bench.machine.gpu import Gpu
 from bench.machine.slurm_allocation import NodeLayout
 from bench.machine.world_spec import Joined
 from bench.plan.options import Options, plan_run

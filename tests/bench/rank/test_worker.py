@@ -17,6 +17,7 @@ from uuid import UUID
 import pytest
 import torch
 from fakes import HERE, job
+from nvidia import H100, gpus, install
 from paths import environment
 from torch._C._distributed_c10d import HashStore, Store
 
@@ -190,23 +191,43 @@ def test_the_budget_is_shared_by_weight_and_what_is_not_used_goes_to_those_after
     assert clock.share(0) == 15.0, "the other half of the timeout is for what cannot be cut short"
 
 
-def test_a_rank_tells_its_gpu_by_uuid_however_many_it_sees(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_tells_its_gpu_by_uuid_however_many_it_sees(
+    alone: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Whether each rank sees only its own, or all are torch's first. No GPU is needed to see it."""
     monkeypatch.delenv("SLURM_STEP_ID")
-    hello = worker._hello("")
-    assert hello.step == ""
-    assert torch.cuda.is_available() or (hello.place and hello.place.gpu) is None
+    listed = gpus(H100, 2, gpu1={"temperature.gpu": "77", "enforced.power.limit": "500.00"})
+    uuids = [UUID(gpu["uuid"].removeprefix("GPU-")) for gpu in listed]
+    devices = [SimpleNamespace(name=f"GPU {n}", uuid=uuid, L2_cache_size=50 << 20) for n, uuid in enumerate(uuids)]
+    monkeypatch.setenv("PATH", install(tmp_path, listed)["PATH"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=UUID(int=7 + index)))
+    monkeypatch.setattr(worker, "nccl_version", lambda: "2.28.9")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", devices.__getitem__)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    for count, last in ((1, 0), (2, 1)):
+    for count, last, watts in ((1, 0, 700.0), (2, 1, 500.0)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        hello = worker._hello("")
-        assert (hello.place and hello.place.gpu) == f"00000000-0000-0000-0000-00000000000{7 + last}"
-        torch_facts = hello.environment["torch"]
-        assert (torch_facts["gpu"], torch_facts["nccl"]) == (f"GPU {last}", "2.28.9")
+        hello = worker._hello("", on_cuda=True)
+        assert hello.step == ""
+        assert (hello.place and hello.place.gpu) == listed[last]["uuid"]
+        told, now = (hello.environment[group] for group in ("torch", "load"))
+        assert (told["gpu"], told["nccl"]) == (f"GPU {last}", "2.28.9")
+        assert told["float32_matmul"] == "highest"
+        kept = hello.environment["gpu"]
+        assert (kept["uuid"], kept["power_limit_watts"]) == (listed[last]["uuid"], watts)
+        assert (kept["l2_cache_bytes"], now["gpu"]["temperature_celsius"]) == (50 << 20, (28, 77)[last])
+    monkeypatch.setenv("PATH", "")
+    assert worker._hello("", on_cuda=True).environment["gpu"] == {"l2_cache_bytes": 50 << 20}
+
+
+def test_a_rank_on_the_cpu_leaves_cuda_alone_and_is_placed_by_its_cores(
+    alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("is_available", "device_count", "get_device_properties", "init", "_lazy_init"):
+        monkeypatch.setattr(torch.cuda, name, lambda *words, name=name: pytest.fail(f"torch.cuda.{name} was called"))
+    hello = worker._hello("", on_cuda=False)
+    assert hello.place
+    assert hello.place.gpu is None
+    assert "gpu" not in {**hello.environment, **hello.environment["torch"], **hello.environment["load"]}
 
 
 def test_a_rank_that_raises_tells_it_stands_still_and_ends_with_its_driver(hub: DriverServer) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,8 +18,11 @@ import torch
 import torch.distributed as dist
 from fake_time import HeldTime
 from fakes import job
+from paths import environment
 from ranks import Ranks
 from torch._C._distributed_c10d import FileStore
+from torch.distributed import Backend, distributed_c10d
+from torch.distributed.device_mesh import init_device_mesh
 
 from bench.launch.control_channel import Finished
 from bench.operations import collectives
@@ -114,25 +119,41 @@ def test_a_world_is_left_at_its_end_however_it_ends_and_another_can_be_joined(
     assert not dist.is_initialized()
 
 
-def test_hosts_are_the_names_that_ranks_tell_and_the_timeout_is_that_of_both_groups(
-    alone: Alone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hosts_are_the_names_that_ranks_tell(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     def hear(items: list[object], item: object, **_: object) -> None:
         items[:] = ["elsewhere"]
 
-    given = []
-    for name in ("init_process_group", "new_group"):
-        call = getattr(dist, name)
-
-        def remember(*args: Any, call: Any = call, **kwargs: Any) -> Any:
-            given.append(kwargs["timeout"])
-            return call(*args, **kwargs)
-
-        monkeypatch.setattr(dist, name, remember)
     monkeypatch.setattr(dist, "all_gather_object", hear)
     with alone() as world:
         assert world.hosts[0] == "elsewhere"
-        assert given == [timedelta(seconds=30)] * 2
+
+
+def test_the_timeout_is_that_of_every_group_that_is_made_in_the_world_a_meshs_too(alone: Alone) -> None:
+    def timeout_of(group: dist.ProcessGroup) -> timedelta:
+        options: Any = group._get_backend(torch.device("cpu")).options
+        return cast(timedelta, options._timeout)
+
+    def torchs() -> list[object]:
+        return [vars(distributed_c10d)[f"default_pg_{name}timeout"] for name in ("", "nccl_")]
+
+    before = torchs()
+    with alone() as world:
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("outer", "inner"))
+        made = [world.group, world.control, dist.new_group(), *mesh.get_all_groups()]
+        assert [timeout_of(group) for group in made] == [timedelta(seconds=30)] * 5
+        assert torchs() == [timedelta(seconds=30)] * 2
+        assert distributed_c10d._get_default_timeout(Backend("nccl")) == timedelta(seconds=30)
+    assert torchs() == before
+
+
+@pytest.mark.parametrize("override", ["0", "1"])
+def test_float32_is_full_whatever_the_environment_says(override: str) -> None:
+    code = "import torch; from bench.world.world import full_float32; b = torch.backends\n"
+    code += "was = torch.get_float32_matmul_precision(); is_ = full_float32()\n"
+    code += "print(was, is_, b.cuda.matmul.allow_tf32, b.cudnn.allow_tf32)"
+    env = {**environment(), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": override}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [{"0": "highest", "1": "high"}[override], "highest", "False", "False"]
 
 
 def test_a_rank_takes_the_gpu_of_its_place_on_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,15 @@ from traced import run_with, timeline, traced_record
 
 from bench.launch.control_channel import LEFT_OUT
 from bench.plan.plan import Skipped
-from bench.results.records import Arrival, Record, Status
+from bench.results.records import Arrival, Record
 from bench.results.runs import Run
 from reports.analysis.problems import bad_rows, emulations, not_measured, other_claims, told_of_runs
-from reports.analysis.summary import Verdict, summarize
+from reports.analysis.summary import summarize
 from reports.regression.compare import compare
 from reports.regression.compare_show import as_markdown, as_table
 from reports.regression.compare_show import heading as heading_of_comparison
 from reports.regression.rule import Rule
-from reports.sections.one_run import doubts, heading, report_of, verdict_words
+from reports.sections.one_run import doubts, heading, report_of
 
 
 def test_every_row_with_a_measurement_stands_in_one_place() -> None:
@@ -164,19 +164,6 @@ def test_the_heading_says_what_was_run_where_and_on_what() -> None:
         assert "; host node-a; started" in heading_of(environment, ok(collective())), environment
     assert "4 ranks, gloo, cpu; 2 launches;" in heading_of(None, launches=2)
     assert "; Example GPU; " in heading_of({"torch": {"gpu": "Example GPU"}}, ok(collective()))
-
-
-def test_the_verdict_in_words() -> None:
-    told: list[tuple[dict[Status, int], int, int, int, str]] = [
-        ({"ok": 3}, 0, 0, 0, "fine: 3 ok"),
-        ({"ok": 3, "skipped": 1}, 2, 0, 0, "fine: 3 ok, 3 skipped"),
-        ({"ok": 3, "hang": 1}, 0, 0, 4, "something did not run: 3 ok, 1 hang"),
-        ({}, 0, 9, 4, "something did not run: 9 of 9 measurements without a record"),
-        ({"wrong": 1}, 0, 0, 1, "a result is wrong: 1 wrong"),
-        ({}, 0, 0, 0, "fine: nothing was planned"),
-    ]
-    for counts, skipped, missing, code, words in told:
-        assert verdict_words(Verdict(counts=counts, skipped=skipped, missing=missing, planned=9, code=code)) == words
 
 
 def test_the_notes_name_convention_method_and_what_one_launch_cannot_tell() -> None:

@@ -182,7 +182,6 @@ def test_panels_come_in_order_with_their_claims_and_loads_in_full_alone() -> Non
     alone = there(experts_section(found_in(both[0])))
     assert [table.id for table in alone.tables] == ["experts-table", "experts-load"]
     run = run_of(*both)
-    short, full = (render_text(report_of(run), width=None, full=full) for full in (False, True))
-    assert "Expert parallelism\n" in short
-    assert "Routing x capacity: ep_layer" in short
-    assert ["Who is chosen" in text for text in (short, full)] == [False, True]
+    text = render_text(report_of(run))
+    for expected in ("Expert parallelism\n", "Routing x capacity: ep_layer", "Who is chosen"):
+        assert expected in text

@@ -122,7 +122,7 @@ def test_timelines_are_left_out_of_facts_and_data_and_nothing_else_is() -> None:
     assert not facts.keys() & {"pipeline.measured", "pipeline.predicted", "pipeline.idle"}
     report = report_of(run)
     assert ["0F0" in render(report) for render in (render_json, embedded_json)] == [True, False]
-    assert (row.metrics, thin.verdict) == (whole.metrics, summary.verdict)
+    assert (row.metrics, thin.tally) == (whole.metrics, summary.tally)
     assert other == untouched
 
 

@@ -92,16 +92,17 @@ def test_cases_are_matched_by_what_they_are_though_one_parameter_differs() -> No
 def test_the_verdict_names_the_runs_that_are_not_fine_and_the_worst_decides() -> None:
     wrong = a_run(bad(step(), status="wrong"))
     told: list[tuple[tuple[Run, ...], int, str]] = [
-        ((FINE, FINE), 0, "fine: all 2 runs"),
-        ((FINE, FAILED), 4, "not fine: run 2 of 2"),
-        ((FINE, FAILED, wrong), 1, "not fine: run 2, run 3 of 3"),
+        ((FINE, FINE), 0, "FINE all 2 runs"),
+        ((FINE, FAILED), 4, "NOT FINE run 2 of 2"),
+        ((FINE, FAILED, wrong), 1, "NOT FINE run 2, run 3 of 3"),
     ]
     for runs, code, words in told:
         found = of(*runs)
-        assert (found.fine, found.code, found.verdict_words) == (code == 0, code, words)
+        assert (found.fine, found.code, f"{found.verdict.word} {found.verdict.told}") == (code == 0, code, words)
     lacking = several([(run, summarize(run)) for run in (FINE, FINE)], lacking=("Not run: a.",))
     assert (lacking.fine, lacking.code) == (False, 4)
-    assert lacking.verdict_words == "not complete, else fine: all 2 runs; 1 more that should be here is not"
+    assert lacking.verdict.word == "INCOMPLETE"
+    assert lacking.verdict.told == "all 2 runs are fine; 1 more that should be here is not"
 
 
 def test_of_a_point_that_ran_again_the_last_run_decides() -> None:
@@ -131,7 +132,7 @@ def ids(found: Several) -> list[str]:
 def test_runs_differences_and_times_stand_side_by_side() -> None:
     found, alike = of(run_on(2), run_on(4)), of(run_on(2), run_on(2, 2e-3))
     first, second = cells(found, "runs-table")
-    assert (first["run"], first["id"], first["verdict"]) == ("run 1", "run-on-2", "fine: 2 ok")
+    assert (first["run"], first["id"], first["verdicts"]) == ("run 1", "run-on-2", "CORRECT, COMPLETE, NOISE UNKNOWN")
     assert "4 ranks on 1 node" in second["what"]
     assert cells(found, "differences-table") == [{"what": "plan.nproc", "run 1": "2", "run 2": "4"}]
     first, _ = cells(alike, "beside-table")

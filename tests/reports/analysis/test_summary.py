@@ -194,9 +194,8 @@ def test_missing_records_are_counted_by_case() -> None:
     other = collective("broadcast")
     summary = summarize(make_run(make_plan([CASE, other], launches=3), [ok(CASE, 0), ok(CASE, 1)]))
     assert [(one.case.id, one.launches, one.planned) for one in summary.missing] == [(CASE.id, 1, 3), (other.id, 3, 3)]
-    assert (summary.verdict.missing, summary.verdict.planned, summary.verdict.code) == (4, 6, 4)
-    assert not summary.verdict.fine
-    empty = summarize(make_run(make_plan([CASE], launches=2), [])).verdict
+    assert (summary.tally.missing, summary.tally.planned, summary.tally.code) == (4, 6, 4)
+    empty = summarize(make_run(make_plan([CASE], launches=2), [])).tally
     assert (dict(empty.counts), empty.missing, empty.code) == ({}, 2, 4)
 
 
@@ -206,17 +205,17 @@ def test_what_the_plan_skipped_is_not_bad_and_not_told_twice() -> None:
     summary = summarize(run)
     assert [row.case.id for row in summary.rows] == [CASE.id]
     assert summary.skipped == (skipped,)
-    assert (summary.verdict.skipped, summary.verdict.code, summary.verdict.fine) == (1, 0, True)
+    assert (summary.tally.skipped, summary.tally.code) == (1, 0)
 
 
 def test_the_verdict_counts_rows_by_status_and_a_line_cut_short_is_missing(tmp_path: Path) -> None:
-    found = summarize(fixtures.sample_run()).verdict
+    found = summarize(fixtures.sample_run()).tally
     assert dict(found.counts) == {"ok": 53, "failed": 1, "hang": 1, "wrong": 1}
     assert found.code == 1
     path = write_run(tmp_path, run_of(ok(CASE, 0), ok(CASE, 1), launches=2))
     file = path / "records.jsonl"
     file.write_bytes(file.read_bytes()[:-20])
-    assert summarize(load_run(path)).verdict.missing == 1
+    assert summarize(load_run(path)).tally.missing == 1
 
 
 def test_exit_code() -> None:

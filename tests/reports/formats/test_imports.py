@@ -60,7 +60,7 @@ def test_a_file_becomes_a_run_of_one_launch_that_has_a_report_alone_and_beside_a
             assert (record.details["convention"], record.details["busbw_factor"]) == ("nccl-tests", 1.5)
             assert record.notes[0].startswith(f"imported from {tool} (")
             assert record.samples.values == []
-        assert summarize(run).verdict.missing == 0
+        assert summarize(run).tally.missing == 0
         assert "all_reduce" in render_page(report_of(run)), tool
         paths.append(run.path)
     assert b"all_reduce" in build(paths, "markdown")[0]
@@ -71,7 +71,7 @@ def test_wrong_results_have_no_time_and_host_and_nodes_are_those_that_were_measu
     right, wrong = known.records[-2:]
     assert (right.status, right.reason) == ("ok", "")
     assert (wrong.status, wrong.reason, wrong.metrics) == ("wrong", "nccl-tests found 2 wrong results", {})
-    assert (wrong.details["printed"]["time"], summarize(known).verdict.code) == (70.8, 1)
+    assert (wrong.details["printed"]["time"], summarize(known).tally.code) == (70.8, 1)
     assert (unknown.records[-1].status, unknown.records[-1].reason) == ("wrong", "osu found wrong results")
     assert [run.info.host for run in runs] == ["hopper1, hopper2", "unknown"]
     assert [run.records[0].world.nodes for run in runs] == [2, 0]

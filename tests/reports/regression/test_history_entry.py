@@ -15,13 +15,13 @@ from reports.regression.environment import Point, points_of
 from reports.regression.history import ABOUT, About, read_entry
 
 BESIDE = [f"host.{name}" for name in ("clock_source", "governor", "kernel", "os", "virtualised")]
-BESIDE += ["versions.numpy", "versions.python"]
+BESIDE += ["versions.numpy", "versions.python", "gpu.driver", "gpu.power_limit_watts"]
 
 
 def with_value(path: str, value: object) -> dict[str, Any]:
     group, _, name = path.partition(".")
     known: dict[str, dict[str, Any]] = {**ENVIRONMENT}  # type: ignore[dict-item]
-    return {**known, group: {**known[group], name: value}}
+    return {**known, group: {**known.get(group, {}), name: value}}
 
 
 def point(environment: dict[str, Any] | None = None, **more: Any) -> Point:
@@ -45,7 +45,7 @@ def test_the_fingerprint_changes_with_what_makes_times_incomparable_and_with_not
     prints.append(point(case=collective(size_bytes=2048)).series.fingerprint)
     prints.append(point(injected="late:1:3ms").series.fingerprint)
     assert len({usual.series.fingerprint, *prints}) == len(prints) + 1, prints
-    for path in (*BESIDE, "host.boot_id", "variables.SLURM_JOB_ID"):
+    for path in (*BESIDE, "gpu.uuid", "host.boot_id", "variables.SLURM_JOB_ID"):
         found = point(with_value(path, "other"))
         assert found.series.fingerprint == usual.series.fingerprint, path
         assert found.beside.get(path) == ("other" if path in BESIDE else None), "what may explain a step"

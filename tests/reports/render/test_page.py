@@ -139,13 +139,13 @@ def test_the_top_says_what_was_run_with_what_verdict_and_what_it_cannot_show() -
     header = sample().split("<main>")[0]
     for expected in ("run-1", "preset node", "4 ranks on 1 node", "host node-a", "2026-01-02T03:04:05", "Example CPU"):
         assert expected in header
-    assert "a result is wrong: 53 ok" in header
+    assert "<strong>WRONG</strong> 1 of 54 results differ from the reference" in header
     assert 'class="verdict bad"' in header
     assert "cannot show" not in sample()
     plan = msgspec.structs.replace(make_plan([collective()]), notes=("4 ranks on 2 cores: functional only",))
     shared = html_of(make_run(plan, [ok(collective(), notes=[EMULATION])])).split("<main>")[0]
     assert shared.index(EMULATION) < shared.index("<nav")
-    assert 'class="verdict fine"' in shared
+    assert 'class="verdict good"' in shared
     assert "cannot show:</strong> 4 ranks on 2 cores: functional only</p>" in shared
 
 
@@ -215,7 +215,7 @@ def test_a_run_without_results_says_so() -> None:
     skipped = Skipped(case=collective(), reason="gloo carries no float8")
     words = Page(html_of(make_run(make_plan([], skipped=[skipped]), []))).visible
     assert "gloo carries no float8" in words
-    assert "fine: 1 skipped" in words
+    assert "NOTHING MEASURED" in words
 
 
 def test_pipelines_have_a_chart_each_and_their_timelines_are_neither_embedded_nor_told() -> None:

@@ -1,0 +1,204 @@
+"""What NVIDIA's driver tells of this host's GPUs, by its own ``nvidia-smi``: without CUDA, torch or another package."""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+_QUERY_SECONDS = 10
+_ROWS = "remapped-rows"
+_FORMERLY = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}  # before driver 535
+_FLAGS = {"Enabled": True, "Disabled": False, "Yes": True, "No": False, "1": True, "0": False}
+IDLE = "idle"
+# nvml.h's nvmlClocksEventReason..., from the lowest bit on
+_REASONS = (
+    *(IDLE, "applications clocks setting", "software power cap", "hardware slowdown", "sync boost"),
+    *("software thermal slowdown", "hardware thermal slowdown", "hardware power brake", "display clock setting"),
+)
+_LINKS = {"PIX": "PCIe", "PXB": "PCIe", "PHB": "PCIe", "NODE": "PCIe", "SYS": "other NUMA node"}
+
+_Properties = Mapping[str, tuple[str, Callable[[str], Any]]]  # the driver's name of a value -> ours, and how it is read
+_PROCESS: _Properties = {"gpu_uuid": ("uuid", str), "pid": ("pid", int), "process_name": ("name", str)}
+Links = Mapping[frozenset[str], str]  # how two GPUs are joined, by their UUIDs
+
+
+def _mebibytes(word: str) -> int:
+    return int(word) << 20
+
+
+def _reasons(word: str) -> tuple[str, ...]:
+    mask = int(word, 16)
+    return tuple(reason for bit, reason in enumerate(_REASONS) if mask >> bit & 1)
+
+
+def _told(name: str, read: Callable[[str], Any] = int, *, of: str = "gpu", varies: bool = False) -> Any:
+    return field(default=None, metadata={"property": name, "read": read, "of": of, "varies": varies})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU as its driver tells; None is unknown.
+
+    Clocks in MHz, a link's rate in GB/s (0 where it is inactive), errors counted since the driver was loaded, rows over
+    the GPU's life.
+    """
+
+    name: str = _told("name", str)
+    index: int | None = _told("index")
+    uuid: str | None = _told("uuid", str)
+    driver: str | None = _told("driver_version", str)
+    compute_capability: str | None = _told("compute_cap", str)
+    memory_bytes: int | None = _told("memory.total", _mebibytes)
+    persistence: bool | None = _told("persistence_mode", _FLAGS.get)
+    mig: bool | None = _told("mig.mode.current", _FLAGS.get)
+    ecc: bool | None = _told("ecc.mode.current", _FLAGS.get)
+    power_limit_watts: float | None = _told("enforced.power.limit", float)
+    power_default_watts: float | None = _told("power.default_limit", float)
+    sm_clock_max: int | None = _told("clocks.max.sm")
+    memory_clock_max: int | None = _told("clocks.max.memory")
+    sm_clock_applications: int | None = _told("clocks.applications.graphics")
+    memory_clock_applications: int | None = _told("clocks.applications.memory")
+    pcie_generation_max: int | None = _told("pcie.link.gen.max")
+    pcie_width_max: int | None = _told("pcie.link.width.max")
+    nvlinks: tuple[float | None, ...] | None = None
+    sm_clock: int | None = _told("clocks.current.sm", varies=True)
+    memory_clock: int | None = _told("clocks.current.memory", varies=True)
+    slowed_by: tuple[str, ...] | None = _told("clocks_event_reasons.active", _reasons, varies=True)
+    utilization_percent: int | None = _told("utilization.gpu", varies=True)
+    temperature_celsius: int | None = _told("temperature.gpu", varies=True)
+    memory_used_bytes: int | None = _told("memory.used", _mebibytes, varies=True)
+    pcie_generation: int | None = _told("pcie.link.gen.current", varies=True)
+    pcie_width: int | None = _told("pcie.link.width.current", varies=True)
+    errors_corrected: int | None = _told("ecc.errors.corrected.volatile.total", varies=True)
+    errors_uncorrected: int | None = _told("ecc.errors.uncorrected.volatile.total", varies=True)
+    rows_remapped: int | None = _told("remapped_rows.uncorrectable", of=_ROWS, varies=True)
+    remap_pending: bool | None = _told("remapped_rows.pending", _FLAGS.get, of=_ROWS, varies=True)
+    remap_failed: bool | None = _told("remapped_rows.failure", _FLAGS.get, of=_ROWS, varies=True)
+    processes: tuple[str, ...] | None = field(default=None, metadata={"varies": True})  # but for this one
+
+    def facts(self, *, varying: bool) -> dict[str, Any]:
+        """Return the fields that vary while a GPU works, or those that do not, as a run's environment keeps them."""
+        kept = (one for one in fields(self) if one.name not in ("name", "index"))
+        return {one.name: getattr(self, one.name) for one in kept if one.metadata.get("varies", False) == varying}
+
+
+def nvidia_smi(environ: Mapping[str, str], *words: str) -> str | None:
+    """Return what ``nvidia-smi`` tells; None where it is absent, fails or does not answer."""
+    command = ["nvidia-smi", *words]
+    try:
+        done = subprocess.run(
+            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_QUERY_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    said = done.stdout.decode(errors="replace")
+    return said if done.returncode == 0 or _unknown_property(said) else None
+
+
+def gpus_of(environ: Mapping[str, str], *which: str) -> tuple[Gpu, ...]:
+    """Return the host's GPUs, or ``-i`` one of them."""
+    return tuple(Gpu(**row) for row in _query(environ, "gpu", _properties("gpu"), *which) or ())
+
+
+def in_detail(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return GPUs with what takes questions of its own: remapped rows, NVLinks and the processes on each."""
+    if not gpus:
+        return ()
+    rows = _query(environ, _ROWS, {"gpu_uuid": ("uuid", str), **_properties(_ROWS)})
+    remapped = {row.pop("uuid"): row for row in rows or ()}
+    running = _query(environ, "compute-apps", _PROCESS)
+    links = _nvlinks(nvidia_smi(environ, "nvlink", "--status") or "")
+    found = []
+    for gpu in gpus:
+        on_it = [row for row in running or () if row["uuid"] == gpu.uuid and row["pid"] != os.getpid()]
+        named = tuple(f"{Path(row['name'] or '?').name} (pid {row['pid']})" for row in on_it)
+        known = replace(gpu, processes=None if running is None else named, nvlinks=links.get(gpu.uuid or ""))
+        found.append(replace(known, **remapped.get(gpu.uuid, {})))
+    return tuple(found)
+
+
+def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Return the GPUs ``nvidia-smi`` lists and ``CUDA_VISIBLE_DEVICES`` leaves."""
+    gpus, visible = gpus_of(environ), environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not gpus:
+        return gpus
+    left = []
+    for entry in (word.strip() for word in visible.split(",")):
+        is_uuid = entry.startswith("GPU-")
+        named = [gpu for gpu in gpus if (str(gpu.uuid).startswith(entry) if is_uuid else str(gpu.index) == entry)]
+        if entry.startswith("MIG-"):
+            named = [Gpu(name=entry, mig=True)]  # a slice, whose size is not told
+        if not named:
+            break  # CUDA hides an entry it does not know, and all that follow it
+        left.append(named[0])
+    return tuple(left)
+
+
+def gpu_links(environ: Mapping[str, str]) -> Links:
+    """Return how this host's GPUs are joined, as nvidia-smi tells; empty where it does not."""
+    # by UUIDs, as torch writes them: ranks count only the GPUs that are visible to them, and nvidia-smi counts all
+    uuids = {gpu.index: gpu.uuid for gpu in gpus_of(environ)}
+    # in nvidia-smi's matrix NV# is NVLink, SYS crosses NUMA nodes, the rest is PCIe
+    matrix = nvidia_smi(environ, "topo", "-m") or ""
+    found = {}
+    for index, words in re.findall(r"^\s*GPU(\d+)(.*\bX\b.*)$", matrix, re.MULTILINE):
+        for column, word in enumerate(words.split()):  # the GPUs' columns are the first
+            link = "NVLink" if re.fullmatch(r"NV\d+", word) else _LINKS.get(word)
+            one, other = uuids.get(int(index)), uuids.get(column)
+            if link and one and other and int(index) < column:
+                found[frozenset((one, other))] = link
+    return found
+
+
+def _unknown_property(said: str) -> str | None:
+    told = re.search(r'^Field "(.+)" is not a valid field', said, re.MULTILINE)
+    return told[1] if told else None
+
+
+def _properties(of: str) -> _Properties:
+    told = (one for one in fields(Gpu) if one.metadata.get("of") == of)
+    return {one.metadata["property"]: (one.name, one.metadata["read"]) for one in told}
+
+
+def _query(environ: Mapping[str, str], of: str, wanted: _Properties, *which: str) -> list[dict[str, Any]] | None:
+    """Return a row of named values for each GPU or process; None where the driver does not answer.
+
+    A property that this driver does not know is asked for by its former name, or not at all.
+    """
+    asked = dict(wanted)
+    while True:
+        said = nvidia_smi(environ, f"--query-{of}={','.join(asked)}", "--format=csv,noheader,nounits", *which)
+        unknown = _unknown_property(said or "")
+        if said is None or (unknown and unknown not in asked):
+            return None
+        if not unknown:
+            break
+        named = asked.pop(unknown)
+        if former := _FORMERLY.get(unknown):
+            asked[former] = named
+    # a line with fewer words is a warning, or says that there is nothing
+    lines = (line.split(", ", len(asked) - 1) for line in said.splitlines())
+    rows = (zip(asked.values(), words, strict=True) for words in lines if len(words) == len(asked))
+    return [{name: _word(read, word) for (name, read), word in row} for row in rows]
+
+
+def _word(read: Callable[[str], Any], word: str) -> Any:
+    """Return what a word says; None for ``[N/A]``, ``[Not Supported]``, ``[GPU requires reset]`` and the like."""
+    word = word.strip()
+    try:
+        return None if word in ("", "N/A") or word.startswith("[") else read(word)
+    except ValueError:
+        return None
+
+
+def _nvlinks(status: str) -> dict[str, tuple[float | None, ...]]:
+    """Return the links of each GPU by its UUID; none where all are inactive, which only a sentence tells."""
+    found = {}
+    for block in re.split("(?m)^(?=GPU )", status):
+        if uuid := re.search(r"\(UUID: (\S+?)\)", block):
+            rates = re.findall(r"Link \d+: (\S+)", block)
+            found[uuid[1]] = tuple(0.0 if rate == "<inactive>" else _word(float, rate) for rate in rates)
+    return found

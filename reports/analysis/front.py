@@ -1,0 +1,104 @@
+"""What a run says on one page: its operations, a line each, and its steps with where their time went. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.results.metrics import MetricValue
+from bench.text import format_duration
+from reports.analysis.analysis import Analysis
+from reports.analysis.fits import Ceiling, size_of
+from reports.analysis.labels import AXES, differences, short_labels
+from reports.analysis.step_parts import by_axis, exposed_seconds, total
+from reports.analysis.summary import Row
+from reports.analysis.verdicts import Verdict, verdicts
+
+_SMALL_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """An operation over all its sizes: the time of the smallest (64 KiB at most), one at a time; the best bandwidth.
+
+    ``share`` is that bandwidth over the ceiling's.
+    """
+
+    name: str
+    latency: MetricValue | None
+    rate: MetricValue | None
+    share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A training step; ``parts`` are shares of the traced one, and ``num_bytes`` what the fullest rank holds."""
+
+    name: str
+    row: Row
+    parts: Mapping[str, float]
+    num_bytes: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """The first page of a run: where it ran, verdicts, operations with the fastest first, and steps."""
+
+    path: Path
+    where: str
+    verdicts: tuple[Verdict, ...]
+    ceiling: Ceiling | None
+    operations: tuple[Operation, ...]
+    steps: tuple[Step, ...]
+
+
+def front_of(found: Analysis) -> Front:
+    run, plan = found.run, found.run.info.plan
+    environment = run.info.environment or {}
+    torch = environment.get("versions", {}).get("torch")
+    took = format_duration(sum(record.seconds for record in run.records))
+    ranks = f"{plan.nproc} rank{'s' * (plan.nproc != 1)}"
+    parts = [run.info.host, ranks, f"{plan.backend}, {plan.device}", f"torch {torch}" if torch else "", took]
+    labels = short_labels(found.steps)
+    return Front(
+        path=run.path,
+        where=" · ".join(filter(None, parts)),
+        verdicts=verdicts(run, found.summary),
+        ceiling=found.ceiling,
+        operations=_operations(found),
+        steps=tuple(
+            Step(
+                name=labels[row.case.id],
+                row=row,
+                parts=_parts(row),
+                num_bytes=total(by_axis(row, "memory").values()),
+            )
+            for row in found.steps
+        ),
+    )
+
+
+def _operations(found: Analysis) -> tuple[Operation, ...]:
+    rows: dict[str, list[Row]] = {}
+    differing = differences(found.communication, AXES)
+    for row in found.communication:
+        if row.kind != "memory":
+            name = row.case.name.partition(".")[2]
+            rows.setdefault(f"{name} {differing[row.case.id]}".strip(), []).append(row)
+    made = []
+    for name, of in rows.items():
+        fastest = max(of, key=lambda row: row.value("busbw") or 0.0)
+        alone = [row for row in of if row.case.params.get("mode") == "blocking" and size_of(row) <= _SMALL_BYTES]
+        smallest = min(alone, key=size_of, default=None)
+        rate = fastest.metrics.get("busbw")
+        share = rate.value / found.ceiling.bytes_per_second if rate and rate.value and found.ceiling else None
+        latency = smallest.metrics.get("time") if smallest else None
+        made.append(Operation(name=name, latency=latency, rate=rate, share=share))
+    return tuple(sorted(made, key=lambda one: -((one.rate and one.rate.value) or 0.0)))
+
+
+def _parts(row: Row) -> dict[str, float]:
+    others = {name: row.value(name) for name in ("exposed_copy", "idle", "non_pipeline_time", "residual")}
+    seconds = {"compute": row.value("compute"), "exposed": exposed_seconds(row)}
+    seconds |= {"idle": total(value for value in (others["idle"],) if value is not None)}
+    wall = sum(value or 0.0 for value in {**others, **seconds}.values())
+    return {name: value / wall for name, value in seconds.items() if value is not None and wall > 0}

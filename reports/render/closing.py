@@ -1,0 +1,92 @@
+"""The first page of a run as text: verdicts, operations, steps and what to look at first, in 40 lines of 80 columns."""
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+from reports import cells
+from reports.analysis.front import Front, Operation, Step
+from reports.render.terminal import Sheet, render_text, verdict_lines
+from reports.report import Report
+
+_WIDTH, _LINES, _BAR = 80, 40, 20
+_MOST_SENTENCES, _SENTENCE_LINES = 3, 3
+_MOST_STEPS, _STEPS_BESIDE = 6, 3  # the latter where there are operations too
+
+
+def render_closing(report: Report, width: int | None = None, color: bool = False) -> str:
+    """Return the page; what it has no room for is counted, and where all the rest is stands last."""
+    front = report.front
+    if front is None:  # several runs
+        return render_text(report, width, color)
+    sheet = Sheet(None, color)
+    sheet.tell(front.where, *report.emulated[:1])
+    sheet.write(*verdict_lines(front.verdicts, _WIDTH))
+    first, last = _first(report), ["", f"All rows  parbench show --all {front.path}"]
+    steps = _steps(front.steps, _STEPS_BESIDE if front.operations else _MOST_STEPS)
+    left = _LINES - len(sheet.text().splitlines()) - len(first) - len(steps) - len(last) - 1  # the folder comes after
+    sheet.write(*_operations(front, left), *steps, *first, *last)
+    return sheet.text()
+
+
+def _operations(front: Front, room: int) -> list[str]:
+    found, most = front.operations, max(room - 3, 3)
+    if not found:
+        return []
+    shown = found if len(found) <= most + 1 else found[:most]
+    name, of = max(len(one.name[:26]) for one in shown), ""
+    if front.ceiling:
+        of = f"   of {front.ceiling.name} ({cells.quantity(front.ceiling.bytes_per_second, 'B/s')})"
+    lines = ["", f"{'Operations':{name + 2}}   latency  bus GB/s{'':17}{of}".rstrip()]
+    lines += [_operation(one, name) for one in shown]
+    return lines + ([f"  and {len(found) - len(shown)} more"] if len(shown) < len(found) else [])
+
+
+def _operation(one: Operation, width: int) -> str:
+    latency = cells.duration(one.latency.value) if one.latency else cells.UNKNOWN
+    value, interval = (one.rate.value, cells.interval(one.rate)) if one.rate else (None, cells.UNKNOWN)
+    rate = f"{cells.gigabytes(value):>8} {'' if interval == cells.UNKNOWN else interval:17}"
+    share = f"   {_percent(one.share):>5} {_bar(one.share, 12)}" if one.share is not None else ""
+    return f"  {one.name[:26]:{width}} {latency:>9}  {rate}{share}".rstrip()
+
+
+def _steps(steps: Sequence[Step], most: int) -> list[str]:
+    if not steps:
+        return []
+    lines = ["", "Training steps"]
+    for one in steps[:most]:
+        tokens, mfu = one.row.value("tokens_per_second"), one.row.value("mfu")
+        told = [
+            cells.measured(one.row.metrics.get(one.row.headline)),
+            f"{tokens:,.0f} tokens/s" if tokens else "",
+            f"MFU {_percent(mfu)}" if mfu is not None else "",
+            f"memory {cells.num_bytes(one.num_bytes)}" if one.num_bytes else "",
+        ]
+        lines.append(f"  {one.name[:30]}  {' · '.join(filter(None, told))}"[:_WIDTH])
+        parts = (f"{name} {_bar(share, _BAR)} {_percent(share)}" for name, share in one.parts.items())
+        lines += [f"    {'  '.join(parts)}"] if one.parts else []
+    left = len(steps) - most
+    return lines + ([f"  and {left} more"] if left > 0 else [])
+
+
+def _first(report: Report) -> list[str]:
+    """Return what to look at first: what went wrong, then what stands out."""
+    bad = [f"{one.case}: {one.status} ({one.launches} launches): {one.reason}" for one in report.problems]
+    sentences = [*bad, *report.doubts]
+    if not sentences:
+        return ["", "Nothing stands out."]
+    lines = ["", "Look at first"]
+    for i, sentence in enumerate(sentences[:_MOST_SENTENCES], start=1):
+        found = wrap(cells.visible(sentence), _WIDTH - 5)
+        if len(found) > _SENTENCE_LINES:
+            found = [*found[: _SENTENCE_LINES - 1], f"{found[_SENTENCE_LINES - 1][: _WIDTH - 9]} ..."]
+        lines += [f"  {i}. {found[0]}", *(f"     {line}" for line in found[1:])]
+    left = len(sentences) - _MOST_SENTENCES
+    return lines + ([f"  and {left} more"] if left > 0 else [])
+
+
+def _bar(share: float | None, width: int) -> str:
+    return "#" * min(round((share or 0.0) * width), 2 * width)
+
+
+def _percent(share: float | None) -> str:
+    return cells.UNKNOWN if share is None else f"{100 * share:.0f} %"

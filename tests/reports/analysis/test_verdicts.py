@@ -1,0 +1,90 @@
+"""The verdicts on a run: right, complete, quiet; what each counts, and what it advises."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from reports_fixtures import bad, collective, make_plan, make_run, ok, step
+
+from bench.launch.control_channel import LEFT_OUT
+from bench.machine.environment import DISTURBANCES, VOLATILE
+from bench.plan.cases import Case
+from bench.plan.plan import Skipped
+from bench.results.records import Check, Record
+from reports.analysis.summary import summarize
+from reports.analysis.verdicts import Verdict, format_budget, verdict_words, verdicts
+
+FIRST, SECOND = collective(), collective(size_bytes=2048)
+
+
+def found(
+    records: Sequence[Record], cases: Sequence[Case] = (FIRST,), environment: dict[str, Any] | None = None, **plan: Any
+) -> list[Verdict]:
+    run = make_run(msgspec.structs.replace(make_plan(cases, **plan), budget_seconds=60.0), records)
+    run = msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, environment=environment))
+    return list(verdicts(run, summarize(run)))
+
+
+def late(case: Case, launch: int) -> Record:
+    return bad(case, launch, "skipped", LEFT_OUT)
+
+
+def told(one: Verdict) -> tuple[str, str, str, str]:
+    return one.word, one.level, one.told, one.remedy
+
+
+def test_results_are_correct_wrong_or_not_checked() -> None:
+    unchecked = msgspec.structs.replace(ok(FIRST), check=Check(passed=None))
+    for records, word, level, count in (
+        ([ok(FIRST), ok(SECOND)], "CORRECT", "good", "2 of 2 results equal"),
+        ([ok(FIRST), bad(SECOND, 0, "wrong")], "WRONG", "bad", "1 of 2 results differ"),
+        ([ok(SECOND), unchecked], "CORRECT", "doubtful", "1 of 2 results equal"),
+        ([unchecked], "UNCHECKED", "doubtful", "0 of 1 results equal"),
+    ):
+        first = found(records, (FIRST, SECOND)[: len(records)])[0]
+        assert (first.word, first.level) == (word, level)
+        assert first.told.startswith(count)
+
+
+def test_what_is_lacking_is_counted_with_what_would_hold_it() -> None:
+    cannot = Skipped(case=step(), reason="needs 4 ranks")
+    whole = [ok(FIRST, 0), ok(FIRST, 1)]
+    assert told(found(whole, launches=2)[1]) == ("COMPLETE", "good", "1 case, 2 launches each", "")
+    (_, complete, _) = found(whole, launches=2, skipped=[cannot])
+    assert complete.told == "1 case, 2 launches each; 1 case cannot run here"
+    (_, broken, _) = found([*whole, bad(SECOND), bad(step(), 0, "hang")], (FIRST, SECOND, step()), launches=2)
+    assert told(broken) == ("BROKEN", "bad", "1 failed and 1 hung of 3 cases", "logs in runs/run-1/logs")
+    (_, unfinished, _) = found(whole[:1], launches=2)
+    assert told(unfinished)[1:] == ("bad", "1 of 2 measurements have no record", "parbench run --resume runs/run-1")
+    # of six measurements three were made in the budget of a minute: two minutes hold all, and a tenth more is advised
+    cases = (FIRST, SECOND, step())
+    records = [*whole, ok(SECOND, 0), late(SECOND, 1), late(step(), 0), late(step(), 1)]
+    (_, partial, _) = found(records, cases, launches=2)
+    words = "of 3 cases 1 have no time, 1 have 1 of 2 launches (the budget was 1 min 0 s)"
+    assert told(partial) == ("PARTIAL", "doubtful", words, "--budget 140s holds all")
+    assert [format_budget(seconds) for seconds in (1.0, 61.0, 179.0, 181.0)] == ["10s", "70s", "180s", "4m"]
+
+
+def test_nothing_measured_says_why() -> None:
+    for records, skipped, why in (
+        ([late(FIRST, 0)], [], "the budget of 1 min 0 s ended before any case"),
+        ([bad(FIRST, 0, "skipped", "no float8")], [], "no float8"),
+        ([], [Skipped(case=step(), reason="needs 4 ranks")], "needs 4 ranks"),
+    ):
+        cases = (FIRST,) if records else ()
+        (only,) = found(records, cases, skipped=skipped)
+        assert (only.word, only.level, only.told) == ("NOTHING MEASURED", "bad", why)
+
+
+def test_noise_is_that_between_launches_with_what_the_doctor_found() -> None:
+    quiet = [ok(FIRST, i, seconds=1e-3 * (1 + 0.001 * i)) for i in range(3)]
+    loud = [ok(SECOND, i, seconds=1e-3 * 2**i) for i in range(3)]
+    assert told(found(quiet, launches=3)[2])[:2] == ("QUIET", "good")
+    disturbed = {VOLATILE: {DISTURBANCES: {"virtual machine": "yes", "load average": "3.10 on 2 cores"}}}
+    (*_, noise) = found([*quiet, *loud], (FIRST, SECOND), disturbed, launches=3)
+    assert told(noise)[:2] == ("NOISY", "doubtful")
+    assert noise.told.endswith("by over 15 % in 1 of 2 cases: virtual machine, load average 3.10 on 2 cores")
+    (*_, unknown) = found([ok(FIRST)])
+    assert told(unknown)[:2] == ("NOISE UNKNOWN", "doubtful")
+    run = make_run(make_plan([FIRST]), [ok(FIRST)])
+    assert verdict_words(run, summarize(run)) == "CORRECT, COMPLETE, NOISE UNKNOWN"
