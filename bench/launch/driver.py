@@ -15,7 +15,7 @@ from bench.launch.launchers import Launcher
 from bench.launch.monitor import START_SECONDS, RankMonitor
 from bench.launch.visits import order_of_visits
 from bench.machine.environment import difference, format_cpus, hoist, relations
-from bench.machine.gpu import gpu_links
+from bench.machine.gpu import gpu_links, gpus_of
 from bench.machine.slurm_allocation import NodeLayout
 from bench.plan.cases import Case
 from bench.plan.plan import Skipped
@@ -25,6 +25,8 @@ from bench.results.runs import RecordWriter, Run, samples_name, trace_name, utc_
 from bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
 
 _FAREWELL_SECONDS = 10.0
+_GONE_SECONDS = 30.0  # a driver may take this long to free what a killed process held on a GPU
+_SLACK_BYTES = 256 << 20  # of a GPU's memory in use, which changes by itself
 # enough for ranks on a host that was only busy; a dead one is not waited for as long as at first
 _RETRY_SECONDS = 30.0
 # what was seen of cases that have visits to come is on disk this long after a launch began, then after twice as long
@@ -70,6 +72,7 @@ class Driver:
         self._hosts, self._facts = hosts, facts
         self._silent: set[str] = set()
         self._doubts: tuple[str, ...] = ()
+        self._leftovers: tuple[str, ...] = ()
         self._bad = {record.case.id: record for record in run.records if record.status in _NOT_AGAIN}
         self._gangs = len(list((run.path / "logs").glob("gang-*")))
         self._may_retry = True
@@ -144,14 +147,36 @@ class Driver:
                     return
 
     def _start(self, stack: ExitStack) -> RankMonitor:
-        server = stack.enter_context(DriverServer(*self._hosts))
+        server, held = stack.enter_context(DriverServer(*self._hosts)), self._held()
         gang = self._start_gang(self._gangs, {**server.variables(), DEVICE_VARIABLE: self._plan.device})
         if not gang.can_restart:
             stack.pop_all()  # hung up by this process's end: a launcher ends it too, with the first rank to end
         self._gangs += 1
         monitor = RankMonitor(server, gang, self._plan.nproc)
-        stack.callback(lambda: gang.end(monitor.hellos.values()))
+        stack.callback(self._clear, gang, monitor, held)
         return monitor
+
+    def _clear(self, gang: Launcher, monitor: RankMonitor, held: Mapping[str, int]) -> None:
+        """End the ranks, and return when they and what they held on GPUs are gone: the next would meet it."""
+        gang.end(monitor.hellos.values())
+        if not gang.can_restart:
+            return
+        deadline = time.monotonic() + _GONE_SECONDS
+        left = monitor.leftovers(_GONE_SECONDS)
+        own = {hello.place.gpu for hello in monitor.hellos.values() if hello.place} & held.keys()
+        while more := {gpu: held_now - held[gpu] for gpu, held_now in self._held().items() if gpu in own}:
+            more = {gpu: size for gpu, size in more.items() if size > _SLACK_BYTES}
+            if not more or time.monotonic() > deadline:
+                left += [f"{size / 2**30:.1f} GiB on {gpu}" for gpu, size in more.items()]
+                break
+            time.sleep(0.5)
+        told = f"{_GONE_SECONDS:.0f} s after the ranks before these were ended, there were still {', '.join(left)}"
+        self._leftovers = (told,) if left else ()
+
+    def _held(self) -> dict[str, int]:
+        """Return the memory (bytes) in use on this host's GPUs, by UUID; nothing on the CPU or where it is not told."""
+        gpus = gpus_of(os.environ) if self._plan.device == "cuda" else ()
+        return {gpu.uuid: gpu.memory_used_bytes for gpu in gpus if gpu.uuid and gpu.memory_used_bytes is not None}
 
     def _job(self, launch: int, cases: list[Case], deadline: float, hellos: Mapping[int, Hello]) -> Job:
         # rather than be left out after all others, the last cases may take longer
@@ -219,7 +244,8 @@ class Driver:
         seen = {name: getattr(result, name) for name in told} | {"environment": self._environment, "started": utc_now()}
         samples = Samples(values=result.seconds, visits=result.visits)
         seen |= {"samples": samples, "noise": noise_of(samples)}
-        seen |= {"metrics": metrics_of(result), "notes": [*self._plan.notes, *self._doubts, *result.notes]}
+        seen["notes"] = [*self._plan.notes, *self._doubts, *self._leftovers, *result.notes]
+        seen["metrics"] = metrics_of(result)
         seen["seconds"] = round(result.wall_seconds, 6)
         return Record(case=case, world=self._world, launch=launch, **seen)
 

@@ -43,7 +43,7 @@ class Launcher:
         return ""
 
     def end(self, ranks: Iterable[Hello]) -> None:
-        """End every rank, stopped ones too; returns when those of this host are gone."""
+        """End every rank, stopped ones too; those of this host are told to, and may take a while to be gone."""
 
 
 class _StartedLauncher(Launcher):
@@ -146,11 +146,16 @@ def parse_exits(text: str) -> dict[int, int]:
 
 
 def local_state(hello: Hello) -> str | None:
-    """Return the process state of a rank on this host, such as ``stopped``; None where it cannot be seen."""
+    """Return the process state of a rank on this host, such as ``stopped``; None where it cannot be seen.
+
+    A zombie is gone, though nobody may ever ask for its exit code; but not while threads of it are left in a driver.
+    """
     if hello.host != socket.gethostname():
         return None
     try:
-        return str(psutil.Process(hello.pid).status())
+        process = psutil.Process(hello.pid)
+        state = str(process.status())
+        return "gone" if state == psutil.STATUS_ZOMBIE and process.num_threads() <= 1 else state
     except psutil.NoSuchProcess:
         return "gone"
 

@@ -1,5 +1,6 @@
 """Watching the ranks of one launch: who said what, who died, who did not arrive."""
 
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -81,6 +82,17 @@ class RankMonitor:
         if self.can_restart:
             self._hear_until(self._gang.ended, timeout_seconds)
 
+    def leftovers(self, timeout_seconds: float) -> list[str]:
+        """Wait until the ranks that were ended are gone, and name those that stay."""
+        self._hear_until(lambda: not self._there(), timeout_seconds)
+        return [f"{self._named([rank])} (process {self.hellos[rank].pid} is {state})" for rank, state in self._there()]
+
+    def _there(self) -> list[tuple[int, str]]:
+        # of another host a rank is known by its connection; the driver itself may be a rank
+        states = {rank: local_state(hello) for rank, hello in self.hellos.items() if hello.pid != os.getpid()}
+        known = {rank: state or ("gone" if rank in self._gone else "connected") for rank, state in states.items()}
+        return [(rank, state) for rank, state in sorted(known.items()) if state != "gone"]
+
     def _hear(self, deadline: float) -> None:
         match self._server.next(min(_TICK_SECONDS, deadline - time.monotonic())):
             case rank, Hello() as hello:
@@ -147,6 +159,8 @@ class RankMonitor:
             told = f"{self._named([rank for rank in waiting if waiting[rank]])} wait for one another; see their stacks"
         elif waiting and pending:
             told = f"every rank has enqueued {', '.join(pending)}, which is not done; see their stacks"
+        elif not any(where.communicates for where in self._where.values()):
+            told = "every rank is in code of its own; see their stacks"
         elif any(reached >= index for reached in self._reached.values()):
             told = "every rank arrived and waits; see their stacks"
         else:

@@ -86,6 +86,17 @@ def test_a_stopped_rank_is_a_hang_that_names_it_and_shows_where_the_others_wait(
     assert "stopped" in stopped.state
 
 
+@pytest.mark.full
+def test_new_ranks_start_when_those_that_hung_are_gone_and_may_take_no_sigterm(
+    parbench: Command, tmp_path: Path
+) -> None:
+    parbench("run", *QUICK, "--timeout", "3s", "--target", "faults:stubborn", "--set", "number=0,1")
+    hang, after = records_of(tmp_path)
+    assert (hang.status, hang.reason) == ("hang", "no end within 3 s: rank 1 did not arrive")
+    assert hang.ranks[0].state.endswith("waits for rank 1")
+    assert (after.status, after.reason, after.notes) == ("ok", "", [])
+
+
 def test_a_wrong_result_has_no_time(parbench: Command, tmp_path: Path) -> None:
     done = parbench("run", *QUICK, "--target", "faults:swapped")
     [record] = records_of(tmp_path)

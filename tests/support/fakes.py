@@ -176,9 +176,11 @@ class FakeGang(Launcher):
         self.known_exits: dict[int, int] = {}
         self.said = ""
         self.told_to_end: list[int] | None = None
+        self._ranks: Sequence[FakeRank] = ()
         self._threads: list[threading.Thread] = []
 
     def run(self, ranks: Sequence[FakeRank], act: Callable[["FakeGang", FakeRank], None]) -> None:
+        self._ranks = ranks
         self._threads = [threading.Thread(target=act, args=(self, rank), daemon=True) for rank in ranks]
         for thread in self._threads:
             thread.start()
@@ -195,6 +197,8 @@ class FakeGang(Launcher):
 
     def end(self, ranks: Iterable[Hello]) -> None:
         self.told_to_end = sorted(hello.rank for hello in ranks)
+        for rank in self._ranks if self.can_restart else ():
+            rank.die()
 
 
 def connect(hub: DriverServer, size: int = 2, **hello: Any) -> list[FakeRank]:

@@ -6,7 +6,9 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -24,7 +26,7 @@ class Steps:
     def __init__(self, world: World, mischief: Callable[[], object], rank: int, at: int) -> None:
         self.world, self.mischief, self.rank, self.at = world, mischief, rank, at
         self.taken = 0
-        self.number = torch.zeros(1)
+        self.number = torch.zeros(1, device=world.device)
 
     def step(self) -> None:
         self.taken += 1
@@ -61,6 +63,29 @@ def stopped(world: World, *, rank: int = 1, at: int = 10) -> Steps:
 
 def asleep(world: World, *, rank: int = 1, at: int = 10) -> Steps:
     return Steps(world, lambda: time.sleep(3600), rank, at)
+
+
+def spinning(world: World, *, rank: int = 1, at: int = 10, synchronizes: bool = True) -> Steps:
+    """Keep the GPU busy for some minutes, and wait for it or go on to the collective."""
+
+    def mischief() -> None:
+        torch.cuda._sleep(1 << 40)  # type: ignore[no-untyped-call]
+        if synchronizes:
+            world.sync()
+
+    return Steps(world, mischief, rank, at)
+
+
+def stubborn(world: World, *, number: int = 0) -> Steps:
+    """At first rank 1 takes no SIGTERM and sleeps; later ranks refuse where those of the first are still there."""
+    if number == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        Path(f"{os.getpid()}.pid").touch()
+    else:
+        alive = {one.pid for one in psutil.process_iter() if one.status() != psutil.STATUS_ZOMBIE}
+        if alive & {int(path.stem) for path in Path().glob("*.pid")}:
+            raise UserError("the ranks before these are still here")
+    return Steps(world, lambda: time.sleep(3600), rank=1, at=8 if number == 0 else 0)
 
 
 def raising(world: World, *, rank: int = 1, at: int = 10) -> Steps:

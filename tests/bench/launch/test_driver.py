@@ -1,6 +1,10 @@
 """The driver: a record for every case, budget shared, what broke not tried again, nothing done twice."""
 
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from fakes import FakeGang, FakeRank, case, in_turn, outcome, plan, wait_until, where, within
+from nvidia import H100, gpus, install
 
 from bench.launch import driver as module
 from bench.launch import monitor as watch_module
@@ -299,6 +304,57 @@ def test_a_case_that_passes_its_deadline_is_a_hang_with_its_time_and_the_rest_go
     hang = built.records()[0]
     assert hang.reason == "no end within 0.3 s: no rank answers"
     assert 0.3 <= hang.seconds < 10
+
+
+def test_ranks_that_stay_are_waited_for_and_told_with_what_came_after(
+    stage: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_GONE_SECONDS", 1.0)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stays:
+        built = stage(CASES[:2], breaks_at(0), launches=2)
+        built.acts = (breaks_at(0), built.fine)
+        built.hello = lambda gang, rank: {"pid": stays.pid if (gang, rank) == (0, 1) else os.getpid()}
+        began = time.monotonic()
+        built.drive()
+        assert time.monotonic() - began > 1.0
+        stays.kill()
+    told = f"1 s after the ranks before these were ended, there were still rank 1 (process {stays.pid} is sleeping)"
+    assert [record.notes for record in built.records()] == [[], [told], [], []]
+
+
+def test_a_rank_of_another_host_is_there_as_long_as_its_connection_is(
+    stage: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_GONE_SECONDS", 1.0)
+    monkeypatch.setattr(FakeRank, "die", lambda rank: None)
+    built = stage(CASES[:1], launches=2)
+    built.hello = lambda gang, rank: {"host": "far", "pid": 1} if rank else {}
+    built.drive()
+    assert built.records()[-1].notes[0].endswith("still rank 1 (far) (process 1 is connected)")
+
+
+def test_memory_of_gpus_is_waited_for_too_and_what_stays_is_told(
+    stage: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def in_use(mine: int, others: int) -> None:
+        known = gpus(H100, 2, gpu0={"memory.used": str(mine)}, gpu1={"memory.used": str(others)})
+        monkeypatch.setenv("PATH", install(tmp_path, known)["PATH"])
+
+    monkeypatch.setattr(module, "_GONE_SECONDS", 1.0)
+    uuid = gpus(H100, 1)[0]["uuid"]
+    place = RankPlace(host="here", cpus=(), numa_nodes=(), gpu=uuid)
+
+    def use(gang: FakeGang, rank: FakeRank) -> None:
+        if rank.rank == 0:
+            in_use(3072, 9000)  # of which another's job has what is on the other GPU
+        built.fine(gang, rank)
+
+    in_use(1024, 1024)
+    built = stage(CASES[:1], use, launches=2, device="cuda")
+    built.hello = lambda gang, rank: {"place": place}
+    built.drive()
+    told = f"1 s after the ranks before these were ended, there were still 2.0 GiB on {uuid}"
+    assert [record.notes for record in built.records()] == [[], [told]]
 
 
 def test_what_broke_one_launch_is_not_tried_in_the_next(stage: Build) -> None:

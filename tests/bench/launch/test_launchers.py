@@ -139,6 +139,8 @@ def test_the_state_of_a_process_is_told_where_it_can_be_seen(sleeper: "subproces
     wait_until(lambda: local_state(hello(sleeper.pid)) == "stopped")
     assert local_state(hello(sleeper.pid, host="elsewhere")) is None
     sleeper.kill()
+    wait_until(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_ZOMBIE)
+    assert local_state(hello(sleeper.pid)) == "gone", "though nobody has asked for its exit code"
     sleeper.wait()
     assert local_state(hello(sleeper.pid)) == "gone"
 

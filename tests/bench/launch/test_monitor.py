@@ -255,6 +255,7 @@ LATE = {
     "the case goes before steps": ((1, 1, 0), (WAITS, BEHIND, WAITS), "rank 2 did not arrive"),
     "steps go before place": ((0, 0, 0), (ELSEWHERE, BEHIND, WAITS), "rank 1 did not arrive"),
     "all are in step": ((0, 0, 0), (WAITS, WAITS, WAITS), "every rank arrived and waits; see their stacks"),
+    "all are elsewhere": ((0, 0, 0), (ELSEWHERE,) * 3, "every rank is in code of its own; see their stacks"),
     "all are silent": ((0, 0, 0), (None, None, None), "no rank answers"),
 }
 

@@ -1,5 +1,6 @@
 """The renamed calls move the same data under either name, and what torch keeps private does what it is used for."""
 
+import ctypes
 import gc
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from bench.world.torch_compat import (
     fake_group,
     forget_meshes,
     group_named,
+    nccl_version,
     reduce_scatter_single,
     trace_events,
 )
@@ -183,3 +185,21 @@ def test_named_ranges_are_told_from_operations() -> None:
     annotations = {event.name: event.annotation for event in trace_events(profiler)}
     assert annotations["mine"]
     assert not annotations["aten::ones"]
+
+
+def test_the_version_of_nccl_is_asked_of_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        def __init__(self, name: str) -> None:
+            assert name == "libtorch_cuda.so"
+
+        def ncclGetVersion(self, number: Any) -> int:  # noqa: N802
+            number._obj.value = 22907
+            return 0
+
+    def absent(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    for library, told in ((Library, "2.29.7"), (absent, "2.28.9 when torch was compiled")):
+        monkeypatch.setattr(ctypes, "CDLL", library)
+        assert nccl_version() == told
