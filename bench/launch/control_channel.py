@@ -72,6 +72,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     skew_seconds: list[float] = []
     transfer_seconds: list[float] = []
     issue_seconds: list[float] = []
+    last_arriver_seconds: list[float] = []
     arrival: Arrival | None = None
     injected: str = ""
     ranks: list[RankState] = []  # where each was, told by the driver alone: a gang that broke has no other outcome

@@ -280,6 +280,7 @@ def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
         unit, better = (known.unit, known.better) if known else (work.unit, "higher")
         found[work.name] = MetricValue(value=rate, unit=unit, better=better, low=low, high=high, method=method)
     medians = {"skew": outcome.skew_seconds, "transfer": outcome.transfer_seconds}
+    medians |= {"last_arriver": outcome.last_arriver_seconds}
     if outcome.issue_seconds:
         waits = [whole - issue for whole, issue in zip(outcome.seconds, outcome.issue_seconds, strict=True)]
         medians = {"issue_time": outcome.issue_seconds, "wait_time": waits, **medians}

@@ -29,6 +29,7 @@ def all_reduce(
     return Operation(
         call=within if in_place else lambda: buffer.copy_(all_reduce_apart(mine, world.group, redop)),
         asynchronous=in_place,
+        gathered=in_place,
         restore=code.filler(buffer, world.rank) if in_place else None,
         output=buffer,
         expected=lambda: code.reduced(0, count),
@@ -58,6 +59,7 @@ def all_gather(world: World, *, size_bytes: int, dtype: str, placement: str = OU
     shard = gathered[world.rank * count :][:count] if placement == IN_PLACE else mine
     return Operation(
         call=partial(all_gather_single, gathered, shard, world.group),
+        gathered=True,
         restore=lambda: (poison(gathered), shard.copy_(mine)),  # or itself, which is nothing
         output=gathered,
         expected=lambda: torch.cat([code.values(rank, 0, count) for rank in range(n)]),
@@ -75,6 +77,7 @@ def reduce_scatter(
     shard = whole[world.rank * count :][:count] if in_place else code.empty(count)
     return Operation(
         call=partial(reduce_scatter_single, shard, whole, world.group, redop),
+        gathered=True,
         restore=code.filler(whole, world.rank) if in_place else None,
         output=shard,
         expected=lambda: code.reduced(world.rank * count, count),

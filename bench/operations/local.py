@@ -14,6 +14,7 @@ from bench.world.torch_compat import all_gather_single
 from bench.world.world import World
 
 NOTHING = "nothing"
+_ROUND_MS, _MOST_TIMES = 5.0, 1 << 10  # of a load on a device, beside which ranks' agreement to go on is short
 
 
 class Gemm(Subject):
@@ -66,29 +67,38 @@ def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
 
 
 @contextmanager
-def background_load(kind: str, world: World) -> Iterator[None]:
-    """Keep a load going on every rank while the block runs, which every rank of the world enters together."""
+def background_load(kind: str, world: World) -> Iterator[list[float]]:
+    """Keep a load going on every rank while the block runs, which every rank of the world enters together.
+
+    Yield the rounds of it, in ms on the device; on a CPU they are not timed.
+    """
+    rounds = list[float]()
     if kind == NOTHING:
-        yield
+        yield rounds
         return
     group, flags = dist.new_group(backend=world.backend), dist.new_group(backend="gloo")
-    load, stop = _load(kind, world, group), threading.Event()
+    on_device = world.device.type == "cuda"
+    load, stop = _load(kind, world, group, on_device), threading.Event()
+    if on_device:  # a communicator is not made beside work that may wait for it
+        load()
+        world.sync()
 
     def keep_going() -> None:
-        stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        all_stop = torch.zeros(1)  # ranks that stopped one by one would leave others in a collective
-        while not all_stop:
-            with torch.cuda.stream(stream):
+        take = _on_own_stream(load, world.device) if on_device else None
+        times, told = 1, torch.zeros(2)  # ranks that stopped one by one would leave others in a collective
+        while not told[0]:
+            if take is None:
                 load()
-            if stream is not None:
-                stream.synchronize()
-            all_stop.fill_(float(stop.is_set()))
-            dist.all_reduce(all_stop, op=dist.ReduceOp.MIN, group=flags)
+            else:
+                rounds.append(take(times))
+            told.copy_(torch.tensor([stop.is_set(), rounds[-1] if rounds else _ROUND_MS]))
+            dist.all_reduce(told, op=dist.ReduceOp.MIN, group=flags)
+            times = min(2 * times, _MOST_TIMES) if told[1] < _ROUND_MS else times
 
     thread = threading.Thread(target=keep_going, daemon=True)
     thread.start()
     try:
-        yield
+        yield rounds
     finally:
         stop.set()
         thread.join()
@@ -96,11 +106,30 @@ def background_load(kind: str, world: World) -> Iterator[None]:
         dist.destroy_process_group(flags)
 
 
-def _load(kind: str, world: World, group: dist.ProcessGroup) -> Callable[[], object]:
+def _on_own_stream(load: Callable[[], object], device: torch.device) -> Callable[[int], float]:
+    """Return what does a load so often on a stream of this thread's own, and says how long the device took, in ms."""
+    torch.cuda.set_device(device)  # a new thread's is the first
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    start, end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))  # type: ignore[no-untyped-call]
+
+    def take(times: int) -> float:
+        with torch.cuda.stream(stream):
+            start.record()
+            for _ in range(times):
+                load()
+            end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end))
+
+    return take
+
+
+def _load(kind: str, world: World, group: dist.ProcessGroup, on_device: bool) -> Callable[[], object]:
+    """Return a load of about a millisecond; a device is so much faster, and launching is not to take longer."""
     if kind == "gemm":
-        return Gemm(world, m=384).step
+        return Gemm(world, m=4096 if on_device else 384).step
     n = len(world.hosts)
-    data = torch.ones((1 << 18) // n * n, device=world.device)
+    data = torch.ones((1 << (25 if on_device else 18)) // n * n, device=world.device)
     other, shard = torch.empty_like(data), data[: len(data) // n]
     return {
         "all_reduce": lambda: dist.all_reduce(data.fill_(1), group=group),

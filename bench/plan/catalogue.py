@@ -119,11 +119,15 @@ class OperationSpec:
         yield from self._of_modes(params, spec)
 
     def _of_modes(self, params: Params, spec: WorldSpec) -> Iterator[str]:
-        mode = params.get("mode")
+        mode, background = params.get("mode"), params.get("background", LOADS[0])
         if mode == "graph" and spec.device != "cuda":
             yield f"mode graph needs CUDA; this is {spec.device}"
         if mode == "graph" and spec.gloo_on_gpus and "group" in params:
             yield f"mode graph: gloo moves data by the host, which no graph holds: {GLOO_REMEDY}"
+        if mode == "graph" and self.short_name == "barrier":
+            yield "mode graph: the host waits in a barrier, which no graph holds"
+        if mode == "graph" and background != LOADS[0]:
+            yield f"mode graph: nothing else may run while a graph is captured, and background is {background}"
         apart = self.in_place and params.get("placement") == "out_of_place"
         if mode == "async" and (apart or not self.asynchronous):
             yield f"mode async: {self.short_name} is several calls, or has no asynchronous form"
@@ -148,6 +152,8 @@ def _of_data(params: Params, n: int, shards: int, spec: WorldSpec) -> Iterator[s
         same := [other for other in (n - 1, n + 1) if other and _share(other, exact) == _share(n, exact)]
     ):
         yield f"the average of {n} ranks cannot be told from that of {same[0]} in {dtype}"
+    if redop == "avg" and n == 1 and spec.backend == "nccl":
+        yield "the average of one rank is wrong in NCCL before 2.29.7 (github.com/NVIDIA/nccl/issues/1950)"
     if redop == "sum" and dtype == "bool":
         yield "the sum of bool is no bool: use redop=max, min or product"
     step = shards * itemsize
@@ -155,11 +161,15 @@ def _of_data(params: Params, n: int, shards: int, spec: WorldSpec) -> Iterator[s
         ranks = f"{shards} ranks x " if shards > 1 else ""
         nearest = f"nearest are {size - left} and {size - left + step}" if size > step else f"the least is {step}"
         yield f"size {size} B is not a multiple of {ranks}{itemsize} B ({dtype}); {nearest}"
-    # input, output and reference of the largest operation, and room for a temporary of the check
-    needed = 6 * size
+    needed = bytes_needed(size)
     if spec.rank_bytes is not None and needed > spec.rank_bytes:
         amounts = f"about {needed / 1e9:.1f} GB a rank; a rank can have {spec.rank_bytes / 1e9:.1f} GB"
         yield f"size {format_size(size)} needs {amounts}"
+
+
+def bytes_needed(size: int) -> int:
+    """Return what the largest operation takes: input, output, the reference and its parts, what a library copies."""
+    return 6 * size
 
 
 def _share(n: int, exact_up_to: int) -> float:
@@ -187,7 +197,10 @@ IN_PLACE, OUT_OF_PLACE = "in_place", "out_of_place"
 SIZE = Param(name="size_bytes", kind="size", default=1 << 20, minimum=0, help="total bytes, as nccl-tests counts them")
 DTYPE = Param(name="dtype", kind="str", default="float32", choices=tuple(DTYPES), help="element type")
 MODES = ("blocking", "pipelined", "async", "coalesced", "graph")
-MODE_HELP = "each from a barrier; back to back; issue and wait apart; in one launch; as a CUDA graph"
+MODE_HELP = (
+    "each from a barrier; back to back; issue and wait apart; in one launch; as a CUDA graph"
+    " (back to back is what nccl-tests times, a graph its -G)"
+)
 MODE = choice("mode", MODE_HELP, *MODES, optional=False)
 GROUP = (
     Param(name="group", kind="str", default="world", optional=True, help=f"which ranks: {FORMS}"),

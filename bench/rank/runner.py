@@ -4,6 +4,7 @@ import importlib
 import io
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 
 import numpy as np
@@ -14,11 +15,12 @@ from msgspec.structs import replace
 from bench.launch.control_channel import Outcome
 from bench.operations.local import NOTHING, background_load
 from bench.plan.cases import Case
-from bench.plan.catalogue import OF_THE_RUNNER
+from bench.plan.catalogue import MODES, OF_THE_RUNNER, bytes_needed
 from bench.plan.plan import FaultSpec, Measure
+from bench.rank.device_timer import HOST_NS
 from bench.rank.timing import Progress, Timed, Timing
 from bench.results.records import Check, blame, encode_timeline
-from bench.text import UserError
+from bench.text import UserError, format_size
 from bench.world.subject import Description, Differing, Explained, Subject
 from bench.world.world import StandBy, Subgroups, World
 
@@ -27,12 +29,13 @@ _MOST_NAMED = 3
 
 
 class Disturbed:
-    """A subject whose step takes longer, or whose result is wrong; ``sync`` waits for its device."""
+    """A subject whose step takes longer, or whose result is wrong; ``sync`` waits for what it has launched."""
 
     def __init__(self, subject: Subject, fault: FaultSpec, sync: Callable[[], None]) -> None:
         self._subject, self._fault, self._sync = subject, fault, sync
         self.reset, self.check = subject.reset, subject.check
         self.describe, self.close = subject.describe, subject.close
+        self.gathered = getattr(subject, "gathered", False)
 
     def step(self) -> None:
         began = time.perf_counter()
@@ -59,6 +62,8 @@ class CaseRun:
         self._case, self._subgroups, self._measure = case, subgroups, measure
         self._progress, self._fault, self._injected = progress, fault, fault.text if fault else ""
         self._subject: Subject | None = None
+        self._held = ExitStack()
+        self._repeatable = False
         self._wall_seconds = 0.0
 
     def visit(self, seconds: float, left: int = 0, *, alone: bool = True) -> Outcome:
@@ -93,9 +98,8 @@ class CaseRun:
         return replace(outcome, stop="budget" if outcome.stop == "visits" else outcome.stop)
 
     def close(self) -> None:
-        if self._subject is not None:
-            subject, self._subject = self._subject, None
-            subject.close()
+        self._subject = None
+        self._held.close()
 
     def _prepare(self) -> Outcome | None:
         """Make the subject and check its first step; return the outcome of a case that cannot be measured."""
@@ -104,7 +108,9 @@ class CaseRun:
         subgroup = refusal = None
         try:
             subgroup = self._subgroups.of(case.whole)
+            _refuse_too_large(case, world)
             self._subject = _subject(case, subgroup.world, fault)
+            self._held.callback(self._subject.close)
         except UserError as error:
             refusal = str(error)
         refusals = world.gather(refusal)
@@ -113,6 +119,7 @@ class CaseRun:
         # a disturbed rank cannot explain itself, and the others wait for nobody
         self._explains = all(world.gather(isinstance(self._subject, Explained)))
         self._ranks = subgroup.ranks
+        self._graph = case.whole.get("mode") == "graph"
         self._timing = Timing(
             self._subject,
             world,
@@ -121,14 +128,21 @@ class CaseRun:
             self._ranks,
             mode=str(case.whole.get("mode", "blocking")),
             late_seconds=fault.amount if fault and fault.kind == "late" and fault.rank == world.global_rank else 0.0,
+            beside=case.whole.get("background", NOTHING) != NOTHING,
         )
+        self._held.callback(self._timing.close)
         first = self._ranks[0]
         told = world.gather(self._subject.describe())
         if unlike := ", ".join(str(rank) for rank in self._ranks if repr(told[rank]) != repr(told[first])):
             reason = f"ranks disagree about what a step does: {unlike} unlike rank {first}"
             return Outcome(status="failed", reason=reason, injected=self._injected)
         self._description = told[first]
-        wrong = _wrong(self._timing, "before", fresh=True)
+        wrong = _wrong(self._timing, "before the timed region", self._subject.step)
+        if wrong is None and self._graph:
+            self._subject.step()  # a result that a second step leaves right can be checked after many
+            world.sync()
+            self._repeatable = not any(world.gather(self._subject.check()))
+            wrong = _wrong(self._timing, "in a replay before the timed region", self._timing.replay)
         return None if wrong is None else replace(wrong, injected=self._injected)
 
     def _measured(self, seconds: float, left: int, alone: bool) -> Outcome:
@@ -137,7 +151,9 @@ class CaseRun:
         with background_load(str(self._case.whole.get("background", NOTHING)), timing.world):
             timing.run(seconds) if alone else timing.visit(seconds, left)
         left = 0 if timing.full else left
-        if wrong := _wrong(timing, "after", fresh=timing.many):
+        wrong = _wrong(timing, "in the last replay of the timed region") if self._repeatable else None
+        fresh = timing.replay if self._graph else timing.subject.step if timing.many else None
+        if wrong := wrong or _wrong(timing, "after the timed region", fresh):
             return replace(wrong, injected=self._injected)
         return self._outcome(left)
 
@@ -145,7 +161,10 @@ class CaseRun:
         check, more = Check(passed=True, wrong=0), left > 0
         right = Outcome(status="ok", check=check, more=more, wall_seconds=self._wall_seconds, injected=self._injected)
         seen, world = self._timing.timed, self._timing.world
-        return right if seen is None else _seen(right, seen, self._description, world, list(self._ranks))
+        if seen is None:
+            return right
+        outcome = _seen(right, seen, self._description, world, list(self._ranks))
+        return replace(outcome, notes=[*outcome.notes, *_notes(self._case, world, len(self._ranks), seen.hidden)])
 
     def _explained(self, outcome: Outcome, seconds: float) -> Outcome:
         self._progress.phase = "explain"
@@ -158,6 +177,34 @@ class CaseRun:
             notes=[*outcome.notes, *found.notes],
             timeline=b"" if found.timeline is None else encode_timeline(found.timeline),
         )
+
+
+def _refuse_too_large(case: Case, world: World) -> None:
+    """Raise the same ``UserError`` on all ranks where an operation needs more than is free on a device; collective."""
+    if world.device.type != "cuda" or not {"size_bytes", "dtype", "mode"} <= case.whole.keys():
+        return
+    cached = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
+    free = min(world.gather(torch.cuda.mem_get_info(world.device)[0] + cached))
+    size = int(case.whole["size_bytes"])
+    if (needed := bytes_needed(size)) > free:
+        amounts = f"about {needed / 1e9:.1f} GB a rank; {free / 1e9:.1f} GB of the device are free"
+        raise UserError(f"size {format_size(size)} needs {amounts}")
+
+
+def _notes(case: Case, world: World, num_ranks: int, hidden: float | None) -> list[str]:
+    """Return what a time on a device cannot claim."""
+    mode, notes = case.whole.get("mode"), []
+    if hidden is None or mode not in MODES:
+        return []
+    if mode == "blocking":
+        notes.append("each alone from a start line on the device: mode pipelined or graph compares with nccl-tests")
+    if mode != "async" and hidden < 0.9:
+        notes.append(
+            f"{1 - hidden:.0%} of iterations hold time of the host's launch, too long to hide before the start"
+        )
+    if num_ranks == 1 and world.backend == "nccl":
+        notes.append("one rank: nothing moves, and NCCL launches nothing in place")
+    return notes
 
 
 def load_target(target: str) -> Callable[..., Subject]:
@@ -180,7 +227,7 @@ def _subject(case: Case, world: World | None, fault: FaultSpec | None) -> Subjec
         refuse_float8(str(params.get("dtype")), torch.cuda.get_device_capability(world.device))
     subject = load_target(case.target)(world, **params)
     if fault is not None and fault.kind != "late" and fault.rank == world.global_rank:
-        return Disturbed(subject, fault, world.sync)
+        return Disturbed(subject, fault, world.sync_stream)
     return subject
 
 
@@ -199,12 +246,12 @@ def _refused(refusals: Sequence[str | None], active: Sequence[int]) -> Outcome:
     return Outcome(status="failed", reason=f"ranks disagree about whether this can run: {told}")
 
 
-def _wrong(timing: Timing, when: str, *, fresh: bool) -> Outcome | None:
-    """Check the last step, or a fresh one; return the outcome of a wrong result, which has no time, None if right."""
+def _wrong(timing: Timing, when: str, take: Callable[[], object] | None = None) -> Outcome | None:
+    """Check the last step, or one taken now; return the outcome of a wrong result, which has no time; None if right."""
     timing.progress.phase = "check"
-    if fresh:
+    if take is not None:
         timing.start_line()
-        timing.subject.step()
+        take()
         timing.world.sync()
     subject = timing.subject
     found = timing.world.gather((subject.check(), subject.differences() if isinstance(subject, Differing) else ()))
@@ -214,9 +261,7 @@ def _wrong(timing: Timing, when: str, *, fresh: bool) -> Outcome | None:
     told = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts) if count)
     named = list(dict.fromkeys(phrase for _, phrases in found for phrase in phrases))
     more = [f"and {len(named) - _MOST_NAMED} more"] if len(named) > _MOST_NAMED else []
-    reason = "; ".join(
-        [f"results differ from the reference {when} the timed region: {told}", *named[:_MOST_NAMED], *more]
-    )
+    reason = "; ".join([f"results differ from the reference {when}: {told}", *named[:_MOST_NAMED], *more])
     return Outcome(status="wrong", reason=reason, check=Check(passed=False, wrong=sum(counts)))
 
 
@@ -234,14 +279,18 @@ def _seen(right: Outcome, timed: Timed, description: Description, world: World, 
             raw = file.getvalue()
     last_in, last_out = ([ranks[place] for place in stamps.argmax(axis=0)] for stamps in (arrivals, exits))
     where = {} if len(ranks) == len(world.hosts) else {"group_size": len(ranks), "group_ranks": ranks}
-    counts = {"warmup": timed.warmup, "steps_per_sample": timed.steps_per_sample}
+    counts: dict[str, Any] = {"warmup": timed.warmup, "steps_per_sample": timed.steps_per_sample}
+    method, uncertainty_ns = clock.method, clock.uncertainty_ns
+    if timed.hidden is not None:
+        counts["launch_hidden"] = round(timed.hidden, 4)
+        method, uncertainty_ns = f"{method}; a device's events by its host", uncertainty_ns + HOST_NS
     return replace(
         right,
         stop=timed.stop,
         visits=list(timed.visits),
         headline=description.headline,
         **samples,
-        arrival=blame(last_in, last_out, samples["skew_seconds"], clock.method, clock.uncertainty_ns / 1e9),
+        arrival=blame(last_in, last_out, samples["skew_seconds"], method, uncertainty_ns / 1e9),
         work=list(description.work),
         details={**description.details, **where, **counts},
         notes=list(description.notes),

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from bench.launch.control_channel import StatusReply
 from bench.plan.plan import Measure
+from bench.rank.device_timer import Device, DeviceTimer
 from bench.results.records import Stop
 from bench.results.stats import spread, within_launch
 from bench.text import UserError
@@ -62,7 +63,9 @@ def sampler(mode: str, subject: Subject, world: World, steps: int) -> Sample:
             subject.step()
 
     def coalesced() -> None:
-        with coalescing(world.group, None if world.backend == "gloo" else world.device):
+        # torch 2.11 does not wait for what it gathers itself and is given a device for
+        gathers = world.backend == "gloo" or getattr(subject, "gathered", False)
+        with coalescing(world.group, None if gathers else world.device):
             repeat()
 
     def issued() -> int:
@@ -84,7 +87,7 @@ def sampler(mode: str, subject: Subject, world: World, steps: int) -> Sample:
             subject.step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's threads ask for events meanwhile
             repeat()
         return graph.replay
     return coalesced if mode == "coalesced" else repeat
@@ -95,7 +98,8 @@ class Timed:
     """All measured ranks' stamps in ns, shape (4, ranks, iterations); a list of it has a value for each iteration.
 
     Arrival and exit are on rank 0's clock; then come the duration, and of it the time to issue (0 if not apart).
-    ``visits`` are the iterations of each visit in turn.
+    ``visits`` are the iterations of each visit in turn. On CUDA, ``hidden`` is the share of them in which rank 0 had
+    launched all before its device began.
     """
 
     stamps: Stamps
@@ -103,16 +107,19 @@ class Timed:
     steps_per_sample: int
     warmup: int
     visits: tuple[int, ...] = ()
+    hidden: float | None = None
 
     def samples(self, hops: int = 1) -> dict[str, list[float]]:
         """Return an outcome's lists, to the nanosecond: the slowest rank's time of a step, by hops, and its parts."""
         arrivals, exits, durations, issues = self.stamps
         transfers = exits.max(axis=0) - arrivals.max(axis=0)  # from the last arrival to the last exit
+        last = durations[arrivals.argmax(axis=0), np.arange(durations.shape[1])]
         return {
             "seconds": _to_seconds(durations.max(axis=0) / self.steps_per_sample, hops),
             "skew_seconds": _to_seconds(np.ptp(arrivals, axis=0)),
             "transfer_seconds": _to_seconds(transfers, hops) if self.steps_per_sample == 1 else [],
             "issue_seconds": _to_seconds(issues.max(axis=0)) if issues.any() else [],
+            "last_arriver_seconds": [] if self.hidden is None else _to_seconds(last / self.steps_per_sample, hops),
         }
 
 
@@ -136,11 +143,18 @@ class Timing:
         *,
         mode: str = "blocking",
         late_seconds: float = 0.0,
+        beside: bool = False,
+        device: Device | None = None,
     ) -> None:
         self.subject, self.world, self.progress, self._measure, self._ranks = subject, world, progress, measure, ranks
-        self._mode, self._late_seconds = mode, late_seconds
+        self._mode, self._late_seconds, self._beside = mode, late_seconds, beside
+        if device is None and world.device.type == "cuda":
+            device = Device(world)
+        self._timer = None if device is None else DeviceTimer(device, apart=mode == "async")
+        self._hidden: list[bool] = []
         self.many = mode in ("pipelined", "coalesced", "graph")
         self._sample: Sample | None = None
+        self._replay: Sample | None = None
         self._steps, self._warmup, self._each_seconds = 1, 0, 0.0
         self._visits: list[int] = []
         self._stamps: Stamps = np.empty((4, len(ranks), 0), dtype=np.int64)
@@ -151,15 +165,30 @@ class Timing:
         """What rank 0 has seen so far; None on other ranks."""
         if self.world.global_rank != 0:
             return None
-        visits = tuple(self._visits)
         return Timed(
-            stamps=self._stamps, stop=self._reason, steps_per_sample=self._steps, warmup=self._warmup, visits=visits
+            stamps=self._stamps,
+            stop=self._reason,
+            steps_per_sample=self._steps,
+            warmup=self._warmup,
+            visits=tuple(self._visits),
+            hidden=float(np.mean(self._hidden)) if self._hidden else None,
         )
 
     @property
     def full(self) -> bool:
         """Whether there are as many samples as there may be."""
         return sum(self._visits) >= self._measure.max_iterations
+
+    @property
+    def replay(self) -> Sample:
+        """A graph of one step, captured once."""
+        if self._replay is None:
+            self._replay = sampler("graph", self.subject, self.world, 1)
+        return self._replay
+
+    def close(self) -> None:
+        """Let go of graphs, which hold their group's communicator."""
+        self._sample = self._replay = None
 
     def run(self, seconds: float) -> Timed | None:
         """Take samples in one go until the median is known well enough, or the time is spent."""
@@ -239,7 +268,8 @@ class Timing:
 
     def _gather(self, sample: Sample, count: int) -> None:
         began = time.perf_counter()
-        gathered = gather_stamps(self.take(sample, count), self.world, self._ranks)
+        gathered = gather_stamps(self.take(sample, count, self._steps), self.world, self._ranks)
+        self._hidden += self._timer.hidden[-count:] if self._timer else []
         self._each_seconds = (time.perf_counter() - began) / count
         if gathered is not None:
             self._stamps = np.concatenate([self._stamps, gathered], axis=2)
@@ -248,21 +278,25 @@ class Timing:
         durations: list[float] = self._stamps[DURATION].max(axis=0).tolist()
         return durations
 
-    def take(self, sample: Sample, count: int) -> torch.Tensor:
-        """Take ``count`` samples; return this rank's stamps in ns, shape (4, count)."""
-        timed = _timed_on_device if self.world.device.type == "cuda" else _timed_on_host
-        rows = []
+    def take(self, sample: Sample, count: int, steps: int = 1) -> torch.Tensor:
+        """Take ``count`` samples of so many steps; return this rank's stamps in ns, shape (4, count)."""
+        timer, rows = self._timer, []
         for _ in range(count):
-            self.start_line()
-            rows.append(timed(sample, self.world))
+            self.start_line(steps)
+            rows.append(_timed_on_host(sample) if timer is None else timer.timed(sample, steps))
         return torch.tensor(rows, dtype=torch.int64).reshape(count, 4).T
 
-    def start_line(self) -> None:
-        """Bring all ranks to the beginning of a step, and come late to it where that was asked for."""
+    def start_line(self, steps: int = 0) -> None:
+        """Bring all ranks to the beginning of a step, and come late to it where that was asked for.
+
+        On CUDA, what is to be timed begins at a line on the device: ``steps`` says how many are to be launched there.
+        """
         self.subject.reset()
-        self.world.sync()
+        (self.world.sync_stream if self._beside else self.world.sync)()
         self.progress.steps += 1
         self.world.barrier()
+        if self._timer is not None and steps:
+            self._timer.line(steps)
         if self._late_seconds:
             time.sleep(self._late_seconds)
 
@@ -288,23 +322,11 @@ def _why_stop(done: int, widths: Sequence[float | None], measure: Measure, left_
     return "budget" if left_seconds <= 0 else None
 
 
-def _timed_on_host(sample: Sample, world: World) -> tuple[int, int, int, int]:
+def _timed_on_host(sample: Sample) -> tuple[int, int, int, int]:
     arrival = time.perf_counter_ns()
     issued = sample()
     done = time.perf_counter_ns()
     return arrival, done, done - arrival, issued - arrival if issued else 0
-
-
-def _timed_on_device(sample: Sample, world: World) -> tuple[int, int, int, int]:
-    """Time by events on the stream: the host's launch and the wait for it are not in the duration."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    arrival = time.perf_counter_ns()
-    start.record()
-    issued = sample()
-    end.record()
-    world.sync()
-    duration = int(start.elapsed_time(end) * 1e6)
-    return arrival, time.perf_counter_ns(), duration, issued - arrival if issued else 0
 
 
 def gather_stamps(stamps: torch.Tensor, world: World, ranks: Sequence[int]) -> Stamps | None:

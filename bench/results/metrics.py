@@ -92,6 +92,8 @@ METRICS = (
            kind="from zero"),
     Metric("transfer", "s", "lower", "transfer", "time from when all ranks have arrived", "last exit - last arrival",
            kind="from zero"),
+    Metric("last_arriver", "s", "lower", "last arriver",
+           "time of the rank that arrives last and waits for nobody, on CUDA: what nccl-tests would see of it"),
     # ---- a training step; tables show metrics in this order, idle after the bubbles that it makes
     Metric("tokens_per_second", "tokens/s", "higher", "tokens/s",
            "tokens that all ranks together train on in a second"),

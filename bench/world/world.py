@@ -115,6 +115,11 @@ class World:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def sync_stream(self) -> None:
+        """Wait for what this thread has launched, and for no load beside it."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def barrier(self) -> None:
         dist.barrier(group=self.control)
 

@@ -16,7 +16,7 @@ from bench.plan.cases import Case
 from bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE, names_of
 from bench.results.records import WorldInfo
 from bench.results.runs import Run
-from bench.text import UserError
+from bench.text import UserError, listed
 from reports.analysis.summary import Row, num_ranks, summarize
 from reports.cells import visible
 
@@ -26,6 +26,7 @@ TYPES |= {"float16": "half", "float64": "double", "float8_e4m3fn": "f8e4m3", "fl
 REDUCTIONS = {"sum": "sum", "avg": "avg", "min": "min", "max": "max", "product": "prod", "none": "none"}
 _OPERATIONS = {spec.name: spec for spec in names_of(TOOL).values()}
 _PLACED = (OUT_OF_PLACE, IN_PLACE)
+_COMPARABLE = {"pipelined": 0, "graph": 1}  # modes that time what nccl-tests does, with its -G
 _COLUMNS = ("size_bytes", "dtype", "mode", "placement", "redop", "root")  # what the layout has a place for
 
 
@@ -51,17 +52,28 @@ def render_json(run: Run) -> bytes:
 
 
 def _documents(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a document for each operation, mode, type, reduction and root on one group, and what is in none."""
+    """Return a document for each operation, mode, type, reduction and root on one group, and what is in none.
+
+    On CUDA, other modes are in none where one was measured that compares with nccl-tests.
+    """
     summary = summarize(run)
-    series: dict[object, list[Row]] = {}
+    series: dict[tuple[object, ...], list[Row]] = {}
+    compared: dict[tuple[object, ...], list[str]] = {}
     left_out = []
     for row in summary.rows:
         if reason := _no_counterpart(row.case):
             left_out.append(f"{visible(row.case.label)}: {reason}")
         else:
-            told = _params(row.case).items()
-            same = [f"{name}={value}" for name, value in told if name not in ("size_bytes", "placement")]
-            series.setdefault((row.case.name, *same, row.world.size, row.world.nodes), []).append(row)
+            told = _params(row.case)
+            mode = str(told.pop("mode"))
+            same = [f"{name}={value}" for name, value in told.items() if name not in ("size_bytes", "placement")]
+            alike = (row.case.name, *same, row.world.size, row.world.nodes)
+            series.setdefault((mode, *alike), []).append(row)
+            if mode in _COMPARABLE and row.world.device == "cuda" and not _why_left_out(row):
+                compared.setdefault(alike, []).append(mode)
+    for key in [key for key in series if key[0] not in _COMPARABLE and key[1:] in compared]:
+        why = f"mode {listed(sorted(set(compared[key[1:]])))} compares with nccl-tests, and is here"
+        left_out += [f"{visible(row.case.label)}: {why}" for row in series.pop(key)]
     left_out += [f"{visible(one.case.label)}: skipped: {visible(one.reason)}" for one in summary.skipped]
     left_out += [
         f"{visible(one.case.label)}: no record of {one.launches} of {one.planned} launches" for one in summary.missing
@@ -116,7 +128,7 @@ def _document(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
     ran = {"nthreads": 1, "ngpus": 1, "minimum_bytes": min(sizes, default=0), "maximum_bytes": max(sizes, default=0)}
     ran |= {**step(sizes), "warmup_iters": run.info.plan.measure.warmup}
     ran |= {"iterations": max((row.iterations for row in timed), default=0), "aggregated_iterations": 1}
-    ran |= {"validation": int(wrong > 0 or any(row.check.passed for row in timed)), "graph": 0}
+    ran |= {"validation": int(wrong > 0 or any(row.check.passed for row in timed)), "graph": _COMPARABLE.get(mode, 0)}
     how: dict[str, Any] = {"blocking_collectives": str(mode == "blocking").lower(), "per_iter_timing": "false"}
     how |= {"per_iter_skip": 0, "parallel_init": "false"}
     nccl = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", str(environment.get("torch", {}).get("nccl")))
@@ -190,7 +202,8 @@ def _table(parbench: str, document: Mapping[str, Any]) -> list[str]:
         f"# Collective test starting: {program}",
         f"# nThread 1 nGpus 1 minBytes {config['minimum_bytes']} maxBytes {config['maximum_bytes']} "
         f"step: {distance}({kind.removeprefix('step_')}) warmup iters: {config['warmup_iters']} "
-        f"iters: {config['iterations']} agg iters: 1 validation: {config['validation']} graph: 0 unalign: 0",
+        f"iters: {config['iterations']} agg iters: 1 validation: {config['validation']} "
+        f"graph: {config['graph']} unalign: 0",
         f"# Written by parbench {parbench}: {' '.join(words)}",
         *(f"# N/A under {name.replace('_', '-')}: not measured" for name in unmeasured),
         "#",

@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 from ranks import Ranks
 from refusals import refusal
+from torch.profiler import ProfilerActivity, profile
 
 from bench.machine.world_spec import WorldSpec
 from bench.operations.operation import DataPattern, Operation, count_wrong
 from bench.operations.p2p import round_of_pairs, sendrecv
-from bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER
+from bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER, bytes_needed
 from bench.plan.groups import groups_of
 from bench.rank.runner import load_target
 from bench.world.world import Subgroups, World
@@ -104,6 +105,28 @@ def described(world: World) -> dict[str, dict[str, Any]]:
     descriptions = {name: prepared(world, name, size_bytes=1 << 20).describe() for name in OPERATIONS}
     rates = {name: {work.name: work.amount for work in d.work} for name, d in descriptions.items()}
     return {name: {**d.details, **rates[name], "hops": d.hops} for name, d in descriptions.items()}
+
+
+def most_held(world: World, size_bytes: int) -> dict[tuple[str, str, str], float]:
+    """Return how many times its size each operation's tensors take at most, from its making to its second check."""
+    found = {}
+    for name, dtype in product(OPERATIONS, ("float32", "int8")):
+        for placement in PARAMS[name]["placement"].choices if "placement" in PARAMS[name] else ("",):
+            more = {"placement": placement} if placement else {}
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+                operation = prepared(world, name, size_bytes=size_bytes, dtype=dtype, **more)
+                for _ in range(2):
+                    operation.reset()
+                    operation.step()
+                    assert operation.check() == 0
+                    operation.corrupt()  # to count takes more than to compare
+                    operation.check()
+            assert profiler.profiler is not None
+            assert profiler.profiler.kineto_results is not None
+            events = profiler.profiler.kineto_results.events()
+            taken = [event.nbytes() for event in events if event.name() == "[memory]"]
+            found[name, dtype, str(placement)] = max(itertools.accumulate(taken)) / size_bytes
+    return found
 
 
 def _swapped(operation: Operation, world: World) -> Callable[[], None]:
@@ -306,3 +329,9 @@ def test_data_come_from_the_neighbour_even_beyond_what_sockets_buffer(two_ranks:
     cases = [(size, dtype) for size in (64, 8 << 20) for dtype in ("float32", "bfloat16", "uint8")]
     assert two_ranks.call("test_collectives:received_from", cases=cases) == [[1] * 6, [0] * 6]
     assert four_ranks.call("test_collectives:received_from", cases=[(4096, "float32")]) == [[3], [0], [1], [2]]
+
+
+def test_no_operation_in_any_type_holds_more_than_is_asked_of_the_device_for_it(two_ranks: Ranks) -> None:
+    size = 8 << 20
+    for found in two_ranks.call("test_collectives:most_held", size_bytes=size):
+        assert max(found.values()) <= bytes_needed(size) / size

@@ -85,6 +85,12 @@ def test_reductions_that_a_type_cannot_hold_are_refused_in_words() -> None:
         assert refusal("all_reduce", nccl(n), dtype="float8_e4m3fn", redop="avg") == told
 
 
+def test_an_average_of_one_rank_is_refused_on_nccl_which_leaves_elements_out() -> None:
+    assert "NCCL before 2.29.7" in str(refusal("all_reduce", nccl(1), redop="avg"))
+    assert refusal("all_reduce", nccl(1)) is refusal("all_reduce", nccl(2), redop="avg") is None
+    assert refusal("all_reduce", gloo(1), redop="avg") is None
+
+
 def test_float8_is_refused_on_gloo_in_words_and_carried_by_nccl() -> None:
     for dtype in DTYPES:
         expected = f"gloo carries no {dtype}" if dtype.startswith("float8") else None
@@ -109,6 +115,10 @@ def test_what_gloo_does_not_carry_between_gpus_is_refused_with_what_does() -> No
 def test_a_mode_that_an_operation_does_not_have_is_refused_in_words() -> None:
     assert refusal("all_reduce", gloo(), mode="graph") == "mode graph needs CUDA; this is cpu"
     assert refusal("all_reduce", nccl(), mode="graph") is None
+    assert refusal("barrier", nccl(), mode="graph") == "mode graph: the host waits in a barrier, which no graph holds"
+    loaded = "mode graph: nothing else may run while a graph is captured, and background is gemm"
+    assert refusal("all_reduce", nccl(), mode="graph", background="gemm") == loaded
+    assert refusal("all_reduce", nccl(), mode="pipelined", background="gemm") is None
     several = "is several calls, or has no asynchronous form"
     apart = {"placement": "out_of_place"}
     for name, more in (("pingpong", {}), ("all_reduce_two_step", {}), ("barrier", {}), ("all_reduce", apart)):

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from bench.launch.control_channel import Outcome, Work
 from bench.plan.cases import make_case
 from bench.plan.params import Value
 from bench.plan.plan import FaultSpec, Measure
+from bench.rank import runner
 from bench.rank.runner import CaseRun, load_target, refuse_float8
 from bench.rank.timing import Progress
 from bench.results.metrics import MetricValue
@@ -361,3 +364,34 @@ def test_float8_is_refused_on_nccl_below_compute_capability_9_in_one_sentence() 
         for capability in ((9, 0), (10, 0), (12, 0)):
             refuse_float8(dtype, capability)
     refuse_float8("bfloat16", (8, 0))
+
+
+def test_what_needs_more_than_is_free_on_any_device_is_refused_by_all_ranks_in_the_same_words() -> None:
+    asked: dict[str, Value] = {"size_bytes": 1 << 30, "dtype": "int8", "mode": "blocking"}
+    case = make_case("collective.all_reduce", "bench.operations.collectives:all_reduce", asked)
+    place = SimpleNamespace(device=torch.device("cpu"))
+    runner._refuse_too_large(case, cast(World, place))  # a CPU has swap, and its plan has looked at it
+    place.device = torch.device("cuda", 0)
+    with mock.patch.object(torch, "cuda") as cuda:
+        for here, there, cached, refused in ((8, 8, 0, False), (8, 5, 0, True), (5, 8, 0, True), (5, 8, 2, False)):
+            cuda.mem_get_info.return_value = (here << 30, 80 << 30)
+            cuda.memory_reserved.return_value, cuda.memory_allocated.return_value = (cached << 30) + 7, 7
+            place.gather = lambda mine, there=there: [mine, there << 30]
+            if refused:
+                told = refusal(runner._refuse_too_large, case, place)
+                assert told == "size 1G needs about 6.4 GB a rank; 5.4 GB of the device are free"
+            else:  # what torch keeps for itself is free to be used again
+                runner._refuse_too_large(case, cast(World, place))
+
+
+def test_a_time_on_a_device_says_what_it_cannot_claim() -> None:
+    def notes(mode: str, num_ranks: int, hidden: float | None) -> list[str]:
+        case = make_case("collective.all_reduce", "bench.operations.collectives:all_reduce", {"mode": mode})
+        return runner._notes(case, cast(World, SimpleNamespace(backend="nccl")), num_ranks, hidden)
+
+    assert notes("blocking", 1, None) == [], "on a CPU it is as it was"
+    assert ["compares with nccl-tests" in note for note in notes("blocking", 2, 1.0)] == [True]
+    assert notes("pipelined", 2, 1.0) == notes("async", 2, 0.0) == []
+    [launch] = notes("pipelined", 2, 0.75)
+    assert launch.startswith("25% of iterations hold time of the host's launch")
+    assert notes("graph", 1, 1.0) == ["one rank: nothing moves, and NCCL launches nothing in place"]

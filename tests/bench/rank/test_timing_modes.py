@@ -2,7 +2,12 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
 from typing import cast
+from unittest import mock
 
 import pytest
 import torch
@@ -11,15 +16,20 @@ from fake_time import HeldTime
 from fakes import Noting
 from filling import filling
 from ranks import Ranks
+from torch.distributed import distributed_c10d
 
 from bench.operations.operation import Operation
-from bench.plan.plan import parse_fault
+from bench.plan.cases import make_case
+from bench.plan.catalogue import OPERATIONS
+from bench.plan.params import Value
+from bench.plan.plan import Measure, parse_fault
 from bench.rank import runner, timing
-from bench.rank.runner import Disturbed, load_target
+from bench.rank.runner import CaseRun, Disturbed, load_target
 from bench.rank.timing import sampler
 from bench.text import UserError
 from bench.world.subject import Description
-from bench.world.world import World
+from bench.world.torch_compat import coalescing
+from bench.world.world import Subgroups, World
 
 NO_WORLD = cast(World, None)
 
@@ -101,6 +111,106 @@ def test_an_asynchronous_sample_tells_when_it_was_issued_and_waits_for_all(clock
 def test_pipelined_collectives_run_one_by_one_and_coalesced_ones_together_at_the_end(two_ranks: Ranks) -> None:
     for mode, noted in (("pipelined", 2.0), ("coalesced", 1.0)):
         assert two_ranks.call("test_timing_modes:sample_of_three", mode=mode) == [([noted] * 3, [2.0] * 3)] * 2, mode
+
+
+def launched_together(world: World) -> dict[str, tuple[bool, bool]]:
+    """Return of each operation whether torch gathered its call without a device, and whether the operation says so."""
+    found = {}
+    for spec in OPERATIONS:
+        if spec.name.startswith("collective.") and spec.busbw is not None:
+            prepare = load_target(spec.definition.target)
+            operation = cast(Operation, prepare(world, size_bytes=1 << 12, dtype="float32"))
+            with coalescing(world.group, None):
+                operation.step()
+                gathered = distributed_c10d._world.pg_coalesce_state[world.group]
+                found[spec.short_name] = (bool(gathered), operation.gathered)
+                gathered.clear()  # two kinds cannot be in one launch
+    return found
+
+
+def test_torch_is_given_a_device_for_just_those_calls_that_it_does_not_gather_itself(
+    two_ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given one for the others, torch 2.11 never waits for an all_gather, which it runs on a stream of NCCL's."""
+    for found in two_ranks.call("test_timing_modes:launched_together"):
+        told = {name: says for name, (gathers, says) in found.items() if gathers == says}
+        assert told == {name: name in ("all_reduce", "all_gather", "reduce_scatter") for name in told}
+        assert found.keys() - told.keys() == {"all_reduce_two_step"}, "whose two kinds of calls cannot be in one launch"
+    given = list[object]()
+
+    def noted(group: object, device: object) -> AbstractContextManager[object]:
+        given.append(device)
+        return nullcontext()
+
+    monkeypatch.setattr(timing, "coalescing", noted)
+    for backend, gathered in product(("nccl", "gloo"), (True, False)):
+        world = cast(World, SimpleNamespace(backend=backend, group=None, device="cuda:3"))
+        operation = replace(filling(), gathered=gathered)
+        for subject in (operation, Disturbed(operation, parse_fault("slow:1:1%", 2), lambda: None)):
+            sampler("coalesced", subject, world, 2)()
+    assert given == [None, None, "cuda:3", "cuda:3", None, None, None, None]
+
+
+class Moves(Noting):
+    """Counts its steps in a number that a reset sets to zero; repeated, a step leaves it right or not."""
+
+    def __init__(self, repeatable: bool) -> None:
+        super().__init__()
+        self.repeatable, self.number = repeatable, 0
+
+    def reset(self) -> None:
+        self.number = 0
+
+    def step(self) -> None:
+        super().step()
+        self.number = 1 if self.repeatable else self.number + 1
+
+    def check(self) -> int:
+        return int(self.number != 1)
+
+
+def moves(world: World, *, repeatable: bool) -> Moves:
+    return Moves(repeatable)
+
+
+def replayed(world: World, repeatable: bool, empty: str) -> tuple[str, str]:
+    """Measure in mode graph where graphs of one step hold nothing, or of many, or of one after its first replay."""
+    real, replays = timing.sampler, list[int]()
+
+    def captured(mode: str, subject: Moves, world: World, steps: int) -> timing.Sample:
+        if mode != "graph":
+            return real(mode, subject, world, steps)
+        subject.step()  # the warm-up before a capture
+
+        def replay() -> None:
+            replays.append(steps)
+            if empty != ("one" if steps == 1 else "many") and (empty, replays.count(1), steps) != ("later", 2, 1):
+                for _ in range(steps):
+                    subject.step()
+
+        return replay
+
+    with mock.patch.object(timing, "sampler", captured):
+        params: dict[str, Value] = {"mode": "graph", "repeatable": repeatable}
+        case = make_case("custom.moves", "test_timing_modes:moves", params)
+        run = CaseRun(case, Subgroups(world), Measure(warmup=1, max_iterations=8), timing.Progress(), None)
+        outcome = run.visit(60.0)
+    return outcome.status, outcome.reason
+
+
+def test_replays_are_checked_so_that_an_empty_capture_is_wrong_and_so_is_the_last_replay(two_ranks: Ranks) -> None:
+    table = (
+        ("nothing", (True, False), ""),
+        ("one", (True, False), "in a replay before the timed region"),
+        ("later", (True, False), "after the timed region"),
+        ("many", (True,), "in the last replay of the timed region"),
+        ("many", (False,), ""),  # whose result no reference knows
+    )
+    for empty, kinds, when in table:
+        told = ("wrong", f"results differ from the reference {when}: 1 on rank 0, 1 on rank 1") if when else ("ok", "")
+        for repeatable in kinds:
+            found, _ = two_ranks.call("test_timing_modes:replayed", repeatable=repeatable, empty=empty)
+            assert found == told, (empty, repeatable)
 
 
 def test_a_slow_step_takes_longer_by_its_share_of_the_devices_time_not_of_its_launch(clock: HeldTime) -> None:

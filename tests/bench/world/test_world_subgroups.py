@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -136,6 +137,58 @@ def broken_beside(world: World) -> tuple[bool, int]:
         running = threading.active_count() - threads
         raise ZeroDivisionError
     return running > 0, threading.active_count() - threads
+
+
+class OnDevice(World):
+    """A world that says its device is CUDA's, with none."""
+
+    def sync(self) -> None:
+        return
+
+
+def loaded_on_device(world: World, lasts_ms: list[float]) -> tuple[list[float], int]:
+    """Return how long rounds were of a load that lasts so long on each rank's device, and how often it ran before."""
+    calls = list[int]()
+    place = OnDevice(**{**vars(world), "device": SimpleNamespace(type="cuda")})
+
+    def load() -> None:
+        calls.append(1)
+
+    def on_own_stream(load: Callable[[], object], device: object) -> Callable[[int], float]:
+        def take(times: int) -> float:
+            time.sleep(0.001)
+            return times * lasts_ms[world.rank]
+
+        return take
+
+    with (
+        mock.patch.object(beside, "_load", return_value=load),
+        mock.patch.object(beside, "_on_own_stream", on_own_stream),
+        beside.background_load("all_reduce", place) as rounds,
+    ):
+        while any(world.gather(len(rounds) < 8)):
+            time.sleep(0.001)
+    return rounds[:8], len(calls)
+
+
+def test_a_load_on_a_device_is_made_before_its_thread_and_grows_alike_on_all_ranks_to_five_ms(
+    two_ranks: Ranks,
+) -> None:
+    found = two_ranks.call("test_world_subgroups:loaded_on_device", lasts_ms=[1.0, 3.0])
+    assert found == [([1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0], 1), ([3.0, 6.0, 12.0, 24.0, 24.0, 24.0, 24.0, 24.0], 1)]
+
+
+def test_a_load_has_the_threads_device_a_stream_and_events_of_its_own_and_waits_for_its_end_alone() -> None:
+    with mock.patch.object(torch, "cuda") as cuda:
+        cuda.Event.return_value.elapsed_time.return_value = 7.5
+        take = beside._on_own_stream(lambda: cuda.load(), torch.device("cuda", 1))
+        assert take(2) == 7.5
+    asked = [name for name, *_ in cuda.mock_calls if "enter" not in name and "exit" not in name]
+    made = ["set_device", "Stream", "Event", "Event"]
+    done = ["stream", "Event().record", "load", "load", "Event().record", "Event().synchronize", "Event().elapsed_time"]
+    assert asked == made + done
+    cuda.set_device.assert_called_once_with(torch.device("cuda", 1))
+    cuda.Event.assert_called_with(enable_timing=True, blocking=True)
 
 
 def test_a_load_runs_and_ends_on_every_rank_and_what_is_measured_stays_right(two_ranks: Ranks) -> None:

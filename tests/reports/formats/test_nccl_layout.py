@@ -66,6 +66,27 @@ def test_what_differs_in_more_than_size_and_placement_is_another_table() -> None
         assert (devices, [one["args"][-1] for one in found]) == ([4, world.size], ["nodes=1", f"nodes={world.nodes}"])
 
 
+def test_on_cuda_the_modes_that_nccl_tests_has_are_taken_where_they_were_measured() -> None:
+    cuda = msgspec.structs.replace(WORLD, device="cuda", backend="nccl")
+    modes = ("blocking", "graph", "async", "pipelined")
+    records = [ok(collective(mode=mode), world=cuda) for mode in modes]
+    other = ok(collective(operation="broadcast"), world=cuda)
+    found = documents_of(*records, other)
+    assert [(one["args"][0], one["args"][2], one["config"]["graph"]) for one in found] == [
+        ("all_reduce_perf", "mode=graph", 1),
+        ("all_reduce_perf", "mode=pipelined", 0),
+        ("broadcast_perf", "mode=blocking", 0),
+    ]
+    why = "mode graph or pipelined compares with nccl-tests, and is here"
+    label = "collective.all_reduce size_bytes=1024 dtype=float32 mode="
+    lines = text_of(*records, other).splitlines()
+    assert [line for line in lines if "Not in" in line] == [
+        f"# Not in any table: {label}{mode}: {why}" for mode in ("blocking", "async")
+    ]
+    assert len(documents_of(records[0], bad(collective(mode="graph"), world=cuda))) == 2, "what failed replaces nothing"
+    assert len(documents_of(*(ok(collective(mode=mode)) for mode in modes))) == 4, "on a CPU all are told"
+
+
 def test_a_group_is_a_table_of_its_own_ranks_with_what_failed_in_it() -> None:
     found = json_of(on_pairs())
     assert ("world=4" in found["args"], found["results"][0]["count"]) == (True, 512)
