@@ -32,6 +32,9 @@ class HeldTime:
     def perf_counter_ns(self) -> int:
         return self.now_ns
 
+    def time_ns(self) -> int:
+        return self.now_ns
+
     def perf_counter(self) -> float:
         return self.now_ns / 1e9
 
