@@ -39,7 +39,9 @@ def not_well(world: World, asked: Iterable[Asked], *, by_mode: bool = False) -> 
     for name, params in asked:
         case = named[name].case(params)
         with Staged() if by_mode else nullcontext():  # type: ignore[no-untyped-call]
-            outcome = CaseRun(case, Subgroups(world), Measure(max_iterations=20), Progress(), None).visit(1.0)
+            outcome = CaseRun(case, Subgroups(world), Measure(max_iterations=20), Progress(), None).visit(
+                0.5, alone=False
+            )
         if outcome.status != "ok":
             told.append(f"{case.label}: {outcome.status}: {outcome.reason}")
     return told
