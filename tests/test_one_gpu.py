@@ -5,11 +5,37 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from one_gpu import PARTS, WHOLE_SECONDS
+from click.testing import CliRunner
+from one_gpu import (
+    NONE,
+    PARTS,
+    WHOLE_SECONDS,
+    Session,
+    every_type,
+    llama,
+    memory,
+    on_gloo,
+    one_rank,
+    steps,
+    timed,
+)
 from paths import ROOT
+from refusals import refusal
+
+from bench.launch import measure
+from bench.machine.world_spec import WorldSpec
+from bench.plan import options
+from bench.plan.cases import load_catalogue
+from bench.plan.catalogue import MODES
+from bench.plan.options import Options, plan_run
+from bench.plan.plan import Plan
+from parbench import DEFINITIONS, main
 
 SCRIPT = ROOT / "tests" / "gpu" / "one_gpu.sh"
 
@@ -24,6 +50,48 @@ def test_every_dependency_is_at_hand_where_torch_is_or_among_the_wheels_named() 
 def test_no_part_may_take_more_than_a_third_of_the_nine_minutes() -> None:
     assert max(part.seconds for part in PARTS) < WHOLE_SECONDS / 3
     assert WHOLE_SECONDS < 9 * 60
+
+
+def test_what_a_rehearsal_leaves_out_can_be_planned_on_a_gpu_and_what_gloo_does_not_carry_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Options] = []
+    plans: dict[str, list[Plan]] = {}
+    refused: list[str] = []
+    monkeypatch.setattr(measure, "run_options", lambda options, *_, **__: asked.append(options))
+    monkeypatch.setattr(options, "_where", lambda given, joined: (on_h200(given), None))
+
+    class Planning(Session):
+        def parbench(self, name: str, *words: str, cwd: Path = ROOT, budget: float = 60) -> tuple[list[Any], list[Any]]:
+            CliRunner().invoke(main, ["run", *words], catch_exceptions=False)
+            plans[name] = [plan_run(asked.pop(), DEFINITIONS, None)]
+            return [], []
+
+        def command(
+            self, name: str, *words: str, cwd: Path = ROOT, variables: Mapping[str, str] = NONE
+        ) -> tuple[int | None, str]:
+            CliRunner().invoke(main, list(words[2:]), catch_exceptions=False)
+            refused.append(refusal(plan_run, asked.pop(), DEFINITIONS, None))
+            return 2, ""
+
+    for part in (one_rank, every_type, memory, llama, steps, timed, on_gloo):
+        list(part(Planning(tmp_path, tmp_path, rehearse=False)))
+    names = {one.name for one in load_catalogue(DEFINITIONS)}
+    collectives = {name for name in names if name.startswith("collective.")}
+    for name in ("collectives", "types", "gloo: collectives, 2 ranks"):
+        assert {case.name for plan in plans[name] for case in plan.cases} >= collectives - {"collective.barrier"}, name
+    modes = Counter(case.whole["mode"] for plan in plans["collectives"] for case in plan.cases)
+    assert min(modes[mode] for mode in MODES) > 10, modes
+    for name in ("steps that compute", "steps that wait"):
+        told = {one.case.name for plan in plans[name] for one in plan.skipped}
+        assert told <= {"workload.pp"}, name
+    assert all("gloo" in words for words in refused), refused
+    assert len(refused) == 3
+
+
+def on_h200(given: Options) -> WorldSpec:
+    backend, memory = given.backend or "nccl", 140_000_000_000
+    return WorldSpec(nproc=given.nproc or 1, backend=backend, device="cuda", rank_bytes=memory // (given.nproc or 1))
 
 
 @pytest.mark.full

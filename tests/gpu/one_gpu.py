@@ -304,15 +304,8 @@ def on_gloo(session: Session) -> Iterator[Line]:
 
 def hangs(session: Session) -> Iterator[Line]:
     """Let rank 1 sleep, then keep the device busy: each is blamed, and the case after them is measured."""
-    before = used_bytes()
-    asked = (
-        "--target",
-        "stuck:prepare",
-        "--set",
-        "how=sleep,spin,nothing",
-        "--timeout",
-        "5s" if session.rehearse else "10s",
-    )
+    before = used_mib()
+    asked = ("--target", "stuck:prepare", "--set", "how=sleep,spin,nothing", "--timeout", "10s")
     records, _ = session.parbench("hangs", *session.two, *asked, cwd=HERE)
     by_how = {one["case"]["params"]["how"]: one for one in records}
     for how in ("sleep", "spin"):
@@ -321,12 +314,12 @@ def hangs(session: Session) -> Iterator[Line]:
         yield held(f"rank 1 hangs: {how}", blamed, f"{one['status']}: {one['reason']}")
     last = by_how.get("nothing", {"status": "no record", "reason": ""})
     yield held("the case after a hang", last["status"] == "ok", f"{last['status']} {last['reason'] or ''}")
-    after = used_bytes()
+    after = used_mib()
     if before is not None and after is not None:
         yield held("memory freed after hangs", after - before < 64, f"{before} MiB used before, {after} MiB after")
 
 
-def used_bytes() -> int | None:
+def used_mib() -> int | None:
     """Return the MiB that are used on the GPU; None where nvidia-smi does not tell."""
     with suppress(OSError, subprocess.SubprocessError, ValueError):
         query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
