@@ -6,7 +6,6 @@ of its own, for a forbidden capture may spoil the device's context; in a rehears
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -22,7 +21,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from bench.launch.flight_recorder import groups_seen
 from bench.results.stats import median
+from bench.world.torch_compat import recorded_work
 from workloads.model.optimizer import make_optimizer
 from workloads.model.shapes import shape_of
 from workloads.model.timed_compute import TimedCompute
@@ -168,14 +169,14 @@ def grouped() -> None:
 
 def capture() -> None:
     """Say what may be captured in a graph, alone and beside a busy thread, and read the flight recorder."""
-    with one_rank() as group:
+    with one_rank():
         x = torch.ones(1024, device=DEVICE)
         graph = captured(lambda: dist.all_reduce(x), 4)
         x.fill_(1)
         graph.replay()
         cuda.synchronize()
         tell("a captured all_reduce replays", bool((x == 1).all()), "one rank: the sum is the input")
-        records(group)
+        records()
         for mode in ("thread_local", "relaxed", "global"):
             tell(f"capture beside a busy thread, {mode}", True, attempt(partial(beside_thread, x, mode)))
         tell("capture of a barrier", True, attempt(lambda: captured(lambda: dist.barrier(), 1)))
@@ -209,18 +210,12 @@ def beside_thread(x: torch.Tensor, mode: str) -> None:
         raise RuntimeError(failed[0])
 
 
-def records(group: dist.ProcessGroup) -> None:
-    """Dump the flight recorder and say what an entry tells."""
-    dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None)
-    if dump is None or REHEARSE:
-        tell("flight recorder", None, "this build of torch has no NCCL")
-        return
-    found = pickle.loads(dump())
-    entries = found.get("entries", [])
-    fields = ("pg_name", "collective_seq_id", "state", "profiling_name", "time_discovered_completed_ns")
-    missing = [name for name in fields if not entries or name not in entries[-1]]
-    told = f"{len(entries)} entries of {group.size()} rank; missing {', '.join(missing) or 'nothing'}; {sorted(found)}"
-    tell("flight recorder", bool(entries) and not missing, told)
+def records() -> None:
+    """Read the flight recorder as the rank monitor does."""
+    groups, dumps = recorded_work()
+    seen = groups_seen(dumps, groups, 0, time.time_ns())
+    told = f"{sum(map(len, dumps))} bytes; {seen}"
+    tell("flight recorder", REHEARSE or any(one.enqueued for one in (seen or {}).values()), told)
 
 
 def pair() -> None:
