@@ -1,4 +1,4 @@
-"""A step whose rank 1, or the only one, never arrives, or keeps its device busy, or is well."""
+"""A step whose rank 1, or the only one, sleeps, or waits for its busy device, or enqueues behind it, or is well."""
 
 import time
 from typing import Any, Literal
@@ -21,10 +21,12 @@ class Stuck(Subject):
         if self._world.rank == min(1, self._world.size - 1):
             if self._how == "sleep":
                 time.sleep(_SECONDS)
-            elif self._how == "spin" and self._world.device.type == "cuda":
+            elif self._how != "nothing" and self._world.device.type == "cuda":
                 for _ in range(int(_SECONDS)):
                     torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]
-            elif self._how == "spin":
+                if self._how == "spin":
+                    torch.cuda.synchronize()
+            elif self._how != "nothing":
                 end = time.monotonic() + _SECONDS
                 while time.monotonic() < end:
                     pass
@@ -40,5 +42,5 @@ class Stuck(Subject):
         return Description()
 
 
-def prepare(world: World, how: Literal["sleep", "spin", "nothing"] = "nothing") -> Any:
+def prepare(world: World, how: Literal["sleep", "spin", "enqueued", "nothing"] = "nothing") -> Any:
     return Stuck(world, how)

@@ -78,7 +78,8 @@ class Ranks:
         self.close()
 
     def _start(self, rank: int, address: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-W", "error", __file__, address, self._folder.name, self._device]
+        strict = "error" if self._device == "cpu" else "default"  # CUDA warns of what a machine has
+        command = [sys.executable, "-W", strict, __file__, address, self._folder.name, self._device]
         places = {"RANK": str(rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(rank)}
         variables = {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         return subprocess.Popen(command, env={**os.environ, **places, **variables})
