@@ -101,7 +101,7 @@ class Session:
 
     def parbench(self, name: str, *words: str, cwd: Path = ROOT, budget: float = 60) -> tuple[list[Record], list[Line]]:
         """Run ``parbench run``; return its records, and a line that says whether all is well."""
-        budget = min(budget, max(5.0, self.until - time.monotonic() - 25))
+        budget = max(budget, 30) if self.rehearse else min(budget, max(5.0, self.until - time.monotonic() - 25))
         out = self.work / "runs" / name
         more = ("--budget", f"{budget:.0f}s", "--out", str(out))
         code, told = self.command(name, "-m", "parbench", "run", *words, *more, cwd=cwd)
