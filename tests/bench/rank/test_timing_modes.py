@@ -198,6 +198,15 @@ def replayed(world: World, repeatable: bool, empty: str) -> tuple[str, str]:
     return outcome.status, outcome.reason
 
 
+def test_a_graph_is_captured_so_that_other_threads_may_go_on() -> None:
+    subject = Noting()
+    with mock.patch.object(torch, "cuda") as cuda:
+        replay = sampler("graph", subject, NO_WORLD, 3)
+    cuda.graph.assert_called_once_with(cuda.CUDAGraph.return_value, capture_error_mode="thread_local")
+    assert subject.calls == ["step"] * 4, "a warm-up, then what is captured"
+    assert replay is cuda.CUDAGraph.return_value.replay
+
+
 def test_replays_are_checked_so_that_an_empty_capture_is_wrong_and_so_is_the_last_replay(two_ranks: Ranks) -> None:
     table = (
         ("nothing", (True, False), ""),
