@@ -51,14 +51,17 @@ class DeviceTimer:
         self._launch_ns: dict[int, int] = {}  # the shortest seen, by the number of steps
         self.hidden: list[bool] = []
 
-    def line(self, steps: int) -> None:
-        """Queue the start line: a spin, behind which the host can launch all, then a collective that ends together."""
+    def line(self, steps: int, *, late: bool = False) -> None:
+        """Queue the start line: a spin, behind which the host can launch all, then a collective that ends together.
+
+        Who is to be ``late`` waits until the others are off.
+        """
         longest = _LONGEST_NS[steps > 1]
         wanted = 2 * self._launch_ns[steps] + _MARGIN_NS if steps in self._launch_ns else longest
         if hide := not self._apart and wanted <= longest:
             self._device.spin(wanted)
         self._device.meet()
-        if not hide:
+        if late or not hide:
             self._device.sync()
 
     def timed(self, sample: Callable[[], int | None], steps: int) -> Stamped:

@@ -296,7 +296,7 @@ class Timing:
         self.progress.steps += 1
         self.world.barrier()
         if self._timer is not None and steps:
-            self._timer.line(steps)
+            self._timer.line(steps, late=self._late_seconds > 0)
         if self._late_seconds:
             time.sleep(self._late_seconds)
 

@@ -177,8 +177,9 @@ def test_a_late_rank_queues_its_line_first_and_begins_late(clock: HeldTime) -> N
     how, queue = timing_of(clock, launch=30 * US, late_seconds=0.002)
     began = clock.now_ns
     stamps = taken(how, 1)
-    assert queue.log[3:6] == ["spin", "meet", "record"]
-    assert stamps[ARRIVAL, 0] == began + 2000 * US + WAKES, "the others' queues have left the line long before"
+    assert queue.log[3:7] == ["spin", "meet", "sync", "record"]
+    line = began + 500 * US + MEETS  # where the others' queues leave it
+    assert stamps[ARRIVAL, 0] == line + WAKES + 2000 * US + WAKES
     assert stamps[DURATION, 0] == 30 * US + RUNS
     assert how._timer is not None
     assert how._timer.hidden == [False]

@@ -19,17 +19,18 @@ from ranks import Ranks
 from refusals import refusal
 
 from bench.launch.control_channel import Outcome, Work
+from bench.launch.driver import metrics_of
 from bench.plan.cases import make_case
 from bench.plan.params import Value
 from bench.plan.plan import FaultSpec, Measure
 from bench.rank import runner
 from bench.rank.runner import CaseRun, load_target, refuse_float8
-from bench.rank.timing import Progress
+from bench.rank.timing import Progress, Timed
 from bench.results.metrics import MetricValue
 from bench.results.records import Check, blame
 from bench.text import UserError
 from bench.world.subject import Description, Explanation
-from bench.world.world import Subgroups, World
+from bench.world.world import Clock, Subgroups, World
 
 MEASURE = Measure(warmup=3, min_iterations=6, max_iterations=8)
 LATE_SECONDS = 0.02
@@ -382,6 +383,28 @@ def test_what_needs_more_than_is_free_on_any_device_is_refused_by_all_ranks_in_t
                 assert told == "size 1G needs about 6.4 GB a rank; 5.4 GB of the device are free"
             else:  # what torch keeps for itself is free to be used again
                 runner._refuse_too_large(case, cast(World, place))
+
+
+def test_arrivals_on_a_device_are_as_uncertain_as_its_host_sees_them_and_the_last_arrivers_time_is_kept() -> None:
+    arrivals = np.array([[0, 100_000, 0], [15_000, 0, 30_000]])
+    durations = np.array([[9_000, 2_000, 9_000], [4_000, 8_000, 4_000]])
+    stamps = np.stack([arrivals, arrivals + durations, durations, 0 * durations])
+    clock = Clock(offsets_ns=(0, 0), uncertainty_ns=5_000, method="ping-pong")
+    world = cast(World, SimpleNamespace(clock=clock, hosts=("a", "b")))
+    found = []
+    for hidden in (None, 0.5):
+        timed = Timed(stamps=stamps, stop="visits", steps_per_sample=1, warmup=1, hidden=hidden)
+        found.append(runner._seen(Outcome(status="ok"), timed, Description(), world, [0, 1]))
+    host, device = found
+    assert host.arrival is not None
+    assert device.arrival is not None
+    assert (host.arrival.method, host.arrival.uncertainty, host.arrival.share) == ("ping-pong", 5e-6, 0.6667)
+    assert (device.arrival.uncertainty, device.arrival.share) == (25e-6, 0.3333), "15 us apart may be none"
+    assert device.arrival.method == "ping-pong; a device's events by its host"
+    assert (host.last_arriver_seconds, device.last_arriver_seconds) == ([], [4e-6, 2e-6, 4e-6])
+    assert device.details.items() - host.details.items() == {("launch_hidden", 0.5)}
+    assert metrics_of(device)["last_arriver"].value == 4e-6
+    assert "last_arriver" not in metrics_of(host)
 
 
 def test_a_time_on_a_device_says_what_it_cannot_claim() -> None:
