@@ -12,6 +12,7 @@ from bench.world.world import World
 from workloads.model.shapes import SHAPES
 from workloads.model.transformer import plain_name
 from workloads.step.layout import local
+from workloads.step.sampled_parity import SampledParity
 from workloads.step.training_step import TrainingStep
 
 FACTORS = {"missing": 0.0, "halved": 0.5, "doubled": 2.0, "negated": -1.0}
@@ -93,15 +94,18 @@ def unseen(
 def remember_references(step: TrainingStep) -> None:
     """Let a step's gate compute its references once, for weights and a batch that stay as they are."""
     parity, kept = step._parity, dict[Any, Any]()
-    compute: Callable[..., Any] = parity._reference
+    sampled = isinstance(parity, SampledParity)
+    method = "_alone_in_parts" if sampled else "_reference"
+    compute: Callable[..., Any] = getattr(parity, method)
 
-    def reference(weights: Any, batch: Any, dtype: Any) -> Any:
+    def reference(*given: Any) -> Any:
+        batch, dtype = given[:2] if sampled else given[1:]
         key = dtype, batch[0].data_ptr(), len(batch)
         if key not in kept:
-            kept[key] = compute(weights, batch, dtype)
+            kept[key] = compute(*given)
         return kept[key]
 
-    parity._reference = reference  # type: ignore[method-assign]
+    setattr(parity, method, reference)
 
 
 def times_limit(world: World, name: str, params: Params, seeds: Iterable[int]) -> list[tuple[int, float, str, float]]:

@@ -365,7 +365,7 @@ def test_explicit_prefetch_leaves_a_gpu_fsdps_own_streams(
     monkeypatch.setattr("workloads.data_parallel.fsdp.fully_shard", lambda *_, **__: wrapped)
     model: Any = SimpleNamespace(layers=[nn.Linear(1, 1) for _ in range(3)])
     mesh: Any = SimpleNamespace(device_type=device)
-    shard(model, mesh, reshard=True, prefetch="explicit")
+    shard(model, mesh, lambda part, name: None, reshard=True, prefetch="explicit")
     assert (found, len(prefetched)) == (asynchronous, 6)
 
 

@@ -30,7 +30,8 @@ from workloads.data_parallel.ddp import wrap
 from workloads.model.optimizer import make_optimizer
 from workloads.model.shapes import BUCKET, Shape
 from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
-from workloads.model.transformer import Attention, Core, Transformer, build, rotate
+from workloads.model.transformer import Attention, Core, Transformer, outline, rotate
+from workloads.step.gate import gated
 from workloads.step.layout import Layout, dtype_of, group_of_mine
 from workloads.step.probe import Probe
 from workloads.step.training_step import TrainingStep
@@ -39,7 +40,7 @@ Groups = Mapping[str, dist.ProcessGroup]
 
 
 def prepare(world: World, **params: Value) -> "ContextStep":
-    return ContextStep(world, params)
+    return gated(ContextStep, world, params, strategies.cp)
 
 
 class ContextStep(TrainingStep):
@@ -151,7 +152,7 @@ def _loss_of_part(model: nn.Module, mine: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _alone(plan: ContextPlan, shape: Shape, world: World, dtype: torch.dtype) -> nn.Module:
-    model = build(shape, world.seed, world.device, dtype)
+    model = outline(shape, dtype)
     whole = replace(plan, method="ring", ranks=1, ulysses=1)
     core = partial(attend_alone, starts=None if plan.mask == "full" else plan.starts)
     model.places = torch.tensor(whole.places(0), device=world.device)

@@ -11,7 +11,16 @@ from bench.plan.params import Value
 from bench.text import UserError
 from workloads.expert_parallel.moe_case import Moe
 from workloads.mesh.axes import coordinate_of, multiplied, refuse, size_of
-from workloads.model.shapes import BUCKET_BYTES, COMMON, PRECISIONS, Checkpointing, Shape, parse_compute, shape_of
+from workloads.model.shapes import (
+    BUCKET_BYTES,
+    COMMON,
+    PRECISIONS,
+    SAMPLED,
+    Checkpointing,
+    Shape,
+    parse_compute,
+    shape_of,
+)
 from workloads.pipeline_parallel.pipeline_case import Pipeline, layers_of_stages
 from workloads.pipeline_parallel.schedules import default_chunks
 
@@ -32,7 +41,8 @@ class StepSpec:
     ``sequence_parallel`` shards over ``tp`` what lies between the blocks; of embedding and head ``tp`` splits, as
     ``ends`` says, the vocabulary, the tokens, or nothing. ``own_tokens``: ranks of ``tp`` take other tokens but in
     attention. ``drawn`` are the sequences of which a microbatch is a view. ``overlaps``: gradients or parameters
-    travel beside compute, ``prefetches`` parameters on gloo as well. ``axis_names`` are shown for axes.
+    travel beside compute, ``prefetches`` parameters on gloo as well. ``axis_names`` are shown for axes. ``sampled``
+    steps are too large for one process's beside them: the gate looks at some of their layers.
     """
 
     shape: Shape
@@ -64,6 +74,7 @@ class StepSpec:
     overlaps: bool = False
     prefetches: bool = False
     axis_names: Mapping[str, str] = field(default_factory=dict)
+    sampled: bool = False
 
     @staticmethod
     def of(params: Mapping[str, Value], device: str = "cpu") -> "StepSpec":
@@ -80,6 +91,7 @@ class StepSpec:
             timed_seconds=parse_compute(str(given["compute"])),
             ends="whole",
             sequence_parallel=False,
+            sampled=given.get("check") == SAMPLED,
         )
 
     def size(self, *axes: str) -> int:

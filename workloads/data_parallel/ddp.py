@@ -12,7 +12,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, though not in __all__
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,16 +22,17 @@ from workloads.costs import strategies
 from workloads.costs.step_spec import StepSpec
 from workloads.model.optimizer import make_optimizer
 from workloads.model.transformer import Transformer
+from workloads.step.gate import prepared
 from workloads.step.layout import Layout, dtype_of
 from workloads.step.training_step import TrainingStep
 
 
 def prepare(world: World, **params: Value) -> TrainingStep:
-    return TrainingStep(world, params, lay_out, strategies.ddp)
+    return prepared(world, params, lay_out, strategies.ddp)
 
 
 def bf16(world: World, **params: Value) -> TrainingStep:
-    return TrainingStep(world, params, lay_out_bf16, strategies.ddp_bf16)
+    return prepared(world, params, lay_out_bf16, strategies.ddp_bf16)
 
 
 def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:

@@ -4,7 +4,7 @@
 or keeps them where it does not ``reshard`` (ZeRO-2); ``hsdp`` shards within groups and replicates across them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
@@ -19,18 +19,27 @@ from bench.world.world import World
 from workloads.costs import strategies
 from workloads.costs.step_spec import StepSpec
 from workloads.model.optimizer import make_optimizer
-from workloads.model.transformer import Transformer
+from workloads.model.transformer import Transformer, materialise
+from workloads.step.gate import prepared
 from workloads.step.layout import Layout, dtype_of, make_mesh
 from workloads.step.training_step import TrainingStep
 
+Begin = Callable[[nn.Module, str], object]
+"""What comes before a part of the model, of a name, is sharded."""
+
+
+def drawing(world: World) -> Begin:
+    """Return what puts an outlined part on the device, with its weights."""
+    return lambda part, name: materialise(part, world.seed, world.device, name)
+
 
 def fsdp(world: World, **params: Value) -> TrainingStep:
-    return TrainingStep(world, params, lay_out_fsdp, strategies.fsdp)
+    return prepared(world, params, lay_out_fsdp, strategies.fsdp, outlined=True)
 
 
 def hsdp(world: World, **params: Value) -> TrainingStep:
     """Return the step that shards over ``shard`` ranks and replicates over the others."""
-    return TrainingStep(world, params, lay_out_hsdp, strategies.hsdp)
+    return prepared(world, params, lay_out_hsdp, strategies.hsdp, outlined=True)
 
 
 def lay_out_fsdp(
@@ -42,7 +51,8 @@ def lay_out_fsdp(
 ) -> Layout:
     """Shard all but ``ignored`` over all ranks; with ``reshard`` it is gathered for each pass, the root's too."""
     mesh, made = make_mesh(world, dp=world.size)
-    shard(model, mesh, reshard=bool(params["reshard"]), prefetch=str(params["prefetch"]), ignored=ignored)
+    begin, prefetch = drawing(world), str(params["prefetch"])
+    shard(model, mesh, begin, reshard=bool(params["reshard"]), prefetch=prefetch, ignored=ignored)
 
     def gradient_sync(last: bool) -> AbstractContextManager[object]:
         if params["no_sync"]:
@@ -65,7 +75,7 @@ def lay_out_fsdp(
 def lay_out_hsdp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
     """Shard over the inner axis, replicate over the outer; the root keeps its parameters gathered, as by default."""
     mesh, made = make_mesh(world, replicate=spec.mesh["dp"], shard=spec.mesh["fsdp"])
-    shard(model, mesh, reshard=True, prefetch=str(params["prefetch"]), reshard_root=False)
+    shard(model, mesh, drawing(world), reshard=True, prefetch=str(params["prefetch"]), reshard_root=False)
     return Layout(
         module=model,
         model=model,
@@ -84,15 +94,23 @@ def lay_out_hsdp(model: Transformer, world: World, spec: StepSpec, params: Mappi
 def shard(
     model: Transformer,
     mesh: DeviceMesh,
+    begin: Begin,
     *,
     reshard: bool,
     prefetch: str,
     reshard_root: bool | None = None,
     ignored: Iterable[nn.Parameter] = (),
 ) -> None:
-    """Shard each layer and the rest over a mesh; ``prefetch`` explicit gathers the next layer while one computes."""
+    """Shard each layer and the rest over a mesh; ``prefetch`` explicit gathers the next layer while one computes.
+
+    Right before, each is begun: one of them at most is whole.
+    """
     on = partial(fully_shard, mesh=mesh, ignored_params=set(ignored))
-    layers = [on(layer, reshard_after_forward=reshard) for layer in model.layers]
+    layers = []
+    for i, layer in enumerate(model.layers):
+        begin(layer, f"layers.{i}")
+        layers.append(on(layer, reshard_after_forward=reshard))
+    begin(model, "")
     root = on(model, reshard_after_forward=reshard if reshard_root is None else reshard_root)
     if prefetch != "explicit":
         return

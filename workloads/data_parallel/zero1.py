@@ -22,6 +22,7 @@ from workloads.costs.step_spec import StepSpec
 from workloads.data_parallel.ddp import wrap
 from workloads.model.optimizer import LEARNING_RATE, make_optimizer, optimizer_class
 from workloads.model.transformer import Transformer
+from workloads.step.gate import prepared
 from workloads.step.layout import Layout, dtype_of
 from workloads.step.training_step import TrainingStep
 
@@ -32,7 +33,7 @@ _NOTE = (
 
 
 def prepare(world: World, **params: Value) -> TrainingStep:
-    return TrainingStep(world, params, lay_out, strategies.zero1)
+    return prepared(world, params, lay_out, strategies.zero1)
 
 
 def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:

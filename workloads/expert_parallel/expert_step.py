@@ -35,7 +35,8 @@ from workloads.expert_parallel.moe_layer import (
 )
 from workloads.expert_parallel.routes import Routes
 from workloads.model.shapes import BUCKET
-from workloads.model.transformer import Transformer, loss_of
+from workloads.model.transformer import Transformer, loss_of, materialise
+from workloads.step.gate import gated
 from workloads.step.layout import Layout, dtype_of, local
 from workloads.step.probe import Probe
 from workloads.step.training_step import TrainingStep
@@ -47,7 +48,7 @@ NO_FORMULA = "memory: no closed form of a mixture's activations"
 
 
 def prepare(world: World, **params: Value) -> "EpStep":
-    return EpStep(world, params)
+    return gated(EpStep, world, params, strategies.ep_step)
 
 
 class MixtureStep(TrainingStep):
@@ -109,7 +110,7 @@ class EpStep(MixtureStep):
         self._num_tokens = spec.microbatch * each
         self._routes = Routes(world, spec, self.moe, self._positions, world.size // tp)
         self._axes = make_axes(world, self.moe)
-        super().__init__(world, params, self._lay_out, strategies.ep_step)
+        super().__init__(world, params, self._lay_out, strategies.ep_step, outlined=True)
 
     def describe(self) -> Description:
         found = super().describe()
@@ -151,6 +152,13 @@ class EpStep(MixtureStep):
         groups, tp = self._axes.groups, self.moe.tp
         exchange_ffns(model, spec.shape, self.moe, world.seed, held=self._axes.held)
         self._mixtures = dict(enumerate(mixtures(model)))
+        for (
+            i,
+            mixture,
+        ) in self._mixtures.items():  # which FSDP leaves alone; of all else it has one layer at a time whole
+            materialise(mixture.experts, world.seed, world.device, f"layers.{i}.ffn.experts")
+        if not params["fsdp"]:
+            materialise(model, world.seed, world.device)
         if spec.timed_seconds is not None:
             let_experts_wait(model, spec.timed_seconds, self._num_tokens, self._waiter)
         split = split_attention(model, groups["tp"], self._positions, world.device) if tp > 1 else []
@@ -168,6 +176,8 @@ class EpStep(MixtureStep):
             finalize_gradients=self._average_copies,
             reference_model=self._routes.reference_model,
             reference_loss=self._routes.reference_loss,
+            reference_begin=self._routes.reference_begin,
+            reference_aux=aux_loss,
             made_groups=(*around.made_groups, *groups.values()),
             details={},
             notes=tuple(notes),

@@ -29,7 +29,7 @@ from workloads.expert_parallel.groups import Held
 from workloads.expert_parallel.moe_case import Moe
 from workloads.model.shapes import Shape
 from workloads.model.timed_compute import TimedCompute, make_timed
-from workloads.model.transformer import Ffn, Transformer, fill
+from workloads.model.transformer import Ffn, Transformer, materialise
 from workloads.step.layout import local
 
 
@@ -214,13 +214,13 @@ def aux_loss(model: nn.Module) -> Tensor | float:
 def exchange_ffns(
     model: Transformer, shape: Shape, moe: Moe, seed: int, *, held: Held | None = None, dense: bool = False
 ) -> None:
-    """Put a mixture of experts in the place of each layer's FFN, all weights those of the seed."""
+    """Put a mixture of experts in the place of each layer's FFN, with the seed's weights; an outline stays one."""
     like = next(model.parameters())
     for layer in model.layers:
         with torch.device("meta"):
-            mixture = (DenseMoe if dense else MoeLayer)(shape, moe, held).to(like.dtype)
-        layer.ffn = mixture.to_empty(device=like.device)
-    fill(model, seed)
+            layer.ffn = (DenseMoe if dense else MoeLayer)(shape, moe, held).to(like.dtype)
+    if not like.is_meta:
+        materialise(model, seed, like.device)
 
 
 def mixtures(model: nn.Module) -> list[MoeLayer]:

@@ -17,7 +17,7 @@ from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.moe_case import Moe
 from workloads.expert_parallel.moe_layer import MoeLayer, aux_loss, exchange_ffns, mixtures
 from workloads.expert_parallel.routing import BALANCED, NOWHERE, routes
-from workloads.model.transformer import build, loss_of
+from workloads.model.transformer import loss_of, materialise, outline
 from workloads.step.layout import dtype_of
 
 # scores of two experts that are nearer than this may come out in another order, where sums are rounded otherwise
@@ -70,17 +70,20 @@ class Routes:
                 mixture.given = (frozen if whole else frozen[:, self._mine]).flatten(0, 1)
 
     def reference_model(self, dtype: torch.dtype) -> nn.Module:
-        """Return one process's model, all experts in it."""
-        shape, seed = self.spec.shape, self._world.seed
-        model = build(shape, seed, self._world.device, dtype)
-        exchange_ffns(model, shape, replace(self._moe, ep=1, etp=1), seed, dense=True)
+        """Return the outline of one process's model, all experts in it."""
+        model = outline(self.spec.shape, dtype)
+        exchange_ffns(model, self.spec.shape, replace(self._moe, ep=1, etp=1), self._world.seed, dense=True)
         return model
+
+    def reference_begin(self, model: nn.Module, microbatch: int) -> None:
+        """Let one process's mixtures take all routes of the global batch's microbatch."""
+        self.give(dict(enumerate(mixtures(model))), microbatch, whole=True)
 
     def reference_loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Return one process's mean loss over a global batch, each microbatch by itself and by its own routes."""
         losses = []
         for i, tokens in enumerate(torch.split(batch, self.spec.microbatch)):
-            self.give(dict(enumerate(mixtures(model))), i, whole=True)
+            self.reference_begin(model, i)
             losses.append(loss_of(model, tokens) + aux_loss(model))
         return torch.stack(losses).mean()
 
@@ -113,11 +116,12 @@ class Routes:
 
     def count_misrouted(self, batch: Tensor) -> int:
         """Return how many tokens, in all layers together, took what one process's router would not; once."""
-        if self._misrouted_counted:
+        if self._misrouted_counted or self.spec.sampled:
             return 0
         self._misrouted_counted = True
         dtype, wrong = dtype_of(self.spec), 0
         model = self.reference_model(dtype)
+        materialise(model, self._world.seed, self._world.device)
         for mixture in mixtures(model):
 
             def count(router: nn.Module, args: object, scores: Tensor, mixture: MoeLayer = mixture) -> None:

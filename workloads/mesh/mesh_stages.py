@@ -1,6 +1,6 @@
 """A rank's part of a model on a mesh: its groups, tokens and stages, sums of gradients, shares of timed compute."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -137,12 +137,10 @@ def mixtures_in(chunk: Chunk) -> dict[int, MoeLayer]:
     return {int(name): layer.ffn for name, layer in chunk.layers.items() if isinstance(layer.ffn, MoeLayer)}
 
 
-def shard_stages(stages: Stages, mesh: DeviceMesh, *, kept: bool) -> None:
-    """Shard each layer and the rest of each stage by FSDP2, experts left alone; ``kept`` ones stay gathered."""
-    for chunk in stages.chunks.values():
-        ignored: set[Any] = {p for mixture in mixtures_in(chunk).values() for p in mixture.experts.parameters()}
-        for module in (*chunk.layers.values(), chunk):
-            fully_shard(module, mesh=mesh, reshard_after_forward=not kept, ignored_params=ignored)
+def shard(module: nn.Module, groups: Groups, mixtures: Iterable[MoeLayer], *, kept: bool) -> None:
+    """Shard a layer, or what is left of a stage, by FSDP2, but for its mixtures' experts; ``kept`` stays gathered."""
+    ignored: set[Any] = {p for mixture in mixtures for p in mixture.experts.parameters()}
+    fully_shard(module, mesh=groups.mesh["fsdp"], reshard_after_forward=not kept, ignored_params=ignored)
 
 
 def by_kind(model: nn.Module, *, split: bool) -> dict[Kind, list[nn.Parameter]]:

@@ -37,14 +37,15 @@ from workloads.mesh.mesh_stages import (
     mixtures_in,
     one_stage,
     plan_of,
-    shard_stages,
+    shard,
     shares_of,
     tokens_of,
 )
 from workloads.model.optimizer import make_optimizer
 from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
-from workloads.model.transformer import Transformer, draw_tokens, loss_of
-from workloads.pipeline_parallel.stages import Chunk, Held, make_stages, make_train, notes_of_links
+from workloads.model.transformer import Transformer, draw_tokens, loss_of, materialise
+from workloads.pipeline_parallel.stages import Chunk, Held, chunks_of, make_stages, make_train, notes_of_links
+from workloads.step.gate import gated
 from workloads.step.layout import Layout, dtype_of
 from workloads.step.overlap import Overlap
 from workloads.step.probe import Probe
@@ -54,7 +55,7 @@ _NO_OVERLAP = "gradients of dp, of edp and of what tp does not split are summed 
 
 
 def prepare(world: World, **params: Value) -> "HybridStep":
-    return HybridStep(world, params)
+    return gated(HybridStep, world, params, strategies.mesh)
 
 
 class HybridStep(MixtureStep):
@@ -71,7 +72,7 @@ class HybridStep(MixtureStep):
         self._shares = shares_of(spec.shape, moe, cp=self.hybrid.size("cp"))
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
         self._block_waiter = TimedCompute(world.device)
-        super().__init__(world, params, self._lay_out, strategies.mesh)
+        super().__init__(world, params, self._lay_out, strategies.mesh, outlined=True)
 
     def reset(self) -> None:
         super().reset()
@@ -113,8 +114,7 @@ class HybridStep(MixtureStep):
                 seconds, tokens = spec.timed_seconds * hybrid.size("pp"), spec.microbatch * len(self._tokens)
                 experts, others = seconds * self._shares.experts, seconds * self._shares.linear
                 let_experts_wait(model, experts, tokens, self._waiter, others=others)
-        if "tp" in groups.axes:
-            split_blocks(model.layers, groups.mesh["tp"], mixtures=self.moe is not None)
+        self._begin_layers(model, groups)
         plan, cp = plan_of(hybrid, spec.shape.sequence), self.coordinate["cp"]
         core = None
         if "cp" in groups.axes:
@@ -123,7 +123,8 @@ class HybridStep(MixtureStep):
         model.places = torch.tensor(self._tokens, device=world.device)
         self._stages = self._make_stages(model, spec, groups)
         if "fsdp" in groups.axes:
-            shard_stages(self._stages, groups.mesh["fsdp"], kept=hybrid.pipeline is not None)
+            for chunk in self._stages.chunks.values():
+                shard(chunk, groups, mixtures_in(chunk).values(), kept=hybrid.pipeline is not None)
         held = Held(self._stages.chunks.values())
         self._mixtures = {n: one for chunk in self._stages.chunks.values() for n, one in mixtures_in(chunk).items()}
         parameters = by_kind(held, split="tp" in groups.axes)
@@ -140,6 +141,7 @@ class HybridStep(MixtureStep):
             replica_group=groups.replica_group,
             reference_model=None if self._routes is None else self._routes.reference_model,
             reference_loss=loss_of if self._routes is None else self._routes.reference_loss,
+            reference_begin=None if self._routes is None else self._routes.reference_begin,
             made_groups=groups.made,
             details={"mesh": dict(hybrid.mesh), **({"timed_shares": asdict(self._shares)} if spec.timed else {})},
             notes=(
@@ -148,6 +150,22 @@ class HybridStep(MixtureStep):
                 *(kernel_notes(world.device, dtype_of(spec)) if self.moe is not None and not spec.timed else ()),
             ),
         )
+
+    def _begin_layers(self, model: Transformer, groups: Groups) -> None:
+        """Materialise this rank's layers, split and shard each at once; then materialise its ends."""
+        pipeline = self.hybrid.pipeline
+        chunks = [Chunk(model, 0, len(model.layers))]
+        if pipeline is not None:
+            chunks = list(chunks_of(model, pipeline, groups.axes["pp"].rank()).values())
+        for chunk in chunks:
+            for name, layer in chunk.layers.items():
+                materialise(layer, self._world.seed, self._world.device, f"layers.{name}")
+                if "tp" in groups.axes:
+                    split_blocks([layer], groups.mesh["tp"], mixtures=self.moe is not None)
+                if "fsdp" in groups.axes:
+                    mixtures = [layer.ffn] if isinstance(layer.ffn, MoeLayer) else []
+                    shard(layer, groups, mixtures, kept=pipeline is not None)
+            materialise(chunk, self._world.seed, self._world.device)
 
     def _make_stages(self, model: Transformer, spec: StepSpec, groups: Groups) -> Stages:
         """Return this rank's layers; what is trained on is the loss over all of a gradient's ranks and microbatches."""
@@ -160,7 +178,7 @@ class HybridStep(MixtureStep):
         if self.hybrid.pipeline is None:
             return one_stage(model, loss, self._begin)
         recorder, group = self._recorder, groups.axes["pp"]
-        stages = make_stages(model, spec, self.hybrid.pipeline, recorder, group=group, tokens=len(self._tokens))
+        stages = make_stages(model, spec, self.hybrid.pipeline, recorder, self._world, group, len(self._tokens))
         recorder.chunks = {stage.stage_index: stage.chunk for stage in stages}
         train = make_train(self.hybrid.pipeline.schedule, stages, recorder, loss)
         return Stages(

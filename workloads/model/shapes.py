@@ -82,7 +82,10 @@ CHECKPOINTING = choice("checkpointing", "what a layer's forward pass forgets and
 REAL, TIMED = "real", "timed:"
 _WAITED = "real, or timed:DURATION: waits instead of matrix products, so long for a rank's forward of a microbatch"
 COMPUTE = Param(name="compute", kind="str", default=REAL, optional=True, help=_WAITED)
-COMMON = (*MODEL, *BATCH, PRECISION, CHECKPOINTING, COMPUTE)
+WHOLE, SAMPLED = "whole", "sampled"
+_CHECKED = "against one process of all, or of a small shape and some layers at size; auto: whole where it fits"
+CHECK = choice("check", _CHECKED, "auto", WHOLE, SAMPLED)
+COMMON = (*MODEL, *BATCH, PRECISION, CHECKPOINTING, COMPUTE, CHECK)
 """What all training steps have."""
 BUCKET = Param(name="bucket_mb", kind="float", default=25.0, minimum=0.001, help="gradient bucket, MiB")
 """DDP's, whose own default it is; steps that sum gradients by DDP without the parameter have it too."""

@@ -6,17 +6,19 @@ functions of a seed and a name or a step alone, so that every layout of ranks st
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from bench.text import UserError
-from bench.world.torch_compat import ATTENTIONS, checkpointed, tree_leaves
 from workloads.model.shapes import CHECKPOINTINGS, Recipe, Shape
 
 _INIT_DEVIATION = 0.02
@@ -142,32 +144,52 @@ def _norm(recipe: Recipe, hidden: int) -> nn.Module:
 
 
 def build(shape: Shape, seed: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Transformer:
-    with torch.device("meta"):
-        model = Transformer(shape).to(dtype)
-    model.to_empty(device=device)
-    fill(model, seed)
+    model = outline(shape, dtype)
+    materialise(model, seed, device)
     return model
 
 
-def fill(model: nn.Module, seed: int) -> None:
+def outline(shape: Shape, dtype: torch.dtype) -> Transformer:
+    """Return the model on the meta device, where it takes no memory."""
+    with torch.device("meta"):
+        return Transformer(shape).to(dtype)
+
+
+def materialise(module: nn.Module, seed: int, device: torch.device, name: str = "", given: Container[str] = ()) -> None:
+    """Put what is still on the meta device on this one, with its weights, but for those that will be ``given``.
+
+    ``name`` is the module's in the whole model. A layer that is materialised right before it is sharded is the only
+    one that is whole.
+    """
+    for place, part in module.named_modules(prefix=name):
+        if any(parameter.is_meta for parameter in part.parameters(recurse=False)):
+            part.to_empty(device=device, recurse=False)
+            fill(part, seed, place, given)
+
+
+def fill(module: nn.Module, seed: int, name: str = "", given: Container[str] = ()) -> None:
     """Give every parameter its weights, a function of (seed, name) alone; a DTensor takes its own part of them."""
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            weights = draw_weights(name, parameter.shape, seed)
+        for place, parameter in module.named_parameters(prefix=name):
+            if place in given:
+                continue
+            weights = draw_weights(place, parameter.shape, seed, parameter.device)
             if isinstance(parameter, DTensor):
-                mine = distribute_tensor(
-                    weights.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-                )
+                mine = distribute_tensor(weights, parameter.device_mesh, parameter.placements, src_data_rank=None)
                 parameter.to_local().copy_(mine.to_local())
             else:
                 parameter.copy_(weights)
 
 
-def draw_weights(name: str, size: torch.Size, seed: int) -> Tensor:
-    """Return a parameter's first values, float32 on the CPU: matrices normal(0, 0.02), norms one, biases zero."""
+def draw_weights(name: str, size: torch.Size, seed: int, device: torch.device) -> Tensor:
+    """Return a parameter's first values in float32: matrices normal(0, 0.02), norms one, biases zero.
+
+    They are drawn on the device, whole: the same on all ranks of one kind of device, whichever part of them each keeps.
+    """
     if len(size) == 1:
-        return torch.full(size, 1.0 if name.endswith("norm.weight") else 0.0)
-    return torch.empty(size).normal_(0.0, _INIT_DEVIATION, generator=_generator(seed, name))
+        return torch.full(size, 1.0 if name.endswith("norm.weight") else 0.0, device=device)
+    chance = _generator(seed, name, device)
+    return torch.empty(size, device=device).normal_(0.0, _INIT_DEVIATION, generator=chance)
 
 
 def draw_tokens(shape: Shape, sequences: int, seed: int, step: int) -> Tensor:
@@ -175,8 +197,8 @@ def draw_tokens(shape: Shape, sequences: int, seed: int, step: int) -> Tensor:
     return torch.randint(shape.vocabulary, (sequences, shape.sequence + 1), generator=_generator(seed, step))
 
 
-def _generator(seed: int, what: object) -> torch.Generator:
-    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {what}".encode()))  # it reads no more than 32 bits
+def _generator(seed: int, what: object, device: torch.device | str = "cpu") -> torch.Generator:
+    return torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {what}".encode()))  # it reads no more than 32 bits
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -191,7 +213,10 @@ _KEPT = frozenset(
         torch.ops.aten.bmm.default,
         torch.ops.aten.addmm.default,
         torch.ops.aten.baddbmm.default,
-        *ATTENTIONS,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     }
 )
 _WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module"})
@@ -212,7 +237,9 @@ def checkpoint(model: nn.Module, how: str) -> None:
 
 
 def _forgetful(forward: Callable[..., Any], *, selective: bool) -> Callable[..., Any]:
-    return checkpointed(forward, **({"context_fn": _selective_contexts} if selective else {}))
+    # nothing here is random, so that the generators' state need not be kept (on CUDA that would wait for the device)
+    forgetful = partial(torch_checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
+    return partial(forgetful, context_fn=_selective_contexts) if selective else forgetful
 
 
 watchers: list[list[Any]] = []

@@ -15,25 +15,26 @@ from workloads.costs import strategies
 from workloads.costs.step_spec import StepSpec
 from workloads.model.optimizer import make_optimizer
 from workloads.model.timed_compute import calibrate, make_timed
-from workloads.model.transformer import Transformer, draw_tokens
+from workloads.model.transformer import Transformer, draw_tokens, materialise
 from workloads.pipeline_parallel.bubbles import bubble_fraction
 from workloads.pipeline_parallel.pipeline_probe import PipelineProbe
 from workloads.pipeline_parallel.schedules import Schedule
 from workloads.pipeline_parallel.simulation import simulate
-from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, make_stages, make_train, notes_of_links
+from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, chunks_of, make_stages, make_train, notes_of_links
+from workloads.step.gate import gated
 from workloads.step.layout import Layout, dtype_of
 from workloads.step.training_step import TrainingStep
 
 
 def prepare(world: World, **params: Value) -> "PipelineStep":
-    return PipelineStep(world, params)
+    return gated(PipelineStep, world, params, strategies.pp)
 
 
 class PipelineStep(TrainingStep):
     """A training step whose microbatches are those of the pipeline."""
 
     def __init__(self, world: World, params: Mapping[str, Value]) -> None:
-        super().__init__(world, params, self._lay_out, strategies.pp)
+        super().__init__(world, params, self._lay_out, strategies.pp, outlined=True)
 
     def reset(self) -> None:
         super().reset()
@@ -55,7 +56,9 @@ class PipelineStep(TrainingStep):
         self._recorder = Recorder(world.device, self._waiter.forget)
         assert spec.pipeline is not None
         schedule, tokens = spec.pipeline.schedule, spec.shape.sequence
-        self._stages = make_stages(model, spec, spec.pipeline, self._recorder, group=world.group, tokens=tokens)
+        for chunk in chunks_of(model, spec.pipeline, world.rank).values():
+            materialise(chunk, world.seed, world.device)
+        self._stages = make_stages(model, spec, spec.pipeline, self._recorder, world, group=world.group, tokens=tokens)
         train = make_train(
             schedule,
             self._stages,
@@ -65,7 +68,7 @@ class PipelineStep(TrainingStep):
 
         def forward_backward(microbatches: Sequence[Tensor]) -> Tensor | None:
             tokens = torch.cat(tuple(microbatches))
-            return train(tokens[:, :-1].contiguous(), tokens[:, 1:])  # torch 2.11 minds the strides of what it is given
+            return train(tokens[:, :-1], tokens[:, 1:])
 
         held = Held(stage.chunk for stage in self._stages)
         return Layout(

@@ -40,8 +40,9 @@ class Layout:
     do not know it. Where ``holds_stage_only``, a rank holds the parameters of its own stages alone. ``exact_order`` are
     the microbatches as their gradients are accumulated: a single process that does the same gets the same bits.
     ``replica_group`` holds the same parameters as this rank: all ranks where nothing else is said, nobody where stages
-    are. ``reference_model`` builds the model of a single process, with the weights of the seed, and ``reference_loss``
-    is its mean loss over a global batch, where they are not the Transformer's.
+    are. ``reference_model`` outlines the model of a single process and ``reference_loss`` is its mean loss over a
+    global batch, where they are not the Transformer's; ``reference_begin`` tells it the number of the microbatch that
+    comes, ``reference_aux`` is what a layer adds, by the mean over layers, to the loss.
     """
 
     module: nn.Module
@@ -61,6 +62,8 @@ class Layout:
     replica_group: dist.ProcessGroup | None = None
     reference_model: Callable[[torch.dtype], nn.Module] | None = None
     reference_loss: Callable[[nn.Module, Tensor], Tensor] = loss_of
+    reference_begin: Callable[[nn.Module, int], None] | None = None
+    reference_aux: Callable[[nn.Module], Tensor | float] | None = None
     made_groups: tuple[dist.ProcessGroup, ...] = ()
     details: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

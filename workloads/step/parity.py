@@ -7,7 +7,7 @@ tells, has nothing to be compared with but its rounding.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,7 +19,7 @@ from bench.world.world import World
 from workloads.model.optimizer import LEARNING_RATE, make_optimizer
 from workloads.model.shapes import Shape
 from workloads.model.timed_compute import TimedLinear
-from workloads.model.transformer import build, loss_of, plain_name
+from workloads.model.transformer import loss_of, materialise, outline, plain_name
 from workloads.step.layout import Layout, whole
 
 RELATIVE_TOLERANCE = 1e-4
@@ -50,6 +50,7 @@ class Parity:
         self._steps_compared = False
         self.differences: list[str] = []  # what the last count was of
         self.compared: list[Compared] = []
+        self.notes: tuple[str, ...] = ()
         # the type of which distances are compared; None where elements are
         narrow = layout.reduced_dtype or dtype
         self._narrow = None if narrow == torch.float32 else narrow
@@ -71,9 +72,7 @@ class Parity:
             step()
             wrong += self._count(self._count_wrong_updates(batch), "weights after two steps are not one process's")
         mine = self._weights()
-        replicas = self._layout.replica_group or (None if self._layout.holds_stage_only else self._world.group)
-        if replicas is not None:
-            wrong += self._count(count_unlike_rank_0(mine.values(), replicas), "weights are not those of rank 0")
+        wrong += self._count_unlike(mine.values())
         weights: Tensors = mine
         if self._layout.holds_stage_only:  # those of all stages; what no rank holds is missing
             told = self._world.gather({name: w.cpu() for name, w in mine.items()})
@@ -87,24 +86,38 @@ class Parity:
         for name, gradient in gradients.items():
             if name not in weights:
                 wrong += self._count(gradient.numel(), f"{name} is held by no rank")
-        # ranks that do not know a loss tell none, and those that share their tokens tell the same
-        losses: list[float | None] = [None] * self._world.size
-        dist.all_gather_object(losses, None if loss is None else float(loss), group=self._world.control)
-        known = [value for value in losses if value is not None]
-        limit = RELATIVE_TOLERANCE * abs(loss_of_all)
-        if self._dtype != torch.float32:
-            limit = torch.finfo(self._dtype).eps * abs(loss_of_all) + DISTANCE_MARGIN * abs(alone()[0] - loss_of_all)
-        mean = sum(known) / len(known)
-        apart = abs(mean - loss_of_all)
-        how = f"is {mean:.6g}, the reference's {loss_of_all:.6g} (limit {limit:.2g} apart)"
-        loss_compared = Compared("loss", apart / limit if limit else 0.0, int(not apart <= limit), how)
-        wrong += self._count(loss_compared.wrong, str(loss_compared))
+        loss_compared = self._compare_loss(loss, loss_of_all, lambda: alone()[0])
         if self._narrow is None:
             compared = compare_elements(found, expected, None if self._exact else lambda: alone()[1])
         else:
             compared = compare_distances(found, expected, alone()[1], self._narrow)
-        self.compared = [*compared, loss_compared]
+        return wrong + self._judged(loss_compared, compared)
+
+    def _compare_loss(self, loss: Tensor | None, expected: float, alone: Callable[[], float]) -> "Compared":
+        """Compare the mean of all ranks' losses; ``alone`` is one process's in the model's own type."""
+        # ranks that do not know a loss tell none, and those that share their tokens tell the same
+        losses: list[float | None] = [None] * self._world.size
+        dist.all_gather_object(losses, None if loss is None else float(loss), group=self._world.control)
+        known = [value for value in losses if value is not None]
+        limit = RELATIVE_TOLERANCE * abs(expected)
+        if self._dtype != torch.float32:
+            limit = torch.finfo(self._dtype).eps * abs(expected) + DISTANCE_MARGIN * abs(alone() - expected)
+        mean = sum(known) / len(known)
+        apart = abs(mean - expected)
+        how = f"is {mean:.6g}, the reference's {expected:.6g} (limit {limit:.2g} apart)"
+        return Compared("loss", apart / limit if limit else 0.0, int(not apart <= limit), how)
+
+    def _judged(self, loss: "Compared", gradients: Iterable["Compared"]) -> int:
+        """Keep what was compared, and return how many elements of it are wrong."""
+        self.compared = [*gradients, loss]
+        wrong = self._count(loss.wrong, str(loss))
         return wrong + sum(self._count(one.wrong, f"gradient of {one}") for one in self.compared[:-1])
+
+    def _count_unlike(self, weights: Iterable[Tensor]) -> int:
+        replicas = self._layout.replica_group or (None if self._layout.holds_stage_only else self._world.group)
+        if replicas is None:
+            return 0
+        return self._count(count_unlike_rank_0(weights, replicas), "weights are not those of rank 0")
 
     def _count(self, wrong: int, words: str) -> int:
         """Return a count, and keep what it is of if there is something wrong."""
@@ -148,7 +161,7 @@ class Parity:
 
     def _reference(self, weights: Tensors, batch: Microbatches, dtype: torch.dtype) -> tuple[float, Tensors]:
         """Return one process's mean loss over the batch, and its gradients by name."""
-        alone = self._alone(dtype)
+        alone = self._alone(dtype, weights)
         with torch.no_grad():
             for name, parameter in alone.named_parameters():
                 if name in weights:
@@ -172,10 +185,14 @@ class Parity:
                 total[name] = mine if name not in total else total[name] + mine
         return losses, total
 
-    def _alone(self, dtype: torch.dtype) -> nn.Module:
-        if self._layout.reference_model is not None:
-            return self._layout.reference_model(dtype)
-        return build(self._shape, self._world.seed, self._world.device, dtype)
+    def _alone(self, dtype: torch.dtype, given: Container[str] = ()) -> nn.Module:
+        alone = self._outline(dtype)
+        materialise(alone, self._world.seed, self._world.device, given=given)
+        return alone
+
+    def _outline(self, dtype: torch.dtype) -> nn.Module:
+        make = self._layout.reference_model
+        return outline(self._shape, dtype) if make is None else make(dtype)
 
     def _backward(self, alone: nn.Module, batch: Microbatches) -> float:
         """Take the gradients of the mean loss, as the layout accumulates them if they are to be equal; return it.

@@ -24,13 +24,14 @@ from workloads.costs.parameter_table import num_parameters
 from workloads.costs.step_spec import StepSpec
 from workloads.costs.strategies import Strategy
 from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
-from workloads.model.transformer import Transformer, build, checkpoint, draw_tokens, loss_of
+from workloads.model.transformer import Transformer, checkpoint, draw_tokens, loss_of, materialise, outline
 from workloads.step.layout import Layout, dtype_of
 from workloads.step.memory import Memory
 from workloads.step.overlap import Overlap
 from workloads.step.parity import Parity
 from workloads.step.peaks import Peak, mfu_of, peak_of
 from workloads.step.probe import Probe, run_probes
+from workloads.step.sampled_parity import SampledParity
 from workloads.step.sent_bytes import SentBytes
 
 TIMED = "timed compute: arithmetic is waited for and no weight updated, so overlap is real and results are not"
@@ -48,10 +49,19 @@ class TrainingStep:
     """One step of training; every data rank takes its microbatches of the same global batch."""
 
     def __init__(
-        self, world: World, params: Mapping[str, Value], lay_out: LayOut, strategy: Strategy = unknown
+        self,
+        world: World,
+        params: Mapping[str, Value],
+        lay_out: LayOut,
+        strategy: Strategy = unknown,
+        *,
+        outlined: bool = False,
     ) -> None:
+        """Lay out the model; one that is ``outlined`` is on the meta device, and ``lay_out`` materialises its parts."""
         self._world, self.spec = world, strategy(params, world.size, world.device.type)
-        model = build(self.spec.shape, world.seed, world.device, dtype_of(self.spec))
+        model = outline(self.spec.shape, dtype_of(self.spec))
+        if not outlined or self.spec.timed:
+            materialise(model, world.seed, world.device)
         self._waiter, self._doubts = TimedCompute(world.device), dict[str, None]()
         if self.spec.timed_seconds is not None:
             self._doubts = dict.fromkeys(doubt for doubts in world.gather(self._waiter.doubts) for doubt in doubts)
@@ -61,8 +71,10 @@ class TrainingStep:
         if self.layout.made_groups:
             world.barrier()  # a group that one rank gives back while another still connects breaks that one
         self._fill_distinct_gradients()
-        self._parity = Parity(world, self.layout, self.spec.shape, dtype_of(self.spec))
+        gate = SampledParity if self.spec.sampled else Parity
+        self._parity = gate(world, self.layout, self.spec.shape, dtype_of(self.spec))
         self._peak = self._agreed_peak()
+        self.found_small: tuple[int, tuple[str, ...]] = (0, ())  # what was wrong of a small shape, and the words
         self._step_number = 0
         self._draw()
 
@@ -83,10 +95,11 @@ class TrainingStep:
         if self.spec.timed:
             return self._parity.count_wrong_fills(self.spec.microbatches)
         microbatches = self._batch.chunk(self.layout.data_size * self.spec.microbatches)
-        return self._parity.count_wrong(microbatches, self._losses_and_gradients, self.step)
+        wrong, _ = self.found_small
+        return wrong + self._parity.count_wrong(microbatches, self._losses_and_gradients, self.step)
 
     def differences(self) -> Sequence[str]:
-        return self._parity.differences
+        return (*self.found_small[1], *self._parity.differences)
 
     def describe(self) -> Description:
         """Return tokens, parameters and FLOPs, and what the row cannot claim."""
@@ -108,7 +121,7 @@ class TrainingStep:
                 **self._bytes_formula(),
                 **self.layout.details,
             },
-            notes=(*self.layout.notes, *([TIMED] if self.spec.timed else []), *self._doubts),
+            notes=(*self.layout.notes, *([TIMED] if self.spec.timed else []), *self._doubts, *self._parity.notes),
         )
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:

@@ -25,9 +25,10 @@ from bench.plan.params import Value
 from bench.world.world import World
 from workloads.costs import strategies
 from workloads.costs.step_spec import StepSpec
-from workloads.data_parallel.fsdp import shard
+from workloads.data_parallel.fsdp import Begin, drawing, shard
 from workloads.model.optimizer import make_optimizer
 from workloads.model.transformer import Transformer
+from workloads.step.gate import prepared
 from workloads.step.layout import Layout, dtype_of, make_mesh
 from workloads.step.training_step import TrainingStep
 
@@ -36,22 +37,22 @@ _SEQUENCE = Shard(1)
 
 def tp(world: World, **params: Value) -> TrainingStep:
     """Return the step with whole activations between the split blocks."""
-    return TrainingStep(world, params, lay_out_tp, strategies.tp)
+    return prepared(world, params, lay_out_tp, strategies.tp, outlined=True)
 
 
 def tp_sp(world: World, **params: Value) -> TrainingStep:
     """Return the step with activations sharded along the sequence between the split blocks."""
-    return TrainingStep(world, params, lay_out_tp, strategies.tp_sp)
+    return prepared(world, params, lay_out_tp, strategies.tp_sp, outlined=True)
 
 
 def tp_fsdp(world: World, **params: Value) -> TrainingStep:
-    return TrainingStep(world, params, lay_out_tp_fsdp, strategies.tp_fsdp)
+    return prepared(world, params, lay_out_tp_fsdp, strategies.tp_fsdp, outlined=True)
 
 
 def lay_out_tp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
     """Split every layer over all ranks, and where the step is sequence parallel what lies between."""
     mesh, made = make_mesh(world, tp=world.size)
-    split_layers(model, mesh, along_sequence=spec.sequence_parallel)
+    split_model(model, mesh, drawing(world), along_sequence=spec.sequence_parallel)
     return Layout(
         module=model,
         model=model,
@@ -69,8 +70,14 @@ def lay_out_tp_fsdp(model: Transformer, world: World, spec: StepSpec, params: Ma
     inner = int(params["tp"])
     outer = world.size // inner
     mesh, made = make_mesh(world, dp=outer, tp=inner)
-    split_layers(model, mesh["tp"])
-    shard(model, mesh["dp"], reshard=True, prefetch="default")
+    draw = drawing(world)
+
+    def begin(part: nn.Module, name: str) -> None:
+        draw(part, name)
+        if part is not model:
+            split_layer(part, mesh["tp"])
+
+    shard(model, mesh["dp"], begin, reshard=True, prefetch="default")
     return Layout(
         module=model,
         model=model,
@@ -82,12 +89,19 @@ def lay_out_tp_fsdp(model: Transformer, world: World, spec: StepSpec, params: Ma
     )
 
 
-def split_layers(model: Transformer, mesh: DeviceMesh, *, along_sequence: bool = False) -> None:
-    """Split attention and FFN of each layer by torch's styles; along the sequence, shard what lies between too."""
+def split_layer(layer: nn.Module, mesh: DeviceMesh, *, along_sequence: bool = False) -> None:
+    """Split attention and FFN by torch's styles; along the sequence, shard what lies between too."""
     norms = {"attention_norm": SequenceParallel(), "ffn_norm": SequenceParallel()} if along_sequence else {}
-    for layer in model.layers:
-        styles = _styles(layer, along_sequence=along_sequence, as_dtensors=along_sequence)
-        parallelize_module(layer, mesh, {**styles, **norms})
+    styles = _styles(layer, along_sequence=along_sequence, as_dtensors=along_sequence)
+    parallelize_module(layer, mesh, {**styles, **norms})
+
+
+def split_model(model: Transformer, mesh: DeviceMesh, begin: Begin, *, along_sequence: bool) -> None:
+    """Split each layer, begun right before."""
+    for i, layer in enumerate(model.layers):
+        begin(layer, f"layers.{i}")
+        split_layer(layer, mesh, along_sequence=along_sequence)
+    begin(model, "")
     if not along_sequence:
         return
 

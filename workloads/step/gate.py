@@ -1,0 +1,83 @@
+"""Which gate a step passes: one process's whole model beside it, or a small shape of the recipe and samples at size.
+
+What decides is arithmetic: what ``check_memory`` says of a rank, and the memory that is free before the step is made.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import torch
+
+from bench.machine.machine import available_memory_bytes
+from bench.plan.params import Value
+from bench.world.world import World
+from workloads.costs.check_memory import ROOM, check_memory
+from workloads.costs.step_spec import StepSpec
+from workloads.costs.strategies import Strategy
+from workloads.model.shapes import SAMPLED, WHOLE
+from workloads.step.training_step import LayOut, TrainingStep
+
+Step = TypeVar("Step", bound=TrainingStep)
+Params = Mapping[str, Value]
+_HEAD_SIZE, _TOKENS, _VOCABULARY = 16, 64, 512
+
+
+def prepared(
+    world: World, params: Params, lay_out: LayOut, strategy: Strategy, *, outlined: bool = False
+) -> TrainingStep:
+    """Return the step of a layout, behind its gate."""
+
+    def make(world: World, params: Params) -> TrainingStep:
+        return TrainingStep(world, params, lay_out, strategy, outlined=outlined)
+
+    return gated(make, world, params, strategy)
+
+
+def gated(make: Callable[[World, Params], Step], world: World, params: Params, strategy: Strategy) -> Step:
+    """Return the step; of one that is sampled, after a small shape of its recipe was checked whole."""
+    spec = strategy(params, world.size, world.device.type)
+    check = str(params.get("check", "auto"))
+    if check == "auto":
+        fits = spec.timed or not spec.mesh or check_memory(spec.at(world.rank)).whole <= ROOM * free_bytes(world)
+        check = WHOLE if all(world.gather(fits)) else SAMPLED
+    given = {**params, "check": check}
+    if check == WHOLE or spec.timed:
+        return make(world, {**given, "check": WHOLE})
+    small = make(world, {**given, **small_shape(spec, params, world.size), "check": WHOLE})
+    small.reset()
+    small.step()
+    wrong, differences = small.check(), tuple(f"on a small shape: {one}" for one in small.differences())
+    small.close()
+    step = make(world, given)
+    step.found_small = wrong, differences
+    return step
+
+
+def free_bytes(world: World) -> float:
+    """Return the memory that this rank can still have: of its device, or its share of what the host has free."""
+    mine = world.hosts.count(world.hosts[world.global_rank])
+    if world.device.type != "cuda":
+        return available_memory_bytes() / mine
+    unused = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
+    free = torch.cuda.mem_get_info(world.device)[0] + unused
+    return free / -(-mine // torch.cuda.device_count())
+
+
+def small_shape(spec: StepSpec, params: Params, ranks: int) -> dict[str, Value]:
+    """Return what makes of a step's parameters a small one: as many heads and stages, else narrower, fewer and shorter.
+
+    What divides among ranks still does: all heads are there, and tokens are a multiple of what any axes can ask.
+    """
+    shape = spec.shape
+    head = min(shape.head_size, _HEAD_SIZE)
+    stages = 2 if spec.pipeline is None else spec.pipeline.schedule.num_stages
+    small: dict[str, Value] = {
+        "layers": shape.layers if params.get("split") else min(shape.layers, max(2, stages)),
+        "hidden": shape.heads * head,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "ffn": min(shape.ffn, 2 * shape.heads * head),
+        "sequence": min(shape.sequence, 2 * ranks * max(1, _TOKENS // (2 * ranks))),
+        "vocabulary": min(shape.vocabulary, _VOCABULARY),
+    }
+    return small | ({"expert_ffn": 0} if "expert_ffn" in params else {})
