@@ -404,6 +404,8 @@ def main() -> int:
         folders = sorted({str(path.parent) for path in (ROOT / "tests").rglob("*.py")})
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *folders, str(site)])
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        if asked.rehearse:  # cores that others use too make threads wait for one another
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
         print(f"{folder}: unpacked {', '.join(unpacked) or 'nothing'}", flush=True)
         for part in PARTS:
             if part.name in chosen:
