@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fetches into tests/gpu/wheels what a machine without a network may lack; more names may follow.
-#   tests/gpu/wheels.sh                                    4.5 MiB
+#   tests/gpu/wheels.sh                                    2.9 MiB
 #   tests/gpu/wheels.sh scipy pandas python-dateutil six   50 MiB
 set -eu
 cd "$(dirname "$0")"
