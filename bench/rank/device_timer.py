@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from bench.world.torch_compat import spin
 from bench.world.world import World
 
 HOST_NS = 20_000
@@ -24,7 +25,7 @@ class Device:
 
     def spin(self, ns: int) -> None:
         """Keep the device busy for about so long, at its highest clock."""
-        torch.cuda._sleep(_CYCLES_PER_NS * ns)  # type: ignore[no-untyped-call]
+        spin(_CYCLES_PER_NS * ns)
 
     def meet(self) -> None:
         """Hold the queue until all ranks' are as far; gloo's collectives meet on the host, where all just met."""

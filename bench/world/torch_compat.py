@@ -8,7 +8,7 @@ import functools
 import gc
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +20,16 @@ from torch import Tensor
 from torch._C import _distributed_c10d
 from torch._C._autograd import DeviceType
 from torch.distributed import _functional_collectives, distributed_c10d
-from torch.profiler import profile
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+ATTENTIONS = frozenset(
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default
+    for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+)
+"""The operators that scaled_dot_product_attention becomes."""
 
 REDUCE_OPS = {name: getattr(dist.ReduceOp, name.upper()) for name in ("sum", "avg", "min", "max", "product")}
 
@@ -45,10 +54,41 @@ class TraceEvent:
     linked: int = 0
 
 
-def trace_events(profiler: profile) -> list[TraceEvent]:
-    """Return all events of a finished profile; torch's own ``events()`` takes a hundred times as long to make trees."""
+@contextmanager
+def profiling(device: torch.device, *, memory: bool = False) -> Iterator[profile]:
+    """Profile the host, and the device on CUDA; with ``memory`` also what is allocated.
+
+    Before torch 2.13 a process's first profile warns of events of the cycle before, which there is none of.
+    """
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    profiler = profile(activities=activities, profile_memory=memory)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events at the end of each cycle", UserWarning)
+        profiler.start()
+    try:
+        yield profiler
+    finally:
+        profiler.stop()
+
+
+def kineto_events(profiler: profile) -> list[Any]:
+    """Return a finished profile's events as they came; torch's own ``events()`` takes a hundred times as long."""
     results = None if profiler.profiler is None else profiler.profiler.kineto_results
     assert results is not None, "the profile is finished"
+    return list(results.events())
+
+
+def allocations(profiler: profile) -> list[int]:
+    """Return what torch's allocator for the host took (positive) and gave back (negative), in bytes, in order."""
+    events = [
+        event
+        for event in kineto_events(profiler)
+        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
+    ]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
+def trace_events(profiler: profile) -> list[TraceEvent]:
     return [
         TraceEvent(
             name=event.name(),
@@ -61,7 +101,7 @@ def trace_events(profiler: profile) -> list[TraceEvent]:
             correlation=event.correlation_id(),
             linked=event.linked_correlation_id(),
         )
-        for event in results.events()
+        for event in kineto_events(profiler)
     ]
 
 
@@ -140,6 +180,13 @@ def group_named(name: str) -> dist.ProcessGroup:
     return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
 
 
+def boxed_group(arg: object) -> dist.ProcessGroup | None:
+    """Return the process group in what an operator of c10d is given; None of all else."""
+    if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+        return dist.ProcessGroup.unbox(arg)
+    return None
+
+
 def done_work(tensors: Tensor | list[Tensor]) -> object:
     """Return work that is done, with its tensors as its future's value, as operators return it."""
     future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
@@ -167,21 +214,23 @@ def forget_meshes() -> None:
             cached.cache_clear()
 
 
-def stage_backward() -> Any:
-    """Return torch's module of ``stage_backward_input`` and ``stage_backward_weight``, a backward pass in two."""
-    return importlib.import_module("torch.distributed.pipelining._backward")
+def dispatch_context_parallel(on: bool) -> None:
+    """Let attention of DTensors be torch's own context parallelism, or no more; to torch it is an experiment."""
+    module = importlib.import_module("torch.distributed.tensor.experimental._context_parallel._attention")
+    (module._enable_context_parallel_dispatcher if on else module._disable_context_parallel_dispatcher)()
 
 
-def pipeline_runtime(
-    stages: list[Any], order: Mapping[int, Sequence[str]], microbatches: int, loss: Callable[[Tensor, Tensor], Tensor]
-) -> Any:
-    """Return torch's runtime of pipelines with an order of actions, by rank, that torch has no class for.
+def checkpointed(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return a function that forgets its activations, but what a policy keeps, which hooks do not see.
 
-    Gradients are added up as they come: ``loss`` is a microbatch's part of the mean.
+    The generators' state is not kept: on CUDA that would wait for the device. Since torch 2.14 it warns where hooks
+    meet a policy, unless it is told that they see nothing.
     """
-    module = importlib.import_module("torch.distributed.pipelining.schedules")
-    runtime = module._PipelineScheduleRuntime(stages, microbatches, loss_fn=loss, scale_grads=False)
-    actions = {rank: [module._Action.from_str(action) for action in of] for rank, of in order.items()}
-    runtime.pipeline_order = {rank: list(of) for rank, of in actions.items()}
-    runtime._prepare_schedule_with_comms(actions)
-    return runtime
+    if torch.__version__ >= "2.14":
+        options["respect_saved_tensors_hooks"] = False
+    return functools.partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False, **options)
+
+
+def spin(cycles: int) -> None:
+    """Keep the current CUDA stream busy for so many cycles of the device's clock."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]

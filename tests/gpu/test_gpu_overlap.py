@@ -6,11 +6,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 from ranks import Ranks
-from torch.profiler import ProfilerActivity, profile
 from training_steps import small
 
 from bench.world.subject import Explanation
-from bench.world.torch_compat import coalescing, trace_events
+from bench.world.torch_compat import coalescing, profiling, trace_events
 from bench.world.world import World, open_world
 from workloads.model.timed_compute import TimedCompute
 from workloads.pipeline_parallel.pipeline_probe import claims_bubble
@@ -50,7 +49,7 @@ def spin(seconds: float) -> None:
 def test_each_kernel_has_the_number_of_its_launch_and_is_linked_to_its_operator() -> None:
     a = torch.ones(256, 256, device=GPU)
     for _ in range(2):  # the first time the profiler misses some
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        with profiling(GPU) as profiler:
             (a @ a).sum()
             torch.cuda.synchronize()
     events = trace_events(profiler)

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import torch
@@ -74,6 +75,13 @@ def spinning(world: World, *, rank: int = 1, at: int = 10, synchronizes: bool = 
             world.sync()
 
     return Steps(world, mischief, rank, at)
+
+
+def hanging(world: World, *, how: Literal["asleep", "spinning", "fine"] = "fine") -> Steps:
+    """Be several faults of one run."""
+    if how == "fine":
+        return fine(world)
+    return asleep(world) if how == "asleep" else spinning(world)
 
 
 def stubborn(world: World, *, number: int = 0) -> Steps:

@@ -60,7 +60,11 @@ class Ranks:
             ) from None
         errors = [value for failed, value in answers if failed]
         if errors:
-            raise RankError(errors[0])
+            waited = [any(words in error for words in ("Timed out", "closed by peer", "closure")) for error in errors]
+            if any(waited):
+                self.close()  # gloo's connections stay broken, for whoever comes next
+                self._open()
+            raise RankError(errors[waited.index(False) if False in waited else 0])  # what the others waited for
         return [value for _, value in answers]
 
     def close(self) -> None:

@@ -21,6 +21,9 @@ CLASSES: dict[str, Any] = {
 SINGLE: dict[str, Any] = {"gpipe": theirs.ScheduleGPipe, "1f1b": theirs.Schedule1F1B}
 
 
+_ASKED = ("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops", "release_fwd_send_outputs")
+
+
 def fake_stages(ranks: int, chunks: int) -> list[Any]:
     return [
         SimpleNamespace(
@@ -71,7 +74,7 @@ def run(name: str, rank: int, ranks: int, microbatches: int) -> tuple[Action, ..
         forward_one_chunk=remember("F"),
         backward_one_chunk=remember("B"),
         perform_reduce_grad=nothing,
-        **dict.fromkeys(("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops"), nothing),
+        **dict.fromkeys(_ASKED, nothing),
     )
     schedule = SimpleNamespace(
         _stage=stage,
@@ -81,6 +84,7 @@ def run(name: str, rank: int, ranks: int, microbatches: int) -> tuple[Action, ..
         _stage_forward_initialized=True,
         _stage_initialized=True,
         scale_grads=False,
+        _finalize_gradients=True,
         _check_inputs=lambda *given: ([()] * microbatches, [{}] * microbatches),
         **dict.fromkeys(("_initialize_stage", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"), nothing),
     )

@@ -1,6 +1,5 @@
 """How queries meet keys of other ranks: keys go round or are gathered, tokens are exchanged for heads; torch's own."""
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from bench.world.torch_compat import all_gather_single, reduce_scatter_single
+from bench.world.torch_compat import all_gather_single, dispatch_context_parallel, reduce_scatter_single
 from workloads.context_parallel.attention_kernel import BlockAttention, Kernel, Merged, Saved
 from workloads.context_parallel.context_case import Tiles, split_rows
 from workloads.context_parallel.recorder import Direction, Recorder
@@ -200,13 +199,12 @@ class TorchContextParallel:
     """torch's own context parallelism, a ring over zigzag parts: the row to compare ours with. CUDA alone.
 
     The core of an attention of q, k, v (b, a, s/c, d). Its dispatcher is turned on for DTensors, so that other
-    attention in the process stays what it is, until ``close``. The names are torch's experimental ones, and private.
+    attention in the process stays what it is, until ``close``.
     """
 
     def __init__(self, group: dist.ProcessGroup, device_type: str) -> None:
         self._mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=("cp",))
-        self._torch = importlib.import_module("torch.distributed.tensor.experimental._context_parallel._attention")
-        self._torch._enable_context_parallel_dispatcher()
+        dispatch_context_parallel(True)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         sharded = [DTensor.from_local(x.contiguous(), self._mesh, [Shard(2)], run_check=False) for x in (q, k, v)]
@@ -216,4 +214,4 @@ class TorchContextParallel:
         return local
 
     def close(self) -> None:
-        self._torch._disable_context_parallel_dispatcher()
+        dispatch_context_parallel(False)

@@ -136,13 +136,14 @@ class MeshBubble:
             schedule=self.schedule,
             timelines=tuple(of_each[pipeline].timelines[turn] for turn, pipeline in turns),
             outside_seconds=tuple(of_each[pipeline].outside_seconds[turn] for turn, pipeline in turns),
+            uncertainty_seconds=max(steps.uncertainty_seconds for steps in of_each),
         )
         latency = link_latency(slowest.timelines, self.schedule)
         metrics = bubble_of(slowest, latency, self.look.at.spec.timed_seconds)
         # a step's compute and idle are those of its traced wall here, to which exposed communication belongs
         for name in ("compute", "idle", "non_pipeline_time"):
             del metrics[name]
-        details = with_timelines(facts, slowest, latency).as_details
+        details = with_timelines(facts, slowest, latency, self.look.world.clock).as_details
         return Explanation(metrics=metrics, details=details, notes=(_IDLE,))
 
 

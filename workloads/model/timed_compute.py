@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.profiler import record_function
 
 from bench.results.stats import median
+from bench.world.torch_compat import spin
 from workloads.model.transformer import Attention
 
 COMPUTE_RANGE = "parbench:compute"
@@ -57,7 +58,7 @@ class TimedCompute:
         with record_function(COMPUTE_RANGE):
             yield
             if self._device.type == "cuda":
-                torch.cuda._sleep(int(seconds * _calibration(self._device)[0]))  # type: ignore[no-untyped-call]
+                spin(int(seconds * _calibration(self._device)[0]))
             elif (left := end - self._clock()) > 0:
                 self._sleep(left)
         self._late_seconds = self._clock() - end  # only now: leaving the range takes time too
@@ -97,7 +98,7 @@ def _spin(device: torch.device) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     with torch.cuda.device(device):
         start.record()
-        torch.cuda._sleep(_CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
+        spin(_CALIBRATION_CYCLES)
         end.record()
         end.synchronize()
     return float(start.elapsed_time(end)) / 1e3

@@ -7,18 +7,16 @@ functions of a seed and a name or a step alone, so that every layout of ranks st
 
 import zlib
 from collections.abc import Callable, Container
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from bench.text import UserError
+from bench.world.torch_compat import ATTENTIONS, checkpointed, tree_leaves
 from workloads.model.shapes import CHECKPOINTINGS, Recipe, Shape
 
 _INIT_DEVIATION = 0.02
@@ -213,10 +211,7 @@ _KEPT = frozenset(
         torch.ops.aten.bmm.default,
         torch.ops.aten.addmm.default,
         torch.ops.aten.baddbmm.default,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-        torch.ops.aten._scaled_dot_product_flash_attention.default,
-        torch.ops.aten._scaled_dot_product_efficient_attention.default,
-        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+        *ATTENTIONS,
     }
 )
 _WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module"})
@@ -237,9 +232,7 @@ def checkpoint(model: nn.Module, how: str) -> None:
 
 
 def _forgetful(forward: Callable[..., Any], *, selective: bool) -> Callable[..., Any]:
-    # nothing here is random, so that the generators' state need not be kept (on CUDA that would wait for the device)
-    forgetful = partial(torch_checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
-    return partial(forgetful, context_fn=_selective_contexts) if selective else forgetful
+    return checkpointed(forward, **({"context_fn": _selective_contexts} if selective else {}))
 
 
 watchers: list[list[Any]] = []

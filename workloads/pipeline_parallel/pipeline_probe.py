@@ -21,7 +21,7 @@ from bench.results.metrics import MetricValue, values
 from bench.results.stats import mean_of
 from bench.results.turns import cross_fitted
 from bench.world.subject import Explanation
-from bench.world.world import World
+from bench.world.world import Clock, World
 from workloads.costs import communication_pattern as pattern
 from workloads.costs.memory import activations_of, layer_equation, state_of
 from workloads.costs.step_spec import StepSpec
@@ -71,6 +71,7 @@ class Steps:
     schedule: Schedule
     timelines: tuple[Timeline, ...]
     outside_seconds: tuple[float, ...]
+    uncertainty_seconds: float = 0.0
 
     @property
     def middle(self) -> Timeline:
@@ -130,13 +131,7 @@ class PipelineProbe:
             latency=fmean(latency.values()) if latency else 0.0,
             outside=median(steps.outside_seconds),
         )
-        facts = replace(
-            with_timelines(facts, steps, latency),
-            comparison=comparison,
-            clock=self.world.clock.method,
-            clock_uncertainty_seconds=self.world.clock.uncertainty_ns / 1e9
-            + max(seconds for one in taken for seconds in one.uncertainty_seconds),
-        )
+        facts = replace(with_timelines(facts, steps, latency, self.world.clock), comparison=comparison)
         metrics |= bubble_of(steps, latency, self.spec.timed_seconds)
         notes = (_HALVES,) if shares.assumed_halves else ()
         return Explanation(metrics=metrics, details=facts.as_details, notes=notes)
@@ -216,7 +211,8 @@ def steps_of(told: Sequence[Taken], schedule: Schedule) -> Steps:
         timelines.append(Timeline(ran=ran, ranks=len(told)))
     walls = zip(*(one.walls for one in told), strict=True)
     outside = tuple(max(wall) - timeline.makespan for wall, timeline in zip(walls, timelines, strict=True))
-    return Steps(schedule=schedule, timelines=tuple(timelines), outside_seconds=outside)
+    doubt = max((seconds for one in told for seconds in one.uncertainty_seconds), default=0.0)
+    return Steps(schedule=schedule, timelines=tuple(timelines), outside_seconds=outside, uncertainty_seconds=doubt)
 
 
 def bubble_of(steps: Steps, latency: Latency, timed_seconds: float | None) -> dict[str, MetricValue]:
@@ -277,9 +273,10 @@ def facts_of(schedule: Schedule) -> details.Pipeline:
     )
 
 
-def with_timelines(facts: details.Pipeline, steps: Steps, latency: Latency) -> details.Pipeline:
-    """Add the measured and the predicted step and the causes of each gap; nothing where there is too much of it."""
-    middle = steps.middle
+def with_timelines(facts: details.Pipeline, steps: Steps, latency: Latency, clock: Clock) -> details.Pipeline:
+    """Add the clock of the measured step, it and the predicted one and each gap's cause unless that is too much."""
+    middle, doubt = steps.middle, clock.uncertainty_ns / 1e9 + steps.uncertainty_seconds
+    facts = replace(facts, clock=clock.method, clock_uncertainty_seconds=doubt)
     if len(middle.ran) > 20_000:
         return facts
 

@@ -68,7 +68,7 @@ class PipelineStep(TrainingStep):
 
         def forward_backward(microbatches: Sequence[Tensor]) -> Tensor | None:
             tokens = torch.cat(tuple(microbatches))
-            return train(tokens[:, :-1], tokens[:, 1:])
+            return train(tokens[:, :-1].contiguous(), tokens[:, 1:])  # torch 2.11 minds the strides of what it is given
 
         held = Held(stage.chunk for stage in self._stages)
         return Layout(

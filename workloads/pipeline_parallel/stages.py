@@ -11,10 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 
 from bench.results.details import Action, ActionKind
-from bench.world.torch_compat import pipeline_runtime, stage_backward
+from bench.world.torch_pipelines import PlainStage, pipeline_runtime
 from bench.world.world import World
 from workloads.costs.step_spec import StepSpec
 from workloads.model.transformer import Transformer
@@ -96,15 +95,14 @@ class Recorder:
         return [(action, int(told(start) * 1e9), int(told(stop) * 1e9)) for action, start, stop in self._ran]
 
 
-class Stage(PipelineStage):
-    """One stage on this rank; told the meta tensors ``given`` and ``out``, torch need not run the model to find out."""
+class Stage(PlainStage):
+    """One stage on this rank."""
 
     def __init__(self, chunk: Chunk, index: int, recorder: Recorder, given: Tensor, out: Tensor, **rest: Any) -> None:
-        rest |= {"input_args": given, "input_grads": (given if given.is_floating_point() else None,)}
-        super().__init__(chunk, index, output_args=out, output_grads=out, **rest)
+        super().__init__(chunk, index, given, out, **rest)
         self.chunk, self._recorder = chunk, recorder
         self._embedded: dict[int, Tensor] = {}
-        self._waiting: dict[int, tuple[Tensor, Tensor, list[dict[str, Any]]]] = {}
+        self._waiting: dict[int, tuple[Tensor, Tensor, Any]] = {}
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with self._running("F", fwd_chunk_id):
@@ -121,22 +119,17 @@ class Stage(PipelineStage):
                 self._embedded.pop(bwd_chunk_id, None)
                 super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
                 return
-            output, _ = self.fwd_cache.pop(bwd_chunk_id)
             embedded = self._embedded.pop(bwd_chunk_id)
-            embedded.retain_grad()  # torch's function leaves the gradient there as well, and warns of tensors without
-            gradients, weights = self._retrieve_recv_grads(bwd_chunk_id), self.chunk.layers.parameters()
-            [gradient], groups = stage_backward().stage_backward_input(list(output), gradients, [embedded], weights)
-            assert gradient is not None, "the first stage's layers are given what the embeddings made"
-            self._waiting[bwd_chunk_id] = (embedded, gradient, groups)
-            self.bwd_cache[bwd_chunk_id] = (None,)
+            gradient, start = self.input_gradient(bwd_chunk_id, embedded, self.chunk.layers.parameters())
+            self._waiting[bwd_chunk_id] = (embedded, gradient, start)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         with self._running("W", bwd_chunk_id):
             if bwd_chunk_id not in self._waiting:
                 super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
                 return
-            embedded, gradient, groups = self._waiting.pop(bwd_chunk_id)
-            stage_backward().stage_backward_weight(self.chunk.layers.parameters(), groups)
+            embedded, gradient, start = self._waiting.pop(bwd_chunk_id)
+            self.weight_gradients(bwd_chunk_id, self.chunk.layers.parameters(), start)
             embedded.grad = None
             embedded.backward(gradient)  # type: ignore[no-untyped-call]
 
@@ -207,5 +200,5 @@ def make_train(
         return torch.stack(losses).sum().detach() if losses else None
 
     order = {rank: [str(action) for action in schedule.actions_of(rank)] for rank in range(schedule.ranks)}
-    runtime = pipeline_runtime(list(stages), order, schedule.microbatches, timed_loss)
+    runtime = pipeline_runtime(stages, order, schedule.microbatches, timed_loss)
     return train

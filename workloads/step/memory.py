@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
-from torch.profiler import ProfilerActivity, profile
 
 from bench.results.details import COMPONENTS
 from bench.results.metrics import MetricValue, values
 from bench.world.subject import Explanation
+from bench.world.torch_compat import allocations, profiling
 from bench.world.world import World
 from workloads.model.optimizer import MasterAdamW
 from workloads.model.transformer import kept_in, watchers
@@ -186,12 +186,9 @@ def peak_during(step: Callable[[], None], device: torch.device) -> int | None:
         return torch.cuda.max_memory_allocated(device) - start
     if device.type != "cpu":
         return None
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profiling(device, memory=True) as profiler:
         step()
-    results = getattr(profiler.profiler, "kineto_results", None)
-    assert results is not None, "a profiler that has stopped has results"
-    events = [event for event in results.events() if event.name() == "[memory]" and event.device_type().name == "CPU"]
-    return peak_of(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return peak_of(allocations(profiler))
 
 
 def peak_of(changes: Iterable[int]) -> int:

@@ -12,12 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.plan.catalogue import OPERATIONS, SHARE
 from bench.results.metrics import MetricValue, values
 from bench.world.subject import Explanation
-from bench.world.torch_compat import done_work, fake_group, group_named
+from bench.world.torch_compat import TorchDispatchMode, boxed_group, done_work, fake_group, group_named
 from workloads.costs.communication_pattern import sent_bytes
 from workloads.step.layout import Layout
 from workloads.step.probe import Begin, Step
@@ -172,8 +171,8 @@ def bytes_by_axis(calls: Sequence[SentCall], axes: Iterable[str] = ()) -> dict[s
 def group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
     """Return the process group among a call's arguments: an object of c10d's, a name in functional collectives."""
     for arg in args:
-        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
-            return dist.ProcessGroup.unbox(arg)
+        if (group := boxed_group(arg)) is not None:
+            return group
     names = [arg for arg in args if isinstance(arg, str)]
     # a functional reduction names its kind before its group
     return group_named(names[-1]) if names else None
@@ -186,6 +185,6 @@ def _bytes(tensors: Any) -> int:
 
 
 def _swap(arg: Any, name: str, twin: dist.ProcessGroup) -> Any:
-    if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+    if boxed_group(arg) is not None:
         return twin.boxed()
     return twin.group_name if isinstance(arg, str) and arg == name else arg

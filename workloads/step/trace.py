@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 from bench.results.records import COMM, COPY, Interval, RankTimeline
 from bench.results.records import COMPUTE as COMPUTE_STREAM
 from bench.results.records import PHASE as PHASE_STREAM
-from bench.world.torch_compat import TraceEvent, trace_events
+from bench.world.torch_compat import TraceEvent, profiling, trace_events
 
 Span = tuple[int, int]  # start and stop in nanoseconds, the stop not included
 
@@ -55,7 +55,7 @@ class Trace:
 def trace_step(step: Callable[[], object], device: torch.device) -> Trace:
     """Return the trace of one step; on CUDA its end is when the device is done."""
     on_cuda = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]) as profiler:
+    with profiling(device) as profiler:
         began_ns = time.perf_counter_ns()
         with record_function(STEP):
             step()

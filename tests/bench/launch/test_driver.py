@@ -345,16 +345,16 @@ def test_memory_of_gpus_is_waited_for_too_and_what_stays_is_told(
     place = RankPlace(host="here", cpus=(), numa_nodes=(), gpu=uuid)
 
     def use(gang: FakeGang, rank: FakeRank) -> None:
-        if rank.rank == 0:
-            in_use(3072, 9000)  # of which another's job has what is on the other GPU
+        if rank.rank == 0:  # the second keeps too much; another's job has what is on the other GPU
+            in_use([1124, 3172, 3172][len(built.jobs)], 9000)
         built.fine(gang, rank)
 
     in_use(1024, 1024)
-    built = stage(CASES[:1], use, launches=2, device="cuda")
+    built = stage(CASES[:1], use, launches=3, device="cuda")
     built.hello = lambda gang, rank: {"place": place}
     built.drive()
     told = f"1 s after the ranks before these were ended, there were still 2.0 GiB on {uuid}"
-    assert [record.notes for record in built.records()] == [[], [told]]
+    assert [record.notes for record in built.records()] == [[], [], [told]]
 
 
 def test_what_broke_one_launch_is_not_tried_in_the_next(stage: Build) -> None:

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from ranks import Ranks
 from refusals import refusal
-from torch.profiler import ProfilerActivity, profile
 
 from bench.machine.world_spec import WorldSpec
 from bench.operations.operation import DataPattern, Operation, count_wrong
@@ -23,6 +22,7 @@ from bench.operations.p2p import round_of_pairs, sendrecv
 from bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER, bytes_needed
 from bench.plan.groups import groups_of
 from bench.rank.runner import load_target
+from bench.world.torch_compat import allocations, profiling
 from bench.world.world import Subgroups, World
 
 OPERATIONS = {
@@ -113,7 +113,7 @@ def most_held(world: World, size_bytes: int) -> dict[tuple[str, str, str], float
     for name, dtype in product(OPERATIONS, ("float32", "int8")):
         for placement in PARAMS[name]["placement"].choices if "placement" in PARAMS[name] else ("",):
             more = {"placement": placement} if placement else {}
-            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            with profiling(world.device, memory=True) as profiler:
                 operation = prepared(world, name, size_bytes=size_bytes, dtype=dtype, **more)
                 for _ in range(2):
                     operation.reset()
@@ -121,11 +121,7 @@ def most_held(world: World, size_bytes: int) -> dict[tuple[str, str, str], float
                     assert operation.check() == 0
                     operation.corrupt()  # to count takes more than to compare
                     operation.check()
-            assert profiler.profiler is not None
-            assert profiler.profiler.kineto_results is not None
-            events = profiler.profiler.kineto_results.events()
-            taken = [event.nbytes() for event in events if event.name() == "[memory]"]
-            found[name, dtype, str(placement)] = max(itertools.accumulate(taken)) / size_bytes
+            found[name, dtype, str(placement)] = max(itertools.accumulate(allocations(profiler))) / size_bytes
     return found
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 import torch
 from fakes import HERE, job
@@ -239,7 +240,12 @@ def test_a_rank_that_raises_tells_it_stands_still_and_ends_with_its_driver(hub: 
         assert (broken.index, broken.error) == (1, "RuntimeError: the roof is on fire")
         assert "in mischief" in broken.stack
         hub.send(0, StatusRequest())
-        assert "stand_still" in heard(hub, StatusReply).stack
+        first, second = heard(hub, StatusReply), heard(hub, StatusReply)
+        assert "stand_still" in first.stack
+        assert (first.groups, first.more) == (None, True), "what is known at once is told at once"
+        assert second == msgspec.structs.replace(first, groups=second.groups, more=False)
+        assert {group.ranks for group in second.groups.values()} == {(0,)}
+        assert max(group.enqueued for group in second.groups.values()) > 0
         assert rank.poll() is None
         hub.close()
         assert rank.wait(PATIENCE) == 1

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ranks import Ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.profiler import profile, record_function
+from torch.profiler import record_function
 
 from bench.world.torch_compat import (
     all_gather_single,
@@ -22,6 +22,7 @@ from bench.world.torch_compat import (
     forget_meshes,
     group_named,
     nccl_version,
+    profiling,
     reduce_scatter_single,
     trace_events,
 )
@@ -180,7 +181,7 @@ def test_the_sharding_optimizer_shares_out_moments_and_tells_all_ranks_the_weigh
 
 
 def test_named_ranges_are_told_from_operations() -> None:
-    with profile() as profiler, record_function("mine"):
+    with profiling(torch.device("cpu")) as profiler, record_function("mine"):
         torch.ones(2)
     annotations = {event.name: event.annotation for event in trace_events(profiler)}
     assert annotations["mine"]

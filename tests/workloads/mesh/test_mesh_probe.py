@@ -10,7 +10,7 @@ from ranks import Ranks
 
 from bench.results.details import STATE
 from bench.world.subject import Explanation
-from bench.world.world import World
+from bench.world.world import Clock, World
 from workloads.costs.memory import activations_of
 from workloads.mesh.mesh_probe import MeshBubble, MeshMemory, counted
 from workloads.model.shapes import SHAPES
@@ -214,6 +214,9 @@ def test_the_slowest_pipeline_is_chosen_by_other_steps_than_those_that_it_tells(
             told.append(Taken(stamps=stamps, walls=[of.makespan for of in timelines]))
     monkeypatch.setattr("workloads.mesh.mesh_probe.groups_along", lambda *_: [[0, 1], [2, 3]])
     nothing: Any = None
-    look: Any = SimpleNamespace(at=SimpleNamespace(spec=SimpleNamespace(mesh=None, timed_seconds=None)))
+    spec = SimpleNamespace(mesh=None, timed_seconds=None)
+    clock = Clock(offsets_ns=(0,) * 4, uncertainty_ns=500, method="ping-pong")
+    look: Any = SimpleNamespace(at=SimpleNamespace(spec=spec), world=SimpleNamespace(clock=clock))
     found = MeshBubble(look, schedule, nothing).summarise(told)
+    assert found.details["pipeline"]["clock_uncertainty_seconds"] == 5e-7
     assert found.metrics["makespan"].value == pytest.approx(once.makespan)

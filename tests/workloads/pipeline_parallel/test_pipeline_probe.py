@@ -15,9 +15,16 @@ from bench.results.details import CAUSES, Action
 from bench.results.metrics import MetricValue
 from bench.results.stats import t_quantile
 from bench.world.subject import Explanation
-from bench.world.world import World
+from bench.world.world import Clock, World
 from workloads.pipeline_parallel.bubbles import link_latency
-from workloads.pipeline_parallel.pipeline_probe import Taken, bubble_of, claims_bubble, steps_of
+from workloads.pipeline_parallel.pipeline_probe import (
+    Taken,
+    bubble_of,
+    claims_bubble,
+    facts_of,
+    steps_of,
+    with_timelines,
+)
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulation import Timeline, simulate
 
@@ -208,6 +215,18 @@ def test_schedules_and_checkpointing_change_what_is_held(two_ranks: Ranks) -> No
         kept = selective["memory_counted"]["activations"]
         assert full["memory_counted"]["activations"] < kept == selective["memory_formula"]["activations"]
         assert selective["memory"]["activations"] > 0
+
+
+def test_a_timeline_is_as_uncertain_as_the_ranks_clocks_and_the_places_of_their_stamps_on_them() -> None:
+    schedule = make_schedule("1f1b", ranks=2, microbatches=4)
+    told = told_of([simulate(schedule, lambda _: 1.0)] * 2, 0.25)
+    for one, seconds in zip(told, ([1e-6, 2e-6], [3e-6, 0.0]), strict=True):
+        one.uncertainty_seconds.extend(seconds)
+    steps = steps_of(told, schedule)
+    clock = Clock(offsets_ns=(0, 0), uncertainty_ns=500, method="ping-pong")
+    facts = with_timelines(facts_of(schedule), steps, link_latency(steps.timelines, schedule), clock)
+    assert facts.clock == "ping-pong"
+    assert facts.clock_uncertainty_seconds == pytest.approx(3.5e-6)
 
 
 @pytest.mark.parametrize("others", ["GPU-1", "GPU-2"])

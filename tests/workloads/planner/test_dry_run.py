@@ -10,8 +10,8 @@ import torch
 from planned_components import EVEN, POINTS, Point, point
 from planner_asks import H100, PLAIN, ask
 from ranks import Ranks
-from torch.profiler import ProfilerActivity, profile
 
+from bench.world.torch_compat import allocations, profiling
 from workloads.costs.flops import again_bytes, stage_flops
 from workloads.costs.memory import owned_elements
 from workloads.costs.step_spec import StepSpec
@@ -185,10 +185,9 @@ def counted_and_kept(name: str, how: str) -> tuple[int, int]:
     with SavedTensors(model) as saved:
         loss_of(model, tokens)
     gc.collect()  # else what earlier passes left in cycles is freed meanwhile
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profiling(torch.device("cpu"), memory=True) as profiler:
         loss = loss_of(model, tokens)
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return saved.num_bytes, sum(event.nbytes() for event in events) + tokens.nbytes - loss.nbytes
+    return saved.num_bytes, sum(allocations(profiler)) + tokens.nbytes - loss.nbytes
 
 
 def test_what_is_counted_of_activations_is_what_the_allocator_keeps() -> None:
