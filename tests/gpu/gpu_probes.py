@@ -202,7 +202,7 @@ def beside_thread(x: torch.Tensor, mode: str) -> None:
     thread.start()
     try:
         time.sleep(0.05)
-        captured(lambda: x.mul_(1.0), 64, capture_error_mode=mode).replay()
+        captured(lambda: x.mul_(1.0), 64, mode).replay()
         cuda.synchronize()
     finally:
         stop.set()
@@ -260,7 +260,7 @@ def one_rank() -> Iterator[dist.ProcessGroup]:
         dist.destroy_process_group()
 
 
-def captured(work: Callable[[], object], count: int, **how: Any) -> Any:
+def captured(work: Callable[[], object], count: int, mode: str = "thread_local") -> Any:
     """Return a graph of so many calls."""
     side = cuda.Stream()
     side.wait_stream(cuda.current_stream())
@@ -268,7 +268,7 @@ def captured(work: Callable[[], object], count: int, **how: Any) -> Any:
         work()
     cuda.current_stream().wait_stream(side)
     graph = cuda.CUDAGraph()
-    with cuda.graph(graph, **how):
+    with cuda.graph(graph, capture_error_mode=mode):
         for _ in range(count):
             work()
     return graph
