@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d
 from torch._C._autograd import DeviceType
 from torch.distributed import _functional_collectives, distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -206,12 +207,16 @@ def forget_meshes() -> None:
     """Let DTensor forget meshes: to it those of the same ranks and names are one, whatever their groups.
 
     Its caches hold the meshes, and with them their groups and these groups' threads, as long as the process lives.
+    torch 2.11 holds some for good, after a sum or detach; these are left without those of their groups that are closed.
     """
     importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
     importlib.import_module("torch.distributed.tensor._redistribute").clear_redistribute_planner_cache()
-    for cached in gc.get_objects():
-        if type(cached) is functools._lru_cache_wrapper and cached.__module__.startswith("torch.distributed"):
-            cached.cache_clear()
+    for held in gc.get_objects():
+        if type(held) is functools._lru_cache_wrapper and held.__module__.startswith("torch.distributed"):
+            held.cache_clear()
+        elif type(held) is DeviceMesh and (groups := vars(held).get("_pg_registry")):
+            for name in [name for name, group in groups.items() if group not in distributed_c10d._world.pg_map]:
+                del groups[name]
 
 
 def dispatch_context_parallel(on: bool) -> None:
