@@ -101,9 +101,10 @@ def main(ctx: click.Context) -> None:
 
 
 def _show(path: Path, form: str, whole: bool) -> int:
+    from reports.regression.baseline import baseline
     from reports.render.show import show_run
 
-    return show_run(path, form, whole=whole)
+    return show_run(path, baseline(path), form=form, whole=whole)
 
 
 def _exit_code(path: Path) -> int:

@@ -51,7 +51,7 @@ class Front:
     steps: tuple[Step, ...]
 
 
-def front_of(found: Analysis) -> Front:
+def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
     run, plan = found.run, found.run.info.plan
     environment = run.info.environment or {}
     torch = environment.get("versions", {}).get("torch")
@@ -62,7 +62,7 @@ def front_of(found: Analysis) -> Front:
     return Front(
         path=run.path,
         where=" · ".join(filter(None, parts)),
-        verdicts=verdicts(run, found.summary),
+        verdicts=(*verdicts(run, found.summary), *more),
         ceiling=found.ceiling,
         operations=_operations(found),
         steps=tuple(

@@ -6,7 +6,7 @@ import sqlite3
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -123,6 +123,13 @@ class History:
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection, self._path = connection, path
+
+    @contextmanager
+    def copied(self) -> Iterator["History"]:
+        """Yield a copy in memory, to ask what would be if."""
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+            self._connection.backup(connection)
+            yield History(connection, self._path)
 
     def add(self, entry: Entry) -> Added:
         """Keep a run once, anew if it has grown; it stays on its branch and commit unless others are meant."""

@@ -12,6 +12,7 @@ from bench.results.runs import load_run
 from bench.text import UserError, format_duration
 from reports.analysis.problems import is_written, write_whole
 from reports.analysis.several import gather, is_sweep
+from reports.analysis.verdicts import Verdict
 from reports.render.closing import render_closing
 from reports.render.data import render_csv, render_json
 from reports.render.markdown import render_markdown
@@ -24,7 +25,7 @@ REPORT = "report.html"
 DID_NOT_RUN = 4
 
 
-def show_run(path: Path, form: str = "tables", *, page: bool = True, whole: bool = False) -> int:
+def show_run(path: Path, *more: Verdict, form: str = "tables", page: bool = True, whole: bool = False) -> int:
     """Print a run and its folder, write its report unless told not to, and return the exit code.
 
     As tables, of which the first page is printed unless ``whole``, the folder is the last line; in another tool's
@@ -32,7 +33,7 @@ def show_run(path: Path, form: str = "tables", *, page: bool = True, whole: bool
     results: it is a warning, and the exit code 4 if all else is fine.
     """
     run = load_run(path)
-    report = report_of(run)
+    report = report_of(run, *more)
     code = report.code
     if form == "tables":
         print_report(report, render=render_text if whole else render_closing)

@@ -17,6 +17,7 @@ from reports.analysis.problems import bad_rows, emulations, not_measured, other_
 from reports.analysis.rank_hosts import Nodes
 from reports.analysis.step_parts import broken_down, calls_of, worst_ratio
 from reports.analysis.summary import Row, Summary, summarize
+from reports.analysis.verdicts import Verdict
 from reports.report import Report, Section
 from reports.sections.attention import attention_section
 from reports.sections.communication import communication_section, contrast_section, group_section
@@ -43,11 +44,11 @@ _LATE_SHARE, _LATE_OF_TIME = 0.5, 0.1
 _OFF_RATIO = 0.01
 
 
-def report_of(run: Run) -> Report:
-    """Analyse a run once, and return all that is to be said of it."""
+def report_of(run: Run, *more: Verdict) -> Report:
+    """Analyse a run once, and return all that is to be said of it, with verdicts from elsewhere after its own."""
     summary = summarize(run)
     found = analyse(run, summary)
-    front = front_of(found)
+    front = front_of(found, more)
     return Report(
         name=run.info.id,
         verdicts=front.verdicts,
