@@ -77,7 +77,7 @@ def test_a_large_step_is_sampled_and_takes_no_more_than_the_arithmetic_says(alon
     step.step()
     assert step.check() == 0, step.differences()
     assert torch.cuda.max_memory_allocated() - before <= 1.05 * needed.sampled
-    assert any("at size on loss" in note for note in step.describe().notes)
+    assert any("at size on its loss" in note for note in step.describe().notes)
     step.close()
 
 
