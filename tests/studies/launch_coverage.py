@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.signal import lfilter  # type: ignore[import-untyped]
@@ -80,7 +81,7 @@ def noises() -> Iterator[Noise]:
 class Alone:
     """A world of one rank."""
 
-    global_rank = 0
+    global_rank, device = 0, torch.device("cpu")
 
     def decide(self, values: list[float]) -> list[float]:
         return values
