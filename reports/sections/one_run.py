@@ -1,5 +1,6 @@
 """The report of one run, in the order in which it is read: what was run, what stands out, and its sections."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from bench.text import format_duration
 from reports import cells
 from reports.analysis.analysis import Analysis, analyse
 from reports.analysis.contrasts import Grouped, Pairs, contrasts
+from reports.analysis.fits import size_of
 from reports.analysis.front import front_of
 from reports.analysis.labels import environment_facts, row_label, short_labels
 from reports.analysis.problems import bad_rows, emulations, not_measured, other_claims, warnings_of
@@ -41,6 +43,7 @@ SECTIONS: tuple[Callable[[Analysis], Section | None], ...] = (
 _MOST_NAMED = 6
 _SLOW_LINK, _SLOW_GROUP = 0.7, 0.9
 _LATE_SHARE, _LATE_OF_TIME = 0.5, 0.1
+_BY_CHANCE = 0.07  # five launches of two ranks that agree are 0.0625
 _OFF_RATIO = 0.01
 
 
@@ -103,13 +106,15 @@ def doubts(found: Analysis) -> tuple[str, ...]:
                 if factor.low is not None and factor.low > 1
             ),
         ),
-        _named("One rank comes last in most iterations, for a tenth of the time or more", _late(found.shown, name)),
+        _late(found.shown),
         _named(
-            "Sizes that the fit does not explain",
+            "Far from their fit",
             (
-                f"{row_label(curve.rows[0])} at {cells.size(size)}, {100 * error:+.0f} %"
+                f"{row_label(row)} {100 * error:+.0f} %"
                 for curve in found.curves
                 for size, error in curve.fit.off_curve
+                for row in curve.rows
+                if size_of(row) == size
             ),
         ),
         _named(
@@ -167,14 +172,28 @@ def _slow_groups(groups: Sequence[Grouped]) -> Iterator[str]:
                 yield f"{alike.slowest}: {row_label(one.first)}"
 
 
-def _late(rows: Sequence[Row], name: Mapping[str, str]) -> Iterator[str]:
-    for row in rows:
-        arrival = next((record.arrival for record in row.measured if record.arrival), None)
-        skew, seconds = row.value("skew"), row.value(row.headline)
-        if arrival is None or arrival.late_rank is None or arrival.share is None or not skew or not seconds:
-            continue
-        if arrival.share > _LATE_SHARE and skew > _LATE_OF_TIME * seconds:
-            yield f"rank {arrival.late_rank}, by {cells.duration(skew)}: {name[row.case.id]}"
+def _late(rows: Sequence[Row]) -> str:
+    """Name the rank that arrives last in more launches than chance makes (binomial), none where launches disagree.
+
+    A launch names the rank that is last, for a tenth of the time or more, in two thirds of the cases where any is.
+    """
+    named, skews = dict[int, list[int]](), dict[int, list[float]]()
+    known = [(row, one, one.arrival) for row in rows for one in row.measured if one.arrival]
+    launches, size = {one.launch for _, one, _ in known}, max((row.world.size for row, _, _ in known), default=1)
+    for row, one, arrival in known:
+        skew, time = ((metric and metric.value) or 0.0 for metric in map(one.metrics.get, ("skew", row.headline)))
+        is_far = (arrival.share or 0.0) > _LATE_SHARE and skew > _LATE_OF_TIME * time > 0
+        if arrival.late_rank is not None and is_far:
+            named.setdefault(one.launch, []).append(arrival.late_rank)
+            skews.setdefault(arrival.late_rank, []).append(skew)
+    votes = Counter(rank for of in named.values() for rank, n in Counter(of).most_common(1) if 3 * n >= 2 * len(of))
+    for rank, count in votes.most_common(1):
+        others = range(count, len(launches) + 1)
+        chance = sum(math.comb(len(launches), k) * (size - 1) ** (len(launches) - k) for k in others)
+        if size * chance / size ** len(launches) <= _BY_CHANCE:
+            least = cells.duration(median(skews[rank]))
+            return f"Rank {rank} arrives last in {count} of {len(launches)} launches, by {least} (median of cases)."
+    return ""
 
 
 # what a study holds, for communication (True), steps (False), or both (None)

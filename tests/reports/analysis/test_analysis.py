@@ -77,10 +77,10 @@ def doubted(*records: Record) -> tuple[str, ...]:
     return doubts(found_in(*records))
 
 
-def late(share: float = 0.8, skew: float = 3e-4, rank: int | None = 2) -> Record:
+def late(launch: int = 0, rank: int | None = 2, share: float = 0.8, skew: float = 3e-4) -> Record:
     arrival = Arrival(method="c", uncertainty=0.0, late_rank=rank, share=share, last_out_rank=None, last_out_share=None)
     metrics = fixtures.collective_metrics(collective(), 1e-3) | {"skew": fixtures.seconds_metric(skew)}
-    return ok(collective(), metrics=metrics, arrival=arrival)
+    return ok(collective(), launch, metrics=metrics, arrival=arrival)
 
 
 def test_a_quiet_run_has_no_doubts_and_wild_scatter_is_named_with_long_lists_cut() -> None:
@@ -130,18 +130,27 @@ def test_links_and_groups_are_held_against_those_of_their_kind() -> None:
     assert group.startswith("Slower than the other groups by more than a tenth: node 4,5: all_reduce")
 
 
-def test_loads_stragglers_odd_sizes_and_odd_bytes_are_named_where_they_matter() -> None:
+def test_loads_odd_sizes_and_odd_bytes_are_named_where_they_matter() -> None:
     (told,) = doubted(ok(collective()), ok(collective(background="gemm"), seconds=3e-3))
     assert told == "Slower beside others, by more than the interval: all_reduce 1K blocking float32 beside gemm x 3.00."
     assert doubted(ok(collective()), ok(collective(background="gemm"), seconds=1.05e-3)) == ()
-    (told,) = doubted(late())
-    assert told.endswith("for a tenth of the time or more: rank 2, by 300 us: all_reduce 1K blocking float32.")
-    assert doubted(late(share=0.4)) == doubted(late(skew=5e-5)) == doubted(late(rank=None)) == ()
     odd = ok(collective(size_bytes=4096), seconds=300e-6)
     found = doubted(*(odd if record.case.id == odd.case.id else record for record in curve_records()))
-    assert any("Sizes that the fit does not explain: all_reduce 1K blocking float32 at 4K, +" in one for one in found)
+    assert any("Far from their fit: all_reduce 4K blocking float32 +" in one for one in found)
     metrics = fixtures.step_metrics(1e-2) | {"bytes_ratio.dp": plain(2.0, ""), "bytes_ratio.tp": plain(1.0, "")}
     assert doubted(ok(step(), metrics=metrics)) == ("Bytes sent are not those expected: ddp on dp x 2.000.",)
+
+
+def test_one_rank_is_called_late_where_launches_agree_beyond_chance() -> None:
+    def told(*ranks: int | None, **more: float) -> list[str]:
+        found = doubted(*(late(launch, rank, **more) for launch, rank in enumerate(ranks)))
+        return [one for one in found if "arrives last" in one]
+
+    # four ranks: three launches of three are 4 / 64 by chance, two of two are 4 / 16
+    assert told(2, 2, 2) == ["Rank 2 arrives last in 3 of 3 launches, by 300 us (median of cases)."]
+    assert told(2, 2) == told(2) == told(2, 2, 1) == told(None, None, None) == []
+    assert told(2, 2, 1, 2, 2) == ["Rank 2 arrives last in 4 of 5 launches, by 300 us (median of cases)."]
+    assert told(2, 2, 2, share=0.4) == told(2, 2, 2, skew=5e-5) == []
 
 
 def notes_of(*records: Record, launches: int = 1) -> str:
