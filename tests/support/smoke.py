@@ -19,7 +19,7 @@ def smoke(folder: Path) -> Run:
 def _measured(folder: Path, budget: str) -> Run:
     folder.mkdir()
     done = subprocess.run(
-        [PARBENCH, "run", "--preset", "smoke", "--nproc", "2", "--budget", budget],
+        [PARBENCH, "run", "--all", "--preset", "smoke", "--nproc", "2", "--budget", budget],
         cwd=folder,
         env=environment(),
         capture_output=True,
