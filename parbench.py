@@ -3,6 +3,7 @@
 Nothing heavy is imported before it is needed.
 """
 
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -79,6 +80,15 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names; ``UsageError`` with the nearest name if there is none."""
+        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        if args[0] not in COMMANDS and near and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; what the user can mend is one sentence."""
         from bench.text import UserError
@@ -90,7 +100,7 @@ class LazyGroup(click.Group):
             sys.exit(2)
 
 
-@click.group(cls=LazyGroup, epilog="Start with: parbench run")
+@click.group(cls=LazyGroup, epilog="Start with: parbench run", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="parbench", prog_name="parbench")
 @click.pass_context
 def main(ctx: click.Context) -> None:

@@ -12,6 +12,21 @@ import click
 from bench.text import UserError, format_size
 
 
+class RunPath(click.Path):
+    """A run's folder; ``latest`` is the newest in ``runs``, ``DIR/latest`` that in DIR."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the folder; ``UserError`` if there is no run to be the latest."""
+        path = Path(value)
+        if path.name != "latest" or path.exists():
+            return path
+        folder = path.parent if path.parent != Path() else Path("runs")
+        found = sorted(file.parent for file in folder.glob("*/run.json"))  # their names begin with their time
+        if not found:
+            raise UserError(f"{path}: {folder} holds no run")
+        return found[-1]
+
+
 @dataclass(frozen=True, kw_only=True)
 class AppHooks:
     """What other packages give these commands.
@@ -88,7 +103,7 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
     help="A TOML file of cases, and of: preset, nproc, backend, device, launches, budget, timeout.",
 )
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs go.")
-@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Measure what a run has no record of.")
+@click.option("--resume", type=RunPath(), metavar="RUN", help="Measure what a run has no record of.")
 @click.option("--json", "as_json", is_flag=True, help="Print records, one a line, instead of tables.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="tables", help="What to print.")
 @click.option("--all", "whole", is_flag=True, help="Print every table and row, not the first page alone.")

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from bench.commands import RunPath
+
 # spelt out here too, so that --help imports nothing; a test compares them
 TOOLS = ("nccl-tests", "param", "osu", "gloo")
 EXPORTS = (
@@ -50,7 +52,7 @@ Examples:
 
 
 @click.command(epilog=_REPORT_EXAMPLES)
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @click.option(
     "-o",
     "--output",
@@ -70,12 +72,12 @@ def report(runs: tuple[Path, ...], output: Path | None, form: str) -> None:
     click.get_current_context().exit(build_report(runs, form, output))
 
 
-@click.command(epilog="Example: parbench show runs/20260102T030405Z-node1-1a2b3c --watch")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.command(epilog="Example: parbench show --all latest")
+@click.argument("run", type=RunPath())
 @click.option("--all", "whole", is_flag=True, help="Print every table and row.")
 @click.option("--watch", is_flag=True, help="Follow a run in progress until it ends.")
 def show(run: Path, whole: bool, watch: bool) -> None:
-    """Print the first page of RUN, a run's folder, or with --all every table; of a sweep's runs, their tables.
+    """Print the first page of RUN, a run's folder or latest, with --all every table; of a sweep, its runs' tables.
 
     The exit code is the run's own: 0 fine, 1 a wrong result, 4 something did not run.
     """
@@ -89,8 +91,8 @@ def show(run: Path, whole: bool, watch: bool) -> None:
 
 
 @click.command(epilog=_COMPARE_EXAMPLES)
-@click.argument("base")
-@click.argument("new")
+@click.argument("base", type=RunPath())
+@click.argument("new", type=RunPath())
 @click.option("--format", "form", type=click.Choice(COMPARISONS), default="table", show_default=True, help="The form.")
 @click.option(
     "-o",
@@ -136,8 +138,8 @@ def show(run: Path, whole: bool, watch: bool) -> None:
     help="With --confirm: for the fresh runs.",
 )
 def compare(
-    base: str,
-    new: str,
+    base: Path,
+    new: Path,
     form: str,
     output: Path | None,
     floor: str | None,
@@ -175,8 +177,8 @@ def compare(
         tell=lambda text: click.echo(text, err=True),
     )
     text, code = compare_runs(
-        base,
-        new,
+        str(base),
+        str(new),
         floor=floor,
         across=across,
         form=form,
@@ -216,7 +218,7 @@ def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, o
 
 
 @click.command(epilog=_EXPORT_EXAMPLES)
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunPath())
 @click.option("--format", "form", type=click.Choice(EXPORTS), required=True, help="The format to write.")
 @click.option(
     "-o",

@@ -67,7 +67,8 @@ def test_help_and_version_answer_and_an_unknown_command_is_refused(parbench: Com
     assert parbench("--version").stdout.startswith("parbench, version ")
     refused = parbench("rum")
     assert refused.returncode == 2
-    assert "rum" in refused.stderr
+    assert "No such command 'rum'. Did you mean 'run'?" in refused.stderr
+    assert parbench("run", "-h").stdout == parbench("run", "--help").stdout
 
 
 def test_a_folder_named_bench_does_not_shadow_ours(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def load_run(path: Path) -> Run:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise UserError(f"{path} is no run: it holds no readable run.json") from error
+        why = "it holds no readable run.json" if path.is_dir() else "there is no such folder"
+        raise UserError(f"{path} is no run: {why}") from error
     with reading(file):
         refuse_newer(content, str(file))
         info = msgspec.json.decode(content, type=RunInfo)

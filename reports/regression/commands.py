@@ -6,6 +6,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from bench.commands import RunPath
+
 FILE = Path("runs/history.sqlite")
 _EXAMPLES = """\b
 Examples:
@@ -39,7 +41,7 @@ def history() -> None:
 
 
 @history.command(epilog="Example: parbench history add runs/20260102T030405Z-node1-1a2b3c")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @click.option(
     "--branch",
     envvar=["GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_BRANCH"],

@@ -1,6 +1,7 @@
 """The commands report, show, import and export: what they print and write, and what they refuse with which code."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from traced import run_with, timeline, traced_record
 
 from bench.results.runs import load_run
 from bench.text import UserError
-from reports.commands import EXPORTS, REPORTS, TOOLS, export, import_files, report, show
+from reports.commands import EXPORTS, REPORTS, TOOLS, compare, export, import_files, report, show
 from reports.formats.chrome_trace import render_trace
 from reports.formats.imports import PARSERS
 from reports.formats.nccl_tests import render_text
@@ -103,6 +104,18 @@ def test_a_run_is_shown_with_its_own_exit_code_and_a_finished_one_can_be_watched
     assert "1 of 1 results equal the reference" in printed(show, run, "--watch")
     failed = write_run(tmp_path, make_run(make_plan([collective()]), [bad(collective())]))
     assert invoke(show, failed).exit_code == 4
+
+
+def test_the_latest_run_of_a_folder_goes_by_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refused(show, "latest") == "latest: runs holds no run"
+    for i in (2, 1):
+        run = write_run(tmp_path / "written", make_run(make_plan([collective()]), [ok(collective())]))
+        for out in ("runs", "other"):
+            shutil.copytree(run, tmp_path / out / f"2026010{i}T000000Z-host-1a2b3c")
+    for word, shown in (("latest", "runs"), ("other/latest", "other")):
+        assert printed(show, word).endswith(f"\n{shown}/20260102T000000Z-host-1a2b3c\n")
+    assert "same run" in refused(compare, "latest", "runs/20260102T000000Z-host-1a2b3c")
 
 
 def test_a_sweep_is_shown_as_tables_over_nodes(tmp_path: Path) -> None:
