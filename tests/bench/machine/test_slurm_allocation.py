@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from clusters import in_cluster
+from nvidia import H100, gpus, install
 from paths import environment
 from refusals import refusal
 from trees import write_tool
@@ -168,12 +169,15 @@ sys.stdout.write(msgspec.json.encode(machine_of_ranks(os.environ, Allocation.fin
 @pytest.mark.full
 def test_a_real_slurm_answers_for_its_node_and_not_for_the_host_of_salloc(tmp_path: Path) -> None:
     """GPUs are only where a slurmd is; the node has both of its CPUs, though the step that asks has one task."""
-    write_tool(tmp_path, "nvidia-smi", 'test "$SLURMD_NODENAME" && echo "H100, 81920" && echo "H100, 81920"')
+    install(tmp_path, gpus(H100, 2))
+    write_tool(
+        tmp_path, "nvidia-smi", f'test "$SLURMD_NODENAME" && exec {sys.executable} -IS {tmp_path / "answer.py"} "$@"'
+    )
     (tmp_path / "asked.py").write_text(ASKED)
     variables = {**environment(), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = ["salloc", "-Q", "-N2", "--ntasks-per-node=1", sys.executable, "asked.py"]
     done = in_cluster(command, nodes=2, cwd=tmp_path, variables=variables)
     assert done.returncode == 0, done.stdout + done.stderr
     found = msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=Machine)
-    assert [gpu.name for gpu in found.gpus] == ["H100", "H100"]
+    assert [gpu.name for gpu in found.gpus] == [H100["name"]] * 2
     assert found.cores == min(2, os.cpu_count() or 1)
