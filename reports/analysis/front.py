@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bench.results.metrics import MetricValue
 from bench.text import format_duration
+from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.fits import Ceiling, size_of
 from reports.analysis.labels import AXES, differences, short_labels
@@ -49,6 +50,22 @@ class Front:
     ceiling: Ceiling | None
     operations: tuple[Operation, ...]
     steps: tuple[Step, ...]
+
+    @property
+    def tiles(self) -> tuple[tuple[str, str], ...]:
+        """The numbers to see first, each with what it is."""
+        found = []
+        for step in self.steps[:1]:
+            parts = [f"{name} {100 * share:.0f} %" for name, share in step.parts.items()]
+            found.append((cells.duration(step.row.seconds), f"step of {step.name}"))
+            found += [(", ".join(parts[1:]), f"of a step of {step.name}")] if parts[1:] else []
+        rated = [one for one in self.operations if one.rate and one.rate.value]
+        told = [(one.latency.value, one.name) for one in self.operations if one.latency and one.latency.value]
+        found += [
+            (cells.quantity(one.rate.value, "B/s"), f"bus bandwidth of {one.name}") for one in rated[:1] if one.rate
+        ]
+        found += [(cells.duration(seconds), f"latency of {name}") for seconds, name in sorted(told)[:1]]
+        return tuple(found)
 
 
 def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:

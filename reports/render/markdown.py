@@ -20,7 +20,7 @@ def render_markdown(report: Report) -> str:
         *(f"**{escaped(told)}**" for told in (*report.warnings, *report.emulated)),
         *([escaped(report.heading)] if is_one else []),
         *_titled("Wrong, hung or failed", PROBLEM_COLUMNS, report.problems),
-        *_listed("Slow or noisy", report.doubts),
+        *_listed("Look at first", report.doubts),
         *_titled("Not measured", PROBLEM_COLUMNS, report.not_measured),
     ]
     for section in report.sections:

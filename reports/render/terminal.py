@@ -59,7 +59,7 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
     write_table(sheet, "Wrong, hung or failed", PROBLEM_COLUMNS, report.problems)
     write_table(sheet, "Not measured", PROBLEM_COLUMNS, report.not_measured)
     if report.doubts:
-        sheet.write("", Text("Slow or noisy", style="bold"))
+        sheet.write("", Text("Look at first", style="bold"))
         sheet.tell(*report.doubts)
     sheet.write("")
     sheet.write(*verdict_lines(report.verdicts))

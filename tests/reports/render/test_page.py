@@ -15,6 +15,7 @@ from nodes_fixtures import EMULATION
 from report_rows import run_of
 from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, pipeline_record, step
 
+from bench.launch.control_channel import LEFT_OUT
 from bench.plan.cases import make_case
 from bench.plan.plan import Skipped
 from bench.results.records import Record
@@ -149,8 +150,27 @@ def test_the_top_says_what_was_run_with_what_verdict_and_what_it_cannot_show() -
     assert "cannot show:</strong> 4 ranks on 2 cores: functional only</p>" in shared
 
 
+def test_the_first_screen_has_the_numbers_to_see_first() -> None:
+    steps = ok(step("ddp"), metrics=fixtures.training_metrics(0.1))
+    header = Page(told(ok(collective()), ok(collective("gather", 1 << 20), seconds=2e-3), steps)).visible
+    for number, what in (
+        ("100 ms", "step of ddp"),
+        ("exposed 30 %, idle 6 %", "of a step of ddp"),
+        ("0.786 GB/s", "bus bandwidth of gather"),
+        ("1.00 ms", "latency of all_reduce"),
+    ):
+        assert " ".join((number, what)) in " ".join(header.split()), what
+
+
+def test_a_run_that_the_budget_cut_does_not_say_that_every_launch_was_made() -> None:
+    cut = bad(collective(), 1, "skipped", LEFT_OUT)
+    for record, every in ((ok(collective(), 1), True), (cut, False)):
+        page = html_of(make_run(make_plan([collective()], launches=2), [ok(collective()), record]))
+        assert ("every planned case ran in every launch" in part_of(page, "not-measured")) is every
+
+
 def test_what_is_wrong_slow_and_not_measured_comes_before_any_result() -> None:
-    assert_in_order(sample(), "problems", "slow", "not-measured", "environment", "communication")
+    assert_in_order(sample(), "problems", "slow", "not-measured", "communication")
     part = part_of(sample(), "not-measured")
     assert "size 1001 B is not a multiple of 4 ranks x 4 B" in part
     assert "no record: the run ended before" in part

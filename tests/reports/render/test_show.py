@@ -123,7 +123,7 @@ def test_markdown_says_what_the_page_says_verdicts_first() -> None:
     text = markdown_of(sample_run())
     assert text.startswith("# parbench run-1\n\n* **WRONG** 1 of 54 results differ from the reference -&gt; do not use")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
-        *("Wrong, hung or failed", "Slow or noisy", "Not measured", "Communication", "Steps", "How it was measured")
+        *("Wrong, hung or failed", "Look at first", "Not measured", "Communication", "Steps", "How it was measured")
     ]
     assert_tables_are_whole(text, at_least=5)
     emulated = markdown_of(node_run())

@@ -128,8 +128,8 @@ def test_problems_come_after_the_results_and_the_verdict_after_them() -> None:
     ):
         assert expected in text
     noisy = told(ok(collective(), grade="very noisy"))
-    assert noisy.index("Slow or noisy\nVery noisy") < noisy.index("\nCORRECT")
-    assert "Slow or noisy" not in told(ok(collective()))
+    assert noisy.index("Look at first\nVery noisy") < noisy.index("\nCORRECT")
+    assert "Look at first" not in told(ok(collective()))
 
 
 def test_hostile_text_is_shown_and_obeyed_by_nothing() -> None:
