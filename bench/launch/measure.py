@@ -127,7 +127,8 @@ def _drive(run: Run, joined: Joined | None, *, as_json: bool, nodelist: str | No
         start = _starter(run, joined, nodelist)
         hosts, facts = _whereabouts(run.info.plan, joined)
         findings = examine_here(os.environ, gpus=run.info.plan.device == "cuda")
-        disturbing = {one.topic: one.found for one in findings if one.disturbs}
+        nodes_apart = run.info.plan.spread is not None  # only between them an interface counts
+        disturbing = {f.topic: f.found for f in findings if f.disturbs and (nodes_apart or f.topic != "interface")}
         facts |= {VOLATILE: {DISTURBANCES: disturbing}}
         driver = Driver(run, writer, start, display, hosts=hosts, facts=facts)
         stack.enter_context(terminated_as_interrupted())

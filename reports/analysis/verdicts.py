@@ -80,8 +80,9 @@ def _completeness(run: Run, summary: Summary, measured: Sequence[Row]) -> Verdic
     if not none and not fewer:
         told = f"{counted(len(measured), 'case')}, {plan.launches} launch{'es' * (plan.launches != 1)} each{aside}"
         return Verdict(word="COMPLETE", level="good", told=told)
-    parts = [f"{count} have {launches} of {plan.launches} launches" for launches, count in sorted(fewer.items())]
-    told = f"of {counted(cases, 'case')} {', '.join([f'{none} have no time'] * bool(none) + parts)}{aside}"
+    shares = {0: none, **fewer} if none else fewer
+    parts = [f"{count} have {launches or 'none'} of {plan.launches}" for launches, count in sorted(shares.items())]
+    told = f"launches are missing: of {counted(cases, 'case')} {', '.join(parts)}{aside}"
     done = sum(row.launches for row in measured)
     needed = plan.budget_seconds * plan.launches * (len(measured) + none) / done
     remedy = f"--budget {format_budget(1.1 * needed)} holds all"

@@ -77,6 +77,7 @@ def test_what_disturbs_at_the_start_is_kept_that_of_gpus_where_they_are_measured
         kept = (load_run(path).info.environment or {})["load"]["disturbances"]
         expected = {"gpu persistence": "off"} if device == "cuda" else {}
         assert {topic: found for topic, found in kept.items() if topic.startswith("gpu")} == expected
+        assert "interface" not in kept, "all ranks are on this host"
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])

@@ -60,7 +60,7 @@ def test_what_is_lacking_is_counted_with_what_would_hold_it() -> None:
     cases = (FIRST, SECOND, step())
     records = [*whole, ok(SECOND, 0), late(SECOND, 1), late(step(), 0), late(step(), 1)]
     (_, partial, _) = found(records, cases, launches=2)
-    words = "of 3 cases 1 have no time, 1 have 1 of 2 launches (the budget was 1 min 0 s)"
+    words = "launches are missing: of 3 cases 1 have none of 2, 1 have 1 of 2 (the budget was 1 min 0 s)"
     assert told(partial) == ("PARTIAL", "doubtful", words, "--budget 140s holds all")
     assert [format_budget(seconds) for seconds in (1.0, 61.0, 179.0, 181.0)] == ["10s", "70s", "180s", "4m"]
 
