@@ -219,9 +219,13 @@ def test_a_gpu_disturbs_beyond_its_limits_and_not_where_they_are_unknown() -> No
         finding = examined(machine={"gpus": gpus, "torch_has_cuda": True})[topic]
         expected = UNKNOWN if words == UNKNOWN else f"GPU 4: -; GPU 6: {words}"
         assert (finding.found, finding.disturbs) == (expected, disturbs), (topic, told)
+
+
+def test_gpus_with_unlike_links_disturb() -> None:
+    links = (26.562, 26.562)
     uneven = (Gpu(name="H100", nvlinks=links), Gpu(name="H100", nvlinks=(26.562, 0.0)), Gpu(name="H100", nvlinks=()))
-    for gpus in (uneven[:2], uneven[::2]):
-        assert examined(machine={"gpus": gpus, "torch_has_cuda": True})["gpu nvlink"].disturbs
+    for pair in (uneven[:2], uneven[::2]):
+        assert examined(machine={"gpus": pair, "torch_has_cuda": True})["gpu nvlink"].disturbs
 
 
 def test_machines_with_gpus_are_told_in_words_with_a_remedy(tmp_path: Path) -> None:
