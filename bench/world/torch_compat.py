@@ -10,7 +10,6 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
@@ -26,6 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from bench.results.traced import TraceEvent
+
 ATTENTIONS = frozenset(
     getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default
     for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
@@ -33,26 +34,6 @@ ATTENTIONS = frozenset(
 """The operators that scaled_dot_product_attention becomes."""
 
 REDUCE_OPS = {name: getattr(dist.ReduceOp, name.upper()) for name in ("sum", "avg", "min", "max", "product")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TraceEvent:
-    """What torch's profiler saw, in ns of its clock; ``device`` is the device's, not the host's.
-
-    An ``annotation`` is a range with a name of its own: torch puts those of the host on the device too, around kernels.
-    A kernel has the ``correlation`` of the host's launch of it, and is ``linked`` to the correlation of the innermost
-    operator that launched it; 0 is none. Operators and launches number theirs apart.
-    """
-
-    name: str
-    start_ns: int
-    stop_ns: int
-    thread: int
-    device: bool
-    asynchronous: bool
-    annotation: bool = False
-    correlation: int = 0
-    linked: int = 0
 
 
 @contextmanager

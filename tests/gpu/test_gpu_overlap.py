@@ -8,13 +8,14 @@ import torch
 from ranks import Ranks
 from training_steps import small
 
+from bench.results.spans import intersection, length
+from bench.results.traced import spans_of_calls
 from bench.world.subject import Explanation
 from bench.world.torch_compat import coalescing, profiling, trace_events
 from bench.world.world import World, open_world
 from workloads.model.timed_compute import TimedCompute
 from workloads.pipeline_parallel.pipeline_probe import claims_bubble
-from workloads.step.probe import moment, seconds_of
-from workloads.step.trace import intersection, length, spans_of_calls, trace_step
+from workloads.step.probe import moment, seconds_of, trace_step
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bench.results.details import Loads
 from bench.results.metrics import MetricValue, value, values
+from bench.results.spans import break_down
 from bench.results.stats import mean_of
 from bench.results.turns import cross_fitted, paired_difference, paired_factor, slowest
 from bench.world.subject import Explanation
@@ -23,9 +24,8 @@ from workloads.expert_parallel.moe_case import Moe
 from workloads.expert_parallel.moe_layer import MoeLayer
 from workloads.expert_parallel.routes import Routes
 from workloads.expert_parallel.routing import BALANCED, expected_drop_rate, imbalance
-from workloads.step.probe import Begin, Step, take_turns, timed
+from workloads.step.probe import Begin, Step, take_turns, timed, trace_step
 from workloads.step.sent_bytes import ByAxis, SentBytes, bytes_by_axis, counted
-from workloads.step.trace import break_down, trace_step
 
 _REPEATS = 3
 

@@ -15,27 +15,15 @@ import torch.distributed as dist
 from bench.results.details import Calls, Communication
 from bench.results.metrics import MetricValue, values
 from bench.results.records import RankTimeline, Timeline
+from bench.results.spans import Breakdown, Span, break_down, difference, gaps, intersection, length, union
 from bench.results.stats import median
+from bench.results.traced import Trace, rank_timeline, spans_of_calls
 from bench.results.turns import cross_fitted, mean_rank, paired_difference, paired_overhead, slowest
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.step.layout import Layout
-from workloads.step.probe import Begin, Step, take_turns, timed
+from workloads.step.probe import Begin, Step, take_turns, timed, trace_step
 from workloads.step.sent_bytes import OTHER, SentCall, Silenced, counted, fake_twins
-from workloads.step.trace import (
-    Breakdown,
-    Span,
-    Trace,
-    break_down,
-    difference,
-    gaps,
-    intersection,
-    length,
-    rank_timeline,
-    spans_of_calls,
-    trace_step,
-    union,
-)
 
 _MOST_INTERVALS = 200_000
 _MOST_WATCHING = 0.05

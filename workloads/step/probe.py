@@ -2,11 +2,15 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
+from torch.profiler import record_function
 
+from bench.results.traced import COMPUTE, PHASE, STEP, Trace, on_device, on_host
 from bench.world.subject import Explanation
+from bench.world.torch_compat import profiling, trace_events
 from bench.world.world import World
 
 Step = Callable[[], object]
@@ -63,6 +67,23 @@ def timed(step: Step, world: World) -> float:
     step()
     world.sync()
     return time.perf_counter() - began
+
+
+def trace_step(step: Callable[[], object], device: torch.device) -> Trace:
+    """Return the trace of one step; on CUDA its end is when the device is done."""
+    on_cuda = device.type == "cuda"
+    with profiling(device) as profiler:
+        began_ns = time.perf_counter_ns()
+        with record_function(STEP):
+            step()
+            if on_cuda:
+                torch.cuda.synchronize(device)
+        wall_seconds = (time.perf_counter_ns() - began_ns) / 1e9
+    events = trace_events(profiler)
+    found = on_device(events, wall_seconds) if on_cuda else on_host(events, wall_seconds)
+    named = [event for event in events if event.name.startswith(PHASE) and not event.device]
+    phases = [(e.name.removeprefix(PHASE), (e.start_ns, e.stop_ns)) for e in named if e.name not in (STEP, COMPUTE)]
+    return replace(found, began_ns=began_ns, phases=sorted(phases, key=lambda phase: phase[1]))
 
 
 def moment(device: torch.device) -> Moment:

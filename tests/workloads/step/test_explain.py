@@ -14,11 +14,12 @@ from torch.distributed import distributed_c10d
 from training_steps import trained
 
 from bench.results.stats import t_quantile
+from bench.results.traced import Trace
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.step.overlap import differences
+from workloads.step.probe import trace_step
 from workloads.step.sent_bytes import OTHER, Silenced, counted, fake_twins
-from workloads.step.trace import Trace, trace_step
 from workloads.step.training_step import TrainingStep
 
 MS = 1_000_000

@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from bench.world.torch_compat import TraceEvent
+from bench.results.spans import Span
+from bench.results.traced import STEP, Trace, TraceEvent, on_device, rank_timeline
 from bench.world.world import Clock
 from workloads.step.overlap import Observed, Overlap, broken_down, doubts_of_ect, held_against, waited
 from workloads.step.sent_bytes import OTHER, SentCall
-from workloads.step.trace import STEP, Span, Trace, _on_device, rank_timeline
 
 CUDA = torch.device("cuda", 0)
 NS = 1e-9
@@ -48,7 +48,7 @@ class Drawn:
         self.events.append(event(name, kernel, device=True, correlation=7000 + at, linked=of))
 
     def trace(self) -> Trace:
-        return _on_device(sorted(self.events, key=lambda one: one.start_ns), 1000 * NS)
+        return on_device(sorted(self.events, key=lambda one: one.start_ns), 1000 * NS)
 
     def _next(self) -> int:
         self._number += 1

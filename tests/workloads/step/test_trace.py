@@ -11,22 +11,11 @@ from torch.profiler import record_function
 from training_steps import trained
 
 from bench.results.records import RankTimeline
-from bench.world.torch_compat import TraceEvent
+from bench.results.spans import Span, break_down, gaps, intersection, length
+from bench.results.traced import COMPUTE, STEP, Trace, TraceEvent, on_device, rank_timeline
 from bench.world.world import World
+from workloads.step.probe import trace_step
 from workloads.step.sent_bytes import counted
-from workloads.step.trace import (
-    COMPUTE,
-    STEP,
-    Span,
-    Trace,
-    _on_device,
-    break_down,
-    gaps,
-    intersection,
-    length,
-    rank_timeline,
-    trace_step,
-)
 
 CPU = torch.device("cpu")
 NAP_SECONDS = 0.02
@@ -156,7 +145,7 @@ HOST = [event(STEP, 0, 1000, device=False, annotation=True), event("c10d::allred
 
 
 def test_ranges_that_stand_on_the_device_too_are_no_kernels() -> None:
-    trace = _on_device([*HOST, *RANGES, *KERNELS], 1e-6)
+    trace = on_device([*HOST, *RANGES, *KERNELS], 1e-6)
     assert (trace.compute, trace.comm, trace.copies) == ([(0, 400), (770, 1000)], [(300, 740)], [(740, 770)])
     assert trace.called == [(100, 150)]
     found = break_down(trace.step, trace.compute, {"dp": trace.comm}, trace.copies)
@@ -171,7 +160,7 @@ def test_a_devices_events_are_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) 
         raise AssertionError("events are compared")
 
     monkeypatch.setattr(TraceEvent, "__eq__", never)
-    assert len(_on_device([*HOST, *KERNELS * 3], 1e-6).comm) == 3
+    assert len(on_device([*HOST, *KERNELS * 3], 1e-6).comm) == 3
 
 
 TRACE = Trace(

@@ -1,22 +1,13 @@
-"""A traced step as spans of time: what torch's profiler saw of arithmetic, communication and copies.
+"""A traced step as spans of time: what torch's profiler saw of arithmetic, communication and copies."""
 
-Spans as sets, union, intersection and difference, and by them where the wall time of a step went.
-"""
-
-import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-import torch
-from torch.profiler import record_function
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from bench.results.records import COMM, COPY, Interval, RankTimeline
 from bench.results.records import COMPUTE as COMPUTE_STREAM
 from bench.results.records import PHASE as PHASE_STREAM
-from bench.world.torch_compat import TraceEvent, profiling, trace_events
-
-Span = tuple[int, int]  # start and stop in nanoseconds, the stop not included
+from bench.results.spans import Span, difference, intersection, union
 
 STEP = "parbench:step"
 COMPUTE = "parbench:compute"
@@ -26,6 +17,26 @@ _ISSUE = "c10d::"
 _WAIT = "_c10d_functional::wait_tensor"
 _WITHIN_ISSUE = "record_param_comms"  # what torch's backends record of a call, inside it
 _LAUNCH = ("cudaLaunch", "cuLaunch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceEvent:
+    """What torch's profiler saw, in ns of its clock; ``device`` is the device's, not the host's.
+
+    An ``annotation`` is a range with a name of its own: torch puts those of the host on the device too, around kernels.
+    A kernel has the ``correlation`` of the host's launch of it, and is ``linked`` to the correlation of the innermost
+    operator that launched it; 0 is none. Operators and launches number theirs apart.
+    """
+
+    name: str
+    start_ns: int
+    stop_ns: int
+    thread: int
+    device: bool
+    asynchronous: bool
+    annotation: bool = False
+    correlation: int = 0
+    linked: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,24 +63,7 @@ class Trace:
     launched: list[int | None] = field(default_factory=list)
 
 
-def trace_step(step: Callable[[], object], device: torch.device) -> Trace:
-    """Return the trace of one step; on CUDA its end is when the device is done."""
-    on_cuda = device.type == "cuda"
-    with profiling(device) as profiler:
-        began_ns = time.perf_counter_ns()
-        with record_function(STEP):
-            step()
-            if on_cuda:
-                torch.cuda.synchronize(device)
-        wall_seconds = (time.perf_counter_ns() - began_ns) / 1e9
-    events = trace_events(profiler)
-    found = _on_device(events, wall_seconds) if on_cuda else _on_host(events, wall_seconds)
-    named = [event for event in events if event.name.startswith(PHASE) and not event.device]
-    phases = [(e.name.removeprefix(PHASE), _span(e)) for e in named if e.name not in (STEP, COMPUTE)]
-    return replace(found, began_ns=began_ns, phases=sorted(phases, key=lambda phase: phase[1]))
-
-
-def _on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
+def on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
     """Read a step whose arithmetic is the host's: operations of the step's own thread, gloo's own events."""
     whole = next(event for event in events if event.name == STEP)
     mine = [event for event in events if event.thread == whole.thread and not event.asynchronous]
@@ -91,7 +85,7 @@ def _on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
     )
 
 
-def _on_device(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
+def on_device(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
     """Read a step whose arithmetic is the device's: its kernels, NCCL's among them, and its copies."""
     whole = next(event for event in events if event.name == STEP and not event.device)
     host = [event for event in events if not event.device and not event.asynchronous]
@@ -185,113 +179,3 @@ def rank_timeline(rank: int, trace: Trace, comm: Iterable[tuple[str, str, Span]]
     for axis, operation, span in comm:
         found += [interval(f"{COMM} {axis}", operation, part) for part in intersection([span], [trace.step])]
     return RankTimeline(rank=rank, start_us=at(trace.step[0]), stop_us=at(trace.step[1]), intervals=tuple(found))
-
-
-def union(spans: Iterable[Span]) -> list[Span]:
-    """Return the disjoint spans, in order, that cover the same time; neighbours are joined, empty spans dropped.
-
-    Linear in sorted spans (so are the other functions of spans), as sorting is then.
-    """
-    merged: list[Span] = []
-    for start, stop in sorted(spans):
-        if stop < start:
-            raise ValueError(f"stop({stop}) < start({start})")
-        if start == stop:
-            continue
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return merged
-
-
-def length(spans: Iterable[Span]) -> int:
-    """Return the nanoseconds that spans cover, each counted once."""
-    return sum(stop - start for start, stop in union(spans))
-
-
-def intersection(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
-    """Return the time that is in both."""
-    ours, theirs = union(a), union(b)
-    common: list[Span] = []
-    i = j = 0
-    while i < len(ours) and j < len(theirs):
-        start, stop = max(ours[i][0], theirs[j][0]), min(ours[i][1], theirs[j][1])
-        if start < stop:
-            common.append((start, stop))
-        if ours[i][1] <= theirs[j][1]:
-            i += 1
-        else:
-            j += 1
-    return common
-
-
-def difference(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
-    """Return the time that is in ``a`` and not in ``b``."""
-    mine, theirs = union(a), union(b)
-    if not mine:
-        return []
-    edges = [mine[0][0], *(edge for span in theirs for edge in span), mine[-1][1]]
-    outside = [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]
-    return intersection(mine, outside)
-
-
-def gaps(spans: Iterable[Span], within: Span) -> list[Span]:
-    """Return the time of ``within`` that no span covers."""
-    return difference([within], spans)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Breakdown:
-    """Where the time of a step went: the wall is the sum of all the rest."""
-
-    compute_seconds: float
-    exposed_comm_seconds: Mapping[str, float]
-    copy_seconds: float
-    idle_seconds: float
-    wall_seconds: float
-    residual_seconds: float
-
-
-def break_down(
-    wall: Span,
-    compute: Sequence[Span],
-    comm_by_axis: Mapping[str, Sequence[Span]],
-    copies: Sequence[Span],
-    *,
-    measured_wall_seconds: float | None = None,
-) -> Breakdown:
-    """Return the breakdown of ``wall``; spans are clipped to it, compute hides copies, and both hide communication.
-
-    Where several axes are exposed the time is that of the operation which started first, so that the sum over axes is
-    |union of communication - compute - copies|. Where the wall was measured by another clock too, that is the wall and
-    the residual is what the spans do not explain of it; else the residual is 0 by construction.
-    """
-    computing = intersection(compute, [wall])
-    copying = difference(intersection(copies, [wall]), computing)
-    busy = union([*computing, *copying])
-    owned = _first_started(comm_by_axis)
-    exposed = {axis: difference(intersection(spans, [wall]), busy) for axis, spans in owned.items()}
-    idle = gaps([*busy, *(span for spans in exposed.values() for span in spans)], wall)
-    covered = sum(length(spans) for spans in [computing, copying, idle, *exposed.values()])
-    wall_seconds = length([wall]) / 1e9 if measured_wall_seconds is None else measured_wall_seconds
-    return Breakdown(
-        compute_seconds=length(computing) / 1e9,
-        exposed_comm_seconds={axis: length(spans) / 1e9 for axis, spans in exposed.items()},
-        copy_seconds=length(copying) / 1e9,
-        idle_seconds=length(idle) / 1e9,
-        wall_seconds=wall_seconds,
-        residual_seconds=wall_seconds - covered / 1e9,
-    )
-
-
-def _first_started(spans_by_axis: Mapping[str, Sequence[Span]]) -> dict[str, list[Span]]:
-    """Return disjoint spans by axis: at any time the running operation that started first has it; axes in order tie."""
-    tagged = [(start, order, stop) for order, spans in enumerate(spans_by_axis.values()) for start, stop in spans]
-    owned: list[list[Span]] = [[] for _ in spans_by_axis]
-    reached = min(tagged, default=(0, 0, 0))[0]
-    for start, order, stop in sorted(tagged):
-        if (begin := max(start, reached)) < stop:
-            owned[order].append((begin, stop))
-            reached = stop
-    return dict(zip(spans_by_axis, owned, strict=True))
