@@ -118,6 +118,8 @@ METRICS = (
            "model FLOPs utilisation, by PaLM's count of FLOPs, of a datasheet's peak or of matrix products on a CPU",
            "model FLOPs of a step / step time / peak FLOP/s", {"steps": 2}),
     Metric("compute", "s", None, "compute", "time in which a rank computes", "", {"steps": 5, "times": 0}),
+    Metric("overlap", "", "higher", "overlap", "share of communication that computation or copies hide",
+           "hidden / (hidden + exposed)", {"steps": 3}, kind="from zero"),
     Metric("exposed_comm.AXIS", "s", "lower", "exposed AXIS", "communication on AXIS that no computation hides",
            "length of communication minus compute, as sets of time", {"times": 0}, kind="from zero"),
     Metric("exposed_copy", "s", "lower", "copy", "copies that neither computation nor communication hides", "",

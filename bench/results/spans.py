@@ -62,14 +62,21 @@ def gaps(spans: Iterable[Span], within: Span) -> list[Span]:
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """Where the time of a step went: the wall is the sum of all the rest."""
+    """Where the time of a step went: the wall is the sum of all the rest but communication that others hide."""
 
     compute_seconds: float
     exposed_comm_seconds: Mapping[str, float]
+    hidden_comm_seconds: float
     copy_seconds: float
     idle_seconds: float
     wall_seconds: float
     residual_seconds: float
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of communication that is hidden, None where there is none (as HolisticTraceAnalysis counts)."""
+        total = self.hidden_comm_seconds + sum(self.exposed_comm_seconds.values())
+        return self.hidden_comm_seconds / total if total else None
 
 
 def break_down(
@@ -97,6 +104,7 @@ def break_down(
     return Breakdown(
         compute_seconds=length(computing) / 1e9,
         exposed_comm_seconds={axis: length(spans) / 1e9 for axis, spans in exposed.items()},
+        hidden_comm_seconds=length(intersection((one for of in owned.values() for one in of), busy)) / 1e9,
         copy_seconds=length(copying) / 1e9,
         idle_seconds=length(idle) / 1e9,
         wall_seconds=wall_seconds,

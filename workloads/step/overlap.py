@@ -158,6 +158,7 @@ class Overlap:
             "compute": one.compute_seconds,
             **{f"exposed_comm.{axis}": seconds for axis, seconds in exposed.items()},
             "exposed_copy": one.copy_seconds,
+            "overlap": None if unseen else one.overlap,
             "idle": None if unseen else one.idle_seconds,
             "residual": one.residual_seconds,
             "comm_wait": None if unseen else last.wait_seconds[middle],

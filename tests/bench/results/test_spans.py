@@ -60,12 +60,13 @@ def test_one_long_span_against_many_is_one_pass() -> None:
 
 def brute_break_down(
     wall: Span, compute: Spans, comm: Mapping[str, Spans], copies: Spans
-) -> tuple[int, dict[str, int], int, int]:
+) -> tuple[int, dict[str, int], int, int, int]:
     exposed = dict.fromkeys(comm, 0)
-    computing = copying = idle = 0
+    computing = copying = idle = hidden = 0
     order = list(comm)
     for at in range(*wall):
         running = [(span[0], order.index(axis)) for axis, spans in comm.items() for span in spans if at in range(*span)]
+        hidden += bool(running) and (at in points(compute) or at in points(copies))
         if at in points(compute):
             computing += 1
         elif at in points(copies):
@@ -74,7 +75,7 @@ def brute_break_down(
             exposed[order[min(running)[1]]] += 1
         else:
             idle += 1
-    return computing, exposed, copying, idle
+    return computing, exposed, copying, idle, hidden
 
 
 @given(ONE, SPANS, st.dictionaries(st.sampled_from(["dp", "tp", "pp"]), SPANS), SPANS)
@@ -83,11 +84,14 @@ def test_a_breakdown_agrees_with_deciding_every_nanosecond(
     wall: Span, compute: Spans, comm: dict[str, Spans], copies: Spans
 ) -> None:
     found = break_down(wall, compute, comm, copies)
-    computing, exposed, copying, idle = brute_break_down(wall, compute, comm, copies)
+    computing, exposed, copying, idle, hidden = brute_break_down(wall, compute, comm, copies)
     assert found.compute_seconds == pytest.approx(computing * NS)
     assert found.exposed_comm_seconds == pytest.approx({axis: count * NS for axis, count in exposed.items()})
     assert found.copy_seconds == pytest.approx(copying * NS)
     assert found.idle_seconds == pytest.approx(idle * NS)
+    assert found.hidden_comm_seconds == pytest.approx(hidden * NS)
+    total = hidden + sum(exposed.values())
+    assert found.overlap == (pytest.approx(hidden / total) if total else None)
     assert found.wall_seconds == pytest.approx((wall[1] - wall[0]) * NS)
     assert found.residual_seconds == 0
 

@@ -182,7 +182,7 @@ def test_what_was_not_seen_is_unknown_and_never_zero() -> None:
     drawn.issue("allreduce_", 10)
     told = summed_up(drawn.trace(), [call("dp", "all_reduce")])
     found = {name: metric.value for name, metric in told.metrics.items()}
-    unknown = {"exposed_comm.dp", "idle", "comm_wait"}
+    unknown = {"exposed_comm.dp", "overlap", "idle", "comm_wait"}
     assert {name for name, value in found.items() if value is None} == unknown
     assert found["compute"] == pytest.approx(500 * NS)
     assert not {name for name in found if name.startswith(("comm_transfer", "straggler"))}
