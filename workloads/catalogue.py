@@ -8,19 +8,15 @@ from bench.plan.catalogue import GLOO_REMEDY
 from bench.plan.params import Param, Value, choice
 from bench.text import UserError
 from workloads.context_parallel.context_case import PARAMS as CONTEXT
-from workloads.context_parallel.context_case import plan_of, refuse_place
+from workloads.context_parallel.context_case import refuse_place
 from workloads.costs import strategies
 from workloads.costs.strategies import Strategy
-from workloads.expert_parallel.moe_case import LAYER_PARAMS, STEP_PARAMS, moe_of
-from workloads.mesh.axes import refuse_heads, refuse_sequence
-from workloads.mesh.mesh_case import PARAMS as HYBRID
-from workloads.mesh.mesh_case import hybrid_of, with_experts
-from workloads.model.shapes import BATCH, BUCKET, COMMON, COMPUTE, MODEL, PRECISION, Shape, parse_compute, shape_of
+from workloads.expert_parallel.moe_case import LAYER_PARAMS, STEP_PARAMS
+from workloads.mesh.axes import PARAMS as HYBRID
+from workloads.mesh.axes import with_experts
+from workloads.model.shapes import BATCH, BUCKET, COMMON, COMPUTE, MODEL, PRECISION
 from workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
-from workloads.pipeline_parallel.pipeline_case import each_schedule, require_pipeline
-
-Require = Callable[[Mapping[str, Value], Shape, int], object]
-"""Raises the ``UserError`` why parameters cannot run on so many ranks."""
+from workloads.pipeline_parallel.pipeline_case import each_schedule
 
 STATIC_GRAPH = Param(name="static_graph", kind="bool", default=False, optional=True, help="DDP's static graph")
 NO_SYNC = Param(
@@ -38,27 +34,8 @@ SHARD = Param(name="shard", kind="int", default=0, minimum=0, optional=True, hel
 TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a layer")
 
 
-def require_split(params: Mapping[str, Value], shape: Shape, nproc: int) -> None:
-    """Refuse layers that do not divide among ``tp`` ranks, which divide all ranks; without the parameter it is all."""
-    tp = int(params.get("tp", nproc))
-    if nproc % tp:
-        raise UserError(f"dp({nproc // tp}) * tp({tp}) != world size({nproc})")
-    if reason := refuse_heads(shape, {"tp": tp}):
-        raise UserError(reason)
-
-
-def require_split_sequence(params: Mapping[str, Value], shape: Shape, nproc: int) -> None:
-    require_split(params, shape, nproc)
-    if reason := refuse_sequence(shape, {"tp": nproc}):
-        raise UserError(reason)
-
-
-def require_shards(params: Mapping[str, Value], shape: Shape, nproc: int) -> None:
-    shard = int(params["shard"]) or max(2, nproc // 2)
-    if nproc % shard:
-        raise UserError(f"replicate({nproc // shard}) * shard({shard}) != world size({nproc})")
-
-
+OF_LAYERS = (*MODEL, BATCH[0], PRECISION)
+OF_MICROBATCHES = tuple(param for param in COMMON if param.name != "accumulation")
 GLOO_ON_GPUS = ("ddp", "ddp_bf16", "zero1", "ep_dispatch", "allgather_kv", "ulysses")
 """The steps, and methods of context parallelism, that gloo carries on GPUs: others send from rank to rank, or gather by
 DTensor, whose coalesced all_gather takes CPU tensors for granted."""
@@ -71,22 +48,19 @@ def _step(
     target: str,
     help_text: str,
     *more: Param,
-    strategy: Strategy | None = None,
-    require: Require | None = None,
+    strategy: Strategy,
+    whole: bool = True,
     place: Callable[[Params, WorldSpec], str | None] = lambda params, spec: None,
     expand: Callable[[Params, WorldSpec], Iterable[Params]] = only_itself,
     common: tuple[Param, ...] = COMMON,
     tags: tuple[str, ...] = (),
 ) -> Definition:
-    if strategy is not None:
+    if whole:
         STRATEGIES[name] = strategy
 
     def refused(params: Mapping[str, Value], spec: WorldSpec) -> str | None:
         try:
-            shape = shape_of(params)
-            parse_compute(str(params.get("compute", COMPUTE.default)))
-            if require is not None:
-                require(params, shape, spec.nproc)
+            strategy(params, spec.nproc, spec.device)
         except UserError as error:
             return str(error)
         if spec.gloo_on_gpus and name not in GLOO_ON_GPUS and params.get("method") not in GLOO_ON_GPUS:
@@ -105,8 +79,6 @@ def _step(
     )
 
 
-OF_LAYERS = (*MODEL, BATCH[0], PRECISION)
-OF_MICROBATCHES = tuple(param for param in COMMON if param.name != "accumulation")
 # fmt: off
 DEFINITIONS = (
     _step(
@@ -129,52 +101,52 @@ DEFINITIONS = (
     ),
     _step(
         "hsdp", "data_parallel.fsdp:hsdp", "FSDP2 sharded within groups, replicated across them",
-        PREFETCH, SHARD, require=require_shards, strategy=strategies.hsdp,
+        PREFETCH, SHARD, strategy=strategies.hsdp,
     ),
     _step(
         "tp", "tensor_parallel.tensor_parallel:tp", "tensor parallel attention and FFN, activations whole between them",
-        require=require_split, strategy=strategies.tp,
+        strategy=strategies.tp,
     ),
     _step(
         "tp_sp", "tensor_parallel.tensor_parallel:tp_sp", "tensor parallel, the sequence sharded between blocks",
-        require=require_split_sequence, tags=("smoke",), strategy=strategies.tp_sp,
+        tags=("smoke",), strategy=strategies.tp_sp,
     ),
     _step(
         "tp_fsdp", "tensor_parallel.tensor_parallel:tp_fsdp", "tensor parallel layers inside FSDP2's shards",
-        TP, require=require_split, tags=("smoke",), strategy=strategies.tp_fsdp,
+        TP, tags=("smoke",), strategy=strategies.tp_fsdp,
     ),
     _step(
         "ep_dispatch", "expert_parallel.layer_step:prepare_dispatch",
         "expert parallel dispatch and combine alone: tokens to their experts' ranks and back",
-        *LAYER_PARAMS, require=moe_of, common=OF_LAYERS,
+        *LAYER_PARAMS, common=OF_LAYERS, strategy=strategies.ep_step, whole=False,
     ),
     _step(
         "ep_layer", "expert_parallel.layer_step:prepare",
         "one expert parallel mixture of experts, forward and backward",
-        *LAYER_PARAMS, require=moe_of, common=(*OF_LAYERS, COMPUTE),
+        *LAYER_PARAMS, common=(*OF_LAYERS, COMPUTE), strategy=strategies.ep_step, whole=False,
     ),
     _step(
         "ep_step", "expert_parallel.expert_step:prepare",
         "a step with mixtures of experts, expert parallel inside data parallel, attention split where asked",
-        *STEP_PARAMS, tags=("smoke",), require=moe_of, strategy=strategies.ep_step,
+        *STEP_PARAMS, tags=("smoke",), strategy=strategies.ep_step,
     ),
     _step(
         "pp", "pipeline_parallel.pipeline_step:prepare",
         "pipeline parallel: layers on ranks, microbatches through them, by any of ten schedules or your own",
-        *PIPELINE, tags=("smoke",), require=require_pipeline, expand=each_schedule, common=OF_MICROBATCHES,
+        *PIPELINE, tags=("smoke",), expand=each_schedule, common=OF_MICROBATCHES,
         strategy=strategies.pp,
     ),
     _step(
         "cp", "context_parallel.context_step:prepare",
         "context parallel: each rank holds a part of every sequence, attention reaches all of it",
-        *CONTEXT, tags=("smoke",), require=lambda params, shape, nproc: plan_of(shape, params, nproc),
+        *CONTEXT, tags=("smoke",),
         place=refuse_place,  # its methods are not all there on every device
         strategy=strategies.cp,
     ),
     _step(
         "hybrid", "mesh.mesh_step:prepare",
         "several parallelisms on one mesh: data, shards, pipeline, context, tensor and expert parallel in one step",
-        *HYBRID, require=hybrid_of, expand=with_experts, common=OF_MICROBATCHES, strategy=strategies.mesh,
+        *HYBRID, expand=with_experts, common=OF_MICROBATCHES, strategy=strategies.mesh,
     ),
 )
 # fmt: on

@@ -10,7 +10,8 @@ from bench.plan.groups import INSIDE
 from bench.plan.params import Value
 from bench.text import UserError
 from workloads.expert_parallel.moe_case import Moe
-from workloads.mesh.axes import coordinate_of, multiplied, refuse, size_of
+from workloads.mesh import axes
+from workloads.mesh.axes import coordinate_of, multiplied, size_of
 from workloads.model.shapes import (
     BUCKET_BYTES,
     COMMON,
@@ -200,20 +201,22 @@ class StepSpec:
             )
         return replace(self, microbatches=global_batch // each)
 
-    def refusal(self) -> str | None:
-        """Return the equation that the step breaks, with its numbers, None where it can run."""
-        return refuse(
-            self.shape,
-            self.mesh,
-            microbatches=self.microbatches,
-            microbatch=self.microbatch,
-            world=self.world,
-            num_experts=self.moe.experts if self.moe else None,
-            schedule=self.schedule,
-            cp_method=self.cp_method,
-            chunks=self.chunks,
-            split=self.split,
-            checkpointing=self.checkpointing,
+    def refusal(self, world: int = 0, experts: int = 0, *, split_experts: bool = False) -> str | None:
+        """Return the first equation that the step breaks, with its numbers; None where it can run.
+
+        ``world`` are the ranks that there are, ``experts`` those that are to come, 0 what the step itself has.
+        ``split_experts`` is whether ``etp`` may be above 1.
+        """
+        shape, mesh, experts = self.shape, self.mesh, experts or (self.moe.experts if self.moe else 0)
+        return (
+            axes.refuse_axes(mesh, world or self.world, split_experts)
+            or axes.refuse_heads(shape, mesh, experts=experts > 0)
+            or axes.refuse_sequence(shape, mesh, cp_method=self.cp_method)
+            or axes.refuse_stages(
+                shape, mesh, self.microbatch, self.microbatches, self.schedule, self.chunks, self.split
+            )
+            or axes.refuse_experts(mesh, experts)
+            or axes.refuse_split_backward(mesh, self.schedule, self.checkpointing, experts)
         )
 
     def require(self, gpus: int) -> None:

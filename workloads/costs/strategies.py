@@ -1,13 +1,19 @@
-"""The measured steps as descriptions: which mesh each is on, and what its layout does otherwise. Pure."""
+"""The measured steps as descriptions: which mesh each is on, and what its layout does otherwise. Pure.
+
+Each raises ``UserError``, by equation, where its parameters cannot run on so many ranks.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from bench.plan.groups import INSIDE
 from bench.plan.params import Value
-from workloads.context_parallel.context_case import ulysses_of
+from bench.text import UserError
+from workloads.context_parallel.context_case import plan_of
 from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.moe_case import moe_of
-from workloads.mesh.mesh_case import hybrid_of
+from workloads.mesh.axes import PARAMS as MESH
+from workloads.mesh.axes import mesh_of, refuse_heads, refuse_sequence
 from workloads.model.shapes import BUCKET
 from workloads.pipeline_parallel.pipeline_case import pipeline_of
 
@@ -56,6 +62,8 @@ def fsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSp
 def hsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
     """FSDP within replicas, the root kept gathered."""
     shards = int(params["shard"]) or max(2, ranks // 2)
+    if ranks % shards:
+        raise UserError(f"replicate({ranks // shards}) * shard({shards}) != world size({ranks})")
     return replace(
         ddp(params, ranks, device),
         mesh={"dp": ranks // shards, "fsdp": shards},
@@ -67,57 +75,78 @@ def hsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSp
 def tp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
     """Layers split, activations whole between them."""
     spec = StepSpec.of(params, device)
+    _require(refuse_heads(spec.shape, {"tp": ranks}))
     return replace(spec, mesh={"tp": ranks}, drawn=spec.num_sequences)
 
 
 def tp_sp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
     """Layers split, the sequence sharded between them."""
-    return replace(tp(params, ranks, device), sequence_parallel=True)
+    spec = replace(tp(params, ranks, device), sequence_parallel=True)
+    _require(refuse_sequence(spec.shape, spec.mesh))
+    return spec
 
 
 def tp_fsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
     inner = int(params["tp"])
+    if ranks % inner:
+        raise UserError(f"dp({ranks // inner}) * tp({inner}) != world size({ranks})")
     spec = ddp(params, ranks // inner, device)
+    _require(refuse_heads(spec.shape, {"tp": inner}))
     return replace(spec, mesh={"fsdp": ranks // inner, "tp": inner}, axis_names={"fsdp": "dp"})
 
 
 def pp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
     spec = StepSpec.of(params, device)
-    return replace(spec, mesh={"pp": ranks}, pipeline=pipeline_of(params, spec.shape, ranks))
+    pipeline = pipeline_of(params, spec.shape, ranks)
+    if pipeline.schedule.splits_backward and spec.checkpointing != "none":
+        raise UserError(
+            f"checkpointing = {spec.checkpointing!r} is not allowed with {pipeline.schedule.name}, which splits the "
+            "backward pass: layers would be computed again for the input gradient and once more for the weight gradient"
+        )
+    return replace(spec, mesh={"pp": ranks}, pipeline=pipeline)
 
 
 def cp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
     """Parts of sequences on all ranks, weights under DDP."""
-    method = str(params["method"])
-    return replace(
-        StepSpec.of(params, device),
-        mesh={"cp": ranks},
-        cp_method=method,
-        ulysses=ulysses_of(method, int(params["ulysses"]), ranks),
-        each_microbatch=True,
-    )
+    spec = StepSpec.of(params, device)
+    plan = plan_of(spec.shape, params, ranks)
+    return replace(spec, mesh={"cp": ranks}, cp_method=plan.method, ulysses=plan.ulysses, each_microbatch=True)
 
 
 def ep_step(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """Mixtures of experts inside data parallelism, attention split where asked."""
+    """Mixtures of experts inside data parallelism, attention split where asked; one layer's are described alike."""
     spec = StepSpec.of(params, device)
     moe = moe_of(params, spec.shape, ranks)
     inside = {"ep": moe.ep, "etp": moe.etp}
-    if params["fsdp"]:
+    if params.get("fsdp"):
         return replace(spec, mesh={"fsdp": ranks, **inside}, moe=moe, axis_names={"fsdp": "dp"})
     return replace(spec, mesh={"dp": ranks // moe.tp, "tp": moe.tp, **inside}, moe=moe, own_tokens=moe.tp > 1)
 
 
 def mesh(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    spec = StepSpec.of(params, device)
-    hybrid = hybrid_of(params, spec.shape, ranks)
-    return replace(
-        spec,
-        mesh=hybrid.mesh,
-        schedule=str(params["schedule"]),
-        pipeline=hybrid.pipeline,
-        cp_method=hybrid.cp_method,
-        moe=hybrid.moe,
+    """Any of them on one mesh."""
+    given = {**{param.name: param.default for param in MESH}, **params}
+    experts = int(given["experts"])
+    spec = replace(
+        StepSpec.of(given, device),
+        mesh=mesh_of(str(given["mesh"]), ranks),
+        schedule=str(given["schedule"]),
+        chunks=int(given["chunks"]),
+        split=str(given["split"]),
+        cp_method=str(given["cp_method"]),
         sequence_parallel=True,
         ends="tokens",
     )
+    _require(spec.refusal(ranks, experts, split_experts=True))
+    if experts:
+        names = ("experts", "top_k", "routing", "checkpointing")  # its chunks are not the pipeline's
+        inside = {axis: spec.size(axis) for axis in INSIDE}
+        mixture = moe_of({**inside, **{name: given[name] for name in names if name in given}}, spec.shape, ranks)
+        spec = replace(spec, moe=mixture)
+    stages = spec.size("pp")
+    return replace(spec, pipeline=pipeline_of(given, spec.shape, stages)) if stages > 1 else spec
+
+
+def _require(refused: str | None) -> None:
+    if refused is not None:
+        raise UserError(refused)

@@ -4,19 +4,26 @@
 matrices of a layer and the tokens between them. ``ep`` deals out experts among the ranks of dp, fsdp and cp, ``etp``
 splits each among those of tp: they are no axes of their own, and are not multiplied.
 
-Each rule is an equation, each refusal the equation with its numbers. They come in the order in which one fixes them:
-the mesh itself, layers over ``tp``, the sequence over ``cp`` and ``tp``, layers and microbatches over ``pp``, experts
-over ``ep``; last, what does not go together.
+Each rule is an equation, each refusal the equation with its numbers; ``StepSpec.refusal`` asks them in the order in
+which one fixes them.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import Params
 from bench.plan.groups import INSIDE, parse_mesh
+from bench.plan.params import Param, choice
 from bench.text import UserError, did_you_mean, listed
 from workloads.context_parallel.context_case import indivisible
+from workloads.expert_parallel.routing import NAMES as ROUTINGS
+from workloads.expert_parallel.routing import ROUTER
 from workloads.model.shapes import Shape
+from workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
 from workloads.pipeline_parallel.pipeline_case import layers_of_stages
+from workloads.pipeline_parallel.schedules import NAMES as SCHEDULES
 from workloads.pipeline_parallel.schedules import require_schedule, splits_backward
 
 Mesh = Mapping[str, int]
@@ -33,6 +40,30 @@ CP_METHODS = {
 }
 """How queries meet keys of other ranks, and the order in which each deals out tokens."""
 _MOST_GATHERED_STAGES = 3
+_word = partial(Param, kind="str", optional=True)
+_int = partial(Param, kind="int", optional=True)
+_MESH = (
+    "axes and their ranks, outermost first, such as dp=2,pp=2,tp=2: dp, fsdp, pp, cp, tp; ep lies inside dp, fsdp and "
+    "cp, etp inside tp; empty = dp over all"
+)
+_ROUTED = "routed experts in place of each FFN, which ep deals out; 0 = a dense model; 8 where a mesh has ep"
+PARAMS = (
+    Param(name="mesh", kind="mesh", default="", help=_MESH),
+    Param(name="microbatches", kind="int", default=4, minimum=1, help="microbatches of one step, on every data rank"),
+    _word(name="schedule", default="1f1b", choices=SCHEDULES, help="of pp: who does what when"),
+    *(param for param in PIPELINE if param.name in ("chunks", "split")),
+    choice("cp_method", "of cp: how queries meet keys that other ranks hold", *CP_METHODS),
+    _int(name="experts", default=0, minimum=0, help=_ROUTED),
+    _int(name="top_k", default=2, minimum=1, help="experts that a token takes"),
+    _word(name="routing", default=ROUTER, choices=ROUTINGS, help="who chooses experts: the router, or a generator"),
+)
+"""What can be asked of a step on a mesh."""
+
+
+def with_experts(given: Params, spec: WorldSpec) -> Iterable[Params]:
+    """Give a mixture to a mesh that deals out experts or splits them, where nothing is said of one."""
+    dealt = size_of(mesh_of(str(given.get("mesh", "")), 1), *INSIDE)
+    return ({**given, "experts": 8} if dealt > 1 and "experts" not in given else given,)
 
 
 def mesh_of(text: str, world: int) -> dict[str, int]:
@@ -100,37 +131,7 @@ def expert_copies(mesh: Mesh) -> list[list[int]]:
     return [sorted(ranks) for ranks in copies.values()]
 
 
-def refuse(
-    shape: Shape,
-    mesh: Mesh,
-    *,
-    microbatches: int,
-    microbatch: int,
-    world: int,
-    num_experts: int | None = None,
-    schedule: str = "1f1b",
-    cp_method: str = "ring",
-    chunks: int = 0,
-    split: str = "",
-    split_experts: bool = False,
-    checkpointing: str = "none",
-) -> str | None:
-    """Return the first equation that a step on a mesh breaks, with its numbers; None where it can run.
-
-    ``chunks`` 0 is the schedule's own, ``split`` the layers of each stage such as ``1+2+1``, empty for as many each;
-    ``num_experts`` None is a model without mixtures of experts. ``split_experts`` is whether ``etp`` may be above 1.
-    """
-    return (
-        _refuse_axes(mesh, world, split_experts)
-        or refuse_heads(shape, mesh, experts=num_experts is not None)
-        or refuse_sequence(shape, mesh, cp_method=cp_method)
-        or _refuse_stages(shape, mesh, microbatch, microbatches, schedule, chunks, split)
-        or refuse_experts(mesh, num_experts)
-        or _refuse_split_backward(mesh, schedule, checkpointing, num_experts)
-    )
-
-
-def _refuse_axes(mesh: Mesh, world: int, split_experts: bool) -> str | None:
+def refuse_axes(mesh: Mesh, world: int, split_experts: bool) -> str | None:
     for name, size in mesh.items():
         if name not in AXES:
             return f"mesh axis {name!r} is not {listed(AXES)}{did_you_mean(name, AXES)}"
@@ -167,7 +168,7 @@ def refuse_sequence(shape: Shape, mesh: Mesh, *, cp_method: str = "ring") -> str
     return None
 
 
-def _refuse_stages(
+def refuse_stages(
     shape: Shape, mesh: Mesh, microbatch: int, microbatches: int, schedule: str, chunks: int, split: str
 ) -> str | None:
     pp, fsdp = mesh.get("pp", 1), mesh.get("fsdp", 1)
@@ -189,10 +190,10 @@ def _refuse_stages(
     return None
 
 
-def refuse_experts(mesh: Mesh, num_experts: int | None) -> str | None:
+def refuse_experts(mesh: Mesh, num_experts: int) -> str | None:
     """Refuse experts that do not divide over ``ep``, which divides the data axes' ranks, or ``etp``, which ``tp``'s."""
     ep, etp, tp = mesh.get("ep", 1), mesh.get("etp", 1), mesh.get("tp", 1)
-    if num_experts is None:
+    if not num_experts:
         if etp > 1:
             return f"etp({etp}) > 1 without experts: a dense model has none to split"
         return None if ep == 1 else f"ep({ep}) > 1 without experts: a dense model has none to deal out"
@@ -205,7 +206,7 @@ def refuse_experts(mesh: Mesh, num_experts: int | None) -> str | None:
     return None
 
 
-def _refuse_split_backward(mesh: Mesh, schedule: str, checkpointing: str, num_experts: int | None) -> str | None:
+def refuse_split_backward(mesh: Mesh, schedule: str, checkpointing: str, num_experts: int) -> str | None:
     if mesh.get("pp", 1) == 1 or not splits_backward(schedule):
         return None
     if checkpointing != "none":

@@ -16,11 +16,11 @@ from bench.results.details import Action
 from bench.world.world import World
 from workloads.context_parallel.context_case import ContextPlan
 from workloads.costs.parameter_table import Kind
+from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.groups import Held, held_by
 from workloads.expert_parallel.moe_case import Moe, num_expert_parameters
 from workloads.expert_parallel.moe_layer import MoeLayer
 from workloads.mesh.axes import expert_copies, expert_groups, expert_parts, groups_along, multiplied
-from workloads.mesh.mesh_case import Hybrid
 from workloads.model.shapes import Shape, num_ffn_matrices, num_layer_weights
 from workloads.model.timed_compute import TimedLinear
 from workloads.model.transformer import Transformer
@@ -49,39 +49,39 @@ class Groups:
     made: tuple[dist.ProcessGroup, ...]
 
 
-def make_groups(world: World, hybrid: Hybrid) -> Groups:
+def make_groups(world: World, spec: StepSpec) -> Groups:
     """Make the mesh and the groups; every rank of the world makes every one."""
-    axes = {name: size for name, size in multiplied(hybrid.mesh).items() if size > 1} or {"dp": world.size}
+    axes = {name: size for name, size in multiplied(spec.mesh).items() if size > 1} or {"dp": world.size}
     mesh, made = make_mesh(world, **axes)
     partitions, held = {}, Held()
-    if hybrid.size("cp") > 1:
-        partitions["dp"] = groups_along(hybrid.mesh, "dp", "cp")
+    if spec.size("cp") > 1:
+        partitions["dp"] = groups_along(spec.mesh, "dp", "cp")
     if "pp" in axes:
-        partitions["replica_group"] = groups_along(hybrid.mesh, "dp", "fsdp", "cp", "tp")
-    if hybrid.moe is not None:
-        wanted = {"ep": expert_groups(hybrid.mesh), "etp": expert_parts(hybrid.mesh), "edp": expert_copies(hybrid.mesh)}
+        partitions["replica_group"] = groups_along(spec.mesh, "dp", "fsdp", "cp", "tp")
+    if spec.moe is not None:
+        wanted = {"ep": expert_groups(spec.mesh), "etp": expert_parts(spec.mesh), "edp": expert_copies(spec.mesh)}
         partitions |= {name: groups for name, groups in wanted.items() if len(groups[0]) > 1}
     further = {name: group_of_mine(world, partition) for name, partition in partitions.items()}
     made = (*made, *further.values())
     replica_group = further.pop("replica_group", world.group)
     found = {name: mesh.get_group(name) for name in axes} | further
-    if hybrid.moe is not None:
-        [column] = [ranks for ranks in expert_groups(hybrid.mesh) if world.rank in ranks]
-        copy = [next(part for part in expert_parts(hybrid.mesh) if rank in part) for rank in column]
+    if spec.moe is not None:
+        [column] = [ranks for ranks in expert_groups(spec.mesh) if world.rank in ranks]
+        copy = [next(part for part in expert_parts(spec.mesh) if rank in part) for rank in column]
         held = held_by(found, copy, world.device)
     return Groups(mesh=mesh, axes=found, replica_group=replica_group, held=held, made=made)
 
 
-def plan_of(hybrid: Hybrid, sequence: int) -> ContextPlan:
-    cp = hybrid.size("cp")
-    ulysses = cp if hybrid.cp_method == "ulysses" else 1
-    return ContextPlan(method=hybrid.cp_method, mask="causal", sequence=sequence, ranks=cp, ulysses=ulysses)
+def plan_of(spec: StepSpec) -> ContextPlan:
+    cp, sequence = spec.size("cp"), spec.shape.sequence
+    ulysses = cp if spec.cp_method == "ulysses" else 1
+    return ContextPlan(method=spec.cp_method, mask="causal", sequence=sequence, ranks=cp, ulysses=ulysses)
 
 
-def tokens_of(hybrid: Hybrid, sequence: int, coordinate: Mapping[str, int]) -> tuple[int, ...]:
+def tokens_of(spec: StepSpec, coordinate: Mapping[str, int]) -> tuple[int, ...]:
     """Return the positions of the rank at a coordinate: its run over ``tp`` of its part of ``cp``."""
-    attended = plan_of(hybrid, sequence).tokens(coordinate["cp"])
-    each = len(attended) // hybrid.size("tp")
+    attended = plan_of(spec).tokens(coordinate["cp"])
+    each = len(attended) // spec.size("tp")
     return tuple(attended[coordinate["tp"] * each :][:each])
 
 

@@ -24,7 +24,6 @@ from workloads.expert_parallel.expert_step import MixtureStep
 from workloads.expert_parallel.moe_layer import MoeLayer, exchange_ffns, kernel_notes, let_experts_wait
 from workloads.expert_parallel.routes import Routes
 from workloads.mesh.axes import along, coordinate_of
-from workloads.mesh.mesh_case import hybrid_of
 from workloads.mesh.mesh_probe import Look, MeshBubble, MeshBytes, MeshMemory
 from workloads.mesh.mesh_stages import (
     Groups,
@@ -51,6 +50,7 @@ from workloads.step.overlap import Overlap
 from workloads.step.probe import Probe
 from workloads.tensor_parallel.tensor_parallel import split_blocks
 
+_SUMMED = ("dp", "cp", "tp")  # over these gradients of a mean are summed; over fsdp FSDP takes the mean
 _NO_OVERLAP = "gradients of dp, of edp and of what tp does not split are summed after the last microbatch, as one"
 
 
@@ -63,13 +63,11 @@ class HybridStep(MixtureStep):
 
     def __init__(self, world: World, params: Mapping[str, Value]) -> None:
         spec = strategies.mesh(params, world.size, world.device.type)
-        self.hybrid = hybrid_of(params, spec.shape, world.size)
-        self.coordinate = coordinate_of(self.hybrid.mesh, world.rank)
-        moe = self.moe = self.hybrid.moe
-        self._tokens = tokens_of(self.hybrid, spec.shape.sequence, self.coordinate)
-        data_size = self.hybrid.size("dp", "fsdp")
-        self._routes = None if moe is None else Routes(world, spec, moe, self._tokens, data_size)
-        self._shares = shares_of(spec.shape, moe, cp=self.hybrid.size("cp"))
+        self.coordinate = coordinate_of(spec.mesh, world.rank)
+        moe = self.moe = spec.moe
+        self._tokens = tokens_of(spec, self.coordinate)
+        self._routes = None if moe is None else Routes(world, spec, moe, self._tokens, spec.size("dp", "fsdp"))
+        self._shares = shares_of(spec.shape, moe, cp=spec.size("cp"))
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
         self._block_waiter = TimedCompute(world.device)
         super().__init__(world, params, self._lay_out, strategies.mesh, outlined=True)
@@ -83,12 +81,12 @@ class HybridStep(MixtureStep):
         if not self.spec.timed:
             return super().check()
         # each gradient as its data rank fills it in: FSDP takes the mean over its own, dp and cp add theirs up
-        times = self.spec.microbatches * self.hybrid.size("dp", "cp")
-        return count_wrong_fills(self.layout.model, times, tp=self.hybrid.size("tp"), num_ranks=self._world.size)
+        times = self.spec.microbatches * self.spec.size("dp", "cp")
+        return count_wrong_fills(self.layout.model, times, tp=self.spec.size("tp"), num_ranks=self._world.size)
 
     def probes(self) -> Sequence[Probe[Any]]:
         """Return what looks into bytes by axis and the bubble, where a step's time goes, and last what ranks hold."""
-        look, pipeline = self.look(), self.hybrid.pipeline
+        look, pipeline = self.look(), self.spec.pipeline
         bubble = () if pipeline is None else (MeshBubble(look, pipeline.schedule, self._recorder),)
         time = Overlap(self._world, self.layout, self._doubts_of_peak)
         return MeshBytes(look), *bubble, time, MeshMemory(look, self._forward_backward)
@@ -105,17 +103,17 @@ class HybridStep(MixtureStep):
 
     def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
         """Put the model on the mesh, from the innermost axis to the outermost."""
-        hybrid, groups = self.hybrid, make_groups(world, self.hybrid)
+        groups = make_groups(world, spec)
         # a wait that took too long is not made up for by the next action: that would be a bubble moved elsewhere
         self._recorder = RoutingRecorder(world.device, self._begin, self._forget_late)
         if self.moe is not None:
             exchange_ffns(model, spec.shape, self.moe, world.seed, held=groups.held)
             if spec.timed_seconds is not None:
-                seconds, tokens = spec.timed_seconds * hybrid.size("pp"), spec.microbatch * len(self._tokens)
+                seconds, tokens = spec.timed_seconds * spec.size("pp"), spec.microbatch * len(self._tokens)
                 experts, others = seconds * self._shares.experts, seconds * self._shares.linear
                 let_experts_wait(model, experts, tokens, self._waiter, others=others)
         self._begin_layers(model, groups)
-        plan, cp = plan_of(hybrid, spec.shape.sequence), self.coordinate["cp"]
+        plan, cp = plan_of(spec), self.coordinate["cp"]
         core = None
         if "cp" in groups.axes:
             core = core_of(plan, cp, world.device, groups.axes, self._kernel(spec), Recorder(world.device))
@@ -124,36 +122,36 @@ class HybridStep(MixtureStep):
         self._stages = self._make_stages(model, spec, groups)
         if "fsdp" in groups.axes:
             for chunk in self._stages.chunks.values():
-                shard(chunk, groups, mixtures_in(chunk).values(), kept=hybrid.pipeline is not None)
+                shard(chunk, groups, mixtures_in(chunk).values(), kept=spec.pipeline is not None)
         held = Held(self._stages.chunks.values())
         self._mixtures = {n: one for chunk in self._stages.chunks.values() for n, one in mixtures_in(chunk).items()}
         parameters = by_kind(held, split="tp" in groups.axes)
-        self._sums = Sums(parameters=parameters, groups=groups.axes, shards=hybrid.size("fsdp"))
+        self._sums = Sums(parameters=parameters, groups=groups.axes, shards=spec.size("fsdp"))
         return Layout(
             module=held,
             model=held,
             optimizer=make_optimizer(held.parameters(), dtype_of(spec), timed=spec.timed),
             axes=groups.axes,
-            data_rank=along(self.coordinate, hybrid.mesh, "dp", "fsdp"),
-            data_size=hybrid.size("dp", "fsdp"),
+            data_rank=along(self.coordinate, spec.mesh, "dp", "fsdp"),
+            data_size=spec.size("dp", "fsdp"),
             forward_backward=self._train,
-            holds_stage_only=hybrid.pipeline is not None,
+            holds_stage_only=spec.pipeline is not None,
             replica_group=groups.replica_group,
             reference_model=None if self._routes is None else self._routes.reference_model,
             reference_loss=loss_of if self._routes is None else self._routes.reference_loss,
             reference_begin=None if self._routes is None else self._routes.reference_begin,
             made_groups=groups.made,
-            details={"mesh": dict(hybrid.mesh), **({"timed_shares": asdict(self._shares)} if spec.timed else {})},
+            details={"mesh": dict(spec.mesh), **({"timed_shares": asdict(self._shares)} if spec.timed else {})},
             notes=(
                 *((_NO_OVERLAP,) if groups.axes.keys() & {"dp", "edp", "tp"} else ()),
-                *(notes_of_links(world) if hybrid.pipeline is not None else ()),
+                *(notes_of_links(world) if spec.pipeline is not None else ()),
                 *(kernel_notes(world.device, dtype_of(spec)) if self.moe is not None and not spec.timed else ()),
             ),
         )
 
     def _begin_layers(self, model: Transformer, groups: Groups) -> None:
         """Materialise this rank's layers, split and shard each at once; then materialise its ends."""
-        pipeline = self.hybrid.pipeline
+        pipeline = self.spec.pipeline
         chunks = [Chunk(model, 0, len(model.layers))]
         if pipeline is not None:
             chunks = list(chunks_of(model, pipeline, groups.axes["pp"].rank()).values())
@@ -169,18 +167,17 @@ class HybridStep(MixtureStep):
 
     def _make_stages(self, model: Transformer, spec: StepSpec, groups: Groups) -> Stages:
         """Return this rank's layers; what is trained on is the loss over all of a gradient's ranks and microbatches."""
-        ranks = self.hybrid.gradient_ranks // self.hybrid.size("fsdp")  # FSDP takes the mean over its own
-        parts = spec.microbatches * ranks
+        parts = spec.microbatches * spec.size(*_SUMMED)
 
         def loss(logits: Tensor, targets: Tensor) -> Tensor:
             return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / parts
 
-        if self.hybrid.pipeline is None:
+        if self.spec.pipeline is None:
             return one_stage(model, loss, self._begin)
         recorder, group = self._recorder, groups.axes["pp"]
-        stages = make_stages(model, spec, self.hybrid.pipeline, recorder, self._world, group, len(self._tokens))
+        stages = make_stages(model, spec, self.spec.pipeline, recorder, self._world, group, len(self._tokens))
         recorder.chunks = {stage.stage_index: stage.chunk for stage in stages}
-        train = make_train(self.hybrid.pipeline.schedule, stages, recorder, loss)
+        train = make_train(self.spec.pipeline.schedule, stages, recorder, loss)
         return Stages(
             chunks=recorder.chunks,
             train=lambda tokens, targets: train(torch.cat(tuple(tokens)), torch.cat(tuple(targets))),
@@ -193,7 +190,7 @@ class HybridStep(MixtureStep):
         )
         loss = self._stages.train(given, targets)
         self._sums.take()
-        return None if loss is None else loss * (self.hybrid.gradient_ranks // self.hybrid.size("fsdp"))
+        return None if loss is None else loss * self.spec.size(*_SUMMED)
 
     def _begin(self, mixtures: Mapping[int, MoeLayer], microbatch: int) -> None:
         if self._routes is not None:
@@ -210,7 +207,7 @@ class HybridStep(MixtureStep):
         """
         if self.moe is not None:
             return
-        spec, pp = self.spec, self.hybrid.size("pp")
+        spec, pp = self.spec, self.spec.size("pp")
         make_timed(model, seconds * pp * self._shares.linear, self._waiter)
         count = max(1, spec.shape.layers // pp)
         some = Chunk(model, 0, count)
@@ -223,10 +220,10 @@ class HybridStep(MixtureStep):
         shape = spec.shape
         if spec.timed_seconds is None:
             return kernel_for(self._world.device, dtype_of(spec), shape.head_size)
-        each = spec.timed_seconds * self.hybrid.size("pp") / shape.layers * self._shares.attention
-        plan, heads = plan_of(self.hybrid, shape.sequence), shape.heads // self.hybrid.size("tp")
+        each = spec.timed_seconds * self.spec.size("pp") / shape.layers * self._shares.attention
+        plan, heads = plan_of(spec), shape.heads // self.spec.size("tp")
         return waiting_kernel(each, plan, microbatch=spec.microbatch, heads=heads, waiter=self._block_waiter)
 
     def _fill_distinct_gradients(self) -> None:
         layout = self.layout
-        fill_distinct_gradients(layout.model, layout.data_rank, layout.data_size, self.hybrid.size("fsdp"))
+        fill_distinct_gradients(layout.model, layout.data_rank, layout.data_size, self.spec.size("fsdp"))

@@ -82,15 +82,6 @@ def layers_of_stages(layers: int, stages: int, split: str = "") -> tuple[int, ..
     return counts
 
 
-def require_pipeline(params: Mapping[str, Value], shape: Shape, ranks: int) -> None:
-    schedule, how = pipeline_of(params, shape, ranks).schedule, params.get("checkpointing", "none")
-    if schedule.splits_backward and how != "none":
-        raise UserError(
-            f"checkpointing = {how!r} is not allowed with {schedule.name}, which splits the backward pass: "
-            "layers would be computed again for the input gradient and once more for the weight gradient"
-        )
-
-
 def each_schedule(given: Params, spec: WorldSpec) -> Iterable[Params]:
     """Make of ``schedule = all`` a case for each schedule that exists for so many ranks, microbatches and chunks.
 

@@ -150,7 +150,7 @@ def meshes(wanted: Wanted) -> Iterator[dict[str, int]]:
                 for fsdp in divisors(data):
                     mesh = {"dp": data // fsdp, "pp": pp, "fsdp": fsdp, "cp": cp, "tp": tp}
                     dealt = [{**mesh, "ep": ep} for ep in divisors(experts)] if experts else [mesh]
-                    yield from (each for each in dealt if not refuse_experts(each, experts or None))
+                    yield from (each for each in dealt if not refuse_experts(each, experts))
 
 
 def divisors(number: int) -> list[int]:

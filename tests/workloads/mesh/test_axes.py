@@ -1,11 +1,11 @@
 """A rank stands where the mesh says, groups are what coordinates say, what a mesh cannot carry breaks an equation."""
 
 import itertools
-import math
 from dataclasses import replace
 from typing import Any
 
 from bench.plan.groups import groups_of
+from workloads.costs.step_spec import StepSpec
 from workloads.mesh.axes import (
     CP_METHODS,
     DATA,
@@ -17,7 +17,6 @@ from workloads.mesh.axes import (
     groups_along,
     mesh_of,
     multiplied,
-    refuse,
     size_of,
 )
 from workloads.model.shapes import SHAPES, Shape
@@ -81,8 +80,9 @@ def test_experts_are_dealt_out_in_the_data_axes_and_split_in_tp_and_copies_hold_
 
 
 def reason(mesh: dict[str, int], *, shape: Shape = TINY, **more: Any) -> str | None:
-    given = {"microbatches": 4, "microbatch": 1, "world": math.prod(multiplied(mesh).values()), **more}
-    return refuse(shape, mesh, **given)
+    asked = {name: more.pop(name) for name in ("world", "experts", "split_experts") if name in more}
+    given = {"microbatches": 4, "cp_method": "ring", **more}
+    return StepSpec(shape=shape, mesh=mesh, **given).refusal(**asked)
 
 
 def test_what_fits_is_let_through() -> None:
@@ -92,9 +92,9 @@ def test_what_fits_is_let_through() -> None:
         ({"dp": 2, "fsdp": 2, "pp": 4, "cp": 2, "tp": 4}, {}),
         ({"pp": 2, "dp": 2, "etp": 1}, {}),
         ({"pp": 3}, {"split": "2+1+1"}),
-        ({"dp": 2, "tp": 2}, {"shape": FFN_511, "num_experts": 8}),  # a mixture's FFNs are not split
-        ({"dp": 2, "fsdp": 2, "cp": 2, "ep": 8}, {"num_experts": 8}),
-        ({"dp": 2, "pp": 2, "ep": 2}, {"num_experts": 8}),
+        ({"dp": 2, "tp": 2}, {"shape": FFN_511, "experts": 8}),  # a mixture's FFNs are not split
+        ({"dp": 2, "fsdp": 2, "cp": 2, "ep": 8}, {"experts": 8}),
+        ({"dp": 2, "pp": 2, "ep": 2}, {"experts": 8}),
     )
     for mesh, more in fitting:
         assert reason(mesh, **more) is None, (mesh, more)
@@ -107,7 +107,7 @@ def test_what_fits_is_let_through() -> None:
 
 
 def test_what_does_not_fit_is_refused_by_equation() -> None:
-    experts, split = {"num_experts": 8}, {"split_experts": True}
+    experts, split = {"experts": 8}, {"split_experts": True}
     zigzag, rings = {"shape": TOKENS_66, "cp_method": "zigzag"}, {"cp_method": "rings"}
     methods = "ring, striped, zigzag, allgather_kv or ulysses"
     interleaved: Given = {"schedule": "interleaved", "chunks": 4, "shape": LAYERS_8}
@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_refused_by_equation() -> None:
         ({"pp": 2}, {"schedule": "dualpipe_v", "microbatches": 3}, "dualpipe_v needs microbatches(3) >= stages(4)"),
         ({"pp": 2, "fsdp": 2}, interleaved, f"chunks(4) > 3 with fsdp(2): {gathered}"),
         ({"dp": 2, "ep": 2}, {}, "ep(2) > 1 without experts: a dense model has none to deal out"),
-        ({"dp": 4, "ep": 4}, {"num_experts": 6}, "experts(6) % ep(4) != 0"),
+        ({"dp": 4, "ep": 4}, {"experts": 6}, "experts(6) % ep(4) != 0"),
         ({"dp": 2, "tp": 2, "ep": 4}, experts, "(dp(2) * fsdp(1) * cp(1)) % ep(4) != 0"),
         ({"dp": 2}, {"microbatch": 0}, "microbatch(0) < 1"),
     )

@@ -5,21 +5,20 @@ from typing import Any
 from mesh_steps import HYBRID
 
 from bench.machine.world_spec import WorldSpec
-from workloads.mesh.mesh_case import Hybrid, hybrid_of, with_experts
-from workloads.model.shapes import SHAPES
+from workloads.costs import strategies
+from workloads.costs.step_spec import StepSpec
+from workloads.mesh.axes import with_experts
 
-TINY = SHAPES["tiny"]
 Given = dict[str, Any]
 
 
-def hybrid(world: int = 8, **params: Any) -> Hybrid:
-    return hybrid_of(params, TINY, world)
+def hybrid(world: int = 8, **params: Any) -> StepSpec:
+    return strategies.mesh(params, world)
 
 
 def test_a_mesh_carries_a_pipeline_and_a_mixture_where_they_are_asked_for() -> None:
     assert hybrid(4).mesh == {"dp": 4}  # without one all ranks are data parallel
     assert list(hybrid(mesh="pp=2,dp=2,tp=2").mesh) == ["pp", "dp", "tp"]
-    assert hybrid(16, mesh="dp=2,pp=2,cp=2,tp=2").gradient_ranks == 8  # all ranks but the pipeline's
     dense = hybrid(mesh="dp=4,tp=2")
     assert (dense.pipeline, dense.moe) == (None, None)
     even = hybrid(mesh="pp=4,dp=2", schedule="gpipe", microbatches=6).pipeline

@@ -9,11 +9,12 @@ from mesh_steps import EXPERTS, Params, assert_calibrated, small_hybrid, tell_wa
 from ranks import Ranks
 
 from bench.world.world import World
+from workloads.costs import strategies
+from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.moe_case import moe_of
 from workloads.expert_parallel.moe_layer import exchange_ffns, let_experts_wait
 from workloads.mesh import mesh_step
 from workloads.mesh.axes import CP_METHODS, coordinate_of
-from workloads.mesh.mesh_case import Hybrid, hybrid_of
 from workloads.mesh.mesh_stages import (
     count_wrong_fills,
     make_groups,
@@ -37,7 +38,7 @@ def made(world: World, meshes: list[Params]) -> list[Made]:
     """Return this rank's groups by axis, no two of which are one, and its twins."""
     found = []
     for params in meshes:
-        groups = make_groups(world, hybrid_of(params, SHAPES["tiny"], world.size))
+        groups = make_groups(world, strategies.mesh(params, world.size))
         world.barrier()
         by_axis = {axis: dist.get_process_group_ranks(group) for axis, group in groups.axes.items()}
         assert len({group.group_name for group in groups.axes.values()}) == len(by_axis), params
@@ -77,8 +78,8 @@ def test_four_ranks_stand_where_the_mesh_says(four_ranks: Ranks) -> None:
     assert four_ranks.call("test_mesh_stages:made", meshes=meshes)[0] == list(expected.values())
 
 
-def hybrid(mesh: str, world: int, **more: Any) -> Hybrid:
-    return hybrid_of({"mesh": mesh, **more}, SHAPES["tiny"], world)
+def hybrid(mesh: str, world: int, **more: Any) -> StepSpec:
+    return strategies.mesh({"mesh": mesh, **more}, world)
 
 
 def test_the_ranks_of_cp_and_tp_have_every_token_once() -> None:
@@ -88,15 +89,15 @@ def test_the_ranks_of_cp_and_tp_have_every_token_once() -> None:
                 continue  # not so many heads
             case = hybrid(mesh, world, cp_method=method)
             places = [coordinate_of(case.mesh, rank) for rank in range(world)]
-            mine = [tokens_of(case, 64, at) for at in places if at["dp"] == at["pp"] == 0]
+            mine = [tokens_of(case, at) for at in places if at["dp"] == at["pp"] == 0]
             assert sorted(token for tokens in mine for token in tokens) == list(range(64)), (mesh, method)
             assert len({len(tokens) for tokens in mine}) == 1, (mesh, method)
     # a run of tp is of its part of cp in order, and without cp of the whole sequence
-    case = hybrid("cp=2,tp=2", 4, cp_method="zigzag")
-    found = [tokens_of(case, 8, {"cp": 0, "tp": tp}) for tp in (0, 1)]
+    case = hybrid("cp=2,tp=2", 4, cp_method="zigzag", sequence=8)
+    found = [tokens_of(case, {"cp": 0, "tp": tp}) for tp in (0, 1)]
     assert found == [(0, 1), (6, 7)]
-    assert plan_of(hybrid("tp=2", 2), 64).ranks == 1
-    assert tokens_of(hybrid("tp=2", 2), 64, {"cp": 0, "tp": 1}) == tuple(range(32, 64))
+    assert plan_of(hybrid("tp=2", 2)).ranks == 1
+    assert tokens_of(hybrid("tp=2", 2), {"cp": 0, "tp": 1}) == tuple(range(32, 64))
 
 
 def summed(world: World) -> tuple[list[list[float]], int]:

@@ -19,7 +19,6 @@ from bench.text import UserError
 from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.moe_case import moe_of
 from workloads.expert_parallel.routing import BALANCED
-from workloads.mesh.axes import refuse
 from workloads.planner.dry_run import Axis, DryRun, dry_run
 from workloads.planner.hardware import Hardware, model_of
 from workloads.planner.search import (
@@ -54,13 +53,14 @@ def allowed(want: Wanted) -> list[DryRun]:
 def test_meshes_are_all_products_that_the_models_sizes_allow_the_innermost_talking_most() -> None:
     for gpus in (8, 12, 16):
         want = wanted("small-llama", gpus)
-        sizes: dict[str, Any] = {"microbatches": 64, "microbatch": 1, "world": gpus, "cp_method": "zigzag"}
         every = [
             dict(zip(ORDER, each, strict=True))
             for each in product([n for n in range(1, gpus + 1) if gpus % n == 0], repeat=5)
             if math.prod(each) == gpus
         ]
-        kept = {tuple(mesh.items()) for mesh in every if refuse(want.step.shape, mesh, **sizes) is None}
+        kept = {
+            tuple(mesh.items()) for mesh in every if replace(want.step, mesh=mesh, microbatches=64).refusal() is None
+        }
         assert kept == {tuple(mesh.items()) for mesh in meshes(want)}, gpus
     assert {mesh["ep"] for mesh in meshes(wanted("mixtral-8x7b", 16, 16))} == {1, 2, 4, 8}
     found = {(each.world, each.global_batch, each.microbatch) for each in candidates(wanted("llama3-8b", 12, 48))}
