@@ -100,11 +100,29 @@ class LazyGroup(click.Group):
             sys.exit(2)
 
 
-@click.group(cls=LazyGroup, epilog="Start with: parbench run", context_settings={"help_option_names": ["-h", "--help"]})
+_FIRST = """\
+parbench measures how this machine communicates, and what that costs a training step.
+
+  parbench run                                  measure this node, in under 2 min
+  parbench doctor                               find what would disturb a measurement
+  parbench plan --model llama3-8b --gpus 64     predict a training step, without GPUs
+
+All commands: parbench --help"""
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    epilog="Start with: parbench run",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="parbench", prog_name="parbench")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Measure how this machine communicates and what that costs a training step, with proof and honest numbers."""
+    """Measure how this machine communicates, and what that costs a training step."""
+    if ctx.invoked_subcommand is None:
+        click.echo(_FIRST)
+        return
     from bench.commands import AppHooks
 
     ctx.obj = AppHooks(modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report)

@@ -17,13 +17,14 @@ class RunPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the folder; ``UserError`` if there is no run to be the latest."""
+        from bench.results.runs import runs_in
+
         path = Path(value)
         if path.name != "latest" or path.exists():
             return path
         folder = path.parent if path.parent != Path() else Path("runs")
-        found = sorted(file.parent for file in folder.glob("*/run.json"))  # their names begin with their time
-        if not found:
-            raise UserError(f"{path}: {folder} holds no run")
+        if not (found := runs_in(folder)):
+            raise UserError(f"{path}: {folder} holds no run; parbench run makes one")
         return found[-1]
 
 
@@ -44,12 +45,12 @@ class AppHooks:
 FORMATS = ("tables", "nccl-tests", "nccl-tests-json")
 _RUN_EXAMPLES = """\b
 Examples:
-  parbench run                                        the main job, within two minutes
+  parbench run                                        measure this node, in under 2 min
   parbench run --preset smoke --only 'collective.*'
   parbench run --only all_reduce --sizes 1K:64M:x4 --dtype float32,bfloat16
   parbench run --only ddp --set layers=2,4 --launches 3
   parbench run --only 'all_*' --mesh dp=2,tp=2 --group tp --nproc 4
-  parbench run --only hybrid --mesh dp=2,pp=2,tp=2    a step on a mesh, of as many ranks
+  parbench run --only hybrid --mesh dp=2,pp=2,tp=2    one step on a mesh of 8 ranks
   parbench run --only all_reduce --inject late:1:3ms
   parbench run --only all_reduce --sizes 1K:64M:x4 --format nccl-tests
   parbench run --launcher srun --nodes 4 --ntasks-per-node 8    within an allocation
@@ -62,39 +63,39 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
 
 
 @click.command(epilog=_RUN_EXAMPLES, context_settings={"show_default": True})
-@click.option("--preset", help="smoke (about 1 min), node (the default, under 2 min) or full (about 10 min).")
-@click.option("--only", multiple=True, metavar="GLOB", help="Only cases of this name; without a dot, its last part.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE[,...]", help="A parameter; lists make a product.")
+@click.option("--preset", help="smoke (about 90 s), node (the default, under 2 min) or full (about 10 min).")
+@click.option("--only", multiple=True, metavar="GLOB", help="Only cases of this name, such as ddp or 'p2p.*'.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE[,...]", help="Set a parameter, to each value.")
 @click.option("--sizes", help="Short for --set size_bytes=: 1K:64M:x4, 1K,3M or 1M:8M:+1M.")
 @click.option("--dtype", help="Short for --set dtype=: float32, bfloat16, ...")
 @click.option(
-    "--nproc", type=int, help="Ranks on this node; default: those of a step's mesh, every GPU, or up to 8 cores."
+    "--nproc", type=int, help="Ranks on this node; default: the mesh's, one per GPU, or one per core up to 8."
 )
 @click.option("--backend", help="gloo or nccl; default: what fits the device.")
 @click.option("--device", help="cpu or cuda; default: cuda where there are two GPUs.")
-@click.option("--launches", type=int, help="How often all ranks are started afresh.")
+@click.option("--launches", type=int, help="How often all ranks are started anew: repeats for the interval.")
 @click.option("--budget", metavar="TIME", help="Time for the whole run: 90s, 10m.")
 @click.option("--timeout", metavar="TIME", help="Time after which a case counts as hung.")
-@click.option("--allow-single", is_flag=True, help="Allow one rank, which moves nothing between ranks.")
+@click.option("--allow-single", is_flag=True, help="Allow --nproc 1, where nothing is communicated.")
 @click.option(
     "--launcher",
     type=click.Choice(("torchrun", "srun")),
     default="torchrun",
-    help="What starts ranks: torchrun on this node, or srun on the nodes of a Slurm allocation.",
+    help="What starts the ranks: torchrun on this node, or srun on a Slurm allocation's nodes.",
 )
-@click.option("--nodes", type=int, help="With srun: on how many nodes; default: all of the allocation.")
+@click.option("--nodes", type=int, help="With srun: number of nodes; default: all of the allocation.")
 @click.option("--ntasks-per-node", type=int, help="With srun: ranks on each node; default: the allocation's.")
-@click.option("--placement", metavar="ORDER", help="With srun: block (fills a node first; the default) or cyclic.")
-@click.option("--nodelist", metavar="NODES", help="With srun: on which nodes of the allocation, as n1,n[3-4].")
+@click.option("--placement", metavar="ORDER", help="With srun: block (fill a node first; the default) or cyclic.")
+@click.option("--nodelist", metavar="NODES", help="With srun: these nodes of the allocation, as n1,n[3-4].")
 @click.option(
     "--mesh",
     metavar="AXIS=SIZE,...",
-    help="The ranks as a mesh, outermost axis first: dp=2,tp=4. With --group, for groups of ranks; without, the mesh "
-    "of the step named by --only, of as many ranks as its axes multiply to (ep and etp lie inside others).",
+    help="Arrange the ranks as a mesh, outermost axis first: dp=2,tp=4. With --group: its axes are groups of ranks. "
+    "Without: the mesh of the training step that --only names; ep and etp lie inside other axes.",
 )
-@click.option("--group", help="Which ranks: an axis of the mesh, node, across, pairs, contiguous:K or strided:K.")
-@click.option("--inject", metavar="WHAT", help="Disturb a rank on purpose: late:1:3ms, slow:1:10% or corrupt:1.")
-@click.option("--link", metavar="SPEED", help="The links' speed, such as 400Gbit, to print efficiency against.")
+@click.option("--group", help="Groups of ranks: a mesh axis, node, across, pairs, contiguous:K or strided:K.")
+@click.option("--inject", metavar="WHAT", help="Disturb a rank as a test: late:1:3ms, slow:1:10% or corrupt:1.")
+@click.option("--link", metavar="SPEED", help="The links' speed, such as 400Gbit; efficiency is printed against it.")
 @click.option("--target", metavar="MODULE:FUNCTION", help="Measure a step of your own.")
 @click.option(
     "--plan",
@@ -103,10 +104,10 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
     help="A TOML file of cases, and of: preset, nproc, backend, device, launches, budget, timeout.",
 )
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs go.")
-@click.option("--resume", type=RunPath(), metavar="RUN", help="Measure what a run has no record of.")
-@click.option("--json", "as_json", is_flag=True, help="Print records, one a line, instead of tables.")
+@click.option("--resume", type=RunPath(), metavar="RUN", help="Continue a run: measure what it has no record of.")
+@click.option("--json", "as_json", is_flag=True, help="Print records as JSON lines instead of tables.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="tables", help="What to print.")
-@click.option("--all", "whole", is_flag=True, help="Print every table and row, not the first page alone.")
+@click.option("--all", "whole", is_flag=True, help="Print every table and row, not only the summary page.")
 @click.pass_obj
 def run(
     house: AppHooks,
@@ -122,7 +123,10 @@ def run(
     whole: bool,
     **given: Any,
 ) -> None:
-    """Measure collectives, point-to-point and training steps, and say what was seen."""
+    """Measure collectives, point-to-point and training steps.
+
+    Results are verified before timing counts. The last line printed is the run's folder, which holds report.html.
+    """
     from bench.launch.measure import run_options
     from bench.launch.processes import leave
     from bench.plan.options import Options
@@ -172,12 +176,15 @@ def list_cases(house: AppHooks, pattern: tuple[str, ...]) -> None:
 @click.command(epilog="Example: parbench doctor --selftest")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option(
-    "--selftest", "--prove", is_flag=True, help="Disturb one rank on purpose, and see that it is found and blamed."
+    "--selftest", "--prove", is_flag=True, help="Disturb one rank as a test, and check that parbench names it."
 )
 @click.option("--nproc", type=int, help="Ranks for --selftest; default: as parbench run.")
 @click.pass_obj
 def doctor(house: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | None) -> None:
-    """Show what this machine has, and what would disturb a measurement, with remedies."""
+    """Check this machine for what would disturb a measurement.
+
+    Prints what the machine has, what disturbs, and how to mend it.
+    """
     if selftest:
         from bench import selftest as proving
 
@@ -194,7 +201,7 @@ def doctor(house: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | No
 
 @click.command(epilog="Example: parbench schema > record.schema.json")
 def schema() -> None:
-    """Print the JSON Schema of a record, one line of records.jsonl."""
+    """Print the JSON Schema of a record (a line of records.jsonl)."""
     import msgspec
 
     from bench.results.records import json_schema

@@ -57,15 +57,14 @@ Examples:
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write, instead of report.html in the run's folder (here, for several runs) or standard output.",
+    help="File to write. Default for html: report.html in the run's folder, or here for several runs; else stdout.",
 )
 @click.option("--format", "form", type=click.Choice(REPORTS), default="html", show_default=True, help="The form.")
 def report(runs: tuple[Path, ...], output: Path | None, form: str) -> None:
-    """Build the report of RUN, a run's folder, and print where it is; of several, how they scale and differ.
+    """Write the report of a run, or of several side by side.
 
-    A sweep's folder stands for all its runs, each under the label of its point.
-
-    One HTML file for offline reading; markdown, csv and json go to standard output.
+    RUN is a run's folder, latest, a sweep's folder, or a folder of runs. One HTML file, readable offline; its path is
+    printed. Markdown, csv and json go to standard output.
     """
     from reports.render.show import build_report
 
@@ -75,11 +74,12 @@ def report(runs: tuple[Path, ...], output: Path | None, form: str) -> None:
 @click.command(epilog="Example: parbench show --all latest")
 @click.argument("run", type=RunPath())
 @click.option("--all", "whole", is_flag=True, help="Print every table and row.")
-@click.option("--watch", is_flag=True, help="Follow a run in progress until it ends.")
+@click.option("--watch", is_flag=True, help="Follow a run until it ends.")
 def show(run: Path, whole: bool, watch: bool) -> None:
-    """Print the first page of RUN, a run's folder or latest, with --all every table; of a sweep, its runs' tables.
+    """Print a run's results in the terminal.
 
-    The exit code is the run's own: 0 fine, 1 a wrong result, 4 something did not run.
+    RUN is a run's folder, latest, or a sweep's folder. Exit codes are the run's: 0 fine, 1 a wrong result, 4 something
+    did not run.
     """
     if watch:
         from reports.render.show import follow
@@ -103,39 +103,41 @@ def show(run: Path, whole: bool, watch: bool) -> None:
 @click.option(
     "--floor",
     envvar="PARBENCH_FLOOR",
-    help="The change below which times count as the same, or the file that parbench aa wrote, also $PARBENCH_FLOOR; "
-    "default: 3%, and runs/floor.json where it is there.",
+    show_envvar=True,
+    help="Ignore changes below this: a percentage, or the file that parbench aa wrote. Default: 3%, "
+    "and runs/floor.json if it exists.",
 )
 @click.option(
     "--across",
     multiple=True,
     metavar="GLOB",
-    help="A difference of the environment that is what you test, such as versions.torch: it forbids nothing.",
+    help="A difference in the environment that you compare on purpose, such as versions.torch.",
 )
-@click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if something cannot be told and all else is fine.")
+@click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if a series is undecided and all else is fine.")
 @click.option(
     "--history",
     type=click.Path(path_type=Path),
     envvar="PARBENCH_HISTORY",
+    show_envvar=True,
     default=Path("runs/history.sqlite"),
     show_default=True,
-    help="The file of the history that main~1 and last:10 are runs of, also $PARBENCH_HISTORY.",
+    help="The history file in which main~1 and last:10 are looked up.",
 )
-@click.option("--confirm", is_flag=True, help="Launch what is SLOWER or AMBIGUOUS again, both sides in turns.")
-@click.option("--base-python", default="", metavar="PYTHON", help="With --confirm: the Python of BASE's code.")
-@click.option("--new-python", default="", metavar="PYTHON", help="That of NEW's code, instead of this one.")
-@click.option("--budget", default="10m", show_default=True, metavar="TIME", help="With --confirm: the time for it.")
+@click.option("--confirm", is_flag=True, help="Measure SLOWER and AMBIGUOUS series again, both sides in turns.")
+@click.option("--base-python", default="", metavar="PYTHON", help="With --confirm: the Python that has BASE's code.")
+@click.option("--new-python", default="", metavar="PYTHON", help="With --confirm: the one of NEW; default: this one.")
+@click.option("--budget", default="10m", show_default=True, metavar="TIME", help="With --confirm: time for it.")
 @click.option(
     "--launches",
     type=click.IntRange(5, 24),
-    help="With --confirm: the most a side; default: 24.",
+    help="With --confirm: launches a side, at most; default: 24.",
 )
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs/confirm"),
     show_default=True,
-    help="With --confirm: for the fresh runs.",
+    help="With --confirm: where new runs go.",
 )
 def compare(
     base: Path,
@@ -153,14 +155,16 @@ def compare(
     launches: int | None,
     out: Path,
 ) -> None:
-    """Say of each series of NEW whether it is slower than in BASE, with the effect and what differs around it.
+    """Compare two runs: what became slower or faster?
 
-    BASE and NEW are runs' folders or runs of the history: main, main~1, last:10 (ten runs as one, of each case those on
-    the ranks of its newest), or an id. One launch is one observation, and five a side are the least that decide. A
-    series is SLOWER or FASTER only if the 95 % interval of its change clears the floor, SAME only if it lies within;
-    so is the whole run, by what its series share. What is AMBIGUOUS says how many launches would decide it.
+    BASE and NEW are runs' folders, latest, folders of runs (taken as one), or from the history: main, main~1, last:10
+    (ten runs taken as one) or an id.
 
-    --confirm launches on ranks such as NEW's: what srun spread over nodes needs an allocation of as many.
+    A series is SLOWER or FASTER if the 95 % interval of its change lies outside the floor, SAME if inside, else
+    AMBIGUOUS; then the launches that would decide it are named. The whole run is judged by what its series share. One
+    launch is one observation; at least five a side are needed.
+
+    --confirm needs as many ranks as NEW had; for a run over nodes, an allocation of as many.
     """
     from bench.text import UserError, parse_duration
     from reports.regression.compare_show import compare_runs
@@ -196,20 +200,21 @@ def compare(
     "--from",
     "tool",
     type=click.Choice(TOOLS),
-    help="The tool that wrote the files, where they do not show it themselves.",
+    help="The tool that wrote the files, if they do not show it.",
 )
-@click.option("--nproc", type=click.IntRange(min=1), help="The number of ranks, where a file does not tell it.")
+@click.option("--nproc", type=click.IntRange(min=1), help="The number of ranks, if a file does not state it.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs"),
     show_default=True,
-    help="The folder that new runs go to.",
+    help="Where new runs go.",
 )
 def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, out: Path) -> None:
-    """Turn what other tools printed into runs, one for each FILE, and print where they are.
+    """Convert output of nccl-tests, PARAM, OSU or gloo into runs.
 
-    Sizes and bandwidths become nccl-tests' convention, which is ours; what was converted stands in each row's notes.
+    Each FILE becomes one run, whose folder is printed. Sizes and bandwidths are converted to nccl-tests' convention;
+    each row's notes say how.
     """
     from reports.formats.imports import import_file
 
@@ -224,18 +229,21 @@ def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, o
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="The file to write, instead of standard output; or the folder, for hta and a chrome-trace for each case.",
+    help="File to write, default: stdout; a folder for hta, github-action-benchmark, or a chrome-trace per step.",
 )
 def export(run: Path, form: str, output: Path | None) -> None:
-    """Write RUN, a run's folder, as another tool would.
+    """Write a run as CSV, nccl-tests text, Chrome traces and more.
 
-    nccl-tests and nccl-tests-json hold its collectives, a table for each series. csv holds a row for each metric of
-    each launch, as parbench.load returns them. chrome-trace holds the timelines of
-    its training steps for Perfetto or chrome://tracing: each rank of each step is a process on one clock, its streams
-    are threads, and a pipeline's prediction stands beside it; all in one file, or in a folder, one that is there or a
-    name without a suffix, a file for each step. hta is a folder for HolisticTraceAnalysis: in it one for each step, and
-    in that a file for each rank. github-action-benchmark is a folder with a file for what is better smaller, and one
-    for what is better bigger. pytest-benchmark, bencher (Bencher Metric Format) and openmetrics hold every case.
+    \b
+    nccl-tests, nccl-tests-json  the collectives, a table per series
+    csv                          a row per metric and launch, as parbench.load
+                                 returns; parbench report --format csv: per case
+    chrome-trace                 training steps' timelines for Perfetto: a
+                                 process per rank, a thread per stream; with
+                                 -o FOLDER a file per step
+    hta                          a folder per step for HolisticTraceAnalysis
+    github-action-benchmark      a folder: smaller-is-better, bigger-is-better
+    pytest-benchmark, bencher, openmetrics    every case
     """
     from bench.results.runs import load_run
     from bench.text import UserError

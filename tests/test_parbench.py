@@ -1,5 +1,7 @@
 """The command line as a stranger meets it."""
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ BAD_INPUT = {
     "size unit": (["--sizes", "1Z"], ["1Z", "K, M, G or T"]),
     "size order": (["--sizes", "4M:1K:x2"], ["4M:1K:x2", "4M > 1K"]),
     "no rank": (["--nproc", "0"], ["--nproc 0", "at least 2 ranks"]),
+    "one name": (["--only", "ddp", "--set", "compute=50ms"], ["parbench: compute = '50ms' is not allowed"]),
     "one rank": (["--nproc", "1"], ["one rank", "--allow-single"]),
     "case": (["--only", "al_reduce"], ["al_reduce", "did you mean 'all_reduce'"]),
     "full case": (["--only", "collective.allreduce"], ["collective.allreduce", "did you mean 'collective.all_reduce'"]),
@@ -42,6 +45,7 @@ BAD_INPUT = {
     "timeout": (["--timeout", "-1s"], ["-1s"]),
     "plan file": (["--plan", "absent.toml"], ["absent.toml"]),
     "no run": (["--resume", "."], ["no run", "run.json"]),
+    "no folder": (["--resume", "nope"], ["parbench: no such folder: nope"]),
     "resume and more": (["--resume", ".", "--preset", "smoke"], ["--resume", "leave out --preset"]),
     "target without function": (["--target", "faults"], ["faults", "package.module:function"]),
     "absent target": (["--target", "nowhere:prepare"], ["nowhere"]),
@@ -69,6 +73,37 @@ def test_help_and_version_answer_and_an_unknown_command_is_refused(parbench: Com
     assert refused.returncode == 2
     assert "No such command 'rum'. Did you mean 'run'?" in refused.stderr
     assert parbench("run", "-h").stdout == parbench("run", "--help").stdout
+
+
+def test_without_words_it_names_three_things_to_try_each_of_which_can_be_typed() -> None:
+    shown = CliRunner().invoke(command_line.main)
+    assert shown.exit_code == 0
+    tries = [line.split() for line in shown.stdout.splitlines() if line.startswith("  parbench ")]
+    assert [words[1] for words in tries] == ["run", "doctor", "plan"]
+    assert len(shown.stdout.splitlines()) < 10
+    planned = CliRunner().invoke(command_line.main, tries[2][1 : tries[2].index("predict")])
+    assert "Why the first:" in planned.stdout
+
+
+def test_every_summary_is_one_line_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for group in ([], ["history"], ["slurm"]):
+        _, _, rest = CliRunner().invoke(command_line.main, [*group, "--help"]).stdout.partition("Commands:\n")
+        lines = rest.partition("\n\n")[0].splitlines()
+        assert len(lines) >= 7
+        for line in lines:
+            assert re.fullmatch(r"  [a-z-]+ +[A-Z].*[^.][.?]", line), line
+
+
+def test_bash_completes_commands_and_options() -> None:
+    words = {"parbench ru": "run", "parbench history an": "annotate", "parbench run --bud": "--budget"}
+    script = """eval "$(_PARBENCH_COMPLETE=bash_source parbench)"; complete -p parbench; COMP_WORDS=($TYPED)
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _parbench_completion parbench; echo "${COMPREPLY[@]}" """
+    for typed, found in words.items():
+        variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TYPED": typed}
+        bash = ["bash", "--norc", "-ec", script]
+        done = subprocess.run(bash, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+        assert done.stdout.splitlines() == ["complete -o nosort -F _parbench_completion parbench", found], done.stderr
 
 
 def test_a_folder_named_bench_does_not_shadow_ours(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
 """``parbench plan``: what a training step would take on machines that are not here."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
+from bench.commands import RunPath
+
 _EXAMPLES = """\b
 Examples:
+  parbench plan --model llama3-70b --gpus 64                    the fastest meshes
   parbench plan --model llama3-70b --gpus 1024 --mesh dp=8,fsdp=4,pp=4,tp=8
   parbench plan --model llama3-70b --gpus 1024 --mesh fsdp=128,tp=8 --hardware a100 --explain
-  parbench plan --model llama3-70b --gpus 64 --search --global-batch 512
+  parbench plan --model llama3-70b --gpus 64 --global-batch 512 --explain
   parbench plan --model tiny --mesh dp=2,tp=4 --precision float32 --fits runs/20260101T000000Z-host-1a2b3c
   parbench plan --validate runs/20260101T000000Z-host-1a2b3c
   parbench plan --validate runs/20260101T000000Z-n4-1a2b3c --fits runs/20260101T000000Z-n2-5d6e7f
@@ -21,42 +23,42 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 
 @click.command(epilog=_EXAMPLES)
 @click.option("--model", metavar="NAME", help="The model, such as llama3-70b, gpt-175b or mixtral-8x7b.")
-@click.option("--gpus", type=int, default=0, metavar="N", help="How many; default: the product of the mesh.")
-@click.option("--mesh", metavar="AXIS=SIZE,...", help="Outermost axis first, of dp, fsdp, pp, cp, tp; ep lies inside.")
-@click.option("--microbatch", type=int, help="Sequences of one microbatch; default: 1, a search tries several.")
-@click.option("--microbatches", type=int, default=0, help="Of each data rank; default: 1, with pp 4 for each stage.")
-@click.option("--global-batch", type=int, default=0, help="Sequences of a step, in place of --microbatches.")
+@click.option("--gpus", type=int, default=0, metavar="N", help="Number of GPUs; default: the mesh's.")
+@click.option("--mesh", metavar="AXIS=SIZE,...", help="One mesh: dp, fsdp, pp, cp, tp, outermost first; and ep.")
+@click.option("--microbatch", type=int, help="Sequences of a microbatch; default: 1; a search tries several.")
+@click.option("--microbatches", type=int, default=0, help="Per data rank; default: 1, or with pp 4 for each stage.")
+@click.option("--global-batch", type=int, default=0, help="Sequences of a step, instead of --microbatches.")
 @click.option("--sequence", type=int, default=0, help="Tokens of a sequence; default: the model's.")
 @click.option("--precision", default="bfloat16", show_default=True, help="bfloat16 (float32 masters) or float32.")
-@click.option("--schedule", default="1f1b", show_default=True, help="The pipeline's: 1f1b, interleaved, zb_h1, ...")
-@click.option("--chunks", type=int, default=0, help="Stages of a rank; default: the schedule's own.")
-@click.option("--split", default="", metavar="N+N+...", help="Layers of each stage in turn; default: as many each.")
+@click.option("--schedule", default="1f1b", show_default=True, help="Of the pipeline: 1f1b, interleaved, zb_h1, ...")
+@click.option("--chunks", type=int, default=0, help="Pipeline stages per rank; default: the schedule's.")
+@click.option("--split", default="", metavar="N+N+...", help="Layers of each stage; default: equal.")
 @click.option("--checkpointing", metavar="HOW", help="none (the default; a search tries all), selective or full.")
-@click.option("--cp-method", default="zigzag", show_default=True, help="ring, striped, zigzag, allgather_kv, ulysses.")
+@click.option("--cp-method", default="zigzag", show_default=True, help="Or ring, striped, allgather_kv, ulysses.")
 @click.option("--hardware", metavar="NAME|FILE", help="a100, h100 (the default), h200, b200, or a .toml file.")
 @click.option(
     "--fits",
     metavar="RUN",
-    type=click.Path(path_type=Path),
-    help="Take the links from a run's collectives, of --validate too.",
+    type=RunPath(),
+    help="Take the links' speed from the collectives that a run measured.",
 )
-@click.option("--search", is_flag=True, help="Find the fastest meshes at a fixed global batch, and say why.")
-@click.option("--top", type=int, default=10, show_default=True, help="How many a search shows.")
-@click.option("--explain", is_flag=True, help="Every formula with its numbers and source.")
+@click.option("--search", is_flag=True, help="Find the fastest meshes and say why: the default without --mesh.")
+@click.option("--top", type=int, default=10, show_default=True, help="Meshes that a search shows.")
+@click.option("--explain", is_flag=True, help="Print every formula with its numbers and source.")
 @click.option(
     "--validate",
     metavar="RUN",
-    type=click.Path(path_type=Path),
-    help="Predict a run's own steps; writes RUN/plan.json.",
+    type=RunPath(),
+    help="Compare predictions with a run's measured steps; writes RUN/plan.json.",
 )
-@click.option("--published", is_flag=True, help="Published numbers beside predicted ones.")
+@click.option("--published", is_flag=True, help="Compare predictions with published results.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 @click.pass_context
 def plan(context: click.Context, /, **given: Any) -> None:
-    """Predict memory, bytes, bubble and time of a training step of any size, without its GPUs.
+    """Predict a training step's time and memory, without GPUs.
 
-    A dry run of one mesh, a search over all of them, or a check of the predictions against a run. Nothing is measured:
-    every assumption is a number that is printed, and --hardware FILE.toml replaces.
+    With --gpus alone the fastest meshes, with --mesh that one, with --validate the predictions beside a run. Nothing
+    is measured; every assumption is printed, and --hardware FILE.toml changes it.
     """
     from workloads.planner.plan_command import Given, answer
 

@@ -172,7 +172,8 @@ def _check_possible(candidates: Sequence[Candidate], asked: Iterable[str]) -> No
         for value in dict.fromkeys(case.params[name] for case, _ in candidates if name in case.params):
             reasons = [reason for case, reason in candidates if case.params.get(name) == value]
             if None not in reasons:
-                raise UserError(f"{name} = {value}: {reasons[0]}")
+                told = f"{name} = {value}: {reasons[0]}"
+                raise UserError(told.removeprefix(f"{name} = {value}: ") if told.count(f"{name} = ") > 1 else told)
     if all(reason is not None for _, reason in candidates):
         case, reason = candidates[0]
         raise UserError(f"none of the {len(candidates)} cases asked for can run here; {case.label}: {reason}")

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from bench.plan.cases import renewed
 from bench.plan.plan import Plan
 from bench.results.records import SCHEMA, Record, Timeline, encode, read_records, refuse_newer
-from bench.text import UserError, reading, replace_file, writing
+from bench.text import UserError, counted, reading, replace_file, writing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,14 +84,22 @@ def write_info(path: Path, info: RunInfo) -> None:
     replace_file(path / "run.json", msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """Return the runs in a folder, the oldest first: their names begin with their time."""
+    return sorted(file.parent for file in folder.glob("*/run.json"))
+
+
 def load_run(path: Path) -> Run:
     """Return a run from its folder; ``UserError`` if it is none, or newer than this parbench."""
     file = path / "run.json"
     try:
         content = file.read_bytes()
     except OSError as error:
-        why = "it holds no readable run.json" if path.is_dir() else "there is no such folder"
-        raise UserError(f"{path} is no run: {why}") from error
+        if not path.exists():
+            raise UserError(f"no such folder: {path}") from error
+        runs = runs_in(path)
+        why = f"{counted(len(runs), 'run')}, the newest is {runs[-1]}" if runs else "no readable run.json"
+        raise UserError(f"{path} is no run: it holds {why}") from error
     with reading(file):
         refuse_newer(content, str(file))
         info = msgspec.json.decode(content, type=RunInfo)

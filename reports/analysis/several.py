@@ -1,7 +1,7 @@
 """Several runs beside each other: in what they differ, and the rows that answer the same question. Pure."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
@@ -11,7 +11,7 @@ import msgspec
 
 from bench.plan.cases import Case
 from bench.results.metrics import MetricValue
-from bench.results.runs import Run, load_run
+from bench.results.runs import Run, load_run, runs_in
 from bench.results.stats import WITHIN_LAUNCH, ratio_within_launch
 from bench.text import UserError, reading
 from reports.analysis.frame import group_rows, pivot_rows
@@ -222,14 +222,16 @@ def gather(paths: Sequence[Path], *, whole: bool = False) -> Several:
 
 def read_runs(paths: Sequence[str | Path]) -> list[tuple[Run, str | None]]:
     """Return the runs of folders that are or hold runs, or are sweeps, with points; what is lacking is a warning."""
-    folders: dict[Path, None] = {}
-    for path in map(Path, paths):
-        inside = [] if (path / "run.json").exists() or is_sweep(path) else sorted(path.glob("*/run.json"))
-        folders |= dict.fromkeys([file.parent for file in inside] or [path])
-    found = gather(list(folders), whole=True)
+    found = gather(unfolded(map(Path, paths)), whole=True)
     for sentence in found.lacking:
         warnings.warn(sentence, stacklevel=3)
     return [(one.run, one.point.name if one.point else None) for one in found.runs]
+
+
+def unfolded(paths: Iterable[Path]) -> list[Path]:
+    """Return each folder once, in place of one that holds runs those."""
+    own = ((path, (path / "run.json").exists() or is_sweep(path)) for path in paths)
+    return list(dict.fromkeys(run for path, whole in own for run in (not whole and runs_in(path)) or [path]))
 
 
 def is_sweep(path: Path) -> bool:
@@ -243,7 +245,7 @@ def load_sweep(folder: Path) -> Sweep:
 
 def runs_of(folder: Path, point: Point) -> tuple[Path, ...]:
     """Return the runs of a point, the oldest first: their names begin with the time."""
-    return tuple(sorted(file.parent for file in (folder / RUNS / point.id).glob("*/run.json")))
+    return tuple(runs_in(folder / RUNS / point.id))
 
 
 def point_of(run: Path) -> Point | None:

@@ -24,19 +24,20 @@ _file_option = click.option(
     "file",
     type=click.Path(path_type=Path),
     envvar="PARBENCH_HISTORY",
+    show_envvar=True,
     default=FILE,
     show_default=True,
-    help="The history's file, also $PARBENCH_HISTORY.",
+    help="The history file.",
 )
 _form_option = partial(click.option, "--format", "form", show_default=True, help="The form.")
 
 
 @click.group(epilog=_EXAMPLES)
 def history() -> None:
-    """Keep runs in one file, and tell since when a series has been slower.
+    """Keep runs in one file and find when a series became slower.
 
-    A series is a case on a world in its surroundings: hosts, hardware, versions, variables. Check joins those that
-    differ in hosts alone.
+    A series is a case on a number of ranks in one environment: hosts, hardware, versions, variables. The check joins
+    series that differ in hosts alone.
     """
 
 
@@ -47,16 +48,15 @@ def history() -> None:
     envvar=["GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_BRANCH"],
     default="main",
     show_default=True,
-    help="What was measured; in GitHub's and GitLab's jobs their branch. Given here, it moves known runs.",
+    help="The branch measured; in GitHub's and GitLab's jobs theirs. If given, runs already added are moved to it.",
 )
-@click.option(
-    "--commit", envvar=["GITHUB_SHA", "CI_COMMIT_SHA"], default="", help="Its commit, likewise; in such jobs theirs."
-)
+@click.option("--commit", envvar=["GITHUB_SHA", "CI_COMMIT_SHA"], default="", help="The commit, likewise.")
 @_file_option
 def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
-    """Add runs, or folders of runs, to the history; what it has already is passed over, or moved where you say so.
+    """Add runs, or all runs of a folder, to the history.
 
-    A folder that parbench history export wrote says itself of which branch and commit its runs are.
+    Runs already added are left as they are. A folder that parbench history export wrote keeps its runs' branch and
+    commit.
     """
     from reports.regression.history import add_folders
 
@@ -70,10 +70,10 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 
 
 @history.command("list", epilog="Example: parbench history list --branch main")
-@click.option("--branch", help="Runs of this branch alone.")
+@click.option("--branch", help="Only runs of this branch.")
 @_file_option
 def list_runs(branch: str | None, file: Path) -> None:
-    """Show the runs that the history has, the newest first."""
+    """List the runs in the history, newest first."""
     from bench.text import counted
     from reports import cells
     from reports.regression.history import open_history
@@ -93,11 +93,14 @@ def list_runs(branch: str | None, file: Path) -> None:
 
 @history.command(epilog="Example: parbench history show '*all_reduce*'")
 @click.argument("pattern", default="*")
-@click.option("--branch", help="Runs of this branch alone.")
+@click.option("--branch", help="Only runs of this branch.")
 @_form_option(type=click.Choice(("text", "json")), default="text")
 @_file_option
 def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
-    """Show the course of the series whose case fits PATTERN, a glob: its times, and where their level changed."""
+    """Show how series developed, and where their level changed.
+
+    PATTERN is a glob for their cases.
+    """
     from reports.regression.history import open_history
     from reports.regression.history_gate import render_courses
     from reports.regression.levels import StepRule
@@ -108,27 +111,29 @@ def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
 
 @history.command(epilog="Example: parbench history check --branch main --floor 5%")
 @click.argument("run", required=False)
-@click.option("--branch", default="main", show_default=True, help="The branch whose newest run is looked at.")
+@click.option("--branch", default="main", show_default=True, help="Check this branch's newest run.")
 @click.option(
     "--floor",
     envvar="PARBENCH_FLOOR",
-    help="The change below which levels count as the same, or the file that parbench aa wrote, also $PARBENCH_FLOOR; "
-    "default: 3%, and runs/floor.json where it is there.",
+    show_envvar=True,
+    help="Ignore changes below this: a percentage, or the file that parbench aa wrote. Default: 3%, "
+    "and runs/floor.json if it exists.",
 )
-@click.option("--window", type=click.IntRange(min=8), default=30, show_default=True, help="How many runs count.")
+@click.option("--window", type=click.IntRange(min=8), default=30, show_default=True, help="Runs that count.")
 @_form_option(type=click.Choice(("table", "markdown", "json")), default="table")
-@click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if something cannot be told and all else is fine.")
+@click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if a series is undecided and all else is fine.")
 @_file_option
 def check(
     run: str | None, branch: str, floor: str | None, window: int, form: str, fail_on_unknown: bool, file: Path
 ) -> None:
-    """Say of each series of RUN, or of the branch's newest run, whether it has become slower, and since when.
+    """Check the newest run: which series became slower, since when?
 
-    Runs on other hosts count: hosts that are slower in all series are another kind, with a level of its own. A rise of
-    RUN alone is SUSPECT, one from run to run DRIFT with its slope; both are unknown to --fail-on-unknown.
+    RUN is a run's id in the history; default: the branch's newest. Runs on other hosts count; hosts that are slower in
+    all series form a group with a level of its own. A rise in RUN alone is SUSPECT, a steady rise DRIFT; for
+    --fail-on-unknown both are undecided.
 
-    A case is MISSING if RUN has not measured it, and one of the last three runs of its kind has: of the same preset,
-    and with a case in common on as many ranks. Runs on other ranks, or of another --only, do not count.
+    A case is MISSING if RUN did not measure it but one of the last three runs like it did: same preset, same number of
+    ranks, a case in common.
     """
     from reports.regression import history_gate
     from reports.regression.history import open_history
@@ -147,11 +152,11 @@ def check(
 
 @history.command(epilog="Example: parbench history annotate 20260102T030405Z-node1-1a2b3c --note 'new driver'")
 @click.argument("run")
-@click.option("--note", required=True, help="Why.")
-@click.option("--series", default="*", show_default=True, metavar="GLOB", help="Which series, by case and parameters.")
+@click.option("--note", required=True, help="The reason.")
+@click.option("--series", default="*", show_default=True, metavar="GLOB", help="These series, by case and parameters.")
 @_file_option
 def annotate(run: str, note: str, series: str, file: Path) -> None:
-    """Say that what changed at RUN was meant: its series count from there on."""
+    """Mark a change as intended: later runs are compared from RUN on."""
     from reports.regression.history import open_history
 
     with open_history(file) as found:
@@ -159,10 +164,10 @@ def annotate(run: str, note: str, series: str, file: Path) -> None:
 
 
 @history.command(epilog="Example: parbench history prune --keep 400")
-@click.option("--keep", type=click.IntRange(min=1), required=True, help="How many runs stay of each branch and preset.")
+@click.option("--keep", type=click.IntRange(min=1), required=True, help="Runs to keep of each branch and preset.")
 @_file_option
 def prune(keep: int, file: Path) -> None:
-    """Forget all but the newest runs, and print what was forgotten."""
+    """Delete old runs from the history, and print their ids."""
     from reports.regression.history import open_history
 
     with open_history(file) as found:
@@ -173,12 +178,13 @@ def prune(keep: int, file: Path) -> None:
 @history.command(epilog="Example: parbench history export kept-runs")
 @click.argument("target", type=click.Path(path_type=Path))
 @_form_option(type=click.Choice(("runs", "otava")), default="runs", help="The format.")
-@click.option("--branch", help="With otava: runs of this branch alone.")
+@click.option("--branch", help="With otava: only runs of this branch.")
 @_file_option
 def export(target: Path, form: str, branch: str | None, file: Path) -> None:
-    """Write every run of the history into the folder TARGET, which parbench history add reads back.
+    """Write all runs to the folder TARGET, or as Otava's CSV.
 
-    otava writes the file TARGET instead: Apache Otava's CSV, a row for each run and a column for each series.
+    parbench history add reads the folder back. With --format otava TARGET is a file, Apache Otava's CSV: a row per run,
+    a column per series.
     """
     from bench.text import UserError, counted, writing
     from reports.regression.history import open_history
@@ -216,20 +222,20 @@ Exit codes: 0 fine; 2 bad input; 4 too few launches within the budget.
 """
 
 _budget = partial(click.option, "--budget", show_default=True, metavar="TIME", help="Time for the whole session.")
-_out = partial(click.option, "--out", type=click.Path(path_type=Path), show_default=True, help="For the runs.")
+_out = partial(click.option, "--out", type=click.Path(path_type=Path), show_default=True, help="Where runs go.")
 _words = click.argument("words", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED)
 
 
 @click.command(epilog=_AB_EXAMPLES)
-@click.option("--a", default="", metavar="VARIABLES", help="Variables of side A, NAME=VALUE with spaces between.")
-@click.option("--b", default="", metavar="VARIABLES", help="Those of side B.")
-@click.option("--a-python", default="", metavar="PYTHON", help="The Python of side A, of an environment with parbench.")
-@click.option("--b-python", default="", metavar="PYTHON", help="That of side B.")
+@click.option("--a", default="", metavar="VARIABLES", help="Environment of side A: 'NAME=VALUE NAME=VALUE'.")
+@click.option("--b", default="", metavar="VARIABLES", help="Environment of side B.")
+@click.option("--a-python", default="", metavar="PYTHON", help="Python of side A, in which parbench is installed.")
+@click.option("--b-python", default="", metavar="PYTHON", help="Python of side B.")
 @_budget(default="10m")
-@click.option("--floor", default="3%", show_default=True, help="The change below which times count as the same.")
-@click.option("--across", multiple=True, metavar="GLOB", help="Another difference of the environment that is meant.")
-@click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if something cannot be told and all else is fine.")
-@click.option("--launches", type=click.IntRange(5, 24), help="The most a side; default: 24.")
+@click.option("--floor", default="3%", show_default=True, help="Ignore changes below this.")
+@click.option("--across", multiple=True, metavar="GLOB", help="Another difference that you compare on purpose.")
+@click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if a series is undecided and all else is fine.")
+@click.option("--launches", type=click.IntRange(5, 24), help="Launches a side, at most; default: 24.")
 @_out(default=Path("runs/ab"))
 @_words
 def ab(
@@ -240,9 +246,9 @@ def ab(
     words: tuple[str, ...],
     **given: str,
 ) -> None:
-    """Compare two settings in one session, launch by launch in turns, until B is told from A or the budget ends.
+    """Compare two settings, launched in turns in one session.
 
-    What is measured is said as for parbench run, after --.
+    Ends when B is told from A, or with the budget. Options of parbench run follow after --.
     """
     from bench.text import UserError, parse_duration
     from reports.regression.ab import LOOKS, check_words, launch_run, measure_in_turns, parse_side
@@ -268,26 +274,26 @@ def ab(
 
 
 @click.command(epilog=_AA_EXAMPLES)
-@click.option(
-    "--launches", type=click.IntRange(min=5), default=10, show_default=True, help="How many launches a side has."
-)
+@click.option("--launches", type=click.IntRange(min=5), default=10, show_default=True, help="Launches a side.")
 @_budget(default="20m")
 @click.option(
     "--floor",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
     envvar="PARBENCH_FLOOR",
+    show_envvar=True,
     default=Path("runs/floor.json"),
     show_default=True,
-    help="The file that keeps the floors, also $PARBENCH_FLOOR; no percentage, which is what is measured.",
+    help="The file that keeps the floors.",
 )
 @_out(default=Path("runs/aa"))
 @_words
 def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]) -> None:
-    """Measure this machine's noise floor: the same code against itself, launch by launch, in turns.
+    """Measure this machine's noise: changes below it are ignored.
 
-    What is measured is said as for parbench run, after --. A series' floor is the least one under which at most 1 % of
-    the comparisons among these launches find a change; compare and history check use it for that series from then on.
+    The same code is launched against itself, in turns; options of parbench run follow after --. A series' floor is the
+    smallest with which at most 1 % of comparisons among these launches find a change. compare and history check use it
+    from then on.
     """
     from bench.text import UserError, counted, parse_duration
     from reports.regression.ab import Side, check_words, launch_in_turns, launch_run

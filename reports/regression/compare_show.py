@@ -20,6 +20,7 @@ from bench.text import UserError, format_duration
 from reports import cells
 from reports.analysis.labels import operation, short_labels
 from reports.analysis.problems import emulations
+from reports.analysis.several import unfolded
 from reports.analysis.summary import Row
 from reports.regression.ab import LOOKS, SHORTEST_SECONDS
 from reports.regression.compare import (
@@ -33,6 +34,7 @@ from reports.regression.compare import (
     compare,
     json_text,
     notes_of_pools,
+    pool,
     world_words,
 )
 from reports.regression.confirm import Confirming, confirm
@@ -82,10 +84,11 @@ def compare_runs(
 
 
 def find_run(word: str, history: Path | None = None, *, without: str = "") -> Run:
-    """Return the run of a folder, or runs of the history as one, but for that of the id ``without``."""
+    """Return the run of a folder; those in a folder, or of the history, as one, but for that of the id ``without``."""
     if history is not None and not Path(word).exists() and (means_run(word) or history.exists()):
         return select_run(history, word, without=without)
-    return load_run(Path(word))
+    runs = [load_run(path) for path in unfolded([Path(word)])]
+    return pool([run for run in runs if run.info.id != without] or runs, word)
 
 
 def advised(comparison: Comparison, command: Sequence[str], words: Sequence[str] = ()) -> Comparison:

@@ -16,7 +16,7 @@ import msgspec
 
 from bench.plan.cases import renewed
 from bench.results.records import Status
-from bench.results.runs import Run, RunInfo, load_run
+from bench.results.runs import Run, RunInfo, load_run, runs_in
 from bench.text import UserError, reading, writing
 from reports.regression.compare import pool
 from reports.regression.environment import Identity, Point, points_of
@@ -276,7 +276,7 @@ class History:
 def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
     """Yield the history in a file, made where it may be; ``UserError`` if absent, foreign, damaged, newer or locked."""
     if not (create or path.exists()):
-        raise UserError(f"{path} is no history, it does not exist: begin one with parbench history add RUN")
+        raise UserError(f"history not found: {path}; parbench history add RUN begins one")
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the history's file with --history FILE")
     try:
@@ -305,10 +305,11 @@ def add_folders(
     folders: dict[Path, None] = {}
     for path in paths:
         with reading(path):
-            found = [path / "run.json"] if (path / "run.json").exists() else sorted(path.glob("*/run.json"))
+            found = [path] if (path / "run.json").exists() else runs_in(path)
         if not found:
-            raise UserError(f"{path} is no run and holds none: name runs' folders, or a folder of such folders")
-        folders |= dict.fromkeys(file.parent for file in found)
+            told = f"{path} is no run and holds none: name runs' folders, or a folder of such folders"
+            raise UserError(told if path.exists() else f"no such folder: {path}")
+        folders |= dict.fromkeys(found)
     with open_history(file, create=True) as history:
         for folder in folders:
             entry = read_entry(folder, About(branch=branch, commit=commit), meant)

@@ -11,7 +11,7 @@ import click
 from bench.results.runs import load_run
 from bench.text import UserError, format_duration
 from reports.analysis.problems import is_written, write_whole
-from reports.analysis.several import gather, is_sweep
+from reports.analysis.several import gather, is_sweep, unfolded
 from reports.analysis.verdicts import Verdict
 from reports.render.closing import render_closing
 from reports.render.data import render_csv, render_json
@@ -79,6 +79,7 @@ def build(paths: Sequence[Path], form: str) -> tuple[bytes, int]:
     ``UserError`` where a folder is no run; one that holds a run which cannot be read has a page that says why, and the
     exit code 4.
     """
+    paths = unfolded(paths)
     if len(paths) > 1 or is_sweep(paths[0]):
         return rendered(report_of_several(gather(paths, whole=True)), form), 0
     try:

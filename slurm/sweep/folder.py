@@ -143,7 +143,8 @@ def load_sweep(folder: Path) -> Sweep:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise UserError(f"{folder} is no sweep: it holds no readable {_SWEEP}") from error
+        found = f"{folder} is no sweep: it holds no readable {_SWEEP}"
+        raise UserError(found if folder.exists() else f"no such folder: {folder}") from error
     with reading(file):
         refuse_newer(content, str(file), SCHEMA)
         return msgspec.json.decode(content, type=Sweep)

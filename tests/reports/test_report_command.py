@@ -92,9 +92,15 @@ def test_bad_words_are_misuse_and_what_is_no_run_is_the_users_error(run: Path, t
     assert "--format" in misused(export, run)
     for words in ((), ("a.txt", "--from", "imb"), ("a.txt", "--nproc", 0)):
         misused(import_files, *words)
-    refused(report, tmp_path)
-    refused(show, tmp_path)
-    refused(export, tmp_path, "--format", "nccl-tests")
+    refused(report, tmp_path / "traces")
+    told = f"{tmp_path} is no run: it holds 1 run, the newest is {run}"
+    assert [refused(show, tmp_path), refused(export, tmp_path, "--format", "nccl-tests")] == [told, told]
+
+
+def test_a_folder_of_runs_has_one_report_of_all(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "other")
+    assert printed(report, tmp_path) == f"{tmp_path / 'report.html'}\n"
+    assert "all 2 runs" in (tmp_path / "report.html").read_text()
 
 
 def test_a_run_is_shown_with_its_own_exit_code_and_a_finished_one_can_be_watched(run: Path, tmp_path: Path) -> None:
@@ -108,7 +114,7 @@ def test_a_run_is_shown_with_its_own_exit_code_and_a_finished_one_can_be_watched
 
 def test_the_latest_run_of_a_folder_goes_by_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert refused(show, "latest") == "latest: runs holds no run"
+    assert refused(show, "latest") == "latest: runs holds no run; parbench run makes one"
     for i in (2, 1):
         run = write_run(tmp_path / "written", make_run(make_plan([collective()]), [ok(collective())]))
         for out in ("runs", "other"):

@@ -67,7 +67,8 @@ def answer(given: Given) -> Answer:
     if given.validate is not None:
         return _validated(given, given.validate)
     _refuse_words(given)
-    return _searched(given, *machine_of(given)) if given.search else _dry(given, *machine_of(given))
+    wants_mesh = given.search or given.mesh is None
+    return (_searched if wants_mesh else _dry)(given, *machine_of(given))
 
 
 def machine_of(given: Given) -> Machine:
@@ -82,11 +83,9 @@ def machine_of(given: Given) -> Machine:
 
 def spec_of(given: Given) -> StepSpec:
     """Return the step that the options mean; ``UserError`` by equation where a mesh cannot carry it."""
-    if given.mesh is None:
-        raise UserError("--mesh is missing: write one such as dp=8,pp=4,tp=8, or ask for --search")
     if given.microbatches and given.global_batch:
         raise UserError("--microbatches and --global-batch say the same thing: give one of them")
-    spec = replace(_without_mesh(given).on(parse_mesh(given.mesh)), microbatches=given.microbatches or 1)
+    spec = replace(_without_mesh(given).on(parse_mesh(given.mesh or "")), microbatches=given.microbatches or 1)
     if given.global_batch:
         spec = spec.with_batch(given.global_batch)
     elif not given.microbatches and spec.size("pp") > 1:
@@ -122,16 +121,17 @@ def _dry(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Seque
 def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
     if given.mesh is not None:
         raise UserError("--mesh and --search do not go together: a search finds the mesh")
+    step = _without_mesh(given)
     if not given.gpus:
-        raise UserError("--gpus is missing: --search needs to know how many")
+        raise UserError("--gpus is missing: say how many, such as --gpus 64, or one mesh, such as --mesh dp=8,tp=8")
     if given.microbatches:
-        raise UserError("--microbatches and --search do not go together: a search takes what makes the --global-batch")
+        raise UserError("--microbatches needs --mesh: a search takes what makes the --global-batch")
     if given.split:
-        raise UserError("--split and --search do not go together: a search gives every stage as many layers")
+        raise UserError("--split needs --mesh: a search gives every stage as many layers")
     if given.top < 1:
         raise UserError(f"--top({given.top}) < 1")
     wanted = Wanted(
-        step=_without_mesh(given),
+        step=step,
         gpus=given.gpus,
         global_batch=given.global_batch or given.gpus,
         microbatch=given.microbatch or 0,

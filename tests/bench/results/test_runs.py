@@ -223,12 +223,13 @@ def test_what_cannot_be_locked_or_is_gone_is_refused_in_words(run: Path, monkeyp
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for name, why in (
-        (".", "it holds no readable run.json"),
-        ("absent", "there is no such folder"),
-        ("file", "there is"),
-    ):
-        assert f"is no run: {why}" in refusal(load_run, tmp_path / name), name
+    assert refusal(load_run, tmp_path / "absent") == f"no such folder: {tmp_path / 'absent'}"
+    for name in (".", "file"):
+        assert "is no run: it holds no readable run.json" in refusal(load_run, tmp_path / name), name
+    for name in ("b", "c", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").touch()
+    assert refusal(load_run, tmp_path) == f"{tmp_path} is no run: it holds 3 runs, the newest is {tmp_path / 'c'}"
 
 
 def test_a_run_file_that_parbench_did_not_write_is_refused_with_the_fault(run: Path) -> None:

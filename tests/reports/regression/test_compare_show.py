@@ -1,7 +1,9 @@
 """``parbench compare`` from its words to its exit code."""
 
 import json
+import re
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 from click.testing import CliRunner, Result
@@ -143,7 +145,7 @@ def test_every_form_goes_to_standard_output_or_a_file_and_leaves_nothing_out(tmp
 def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
     base, other = folder(tmp_path), str(write_run(tmp_path, run_of(launches(OTHER))))
     for new, why in (
-        (str(tmp_path), r"is no run: it holds no readable run\.json"),
+        (str(tmp_path / "here"), r"is no run: it holds no readable run\.json"),
         (other, r"the runs share no series: BASE .* has 1 measured case on 4 ranks"),
         (f"{base}/../{Path(base).name}", "are the same run"),
     ):
@@ -151,6 +153,16 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
             compare_runs(base, new)
     assert isinstance(invoke(str(tmp_path / "absent"), base).exception, UserError)
     assert [invoke(*words).exit_code for words in ((), ("a",), ("a", "b", "--format", "html"))] == [2, 2, 2]
+
+
+def test_a_folder_of_runs_is_taken_as_one_without_the_run_it_is_compared_with(tmp_path: Path) -> None:
+    for i in range(3):
+        info = copytree(folder(tmp_path), tmp_path / "main" / str(i)) / "run.json"
+        info.write_text(re.sub(r'"id": "[^"]*"', f'"id": "{i}"', info.read_text()))
+    result = invoke(str(tmp_path / "main"), folder(tmp_path, 1.2))
+    assert (result.exit_code, "15 launches" in result.output) == (1, True), result.output
+    result = invoke(str(tmp_path / "main"), str(tmp_path / "main" / "2"))
+    assert (result.exit_code, "10 launches" in result.output) == (0, True), result.output
 
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_compare_takes_the_words(tmp_path: Path) -> None:
 def test_a_folder_comes_before_a_branch_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "h.sqlite"
     for word, history in (("main~1", file), ("main", file), ("main~1", None)):
-        why = "is no history, it does not exist" if "~" in word and history else "is no run"
+        why = "history not found" if "~" in word and history else "no such folder"
         assert why in refusal(find_run, word, history)
     with open_history(file, create=True) as kept:
         fill(kept, tmp_path, [1.0])

@@ -50,6 +50,7 @@ def test_what_is_typed_is_answered_on_stdout_alone(tmp_path: Path) -> None:
         ("--model tiny --mesh dp=2 --json", '"model":"tiny"'),
         (f"--model llama3-8b --mesh fsdp=8 --hardware {file}", "(mine)"),
         ("--model llama3-8b --gpus 8 --search --global-batch 64 --top 2", "on 8 GPUs (h100) at global batch 64"),
+        ("--model llama3-8b --gpus 8 --top 2", "on 8 GPUs (h100) at global batch 8 "),
         ("--published", "quoted"),
     ):
         shown = typed(*line.split())
@@ -61,12 +62,12 @@ def test_what_is_typed_is_answered_on_stdout_alone(tmp_path: Path) -> None:
 
 
 BAD: list[tuple[str, str]] = [
-    ("", "--mesh is missing"),
+    ("", "--gpus is missing"),
     ("--mesh dp=2 --model llama3-7b", "model 'llama3-7b' is not tiny, "),
     ("--mesh tp=8 --model llama3-70", "did you mean 'llama3-70b'?"),
     ("--mesh dp=2 --search --gpus 2", "--mesh and --search do not go together"),
     ("--search", "--gpus is missing"),
-    ("--search --gpus 8 --microbatches 4", "--microbatches and --search do not go together"),
+    ("--search --gpus 8 --microbatches 4", "--microbatches needs --mesh: a search"),
     (
         "--search --gpus 8 --checkpointing ful",
         "--checkpointing 'ful' is not none, selective or full; did you mean 'full'?",
@@ -82,7 +83,7 @@ BAD: list[tuple[str, str]] = [
     ("--mesh dp=2,dp=4", "mesh 'dp=2,dp=4' is not understood at 'dp=4': write AXIS=SIZE,..., each axis once"),
     ("--mesh pp=2 --split 20+13", "split = '20+13' holds 33 layers, and the model has layers(32)"),
     ("--mesh dp=2 --split 16+16", "split = '16+16' is for 2 stages, and there are 1"),
-    ("--search --gpus 8 --split 16+16", "--split and --search do not go together"),
+    ("--search --gpus 8 --split 16+16", "--split needs --mesh: a search"),
     ("--mesh dp=2 --microbatch 0 --global-batch 4", "--microbatch(0) < 1"),
     ("--mesh dp=2 --global-batch -4", "--global-batch(-4) < 0"),
     ("--mesh dp=2 --gpus -2", "--gpus(-2) < 0"),
@@ -90,8 +91,8 @@ BAD: list[tuple[str, str]] = [
     ("--mesh dp=2 --sequence -1", "sequence(-1) < 1"),
     ("--mesh dp=2 --hardware tpu", "hardware 'tpu' is not a100"),
     ("--mesh tp=16 --gpus 16", "--mesh tp=16 cannot carry llama3-8b: kv_heads(8) % tp(16) != 0"),
-    ("--validate absent", "absent is no run"),
-    ("--mesh dp=2 --fits absent", "absent is no run"),
+    ("--validate absent", "no such folder: absent"),
+    ("--mesh dp=2 --fits absent", "no such folder: absent"),
 ]
 
 
@@ -102,7 +103,8 @@ def test_bad_input_is_one_sentence_and_exits_with_2() -> None:
         assert refused.stderr.startswith("parbench: "), words
         assert refused.stderr.count("\n") == 1, words
         assert sentence in refused.stderr, (words, refused.stderr)
-    assert "--model is missing" in typed("--mesh", "dp=2").stderr
+    for line in ("", "--mesh dp=2", "--gpus 8"):
+        assert "--model is missing" in typed(*line.split()).stderr
 
 
 def test_nothing_heavy_is_imported() -> None:
