@@ -1,27 +1,27 @@
 """The templates for GitHub and GitLab: every command of parbench in them exists, and the action's own steps run."""
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import click
 import pytest
+from ci_action import ACTION, act, shell
 from history_fixtures import put
 from paths import ROOT
 
 import parbench
 
 GITHUB = ROOT / ".github"
-ACTION = GITHUB / "actions" / "parbench" / "action.yml"
 GITLAB = GITHUB / "templates" / "gitlab-ci.yml"
 WORKFLOW = GITHUB / "workflows" / "ci.yml"
 
 
 def commands(path: Path) -> list[list[str]]:
-    found = re.findall(r"^\s*(?:run: |- )?(parbench (?:run|history) .*)$", path.read_text(), re.MULTILINE)
+    found = re.findall(
+        r"^\s*(?:run: |- )?(?:test .* \|\| )?(parbench (?:run|history) .*)$", path.read_text(), re.MULTILINE
+    )
     return [shlex.split(line.partition(">>")[0]) for line in found]
 
 
@@ -38,11 +38,12 @@ def known(words: list[str]) -> set[str]:
 def test_every_command_and_option_exists(path: Path) -> None:
     found = commands(path)
     assert [words[1:3] for words in found if words[1] == "history"] == [
+        ["history", "check"],
         ["history", "add"],
         ["history", "check"],
         ["history", "prune"],
     ]
-    assert len(found) == 4
+    assert len(found) == 5
     for words in found:
         assert {word for word in words if word.startswith("--")} <= known(words), words
 
@@ -51,7 +52,7 @@ def test_every_command_and_option_exists(path: Path) -> None:
 def test_inputs_reach_a_shell_as_variables_alone(path: Path) -> None:
     for line in path.read_text().splitlines():
         if "${{" in line:
-            assert re.match(r"\s+([A-Z_]+|default): \$\{\{[^}]+\}\}\S*$", line), line
+            assert re.match(r"\s+([A-Z_]+|default|name): \$\{\{[^}]+\}\}\S*$", line), line
 
 
 def test_the_workflow_runs_what_is_there() -> None:
@@ -87,34 +88,50 @@ def test_the_workflow_compares_the_hot_paths_of_two_commits(tmp_path: Path) -> N
     assert not (tmp_path / "base" / "tests").exists(), "the commit before has none"
 
 
-def step(name: str) -> str:
-    body = ACTION.read_text().partition(f"- name: {name}\n")[2].partition("    - name:")[0]
-    script = body.partition("run: ")[2]
-    return "\n".join(line.removeprefix(" " * 8) for line in script.removeprefix("|\n").splitlines())
+def job(tmp_path: Path, measured: Path, branch: str, base: str = "") -> tuple[list[str], int, str]:
+    """Run the action in a fresh clone; what it measures are the runs in a folder."""
+    clone = tmp_path / f"clone-of-{measured.name}"
+    subprocess.run(["git", "clone", "--quiet", "origin", clone], cwd=tmp_path, check=True, capture_output=True)
+    shim = f"""
+        eval "real_$(declare -f parbench)"
+        parbench() {{ if [ "$1" = run ]; then mkdir -p runs; cp -r {measured}/* runs; else real_parbench "$@"; fi; }}
+    """
+    return act(clone, branch=branch, base=base, shim=shim)
 
 
-def shell(script: str, folder: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
-    tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": tools, "GITHUB_SHA": "abc", "HISTORY_BRANCH": "parbench-history", **variables}
-    script = f'parbench() {{ "{sys.executable}" -P -m parbench "$@"; }}\n{script}'
-    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_the_history_goes_to_its_branch_and_comes_back(tmp_path: Path) -> None:
+def test_a_pull_request_is_held_against_main_which_keeps_its_history_in_a_remote(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", "--bare", "origin"], cwd=tmp_path, check=True)
-    summary = str(tmp_path / "summary.md")
-    for night in range(2):
-        clone = tmp_path / f"clone{night}"
-        subprocess.run(["git", "clone", "--quiet", "origin", clone], cwd=tmp_path, check=True, capture_output=True)
-        fetched = shell(step("Fetch the history"), clone)
-        assert fetched.returncode == 0, fetched.stderr
-        put(clone / "runs", night)
-        for name in ("Add to the history", "Check", "Keep the history"):
-            done = shell(
-                step(name), clone, GITHUB_STEP_SUMMARY=summary, FLOOR="3%", BRANCH="main", GITHUB_REF_NAME="main"
-            )
-            assert done.returncode == 0, (name, done.stderr)
-    listed = shell("parbench history list", tmp_path / "clone1")
-    assert "2 runs" in listed.stdout
-    assert Path(summary).read_text().count("parbench history check of run-00") == 2
+    for night, factor, name in ((0, 1.0, "first"), (20, 1.0, "equal"), (20, 1.5, "slower"), (21, 1.5, "night")):
+        put(tmp_path / name, night, factor)
+    for night in range(1, 8):
+        put(tmp_path / "week", night)
+
+    def kept() -> str:
+        told = ["git", "rev-parse", "parbench-history"]
+        return subprocess.run(told, cwd=tmp_path / "origin", check=True, capture_output=True, text=True).stdout
+
+    push = ["Fetch the history", "Measure", "Add to the history", "Check", "Keep the history"]
+    ran, code, summary = job(tmp_path, tmp_path / "first", "main")
+    assert (ran, code) == (push, 0)
+    assert summary.startswith("## Gate not armed: 1 of 8 runs of main\n")
+    ran, code, summary = job(tmp_path, tmp_path / "slower", "topic", "main")
+    assert (ran, code) == (["Fetch the history", "Measure", "Check against the base branch"], 0)
+    assert summary.startswith("## Gate not armed: 1 of 8 runs of main\n")
+    ran, code, summary = job(tmp_path, tmp_path / "week", "main")
+    assert (code, summary.splitlines()[0]) == (0, "## PASS: none is slower of 2 series, over the last 8 runs of main")
+    before = kept()
+    (tmp_path / "clone-of-slower").rename(tmp_path / "early")
+    ran, code, summary = job(tmp_path, tmp_path / "slower", "topic", "main")
+    assert (ran[-1], code) == ("Check against the base branch", 1)
+    assert summary.startswith("## FAIL: 2 SLOWER of 2 series, against the last 8 runs of main: collective.all_reduce ")
+    ran, code, summary = job(tmp_path, tmp_path / "equal", "topic", "main")
+    assert (code, summary.splitlines()[0]) == (
+        0,
+        "## PASS: none is slower of 2 series, against the last 8 runs of main",
+    )
+    assert kept() == before, "a pull request's run is not kept"
+    assert job(tmp_path, tmp_path / "night", "main")[1] == 0
+    assert kept() != before
+    listed = shell("parbench history list", tmp_path / "clone-of-night").stdout
+    assert "9 runs" in listed
+    assert "topic" not in listed

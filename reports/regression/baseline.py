@@ -19,8 +19,8 @@ def baseline(path: Path) -> Verdict:
     if not file.exists():
         return _none("no history says what is usual here", more)
     # numpy and SQLite, which only those with a history wait for
-    from reports.regression.history import About, open_history, read_entry
-    from reports.regression.history_gate import check
+    from reports.regression.history import open_history
+    from reports.regression.history_gate import check_folder
     from reports.regression.levels import StepRule
     from reports.regression.noise_floor import find_floor
 
@@ -28,23 +28,23 @@ def baseline(path: Path) -> Verdict:
     try:
         floor, floors = find_floor(os.environ.get("PARBENCH_FLOOR"))
         rule = StepRule(floor=floor)
-        with open_history(file) as kept, kept.copied() as history:
+        with open_history(file) as history:
             before = [line for line in history.runs() if line.preset == run.plan.preset and line.id != run.id]
-            if not before:
-                return _none(f"the history has no run of preset {run.plan.preset}", more)
-            history.add(read_entry(path, About(branch=before[-1].branch)))
-            found = check(history, history.line(run.id), rule, floors)
+        if not before:
+            return _none(f"the history has no run of preset {run.plan.preset}", more)
+        branch = before[-1].branch
+        found = check_folder(file, path, branch, rule, floors)
     except UserError as error:
         return _none(str(error), "")
-    runs = f"in the {counted(len(before), 'run')} before"
-    known = [one for one in found.findings if one.series and one.word != "INSUFFICIENT"]
+    unsure = [one.reason for one in found.findings if one.word == "AMBIGUOUS"]
+    known = [one for one in found.findings if one.series and one.word in ("SLOWER", "SAME")]
     if not known:
-        return _none(f"{len(before) + 1} of the {rule.min_values} runs that are needed", more)
-    for word, told in (("SLOWER", "slower than"), ("DRIFT", "slower and slower"), ("SUSPECT", "slower this once than")):
-        if moved := [one for one in found.findings if one.word == word]:
-            where = "all series together" if moved[0].series is None else f"{len(moved)} of {len(known)} series"
-            sentence = f"{where} are {told} {runs}"
-            return Verdict(word=word, level="doubtful", told=sentence, remedy=f"{more}; parbench history check")
+        return _none(unsure[0] if unsure else f"{len(before)} of the {rule.min_values} runs that are needed", more)
+    runs = f"in the {counted(len(before), 'run')} before"
+    if slower := [one for one in found.findings if one.word == "SLOWER"]:
+        where = "all series together" if slower[0].series is None else f"{len(slower)} of {len(known)} series"
+        remedy = f"parbench history check {path} --branch {branch}"
+        return Verdict(word="SLOWER", level="doubtful", told=f"{where} are slower than {runs}", remedy=remedy)
     return Verdict(word="AS BEFORE", level="good", told=f"{len(known)} series are as {runs}")
 
 

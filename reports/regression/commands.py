@@ -13,6 +13,7 @@ _EXAMPLES = """\b
 Examples:
   parbench history add runs/20260102T030405Z-node1-1a2b3c --branch main --commit 1a2b3c4
   parbench history check --branch main --format markdown >> $GITHUB_STEP_SUMMARY
+  parbench history check latest --branch main                   a pull request's run, which is not kept
   parbench history annotate 20260102T030405Z-node1-1a2b3c --series '*all_reduce*' --note 'new ring'
   parbench compare main~1 runs/20260109T030405Z-node1-4d5e6f
 
@@ -109,9 +110,11 @@ def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
         click.echo(render_courses(found, pattern, branch, StepRule(), form), nl=False)
 
 
-@history.command(epilog="Example: parbench history check --branch main --floor 5%")
+@history.command(
+    epilog="Examples: parbench history check --branch main --floor 5%; parbench history check latest --branch main"
+)
 @click.argument("run", required=False)
-@click.option("--branch", default="main", show_default=True, help="Check this branch's newest run.")
+@click.option("--branch", default="main", show_default=True, help="The branch to check, or to check RUN against.")
 @click.option(
     "--floor",
     envvar="PARBENCH_FLOOR",
@@ -128,9 +131,11 @@ def check(
 ) -> None:
     """Check the newest run: which series became slower, since when?
 
-    RUN is a run's id in the history; default: the branch's newest. Runs on other hosts count; hosts that are slower in
-    all series form a group with a level of its own. A rise in RUN alone is SUSPECT, a steady rise DRIFT; for
-    --fail-on-unknown both are undecided.
+    RUN is a run's id in the history; default: the branch's newest. A run's folder, or latest, is checked against the
+    branch and not kept, as for a pull request: SLOWER is a rise above the branch's newest level and newest run.
+
+    Runs on other hosts count; hosts that are slower in all series form a group with a level of its own. A rise in the
+    newest run alone is SUSPECT, a steady rise DRIFT; for --fail-on-unknown both are undecided.
 
     A case is MISSING if RUN did not measure it but one of the last three runs like it did: same preset, same number of
     ranks, a case in common.
@@ -141,9 +146,13 @@ def check(
     from reports.regression.noise_floor import find_floor
 
     least, floors = find_floor(floor)
-    with open_history(file) as found:
-        line = found.line(run) if run else history_gate.newest(found, branch)
-        checked = history_gate.check(found, line, StepRule(floor=least, window=window), floors)
+    rule = StepRule(floor=least, window=window)
+    if run and ((folder := RunPath().convert(run, None, None)) / "run.json").exists():
+        checked = history_gate.check_folder(file, folder, branch, rule, floors)
+    else:
+        with open_history(file) as found:
+            line = found.line(run) if run else history_gate.newest(found, branch)
+            checked = history_gate.check(found, line, rule, floors)
     code = checked.code(fail_on_unknown=fail_on_unknown)
     text = history_gate.render_json(checked, code) if form == "json" else history_gate.render(checked, form)
     click.echo(text, nl=False)

@@ -1,4 +1,8 @@
-"""The nightly gate: each series of a run against what the history tells of it; and the courses of series, shown."""
+"""The gates: each series of a run against what the history tells of it; and the courses of series, shown.
+
+Of a branch's newest run it is told since when a series is slower; of a run that is not kept, as a pull request's,
+whether it is slower than the branch.
+"""
 
 import csv
 import io
@@ -8,17 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 from msgspec.structs import asdict
 
-from bench.text import UserError, format_table
+from bench.text import UserError, counted, format_table
 from reports import cells
 from reports.regression.compare import VERDICTS, WORST_FIRST, Word, counts_of, exit_code, json_text, world_words
 from reports.regression.environment import Identity
-from reports.regression.history import History, Line, Outcome
+from reports.regression.history import About, History, Line, Outcome, open_history, read_entry
 from reports.regression.levels import Shift, StepRule, segments
-from reports.regression.nights import Night, Nights, judge_nights
+from reports.regression.nights import Night, Nights, judge_next, judge_nights
 from reports.regression.noise_floor import Floor, told
 from reports.render.markdown import escaped
 
@@ -45,6 +50,10 @@ class Finding:
         return self.night.shift
 
     @property
+    def change(self) -> float | None:
+        return self.shift.change if self.shift else self.night.first
+
+    @property
     def since(self) -> str | None:
         return self.times[self.shift.at][0].id if self.shift else None
 
@@ -55,12 +64,16 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """All findings of a run, the worst first; ``notes`` tell of the nodes that it was judged by."""
+    """All findings of a run, the worst first; ``notes`` tell of the nodes that it was judged by.
+
+    ``kept`` says that the run is of the branch, and not only held against it.
+    """
 
     line: Line
     rule: StepRule
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
+    kept: bool = True
 
     @property
     def counts(self) -> Mapping[Word, int]:
@@ -78,7 +91,23 @@ def newest(history: History, branch: str) -> Line:
     raise UserError(f"the history has no run of branch {branch!r}: it has {', '.join(branches) or 'no run at all'}")
 
 
-def check(history: History, line: Line, rule: StepRule, floors: Mapping[str, Floor] | None = None) -> Check:
+def check_folder(
+    file: Path, path: Path, branch: str, rule: StepRule, floors: Mapping[str, Floor] | None = None
+) -> Check:
+    """Return what a branch's runs tell of the run in a folder, by itself; the history, if there is one, stays as it is.
+
+    One run cannot show that it lasts, so all that rises beyond what the branch's runs scatter is SLOWER.
+    """
+    exists = file.exists()
+    with open_history(file if exists else Path(":memory:"), create=not exists) as kept, kept.copied() as history:
+        entry = read_entry(path, About(branch=branch), frozenset({"branch"}))
+        history.add(entry)
+        return check(history, history.line(entry.run.id), rule, floors, kept=False)
+
+
+def check(
+    history: History, line: Line, rule: StepRule, floors: Mapping[str, Floor] | None = None, *, kept: bool = True
+) -> Check:
     """Return what the branch's runs up to ``line`` tell of it.
 
     A series counts from its newest annotation on, whichever hosts it ran on. All are judged at once, a size curve as a
@@ -105,17 +134,17 @@ def check(history: History, line: Line, rule: StepRule, floors: Mapping[str, Flo
     last = list(islice((one for one in each if not asked or asked & set(map(_asked, one))), MISSED_RUNS))
     old = last[0] if last else tuple(history.series(of_kind[-1].number).values()) if of_kind else ()
     outcomes = history.outcomes(line.number)
-    enough = {number: one for number, one in found.items() if len(one.times) >= rule.min_values}
+    enough = {number: one for number, one in found.items() if len(one.times) - (not kept) >= rule.min_values}
     lines = sorted(
         {at for one in enough.values() for at, _ in one.times} | {line}, key=lambda at: (at.started, at.number)
     )
     places = _places(history, known, lines)
-    nights = _judged(enough, tonight, lines, places, rule)
+    nights = _judged(enough, tonight, lines, places, rule, kept=kept)
     judged = []
     for (number, one), night in zip(enough.items(), nights.each, strict=True):
         found[number] = replace(one, night=night)
     for number, one in found.items():
-        word, reason = _verdict(one, tonight[number], outcomes[number], old, rule.min_values, places)
+        word, reason = _verdict(one, tonight[number], outcomes[number], old, rule.min_values, places, kept=kept)
         around = one.times[one.shift.at - 1 : one.shift.at + 1] if one.shift and one.shift.at else ()
         sides = [
             {**history.beside(kin[number], at.number), "commit": at.commit or cells.UNKNOWN, "host.name": places[at]}
@@ -126,45 +155,72 @@ def check(history: History, line: Line, rule: StepRule, floors: Mapping[str, Flo
         together = Finding(
             series=None, all_of=len(enough), times=tuple((at, math.nan) for at in lines), night=nights.shared
         )
-        word, reason = _told(together, places)
+        word, reason = _told(together, places, kept=kept)
         judged += [replace(together, word=word, reason=reason)] if word != "SAME" else []
     runs = f"one of the {len(last)} runs before" if len(last) > 1 else "the run before"
     reason = f"{runs} that share a case with this one has it, and this one has not"
     vanished = {_asked(one): one for series in reversed(last) for one in series if _asked(one) not in asked}
     judged += [Finding(series=one, word="MISSING", reason=reason) for one in vanished.values()]
     ordered = sorted(judged, key=lambda one: (WORST_FIRST.index(one.word), one.series is not None))
-    return Check(line=line, rule=rule, findings=tuple(ordered), notes=_notes(nights))
+    return Check(line=line, rule=rule, findings=tuple(ordered), notes=_notes(nights), kept=kept)
+
+
+def answer(found: Check) -> str:
+    """Return whether the gate passes, and against what; or what fails it; or that it has too few runs to speak."""
+    series = [one for one in found.findings if one.series]
+    bad = [one for one in found.findings if VERDICTS[one.word].code in (1, 4)]
+    runs = max((len(one.times) - (not found.kept) for one in series), default=0)
+    if not bad and {one.word for one in series} <= {"INSUFFICIENT"}:
+        return f"Gate not armed: {runs} of {found.rule.min_values} runs of {found.line.branch}"
+    over = "over" if found.kept else "against"
+    of = f"of {len(series)} series, {over} the last {counted(runs, 'run')} of {found.line.branch}"
+    if bad:
+        words = " and ".join(f"{found.counts[word]} {word}" for word in dict.fromkeys(one.word for one in bad))
+        first = bad[0].label + (f" {100 * bad[0].change:+.1f} %" if bad[0].change is not None else "")
+        return f"FAIL: {words} {of}: {first}{f' and {len(bad) - 1} more' if bad[1:] else ''}"
+    return f"PASS: none is slower {of}"
 
 
 def render(found: Check, form: str = "table") -> str:
-    """Return what the gate says, as a ``table`` or GitHub's ``markdown``: each series that is not the same, and why."""
+    """Return what the gate says, as a ``table`` or GitHub's ``markdown``: the answer, then what is not the same."""
+    groups: dict[object, list[Finding]] = {}
+    for one in found.findings:
+        if one.word != "SAME":
+            groups.setdefault((one.word, one.reason) if one.word == "INSUFFICIENT" else id(one), []).append(one)
     rows = []
-    for one in [one for one in found.findings if one.word != "SAME"]:
-        change = f"{100 * one.shift.change:+.1f} %" if one.shift else cells.UNKNOWN
-        time = cells.duration(one.times[-1][1] if one.times and one.series else None)
+    for one, *others in groups.values():
+        change = f"{100 * one.change:+.1f} %" if one.change is not None else cells.UNKNOWN
+        time = cells.duration(one.times[-1][1] if one.times and one.series and not others else None)
         why = "; ".join(text for text in (one.reason, *one.differs) if text) or cells.UNKNOWN
-        shown = (one.word, change, time, one.since or cells.UNKNOWN, one.label, why)
-        rows.append([*map(cells.visible, shown)])
+        label = f"{len(others) + 1} series" if others else one.label
+        rows.append([*map(cells.visible, (one.word, change, time, one.since or cells.UNKNOWN, label, why))])
     words = ", ".join(f"{count} {word}" for word, count in found.counts.items()) or "no series"
-    heading = f"parbench history check of {found.line.id} on {found.line.branch}: {words}"
-    titles, rule = ["verdict", "change", "time", "since", "series", "why"], found.rule
+    titles, rule, branch = ["verdict", "change", "time", "since", "series", "why"], found.rule, found.line.branch
+    compared = {one.word for one in found.findings} - {"INSUFFICIENT", "MISSING"}
+    floor = cells.percent(rule.floor)
+    slower = (
+        f"SLOWER: for {rule.min_side} runs at least its level has been more than {floor} above its fastest one, sure by"
+        " ranks and by Student's t among all series"
+        if found.kept
+        else f"SLOWER: more than {floor}, and by more than these runs scatter, above their newest level and the newest"
+        " of them (Student's t at 1 % among all series)"
+    )
     sentences = [
-        f"A series counts with the newest {rule.window} runs of its fingerprint since its newest annotation, and needs"
-        f" {rule.min_values}.",
-        f"SLOWER: for {rule.min_side} runs at least its level has been above its fastest one by more than"
-        f" {cells.percent(rule.floor)}, sure by ranks and by Student's t among all series; how often that is right:"
-        " tests/studies/history_study.py.",
+        f"{found.line.id} {'of' if found.kept else 'against'} {branch}: {words}.",
+        f"A series counts with the newest {rule.window} runs of {branch} in the same surroundings since its newest"
+        f" annotation, and needs {rule.min_values}.",
+        *([f"{slower}; how often that is right: tests/studies/history_study.py."] if compared else []),
         *(f"{word}: {VERDICTS[word].meaning}." for word in ("SUSPECT", "DRIFT") if word in found.counts),
         *found.notes,
         *told([one.measured for one in found.findings if one.measured]),
-        "A change that was meant: parbench history annotate RUN --series GLOB --note TEXT.",
+        *(["A change that was meant: parbench history annotate RUN --series GLOB --note TEXT."] if compared else []),
     ]
     if form == "table":
         table = [format_table([titles, *rows])] if rows else []
-        return "\n".join([heading, *table, "", *sentences, ""])
+        return "\n".join([answer(found), *table, "", *sentences, ""])
     lines = [titles, ["---"] * len(titles), *rows] if rows else []
     table = [f"| {' | '.join(map(escaped, line))} |" for line in lines]
-    return "\n".join([f"## {escaped(heading)}", "", *table, "", *(f"- {escaped(one)}" for one in sentences), ""])
+    return "\n".join([f"## {escaped(answer(found))}", "", *table, "", *(f"- {escaped(one)}" for one in sentences), ""])
 
 
 def render_json(found: Check, code: int) -> str:
@@ -172,8 +228,8 @@ def render_json(found: Check, code: int) -> str:
     series, together = list[dict[str, object]](), list[dict[str, object]]()
     for one in found.findings:
         said = {"verdict": one.word, "reason": one.reason, "since": one.since, "differs": one.differs}
-        names = ("change", "low", "high", "slope", "p_value")
-        step = {name: one.shift and getattr(one.shift, name) for name in names}
+        names = ("low", "high", "slope", "p_value")
+        step = {"change": one.change, **{name: one.shift and getattr(one.shift, name) for name in names}}
         if one.series is None:
             together.append({**said, **step})
             continue
@@ -181,7 +237,7 @@ def render_json(found: Check, code: int) -> str:
         times = {"seconds": [seconds for _, seconds in one.times], "measured_floor": one.measured}
         series.append({**named, **said, **step, **times})
     told = {"exit_code": code, "verdicts": found.counts, "together": together, "notes": found.notes, "series": series}
-    return json_text({"run": found.line, "rule": found.rule, **told})
+    return json_text({"run": found.line, "kept": found.kept, "answer": answer(found), "rule": found.rule, **told})
 
 
 def render_courses(history: History, pattern: str, branch: str | None, rule: StepRule, form: str = "text") -> str:
@@ -250,15 +306,18 @@ def _judged(
     lines: Sequence[Line],
     places: Mapping[Line, str],
     rule: StepRule,
+    *,
+    kept: bool,
 ) -> Nights:
     column = {line.number: i for i, line in enumerate(lines)}
     logs = np.full((len(enough), len(lines)), np.nan)
     for row, one in zip(logs, enough.values(), strict=True):
         row[[column[line.number] for line, _ in one.times]] = np.log([seconds for _, seconds in one.times])
     floors = [max(rule.floor, one.measured.floor) if one.measured else rule.floor for one in enough.values()]
-    families = [tonight[number].family for number in enough]
-    rules = [replace(rule, floor=floor) for floor in floors]
-    return judge_nights(logs, [places[line] for line in lines], families, rules, rule)
+    rules, ran = [replace(rule, floor=floor) for floor in floors], [places[line] for line in lines]
+    if not kept:
+        return judge_next(logs, ran, rules, rule)
+    return judge_nights(logs, ran, [tonight[number].family for number in enough], rules, rule)
 
 
 def _verdict(
@@ -268,21 +327,23 @@ def _verdict(
     old: Sequence[Identity],
     needed: int,
     places: Mapping[Line, str],
+    *,
+    kept: bool,
 ) -> tuple[Word, str]:
     status, reason = outcome
     if status in ("wrong", "failed", "hang"):
         return "WRONG" if status == "wrong" else "FAILED", reason or status
-    if len(one.times) < needed:
-        few = f"{len(one.times)} of the {needed} runs that are needed"
+    if (count := len(one.times) - (not kept)) < needed:
+        few = f"{count} of the {needed} runs that are needed"
         same_case = [other for other in old if other.case.id == series.case.id]
         if not same_case or series.anywhere in [other.anywhere for other in same_case]:
             return "INSUFFICIENT", few
         differs = ", ".join(_changes(same_case[0].around, series.around))
         return "INSUFFICIENT", f"{few}; a new series: {differs or 'another world'}"
-    return _told(one, places)
+    return _told(one, places, kept=kept)
 
 
-def _told(one: Finding, places: Mapping[Line, str]) -> tuple[Word, str]:
+def _told(one: Finding, places: Mapping[Line, str], *, kept: bool) -> tuple[Word, str]:
     """Return the verdict on tonight with a sentence that says what was seen, and where if not all runs were there."""
     night, runs = one.night, len(one.times)
 
@@ -307,7 +368,10 @@ def _told(one: Finding, places: Mapping[Line, str]) -> tuple[Word, str]:
             return "AMBIGUOUS", f"{told}: a step that is sure alone, but not among all that is looked at"
     if night.first:
         here = where([one.times[-1][0]])
-        return "SUSPECT", f"this run{here} is {100 * night.first:+.1f} % from its level, beyond what runs scatter"
+        told = f"this run{here} is {100 * night.first:+.1f} % from its level, beyond what runs scatter"
+        if night.moved:
+            return "AMBIGUOUS", f"{told}, and no run before was on its host"
+        return "SUSPECT" if kept else "SLOWER", told
     return "SAME", ""
 
 

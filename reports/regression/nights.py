@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.results.stats import median, t_tail
-from reports.regression.levels import Noise, Shift, StepRule, difference, newest_shift, rest_beside_a_step, shift_of
+from reports.regression.levels import (
+    Noise,
+    Shift,
+    StepRule,
+    difference,
+    newest_shift,
+    rest_beside_a_step,
+    segments,
+    shift_of,
+)
 from reports.regression.statistics import discoveries_in_families
 
 Logs = NDArray[np.float64]
@@ -58,8 +67,80 @@ def judge_nights(
     logs: Logs, places: Sequence[str], families: Sequence[Hashable], rules: Sequence[StepRule], rule: StepRule
 ) -> Nights:
     """Return what logs of times tell of the last night; their shape is (series, nights), NaN is not measured."""
-    course = shared_course(logs)
-    above = kinds_of(course, places, rule)
+    parted = _parted(logs, places, rule)
+    logs, own, course, noise, alone = parted.logs, parted.own, parted.course, parted.noise, parted.alone
+    steps = [_newest(row, seen, one, noise) for row, seen, one in zip(own, logs, rules, strict=True)]
+    found = [Night(shift=step, sure=sure) for step, sure in zip(steps, _sure(steps, families), strict=True)]
+    found = [_with_places(one, row, places) for one, row in zip(found, own, strict=True)]
+    shared = None
+    if parted.together:
+        known, whole = np.isfinite(course), parted.whole
+        step = newest_shift(np.exp(course[known]).tolist(), replace(rule, for_line=FOR_LINE), whole)
+        shared = Night(shift=step, sure=step is not None and step.p_value <= SHARED_LEVEL)
+        shared = _with_places(shared, course, places)
+        if step:
+            shared = replace(shared, shift=replace(step, at=int(np.flatnonzero(known)[step.at])))
+        if shared.shift and shared.sure and shared.shift.slope is None:
+            along = [_along(row, shared.shift, one, alone) for row, one in zip(logs, rules, strict=True)]
+            both = zip(found, along, _sure(along, families), strict=True)
+            found = [Night(shift=step, sure=True) if sure and not one.sure else one for one, step, sure in both]
+        [shared] = _with_first_nights([shared], course[None], whole, [rule])
+    each = tuple(_with_first_nights(found, own, noise, rules))
+    return Nights(each=each, shared=shared, above=parted.above, noise=noise)
+
+
+def judge_next(logs: Logs, places: Sequence[str], rules: Sequence[StepRule], rule: StepRule) -> Nights:
+    """Return in what the last run alone is above those before it, above their newest level and the newest of them.
+
+    So a step of theirs, even of the last of them, is not held against it.
+    """
+    parted = _parted(logs, places, rule)
+    *known, last = places
+    moved = last not in known and len({*known}) < rule.min_values  # what new places do is known of many places alone
+
+    def rises(rows: Logs, noise: Noise, rules: Sequence[StepRule]) -> list[Night]:
+        level = [_on_newest_level(row, rule, noise) for row, rule in zip(rows, rules, strict=True)]
+        return _with_first_nights([Night(moved=moved)] * len(rows), np.array(level).reshape(rows.shape), noise, rules)
+
+    each, shared = rises(parted.own, parted.noise, rules), None
+    if parted.together:
+        [shared] = rises(parted.course[None], parted.whole, [rule])
+        if shared.first:
+            both = zip(each, rises(parted.logs, parted.alone, rules), strict=True)
+            each = [one if one.first else along for one, along in both]
+    return Nights(each=tuple(each), shared=shared, above=parted.above, noise=parted.noise)
+
+
+def _on_newest_level(row: Logs, rule: StepRule, noise: Noise) -> Logs:
+    """Return a row whose nights before the last one are all of the newest level, or of the newest one's if higher."""
+    row, past = row.copy(), np.flatnonzero(np.isfinite(row[:-1]))
+    levels = segments(np.exp(row[past]).tolist(), rule, noise)
+    for level in levels[:-1]:
+        row[past[level.start : level.stop]] += math.log(levels[-1].seconds / level.seconds)
+    if levels:
+        row[past] += max(0.0, row[past[-1]] - float(np.median(row[past])))
+    return row
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parted:
+    """Nights on one kind of node: ``own`` without what all series share, their ``course``; noises of each."""
+
+    logs: Logs
+    own: Logs
+    course: Logs
+    above: Mapping[str, float]
+    alone: Noise
+    noise: Noise
+    together: bool
+
+    @property
+    def whole(self) -> Noise:
+        return Noise(rho=max(self.alone.rho, self.noise.rho))
+
+
+def _parted(logs: Logs, places: Sequence[str], rule: StepRule) -> _Parted:
+    above = kinds_of(shared_course(logs), places, rule)
     logs = _on_one_level(logs, np.array([above.get(place, 0.0) for place in places]))
     course = shared_course(logs)
     known = np.isfinite(course)
@@ -71,23 +152,7 @@ def judge_nights(
         share = max(0.0, 1 - float(variances.sum()) / len(logs) ** 2 / varied)
         own = logs - share * np.where(known, course, 0.0)
     noise, _ = noise_of(own)
-    steps = [_newest(row, seen, one, noise) for row, seen, one in zip(own, logs, rules, strict=True)]
-    found = [Night(shift=step, sure=sure) for step, sure in zip(steps, _sure(steps, families), strict=True)]
-    found = [_with_places(one, row, places) for one, row in zip(found, own, strict=True)]
-    shared = None
-    if together:
-        whole = Noise(rho=max(alone.rho, noise.rho))
-        step = newest_shift(np.exp(course[known]).tolist(), replace(rule, for_line=FOR_LINE), whole)
-        shared = Night(shift=step, sure=step is not None and step.p_value <= SHARED_LEVEL)
-        shared = _with_places(shared, course, places)
-        if step:
-            shared = replace(shared, shift=replace(step, at=int(np.flatnonzero(known)[step.at])))
-        if shared.shift and shared.sure and shared.shift.slope is None:
-            along = [_along(row, shared.shift, one, alone) for row, one in zip(logs, rules, strict=True)]
-            both = zip(found, along, _sure(along, families), strict=True)
-            found = [Night(shift=step, sure=True) if sure and not one.sure else one for one, step, sure in both]
-        [shared] = _with_first_nights([shared], course[None], whole, rule)
-    return Nights(each=tuple(_with_first_nights(found, own, noise, rule)), shared=shared, above=above, noise=noise)
+    return _Parted(logs=logs, own=own, course=course, above=above, alone=alone, noise=noise, together=together)
 
 
 def shared_course(logs: Logs) -> Logs:
@@ -239,7 +304,7 @@ def _sure(steps: Sequence[Shift | None], families: Sequence[Hashable]) -> list[b
     return sure
 
 
-def _with_first_nights(found: Sequence[Night], logs: Logs, noise: Noise, rule: StepRule) -> list[Night]:
+def _with_first_nights(found: Sequence[Night], logs: Logs, noise: Noise, rules: Sequence[StepRule]) -> list[Night]:
     """Return the series with tonight's rise above their nights before, where noise surely does not make it.
 
     Nor may nights of any series rise so far, in their own deviations, as often as once in twenty nights.
@@ -247,7 +312,7 @@ def _with_first_nights(found: Sequence[Night], logs: Logs, noise: Noise, rule: S
     least = NormalDist().inv_cdf(1 - FIRST_LEVEL / max(len(logs), 1))  # less than Student's t, slow to import
     told: dict[int, tuple[float, float]] = {}
     pasts: list[Logs] = []
-    for i, (one, row) in enumerate(zip(found, logs, strict=True)):
+    for i, (one, row, rule) in enumerate(zip(found, logs, rules, strict=True)):
         past = row[:-1][np.isfinite(row[:-1])]
         if len(past) < rule.min_values - 1:
             continue

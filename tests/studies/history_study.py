@@ -2,9 +2,10 @@
 
 python tests/studies/history_study.py [--trials 20] [--seed 1] [--every 1] prints, for 40 series over 31 nights that are
 judged from the ninth on, each as ``parbench history check`` does, the share of nights on which any series is called
-what; then how soon steps are found: from the first night since on, and of one series, among 40 or alone, after five
-nights. A false alarm is a night that is SLOWER where nothing stepped. Pools are of nodes half of which are 20 % slower,
-one at random a night. A script, not a test: tests/reports/regression/test_nights.py holds a small part.
+what; PR is SLOWER as of a pull request, whose one run is held against the nights before. Then how soon steps are found:
+from the first night since on, and of one series, among 40 or alone, after five nights. A false alarm is a night that is
+SLOWER where nothing stepped, or a pull request from the second night since a step on. Pools are of nodes half of which
+are 20 % slower, one at random a night. A script, not a test: tests/reports/regression/test_nights.py has a small part.
 """
 
 import argparse
@@ -17,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports.regression.levels import StepRule
-from reports.regression.nights import judge_nights
+from reports.regression.nights import judge_next, judge_nights
 
 NUM_NIGHTS, FIRST, SINCE = 31, 9, 25
 RULE = StepRule()
-WORDS = ("SLOWER", "FASTER", "DRIFT", "SUSPECT")
+WORDS = ("SLOWER", "FASTER", "DRIFT", "SUSPECT", "PR")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,9 @@ def called(model: Model, seed: tuple[int, int], nights: Iterable[int]) -> list[l
                 is_drift = one.shift.slope is not None and one.shift.change > 0
                 told[-1][2 if is_drift else 1 - (one.shift.change > 0)] = True
             told[-1][3] |= one.first is not None
+        found = judge_next(logs[:, window], nodes[window], [RULE] * model.series, RULE)
+        every = (*found.each, *([found.shared] if found.shared else []))
+        told[-1][4] = any(one.first and not one.moved for one in every)
     return told
 
 
@@ -106,14 +110,14 @@ def main() -> None:
                 print(f"{name:30}" + "".join(f"{share:9.3f}" for share in shares), flush=True)
         if given.only:
             return
-        print(f"{'a step':30}  called SLOWER (SUSPECT) on nights 1 to 5 since; of one series after 5, of 40; alone")
+        print(f"{'a step':30}  called SLOWER (SUSPECT, PR) on nights 1 to 5 since; of one series after 5, of 40; alone")
         for scatter in (0.02, 0.05):
             for step, moved in ((0.05, 40), (0.1, 40), (1.0, 1)):
                 model = Model(scatter=scatter, step=step, moved=moved)
                 soon = rates(model, range(SINCE + 1, SINCE + 6), given.trials)
                 among = rates(replace(model, moved=1), [SINCE + 5], 4 * given.trials)[0, 0]
                 alone = rates(replace(model, moved=1, series=1), [SINCE + 5], 20 * given.trials)[0, 0]
-                nights = " ".join(f"{one[0]:.2f} ({one[3]:.2f})" for one in soon)
+                nights = " ".join(f"{one[0]:.2f} ({one[3]:.2f}, {one[4]:.2f})" for one in soon)
                 name = f"{step:+.0%} in {moved} at {scatter:.0%}"
                 print(f"{name:30}  {nights}; {among:.2f}; {alone:.2f}", flush=True)
 

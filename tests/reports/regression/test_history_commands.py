@@ -102,7 +102,11 @@ def test_the_gate_passes_then_fails_then_passes_under_a_floor_or_when_meant() ->
     assert failed.exit_code == 1
     assert "2 SLOWER" in failed.stdout
     assert run("check", "run-011").exit_code == 0
-    for form, start in (("table", "parbench history check"), ("markdown", "## parbench history check"), ("json", "{")):
+    put(Path("alone"), 99, 1.3)
+    held = [run("check", "alone/latest", "--branch", branch) for branch in ("main", "topic")]
+    assert [one.exit_code for one in held] == [1, 0]
+    assert held[1].stdout.startswith("Gate not armed: 0 of 8 runs of topic")
+    for form, start in (("table", "FAIL: 2 SLOWER of 2"), ("markdown", "## FAIL: 2 SLOWER of 2"), ("json", "{")):
         assert run("check", "--format", form).stdout.startswith(start)
     assert json.loads(run("check", "--format", "json").stdout)["exit_code"] == 1
     assert run("check", "--floor", "15%").exit_code == 0

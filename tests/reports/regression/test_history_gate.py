@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from compare_fixtures import CASE, OTHER, launches
-from history_fixtures import entry, fill, nightly
+from history_fixtures import entry, fill, nightly, put
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective
 
@@ -21,7 +21,9 @@ from reports.regression.history_gate import (
     MISSED_RUNS,
     Check,
     Finding,
+    answer,
     check,
+    check_folder,
     newest,
     render,
     render_courses,
@@ -247,12 +249,14 @@ def test_bars_reach_from_the_fastest_to_the_slowest(tmp_path: Path) -> None:
 def test_the_gate_tells_what_and_since_when(stepped: History) -> None:
     text = render(tonight(stepped))
     lines = text.splitlines()
-    assert lines[0] == "parbench history check of run-015 on main: 2 SLOWER"
+    named = "collective.all_reduce size_bytes=1024 dtype=float32 mode=blocking +9.8 %"
+    assert lines[0] == f"FAIL: 2 SLOWER of 2 series, over the last 16 runs of main: {named} and 1 more"
+    assert "run-015 of main: 2 SLOWER." in lines
     assert lines[2].split()[:5] == ["SLOWER", "+9.8", "%", "1.10", "ms"]
     assert "run-012" in lines[2]
     assert "parbench history annotate" in text
     same = render(check(stepped, stepped.line("run-011"), RULE))
-    assert same.splitlines()[:2] == ["parbench history check of run-011 on main: 2 SAME", ""]
+    assert same.splitlines()[:2] == ["PASS: none is slower of 2 series, over the last 12 runs of main", ""]
     assert "verdict" not in same, "what is the same needs no line"
 
 
@@ -335,3 +339,31 @@ def test_a_drift_a_first_night_and_what_all_series_do_are_told_in_a_sentence(tmp
     whole = checked(tmp_path / "all", lambda i, k: 1.1 if i >= 20 else 1.0)
     assert (whole.counts, whole.code()) == ({"SLOWER": 7}, 1)
     assert (whole.findings[0].label, whole.findings[0].since) == ("all 6 series together", "run-020")
+
+
+def test_a_folder_is_held_against_the_newest_level_and_not_kept(nights: History, twelve: Path, tmp_path: Path) -> None:
+    def against(factor: float, file: Path = twelve, **more: Any) -> Check:
+        return check_folder(file, put(tmp_path / str(random.random()), 99, factor, **more), "main", RULE)
+
+    before = twelve.read_bytes()
+    for factor, words, code, said in (
+        (1.0, {"SAME": 2}, 0, "PASS: none is slower of 2 series, against the last 12 runs of main"),
+        (1.1, {"SLOWER": 2}, 1, "FAIL: 2 SLOWER of 2 series, against the last 12 runs of main: "),
+        (0.8, {"SAME": 2}, 0, "PASS: "),
+    ):
+        found = against(factor)
+        assert (found.counts, found.code()) == (words, code), factor
+        assert answer(found).startswith(said)
+    assert "run-099 against main: 2 SAME." in render(against(1.0))
+    elsewhere = against(1.1, environment=at_host("b"))
+    assert (elsewhere.counts, elsewhere.code()) == ({"AMBIGUOUS": 2}, 0), "a host may be what is slower"
+    assert of(elsewhere).reason.endswith("and no run before was on its host")
+    few = against(2.0, tmp_path / "absent.sqlite")
+    assert (answer(few), few.code(), few.code(fail_on_unknown=True)) == ("Gate not armed: 0 of 8 runs of main", 0, 3)
+    assert "| INSUFFICIENT | - | - | - | 2 series | 0 of the 8 runs that are needed |" in render(few, "markdown")
+    assert twelve.read_bytes() == before
+    stepped = tmp_path / "h.sqlite"  # that of nights
+    for i in range(12, 16):
+        fill(nights, tmp_path, [1.1], first=i)
+        assert against(1.1, stepped).counts == {"SAME": 2}, f"main has been slower for {i - 11} runs"
+        assert against(1.3, stepped).counts == {"SLOWER": 2}

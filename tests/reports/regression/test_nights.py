@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from reports.regression.levels import StepRule
-from reports.regression.nights import Night, Nights, judge_nights, kinds_of, noise_of, shared_course
+from reports.regression.nights import Night, Nights, judge_next, judge_nights, kinds_of, noise_of, shared_course
 
 RULE = StepRule()
 Logs = NDArray[np.float64]
@@ -135,3 +135,41 @@ def test_series_that_miss_nights_are_judged_by_theirs() -> None:
     assert all(one.sure for one in found.each[1::2])
     assert not any(one.sure for one in found.each[::2])
     assert judged(np.zeros((0, 30))).each == ()
+
+
+def rises(logs: Logs, places: list[str] | None = None) -> list[int]:
+    """Return the series in which the last night alone is slower, -1 for all together."""
+    count, nights = logs.shape
+    found = judge_next(logs, places or ["a"] * nights, [RULE] * count, RULE)
+    together = [-1] if found.shared and found.shared.first else []
+    return together + [i for i, one in enumerate(found.each) if one.first and not one.moved]
+
+
+def test_one_run_is_slower_where_it_alone_is_and_not_where_those_before_have_become_so() -> None:
+    for nights in (9, 11, 31):
+        logs = noisy(13, nights=nights)
+        assert rises(logs) == []
+        one, every = logs.copy(), logs.copy()
+        one[4, -1] += math.log(1.3)
+        every[:, -1] += math.log(1.3)
+        assert rises(one) == [4]
+        assert rises(every) == [-1, *range(20)]
+        assert rises(every, ["a"] * (nights - 1) + ["b"]) == [-1], "the only new host may be what is slower"
+        for since in (1, 2, 4):
+            stepped = logs.copy()
+            stepped[4, -1 - since :] += math.log(1.3)
+            assert rises(stepped) == [], since
+            stepped[4, -1] += math.log(1.5)
+            assert rises(stepped) == [4], since
+    faster = logs.copy()
+    faster[4, -6:-1] -= math.log(1.3)
+    assert rises(faster) == [4], "it takes back what was won"
+    wide = [f"node-{i}" for i in range(11)]
+    assert rises(one[:, -11:], wide) == [4], "ten hosts tell what an eleventh may be"
+    few = StepRule(floor=0.5)
+    assert not any(night.first for night in judge_next(one, ["a"] * 31, [few] * 20, few).each)
+
+
+def test_one_run_like_those_before_is_seldom_slower() -> None:
+    found = [rises(noisy(seed, nights=9, scatter=0.1, rho=0.3)) for seed in range(40)]
+    assert sum(map(bool, found)) <= 3
