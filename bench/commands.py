@@ -1,6 +1,7 @@
 """The command line of what is measured: run, list, doctor, schema."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 import click
 
-from bench.text import UserError, format_size
+from bench.text import UserError
 
 
 class RunPath(click.Path):
@@ -159,18 +160,27 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     return texts
 
 
-@click.command("list", epilog="Example: parbench list 'collective.*'")
-@click.argument("pattern", nargs=-1)
+_LIST_EXAMPLES = """\b
+Examples:
+  parbench list
+  parbench list ddp
+  parbench list 'p2p.*' --markdown
+"""
+
+
+@click.command("list", epilog=_LIST_EXAMPLES)
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--markdown", is_flag=True, help="Print tables of names and parameters as Markdown.")
 @click.pass_obj
-def list_cases(house: AppHooks, pattern: tuple[str, ...]) -> None:
-    """Show what can be measured, with its parameters."""
+def list_cases(house: AppHooks, names: tuple[str, ...], markdown: bool) -> None:
+    """List what can be measured; with a name, its parameters."""
+    from bench.plan import listing
     from bench.plan.cases import load_catalogue, select
 
-    for definition in select(load_catalogue(house.modules), pattern):
-        click.echo(f"{definition.name}\n    {definition.help}")
-        for param in definition.params:
-            default = format_size(int(param.default)) if param.kind == "size" else param.default
-            click.echo(f"    --set {param.name}={default}".ljust(36) + f"{param.help} ({param.allowed()})")
+    found = select(load_catalogue(house.modules), names)
+    width = shutil.get_terminal_size((100, 24)).columns
+    shown = listing.render_details(found, width) if names else listing.render_names(found)
+    click.echo(listing.render_markdown(found) if markdown else shown)
 
 
 @click.command(epilog="Example: parbench doctor --selftest")

@@ -133,12 +133,6 @@ def test_every_command_and_option_in_the_readme_exists() -> None:
                 assert {word for word in rest if word.startswith("--")} <= known, line
 
 
-def test_the_presets_in_the_readme_are_the_presets() -> None:
-    from bench.plan.plan import PRESETS
-
-    assert re.findall(r"`(\w+)` \((?:under|the default|about)", README) == list(PRESETS)
-
-
 def test_what_is_packaged_is_what_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     folders = {".".join(path.relative_to(ROOT).parent.parts) for path in SOURCES}

@@ -20,17 +20,24 @@ from workloads.pipeline_parallel.pipeline_case import each_schedule
 
 STATIC_GRAPH = Param(name="static_graph", kind="bool", default=False, optional=True, help="DDP's static graph")
 NO_SYNC = Param(
-    name="no_sync", kind="bool", default=False, optional=True, help="sum gradients after the last microbatch alone"
+    name="no_sync", kind="bool", default=False, optional=True, help="sum gradients after the last microbatch only"
 )
 OPTIMIZER = choice(
     "optimizer",
-    "torch's: all_reduce, then broadcasts; distributed: reduce_scatter, then all_gather, as the literature has it",
+    "zero_redundancy: torch's, all_reduce then broadcasts; distributed: reduce_scatter then all_gather",
     *("zero_redundancy", "distributed"),
 )
 FREED = "free gathered parameters after forward and gather them again for backward"
 RESHARD = Param(name="reshard", kind="bool", default=True, optional=True, help=FREED)
 PREFETCH = choice("prefetch", "explicit: gather each layer's parameters one layer ahead", "default", "explicit")
-SHARD = Param(name="shard", kind="int", default=0, minimum=0, optional=True, help="ranks of a copy; 0 = half of all")
+SHARD = Param(
+    name="shard",
+    kind="int",
+    default=0,
+    minimum=0,
+    optional=True,
+    help="ranks that share one copy of the model; 0 = half",
+)
 TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a layer")
 
 
@@ -82,70 +89,70 @@ def _step(
 # fmt: off
 DEFINITIONS = (
     _step(
-        "ddp", "data_parallel.ddp:prepare", "DDP: gradients summed in buckets under backward",
+        "ddp", "data_parallel.ddp:prepare", "DDP: gradients summed in buckets",
         BUCKET, STATIC_GRAPH, NO_SYNC, tags=("smoke", "node"), strategy=strategies.ddp,
     ),
     _step(
-        "ddp_bf16", "data_parallel.ddp:bf16", "DDP whose gradients are summed in bfloat16, by torch's compressing hook",
+        "ddp_bf16", "data_parallel.ddp:bf16", "DDP, gradients summed in bfloat16; by torch's compression hook",
         BUCKET, STATIC_GRAPH, strategy=strategies.ddp_bf16,
     ),
     _step(
         "zero1", "data_parallel.zero1:prepare",
-        "ZeRO-1: data parallel with the optimizer's state sharded, by torch or by flat buckets",
+        "ZeRO-1: data parallel, optimizer state sharded",
         BUCKET, OPTIMIZER, strategy=strategies.zero1,
     ),
     _step(
         "fsdp", "data_parallel.fsdp:fsdp",
-        "FSDP2: parameters, gradients and optimizer state sharded; ZeRO-3, or ZeRO-2 by reshard=false",
+        "FSDP2: parameters and all state sharded; ZeRO-3, or ZeRO-2 with reshard=false",
         RESHARD, PREFETCH, NO_SYNC, tags=("smoke",), strategy=strategies.fsdp,
     ),
     _step(
-        "hsdp", "data_parallel.fsdp:hsdp", "FSDP2 sharded within groups, replicated across them",
+        "hsdp", "data_parallel.fsdp:hsdp", "FSDP2, sharded within groups and replicated",
         PREFETCH, SHARD, strategy=strategies.hsdp,
     ),
     _step(
-        "tp", "tensor_parallel.tensor_parallel:tp", "tensor parallel attention and FFN, activations whole between them",
+        "tp", "tensor_parallel.tensor_parallel:tp", "tensor parallel; activations between blocks are whole",
         strategy=strategies.tp,
     ),
     _step(
-        "tp_sp", "tensor_parallel.tensor_parallel:tp_sp", "tensor parallel, the sequence sharded between blocks",
+        "tp_sp", "tensor_parallel.tensor_parallel:tp_sp", "tensor parallel, sequence sharded between",
         tags=("smoke",), strategy=strategies.tp_sp,
     ),
     _step(
-        "tp_fsdp", "tensor_parallel.tensor_parallel:tp_fsdp", "tensor parallel layers inside FSDP2's shards",
+        "tp_fsdp", "tensor_parallel.tensor_parallel:tp_fsdp", "tensor parallel layers inside FSDP2",
         TP, tags=("smoke",), strategy=strategies.tp_fsdp,
     ),
     _step(
         "ep_dispatch", "expert_parallel.layer_step:prepare_dispatch",
-        "expert parallel dispatch and combine alone: tokens to their experts' ranks and back",
+        "expert parallel: tokens to experts and back; dispatch and combine alone",
         *LAYER_PARAMS, common=OF_LAYERS, strategy=strategies.ep_step, whole=False,
     ),
     _step(
         "ep_layer", "expert_parallel.layer_step:prepare",
-        "one expert parallel mixture of experts, forward and backward",
+        "expert parallel: one layer, both passes",
         *LAYER_PARAMS, common=(*OF_LAYERS, COMPUTE), strategy=strategies.ep_step, whole=False,
     ),
     _step(
         "ep_step", "expert_parallel.expert_step:prepare",
-        "a step with mixtures of experts, expert parallel inside data parallel, attention split where asked",
+        "expert parallel inside data parallel; attention split with tp=",
         *STEP_PARAMS, tags=("smoke",), strategy=strategies.ep_step,
     ),
     _step(
         "pp", "pipeline_parallel.pipeline_step:prepare",
-        "pipeline parallel: layers on ranks, microbatches through them, by any of ten schedules or your own",
+        "pipeline parallel; ten schedules, or your own with order=",
         *PIPELINE, tags=("smoke",), expand=each_schedule, common=OF_MICROBATCHES,
         strategy=strategies.pp,
     ),
     _step(
         "cp", "context_parallel.context_step:prepare",
-        "context parallel: each rank holds a part of every sequence, attention reaches all of it",
+        "context parallel: sequences split over ranks",
         *CONTEXT, tags=("smoke",),
         place=refuse_place,  # its methods are not all there on every device
         strategy=strategies.cp,
     ),
     _step(
         "hybrid", "mesh.mesh_step:prepare",
-        "several parallelisms on one mesh: data, shards, pipeline, context, tensor and expert parallel in one step",
+        "any of these on one mesh; --mesh dp=2,pp=2,tp=2",
         *HYBRID, expand=with_experts, common=OF_MICROBATCHES, strategy=strategies.mesh,
     ),
 )

@@ -198,31 +198,37 @@ SIZE = Param(name="size_bytes", kind="size", default=1 << 20, minimum=0, help="t
 DTYPE = Param(name="dtype", kind="str", default="float32", choices=tuple(DTYPES), help="element type")
 MODES = ("blocking", "pipelined", "async", "coalesced", "graph")
 MODE_HELP = (
-    "each from a barrier; back to back; issue and wait apart; in one launch; as a CUDA graph"
-    " (back to back is what nccl-tests times, a graph its -G)"
+    "blocking: each starts at a barrier; pipelined: back to back, as nccl-tests; async: issue and wait timed apart; "
+    "coalesced: several in one launch; graph: a CUDA graph, as nccl-tests -G"
 )
 MODE = choice("mode", MODE_HELP, *MODES, optional=False)
 GROUP = (
-    Param(name="group", kind="str", default="world", optional=True, help=f"which ranks: {FORMS}"),
-    Param(name="group_index", kind="int", default=0, minimum=0, optional=True, help="which of the groups; all in turn"),
-    Param(name="concurrent", kind="bool", default=False, optional=True, help="while all groups do the same; both"),
+    Param(name="group", kind="str", default="world", optional=True, help=f"which ranks take part: {FORMS}"),
+    Param(name="group_index", kind="int", default=0, minimum=0, optional=True, help="measure this group alone"),
+    Param(name="concurrent", kind="bool", default=False, optional=True, help="run all groups at once"),
 )
-PLACE = "where the result goes"
-REDOP = choice("redop", "how ranks' data are joined", "sum", "avg", "min", "max", "product")
-ROOT = Param(name="root", kind="int", default=0, minimum=0, optional=True, help="rank of the group that holds the data")
+PLACE = "where the result goes: into the input's buffer or another"
+REDOP = choice("redop", "how values are combined", "sum", "avg", "min", "max", "product")
+ROOT = Param(name="root", kind="int", default=0, minimum=0, optional=True, help="rank in the group that has the data")
 ENDS = (
-    Param(name="source", kind="int", default=0, minimum=0, help="rank that sends first"),
-    Param(name="target", kind="int", default=1, minimum=0, help="rank that it sends to"),
+    Param(name="source", kind="int", default=0, minimum=0, help="the sending rank"),
+    Param(name="target", kind="int", default=1, minimum=0, help="the receiving rank"),
 )
-ROUND = Param(name="round", kind="int", default=0, minimum=0, help="which round of a tournament of all ranks")
-PAIRS = Param(name="pairs", kind="str", default="", optional=True, help="who meets whom instead, as '0-3 1-2'")
-DIRECTION = choice("direction", "both ways at once, or there and then back", "at_once", "in_turn")
-REPEAT = Param(name="repeat", kind="int", default=0, minimum=0, optional=True, help="which measurement of the same")
-SHARE_OF_0 = "share of the bytes that all send to rank 0, or that it gives"
+ROUND = Param(
+    name="round", kind="int", default=0, minimum=0, help="this round alone, in which each rank has another partner"
+)
+PAIRS = Param(name="pairs", kind="str", default="", optional=True, help="these pairs instead, such as '0-3 1-2'")
+DIRECTION = choice("direction", "both ways at once, or one after the other", "at_once", "in_turn")
+REPEAT = Param(
+    name="repeat", kind="int", default=0, minimum=0, optional=True, help="a number to tell repeated measurements apart"
+)
+SHARE_OF_0 = "share of the bytes that goes to rank 0; in all_gather_v, that rank 0 contributes"
 SKEW = Param(name="skew", kind="float", default=0.0, minimum=0, maximum=1, optional=True, help=SHARE_OF_0)
-TRAFFIC = Param(name="traffic", kind="matrix", default="", optional=True, help="who sends how much to whom")
+TRAFFIC = Param(
+    name="traffic", kind="matrix", default="", optional=True, help="how much each rank (row) sends to each (column)"
+)
 LOADS = ("nothing", "gemm", "all_reduce", "all_gather", "all_to_all")
-BACKGROUND = choice("background", "what runs beside it on every rank", *LOADS)
+BACKGROUND = choice("background", "what runs at the same time on every rank", *LOADS)
 GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")
 # how and where a subject is measured, which it is not told
 OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
@@ -266,7 +272,7 @@ MAIN, SIZED = ("smoke", "node", "main"), ("smoke", "node", "sized")
 # fmt: off
 OPERATIONS = (
     _collective(
-        "all_reduce", "joins a buffer on every rank; size = the buffer",
+        "all_reduce", "combine every rank's buffer, result on all; size = the buffer",
         REDOP, choice("placement", PLACE, IN_PLACE, OUT_OF_PLACE),
         tags=(*MAIN, "grouped"), busbw=TWICE_RING, in_place=True, coalesced=("nccl", "gloo"),
         names={"nccl-tests": "all_reduce_perf", "osu": "allreduce", "param": "all_reduce",
@@ -274,7 +280,7 @@ OPERATIONS = (
         c10d={0: "allreduce_, allreduce_coalesced_, all_reduce, all_reduce_, all_reduce_coalesced"},
     ),
     _collective(
-        "all_gather", "every rank's shard to every rank; size = the output",
+        "all_gather", "collect every rank's shard on all; size = the output",
         choice("placement", PLACE, OUT_OF_PLACE, IN_PLACE),
         tags=MAIN, busbw=RING, coalesced=("nccl", "gloo"),
         names={"nccl-tests": "all_gather_perf", "osu": "allgather", "param": "all_gather, all_gather_base",
@@ -283,7 +289,7 @@ OPERATIONS = (
               SHARE: "all_gather_into_tensor, all_gather_into_tensor_coalesced"},
     ),
     _collective(
-        "reduce_scatter", "joins, a shard to each; size = the input",
+        "reduce_scatter", "combine buffers, a shard of it on each; size = the input",
         REDOP, choice("placement", PLACE, OUT_OF_PLACE, IN_PLACE),
         tags=MAIN, busbw=RING, coalesced=("nccl", "gloo"),
         names={"nccl-tests": "reduce_scatter_perf", "osu": "reduce_scatter, reduce_scatter_block",
@@ -292,75 +298,75 @@ OPERATIONS = (
               1: "_reduce_scatter_base_, reduce_scatter_, reduce_scatter_tensor_coalesced_"},
     ),
     _collective(
-        "all_to_all", "one shard from each rank to each; size = what one rank sends",
+        "all_to_all", "each rank sends a shard to each; size = what one rank sends",
         tags=(*MAIN, "grouped"), busbw=RING,
         names={"nccl-tests": "alltoall_perf", "osu": "alltoall, all-to-all personalized exchange",
                "param": "all_to_all, all_to_all_single", "gloo": "alltoall"},
         c10d={0: "all_to_all_single", 1: "alltoall_base_, alltoall_"},
     ),
     _collective(
-        "broadcast", "one rank's buffer to every rank; size = the buffer", ROOT,
+        "broadcast", "copy one rank's buffer to all; size = the buffer", ROOT,
         tags=MAIN, busbw=ONE, in_place=True, c10d={0: "broadcast_, broadcast"},
         names={"nccl-tests": "broadcast_perf", "osu": "broadcast", "param": "broadcast",
                "gloo": "broadcast, broadcast_one_to_all, broadcast_ring"},
     ),
     _collective(
-        "all_to_all_v", "uneven shards; size = what the busiest rank sends", SKEW, TRAFFIC,
+        "all_to_all_v", "all_to_all, uneven shards; size = what the busiest rank sends", SKEW, TRAFFIC,
         tags=(*SIZED, "uneven"), busbw=RING, names={"nccl-tests": "alltoallv_perf", "param": "all_to_allv"},
     ),
     _collective(
-        "all_gather_v", "uneven shards to every rank, a skew of them rank 0's; size = the output", SKEW,
+        "all_gather_v", "all_gather, uneven shards; size = the output", SKEW,
         tags=("sized", "uneven"), busbw=RING, coalesced=(),
         names={"nccl-tests": "all_gather_v_perf", "osu": "allgatherv", "param": "all_gather_v"},
     ),
     _collective(
-        "reduce", "joins a buffer on one rank; size = the buffer", REDOP, ROOT,
+        "reduce", "combine every rank's buffer on one; size = the buffer", REDOP, ROOT,
         tags=SIZED, busbw=ONE, c10d={0: "reduce_"},
         names={"nccl-tests": "reduce_perf", "osu": "reduce", "param": "reduce", "gloo": "reduce"},
     ),
     _collective(
-        "gather", "every rank's shard to one; size = the output", ROOT,
+        "gather", "collect every rank's shard on one; size = the output", ROOT,
         tags=SIZED, busbw=RING, c10d={0: "gather_"},
         names={"nccl-tests": "gather_perf", "osu": "gather", "param": "gather"},
     ),
     _collective(
-        "scatter", "one rank's shards to every rank; size = the input", ROOT,
+        "scatter", "split one rank's buffer over all; size = the input", ROOT,
         tags=SIZED, busbw=RING, c10d={1: "scatter_"},
         names={"nccl-tests": "scatter_perf", "osu": "scatter", "param": "scatter", "gloo": "scatter"},
     ),
     _collective(
-        "all_reduce_two_step", "all_reduce as reduce_scatter and all_gather", REDOP,
+        "all_reduce_two_step", "all_reduce as reduce_scatter, then all_gather", REDOP,
         tags=SIZED, busbw=TWICE_RING, sharded=True, asynchronous=False, coalesced=(),
     ),
     _collective(
-        "barrier", "waits for every rank; moves no data",
+        "barrier", "wait for all ranks; moves no data",
         params=(MODE, BACKGROUND, *GROUP), tags=("smoke", "node"), asynchronous=False, coalesced=(),
     ),
     _p2p(
-        "sendrecv", "ring: every rank sends to the next while it receives from the last", *GROUP,
+        "sendrecv", "each sends to the next, receives from the last", *GROUP,
         tags=MAIN, expand=each_group, names={"nccl-tests": "sendrecv_perf"},
     ),
     OperationSpec(
-        name="compute.gemm", help="a float32 matrix product on every rank, to see what communication beside it costs",
+        name="compute.gemm", help="a matrix product on every rank; float32, to see what communication beside it costs",
         params=(GEMM_SIZE, BACKGROUND),
     ),
     OperationSpec(
         name="memory.copy",
-        help="a copy in memory on every rank at once: what no message between them on this node can exceed",
+        help="a memory copy on every rank; the ceiling for messages within a node",
         params=(SIZE, DTYPE, choice("mode", MODE_HELP, *MODES[:2], optional=False)), tags=("smoke", "node"),
     ),
     _p2p(
-        "pingpong", "there and back between two ranks; the time is half the round trip", *ENDS,
+        "pingpong", "between two ranks and back; time = half the round trip", *ENDS,
         tags=SIZED, asynchronous=False, names={"osu": "latency"},
     ),
     _p2p("unidirectional", "one rank sends to another", *ENDS, tags=SIZED),
     _p2p("bidirectional", "two ranks send to each other at once", *ENDS, tags=SIZED),
     _p2p(
-        "matrix", "every ordered pair of ranks in turn, one sends to the other", *ENDS,
+        "matrix", "one sends to another, every pair in turn", *ENDS,
         tags=("sized",), function="unidirectional", expand=each_pair,
     ),
     _p2p(
-        "pairwise", "every rank and one other send to each other, all pairs at once; a tournament's rounds in turn",
+        "pairwise", "all ranks at once, in pairs; round by round, until each has met each",
         ROUND, PAIRS, DIRECTION, REPEAT, function="round_of_pairs", expand=each_round,
     ),
 )

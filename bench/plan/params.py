@@ -17,9 +17,9 @@ _WORDS = {
     "str": "a word",
     "bool": "true or false",
     "size": "a size such as 64K",
-    "matrix": "a file with n rows of n numbers, or the rows themselves between semicolons",
-    "rows": "a file, or its rows between semicolons",
-    "mesh": "axes and their ranks, outermost first, such as dp=2,tp=2",
+    "matrix": "a file with n rows of n numbers, or the rows themselves, separated by semicolons",
+    "rows": "a file, or its rows, separated by semicolons",
+    "mesh": "axes and their ranks, such as dp=2,tp=2",
 }
 _TRUTHS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 

@@ -96,6 +96,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured and for how long; ``budget_seconds`` includes the starting of ranks, not the report."""
 
     help: str
+    lasts: str  # on two cores
     entries: tuple[Entry, ...]
     launches: int
     budget_seconds: float
@@ -110,14 +111,16 @@ def _tagged(tag: str, **settings: str) -> tuple[Entry, ...]:
 
 PRESETS = {
     "smoke": Preset(
-        help="does everything work? every operation and kind of step once, small, about 90 s on two cores",
+        help="does everything work? once each, small",
+        lasts="about 90 s",
         entries=(*_tagged("main", size_bytes="1K,1M"), *_tagged("sized", size_bytes="64K")),
         launches=1,
         budget_seconds=85,
         measure=Measure(precision=0.05, max_iterations=200),
     ),
     "node": Preset(
-        help="how does this node communicate, and what does a step cost? five launches, under 2 min on two cores",
+        help="how does this node communicate? and DDP; 5 launches",
+        lasts="under 2 min",
         entries=(
             *_tagged("main", size_bytes="1K:16M:x4", mode="blocking"),
             *_tagged("main", size_bytes="1K,16M", mode="pipelined"),
@@ -128,7 +131,8 @@ PRESETS = {
         budget_seconds=95,
     ),
     "full": Preset(
-        help="every size to 64M, four types, all modes, groups, interference, ten launches: about 10 min",
+        help="all steps, modes, groups, sizes to 64M; 10 launches",
+        lasts="about 10 min",
         entries=(
             *_tagged("main", size_bytes="1K:64M:x2", mode="blocking"),
             *_tagged("main", size_bytes="1K:64M:x8", mode="pipelined"),

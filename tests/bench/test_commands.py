@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ import pytest
 from click.testing import CliRunner, Result
 from fake_runs import FakeRanks, be_alone
 from fakes import outcome
+from paths import ROOT
 from refusals import refusal
 
 import parbench
 from bench.commands import AppHooks, parse_settings, run
 from bench.launch import measure as measuring
 from bench.launch.control_channel import Outcome
+from bench.plan.cases import load_catalogue
 from bench.plan.options import Options
+from bench.plan.plan import PRESETS
 
 Call = Callable[..., Result]
 ONE_TABLE = ("--set", "mode=blocking", "--launches", "1")
@@ -151,18 +155,47 @@ def test_two_ways_to_print_are_refused_together(call: Call) -> None:
     assert "--json and --format nccl-tests both say what to print" in refused.stderr
 
 
-def test_list_shows_every_case_or_those_named_with_defaults_that_can_be_set_and_what_is_allowed(call: Call) -> None:
-    shown = call("list").stdout
-    assert "--set size_bytes=1M" in shown
-    assert "(blocking, pipelined, async, coalesced or graph)" in shown
-    lines = [line.split()[1] for line in shown.splitlines() if line.lstrip().startswith("--set ")]
-    assert len(lines) > 10
-    assert all(parse_settings([line]) for line in lines)
-    names = [line for line in call("list", "p2p.s*", "broadcast").stdout.splitlines() if not line.startswith(" ")]
+def test_list_has_a_line_for_each_name_and_preset_within_80_columns(call: Call) -> None:
+    lines = call("list").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    found = [line.split()[0] for line in lines if line.startswith("  ")]
+    names = [definition.name.partition(".")[2] for definition in load_catalogue(parbench.DEFINITIONS)]
+    assert sorted(found[1:]) == sorted([*names, *PRESETS])
+    told = {line.split()[0]: line for line in lines if line.startswith("  ")}
+    assert [told[name][68:].strip() for name in ("ddp", "hsdp", "pp")] == ["2 or more", "even", "2, 4"]
+
+
+def test_the_times_of_presets_are_said_alike(call: Call) -> None:
+    listed, helped = call("list").stdout, " ".join(call("run", "--help").stdout.split())
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for name, preset in PRESETS.items():
+        assert re.search(rf"^  {name} .* {preset.lasts}$", listed, re.MULTILINE)
+        for text, quote in ((helped, ""), (readme, "`")):
+            assert re.search(rf"{quote}{name}{quote} \((the default, )?{preset.lasts}\)", text), (name, quote)
+
+
+def test_list_of_names_shows_defaults_that_can_be_set_and_what_is_allowed(call: Call) -> None:
+    shown = call("list", "p2p.s*", "broadcast").stdout
+    names = [line.partition(":")[0] for line in shown.splitlines() if line.startswith(("collective.", "p2p."))]
     assert names == ["collective.broadcast", "p2p.sendrecv"]
+    lines = re.findall(r"^  (\w+=\S*)", shown, re.MULTILINE)
+    assert lines[:2] == ["size_bytes=1M", "dtype=float32"]
+    assert all(parse_settings([line]) for line in lines)
+    assert len(lines) == len(set(lines)) > 5, "what both have stands once"
+    assert "root=0                  rank in the group that has the data [>=0]; of broadcast" in shown
+    assert "[blocking, pipelined, async, coalesced, graph]" in " ".join(shown.split())
     refused = call("list", "brodcast")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "did you mean 'broadcast'" in refused.stderr
+
+
+def test_list_as_markdown_is_tables_of_equal_rows(call: Call) -> None:
+    tables = call("list", "--markdown", "cp", "pp").stdout.split("\n\n")
+    assert len(tables) == 2
+    for table in tables:
+        assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1
+    assert "| `schedule` | `1f1b` |" in tables[1]
+    assert re.search(r"`shape` .* all \|$", tables[1], re.MULTILINE)
 
 
 def test_doctor_is_words_for_people_and_json_for_programs(call: Call) -> None:

@@ -212,13 +212,13 @@ def balance_limit(method: str, ranks: int) -> float:
     return ranks / (2 * ranks - 1) if method == "ring" else 1.0
 
 
-_SEEN = "what a query sees: what is not later, all, or what is not later of its own document"
-_WAITED = "real, or timed:DURATION: waits instead, so long for a layer's forward on the mean rank; wants timed compute"
+_SEEN = "what a query attends to; packed: causal within documents of several lengths"
+_WAITED = "real, or timed:DURATION: wait instead, so long for a layer's forward; needs timed compute"
 PARAMS = (
-    choice("method", "how queries meet keys that other ranks hold", *METHODS, optional=False),
+    choice("method", "how queries reach keys that other ranks hold", *METHODS, optional=False),
     choice("mask", _SEEN, *MASKS),
     Param(
-        name="ulysses", kind="int", default=0, minimum=0, optional=True, help="usp's ranks that share heads; 0 = half"
+        name="ulysses", kind="int", default=0, minimum=0, optional=True, help="ranks that share heads, in usp; 0 = half"
     ),
     Param(name="attention", kind="str", default=REAL, optional=True, help=_WAITED),
 )

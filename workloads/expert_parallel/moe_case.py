@@ -7,34 +7,45 @@ from typing import Any
 
 from bench.plan.params import Param, Value, choice
 from bench.text import UserError
-from workloads.expert_parallel.routing import BALANCED, ROUTER, Generator, capacity, parse_routing, refuse_routing
+from workloads.expert_parallel.routing import (
+    BALANCED,
+    GENERATORS,
+    ROUTER,
+    Generator,
+    capacity,
+    parse_routing,
+    refuse_routing,
+)
 from workloads.model.shapes import Shape, num_ffn_matrices
 
 _WHOLE = 8  # elements of 2 bytes in 16 bytes: rows of torch's grouped products are whole multiples of them
 VARIANTS = ("all_to_all", "padded", "allgather", "dedup")
 
-_EXPERT = "hidden size of an expert; 0 = ffn / top_k, down to a multiple of 8 etp"
-_SHARDED = "shard by FSDP2 what is no expert's, in place of DDP"
+_EXPERT = "hidden size of an expert; 0 = ffn / top_k, rounded down to a multiple of 8 * etp"
+_SHARDED = "shard all but the experts with FSDP2, instead of DDP"
 _factor = partial(Param, kind="float", default=0.0, minimum=0.0)
 _parts = partial(Param, kind="int", default=1, minimum=1, optional=True)
 _int = partial(Param, kind="int", minimum=1)
 STEP_PARAMS = (
-    _int(name="ep", default=0, minimum=0, help="ranks that experts are dealt out to; 0 = all / etp"),
-    _int(name="experts", default=8, help="routed experts of a layer"),
-    _int(name="top_k", default=2, help="experts that a token takes"),
-    _factor(name="capacity", help="capacity factor, above it tokens drop; 0 = dropless"),
-    choice("variant", "how tokens get to experts and back", *VARIANTS, optional=False),
+    _int(name="ep", default=0, minimum=0, help="ranks over which experts are spread; 0 = all / etp"),
+    _int(name="experts", default=8, help="routed experts per layer"),
+    _int(name="top_k", default=2, help="experts per token"),
+    _factor(name="capacity", help="capacity factor; tokens above it are dropped; 0 = dropless"),
+    choice("variant", "how tokens travel to experts and back", *VARIANTS, optional=False),
     Param(
-        name="routing", kind="str", default=ROUTER, help="router, or a generator such as zipf, hot_rank or hot_rank:3"
+        name="routing",
+        kind="str",
+        default=ROUTER,
+        help=f"who chooses experts: the trained router, or {', '.join(GENERATORS)}; :NUMBER sets its strength",
     ),
     _int(name="expert_ffn", default=0, minimum=0, optional=True, help=_EXPERT),
-    _int(name="shared", default=1, minimum=0, optional=True, help="experts of the same size that all take"),
-    choice("scores", "the router's scores, which weigh what experts give", "softmax", "sigmoid"),
+    _int(name="shared", default=1, minimum=0, optional=True, help="shared experts, which every token takes"),
+    choice("scores", "the router's scores", "softmax", "sigmoid"),
     _parts(name="etp", help="ranks that split each expert"),
-    _parts(name="chunks", help="parts whose traffic hides in compute"),
-    _factor(name="aux", optional=True, help="coefficient of the loss that balances the router"),
+    _parts(name="chunks", help="parts, so that communication overlaps compute"),
+    _factor(name="aux", optional=True, help="weight of the loss that balances the router"),
     Param(name="fsdp", kind="bool", default=False, optional=True, help=_SHARDED),
-    _parts(name="tp", help="ranks that split attention, each with its part of their sequences; 1 = data parallel"),
+    _parts(name="tp", help="ranks that split attention and its sequences; 1 = data parallel"),
 )
 LAYER_PARAMS = tuple(
     replace(param, default=BALANCED) if param.name == "routing" else param

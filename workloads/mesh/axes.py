@@ -43,19 +43,21 @@ _MOST_GATHERED_STAGES = 3
 _word = partial(Param, kind="str", optional=True)
 _int = partial(Param, kind="int", optional=True)
 _MESH = (
-    "axes and their ranks, outermost first, such as dp=2,pp=2,tp=2: dp, fsdp, pp, cp, tp; ep lies inside dp, fsdp and "
-    "cp, etp inside tp; empty = dp over all"
+    "ranks per axis, outermost first, of dp, fsdp, pp, cp, tp; ep lies inside dp, fsdp and cp, etp inside tp; "
+    "empty = dp over all"
 )
-_ROUTED = "routed experts in place of each FFN, which ep deals out; 0 = a dense model; 8 where a mesh has ep"
+_ROUTED = "routed experts per layer; 0 = a dense model, or 8 if the mesh has ep"
 PARAMS = (
     Param(name="mesh", kind="mesh", default="", help=_MESH),
-    Param(name="microbatches", kind="int", default=4, minimum=1, help="microbatches of one step, on every data rank"),
-    _word(name="schedule", default="1f1b", choices=SCHEDULES, help="of pp: who does what when"),
+    Param(name="microbatches", kind="int", default=4, minimum=1, help="microbatches per step and data rank"),
+    _word(name="schedule", default="1f1b", choices=SCHEDULES, help="of pp: order of forward and backward passes"),
     *(param for param in PIPELINE if param.name in ("chunks", "split")),
-    choice("cp_method", "of cp: how queries meet keys that other ranks hold", *CP_METHODS),
+    choice("cp_method", "of cp: how queries reach keys that other ranks hold", *CP_METHODS),
     _int(name="experts", default=0, minimum=0, help=_ROUTED),
-    _int(name="top_k", default=2, minimum=1, help="experts that a token takes"),
-    _word(name="routing", default=ROUTER, choices=ROUTINGS, help="who chooses experts: the router, or a generator"),
+    _int(name="top_k", default=2, minimum=1, help="experts per token"),
+    _word(
+        name="routing", default=ROUTER, choices=ROUTINGS, help="who chooses experts: the trained router, or a generator"
+    ),
 )
 """What can be asked of a step on a mesh."""
 

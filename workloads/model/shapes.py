@@ -61,33 +61,33 @@ def _override(name: str, meaning: str) -> Param:
 
 
 MODEL = (
-    Param(name="shape", kind="str", default="tiny", choices=tuple(SHAPES), help="the model and its sequence, by name"),
-    choice("recipe", "norms, FFN and positions; empty = the shape's", "", *get_args(Recipe)),
+    Param(name="shape", kind="str", default="tiny", choices=tuple(SHAPES), help="the model and its sequence length"),
+    choice("recipe", "the kind of norms, FFN and positions; empty = the shape's", "", *get_args(Recipe)),
     _override("layers", "decoder layers; 0 = the shape's"),
     _override("hidden", "hidden size; 0 = the shape's"),
-    _override("heads", "query heads, which divide hidden; 0 = the shape's"),
-    _override("kv_heads", "key and value heads, which divide heads; 0 = in the shape's proportion to heads"),
-    _override("ffn", "hidden size of the FFN; 0 = in the shape's proportion to hidden"),
+    _override("heads", "query heads; 0 = the shape's"),
+    _override("kv_heads", "key and value heads; 0 = the shape's share of heads"),
+    _override("ffn", "hidden size of the FFN; 0 = the shape's multiple of hidden"),
     _override("sequence", "tokens of one sequence; 0 = the shape's"),
-    _override("vocabulary", "different tokens; 0 = the shape's"),
+    _override("vocabulary", "size of the vocabulary; 0 = the shape's"),
 )
 
 
 BATCH = (
     Param(name="microbatch", kind="int", default=4, minimum=1, help="sequences of one rank's microbatch"),
-    Param(name="accumulation", kind="int", default=1, minimum=1, optional=True, help="microbatches of one step"),
+    Param(name="accumulation", kind="int", default=1, minimum=1, optional=True, help="microbatches per step"),
 )
-PRECISION = choice("precision", "of weights and gradients; bfloat16 has float32 masters", *PRECISIONS)
-CHECKPOINTING = choice("checkpointing", "what a layer's forward pass forgets and computes again", *CHECKPOINTINGS)
+PRECISION = choice("precision", "of weights and gradients; bfloat16 keeps float32 masters", *PRECISIONS)
+CHECKPOINTING = choice("checkpointing", "what forward drops and backward computes again", *CHECKPOINTINGS)
 REAL, TIMED = "real", "timed:"
-_WAITED = "real, or timed:DURATION: waits instead of matrix products, so long for a rank's forward of a microbatch"
+_WAITED = "real, or timed:DURATION: ranks wait instead of computing, so long for the forward of a microbatch"
 COMPUTE = Param(name="compute", kind="str", default=REAL, optional=True, help=_WAITED)
 WHOLE, SAMPLED = "whole", "sampled"
-_CHECKED = "against one process of all, or of a small shape and some layers at size; auto: whole where it fits"
+_CHECKED = "verify against one process: the whole model, or a small one and some layers; auto: whole if it fits"
 CHECK = choice("check", _CHECKED, "auto", WHOLE, SAMPLED)
 COMMON = (*MODEL, *BATCH, PRECISION, CHECKPOINTING, COMPUTE, CHECK)
 """What all training steps have."""
-BUCKET = Param(name="bucket_mb", kind="float", default=25.0, minimum=0.001, help="gradient bucket, MiB")
+BUCKET = Param(name="bucket_mb", kind="float", default=25.0, minimum=0.001, help="size of a gradient bucket in MiB")
 """DDP's, whose own default it is; steps that sum gradients by DDP without the parameter have it too."""
 BUCKET_BYTES = int(float(BUCKET.default) * 2**20)
 

@@ -18,18 +18,18 @@ SCHEDULE = Param(
     kind="str",
     default="1f1b",
     choices=(*NAMES, ALL),
-    help="who does what when; all: a case for each that can run with so many ranks and microbatches",
+    help="order of forward and backward passes; all: every schedule that can run here",
 )
-MICROBATCHES = Param(name="microbatches", kind="int", default=8, minimum=1, help="microbatches of one step")
-_OWN = "a schedule of your own: a file in torch's CSV, a row of actions such as 0F0 per rank, or rows between ;"
+MICROBATCHES = Param(name="microbatches", kind="int", default=8, minimum=1, help="microbatches per step")
+_OWN = "your own schedule instead: torch's CSV, for each rank a row of actions such as 0F0"
 PARAMS = (
     SCHEDULE,
     MICROBATCHES,
     Param(
-        name="chunks", kind="int", default=0, minimum=0, optional=True, help="stages of a rank; 0 = the schedule's own"
+        name="chunks", kind="int", default=0, minimum=0, optional=True, help="stages per rank; 0 = the schedule's own"
     ),
     Param(
-        name="split", kind="str", default="", optional=True, help="layers of each stage, such as 2+1+1+2; as many each"
+        name="split", kind="str", default="", optional=True, help="layers of each stage, such as 2+1+1+2; empty = equal"
     ),
     Param(name="order", kind="rows", default="", optional=True, help=_OWN),
 )

@@ -1,0 +1,107 @@
+"""What can be measured, as text: a line for each name, all about some of them, and both as Markdown."""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from bench.machine.world_spec import WorldSpec
+from bench.plan.cases import Definition
+from bench.plan.params import Param
+from bench.plan.plan import PRESETS
+from bench.text import UserError, format_size
+
+_SIZE = 840 * 8  # bytes that 2 to 8 ranks can share
+
+
+def render_names(definitions: Iterable[Definition]) -> str:
+    """Return a line of at most 80 columns for each name, by kind, and for each preset."""
+    lines = [f"{'':60}ranks, by default"]
+    for kind, group in groupby(sorted(definitions, key=_kind), _kind):
+        lines.append(f"{kind}.*")
+        lines += [f"  {_short(one):20}{one.help.partition(';')[0]:47} {ranks(one):>10}" for one in group]
+    lines += ["", "Presets: parbench run --preset NAME"]
+    lines += [f"  {name:6}{preset.help:59} {preset.lasts:>11}" for name, preset in PRESETS.items()]
+    return "\n".join([*lines, "", "All about one, with its parameters: parbench list NAME"])
+
+
+def render_details(definitions: Sequence[Definition], width: int) -> str:
+    """Return all that is known of each name, and their parameters, which several may share."""
+    lines = []
+    for one in definitions:
+        told = f"{one.name}: {one.help}; ranks, by default: {ranks(one)}; presets: {', '.join(_presets(one))}"
+        lines += textwrap.wrap(told, width, subsequent_indent="    ")
+    lines += ["", "--set NAME=VALUE, or several values with commas; shown with the defaults:"]
+    for param, of in _params(definitions):
+        head, told = f"  {param.name}={_default(param)}", f"{param.help} [{_allowed(param)}]".removesuffix(" []")
+        told += f"; of {of}" if of else ""
+        lines += [head] if len(head) > 25 else []
+        first = " " * 26 if len(head) > 25 else head.ljust(26)
+        lines += textwrap.wrap(told, width, initial_indent=first, subsequent_indent=" " * 26)
+    return "\n".join(lines)
+
+
+def render_markdown(definitions: Sequence[Definition]) -> str:
+    """Return a table of the names and one of their parameters."""
+    rows = [["name", "what it is", "ranks, by default", "presets"]]
+    rows += [[f"`{one.name}`", one.help, ranks(one), ", ".join(_presets(one))] for one in definitions]
+    params = [["parameter", "default", "what it is", "allowed", "of"]]
+    for param, of in _params(definitions):
+        default = f"`{text}`" if (text := _default(param)) else ""
+        params.append([f"`{param.name}`", default, param.help, _allowed(param), of or "all"])
+    return "\n\n".join("\n".join(f"| {' | '.join(row)} |" for row in _ruled(table)) for table in (rows, params))
+
+
+def ranks(definition: Definition) -> str:
+    """Return on how many ranks of 2 to 8 it runs if nothing is set but a size that they can share."""
+    given = {"size_bytes": _SIZE} if any(param.name == "size_bytes" for param in definition.params) else {}
+    fit = []
+    for spec in (WorldSpec(nproc=n, backend="gloo", device="cpu") for n in range(2, 9)):
+        try:
+            cases = [definition.case(one).whole for one in definition.expand(given, spec)]
+        except UserError:
+            continue
+        if any(definition.refuse(params, spec) is None for params in cases):
+            fit.append(spec.nproc)
+    return "2 or more" if len(fit) == 7 else "even" if fit == [2, 4, 6, 8] else ", ".join(map(str, fit))
+
+
+def _kind(definition: Definition) -> str:
+    return definition.name.partition(".")[0]
+
+
+def _short(definition: Definition) -> str:
+    return definition.name.partition(".")[2]
+
+
+def _presets(definition: Definition) -> list[str]:
+    return [name for name in PRESETS if name == "full" or name in definition.tags]
+
+
+def _params(definitions: Sequence[Definition]) -> list[tuple[Param, str]]:
+    """Return each parameter once, and the short names that have it where not all do."""
+    found: dict[Param, list[str]] = {}
+    for one in definitions:
+        for param in one.params:
+            found.setdefault(param, []).append(_short(one))
+    every = [_short(one) for one in definitions]
+    names = {param: f"all but {', '.join(n for n in every if n not in of)}" for param, of in found.items()}
+    return [
+        (param, "" if of == every else names[param] if len(of) > len(every) / 2 else ", ".join(of))
+        for param, of in found.items()
+    ]
+
+
+def _default(param: Param) -> str:
+    return format_size(int(param.default)) if param.kind == "size" else f"{param.default}".replace("False", "false")
+
+
+def _allowed(param: Param) -> str:
+    if param.choices:
+        return ", ".join(str(choice) for choice in param.choices if choice != "")
+    if param.kind in ("int", "float"):
+        return f"{param.minimum:g} to {param.maximum:g}" if param.maximum else f">={param.minimum:g}"
+    return {"size": "1K,3M or 1K:64M:x4", "bool": "false, true", "str": ""}.get(param.kind, param.allowed())
+
+
+def _ruled(table: list[list[str]]) -> list[list[str]]:
+    return [table[0], ["---"] * len(table[0]), *table[1:]]
