@@ -80,9 +80,9 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
 @click.option("--allow-single", is_flag=True, help="Allow --nproc 1, where nothing is communicated.")
 @click.option(
     "--launcher",
-    type=click.Choice(("torchrun", "srun")),
-    default="torchrun",
-    help="What starts the ranks: torchrun on this node, or srun on a Slurm allocation's nodes.",
+    type=click.Choice(("local", "srun")),
+    default="local",
+    help="What starts the ranks: parbench on this node, or srun on a Slurm allocation's nodes.",
 )
 @click.option("--nodes", type=int, help="With srun: number of nodes; default: all of the allocation.")
 @click.option("--ntasks-per-node", type=int, help="With srun: ranks on each node; default: the allocation's.")

@@ -1,4 +1,4 @@
-"""What starts and ends the ranks of one launch: torchrun on this node, srun on several, or a program before ours."""
+"""What starts and ends the ranks of one launch: forks on this node, srun on several, or a program before ours."""
 
 import os
 import re
@@ -6,10 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT, Popen
+from select import select
+from subprocess import DEVNULL, PIPE, STDOUT, Popen
 
 import msgspec
 import psutil
@@ -18,6 +19,7 @@ from bench.launch.control_channel import Hello
 from bench.machine.environment import interface_of
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, more_options
 
+EXITS = "exits.json"  # in a launch's folder of logs: the exit code of each rank that has ended, negative is a signal
 _PATIENCE_SECONDS = 5.0
 # srun says it of the first task that ends badly; what it says of others is that it killed them for that
 _ENDED = re.compile(r"^srun: error: \S+: tasks? (?P<first>\d+)[\d,-]*: (?P<how>.+?)\s*$", re.MULTILINE)
@@ -35,7 +37,7 @@ class Launcher:
         return False
 
     def exits(self) -> dict[int, int]:
-        """Return the exit codes of the ranks that ended badly, as far as they are known; negative is a signal."""
+        """Return the exit codes of ranks that have ended, as far as they are known; negative is a signal."""
         return {}
 
     def last_error(self) -> str:
@@ -46,58 +48,94 @@ class Launcher:
         """End every rank, stopped ones too; those of this host are told to, and may take a while to be gone."""
 
 
-class _StartedLauncher(Launcher):
-    """A launcher that is a process of this one, its output in a file of a new folder; Ctrl-C is the driver's alone."""
+class Order(msgspec.Struct, frozen=True):
+    """What the fork server is told: to start so many ranks, with these variables, output and exit codes in a folder."""
 
-    can_restart = True
+    size: int
+    folder: str
+    variables: dict[str, str]
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
-        log.parent.mkdir(parents=True)
-        env = {**os.environ, **variables, "PYTHONSAFEPATH": "1"}
-        with log.open("wb") as file:
-            self._process = Popen(command, env=env, stdin=DEVNULL, stdout=file, stderr=STDOUT, start_new_session=True)
+
+class ForkServer(AbstractContextManager["ForkServer"]):
+    """A process that has imported ``modules`` for the ranks of this node, which it forks for each launch.
+
+    It ends with its context, or as its driver's pipe closes; then its ranks end, too.
+    """
+
+    def __init__(
+        self, modules: Iterable[str], variables: Mapping[str, str], log: Path, patience_seconds: float
+    ) -> None:
+        self._command = [sys.executable, "-m", "bench.rank.fork_server", *modules]
+        self._env = {**os.environ, **variables, "PYTHONSAFEPATH": "1"}
+        self._log, self._patience_seconds = log, patience_seconds
+        self._process = self._start()
+
+    def _start(self) -> "Popen[bytes]":
+        with self._log.open("ab") as file:
+            return Popen(
+                self._command, env=self._env, stdin=PIPE, stdout=PIPE, stderr=file, bufsize=0, start_new_session=True
+            )
+
+    def __exit__(self, *_: object) -> None:
+        with self._process as process:
+            process.kill()
+
+    def launch(self, size: int, folder: Path, variables: Mapping[str, str]) -> Launcher:
+        """Start ranks once all is imported: each launch then takes as long to start as any other."""
+        folder.mkdir(parents=True)
+        if self.ended():  # killed, perhaps for want of memory
+            self.__exit__()
+            self._process = self._start()
+        assert self._process.stdout is not None
+        select([self._process.stdout], [], [], self._patience_seconds)
+        self.tell(msgspec.json.encode(Order(size, str(folder.absolute()), dict(variables))))
+        return _ForkedRanks(self, size, folder / EXITS)
 
     def ended(self) -> bool:
         return self._process.poll() is not None
 
-    def end(self, ranks: Iterable[Hello]) -> None:
-        for hello in ranks:
-            if hello.host == socket.gethostname():
-                with suppress(ProcessLookupError):
-                    os.kill(hello.pid, signal.SIGKILL)
-        self._process.terminate()
-        try:
-            self._process.wait(_PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def tell(self, words: bytes) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, which the ranks' launcher tells
+            self._process.stdin.write(words + b"\n")
 
 
-class TorchrunLauncher(_StartedLauncher):
-    """Ranks on this node, started by torchrun with a free port; their output goes to ``logs/gang-<number>``."""
+class _ForkedRanks(Launcher):
+    can_restart = True
 
-    def __init__(self, nproc: int, logs: Path, number: int, variables: Mapping[str, str]) -> None:
-        folder = logs / f"gang-{number}"
-        self._exits = folder / "exits.json"
-        command = [sys.executable, "-m", "bench.launch.torchrun_entry", "--standalone", "--local-addr", "127.0.0.1"]
-        command += ["--nproc-per-node", str(nproc), "--log-dir", str(folder), "--redirects", "3"]
-        command += ["-m", "bench.rank.worker"]
-        entry = {"PARBENCH_EXITS": str(self._exits), "PARBENCH_DRIVER_PID": str(os.getpid())}
-        super().__init__(command, {**variables, **entry}, folder / "torchrun.log")
+    def __init__(self, server: ForkServer, size: int, exits: Path) -> None:
+        self._server, self._size, self._exits = server, size, exits
+
+    def ended(self) -> bool:
+        """Tell whether a rank has ended badly, or all have ended."""
+        found = self.exits()
+        return self._server.ended() or any(found.values()) or len(found) == self._size
 
     def exits(self) -> dict[int, int]:
         return msgspec.json.decode(self._exits.read_bytes(), type=dict[int, int]) if self._exits.exists() else {}
 
+    def end(self, ranks: Iterable[Hello]) -> None:
+        self._server.tell(b"")
 
-class SrunLauncher(_StartedLauncher):
+
+class SrunLauncher(Launcher):
     """Ranks on several nodes, a job step of theirs; srun's own words go to ``logs/gang-<number>/srun.log``."""
+
+    can_restart = True
 
     def __init__(
         self, layout: NodeLayout, logs: Path, number: int, variables: Mapping[str, str], nodelist: str | None = None
     ) -> None:
         folder = (logs / f"gang-{number}").absolute()
+        folder.mkdir(parents=True)
         self._log = folder / "srun.log"
-        super().__init__(srun_command(layout, folder, os.environ, nodelist), variables, self._log)
+        env = {**os.environ, **variables, "PYTHONSAFEPATH": "1"}
+        command = srun_command(layout, folder, os.environ, nodelist)
+        with self._log.open("wb") as file:  # Ctrl-C is the driver's alone
+            self._process = Popen(command, env=env, stdin=DEVNULL, stdout=file, stderr=STDOUT, start_new_session=True)
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
 
     def exits(self) -> dict[int, int]:
         return parse_exits(self._log.read_text(errors="replace"))
@@ -110,7 +148,16 @@ class SrunLauncher(_StartedLauncher):
     def end(self, ranks: Iterable[Hello]) -> None:
         """Kill the ranks of this host, end srun, and have Slurm kill what is left of the step on other nodes."""
         hellos, running = list(ranks), not self.ended()
-        super().end(hellos)
+        for hello in hellos:
+            if hello.host == socket.gethostname():
+                with suppress(ProcessLookupError):
+                    os.kill(hello.pid, signal.SIGKILL)
+        self._process.terminate()
+        try:
+            self._process.wait(_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         for step in {hello.step for hello in hellos if hello.step and running}:
             # a step that has ended by itself is no fault; where scancel fails, ranks end as their driver has hung up
             with suppress(OSError, subprocess.TimeoutExpired):

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bench.launch.driver import Driver, StartRanks, remaining
-from bench.launch.launchers import Launcher, SrunLauncher, TorchrunLauncher, loopback_variables
+from bench.launch.launchers import ForkServer, SrunLauncher, loopback_variables
 from bench.launch.monitor import START_SECONDS
 from bench.launch.processes import terminated_as_interrupted
 from bench.machine.doctor import examine_here
@@ -124,7 +124,7 @@ def _drive(run: Run, joined: Joined | None, *, as_json: bool, nodelist: str | No
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
         display = stack.enter_context(Display(total=len(pending) + len(skipped), as_json=as_json))
-        start = _starter(run, joined, nodelist)
+        start = _starter(run, joined, nodelist, stack)
         hosts, facts = _whereabouts(run.info.plan, joined)
         findings = examine_here(os.environ, gpus=run.info.plan.device == "cuda")
         nodes_apart = run.info.plan.spread is not None  # only between them an interface counts
@@ -148,20 +148,20 @@ def _whereabouts(plan: Plan, joined: Joined | None) -> tuple[tuple[str, ...], di
     return reachable(os.environ), {"slurm": slurm}
 
 
-def _starter(run: Run, joined: Joined | None, nodelist: str | None) -> StartRanks:
+def _starter(run: Run, joined: Joined | None, nodelist: str | None, stack: ExitStack) -> StartRanks:
     if joined is not None:
         from bench.rank.worker import starter  # imports torch, which only a joined driver needs
 
         return starter(START_SECONDS)
-    logs, nproc, spread = run.path / "logs", run.info.plan.nproc, run.info.plan.spread
-    machine = machine_of_ranks(os.environ, None if spread is None else Allocation.find(os.environ))
-    threads = machine.cores // (nproc if spread is None else spread.ntasks_per_node)
-    wanted = {"OMP_NUM_THREADS": str(max(1, threads)), **(loopback_variables() if spread is None else {})}
+    logs, plan = run.path / "logs", run.info.plan
+    machine = machine_of_ranks(os.environ, None if plan.spread is None else Allocation.find(os.environ))
+    threads = machine.cores // (plan.nproc if plan.spread is None else plan.spread.ntasks_per_node)
+    wanted = {"OMP_NUM_THREADS": str(max(1, threads)), **(loopback_variables() if plan.spread is None else {})}
     own = {name: value for name, value in wanted.items() if name not in os.environ}
-
-    def start(number: int, variables: Mapping[str, str]) -> Launcher:
-        if spread is not None:
-            return SrunLauncher(spread, logs, number, {**own, **variables}, nodelist)
-        return TorchrunLauncher(nproc, logs, number, {**own, **variables})
-
-    return start
+    if plan.spread is not None:
+        spread = plan.spread
+        return lambda number, variables: SrunLauncher(spread, logs, number, {**own, **variables}, nodelist)
+    # a user's own step may do anything when it is imported
+    modules = sorted({case.target.partition(":")[0] for case in plan.cases if not case.name.startswith("custom.")})
+    server = stack.enter_context(ForkServer(modules, own, logs / "fork-server.log", START_SECONDS))
+    return lambda number, variables: server.launch(plan.nproc, logs / f"gang-{number}", variables)

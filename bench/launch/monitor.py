@@ -122,7 +122,7 @@ class RankMonitor:
     def _ended_early(self, when: str) -> Outcome:
         """Explain the death or the exception of a rank; the first dead is the culprit, others fell with it."""
         grace = _GRACE_SECONDS if self._dead() else _SHORT_GRACE
-        # where every rank has raised nobody dies, and torchrun waits with us
+        # where every rank has raised nobody dies
         self._hear_until(lambda: self._gang.ended() or len(self._broken) == self._size, grace)
         if self._gang.ended():  # what the ranks said last is still on its way
             self._hear_until(lambda: self.hellos.keys() <= set(self._gone), _SHORT_GRACE)

@@ -54,7 +54,7 @@ class Options:
     inject: str | None = None
     link: str | None = None
     plan_file: Path | None = None
-    launcher: str = "torchrun"
+    launcher: str = "local"
     nodes: int | None = None
     ntasks_per_node: int | None = None
     placement: str | None = None
@@ -246,7 +246,7 @@ def _with_mesh(options: Options, catalogue: Sequence[Definition], joined: Joined
     if "mesh" in settings:
         raise UserError(f"--mesh {mesh} and --set mesh={settings['mesh']} say the same: leave out one")
     ranks = {math.prod(size for axis, size in axes.items() if axis not in INSIDE) for axes in meshes}
-    here = joined is None and options.launcher == "torchrun" and options.nproc is None
+    here = joined is None and options.launcher == "local" and options.nproc is None
     several = len(ranks) == 1 and (max(ranks) > 1 or options.allow_single)
     nproc = max(ranks) if here and several else options.nproc
     return replace(options, settings={**settings, "mesh": mesh}, nproc=nproc)

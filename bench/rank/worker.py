@@ -3,7 +3,6 @@
 import gc
 import importlib.metadata
 import os
-import signal
 import socket
 import sys
 import threading
@@ -26,7 +25,7 @@ from bench.launch.control_channel import Job, Outcome, RankClient
 from bench.launch.driver import StartRanks
 from bench.launch.flight_recorder import groups_seen
 from bench.launch.launchers import Launcher, loopback_variables
-from bench.launch.processes import die_with_parent, leave
+from bench.launch.processes import leave
 from bench.machine.environment import capture, interface_of, rank_place
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from bench.machine.world_spec import Joined
@@ -43,15 +42,11 @@ _open_store = partial(TCPStore, wait_for_workers=False, timeout=timedelta(second
 
 
 def main() -> None:
-    """Do the driver's job as the rank that torchrun's variables name, or srun's where that is said."""
-    meeting = None
+    """Do the driver's job as the rank that RANK names, or srun's variables where that is said."""
     if sys.argv[1:] == ["srun"]:
-        rank = os.environ["SLURM_PROCID"]
-        os.environ.update(RANK=rank, WORLD_SIZE=os.environ["SLURM_NTASKS"], LOCAL_RANK=os.environ["SLURM_LOCALID"])
-        meeting = Meeting(int(rank))
-    else:
-        die_with_parent(signal.SIGKILL)
-    work(os.environ, meeting=meeting)
+        names = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+        os.environ.update({name: os.environ[theirs] for name, theirs in names.items()})
+    work(os.environ, meeting=Meeting(int(os.environ["RANK"])))
     leave(0)
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ class FakeRanks:
         self.mischief: Callable[[int], None] = lambda count: None
         self.said = [outcome()]
 
-    def starter(self, run: Run, joined: Joined | None, nodelist: str | None = None) -> StartRanks:
+    def starter(self, run: Run, joined: Joined | None, nodelist: str | None, stack: ExitStack) -> StartRanks:
         """Stand for ``measuring._starter``."""
         size = run.info.plan.nproc
 

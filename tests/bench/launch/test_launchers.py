@@ -1,30 +1,26 @@
-"""The gang of torchrun: how it is started, that it ends whole, and what is known of its end."""
+"""The fork server and its ranks: what launches do not share, that they end whole, and what is known of their end."""
 
+import json
 import os
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from fake_runs import MODULES
 from fakes import HERE, wait_until
+from paths import IMPORT_PATH
 
-from bench.launch import launchers
-from bench.launch.control_channel import DriverServer, Hello
-from bench.launch.launchers import (
-    Launcher,
-    TorchrunLauncher,
-    local_state,
-    loopback_variables,
-)
+from bench.launch.control_channel import Hello
+from bench.launch.launchers import ForkServer, Launcher, local_state, loopback_variables
 from bench.machine.environment import interface_of
-
-Start = Callable[..., TorchrunLauncher]
+from bench.plan.cases import load_catalogue
 
 
 def hello(pid: int, *, rank: int = 0, host: str = HERE) -> Hello:
@@ -38,99 +34,107 @@ def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
         process.kill()
 
 
-@pytest.fixture
-def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Start a gang whose torchrun is a shell script: its arguments and variables are told in files."""
-    started: list[TorchrunLauncher] = []
-
-    def start(script: str = "exec sleep 60", *, number: int = 0, **variables: str) -> TorchrunLauncher:
-        fake = tmp_path / "python"
-        fake.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\nenv > {tmp_path}/env\necho hello\n{script}\n')
-        fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setattr(sys, "executable", str(fake))
-        begun = TorchrunLauncher(3, tmp_path / "logs", number, variables)
-        started.append(begun)
-        return begun
-
-    yield start
-    for begun in started:
-        begun.end([])
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """Fork ranks that do what ``acts`` says instead of a driver's job, with all modules of the catalogue imported."""
+    targets = {one.target.partition(":")[0] for one in load_catalogue(MODULES)}
+    log = tmp_path_factory.mktemp("server") / "log"
+    variables = {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "2"}
+    with ForkServer(["absent", "acts", *sorted(targets)], variables, log, 60) as opened:
+        yield opened
+        assert log.read_text() == ""
 
 
-def test_torchrun_is_asked_for_the_ranks_on_this_node_which_are_given_the_hub(
-    gang: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def launch(server: ForkServer, folder: Path, *acts: str) -> Launcher:
+    """Start a rank for each act, and return once all have begun."""
+    gang = server.launch(len(acts), folder, {f"ACT_{rank}": act for rank, act in enumerate(acts)})
+    wait_until(lambda: all((folder / f"{rank}.pid").exists() for rank in range(len(acts))), 60)
+    return gang
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(file.read_text()) for file in sorted(folder.glob("*.pid"))]
+
+
+def told(folder: Path, rank: int) -> dict[str, Any]:
+    return dict(json.loads((folder / f"rank-{rank}.log").read_text()))
+
+
+def test_each_launch_has_its_own_variables_output_chance_and_place_in_memory_and_no_thread_or_gpu(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PARBENCH_DRIVER", "of another run")
-    begun = gang(PARBENCH_DRIVER="127.0.0.1:1")
-    wait_until(lambda: (tmp_path / "env").exists() and "PARBENCH_EXITS" in (tmp_path / "env").read_text())
-    wait_until(lambda: (tmp_path / "logs" / "gang-0" / "torchrun.log").read_text() == "hello\n")
-    words = (tmp_path / "words").read_text().split()
-    assert (words[:2], words[-2:]) == (["-m", "bench.launch.torchrun_entry"], ["-m", "bench.rank.worker"])
-    assert "--standalone" in words
-    for option, value in {
-        "--nproc-per-node": "3",
-        "--local-addr": "127.0.0.1",
-        "--log-dir": str(tmp_path / "logs" / "gang-0"),
-    }.items():
-        assert words[words.index(option) + 1] == value
-    told = dict(line.partition("=")[::2] for line in (tmp_path / "env").read_text().splitlines())
-    assert told["PARBENCH_DRIVER"] == "127.0.0.1:1"
-    assert told["PYTHONSAFEPATH"] == "1", "ranks cannot be shadowed"
-    assert told["PARBENCH_DRIVER_PID"] == str(os.getpid())
-    assert told["PATH"] == os.environ["PATH"]
-    pid = begun._process.pid
-    assert os.getsid(pid) == pid != os.getsid(0), "an interrupt on the terminal does not reach the ranks"
+    monkeypatch.setenv("ACT_0", "raise")
+    one, other = (tmp_path / name for name in ("gang-0", "gang-1"))
+    for folder in (one, other):
+        gang = launch(server, folder, "look", "look")
+        wait_until(gang.ended)
+        assert gang.exits() == {0: 0, 1: 0}
+    gang = launch(server, tmp_path / "gang-2", "look")
+    wait_until(gang.ended)
+    ranks = [told(one, 0), told(one, 1), told(other, 0), told(other, 1), told(tmp_path / "gang-2", 0)]
+    assert [rank["variables"] for rank in ranks] == [
+        {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, **{f"ACT_{n}": "look" for n in range(int(size))}}
+        for rank, size in (("0", "2"), ("1", "2"), ("0", "2"), ("1", "2"), ("0", "1"))
+    ]
+    for name, value in {"threads": 1, "parallel": 2, "cuda": False}.items():
+        assert [rank[name] for rank in ranks] == [value] * 5, name
+    for name in ("chance", "numpy_chance", "address", "pid"):
+        assert len({rank[name] for rank in ranks}) == 5, name
+    for rank in ranks:
+        assert (rank["stdin"], rank["safe_path"], rank["parent"]) == ("", True, ranks[0]["parent"])
+        assert rank["session"] != os.getsid(0), "an interrupt on the terminal does not reach the ranks"
 
 
-def test_a_gang_has_ended_when_torchrun_has_with_the_exit_codes_that_were_written(gang: Start) -> None:
-    assert not gang(number=0).ended()
-    without = gang("read line < /dev/stdin; exit 1", number=1)  # stdin is empty
-    wait_until(without.ended)
-    assert without.exits() == {}
-    begun = gang('echo \'{"1":-9,"0":1}\' > $PARBENCH_EXITS', number=2)
-    wait_until(begun.ended)
-    assert begun.exits() == {0: 1, 1: -9}
-
-
-def test_an_end_kills_ranks_of_this_host_stopped_or_gone_and_torchrun(
-    gang: Start, sleeper: "subprocess.Popen[bytes]"
+def test_how_each_rank_ended_is_known_and_one_bad_end_is_the_launchs_but_the_others_stay_until_they_are_ended(
+    server: ForkServer, tmp_path: Path
 ) -> None:
+    gang = launch(server, tmp_path / "gang", "stay", "stop", "wait")
+    wait_until(lambda: psutil.Process(pids(tmp_path / "gang")[1]).status() == psutil.STATUS_STOPPED)
+    assert (gang.can_restart, gang.ended(), gang.exits()) == (True, False, {})
+    (tmp_path / "gang" / "go").touch()
+    wait_until(gang.ended)
+    assert gang.exits() == {2: 7}
+    assert "SystemExit" not in (tmp_path / "gang" / "rank-2.log").read_text()
+    assert all(map(psutil.pid_exists, pids(tmp_path / "gang")[:2]))
+    gang.end([])
+    wait_until(lambda: gang.exits() == {0: -9, 1: -9, 2: 7})
+    assert not any(map(psutil.pid_exists, pids(tmp_path / "gang")))
+    raised = launch(server, tmp_path / "raised", "raise")
+    wait_until(raised.ended)
+    assert raised.exits() == {0: 1}
+    assert "the roof is on fire" in (tmp_path / "raised" / "rank-0.log").read_text()
+
+
+def test_ranks_do_not_outlive_a_server_that_is_killed_and_the_next_launch_has_another(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    gang = launch(server, tmp_path / "gang-0", "stay", "stop")
+    server._process.kill()
+    wait_until(lambda: not any(map(psutil.pid_exists, pids(tmp_path / "gang-0"))))
+    assert (gang.ended(), gang.exits()) == (True, {})
+    gang.end([])
+    after = launch(server, tmp_path / "gang-1", "look")
+    wait_until(after.ended)
+    assert after.exits() == {0: 0}
+
+
+def test_a_server_and_its_ranks_end_with_the_driver_and_a_launch_ends_the_one_before(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    launch(server, tmp_path / "gang-0", "stay")
+    launch(server, tmp_path / "gang-1", "stop")
+    wait_until(lambda: not any(map(psutil.pid_exists, pids(tmp_path / "gang-0"))))
+    assert server._process.stdin is not None
+    server._process.stdin.close()  # as the system does when the driver is gone
+    wait_until(lambda: server.ended() and not any(map(psutil.pid_exists, pids(tmp_path / "gang-1"))))
+
+
+def test_ranks_that_were_there_are_left_to_their_launcher(sleeper: "subprocess.Popen[bytes]") -> None:
     joined = Launcher()
-    joined.end([hello(sleeper.pid)])  # ranks that were there are left to their launcher
-    gang(number=0).end([hello(sleeper.pid, host="elsewhere")])
+    joined.end([hello(sleeper.pid)])
     time.sleep(0.1)
     assert sleeper.poll() is None
     assert (joined.can_restart, joined.ended(), joined.exits()) == (False, False, {})
-
-    begun = gang(number=1)
-    sleeper.send_signal(signal.SIGSTOP)
-    begun.end([hello(sleeper.pid)])
-    assert sleeper.wait(10) == -signal.SIGKILL
-    assert begun.ended()
-    begun.end([hello(sleeper.pid)])
-
-
-def test_a_torchrun_that_does_not_end_is_killed(gang: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "_PATIENCE_SECONDS", 0.3)
-    begun = gang("trap '' TERM\ntouch $PARBENCH_EXITS.trapped\nwhile true; do sleep 0.05; done")
-    wait_until(lambda: (tmp_path / "logs" / "gang-0" / "exits.json.trapped").exists())
-    began = time.monotonic()
-    begun.end([])
-    assert time.monotonic() - began >= 0.3
-    assert begun._process.returncode == -signal.SIGKILL
-
-
-@pytest.mark.full
-def test_ranks_do_not_outlive_a_torchrun_that_is_killed(tmp_path: Path) -> None:
-    with DriverServer() as hub:
-        begun = TorchrunLauncher(2, tmp_path, 0, hub.variables())
-        assert [hub.next(60) is None, hub.next(60) is None] == [False, False]
-        family = psutil.Process(begun._process.pid).children(recursive=True)
-        assert len(family) >= 2
-        begun._process.kill()
-        _, alive = psutil.wait_procs(family, timeout=10)
-        assert alive == []
-        wait_until(begun.ended)
 
 
 def test_the_state_of_a_process_is_told_where_it_can_be_seen(sleeper: "subprocess.Popen[bytes]") -> None:

@@ -12,6 +12,7 @@ import pytest
 from fakes import HERE, wait_until
 from refusals import refusal
 
+from bench.launch import launchers
 from bench.launch.control_channel import Hello
 from bench.launch.driver import placement_warnings, rank_placement
 from bench.launch.launchers import SrunLauncher, parse_exits, srun_command
@@ -201,3 +202,12 @@ def test_ranks_that_sit_otherwise_than_asked_raise_a_doubt() -> None:
     assert placement_warnings(BLOCK, shared) == ("2 ranks share CPU 3 of a",)
     nowhere = [Hello(rank=rank, size=4, host=host, pid=1, environment={}) for rank, host in enumerate("aabb")]
     assert placement_warnings(BLOCK, nowhere) == ()
+
+
+def test_an_srun_that_does_not_end_is_killed(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "_PATIENCE_SECONDS", 0.3)
+    slurm.program("srun", f"trap '' TERM; touch {slurm.folder}/deaf; while true; do sleep 0.05; done")
+    gang = slurm.gang()
+    wait_until((slurm.folder / "deaf").exists)
+    gang.end([])
+    assert gang._process.returncode == -signal.SIGKILL

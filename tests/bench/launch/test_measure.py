@@ -2,9 +2,11 @@
 
 import os
 import signal
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from fake_runs import MACHINE, MODULES, TORCHRUN, FakeRanks, be_allocated, be_alone
@@ -18,6 +20,7 @@ from bench.launch.measure import Display, resume, run_options
 from bench.machine import slurm_allocation as node_machine
 from bench.machine.slurm_allocation import reachable
 from bench.machine.world_spec import Joined
+from bench.plan.cases import make_case
 from bench.plan.options import Options, plan_run
 from bench.plan.plan import Plan, Skipped
 from bench.results.records import Record
@@ -143,29 +146,38 @@ def test_what_cannot_be_gone_on_with_is_refused_before_a_rank_is_started(
     assert ranks.gangs == []
 
 
-def started(monkeypatch: pytest.MonkeyPatch, gang: str, plan: Plan, *given: Any) -> tuple[Path, tuple[Any, ...]]:
-    """Return the folder of a run of a plan, and what a gang of its ranks is started with."""
-    calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(measuring, gang, lambda *arguments: calls.append(arguments))
+def started(
+    monkeypatch: pytest.MonkeyPatch, launcher: str, plan: Plan, nodelist: str | None = None
+) -> tuple[Path, tuple[Any, ...]]:
+    """Return the folder of a run of a plan, and what ranks, or the server that forks them, are started with."""
+    made: list[tuple[Any, ...]] = []
+
+    def stand_in(*arguments: Any) -> Any:
+        made.append(arguments)
+        return MagicMock()
+
+    monkeypatch.setattr(measuring, launcher, stand_in)
     path, info = create_run(Path("runs"), plan, "0.1.0")
-    measuring._starter(Run(path=path, info=info, records=()), None, *given)(3, {"PARBENCH_DRIVER": "here"})
-    [arguments] = calls
+    with ExitStack() as stack:
+        measuring._starter(Run(path=path, info=info, records=()), None, nodelist, stack)(3, {"PARBENCH_DRIVER": "here"})
+    [arguments] = made
     return path, arguments
 
 
 def test_ranks_share_the_cores_and_gloo_takes_the_loopback_unless_the_user_says_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path, (nproc, logs, number, given) = started(monkeypatch, "TorchrunLauncher", make_plan([case()]), None)
-    assert (nproc, logs, number) == (2, path / "logs", 3)
-    assert (given.pop("PARBENCH_DRIVER"), given["OMP_NUM_THREADS"]) == ("here", "2")
+    own = make_case("custom.step", "absent.module:step", {})
+    path, (modules, given, log, _) = started(monkeypatch, "ForkServer", make_plan([case(), own]))
+    assert (modules, log) == ([case().target.partition(":")[0]], path / "logs" / "fork-server.log")
+    assert given["OMP_NUM_THREADS"] == "2"
     assert given["GLOO_SOCKET_IFNAME"].startswith("lo")
     # the ranks of NCCL have a gloo group too
-    crowded = started(monkeypatch, "TorchrunLauncher", make_plan([case()], nproc=8, backend="nccl"), None)[1][3]
-    assert crowded == {**given, "PARBENCH_DRIVER": "here", "OMP_NUM_THREADS": "1"}
+    crowded = started(monkeypatch, "ForkServer", make_plan([case()], nproc=8, backend="nccl"))[1][1]
+    assert crowded == {**given, "OMP_NUM_THREADS": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    assert started(monkeypatch, "TorchrunLauncher", make_plan([case()]), None)[1][3] == {"PARBENCH_DRIVER": "here"}
+    assert started(monkeypatch, "ForkServer", make_plan([case()]))[1][1] == {}
 
 
 @pytest.fixture
@@ -185,7 +197,7 @@ def test_srun_is_given_the_spread_the_nodes_and_threads_that_fit_a_node(
     # on a login node threads are those that fit the job's nodes
     monkeypatch.delenv("SLURMD_NODENAME")
     monkeypatch.setattr(node_machine, "_ask", lambda number, environ: replace(MACHINE, cores=64))
-    assert started(monkeypatch, "SrunLauncher", plan_run(SRUN, MODULES, None), None)[1][3]["OMP_NUM_THREADS"] == "32"
+    assert started(monkeypatch, "SrunLauncher", plan_run(SRUN, MODULES, None))[1][3]["OMP_NUM_THREADS"] == "32"
 
 
 def test_the_driver_of_one_node_is_on_its_loopback_and_that_of_many_where_the_ranks_meet(

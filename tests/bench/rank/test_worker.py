@@ -2,7 +2,6 @@
 
 import gc
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -100,10 +99,7 @@ def working(hub: DriverServer, store: Store | None = None, meeting: worker.Meeti
 @contextmanager
 def process(hub: DriverServer) -> Iterator["subprocess.Popen[bytes]"]:
     """Work as the only rank of a world, in a process of its own that has said hello."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    places = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    variables = {**environment(), **hub.variables(), **places, "GLOO_SOCKET_IFNAME": "lo"}
+    variables = {**environment(), **hub.variables(), "RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with subprocess.Popen([sys.executable, "-m", "bench.rank.worker"], env=variables) as started:
         try:
             heard(hub, Hello)
@@ -233,7 +229,7 @@ def test_a_rank_on_the_cpu_leaves_cuda_alone_and_is_placed_by_its_cores(
 
 def test_a_rank_that_raises_tells_it_stands_still_and_ends_with_its_driver(hub: DriverServer) -> None:
     with process(hub) as rank:
-        hub.send(0, job([fault("fine"), fault("raising", rank=0)], budget_seconds=0.2))
+        hub.send(0, job([fault("fine"), fault("raising", rank=0)], budget_seconds=0.2, hosts=(HERE,)))
         assert heard(hub, Finished).index == 0
         assert heard(hub, Started).index == 1
         broken = heard(hub, Raised)
@@ -256,7 +252,7 @@ def test_a_rank_whose_driver_goes_before_its_job_or_in_a_case_ends_itself() -> N
     for cases in ([], [fault("asleep", rank=0, at=1)]):
         with DriverServer() as hub, process(hub) as rank:
             if cases:
-                hub.send(0, job(cases))
+                hub.send(0, job(cases, hosts=(HERE,)))
                 heard(hub, Started)
             hub.close()
             assert rank.wait(PATIENCE) == 1, cases
@@ -265,7 +261,7 @@ def test_a_rank_whose_driver_goes_before_its_job_or_in_a_case_ends_itself() -> N
 @pytest.mark.full
 def test_a_rank_that_cannot_join_its_world_tells_why(hub: DriverServer) -> None:
     with process(hub):
-        hub.send(0, job([fault("fine")], backend="carrier-pigeon"))
+        hub.send(0, job([fault("fine")], backend="carrier-pigeon", hosts=(HERE,)))
         broken = heard(hub, Raised)
         assert broken.index is None
         assert "carrier-pigeon" in broken.error

@@ -1,0 +1,81 @@
+"""Forks the ranks of each launch from one process that has imported what they need: only the first waits for that.
+
+Launches share nothing else. This process starts no thread (those of numpy's OpenBLAS end at a fork) and touches no GPU;
+each rank has its own variables, output and chance, its buffers lie elsewhere, and it ends with this process.
+"""
+
+import importlib
+import mmap
+import os
+import secrets
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from select import select
+
+import msgspec
+import numpy as np
+
+from bench.launch.launchers import EXITS, Order
+from bench.launch.processes import die_with_parent
+from bench.rank import worker
+from bench.text import replace_file
+
+# set where forked ranks are compared with those that import everything themselves
+FRESH_VARIABLE = "PARBENCH_FRESH_RANKS"
+_SHIFT_PAGES = 1 << 16
+
+
+def main() -> None:
+    """Import the modules that are named, then start ranks as each line of stdin orders; an empty one ends them."""
+    for module in sys.argv[1:]:
+        with suppress(ImportError):  # the rank that needs it will say so
+            importlib.import_module(module)
+    os.write(1, b"ready")
+    orders, [ended, tell_ended] = open(0, "rb", buffering=0), os.pipe()  # noqa: SIM115 - never closed
+    os.set_blocking(tell_ended, False)
+    signal.set_wakeup_fd(tell_ended)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    ranks: dict[int, tuple[int, Path]] = {}  # by process: of what launch
+    exits: dict[Path, dict[int, int]] = {}
+    while True:
+        ready, _, _ = select([orders.fileno(), ended], [], [])
+        if ended in ready:
+            os.read(ended, 4096)
+            while ranks and (found := os.waitpid(-1, os.WNOHANG))[0]:
+                rank, folder = ranks.pop(found[0])
+                exits[folder][rank] = os.waitstatus_to_exitcode(found[1])
+                replace_file(folder / EXITS, msgspec.json.encode(exits[folder]))
+        elif line := orders.readline():
+            for pid in ranks:
+                os.kill(pid, signal.SIGKILL)
+            if line.strip():
+                order = msgspec.json.decode(line, type=Order)
+                exits[Path(order.folder)] = {}
+                for rank in range(order.size):
+                    if (pid := os.fork()) == 0:
+                        _be_rank(rank, order)
+                    ranks[pid] = rank, Path(order.folder)
+        else:
+            return  # the driver is gone
+
+
+def _be_rank(rank: int, order: Order) -> None:
+    die_with_parent(signal.SIGKILL)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    log = os.open(f"{order.folder}/rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+        os.dup2(file, number)
+    os.environ.update(order.variables, RANK=str(rank), WORLD_SIZE=str(order.size), LOCAL_RANK=str(rank))
+    if FRESH_VARIABLE in os.environ:
+        os.execv(sys.executable, [sys.executable, "-m", "bench.rank.worker"])
+    np.random.seed()
+    shift = mmap.mmap(-1, mmap.PAGESIZE * (1 + secrets.randbelow(_SHIFT_PAGES)), prot=0)  # as between two processes
+    worker.main()
+    shift.close()
+
+
+if __name__ == "__main__":
+    main()
