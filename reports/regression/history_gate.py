@@ -124,7 +124,7 @@ def check(
     for number, series in tonight.items():
         kin[number] = alike[series.anywhere]
         start = max((one.started for one in meant if fnmatchcase(series.case.label, one.series)), default="")
-        times = history.times(kin[number], [one for one in before if one.started >= start])[-rule.window :]
+        times = history.times(kin[number], [one for one in before if one.started >= start])[-rule.window - (not kept) :]
         measured = (floors or {}).get(series.fingerprint)
         found[number] = Finding(series=series, times=times, measured=measured)
     asked = {*map(_asked, tonight.values())}
@@ -207,6 +207,7 @@ def render(found: Check, form: str = "table") -> str:
     )
     sentences = [
         f"{found.line.id} {'of' if found.kept else 'against'} {branch}: {words}.",
+        *([] if compared else [f"Runs of {branch} arm it: parbench history add RUN --branch {branch}."]),
         f"A series counts with the newest {rule.window} runs of {branch} in the same surroundings since its newest"
         f" annotation, and needs {rule.min_values}.",
         *([f"{slower}; how often that is right: tests/studies/history_study.py."] if compared else []),

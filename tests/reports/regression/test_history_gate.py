@@ -355,6 +355,8 @@ def test_a_folder_is_held_against_the_newest_level_and_not_kept(nights: History,
         assert (found.counts, found.code()) == (words, code), factor
         assert answer(found).startswith(said)
     assert "run-099 against main: 2 SAME." in render(against(1.0))
+    eight = check_folder(twelve, put(tmp_path / "eight", 99), "main", StepRule(window=8))
+    assert answer(eight).endswith(", against the last 8 runs of main")
     elsewhere = against(1.1, environment=at_host("b"))
     assert (elsewhere.counts, elsewhere.code()) == ({"AMBIGUOUS": 2}, 0), "a host may be what is slower"
     assert of(elsewhere).reason.endswith("and no run before was on its host")
