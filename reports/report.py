@@ -13,6 +13,7 @@ from bench.results.metrics import Metric, MetricValue
 from bench.results.runs import Run
 from bench.results.stats import WITHIN_LAUNCH
 from reports import cells
+from reports.analysis.findings import Finding
 from reports.analysis.front import Front
 from reports.analysis.labels import Fact
 from reports.analysis.problems import Problem
@@ -171,7 +172,8 @@ class Report:
     front: Front | None = None
     warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
-    doubts: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    comparisons: tuple[str, ...] = ()
     not_measured: tuple[Problem, ...] = ()
     environment: tuple[Fact, ...] = ()
     footnotes: tuple[str, ...] = ()

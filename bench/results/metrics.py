@@ -117,7 +117,7 @@ METRICS = (
     Metric("mfu", "", "higher", "mfu",
            "model FLOPs utilisation, by PaLM's count of FLOPs, of a datasheet's peak or of matrix products on a CPU",
            "model FLOPs of a step / step time / peak FLOP/s", {"steps": 2}),
-    Metric("compute", "s", None, "compute", "time in which a rank computes", "", {"steps": 5, "times": 0}),
+    Metric("compute", "s", None, "compute", "time in which a rank computes", "", {"times": 0}),
     Metric("overlap", "", "higher", "overlap", "share of communication that computation or copies hide",
            "hidden / (hidden + exposed)", {"steps": 3}, kind="from zero"),
     Metric("exposed_comm.AXIS", "s", "lower", "exposed AXIS", "communication on AXIS that no computation hides",

@@ -24,6 +24,7 @@ LEAST: Mapping[Kind, float] = {"amount": 0.0, "factor": 0.0, "excess": -1.0}
 CONFIDENCE = 0.95
 WITHIN_LAUNCH = "within this launch"
 MIN_FOR_P99, MIN_FOR_Q10 = 100, 20
+LEAST_LAUNCHES, LEAST_ITERATIONS = 3, 20  # that an interval is made of
 # fmt: off
 # Student's 97.5 % quantile of 1, 2, ... degrees of freedom: for the intervals of turns ranks need not import scipy
 _T_OF_TURNS = (
@@ -79,8 +80,9 @@ def within_launch(values: Sequence[float], visits: Sequence[int] = ()) -> Estima
     each other; visits do not, as long as what makes them alike ends before the next.
     """
     n, middle = len(values), median(values)
-    if (k := _outer_rank(len(visits))) == 0:
+    if (k := _outer_rank(len(visits))) == 0 or n < LEAST_ITERATIONS:
         why = f"{len(visits)} visits are too few for an interval" if len(visits) > 1 else "in one go, so no interval"
+        why = f"{n} are too few for an interval" if k else why
         return Estimate(value=middle, method=f"median of {n} iterations of one launch; {why}")
     medians = sorted(
         median(values[stop - count : stop]) for stop, count in zip(accumulate(visits), visits, strict=True)
@@ -124,8 +126,8 @@ def mean_of(values: Sequence[float], of: str, kind: Kind) -> Estimate:
         return term if zero is None else math.exp(term) + zero
 
     method = f"{'mean' if zero is None else 'geometric mean'} of {n} {of}"
-    if n < 2:
-        return Estimate(value=back(mean), method=f"{method}; of one there is no interval")
+    if n < LEAST_LAUNCHES:
+        return Estimate(value=back(mean), method=f"{method}; of {'two' if n > 1 else 'one'} there is no interval")
     reach = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * stdev(terms) / math.sqrt(n)
     low, middle, high = (back(mean + way * reach) for way in (-1, 0, 1))
     if kind == "from zero":

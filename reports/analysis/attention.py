@@ -10,7 +10,7 @@ from bench.results.details import Attention, AttentionSteps, Hop, Mesh, read
 from reports import cells
 from reports.analysis.frame import group_rows
 from reports.analysis.labels import differences
-from reports.analysis.step_parts import furthest_from_one, total
+from reports.analysis.step_parts import furthest_from_one, share_of_traced, total
 from reports.analysis.summary import Row, readable
 
 
@@ -55,8 +55,9 @@ class Context:
         return found[1] if found else None
 
     @property
-    def exposed_seconds(self) -> float | None:
-        return total(self._by_axis("exposed_comm").values())
+    def exposed_share(self) -> float | None:
+        """The share of the traced step in which attention's communication is exposed."""
+        return share_of_traced(self.row, total(self._by_axis("exposed_comm").values()))
 
     @property
     def exposed_part(self) -> float | None:

@@ -3,17 +3,29 @@
 The ratio of two rows is that of their times, paired by launch, for the ranks were the same.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
+from statistics import fmean, stdev
 from typing import TypeVar
 
+from bench.plan.params import Value
 from bench.results.metrics import MetricValue
-from bench.results.stats import across_launches, median, ratio_within_launch
-from bench.text import format_size
+from bench.results.stats import (
+    CONFIDENCE,
+    LEAST_LAUNCHES,
+    Estimate,
+    across_launches,
+    median,
+    ratio_within_launch,
+    t_quantile,
+)
+from bench.text import counted, format_size
 from reports import cells
 from reports.analysis.frame import group_rows, pivot_rows
-from reports.analysis.labels import operation
+from reports.analysis.labels import AXES, differences, operation
 from reports.analysis.rank_hosts import WITHIN, Nodes
 from reports.analysis.summary import Alike, Row, common_details, estimate_of
 
@@ -57,15 +69,105 @@ def interference(rows: Sequence[Row], param: str = "background") -> tuple[Slowed
 
 def slow_down(base: Row, other: Row) -> MetricValue | None:
     """Return the other row's time over the base's, with its 95 % interval; None if no launch measured both."""
-    times = ({one.launch: estimate_of(one.metrics.get(row.headline)) for one in row.measured} for row in (base, other))
-    bases, others = ({launch: time for launch, time in of.items() if time} for of in times)
-    both = [(others[launch], time) for launch, time in bases.items() if launch in others]
+    both = _paired(base, other)
     if not both:
         return None
     ratios = [one.value / time.value for one, time in both]
     found = across_launches(ratios, "ratios") if len(both) > 1 else ratio_within_launch(*both[0])
     method = f"ratio of times, {found.method}"
     return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high, method=method)
+
+
+def _paired(base: Row, other: Row) -> list[tuple[Estimate, Estimate]]:
+    """Return the other row's time and the base's of each launch that measured both."""
+    times = ({one.launch: estimate_of(one.metrics.get(row.headline)) for one in row.measured} for row in (base, other))
+    bases, others = ({launch: time for launch, time in of.items() if time} for of in times)
+    return [(others[launch], time) for launch, time in bases.items() if launch in others]
+
+
+_OWN_TABLES = (*AXES, *OF_GROUP, "background", "source", "target", "mesh")
+_MOST_SETTINGS, _MOST_MORE, _POWER = 5, 50, 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A case under another value of one parameter: its time over that under the default, paired by launch, less 1.
+
+    ``more`` launches would tell a difference as large as this one in four of five runs, None of what needs too many.
+    """
+
+    name: str
+    launches: int
+    change: float
+    low: float | None
+    high: float | None
+    more: int | None
+
+    @property
+    def is_told(self) -> bool:
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+
+    @property
+    def words(self) -> str:
+        reach = "" if self.low is None or self.high is None else f" [{100 * self.low:+.0f}, {100 * self.high:+.0f}]"
+        told = f"{self.name}: {100 * self.change:+.0f} %{reach} time"
+        if self.is_told:
+            return f"{told}, {'slower' if self.change > 0 else 'faster'}"
+        would = f"about {counted(self.more, 'more launch')} would" if self.more else f"{_MOST_MORE} launches would not"
+        few = "" if reach else f" of {counted(self.launches, 'launch')}"
+        return f"{told}, cannot tell{few}; {would}"
+
+
+def settings(rows: Sequence[Row]) -> tuple[Setting, ...]:
+    """Return cases equal in all but one parameter against the default value, else the first one, told ones first.
+
+    All comparisons of a run share an error of 5 % (Bonferroni), so that one of many is not told by chance.
+    """
+    pairs = list[tuple[str, list[float]]]()
+    for name in dict.fromkeys(name for row in rows for name in row.case.params if name not in _OWN_TABLES):
+        others = differences(rows, [name, *_OWN_TABLES[3:]])
+        for group in _alike(rows, partial(_value_of, name), name):
+            alike = [of[0] for of in group.values()]
+            base = next((row for row in alike if name in row.case.defaults), alike[0])
+            for row in (row for row in alike if row is not base):
+                told = f"{row.case.name.rpartition('.')[2]} {others[row.case.id]}".strip()
+                values = [cells.visible(str(_value_of(name, one))) for one in (row, base)]
+                logs = [math.log(one.value / time.value) for one, time in _paired(base, row)]
+                pairs += [(f"{told}: {name} {values[0]} against {values[1]}", logs)] if logs else []
+    found = [_setting(name, logs, len(pairs)) for name, logs in pairs]
+    return tuple(sorted(found, key=lambda one: (not one.is_told, -abs(one.change))))
+
+
+def _value_of(name: str, row: Row) -> Value | None:
+    return row.case.whole.get(name)
+
+
+def _setting(name: str, logs: Sequence[float], comparisons: int) -> Setting:
+    n, mean = len(logs), fmean(logs)
+    if n < LEAST_LAUNCHES:
+        return Setting(name=name, launches=n, change=math.expm1(mean), low=None, high=None, more=LEAST_LAUNCHES + 2 - n)
+    level, error = 1 - (1 - CONFIDENCE) / 2 / comparisons, stdev(logs)
+    reach = t_quantile(level, n - 1) * error / math.sqrt(n)
+    wanted = (
+        more
+        for more in range(1, _MOST_MORE)
+        if (t_quantile(level, n + more - 1) + t_quantile(_POWER, n + more - 1)) * error
+        <= abs(mean) * math.sqrt(n + more)
+    )
+    change, low, high = map(math.expm1, (mean, mean - reach, mean + reach))
+    return Setting(name=name, launches=n, change=change, low=low, high=high, more=next(wanted, None))
+
+
+def settings_words(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return a sentence for each of the five settings that tell most, and how their intervals are meant."""
+    found = settings(rows)
+    meant = f"Launches are paired; the intervals hold for all {len(found)} comparisons at once (95 %, Bonferroni)."
+    left = f"{len(found) - _MOST_SETTINGS} more comparisons tell less."
+    return (
+        *(one.words for one in found[:_MOST_SETTINGS]),
+        *([left] if len(found) > _MOST_SETTINGS else []),
+        *([meant] if len(found) > 1 and any(one.low is not None for one in found) else []),
+    )
 
 
 def loads(slowed: Sequence[Slowed]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.fits import Ceiling, size_of
 from reports.analysis.labels import AXES, differences, short_labels
-from reports.analysis.step_parts import by_axis, exposed_seconds, total
+from reports.analysis.step_parts import differing_trace, exposed_seconds, held_bytes, share_of_traced
 from reports.analysis.summary import Row
 from reports.analysis.verdicts import Verdict, verdicts
 
@@ -32,12 +32,21 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A training step; ``parts`` are shares of the traced one, and ``num_bytes`` what the fullest rank holds."""
+    """A training step; ``parts`` are shares of the traced one, and ``num_bytes`` what the fullest rank holds.
+
+    ``traced`` is that one's seconds where they are more than a tenth off the timed one's.
+    """
 
     name: str
     row: Row
     parts: Mapping[str, float]
     num_bytes: float | None
+    traced: float | None = None
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of communication that is hidden."""
+        return self.row.value("overlap")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +65,10 @@ class Front:
         """The numbers to see first, each with what it is."""
         found = []
         for step in self.steps[:1]:
-            parts = [f"{name} {100 * share:.0f} %" for name, share in step.parts.items()]
+            parts = [f"{name} {100 * share:.0f} %" for name, share in step.parts.items() if name != "compute"]
+            parts += [f"overlap {100 * step.overlap:.0f} %"] if step.overlap is not None else []
             found.append((cells.duration(step.row.seconds), f"step of {step.name}"))
-            found += [(", ".join(parts[1:]), f"of a step of {step.name}")] if parts[1:] else []
+            found += [(", ".join(parts), f"of a step of {step.name}")] if parts else []
         rated = [one for one in self.operations if one.rate and one.rate.value]
         told = [(one.latency.value, one.name) for one in self.operations if one.latency and one.latency.value]
         found += [
@@ -87,7 +97,8 @@ def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
                 name=labels[row.case.id],
                 row=row,
                 parts=_parts(row),
-                num_bytes=total(by_axis(row, "memory").values()),
+                num_bytes=held_bytes(row),
+                traced=differing_trace(row),
             )
             for row in found.steps
         ),
@@ -114,8 +125,6 @@ def _operations(found: Analysis) -> tuple[Operation, ...]:
 
 
 def _parts(row: Row) -> dict[str, float]:
-    others = {name: row.value(name) for name in ("exposed_copy", "idle", "non_pipeline_time", "residual")}
-    seconds = {"compute": row.value("compute"), "exposed": exposed_seconds(row)}
-    seconds |= {"idle": total(value for value in (others["idle"],) if value is not None)}
-    wall = sum(value or 0.0 for value in {**others, **seconds}.values())
-    return {name: value / wall for name, value in seconds.items() if value is not None and wall > 0}
+    seconds = {"compute": row.value("compute"), "exposed": exposed_seconds(row), "idle": row.value("idle")}
+    shares = {name: share_of_traced(row, value) for name, value in seconds.items()}
+    return {name: share for name, share in shares.items() if share is not None}

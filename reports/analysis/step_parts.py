@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.results.details import COMPONENTS, STATE, Calls, Communication, read
+from bench.results.details import COMPONENTS, Calls, Communication, read
 from bench.text import format_size
 from reports.analysis.fits import Curve, size_of
 from reports.analysis.summary import Row, num_ranks
 
 SOURCES = ("memory_formula", "memory_counted", "memory")
+_AGREES = 0.1
 # other parameters, such as a load beside it or another reduction, make it another operation
 _PLAIN = {"size_bytes", "dtype", "mode", "group", "group_index", "concurrent"}
 
@@ -53,19 +54,31 @@ def parts(row: Row) -> dict[str, float]:
     return {name: seconds for name, seconds in found.items() if seconds is not None}
 
 
-def residual_fraction(row: Row) -> float | None:
-    """Return what compute + exposed + copy + idle leave of the traced wall time, over that time; None if unknown."""
-    residual, known = row.value("residual"), parts(row)
-    wall = sum(known.values()) + (residual or 0.0)
-    return None if residual is None or not known or not wall else residual / wall
+def traced_seconds(row: Row) -> float | None:
+    """Return the wall time of the traced step, to which its parts and the residual add up; None if it has none."""
+    known = parts(row)
+    return (sum(known.values()) + (row.value("residual") or 0.0) or None) if "compute" in known else None
+
+
+def differing_trace(row: Row) -> float | None:
+    """Return the traced step's seconds where they are more than a tenth off the timed one's, None where they agree."""
+    wall, timed = traced_seconds(row), row.seconds
+    return wall if wall and timed and abs(wall / timed - 1) > _AGREES else None
+
+
+def share_of_traced(row: Row, seconds: float | None) -> float | None:
+    """Return what part of the traced step some of its seconds are: those of the timed one are others."""
+    wall = traced_seconds(row)
+    return None if seconds is None or not wall else seconds / wall
 
 
 def worst_ratio(row: Row) -> tuple[str, float] | None:
     return furthest_from_one(by_axis(row, "bytes_ratio"))
 
 
-def state_bytes(row: Row) -> float | None:
-    return total(row.value(f"memory.{component}") for component in STATE)
+def held_bytes(row: Row) -> float | None:
+    """Return what the fullest rank holds, activations too; None if any of it is unknown."""
+    return total(by_axis(row, "memory").values())
 
 
 def broken_down(rows: Sequence[Row]) -> tuple[Row, ...]:

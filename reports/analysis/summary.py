@@ -11,7 +11,7 @@ from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue, gathered, merge_metrics
 from bench.results.records import Check, Record, Status, WorldInfo
 from bench.results.runs import Run
-from bench.results.stats import Estimate, Grade, grade, scatter
+from bench.results.stats import LEAST_LAUNCHES, Estimate, Grade, grade, scatter
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
 T = TypeVar("T")
@@ -73,17 +73,17 @@ class Row:
 
     @property
     def scatter(self) -> float | None:
-        """How far launches scatter; None for fewer than two whose times are above zero."""
+        """How far launches scatter; None for fewer than three whose times are above zero."""
         found = [record.metrics.get(self.headline) for record in self.measured]
         times = [one.value for one in found if one and one.value]
-        return scatter(times) if len(times) > 1 and min(times) > 0 else None
+        return scatter(times) if len(times) >= LEAST_LAUNCHES and min(times) > 0 else None
 
     @property
     def grade(self) -> Grade | None:
-        """The word for the scatter between launches, for that within where there is one launch alone."""
+        """The word for the scatter between launches, for that within where there is one alone; two tell of neither."""
         if self.scatter is not None:
             return grade(self.scatter)
-        return next((record.noise.grade for record in self.measured if record.noise), None)
+        return next((one.noise.grade for one in self.measured if one.noise and len(self.measured) == 1), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,12 @@ Communication of one axis may overlap itself, so it is spread over lanes in whic
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
-from bench.results.records import COMM, COMPUTE, COPY, PHASE, Arrival, Interval, RankTimeline, Timeline
+from bench.results.records import COMM, COMPUTE, COPY, PHASE, Arrival, Interval, RankTimeline, Record, Timeline
 from bench.results.runs import Run, load_rank_samples, load_timeline
 from bench.results.stats import median
 from bench.text import UserError
@@ -55,6 +56,15 @@ def traced_steps(run: Run, rows: Iterable[Row]) -> tuple[Traced, ...]:
             if timeline or why_not:
                 found[row.case.id] = Traced(row=row, launch=record.launch, timeline=timeline, why_not=why_not)
     return tuple(found.values())
+
+
+def timelines_of(run: Run, row: Row) -> tuple[tuple[int, Timeline], ...]:
+    """Return each launch with its timeline, of those that left one which can be read."""
+    found = []
+    for record in row.measured:
+        with suppress(UserError):
+            found += [(record.launch, one)] if (one := load_timeline(run, record)) else []
+    return tuple(found)
 
 
 def busy_ranks(traced: Sequence[Traced]) -> tuple[Busy, ...]:
@@ -138,3 +148,16 @@ def _lateness(run: Run, row: Row) -> dict[int, float]:
             for rank, seconds in zip(samples["ranks"].tolist(), late.tolist(), strict=True):
                 launches[rank].append(seconds)
     return {rank: median(launches[rank]) for rank in sorted(launches)}
+
+
+def exit_lag(run: Run, record: Record, rank: int) -> float:
+    """Return by how many seconds a rank usually leaves after all others; zero or less if it does not, or none tells."""
+    try:
+        samples = load_rank_samples(run, record)
+    except UserError:
+        return 0.0
+    ranks = list(samples.get("ranks", ()))
+    if rank not in ranks or len(ranks) < 2 or "exit_ns" not in samples:
+        return 0.0
+    exits, place = samples["exit_ns"], ranks.index(rank)
+    return float(np.median(exits[place] - np.delete(exits, place, axis=0).max(axis=0))) / 1e9

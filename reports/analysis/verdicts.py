@@ -97,7 +97,8 @@ def format_budget(seconds: float) -> str:
 def _noise(run: Run, rows: Sequence[Row]) -> Verdict:
     known = [row for row in rows if row.scatter is not None]
     if not known:
-        told = "one launch does not tell how launches differ"
+        most = max(row.launches for row in rows)
+        told = f"{counted(most, 'launch')} cannot tell how launches differ"
         return Verdict(word="NOISE UNKNOWN", level="doubtful", told=told, remedy="--launches 5")
     noisy = [row for row in known if row.grade in ("noisy", "very noisy")]
     middle = cells.percent(median([row.scatter or 0.0 for row in known]))

@@ -86,7 +86,7 @@ def draw_atlas(atlas: Atlas) -> Figure | None:
     """Return step times and drop rates by routing and capacity, the fuller of colour the more; None without times."""
     if not any(atlas.value(*cell, "time") for cell in atlas.cells):
         return None
-    panels = (("step time, and over balanced routes", "time", 1), ("pairs dropped", "drop_rate", 3))
+    panels = (("step time; over that of balanced routes, taken in turns", "time", 1), ("pairs dropped", "drop_rate", 3))
     with plot.canvas(10.0, 1.3 + 0.42 * len(atlas.routings), columns=2) as (figure, both):
         for axes, (title, name, series) in zip(both, panels, strict=True):
             most = max((atlas.value(*cell, name) or 0.0 for cell in atlas.cells), default=0.0) or 1.0
@@ -104,7 +104,7 @@ def _cell(atlas: Atlas, cell: tuple[str, Place], name: str, most: float) -> plot
     words = cells.duration(value) if name == "time" else cells.percent(value)
     factor = atlas.metric(*cell, "imbalance_slowdown") if name == "time" else None
     if factor and factor.low is not None and factor.high is not None and not factor.low <= 1 <= factor.high:
-        words += f"\n{factor.value:.2f}x"  # not where it may be nothing
+        words += f"\n{factor.value:.2f}x in turns"  # not where it may be nothing
     return None if value is None else value / most, words
 
 

@@ -134,7 +134,7 @@ _TIME = "step time"
 _PANELS: tuple[tuple[str, Callable[[Context], float | None], Callable[[float], str]], ...] = (
     (_TIME, lambda one: one.row.value(one.row.headline), cells.duration),
     ("attention's bytes a rank sends in a step", lambda one: one.sent_bytes(), cells.num_bytes),
-    ("exposed cp communication", lambda one: one.exposed_seconds, cells.duration),
+    ("exposed cp communication, of the traced step", lambda one: one.exposed_share, cells.percent),
 )
 
 

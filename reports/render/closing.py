@@ -9,7 +9,7 @@ from reports.render.terminal import Sheet, render_text, verdict_lines
 from reports.report import Report
 
 _WIDTH, _LINES, _BAR = 80, 40, 20
-_MOST_SENTENCES, _SENTENCE_LINES = 3, 3
+_MOST_SENTENCES, _MOST_COMPARISONS, _SENTENCE_LINES = 4, 2, 3
 _MOST_STEPS, _STEPS_BESIDE = 6, 3  # the latter where there are operations too
 
 
@@ -62,8 +62,10 @@ def _steps(steps: Sequence[Step], most: int) -> list[str]:
             f"memory {cells.num_bytes(one.num_bytes)}" if one.num_bytes else "",
         ]
         lines.append(f"  {one.name[:30]}  {' · '.join(filter(None, told))}"[:_WIDTH])
-        parts = (f"{name} {_bar(share, _BAR)} {_percent(share)}" for name, share in one.parts.items())
-        lines += [f"    {'  '.join(parts)}"] if one.parts else []
+        parts = [f"{name} {_bar(share, _BAR)} {_percent(share)}" for name, share in one.parts.items()]
+        parts += [f"overlap {_percent(one.overlap)}"] if one.overlap is not None else []
+        lines += [f"    {'  '.join(parts)}"[:_WIDTH]] if parts else []
+        lines += [f"    (shares of a traced step, which took {cells.duration(one.traced)})"] if one.traced else []
     left = len(steps) - most
     return lines + ([f"  and {left} more"] if left > 0 else [])
 
@@ -71,16 +73,19 @@ def _steps(steps: Sequence[Step], most: int) -> list[str]:
 def _first(report: Report) -> list[str]:
     """Return what to look at first: what went wrong, then what stands out."""
     bad = [f"{one.case}: {one.status} ({one.launches} launches): {one.reason}" for one in report.problems]
-    sentences = [*bad, *report.doubts]
-    if not sentences:
-        return ["", "Nothing stands out."]
-    lines = ["", "Look at first"]
-    for i, sentence in enumerate(sentences[:_MOST_SENTENCES], start=1):
-        found = wrap(cells.visible(sentence), _WIDTH - 5)
+    sentences = [*bad, *(one.words for one in report.findings)]
+    lines = _sentences("Look at first", sentences, _MOST_SENTENCES) if sentences else ["", "Nothing stands out."]
+    return lines + _sentences("Settings compared", report.comparisons, _MOST_COMPARISONS)
+
+
+def _sentences(title: str, sentences: Sequence[str], most: int) -> list[str]:
+    lines = ["", title] if sentences else []
+    for i, sentence in enumerate(sentences[:most], start=1):
+        found = wrap(cells.visible(sentence), _WIDTH - 5, break_on_hyphens=False)
         if len(found) > _SENTENCE_LINES:
             found = [*found[: _SENTENCE_LINES - 1], f"{found[_SENTENCE_LINES - 1][: _WIDTH - 9]} ..."]
         lines += [f"  {i}. {found[0]}", *(f"     {line}" for line in found[1:])]
-    left = len(sentences) - _MOST_SENTENCES
+    left = len(sentences) - most
     return lines + ([f"  and {left} more"] if left > 0 else [])
 
 

@@ -21,8 +21,10 @@ _BRIEF = ("case", "world", "status", "launches", "planned", "iterations", "check
 
 
 def render_json(report: Report) -> str:
-    """Return the run, its rows and what has none; several runs as ``{"runs": [...]}``."""
+    """Return the run, its rows and what has none, and what to look at first; several runs as ``{"runs": [...]}``."""
     told = [_run(*one) for one in report.runs]
+    if len(told) == 1:
+        told[0] |= {"look_at_first": report.findings, "settings_compared": report.comparisons}
     return msgspec.json.encode(told[0] if len(told) == 1 else {"runs": told}).decode() + "\n"
 
 

@@ -20,7 +20,8 @@ def render_markdown(report: Report) -> str:
         *(f"**{escaped(told)}**" for told in (*report.warnings, *report.emulated)),
         *([escaped(report.heading)] if is_one else []),
         *_titled("Wrong, hung or failed", PROBLEM_COLUMNS, report.problems),
-        *_listed("Look at first", report.doubts),
+        *_listed("Look at first", [one.words for one in report.findings]),
+        *_listed("Settings compared", report.comparisons),
         *_titled("Not measured", PROBLEM_COLUMNS, report.not_measured),
     ]
     for section in report.sections:

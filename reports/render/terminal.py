@@ -58,9 +58,13 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
             sheet.tell(*table.notes)
     write_table(sheet, "Wrong, hung or failed", PROBLEM_COLUMNS, report.problems)
     write_table(sheet, "Not measured", PROBLEM_COLUMNS, report.not_measured)
-    if report.doubts:
-        sheet.write("", Text("Look at first", style="bold"))
-        sheet.tell(*report.doubts)
+    for title, told in (
+        ("Look at first", [one.words for one in report.findings]),
+        ("Settings compared", report.comparisons),
+    ):
+        if told:
+            sheet.write("", Text(title, style="bold"))
+            sheet.tell(*told)
     sheet.write("")
     sheet.write(*verdict_lines(report.verdicts))
     sheet.tell(*report.warnings, *report.footnotes)

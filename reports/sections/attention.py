@@ -63,14 +63,14 @@ def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:
         return one.row
 
     rows = [one.row for one in found]
-    exposed_help = "attention's communication that no computation hides, of the traced step"
+    exposed_help = "attention's communication that no computation hides, as a share of the traced step"
     part_help = "transfers' exposed time over their time alone"
     columns: tuple[Column[Context], ...] = (
         metric_column("tokens_per_second", 5).of(row_of),
         number("bytes sent", lambda one: one.sent_bytes(), cells.num_bytes, "by a rank's attention in a step", 3),
         ratio("forward"),
         ratio("backward"),
-        number("exposed cp", lambda one: one.exposed_seconds, cells.duration, exposed_help),
+        number("exposed cp", lambda one: one.exposed_share, cells.percent, exposed_help),
         number("exposed part", lambda one: one.exposed_part, cells.percent, part_help, 4),
         *(column.of(row_of) for column in metric_columns("attention", rows)),
         metric_column("memory.activations", 6, title="activations").of(row_of),

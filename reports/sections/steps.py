@@ -15,11 +15,13 @@ from reports.analysis.step_parts import (
     Prediction,
     broken_down,
     by_axis,
+    differing_trace,
     exposed_seconds,
+    held_bytes,
     memory_lines,
     predict_comm,
-    residual_fraction,
-    state_bytes,
+    share_of_traced,
+    traced_seconds,
     worst_ratio,
 )
 from reports.analysis.summary import Row
@@ -103,14 +105,15 @@ def _step_columns(rows: Sequence[Row], told: Mapping[str, Prediction | None]) ->
         is_plain = worst is None or text == "1.000" or len(by_axis(row, "bytes_ratio")) == 1
         return text if is_plain or worst is None else f"{text} ({worst[0]})"
 
-    held_help = "parameters, gradients and optimizer, measured, the fullest rank"
+    held_help = "what the fullest rank holds, activations too, measured"
+    exposed_help = "communication that no computation hides, as a share of the traced step"
     calls_help = "the step's calls, one after another, by this run's own fits of the same operations"
     measured: tuple[Column[Row], ...] = (
         *metric_columns("steps", rows),
-        number("exposed comm", exposed_seconds, cells.duration, "communication that no computation hides"),
+        number("exposed", lambda row: share_of_traced(row, exposed_seconds(row)), cells.percent, exposed_help),
         Column("predicted comm", predicted_text, predicted, calls_help),
         replace(metric_column("bytes_ratio.AXIS", 3), text=ratio_text, sort=ratio),
-        number("memory", state_bytes, cells.num_bytes, held_help, 4),
+        number("memory", held_bytes, cells.num_bytes, held_help, 4),
     )
     time, tokens = headline("step_time", rows), metric_column("tokens_per_second")
     return (step_column(rows), time, tokens, *known(measured, rows), *quality_columns(rows))
@@ -137,22 +140,32 @@ def _times(found: Analysis) -> Iterator[Table[Row]]:
         residual = replace(
             metric_column("residual", 6),
             text=lambda row: cells.formatted("{:.2f} %")(_hundredths(row)),
-            sort=residual_fraction,
+            sort=lambda row: share_of_traced(row, row.value("residual")),
         )
+        told = "the traced step from start to end: the sum of its parts"
+        whole: Column[Row] = number("traced step", traced_seconds, cells.duration, told, 5)
         title = "Where the time went: the parts of each step"
         told = "Each bar is a traced step, its parts in the legend's order."
         yield Table(
             id="step-time",
             title="Where the time went",
             caption="parts of the traced step, on axes of the mesh",
-            columns=(step_column(steps), *metric_columns("times", steps), *known((residual,), steps)),
+            columns=(step_column(steps), whole, *metric_columns("times", steps), *known((residual,), steps)),
             rows=rows,
+            notes=_differing(rows),
             figures=lambda: drawn(draw_breakdown(steps), "steps-breakdown", title, told),
         )
 
 
+def _differing(rows: Sequence[Row]) -> tuple[str, ...]:
+    labels = short_labels(rows)
+    known = [(labels[row.case.id], wall, row.seconds) for row in rows if (wall := differing_trace(row))]
+    told = (f"{name} {cells.duration(wall)}, timed {cells.duration(timed)}" for name, wall, timed in known)
+    return (f"Traced steps that took more or less than timed ones: {'; '.join(told)}.",) if known else ()
+
+
 def _hundredths(row: Row) -> float | None:
-    fraction = residual_fraction(row)
+    fraction = share_of_traced(row, row.value("residual"))
     return None if fraction is None else round(100 * fraction, 2) + 0.0
 
 

@@ -78,7 +78,7 @@ def training_metrics(seconds: float = 0.010, axes: Sequence[str] = ("dp",)) -> d
     for source in ("memory", "memory_formula", "memory_counted"):
         found |= {f"{source}.{name}": plain(num_bytes, "B") for name, num_bytes in memory.items()}
     found["mfu"] = rate_metric(0.345, "")
-    found["tracing_overhead"] = plain(0.03, "")
+    found |= {"overlap": rate_metric(0.33, ""), "tracing_overhead": plain(0.03, "")}
     return found
 
 
@@ -340,7 +340,8 @@ def context_metrics(
     seconds: float, axes: Iterable[str] = ("cp",), num_bytes: float = 1 << 20
 ) -> dict[str, MetricValue]:
     """Return what a context-parallel step knows, the same on each axis of attention; backward sends twice as much."""
-    found = step_metrics(seconds)
+    axes = list(axes)
+    found = step_metrics(seconds) | {"compute": plain((0.9 - 0.3 * len(axes)) * seconds, "s")}
     for axis in axes:
         found |= {f"exposed_comm.{axis}": plain(0.3 * seconds, "s"), f"bytes_sent.{axis}": plain(3 * num_bytes, "B")}
         for direction, times, ratio in (("forward", 1, 1.0), ("backward", 2, 1.25)):

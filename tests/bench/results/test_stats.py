@@ -54,10 +54,10 @@ def test_a_quantile_is_linear_between_order_statistics_and_nothing_but_zeros_has
 
 
 def rank_of_low(n: int) -> int:
-    """Return the 1-based rank of the sample that the interval of n samples begins with; check that it is symmetric."""
+    """Return the 1-based rank of the visit that the interval of n visits begins with; check that it is symmetric."""
     values = [float(i) for i in range(1, n + 1)]
     random.Random(n).shuffle(values)
-    estimate = within_launch(values, [1] * n)
+    estimate = within_launch([value for value in values for _ in range(4)], [4] * n)
     assert estimate.low is not None
     assert estimate.high == n + 1 - estimate.low
     return int(estimate.low)
@@ -79,8 +79,10 @@ def check_coverage(counts: Iterable[int]) -> None:
 def test_the_interval_is_the_narrowest_of_order_statistics_that_covers_as_asked() -> None:
     check_coverage([*range(6, 40), 57, 99, 100, 129, 999, 1000])
     assert coverage(5, 1) < CONFIDENCE, "fewer cannot cover"
-    told = "median of 12 iterations in 6 visits of one launch, order-statistics interval of visits"
-    assert within_launch([1.0] * 12, [2] * 6).method == told
+    told = "median of 24 iterations in 6 visits of one launch, order-statistics interval of visits"
+    assert within_launch([1.0] * 24, [4] * 6).method == told
+    assert (few := within_launch([1.0] * 18, [3] * 6)).low is None
+    assert few.method == "median of 18 iterations of one launch; 18 are too few for an interval"
 
 
 def test_intervals_of_a_lopsided_distribution_hold_its_median_as_often_as_said() -> None:
@@ -151,7 +153,7 @@ def test_t_quantiles_are_scipys() -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.lists(st.floats(1e-6, 10.0), min_size=2, max_size=12))
+@given(st.lists(st.floats(1e-6, 10.0), min_size=3, max_size=12))
 def test_the_interval_across_launches_is_students_on_the_logarithms(medians: list[float]) -> None:
     logs = np.log(medians)
     estimate = across_launches(medians)
@@ -168,7 +170,8 @@ def test_one_launch_has_no_interval_and_launches_that_agree_one_of_no_width() ->
     assert (one.low, one.high) == (None, None)
     assert one.method == "one launch: no interval between launches"
     assert (five.low, five.value, five.high) == pytest.approx((2.0, 2.0, 2.0))
-    for n, told in ((2, "1 degree"), (3, "2 degrees"), (4, "3 degrees"), (5, "4 degrees")):
+    assert across_launches([2.0, 3.0]).low is None
+    for n, told in ((3, "2 degrees"), (4, "3 degrees"), (5, "4 degrees")):
         named = f"geometric mean of {n} launch medians, Student's t interval on logarithms, {told} of freedom"
         assert across_launches([2.0] * n).method == named
 

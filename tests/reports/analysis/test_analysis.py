@@ -1,6 +1,5 @@
 """What a run's rows say together: findings, problems, what stands out or is emulated, and the words around tables."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +7,15 @@ import msgspec
 import reports_fixtures as fixtures
 from compare_fixtures import launches
 from compare_fixtures import run_of as run_to_compare
-from nodes_fixtures import EMULATION, group_records, hosts_of, node_run, operation, pair_records, rates_of, world_of
+from nodes_fixtures import EMULATION, hosts_of, node_run, operation, world_of
 from nodes_fixtures import run_of as run_on
 from report_rows import found_in, found_of, matrix_case, run_of
-from reports_fixtures import bad, collective, curve_records, hang, make_plan, make_run, ok, pipeline_record, plain, step
+from reports_fixtures import bad, collective, hang, make_plan, make_run, ok, pipeline_record, step
 from traced import run_with, timeline, traced_record
 
 from bench.launch.control_channel import LEFT_OUT
 from bench.plan.plan import Skipped
-from bench.results.records import Arrival, Record
+from bench.results.records import Record
 from bench.results.runs import Run
 from reports.analysis.problems import bad_rows, emulations, not_measured, other_claims, told_of_runs
 from reports.analysis.summary import summarize
@@ -24,7 +23,7 @@ from reports.regression.compare import compare
 from reports.regression.compare_show import as_markdown, as_table
 from reports.regression.compare_show import heading as heading_of_comparison
 from reports.regression.rule import Rule
-from reports.sections.one_run import doubts, heading, report_of
+from reports.sections.one_run import heading, report_of
 
 
 def test_every_row_with_a_measurement_stands_in_one_place() -> None:
@@ -73,86 +72,6 @@ def test_missing_cases_are_one_line_for_a_name() -> None:
     assert first.status == second.status == "not measured"
 
 
-def doubted(*records: Record) -> tuple[str, ...]:
-    return doubts(found_in(*records))
-
-
-def late(launch: int = 0, rank: int | None = 2, share: float = 0.8, skew: float = 3e-4) -> Record:
-    arrival = Arrival(method="c", uncertainty=0.0, late_rank=rank, share=share, last_out_rank=None, last_out_share=None)
-    metrics = fixtures.collective_metrics(collective(), 1e-3) | {"skew": fixtures.seconds_metric(skew)}
-    return ok(collective(), launch, metrics=metrics, arrival=arrival)
-
-
-def test_a_quiet_run_has_no_doubts_and_wild_scatter_is_named_with_long_lists_cut() -> None:
-    pairs = [ok(matrix_case(0, 1)), ok(matrix_case(1, 0))]
-    assert doubted(ok(collective()), ok(step()), *pairs, *curve_records("broadcast")) == ()
-    told = doubted(
-        ok(collective(), grade="very noisy"), ok(step(), grade="very noisy"), ok(collective("gather"), grade="noisy")
-    )
-    assert told == (
-        "Very noisy, the interquartile range 40 % of the median or more within this launch: "
-        "all_reduce 1K blocking float32; ddp.",
-    )
-    (told_of_many,) = doubted(*(ok(collective(size_bytes=1024 * (i + 1)), grade="very noisy") for i in range(9)))
-    assert told_of_many.endswith("6K blocking float32 and 3 more.")
-
-
-def test_a_slow_link_and_a_slow_group_are_named() -> None:
-    ends = [(a, b) for a in range(3) for b in range(3) if a != b]
-    told = doubted(*(ok(matrix_case(*both), seconds=5e-3 if both == (2, 1) else 1e-3) for both in ends))
-    assert told == ("Links below 70 % of the median, 1.57 GB/s: rank 2 to 1 at 0.315 GB/s.",)
-
-    def member(number: int, seconds: float) -> Record:
-        return ok(collective(group="pairs", group_index=number), seconds=seconds, details={"group_ranks": [number]})
-
-    (slow,) = doubted(member(0, 1e-3), member(1, 1e-3), member(2, 1.5e-3))
-    assert slow.startswith("Slower than the other groups by more than a tenth: pairs 2: all_reduce")
-    assert doubted(member(0, 1e-3), member(1, 1.05e-3)) == ()
-
-
-def test_links_and_groups_are_held_against_those_of_their_kind() -> None:
-    """Between nodes they are slower, which is no doubt; one slower than its like is."""
-    hosts = hosts_of(4, 2)
-
-    def told(records: Sequence[Record]) -> tuple[str, ...]:
-        return doubts(found_of(run_on(records, hosts)))
-
-    links = pair_records(hosts)
-    alone = [one for one in group_records(hosts, [1 << 22]) if "concurrent" not in one.case.params]
-    assert told(links) == told(alone) == ()
-    slow = [(one.case.params["source"], one.case.params["target"]) for one in links].index((0, 7))
-    links[slow] = msgspec.structs.replace(links[slow], metrics=rates_of(1 << 20, 0.1e9))
-    (link,) = told(links)
-    assert link.startswith("Links (other switch) below 70 % of the median, 0.510 GB/s: rank 0 to 7 at 0.09")
-    slow = [one.details.get("group_ranks") == [4, 5] for one in alone].index(True)
-    alone[slow] = msgspec.structs.replace(alone[slow], metrics=rates_of(1 << 22, 2e9))
-    (group,) = told(alone)
-    assert group.startswith("Slower than the other groups by more than a tenth: node 4,5: all_reduce")
-
-
-def test_loads_odd_sizes_and_odd_bytes_are_named_where_they_matter() -> None:
-    (told,) = doubted(ok(collective()), ok(collective(background="gemm"), seconds=3e-3))
-    assert told == "Slower beside others, by more than the interval: all_reduce 1K blocking float32 beside gemm x 3.00."
-    assert doubted(ok(collective()), ok(collective(background="gemm"), seconds=1.05e-3)) == ()
-    odd = ok(collective(size_bytes=4096), seconds=300e-6)
-    found = doubted(*(odd if record.case.id == odd.case.id else record for record in curve_records()))
-    assert any("Far from their fit: all_reduce 4K blocking float32 +" in one for one in found)
-    metrics = fixtures.step_metrics(1e-2) | {"bytes_ratio.dp": plain(2.0, ""), "bytes_ratio.tp": plain(1.0, "")}
-    assert doubted(ok(step(), metrics=metrics)) == ("Bytes sent are not those expected: ddp on dp x 2.000.",)
-
-
-def test_one_rank_is_called_late_where_launches_agree_beyond_chance() -> None:
-    def told(*ranks: int | None, **more: float) -> list[str]:
-        found = doubted(*(late(launch, rank, **more) for launch, rank in enumerate(ranks)))
-        return [one for one in found if "arrives last" in one]
-
-    # four ranks: three launches of three are 4 / 64 by chance, two of two are 4 / 16
-    assert told(2, 2, 2) == ["Rank 2 arrives last in 3 of 3 launches, by 300 us (median of cases)."]
-    assert told(2, 2) == told(2) == told(2, 2, 1) == told(None, None, None) == []
-    assert told(2, 2, 1, 2, 2) == ["Rank 2 arrives last in 4 of 5 launches, by 300 us (median of cases)."]
-    assert told(2, 2, 2, share=0.4) == told(2, 2, 2, skew=5e-5) == []
-
-
 def notes_of(*records: Record, launches: int = 1) -> str:
     run = run_of(*records, launches=launches)
     return "\n".join(report_of(run).footnotes)
@@ -177,10 +96,10 @@ def test_the_heading_says_what_was_run_where_and_on_what() -> None:
 
 def test_the_notes_name_convention_method_and_what_one_launch_cannot_tell() -> None:
     assert "follow nccl-tests" in notes_of(ok(collective()), ok(step(), n=7))
-    alone, several = notes_of(ok(step())), notes_of(ok(collective(), 0), ok(collective(), 1), launches=2)
+    alone, several = notes_of(ok(step())), notes_of(*(ok(collective(), i) for i in range(3)), launches=3)
     assert ["nccl-tests" in told for told in (alone, several)] == [False, True]
     assert ["intervals and noise are within this launch" in told for told in (alone, several)] == [True, False]
-    assert "geometric mean of 2 launch medians, Student's t interval on logarithms, 1 degree of freedom" in several
+    assert "geometric mean of 3 launch medians, Student's t interval on logarithms, 2 degrees of freedom" in several
     assert "Where the time went" not in alone
     assert notes_of(bad(collective())) == ""
 

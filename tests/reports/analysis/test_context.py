@@ -44,7 +44,7 @@ def test_a_step_says_who_attends_how_over_every_axis_but_that_of_gradients() -> 
     one = one_of(usp)
     assert (one.axes, one.method, one.is_ring) == (("ulysses", "ring"), "usp ulysses=2", False)
     assert (one.sent_bytes(), one.sent_bytes("forward")) == (6000, 2000)
-    assert one.exposed_seconds == pytest.approx(0.006)
+    assert one.exposed_share == pytest.approx(0.6), "of both axes"
     # the ratio is that of the axis where it is farthest from 1
     one = one_of(with_metrics(usp, bytes_ratio__ring__forward=plain(0.5, "")))
     assert (one.bytes_ratio("forward"), one.bytes_ratio("backward")) == (0.5, 1.25)
@@ -53,7 +53,7 @@ def test_a_step_says_who_attends_how_over_every_axis_but_that_of_gradients() -> 
 def test_a_sum_with_an_unknown_part_and_a_share_of_nothing_are_unknown() -> None:
     assert one_of(with_metrics(context_record("usp", ranks=4), bytes_sent__ring=None)).sent_bytes() is None
     bare = one_of(ok(cp(), details=context_details()))
-    assert (bare.sent_bytes(), bare.bytes_ratio("forward"), bare.exposed_seconds, bare.exposed_part) == (None,) * 4
+    assert (bare.sent_bytes(), bare.bytes_ratio("forward"), bare.exposed_share, bare.exposed_part) == (None,) * 4
     assert one_of(context_record()).exposed_part == pytest.approx(0.75)  # of the transfers' time alone
     assert one_of(with_metrics(context_record(), attention_comm=plain(0.0, "s"))).exposed_part is None
 
@@ -95,7 +95,7 @@ def test_a_step_says_all_it_knows_and_a_narrow_terminal_keeps_time_and_what_is_e
     assert line_of(columns, one) == (
         "method: ring | mask: causal | cp: 2 | sequence: 64 | "
         "step time, within this launch: 20.0 ms [18.0, 22.0] | tokens/s: 205000 | "
-        "bytes sent: 3.00 MiB | ratio forward: 1.000 | ratio backward: 1.250 | exposed cp: 6.00 ms | "
+        "bytes sent: 3.00 MiB | ratio forward: 1.000 | ratio backward: 1.250 | exposed cp: 30.0 % | "
         "exposed part: 75.0 % | load balance: 65.0 % | ceiling: 67.0 % | comm alone: 4.00 ms | exposed hops: 3.00 ms | "
         "waited: 6.00 ms | activations: 5.00 MiB"
     )

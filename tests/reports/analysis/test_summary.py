@@ -42,7 +42,9 @@ def test_launches_are_merged_by_the_geometric_mean_with_a_t_interval() -> None:
     assert time.method == "geometric mean of 3 launch medians, Student's t interval on logarithms, 2 degrees of freedom"
     assert merged["algbw"].value == pytest.approx(1e6 / 2.0)  # bandwidths are never averaged arithmetically
     assert merged["algbw"].better == "higher"
-    assert merged["time_p99"].method.startswith("geometric mean of 2 launch 99th percentiles, Student's t interval")
+    assert merged["time_p99"].method.startswith(
+        "geometric mean of 2 launch 99th percentiles; of two there is no interval"
+    )
     assert merged["time_p99"].value == pytest.approx(9.0)
 
 
@@ -71,7 +73,7 @@ def test_how_launches_are_merged_is_the_metrics_kind_whatever_the_values() -> No
 
 def test_launches_that_do_not_know_are_said_and_the_others_merged() -> None:
     found = merged_of("ect", None, 2.0, 4.0)
-    told = "mean of 2 launches, Student's t interval, 1 degree of freedom"
+    told = "mean of 2 launches; of two there is no interval"
     assert (found.value, found.method) == (3.0, f"{told}; unknown in 1 of 3 launches")
     alone = MetricValue(value=2.0, unit="s", low=1.0, high=3.0, method="mean of 5 turns' differences, t interval")
     found = merge_metrics([{"ect": alone}, {"ect": MetricValue(value=None, unit="s", method="one turn")}])["ect"]
@@ -153,18 +155,18 @@ def test_stops_steadiness_noise_and_notes_are_gathered() -> None:
 
 
 def test_a_row_is_as_noisy_as_its_launches_scatter_and_only_one_alone_as_its_iterations() -> None:
-    """Launches of sigma .6 that agree are stable; quiet ones that differ by a mode are not."""
-    told: list[tuple[tuple[float, ...], Grade, Grade]] = [
+    """Launches of sigma .6 that agree are stable; quiet ones that differ by a mode are not; two tell nothing."""
+    told: list[tuple[tuple[float, ...], Grade, Grade | None]] = [
         ((1.0, 1.02, 0.99), "very noisy", "stable"),
         ((1.0, 1.0, 1.5), "stable", "noisy"),
-        ((1.0, 1.1), "stable", "fair"),
-        ((1.0, 2.0), "stable", "very noisy"),
+        ((1.0, 1.1, 0.95), "stable", "fair"),
+        ((1.0, 2.0), "stable", None),
         ((1.0,), "very noisy", "very noisy"),
     ]
     for factors, noise, word in told:
         row = row_of(*(ok(CASE, i, factor * 1e-3, grade=noise) for i, factor in enumerate(factors)), launches=3)
         assert row.grade == word, factors
-        assert (row.scatter is None) == (len(factors) == 1)
+        assert (row.scatter is None) == (len(factors) < 3)
     none = row_of(*(ok(CASE, i, metrics={"time": seconds_metric(None)}, noise=None) for i in (0, 1)), launches=2)
     assert (none.scatter, none.grade) == (None, None)
 

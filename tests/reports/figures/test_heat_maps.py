@@ -105,7 +105,7 @@ def shades(axes: Axes) -> list[float]:
 def test_an_atlas_has_time_and_drops_in_its_cells_the_fuller_the_more() -> None:
     (atlas,) = atlases(read(*FOUR))
     left, right = panels_of(draw_atlas(atlas))
-    assert words(left.texts) == ["10.0 ms", "20.0 ms", "40.0 ms\n1.25x", "30.0 ms\n1.25x"]
+    assert words(left.texts) == ["10.0 ms", "20.0 ms", "40.0 ms\n1.25x in turns", "30.0 ms\n1.25x in turns"]
     assert words(right.texts) == ["0 %", "12.5 %", "0 %", "12.5 %"]
     assert words(left.get_yticklabels()) == ["balanced", "zipf"]
     assert [label.get_text() for label in left.get_xticklabels()] == ["dropless", "capacity 1.25"]

@@ -176,7 +176,11 @@ def titled(*records: Record) -> dict[str, Axes]:
 
 def test_each_method_is_a_line_of_its_values_by_length_seen_beside_others() -> None:
     found = titled(*both())
-    assert list(found) == ["step time", "attention's bytes a rank sends in a step", "exposed cp communication"]
+    assert list(found) == [
+        "step time",
+        "attention's bytes a rank sends in a step",
+        "exposed cp communication, of the traced step",
+    ]
     time, sent, exposed = found.values()
     assert points(time) == [[[64, 0.02], [128, 0.03]], [[64, 0.01], [128, 0.02]]]
     intervals = [float(bar.get_segments()[0][0][0]) for bar in time.collections]  # type: ignore[attr-defined]
@@ -199,7 +203,7 @@ def test_what_is_unknown_is_not_drawn_and_what_could_not_be_seen_takes_a_log_axi
     assert (time.get_yscale(), [len(of) for of in points(time)]) == ("log", [2, 1])
     assert methods_of(context_record("ring"), context_record("zigzag")) is None  # one length
     found = titled(*(with_metrics(record, exposed_comm__cp=plain(0.0, "s")) for record in both()))
-    assert found["exposed cp communication"].get_ylim()[0] == 0
+    assert found["exposed cp communication, of the traced step"].get_ylim()[0] == 0
     bare = [
         ok(cp(method, sequence), metrics=step_metrics(0.5), details=context_details(method, sequence))
         for method in ("ring", "zigzag")

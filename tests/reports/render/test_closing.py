@@ -41,8 +41,8 @@ def test_operations_come_fastest_first_and_steps_with_where_their_time_went() ->
     ]
     start = lines.index("Training steps")
     assert lines[start + 1].startswith("  ddp  100 ms [90.0, 110] · 40,960 tokens/s · MFU 34 % · memory 7.00 MiB")
-    assert lines[start + 2] == "    compute ############ 60 %  exposed ###### 30 %  idle # 6 %"
-    assert "Nothing stands out." in lines
+    assert lines[start + 2] == "    compute ############ 60 %  exposed ###### 30 %  idle # 6 %  overlap 33 %"
+    assert "  1. ddp: 30.0 % of the step is exposed, 33.0 % of its communication hidden" in lines
 
 
 def test_what_is_bad_is_looked_at_first_and_hostile_text_is_obeyed_by_nothing() -> None:

@@ -155,7 +155,7 @@ def test_the_first_screen_has_the_numbers_to_see_first() -> None:
     header = Page(told(ok(collective()), ok(collective("gather", 1 << 20), seconds=2e-3), steps)).visible
     for number, what in (
         ("100 ms", "step of ddp"),
-        ("exposed 30 %, idle 6 %", "of a step of ddp"),
+        ("exposed 30 %, idle 6 %, overlap 33 %", "of a step of ddp"),
         ("0.786 GB/s", "bus bandwidth of gather"),
         ("1.00 ms", "latency of all_reduce"),
     ):

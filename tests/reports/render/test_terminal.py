@@ -127,8 +127,8 @@ def test_problems_come_after_the_results_and_the_verdict_after_them() -> None:
         "3 launches",
     ):
         assert expected in text
-    noisy = told(ok(collective(), grade="very noisy"))
-    assert noisy.index("Look at first\nVery noisy") < noisy.index("\nCORRECT")
+    exposed = told(ok(step(), metrics=fixtures.training_metrics()))
+    assert exposed.index("Look at first\nddp: 30.0 % of the step") < exposed.index("\nCORRECT")
     assert "Look at first" not in told(ok(collective()))
 
 
@@ -186,7 +186,7 @@ def pipeline_run() -> Run:
 
 
 def test_a_narrow_terminal_keeps_of_steps_and_pipelines_what_matters_most() -> None:
-    steps = ("exposed comm", "predicted comm", "tokens/s", "10.0 ms [9.00, 11.0]")
+    steps = ("exposed", "predicted comm", "tokens/s", "10.0 ms [9.00, 11.0]")
     pipelines = ("1f1b", "20.0 ms [18.0, 22.0]", "26.3 %")
     for run, title, kept in ((training_run(), "Steps", steps), (pipeline_run(), "Pipelines", pipelines)):
         text = text_of(run, 80)

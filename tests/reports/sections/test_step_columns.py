@@ -69,28 +69,32 @@ def test_a_metric_of_several_axes_is_told_by_axis_in_the_order_of_the_rows() -> 
     assert step_parts.exposed_seconds(step_row(step_metrics(1.0))) is None
 
 
+def residual_share(row: Row) -> float | None:
+    return step_parts.share_of_traced(row, row.value("residual"))
+
+
 def test_parts_and_residual_are_the_identity_and_what_is_unknown_is_no_part() -> None:
     row = step_row(training_metrics(2.0, ("dp", "tp")))
     found = step_parts.parts(row)
     assert list(found) == ["compute", "exposed dp", "exposed tp", "copy", "idle"]
     assert sum(found.values()) == pytest.approx(0.98 * 2.0)
-    assert step_parts.residual_fraction(row) == pytest.approx(0.02)
+    assert residual_share(row) == pytest.approx(0.02)
     assert "copy" not in step_parts.parts(without("exposed_copy"))
     assert "idle" not in step_parts.parts(step_row(training_metrics() | {"idle": plain(None, "s")}))
     zero = {name: plain(0.0, "s") for name in ("compute", "residual")}
     for unknown in ({"residual": plain(0.1, "s")}, zero):
-        assert step_parts.residual_fraction(step_row(step_metrics(1.0) | unknown)) is None
-    assert step_parts.residual_fraction(without("residual")) is None
+        assert residual_share(step_row(step_metrics(1.0) | unknown)) is None
+    assert residual_share(without("residual")) is None
     known, other = without(), step_row(step_metrics(1.0))
     assert step_parts.broken_down([other, known]) == (known,)
 
 
-def test_the_worst_ratio_is_furthest_from_one_and_the_state_is_without_activations() -> None:
+def test_the_worst_ratio_is_furthest_from_one_and_what_is_held_is_all_of_it() -> None:
     ratios = {"bytes_ratio.dp": plain(1.2, ""), "bytes_ratio.tp": plain(0.7, ""), "bytes_ratio.pp": plain(None, "")}
     assert step_parts.worst_ratio(step_row(step_metrics(1.0) | ratios)) == ("tp", 0.7)
     assert step_parts.worst_ratio(step_row(step_metrics(1.0))) is None
-    assert step_parts.state_bytes(without()) == step_parts.state_bytes(without("memory.activations")) == 4 << 20
-    assert step_parts.state_bytes(without("memory.gradients")) is None
+    assert step_parts.held_bytes(without()) == 7 << 20
+    assert step_parts.held_bytes(step_row(step_metrics(1.0))) is None
 
 
 def test_memory_has_a_line_for_each_component_that_any_source_knows() -> None:
@@ -117,27 +121,27 @@ def test_a_narrow_terminal_keeps_what_links_a_step_to_collectives() -> None:
     row = row_of(ok(step(), metrics=training_metrics(), details={"comm_calls": [comm_call(count=2)]}))
     columns = step_columns([row], curves())
     told = cells_of(columns, row)
-    assert (told["exposed comm"], told["predicted comm"]) == ("3.00 ms", "739 us")  # 2 * (20 us + 1 MiB / 3 GB/s)
-    assert (told["mfu"], told["memory"]) == ("34.5 %", "4.00 MiB")
-    kept = ["step", "step time, within this launch", "tokens/s", "exposed comm", "predicted comm"]
+    assert (told["exposed"], told["predicted comm"]) == ("30.0 %", "739 us")  # 2 * (20 us + 1 MiB / 3 GB/s)
+    assert (told["mfu"], told["memory"]) == ("34.5 %", "7.00 MiB")
+    kept = ["step", "step time, within this launch", "tokens/s", "exposed", "predicted comm"]
     assert [column.title for column in columns if not column.drop] == kept
 
 
 def test_what_no_step_knows_has_no_column_and_what_one_knows_is_a_dash_for_the_other() -> None:
     gemm = ok(make_case("compute.gemm", "m:f", {"m": 8}), metrics={"time": seconds_metric(1.0)})
     known, other = rows_of(ok(step(), metrics=training_metrics()), gemm)
-    news = ("mfu", "compute", "exposed comm", "bytes ratio", "memory")
+    news = ("mfu", "exposed", "bytes ratio", "memory")
     assert not {*news, "predicted comm"} & cells_of(step_columns([other]), other).keys()
     columns = {column.title: column for column in step_columns([known, other])}
-    assert [(columns[title].text(other), columns[title].sort(other)) for title in news] == [("-", None)] * 5
+    assert [(columns[title].text(other), columns[title].sort(other)) for title in news] == [("-", None)] * 4
     assert "predicted comm" not in columns
     assert "mfu" not in step_cells(training_metrics() | {"mfu": plain(None, "")})
 
 
 def test_exposed_communication_is_summed_over_axes_and_the_bytes_ratio_that_of_the_worst() -> None:
     two = training_metrics(axes=("dp", "tp")) | {"exposed_comm.tp": plain(0.002, "s")}
-    assert step_cells(two)["exposed comm"] == "3.50 ms"
-    assert "exposed comm" not in step_cells(two | {"exposed_comm.tp": plain(None, "s")})
+    assert step_cells(two)["exposed"] == "33.3 %"  # 3.5 of the 10.5 ms that the parts add up to
+    assert "exposed" not in step_cells(two | {"exposed_comm.tp": plain(None, "s")})
     told: list[tuple[dict[str, float | None], str]] = [
         ({"dp": 1.0, "tp": 1.0004}, "1.000"),
         ({"dp": 1.02, "tp": 0.9}, "0.900 (tp)"),

@@ -1,0 +1,463 @@
+"""What to look at first: findings with what each costs, how sure it is, and the command to type next. Pure.
+
+A cost is the share of a step's time that it takes, or of an operation's over all its sizes. What only one of several
+launches tells, or what chance makes as easily, is not claimed; what a single launch tells counts half.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from bench.machine.environment import DISTURBANCES, VOLATILE
+from bench.plan.params import Value
+from bench.results.records import COMPUTE, Record
+from bench.results.stats import median
+from reports import cells
+from reports.analysis.analysis import Analysis
+from reports.analysis.contrasts import OF_GROUP, Grouped, Pairs, contrasts, slow_down
+from reports.analysis.fits import Curve, size_of
+from reports.analysis.labels import operation, row_label, short_labels
+from reports.analysis.pipelines import Pipeline
+from reports.analysis.step_parts import calls_of, exposed_seconds, traced_seconds, worst_ratio
+from reports.analysis.summary import Row, num_ranks
+from reports.analysis.timelines import by_stream, covered_us, exit_lag, timelines_of
+
+Kind = Literal[
+    "late rank", "slow rank", "slow link", "slow group", "one bucket", "no prefetch", "small microbatches",
+    "uneven stages", "pipeline bubble", "hot experts", "exposed communication", "dearer than a whole", "off its fit",
+    "slower beside others", "unexpected bytes", "busy machine",
+]  # fmt: skip
+MOST, _MOST_NAMED = 6, 3
+USUAL: Mapping[str, Value] = {
+    "shape": "tiny", "microbatch": 4, "bucket_mb": 25.0, "schedule": "1f1b", "ep": 0, "top_k": 2, "capacity": 0.0,
+    "variant": "all_to_all", "method": "ring",
+}  # fmt: skip
+"""What all steps take unless they are told otherwise, which a command need not say."""
+_LEAST, _LEAST_EXPOSED, _LEAST_IDLE, _LEAST_BUBBLE = 0.05, 0.2, 0.25, 0.15
+_MOST_OF, _BY_CHANCE = 0.5, 0.07  # five launches of two ranks that agree are 0.0625
+_OF_TIME, _APART_SECONDS, _SLOWER_RANK = 0.1, 5e-4, 1.1
+_SLOW_LINK, _SLOW_GROUP, _OFF_RATIO, _DEARER = 0.7, 0.9, 0.01, 1.1
+_ALIKE_RANKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+_WHOLES = dict.fromkeys(("reduce_scatter", "all_gather", "broadcast", "reduce"), "all_reduce")
+_NEIGHBOURS = ("load average", "steal time", "gpu processes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A sentence with its figures, and the command that tells more or mends it; ``evidence`` is what it was made of.
+
+    ``sure`` is 1 where launches agree, less where one alone tells.
+    """
+
+    kind: Kind
+    cost: float
+    sentence: str
+    command: str = ""
+    sure: float = 1.0
+    evidence: Mapping[str, object]
+
+    @property
+    def words(self) -> str:
+        return f"{self.sentence} -> {self.command}" if self.command else self.sentence
+
+
+def look_at_first(found: Analysis) -> tuple[Finding, ...]:
+    """Return at most six findings, one of a kind and operation, those first that surely cost most."""
+    every = [*_ranks(found), *_steps(found), *_links(found), *_operations(found), *_machine(found)]
+    return tuple(sorted(every, key=lambda one: -one.cost * one.sure)[:MOST])
+
+
+def _sure(row: Row) -> float:
+    return 1.0 if row.launches > 1 else 0.5
+
+
+def _run(found: Analysis, row: Row, **changed: object) -> str:
+    """Return the command that measures the row's case again with other settings."""
+    kept = {name: value for name, value in row.case.params.items() if USUAL.get(name) != value}
+    told = {name: f"{value:g}" if isinstance(value, float) else value for name, value in (kept | changed).items()}
+    cores, nproc = ((found.run.info.environment or {}).get("process") or {}).get("cores"), found.run.info.plan.nproc
+    ranks = f" --nproc {nproc}" * (found.run.info.plan.device == "cpu" and nproc != max(2, min(8, cores or nproc)))
+    settings = " ".join(f"--set {name}={value}" for name, value in told.items())
+    return f"parbench run --only {row.case.name.rpartition('.')[2]} {settings}{ranks}"
+
+
+# ---- ranks
+
+
+def _ranks(found: Analysis) -> Iterator[Finding]:
+    late, slow = dict[int, list[_Vote]](), dict[int, list[_Vote]]()
+    launches, size = {one.launch for row in found.shown for one in row.measured if one.arrival}, 1
+    in_pipelines = {one.row.case.id for one in found.pipelines}
+    # a barrier itself lets ranks go as far apart as a short operation takes
+    apart = min([row.value("transfer") or 0.0 for row in found.shown] + [_APART_SECONDS])
+    for row in found.shown:
+        is_alike = row.case.name.rpartition(".")[2] in _ALIKE_RANKS or not row.is_communication
+        for one in row.measured if row.case.id not in in_pipelines else ():
+            time, size = _value(one, row.headline), max(size, row.world.size)
+            if (arrival := one.arrival) is None or not time:
+                continue
+            skew = _value(one, "skew")
+            is_far = (arrival.share or 0.0) > _MOST_OF and skew > max(_OF_TIME * time, apart)
+            if arrival.late_rank is not None and is_far:
+                late.setdefault(one.launch, []).append((arrival.late_rank, skew, skew / time))
+            if is_alike and arrival.last_out_rank is not None and (arrival.last_out_share or 0.0) > _MOST_OF:
+                lag = exit_lag(found.run, one, arrival.last_out_rank)
+                if lag > _OF_TIME * time:
+                    slow.setdefault(one.launch, []).append((arrival.last_out_rank, lag, lag / time))
+    where = "srun --nodelist {} parbench doctor" if found.nodes else "parbench doctor"
+    told: tuple[tuple[Kind, str, dict[int, list[_Vote]]], ...] = (
+        ("late rank", "arrives last", late),
+        ("slow rank", "is done last", slow),
+    )
+    for kind, verb, named in told:
+        if agreed := _agreed(named, len(launches), size):
+            rank, count, seconds, share = agreed
+            sentence = f"Rank {rank} {verb} in {count} of {len(launches)} launches, by {cells.duration(seconds)}"
+            yield Finding(
+                kind=kind,
+                cost=min(share, 1.0),
+                sentence=f"{sentence} (median of cases), {cells.percent(min(share, 1.0))} of their time",
+                command=where.format(found.nodes.hosts[rank]) if found.nodes else where,
+                evidence={"rank": rank, "launches": count, "of_launches": len(launches), "seconds": seconds},
+            )
+    yield from _slow_compute(found, in_pipelines)
+
+
+_Vote = tuple[int, float, float]  # a rank, by how many seconds, and the share of the time
+
+
+def _agreed(named: Mapping[int, Sequence[_Vote]], launches: int, size: int) -> tuple[int, int, float, float] | None:
+    """Return the rank that launches name more often than chance makes (binomial), in how many, by what, and its share.
+
+    A launch names the rank that two thirds of the cases name, of those where any rank stands out.
+    """
+    votes = Counter[int]()
+    for of in named.values():
+        for rank, n in Counter(rank for rank, *_ in of).most_common(1):
+            votes[rank] += 3 * n >= 2 * len(of)
+    for rank, count in votes.most_common(1):
+        others = range(count, launches + 1)
+        chance = sum(math.comb(launches, k) * (size - 1) ** (launches - k) for k in others)
+        if count and size * chance / size**launches <= _BY_CHANCE:
+            own = [one for of in named.values() for one in of if one[0] == rank]
+            return rank, count, median([seconds for _, seconds, _ in own]), median([share for *_, share in own])
+    return None
+
+
+def _slow_compute(found: Analysis, in_pipelines: set[str]) -> Iterator[Finding]:
+    """Find the rank that others wait for as it computes longer, by the traces of steps in which they wait at all."""
+    for row in found.steps:
+        waited = row.value("straggler_wait")
+        if row.case.id in in_pipelines or not row.seconds or not waited or waited < _LEAST * row.seconds:
+            continue
+        named, launches = dict[int, list[_Vote]](), 0
+        for launch, timeline in timelines_of(found.run, row):
+            launches += 1
+            busy = {one.rank: covered_us(by_stream(one).get(COMPUTE, ())) for one in timeline.ranks}
+            rank = max(busy, key=lambda rank: busy[rank])
+            others = median([us for other, us in busy.items() if other != rank]) if len(busy) > 1 else 0.0
+            if others and busy[rank] > _SLOWER_RANK * others:
+                named[launch] = [(rank, (busy[rank] - others) / 1e6, busy[rank] / others)]
+        if agreed := _agreed(named, launches, row.world.size):
+            rank, count, seconds, factor = agreed
+            name = short_labels(found.steps)[row.case.id]
+            times = f"{factor:.2f} times as long as the others in {count} of {launches} launches"
+            yield Finding(
+                kind="slow rank",
+                cost=waited / row.seconds,
+                sentence=f"Rank {rank} computes {times} of {name}, which wait {cells.percent(waited / row.seconds)}"
+                " of the step for it",
+                command="parbench doctor",
+                evidence={"rank": rank, "launches": count, "of_launches": launches, "seconds": seconds},
+            )
+
+
+def _value(record: Record, name: str) -> float:
+    metric = record.metrics.get(name)
+    return (metric and metric.value) or 0.0
+
+
+# ---- steps
+
+
+def _steps(found: Analysis) -> Iterator[Finding]:
+    names, in_pipelines = short_labels(found.steps), {one.row.case.id: one for one in found.pipelines}
+    every = list[Finding]()
+    for row in found.steps:
+        pipeline, wall = in_pipelines.get(row.case.id), traced_seconds(row)
+        own = [*_hot_experts(found, row, names[row.case.id]), *_bytes(row, names[row.case.id])]
+        if wall and pipeline:
+            own += _of_pipeline(found, pipeline, wall, names[row.case.id])
+        elif wall:
+            own += _of_communication(found, row, wall, names[row.case.id])
+        every += own
+    groups: dict[str, list[Finding]] = {}
+    for one in sorted(every, key=lambda one: -one.cost * one.sure):
+        groups.setdefault(one.kind, []).append(one)
+    for first, *more in groups.values():
+        also = ", ".join(f"{names[str(one.evidence['step'])]} {cells.percent(one.cost)}" for one in more[:_MOST_NAMED])
+        left = f" and {len(more) - _MOST_NAMED} more" if len(more) > _MOST_NAMED else ""
+        yield replace(first, sentence=f"{first.sentence}; also {also}{left}" if more else first.sentence)
+
+
+def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> list[Finding]:
+    """Tell the first cause that a step's own settings give for exposed communication, else only that it is exposed."""
+    exposed, whole = exposed_seconds(row), row.case.whole
+    share = (exposed or 0.0) / wall
+    told = f"{cells.percent(share)} of the step is exposed"
+    evidence = {"step": row.case.id, "exposed": share}
+    each, idle = int(whole.get("accumulation", 1)), (row.value("idle") or 0.0) / wall
+    summed = [call for call in calls_of(row) or () if call.op in ("all_reduce", "reduce_scatter")]
+    sums = each if whole.get("no_sync") is False else 1
+    made: list[Finding] = []
+
+    def add(kind: Kind, cost: float, sentence: str, command: str) -> None:
+        made.append(
+            Finding(kind=kind, cost=cost, sentence=sentence, command=command, sure=_sure(row), evidence=evidence)
+        )
+
+    if sums > 1 and share >= _LEAST:
+        sentence = f"{name} sums gradients after each of its {each} microbatches: {told}"
+        command = _run(found, row, accumulation=each, no_sync="false,true")
+        add("small microbatches", share * (each - 1) / each, sentence, command)
+    elif "bucket_mb" in whole and share >= _LEAST and sum(call.count for call in summed) == sums:
+        num_bytes, bucket = summed[0].num_bytes, float(whole["bucket_mb"])
+        smaller = f"{2.0 ** round(math.log2(num_bytes / 2**22)):g}"
+        sentence = f"{name} sends all gradients ({cells.num_bytes(num_bytes)}) in one bucket after backward, where"
+        command = _run(found, row, bucket_mb=f"{smaller},{bucket:g}")
+        add("one bucket", share, f"{sentence} nothing hides them: {told}", command)
+    elif whole.get("prefetch") == "default" and share >= 2 * _LEAST:
+        sentence = f"{name} gathers parameters without explicit prefetch: {told}"
+        add("no prefetch", share, sentence, _run(found, row, prefetch="default,explicit"))
+    elif share >= _LEAST_EXPOSED:
+        overlap = row.value("overlap")
+        hidden = f", {cells.percent(overlap)} of its communication hidden" if overlap is not None else ""
+        add("exposed communication", share, f"{name}: {told}{hidden}", "")
+    if idle >= _LEAST_IDLE:
+        size = int(whole.get("microbatch", 1))
+        sentence = f"{name} computes and sends nothing in {cells.percent(idle)} of the step: its pieces are too small"
+        add("small microbatches", idle, sentence, _run(found, row, microbatch=f"{size},{4 * size}"))
+    return made
+
+
+def _of_pipeline(found: Analysis, one: Pipeline, wall: float, name: str) -> Iterator[Finding]:
+    row, facts = one.row, one.facts
+    lost = {cause: (row.value(f"idle_{cause}") or 0.0) / wall for cause in ("schedule", "imbalance", "p2p")}
+    evidence = {"step": row.case.id, **lost}
+    uneven, layers = row.metrics.get("idle_imbalance"), facts.layers_by_stage or ()
+    is_told = uneven is not None and (uneven.low is None or uneven.low > 0)
+    if lost["imbalance"] >= _LEAST and is_told:
+        split, even = "+".join(map(str, layers)), sum(layers) // max(len(layers), 1)
+        is_even = len(set(layers)) < 2 or sum(layers) % len(layers)
+        better = "" if is_even else _run(found, row, split=f"{split},{'+'.join([str(even)] * len(layers))}")
+        sentence = f"{name}: uneven stages ({split or 'unknown'} layers) cost {cells.percent(lost['imbalance'])}"
+        yield Finding(
+            kind="uneven stages", cost=lost["imbalance"], sentence=f"{sentence} of the step", command=better,
+            sure=_sure(row), evidence=evidence,
+        )  # fmt: skip
+    if lost["schedule"] >= _LEAST_BUBBLE:
+        count, more = facts.microbatches, 4 * facts.microbatches
+        sentence = f"{name}: ranks wait for {cells.percent(lost['schedule'])} of the step as it has only {count}"
+        yield Finding(
+            kind="pipeline bubble", cost=lost["schedule"], sentence=f"{sentence} microbatches on {facts.ranks} ranks",
+            command=_run(found, row, microbatches=f"{count},{more}"), sure=_sure(row), evidence=evidence,
+        )  # fmt: skip
+    if lost["p2p"] >= _LEAST:
+        size = int(row.case.whole.get("microbatch", 1))
+        sentence = f"{name}: messages between stages cost {cells.percent(lost['p2p'])} of the step, its microbatches"
+        yield Finding(
+            kind="small microbatches", cost=lost["p2p"], sentence=f"{sentence} are too small",
+            command=_run(found, row, microbatch=f"{size},{4 * size}"), sure=_sure(row), evidence=evidence,
+        )  # fmt: skip
+
+
+def _hot_experts(found: Analysis, row: Row, name: str) -> Iterator[Finding]:
+    lost = row.metrics.get("imbalance_time")
+    share = (lost.value or 0.0) / row.seconds if lost and row.seconds else 0.0
+    if lost is None or share < _LEAST or (lost.low is not None and lost.low <= 0):
+        return
+    fullest, capacity = row.value("imbalance.rank"), row.case.whole.get("capacity")
+    told = f": the fullest rank gets {fullest:.2f} times the mean" if fullest else ""
+    yield Finding(
+        kind="hot experts",
+        cost=min(share, 1.0),
+        sentence=f"{name}: hot experts cost {cells.percent(share)} of the step{told}",
+        command=_run(found, row, capacity="0,1.25") if capacity == 0 else "",
+        sure=_sure(row),
+        evidence={"step": row.case.id, "imbalance_time": share},
+    )
+
+
+def _bytes(row: Row, name: str) -> Iterator[Finding]:
+    worst = worst_ratio(row)
+    if worst and worst[1] > 0 and abs(worst[1] - 1) > _OFF_RATIO:
+        axis, ratio = worst
+        yield Finding(
+            kind="unexpected bytes",
+            cost=abs(1 - min(ratio, 1 / ratio)),
+            sentence=f"{name} sends {ratio:.3f} times the bytes on {axis} that theory expects",
+            evidence={"step": row.case.id, "ratio": ratio},
+        )
+
+
+# ---- links, groups and single operations
+
+
+def _links(found: Analysis) -> Iterator[Finding]:
+    for matrix in found.matrices:
+        yield from _slow_links(found, matrix)
+    for one in found.groups:
+        yield from _slow_group(one)
+
+
+def _slow_links(found: Analysis, matrix: Pairs) -> Iterator[Finding]:
+    """Hold each link against those that are as far: that nodes lie farther apart than cores is no finding.
+
+    Where all links of a rank are slow, it is the rank's own. A link is slow if it is so in most launches.
+    """
+    nodes, by_distance = found.nodes, dict[str, dict[tuple[int, int], float]]()
+    for pair in matrix.rows:
+        distance = nodes.distance(*pair) if nodes and max(pair) < len(nodes.hosts) else ""
+        if rate := matrix.rate(*pair):
+            by_distance.setdefault(distance, {})[pair] = rate
+    for distance, rates in by_distance.items():
+        of_rank = {rank: [pair for pair in rates if rank in pair] for rank in matrix.ranks}
+        for rank, own in of_rank.items():
+            others = [rate for pair, rate in rates.items() if rank not in pair]
+            usual = median(others) if others else 0.0
+            if own and len(matrix.ranks) > 2 and all(_is_slow(matrix, pair, rates, usual) for pair in own):
+                names, slow = f"All links of rank {rank} reach", median([rates[pair] for pair in own])
+                break
+        else:
+            usual = median(list(rates.values()))
+            slow_ones = sorted((rate, pair) for pair, rate in rates.items() if _is_slow(matrix, pair, rates, usual))
+            if not slow_ones:
+                continue
+            slow, (a, b) = slow_ones[0]
+            names = f"The link from rank {a} to {b}"
+            names += f" and {len(slow_ones) - 1} more reach" if len(slow_ones) > 1 else " reaches"
+        where = f", {distance}" if distance else ""
+        yield Finding(
+            kind="slow link",
+            cost=1 - slow / usual,
+            sentence=f"{names} {cells.quantity(slow, 'B/s')}, others {cells.quantity(usual, 'B/s')} (median{where})",
+            command="parbench slurm screen" if nodes else "parbench run --only matrix --launches 5",
+            sure=_sure(matrix.first),
+            evidence={"rate": slow, "median": usual},
+        )
+
+
+def _is_slow(matrix: Pairs, pair: tuple[int, int], rates: Mapping[tuple[int, int], float], usual: float) -> bool:
+    """Say whether a link is below 70 % of the usual rate, over all launches and in three of four of them."""
+    if rates[pair] >= _SLOW_LINK * usual:
+        return False
+    known = [rate for one in matrix.rows[pair].measured if (rate := _value(one, "busbw"))]
+    return 4 * sum(rate < _SLOW_LINK * usual for rate in known) >= 3 * len(known)
+
+
+def _slow_group(one: Grouped) -> Iterator[Finding]:
+    """Hold each group against those of its kind: one across nodes has other links than one within."""
+    name = f"{operation(one.first.case, OF_GROUP)} {cells.size(size_of(one.first))}"
+    for kind in dict.fromkeys(row.case.params["group"] for row in one.rows.values()):
+        rows = {name: row for name, row in one.rows.items() if row.case.params["group"] == kind}
+        slowest = Grouped(rows=rows).slowest
+        rates = [rate for name, row in rows.items() if name != slowest and (rate := row.value("busbw"))]
+        slow = rows[slowest].value("busbw") if slowest else None
+        if slow is not None and slowest and rates and slow < _SLOW_GROUP * (usual := median(rates)):
+            yield Finding(
+                kind="slow group",
+                cost=1 - slow / usual,
+                sentence=f"Group {slowest} reaches {cells.quantity(slow, 'B/s')} in {name}, the other groups"
+                f" {cells.quantity(usual, 'B/s')} (median)",
+                sure=_sure(rows[slowest]),
+                evidence={"group": slowest, "rate": slow, "median": usual},
+            )
+
+
+def _operations(found: Analysis) -> Iterator[Finding]:
+    for curve in found.curves:
+        yield from _off_fit(curve)
+    yield from _dearer(found.communication)
+    beside = [
+        (factor.value, f"{row_label(one.base)} takes {factor.value:.2f} times as long {prefix}{load}")
+        for _, prefix, rows in contrasts(found.shown)
+        for one in rows
+        for load, factor in one.factors.items()
+        if factor.value and factor.low is not None and factor.low > 1
+    ]
+    for factor, sentence in sorted(beside, reverse=True)[:1]:
+        more = f"; {len(beside) - 1} more do" if len(beside) > 1 else ""
+        evidence = {"factor": factor}
+        yield Finding(kind="slower beside others", cost=1 - 1 / factor, sentence=sentence + more, evidence=evidence)
+
+
+def _off_fit(curve: Curve) -> Iterator[Finding]:
+    """Name the size that takes most beyond its fit, in three of four launches by a fifth as the fit itself asks."""
+    whole = sum(row.value("time") or 0.0 for row in curve.rows)
+    found = list[tuple[float, Row, float]]()
+    for size, error in curve.fit.off_curve:
+        row = next(row for row in curve.rows if size_of(row) == size)
+        above = sum(_value(one, "time") > 1.2 * curve.fit.predict(size) for one in row.measured)
+        if error > 0 and 4 * above >= 3 * row.launches:
+            found.append(((row.value("time") or 0.0) - curve.fit.predict(size), row, error))
+    for seconds, row, error in sorted(found, key=lambda one: -one[0])[:1]:
+        name, size = row.case.name.rpartition(".")[2], size_of(row)
+        told = f"{cells.duration(row.value('time'))}, {cells.duration(curve.fit.predict(size))} by the fit"
+        if seconds >= _LEAST * whole:
+            yield Finding(
+                kind="off its fit",
+                cost=seconds / whole,
+                sentence=f"{row_label(row)} takes {100 * error:.0f} % longer than its fitted curve ({told})",
+                command=f"parbench run --only {name} --sizes {cells.size(size // 4)}:{cells.size(4 * size)}:x2",
+                sure=_sure(row),
+                evidence={"case": row.case.id, "error": error},
+            )
+
+
+def _dearer(rows: Iterable[Row]) -> Iterator[Finding]:
+    """Name operations that take longer than one which does their work and more, by an interval over launches."""
+    wholes, series = dict[object, Row](), dict[str, list[tuple[Row, Row]]]()
+
+    def key(row: Row, name: str) -> tuple[object, ...]:
+        return name, num_ranks(row), row.world, *sorted(map(str, row.case.params.items()))
+
+    rows = list(rows)
+    wholes = {key(row, row.case.name.rpartition(".")[2]): row for row in rows}
+    for row in rows:
+        name = row.case.name.rpartition(".")[2]
+        if name in _WHOLES and (whole := wholes.get(key(row, _WHOLES[name]))):
+            series.setdefault(name, []).append((row, whole))
+    for of in series.values():
+        told = [(row, whole) for row, whole in of if (ratio := slow_down(whole, row)) and (ratio.low or 0.0) > _DEARER]
+        beyond = [((row.seconds or 0.0) - (whole.seconds or 0.0), row, whole) for row, whole in told]
+        for _, row, whole in sorted(beyond, key=lambda one: -one[0])[:1]:
+            name, other = (one.case.name.rpartition(".")[2] for one in (row, whole))
+            times = f"{cells.duration(row.seconds)}, {other} {cells.duration(whole.seconds)}"
+            yield Finding(
+                kind="dearer than a whole",
+                cost=sum(one for one, *_ in beyond) / sum(one.seconds or 0.0 for one, _ in of),
+                sentence=f"{row_label(row)} takes {times}, which does its work and more: it should cost less",
+                command=f"parbench run --only {name} --only {other} --sizes {cells.size(size_of(row))} --launches 10",
+                evidence={"case": row.case.id, "whole": whole.case.id},
+            )
+
+
+# ---- the machine
+
+
+def _machine(found: Analysis) -> Iterator[Finding]:
+    """Name other work on the machine where the doctor saw some at the start, and launches scatter."""
+    load = (found.run.info.environment or {}).get(VOLATILE)
+    causes = load.get(DISTURBANCES) if isinstance(load, Mapping) else None
+    others = [f"{topic} {what}" for topic, what in (causes or {}).items() if topic in _NEIGHBOURS]
+    known = [row.scatter for row in found.shown if row.scatter is not None]
+    if others and known and (scatter := median(known)) >= _LEAST:
+        yield Finding(
+            kind="busy machine",
+            cost=min(scatter, 1.0),
+            sentence=f"Other work runs here ({', '.join(others)}), and launches scatter by {cells.percent(scatter)}",
+            command="parbench doctor",
+            evidence={"scatter": scatter},
+        )
