@@ -4,7 +4,7 @@ A run, or several, is analysed once into a `Report`. A renderer is a function of
 and JSON are four, and another would be a file beside them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -31,10 +31,10 @@ Where = Literal["everywhere", "page", "terminal"]
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A column: its cells as text, what to sort them by (None is unknown and goes last), and when to drop it.
+    """A column: its cells as text, and what to sort them by (None is unknown and goes last).
 
-    ``metric`` is the declared one that it shows. A terminal too narrow for all columns drops those with the highest
-    ``drop`` first, 0 never.
+    ``metric`` is the declared one that it shows; ``is_result`` says that it shows what was found, whose being alike
+    is no setting; ``mark`` is a grade or status that colours the cell, by default its text.
     """
 
     title: str
@@ -42,8 +42,9 @@ class Column(Generic[T]):
     sort: Callable[[T], float | str | None]
     help: str
     number: bool = True
-    drop: int = 0
     metric: Metric | None = None
+    is_result: bool = False
+    mark: Callable[[T], str] | None = None
 
     def of(self, item_of: Callable[[U], T]) -> "Column[U]":
         return Column(
@@ -52,19 +53,19 @@ class Column(Generic[T]):
             lambda item: self.sort(item_of(item)),
             self.help,
             number=self.number,
-            drop=self.drop,
             metric=self.metric,
+            is_result=self.is_result,
         )
 
 
-def words(title: str, text: Callable[[T], str], help_text: str, drop: int = 0) -> Column[T]:
-    return Column(title, text, text, help_text, number=False, drop=drop)
+def words(title: str, text: Callable[[T], str], help_text: str) -> Column[T]:
+    return Column(title, text, text, help_text, number=False)
 
 
 def number(
-    title: str, value: Callable[[T], float | None], text: Callable[[float | None], str], help_text: str, drop: int = 0
+    title: str, value: Callable[[T], float | None], text: Callable[[float | None], str], help_text: str
 ) -> Column[T]:
-    return Column(title, lambda item: text(value(item)), value, help_text, drop=drop)
+    return Column(title, lambda item: text(value(item)), value, help_text)
 
 
 def measurement(
@@ -74,7 +75,6 @@ def measurement(
     items: Iterable[T] = (),
     *,
     shown: Callable[[float | None], str] | None = None,
-    drop: int = 0,
 ) -> Column[T]:
     """Return a column of values with their intervals, of differences and factors as ``shown``.
 
@@ -94,12 +94,27 @@ def measurement(
         whole = cells.compared(found, shown) if shown else cells.measured(found)
         return f"{whole} {WITHIN_LAUNCH}" if found and found.is_within_launch and not is_told else whole
 
-    return Column(f"{title}, {WITHIN_LAUNCH}" if is_told else title, text, value, help_text, drop=drop)
+    return Column(f"{title}, {WITHIN_LAUNCH}" if is_told else title, text, value, help_text, is_result=True)
 
 
 def known(columns: Iterable[Column[T]], rows: Iterable[T]) -> tuple[Column[T], ...]:
     rows = list(rows)
     return tuple(column for column in columns if any(column.sort(row) is not None for row in rows))
+
+
+def hoisted(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[str, tuple[Column[T], ...]]:
+    """Return what all rows have alike as a sentence, empty if nothing, and the columns left to a table.
+
+    The first column stays, for it names rows, and so do results: that they are alike is chance.
+    """
+    kept, alike = list(columns[:1]), []
+    for column in columns[1:]:
+        texts = {column.text(row) for row in rows}
+        if len(rows) < 2 or len(texts) > 1 or column.is_result:
+            kept.append(column)
+        elif (text := texts.pop()) != cells.UNKNOWN:
+            alike.append(f"{column.title} {text}")
+    return f"All rows: {'; '.join(alike)}." if alike else "", tuple(kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +134,14 @@ class Table(Generic[T]):
     has_facts: bool = False
     is_wide: bool = False
     where: Where = "everywhere"
+
+    @property
+    def alike(self) -> str:
+        return hoisted(self.columns, self.rows)[0]
+
+    @property
+    def varying(self) -> tuple[Column[T], ...]:
+        return hoisted(self.columns, self.rows)[1]
 
 
 @dataclass(frozen=True, kw_only=True)

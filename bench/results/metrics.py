@@ -7,7 +7,7 @@ the records' schema are made of these declarations.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Literal, TypeVar
 
@@ -42,9 +42,8 @@ class MetricValue(msgspec.Struct, frozen=True, kw_only=True):
 class Metric:
     """What a number means: ``title`` heads its column, ``help`` says it in words, ``formula`` how it comes about.
 
-    ``tables`` names the tables of steps that show it, and how early a narrow terminal drops it there (0 never, the
-    highest first); ``shown`` is the format of a number without unit, a percentage if empty. ``kind`` says how launches
-    are merged; differences, factors and excesses are shown with their intervals.
+    ``tables`` names the tables of steps that show it; ``shown`` is the format of a number without unit, a percentage if
+    empty. ``kind`` says how launches are merged; differences, factors and excesses are shown with their intervals.
     """
 
     name: str
@@ -53,7 +52,7 @@ class Metric:
     title: str
     help: str
     formula: str = ""
-    tables: Mapping[str, int] = field(default_factory=dict)
+    tables: tuple[str, ...] = ()
     shown: str = ""
     kind: Kind = "amount"
 
@@ -98,17 +97,17 @@ METRICS = (
     Metric("tokens_per_second", "tokens/s", "higher", "tokens/s",
            "tokens that all ranks together train on in a second"),
     Metric("bubble_fraction", "", "lower", "bubble fraction", "share of the pipeline's time in which ranks are idle",
-           "idle / (ranks x makespan)", {"pipelines": 0}, kind="from zero"),
+           "idle / (ranks x makespan)", ("pipelines",), kind="from zero"),
     Metric("bubble_fraction_simulated", "", None, "simulated",
            "the bubble fraction simulated from this step's own times",
-           "simulated with the mean time of each kind, no latency", {"pipelines": 1}, kind="from zero"),
+           "simulated with the mean time of each kind, no latency", ("pipelines",), kind="from zero"),
     Metric("bubble_fraction_formula", "", None, "formula",
            "the bubble fraction of the schedule's closed form: (P-1)/(M+P-1) for 1F1B with P ranks and M microbatches",
-           "closed form", {"pipelines": 2}, kind="from zero"),
+           "closed form", ("pipelines",), kind="from zero"),
     Metric("bubble_overhead", "", "lower", "bubble overhead", "idle over busy time: (P-1)/M for 1F1B", "idle / busy",
-           {"pipelines": 9}, kind="from zero"),
+           ("pipelines",), kind="from zero"),
     Metric("bubble_fraction_span", "", "lower", "fraction of span",
-           "idle of the idlest rank between its first action and its last", "idle / span", {"pipelines": 8},
+           "idle of the idlest rank between its first action and its last", "idle / span", ("pipelines",),
            kind="from zero"),
     Metric("BUBBLE_simulated", "", None, "BUBBLE simulated", "BUBBLE simulated from this step's own times",
            "simulated with the mean time of each kind, no latency", kind="from zero"),
@@ -116,52 +115,52 @@ METRICS = (
            kind="from zero"),
     Metric("mfu", "", "higher", "mfu",
            "model FLOPs utilisation, by PaLM's count of FLOPs, of a datasheet's peak or of matrix products on a CPU",
-           "model FLOPs of a step / step time / peak FLOP/s", {"steps": 2}),
-    Metric("compute", "s", None, "compute", "time in which a rank computes", "", {"times": 0}),
+           "model FLOPs of a step / step time / peak FLOP/s", ("steps",)),
+    Metric("compute", "s", None, "compute", "time in which a rank computes", "", ("times",)),
     Metric("overlap", "", "higher", "overlap", "share of communication that computation or copies hide",
-           "hidden / (hidden + exposed)", {"steps": 3}, kind="from zero"),
+           "hidden / (hidden + exposed)", ("steps",), kind="from zero"),
     Metric("exposed_comm.AXIS", "s", "lower", "exposed AXIS", "communication on AXIS that no computation hides",
-           "length of communication minus compute, as sets of time", {"times": 0}, kind="from zero"),
+           "length of communication minus compute, as sets of time", ("times",), kind="from zero"),
     Metric("exposed_copy", "s", "lower", "copy", "copies that neither computation nor communication hides", "",
-           {"times": 0}, kind="from zero"),
+           ("times",), kind="from zero"),
     Metric("idle", "s", "lower", "idle", "time in which a rank does nothing at all, in a pipeline the mean over ranks",
-           "", {"times": 0, "pipelines": 5}, kind="from zero"),
+           "", ("times", "pipelines"), kind="from zero"),
     Metric("idle_schedule", "s", "lower", "idle: schedule", "what the schedule itself costs",
-           "idle with the mean time of each kind of action, simulated", {"pipelines": 4}, kind="from zero"),
+           "idle with the mean time of each kind of action, simulated", ("pipelines",), kind="from zero"),
     Metric("idle_imbalance", "s", "lower", "idle: imbalance", "what uneven stages add to that",
-           "what each stage's own times add, simulated", {"pipelines": 4}, kind="difference"),
+           "what each stage's own times add, simulated", ("pipelines",), kind="difference"),
     Metric("idle_p2p", "s", "lower", "idle: p2p", "what the links' latencies add to that",
-           "what the links' latency adds, simulated", {"pipelines": 4}, kind="difference"),
+           "what the links' latency adds, simulated", ("pipelines",), kind="difference"),
     Metric("idle_rest", "s", "lower", "idle: rest", "what is left of the measured idle time",
-           "what is measured beyond that: jitter and the host", {"pipelines": 4}, kind="difference"),
+           "what is measured beyond that: jitter and the host", ("pipelines",), kind="difference"),
     Metric("makespan", "s", None, "makespan", "time of the pipeline's actions", "first action to last of all ranks"),
     Metric("non_pipeline_time", "s", "lower", "non-pipeline",
            "what a pipeline's step takes beyond it, such as the update", "step less makespan",
-           {"times": 5, "pipelines": 10}, kind="difference"),
+           ("times", "pipelines"), kind="difference"),
     Metric("in_flight", "microbatches", None, "in flight", "microbatches whose activations a rank holds, at most",
-           "from a microbatch's forward until the end of its backward, counted in the order", {"pipelines": 6},
+           "from a microbatch's forward until the end of its backward, counted in the order", ("pipelines",),
            "{:.4g}"),
     Metric("residual", "s", None, "residual", "what the parts leave of the wall time: zero if they add up to it",
            "wall - compute - exposed - copy - idle", kind="difference"),
     Metric("ect", "s", "lower", "ect", "effective communication time",
            "watched step less the same without communication",
-           {"times": 1}, kind="difference"),
+           ("times",), kind="difference"),
     Metric("comm_wait", "s", "lower", "wait", "time in which the step's code issues communication or waits for its end",
-           "host in communication or waiting for it; of a GPU, in nothing but communication", {"times": 3},
+           "host in communication or waiting for it; of a GPU, in nothing but communication", ("times",),
            kind="from zero"),
     Metric("compute_slowdown", "s", "lower", "compute slowdown",
            "how much longer computing takes with communication beside it",
-           "traced arithmetic with communication less without", {"times": 2}, kind="difference"),
+           "traced arithmetic with communication less without", ("times",), kind="difference"),
     Metric("straggler_wait", "s", "lower", "straggler wait",
            "time that communication waits for the last rank to arrive",
-           "in communication before it moves: waiting for a peer", {"times": 4}, kind="from zero"),
+           "in communication before it moves: waiting for a peer", ("times",), kind="from zero"),
     Metric("comm_transfer.AXIS", "s", "lower", "transfer AXIS", "communication on AXIS once the last rank has arrived",
-           "each call as long as on the rank it took least", {"times": 7}, kind="from zero"),
+           "each call as long as on the rank it took least", ("times",), kind="from zero"),
     Metric("tracing_overhead", "", None, "tracing", "how much longer the traced step takes than the timed one",
-           "traced step over plain step, less 1", {"times": 5}, kind="excess"),
+           "traced step over plain step, less 1", ("times",), kind="excess"),
     Metric("watching_overhead", "", None, "watching",
            "how much longer the watched step, which ect starts from, takes than the timed one",
-           "watched step over plain step, less 1", {"times": 5}, kind="excess"),
+           "watched step over plain step, less 1", ("times",), kind="excess"),
     Metric("bytes_sent.AXIS", "B", None, "bytes sent AXIS", "bytes sent on AXIS", "counted at the process group",
            kind="from zero"),
     Metric("bytes_expected.AXIS", "B", None, "bytes expected AXIS", "bytes that theory sends on AXIS", "closed form",
@@ -177,26 +176,26 @@ METRICS = (
            "closed form", kind="from zero"),
     # ---- attention over ranks
     Metric("load_balance", "", "higher", "load balance", "how even the ranks' work is in each step of the ring",
-           "pairs counted at the kernels: mean rank over the slowest of each step", {"attention": 1}),
+           "pairs counted at the kernels: mean rank over the slowest of each step", ("attention",)),
     Metric("balance_ceiling", "", None, "ceiling", "the best that this order of tokens allows",
-           "closed form of this mask and token order", {"attention": 2}),
+           "closed form of this mask and token order", ("attention",)),
     Metric("attention_comm", "s", "lower", "comm alone", "attention's communication of a step, with nothing beside it",
-           "each timed alone", {"attention": 7}),
+           "each timed alone", ("attention",)),
     Metric("attention_exposed", "s", "lower", "exposed hops", "attention's waits for transfers alone",
-           "waits, each from when all its peers had issued it", {"attention": 8}, kind="from zero"),
+           "waits, each from when all its peers had issued it", ("attention",), kind="from zero"),
     Metric("attention_wait", "s", "lower", "waited", "all that attention waits", "waits, for peers that come late too",
-           {"attention": 9}, kind="from zero"),
+           ("attention",), kind="from zero"),
     # ---- experts over ranks
     Metric("imbalance.rank", "", "lower", "rank load", "how uneven the ranks' work is",
-           "max / mean of pairs that ranks get, dropped ones left out, the worst layer", {"experts": 1}, "{:.2f}"),
+           "max / mean of pairs that ranks get, dropped ones left out, the worst layer", ("experts",), "{:.2f}"),
     Metric("imbalance.expert", "", "lower", "expert load", "how uneven the choice of experts is",
-           "max / mean of tokens that chose an expert, the worst layer", {"experts": 2}, "{:.2f}"),
+           "max / mean of tokens that chose an expert, the worst layer", ("experts",), "{:.2f}"),
     Metric("drop_rate", "", "lower", "dropped", "pairs of token and expert that no expert has room for",
-           "dropped over routed, all ranks and layers", {"experts": 1}, kind="from zero"),
+           "dropped over routed, all ranks and layers", ("experts",), kind="from zero"),
     Metric("drop_rate_expected", "", None, "expected", "the drop rate that a generator of routes makes",
-           "closed form, sum max(0, T k p - C) over T k", {"experts": 8}, kind="from zero"),
+           "closed form, sum max(0, T k p - C) over T k", ("experts",), kind="from zero"),
     Metric("dedup_ratio", "", None, "dedup", "what of the rows is sent where each goes to a rank once",
-           "rows of token and rank per pair of token and expert sent", {"experts": 6}, "{:.3f}"),
+           "rows of token and rank per pair of token and expert sent", ("experts",), "{:.3f}"),
     Metric("dispatch_bytes", "B", None, "dispatch bytes", "bytes to the experts", "closed form, a layer's microbatch",
            kind="from zero"),
     Metric("dispatch_bytes_even", "B", None, "dispatch bytes, even", "the same of even routes without drops",
@@ -204,18 +203,18 @@ METRICS = (
     Metric("dispatch_time", "s", "lower", "dispatch time", "time of tokens to their experts, packing included"),
     Metric("combine_time", "s", "lower", "combine time", "time of results back to their tokens, packing included"),
     Metric("dispatch_bandwidth.wire", "B/s", "higher", "dispatch GB/s",
-           "what leaves the busiest rank, over the dispatch's time alone", "", {"experts": 5}),
+           "what leaves the busiest rank, over the dispatch's time alone", "", ("experts",)),
     Metric("dispatch_bandwidth.logical", "B/s", "higher", "dispatch GB/s (logical)",
-           "all pairs, those that stay too, over the dispatch's time alone", "", {"experts": 9}),
+           "all pairs, those that stay too, over the dispatch's time alone", "", ("experts",)),
     Metric("combine_bandwidth.wire", "B/s", "higher", "combine GB/s",
-           "what leaves the busiest rank, over the combine's time alone", "", {"experts": 5}),
+           "what leaves the busiest rank, over the combine's time alone", "", ("experts",)),
     Metric("combine_bandwidth.logical", "B/s", "higher", "combine GB/s (logical)",
-           "all pairs, those that stay too, over the combine's time alone", "", {"experts": 9}),
+           "all pairs, those that stay too, over the combine's time alone", "", ("experts",)),
     Metric("imbalance_time", "s", "lower", "imbalance time",
            "time that balanced routes would not take; 0 where routing is balanced",
-           "step less step under balanced routes, in turns", {"experts": 2}, kind="difference"),
+           "step less step under balanced routes, in turns", ("experts",), kind="difference"),
     Metric("imbalance_slowdown", "", "lower", "slow-down", "how many times as long as under balanced routes it takes",
-           "step over step under balanced routes, in turns", {"experts": 4}, "{:.2f}x", kind="factor"),
+           "step over step under balanced routes, in turns", ("experts",), "{:.2f}x", kind="factor"),
 )
 # fmt: on
 

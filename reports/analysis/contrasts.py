@@ -24,6 +24,7 @@ from bench.results.stats import (
 )
 from bench.text import counted, format_size
 from reports import cells
+from reports.analysis.fits import size_of
 from reports.analysis.frame import group_rows, pivot_rows
 from reports.analysis.labels import AXES, differences, operation
 from reports.analysis.rank_hosts import WITHIN, Nodes
@@ -198,6 +199,12 @@ def matrix_title(matrix: Pairs) -> str:
     params = matrix.first.case.params
     what = f"{format_size(int(params['size_bytes']))} {params['dtype']}, {params['mode']}"
     return f"Rank to rank: bus bandwidth in GB/s, {what}"
+
+
+def over_sizes(rows: Sequence[Row]) -> tuple[Alike[int], ...]:
+    """Return each operation of several sizes, and its row for each size, the smallest first."""
+    found = _alike([row for row in rows if size_of(row)], size_of, "size_bytes")
+    return tuple(Alike(rows={size: of[size][-1] for size in sorted(of)}) for of in found)
 
 
 class Grouped(Alike[str]):

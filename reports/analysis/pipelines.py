@@ -115,6 +115,6 @@ def comparisons(found: Sequence[Pipeline]) -> tuple[Comparison, ...]:
         entries += [Entry(label=one.schedule, simulated=one) for one in others]
         places = ((one, one.simulated.why_not != "", one.simulated.step_seconds) for one in entries)
         ordered = sorted(places, key=lambda place: (place[1], place[2] is None, place[2] or 0.0))
-        title = f"Schedules compared: {facts.ranks} ranks, {facts.microbatches} microbatches{model and f', {model}'}"
+        title = f"{facts.ranks} ranks, {facts.microbatches} microbatches{model and f', {model}'}"
         compared.append(Comparison(title=title, entries=tuple(one for one, *_ in ordered)))
     return tuple(one for one in compared if len(one.entries) > 1)

@@ -11,7 +11,7 @@ from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue, gathered, merge_metrics
 from bench.results.records import Check, Record, Status, WorldInfo
 from bench.results.runs import Run
-from bench.results.stats import LEAST_LAUNCHES, Estimate, Grade, grade, scatter
+from bench.results.stats import LEAST_ITERATIONS, LEAST_LAUNCHES, Estimate, Grade, grade, scatter
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
 T = TypeVar("T")
@@ -80,10 +80,11 @@ class Row:
 
     @property
     def grade(self) -> Grade | None:
-        """The word for the scatter between launches, for that within where there is one alone; two tell of neither."""
+        """The word for the scatter between launches, for that within of one alone, if long enough; two tell neither."""
         if self.scatter is not None:
             return grade(self.scatter)
-        return next((one.noise.grade for one in self.measured if one.noise and len(self.measured) == 1), None)
+        alone = self.measured if self.launches == 1 and self.iterations >= LEAST_ITERATIONS else ()
+        return next((one.noise.grade for one in alone if one.noise), None)
 
 
 @dataclass(frozen=True, kw_only=True)

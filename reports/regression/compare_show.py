@@ -2,7 +2,6 @@
 
 import math
 import shlex
-import shutil
 import sys
 from bisect import bisect
 from collections.abc import Callable, Sequence
@@ -43,7 +42,7 @@ from reports.regression.history import means_run, select_run
 from reports.regression.noise_floor import find_floor, told
 from reports.regression.rule import Effect, Rule, launches_to_decide
 from reports.render.markdown import escaped, markdown_table
-from reports.render.terminal import Sheet, write_table
+from reports.render.terminal import Sheet, width_of, write_table
 from reports.report import Column, T, number, words
 from reports.sections.row_columns import case_columns
 
@@ -77,7 +76,7 @@ def compare_runs(
     comparison = advised(comparison, command)
     code = comparison.code(fail_on_unknown=fail_on_unknown)
     if form == "table":
-        return as_table(comparison, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None), code
+        return as_table(comparison, width=width_of(sys.stdout)), code
     if form == "json":
         return as_json(comparison, code=code), code
     return (as_junit if form == "junit" else as_markdown)(comparison), code
@@ -115,12 +114,12 @@ def advised(comparison: Comparison, command: Sequence[str], words: Sequence[str]
 
 
 def as_table(comparison: Comparison, *, width: int | None = None) -> str:
-    """Return tables for a terminal of so many columns; for None, a pipe's, nothing is left out."""
-    sheet, elsewhere = Sheet(width, color=False), "--format json has all"
+    """Return tables for a terminal of so many columns; for None, a pipe's, nothing is wrapped."""
+    sheet = Sheet(width, color=False)
     sheet.tell(*filter(None, [whole_words(comparison)]), *heading(comparison))
-    write_table(sheet, "Families", family_columns(comparison.families), comparison.families, elsewhere)
-    write_table(sheet, "Series", series_columns(comparison.series), comparison.series, elsewhere)
-    write_table(sheet, "What differs around them", change_columns(), comparison.changes, elsewhere)
+    write_table(sheet, "Families", family_columns(comparison.families), comparison.families)
+    write_table(sheet, "Series", series_columns(comparison.series), comparison.series)
+    write_table(sheet, "What differs around them", change_columns(), comparison.changes)
     sheet.write("")
     sheet.tell(*sentences(comparison))
     return sheet.text()
@@ -289,7 +288,12 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
     called = "what is called in four of five such comparisons, among all that is compared"
     by_ranks = "of no change, by the ranks of the launches alone (Mann-Whitney)"
     verdict: Column[Series] = Column(
-        "verdict", attrgetter("word"), lambda one: WORST_FIRST.index(one.word), "what can be said", number=False
+        "verdict",
+        attrgetter("word"),
+        lambda one: WORST_FIRST.index(one.word),
+        "what can be said",
+        number=False,
+        is_result=True,
     )
     effect = replace(
         number("effect", of_effect("change"), cells.percent, "how much longer it takes, with the 95 % interval"),
@@ -299,14 +303,14 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
         *_identity(series),
         verdict,
         effect,
-        number("floor", of_effect("floor"), cells.percent, "what the interval has to clear", 3),
-        number("detectable", of_effect("detectable"), reach, called, 1),
-        number("noise", of_effect("noise"), cells.percent, "how far launches deviate from each other (1 sigma)", 4),
-        number("BASE", lambda one: time(one.base), cells.duration, "the time in BASE, over its launches", 4),
-        number("NEW", lambda one: time(one.new), cells.duration, "the time in NEW, over its launches", 4),
-        number("rank p", of_effect("rank_p_value"), probability, by_ranks, 6),
-        words("launches", lambda one: f"{len(one.base_seconds)} v {len(one.new_seconds)}", counts, 7),
-        words("why", lambda one: one.reason or cells.UNKNOWN, "why nothing can be said, or what went wrong", 2),
+        number("floor", of_effect("floor"), cells.percent, "what the interval has to clear"),
+        number("detectable", of_effect("detectable"), reach, called),
+        number("noise", of_effect("noise"), cells.percent, "how far launches deviate from each other (1 sigma)"),
+        number("BASE", lambda one: time(one.base), cells.duration, "the time in BASE, over its launches"),
+        number("NEW", lambda one: time(one.new), cells.duration, "the time in NEW, over its launches"),
+        number("rank p", of_effect("rank_p_value"), probability, by_ranks),
+        words("launches", lambda one: f"{len(one.base_seconds)} v {len(one.new_seconds)}", counts),
+        words("why", lambda one: one.reason or cells.UNKNOWN, "why nothing can be said, or what went wrong"),
     )
 
 
@@ -323,7 +327,7 @@ def family_columns(families: Sequence[Family]) -> tuple[Column[Family], ...]:
         words("verdict", lambda family: family.word, "the worst of its members'"),
         words("slower at", lambda family: _moved(family, "SLOWER"), moved),
         words("faster at", lambda family: _moved(family, "FASTER"), moved),
-        number("p", lambda one: one.p_value, probability, "of no member having moved beyond its floor (Simes)", 1),
+        number("p", lambda one: one.p_value, probability, "of no member having moved beyond its floor (Simes)"),
     )
 
 
@@ -343,7 +347,7 @@ def change_columns() -> tuple[Column[Change], ...]:
 def _identity(series: Sequence[Series]) -> list[Column[Series]]:
     row_of: Callable[[Series], Row] = attrgetter("row")
     names = short_labels([one.row for one in series if not one.row.is_communication])
-    mode, dtype, size = (column.of(row_of) for column in case_columns(0, 5))
+    mode, dtype, size = (column.of(row_of) for column in case_columns())
     worlds = {one.world for one in series}
     return [
         words("operation", lambda one: names.get(one.case.id) or operation(one.case), "what is done"),

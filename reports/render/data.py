@@ -15,8 +15,7 @@ from reports.report import Report
 MOST_EMBEDDED_BYTES = 400_000
 """What of a page of at most a megabyte is left to its data."""
 _OF_METRIC = ("value", "low", "high", "unit", "better", "method")
-_OF_ROW = ("case", "name", "params", "status", "launches", "planned", "iterations", "check_passed", "noise")
-CSV_COLUMNS = (*_OF_ROW, "metric", *_OF_METRIC)
+_OF_ROW = ("status", "launches", "planned", "iterations", "check_passed", "noise")
 _BRIEF = ("case", "world", "status", "launches", "planned", "iterations", "check", "metrics", "grade", "scatter")
 
 
@@ -48,14 +47,21 @@ def embedded_json(report: Report, most_bytes: int = MOST_EMBEDDED_BYTES) -> str:
 
 
 def render_csv(report: Report) -> str:
-    """Return a line for each metric of each row, after its run's id if there are several; one for a row without any."""
+    """Return a line for each metric of each case over all launches, one for a case without any.
+
+    A parameter has a column, as in the CSV of launches; what is unknown is empty.
+    """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    is_one = len(report.runs) == 1
-    writer.writerow(CSV_COLUMNS if is_one else ("run", *CSV_COLUMNS))
-    for run, summary in report.runs:
-        start = () if is_one else (run.info.id,)
-        writer.writerows((*start, *line) for row in summary.rows for line in _lines(row))
+    rows = [(run.info.id, row) for run, summary in report.runs for row in summary.rows]
+    params = list(dict.fromkeys(name for _, row in rows for name in row.case.whole))
+    start = ("run", "case", "name", *(f"param_{name}" for name in params))
+    writer.writerow((*start, *_OF_ROW, "metric", *_OF_METRIC))
+    for run, row in rows:
+        of_case = (run, row.case.id, row.case.name, *map(row.case.whole.get, params))
+        of_row = (row.status, row.launches, row.planned, row.iterations, row.check.passed, row.grade)
+        lines = [(name, *(getattr(one, column) for column in _OF_METRIC)) for name, one in row.metrics.items()]
+        writer.writerows((*of_case, *of_row, *line) for line in lines or [(None,) * (1 + len(_OF_METRIC))])
     return buffer.getvalue()
 
 
@@ -70,12 +76,3 @@ def _run(run: Run, summary: Summary) -> dict[str, Any]:
         "skipped": summary.skipped,
         "missing": summary.missing,
     }
-
-
-def _lines(row: Row) -> list[list[Any]]:
-    params = " ".join(f"{name}={value}" for name, value in row.case.params.items())
-    counts = [row.launches, row.planned, row.iterations]
-    start = [row.case.id, row.case.name, params, row.status, *counts, row.check.passed, row.grade]
-    if not row.metrics:
-        return [start + [None] * (len(CSV_COLUMNS) - len(start))]
-    return [[*start, name, *(getattr(metric, column) for column in _OF_METRIC)] for name, metric in row.metrics.items()]

@@ -27,7 +27,8 @@ def render_markdown(report: Report) -> str:
     for section in report.sections:
         lines += [f"## {escaped(section.title)}", *map(escaped, section.notes)]
         for table in section.on_page:
-            lines += [f"### {escaped(table.title)}", markdown_table(table.columns, table.rows)]
+            lines += [f"### {escaped(table.title)}", *([escaped(table.alike)] if table.alike else [])]
+            lines.append(markdown_table(table.varying, table.rows))
             lines += map(escaped, table.notes)
         if section.glossary:
             lines.append("\n".join(f"* **{escaped(term.name)}**: {escaped(term.text)}" for term in section.glossary))

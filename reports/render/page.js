@@ -69,17 +69,18 @@ function openTarget() {
 addEventListener("hashchange", openTarget);
 if (location.hash) openTarget();
 
-const COLUMNS = ["case", "name", "params", "status", "launches", "planned", "iterations", "check_passed", "noise",
+const COLUMNS = ["status", "launches", "planned", "iterations", "check_passed", "noise",
   "metric", "value", "low", "high", "unit", "better", "method"];
 
 function csvOf(whole) {
   const runs = whole.runs ?? [whole];
-  const start = whole.runs ? (run) => [run.run.id] : () => [];
-  const lines = [whole.runs ? ["run", ...COLUMNS] : COLUMNS];
+  const paramsOf = (row) => ({ ...row.case.defaults, ...row.case.params });
+  const params = [...new Set(runs.flatMap((run) => run.rows.flatMap((row) => Object.keys(paramsOf(row)))))];
+  const lines = [["run", "case", "name", ...params.map((name) => `param_${name}`), ...COLUMNS]];
   for (const run of runs) for (const row of run.rows) {
-    const params = Object.entries(row.case.params).map(([name, value]) => `${name}=${word(value)}`).join(" ");
     const counts = [row.launches, row.planned, row.iterations, row.check.passed, row.grade];
-    const known = [...start(run), row.case.id, row.case.name, params, row.status, ...counts];
+    const values = params.map((name) => paramsOf(row)[name]);
+    const known = [run.run.id, row.case.id, row.case.name, ...values, row.status, ...counts];
     const metrics = Object.entries(row.metrics);
     if (!metrics.length) lines.push([...known, ...Array(7).fill(null)]);
     for (const [name, metric] of metrics) {

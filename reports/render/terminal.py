@@ -1,24 +1,29 @@
-"""A report as text: fitted to a terminal, and never cut nor wrapped where there is none."""
+"""A report as text: tables are stacked where a terminal is too narrow, so that no number parts from its unit."""
 
 import io
 import os
+import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
-from textwrap import wrap
 from typing import TextIO
 
-from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from reports import cells
 from reports.analysis.verdicts import Verdict
-from reports.report import PROBLEM_COLUMNS, Column, Report, T
+from reports.report import PROBLEM_COLUMNS, Column, Report, T, hoisted
 
-_UNBOUNDED = 1_000_000
-_SHORT = 12
+_UNBOUNDED, _NARROWEST = 1_000_000, 40
+_GAP, _WORDS, _LONGEST = 2, 24, 40  # between columns; least of a column of words, and of a word in it
+# between a number and its unit, two ends of an interval, and a number and its interval
+_GLUED = re.compile(
+    r"(?<=\d) (?=(?:[num]?s|min|h|[KMGT]?i?B(?:/s)?|%)(?![\w/]))|(?<=,) (?=[^\s,\[\]]+(?: %)?\])| (?=\[[-+\d])"
+)
 _LEVELS = {"good": "green", "doubtful": "yellow", "bad": "bold red"}
 _STYLES = {
     "wrong": "bold red",
@@ -35,16 +40,19 @@ def print_report(
 ) -> None:
     """Write a report to ``file``, by default standard output, as suits a terminal or a pipe; by default all of it."""
     out = sys.stdout if file is None else file
-    terminal = out.isatty()
-    width = shutil.get_terminal_size().columns if terminal else None
-    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    text = (render or render_text)(report, width, color)
+    color = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    text = (render or render_text)(report, width_of(out), color)
     encoding = out.encoding or "utf-8"
     out.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
+def width_of(out: TextIO) -> int | None:
+    """Return the columns of a terminal, or those that COLUMNS asks for; None for a pipe: a row is a line for grep."""
+    return shutil.get_terminal_size().columns if out.isatty() or os.environ.get("COLUMNS") else None
+
+
 def render_text(report: Report, width: int | None = None, color: bool = False) -> str:
-    """Return a report as text; ``width`` is the terminal's columns, None for a pipe: nothing is cut or wrapped."""
+    """Return a report as text, no line longer than ``width``; None is unbounded: nothing is wrapped or stacked."""
     sheet = Sheet(width, color)
     if len(report.runs) == 1:
         sheet.tell(report.heading)
@@ -65,8 +73,7 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
         if told:
             sheet.write("", Text(title, style="bold"))
             sheet.tell(*told)
-    sheet.write("")
-    sheet.write(*verdict_lines(report.verdicts))
+    sheet.write("", *verdict_lines(report.verdicts, sheet.width))
     sheet.tell(*report.warnings, *report.footnotes)
     return sheet.text()
 
@@ -76,18 +83,25 @@ def verdict_lines(verdicts: Sequence[Verdict], width: int | None = None) -> list
     lines = []
     start = max(len(one.word) for one in verdicts) + 2
     for one in verdicts:
-        told = cells.visible(one.sentence)
-        parts = [told] if width is None else wrap(told, width - start, break_on_hyphens=False)
-        lines.append(Text(f"{one.word:{start}}", style=_LEVELS[one.level]).append(parts[0], style="none"))
-        lines += [Text(" " * start + part) for part in parts[1:]]
+        first, *more = wrapped(cells.visible(one.sentence), width and width - start)
+        lines.append(Text(f"{one.word:{start}}", style=_LEVELS[one.level]).append(first, style="none"))
+        lines += [Text(" " * start + part) for part in more]
     return lines
 
 
+def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
+    """Return text in lines, no number parted from its unit or interval."""
+    if width is None or cell_len(text) <= width:
+        return [text]
+    found = textwrap.wrap(_GLUED.sub("\xa0", text), max(width, 1), break_on_hyphens=False, subsequent_indent=indent)
+    return [line.replace("\xa0", " ") for line in found]
+
+
 class Sheet:
-    """Text as wide as the terminal, or as its tables where there is none or it is too narrow for their numbers."""
+    """Lines of text, sentences wrapped to ``width`` where there is one."""
 
     def __init__(self, width: int | None, color: bool) -> None:
-        self.width = width
+        self.width = width and max(width, _NARROWEST)
         self._buffer = io.StringIO()
         self._console = Console(
             file=self._buffer,
@@ -101,53 +115,96 @@ class Sheet:
         )
 
     def tell(self, *sentences: str, style: str = "") -> None:
-        self.write(*(Text(cells.visible(sentence), style=style) for sentence in sentences))
+        for sentence in sentences:
+            self.write(*(Text(line, style=style) for line in wrapped(cells.visible(sentence), self.width)))
 
     def write(self, *parts: RichTable | Text | str) -> None:
-        """Print each part on lines of its own; a table with numbers at least as wide as keeps words and them whole."""
         for part in parts:
-            has_numbers = isinstance(part, RichTable) and any(one.justify == "right" for one in part.columns)
-            least = self._console.measure(part).minimum if has_numbers else 0
-            self._console.print(part, width=max(self.width, least) if self.width else _UNBOUNDED)
-
-    def has_room(self, table: RichTable) -> bool:
-        return self.width is None or self._console.measure(table).maximum <= self.width
+            self._console.print(part)
 
     def text(self) -> str:
         return "".join(line.rstrip() + "\n" for line in self._buffer.getvalue().splitlines())
 
 
-def write_table(
-    sheet: Sheet, title: str, columns: Sequence[Column[T]], rows: Sequence[T], elsewhere: str = "all is in the report"
-) -> None:
-    """Print a table, and below it what the columns say for which the terminal has no room."""
+def write_table(sheet: Sheet, title: str, columns: Sequence[Column[T]], rows: Sequence[T]) -> None:
+    """Print what all rows have alike, then a table, or several with the names of rows in each, or records.
+
+    Names are the first columns, as many as tell all rows apart; of several tables one leaves out rows of which it
+    knows nothing.
+    """
     if not rows:
         return
-    kept = list(columns)
-    while not sheet.has_room(table := _rich_table(sheet, kept, rows)):
-        droppable = max(kept, key=lambda column: column.drop)
-        if droppable.drop == 0:
-            break
-        kept.remove(droppable)
-    sheet.write("", Text(title, style="bold"), table)
-    hidden = []
-    for column in columns:
-        if column not in kept:
-            values = {column.text(row) for row in rows}
-            hidden.append(f"{column.title} ({values.pop()})" if len(values) == 1 else column.title)
-    if hidden:
-        sheet.tell(f"No room for: {', '.join(hidden)}; {elsewhere}.")
+    alike, shown = hoisted(columns, rows)
+    sheet.write("")
+    sheet.write(*(Text(line, style="bold") for line in wrapped(title, sheet.width)))
+    sheet.tell(*filter(None, [alike]))
+    told = [[cells.visible(column.text(row)) for column in shown] for row in rows]
+    names = next((i for i in range(1, len(shown)) if len({*map(tuple, (line[:i] for line in told))}) == len(told)), 1)
+    sizes = [_widths(column, [line[i] for line in told]) for i, column in enumerate(shown)]
+    blocks = _blocks(sizes, names, sheet.width)
+    if not blocks or (len(blocks) > 1 and len(rows) == 1):
+        _write_records(sheet, shown, told, names)
+        return
+    for number, block in enumerate(blocks):
+        widths = _stretched([sizes[i] for i in block], sheet.width)
+        table = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+        for i, width in zip(block, widths, strict=True):
+            head = "\n".join(wrapped(shown[i].title, width))
+            table.add_column(head, justify="right" if shown[i].number else "left", no_wrap=True)
+        for row, line in zip(rows, told, strict=True):
+            if len(blocks) > 1 and {line[i] for i in block[names:]} == {cells.UNKNOWN}:
+                continue
+            marks = [shown[i].mark for i in block]
+            styles = [_STYLES.get(mark(row) if mark else line[i], "") for i, mark in zip(block, marks, strict=True)]
+            parts = ["\n".join(wrapped(line[i], width)) for i, width in zip(block, widths, strict=True)]
+            table.add_row(*(Text(part, style=style) for part, style in zip(parts, styles, strict=True)))
+        sheet.write(*([""] if number else []), table)
 
 
-def _rich_table(sheet: Sheet, columns: Sequence[Column[T]], rows: Sequence[T]) -> RichTable:
-    table = RichTable(box=box.SIMPLE_HEAD if sheet.width else None, pad_edge=False, padding=(0, 2, 0, 0))
-    told = [[column.text(row) for column in columns] for row in rows]
-    lines = [[Text(cells.visible(text), style=_STYLES.get(text, "")) for text in line] for line in told]
-    for i, column in enumerate(columns):
-        # a name or a note may take several lines of a terminal, a number may not
-        widest = max(len(column.title), *(line[i].cell_len for line in lines))
-        least = widest if column.number or widest <= _SHORT else None
-        table.add_column(column.title, justify="right" if column.number else "left", min_width=least, overflow="fold")
-    for line in lines:
-        table.add_row(*line)
-    return table
+def _widths(column: Column[T], texts: Sequence[str]) -> tuple[int, int]:
+    """Return the least width of a column and the one that wraps nothing; what is a number is never wrapped."""
+    widest = max(map(cell_len, texts))
+    parts = [part for text in (column.title, *texts) for part in _GLUED.sub("\xa0", text).split(" ")]
+    words = min(max(map(cell_len, parts)), _LONGEST)
+    return max(words, widest if column.number else min(widest, _WORDS)), max(widest, cell_len(column.title))
+
+
+def _blocks(sizes: Sequence[tuple[int, int]], names: int, width: int | None) -> list[list[int]]:
+    """Return the columns of each table that fits, the names in each; none where names leave no room for a column."""
+    if width is None:
+        return [[*range(len(sizes))]]
+    blocks, block = [], [*range(min(names, len(sizes)))]
+    for i in range(names, len(sizes)):
+        if not _fits(sizes, [*block, i], width):
+            blocks.append(block)
+            block = block[:names]
+        block = [*block, i]
+    blocks = [one for one in [*blocks, block] if len(one) > names or len(sizes) <= names]
+    return blocks if all(_fits(sizes, one, width) for one in blocks) else []
+
+
+def _fits(sizes: Sequence[tuple[int, int]], block: Sequence[int], width: int) -> bool:
+    return sum(sizes[i][0] + _GAP for i in block) - _GAP <= width
+
+
+def _stretched(sizes: Sequence[tuple[int, int]], width: int | None) -> list[int]:
+    """Return each column's width, what is left of the line given to those that lack most of theirs."""
+    if width is None:
+        return [natural for _, natural in sizes]
+    found = [least for least, _ in sizes]
+    for _ in range(width - sum(found) - _GAP * (len(found) - 1)):
+        lacks = [natural / has for (_, natural), has in zip(sizes, found, strict=True)]
+        if max(lacks) > 1:
+            found[lacks.index(max(lacks))] += 1
+    return found
+
+
+def _write_records(sheet: Sheet, shown: Sequence[Column[T]], told: Sequence[Sequence[str]], names: int) -> None:
+    for line in told:
+        named = ", ".join(text for text in line[:names] if text != cells.UNKNOWN)
+        sheet.write(*wrapped(named, sheet.width, "  "))
+        pairs = zip(shown[names:], line[names:], strict=True)
+        facts = [f"{column.title} {text}" for column, text in pairs if text != cells.UNKNOWN]
+        room = (sheet.width or _UNBOUNDED) - 2
+        kept = (fact.replace(" ", "\xa0") if len(fact) < room else fact for fact in facts)
+        sheet.write(*(f"  {part}" for part in wrapped("; ".join(kept), room)))

@@ -57,7 +57,7 @@ def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:
     def ratio(direction: str) -> Column[Context]:
         told = f"bytes sent {direction} over the closed form's, on the axis where they differ most"
         text = cells.formatted("{:.3f}")
-        return number(f"ratio {direction}", lambda one: one.bytes_ratio(direction), text, told, 3)
+        return number(f"ratio {direction}", lambda one: one.bytes_ratio(direction), text, told)
 
     def row_of(one: Context) -> Row:
         return one.row
@@ -66,14 +66,14 @@ def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:
     exposed_help = "attention's communication that no computation hides, as a share of the traced step"
     part_help = "transfers' exposed time over their time alone"
     columns: tuple[Column[Context], ...] = (
-        metric_column("tokens_per_second", 5).of(row_of),
-        number("bytes sent", lambda one: one.sent_bytes(), cells.num_bytes, "by a rank's attention in a step", 3),
+        metric_column("tokens_per_second").of(row_of),
+        number("bytes sent", lambda one: one.sent_bytes(), cells.num_bytes, "by a rank's attention in a step"),
         ratio("forward"),
         ratio("backward"),
         number("exposed cp", lambda one: one.exposed_share, cells.percent, exposed_help),
-        number("exposed part", lambda one: one.exposed_part, cells.percent, part_help, 4),
+        number("exposed part", lambda one: one.exposed_part, cells.percent, part_help),
         *(column.of(row_of) for column in metric_columns("attention", rows)),
-        metric_column("memory.activations", 6, title="activations").of(row_of),
+        metric_column("memory.activations", title="activations").of(row_of),
     )
     return (*_identity(found), headline("step_time", rows).of(row_of), *known(columns, found))
 
@@ -102,18 +102,18 @@ def hop_columns(found: Sequence[Hopped]) -> tuple[Column[Hopped], ...]:
     exposed_help = "waits from when all peers had issued theirs, the rank with the most"
     part_help = "exposed over alone"
     uneven: Column[Hopped] = number(
-        "pairs max/mean", unevenness, cells.formatted("{:.3g}"), "pairs of ranks in this step of the ring", 5
+        "pairs max/mean", unevenness, cells.formatted("{:.3g}"), "pairs of ranks in this step of the ring"
     )
     return (
         *(column.of(lambda one: one.context) for column in _identity([one.context for one in found])),
         words("direction", lambda one: one.hop.direction, "of the step: forward or backward"),
         number("step", lambda one: one.hop.step, cells.whole, "which step of the ring it overlaps, from 0"),
         words("what", lambda one: one.hop.what, "what moves"),
-        number("bytes", lambda one: one.hop.num_bytes, cells.num_bytes, "of one of them, on a rank", 3),
-        number("count", lambda one: one.hop.count, cells.whole, "how often a step makes it: layers x microbatches", 4),
+        number("bytes", lambda one: one.hop.num_bytes, cells.num_bytes, "of one of them, on a rank"),
+        number("count", lambda one: one.hop.count, cells.whole, "how often a step makes it: layers x microbatches"),
         number("alone", lambda one: one.hop.comm_seconds, cells.duration, alone_help),
         number("exposed", lambda one: one.hop.exposed_seconds, cells.duration, exposed_help),
-        number("exposed part", exposed_part, cells.percent, part_help, 1),
-        number("waited", lambda one: one.hop.wait_seconds, cells.duration, "waits, for peers that come late too", 2),
+        number("exposed part", exposed_part, cells.percent, part_help),
+        number("waited", lambda one: one.hop.wait_seconds, cells.duration, "waits, for peers that come late too"),
         *known((uneven,), found),
     )

@@ -1,6 +1,7 @@
 """The report on collectives and point-to-point: bandwidth, latency, fits, loads, groups of ranks and kinds of them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -8,6 +9,7 @@ from markupsafe import Markup
 
 from bench.results.fit import Fit, intervals_words
 from bench.results.metrics import MetricValue
+from bench.results.stats import WITHIN_LAUNCH
 from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.contrasts import (
@@ -21,34 +23,38 @@ from reports.analysis.contrasts import (
     contrasts,
     largest,
     loads,
+    over_sizes,
     ratio_words,
     series_of_kinds,
 )
 from reports.analysis.fits import Curve, fit_notes
 from reports.analysis.labels import operation
 from reports.analysis.rank_hosts import WITHIN
-from reports.analysis.summary import Row
+from reports.analysis.summary import Alike, Row
 from reports.figures.lines import draw_curves, draw_kinds
 from reports.figures.svg import drawn
-from reports.report import Column, Section, Table, measurement, number, words
+from reports.report import Column, Section, Table, known, measurement, number, words
 from reports.sections.row_columns import IDENTITY, case_columns, communication_columns, headline
 
-TRUST = "what the figures show, and how far to trust it"
+PLOTTED = "plotted data"
 _MOST_OPERATIONS = 6
 _INTERVALS = "Bands and bars are 95 % intervals; of one launch alone, within this launch."
 
 
 def communication_section(found: Analysis) -> Section | None:
-    """Return the operations, on the page a table for each mode and type, and their fits."""
+    """Return the operations, on the page a table for each mode and type, elsewhere over sizes, and their fits."""
     rows = found.communication
     if not rows:
         return None
-    together = Table(
+    series_over = over_sizes(rows)
+    shown = {row.case.id for one in series_over for row in one.rows.values()}
+    others = tuple(row for row in rows if row.case.id not in shown)
+    alone = Table(
         id="communication",
-        title="Collectives and point-to-point",
-        caption=TRUST,
-        columns=communication_columns(rows),
-        rows=rows,
+        title=f"Collectives and point-to-point{', of one size' if series_over else ''}",
+        caption=PLOTTED,
+        columns=communication_columns(others),
+        rows=others,
         where="terminal",
     )
     series: dict[str, list[Row]] = {}
@@ -59,7 +65,7 @@ def communication_section(found: Analysis) -> Section | None:
         Table(
             id=f"communication-{i}",
             title=title,
-            caption=TRUST,
+            caption=PLOTTED,
             columns=tuple(one for one in communication_columns(of) if one.title not in ("mode", "dtype")),
             rows=tuple(of),
             figures=partial(_curves, found, title, of, f"communication-{i}"),
@@ -72,9 +78,48 @@ def communication_section(found: Analysis) -> Section | None:
     return Section(
         id="communication",
         title="Communication",
-        tables=(together, *parts, *_fits(found)),
+        tables=(*_over_sizes(series_over), alone, *parts, *_fits(found)),
         terms=("busbw", "blocking, pipelined", *fitted),
     )
+
+
+def _over_sizes(found: Sequence[Alike[int]]) -> Iterator[Table[Alike[int]]]:
+    """Yield time and bus bandwidth with a column for each size, a line for each operation."""
+    if not found:
+        return
+    sizes = sorted({size for one in found for size in one.rows})
+    are_alone = all(row.launches < 2 for one in found for row in one.rows.values())
+
+    def time(size: int) -> Column[Alike[int]]:
+        def metric(one: Alike[int]) -> MetricValue | None:
+            return one.rows[size].metrics.get(one.rows[size].headline) if size in one.rows else None
+
+        def grade(one: Alike[int]) -> str:
+            return (one.rows[size].grade or "") if size in one.rows else ""
+
+        column = measurement(cells.size(size), metric, "median with its 95 % interval", found)
+        return replace(column, title=cells.size(size) if are_alone else column.title, mark=grade)
+
+    def rate(size: int) -> Column[Alike[int]]:
+        def busbw(one: Alike[int]) -> float | None:
+            return one.rows[size].value("busbw") if size in one.rows else None
+
+        return number(cells.size(size), busbw, cells.gigabytes, "bus bandwidth in 1e9 B/s, nccl-tests' convention")
+
+    names = _series_columns([one.first for one in found])
+    told: list[Column[Alike[int]]] = [column.of(lambda one: one.first) for column in names]
+    table: Table[Alike[int]] = Table(
+        id="time-over-size",
+        title=f"Collectives and point-to-point: time over size{f', {WITHIN_LAUNCH}' if are_alone else ''}",
+        caption=PLOTTED,
+        columns=(*told, *map(time, sizes)),
+        rows=tuple(found),
+        where="terminal",
+    )
+    yield table
+    note = "Each size's p99, noise, iterations and check: report.html, or parbench report --format csv."
+    rates, title = known(map(rate, sizes), found), "Collectives and point-to-point: bus bandwidth over size, GB/s"
+    yield replace(table, id="busbw-over-size", title=title, columns=(*told, *rates), notes=(note,))
 
 
 def _curves(found: Analysis, title: str, rows: Sequence[Row], name: str) -> Iterator[Markup]:
@@ -99,14 +144,8 @@ def _fits(found: Analysis) -> Iterator[Table[Curve]]:
 def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
     """Return the columns of fits: those of ranks, lines and efficiency only where they say something."""
     firsts = [curve.rows[0] for curve in curves]
-    columns: list[Column[Curve]] = [
-        column.of(lambda curve: curve.rows[0])
-        for column in communication_columns(firsts)
-        if column.title in IDENTITY[:3]
-    ]
-    if len({row.world for row in firsts}) > 1:
-        columns.append(words("ranks", _ranks, "ranks, and over how many nodes"))
-    has_knees, has_strays = any(one.fit.knees for one in curves), any(one.fit.off_curve for one in curves)
+    columns: list[Column[Curve]] = [column.of(lambda curve: curve.rows[0]) for column in _series_columns(firsts)]
+    has_knees = any(one.fit.knees for one in curves)
     half_help = "the size at which half the bandwidth is reached: latency times bandwidth, by the line of the largest"
     off_help = "sizes whose times the fit does not explain"
     columns += [
@@ -118,16 +157,15 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
         ),
         _fitted_bandwidth("algbw", lambda curve: 1.0, curves),
         _fitted_bandwidth("busbw", lambda curve: curve.busbw_factor, curves),
-        number("n_1/2", lambda curve: curve.fit.half_bandwidth_bytes, cells.num_bytes, half_help, 5),
+        number("n_1/2", lambda curve: curve.fit.half_bandwidth_bytes, cells.num_bytes, half_help),
         Column(
             "knee",
             lambda curve: _knees(curve.fit),
             lambda curve: curve.fit.knees[0] if curve.fit.knees else None,
             "the size at which another line begins, as where a protocol switches, and the sizes it lies between",
-            drop=1 if has_knees else 8,
         ),
-        words("off the curve", _off_curve, off_help, 3 if has_strays else 7),
-        number("residual", lambda curve: curve.fit.residual, cells.percent, "median distance of times from the fit", 4),
+        words("off the curve", _off_curve, off_help),
+        number("residual", lambda curve: curve.fit.residual, cells.percent, "median distance of times from the fit"),
     ]
     if ceiling := next((curve.ceiling for curve in curves if curve.efficiency is not None), None):
         columns.append(
@@ -136,23 +174,28 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
                 lambda one: cells.percent(one.efficiency) + " (above: see note)" * ((one.efficiency or 0) > 1),
                 lambda one: one.efficiency,
                 "fitted busbw over the declared link's speed, or over a copy in memory on the same host",
-                drop=2,
             )
         )
     if has_knees:
-        columns.append(words("lines", _lines, "each line of the fit, and the sizes it explains", 10))
+        columns.append(words("lines", _lines, "each line of the fit, and the sizes it explains"))
     return tuple(columns)
 
 
-def _ranks(curve: Curve) -> str:
-    world = curve.rows[0].world
-    return f"{world.size} on {world.nodes} node{'s' * (world.nodes != 1)}"
+def _series_columns(firsts: Sequence[Row]) -> list[Column[Row]]:
+    def ranks(row: Row) -> str:
+        return f"{row.world.size} on {row.world.nodes} node{'s' * (row.world.nodes != 1)}"
+
+    columns = [column for column in communication_columns(firsts) if column.title in IDENTITY[:3]]
+    if len({row.world for row in firsts}) > 1:
+        columns.append(words("ranks", ranks, "ranks, and over how many nodes"))
+    return columns
 
 
 def _latency(curve: Curve) -> MetricValue:
     line = curve.fit.segments[0]
     told = intervals_words(curve.fit.launches)
-    return MetricValue(value=line.latency_seconds, unit="s", low=line.latency_low, high=line.latency_high, method=told)
+    low, high = (None, None) if curve.fit.launches == 2 else (line.latency_low, line.latency_high)
+    return MetricValue(value=line.latency_seconds, unit="s", low=low, high=high, method=told)
 
 
 def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None], curves: Sequence[Curve]) -> Column[Curve]:
@@ -166,7 +209,7 @@ def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None], cur
         last = curve.fit.segments[-1]
         bounds = (last.bytes_per_second, last.bytes_per_second_low, last.bytes_per_second_high)
         value, low, high = (cells.gigabytes(scaled(curve, bound)) for bound in bounds)
-        if value == cells.UNKNOWN:
+        if value == cells.UNKNOWN or curve.fit.launches == 2:
             return value
         return f"{value} (one launch)" if is_mixed and curve.fit.launches < 2 else f"{value} [{low}, {high}]"
 
@@ -175,7 +218,6 @@ def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None], cur
         text,
         lambda curve: scaled(curve, curve.fit.segments[-1].bytes_per_second),
         f"{name} of an endless message, by the line of the largest sizes, with its 95 % interval, in 1e9 B/s",
-        drop=0 if name == "busbw" else 9,
     )
 
 

@@ -42,13 +42,13 @@ def mixture_columns(found: Sequence[Mixture]) -> tuple[Column[Mixture], ...]:
 
     rows = [one.row for one in found]
     others = differences(rows, ("routing", "capacity", "ep", "variant"))
-    of_ep = known((metric_column("bytes_ratio.ep", 3), metric_column("exposed_comm.ep", 3)), rows)
+    of_ep = known((metric_column("bytes_ratio.ep"), metric_column("exposed_comm.ep")), rows)
     return (
         words("scope", lambda one: cells.visible(f"{one.scope} {others[one.row.case.id]}"), "what is timed"),
         words("routing", lambda one: cells.visible(one.routing) or cells.UNKNOWN, "how experts are chosen"),
         number("capacity", lambda one: one.capacity, _capacity, "factor above which tokens drop; dropless has none"),
         number("EP", lambda one: one.ep, cells.whole, "ranks that experts are dealt out to"),
-        words("variant", lambda one: cells.visible(one.variant) or cells.UNKNOWN, "how tokens get there and back", 7),
+        words("variant", lambda one: cells.visible(one.variant) or cells.UNKNOWN, "how tokens get there and back"),
         *(column.of(row_of) for column in (headline("step_time", rows), *metric_columns("experts", rows), *of_ep)),
     )
 
@@ -94,8 +94,8 @@ def atlas_columns(atlas: Atlas) -> tuple[Column[str], ...]:
         dropped, dropped_help = metric(place, "drop_rate"), f"{name}: pairs dropped over pairs routed"
         columns += [
             measurement(f"{name}: time", metric(place, "time"), median, atlas.routings),
-            measurement(f"{name}: slow-down", slow, slow_help, atlas.routings, shown=shown, drop=1),
-            measurement(f"{name}: dropped", dropped, dropped_help, shown=cells.percent, drop=2),
+            measurement(f"{name}: slow-down", slow, slow_help, atlas.routings, shown=shown),
+            measurement(f"{name}: dropped", dropped, dropped_help, shown=cells.percent),
         ]
     return (words("routing", cells.visible, "how experts are chosen"), *known(columns, atlas.routings))
 
@@ -133,11 +133,11 @@ def share_columns(found: Sequence[Share]) -> tuple[Column[Share], ...]:
     return (
         words("step", lambda one: labels[one.mixture.row.case.id], "the step, with what tells steps apart"),
         *([layers] if any(len(one.mixture.facts.expert_load) > 1 for one in found) else []),
-        number("capacity", lambda one: one.mixture.capacity, _capacity, "factor above which tokens drop", 2),
+        number("capacity", lambda one: one.mixture.capacity, _capacity, "factor above which tokens drop"),
         number("rank", lambda one: one.rank, cells.whole, "the rank among those that experts are dealt out to"),
         words("experts", experts, "the rank's experts"),
         number("chosen", lambda one: sum(one.chosen), cells.whole, "tokens that chose one of them, of all sources"),
         number("of mean", lambda one: one.of_mean, cells.formatted("{:.2f}"), "the same over an even share"),
         number("kept", lambda one: one.kept, cells.whole, "pairs that the rank gets, dropped ones left out"),
-        words("by expert", by_expert, "tokens that chose each, or the least and the most of them", 1),
+        words("by expert", by_expert, "tokens that chose each, or the least and the most of them"),
     )

@@ -9,14 +9,14 @@ from bench.results.stats import median
 from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.contrasts import Pairs, matrix_title
-from reports.analysis.labels import row_label
+from reports.analysis.labels import operation, row_label, short_labels
 from reports.analysis.rank_hosts import NEAREST_FIRST, ONE_EACH, Nodes
 from reports.analysis.timelines import Late
 from reports.figures.heat_maps import draw_arrivals, draw_pairs
 from reports.figures.svg import drawn
 from reports.report import Column, Section, Table, number, words
-from reports.sections.communication import TRUST
-from reports.sections.row_columns import communication_columns, headline, metric_column
+from reports.sections.communication import PLOTTED
+from reports.sections.row_columns import case_columns, communication_columns, headline, metric_column
 
 MOST_RANKS = 16
 
@@ -34,9 +34,9 @@ def node_table(nodes: Nodes) -> Table[str]:
     columns: tuple[Column[str], ...] = (
         words("host", str, "the node, as it calls itself"),
         words("ranks", lambda host: format_cpus(ranks(host)), "the ranks that run on it"),
-        number("ranks a node", lambda host: len(ranks(host)), cells.whole, "how many ranks run on it", 3),
-        words("switches", lambda host: nodes.switches.get(host, cells.UNKNOWN), switches_help, 2),
-        words("cores", lambda host: _cores(nodes, ranks(host)), "the cores that each of its ranks may use", 1),
+        number("ranks a node", lambda host: len(ranks(host)), cells.whole, "how many ranks run on it"),
+        words("switches", lambda host: nodes.switches.get(host, cells.UNKNOWN), switches_help),
+        words("cores", lambda host: _cores(nodes, ranks(host)), "the cores that each of its ranks may use"),
     )
     return Table(
         id="nodes-table",
@@ -72,7 +72,7 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
     yield Table(
         id=f"pairs-{index}",
         title=title,
-        caption=TRUST,
+        caption=PLOTTED,
         columns=communication_columns(rows),
         rows=rows,
         notes=notes,
@@ -153,11 +153,16 @@ def _late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
         return cells.UNKNOWN if rank is None else f"rank {rank}"
 
     rows = [one.row for one in late]
+    steps = short_labels([row for row in rows if not row.is_communication])
+
+    def case(one: Late) -> str:
+        return steps.get(one.row.case.id) or operation(one.row.case)
+
     return (
-        words("case", lambda one: row_label(one.row), "what is done, its size and its mode"),
+        words("case", case, "what is done, or the step with the parameters in which steps differ"),
         *(
             column.of(lambda one: one.row)
-            for column in (headline("time", rows), metric_column("skew"), metric_column("transfer"))
+            for column in (*case_columns(), headline("time", rows), metric_column("skew"), metric_column("transfer"))
         ),
         Column(
             "late rank",

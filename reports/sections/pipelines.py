@@ -30,13 +30,18 @@ def pipeline_tables(found: Analysis) -> Iterator[Table[Any]]:
             is_wide=True,
         )
     for i, one in enumerate(comparisons(found.pipelines), start=1):
-        yield Table(
-            id=f"schedules-{i}",
-            title=one.title,
-            caption="measured by this run, or simulated with the times that its first such step measured",
-            columns=schedule_columns(one.entries),
-            rows=one.entries,
-        )
+        for measured, kind, caption in (
+            (True, "measured", "by cases of this run"),
+            (False, "simulated, not measured", "with the times that the first such step of this run measured"),
+        ):
+            if entries := tuple(entry for entry in one.entries if entry.simulated.measured == measured):
+                yield Table(
+                    id=f"schedules-{i}{'' if measured else '-simulated'}",
+                    title=f"Schedules {kind}: {one.title}",
+                    caption=caption,
+                    columns=schedule_columns(entries),
+                    rows=entries,
+                )
 
 
 def _draw(found: Sequence[Pipeline]) -> Iterator[Markup]:
@@ -54,7 +59,7 @@ def pipeline_columns(found: Sequence[Pipeline]) -> tuple[Column[Pipeline], ...]:
     labels, rows = schedule_labels(found), [one.row for one in found]
     told = "the order of actions, with the parameters in which steps differ"
     activations: Column[Pipeline] = number(
-        "activations", lambda one: one.activation_bytes, cells.num_bytes, "memory of activations, the fullest rank", 7
+        "activations", lambda one: one.activation_bytes, cells.num_bytes, "memory of activations, the fullest rank"
     )
     return (
         words("schedule", lambda one: labels[one.row.case.id], told),
@@ -70,14 +75,11 @@ def pipeline_columns(found: Sequence[Pipeline]) -> tuple[Column[Pipeline], ...]:
 
 
 def schedule_columns(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
-    def source(entry: Entry) -> str:
-        return cells.UNKNOWN if entry.simulated.why_not else "measured" if entry.simulated.measured else "simulated"
-
     held_help = "the fullest rank's, measured or what its layers hold"
     measured: tuple[Column[Entry], ...] = (
         number("bubble fraction", lambda one: one.simulated.bubble_fraction, cells.percent, "by makespan"),
-        number("in flight", lambda one: one.simulated.in_flight, _count, "microbatches that a rank holds, at most", 3),
-        number("activations", lambda one: one.simulated.activation_bytes, cells.num_bytes, held_help, 2),
+        number("in flight", lambda one: one.simulated.in_flight, _count, "microbatches that a rank holds, at most"),
+        number("activations", lambda one: one.simulated.activation_bytes, cells.num_bytes, held_help),
     )
     reason: Column[Entry] = words(
         "cannot run", lambda one: one.simulated.why_not or cells.UNKNOWN, "what the schedule needs"
@@ -86,7 +88,6 @@ def schedule_columns(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
         words("schedule", lambda one: cells.visible(one.label), "the order of actions"),
         number("v", lambda one: one.simulated.chunks, _count, "stages of a rank, its chunks"),
         number("step time", lambda one: one.simulated.step_seconds, cells.duration, "measured or simulated"),
-        words("source", source, "measured by a case of this run, or simulated from the first one's times"),
         *known(measured, entries),
         *([reason] if any(one.simulated.why_not for one in entries) else []),
     )

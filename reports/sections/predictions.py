@@ -93,7 +93,7 @@ def _published(claims: list[Published]) -> Table[Published]:
 
     columns: tuple[Column[Published], ...] = (
         words("published", lambda one: one.name, "what was published, and of what"),
-        words("source", lambda one: one.source, "who published it", 1),
+        words("source", lambda one: one.source, "who published it"),
         Column("quoted", lambda one: text(one.quoted, one.unit), lambda one: one.quoted, "the number as published"),
         Column(
             "predicted",

@@ -17,26 +17,24 @@ IDENTITY = ("operation", "mode", "dtype", "size")
 
 
 def communication_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
-    """Return the columns of collectives and point-to-point operations; what tells rows apart is never dropped."""
-    alike = {name: len({row.case.params.get(name) for row in rows}) < 2 for name in ("mode", "dtype")}
     return (
         words("operation", lambda row: operation(row.case), "what is done; its parameters where it has any"),
-        *case_columns(2 * alike["mode"], 3 * alike["dtype"]),
+        *case_columns(),
         headline("time", rows),
-        metric_column("algbw", 9),
+        metric_column("algbw"),
         metric_column("busbw"),
         *quality_columns(rows),
     )
 
 
-def case_columns(mode_drop: int = 0, dtype_drop: int = 0) -> tuple[Column[Row], ...]:
+def case_columns() -> tuple[Column[Row], ...]:
     def size(row: Row) -> int | None:
         found = row.case.params.get("size_bytes")
         return found if isinstance(found, int) else None
 
     return (
-        words("mode", lambda row: _param(row, "mode"), "blocking or pipelined", mode_drop),
-        words("dtype", lambda row: _param(row, "dtype"), "element type", dtype_drop),
+        words("mode", lambda row: _param(row, "mode"), "blocking or pipelined"),
+        words("dtype", lambda row: _param(row, "dtype"), "element type"),
         Column("size", lambda row: cells.size(size(row)), size, "total bytes as nccl-tests counts them, 1024-based"),
     )
 
@@ -53,7 +51,6 @@ def step_column(rows: Sequence[Row]) -> Column[Row]:
 
 def metric_column(
     name: str,
-    drop: int = 0,
     value: Callable[[Row], float | None] | None = None,
     title: str | None = None,
     rows: Sequence[Row] = (),
@@ -63,17 +60,17 @@ def metric_column(
     assert metric is not None, f"metric {name} is not declared"
     own = metric.of(name) or metric
     text: Any = cells.formatted(metric.shown) if metric.shown else _TEXTS.get(metric.unit, cells.significant)
-    told = number(title or own.title, value or (lambda row: row.value(name)), text, own.help, drop)
+    told = number(title or own.title, value or (lambda row: row.value(name)), text, own.help)
     if own.kind in ("difference", "factor", "excess") and value is None:
-        told = measurement(told.title, lambda row: row.metrics.get(name), own.help, rows, shown=text, drop=drop)
-    return told if title else replace(told, metric=metric)
+        told = measurement(told.title, lambda row: row.metrics.get(name), own.help, rows, shown=text)
+    return replace(told, metric=None if title else metric, is_result=True)
 
 
 def metric_columns(table: str, rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """Return the columns that metrics are declared to have in a table, those that say something of any row."""
     names = dict.fromkeys(name for row in rows for name in row.metrics)
     found = (
-        metric_column(name, metric.tables[table], rows=rows)
+        metric_column(name, rows=rows)
         for metric in metrics.METRICS
         if table in metric.tables
         for name in names
@@ -95,23 +92,23 @@ def quality_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
         within = "" if is_told or row.scatter is not None else f" {WITHIN_LAUNCH}"
         return f"{row.grade}{within}" if row.grade else cells.UNKNOWN
 
+    noise_title = f"noise{' (one launch)' * is_told}"
     told = "independent iterations that would tell as much"
     noise_help = f"how far launches scatter, of one launch {WITHIN_LAUNCH}: stable, fair, noisy, very noisy"
     return (
-        metric_column("time_p99", 4, lambda row: row.value(f"{row.headline}_p99")),
-        *known([metric_column("time_q10", 9, lambda row: row.value(f"{row.headline}_q10"))], rows),
-        words("noise within" if is_told else "noise", noise, noise_help, 1),
-        number("n", lambda row: row.iterations or None, cells.whole, "iterations of all launches", 7),
-        *known([number("n_eff", lambda row: row.effective, cells.whole, told, 9)], rows),
+        metric_column("time_p99", lambda row: row.value(f"{row.headline}_p99")),
+        *known([metric_column("time_q10", lambda row: row.value(f"{row.headline}_q10"))], rows),
+        replace(words(noise_title, noise, noise_help), mark=lambda row: row.grade or ""),
+        number("n", lambda row: row.iterations or None, cells.whole, "iterations of all launches"),
+        *known([number("n_eff", lambda row: row.effective, cells.whole, told)], rows),
         Column(
             "launches",
             lambda row: f"{row.launches}/{row.planned}",
             lambda row: row.launches,
             "launches that measured the case, of those planned",
-            drop=5,
         ),
-        words("stop", lambda row: cells.counted(row.stops), "why measuring ended, by launch", 8),
-        words("check", _check_word, "whether results equal the reference", 6),
+        words("stop", lambda row: cells.counted(row.stops), "why measuring ended, by launch"),
+        words("check", _check_word, "whether results equal the reference"),
     )
 
 

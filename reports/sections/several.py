@@ -69,11 +69,11 @@ def _runs(several: Several) -> Section:
         columns += [
             number("nodes", lambda one: one.num_nodes or None, cells.whole, "on how many nodes"),
             words("placement", lambda one: one.nodes.placement if one.nodes else "-", "how ranks lie on nodes"),
-            words("hosts", lambda one: ", ".join(one.nodes.names) if one.nodes else one.run.info.host, "the nodes", 4),
+            words("hosts", lambda one: ", ".join(one.nodes.names) if one.nodes else one.run.info.host, "the nodes"),
         ]
     columns.append(words("verdicts", lambda one: verdict_words(one.run, one.summary), "right, complete, quiet"))
     if not has_points:
-        columns.append(words("what", lambda one: heading(one.run, one.summary), what_help, 5))
+        columns.append(words("what", lambda one: heading(one.run, one.summary), what_help))
     notes = [*several.lacking, *told_of_runs([one.run for one in several.runs], other_claims)]
     if again := [one.number for one in several.runs if one not in several.counting]:
         notes.append(f"Run again later, so not counted in the verdict: run {format_cpus(again)}.")
@@ -164,9 +164,9 @@ def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], 
     each, each_help = cells.formatted("{:g}"), "how many ranks each node had"
     return (
         words("case", lambda one: one.label, "what ran, and how its ranks were placed where that differs"),
-        number("ranks a node", lambda one: one.layout.ranks_per_node, each, each_help, 2),
-        words("placement", lambda one: one.layout.placement or "-", "how ranks lie on nodes, as found", 3),
-        words("what", lambda one: "busbw" if one.scaled.first.is_communication else "step time", "what is shown", 1),
+        number("ranks a node", lambda one: one.layout.ranks_per_node, each, each_help),
+        words("placement", lambda one: one.layout.placement or "-", "how ranks lie on nodes, as found"),
+        words("what", lambda one: "busbw" if one.scaled.first.is_communication else "step time", "what is shown"),
         *map(at, counts),
         *map(efficiency, counts[1:]),
     )

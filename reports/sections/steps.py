@@ -64,24 +64,17 @@ def _steps(found: Analysis) -> Iterator[Table[Row]]:
     notes = {row.case.id: [*row.notes, *notes[row.case.id]] for row in steps}
     title = "Step time, launch by launch (circles) and over all launches (diamonds)"
     intervals = "Bands and bars are 95 % intervals; of one launch alone, within this launch."
-    columns = _step_columns(steps, told)
-    table = Table(
+    yield Table(
         id="steps-table",
         title="Steps",
-        caption="what the figures show, and how far to trust it",
-        columns=columns,
+        caption="plotted data",
+        columns=_step_columns(steps, told),
         rows=steps,
         # sentences would make the table wider than any page: they stand below it
         notes=_attributed(steps, notes),
         figures=lambda: drawn(draw_steps(steps), "steps-time", title, intervals),
         has_facts=True,
-        where="page",
     )
-    yield table
-    own: Column[Row] = words(
-        "notes", lambda row: "; ".join(notes[row.case.id]) or cells.UNKNOWN, "what the row cannot claim", 10
-    )
-    yield replace(table, columns=(*columns, own), notes=(), where="terminal")
 
 
 def _step_columns(rows: Sequence[Row], told: Mapping[str, Prediction | None]) -> tuple[Column[Row], ...]:
@@ -112,8 +105,8 @@ def _step_columns(rows: Sequence[Row], told: Mapping[str, Prediction | None]) ->
         *metric_columns("steps", rows),
         number("exposed", lambda row: share_of_traced(row, exposed_seconds(row)), cells.percent, exposed_help),
         Column("predicted comm", predicted_text, predicted, calls_help),
-        replace(metric_column("bytes_ratio.AXIS", 3), text=ratio_text, sort=ratio),
-        number("memory", held_bytes, cells.num_bytes, held_help, 4),
+        replace(metric_column("bytes_ratio.AXIS"), text=ratio_text, sort=ratio),
+        number("memory", held_bytes, cells.num_bytes, held_help),
     )
     time, tokens = headline("step_time", rows), metric_column("tokens_per_second")
     return (step_column(rows), time, tokens, *known(measured, rows), *quality_columns(rows))
@@ -138,12 +131,12 @@ def _times(found: Analysis) -> Iterator[Table[Row]]:
     if rows := broken_down(steps):
         # two decimals: what is nothing but rounding reads as 0.00
         residual = replace(
-            metric_column("residual", 6),
+            metric_column("residual"),
             text=lambda row: cells.formatted("{:.2f} %")(_hundredths(row)),
             sort=lambda row: share_of_traced(row, row.value("residual")),
         )
         told = "the traced step from start to end: the sum of its parts"
-        whole: Column[Row] = number("traced step", traced_seconds, cells.duration, told, 5)
+        whole: Column[Row] = number("traced step", traced_seconds, cells.duration, told)
         title = "Where the time went: the parts of each step"
         told = "Each bar is a traced step, its parts in the legend's order."
         yield Table(

@@ -59,7 +59,7 @@ def test_a_report_is_rebuilt_or_goes_where_it_is_asked_to_and_its_place_is_print
 
 
 def test_other_formats_go_to_standard_output_or_a_file(run: Path, tmp_path: Path) -> None:
-    for form, start in (("markdown", "# parbench run-1"), ("csv", "case,"), ("json", '{"run":')):
+    for form, start in (("markdown", "# parbench run-1"), ("csv", "run,case,"), ("json", '{"run":')):
         told = printed(report, run, "--format", form)
         assert told.startswith(start)
         assert printed(report, run, "--format", form, "--output", tmp_path / "x") == f"{tmp_path / 'x'}\n"

@@ -89,7 +89,7 @@ def test_other_steps_are_none_and_facts_that_contradict_themselves_are_told() ->
         assert words in told
 
 
-def test_a_step_says_all_it_knows_and_a_narrow_terminal_keeps_time_and_what_is_exposed() -> None:
+def test_a_step_says_all_it_knows() -> None:
     one = one_of(context_record(seconds=0.02))
     columns = context_columns([one])
     assert line_of(columns, one) == (
@@ -99,8 +99,6 @@ def test_a_step_says_all_it_knows_and_a_narrow_terminal_keeps_time_and_what_is_e
         "exposed part: 75.0 % | load balance: 65.0 % | ceiling: 67.0 % | comm alone: 4.00 ms | exposed hops: 3.00 ms | "
         "waited: 6.00 ms | activations: 5.00 MiB"
     )
-    kept = [column.title for column in columns if not column.drop]
-    assert kept == ["method", "mask", "cp", "sequence", "step time, within this launch", "exposed cp"]
     assert all(column.help for column in columns)
 
 

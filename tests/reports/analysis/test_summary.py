@@ -167,6 +167,7 @@ def test_a_row_is_as_noisy_as_its_launches_scatter_and_only_one_alone_as_its_ite
         row = row_of(*(ok(CASE, i, factor * 1e-3, grade=noise) for i, factor in enumerate(factors)), launches=3)
         assert row.grade == word, factors
         assert (row.scatter is None) == (len(factors) < 3)
+    assert row_of(ok(CASE, n=19)).grade is None
     none = row_of(*(ok(CASE, i, metrics={"time": seconds_metric(None)}, noise=None) for i in (0, 1)), launches=2)
     assert (none.scatter, none.grade) == (None, None)
 

@@ -1,11 +1,14 @@
-"""The report on a terminal and in a pipe: what comes where, what a narrow one drops, nothing obeyed, colour refused."""
+"""The report on a terminal and in a pipe: what comes where, no line too long, nothing obeyed, colour refused."""
 
 import io
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import reports_fixtures as fixtures
+from golden import GOLDEN
 from nodes_fixtures import EMULATION, node_run, scaling_run
 from report_rows import matrix_case, run_of
 from reports_fixtures import HOSTILE, bad, collective, curve_records, ok, pipeline_record, sample_run, simulated, step
@@ -13,8 +16,10 @@ from traced import run_with, traced_record
 
 from bench.results.records import Record
 from bench.results.runs import Run, load_run
+from reports.analysis.analysis import analyse
 from reports.analysis.several import several
 from reports.analysis.summary import summarize
+from reports.cells import measured
 from reports.render.terminal import print_report, render_text
 from reports.sections.one_run import report_of
 from reports.sections.several import report_of_several
@@ -59,24 +64,63 @@ def test_a_pipe_cuts_and_wraps_nothing() -> None:
     assert "…" not in text
 
 
-def test_a_terminal_is_not_overrun_and_keeps_numbers_whole() -> None:
-    run = sample_run()
-    for width in (60, 80, 100, 140):
-        text = text_of(run, width)
-        assert "21.1 us [19.2, 23.3]" in text
-        assert "12.5 ms [11.3, 13.7]" in text
-        assert "…" not in text
-        assert width == 60 or max(map(len, text.splitlines())) <= width
-    assert "No room" not in text_of(run, 250)
+UNIT_ALONE = re.compile(r"\d\n\s*([num]?s|min|[KMGT]?i?B(/s)?|%)(?![\w/])")
+RUNS: dict[str, Callable[[], Run]] = {
+    **{path.name: partial(load_run, path) for path in sorted((GOLDEN / "runs").iterdir())},
+    "sample": sample_run,
+    "nodes": lambda: node_run("cyclic"),
+    "training": lambda: training_run(),
+    "pipeline": lambda: pipeline_run(),
+}
 
 
-def test_a_narrow_terminal_drops_columns_and_says_which_and_what_they_held() -> None:
-    text = " ".join(told(ok(collective()), ok(collective(size_bytes=2048), stop="budget"), width=88).split())
-    assert "No room for: dtype (float32), algbw GB/s, n (120), launches (1/1), stop, check (ok)" in text.replace(
-        " p99,", ""
-    ).replace(" p99 (2.00 ms),", "")
-    assert "mode" not in text.split("No room for")[1]
-    assert "blocking" in text
+@pytest.mark.parametrize("name", RUNS)
+def test_at_every_width_all_is_there_no_line_is_too_long_and_no_number_parts_from_its_unit(name: str) -> None:
+    report = report_of(run := RUNS[name]())
+    tables = [table for section in report.sections for table in section.tables if table.where != "page"]
+    cells = [(column, column.text(row)) for table in tables for column in table.columns for row in table.rows]
+    found = analyse(run, summarize(run))
+    rows = [*found.communication, *found.steps]
+    for width in (60, 80, 100, 140, None):
+        text = render_text(report, width)
+        flat = " ".join(text.split())
+        assert width is None or max(map(len, text.splitlines())) <= width
+        assert not UNIT_ALONE.search(text)
+        assert not re.search(r"\[[-+.\d]+,?\n", text)
+        assert [told for column, told in cells if column.number and told not in text] == []
+        assert [word for _, told in cells for word in told.split() if word not in flat] == []
+        assert [row.case.label for row in rows if measured(row.metrics.get(row.headline)) not in text] == []
+
+
+def test_what_all_rows_have_alike_is_said_once_above_the_table_and_results_stay_in_it() -> None:
+    records = [ok(collective(size_bytes=size, dtype=dtype)) for size in (1024, 4096) for dtype in ("float32", "int32")]
+    head, *lines = told(*records).split("time over size, within this launch\n")[1].split("\n\n")[0].splitlines()
+    assert head == "All rows: mode blocking."
+    assert [re.split(r" {2,}", line) for line in lines] == [
+        ["operation", "dtype", "1K", "4K"],
+        ["all_reduce", "float32", "1.00 ms [0.900, 1.10]", "1.00 ms [0.900, 1.10]"],
+        ["all_reduce", "int32", "1.00 ms [0.900, 1.10]", "1.00 ms [0.900, 1.10]"],
+    ]
+    alone = told(ok(collective()), ok(collective("broadcast", 1024, root=0)))
+    assert "All rows: mode blocking; dtype float32; size 1K; noise (one launch) stable; n 120;" in alone
+    assert alone.count("1.00 ms [0.900, 1.10]") == 2
+
+
+def test_a_table_too_wide_is_stacked_with_its_names_and_one_row_too_wide_is_a_record() -> None:
+    many = [ok(collective(size_bytes=1024 << i), seconds=1e-3 * (i + 1)) for i in range(8)]
+    pipelined = [ok(collective(size_bytes=1024 << i, mode="pipelined"), seconds=1e-3) for i in range(2)]
+    text = told(*many, *pipelined, width=80)
+    blocks = text.split("time over size, within this launch\n")[1].split("bus bandwidth")[0].split("\n\n")
+    assert [block.count("\nall_reduce") for block in blocks[:-1]] == [2, 1, 1, 1]
+    alone = told(*many, width=60)
+    assert "\nall_reduce\n  mode blocking; dtype float32; 1K 1.00 ms [0.900, 1.10];" in alone
+
+
+def test_what_is_noisy_or_wrong_is_coloured_in_a_terminal() -> None:
+    records = [ok(collective(size_bytes=size), grade="very noisy") for size in (1024, 4096)]
+    text = text_of(run_of(*records, bad(collective(size_bytes=8), status="wrong")), 100, color=True)
+    assert f"{ESCAPE}[1;33m1.00 ms [0.900, 1.10]" in text
+    assert f"{ESCAPE}[1;31mwrong" in text
 
 
 def printed(monkeypatch: pytest.MonkeyPatch, stream: io.TextIOBase, **environment: str) -> str:
@@ -98,9 +142,10 @@ def test_a_terminal_has_its_own_width_and_colour_which_can_be_refused(monkeypatc
 
 
 def test_a_pipe_has_no_colour_even_if_forced_and_no_blanks_at_line_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = printed(monkeypatch, io.StringIO(), FORCE_COLOR="1", COLUMNS="40")
+    text = printed(monkeypatch, io.StringIO(), FORCE_COLOR="1", COLUMNS="")
     assert ESCAPE not in text
     assert max(map(len, text.splitlines())) > 120
+    assert max(map(len, printed(monkeypatch, io.StringIO(), COLUMNS="80").splitlines())) <= 80
     assert not [line for line in text.splitlines() if line != line.rstrip()]
 
 
@@ -185,23 +230,13 @@ def pipeline_run() -> Run:
     return run_of(ok(step("ddp")), pipeline_record(comparison=others), pipeline_record("gpipe", seconds=0.03))
 
 
-def test_a_narrow_terminal_keeps_of_steps_and_pipelines_what_matters_most() -> None:
-    steps = ("exposed", "predicted comm", "tokens/s", "10.0 ms [9.00, 11.0]")
-    pipelines = ("1f1b", "20.0 ms [18.0, 22.0]", "26.3 %")
-    for run, title, kept in ((training_run(), "Steps", steps), (pipeline_run(), "Pipelines", pipelines)):
-        text = text_of(run, 80)
-        assert max(map(len, text.splitlines())) <= 80
-        shown = text.split(f"\n{title}\n")[1].split("No room for")[0]
-        assert [word for word in kept if word not in shown] == []
-        assert "mfu" not in shown
-
-
 def test_nodes_groups_and_pairs_are_told_node_by_node() -> None:
     text = text_of(node_run("cyclic"))
     assert text.splitlines()[1] == EMULATION
-    assert lines_after(text, "Nodes")[:2] == [
-        ["host", "ranks", "ranks a node", "switches", "cores"],
-        ["n1", "0,4", "2", "spine.leaf1", "0"],
+    assert lines_after(text, "Nodes")[:3] == [
+        ["All rows: ranks a node 2."],
+        ["host", "ranks", "switches", "cores"],
+        ["n1", "0,4", "spine.leaf1", "0"],
     ]
     assert "Placement of 8 ranks on 4 nodes: cyclic." in text
     assert "across nodes 4M runs at 0.127 of within a node" in text

@@ -1,4 +1,4 @@
-"""The columns of the tables on communication: what each shows and sorts by, and what a narrow terminal drops."""
+"""The columns of the tables on communication: what each shows and sorts by."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,20 +45,10 @@ def test_numbers_are_sorted_as_numbers_and_unknown_is_none() -> None:
     assert columns["busbw GB/s"].sort(unknown) is None
 
 
-def test_what_a_row_is_what_tells_it_apart_and_its_time_are_never_dropped() -> None:
-    def dropped(**given: Any) -> set[str]:
-        rows = rows_of(ok(collective()), ok(collective(size_bytes=4096, **given)))
-        return {column.title for column in communication_columns(rows) if column.drop} & {"mode", "dtype"}
-
-    assert (dropped(mode="pipelined"), dropped(dtype="float16"), dropped()) == ({"dtype"}, {"mode"}, {"mode", "dtype"})
-    kept = {column.title for column in communication_columns([]) if not column.drop}
-    assert kept == {"operation", "size", "time", "busbw GB/s"}
-
-
 def test_an_interval_of_one_launch_says_so_in_the_title_and_beside_those_of_several_is_left_out() -> None:
     alone = [row_of(ok(collective(size_bytes=size))) for size in (1024, 2048)]
     told = cells_of(communication_columns(alone), alone[0])
-    assert (told[WITHIN], told["noise within"]) == ("1.00 ms [0.900, 1.10]", "stable")
+    assert (told[WITHIN], told["noise (one launch)"]) == ("1.00 ms [0.900, 1.10]", "stable")
     cut = row_of(ok(collective()), launches=2)
     whole = row_of(*(ok(collective(size_bytes=2048), i, 1e-3 * 2**i) for i in range(3)), launches=3)
     told, other = (cells_of(communication_columns([cut, whole]), row) for row in (cut, whole))
@@ -142,19 +132,6 @@ def test_efficiency_has_a_column_where_a_link_is_declared_and_ranks_where_curves
     assert [cells_of(fit_columns(curves), one)["ranks"] for one in curves] == ["4 on 1 node", "16 on 2 nodes"]
 
 
-def test_latency_and_bandwidth_are_never_dropped_and_news_goes_late() -> None:
-    news, none = (
-        {column.title: column.drop for column in fit_columns([curve_of(found)])} for found in (TWO_LINES, NO_SLOPE)
-    )
-    assert {title for title, drop in news.items() if not drop} == {
-        "operation",
-        "latency, within this launch",
-        "busbw GB/s",
-    }
-    assert news["knee"] < news["residual"] < none["knee"]
-    assert news["off the curve"] < news["residual"] < none["off the curve"]
-
-
 def test_what_slows_a_row_has_a_column_for_each_load_and_a_load_not_met_is_a_dash() -> None:
     records = [
         ok(collective(size_bytes=size, **more), seconds=2e-3 if more else 1e-3)
@@ -191,7 +168,7 @@ def test_a_column_of_numbers_sorts_by_them_and_unknown_ones_have_no_column() -> 
     )
     kept = known(columns, ["ab", "c"])
     assert [column.title for column in kept] == ["length"]
-    assert (kept[0].text("ab"), kept[0].sort("ab"), kept[0].number, kept[0].drop) == ("2 letters", 2, True, 0)
+    assert (kept[0].text("ab"), kept[0].sort("ab"), kept[0].number) == ("2 letters", 2, True)
     assert known(columns, []) == ()
 
 

@@ -85,7 +85,15 @@ def test_every_panel_of_steps_has_its_place_and_none_that_has_nothing_to_say(tmp
     other = pipeline_record(comparison=[simulated("zb_v", 0.018, 2)])
     run = run_with(tmp_path, [(trained, None), (traced_record(), timeline()), (other, None)])
     assert step_ids(found_of(run)) == [
-        *("steps-table", "step-time", "step-timelines", "pipelines", "schedules-1", "step-memory")
+        *(
+            "steps-table",
+            "step-time",
+            "step-timelines",
+            "pipelines",
+            "schedules-1",
+            "schedules-1-simulated",
+            "step-memory",
+        )
     ]
 
 

@@ -18,14 +18,12 @@ from reports.report import Column, Table
 
 
 def step_table(rows: Sequence[Row], curves: Sequence[Curve] = (), table: str = "steps-table") -> Table[Any]:
-    """The page's table of steps has notes of its own below it, the terminal's a column of them."""
     found = replace(found_in(), steps=tuple(rows), curves=tuple(curves))
-    return table_of(found, table, "page" if table == "steps-table" else None)
+    return table_of(found, table)
 
 
 def step_columns(rows: Sequence[Row], curves: Sequence[Curve] = ()) -> tuple[Column[Any], ...]:
-    found = replace(found_in(), steps=tuple(rows), curves=tuple(curves))
-    return table_of(found, "steps-table", "terminal").columns
+    return step_table(rows, curves).columns
 
 
 def step_notes(rows: Sequence[Row], curves: Sequence[Curve] = ()) -> tuple[str, ...]:
@@ -109,22 +107,19 @@ def test_memory_has_a_line_for_each_component_that_any_source_knows() -> None:
     }
 
 
-def test_a_step_without_notes_or_rates_has_dashes() -> None:
+def test_a_step_without_rates_has_dashes() -> None:
     told = cells(ok(step("mine"), metrics={"time": seconds_metric(2.0)}, noise=None, samples={"values": []}))
     assert told["step time, within this launch"] == "2.00 s [1.80, 2.20]"
-    assert [told[name] for name in ("tokens/s", "notes", "noise", "n")] == ["-"] * 4
-    assert cells(ok(step(), notes=["functional only", "timed compute"]))["notes"] == "functional only; timed compute"
+    assert [told[name] for name in ("tokens/s", "noise", "n")] == ["-"] * 3
     assert step_cells({"step_time": seconds_metric(1.0), "step_time_p99": seconds_metric(3.0)})["p99"] == "3.00 s"
 
 
-def test_a_narrow_terminal_keeps_what_links_a_step_to_collectives() -> None:
+def test_a_step_is_linked_to_collectives_by_its_exposed_and_predicted_communication() -> None:
     row = row_of(ok(step(), metrics=training_metrics(), details={"comm_calls": [comm_call(count=2)]}))
     columns = step_columns([row], curves())
     told = cells_of(columns, row)
     assert (told["exposed"], told["predicted comm"]) == ("30.0 %", "739 us")  # 2 * (20 us + 1 MiB / 3 GB/s)
     assert (told["mfu"], told["memory"]) == ("34.5 %", "7.00 MiB")
-    kept = ["step", "step time, within this launch", "tokens/s", "exposed", "predicted comm"]
-    assert [column.title for column in columns if not column.drop] == kept
 
 
 def test_what_no_step_knows_has_no_column_and_what_one_knows_is_a_dash_for_the_other() -> None:
@@ -154,17 +149,17 @@ def test_exposed_communication_is_summed_over_axes_and_the_bytes_ratio_that_of_t
 
 
 def test_an_extrapolated_prediction_says_so_beside_the_number_and_a_missing_one_in_the_notes() -> None:
-    told = cells(ok(step(), details={"comm_calls": [comm_call(num_bytes=1 << 30)]}, notes=["few cores"]), curves())
-    assert told["predicted comm"] == "358 ms (extrapolated)"
-    assert told["notes"] == (
-        "few cores; predicted comm is extrapolated: dp: all_reduce on 4 ranks, 1G a call, 1K to 16M were measured"
+    beyond = ok(step(), details={"comm_calls": [comm_call(num_bytes=1 << 30)]}, notes=["few cores"])
+    assert cells(beyond, curves())["predicted comm"] == "358 ms (extrapolated)"
+    assert step_notes(rows_of(beyond), curves()) == (
+        "ddp: few cores",
+        "ddp: predicted comm is extrapolated: dp: all_reduce on 4 ranks, 1G a call, 1K to 16M were measured",
     )
     lacking = ok(step(), details={"comm_calls": [comm_call("all_gather")]})
-    told = cells(lacking, curves())
-    assert "predicted comm" not in told
-    assert told["notes"] == "predicted comm: no blocking float32 curve for dp: all_gather on 4 ranks"
-    assert step_notes(rows_of(lacking), curves()) == (f"ddp: {told['notes']}",)
-    assert cells(lacking)["notes"] == "-"  # a run without any curves is not told so
+    assert "predicted comm" not in cells(lacking, curves())
+    why = "ddp: predicted comm: no blocking float32 curve for dp: all_gather on 4 ranks"
+    assert step_notes(rows_of(lacking), curves()) == (why,)
+    assert step_notes(rows_of(lacking)) == ()  # a run without any curves is not told so
 
 
 def test_notes_are_told_once_with_the_steps_that_say_so() -> None:
