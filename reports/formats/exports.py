@@ -120,10 +120,12 @@ def _benchmark(row: Row, data: Sequence[float]) -> dict[str, Any]:
 
 def stats_of(data: Sequence[float]) -> dict[str, Any]:
     """Return what pytest-benchmark says of durations in seconds, by its own definitions."""
+    import numpy as np
+
     ordered = sorted(data)
     total, mean = sum(data), statistics.mean(data)
     stddev = statistics.stdev(data) if len(data) > 1 else 0
-    q1, q3 = _quartiles(ordered)
+    q1, q3 = np.quantile(ordered, (0.25, 0.75), method="hazen").tolist()
     reach = 1.5 * (q3 - q1)
     beyond = sum(not mean - stddev <= value <= mean + stddev for value in data)
     outliers = sum(not q1 - reach <= value <= q3 + reach for value in data)
@@ -134,18 +136,6 @@ def stats_of(data: Sequence[float]) -> dict[str, Any]:
     whiskers = {"ld15iqr": ordered[ends[0]], "hd15iqr": ordered[ends[1]]}
     sums = {"ops": len(data) / total if total else 0, "total": total, "data": list(data), "iterations": 1}
     return {**moments, **quartiles, **counts, **whiskers, **sums}
-
-
-def _quartiles(ordered: Sequence[float]) -> tuple[float, float]:
-    """Return both quartiles: medians of the halves, or for an odd count the nearest two values, weighted."""
-    quarter, rest = divmod(len(ordered), 4)
-    if len(ordered) == 1:
-        return ordered[0], ordered[0]
-    if rest % 2 == 0:
-        return statistics.median(ordered[: len(ordered) // 2]), statistics.median(ordered[len(ordered) // 2 :])
-    outer, weight = (quarter - 1, 0.25) if rest == 1 else (quarter, 0.75)
-    low = weight * ordered[outer] + (1 - weight) * ordered[outer + 1]
-    return low, (1 - weight) * ordered[-outer - 2] + weight * ordered[-outer - 1]
 
 
 def render_csv(run: Run) -> bytes:

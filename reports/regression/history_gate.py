@@ -135,16 +135,24 @@ def check(
     old = last[0] if last else tuple(history.series(of_kind[-1].number).values()) if of_kind else ()
     outcomes = history.outcomes(line.number)
     enough = {number: one for number, one in found.items() if len(one.times) - (not kept) >= rule.min_values}
-    lines = sorted(
-        {at for one in enough.values() for at, _ in one.times} | {line}, key=lambda at: (at.started, at.number)
-    )
-    places = _places(history, known, lines)
-    nights = _judged(enough, tonight, lines, places, rule, kept=kept)
+    every = {at for one in enough.values() for at, _ in one.times} | {line}
+    lines = sorted(every, key=lambda at: (at.started, at.number))
+    ran = history.any_series()
+    places = {at: known[ran[at.number]].place if at.number in ran else cells.UNKNOWN for at in lines}
+    column = {at: i for i, at in enumerate(lines)}
+    logs = np.full((len(enough), len(lines)), np.nan)
+    for row, one in zip(logs, enough.values(), strict=True):
+        row[[column[at] for at, _ in one.times]] = np.log([seconds for _, seconds in one.times])
+    floors_of = [one.measured.floor if one.measured else 0.0 for one in enough.values()]
+    rules = [replace(rule, floor=max(rule.floor, floor)) for floor in floors_of]
+    if kept:
+        nights = judge_nights(logs, [*places.values()], [tonight[number].family for number in enough], rules, rule)
+    else:
+        nights = judge_next(logs, [*places.values()], rules, rule)
+    found |= {number: replace(enough[number], night=night) for number, night in zip(enough, nights.each, strict=True)}
     judged = []
-    for (number, one), night in zip(enough.items(), nights.each, strict=True):
-        found[number] = replace(one, night=night)
     for number, one in found.items():
-        word, reason = _verdict(one, tonight[number], outcomes[number], old, rule.min_values, places, kept=kept)
+        word, reason = _verdict(one, outcomes[number], old, rule.min_values, places, kept=kept)
         around = one.times[one.shift.at - 1 : one.shift.at + 1] if one.shift and one.shift.at else ()
         sides = [
             {**history.beside(kin[number], at.number), "commit": at.commit or cells.UNKNOWN, "host.name": places[at]}
@@ -152,9 +160,8 @@ def check(
         ]
         judged.append(replace(one, word=word, reason=reason, differs=_changes(*sides) if sides else ()))
     if nights.shared:
-        together = Finding(
-            series=None, all_of=len(enough), times=tuple((at, math.nan) for at in lines), night=nights.shared
-        )
+        times = tuple((at, math.nan) for at in lines)
+        together = Finding(series=None, all_of=len(enough), times=times, night=nights.shared)
         word, reason = _told(together, places, kept=kept)
         judged += [replace(together, word=word, reason=reason)] if word != "SAME" else []
     runs = f"one of the {len(last)} runs before" if len(last) > 1 else "the run before"
@@ -296,34 +303,8 @@ def _asked(series: Identity) -> tuple[object, ...]:
     return (series.case.id, series.world.size, series.world.backend, series.world.device)
 
 
-def _places(history: History, known: Mapping[int, Identity], lines: Sequence[Line]) -> dict[Line, str]:
-    ran = history.any_series()
-    return {line: known[ran[line.number]].place if line.number in ran else cells.UNKNOWN for line in lines}
-
-
-def _judged(
-    enough: Mapping[int, Finding],
-    tonight: Mapping[int, Identity],
-    lines: Sequence[Line],
-    places: Mapping[Line, str],
-    rule: StepRule,
-    *,
-    kept: bool,
-) -> Nights:
-    column = {line.number: i for i, line in enumerate(lines)}
-    logs = np.full((len(enough), len(lines)), np.nan)
-    for row, one in zip(logs, enough.values(), strict=True):
-        row[[column[line.number] for line, _ in one.times]] = np.log([seconds for _, seconds in one.times])
-    floors = [max(rule.floor, one.measured.floor) if one.measured else rule.floor for one in enough.values()]
-    rules, ran = [replace(rule, floor=floor) for floor in floors], [places[line] for line in lines]
-    if not kept:
-        return judge_next(logs, ran, rules, rule)
-    return judge_nights(logs, ran, [tonight[number].family for number in enough], rules, rule)
-
-
 def _verdict(
     one: Finding,
-    series: Identity,
     outcome: Outcome,
     old: Sequence[Identity],
     needed: int,
@@ -331,10 +312,10 @@ def _verdict(
     *,
     kept: bool,
 ) -> tuple[Word, str]:
-    status, reason = outcome
+    (status, reason), series = outcome, one.series
     if status in ("wrong", "failed", "hang"):
         return "WRONG" if status == "wrong" else "FAILED", reason or status
-    if (count := len(one.times) - (not kept)) < needed:
+    if series and (count := len(one.times) - (not kept)) < needed:
         few = f"{count} of the {needed} runs that are needed"
         same_case = [other for other in old if other.case.id == series.case.id]
         if not same_case or series.anywhere in [other.anywhere for other in same_case]:
