@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 import pytest
 from ci_action import ACTION, act, shell
-from history_fixtures import put
+from history_fixtures import fill, put
 from paths import ROOT
 
 import parbench
+from reports.regression.history import open_history
 
 GITHUB = ROOT / ".github"
 GITLAB = GITHUB / "templates" / "gitlab-ci.yml"
@@ -88,15 +89,35 @@ def test_the_workflow_compares_the_hot_paths_of_two_commits(tmp_path: Path) -> N
     assert not (tmp_path / "base" / "tests").exists(), "the commit before has none"
 
 
+STAND_IN = """
+    eval "real_$(declare -f parbench)"
+    parbench() {{ if [ "$1" = run ]; then mkdir -p runs; cp -r {measured}/* runs; else real_parbench "$@"; fi; }}
+"""
+
+
+def test_gitlabs_script_holds_a_merge_request_against_its_target_and_keeps_a_branch(tmp_path: Path) -> None:
+    script = "branch=main\n" + "\n".join(
+        line.removeprefix("    - ").removeprefix("|").removeprefix(" " * 6)
+        for line in GITLAB.read_text().partition("  script:\n")[2].partition("  after_script:")[0].splitlines()
+    )
+    put(tmp_path / "slower", 20, 1.5)
+    with open_history(tmp_path / "runs" / "history.sqlite", create=True) as history:
+        fill(history, tmp_path, [1.0] * 8)
+    given = {"PARBENCH_FLOOR": "3%", "CI_COMMIT_REF_NAME": "topic"}
+    shim = STAND_IN.format(measured=tmp_path / "slower")
+    asked = shell(f"{shim}\n{script}", tmp_path, **given, CI_MERGE_REQUEST_TARGET_BRANCH_NAME="main")
+    assert asked.returncode == 1, asked.stderr
+    assert asked.stdout.startswith("FAIL: 2 SLOWER of 2 series, against the last 8 runs of main")
+    pushed = shell(f"{shim}\n{script}", tmp_path, **given)
+    assert pushed.returncode == 0, pushed.stderr
+    assert "added run-020\nPASS: " in pushed.stdout
+
+
 def job(tmp_path: Path, measured: Path, branch: str, base: str = "") -> tuple[list[str], int, str]:
     """Run the action in a fresh clone; what it measures are the runs in a folder."""
     clone = tmp_path / f"clone-of-{measured.name}"
     subprocess.run(["git", "clone", "--quiet", "origin", clone], cwd=tmp_path, check=True, capture_output=True)
-    shim = f"""
-        eval "real_$(declare -f parbench)"
-        parbench() {{ if [ "$1" = run ]; then mkdir -p runs; cp -r {measured}/* runs; else real_parbench "$@"; fi; }}
-    """
-    return act(clone, branch=branch, base=base, shim=shim)
+    return act(clone, branch=branch, base=base, shim=STAND_IN.format(measured=measured))
 
 
 def test_a_pull_request_is_held_against_main_which_keeps_its_history_in_a_remote(tmp_path: Path) -> None:
@@ -118,16 +139,16 @@ def test_a_pull_request_is_held_against_main_which_keeps_its_history_in_a_remote
     assert (ran, code) == (["Fetch the history", "Measure", "Check against the base branch"], 0)
     assert summary.startswith("## Gate not armed: 1 of 8 runs of main\n")
     ran, code, summary = job(tmp_path, tmp_path / "week", "main")
-    assert (code, summary.splitlines()[0]) == (0, "## PASS: none is slower of 2 series, over the last 8 runs of main")
+    assert (code, summary.splitlines()[0]) == (0, "## PASS: none of 2 series is slower, over the last 8 runs of main")
     before = kept()
     (tmp_path / "clone-of-slower").rename(tmp_path / "early")
     ran, code, summary = job(tmp_path, tmp_path / "slower", "topic", "main")
     assert (ran[-1], code) == ("Check against the base branch", 1)
-    assert summary.startswith("## FAIL: 2 SLOWER of 2 series, against the last 8 runs of main: collective.all_reduce ")
+    assert summary.startswith("## FAIL: 2 SLOWER of 2 series, against the last 8 runs of main: all_reduce 1K +")
     ran, code, summary = job(tmp_path, tmp_path / "equal", "topic", "main")
     assert (code, summary.splitlines()[0]) == (
         0,
-        "## PASS: none is slower of 2 series, against the last 8 runs of main",
+        "## PASS: none of 2 series is slower, against the last 8 runs of main",
     )
     assert kept() == before, "a pull request's run is not kept"
     assert job(tmp_path, tmp_path / "night", "main")[1] == 0

@@ -19,6 +19,7 @@ from msgspec.structs import asdict
 
 from bench.text import UserError, counted, format_table
 from reports import cells
+from reports.analysis.labels import operation
 from reports.regression.compare import VERDICTS, WORST_FIRST, Word, counts_of, exit_code, json_text, world_words
 from reports.regression.environment import Identity
 from reports.regression.history import About, History, Line, Outcome, open_history, read_entry
@@ -179,13 +180,23 @@ def answer(found: Check) -> str:
     runs = max((len(one.times) - (not found.kept) for one in series), default=0)
     if not bad and {one.word for one in series} <= {"INSUFFICIENT"}:
         return f"Gate not armed: {runs} of {found.rule.min_values} runs of {found.line.branch}"
-    over = "over" if found.kept else "against"
-    of = f"of {len(series)} series, {over} the last {counted(runs, 'run')} of {found.line.branch}"
-    if bad:
-        words = " and ".join(f"{found.counts[word]} {word}" for word in dict.fromkeys(one.word for one in bad))
-        first = bad[0].label + (f" {100 * bad[0].change:+.1f} %" if bad[0].change is not None else "")
-        return f"FAIL: {words} {of}: {first}{f' and {len(bad) - 1} more' if bad[1:] else ''}"
-    return f"PASS: none is slower {of}"
+    against = f"{'over' if found.kept else 'against'} the last {counted(runs, 'run')} of {found.line.branch}"
+    if not bad:
+        undecided: tuple[Word, ...] = ("SUSPECT", "DRIFT", "AMBIGUOUS", "INSUFFICIENT")
+        unsure = ", ".join(f"{found.counts[word]} {word}" for word in undecided if word in found.counts)
+        return f"PASS: none of {len(series)} series is slower, {against}{f' ({unsure})' if unsure else ''}"
+    words = ", ".join(f"{count} {word}" for word, count in counts_of(one.word for one in bad if one.series).items())
+    named = ", ".join(_short(one) for one in bad[:3])
+    others = f" and {len(bad) - 3} more" if bad[3:] else ""
+    return f"FAIL: {words or 'all'} of {len(series)} series, {against}: {named}{others}"
+
+
+def _short(one: Finding) -> str:
+    change = f" {100 * one.change:+.1f} %" if one.change is not None else ""
+    if one.series is None:
+        return f"{one.label}{change}"
+    size = one.series.case.params.get("size_bytes")
+    return f"{operation(one.series.case)}{'' if size is None else f' {cells.size(size)}'}{change}"
 
 
 def render(found: Check, form: str = "table") -> str:
@@ -201,27 +212,33 @@ def render(found: Check, form: str = "table") -> str:
         why = "; ".join(text for text in (one.reason, *one.differs) if text) or cells.UNKNOWN
         label = f"{len(others) + 1} series" if others else one.label
         rows.append([*map(cells.visible, (one.word, change, time, one.since or cells.UNKNOWN, label, why))])
+    told_by = ["verdict", "change", "time", "since", "series", "why"]
+    columns = zip(told_by, *rows, strict=True)
+    titles, *rows = map(list, zip(*(one for one in columns if {*one[1:]} != {cells.UNKNOWN}), strict=True))
     words = ", ".join(f"{count} {word}" for word, count in found.counts.items()) or "no series"
-    titles, rule, branch = ["verdict", "change", "time", "since", "series", "why"], found.rule, found.line.branch
+    rule, branch, floor = found.rule, found.line.branch, f"{100 * found.rule.floor:g} %"
     compared = {one.word for one in found.findings} - {"INSUFFICIENT", "MISSING"}
-    floor = cells.percent(rule.floor)
-    slower = (
-        f"SLOWER: for {rule.min_side} runs at least its level has been more than {floor} above its fastest one, sure by"
-        " ranks and by Student's t among all series"
-        if found.kept
-        else f"SLOWER: more than {floor}, and by more than these runs scatter, above their newest level and the newest"
-        " of them (Student's t at 1 % among all series)"
+    slower, meant = (
+        f"SLOWER: for {rule.min_side} runs or more its level has been more than {floor} above its fastest one, sure by "
+        "ranks and by Student's t among all series",
+        "A change that was meant: parbench history annotate RUN --series GLOB --note TEXT.",
     )
+    if not found.kept:
+        slower = (
+            f"SLOWER: above the newest level of these runs and above the newest of them, by more than {floor} and by "
+            "more than they scatter (Student's t at 1 % among all series)"
+        )
+        meant = f"A change that is meant: once it is in {branch}, {meant.partition(': ')[2]}"
     sentences = [
         f"{found.line.id} {'of' if found.kept else 'against'} {branch}: {words}.",
         *([] if compared else [f"Runs of {branch} arm it: parbench history add RUN --branch {branch}."]),
-        f"A series counts with the newest {rule.window} runs of {branch} in the same surroundings since its newest"
-        f" annotation, and needs {rule.min_values}.",
         *([f"{slower}; how often that is right: tests/studies/history_study.py."] if compared else []),
         *(f"{word}: {VERDICTS[word].meaning}." for word in ("SUSPECT", "DRIFT") if word in found.counts),
         *found.notes,
         *told([one.measured for one in found.findings if one.measured]),
-        *(["A change that was meant: parbench history annotate RUN --series GLOB --note TEXT."] if compared else []),
+        f"A series needs {rule.min_values} runs of {branch} in the same surroundings since its newest annotation; the "
+        f"newest {rule.window} count.",
+        *([meant] if compared else []),
     ]
     if form == "table":
         table = [format_table([titles, *rows])] if rows else []
@@ -350,7 +367,9 @@ def _told(one: Finding, places: Mapping[Line, str], *, kept: bool) -> tuple[Word
             return "AMBIGUOUS", f"{told}: a step that is sure alone, but not among all that is looked at"
     if night.first:
         here = where([one.times[-1][0]])
+        before = [seconds for _, seconds in one.times[:-1] if seconds > 0]
         told = f"this run{here} is {100 * night.first:+.1f} % from its level, beyond what runs scatter"
+        told += f" ({cells.duration(min(before))} to {cells.duration(max(before))})" if before else ""
         if night.moved:
             return "AMBIGUOUS", f"{told}, and no run before was on its host"
         return "SUSPECT" if kept else "SLOWER", told

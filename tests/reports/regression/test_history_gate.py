@@ -249,14 +249,14 @@ def test_bars_reach_from_the_fastest_to_the_slowest(tmp_path: Path) -> None:
 def test_the_gate_tells_what_and_since_when(stepped: History) -> None:
     text = render(tonight(stepped))
     lines = text.splitlines()
-    named = "collective.all_reduce size_bytes=1024 dtype=float32 mode=blocking +9.8 %"
-    assert lines[0] == f"FAIL: 2 SLOWER of 2 series, over the last 16 runs of main: {named} and 1 more"
+    named = "all_reduce 1K +9.8 %, broadcast 1K +9.8 %"
+    assert lines[0] == f"FAIL: 2 SLOWER of 2 series, over the last 16 runs of main: {named}"
     assert "run-015 of main: 2 SLOWER." in lines
     assert lines[2].split()[:5] == ["SLOWER", "+9.8", "%", "1.10", "ms"]
     assert "run-012" in lines[2]
     assert "parbench history annotate" in text
     same = render(check(stepped, stepped.line("run-011"), RULE))
-    assert same.splitlines()[:2] == ["PASS: none is slower of 2 series, over the last 12 runs of main", ""]
+    assert same.splitlines()[:2] == ["PASS: none of 2 series is slower, over the last 12 runs of main", ""]
     assert "verdict" not in same, "what is the same needs no line"
 
 
@@ -347,7 +347,7 @@ def test_a_folder_is_held_against_the_newest_level_and_not_kept(nights: History,
 
     before = twelve.read_bytes()
     for factor, words, code, said in (
-        (1.0, {"SAME": 2}, 0, "PASS: none is slower of 2 series, against the last 12 runs of main"),
+        (1.0, {"SAME": 2}, 0, "PASS: none of 2 series is slower, against the last 12 runs of main"),
         (1.1, {"SLOWER": 2}, 1, "FAIL: 2 SLOWER of 2 series, against the last 12 runs of main: "),
         (0.8, {"SAME": 2}, 0, "PASS: "),
     ):
@@ -362,7 +362,7 @@ def test_a_folder_is_held_against_the_newest_level_and_not_kept(nights: History,
     assert of(elsewhere).reason.endswith("and no run before was on its host")
     few = against(2.0, tmp_path / "absent.sqlite")
     assert (answer(few), few.code(), few.code(fail_on_unknown=True)) == ("Gate not armed: 0 of 8 runs of main", 0, 3)
-    assert "| INSUFFICIENT | - | - | - | 2 series | 0 of the 8 runs that are needed |" in render(few, "markdown")
+    assert "| INSUFFICIENT | 2 series | 0 of the 8 runs that are needed |" in render(few, "markdown")
     assert twelve.read_bytes() == before
     stepped = tmp_path / "h.sqlite"  # that of nights
     for i in range(12, 16):
