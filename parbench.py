@@ -120,12 +120,11 @@ All commands: parbench --help"""
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Measure how this machine communicates, and what that costs a training step."""
-    if ctx.invoked_subcommand is None:
-        click.echo(_FIRST)
-        return
     from bench.commands import AppHooks
 
     ctx.obj = AppHooks(modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report)
+    if ctx.invoked_subcommand is None:
+        click.echo(_FIRST)
 
 
 def _show(path: Path, form: str, whole: bool) -> int:

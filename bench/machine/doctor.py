@@ -29,9 +29,8 @@ _REMEDIES = {
     "clock source": "reading it costs a system call in each time stamp: "
     f"boot with {listed(CLOCK_SOURCES)} where it is stable",
     "steal time": "the hypervisor gives these cores to others: use dedicated cores, or more launches (--launches)",
-    "virtual machine": "neighbours can disturb: use more launches (--launches), and compare within a run",
-    "interface": "one node can measure so; between nodes, set GLOO_SOCKET_IFNAME to the network's interface "
-    "(see ip -br addr)",
+    "virtual machine": "others share the hardware: use more launches (--launches), and compare within a run",
+    "interface": "fine on one node; between nodes set GLOO_SOCKET_IFNAME to the network's interface (ip -br addr)",
     "memory": "free some: large sizes will be skipped",
     "/dev/shm": "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host",
     "gpu driver": "nvidia-smi and CUDA_VISIBLE_DEVICES tell why: a driver older than its libraries, a GPU off the bus",

@@ -78,7 +78,7 @@ def choose_layout(
     if wanted > allocation.nodes:
         raise UserError(f"--nodes {wanted}: job {allocation.job} has {allocation.nodes} ({allocation.nodelist})")
     if wanted * ntasks_per_node < 2:
-        raise UserError("one node with one rank moves nothing: use --nodes 2, or --ntasks-per-node 2")
+        raise UserError("needs at least 2 ranks, and this is one node with one: use --nodes 2 or --ntasks-per-node 2")
     check_known("--placement", placement, ("block", "cyclic"))
     dealt: Literal["block", "cyclic"] = "cyclic" if placement == "cyclic" else "block"
     return NodeLayout(nodes=wanted, ntasks_per_node=ntasks_per_node, placement=dealt)

@@ -116,7 +116,7 @@ def _refuse(machine: Machine, ranks: int, backend: str, device: str, *, allow_si
     if ranks == 1 and not allow_single:
         one, cpu = (" (one GPU was found)", " --device cpu") if device == "cuda" and gpus == 1 else ("", "")
         remedy = f"use --nproc 2{cpu}, or --allow-single if one rank is meant"
-        raise UserError(f"--nproc 1{one}: one rank moves nothing, and is the sign that every node ran alone; {remedy}")
+        raise UserError(f"--nproc 1{one}: needs at least 2 ranks; did each node start alone? {remedy}")
     if backend == "nccl" and ranks > gpus:
         fewer = f"--nproc {gpus}" if gpus > 1 else "--device cpu"
         raise UserError(f"--nproc {ranks}: nccl needs a GPU for each rank, and {found}; use {fewer} or --backend gloo")

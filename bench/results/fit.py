@@ -23,7 +23,7 @@ from bench.results.stats import CONFIDENCE, WITHIN_LAUNCH, median, t_quantile
 
 METHOD = (
     "time = latency + size / bandwidth, by least squares of relative errors with Student-t weights, "
-    "the knees taken as found"
+    "knee positions treated as exact"
 )
 MIN_SIZES = 3
 NOISE_FLOOR = 0.01

@@ -90,7 +90,7 @@ def _params(case: Case) -> dict[str, Any]:
 
 def _no_counterpart(case: Case) -> str | None:
     if case.name not in _OPERATIONS:
-        return "nccl-tests measures no such thing"
+        return "no nccl-tests equivalent"
     if not isinstance(case.params.get("size_bytes"), int):
         return "it has no size"
     if "dtype" not in case.params:

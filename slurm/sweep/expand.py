@@ -122,7 +122,7 @@ def plan_point(file: SweepFile, catalogue: Sequence[Definition], point: Point) -
     ranks = point.nodes * point.ntasks_per_node
     if ranks == 1:
         raise UserError(
-            "nodes(1) * ntasks_per_node(1) = 1 rank, which moves nothing; give ntasks_per_node, or leave it out with "
+            "nodes(1) * ntasks_per_node(1) = 1 rank: at least 2 are needed; give ntasks_per_node, or leave it out with "
             'exclude = ["ranks == 1"]'
         )
     options = Options(

@@ -34,7 +34,7 @@ from workloads.step.probe import Probe, run_probes
 from workloads.step.sampled_parity import SampledParity
 from workloads.step.sent_bytes import SentBytes
 
-TIMED = "timed compute: arithmetic is waited for and no weight updated, so overlap is real and results are not"
+TIMED = "timed compute: ranks wait instead of computing, and weights do not change: overlap is real, results are not"
 KEPT_SHARDS = "reshard=false: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer"
 
 LayOut = Callable[[Transformer, World, StepSpec, Mapping[str, Value]], Layout]

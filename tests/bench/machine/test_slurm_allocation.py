@@ -52,7 +52,7 @@ def test_all_nodes_in_blocks_unless_it_is_said_otherwise() -> None:
 def test_what_the_allocation_cannot_hold_is_refused_with_numbers() -> None:
     assert refusal(spread, nodes=8) == "--nodes 8: job 17 has 4 (n[1-4])"
     assert refusal(spread, nodes=0) == "--nodes 0: at least 1 is needed"
-    assert "one node with one rank moves nothing" in refusal(spread, nodes=1)
+    assert "needs at least 2 ranks, and this is one node" in refusal(spread, nodes=1)
     told = refusal(spread, placement="cylic")
     assert told == "--placement 'cylic' is not known; did you mean 'cyclic'?; allowed: block or cyclic"
 

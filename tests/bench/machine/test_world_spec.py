@@ -102,7 +102,7 @@ def test_too_few_ranks_are_refused_with_the_reason_and_ways_out() -> None:
         for allow_single in (False, True):
             told = refusal(choose, CPU, nproc=nproc, allow_single=allow_single)
             assert told == f"--nproc {nproc}: at least 2 ranks are needed"
-    alone = "one rank moves nothing, and is the sign that every node ran alone; use --nproc 2"
+    alone = "needs at least 2 ranks; did each node start alone? use --nproc 2"
     assert refusal(choose, CPU, nproc=1) == f"--nproc 1: {alone}, or --allow-single if one rank is meant"
     assert refusal(choose, with_gpus(80), device="cuda") == (
         f"--nproc 1 (one GPU was found): {alone} --device cpu, or --allow-single if one rank is meant"

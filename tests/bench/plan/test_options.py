@@ -235,7 +235,7 @@ def test_what_an_allocation_cannot_hold_is_refused(allocation: None) -> None:
         ({"ntasks_per_node": 0}, "--ntasks-per-node 0: at least 1 is needed"),
         ({"nproc": 4}, "--nproc 4: with --launcher srun say --ntasks-per-node, and --nodes"),
         ({"placement": "circular"}, "--placement 'circular' is not known"),
-        ({"nodes": 1, "ntasks_per_node": 1}, "one node with one rank moves nothing"),
+        ({"nodes": 1, "ntasks_per_node": 1}, "needs at least 2 ranks, and this is one node"),
     ]
     for change, told in changes:
         assert told in refusal(replace(SRUN, **change))

@@ -128,7 +128,7 @@ def test_times_are_merged_over_launches_and_averaged_over_lines_and_placements()
 
 def test_what_has_no_counterpart_was_skipped_or_is_missing_is_told() -> None:
     cases = (
-        (step(), "nccl-tests measures no such thing"),
+        (step(), "no nccl-tests equivalent"),
         (collective(dtype="complex64"), "nccl-tests has no type complex64"),
         (make_case("collective.reduce", "import:osu", {"size_bytes": 8}), "its type is unknown"),
         (collective(placement="sideways"), "nccl-tests has no placement sideways"),
@@ -310,5 +310,5 @@ def test_json_tells_allowed_variables_alone_steps_by_a_factor_and_what_is_wrong(
 def test_each_series_is_a_document_on_its_line_and_a_run_without_any_is_refused() -> None:
     programs = [json.loads(line)["args"][0] for line in render_json(sample_run()).splitlines()]
     assert (len(programs), len(set(programs))) == (12, 6)
-    with pytest.raises(UserError, match=r"holds no collective .*: step.ddp layers=4: nccl-tests measures no"):
+    with pytest.raises(UserError, match=r"holds no collective .*: step.ddp layers=4: no nccl-tests equivalent"):
         render_json(run_of(ok(step())))

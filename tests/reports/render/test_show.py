@@ -289,7 +289,7 @@ def test_a_newer_schema_has_a_page_that_says_so_and_what_is_no_run_is_refused(tm
             build([path], "csv")
     fine = folder(tmp_path, ok(collective()))
     with pytest.raises(UserError, match=r"no readable run\.json"):
-        build([fine, tmp_path], "html")
+        build([fine, fine / "traces"], "html")
 
 
 def test_runs_without_results_have_reports(tmp_path: Path) -> None:

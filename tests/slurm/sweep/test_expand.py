@@ -102,7 +102,7 @@ def test_what_makes_no_sweep_or_cannot_run_on_so_many_ranks_is_refused_with_the_
         ({"exclude": ["nodes == 'x'"]}, "$.exclude[0]: \"nodes == 'x'\" compares 2, a number, with 'x', a word"),
         (
             {"nodes": [1, 2]},
-            "the point '1 node x 1' cannot run: nodes(1) * ntasks_per_node(1) = 1 rank, which moves nothing; give "
+            "the point '1 node x 1' cannot run: nodes(1) * ntasks_per_node(1) = 1 rank: at least 2 are needed; give "
             'ntasks_per_node, or leave it out with exclude = ["ranks == 1"]',
         ),
         (
