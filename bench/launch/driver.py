@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from bench.launch.budget import Prices, budget_of_all, by_launch, prices_of
 from bench.launch.control_channel import DEVICE_VARIABLE, LEFT_OUT, DriverServer, Hello, Job, Outcome
 from bench.launch.launchers import Launcher
 from bench.launch.monitor import START_SECONDS, RankMonitor
-from bench.launch.visits import order_of_visits
+from bench.launch.visits import order_of_visits, shares_of
 from bench.machine.environment import difference, format_cpus, hoist, relations
 from bench.machine.gpu import gpu_links, gpus_of
 from bench.machine.slurm_allocation import NodeLayout
@@ -21,8 +22,9 @@ from bench.plan.cases import Case
 from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue, declared, value, values
 from bench.results.records import Record, Samples, WorldInfo, noise_of
-from bench.results.runs import RecordWriter, Run, samples_name, trace_name, utc_now, write_info
+from bench.results.runs import RecordWriter, Run, load_run, samples_name, trace_name, utc_now, write_info
 from bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
+from bench.text import format_duration
 
 _FAREWELL_SECONDS = 10.0
 _GONE_SECONDS = 30.0  # a driver may take this long to free what a killed process held on a GPU
@@ -40,16 +42,17 @@ StartRanks = Callable[[int, Mapping[str, str]], Launcher]
 
 
 class Audience(Protocol):
-    """Who is told how the run goes: a launch begins with so many cases, a share of it is done, a case has ended."""
+    """Who is told how the run goes: a launch begins with so many cases, a share of all is done, a case has ended."""
 
     def launch(self, number: int, of: int, cases: int) -> None: ...
     def visit(self, case: Case, done: float) -> None: ...
+    def tell(self, sentence: str) -> None: ...
     def record(self, record: Record) -> None: ...
 
 
-def remaining(run: Run) -> tuple[tuple[int, Case], ...]:
-    """Return what has no record yet, launch by launch."""
-    done = {(record.launch, record.case.id) for record in run.records}
+def remaining(run: Run, *, fills: bool = False) -> tuple[tuple[int, Case], ...]:
+    """Return what has no record yet, launch by launch; with ``fills`` also what the budget left out."""
+    done = {(record.launch, record.case.id) for record in run.records if not (fills and record.reason == LEFT_OUT)}
     whole = itertools.product(range(run.info.plan.launches), run.info.plan.cases)
     return tuple((launch, case) for launch, case in whole if (launch, case.id) not in done)
 
@@ -76,7 +79,10 @@ class Driver:
         self._bad = {record.case.id: record for record in run.records if record.status in _NOT_AGAIN}
         self._gangs = len(list((run.path / "logs").glob("gang-*")))
         self._may_retry = True
-        self._start_seconds = 0.0
+        self._prices, self._made = prices_of(run), list[Record]()
+        self._told = False
+        self._began = self._deadline = 0.0
+        self._progress = 0, 1
         self._widths: dict[str, float | None] = {}
         self._begun: dict[str, tuple[Case, Outcome]] = {}
         self._environment: dict[str, Any] = {}
@@ -85,51 +91,70 @@ class Driver:
     def drive(self, pending: Sequence[tuple[int, Case]], skipped: Sequence[Skipped] = ()) -> None:
         """Record what the plan skips, and measure what is pending within its budget, each launch in new ranks.
 
-        A later launch spends its time where intervals are still wide; what there is no time for is left out.
+        What a launch costs is known after the first: then as many are made as there is time for, in which all cases
+        have their turn. A later launch spends its time where intervals are still wide.
         """
         for each in skipped:
             self._write(0, each.case, Outcome(status="skipped", reason=each.reason))
+        # rather than be left out after all others, the last cases may take longer
+        self._overtime = min(0.1 * self._plan.budget_seconds, 5.0)
         self._end = time.monotonic() + self._plan.budget_seconds
-        launches = sorted({launch for launch, _ in pending})
-        for done, launch in enumerate(launches):
-            cases = [case for number, case in pending if number == launch]
-            self._audience.launch(launch + 1, self._plan.launches, len(cases))
-            left = self._end - time.monotonic()
-            is_late = done > 0 and left < self._start_seconds
-            for case in cases:
-                bad, reason = self._bad.get(case.id), LEFT_OUT
-                if bad and not is_late:
-                    reason = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})"
-                if bad or is_late:
-                    self._write(launch, case, Outcome(status="skipped", reason=reason))
-            cases = [case for case in cases if case.id not in self._bad]
-            if not is_late:
-                self._launch(launch, cases, time.monotonic() + left / (len(launches) - done))
+        launches = by_launch(pending)
+        numbers, self._rest = [*launches], [*launches.values()]
+        held = len(numbers)
+        for made, launch in enumerate(numbers):
+            if not held:
+                break
+            self._progress = made, made + held
+            self._audience.launch(launch + 1, self._plan.launches, len(self._rest[0]))
+            self._leave(launch, [case for case in self._rest[0] if case.id in self._bad])
+            self._launch(launch, [case for case in self._rest[0] if case.id not in self._bad])
+            del self._rest[0]
+            left, before = self._end + self._overtime - time.monotonic(), made + held
+            held = self._prices.held(left, self._rest) if left > 0 else 0
+            if self._rest and 1 + made + held < before:
+                took = format_duration(self._prices.launch(self._rest[0]))
+                self._tell_short(f"a launch takes about {took}", f"holds {1 + made + held} of {len(numbers)} launches")
+        for launch, cases in zip(numbers[len(numbers) - len(self._rest) :], self._rest, strict=True):
+            self._leave(launch, cases)
 
-    def _launch(self, launch: int, cases: list[Case], deadline: float) -> None:
+    def _leave(self, launch: int, cases: Sequence[Case]) -> None:
+        """Record that these are not measured: they broke before, or there is no time."""
+        for case in cases:
+            bad, reason = self._bad.get(case.id), LEFT_OUT
+            if bad:
+                reason = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})"
+            self._write(launch, case, Outcome(status="skipped", reason=reason))
+
+    def _launch(self, launch: int, cases: list[Case]) -> None:
         """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest.
 
         What was seen of cases whose visits were not all made is recorded at last, and now and then before, for a kill
         of the driver must lose little.
         """
         self._begun.clear()
+        self._made.clear()
         self._keep_seconds, self._kept = _KEPT_SECONDS, time.monotonic()
+        self._began = self._deadline = 0.0
         try:
-            self._gangs_of(launch, cases, deadline)
+            self._gangs_of(launch, cases)
         finally:
             for case, seen in list(self._begun.values()):
                 self._write(launch, case, replace(seen, stop="budget"))
+        if self._began and any(record.status == "ok" for record in self._made):
+            self._prices = self._prices.after(time.monotonic() - self._began, self._made)
 
-    def _gangs_of(self, launch: int, cases: list[Case], deadline: float) -> None:
+    def _gangs_of(self, launch: int, cases: list[Case]) -> None:
         while cases:
             with ExitStack() as stack:
                 monitor, began = self._start(stack), time.monotonic()
                 trouble = monitor.assemble(_RETRY_SECONDS if self._silent else START_SECONDS)
-                self._start_seconds = time.monotonic() - began
                 if trouble is None:
                     self._may_retry = True
                     self._learn(sorted(monitor.hellos.values(), key=lambda hello: hello.rank))
-                    job = self._job(launch, cases, deadline, monitor.hellos)
+                    if not self._deadline:
+                        self._began, self._deadline = began, self._share_of(began)
+                    job = self._job(launch, cases, self._deadline, monitor.hellos)
                     monitor.send(job)
                     ended = self._visits(monitor, launch, job)
                     cases = [case for case in cases if case.id not in ended]
@@ -145,6 +170,13 @@ class Driver:
                     return
                 if not monitor.can_restart:
                     return
+
+    def _share_of(self, began: float) -> float:
+        """Return when a launch that began then is to end: those that there is time for share it."""
+        prices = self._prices
+        if prices.start is None:
+            prices = Prices(start=time.monotonic() - began)
+        return began + (self._end - began) / max(prices.held(self._end - began, self._rest), 1)
 
     def _start(self, stack: ExitStack) -> RankMonitor:
         server, held = stack.enter_context(DriverServer(*self._hosts)), self._held()
@@ -179,14 +211,15 @@ class Driver:
         return {gpu.uuid: gpu.memory_used_bytes for gpu in gpus if gpu.uuid and gpu.memory_used_bytes is not None}
 
     def _job(self, launch: int, cases: list[Case], deadline: float, hellos: Mapping[int, Hello]) -> Job:
-        # rather than be left out after all others, the last cases may take longer
-        end = self._end + min(0.1 * self._plan.budget_seconds, 5.0)
+        measure = self._plan.measure
+        visits, more = order_of_visits(cases, measure.seed, launch, measure.more_visits)
         return Job(
             plan=replace(self._plan, cases=tuple(cases), skipped=()),
-            visits=order_of_visits(cases, self._plan.measure.seed, launch),
+            visits=[*visits, *more],
+            more=len(more),
             weights=[self._weight(case) for case in cases],
             budget_seconds=max(deadline - time.monotonic(), 0.0),
-            run_seconds=max(end - time.monotonic(), 0.0),
+            run_seconds=max(self._end + self._overtime - time.monotonic(), 0.0),
             hosts=tuple(hellos[rank].host for rank in sorted(hellos)),
             meeting=hellos[0].meeting,
         )
@@ -198,12 +231,13 @@ class Driver:
 
     def _visits(self, monitor: RankMonitor, launch: int, job: Job) -> set[str]:
         """Record each case with its last visit; return those that have a record when the gang is done or broken."""
-        ended = set[str]()
+        ended, shares = set[str](), shares_of(job)
         for number, index in enumerate(job.visits):
             case = job.plan.cases[index]
             if case.id in ended:
                 continue
-            self._audience.visit(case, number / len(job.visits))
+            made, of = self._progress
+            self._audience.visit(case, (made + sum(shares[:number])) / of)
             began = time.monotonic()
             result = monitor.outcome(number, self._plan.timeout_seconds)
             if result.more:
@@ -219,8 +253,24 @@ class Driver:
                 self._silent = monitor.silent_hosts() if result.status == "hang" else set()
                 return ended
             self._write(launch, case, result)
+            self._look_ahead(case, [one for one in job.plan.cases if one.id not in ended | self._begun.keys()])
         monitor.farewell(_FAREWELL_SECONDS)
         return ended
+
+    def _look_ahead(self, case: Case, to_come: Sequence[Case]) -> None:
+        """Tell, once it is known in the first launch, that there is no time for all that is to come in it."""
+        left = self._end + self._overtime - time.monotonic()
+        if self._told or self._prices.start is not None:
+            return
+        prices = Prices().after(time.monotonic() - self._began, self._made)
+        if sum(map(prices.case, to_come)) > left:
+            self._told = True
+            took = format_duration(self._made[-1].seconds)
+            self._tell_short(f"{case.label} took {took}", f"hardly holds one launch of {len(self._rest[0])} cases")
+
+    def _tell_short(self, why: str, what: str) -> None:
+        budget, needed = format_duration(self._plan.budget_seconds), budget_of_all(load_run(self._path))
+        self._audience.tell(f"{why}: the budget of {budget} {what}; --budget {needed} holds all")
 
     def _learn(self, hellos: list[Hello]) -> None:
         """Keep what all ranks share in run.json, and what is different from it for the records to come."""
@@ -252,6 +302,7 @@ class Driver:
     def _write(self, launch: int, case: Case, result: Outcome) -> None:
         record = self._record(launch, case, result)
         self._begun.pop(case.id, None)
+        self._made.append(record)
         if record.status in _NOT_AGAIN:
             self._bad[case.id] = record
         self._writer.write(record)

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from bench.launch.budget import RESERVE, by_launch, prices_of
 from bench.launch.driver import Driver, StartRanks, remaining
 from bench.launch.launchers import ForkServer, SrunLauncher, loopback_variables
 from bench.launch.monitor import START_SECONDS
@@ -28,37 +29,45 @@ from bench.plan.options import Options, plan_run
 from bench.plan.plan import Plan
 from bench.results.records import Record, encode
 from bench.results.runs import Run, create_run, load_run, open_writer
-from bench.text import UserError, format_duration
+from bench.text import UserError, counted, format_duration, parse_duration
 
 
 class Display(ExitStack):
-    """Shows progress; what went badly is a line of its own at once, with ``as_json`` every record on stdout too."""
+    """Shows progress, whose end is expected within the budget; what went badly is a line of its own at once.
 
-    def __init__(self, total: int, console: Console | None = None, *, as_json: bool = False) -> None:
+    With ``as_json`` every record is on stdout, too.
+    """
+
+    def __init__(
+        self, total: int, budget_seconds: float, console: Console | None = None, *, as_json: bool = False
+    ) -> None:
         super().__init__()
         self._as_json = as_json
         self._console = console or Console(stderr=True, soft_wrap=True, highlight=False)
-        self._total, self._done = total, 0
+        self._total, self._done, self._budget_seconds = total, 0, budget_seconds
         self._began = self._said = time.monotonic()
-        self._prefix, self._launches = "", (0, 1)
+        self._prefix = ""
         done = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        left = (TextColumn("left"), TimeRemainingColumn())
-        bar = Progress(*done, *left, console=self._console, disable=not self._console.is_terminal)
+        left = TextColumn("{task.fields[left]}")
+        bar = Progress(*done, left, console=self._console, disable=not self._console.is_terminal)
         self._bar = self.enter_context(bar)
-        self._task = self._bar.add_task("starting ranks", total=1.0)
+        self._task = self._bar.add_task("starting ranks", total=1.0, left="")
 
     def launch(self, number: int, of: int, cases: int) -> None:
-        self._prefix, self._launches = f"launch {number}/{of}", (number - 1, of)
+        self._prefix = f"launch {number}/{of}"
         self._bar.update(self._task, description=f"{self._prefix}: starting ranks")
         self._plain(f"{self._prefix}: {cases} cases")
 
     def visit(self, case: Case, done: float) -> None:
-        before, of = self._launches
-        share = (before + done) / of
-        self._bar.update(self._task, description=f"{self._prefix}: {case.name}", completed=share)
-        if share and time.monotonic() - self._said > 5.0:
-            left = (time.monotonic() - self._began) * (1 / share - 1)
-            self._plain(f"{self._prefix}: {share:.0%} of the run, about {format_duration(left)} left")
+        spent = time.monotonic() - self._began
+        left = max(min(spent * (1 / done - 1), self._budget_seconds - spent), 0.0) if done else self._budget_seconds
+        told = f"about {format_duration(left)} left" if left >= 1 else "about to end"
+        self._bar.update(self._task, description=f"{self._prefix}: {case.name}", completed=done, left=told)
+        if done and time.monotonic() - self._said > 5.0:
+            self._plain(f"{self._prefix}: {done:.0%} of the run, {told}")
+
+    def tell(self, sentence: str) -> None:
+        self._console.print(sentence, markup=False)
 
     def record(self, record: Record) -> None:
         if self._as_json:
@@ -96,15 +105,25 @@ def run_options(
         raise UserError("--resume starts its own ranks, and this one is there already (RANK): start it by itself")
     for f in fields(Options):
         given = getattr(options, f.name)
-        if given and given != f.default and f.name != "nodelist":
+        if given and given != f.default and f.name not in ("nodelist", "budget"):
             words = {"settings": "--set, --sizes and --dtype", "plan_file": "--plan"}
             option = words.get(f.name, f"--{f.name.replace('_', '-')}")
             raise UserError(f"--resume goes on with the run's own plan; leave out {option}")
-    return resume(resume_path, modules, as_json=as_json, nodelist=options.nodelist)
+    return resume(resume_path, modules, as_json=as_json, nodelist=options.nodelist, budget=options.budget)
 
 
-def resume(path: Path, modules: Sequence[str] = (), *, as_json: bool, nodelist: str | None = None) -> Path:
-    """Measure what a run has no record of yet, on these nodes if they are said; nothing is done twice."""
+def resume(
+    path: Path,
+    modules: Sequence[str] = (),
+    *,
+    as_json: bool,
+    nodelist: str | None = None,
+    budget: str | None = None,
+) -> Path:
+    """Measure what a run has no record of yet and what its budget left out; nothing is done twice.
+
+    It is done on these nodes if they are said, and within this budget, or else the plan's, or what it needs if known.
+    """
     run = load_run(path)
     if run.info.plan.spread is not None:
         check_srun()
@@ -113,17 +132,26 @@ def resume(path: Path, modules: Sequence[str] = (), *, as_json: bool, nodelist: 
         raise UserError(f"--nodelist {nodelist}: {path} was not measured by srun, but on one node")
     # a plan of the first schema does not tell defaults, and ranks take parameters whole
     usual = {one.name: {param.name: param.default for param in one.params} for one in load_catalogue(modules)}
-    cases = (replace(case, defaults={**usual.get(case.name, {}), **case.defaults}) for case in run.info.plan.cases)
-    run = replace(run, info=replace(run.info, plan=replace(run.info.plan, cases=tuple(cases))))
-    return _drive(run, None, as_json=as_json, nodelist=nodelist)
+    plan = run.info.plan
+    cases = tuple(replace(case, defaults={**usual.get(case.name, {}), **case.defaults}) for case in plan.cases)
+    launches, prices = by_launch(remaining(run, fills=True)).values(), prices_of(run)
+    needed = RESERVE * sum(map(prices.launch, launches))
+    seconds = max(plan.budget_seconds, needed) if budget is None else parse_duration(budget)
+    told = f"{counted(sum(map(len, launches)), 'measurement')} of {plan.launches * len(cases)} to make"
+    told += f", about {format_duration(needed)}" if needed else ""
+    run = replace(run, info=replace(run.info, plan=replace(plan, cases=cases, budget_seconds=seconds)))
+    return _drive(run, None, as_json=as_json, nodelist=nodelist, told=told)
 
 
-def _drive(run: Run, joined: Joined | None, *, as_json: bool, nodelist: str | None) -> Path:
-    pending = remaining(run)
+def _drive(run: Run, joined: Joined | None, *, as_json: bool, nodelist: str | None, told: str = "") -> Path:
+    pending = remaining(run, fills=True)
     skipped = () if run.records else run.info.plan.skipped
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
-        display = stack.enter_context(Display(total=len(pending) + len(skipped), as_json=as_json))
+        total, budget_seconds = len(pending) + len(skipped), run.info.plan.budget_seconds
+        display = stack.enter_context(Display(total, budget_seconds, as_json=as_json))
+        if told:
+            display.tell(told)
         start = _starter(run, joined, nodelist, stack)
         hosts, facts = _whereabouts(run.info.plan, joined)
         findings = examine_here(os.environ, gpus=run.info.plan.device == "cuda")

@@ -4,9 +4,11 @@ What is cheap to keep ready is visited several times, with all other cases betwe
 machine for a while then falls on a part of every case, and not on all of one.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
+from bench.launch.control_channel import Job
 from bench.plan.cases import Case
 
 VISITS = 10  # the second from either end of ten medians hold the true one between them 97.9 times in a hundred
@@ -14,11 +16,11 @@ _KEPT_BYTES = 512 << 20  # of all cases together, times what an operation holds:
 _USUAL_BYTES = 1 << 20
 
 
-def order_of_visits(cases: Sequence[Case], seed: int, launch: int) -> list[int]:
+def order_of_visits(cases: Sequence[Case], seed: int, launch: int, more: int = 0) -> tuple[list[int], list[int]]:
     """Return the places of cases, each once or ``VISITS`` times; the same for the same seed and launch.
 
     What is visited once comes in the order of ``cases`` in the first launch, then in one of chance, so that a budget
-    that is too small does not leave out the same ones in each.
+    that is too small does not leave out the same ones in each. With them, ``more`` passes over what is visited often.
     """
     random, kept, left = Random(f"{seed} {launch}"), list[int](), _KEPT_BYTES
     for place in sorted(range(len(cases)), key=lambda place: _num_bytes(cases[place])):
@@ -33,7 +35,14 @@ def order_of_visits(cases: Sequence[Case], seed: int, launch: int) -> list[int]:
     before = sorted(random.randint(0, len(visits)) for _ in once)
     for turn, place in zip(reversed(before), reversed(once), strict=True):
         visits.insert(turn, place)
-    return visits
+    return visits, [place for _ in range(more) for place in random.sample(kept, len(kept))]
+
+
+def shares_of(job: Job) -> list[float]:
+    """Return each visit's share of the launch: by its case's weight, and none for what only time left over is for."""
+    usual = job.visits[: len(job.visits) - job.more]
+    counts, whole = Counter(usual), sum(job.weights[index] for index in set(usual))
+    return [job.weights[index] / counts[index] / whole for index in usual] + [0.0] * job.more
 
 
 def _num_bytes(case: Case) -> int:

@@ -63,7 +63,7 @@ class Options:
 
 def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
     """Return the plan for the options; ``UserError`` if anything asked for cannot be had."""
-    folder = Path.cwd()
+    folder, fills = Path.cwd(), options.budget is not None
     catalogue = load_catalogue(modules) if options.target is None else (define(options.target, folder),)
     options = _with_mesh(_with_file(options, catalogue), catalogue, joined)
     if joined is not None:
@@ -82,6 +82,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         notes=(*emulation(os.environ), *spec.notes, *([f"injected: {fault.text}"] if fault else ())),
         path=str(folder) if options.target else None,
         injection=fault,
+        measure=plan.measure.to_fill() if fills and plan.launches > 1 else plan.measure,
         link_bytes_per_second=None if options.link is None else parse_link(options.link),
         spread=spread,
     )

@@ -47,13 +47,21 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """When a case has been measured enough: the interval's half-width relative to the median, or a count."""
+    """When a case has been measured enough: the interval's half-width relative to the median, or a count.
+
+    ``more_visits`` go beyond the usual ones, where time is left in a launch and a case is not yet precise.
+    """
 
     warmup: int = 5
     min_iterations: int = 6
     max_iterations: int = 1000
     precision: float = 0.025
     seed: int = 0
+    more_visits: int = 0
+
+    def to_fill(self) -> "Measure":
+        """Return it for a budget that the user gave: what is left of it is used."""
+        return msgspec.structs.replace(self, max_iterations=max(self.max_iterations, 2000), more_visits=10)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from bench.launch.control_channel import StatusReply
+from bench.launch.visits import VISITS
 from bench.plan.plan import Measure
 from bench.rank.device_timer import Device, DeviceTimer
 from bench.results.records import Stop
@@ -159,6 +160,7 @@ class Timing:
         self._visits: list[int] = []
         self._stamps: Stamps = np.empty((4, len(ranks), 0), dtype=np.int64)
         self._reason: Stop = "visits"
+        self._precise = False
 
     @property
     def timed(self) -> Timed | None:
@@ -176,8 +178,8 @@ class Timing:
 
     @property
     def full(self) -> bool:
-        """Whether there are as many samples as there may be."""
-        return sum(self._visits) >= self._measure.max_iterations
+        """Whether there are as many samples as there may be, or the usual visits have told enough."""
+        return self._precise or sum(self._visits) >= self._measure.max_iterations
 
     @property
     def replay(self) -> Sample:
@@ -225,6 +227,8 @@ class Timing:
         self._visits.append(count)
         if decides:
             self._reason = self._why_end(affordable)
+        if left and len(self._visits) >= VISITS:
+            self._precise = bool(self.world.decide([float(self._reason == "precision")])[0])
 
     def _wanted(self, left: int) -> int:
         seconds, limit = self._durations(), self._measure.max_iterations - sum(self._visits)
@@ -236,6 +240,8 @@ class Timing:
         wanted = math.ceil((1.2 * sigma / self._measure.precision) ** 2)
         # three or so say little of scatter: a second visit is a little longer, and all after it are alike
         most = limit // (left + 1) if len(self._visits) > 1 else 3 * _MIN_VISIT
+        if len(self._visits) >= VISITS:  # samples that were fewer did not tell enough
+            wanted = most
         return min(max(_MIN_VISIT, min(wanted, most)), limit)
 
     def _why_end(self, affordable: int) -> Stop:

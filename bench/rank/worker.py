@@ -26,6 +26,7 @@ from bench.launch.driver import StartRanks
 from bench.launch.flight_recorder import groups_seen
 from bench.launch.launchers import Launcher, loopback_variables
 from bench.launch.processes import leave
+from bench.launch.visits import shares_of
 from bench.machine.environment import capture, interface_of, rank_place
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from bench.machine.world_spec import Joined
@@ -160,7 +161,7 @@ def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> No
             progress.began_ns = time.time_ns()
             client.say(channel.Started(index=number))
             subgroups.world = subgroups.world.retimed()
-            seconds = clock.share(number)
+            seconds = clock.share(number, left.total())
             [may_begin, may_go_on] = subgroups.world.decide(clock.allows(index))
             if may_begin and index not in runs:
                 case, measure, fault = job.plan.cases[index], job.plan.measure, job.plan.injection
@@ -188,14 +189,14 @@ class _LaunchClock:
 
     def __init__(self, job: Job) -> None:
         self._job, self._began = job, time.monotonic()
-        counts = Counter(job.visits)
-        self._weights = [job.weights[index] / counts[index] for index in job.visits]
+        self._shares = shares_of(job)
         self._left = dict[int, float]()
 
-    def share(self, number: int) -> float:
-        """Return a visit's part (s) of the time that is left when its turn comes."""
+    def share(self, number: int, to_come: int = 0) -> float:
+        """Return a visit's part (s) of the time that is left when its turn comes, ``to_come`` others after it."""
         left = self._job.budget_seconds - (time.monotonic() - self._began)
-        share = left * self._weights[number] / sum(self._weights[number:])
+        rest = sum(self._shares[number:])
+        share = left * self._shares[number] / rest if rest else left / (1 + to_come)
         return min(max(share, _MIN_CASE_SECONDS), _TIMEOUT_SHARE * self._job.plan.timeout_seconds)
 
     def allows(self, index: int) -> list[float]:

@@ -140,25 +140,28 @@ def summarize(run: Run) -> Summary:
     lacking = [(case, plan.launches - len({record.launch for record in by_case[case.id]})) for case in plan.cases]
     missing = tuple(Missing(case=case, launches=n, planned=plan.launches) for case, n in lacking if n > 0)
     counts, without_record = Counter(row.status for row in rows), sum(one.launches for one in missing)
+    cut, least = {record.case.id for record in run.records if record.reason == LEFT_OUT}, min(2, plan.launches)
+    answered = any(row.launches for row in rows) and all(row.launches >= least for row in rows if row.case.id in cut)
     tally = Tally(
         counts={status: counts[status] for status in reversed(WORST_FIRST) if counts[status]},
         skipped=len(plan.skipped),
         missing=without_record,
         planned=len(plan.cases) * plan.launches,
-        code=exit_code(counts, missing=without_record, measured=any(row.launches for row in rows)),
+        code=exit_code(counts, missing=without_record, answered=answered),
     )
     return Summary(rows=rows, skipped=plan.skipped, missing=missing, tally=tally)
 
 
-def exit_code(statuses: Iterable[Status], *, missing: int = 0, measured: bool = True) -> int:
-    """Return 1 if any result is wrong, else 4 if anything failed, hung or is missing, or nothing was measured, else 0.
+def exit_code(statuses: Iterable[Status], *, missing: int = 0, answered: bool = True) -> int:
+    """Return 1 if any result is wrong, else 4 if anything failed, hung or is missing or the run has no answer, else 0.
 
-    Some skipped cases are not bad.
+    It has none if nothing was measured, or the budget left a case without a second launch of several. What cannot run
+    here is not bad.
     """
     found = set(statuses)
     if "wrong" in found:
         return 1
-    return 4 if missing or not measured or found & {"failed", "hang"} else 0
+    return 4 if missing or not answered or found & {"failed", "hang"} else 0
 
 
 def _row(found: Sequence[Record], planned: int) -> Row:

@@ -2,12 +2,12 @@
 than it used to be. Pure.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from bench.launch.budget import budget_of_all
 from bench.launch.control_channel import LEFT_OUT
 from bench.machine.environment import DISTURBANCES, VOLATILE
 from bench.results.runs import Run
@@ -16,6 +16,7 @@ from bench.text import counted, format_duration
 from reports import cells
 from reports.analysis.summary import Row, Summary
 
+Level = Literal["good", "doubtful", "bad"]
 _NOISY_SHARE = 0.1  # as many noisy cases are in a run that is quiet
 
 
@@ -24,7 +25,7 @@ class Verdict:
     """A word, how it stands, what was found in numbers, and what to do where that is not well."""
 
     word: str
-    level: Literal["good", "doubtful", "bad"]
+    level: Level
     told: str
     remedy: str = ""
 
@@ -83,15 +84,9 @@ def _completeness(run: Run, summary: Summary, measured: Sequence[Row]) -> Verdic
     shares = {0: none, **fewer} if none else fewer
     parts = [f"{count} have {launches or 'none'} of {plan.launches}" for launches, count in sorted(shares.items())]
     told = f"launches are missing: of {counted(cases, 'case')} {', '.join(parts)}{aside}"
-    done = sum(row.launches for row in measured)
-    needed = plan.budget_seconds * plan.launches * (len(measured) + none) / done
-    remedy = f"--budget {format_budget(1.1 * needed)} holds all"
-    return Verdict(word="PARTIAL", level="doubtful", told=f"{told} (the budget was {budget})", remedy=remedy)
-
-
-def format_budget(seconds: float) -> str:
-    """Return a time as ``--budget`` takes it, rounded up: ``90s``, ``7m``."""
-    return f"{10 * math.ceil(seconds / 10)}s" if seconds < 180 else f"{math.ceil(seconds / 60)}m"
+    level: Level = "bad" if summary.tally.code == 4 else "doubtful"
+    remedy = f"parbench run --resume {run.path}; --budget {budget_of_all(run)} holds all"
+    return Verdict(word="PARTIAL", level=level, told=f"{told} (the budget was {budget})", remedy=remedy)
 
 
 def _noise(run: Run, rows: Sequence[Row]) -> Verdict:

@@ -28,6 +28,6 @@ def _measured(folder: Path, budget: str) -> Run:
         check=False,
     )
     (folder / "printed").write_text(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode in (0, 4), done.stdout + done.stderr
     [path] = (folder / "runs").iterdir()
     return load_run(path)

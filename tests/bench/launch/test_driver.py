@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -76,6 +77,7 @@ class Stage:
         self.numbers: list[int] = []
         self.jobs: list[Job] = []
         self.told: list[tuple[object, ...]] = []
+        self.sentences: list[str] = []
         self.hello: Callable[[int, int], dict[str, Any]] = lambda gang, rank: {}
         self.can_restart = True
         self.host = "127.0.0.1"
@@ -86,6 +88,9 @@ class Stage:
 
     def visit(self, case: Case, done: float) -> None:
         self.told.append(("case", case.params["number"]))
+
+    def tell(self, sentence: str) -> None:
+        self.sentences.append(sentence)
 
     def record(self, record: Record) -> None:
         self.told.append(("record", record.case.params["number"], record.status))
@@ -102,12 +107,12 @@ class Stage:
         gang.run(ranks, self.acts[min(count, len(self.acts) - 1)])
         return gang
 
-    def drive(self, most: int | None = None) -> list[tuple[int, object, str]]:
+    def drive(self, most: int | None = None, *, fills: bool = False) -> list[tuple[int, object, str]]:
         """Drive what is pending, at most so many; return launch, number and status of the records written by now."""
         run = load_run(self.path)
         with open_writer(self.path) as writer:
             driver = Driver(run, writer, self.start, self, hosts=(self.host,), facts=self.facts)
-            driver.drive(remaining(run)[:most])
+            driver.drive(remaining(run, fills=fills)[:most])
         return [(record.launch, record.case.params["number"], record.status) for record in self.records()]
 
     def records(self) -> list[Record]:
@@ -234,8 +239,8 @@ def test_a_rank_that_dies_ends_its_case_and_a_new_gang_does_the_rest(stage: Buil
     assert last.numbers == [0], "nothing is left for a new gang"
 
 
-def visited(*visits: int) -> Callable[[list[Case], int, int], list[int]]:
-    return lambda cases, seed, launch: [place for place in visits if place < len(cases)]
+def visited(*visits: int) -> Callable[..., tuple[list[int], list[int]]]:
+    return lambda cases, *asked: ([place for place in visits if place < len(cases)], [])
 
 
 def so_far(*seconds: float, more: bool = True) -> Outcome:
@@ -459,6 +464,7 @@ def test_the_budget_is_shared_by_the_launches_that_are_left(stage: Build) -> Non
     built.drive()
     assert [asked.budget_seconds for asked in built.jobs] == pytest.approx([30, 45, 90], abs=3)
     assert [asked.run_seconds for asked in built.jobs] == pytest.approx([95, 95, 95], abs=3)
+    assert built.sentences == []
 
     broken = stage(CASES[:2], launches=2, budget_seconds=40.0)
     broken.acts = (breaks_at(0), broken.fine)
@@ -466,6 +472,67 @@ def test_the_budget_is_shared_by_the_launches_that_are_left(stage: Build) -> Non
     assert broken.jobs[0].plan.cases == (CASES[1],)
     assert broken.jobs[0].budget_seconds == pytest.approx(20, abs=2), "what is left of its launch"
     assert broken.jobs[0].run_seconds == pytest.approx(44, abs=3)
+
+
+@pytest.fixture
+def taking(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Act]:
+    """Return what makes an act whose cases each take so many seconds, by their records and by the driver's clock."""
+    ahead, remember = [0.0], Stage.record
+
+    def pass_time(built: Stage, record: Record) -> None:
+        remember(built, record)
+        ahead[0] += record.seconds
+
+    monkeypatch.setattr(Stage, "record", pass_time)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0], sleep=time.sleep)
+    monkeypatch.setattr(module, "time", clock)
+    return lambda seconds: tells(*[outcome(wall_seconds=seconds)] * len(CASES))
+
+
+def test_launches_that_do_not_fit_the_budget_are_cut_whole_and_said_so_as_soon_as_it_is_known(
+    stage: Build, taking: Callable[[float], Act]
+) -> None:
+    built = stage(CASES[:2], taking(20.0), launches=5, budget_seconds=120.0)
+    built.drive()
+    found = [(record.launch, record.reason) for record in built.records()]
+    assert found == [(launch, "" if launch < 3 else LEFT_OUT) for launch in range(5) for _ in range(2)]
+    assert [told[1:3] for told in built.told if told[0] == "launch"] == [(1, 5), (2, 5), (3, 5)]
+    [told] = built.sentences
+    assert told.startswith("a launch takes about 40 s: the budget of 2 min 0 s holds 3 of 5 launches; --budget ")
+
+
+def test_a_launch_longer_than_the_budget_is_told_with_the_first_case_that_shows_it(
+    stage: Build, taking: Callable[[float], Act]
+) -> None:
+    built = stage(CASES, taking(31.0), launches=2, budget_seconds=100.0)
+    built.drive()
+    first, second = built.sentences
+    assert first.startswith(f"{CASES[0].label} took 31 s: the budget of 1 min 40 s hardly holds one launch of 4 cases;")
+    assert second.startswith("a launch takes about 2 min 4 s: the budget of 1 min 40 s holds 1 of 2 launches; ")
+    fits = stage(CASES, taking(25.0), budget_seconds=100.0)
+    fits.drive()
+    assert fits.sentences == []
+
+
+def test_what_a_run_left_out_is_made_when_it_goes_on(stage: Build, taking: Callable[[float], Act]) -> None:
+    built = stage(CASES[:2], taking(20.0), launches=3, budget_seconds=80.0)
+    assert [status for _, _, status in built.drive()] == ["ok"] * 4 + ["skipped"] * 2
+    run = load_run(built.path)
+    assert (remaining(run), remaining(run, fills=True)) == ((), ((2, CASES[0]), (2, CASES[1])))
+    built.drive(fills=True)
+    run = load_run(built.path)
+    assert {record.status for record in run.records} == {"ok"}
+    assert remaining(run, fills=True) == ()
+
+
+def test_what_is_done_is_a_share_of_the_launches_that_fit_by_the_weight_of_their_cases(
+    stage: Build, monkeypatch: pytest.MonkeyPatch, taking: Callable[[float], Act]
+) -> None:
+    cases, done = [case(0), case(1, "workload.ddp")], list[float]()
+    built = stage(cases, taking(20.0), launches=5, budget_seconds=120.0)
+    monkeypatch.setattr(built, "visit", lambda case, share: done.append(share))
+    built.drive()
+    assert done == pytest.approx([0, 1 / 21 / 5, 1 / 3, (1 + 1 / 21) / 3, 2 / 3, (2 + 1 / 21) / 3])
 
 
 def test_a_budget_that_is_spent_leaves_later_launches_out_and_says_so(stage: Build) -> None:

@@ -16,6 +16,8 @@ from nvidia import L40S, gpus, install
 from refusals import refusal
 
 from bench.launch import measure as measuring
+from bench.launch.budget import Prices
+from bench.launch.control_channel import LEFT_OUT
 from bench.launch.measure import Display, resume, run_options
 from bench.machine import slurm_allocation as node_machine
 from bench.machine.slurm_allocation import reachable
@@ -105,6 +107,21 @@ def test_a_signal_stops_the_run_keeps_what_is_done_and_says_how_to_go_on_where_i
     run(Options(), resume_path=path)
     assert load_run(path).records == done
     assert len(ranks.gangs) == 2
+
+
+def test_going_on_makes_what_the_budget_left_out_and_says_how_much_and_how_long(
+    ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run(replace(ONE, launches=3, budget="0.001ms"))
+    assert [record.reason for record in load_run(path).records] == [""] * 2 + [LEFT_OUT] * 4
+    monkeypatch.setattr(Prices, "launch", lambda prices, cases: 0.5)
+    capsys.readouterr()
+    run(Options(), resume_path=path)
+    assert capsys.readouterr().err.splitlines()[0] == "4 measurements of 6 to make, about 1 s"
+    assert [record.status for record in load_run(path).records] == ["ok"] * 6
+    run(Options(budget="3m"), resume_path=path)
+    assert capsys.readouterr().err.splitlines() == ["0 measurements of 6 to make"]
+    assert len(ranks.gangs) == 3
 
 
 def test_a_disk_that_takes_no_more_stops_the_run_with_a_sentence(

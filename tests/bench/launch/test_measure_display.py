@@ -30,7 +30,7 @@ class Screen:
     def __init__(self, total: int, *, terminal: bool = False, as_json: bool = False) -> None:
         self.file = io.StringIO()
         console = Console(file=self.file, force_terminal=terminal, width=200, soft_wrap=True, highlight=False)
-        self.display = Display(total, console, as_json=as_json)
+        self.display = Display(total, 60.0, console, as_json=as_json)
 
     def lines(self) -> list[str]:
         return self.file.getvalue().splitlines()
@@ -49,7 +49,21 @@ def test_without_a_terminal_a_launch_is_a_line_and_now_and_then_how_far_it_is_an
             display.visit(case(), 0.5)
             display.record(record())
             assert len(screen.lines()) == lines
-    assert screen.lines() == ["launch 2/3: 4 cases", "launch 2/3: 50% of the run, about 6 s left"]
+        display.tell("a launch takes [long]")
+    told = ["launch 2/3: 4 cases", "launch 2/3: 50% of the run, about 6 s left", "a launch takes [long]"]
+    assert screen.lines() == told
+
+
+def test_the_expected_end_is_never_after_the_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("bench.launch.measure.time", SimpleNamespace(monotonic=lambda: now[0]))
+    screen = Screen(4)
+    with screen.display as display:
+        for seconds, done in ((10, 0.01), (10, 0.5), (40, 0.6), (10, 0.7)):
+            now[0] += seconds
+            display.visit(case(), done)
+    lefts = [line.rpartition(", ")[2] for line in screen.lines()]
+    assert lefts == ["about 50 s left", "about 20 s left", "about to end", "about to end"], "the budget is a minute"
 
 
 def test_what_went_badly_is_told_at_once_on_one_line_as_it_is() -> None:

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from fakes import case
+from fakes import case, job
 
-from bench.launch.visits import VISITS, order_of_visits
+from bench.launch.visits import VISITS, order_of_visits, shares_of
 from bench.plan.cases import Case, make_case
 
 
@@ -15,7 +15,7 @@ def sized(number: int, megabytes: int) -> Case:
 def test_operations_are_visited_in_passes_in_an_order_of_chance_and_steps_once() -> None:
     names = ["collective.barrier", "workload.ddp", "memory.copy", "custom.mine", "compute.gemm", "p2p.sendrecv"]
     cases = [case(number, name) for number, name in enumerate(names)]
-    orders = [order_of_visits(cases, *asked) for asked in ((1, 0), (1, 0), (2, 0), (1, 1))]
+    orders = [order_of_visits(cases, *asked)[0] for asked in ((1, 0), (1, 0), (2, 0), (1, 1))]
     assert orders[0] == orders[1]
     assert len({tuple(order) for order in orders}) == 3, "by seed and launch"
     assert Counter(orders[0]) == {0: VISITS, 2: VISITS, 4: VISITS, 5: VISITS, 1: 1, 3: 1}
@@ -27,16 +27,25 @@ def test_operations_are_visited_in_passes_in_an_order_of_chance_and_steps_once()
 
 def test_what_is_kept_ready_between_visits_is_bounded_and_the_smallest_come_first() -> None:
     cases = [sized(number, megabytes) for number, megabytes in enumerate((300, 64, 300, 128, 1))]
-    counts = Counter(order_of_visits(cases, 0, 0))
+    counts = Counter(order_of_visits(cases, 0, 0)[0])
     assert counts == {0: VISITS, 1: VISITS, 2: 1, 3: VISITS, 4: VISITS}
-    assert order_of_visits([], 0, 0) == []
+    assert order_of_visits([], 0, 0, 2) == ([], [])
 
 
 def test_what_is_visited_once_comes_in_turn_in_the_first_launch_and_in_another_order_later() -> None:
     steps = [case(number, "custom.mine") for number in range(8)]
     cases = [*steps, case(8)]
-    first = [place for place in order_of_visits(cases, 0, 0) if place != 8]
-    later = {tuple(place for place in order_of_visits(cases, 0, launch) if place != 8) for launch in range(1, 4)}
+    first = [place for place in order_of_visits(cases, 0, 0)[0] if place != 8]
+    later = {tuple(place for place in order_of_visits(cases, 0, launch)[0] if place != 8) for launch in range(1, 4)}
     assert first == [*range(8)]
     assert len(later) == 3
     assert all(sorted(order) == first for order in later)
+
+
+def test_more_visits_are_passes_after_all_others_and_have_no_share_of_the_time() -> None:
+    cases = [case(0), case(1, "custom.mine"), case(2)]
+    usual, more = order_of_visits(cases, 0, 0, 3)
+    assert usual == order_of_visits(cases, 0, 0)[0]
+    assert [sorted(more[i : i + 2]) for i in (0, 2, 4)] == [[0, 2]] * 3
+    shares = shares_of(job(cases, visits=[0, 2, 1, 2, 0, 2], more=2, weights=[1.0, 4.0, 3.0]))
+    assert shares == [0.125, 0.1875, 0.5, 0.1875, 0.0, 0.0], "each case's weight over its usual visits"

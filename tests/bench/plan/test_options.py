@@ -13,7 +13,7 @@ from bench.machine.gpu import Gpu
 from bench.machine.slurm_allocation import NodeLayout
 from bench.machine.world_spec import Joined
 from bench.plan.options import Options, plan_run
-from bench.plan.plan import Plan
+from bench.plan.plan import PRESETS, Measure, Plan
 
 ONE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
 
@@ -53,6 +53,20 @@ def test_a_plan_file_goes_before_the_preset(file: Path) -> None:
     assert (plan.budget_seconds, plan.timeout_seconds) == (300.0, 45.0)
     assert (params(plan, "size_bytes"), params(plan, "dtype")) == ([1024, 3072], ["float16"] * 2)
     assert plan.measure.precision == 0.01  # of the file's preset
+
+
+def test_a_budget_given_with_the_command_for_several_launches_is_used_up_where_times_are_not_yet_precise(
+    file: Path,
+) -> None:
+    usual, filled = PRESETS["smoke"].measure, Measure(precision=0.05, max_iterations=2000, more_visits=10)
+    table: list[tuple[dict[str, Any], Measure]] = [
+        ({"budget": "30s"}, usual),  # of the one launch more would not tell how launches differ
+        ({"budget": "30s", "launches": 5}, filled),
+        ({}, usual),
+    ]
+    for given, expected in table:
+        assert planned(Options(preset="smoke", **given)).measure == expected, given
+    assert planned(Options(plan_file=file)).measure == PRESETS["full"].measure, "a file's budget is a limit"
 
 
 def test_the_command_line_goes_before_the_plan_file(file: Path) -> None:

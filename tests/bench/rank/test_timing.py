@@ -101,6 +101,18 @@ def scripted(
         return see(subject, timing_of(subject, world, measure, mode), budget_seconds)
 
 
+def in_visits(world: World, steps_ns: list[int], seconds: float, count: int, measure: Measure) -> list[int]:
+    """Return how many samples each visit took, of at most so many visits, until the timing says it has enough."""
+    durations = cycle(steps_ns)
+    with fake_time() as clock:
+        how = timing_of(Scripted(lambda: clock.sleep_ns(next(durations))), world, measure)
+        for left in reversed(range(count)):
+            how.visit(seconds, left)
+            if how.full:
+                break
+        return how._visits
+
+
 def scripted_all(world: World, scripts: list[dict[str, Any]]) -> list[Seen]:
     return [scripted(world, **script) for script in scripts]
 
@@ -242,6 +254,20 @@ def test_each_reason_to_stop_is_reached_when_it_is_true(two_ranks: Ranks) -> Non
         *_, stop, iterations = row
         assert (seen.result.stop, seen.result.stamps.shape) == (stop, (4, 2, iterations)), row
         assert seen.log == other.log == ["reset", "step"] * (iterations + 1), row
+
+
+def test_what_ten_visits_tell_well_enough_has_no_more_and_what_they_do_not_has_longer_ones(two_ranks: Ranks) -> None:
+    slow_mode, found = [2 * MS] * 20 + [2 * MS + MS // 5] * 20, []
+    for steps_ns, count in (([2 * MS], 20), (slow_mode, 10), (slow_mode, 20)):
+        told = {"steps_ns": steps_ns, "seconds": 1.0, "count": count, "measure": Measure(warmup=1, max_iterations=2000)}
+        ours, theirs = two_ranks.call("test_timing:in_visits", **told)
+        assert ours == theirs, "both ranks end with the same visit"
+        found.append(ours)
+    steady, usual, filled = found
+    assert steady == [3] * 10
+    assert max(usual) < 20, "as many as independent samples would need"
+    assert filled[:10] == usual
+    assert min(filled[10:]) > 150, "as many as may be, over the visits that are left"
 
 
 def test_rank_0_alone_decides_by_what_all_ranks_saw(two_ranks: Ranks) -> None:

@@ -232,6 +232,22 @@ def test_exit_code() -> None:
     ]
     for statuses, missing, code in told:
         assert exit_code(statuses, missing=missing) == code, statuses
+    assert exit_code(("ok",), answered=False) == 4
+
+
+def test_a_budget_that_leaves_a_case_without_a_second_launch_has_no_answer() -> None:
+    other = collective(size_bytes=2048)
+    cut = [bad(CASE, launch, "skipped", LEFT_OUT) for launch in range(3)]
+    unable = bad(CASE, 0, "skipped", "no float8")
+    for records, launches, code in (
+        ([ok(CASE, 0), *cut[1:]], 3, 4),
+        ([ok(CASE, 0), ok(CASE, 1), cut[2]], 3, 0),
+        ([ok(CASE, 0)], 1, 0),
+        ([ok(other, 0), cut[0]], 1, 4),
+        ([ok(other, 0), unable], 1, 0),
+        ([unable], 1, 4),
+    ):
+        assert summarize(run_of(*records, launches=launches)).tally.code == code, records
 
 
 def late_in(folder: Path, *told: tuple[Record, bytes | None]) -> tuple[Late, ...]:

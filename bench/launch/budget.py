@@ -1,0 +1,92 @@
+"""What a launch costs, known from those that were made, and how many of them a budget holds. Without torch."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from operator import itemgetter
+from statistics import fmean
+
+from bench.plan.cases import Case
+from bench.plan.plan import Measure
+from bench.results.records import Record
+from bench.results.runs import Run
+
+RESERVE = 1.1  # of a budget that is advised: the next time the machine may be slower
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """Seconds: a launch's without its cases, None before the first, and each case's; of several launches the least."""
+
+    start: float | None = None
+    cases: Mapping[str, float] = field(default_factory=dict)  # by id
+    names: Mapping[str, float] = field(default_factory=dict)  # the mean of a name's cases
+
+    def after(self, seconds: float, records: Iterable[Record]) -> "Prices":
+        """Return the prices once a launch that took so long has made these records."""
+        made = list(records)
+        rest = max(seconds - sum(record.seconds for record in made), 0.0)
+        cases, named = dict(self.cases), dict[str, list[float]]()
+        for record in made:
+            if record.status == "ok":
+                cost = cases[record.case.id] = min(_least(record), cases.get(record.case.id, math.inf))
+                named.setdefault(record.case.name, []).append(cost)
+        names = {**self.names, **{name: fmean(costs) for name, costs in named.items()}}
+        return Prices(start=rest if self.start is None else min(rest, self.start), cases=cases, names=names)
+
+    def case(self, case: Case, unknown: float = 0.0) -> float:
+        """Return what a case costs, one never measured as those of its name, ``unknown`` where none of them was."""
+        return self.cases.get(case.id, self.names.get(case.name, unknown))
+
+    def launch(self, cases: Iterable[Case]) -> float:
+        """Return what a launch costs; below a third of measuring none is worth its start."""
+        unknown, start = fmean(self.cases.values()) if self.cases else 0.0, self.start or 0.0
+        return start + max(sum(self.case(case, unknown) for case in cases), start / 2)
+
+    def held(self, seconds: float, launches: Sequence[Sequence[Case]]) -> int:
+        """Return how many of these launches, from the first on, there is time for."""
+        for count, cases in enumerate(launches):
+            seconds -= self.launch(cases)
+            if seconds < 0:
+                return count
+        return len(launches)
+
+
+def _least(record: Record) -> float:
+    """Return what a case would have cost with the fewest iterations: more of them are taken where there is time."""
+    values, steps = record.samples.values, record.details.get("steps_per_sample", 1)
+    more = max(1 - Measure().min_iterations / len(values), 0.0) if values else 0.0
+    return max(record.seconds - more * sum(values) * (steps if isinstance(steps, int) else 1), 0.0)
+
+
+def prices_of(run: Run) -> Prices:
+    """Return what a run's launches cost, by when their records were made."""
+    prices, before = Prices(), datetime.fromisoformat(run.info.started)
+    for launch in sorted({record.launch for record in run.records}):
+        records = [record for record in run.records if record.launch == launch]
+        ended = max(datetime.fromisoformat(record.started) for record in records)
+        if any(record.status == "ok" for record in records):
+            seconds = (ended - before).total_seconds()
+            prices = prices.after(min(seconds, run.info.plan.budget_seconds), records)  # it may have been gone on with
+        before = ended
+    return prices
+
+
+def by_launch(pending: Iterable[tuple[int, Case]]) -> dict[int, list[Case]]:
+    """Return the cases of each launch, the first launch first."""
+    found = dict[int, list[Case]]()
+    for launch, case in sorted(pending, key=itemgetter(0)):
+        found.setdefault(launch, []).append(case)
+    return found
+
+
+def budget_for(seconds: float) -> str:
+    """Return as ``--budget`` takes it what holds so many seconds, with a reserve: ``90s``, ``7m``."""
+    needed = RESERVE * seconds
+    return f"{10 * math.ceil(needed / 10)}s" if needed < 180 else f"{math.ceil(needed / 60)}m"
+
+
+def budget_of_all(run: Run) -> str:
+    """Return the ``--budget`` that holds every launch of every case of a run's plan."""
+    return budget_for(run.info.plan.launches * prices_of(run).launch(run.info.plan.cases))
