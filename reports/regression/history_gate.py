@@ -24,7 +24,7 @@ from reports.regression.compare import VERDICTS, WORST_FIRST, Word, counts_of, e
 from reports.regression.environment import Identity
 from reports.regression.history import About, History, Line, Outcome, open_history, read_entry
 from reports.regression.levels import Shift, StepRule, segments
-from reports.regression.nights import Night, Nights, judge_next, judge_nights
+from reports.regression.nights import Night, Nights, judge_nights
 from reports.regression.noise_floor import Floor, told
 from reports.render.markdown import escaped
 
@@ -146,10 +146,8 @@ def check(
         row[[column[at] for at, _ in one.times]] = np.log([seconds for _, seconds in one.times])
     floors_of = [one.measured.floor if one.measured else 0.0 for one in enough.values()]
     rules = [replace(rule, floor=max(rule.floor, floor)) for floor in floors_of]
-    if kept:
-        nights = judge_nights(logs, [*places.values()], [tonight[number].family for number in enough], rules, rule)
-    else:
-        nights = judge_next(logs, [*places.values()], rules, rule)
+    families = [tonight[number].family for number in enough]
+    nights = judge_nights(logs, [*places.values()], families, rules, rule, alone=not kept)
     found |= {number: replace(enough[number], night=night) for number, night in zip(enough, nights.each, strict=True)}
     judged = []
     for number, one in found.items():

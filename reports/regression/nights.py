@@ -64,51 +64,61 @@ class Nights:
 
 
 def judge_nights(
-    logs: Logs, places: Sequence[str], families: Sequence[Hashable], rules: Sequence[StepRule], rule: StepRule
+    logs: Logs,
+    places: Sequence[str],
+    families: Sequence[Hashable],
+    rules: Sequence[StepRule],
+    rule: StepRule,
+    *,
+    alone: bool = False,
 ) -> Nights:
-    """Return what logs of times tell of the last night; their shape is (series, nights), NaN is not measured."""
-    parted = _parted(logs, places, rule)
-    logs, own, course, noise, alone = parted.logs, parted.own, parted.course, parted.noise, parted.alone
+    """Return what logs of times tell of the last night; their shape is (series, nights), NaN is not measured.
+
+    ``alone``: only whether it is above the newest level of those before it and above the newest of them, so that no
+    step of theirs is held against it.
+    """
+    above = kinds_of(shared_course(logs), places, rule)
+    logs = _on_one_level(logs, np.array([above.get(place, 0.0) for place in places]))
+    course = shared_course(logs)
+    known = np.isfinite(course)
+    raw, variances = noise_of(logs)
+    together = len(logs) >= MIN_SHARED and int(known.sum()) >= rule.min_values
+    own = logs
+    if together and (varied := float(course[known].var())):
+        # what all share is taken from each as far as nights scatter more together than what series do not share
+        share = max(0.0, 1 - float(variances.sum()) / len(logs) ** 2 / varied)
+        own = logs - share * np.where(known, course, 0.0)
+    noise, _ = noise_of(own)
+    whole, shared = Noise(rho=max(raw.rho, noise.rho)), None
+
+    def rises(rows: Logs, noise: Noise, rules: Sequence[StepRule]) -> list[Night]:
+        # what a new place does is known where many places are
+        moved = places[-1] not in places[:-1] and len({*places[:-1]}) < rule.min_values
+        level = [_on_newest_level(row, rule, noise) for row, rule in zip(rows, rules, strict=True)]
+        return _with_first_nights([Night(moved=moved)] * len(rows), np.array(level).reshape(rows.shape), noise, rules)
+
+    if alone:
+        each = rises(own, noise, rules)
+        if together:
+            [shared] = rises(course[None], whole, [rule])
+            if shared.first:
+                each = [one if one.first else along for one, along in zip(each, rises(logs, raw, rules), strict=True)]
+        return Nights(each=tuple(each), shared=shared, above=above, noise=noise)
     steps = [_newest(row, seen, one, noise) for row, seen, one in zip(own, logs, rules, strict=True)]
     found = [Night(shift=step, sure=sure) for step, sure in zip(steps, _sure(steps, families), strict=True)]
     found = [_with_places(one, row, places) for one, row in zip(found, own, strict=True)]
-    shared = None
-    if parted.together:
-        known, whole = np.isfinite(course), parted.whole
+    if together:
         step = newest_shift(np.exp(course[known]).tolist(), replace(rule, for_line=FOR_LINE), whole)
         shared = Night(shift=step, sure=step is not None and step.p_value <= SHARED_LEVEL)
         shared = _with_places(shared, course, places)
         if step:
             shared = replace(shared, shift=replace(step, at=int(np.flatnonzero(known)[step.at])))
         if shared.shift and shared.sure and shared.shift.slope is None:
-            along = [_along(row, shared.shift, one, alone) for row, one in zip(logs, rules, strict=True)]
+            along = [_along(row, shared.shift, one, raw) for row, one in zip(logs, rules, strict=True)]
             both = zip(found, along, _sure(along, families), strict=True)
             found = [Night(shift=step, sure=True) if sure and not one.sure else one for one, step, sure in both]
         [shared] = _with_first_nights([shared], course[None], whole, [rule])
-    each = tuple(_with_first_nights(found, own, noise, rules))
-    return Nights(each=each, shared=shared, above=parted.above, noise=noise)
-
-
-def judge_next(logs: Logs, places: Sequence[str], rules: Sequence[StepRule], rule: StepRule) -> Nights:
-    """Return in what the last run alone is above those before it, above their newest level and the newest of them.
-
-    So a step of theirs, even of the last of them, is not held against it.
-    """
-    parted = _parted(logs, places, rule)
-    *known, last = places
-    moved = last not in known and len({*known}) < rule.min_values  # what new places do is known of many places alone
-
-    def rises(rows: Logs, noise: Noise, rules: Sequence[StepRule]) -> list[Night]:
-        level = [_on_newest_level(row, rule, noise) for row, rule in zip(rows, rules, strict=True)]
-        return _with_first_nights([Night(moved=moved)] * len(rows), np.array(level).reshape(rows.shape), noise, rules)
-
-    each, shared = rises(parted.own, parted.noise, rules), None
-    if parted.together:
-        [shared] = rises(parted.course[None], parted.whole, [rule])
-        if shared.first:
-            both = zip(each, rises(parted.logs, parted.alone, rules), strict=True)
-            each = [one if one.first else along for one, along in both]
-    return Nights(each=tuple(each), shared=shared, above=parted.above, noise=parted.noise)
+    return Nights(each=tuple(_with_first_nights(found, own, noise, rules)), shared=shared, above=above, noise=noise)
 
 
 def _on_newest_level(row: Logs, rule: StepRule, noise: Noise) -> Logs:
@@ -120,39 +130,6 @@ def _on_newest_level(row: Logs, rule: StepRule, noise: Noise) -> Logs:
     if levels:
         row[past] += max(0.0, row[past[-1]] - float(np.median(row[past])))
     return row
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Parted:
-    """Nights on one kind of node: ``own`` without what all series share, their ``course``; noises of each."""
-
-    logs: Logs
-    own: Logs
-    course: Logs
-    above: Mapping[str, float]
-    alone: Noise
-    noise: Noise
-    together: bool
-
-    @property
-    def whole(self) -> Noise:
-        return Noise(rho=max(self.alone.rho, self.noise.rho))
-
-
-def _parted(logs: Logs, places: Sequence[str], rule: StepRule) -> _Parted:
-    above = kinds_of(shared_course(logs), places, rule)
-    logs = _on_one_level(logs, np.array([above.get(place, 0.0) for place in places]))
-    course = shared_course(logs)
-    known = np.isfinite(course)
-    alone, variances = noise_of(logs)
-    together = len(logs) >= MIN_SHARED and int(known.sum()) >= rule.min_values
-    own = logs
-    if together and (varied := float(course[known].var())):
-        # what all share is taken from each as far as nights scatter more together than what series do not share
-        share = max(0.0, 1 - float(variances.sum()) / len(logs) ** 2 / varied)
-        own = logs - share * np.where(known, course, 0.0)
-    noise, _ = noise_of(own)
-    return _Parted(logs=logs, own=own, course=course, above=above, alone=alone, noise=noise, together=together)
 
 
 def shared_course(logs: Logs) -> Logs:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports.regression.levels import StepRule
-from reports.regression.nights import judge_next, judge_nights
+from reports.regression.nights import judge_nights
 
 NUM_NIGHTS, FIRST, SINCE = 31, 9, 25
 RULE = StepRule()
@@ -83,7 +83,7 @@ def called(model: Model, seed: tuple[int, int], nights: Iterable[int]) -> list[l
                 is_drift = one.shift.slope is not None and one.shift.change > 0
                 told[-1][2 if is_drift else 1 - (one.shift.change > 0)] = True
             told[-1][3] |= one.first is not None
-        found = judge_next(logs[:, window], nodes[window], [RULE] * model.series, RULE)
+        found = judge_nights(logs[:, window], nodes[window], families, [RULE] * model.series, RULE, alone=True)
         every = (*found.each, *([found.shared] if found.shared else []))
         told[-1][4] = any(one.first and not one.moved for one in every)
     return told

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from reports.regression.levels import StepRule
-from reports.regression.nights import Night, Nights, judge_next, judge_nights, kinds_of, noise_of, shared_course
+from reports.regression.nights import Night, Nights, judge_nights, kinds_of, noise_of, shared_course
 
 RULE = StepRule()
 Logs = NDArray[np.float64]
@@ -20,9 +20,9 @@ def noisy(seed: int, *, series: int = 20, nights: int = 30, scatter: float = 0.0
     return scatter * logs
 
 
-def judged(logs: Logs, places: list[str] | None = None) -> Nights:
+def judged(logs: Logs, places: list[str] | None = None, rule: StepRule = RULE, *, alone: bool = False) -> Nights:
     count, nights = logs.shape
-    return judge_nights(logs, places or ["a"] * nights, [*range(count)], [RULE] * count, RULE)
+    return judge_nights(logs, places or ["a"] * nights, [*range(count)], [rule] * count, rule, alone=alone)
 
 
 def steps(found: Nights) -> list[Night]:
@@ -139,8 +139,7 @@ def test_series_that_miss_nights_are_judged_by_theirs() -> None:
 
 def rises(logs: Logs, places: list[str] | None = None) -> list[int]:
     """Return the series in which the last night alone is slower, -1 for all together."""
-    count, nights = logs.shape
-    found = judge_next(logs, places or ["a"] * nights, [RULE] * count, RULE)
+    found = judged(logs, places, alone=True)
     together = [-1] if found.shared and found.shared.first else []
     return together + [i for i, one in enumerate(found.each) if one.first and not one.moved]
 
@@ -166,8 +165,7 @@ def test_one_run_is_slower_where_it_alone_is_and_not_where_those_before_have_bec
     assert rises(faster) == [4], "it takes back what was won"
     wide = [f"node-{i}" for i in range(11)]
     assert rises(one[:, -11:], wide) == [4], "ten hosts tell what an eleventh may be"
-    few = StepRule(floor=0.5)
-    assert not any(night.first for night in judge_next(one, ["a"] * 31, [few] * 20, few).each)
+    assert not any(night.first for night in judged(one, rule=StepRule(floor=0.5), alone=True).each)
 
 
 def test_one_run_like_those_before_is_seldom_slower() -> None:
