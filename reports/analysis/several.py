@@ -140,7 +140,7 @@ class Several:
         last = [(one, one.name.rpartition(".")[2]) for one in self.differences]
         asked = [one for one, name in last if name not in _CIRCUMSTANCES and not name.startswith(PAIRS)]
         if not asked:
-            return "They differ in nothing but circumstances: what their times differ by is those, or chance."
+            return "Same setup: their times differ by circumstances or chance."
         if len(asked) == 1:
             return f"They differ in one thing, {asked[0].name}: {', '.join(asked[0].texts)}."
         return f"They differ in {len(asked)} things, so no one of them explains what their times differ by."

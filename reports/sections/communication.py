@@ -147,7 +147,7 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
     columns: list[Column[Curve]] = [column.of(lambda curve: curve.rows[0]) for column in _series_columns(firsts)]
     has_knees = any(one.fit.knees for one in curves)
     half_help = "the size at which half the bandwidth is reached: latency times bandwidth, by the line of the largest"
-    off_help = "sizes whose times the fit does not explain"
+    off_help = "outliers from the fit"
     columns += [
         measurement(
             "latency",

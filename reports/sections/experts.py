@@ -1,4 +1,4 @@
-"""The report on expert parallelism: loads, drops and bytes, each scope's atlas of routings, and who is chosen."""
+"""The report on expert parallelism: loads, drops and bytes, each scope's atlas of routings, and tokens per expert."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -105,7 +105,7 @@ def _loads(mixtures: Sequence[Mixture]) -> Iterator[Table[Share]]:
     if lines := shares(chosen := distinct(mixtures)):
         yield Table(
             id="experts-load",
-            title="Who is chosen",
+            title="Tokens per expert",
             caption="tokens by rank and expert in the step explained, each routing once",
             columns=share_columns(lines),
             rows=lines,

@@ -149,9 +149,6 @@ def _late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
         told = f"how long after the first rank {rank} arrives, the median"
         return number(f"rank {rank}", lambda one: one.seconds_by_rank.get(rank), cells.duration, told)
 
-    def rank_text(rank: int | None) -> str:
-        return cells.UNKNOWN if rank is None else f"rank {rank}"
-
     rows = [one.row for one in late]
     steps = short_labels([row for row in rows if not row.is_communication])
 
@@ -164,20 +161,8 @@ def _late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
             column.of(lambda one: one.row)
             for column in (*case_columns(), headline("time", rows), metric_column("skew"), metric_column("transfer"))
         ),
-        Column(
-            "late rank",
-            lambda one: rank_text(one.arrival.late_rank),
-            lambda one: one.arrival.late_rank,
-            "the rank that most often arrives last",
-            number=False,
-        ),
+        number("late rank", lambda one: one.arrival.late_rank, cells.whole, "the rank that most often arrives last"),
         number("in", lambda one: one.arrival.share, cells.percent, "the share of iterations in which it does"),
-        Column(
-            "last out",
-            lambda one: rank_text(one.arrival.last_out_rank),
-            lambda one: one.arrival.last_out_rank,
-            "the rank that most often leaves last",
-            number=False,
-        ),
+        number("last out", lambda one: one.arrival.last_out_rank, cells.whole, "the rank that most often leaves last"),
         *(lateness(rank) for rank in sorted({rank for one in late for rank in one.seconds_by_rank})[:MOST_RANKS]),
     )

@@ -106,17 +106,17 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
     sentences += [*(f"Times: {kind}." for kind in kinds), *(["[low, high] is a 95 % interval."] if kinds else [])]
     if any(calls_of(row) is not None for row in shown):
         sentences.append(
-            "Predicted comm: each collective of one step as long as this run's blocking fit of that operation on as "
-            "many ranks says, one after another and with nothing beside it; unknown where the run has no such fit."
+            "Predicted comm: the step's calls one after another, predicted from this run's blocking fits of the same "
+            "operation on as many ranks; unknown where there is no such fit."
         )
     if broken_down(shown):
         is_pipelined = any(row.value("non_pipeline_time") is not None for row in shown)
         outside = " + non-pipeline (such as the update)" if is_pipelined else ""
         sentences.append(
             f"Where the time went: compute + exposed communication + copy + idle{outside} = the wall time of a traced "
-            "step; the residual is what they leave of it, and tracing what that step takes longer than a timed one. "
-            "A difference, such as ect, is the mean of turns in pairs: without an interval, or with one that holds "
-            "zero, it is not told from noise."
+            "step; residual: the remainder; tracing: what the traced step takes longer than a timed one. "
+            "A difference, such as ect, is the mean of paired turns; without an interval, or with one that holds "
+            "zero, it may be noise."
         )
     asked = {kind: any(row.is_communication == kind for row in shown) for kind in (True, False)}
     studies = [told for kind, told in _STUDIES if (any(asked.values()) if kind is None else asked[kind])]
@@ -135,7 +135,8 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
     ]
     if left_out:
         budget = format_duration(plan.budget_seconds)
-        sentences.append(f"Left out when the budget of {budget} was spent: {', '.join(left_out)}.")
+        sentences.append(f"Skipped, out of time (budget {budget}): {', '.join(left_out)}.")
     sentences += [f"Note (all cases): {note}" for note in plan.notes]
-    counts = Counter(note for row in summary.rows for note in row.notes if note not in plan.notes)
+    others = [row for row in summary.rows if row.is_communication or not row.metrics]  # steps' stand below their table
+    counts = Counter(note for row in others for note in row.notes if note not in plan.notes)
     return (*sentences, *(f"Note ({count} of {len(summary.rows)} cases): {note}" for note, count in counts.items()))

@@ -1,4 +1,4 @@
-"""The columns that tables of rows share: what a row is, how long it took, and how far to trust it."""
+"""The columns that tables of rows share: what a row is, how long it took, and its quality."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

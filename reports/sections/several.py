@@ -119,7 +119,7 @@ def _differences(several: Several) -> Section:
         words("what", lambda one: one.name, "what was recorded of the run"),
         *([own(*each) for each in enumerate(several.runs)] if len(several.runs) <= MOST_COLUMNS else [together]),
     )
-    rows, title = several.differences, "In what they differ"
+    rows, title = several.differences, "Differences"
     table = Table(
         id="differences-table", title="Differences", caption="run by run", columns=columns, rows=rows, where="page"
     )

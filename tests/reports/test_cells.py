@@ -154,7 +154,7 @@ def test_a_row_tells_its_case_metrics_details_and_environment() -> None:
 def test_launches_are_told_one_by_one_from_1_the_first_twelve_and_the_rest_counted() -> None:
     facts = facts_of(ok(collective(), 0, 1e-3), ok(collective(), 1, 2e-3))
     assert (facts["time, launch 1"], facts["time, launch 2"]) == ("1.00 ms [0.900, 1.10]", "2.00 ms [1.80, 2.20]")
-    assert facts["time"].startswith("1.41 ms (geometric mean of 2 launch medians; of fewer than 3")
+    assert facts["time"].startswith("1.41 ms (geometric mean of 2 launch medians; of two there")
     told = [facts_of(*(ok(collective(), launch) for launch in range(count))) for count in (12, 15)]
     assert ["time, launch 12" in of and "time, launch 13" not in of for of in told] == [True, True]
     assert [of.get("time, other launches") for of in told] == [None, "3 more, in records.jsonl"]

@@ -105,7 +105,7 @@ def test_the_notes_name_convention_method_and_what_one_launch_cannot_tell() -> N
 
 
 def test_what_cannot_be_claimed_is_said_once_with_how_many_cases() -> None:
-    assert "Note (1 of 2 cases): functional only" in notes_of(ok(collective()), ok(step(), notes=["functional only"]))
+    assert "Note (1 of 2 cases): functional only" in notes_of(ok(step()), ok(collective(), notes=["functional only"]))
     plan = msgspec.structs.replace(make_plan([collective()]), notes=("functional only",))
     for records in ([], [ok(collective(), notes=["functional only", "odd"])]):
         run = make_run(plan, records)
@@ -120,7 +120,7 @@ def test_what_the_budget_left_out_is_counted() -> None:
     records = [ok(case) for case in cases]
     records += [bad(case, launch, "skipped", LEFT_OUT) for case in cases[:2] for launch in (1, 2)]
     told = notes_of(*records, ok(cases[2], 1), bad(cases[2], 2, "skipped", LEFT_OUT), launches=3)
-    assert "budget of 1 min 30 s was spent: 2 of 3 launches of 2 cases, 1 of 3 launches of 1 case." in told
+    assert "out of time (budget 1 min 30 s): 2 of 3 launches of 2 cases, 1 of 3 launches of 1 case." in told
     assert "Left out" not in notes_of(ok(collective()))
 
 

@@ -183,5 +183,5 @@ def test_panels_come_in_order_with_their_claims_and_loads_in_full_alone() -> Non
     assert [table.id for table in alone.tables] == ["experts-table", "experts-load"]
     run = run_of(*both)
     text = render_text(report_of(run))
-    for expected in ("Expert parallelism\n", "Routing x capacity: ep_layer", "Who is chosen"):
+    for expected in ("Expert parallelism\n", "Routing x capacity: ep_layer", "Tokens per expert"):
         assert expected in text

@@ -64,7 +64,7 @@ def test_circumstances_and_what_follows_from_the_ranks_are_not_taken_for_the_one
     assert differences(loads) == [("environment.load.one_minute", ("0.1", "3"))]
     assert differences(slurm) == [("environment.slurm.nodelist", ("n1", "n2"))]
     for found in (boots, loads, slurm):
-        assert found.words.startswith("They differ in nothing but circumstances")
+        assert found.words.startswith("Same setup")
     ranks = [{"locality": dict.fromkeys(pairs, "same node")} for pairs in (["0-1"], ["0-1", "0-2"])]
     busy: list[dict[str, Any]] = [{"load": {"one_minute": load}} for load in (0.1, 3.0)]
     for both in (ranks, busy):

@@ -442,4 +442,4 @@ def test_a_terminal_is_drawn_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     follow(path, out, pauses(path, lambda writer: writer.write(ok(collective(), 1))), whole=True)
     screens = out.getvalue().split("\x1b[2J\x1b[3J\x1b[H")
     assert screens[0] == ""
-    assert ["240" in screen for screen in screens[1:]] == [False, True, True]
+    assert ["n 240" in screen for screen in screens[1:]] == [False, True, True]
