@@ -27,7 +27,6 @@ from workloads.costs import strategies
 from workloads.costs.communication_pattern import attention_bytes
 from workloads.costs.step_spec import Position, StepSpec
 from workloads.data_parallel.ddp import wrap
-from workloads.model.optimizer import make_optimizer
 from workloads.model.shapes import BUCKET, Shape
 from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
 from workloads.model.transformer import Attention, Core, Transformer, outline, rotate
@@ -95,13 +94,8 @@ class ContextStep(TrainingStep):
         model.places = torch.tensor(plan.places(world.rank), device=world.device)
         attend_by(model, self._core, model.places)
         ddp = wrap(model, world, float(BUCKET.default))
-        return Layout(
-            module=ddp,
-            model=model,
-            optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
-            axes={**axes, "dp": world.group},
-            data_rank=0,
-            data_size=1,
+        return replace(
+            Layout.of(spec, world, model, {**axes, "dp": world.group}, module=ddp),
             loss=partial(_loss_of_part, ddp, torch.tensor(plan.tokens(world.rank), device=world.device)),
             reference_model=partial(_alone, plan, shape, world) if plan.mask != "causal" else None,
             made_groups=tuple(axes.values()),

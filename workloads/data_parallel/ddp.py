@@ -20,10 +20,9 @@ from bench.plan.params import Value
 from bench.world.world import World
 from workloads.costs import strategies
 from workloads.costs.step_spec import StepSpec
-from workloads.model.optimizer import make_optimizer
 from workloads.model.transformer import Transformer
 from workloads.step.gate import prepared
-from workloads.step.layout import Layout, dtype_of
+from workloads.step.layout import Layout
 from workloads.step.training_step import TrainingStep
 
 
@@ -43,16 +42,8 @@ def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[st
     def gradient_sync(last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or not no_sync else ddp.no_sync()
 
-    return Layout(
-        module=ddp,
-        model=model,
-        optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
-        axes={"dp": world.group},
-        data_rank=world.rank,
-        data_size=world.size,
-        gradient_sync=gradient_sync,
-        details={"bucket_mb": params["bucket_mb"]},
-    )
+    layout = Layout.of(spec, world, model, {"dp": world.group}, module=ddp)
+    return replace(layout, gradient_sync=gradient_sync, details={"bucket_mb": params["bucket_mb"]})
 
 
 def lay_out_bf16(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:

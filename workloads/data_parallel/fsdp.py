@@ -6,6 +6,7 @@ or keeps them where it does not ``reshard`` (ZeRO-2); ``hsdp`` shards within gro
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import cast
@@ -18,10 +19,9 @@ from bench.plan.params import Value
 from bench.world.world import World
 from workloads.costs import strategies
 from workloads.costs.step_spec import StepSpec
-from workloads.model.optimizer import make_optimizer
 from workloads.model.transformer import Transformer, materialise
 from workloads.step.gate import prepared
-from workloads.step.layout import Layout, dtype_of, make_mesh
+from workloads.step.layout import Layout, make_mesh
 from workloads.step.training_step import TrainingStep
 
 Begin = Callable[[nn.Module, str], object]
@@ -59,13 +59,8 @@ def lay_out_fsdp(
             cast(FSDPModule, model).set_requires_gradient_sync(last)
         return nullcontext()
 
-    return Layout(
-        module=model,
-        model=model,
-        optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
-        axes={"dp": mesh.get_group("dp")},
-        data_rank=world.rank,
-        data_size=world.size,
+    return replace(
+        Layout.of(spec, world, model, {"dp": mesh.get_group("dp")}),
         gradient_sync=gradient_sync,
         made_groups=made,
         notes=what_stays_exposed(world, str(params["prefetch"])),
@@ -76,13 +71,8 @@ def lay_out_hsdp(model: Transformer, world: World, spec: StepSpec, params: Mappi
     """Shard over the inner axis, replicate over the outer; the root keeps its parameters gathered, as by default."""
     mesh, made = make_mesh(world, replicate=spec.mesh["dp"], shard=spec.mesh["fsdp"])
     shard(model, mesh, drawing(world), reshard=True, prefetch=str(params["prefetch"]), reshard_root=False)
-    return Layout(
-        module=model,
-        model=model,
-        optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
-        axes={name: mesh.get_group(name) for name in ("replicate", "shard")},
-        data_rank=world.rank,
-        data_size=world.size,
+    return replace(
+        Layout.of(spec, world, model, {name: mesh.get_group(name) for name in ("replicate", "shard")}),
         made_groups=made,
         notes=(
             "hsdp: the root keeps its parameters gathered, as torch does by default",

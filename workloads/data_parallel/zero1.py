@@ -7,6 +7,7 @@ buckets of gradients are reduce-scattered under backward, and the updated shards
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -49,27 +50,15 @@ def _zero_redundancy(model: Transformer, world: World, spec: StepSpec, bucket_mb
         process_group=world.group,
         lr=LEARNING_RATE,
     )
-    return Layout(
-        module=ddp,
-        model=model,
-        optimizer=optimizer,
-        axes={"dp": world.group},
-        data_rank=world.rank,
-        data_size=world.size,
-        notes=(_NOTE,),
-    )
+    layout = Layout.of(spec, world, model, {"dp": world.group}, module=ddp, optimizer=optimizer)
+    return replace(layout, notes=(_NOTE,))
 
 
 def _distributed(model: Transformer, world: World, spec: StepSpec, bucket_mb: float) -> Layout:
     optimizer = DistributedOptimizer(model, world, int(bucket_mb * 2**20), timed=spec.timed)
     blocking = "exposed on gloo: reduce_scatter, which blocks where it is issued, and the parameters' all_gather"
-    return Layout(
-        module=model,
-        model=model,
-        optimizer=optimizer,
-        axes={"dp": world.group},
-        data_rank=world.rank,
-        data_size=world.size,
+    return replace(
+        Layout.of(spec, world, model, {"dp": world.group}, optimizer=optimizer),
         gradient_sync=optimizer.gradient_sync,
         finalize_gradients=optimizer.wait,
         gather_gradients=optimizer.gather_gradients,

@@ -170,8 +170,6 @@ class EpStep(MixtureStep):
         return replace(
             around,
             axes={**around.axes, **groups},
-            data_rank=world.rank // tp,
-            data_size=world.size // tp,
             loss=lambda tokens: self._loss(around.module, tokens),
             finalize_gradients=self._average_copies,
             reference_model=self._routes.reference_model,

@@ -1,8 +1,7 @@
 """The ranks that share experts and their copies, and those that share sequences and split attention over them.
 
 Ranks of ``tp`` take the same sequences, and each its own positions of them. Embeddings, norms, mixtures, head and loss
-see those alone, so that their gradients are averaged over all ranks, as those of other tokens are. Attention is split
-by heads, in torch's styles: it gathers the positions of its group, and scatters sums over heads.
+see those alone, so that their gradients are averaged over all ranks, as those of other tokens are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,20 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    parallelize_module,
-)
 
 from bench.world.world import World
 from workloads.expert_parallel.moe_case import Moe
 from workloads.model.timed_compute import TimedLinear
 from workloads.model.transformer import Transformer
 from workloads.step.layout import group_of_mine
+from workloads.tensor_parallel.tensor_parallel import split_blocks
 
 TP_NOTE = "attention over tp: all else is whole on every rank, its mean over dp, all ranks; adp are copies of attention"
 
@@ -91,15 +83,8 @@ def split_attention(
 
     Returns the parameters of attention: those gradients are sums over the group of what each rank's loss asks for.
     """
-    sequence = Shard(1)  # attention takes and gives plain (b, s / tp, h)
-    styles: dict[str, ParallelStyle] = {
-        "attention": PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(Replicate(),)),
-        **{f"attention.{name}": ColwiseParallel() for name in "qkv"},
-        "attention.out": RowwiseParallel(output_layouts=sequence),
-    }
     mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("tp",))
-    for layer in model.layers:
-        parallelize_module(layer, mesh, styles)
+    split_blocks(model.layers, mesh, mixtures=True)
     if model.positions is not None:
         model.places = torch.tensor(positions, device=device)
     return [parameter for name, parameter in model.named_parameters() if ".attention." in name]

@@ -6,7 +6,7 @@ gradient is the mean over all ranks that hold the same layers.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.expert_step import MixtureStep
 from workloads.expert_parallel.moe_layer import MoeLayer, exchange_ffns, kernel_notes, let_experts_wait
 from workloads.expert_parallel.routes import Routes
-from workloads.mesh.axes import along, coordinate_of
+from workloads.mesh.axes import coordinate_of
 from workloads.mesh.mesh_probe import Look, MeshBubble, MeshBytes, MeshMemory
 from workloads.mesh.mesh_stages import (
     Groups,
@@ -40,7 +40,6 @@ from workloads.mesh.mesh_stages import (
     shares_of,
     tokens_of,
 )
-from workloads.model.optimizer import make_optimizer
 from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
 from workloads.model.transformer import Transformer, draw_tokens, loss_of, materialise
 from workloads.pipeline_parallel.stages import Chunk, Held, chunks_of, make_stages, make_train, notes_of_links
@@ -127,13 +126,8 @@ class HybridStep(MixtureStep):
         self._mixtures = {n: one for chunk in self._stages.chunks.values() for n, one in mixtures_in(chunk).items()}
         parameters = by_kind(held, split="tp" in groups.axes)
         self._sums = Sums(parameters=parameters, groups=groups.axes, shards=spec.size("fsdp"))
-        return Layout(
-            module=held,
-            model=held,
-            optimizer=make_optimizer(held.parameters(), dtype_of(spec), timed=spec.timed),
-            axes=groups.axes,
-            data_rank=along(self.coordinate, spec.mesh, "dp", "fsdp"),
-            data_size=spec.size("dp", "fsdp"),
+        return replace(
+            Layout.of(spec, world, held, groups.axes),
             forward_backward=self._train,
             holds_stage_only=spec.pipeline is not None,
             replica_group=groups.replica_group,

@@ -4,6 +4,7 @@ Schedules are the project's own orders, run by torch's stages and its runtime; s
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,6 @@ from bench.plan.params import Value
 from bench.world.world import World
 from workloads.costs import strategies
 from workloads.costs.step_spec import StepSpec
-from workloads.model.optimizer import make_optimizer
 from workloads.model.timed_compute import calibrate, make_timed
 from workloads.model.transformer import Transformer, draw_tokens, materialise
 from workloads.pipeline_parallel.bubbles import bubble_fraction
@@ -22,7 +22,7 @@ from workloads.pipeline_parallel.schedules import Schedule
 from workloads.pipeline_parallel.simulation import simulate
 from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, chunks_of, make_stages, make_train, notes_of_links
 from workloads.step.gate import gated
-from workloads.step.layout import Layout, dtype_of
+from workloads.step.layout import Layout
 from workloads.step.training_step import TrainingStep
 
 
@@ -71,13 +71,8 @@ class PipelineStep(TrainingStep):
             return train(tokens[:, :-1].contiguous(), tokens[:, 1:])  # torch 2.11 minds the strides of what it is given
 
         held = Held(stage.chunk for stage in self._stages)
-        return Layout(
-            module=held,
-            model=held,
-            optimizer=make_optimizer(held.parameters(), dtype_of(spec), timed=spec.timed),
-            axes={"pp": world.group},
-            data_rank=0,
-            data_size=1,
+        return replace(
+            Layout.of(spec, world, held, {"pp": world.group}),
             forward_backward=forward_backward,
             holds_stage_only=True,
             exact_order=order_of_gradients(schedule, world.rank),

@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor
 from bench.world.torch_compat import forget_meshes
 from bench.world.world import World
 from workloads.costs.step_spec import StepSpec
+from workloads.mesh.axes import along
+from workloads.model.optimizer import make_optimizer
 from workloads.model.transformer import loss_of
 
 
@@ -67,6 +69,26 @@ class Layout:
     made_groups: tuple[dist.ProcessGroup, ...] = ()
     details: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(
+        spec: StepSpec,
+        world: World,
+        model: nn.Module,
+        axes: Mapping[str, dist.ProcessGroup],
+        *,
+        module: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> "Layout":
+        """Return what follows from a step's description: this rank's part of the batch, and AdamW."""
+        return Layout(
+            module=module or model,
+            model=model,
+            optimizer=optimizer or make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
+            axes=axes,
+            data_rank=along(spec.at(world.rank).coordinate, spec.mesh, "dp", "fsdp"),
+            data_size=spec.size("dp", "fsdp"),
+        )
 
     def loss_of(self, tokens: Tensor) -> Tensor:
         return loss_of(self.module, tokens) if self.loss is None else self.loss(tokens)

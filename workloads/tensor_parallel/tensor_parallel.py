@@ -6,6 +6,7 @@ inside FSDP's shards, on a mesh of two axes.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,10 +27,9 @@ from bench.world.world import World
 from workloads.costs import strategies
 from workloads.costs.step_spec import StepSpec
 from workloads.data_parallel.fsdp import Begin, drawing, shard
-from workloads.model.optimizer import make_optimizer
 from workloads.model.transformer import Transformer
 from workloads.step.gate import prepared
-from workloads.step.layout import Layout, dtype_of, make_mesh
+from workloads.step.layout import Layout, make_mesh
 from workloads.step.training_step import TrainingStep
 
 _SEQUENCE = Shard(1)
@@ -53,23 +53,13 @@ def lay_out_tp(model: Transformer, world: World, spec: StepSpec, params: Mapping
     """Split every layer over all ranks, and where the step is sequence parallel what lies between."""
     mesh, made = make_mesh(world, tp=world.size)
     split_model(model, mesh, drawing(world), along_sequence=spec.sequence_parallel)
-    return Layout(
-        module=model,
-        model=model,
-        optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
-        axes={"tp": mesh.get_group("tp")},
-        data_rank=0,
-        data_size=1,
-        finalize_gradients=partial(sum_partial_gradients, model),
-        made_groups=made,
-    )
+    layout = Layout.of(spec, world, model, {"tp": mesh.get_group("tp")})
+    return replace(layout, finalize_gradients=partial(sum_partial_gradients, model), made_groups=made)
 
 
 def lay_out_tp_fsdp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
     """Split every layer over the inner axis, and shard what is left over the outer."""
-    inner = int(params["tp"])
-    outer = world.size // inner
-    mesh, made = make_mesh(world, dp=outer, tp=inner)
+    mesh, made = make_mesh(world, dp=spec.mesh["fsdp"], tp=spec.mesh["tp"])
     draw = drawing(world)
 
     def begin(part: nn.Module, name: str) -> None:
@@ -78,15 +68,8 @@ def lay_out_tp_fsdp(model: Transformer, world: World, spec: StepSpec, params: Ma
             split_layer(part, mesh["tp"])
 
     shard(model, mesh["dp"], begin, reshard=True, prefetch="default")
-    return Layout(
-        module=model,
-        model=model,
-        optimizer=make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
-        axes={name: mesh.get_group(name) for name in ("dp", "tp")},
-        data_rank=world.rank // inner,
-        data_size=outer,
-        made_groups=made,
-    )
+    layout = Layout.of(spec, world, model, {name: mesh.get_group(name) for name in ("dp", "tp")})
+    return replace(layout, made_groups=made)
 
 
 def split_layer(layer: nn.Module, mesh: DeviceMesh, *, along_sequence: bool = False) -> None:
