@@ -4,7 +4,7 @@ Letters are those of ``Position.symbols``; k E X are a token's experts, all of t
 expert's inner size, x the experts of a rank. Not counted: what a collective or an allocator takes.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from workloads.costs.equation import Equation
 from workloads.costs.parameter_table import Kind, elements_of, layer_elements
@@ -21,24 +21,17 @@ class StateBytes:
     optimizer: float
 
     @property
-    def total(self) -> float:
+    def state(self) -> float:
+        """All of it: what stays from step to step."""
         return self.parameters + self.gradients + self.optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankMemory:
+class RankMemory(StateBytes):
     """Bytes of one rank; ``buffers`` are parameters gathered for a pass, and gradients not yet reduced."""
 
-    parameters: float
-    gradients: float
-    optimizer: float
     activations: float
     buffers: float
-
-    @property
-    def state(self) -> float:
-        """What stays from step to step: parameters, gradients, optimizer."""
-        return self.parameters + self.gradients + self.optimizer
 
     @property
     def total(self) -> float:
@@ -47,14 +40,7 @@ class RankMemory:
 
 
 def memory_of(at: Position) -> RankMemory:
-    state = state_of(at)
-    return RankMemory(
-        parameters=state.parameters,
-        gradients=state.gradients,
-        optimizer=state.optimizer,
-        activations=activations_of(at),
-        buffers=buffers_equation(at).value,
-    )
+    return RankMemory(**asdict(state_of(at)), activations=activations_of(at), buffers=buffers_equation(at).value)
 
 
 def state_bytes(elements: float, *, mixed: bool) -> StateBytes:
@@ -76,14 +62,14 @@ def state_of(at: Position) -> StateBytes:
     held = state_bytes(owned_elements(at), mixed=spec.mixed)
     if spec.zero1:
         shares = spec.ranks_of(("dp", "cp"))
-        return StateBytes(parameters=held.parameters, gradients=held.gradients, optimizer=held.optimizer / shares)
+        return replace(held, optimizer=held.optimizer / shares)
     if spec.reshard and not spec.keeps_root:
         return held
     gathered: float = elements_of(at) * spec.element_bytes
     if spec.keeps_root:  # of layers the shard
         root = (elements_of(at) - at.layers * layer_elements(at)) * spec.element_bytes
         gathered = root + held.parameters - root / spec.size("fsdp")
-    return StateBytes(parameters=gathered, gradients=held.gradients, optimizer=held.optimizer)
+    return replace(held, parameters=gathered)
 
 
 def owned_elements(at: Position) -> float:

@@ -43,9 +43,23 @@ class Axis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime:
-    """What the busiest rank's step is made of: they sum to ``seconds``; ``bubble_method`` says how it was found."""
+class Held:
+    """One kind of rank, and what it holds."""
 
+    at: Position
+    memory: RankMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """A step as predicted; ``ranks`` are those that differ.
+
+    ``seconds`` are what the ``busiest`` rank's step is made of; ``bubble_method`` says how the bubble was found.
+    """
+
+    spec: StepSpec
+    hardware: Hardware
+    ranks: tuple[Held, ...]
     busiest: Position
     compute_seconds: float
     update_seconds: float
@@ -62,24 +76,6 @@ class StepTime:
     def seconds(self) -> float:
         return self.compute_seconds + self.update_seconds + self.bubble_seconds + self.exposed_seconds
 
-
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """One kind of rank, and what it holds."""
-
-    at: Position
-    memory: RankMemory
-
-
-@dataclass(frozen=True, kw_only=True)
-class DryRun:
-    """A step as predicted; ``ranks`` are those that differ."""
-
-    spec: StepSpec
-    hardware: Hardware
-    ranks: tuple[Held, ...]
-    time: StepTime
-
     @property
     def fullest(self) -> Held:
         return max(self.ranks, key=lambda held: held.memory.total)
@@ -90,7 +86,7 @@ class DryRun:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.spec.tokens / self.time.seconds
+        return self.spec.tokens / self.seconds
 
     @property
     def model_flops_per_second(self) -> float:
@@ -108,7 +104,7 @@ class DryRun:
         if self.mfu <= 1:
             return ()
         flops = max(stage_flops(held.at).total for held in self.ranks) * self.spec.microbatches
-        executed = flops / self.time.seconds / self.hardware.flops_per_second
+        executed = flops / self.seconds / self.hardware.flops_per_second
         return (
             f"MFU {self.mfu:.1%} is above 100%: it counts attention whole, of which a causal mask leaves half; what is "
             f"executed is {executed:.1%} of the peak",
@@ -126,19 +122,6 @@ class DryRun:
         )
 
 
-def dry_run(spec: StepSpec, hardware: Hardware, *, seconds: Seconds | None = None, exact: bool = True) -> DryRun:
-    """Return the predicted step; ``seconds`` tells a call's time, by default ``hardware``'s latency and bandwidth.
-
-    ``exact`` simulates pipelines of moderate size action by action.
-    """
-    return DryRun(
-        spec=spec,
-        hardware=hardware,
-        ranks=tuple(Held(at=at, memory=memory_of(at)) for at in spec.positions),
-        time=step_time(spec, hardware, seconds or by_hardware(hardware), exact=exact),
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Work:
     """One rank's microbatch: forward and backward with the communication that neither can hide, and its axes."""
@@ -154,11 +137,13 @@ class _Work:
         return self.forward + self.backward
 
 
-def step_time(spec: StepSpec, hardware: Hardware, seconds: Seconds, *, exact: bool = True) -> StepTime:
-    """Return the step of the busiest rank; ``exact`` simulates the pipeline where it has no more than so many actions.
+def dry_run(spec: StepSpec, hardware: Hardware, *, seconds: Seconds | None = None, exact: bool = True) -> DryRun:
+    """Return the predicted step; ``seconds`` tells a call's time, by default ``hardware``'s latency and bandwidth.
 
-    Otherwise the bubble is the closed form, if the schedule has one.
+    ``exact`` simulates a pipeline of no more than so many actions; otherwise the bubble is the schedule's closed form,
+    if it has one.
     """
+    seconds = seconds or by_hardware(hardware)
     work = [_work(at, hardware, seconds) for at in spec.positions]
     busiest = max(work, key=lambda each: each.microbatch)
     bubble, method = _bubble(spec, work, busiest, exact=exact)
@@ -171,7 +156,10 @@ def step_time(spec: StepSpec, hardware: Hardware, seconds: Seconds, *, exact: bo
             shown = busiest.axes.get(name, shown)
         axes.append(replace(shown, sent_bytes=max(axis.sent_bytes for axis in of)))
     memory_rate = hardware.memory_bytes_per_second * hardware.efficiency.memory_rate
-    return StepTime(
+    return DryRun(
+        spec=spec,
+        hardware=hardware,
+        ranks=tuple(Held(at=at, memory=memory_of(at)) for at in spec.positions),
         busiest=busiest.at,
         compute_seconds=busiest.compute_seconds * spec.microbatches,
         update_seconds=max(owned_elements(at) for at in spec.positions) * UPDATE_BYTES / memory_rate,

@@ -121,4 +121,4 @@ def megatron_flops_per_second(run: DryRun) -> float:
     shape, spec = run.spec.shape, run.spec
     h, s, layers = shape.hidden, shape.sequence, shape.layers
     flops = 96 * spec.tokens * layers * h**2 * (1 + s / (6 * h) + shape.vocabulary / (16 * layers * h))
-    return flops / run.time.seconds / spec.world
+    return flops / run.seconds / spec.world

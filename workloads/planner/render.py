@@ -59,7 +59,7 @@ def _memory(run: DryRun) -> str:
 
 def _axes(run: DryRun) -> str:
     rows = []
-    for axis in run.time.axes:
+    for axis in run.axes:
         sent = f"{axis.sent_bytes / 1e9:.3f} GB" if axis.sent_bytes >= 1e9 else f"{axis.sent_bytes / 1e6:.3f} MB"
         times = map(duration, (axis.seconds, axis.hidden_seconds, axis.exposed_seconds))
         rows.append([axis.name, axis.where, axis.assumption, sent, *times])
@@ -68,18 +68,17 @@ def _axes(run: DryRun) -> str:
 
 
 def _step(run: DryRun) -> str:
-    time = run.time
     parts = {
-        "compute": time.compute_seconds,
-        **{f"exposed {axis.name}": axis.exposed_seconds for axis in time.axes if axis.exposed_seconds},
-        "bubble": time.bubble_seconds,
-        "update": time.update_seconds,
-        "step": time.seconds,
+        "compute": run.compute_seconds,
+        **{f"exposed {axis.name}": axis.exposed_seconds for axis in run.axes if axis.exposed_seconds},
+        "bubble": run.bubble_seconds,
+        "update": run.update_seconds,
+        "step": run.seconds,
     }
-    rows = [[name, duration(seconds), f"{seconds / time.seconds:.1%}"] for name, seconds in parts.items()]
+    rows = [[name, duration(seconds), f"{seconds / run.seconds:.1%}"] for name, seconds in parts.items()]
     lines = [
         table(["step of the busiest rank", "time", "share"], rows),
-        *([f"bubble: {time.bubble_method}"] if run.spec.size("pp") > 1 else []),
+        *([f"bubble: {run.bubble_method}"] if run.spec.size("pp") > 1 else []),
         f"{run.tokens_per_second:,.0f} tokens/s, {run.tokens_per_second / run.spec.world:,.0f} a GPU, "
         f"{run.model_flops_per_second / 1e12:.4g} TFLOP/s a GPU, MFU {run.mfu:.1%}",
         *run.caveats,
@@ -130,7 +129,7 @@ def search_text(found: Found, wanted: Wanted, notes: Sequence[str] = ()) -> str:
             str(run.spec.microbatches),
             run.spec.checkpointing,
             binding_of(run),
-            duration(run.time.seconds),
+            duration(run.seconds),
             f"{run.tokens_per_second:,.0f}",
             f"{run.mfu:.1%}",
             f"{run.fullest.memory.total / 1e9:.1f}",
@@ -163,7 +162,7 @@ def as_line(value: object) -> str:
 
 def dry_run_json(run: DryRun, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Return a dry run; every number is predicted."""
-    spec, time = run.spec, run.time
+    spec = run.spec
     return {
         "kind": "dry-run",
         "predicted": True,
@@ -182,12 +181,12 @@ def dry_run_json(run: DryRun, notes: Sequence[str] = ()) -> dict[str, Any]:
             {"rank": held.at.words, **asdict(held.memory), "total": held.memory.total} for held in run.ranks
         ],
         "usable_bytes": run.hardware.usable_bytes,
-        "step_seconds": time.seconds,
-        "compute_seconds": time.compute_seconds,
-        "update_seconds": time.update_seconds,
-        "bubble_seconds": time.bubble_seconds,
-        "bubble_method": time.bubble_method,
-        "axes": {axis.name: {key: value for key, value in asdict(axis).items() if key != "name"} for axis in time.axes},
+        "step_seconds": run.seconds,
+        "compute_seconds": run.compute_seconds,
+        "update_seconds": run.update_seconds,
+        "bubble_seconds": run.bubble_seconds,
+        "bubble_method": run.bubble_method,
+        "axes": {axis.name: {key: value for key, value in asdict(axis).items() if key != "name"} for axis in run.axes},
         "tokens_per_second": run.tokens_per_second,
         "mfu": run.mfu,
         "hardware": run.hardware,
@@ -265,7 +264,7 @@ def _dense(at: Position) -> Equation:
 
 def _axis_formulas(run: DryRun) -> list[Formula]:
     found = []
-    for axis in run.time.axes:
+    for axis in run.axes:
         of = [[call for call in calls(held.at) if call.axis == axis.name] for held in run.ranks]
         most = max(of, key=lambda made: sum(call.sent for call in made))
         found.append(_formula(f"bytes on {axis.name}", equation_of(most), "B", SOURCES[axis.name]))
@@ -283,7 +282,7 @@ def _axis_formulas(run: DryRun) -> list[Formula]:
 
 
 def _time_formulas(run: DryRun) -> list[Formula]:
-    spec, time = run.spec, run.time
+    spec = run.spec
     return [
         _formula(
             "compute",
@@ -293,9 +292,9 @@ def _time_formulas(run: DryRun) -> list[Formula]:
         ),
         Formula(
             name="bubble",
-            equation=time.bubble_method,
+            equation=run.bubble_method,
             numbers=f"P {spec.size('pp')}, M {spec.microbatches}, v {spec.stages_per_rank}",
-            value=time.bubble_seconds,
+            value=run.bubble_seconds,
             unit="s",
             source="workloads.pipeline_parallel (arXiv 2104.04473, 2401.10241)",
         ),
@@ -307,7 +306,7 @@ def _time_formulas(run: DryRun) -> list[Formula]:
 def _compute(run: DryRun) -> Equation:
     """Return FLOPs of forward, backward and what is computed again, and the bytes that ``selective`` moves again."""
     spec, hardware = run.spec, run.hardware
-    flops, moved = stage_flops(run.time.busiest), again_bytes(run.time.busiest)
+    flops, moved = stage_flops(run.busiest), again_bytes(run.busiest)
     symbols = {
         "M": spec.microbatches,
         "forward": flops.forward,

@@ -118,7 +118,7 @@ def _rank(run: DryRun) -> tuple[float, int, int, float]:
     """Order by step time to three digits, then by axes, then by what is computed again, then by memory."""
     num_axes = sum(size > 1 for size in run.spec.mesh.values())
     again = CHECKPOINTINGS.index(run.spec.checkpointing)
-    return float(f"{run.time.seconds:.3g}"), num_axes, again, run.fullest.memory.total
+    return float(f"{run.seconds:.3g}"), num_axes, again, run.fullest.memory.total
 
 
 def candidates(wanted: Wanted) -> Iterator[StepSpec]:
@@ -220,7 +220,7 @@ def _state(wanted: Wanted, hardware: Hardware) -> str:
 
 
 def _state_bytes(spec: StepSpec) -> float:
-    return state_bytes(num_parameters(spec.shape, spec.moe), mixed=spec.mixed).total
+    return state_bytes(num_parameters(spec.shape, spec.moe), mixed=spec.mixed).state
 
 
 def _chosen(run: DryRun) -> str:
@@ -233,18 +233,17 @@ def binding_of(run: DryRun) -> str:
     Compute binds where it is 85 % of the step. A bubble is the batch's where a microbatch is one sequence already, so
     that only a larger batch would fill the pipeline. Memory binds where layers are computed again to fit into it.
     """
-    time = run.time
-    losses = {f"link {axis.name}": axis.exposed_seconds for axis in time.axes if axis.exposed_seconds}
-    if time.bubble_seconds:
-        losses["batch" if run.spec.microbatch == 1 else "bubble"] = time.bubble_seconds
+    losses = {f"link {axis.name}": axis.exposed_seconds for axis in run.axes if axis.exposed_seconds}
+    if run.bubble_seconds:
+        losses["batch" if run.spec.microbatch == 1 else "bubble"] = run.bubble_seconds
     if run.spec.checkpointing == "full":
-        losses["memory"] = time.compute_seconds / 4  # a fourth of what is executed is executed twice
-    losses["update"] = time.update_seconds
+        losses["memory"] = run.compute_seconds / 4  # a fourth of what is executed is executed twice
+    losses["update"] = run.update_seconds
     worst, lost = max(losses.items(), key=lambda each: each[1])
-    if worst != "memory" and time.compute_seconds >= 0.85 * time.seconds:
-        worst, lost = "compute", time.compute_seconds
+    if worst != "memory" and run.compute_seconds >= 0.85 * run.seconds:
+        worst, lost = "compute", run.compute_seconds
     full = run.fullest.memory.total / run.hardware.usable_bytes
-    return f"{worst} ({lost / time.seconds:.0%} of the step{f', memory {full:.0%} full' if full >= 0.9 else ''})"
+    return f"{worst} ({lost / run.seconds:.0%} of the step{f', memory {full:.0%} full' if full >= 0.9 else ''})"
 
 
 def rationale(found: Found) -> list[str]:
@@ -253,7 +252,7 @@ def rationale(found: Found) -> list[str]:
     Each sentence has the numbers of this model on this machine.
     """
     best = found.best[0]
-    spec, memory, seconds, usable = best.spec, best.fullest.memory, best.time.seconds, best.hardware.usable_bytes
+    spec, memory, seconds, usable = best.spec, best.fullest.memory, best.seconds, best.hardware.usable_bytes
     size = spec.size
     lines = [
         f"fit: {_state_bytes(spec) / 1e9:,.0f} GB of state over pp({size('pp')}) * tp({size('tp')}) * "
@@ -262,20 +261,20 @@ def rationale(found: Found) -> list[str]:
         f"(microbatch {spec.microbatch}, checkpointing {spec.checkpointing}) and {memory.buffers / 1e9:,.1f} GB of "
         f"buffers that is {memory.total / usable:.0%} of {usable / 1e9:,.1f} GB usable"
     ]
-    axes = {axis.name: axis for axis in best.time.axes}
+    axes = {axis.name: axis for axis in best.axes}
     for name in (name for name in _WHY if spec.mesh.get(name, 1) > 1):
         cost = f"{axes[name].exposed_seconds / seconds:.1%} of the step is exposed"
         if name == "pp":
-            cost = f"its bubble is {best.time.bubble_seconds / seconds:.1%} of the step"
+            cost = f"its bubble is {best.bubble_seconds / seconds:.1%} of the step"
         other = found.without[name]
         instead = f"without {name} nothing fits or no rule allows it"
         if other is not None:
-            instead = f"without it the fastest is {other.spec.mesh_text}, {other.time.seconds / seconds - 1:+.1%}"
+            instead = f"without it the fastest is {other.spec.mesh_text}, {other.seconds / seconds - 1:+.1%}"
         lines.append(f"{name}={spec.mesh[name]} {_WHY[name]}, {axes[name].where}: {cost}; {instead}")
     num_axes = len(spec.mesh_text.split(","))
     simpler = next((run for run in found.best if len(run.spec.mesh_text.split(",")) < num_axes), None)
-    if simpler is not None and simpler.time.seconds <= 1.03 * seconds:
-        slower = f"{simpler.time.seconds / seconds - 1:.1%} slower, less than a prediction can tell"
+    if simpler is not None and simpler.seconds <= 1.03 * seconds:
+        slower = f"{simpler.seconds / seconds - 1:.1%} slower, less than a prediction can tell"
         lines.append(f"simpler: {simpler.spec.mesh_text} has fewer axes and is {slower}")
     lines.append(
         f"bound by {binding_of(best)}: {seconds:.3g} s a step, {best.tokens_per_second:,.0f} tokens/s, MFU "

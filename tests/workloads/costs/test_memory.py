@@ -57,7 +57,7 @@ def test_each_strategy_splits_its_own_part_of_the_state() -> None:
     at = measured("hsdp", 4, shard=2)
     root = elements_of(at) - at.layers * layer_elements(at)  # which stays gathered
     assert state(at) == pytest.approx((4 * (root + (psi - root) / 2), 4 * psi / 2, 8 * psi / 2))
-    assert state_bytes(70e9, mixed=True).total == 1120e9
+    assert state_bytes(70e9, mixed=True).state == 1120e9
     assert state_equation(ask("dp=8", "llama3-70b").at(0)).value == pytest.approx(1128.9e9, rel=1e-4)
 
 
@@ -66,12 +66,12 @@ def test_axes_leave_a_rank_its_part_of_sixteen_bytes_a_parameter() -> None:
     assert state(ask("dp=8", "llama3-8b", element_bytes=4).at(0)) == (4 * PSI, 4 * PSI, 8 * PSI)
     for mesh, parts, tolerance in (("cp=4", 1, 0), ("fsdp=64", 64, 1e-9), ("tp=4", 4, 1e-3), ("pp=4", 4, 0.25)):
         at = ask(mesh, "llama3-8b", microbatches=4).at(0)
-        assert state_of(at).total == pytest.approx(16 * PSI / parts, rel=tolerance), mesh
-        assert state_equation(at).value == pytest.approx(state_of(at).total), mesh
+        assert state_of(at).state == pytest.approx(16 * PSI / parts, rel=tolerance), mesh
+        assert state_equation(at).value == pytest.approx(state_of(at).state), mesh
     here, there = (ask(mesh, "mixtral-8x7b").at(0) for mesh in ("fsdp=8", "fsdp=8,ep=4"))
     assert elements_of(there, "routed") == elements_of(here, "routed") / 4
     for at in (here, there):  # what ep deals out, fsdp shards the less
-        assert state_of(at).total == pytest.approx(16 * num_parameters(at.spec.shape, here.spec.moe) / 8, rel=1e-6)
+        assert state_of(at).state == pytest.approx(16 * num_parameters(at.spec.shape, here.spec.moe) / 8, rel=1e-6)
     found = RankMemory(parameters=1, gradients=2, optimizer=3, activations=4, buffers=5)
     assert (found.state, found.total) == (6, 15)
 

@@ -19,18 +19,17 @@ from workloads.model.shapes import SHAPES
 from workloads.model.transformer import build, checkpoint, draw_tokens, loss_of
 from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.pipeline_parallel.schedules import NAMES
-from workloads.planner.dry_run import Axis, StepTime, dry_run, step_time
+from workloads.planner.dry_run import Axis, DryRun, dry_run
 from workloads.planner.hardware import Hardware, model_of
-from workloads.planner.link_time import by_hardware
 from workloads.step.memory import SavedTensors
 
 
-def timed(spec: StepSpec, hardware: Hardware = PLAIN, *, exact: bool = True) -> StepTime:
+def timed(spec: StepSpec, hardware: Hardware = PLAIN, *, exact: bool = True) -> DryRun:
     assert spec.refusal() is None
-    return step_time(spec, hardware, by_hardware(hardware), exact=exact)
+    return dry_run(spec, hardware, exact=exact)
 
 
-def axis(time: StepTime, name: str) -> Axis:
+def axis(time: DryRun, name: str) -> Axis:
     return next(each for each in time.axes if each.name == name)
 
 
@@ -136,14 +135,14 @@ def test_slow_messages_lengthen_the_bubble_and_more_microbatches_make_it_a_small
 
 def test_the_readmes_worked_number() -> None:
     run = dry_run(ask("dp=8,fsdp=4,pp=4,tp=8", "llama3-70b", microbatches=32), H100)
-    assert run.time.compute_seconds == pytest.approx(7.05, abs=0.005)
-    assert axis(run.time, "tp").exposed_seconds == pytest.approx(1.81, abs=0.005)
-    assert run.time.bubble_seconds == pytest.approx(0.80, abs=0.005)
-    assert run.time.seconds == pytest.approx(9.7, abs=0.05)
+    assert run.compute_seconds == pytest.approx(7.05, abs=0.005)
+    assert axis(run, "tp").exposed_seconds == pytest.approx(1.81, abs=0.005)
+    assert run.bubble_seconds == pytest.approx(0.80, abs=0.005)
+    assert run.seconds == pytest.approx(9.7, abs=0.05)
     assert run.mfu == pytest.approx(0.41, abs=0.005)  # Llama 3's own: 0.38 to 0.43 (arXiv 2407.21783, table 4)
     assert run.fullest.memory.total == pytest.approx(64e9, rel=0.01)
     assert run.fits
-    assert run.tokens_per_second == pytest.approx(1024 * 8192 / run.time.seconds)
+    assert run.tokens_per_second == pytest.approx(1024 * 8192 / run.seconds)
     assert run.mfu == pytest.approx(run.model_flops_per_second / 989.4e12)
     first, *_, last = run.ranks
     assert run.fullest is first
@@ -155,7 +154,7 @@ def test_the_readmes_worked_number() -> None:
 
 def test_what_counts_more_than_is_run_says_so_above_the_peak() -> None:
     run = dry_run(ask("cp=64,tp=8", model_of("llama3-8b", 4194304), checkpointing="selective"), H100)
-    executed = 0.55 * run.time.compute_seconds / run.time.seconds
+    executed = 0.55 * run.compute_seconds / run.seconds
     assert run.mfu > 1
     assert [caveat.rpartition("; ")[2] for caveat in run.caveats] == [f"what is executed is {executed:.1%} of the peak"]
     assert dry_run(ask("fsdp=8", "llama3-8b"), H100).caveats == ()

@@ -272,8 +272,8 @@ def test_experts_take_the_innermost_data_ranks_leave_the_rest_to_shards_and_a_dr
     assert expert_groups(broken)[0] == [0, 1, 2, 6]
     assert place_of(broken, ("ep",), 6) == at(4, 2)
     for text, axis in (("dp=8,ep=2", "edp"), ("fsdp=64,ep=8", "ep")):
-        time = dry_run(ask(text, "mixtral-8x7b"), H100).time
+        time = dry_run(ask(text, "mixtral-8x7b"), H100)
         assert next(found.where for found in time.axes if found.name == axis) == "inside a node"
     step = ask("fsdp=64,ep=8", "mixtral-8x7b")  # a node's ranks hold other experts each: no shards are neighbours
-    assert next(found.where for found in dry_run(step, H100).time.axes if found.name == "fsdp") == at(64, 8).words
+    assert next(found.where for found in dry_run(step, H100).axes if found.name == "fsdp") == at(64, 8).words
     assert place_of(step.mesh, ("expert_shards",), 8) == at(8, 1)

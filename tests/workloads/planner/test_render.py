@@ -55,7 +55,7 @@ def test_every_rank_that_differs_and_every_axis_has_a_row() -> None:
         [row] = [line for line in TEXT.splitlines() if line.startswith(held.at.words + " ")]
         assert row.endswith(f"{held.memory.total / 1e9:.2f}")
     assert "87% of 73.6 GB usable a GPU" in TEXT
-    for axis in RUN.time.axes:
+    for axis in RUN.axes:
         [row] = [line for line in TEXT.splitlines() if re.match(rf"{axis.name} +(inside|across)", line)]
         assert axis.assumption in row
         assert f"{axis.sent_bytes / 1e6:.3f} MB" in row or f"{axis.sent_bytes / 1e9:.3f} GB" in row
@@ -84,7 +84,7 @@ def test_a_search_shows_candidates_what_binds_them_and_why() -> None:
     assert text.startswith(f"Predicted, not measured: {asked}; {found.tried} candidates")
     for run, best in zip(found.best, told["best"], strict=True):
         assert re.search(rf"^{re.escape(run.spec.mesh_text)} .*{re.escape(binding_of(run))}", text, re.MULTILINE)
-        assert (best["bound_by"], best["step_seconds"]) == (binding_of(run), run.time.seconds)
+        assert (best["bound_by"], best["step_seconds"]) == (binding_of(run), run.seconds)
     assert "Why the first:\n  fit: " in text
     assert text.rstrip().endswith("a note")
     assert (told["kind"], told["tried"]) == ("search", found.tried)
@@ -115,7 +115,7 @@ def test_what_a_reader_must_know_stands_below_its_number_and_among_the_notes() -
 def test_json_has_the_same_numbers_on_one_line() -> None:
     line = as_line(dry_run_json(RUN, ["a note"]))
     assert "\n" not in line
-    found, time = json.loads(line), RUN.time
+    found, time = json.loads(line), RUN
     expected = {
         "kind": "dry-run",
         "predicted": True,
@@ -173,7 +173,7 @@ def test_symbols_become_numbers_that_a_calculator_takes() -> None:
 
 def test_values_are_those_of_the_dry_run_and_each_has_equation_numbers_and_source() -> None:
     for name, run in RUNS.items():
-        memory, time, found = run.fullest.memory, run.time, formulas_of(run)
+        memory, time, found = run.fullest.memory, run, formulas_of(run)
         values = {
             "state": memory.state,
             "activations": memory.activations,
@@ -214,7 +214,7 @@ def test_the_numbers_of_every_equation_give_its_value() -> None:
             if not formula.name.startswith(TOLD_IN_WORDS):
                 seen.add(formula.name)
                 assert eval(formula.numbers) == pytest.approx(formula.value, rel=1e-6), (mesh, formula)
-        axes = {f"bytes on {axis.name}" for axis in run.time.axes}
+        axes = {f"bytes on {axis.name}" for axis in run.axes}
         assert seen >= {"parameters of a rank", "state", "activations", "compute", "update", "mfu", *axes}, mesh
 
 

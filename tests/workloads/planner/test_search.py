@@ -88,18 +88,18 @@ def test_nothing_is_proposed_that_its_own_rules_or_the_memory_refuse(
 
 def test_the_best_is_the_fastest_of_all_that_fit_and_without_an_axis_the_fastest_that_does_not_use_it() -> None:
     want = wanted("llama3-8b", 16, 64)
-    assert search(want, H100, seconds=lambda call: 0.0).best[0].time.exposed_seconds == 0
+    assert search(want, H100, seconds=lambda call: 0.0).best[0].exposed_seconds == 0
     fitting = [run for run in allowed(want) if run.fits]
     found = search(want, H100, top=8)
-    order = [float(f"{run.time.seconds:.3g}") for run in found.best]
+    order = [float(f"{run.seconds:.3g}") for run in found.best]
     assert order == sorted(order)
     assert len({run.spec.mesh_text for run in found.best}) == len(found.best) == 8
-    assert found.best[0].time.seconds <= min(run.time.seconds for run in fitting) * 1.005
+    assert found.best[0].seconds <= min(run.seconds for run in fitting) * 1.005
     assert found.without.keys() == {name for name, size in found.best[0].spec.mesh.items() if size > 1}
     for name, other in found.without.items():
         assert other is not None
         assert other.spec.mesh[name] == 1
-        assert other.time.seconds <= min(run.time.seconds for run in fitting if run.spec.mesh[name] == 1) * 1.005, name
+        assert other.seconds <= min(run.seconds for run in fitting if run.spec.mesh[name] == 1) * 1.005, name
 
 
 def test_what_fits_is_not_computed_again() -> None:
@@ -231,7 +231,7 @@ def test_experts_and_pipelines_have_reasons_of_their_own() -> None:
     assert "lets each rank hold some experts only" in experts
     staged = search(wanted(gpus=16, batch=64), H100)
     [line] = [line for line in rationale(staged) if line.startswith("pp=")]
-    time = staged.best[0].time
+    time = staged.best[0]
     assert f"its bubble is {time.bubble_seconds / time.seconds:.1%}" in line
 
 
@@ -240,7 +240,7 @@ def test_a_simpler_mesh_is_named_where_it_is_about_as_fast(dense: Found) -> None
     simpler = replace(best, spec=replace(best.spec, mesh={"fsdp": 64}))
     as_fast = rationale(replace(dense, best=(best, simpler)))
     assert any(line.startswith("simpler: fsdp=64 has fewer axes and is 0.0% slower") for line in as_fast)
-    slow = replace(simpler, time=replace(best.time, compute_seconds=2 * best.time.compute_seconds))
+    slow = replace(simpler, compute_seconds=2 * best.compute_seconds)
     assert not any("fewer axes" in line for line in rationale(replace(dense, best=(best, slow))))
 
 
@@ -250,8 +250,7 @@ def made(compute: float = 1.0, how: str = "none", microbatch: int = 1, bubble: f
         Axis(name=name, seconds=seconds, exposed_seconds=seconds, sent_bytes=0, where="", assumption="")
         for name, seconds in exposed.items()
     )
-    time = replace(run.time, update_seconds=1e-9, compute_seconds=compute, bubble_seconds=bubble, axes=axes)
-    return replace(run, time=time)
+    return replace(run, update_seconds=1e-9, compute_seconds=compute, bubble_seconds=bubble, axes=axes)
 
 
 def test_the_largest_part_that_is_no_arithmetic_binds() -> None:
