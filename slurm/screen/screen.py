@@ -6,13 +6,129 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from bench.text import UserError, parse_duration, parse_size
-from slurm.screen.fit import Slow, confirm, find_slow
+from bench.text import UserError, counted, format_table, parse_duration, parse_size
+from slurm.screen.fit import SUSPECT, Effect, Exchange, Slow, confirm, find_slow, link_effects, node_effects
 from slurm.screen.run import Options, confirmation, measure, short, tournament
-from slurm.screen.verdict import Screening, Verdict, render, screening
 from slurm.system import Slurm, format_limit
 
 LEAST_NODES = 3
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One node (or the two of a link): fine, slow, unconfirmed, did not answer or cannot tell, and why.
+
+    ``factor`` is how many times longer its exchanges take than the others', with a 95 % interval; None is unknown.
+    """
+
+    nodes: tuple[str, ...]
+    verdict: str
+    factor: float | None = None
+    low: float | None = None
+    high: float | None = None
+    evidence: str = ""
+
+    @property
+    def name(self) -> str:
+        return "-".join(self.nodes)
+
+
+class Screening(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdicts on all nodes, on the links that are not fine, and what else there is to say."""
+
+    nodes: tuple[Verdict, ...]
+    links: tuple[Verdict, ...] = ()
+    least_factor: float | None = None
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
+
+    @property
+    def exclude(self) -> str:
+        """The option that keeps Slurm from the nodes that are slow or did not answer; empty if there is none."""
+        bad = [verdict.name for verdict in self.nodes if verdict.verdict in ("slow", "did not answer")]
+        return f"--exclude={','.join(bad)}" if bad else ""
+
+    @property
+    def code(self) -> int:
+        """The exit code: 4 where something did not run, else 1 where something is slow, else 0."""
+        words = {verdict.verdict for verdict in (*self.nodes, *self.links)}
+        if self.problems or words & {"did not answer", "cannot tell", "unconfirmed"}:
+            return 4
+        return 1 if "slow" in words else 0
+
+
+def screening(
+    hosts: tuple[str, ...],
+    exchanges: tuple[Exchange, ...],
+    suspects: Slow,
+    confirmed: Slow | None,
+    silent: Mapping[str, str],
+) -> Screening:
+    """Return the verdicts; ``confirmed`` is None where suspects could not be measured again, so nobody is blamed.
+
+    Those that are fine are weighed by all exchanges, those made to confirm suspects too.
+    """
+    blamed = suspects if confirmed is None else confirmed
+    effects = node_effects(exchanges, blamed, SUSPECT)
+    confirmed_effects = {effect.ranks: effect for effect in (*blamed.nodes, *blamed.links)}
+
+    def verdict(ranks: tuple[int, ...], word: str, effect: Effect | None, evidence: str) -> Verdict:
+        names = tuple(hosts[rank] for rank in ranks)
+        if effect is None:
+            return Verdict(nodes=names, verdict=word, evidence=evidence)
+        factor, low, high = (round(value, 4) for value in (effect.factor, effect.low, effect.high))
+        return Verdict(nodes=names, verdict=word, factor=factor, low=low, high=high, evidence=evidence)
+
+    def met(effect: Effect) -> str:
+        return f"with {', '.join(hosts[rank] for rank in effect.partners)} in {counted(effect.turns, 'exchange')}"
+
+    def of_suspect(effect: Effect, alone: Effect | None) -> Verdict:
+        is_node, again = len(effect.ranks) == 1, confirmed_effects.get(effect.ranks)
+        others = f"in {counted(effect.turns, 'exchange')} beyond what either node is with others"
+        looked = f"{effect.factor:.2f}x {met(effect) if is_node else others}"
+        if confirmed is None:
+            return verdict(effect.ranks, "unconfirmed", effect, f"{looked}; not measured again")
+        if again is None:
+            return verdict(effect.ranks, "fine", alone, f"{looked} at first; not when measured again")
+        more = met(again) if is_node else f"in {again.turns} more"
+        return verdict(effect.ranks, "slow", again, f"{looked}; again {more}")
+
+    nodes = [Verdict(nodes=(host,), verdict="did not answer", evidence=reason) for host, reason in silent.items()]
+    nodes += [of_suspect(effect, effects.get(effect.ranks[0])) for effect in suspects.nodes]
+    for rank in set(range(len(hosts))) - suspects.ranks:
+        if effect := effects.get(rank):
+            nodes.append(verdict((rank,), "fine", effect, met(effect)))
+        else:
+            nodes.append(verdict((rank,), "cannot tell", None, "it met fewer than two nodes that are fine"))
+    alone = link_effects(exchanges, blamed, SUSPECT)
+    return Screening(
+        nodes=tuple(sorted(nodes, key=_in_order)),
+        links=tuple(of_suspect(effect, alone.get(effect.pair)) for effect in suspects.links),
+        least_factor=max((effect.least for effect in effects.values()), default=None),
+    )
+
+
+def _in_order(verdict: Verdict) -> tuple[str, int, str]:
+    """Order n2 before n10."""
+    stem = verdict.name.rstrip("0123456789")
+    return stem, int(verdict.name[len(stem) :] or 0), verdict.name
+
+
+def render(found: Screening) -> str:
+    """Return the table, what else there is to say, and last the line to paste."""
+    rows = [("node", "verdict", "time", "evidence")]
+    for one in (*found.nodes, *found.links):
+        times = "-" if one.factor is None else f"{one.factor:.2f}x ({one.low:.2f}-{one.high:.2f})"
+        rows.append((one.name, one.verdict, times, one.evidence))
+    lines = [format_table(rows)]
+    if found.least_factor is not None:
+        lines.append(f"a node would have been suspected from {found.least_factor:.2f} times the others' time")
+    lines += [f"not measured: {problem}" for problem in found.problems]
+    slow_links = [link.name for link in found.links if link.verdict == "slow"]
+    lines += [f"link {name} is slow, its nodes are not: leave out one of them" for name in slow_links]
+    lines += [f"note: {note}" for note in found.notes]
+    lines += [f"run: {run}" for run in found.runs]
+    return "\n".join([*lines, found.exclude or "nothing to exclude"])
 
 
 def screen(options: Options, environ: Mapping[str, str]) -> tuple[int, str]:

@@ -25,7 +25,7 @@ from bench.world.world import World
 from workloads.catalogue import STRATEGIES
 from workloads.costs.communication_pattern import bytes_by_axis, calls
 from workloads.costs.memory import memory_of
-from workloads.mesh import mesh_probe
+from workloads.mesh import mesh_step
 from workloads.mesh.mesh_step import HybridStep
 from workloads.pipeline_parallel.pipeline_probe import PipelineProbe
 from workloads.step import memory, sent_bytes
@@ -115,7 +115,7 @@ def counted_on(world: World, name: str, case: dict[str, Any]) -> tuple[Component
 
 def held_by(step: TrainingStep, world: World) -> Components:
     if isinstance(step, HybridStep):
-        return mesh_probe.counted(step.look())
+        return mesh_step.counted(step.look())
     probe = next(one for one in step.probes() if isinstance(one, memory.Memory | PipelineProbe))
     if isinstance(probe, PipelineProbe):
         return dict(probe.memory_counted())

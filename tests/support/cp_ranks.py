@@ -9,10 +9,9 @@ from torch import Tensor
 from training_steps import small
 
 from bench.world.world import World
-from workloads.context_parallel.attention_kernel import kernel_for
+from workloads.context_parallel.attention_kernel import Recorder, kernel_for
 from workloads.context_parallel.context_case import ContextPlan, ulysses_of
 from workloads.context_parallel.context_step import ContextStep, core_of, make_groups
-from workloads.context_parallel.recorder import Recorder
 from workloads.costs.communication_pattern import attention_bytes
 from workloads.costs.step_spec import StepSpec
 from workloads.model.shapes import SHAPES

@@ -23,9 +23,8 @@ from bench.text import UserError
 from slurm.job.ledger import read_ledger
 from slurm.local.local import break_or_mend
 from slurm.sweep.folder import Point, append_job, create_folder, load_jobs, write_sweep
-from slurm.sweep.script import batches
 from slurm.sweep.status import Picture, follow, look
-from slurm.sweep.submit import resume, send
+from slurm.sweep.submit import batches, resume, send
 from slurm.system import Slurm
 
 S = Slurm()

@@ -10,9 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from bench.world.torch_compat import all_gather_single, dispatch_context_parallel, reduce_scatter_single
-from workloads.context_parallel.attention_kernel import BlockAttention, Kernel, Merged, Saved
+from workloads.context_parallel.attention_kernel import BlockAttention, Direction, Kernel, Merged, Recorder, Saved
 from workloads.context_parallel.context_case import Tiles, split_rows
-from workloads.context_parallel.recorder import Direction, Recorder
 from workloads.model.transformer import Core, attend
 from workloads.step.probe import Moment
 

@@ -31,8 +31,7 @@ from slurm.commands import slurm
 from slurm.screen import run as screen_run
 from slurm.screen import screen as screening_command
 from slurm.screen.run import Options, Seen, Turns, exchanges_of, measure, read, run_command, silent_hosts, tournament
-from slurm.screen.screen import allocated, check, salloc_command, screen, screen_nodes
-from slurm.screen.verdict import Screening
+from slurm.screen.screen import Screening, allocated, check, salloc_command, screen, screen_nodes
 from slurm.system import Slurm
 
 NODES = ("n1", "n2", "n3", "n4")

@@ -20,7 +20,7 @@ from slurm.screen.fit import (
     hodges_lehmann,
 )
 from slurm.screen.run import Turns, confirmation, tournament
-from slurm.screen.verdict import Screening, Verdict, render, screening
+from slurm.screen.screen import Screening, Verdict, render, screening
 
 HOSTS = ("n1", "n2", "n3", "n10")
 

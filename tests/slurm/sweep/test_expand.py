@@ -12,7 +12,7 @@ from bench.plan.catalogue import DEFINITIONS
 from bench.plan.plan import PRESETS, Entry, Plan
 from slurm.sweep.expand import expand, plan_point
 from slurm.sweep.folder import Point
-from slurm.sweep.script import about, batches, estimate
+from slurm.sweep.submit import about, batches, estimate
 from slurm.sweep.sweepfile import SweepFile
 
 CASES = (Entry(name="all_reduce", set={"dtype": "float32", "mode": "blocking"}),)

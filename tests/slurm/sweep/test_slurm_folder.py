@@ -26,7 +26,7 @@ from slurm.sweep.folder import (
     slug,
     write_sweep,
 )
-from slurm.sweep.script import Batch, batches, indices, script_text
+from slurm.sweep.submit import Batch, batches, indices, script_text
 
 POINTS = (point(0, nodes=4), point(1, nodes=4, ntasks_per_node=2), point(2), point(3, nodes=1, ntasks_per_node=2))
 

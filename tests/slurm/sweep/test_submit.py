@@ -17,8 +17,7 @@ from bench.plan.catalogue import DEFINITIONS
 from bench.text import UserError
 from slurm.sweep.expand import expand
 from slurm.sweep.folder import Sweep, load_jobs, load_sweep
-from slurm.sweep.script import batches
-from slurm.sweep.submit import fit_partition, freeze, send, submit, too_long
+from slurm.sweep.submit import batches, fit_partition, freeze, send, submit, too_long
 from slurm.sweep.sweepfile import read_sweep_file
 from slurm.system import Partition, Slurm, SlurmError
 

@@ -12,8 +12,8 @@ from refusals import refusal as told
 from bench.plan.catalogue import DEFINITIONS
 from bench.plan.params import Value
 from bench.text import UserError
-from slurm.sweep.axes import read_axes
 from slurm.sweep.condition import parse_condition
+from slurm.sweep.expand import read_axes
 from slurm.sweep.sweepfile import SweepFile, read_sweep_file
 
 

@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from bench.world.world import World
-from workloads.context_parallel.attention_kernel import CpuFlash, Grads
+from workloads.context_parallel.attention_kernel import CpuFlash, Direction, Grads, Recorder
 from workloads.context_parallel.attention_methods import Ring, RingAttention, TorchContextParallel
 from workloads.context_parallel.context_case import MASKS, ContextPlan
-from workloads.context_parallel.recorder import Direction, Recorder
 from workloads.model.transformer import attend
 
 METHODS = ["ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp"]

@@ -5,14 +5,18 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from workloads.costs.moe_costs import Moved, Sent, Sizes, dedup_ratio, sent_by
 from workloads.expert_parallel.expert_probe import (
+    Moved,
     Routed,
+    Sent,
+    Sizes,
+    dedup_ratio,
     expert_loads,
     load_metrics,
     loads_of_ranks,
     merged,
     moved_in,
+    sent_by,
     sent_in_step,
 )
 

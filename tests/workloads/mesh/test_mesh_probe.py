@@ -12,7 +12,7 @@ from bench.results.details import STATE
 from bench.world.subject import Explanation
 from bench.world.world import Clock, World
 from workloads.costs.memory import activations_of
-from workloads.mesh.mesh_probe import MeshBubble, MeshMemory, counted
+from workloads.mesh.mesh_step import MeshBubble, MeshMemory, counted
 from workloads.model.shapes import SHAPES
 from workloads.pipeline_parallel import pipeline_probe
 from workloads.pipeline_parallel.pipeline_probe import Taken
@@ -212,7 +212,7 @@ def test_the_slowest_pipeline_is_chosen_by_other_steps_than_those_that_it_tells(
                 for of in timelines
             ]
             told.append(Taken(stamps=stamps, walls=[of.makespan for of in timelines]))
-    monkeypatch.setattr("workloads.mesh.mesh_probe.groups_along", lambda *_: [[0, 1], [2, 3]])
+    monkeypatch.setattr("workloads.mesh.mesh_step.groups_along", lambda *_: [[0, 1], [2, 3]])
     nothing: Any = None
     spec = SimpleNamespace(mesh=None, timed_seconds=None)
     clock = Clock(offsets_ns=(0,) * 4, uncertainty_ns=500, method="ping-pong")

@@ -13,8 +13,7 @@ from test_mesh_probe import assert_activations_agree
 
 from bench.world.world import World
 from workloads.expert_parallel.moe_layer import mixtures
-from workloads.mesh.mesh_probe import MeshBytes
-from workloads.mesh.mesh_step import HybridStep
+from workloads.mesh.mesh_step import HybridStep, MeshBytes
 from workloads.model.transformer import build, loss_of
 from workloads.step.layout import local
 from workloads.step.sent_bytes import bytes_by_axis, counted
