@@ -14,7 +14,7 @@ PRECISIONS = {"float32": 4, "bfloat16": 2}
 """Bytes of an element."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Shape:
     """The sizes of a model and of one sequence; ``ffn`` is the hidden size of the FFN, ``sequence`` is in tokens."""
 
@@ -33,26 +33,16 @@ class Shape:
         return self.hidden // self.heads
 
 
-SHAPES = {
-    "tiny": Shape(recipe="gpt", layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, sequence=64, vocabulary=512),
-    "tiny-llama": Shape(
-        recipe="llama", layers=4, hidden=128, heads=4, kv_heads=2, ffn=352, sequence=64, vocabulary=512
-    ),
-    "small": Shape(recipe="gpt", layers=8, hidden=192, heads=8, kv_heads=8, ffn=768, sequence=128, vocabulary=2048),
-    "small-llama": Shape(
-        recipe="llama", layers=8, hidden=192, heads=8, kv_heads=4, ffn=512, sequence=128, vocabulary=2048
-    ),
+SHAPES = {  # recipe, layers, hidden, heads, kv_heads, ffn, sequence, vocabulary
+    "tiny": Shape("gpt", 4, 128, 4, 4, 512, 64, 512),
+    "tiny-llama": Shape("llama", 4, 128, 4, 2, 352, 64, 512),
+    "small": Shape("gpt", 8, 192, 8, 8, 768, 128, 2048),
+    "small-llama": Shape("llama", 8, 192, 8, 4, 512, 128, 2048),
     # Radford et al., 2019, its smallest; here the head is a matrix of its own and keys have no bias
-    "gpt2": Shape(
-        recipe="gpt", layers=12, hidden=768, heads=12, kv_heads=12, ffn=3072, sequence=1024, vocabulary=50257
-    ),
+    "gpt2": Shape("gpt", 12, 768, 12, 12, 3072, 1024, 50257),
     # arXiv 2407.21783, Table 3
-    "llama3-8b": Shape(
-        recipe="llama", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, sequence=8192, vocabulary=128256
-    ),
-    "llama3-70b": Shape(
-        recipe="llama", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, sequence=8192, vocabulary=128256
-    ),
+    "llama3-8b": Shape("llama", 32, 4096, 32, 8, 14336, 8192, 128256),
+    "llama3-70b": Shape("llama", 80, 8192, 64, 8, 28672, 8192, 128256),
 }
 
 

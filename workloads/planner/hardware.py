@@ -139,24 +139,14 @@ def hardware_of(text: str) -> Hardware:
 
 
 # arXiv 2407.21783, table 3; 2104.04473, table 1 (7.5 B and 529.6 B); 2005.14165, table 2.1
-_LARGE = {
-    "llama3-405b": Shape(
-        recipe="llama", layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, sequence=8192, vocabulary=128256
-    ),
-    "gpt-7.5b": Shape(
-        recipe="gpt", layers=36, hidden=4096, heads=32, kv_heads=32, ffn=16384, sequence=2048, vocabulary=51200
-    ),
-    "gpt-175b": Shape(
-        recipe="gpt", layers=96, hidden=12288, heads=96, kv_heads=96, ffn=49152, sequence=2048, vocabulary=51200
-    ),
-    "gpt-530b": Shape(
-        recipe="gpt", layers=105, hidden=20480, heads=128, kv_heads=128, ffn=81920, sequence=2048, vocabulary=51200
-    ),
+_LARGE = {  # recipe, layers, hidden, heads, kv_heads, ffn, sequence, vocabulary
+    "llama3-405b": Shape("llama", 126, 16384, 128, 8, 53248, 8192, 128256),
+    "gpt-7.5b": Shape("gpt", 36, 4096, 32, 32, 16384, 2048, 51200),
+    "gpt-175b": Shape("gpt", 96, 12288, 96, 96, 49152, 2048, 51200),
+    "gpt-530b": Shape("gpt", 105, 20480, 128, 128, 81920, 2048, 51200),
 }
 # arXiv 2401.04088, table 1: 8 experts, 2 of them for a token; ``ffn`` is one expert's
-_MIXTRAL = Shape(
-    recipe="llama", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, sequence=8192, vocabulary=32000
-)
+_MIXTRAL = Shape("llama", 32, 4096, 32, 8, 14336, 8192, 32000)
 _EXPERTS: dict[str, Value] = {"experts": 8, "top_k": 2, "expert_ffn": _MIXTRAL.ffn, "shared": 0, "routing": BALANCED}
 MODELS = {
     **{name: StepSpec(name=name, shape=shape) for name, shape in (SHAPES | _LARGE).items()},

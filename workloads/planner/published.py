@@ -24,9 +24,7 @@ from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import PRESETS, model_of
 
 SELENE = msgspec.structs.replace(PRESETS["a100"], name="selene", rails=1)
-_THREE_BILLION = Shape(
-    recipe="gpt", layers=28, hidden=3072, heads=32, kv_heads=32, ffn=12288, sequence=4096, vocabulary=49152
-)
+_THREE_BILLION = Shape("gpt", 28, 3072, 32, 32, 12288, 4096, 49152)
 ASSUMED = (
     "Assumed for the drops of tensor parallelism, whose source tells 3 B parameters and, where sequences are split too "
     f"(SP), 4096 tokens: a gpt of {_THREE_BILLION.layers} layers, hidden size {_THREE_BILLION.hidden}, one sequence of "

@@ -63,21 +63,6 @@ def datasheet_peak(gpu_name: str, dtype: str) -> float | None:
     return None
 
 
-def mfu_of(flops_per_second: float, peak: float | None, *, peak_name: str = "datasheet peak") -> float | None:
-    """Return the share of ``peak`` (FLOP/s) that was reached; None if there is no known peak.
-
-    Above 1 is a ``ValueError`` that names the peak: either it is another device's or the operations are counted wrong.
-    """
-    if peak is None:
-        return None
-    if peak <= 0:
-        raise ValueError(f"{peak_name}({peak:.4g} FLOP/s) <= 0")
-    share = flops_per_second / peak
-    if share > 1:
-        raise ValueError(f"{flops_per_second:.4g} FLOP/s / {peak_name}({peak:.4g} FLOP/s) = {share:.4f} > 1")
-    return share
-
-
 @dataclass(frozen=True, kw_only=True)
 class Peak:
     """The most FLOP/s of one rank's device, and where the number is from: a datasheet, or ``measured``."""

@@ -29,7 +29,7 @@ from workloads.step.layout import Layout, dtype_of
 from workloads.step.memory import Memory
 from workloads.step.overlap import Overlap
 from workloads.step.parity import Parity
-from workloads.step.peaks import Peak, mfu_of, peak_of
+from workloads.step.peaks import Peak, peak_of
 from workloads.step.probe import Probe, run_probes
 from workloads.step.sampled_parity import SampledParity
 from workloads.step.sent_bytes import SentBytes
@@ -169,11 +169,12 @@ class TrainingStep:
         """Return what to say of a measured peak that a step exceeds; of a datasheet's that is a ``ValueError``."""
         if self._peak is None:
             return ()
-        rate = self._flops_per_rank() / step_seconds
-        if self._peak.measured and rate > self._peak.flops_per_second:
-            return (f"mfu above 100 %: the peak of {self._peak.flops_per_second:.3g} FLOP/s was measured too low",)
-        mfu_of(rate, self._peak.flops_per_second, peak_name=self._peak.source)
-        return ()
+        rate, peak, source = self._flops_per_rank() / step_seconds, self._peak.flops_per_second, self._peak.source
+        if rate <= peak:
+            return ()
+        if self._peak.measured:
+            return (f"mfu above 100 %: the peak of {peak:.3g} FLOP/s was measured too low",)
+        raise ValueError(f"{rate:.4g} FLOP/s / {source}({peak:.4g} FLOP/s) = {rate / peak:.4f} > 1")
 
     def _flops_per_rank(self) -> float:
         return self._tokens_per_step() * flops_per_token(self.spec.shape, self.spec.moe) / self._world.size

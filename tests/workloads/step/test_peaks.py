@@ -5,11 +5,13 @@ import sys
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from workloads.step.peaks import PEAKS, datasheet_peak, measured_peak, mfu_of
+from workloads.step.peaks import PEAKS, Peak, datasheet_peak, measured_peak
+from workloads.step.training_step import TrainingStep
 
 CPU = torch.device("cpu")
 BFLOAT16 = {
@@ -59,12 +61,13 @@ def test_every_entry_can_be_reached_and_is_ordered_as_hardware_is() -> None:
         assert "tf32" not in peaks or peaks["tf32"] == pytest.approx(peaks["bfloat16"] / 2, rel=0.02), words
 
 
-def test_a_share_is_the_rate_over_a_known_peak_and_no_more_than_one() -> None:
-    assert (mfu_of(156e12, 312e12), mfu_of(312e12, 312e12), mfu_of(1e12, None)) == (0.5, 1.0, None)
-    with pytest.raises(ValueError, match=r"4e\+12 FLOP/s / measured peak\(3\.2e\+12 FLOP/s\) = 1\.2500 > 1"):
-        mfu_of(4e12, 3.2e12, peak_name="measured peak")
-    with pytest.raises(ValueError, match=r"datasheet peak\(0 FLOP/s\) <= 0"):
-        mfu_of(1.0, 0.0)
+def test_a_step_above_a_measured_peak_is_doubted_and_above_a_datasheets_an_error() -> None:
+    step: Any = SimpleNamespace(_flops_per_rank=lambda: 4e12, _peak=Peak(flops_per_second=3.2e12, source="X"))
+    assert TrainingStep._doubts_of_peak(step, 2.0) == ()
+    with pytest.raises(ValueError, match=r"4e\+12 FLOP/s / X\(3\.2e\+12 FLOP/s\) = 1\.2500 > 1"):
+        TrainingStep._doubts_of_peak(step, 1.0)
+    step._peak = Peak(flops_per_second=3.2e12, source="products", measured=True)
+    assert "measured too low" in TrainingStep._doubts_of_peak(step, 1.0)[0]
 
 
 def test_closed_forms_need_no_torch() -> None:
