@@ -91,7 +91,6 @@ class Child:
                 os.killpg(self._process.pid, number)
 
     def end(self, patience_seconds: float) -> None:
-        """Wait so long for its end, then kill it."""
         try:
             self._process.wait(patience_seconds)
         except subprocess.TimeoutExpired:

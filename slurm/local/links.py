@@ -113,7 +113,6 @@ class Switch:
         return waiting[0][1] if waiting and waiting[0][0] <= now else None
 
     def sent(self, number: int) -> None:
-        """Forget the frame that was due: the port has taken it."""
         self._waiting[number].popleft()
         self.blocked.discard(number)
 
@@ -138,7 +137,6 @@ def open_port(interface: str) -> socket.socket:
 
 
 def carry(ports: Sequence[socket.socket], switch: Switch) -> None:
-    """Carry frames between the ports for ever."""
     number_of = {port: number for number, port in enumerate(ports)}
     while True:
         writers = [ports[number] for number in switch.blocked]

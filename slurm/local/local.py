@@ -107,7 +107,6 @@ def _complaint(command: Sequence[str]) -> str | None:
 
 
 def check_parent(parent: Path) -> None:
-    """Raise ``UserError`` if a cluster's folder cannot lie in ``parent``."""
     text = str(parent)
     plain = re.fullmatch(r"[\w/.+-]+", text, re.ASCII)
     if len(text) > _LONGEST_PARENT or not plain or parent.is_relative_to("/dev/shm"):

@@ -115,7 +115,6 @@ def _in_order(verdict: Verdict) -> tuple[str, int, str]:
 
 
 def render(found: Screening) -> str:
-    """Return the table, what else there is to say, and last the line to paste."""
     rows = [("node", "verdict", "time", "evidence")]
     for one in (*found.nodes, *found.links):
         times = "-" if one.factor is None else f"{one.factor:.2f}x ({one.low:.2f}-{one.high:.2f})"

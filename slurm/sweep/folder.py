@@ -177,7 +177,6 @@ def runs_path(folder: Path, point_id: str) -> Path:
 
 
 def plan_text(sweep: Sweep, point: Point) -> str:
-    """Return a point's plan file, as ``parbench run --plan`` reads it."""
     given = {name: getattr(sweep, name) for name in ("preset", "backend", "device", "launches", "budget", "timeout")}
     cases = tuple(FileCase(name=case.name, set=dict(case.set)) for case in point.cases)
     label = msgspec.json.encode(point.label).decode().replace("\x7f", "\\u007f")

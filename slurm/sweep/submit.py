@@ -151,7 +151,6 @@ def about(seconds: float) -> str:
 
 
 def table(points: Sequence[Point]) -> str:
-    """Return one line for each point, its id and label, the expected time and node-hours."""
     rows = [(one.id, one.label, about(one.seconds), f"{one.nodes * one.seconds / 3600:.2g}") for one in points]
     return format_table([("point", "label", "time", "node-hours"), *rows], right=(2, 3))
 

@@ -187,7 +187,6 @@ class ContextPlan:
         return sum(bisect_right(keys, query) - bisect_left(keys, self._start_of(query)) for query in queries)
 
     def all_pairs(self) -> int:
-        """Return the pairs that the mask lets the whole sequence see."""
         return self.sequence**2 if self.mask == "full" else sum(n * (n + 1) // 2 for n in self.lengths)
 
     def balance_ceiling(self) -> float:

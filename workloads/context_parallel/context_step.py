@@ -296,7 +296,6 @@ def attend_by(model: nn.Module, core: Core | None, positions: Tensor) -> None:
 
 
 def _loss_of_part(model: nn.Module, mine: Tensor, tokens: Tensor) -> Tensor:
-    """Return the mean loss over this rank's positions of tokens (b, s + 1)."""
     logits = model(tokens[:, :-1][:, mine])
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:][:, mine].flatten())
 

@@ -161,7 +161,6 @@ def activations_equation(at: Position) -> Equation:
 
 
 def stage_equation(at: Position, stage: int) -> Equation:
-    """Return what backward needs of one microbatch in a stage."""
     spec, layers = at.spec, at.layers_by_stage
     ends = (f" + {embedding_text(spec)}" if stage == 0 else "") + (
         f" + {head_text(spec)}" if stage == len(layers) - 1 else ""
@@ -170,7 +169,6 @@ def stage_equation(at: Position, stage: int) -> Equation:
 
 
 def layer_equation(at: Position, checkpointing: str) -> Equation:
-    """Return what backward needs of one layer and microbatch."""
     return Equation(text=layer_text(at.spec, checkpointing), symbols=_symbols(at))
 
 

@@ -151,7 +151,6 @@ class StepSpec:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
         return self.global_batch * self.shape.sequence
 
     @cached_property
@@ -266,12 +265,10 @@ class Position:
 
     @property
     def embedding(self) -> bool:
-        """Whether it holds the embedding."""
         return 0 in self.stages
 
     @property
     def head(self) -> bool:
-        """Whether it holds the last norm and the head."""
         return len(self.layers_by_stage) - 1 in self.stages
 
     @property

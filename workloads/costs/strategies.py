@@ -24,7 +24,6 @@ _MEBI = 2**20
 
 
 def ddp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """DDP; ZeRO-1 is on it."""
     spec = StepSpec.of(params, device)
     return replace(
         spec,
@@ -42,7 +41,6 @@ def ddp_bf16(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> St
 
 
 def zero1(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """Data parallel whose optimizer is sharded: torch's own broadcasts parameters, the distributed one gathers them."""
     spec = ddp(params, ranks, device)
     if params.get("optimizer") == "distributed":
         return replace(spec, zero1="reduce_scatter", each_microbatch=False)
@@ -50,7 +48,6 @@ def zero1(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepS
 
 
 def fsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """FSDP over all ranks, parameters given back after forward or kept gathered."""
     return replace(
         ddp(params, ranks, device),
         mesh={"fsdp": ranks},
@@ -73,14 +70,12 @@ def hsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSp
 
 
 def tp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """Layers split, activations whole between them."""
     spec = StepSpec.of(params, device)
     _require(refuse_heads(spec.shape, {"tp": ranks}))
     return replace(spec, mesh={"tp": ranks}, drawn=spec.num_sequences)
 
 
 def tp_sp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """Layers split, the sequence sharded between them."""
     spec = replace(tp(params, ranks, device), sequence_parallel=True)
     _require(refuse_sequence(spec.shape, spec.mesh))
     return spec
@@ -107,7 +102,6 @@ def pp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec
 
 
 def cp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """Parts of sequences on all ranks, weights under DDP."""
     spec = StepSpec.of(params, device)
     plan = plan_of(spec.shape, params, ranks)
     return replace(spec, mesh={"cp": ranks}, cp_method=plan.method, ulysses=plan.ulysses, each_microbatch=True)
@@ -124,7 +118,6 @@ def ep_step(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> Ste
 
 
 def mesh(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
-    """Any of them on one mesh."""
     given = {**{param.name: param.default for param in MESH}, **params}
     experts = int(given["experts"])
     spec = replace(

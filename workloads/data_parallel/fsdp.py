@@ -38,7 +38,6 @@ def fsdp(world: World, **params: Value) -> TrainingStep:
 
 
 def hsdp(world: World, **params: Value) -> TrainingStep:
-    """Return the step that shards over ``shard`` ranks and replicates over the others."""
     return prepared(world, params, lay_out_hsdp, strategies.hsdp, outlined=True)
 
 

@@ -221,7 +221,6 @@ class Flight:
 
 
 def _issue(x: Tensor, receives: list[int], sends: list[int], group: dist.ProcessGroup) -> tuple[Tensor, dist.Work]:
-    """Start an uneven all-to-all of rows; return what it fills and its work."""
     received = x.new_zeros(sum(receives), *x.shape[1:])
     return received, dist.all_to_all_single(received, x.contiguous(), receives, sends, group=group, async_op=True)
 

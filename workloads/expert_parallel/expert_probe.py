@@ -103,7 +103,6 @@ def sent_by(variant: str, rank: int, moved: Moved, sizes: Sizes) -> Sent:
 
 
 def _across(moved: Matrix, rank: int) -> tuple[int, int]:
-    """Return how much goes from a rank to others, and from others to it."""
     return sum(moved[rank]) - moved[rank][rank], sum(of[rank] for of in moved) - moved[rank][rank]
 
 
@@ -217,7 +216,6 @@ class ExpertProbe:
         return sent_in_step(self.moe.variant, block % ep, routed[first : first + ep], sizes)
 
     def _expected(self, told: Sequence[Routed]) -> dict[str, float]:
-        """Return the closed form of what this rank has sent to experts, by the step's own routes."""
         etp, flights = self.moe.etp, {}
         if "ep" in self.axes.groups:
             flights["ep"] = (self.moe.variant, self._flights(merged(told, etp), self.world.rank))
@@ -349,7 +347,6 @@ def sizes_of(spec: StepSpec, moe: Moe, tokens: int, sources: int = 1) -> Sizes:
 
 
 def sent_in_step(variant: str, rank: int, copy: Sequence[Routed], sizes: Sizes) -> list[Sent]:
-    """Return what ``rank`` of a copy sends in each layer and microbatch."""
     return [sent_by(variant, rank, moved, sizes) for moved in moved_in(copy)]
 
 

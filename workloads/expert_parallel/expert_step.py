@@ -193,7 +193,6 @@ class EpStep(MixtureStep):
         return ddp.lay_out(model, world, spec, params)
 
     def _loss(self, module: nn.Module, tokens: Tensor) -> Tensor:
-        """Return the loss of this rank's part of one of its microbatches (b, s + 1)."""
         self._routes.give(self._mixtures, self._microbatches[[mine is tokens for mine in self._mine].index(True)])
         first, last = self._positions.start, self._positions.stop
         return loss_of(module, tokens[:, first : last + 1]) + aux_loss(module)

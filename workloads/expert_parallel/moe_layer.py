@@ -224,7 +224,6 @@ def exchange_ffns(
 
 
 def mixtures(model: nn.Module) -> list[MoeLayer]:
-    """Return a model's mixtures, from the first layer on."""
     return [module for module in model.modules() if isinstance(module, MoeLayer)]
 
 

@@ -70,7 +70,6 @@ class Routes:
                 mixture.given = (frozen if whole else frozen[:, self._mine]).flatten(0, 1)
 
     def reference_model(self, dtype: torch.dtype) -> nn.Module:
-        """Return the outline of one process's model, all experts in it."""
         model = outline(self.spec.shape, dtype)
         exchange_ffns(model, self.spec.shape, replace(self._moe, ep=1, etp=1), self._world.seed, dense=True)
         return model

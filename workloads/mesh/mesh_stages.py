@@ -133,7 +133,6 @@ class RoutingRecorder(Recorder):
 
 
 def mixtures_in(chunk: Chunk) -> dict[int, MoeLayer]:
-    """Return a stage's mixtures of experts, by number of the layer."""
     return {int(name): layer.ffn for name, layer in chunk.layers.items() if isinstance(layer.ffn, MoeLayer)}
 
 

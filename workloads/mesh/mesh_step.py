@@ -274,7 +274,6 @@ class HybridStep(MixtureStep):
         )
 
     def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
-        """Put the model on the mesh, from the innermost axis to the outermost."""
         groups = make_groups(world, spec)
         # a wait that took too long is not made up for by the next action: that would be a bubble moved elsewhere
         self._recorder = RoutingRecorder(world.device, self._begin, self._forget_late)

@@ -53,12 +53,10 @@ class MasterAdamW(torch.optim.Optimizer):
             master.grad = None
 
     def held(self) -> list[Tensor]:
-        """Return the masters and both moments of each."""
         moments = [] if self._inner is None else [v for s in self._inner.state.values() for v in s.values()]
         return [*(master for _, master in self._pairs), *(value for value in moments if isinstance(value, Tensor))]
 
     def _begin(self) -> torch.optim.AdamW:
-        """Copy the parameters as they are at the first step."""
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         self._pairs = [(parameter, parameter.detach().float().clone()) for parameter in parameters]
         masters = [master.requires_grad_() for _, master in self._pairs]

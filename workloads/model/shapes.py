@@ -29,7 +29,6 @@ class Shape:
 
     @property
     def head_size(self) -> int:
-        """Elements of one head's query."""
         return self.hidden // self.heads
 
 

@@ -65,7 +65,6 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.hidden, shape.hidden, bias=biased)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend to all earlier positions."""
         q, k, v = (self._by_head(projected(x)) for projected in (self.q, self.k, self.v))
         if self.rotate is not None:
             q, k = self.rotate(q), self.rotate(k)
@@ -87,7 +86,6 @@ class Ffn(nn.Module):
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=biased)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the recipe's FFN."""
         wide = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
         out: Tensor = self.down(wide)
         return out
@@ -126,7 +124,6 @@ class Transformer(nn.Module):
         self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits."""
         x = self.tokens(tokens)
         if self.positions is not None:
             places = torch.arange(tokens.shape[1], device=tokens.device) if self.places is None else self.places

@@ -185,7 +185,6 @@ def cores_shared(world: World) -> bool:
 
 
 def take_steps(world: World, recorder: Recorder, step: Step, begin: Begin, seconds: float) -> Taken:
-    """Take as many steps as there is time for; every rank takes part."""
     taken, offset = Taken(), world.clock.offsets_ns[world.global_rank]
 
     def turn() -> None:

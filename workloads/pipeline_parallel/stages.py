@@ -138,7 +138,6 @@ class Stage(PlainStage):
 
 
 def chunks_of(model: Transformer, pipeline: Pipeline, rank: int) -> dict[int, Chunk]:
-    """Return a rank's parts of the model by number of the stage."""
     counts = pipeline.layers_by_stage
     return {stage: Chunk(model, sum(counts[:stage]), counts[stage]) for stage in pipeline.schedule.stages_of(rank)}
 

@@ -69,7 +69,6 @@ class DryRun:
 
     @property
     def exposed_seconds(self) -> float:
-        """Communication that compute does not cover."""
         return sum(axis.exposed_seconds for axis in self.axes)
 
     @property
@@ -100,7 +99,6 @@ class DryRun:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What a reader must know of the numbers, one sentence each."""
         if self.mfu <= 1:
             return ()
         flops = max(stage_flops(held.at).total for held in self.ranks) * self.spec.microbatches
@@ -112,7 +110,6 @@ class DryRun:
 
     @property
     def missing(self) -> str:
-        """What a step that does not fit lacks, in numbers."""
         fullest = self.fullest
         return (
             f"{self.spec.name} with {self.spec.mesh_text} needs {fullest.memory.total / 1e9:,.1f} GB on "

@@ -54,7 +54,6 @@ class PlacedCall:
 
     @property
     def sent(self) -> float:
-        """Bytes that a rank sends in all of them, ring-optimal."""
         return self.count * sent_bytes(self.op, self.num_bytes, self.place.ranks)
 
 

@@ -34,7 +34,6 @@ def duration(seconds: float) -> str:
 
 
 def dry_run_text(run: DryRun, notes: Sequence[str] = ()) -> str:
-    """Return what is asked, then memory, axes, the step, and what was assumed."""
     spec = run.spec
     batch = (
         f"{spec.name} on {spec.world} GPUs ({run.hardware.name}), mesh {spec.mesh_text}: global batch "
@@ -119,7 +118,6 @@ def formulas_text(run: DryRun) -> str:
 
 
 def search_text(found: Found, wanted: Wanted, notes: Sequence[str] = ()) -> str:
-    """Return the best candidates, what binds each, and why the best is the best."""
     hardware = found.best[0].hardware
     head = ["mesh", "microbatch", "microbatches", "checkpointing", "bound by", "step", "tokens/s", "MFU", "GB"]
     rows = [
@@ -161,7 +159,6 @@ def as_line(value: object) -> str:
 
 
 def dry_run_json(run: DryRun, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a dry run; every number is predicted."""
     spec = run.spec
     return {
         "kind": "dry-run",
@@ -196,7 +193,6 @@ def dry_run_json(run: DryRun, notes: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def search_json(found: Found, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the best candidates as dry runs, each with what binds it."""
     return {
         "kind": "search",
         "predicted": True,

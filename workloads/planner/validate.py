@@ -71,7 +71,6 @@ def write_validation(path: Path, found: Validation) -> None:
 
 
 def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | str:
-    """Return one step's predictions beside its measurements, or why there are none."""
     measured = [record for record in records if record.status == "ok"]
     if not measured:
         return records[0].reason or records[0].status
@@ -153,7 +152,6 @@ def _spec_of(record: Record) -> StepSpec | str:
 
 
 def validation_text(found: Validation) -> str:
-    """Return predicted beside measured, step by step and component by component."""
     rows = [
         [
             row.label if i == 0 else "",

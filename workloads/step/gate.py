@@ -25,7 +25,6 @@ _HEAD_SIZE, _TOKENS, _VOCABULARY = 16, 64, 512
 def prepared(
     world: World, params: Params, lay_out: LayOut, strategy: Strategy, *, outlined: bool = False
 ) -> TrainingStep:
-    """Return the step of a layout, behind its gate."""
 
     def make(world: World, params: Params) -> TrainingStep:
         return TrainingStep(world, params, lay_out, strategy, outlined=outlined)

@@ -160,7 +160,6 @@ class Parity:
         return 0 if far <= _MOVEMENT_TOLERANCE * way else sum(map(len, apart))
 
     def _reference(self, weights: Tensors, batch: Microbatches, dtype: torch.dtype) -> tuple[float, Tensors]:
-        """Return one process's mean loss over the batch, and its gradients by name."""
         alone = self._alone(dtype, weights)
         with torch.no_grad():
             for name, parameter in alone.named_parameters():

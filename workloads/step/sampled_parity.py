@@ -167,7 +167,6 @@ class _Pass:
         self.gradients: dict[str, Tensor] = {}
 
     def take(self, tokens: Tensor, number: int) -> None:
-        """Add a microbatch's share of the loss and of gradients."""
         model, layout = self._model, self._layout
         if layout.reference_begin is not None:
             layout.reference_begin(model, number)

@@ -139,7 +139,6 @@ class SentBytes:
         self.layout, self.expected = layout, expected
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float) -> tuple[ByAxis, ByAxis]:
-        """Return this rank's bytes by axis, those sent and those expected."""
         begin()
         return bytes_by_axis(counted(step, self.layout.axes), self.layout.axes), self.expected
 

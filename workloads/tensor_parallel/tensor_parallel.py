@@ -36,12 +36,10 @@ _SEQUENCE = Shard(1)
 
 
 def tp(world: World, **params: Value) -> TrainingStep:
-    """Return the step with whole activations between the split blocks."""
     return prepared(world, params, lay_out_tp, strategies.tp, outlined=True)
 
 
 def tp_sp(world: World, **params: Value) -> TrainingStep:
-    """Return the step with activations sharded along the sequence between the split blocks."""
     return prepared(world, params, lay_out_tp, strategies.tp_sp, outlined=True)
 
 
@@ -58,7 +56,6 @@ def lay_out_tp(model: Transformer, world: World, spec: StepSpec, params: Mapping
 
 
 def lay_out_tp_fsdp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
-    """Split every layer over the inner axis, and shard what is left over the outer."""
     mesh, made = make_mesh(world, dp=spec.mesh["fsdp"], tp=spec.mesh["tp"])
     draw = drawing(world)
 
