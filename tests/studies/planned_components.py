@@ -25,9 +25,8 @@ from bench.world.world import World
 from workloads.catalogue import STRATEGIES
 from workloads.costs.communication_pattern import bytes_by_axis, calls
 from workloads.costs.memory import memory_of
-from workloads.mesh import mesh_step
-from workloads.mesh.mesh_step import HybridStep
-from workloads.pipeline_parallel.pipeline_probe import PipelineProbe
+from workloads.mesh.mesh_step import HybridStep, as_routed
+from workloads.pipeline_parallel.pipeline_probe import PipelineProbe, counted_memory
 from workloads.step import memory, sent_bytes
 from workloads.step.training_step import TrainingStep
 
@@ -115,10 +114,10 @@ def counted_on(world: World, name: str, case: dict[str, Any]) -> tuple[Component
 
 def held_by(step: TrainingStep, world: World) -> Components:
     if isinstance(step, HybridStep):
-        return mesh_step.counted(step.look())
+        return counted_memory(step.look(), as_routed)
     probe = next(one for one in step.probes() if isinstance(one, memory.Memory | PipelineProbe))
     if isinstance(probe, PipelineProbe):
-        return dict(probe.memory_counted())
+        return counted_memory(probe.look)
     return dict(probe.observe(step.step, world.barrier, 0.0)["memory_counted"])
 
 

@@ -5,7 +5,7 @@ A rank takes its own positions of its own sequences through its own layers. Its 
 gradient is the mean over all ranks that hold the same layers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,8 +21,8 @@ from bench.world.world import World
 from workloads.context_parallel.attention_kernel import Kernel, kernel_for, waiting_kernel
 from workloads.context_parallel.context_step import attend_by, core_of
 from workloads.costs import strategies
-from workloads.costs.memory import activations_of, state_of
-from workloads.costs.step_spec import Position, StepSpec
+from workloads.costs.memory import state_of
+from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.expert_probe import Routed, load_metrics, merged, routed_by, sent_in_step, sizes_of
 from workloads.expert_parallel.expert_step import MixtureStep
 from workloads.expert_parallel.moe_layer import MoeLayer, exchange_ffns, kernel_notes, let_experts_wait, mixtures
@@ -49,20 +49,17 @@ from workloads.model.transformer import Transformer, draw_tokens, loss_of, mater
 from workloads.pipeline_parallel.bubbles import link_latency
 from workloads.pipeline_parallel.pipeline_probe import (
     SHARED,
+    Look,
     Steps,
     Taken,
     bubble_of,
-    claims_bubble,
-    counted_state,
     facts_of,
-    measured_memory,
-    saved_bytes,
+    held_by_stages,
     steps_of,
     take_steps,
     with_timelines,
 )
-from workloads.pipeline_parallel.schedules import Schedule, peak_held
-from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, chunks_of, make_stages, make_train, notes_of_links
+from workloads.pipeline_parallel.stages import Chunk, Held, chunks_of, make_stages, make_train, notes_of_links
 from workloads.step.gate import gated
 from workloads.step.layout import Layout, dtype_of
 from workloads.step.memory import BySource, largest_of
@@ -87,18 +84,6 @@ _EVEN = "memory: the closed form of activations is of even routes, what is count
 _TIMED = "timed compute: activations have no closed form, as attention keeps none of its own"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """What there is to look at on this rank; ``tokens`` are its positions of a sequence."""
-
-    world: World
-    layout: Layout
-    at: Position
-    expected: ByAxis
-    chunks: Mapping[int, Chunk]
-    tokens: int
-
-
 @dataclass(frozen=True)
 class Sent:
     """What one rank sends by axis in a step and the closed forms but for experts' tokens; what it routed, if any."""
@@ -113,13 +98,14 @@ class MeshBytes:
     """The probe of bytes by axis, counted and by closed form, those of experts' tokens by the step's own routes."""
 
     look: Look
+    expected: ByAxis
     share = 0.0
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float = 0.0) -> Sent:
         look, layers = self.look, mixtures(self.look.layout.model)
         for mixture in layers:
             mixture.chosen.clear()
-        sent, expected = SentBytes(look.layout, look.expected).observe(step, begin, budget_seconds)
+        sent, expected = SentBytes(look.layout, self.expected).observe(step, begin, budget_seconds)
         routed = routed_by(layers, look.at.spec.microbatch * look.tokens) if "ep" in look.layout.axes else None
         return Sent(sent, expected, routed)
 
@@ -155,29 +141,26 @@ class MeshBubble:
     """The probe of the pipeline that was slowest in the other half of the steps; no claim where ranks share cores."""
 
     look: Look
-    schedule: Schedule
-    recorder: Recorder
     share = 2 / 3  # of what is left for the rest of the step's time
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Taken | None:
-        if not claims_bubble(self.look.world, self.look.at.spec.timed_seconds):
-            return None
-        return take_steps(self.look.world, self.recorder, step, begin, budget_seconds)
+        return take_steps(self.look, step, begin, budget_seconds)
 
     def summarise(self, told: Sequence[Taken | None]) -> Explanation:
-        taken, facts = [one for one in told if one is not None], facts_of(self.schedule)
+        schedule = self.look.schedule
+        taken, facts = [one for one in told if one is not None], facts_of(schedule)
         if not taken:
             return Explanation(details=facts.as_details, notes=(SHARED,))
         pipelines = groups_along(self.look.at.spec.mesh, "pp")
-        of_each = [steps_of([taken[rank] for rank in ranks], self.schedule) for ranks in pipelines]
+        of_each = [steps_of([taken[rank] for rank in ranks], schedule) for ranks in pipelines]
         turns = list(enumerate(chosen([[timeline.makespan for timeline in steps.timelines] for steps in of_each])))
         slowest = Steps(
-            schedule=self.schedule,
+            schedule=schedule,
             timelines=tuple(of_each[pipeline].timelines[turn] for turn, pipeline in turns),
             outside_seconds=tuple(of_each[pipeline].outside_seconds[turn] for turn, pipeline in turns),
             uncertainty_seconds=max(steps.uncertainty_seconds for steps in of_each),
         )
-        latency = link_latency(slowest.timelines, self.schedule)
+        latency = link_latency(slowest.timelines, schedule)
         metrics = bubble_of(slowest, latency, self.look.at.spec.timed_seconds)
         # a step's compute and idle are those of its traced wall here, to which exposed communication belongs
         for name in ("compute", "idle", "non_pipeline_time"):
@@ -188,21 +171,14 @@ class MeshBubble:
 
 @dataclass(frozen=True)
 class MeshMemory:
-    """The probe of what each rank holds, after all others: state and activations by closed form, counted and measured.
-
-    ``train`` is a step without its update.
-    """
+    """The probe of what each rank holds, after all others: by closed form, counted and measured."""
 
     look: Look
-    train: Callable[[], object]
     share = 0.0
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float = 0.0) -> BySource:
-        look, closed = self.look, asdict(state_of(self.look.at))
-        if not look.at.spec.timed:
-            closed["activations"] = activations_of(look.at)
-        measured = measured_memory(look.layout, look.world, self.train, begin)
-        return {"memory": measured, "memory_counted": counted(look), "memory_formula": closed}
+        held = held_by_stages(self.look, begin, as_routed)
+        return {**held, "memory_formula": asdict(state_of(self.look.at))} if self.look.at.spec.timed else held
 
     def summarise(self, told: Sequence[BySource]) -> Explanation:
         spec = self.look.at.spec
@@ -213,17 +189,10 @@ class MeshMemory:
         return Explanation(metrics=largest_of(told, _MEMORY), details=details, notes=tuple(notes))
 
 
-def counted(look: Look) -> dict[str, float]:
-    """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward."""
-    # state first: the forward passes that are counted leave FSDP's parameters gathered
-    state, saved = counted_state(look.layout), {}
-    for stage, chunk in look.chunks.items():
-        for mixture in mixtures_in(chunk).values():
-            mixture.given = mixture.chosen[max(mixture.chosen)]  # of such tokens a router would send all to one expert
-        saved[stage] = saved_bytes(chunk, (look.at.spec.microbatch, look.tokens), look.at.spec.shape.hidden)
-    if (pipeline := look.at.spec.pipeline) is None:
-        return {**state, "activations": saved[0]}
-    return {**state, "activations": peak_held(pipeline.schedule, look.at.pp_rank, lambda stage: saved[stage])}
+def as_routed(chunk: Chunk) -> None:
+    """Let a stage's mixtures take the routes of their last microbatch: of zeros a router would send all to one."""
+    for mixture in mixtures_in(chunk).values():
+        mixture.given = mixture.chosen[max(mixture.chosen)]
 
 
 def prepare(world: World, **params: Value) -> "HybridStep":
@@ -258,19 +227,20 @@ class HybridStep(MixtureStep):
 
     def probes(self) -> Sequence[Probe[Any]]:
         """Return what looks into bytes by axis and the bubble, where a step's time goes, and last what ranks hold."""
-        look, pipeline = self.look(), self.spec.pipeline
-        bubble = () if pipeline is None else (MeshBubble(look, pipeline.schedule, self._recorder),)
+        look = self.look()
+        bubble = () if self.spec.pipeline is None else (MeshBubble(look),)
         time = Overlap(self._world, self.layout, self._doubts_of_peak)
-        return MeshBytes(look), *bubble, time, MeshMemory(look, self._forward_backward)
+        return MeshBytes(look, self.expected_bytes()), *bubble, time, MeshMemory(look)
 
     def look(self) -> Look:
         return Look(
             world=self._world,
             layout=self.layout,
             at=self.spec.at(self._world.rank),
-            expected=self.expected_bytes(),
             chunks=self._stages.chunks,
             tokens=len(self._tokens),
+            recorder=self._recorder,
+            train=self._forward_backward,
         )
 
     def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:

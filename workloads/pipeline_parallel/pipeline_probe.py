@@ -24,10 +24,9 @@ from bench.world.subject import Explanation
 from bench.world.world import Clock, World
 from workloads.costs import communication_pattern as pattern
 from workloads.costs.memory import activations_of, layer_equation, state_of
-from workloads.costs.step_spec import StepSpec
+from workloads.costs.step_spec import Position
 from workloads.pipeline_parallel import bubbles
 from workloads.pipeline_parallel.bubbles import compare, shares_of
-from workloads.pipeline_parallel.pipeline_case import Pipeline
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
 from workloads.pipeline_parallel.simulation import Latency, Ran, Timeline
 from workloads.pipeline_parallel.stages import Chunk, Recorder
@@ -61,7 +60,7 @@ class Seen:
     taken: Taken | None
     sent: tuple[ByAxis, ByAxis]
     sent_to: dict[int, int]
-    held: dict[str, memory.Held]
+    held: memory.BySource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,38 +79,43 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineProbe:
-    """The probe of bytes, memory and bubble; ``chunks`` are this rank's stages, ``train`` a step without its update."""
+class Look:
+    """What there is to look at on this rank: its stages, what times their actions, and a step without its update.
+
+    ``tokens`` are its positions of a sequence.
+    """
 
     world: World
     layout: Layout
+    at: Position
+    chunks: Mapping[int, Chunk]
+    tokens: int
     recorder: Recorder
     train: Callable[[], object]
-    chunks: Mapping[int, Chunk]
-    spec: StepSpec
-    share = 1.0
 
     @property
-    def pipeline(self) -> Pipeline:
-        assert self.spec.pipeline is not None
-        return self.spec.pipeline
+    def schedule(self) -> Schedule:
+        assert self.at.spec.pipeline is not None
+        return self.at.spec.pipeline.schedule
+
+
+@dataclass(frozen=True)
+class PipelineProbe:
+    """The probe of bytes, memory and bubble."""
+
+    look: Look
+    share = 1.0
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Seen:
         begin()
-        at, made = self.spec.at(self.world.rank), counted(step, self.layout.axes)
+        look, made = self.look, counted(step, self.look.layout.axes)
         sent_to: Counter[int] = Counter()
         for call in made:
             if call.peer is not None:
                 sent_to[call.peer] += int(pattern.sent_bytes(call.op, call.num_bytes, call.ranks))
-        claims = claims_bubble(self.world, self.spec.timed_seconds)
-        taken = take_steps(self.world, self.recorder, step, begin, budget_seconds) if claims else None
-        held = {
-            "memory": measured_memory(self.layout, self.world, self.train, begin),
-            "memory_counted": self.memory_counted(),
-            "memory_formula": {**asdict(state_of(at)), "activations": activations_of(at)},
-        }
-        sent = bytes_by_axis(made, self.layout.axes), pattern.bytes_by_axis(pattern.calls(at))
-        return Seen(taken=taken, sent=sent, sent_to=dict(sent_to), held=held)
+        taken = take_steps(look, step, begin, budget_seconds)
+        sent = bytes_by_axis(made, look.layout.axes), pattern.bytes_by_axis(pattern.calls(look.at))
+        return Seen(taken=taken, sent=sent, sent_to=dict(sent_to), held=held_by_stages(look, begin))
 
     def summarise(self, told: Sequence[Seen]) -> Explanation:
         sent = SentBytes.summarise([one.sent for one in told])
@@ -120,40 +124,34 @@ class PipelineProbe:
         taken = [one.taken for one in told if one.taken is not None]
         if not taken:
             return Explanation(metrics=metrics, details=facts.as_details, notes=(SHARED,))
-        steps = steps_of(taken, self.pipeline.schedule)
+        spec, steps = self.look.at.spec, steps_of(taken, self.look.schedule)
         latency = bubbles.link_latency(steps.timelines, steps.schedule)
         shares = shares_of(steps.timelines, steps.schedule.chunks)
         comparison = compare(
             steps.schedule,
             shares,
-            layers=self.spec.shape.layers,
-            layer_bytes=layer_equation(self.spec.at(0), self.spec.checkpointing).value,
+            layers=spec.shape.layers,
+            layer_bytes=layer_equation(spec.at(0), spec.checkpointing).value,
             latency=fmean(latency.values()) if latency else 0.0,
             outside=median(steps.outside_seconds),
         )
-        facts = replace(with_timelines(facts, steps, latency, self.world.clock), comparison=comparison)
-        metrics |= bubble_of(steps, latency, self.spec.timed_seconds)
+        facts = replace(with_timelines(facts, steps, latency, self.look.world.clock), comparison=comparison)
+        metrics |= bubble_of(steps, latency, spec.timed_seconds)
         notes = (_HALVES,) if shares.assumed_halves else ()
         return Explanation(metrics=metrics, details=facts.as_details, notes=notes)
 
-    def memory_counted(self) -> memory.Held:
-        """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward."""
-        held = counted_state(self.layout)
-        size = (self.spec.microbatch, self.spec.shape.sequence)
-        saved = {stage: saved_bytes(chunk, size, self.spec.shape.hidden) for stage, chunk in self.chunks.items()}
-        return {**held, "activations": peak_held(self.pipeline.schedule, self.world.rank, lambda stage: saved[stage])}
-
     def _facts(self, told: Sequence[Seen]) -> details.Pipeline:
+        schedule, at = self.look.schedule, self.look.at
         boundaries = [
             {"from": rank, "to": call.peer, "expected_bytes": int(call.sent), "sent_bytes": one.sent_to.get(call.peer)}
             for rank, one in enumerate(told)
-            for call in pattern.calls(self.spec.at(rank))
+            for call in pattern.calls(at.spec.at(rank))
             if call.peer is not None
         ]
         return replace(
-            facts_of(self.pipeline.schedule),
-            layers_by_stage=tuple(self.pipeline.layers_by_stage),
-            in_flight_by_rank=_in_flight(self.pipeline.schedule),
+            facts_of(schedule),
+            layers_by_stage=at.layers_by_stage,
+            in_flight_by_rank=_in_flight(schedule),
             activation_bytes_by_rank=tuple(one.held["memory"]["activations"] for one in told),
             memory_by_rank={name: tuple(one.held["memory"][name] for one in told) for name in COMPONENTS},
             boundaries=boundaries,
@@ -184,7 +182,11 @@ def cores_shared(world: World) -> bool:
     return any(ranks[name] > len(own) for name, own in cores.items())
 
 
-def take_steps(world: World, recorder: Recorder, step: Step, begin: Begin, seconds: float) -> Taken:
+def take_steps(look: Look, step: Step, begin: Begin, seconds: float) -> Taken | None:
+    """Take as many steps as there is time for; none where no bubble could be claimed of them."""
+    world, recorder = look.world, look.recorder
+    if not claims_bubble(world, look.at.spec.timed_seconds):
+        return None
     taken, offset = Taken(), world.clock.offsets_ns[world.global_rank]
 
     def turn() -> None:
@@ -306,27 +308,38 @@ def _state(layout: Layout) -> dict[str, list[Tensor]]:
     }
 
 
-def measured_memory(layout: Layout, world: World, train: Callable[[], object], begin: Begin) -> memory.Held:
-    """Return what this rank's storages hold, and the peak of a step's activations; ``train`` is without the update.
+def held_by_stages(look: Look, begin: Begin, before: Callable[[Chunk], object] = lambda chunk: None) -> memory.BySource:
+    """Return what this rank holds as measured, as counted and by closed form; ``before`` comes before a stage's pass.
 
-    Gradients are kept from one step to the next meanwhile, so that they are no part of that peak.
+    Gradients are kept from one step to the next meanwhile, so that they are no part of the measured peak.
     """
 
     def run() -> None:
-        train()
+        look.train()
 
     begin()
-    train()
-    held = {name: memory.storage_bytes(tensors) for name, tensors in _state(layout).items()}
+    look.train()
+    held = {name: memory.storage_bytes(tensors) for name, tensors in _state(look.layout).items()}
     begin()
-    return {**held, "activations": memory.peak_during(run, world.device) or 0}
+    measured = {**held, "activations": memory.peak_during(run, look.world.device) or 0}
+    closed = {**asdict(state_of(look.at)), "activations": activations_of(look.at)}
+    return {"memory": measured, "memory_counted": counted_memory(look, before), "memory_formula": closed}
 
 
-def counted_state(layout: Layout) -> dict[str, float]:
-    return {
+def counted_memory(look: Look, before: Callable[[Chunk], object] = lambda chunk: None) -> dict[str, float]:
+    """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward."""
+    spec, saved = look.at.spec, {}
+    # state first: the forward passes that are counted leave FSDP's parameters gathered
+    state: dict[str, float] = {
         name: sum(local(tensor).numel() * tensor.element_size() for tensor in tensors)
-        for name, tensors in _state(layout).items()
+        for name, tensors in _state(look.layout).items()
     }
+    for stage, chunk in look.chunks.items():
+        before(chunk)
+        saved[stage] = saved_bytes(chunk, (spec.microbatch, look.tokens), spec.shape.hidden)
+    if spec.pipeline is None:
+        return {**state, "activations": saved[0]}
+    return {**state, "activations": peak_held(look.schedule, look.at.pp_rank, lambda stage: saved[stage])}
 
 
 def saved_bytes(chunk: Chunk, size: tuple[int, int], hidden: int) -> int:

@@ -17,7 +17,7 @@ from workloads.costs.step_spec import StepSpec
 from workloads.model.timed_compute import calibrate, make_timed
 from workloads.model.transformer import Transformer, draw_tokens, materialise
 from workloads.pipeline_parallel.bubbles import bubble_fraction
-from workloads.pipeline_parallel.pipeline_probe import PipelineProbe
+from workloads.pipeline_parallel.pipeline_probe import Look, PipelineProbe
 from workloads.pipeline_parallel.schedules import Schedule
 from workloads.pipeline_parallel.simulation import simulate
 from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, chunks_of, make_stages, make_train, notes_of_links
@@ -41,15 +41,16 @@ class PipelineStep(TrainingStep):
         self._recorder.forget()
 
     def probes(self) -> tuple[PipelineProbe]:
-        probe = PipelineProbe(
+        look = Look(
             world=self._world,
             layout=self.layout,
+            at=self.spec.at(self._world.rank),
+            chunks={stage.stage_index: stage.chunk for stage in self._stages},
+            tokens=self.spec.shape.sequence,
             recorder=self._recorder,
             train=self._forward_backward,
-            chunks={stage.stage_index: stage.chunk for stage in self._stages},
-            spec=self.spec,
         )
-        return (probe,)
+        return (PipelineProbe(look),)
 
     def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
         # an action that took too long is not made up for by the next one: that would be a bubble moved elsewhere

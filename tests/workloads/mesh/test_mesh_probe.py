@@ -12,10 +12,10 @@ from bench.results.details import STATE
 from bench.world.subject import Explanation
 from bench.world.world import Clock, World
 from workloads.costs.memory import activations_of
-from workloads.mesh.mesh_step import MeshBubble, MeshMemory, counted
+from workloads.mesh.mesh_step import MeshBubble, MeshMemory, as_routed
 from workloads.model.shapes import SHAPES
 from workloads.pipeline_parallel import pipeline_probe
-from workloads.pipeline_parallel.pipeline_probe import Taken
+from workloads.pipeline_parallel.pipeline_probe import Look, Taken, counted_memory
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulation import simulate
 from workloads.step.sent_bytes import SentBytes
@@ -107,7 +107,7 @@ def looked_at(world: World, params: Params) -> tuple[dict[str, float | None], tu
     """Return the metrics of a step's memory and its notes, and how many ranks it tells of."""
     step = small_hybrid(world, params)
     step.step()
-    probe = MeshMemory(step.look(), step._forward_backward)
+    probe = MeshMemory(step.look())
     found = probe.summarise(world.gather(probe.observe(step.step, step.reset)))
     step.close()
     metrics = {name: metric.value for name, metric in found.metrics.items()}
@@ -157,7 +157,7 @@ def activations(world: World, params: Params) -> list[float]:
     step = small_hybrid(world, {"microbatch": 2, **params})
     step.step()
     look = step.look()
-    found = [counted(look)["activations"], activations_of(look.at)]
+    found = [counted_memory(look, as_routed)["activations"], activations_of(look.at)]
     step.close()
     return found
 
@@ -214,9 +214,11 @@ def test_the_slowest_pipeline_is_chosen_by_other_steps_than_those_that_it_tells(
             told.append(Taken(stamps=stamps, walls=[of.makespan for of in timelines]))
     monkeypatch.setattr("workloads.mesh.mesh_step.groups_along", lambda *_: [[0, 1], [2, 3]])
     nothing: Any = None
-    spec = SimpleNamespace(mesh=None, timed_seconds=None)
+    spec = SimpleNamespace(mesh=None, timed_seconds=None, pipeline=SimpleNamespace(schedule=schedule))
     clock = Clock(offsets_ns=(0,) * 4, uncertainty_ns=500, method="ping-pong")
-    look: Any = SimpleNamespace(at=SimpleNamespace(spec=spec), world=SimpleNamespace(clock=clock))
-    found = MeshBubble(look, schedule, nothing).summarise(told)
+    at: Any = SimpleNamespace(spec=spec)
+    world: Any = SimpleNamespace(clock=clock)
+    look = Look(world=world, at=at, layout=nothing, chunks={}, tokens=0, recorder=nothing, train=nothing)
+    found = MeshBubble(look).summarise(told)
     assert found.details["pipeline"]["clock_uncertainty_seconds"] == 5e-7
     assert found.metrics["makespan"].value == pytest.approx(once.makespan)

@@ -41,7 +41,7 @@ def looked_at(world: World, params: Params) -> tuple[list[int], dict[str, tuple[
     """Return what is wrong after a step on each of two batches, and bytes sent and expected by axis."""
     step = small_hybrid(world, params)
     wrong = [wrong_after_a_step(step) for _ in range(2)]
-    probe = MeshBytes(step.look())
+    probe = MeshBytes(step.look(), step.expected_bytes())
     sent, expected = probe.sent_and_expected(world.gather(probe.observe(step.step, step.reset)))[world.rank]
     step.close()
     return wrong, {axis: (sent.get(axis, 0.0), expected.get(axis, 0.0)) for axis in {**sent, **expected}}
