@@ -11,7 +11,7 @@ from bench.plan.params import Value
 from bench.text import UserError
 from workloads.expert_parallel.moe_case import Moe
 from workloads.mesh import axes
-from workloads.mesh.axes import coordinate_of, multiplied, size_of
+from workloads.mesh.axes import along, coordinate_of, multiplied, size_of
 from workloads.model.shapes import (
     BUCKET_BYTES,
     COMMON,
@@ -234,6 +234,10 @@ class Position:
 
     spec: StepSpec
     coordinate: Mapping[str, int]
+
+    def along(self, *axes: str) -> int:
+        """Return its number among the ranks that differ in some axes alone, the last of them varying fastest."""
+        return along(self.coordinate, self.spec.mesh, *axes)
 
     @property
     def pp_rank(self) -> int:

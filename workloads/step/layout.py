@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from bench.world.torch_compat import forget_meshes
 from bench.world.world import World
 from workloads.costs.step_spec import StepSpec
-from workloads.mesh.axes import along
 from workloads.model.optimizer import make_optimizer
 from workloads.model.transformer import loss_of
 
@@ -86,7 +85,7 @@ class Layout:
             model=model,
             optimizer=optimizer or make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
             axes=axes,
-            data_rank=along(spec.at(world.rank).coordinate, spec.mesh, "dp", "fsdp"),
+            data_rank=spec.at(world.rank).along("dp", "fsdp"),
             data_size=spec.size("dp", "fsdp"),
         )
 
