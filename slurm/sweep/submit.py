@@ -34,6 +34,7 @@ from slurm.sweep.sweepfile import SweepFile, at, read_sweep_file
 from slurm.system import SLURM, Partition, Slurm, SlurmError, format_limit
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=@%+[]*|&")
+_AS_GIVEN = ("mode", "preset", "launches", "backend", "device", "link", "prologue")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,25 +212,22 @@ def freeze(file: SweepFile, path: Path, points: tuple[Point, ...]) -> Sweep:
         name=file.name or path.stem,
         file=str(path.absolute()),
         created=utc_now(),
-        mode=file.mode,
         points=points,
-        preset=file.preset,
-        launches=file.launches,
         budget=None if file.budget is None else str(file.budget),
         timeout=None if file.timeout is None else str(file.timeout),
-        backend=file.backend,
-        device=file.device,
-        link=file.link,
         partition=file.slurm.partition,
         time_seconds=None if file.slurm.time is None else round(parse_duration(file.slurm.time)),
         options=file.slurm.all_options(),
         srun_options=() if file.container is None else (f"--container-image={file.container}",),
-        prologue=file.prologue,
         python=file.python or sys.executable,
         working_directory=str(Path.cwd()),
         requeue=file.slurm.requeue,
         on_dead_node=file.slurm.on_dead_node,
         warning_seconds=file.slurm.signal_seconds,
+        **{
+            name: getattr(file, name)
+            for name in ("mode", "preset", "launches", "backend", "device", "link", "prologue")
+        },
     )
 
 

@@ -44,8 +44,9 @@ from workloads.mesh.mesh_stages import (
     shares_of,
     tokens_of,
 )
-from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
-from workloads.model.transformer import Transformer, draw_tokens, loss_of, materialise
+from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
+from workloads.model.transformer import Transformer, loss_of, materialise
+from workloads.pipeline_parallel import stages as pipeline_stages
 from workloads.pipeline_parallel.bubbles import link_latency
 from workloads.pipeline_parallel.pipeline_probe import (
     SHARED,
@@ -337,20 +338,9 @@ class HybridStep(MixtureStep):
         self._block_waiter.forget()
 
     def _make_timed(self, model: Transformer, seconds: float) -> None:
-        """Let this rank's share of the layers take so long, and make it exact on as many of the plain model.
-
-        Mixtures, whose experts wait as well, are not there before the model is laid out.
-        """
-        if self.moe is not None:
-            return
-        spec, pp = self.spec, self.spec.size("pp")
-        make_timed(model, seconds * pp * self._shares.linear, self._waiter)
-        count = max(1, spec.shape.layers // pp)
-        some = Chunk(model, 0, count)
-        tokens = draw_tokens(spec.shape, spec.microbatch, self._world.seed, 0).to(self._world.device)
-        mine = seconds * pp * count / spec.shape.layers * self._shares.linear
-        calibrate(mine, self._waiter, lambda: some(tokens[:, :-1]).sum())
-        model.zero_grad()
+        """Let linear layers wait; mixtures, whose experts wait as well, are not there before the model is laid out."""
+        if self.moe is None:
+            pipeline_stages.time_layers(model, self.spec, self._world, self._waiter, seconds * self._shares.linear)
 
     def _kernel(self, spec: StepSpec) -> Kernel:
         shape = spec.shape

@@ -223,13 +223,9 @@ def checkpoint(model: nn.Module, how: str) -> None:
         raise UserError(f"checkpointing = {how!r} is not allowed: checkpointing is {', '.join(CHECKPOINTINGS)}")
     if how == "none":
         return
-    layers = model.get_submodule("layers")
-    for layer in layers.children():
-        layer.forward = _forgetful(layer.forward, selective=how == "selective")
-
-
-def _forgetful(forward: Callable[..., Any], *, selective: bool) -> Callable[..., Any]:
-    return checkpointed(forward, **({"context_fn": _selective_contexts} if selective else {}))
+    keeping = {"context_fn": _selective_contexts} if how == "selective" else {}
+    for layer in model.get_submodule("layers").children():
+        layer.forward = checkpointed(layer.forward, **keeping)
 
 
 watchers: list[list[Any]] = []

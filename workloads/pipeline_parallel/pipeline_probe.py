@@ -164,13 +164,9 @@ def claims_bubble(world: World, timed_seconds: float | None) -> bool:
     Waits on a GPU are kernels, which take turns with those of another rank; waits on a CPU need no core.
     """
     if world.device.type == "cuda":
-        return not gpus_shared(world)
+        gpus = world.gather(str(torch.cuda.get_device_properties(world.device).uuid))
+        return len(set(gpus)) == len(gpus)
     return timed_seconds is not None or not cores_shared(world)
-
-
-def gpus_shared(world: World) -> bool:
-    gpus = world.gather(str(torch.cuda.get_device_properties(world.device).uuid))
-    return len(set(gpus)) < len(gpus)
 
 
 def cores_shared(world: World) -> bool:

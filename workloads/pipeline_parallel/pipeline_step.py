@@ -14,13 +14,12 @@ from bench.plan.params import Value
 from bench.world.world import World
 from workloads.costs import strategies
 from workloads.costs.step_spec import StepSpec
-from workloads.model.timed_compute import calibrate, make_timed
-from workloads.model.transformer import Transformer, draw_tokens, materialise
+from workloads.model.transformer import Transformer, materialise
+from workloads.pipeline_parallel import stages
 from workloads.pipeline_parallel.bubbles import bubble_fraction
 from workloads.pipeline_parallel.pipeline_probe import Look, PipelineProbe
 from workloads.pipeline_parallel.schedules import Schedule
 from workloads.pipeline_parallel.simulation import simulate
-from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, chunks_of, make_stages, make_train, notes_of_links
 from workloads.step.gate import gated
 from workloads.step.layout import Layout
 from workloads.step.training_step import TrainingStep
@@ -54,13 +53,15 @@ class PipelineStep(TrainingStep):
 
     def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
         # an action that took too long is not made up for by the next one: that would be a bubble moved elsewhere
-        self._recorder = Recorder(world.device, self._waiter.forget)
+        self._recorder = stages.Recorder(world.device, self._waiter.forget)
         assert spec.pipeline is not None
         schedule, tokens = spec.pipeline.schedule, spec.shape.sequence
-        for chunk in chunks_of(model, spec.pipeline, world.rank).values():
+        for chunk in stages.chunks_of(model, spec.pipeline, world.rank).values():
             materialise(chunk, world.seed, world.device)
-        self._stages = make_stages(model, spec, spec.pipeline, self._recorder, world, group=world.group, tokens=tokens)
-        train = make_train(
+        self._stages = stages.make_stages(
+            model, spec, spec.pipeline, self._recorder, world, group=world.group, tokens=tokens
+        )
+        train = stages.make_train(
             schedule,
             self._stages,
             self._recorder,
@@ -71,25 +72,17 @@ class PipelineStep(TrainingStep):
             tokens = torch.cat(tuple(microbatches))
             return train(tokens[:, :-1].contiguous(), tokens[:, 1:])  # torch 2.11 minds the strides of what it is given
 
-        held = Held(stage.chunk for stage in self._stages)
+        held = stages.Held(stage.chunk for stage in self._stages)
         return replace(
             Layout.of(spec, world, held, {"pp": world.group}),
             forward_backward=forward_backward,
             holds_stage_only=True,
             exact_order=order_of_gradients(schedule, world.rank),
-            notes=(*notes_of(schedule), *notes_of_links(world)),
+            notes=(*notes_of(schedule), *stages.notes_of_links(world)),
         )
 
     def _make_timed(self, model: Transformer, seconds: float) -> None:
-        """Let a rank's share of the layers take so long, and make it exact on the layers of one stage."""
-        spec, ranks = self.spec, self._world.size
-        make_timed(model, seconds * ranks, self._waiter)
-        count = max(1, spec.shape.layers // ranks)
-        stage = Chunk(model, 0, count)
-        tokens = draw_tokens(spec.shape, spec.microbatch, self._world.seed, 0).to(self._world.device)
-        mine = seconds * ranks * count / spec.shape.layers
-        calibrate(mine, self._waiter, lambda: stage(tokens[:, :-1]).sum())
-        model.zero_grad()
+        stages.time_layers(model, self.spec, self._world, self._waiter, seconds)
 
 
 def order_of_gradients(schedule: Schedule, rank: int) -> tuple[int, ...]:

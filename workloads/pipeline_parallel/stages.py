@@ -16,7 +16,8 @@ from bench.results.details import Action, ActionKind
 from bench.world.torch_pipelines import PlainStage, pipeline_runtime
 from bench.world.world import World
 from workloads.costs.step_spec import StepSpec
-from workloads.model.transformer import Transformer
+from workloads.model.timed_compute import TimedCompute, calibrate, make_timed
+from workloads.model.transformer import Transformer, draw_tokens
 from workloads.pipeline_parallel.pipeline_case import Pipeline
 from workloads.pipeline_parallel.schedules import Schedule
 from workloads.step.layout import dtype_of, nothing
@@ -135,6 +136,17 @@ class Stage(PlainStage):
 
     def _running(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
         return self._recorder.running(Action(self.stage_index, kind, microbatch))
+
+
+def time_layers(model: Transformer, spec: StepSpec, world: World, waiter: TimedCompute, seconds: float) -> None:
+    """Let a rank's share of the layers take so long, and make it exact on as many of the plain model."""
+    ranks, layers = spec.size("pp"), spec.shape.layers
+    make_timed(model, seconds * ranks, waiter)
+    count = max(1, layers // ranks)
+    some = Chunk(model, 0, count)
+    tokens = draw_tokens(spec.shape, spec.microbatch, world.seed, 0).to(world.device)
+    calibrate(seconds * ranks * count / layers, waiter, lambda: some(tokens[:, :-1]).sum())
+    model.zero_grad()
 
 
 def chunks_of(model: Transformer, pipeline: Pipeline, rank: int) -> dict[int, Chunk]:

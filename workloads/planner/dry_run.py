@@ -224,7 +224,8 @@ def _bubble(spec: StepSpec, work: Sequence[_Work], busiest: _Work, *, exact: boo
         return 0.0, "no pipeline"
     messages = sum(call.times for call in calls(busiest.at) if call.axis == "pp")
     hop = busiest.axes["pp"].seconds / messages if "pp" in busiest.axes else 0.0
-    of_rank = _by_rank(spec, work)
+    # the work of every rank: the ends once each, the others as the middle one
+    of_rank = work if len(work) == pp else [work[0], *[work[1]] * (pp - 2), work[-1]]
     forward, backward = (sum(getattr(each, name) for each in of_rank) / pp for name in ("forward", "backward"))
     form = closed_form(
         spec.schedule,
@@ -240,13 +241,6 @@ def _bubble(spec: StepSpec, work: Sequence[_Work], busiest: _Work, *, exact: boo
         return max(0.0, waited), "simulated with each stage's times and the link's latency"
     # a pipeline fills and drains over its mean stage, and each hop of that adds a message
     return form.makespan_bubble_seconds + 2 * (pp - 1) * hop, f"closed form {form.note}, and 2(P-1) messages"
-
-
-def _by_rank(spec: StepSpec, work: Sequence[_Work]) -> list[_Work]:
-    """Return the work of every rank of the pipeline: the ends once each, the others as the middle one."""
-    if len(work) == spec.size("pp"):
-        return list(work)
-    return [work[0], *[work[1]] * (spec.size("pp") - 2), work[-1]]
 
 
 def _simulated(spec: StepSpec, work: Sequence[_Work], hop: float) -> float:

@@ -13,7 +13,6 @@ from workloads.costs.equation import Equation
 from workloads.costs.flops import active_layer_weights, again_bytes, stage_flops
 from workloads.costs.memory import activations_equation, buffers_equation, owned_elements, state_equation
 from workloads.costs.parameter_table import elements_of, layer_elements
-from workloads.costs.step_spec import Position
 from workloads.planner.dry_run import UPDATE_BYTES, DryRun
 from workloads.planner.hardware import Hardware
 from workloads.planner.published import ASSUMED
@@ -233,7 +232,11 @@ def _formula(name: str, equation: Equation, unit: str, source: str) -> Formula:
 
 def _memory_formulas(run: DryRun) -> list[Formula]:
     at = run.fullest.at
-    found = [_formula("parameters of a rank", _dense(at), "elements", "workloads.costs")]
+    whole, split = (layer_elements(at, kind) for kind in ("whole", "split"))
+    ends = elements_of(at, "whole", "split") - at.layers * (whole + split)
+    symbols: dict[str, float] = {"L": at.layers, "whole": whole, "split": split, "ends": ends}
+    dense = Equation(text="L (whole + split) + ends", symbols=symbols)  # before fsdp shards them
+    found = [_formula("parameters of a rank", dense, "elements", "workloads.costs")]
     moe = at.spec.moe
     if moe is not None:
         symbols = {
@@ -248,14 +251,6 @@ def _memory_formulas(run: DryRun) -> list[Formula]:
     if run.fullest.memory.buffers:
         found.append(_formula("buffers", buffers_equation(at), "B", _OWN))
     return found
-
-
-def _dense(at: Position) -> Equation:
-    """Return the parameters of a rank that no ``ep`` deals out, before ``fsdp`` shards them."""
-    whole, split = (layer_elements(at, kind) for kind in ("whole", "split"))
-    ends = elements_of(at, "whole", "split") - at.layers * (whole + split)
-    symbols = {"L": at.layers, "whole": whole, "split": split, "ends": ends}
-    return Equation(text="L (whole + split) + ends", symbols=symbols)
 
 
 def _axis_formulas(run: DryRun) -> list[Formula]:
@@ -278,14 +273,18 @@ def _axis_formulas(run: DryRun) -> list[Formula]:
 
 
 def _time_formulas(run: DryRun) -> list[Formula]:
-    spec = run.spec
+    spec, hardware = run.spec, run.hardware
+    update = Equation(
+        text=f"{UPDATE_BYTES} owned / (rate share)",
+        symbols={
+            "owned": max(owned_elements(held.at) for held in run.ranks),
+            "rate": hardware.memory_bytes_per_second,
+            "share": hardware.efficiency.memory_rate,
+        },
+    )
+    counted = "2 FLOPs a weight and token, attention 4 s h / 2 for the mask; efficiency assumed"
     return [
-        _formula(
-            "compute",
-            _compute(run),
-            "s",
-            "2 FLOPs a weight and token, attention 4 s h / 2 for the mask; efficiency assumed",
-        ),
+        _formula("compute", _compute(run), "s", counted),
         Formula(
             name="bubble",
             equation=run.bubble_method,
@@ -294,7 +293,7 @@ def _time_formulas(run: DryRun) -> list[Formula]:
             unit="s",
             source="workloads.pipeline_parallel (arXiv 2104.04473, 2401.10241)",
         ),
-        _formula("update", _update(run), "s", _OWN),
+        _formula("update", update, "s", _OWN),
         _formula("mfu", _mfu(run), "", "PaLM, arXiv 2204.02311, appendix B"),
     ]
 
@@ -317,16 +316,6 @@ def _compute(run: DryRun) -> Equation:
     }
     arithmetic = f"(forward + backward + again) / ({'peak gemm' if spec.mixed else 'peak float32 gemm'})"
     return Equation(text=f"M ({arithmetic} + moved / (rate share))" if moved else f"M {arithmetic}", symbols=symbols)
-
-
-def _update(run: DryRun) -> Equation:
-    hardware = run.hardware
-    symbols = {
-        "owned": max(owned_elements(held.at) for held in run.ranks),
-        "rate": hardware.memory_bytes_per_second,
-        "share": hardware.efficiency.memory_rate,
-    }
-    return Equation(text=f"{UPDATE_BYTES} owned / (rate share)", symbols=symbols)
 
 
 def _mfu(run: DryRun) -> Equation:

@@ -13,7 +13,6 @@ from workloads.costs import strategies
 from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.moe_case import moe_of
 from workloads.expert_parallel.moe_layer import exchange_ffns, let_experts_wait
-from workloads.mesh import mesh_step
 from workloads.mesh.axes import CP_METHODS, coordinate_of
 from workloads.mesh.mesh_stages import (
     count_wrong_fills,
@@ -26,6 +25,7 @@ from workloads.mesh.mesh_stages import (
 from workloads.model.shapes import SHAPES
 from workloads.model.timed_compute import TimedCompute, TimedLinear, fill_distinct_gradients, make_timed
 from workloads.model.transformer import build
+from workloads.pipeline_parallel import stages
 from workloads.step.sent_bytes import counted
 
 TINY = SHAPES["tiny"]
@@ -159,7 +159,7 @@ def test_a_gradient_may_be_rounded_but_no_rank_may_be_missing(dtype: torch.dtype
 def asked_for(world: World, params: Params) -> float:
     """Return how long this rank waits in a step, in microbatches' forward passes of T."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mesh_step, "calibrate", assert_calibrated)
+        patch.setattr(stages, "calibrate", assert_calibrated)
         step = small_hybrid(world, {"compute": "timed:2ms", **params})
     waits = [tell_waits(waiter) for waiter in (step._waiter, step._block_waiter)]
     step.reset()

@@ -17,7 +17,7 @@ from bench.world.world import World
 from workloads.costs.memory import schedule_of
 from workloads.model.shapes import SHAPES
 from workloads.model.transformer import build, draw_tokens
-from workloads.pipeline_parallel import pipeline_step as pp
+from workloads.pipeline_parallel import stages
 from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, notes_of_links
 
 CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ def asked(world: World, schedule: str) -> dict[str, list[float]]:
     """Return for how long a timed step's actions wait, by what they are, in forward passes of a rank's share."""
     seconds = 0.004
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pp, "calibrate", assert_calibrated)
+        patch.setattr(stages, "calibrate", assert_calibrated)
         step = small_pipeline(world, {"schedule": schedule, "microbatches": 4, "compute": f"timed:{seconds}s"})
     waits, running = tell_waits(step._waiter), step._recorder.running
     found: dict[str, list[float]] = {}
