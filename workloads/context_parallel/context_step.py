@@ -43,7 +43,7 @@ from workloads.data_parallel.ddp import wrap
 from workloads.model.shapes import BUCKET, Shape
 from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
 from workloads.model.transformer import Attention, Core, Transformer, outline, rotate
-from workloads.step.gate import gated
+from workloads.step.gate import behind_gate
 from workloads.step.layout import Layout, dtype_of, group_of_mine
 from workloads.step.probe import Begin, Probe, Step, take_turns
 from workloads.step.sent_bytes import bytes_by_axis, counted
@@ -186,10 +186,6 @@ def _exposed(by_rank: Sequence[Sequence[Wait]], mine: Sequence[Wait], k: int) ->
     """Return the seconds of a wait in which nothing was missing but the transfer: all peers had begun with theirs."""
     ready = max([mine[k].began, *(by_rank[peer][k].issued for peer in mine[k].peers)])
     return max(0.0, mine[k].ended - ready)
-
-
-def prepare(world: World, **params: Value) -> "ContextStep":
-    return gated(ContextStep, world, params, strategies.cp)
 
 
 class ContextStep(TrainingStep):
@@ -349,3 +345,6 @@ def _notes(plan: ContextPlan, attention: str, kernel: Kernel, spec: StepSpec) ->
             "attention: the plain formula in float32, for no fused kernel of this device gives the log-sum-exp "
             f"in {str(dtype_of(spec)).removeprefix('torch.')} with heads of {spec.shape.head_size}"
         )
+
+
+prepare = behind_gate(ContextStep, strategies.cp)

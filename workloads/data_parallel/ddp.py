@@ -23,15 +23,6 @@ from workloads.costs.step_spec import StepSpec
 from workloads.model.transformer import Transformer
 from workloads.step.gate import prepared
 from workloads.step.layout import Layout
-from workloads.step.training_step import TrainingStep
-
-
-def prepare(world: World, **params: Value) -> TrainingStep:
-    return prepared(world, params, lay_out, strategies.ddp)
-
-
-def bf16(world: World, **params: Value) -> TrainingStep:
-    return prepared(world, params, lay_out_bf16, strategies.ddp_bf16)
 
 
 def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
@@ -66,3 +57,7 @@ def wrap(model: nn.Module, world: World, bucket_mb: float, *, static_graph: bool
         gradient_as_bucket_view=True,
         device_ids=[world.device] if world.device.type == "cuda" else None,
     )
+
+
+prepare = prepared(lay_out, strategies.ddp)
+bf16 = prepared(lay_out_bf16, strategies.ddp_bf16)

@@ -22,7 +22,6 @@ from workloads.costs.step_spec import StepSpec
 from workloads.model.transformer import Transformer, materialise
 from workloads.step.gate import prepared
 from workloads.step.layout import Layout, make_mesh
-from workloads.step.training_step import TrainingStep
 
 Begin = Callable[[nn.Module, str], object]
 """What comes before a part of the model, of a name, is sharded."""
@@ -31,14 +30,6 @@ Begin = Callable[[nn.Module, str], object]
 def drawing(world: World) -> Begin:
     """Return what puts an outlined part on the device, with its weights."""
     return lambda part, name: materialise(part, world.seed, world.device, name)
-
-
-def fsdp(world: World, **params: Value) -> TrainingStep:
-    return prepared(world, params, lay_out_fsdp, strategies.fsdp, outlined=True)
-
-
-def hsdp(world: World, **params: Value) -> TrainingStep:
-    return prepared(world, params, lay_out_hsdp, strategies.hsdp, outlined=True)
 
 
 def lay_out_fsdp(
@@ -120,3 +111,7 @@ def what_stays_exposed(world: World, prefetch: str) -> tuple[str, ...]:
     if prefetch == "explicit":
         return ("exposed on gloo: reduce_scatter, which blocks where it is issued, and the first all_gather",)
     return ("exposed on gloo: reduce_scatter blocks where it is issued, and torch prefetches no all_gather on a CPU",)
+
+
+fsdp = prepared(lay_out_fsdp, strategies.fsdp, outlined=True)
+hsdp = prepared(lay_out_hsdp, strategies.hsdp, outlined=True)

@@ -25,16 +25,11 @@ from workloads.model.optimizer import LEARNING_RATE, make_optimizer, optimizer_c
 from workloads.model.transformer import Transformer
 from workloads.step.gate import prepared
 from workloads.step.layout import Layout, dtype_of
-from workloads.step.training_step import TrainingStep
 
 _NOTE = (
     "zero1: torch's ZeroRedundancyOptimizer sums all gradients on every rank, 2 Psi e (n-1)/n, and then broadcasts "
     "every parameter, Psi e more than the literature's reduce_scatter and all_gather"
 )
-
-
-def prepare(world: World, **params: Value) -> TrainingStep:
-    return prepared(world, params, lay_out, strategies.zero1)
 
 
 def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
@@ -146,3 +141,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for (_, whole), shard in zip(self._buckets, self._shards, strict=True):
             assert shard.grad is not None, "gradients are gathered after a backward pass"
             all_gather_single(whole, shard.grad, self._group)
+
+
+prepare = prepared(lay_out, strategies.zero1)

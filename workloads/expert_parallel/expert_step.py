@@ -36,7 +36,7 @@ from workloads.expert_parallel.moe_layer import (
 from workloads.expert_parallel.routes import Routes
 from workloads.model.shapes import BUCKET
 from workloads.model.transformer import Transformer, loss_of, materialise
-from workloads.step.gate import gated
+from workloads.step.gate import behind_gate
 from workloads.step.layout import Layout, dtype_of, local
 from workloads.step.probe import Probe
 from workloads.step.training_step import TrainingStep
@@ -45,10 +45,6 @@ CLAIM = "ep_step: the whole training step; what its all-to-alls cost is claimed 
 NORMALISED = "scores are not normalised over a token's experts, nor where pairs drop: residual and shared experts stay"
 TIMED = "timed experts: T is their forward at the mean load of ranks; attention and shared experts cost nothing"
 NO_FORMULA = "memory: no closed form of a mixture's activations"
-
-
-def prepare(world: World, **params: Value) -> "EpStep":
-    return gated(EpStep, world, params, strategies.ep_step)
 
 
 class MixtureStep(TrainingStep):
@@ -206,3 +202,6 @@ class EpStep(MixtureStep):
                     if axis in self._axes.groups:
                         dist.all_reduce(gradient, group=self._axes.groups[axis])
                     gradient /= self._world.size
+
+
+prepare = behind_gate(EpStep, strategies.ep_step)

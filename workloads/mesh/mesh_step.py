@@ -61,7 +61,7 @@ from workloads.pipeline_parallel.pipeline_probe import (
     with_timelines,
 )
 from workloads.pipeline_parallel.stages import Chunk, Held, chunks_of, make_stages, make_train, notes_of_links
-from workloads.step.gate import gated
+from workloads.step.gate import behind_gate
 from workloads.step.layout import Layout, dtype_of
 from workloads.step.memory import BySource, largest_of
 from workloads.step.overlap import Overlap
@@ -194,10 +194,6 @@ def as_routed(chunk: Chunk) -> None:
     """Let a stage's mixtures take the routes of their last microbatch: of zeros a router would send all to one."""
     for mixture in mixtures_in(chunk).values():
         mixture.given = mixture.chosen[max(mixture.chosen)]
-
-
-def prepare(world: World, **params: Value) -> "HybridStep":
-    return gated(HybridStep, world, params, strategies.mesh)
 
 
 class HybridStep(MixtureStep):
@@ -353,3 +349,6 @@ class HybridStep(MixtureStep):
     def _fill_distinct_gradients(self) -> None:
         layout = self.layout
         fill_distinct_gradients(layout.model, layout.data_rank, layout.data_size, self.spec.size("fsdp"))
+
+
+prepare = behind_gate(HybridStep, strategies.mesh)

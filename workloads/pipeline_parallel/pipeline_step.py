@@ -20,13 +20,9 @@ from workloads.pipeline_parallel.bubbles import bubble_fraction
 from workloads.pipeline_parallel.pipeline_probe import Look, PipelineProbe
 from workloads.pipeline_parallel.schedules import Schedule
 from workloads.pipeline_parallel.simulation import simulate
-from workloads.step.gate import gated
+from workloads.step.gate import behind_gate
 from workloads.step.layout import Layout
 from workloads.step.training_step import TrainingStep
-
-
-def prepare(world: World, **params: Value) -> "PipelineStep":
-    return gated(PipelineStep, world, params, strategies.pp)
 
 
 class PipelineStep(TrainingStep):
@@ -103,3 +99,6 @@ def notes_of(schedule: Schedule) -> tuple[str, ...]:
         return ()
     few = f"microbatches({microbatches}) < ranks({ranks}) do not fill the pipeline"
     return (f"{few}: at F = I = W its bubble is {bubble:.0%} of the time",)
+
+
+prepare = behind_gate(PipelineStep, strategies.pp)

@@ -22,14 +22,17 @@ Params = Mapping[str, Value]
 _HEAD_SIZE, _TOKENS, _VOCABULARY = 16, 64, 512
 
 
-def prepared(
-    world: World, params: Params, lay_out: LayOut, strategy: Strategy, *, outlined: bool = False
-) -> TrainingStep:
+def prepared(lay_out: LayOut, strategy: Strategy, *, outlined: bool = False) -> Callable[..., TrainingStep]:
+    """Return what prepares the step of a layout, behind its gate."""
 
     def make(world: World, params: Params) -> TrainingStep:
         return TrainingStep(world, params, lay_out, strategy, outlined=outlined)
 
-    return gated(make, world, params, strategy)
+    return behind_gate(make, strategy)
+
+
+def behind_gate(make: Callable[[World, Params], Step], strategy: Strategy) -> Callable[..., Step]:
+    return lambda world, **params: gated(make, world, params, strategy)
 
 
 def gated(make: Callable[[World, Params], Step], world: World, params: Params, strategy: Strategy) -> Step:

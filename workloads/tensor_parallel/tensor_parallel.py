@@ -30,21 +30,8 @@ from workloads.data_parallel.fsdp import Begin, drawing, shard
 from workloads.model.transformer import Transformer
 from workloads.step.gate import prepared
 from workloads.step.layout import Layout, make_mesh
-from workloads.step.training_step import TrainingStep
 
 _SEQUENCE = Shard(1)
-
-
-def tp(world: World, **params: Value) -> TrainingStep:
-    return prepared(world, params, lay_out_tp, strategies.tp, outlined=True)
-
-
-def tp_sp(world: World, **params: Value) -> TrainingStep:
-    return prepared(world, params, lay_out_tp, strategies.tp_sp, outlined=True)
-
-
-def tp_fsdp(world: World, **params: Value) -> TrainingStep:
-    return prepared(world, params, lay_out_tp_fsdp, strategies.tp_fsdp, outlined=True)
 
 
 def lay_out_tp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
@@ -132,3 +119,8 @@ def _styles(
         styles |= {block: gathered, **{f"{block}.{name}": ColwiseParallel() for name in columns}}
         styles[f"{block}.{last}"] = rows()
     return styles
+
+
+tp = prepared(lay_out_tp, strategies.tp, outlined=True)
+tp_sp = prepared(lay_out_tp, strategies.tp_sp, outlined=True)
+tp_fsdp = prepared(lay_out_tp_fsdp, strategies.tp_fsdp, outlined=True)
