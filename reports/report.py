@@ -121,7 +121,7 @@ def hoisted(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[str, tuple
 class Table(Generic[T]):
     """A table and the figures of the same numbers, drawn when a renderer asks for them; ``id`` is its anchor.
 
-    ``has_facts`` says that each row's case is told in full below it, ``is_wide`` that its figures need the whole width.
+    ``has_facts`` says that each row's case is told in full below it.
     """
 
     id: str
@@ -132,7 +132,6 @@ class Table(Generic[T]):
     notes: tuple[str, ...] = ()
     figures: "Callable[[], Iterable[Markup]]" = tuple
     has_facts: bool = False
-    is_wide: bool = False
     where: Where = "everywhere"
 
     @property
@@ -181,7 +180,8 @@ class Report:
     """All that is said of a run or of several: what renderers print.
 
     ``runs`` are what CSV and JSON hold; ``heading`` says what was run, of several in what they differ. ``emulated`` and
-    ``claims`` are what the runs cannot show. From ``front`` on, it is what only one run has.
+    ``claims`` are what the runs cannot show. From ``front`` on, it is what only one run has; ``figures`` are the first
+    screen's.
     """
 
     name: str
@@ -193,6 +193,7 @@ class Report:
     claims: tuple[str, ...] = ()
     heading: str = ""
     front: Front | None = None
+    figures: "Callable[[], Iterable[Markup]]" = tuple
     warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     findings: tuple[Finding, ...] = ()

@@ -19,7 +19,7 @@ INNER = {"workloads": ("pipeline_parallel", "context_parallel", "expert_parallel
 COMPOSING = (["mesh"], ["planner"], ["costs"])
 """What alone may import kinds of steps: the step that composes them, the closed forms and the planner of all."""
 TORCH_FREE_PACKAGES = ("reports", "slurm")
-HEAVY = ("torch", "pandas", "scipy", "matplotlib")
+HEAVY = ("torch", "pandas", "scipy")
 NEVER_FOR_HELP = (*HEAVY, "numpy", "rich", "jinja2")
 SOURCES = sorted([ROOT / "parbench.py", *(path for name in LAYERS for path in (ROOT / name).glob("**/*.py"))])
 README = (ROOT / "README.md").read_text()

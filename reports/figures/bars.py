@@ -1,105 +1,110 @@
 """Bars: step times launch by launch, where the time of a step went, and what its memory holds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 from reports import cells
 from reports.analysis.labels import short_labels
 from reports.analysis.step_parts import broken_down, memory_lines, parts
 from reports.analysis.summary import Row
-from reports.figures import plot
-from reports.figures.svg import SERIES
+from reports.figures.lines import extent
+from reports.figures.palette import MEMORY, STEP, css_of
+from reports.figures.svg import HATCHED, Drawing, Scale, elided, even_ticks, log_ticks, width_of
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_LOG_FROM_RATIO, _MANY_DECADES = 10, 1000
-_MIN_LABELLED, _MAX_LAUNCHES = 0.12, 20
+_LOG_FROM_RATIO, _MAX_LAUNCHES = 10, 20
+_LEFT, _RIGHT, _MOST_LETTERS = 10.0, 500.0, 68
+_NAME, _BAR, _ROW = 18.0, 20.0, 46.0
+EXPOSED = "exposed "
 
 
-def draw_steps(rows: Sequence[Row]) -> Figure | None:
-    drawable = [row for row in rows if plot.extent(row.metrics.get(row.headline))]
-    if not drawable:
+def draw_steps(rows: Sequence[Row]) -> Drawing | None:
+    """Return each step's first launches above it all, which alone is all there is to draw of one."""
+    labels, found = short_labels(rows), []
+    for row in rows:
+        launches = [record.metrics.get(row.headline) for record in row.measured]
+        known = [told for metric in launches if (told := extent(metric))]
+        if whole := extent(row.metrics.get(row.headline)):
+            found.append((labels[row.case.id], whole, known[:_MAX_LAUNCHES] if len(launches) != 1 else [], known))
+    if not found:
         return None
-    labels = short_labels(rows)
-    with plot.canvas(5.2, 1.0 + 0.5 * len(drawable)) as (figure, [axes]):
-        ends = [end for place, row in enumerate(drawable) for end in _draw_step(axes, place, row)]
-        plot.name_rows(axes, [labels[row.case.id] for row in drawable])
-        # lengths compare from zero on, unless the shortest could not be seen
-        axes.set_xlabel("step time")
-        if (ratio := max(ends) / min(ends)) > _LOG_FROM_RATIO:
-            axes.set_xscale("log")
-            plot.log_ticks(axes.xaxis, cells.duration, (1.0,) if ratio > _MANY_DECADES else (1.0, 3.0))
-            axes.set_xlabel("step time (log axis)")
-        else:
-            axes.set_xlim(0, max(ends) * 1.06)
-            plot.even_ticks(axes.xaxis, max(ends), cells.duration)
-    return figure
+    ends = [end for _, whole, _, known in found for one in (whole, *known) for end in one[1:]]
+    # lengths compare from zero on, unless the shortest could not be seen
+    is_log = max(ends) / min(ends) > _LOG_FROM_RATIO
+    low, high = (min(ends) if is_log else 0.0), max(ends) * 1.02
+    x = Scale(low=low, high=high, first=_LEFT, last=_RIGHT, is_log=is_log)
+    chart = Drawing()
+    for label, whole, shown, _ in found:
+        chart.text(_LEFT, chart.top + 6, elided(label, _MOST_LETTERS))
+        for i, (value, least, most) in enumerate(shown):
+            y = chart.top + _NAME + 14 * i / max(1, len(shown) - 1)
+            chart.rule(f"M{x(least):.1f} {y:.1f}H{x(most):.1f}", "stroke:currentColor;stroke-width:.8")
+            chart.box(x(value) - 1.5, y - 1.5, 3, 3, "fill:currentColor")
+        value, least, most = whole
+        y = chart.top + _NAME + (20 if shown else 4)
+        chart.rule(f"M{_LEFT:.1f} {y:.1f}H{_RIGHT:.1f}")
+        chart.rule(f"M{x(least):.1f} {y:.1f}H{x(most):.1f}", f"stroke:{css_of(STEP['compute'])};stroke-width:3")
+        chart.path(f"M{x(value) - 5:.1f} {y:.1f}l5 -5l5 5l-5 5z", f"fill:{css_of(STEP['compute'])}")
+        chart.top += _ROW if shown else _ROW - 16
+    ticks = log_ticks(low, high, cells.duration) if is_log else even_ticks(high, cells.duration)
+    chart.axis_below(x, ticks, "step time, log axis" if is_log else "step time")
+    return chart
 
 
-def _draw_step(axes: Axes, place: int, row: Row) -> list[float]:
-    """Draw a step's first launches above it all, which alone is all there is to draw of one; return all their ends."""
-    launches = [record.metrics[row.headline] for record in row.measured if row.headline in record.metrics]
-    known = [found for metric in launches if (found := plot.extent(metric))]
-    shown = known[:_MAX_LAUNCHES] if len(launches) != 1 else []
-    first: dict[str, Any] = {"color": SERIES[0], "marker": "o", "markersize": 3.5}
-    whole: dict[str, Any] = {"color": SERIES[1], "marker": "D", "markersize": 5.5}
-    marks = [(place - 0.32 + 0.42 * i / max(1, len(shown) - 1), one, 0.9, first) for i, one in enumerate(shown)]
-    if total := plot.extent(row.metrics[row.headline]):
-        known.append(total)
-        marks.append((place + (0.25 if len(launches) != 1 else 0), total, 1.8, whole))
-    for height, (value, low, high), linewidth, style in marks:
-        axes.hlines([height], low, high, color=style["color"], linewidth=linewidth)
-        axes.plot([value], [height], linestyle="none", **style)
-    return [end for _, low, high in known for end in (low, high)]
+def draw_breakdown(rows: Sequence[Row]) -> Drawing | None:
+    stacks = {row.case.id: parts(row) for row in broken_down(rows)}
+    return _draw_stacks(rows, stacks, STEP, "time of a traced step", cells.duration)
 
 
-def draw_breakdown(rows: Sequence[Row]) -> Figure | None:
-    return _draw_stacks(
-        rows, {row.case.id: parts(row) for row in broken_down(rows)}, "time of a traced step", cells.duration
-    )
-
-
-def draw_memory(rows: Sequence[Row]) -> Figure | None:
+def draw_memory(rows: Sequence[Row]) -> Drawing | None:
     stacks: dict[str, dict[str, float]] = {}
     for line in memory_lines(rows):
         stacks.setdefault(line.row.case.id, {})[line.component] = line.num_bytes("memory") or 0.0
-    return _draw_stacks(rows, stacks, "memory of the fullest rank", cells.num_bytes)
+    return _draw_stacks(rows, stacks, MEMORY, "memory of the fullest rank", cells.num_bytes)
 
 
 def _draw_stacks(
-    rows: Sequence[Row], stacks: Mapping[str, Mapping[str, float]], quantity: str, words: Callable[[float], str]
-) -> Figure | None:
+    rows: Sequence[Row],
+    stacks: Mapping[str, Mapping[str, float]],
+    hues: Mapping[str, str],
+    quantity: str,
+    words: Callable[[float], str],
+) -> Drawing | None:
     """Draw a bar for each row whose stack has a part above zero, by case id; parts have shares where there is room."""
-    from matplotlib.patches import Rectangle
-
     known = {name: {part: max(0.0, value) for part, value in stack.items()} for name, stack in stacks.items()}
     bars = {row.case.id: known[row.case.id] for row in rows if any(known.get(row.case.id, {}).values())}
     if not bars:
         return None
     every = dict.fromkeys(part for stack in bars.values() for part in stack)
-    shown = [part for part in every if any(stack.get(part) for stack in bars.values())]
     # in an order that all bars share: computing first, then every axis, copy and idle last
+    shown = [part for part in every if any(stack.get(part) for stack in bars.values())]
     shown.sort(key=lambda part: (part != "compute", part == "idle", part == "copy"))
-    longest = max(sum(stack.values()) for stack in bars.values())
-    labels, handles = short_labels(rows), []
-    with plot.canvas(5.2, 1.4 + 0.5 * len(bars)) as (figure, [axes]):
-        for i, part in enumerate(shown):
-            style: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "alpha": 0.55, "linewidth": 0}
-            handles.append(Rectangle((0, 0), 1, 1, **style))
-            for place, stack in enumerate(bars.values()):
-                width, left = stack.get(part, 0.0), sum(stack.get(before, 0.0) for before in shown[:i])
-                if width:
-                    axes.barh(place, width, left=left, height=0.6, **style)
-                if width > _MIN_LABELLED * longest:
-                    share = f"{100 * width / sum(stack.values()):.0f} %"
-                    axes.text(left + width / 2, place, share, ha="center", va="center")
-        plot.name_rows(axes, [labels[case_id] for case_id in bars])
-        axes.set_xlim(0, longest * 1.06)
-        plot.even_ticks(axes.xaxis, longest, words)
-        axes.set_xlabel(quantity)
-        plot.add_legend(figure, handles, shown, columns=3)
-    return figure
+    styles = {part: part_style(part, hues.get(part, "grey")) for part in shown}
+    longest, labels, chart = max(sum(stack.values()) for stack in bars.values()), short_labels(rows), Drawing()
+    x = Scale(low=0.0, high=longest, first=_LEFT, last=_RIGHT)
+    # several axes look alike, and are named where they stand
+    exposed = [part for part in shown if part.startswith(EXPOSED)]
+    named = {styles[part]: "exposed communication" if part in exposed[1:] else part for part in shown}
+    chart.legend(((words, 1.0, style) for style, words in named.items()), _LEFT)
+    for case_id, stack in bars.items():
+        total, before = sum(stack.values()), 0.0
+        chart.text(_LEFT, chart.top + 6, elided(labels[case_id], _MOST_LETTERS))
+        for part in shown:
+            if value := stack.get(part, 0.0):
+                left, width, share = x(before), x(before + value) - x(before), f"{100 * value / total:.0f} %"
+                edge = ";stroke:var(--back)" if part in exposed[1:] else ""
+                told = f"{part}: {words(value)}, {share}"
+                chart.box(left, chart.top + _NAME, width, _BAR, f"{styles[part]}{edge}", told)
+                axis = f"{part.removeprefix(EXPOSED)} {share}" if part in exposed and len(exposed) > 1 else share
+                css = "" if part == "idle" else "on hatched" if part in exposed else "on"
+                if shares := [one for one in (axis, share) if width > width_of(one) + 8]:
+                    chart.text(left + width / 2, chart.top + _NAME + _BAR / 2, shares[0], "middle", css=css)
+                before += value
+        chart.top += _ROW
+    chart.axis_below(x, even_ticks(longest, words), quantity)
+    return chart
+
+
+def part_style(part: str, hue: str) -> str:
+    """Return how a part of a step's time is filled: what is exposed is hatched, and idle time an outline."""
+    if part.startswith("exposed"):
+        return f"fill:{HATCHED}"
+    return f"fill:{css_of(hue)};fill-opacity:.2;stroke:{css_of(hue)}" if part == "idle" else f"fill:{css_of(hue)}"

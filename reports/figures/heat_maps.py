@@ -1,29 +1,63 @@
 """Heat maps: rates from rank to rank, who comes late, routings by capacity, and experts' loads."""
 
-from __future__ import annotations
-
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from reports import cells
 from reports.analysis.contrasts import Pairs
 from reports.analysis.experts import Atlas, Mixture, Place
 from reports.analysis.labels import short_labels
 from reports.analysis.rank_hosts import Nodes
-from reports.figures import plot
-from reports.figures.svg import INK
+from reports.figures.palette import SHADES, css_of
+from reports.figures.svg import NARROW, WIDE, Drawing, elided, width_of
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+Square = tuple[float | None, str]
 _MOST_PAIRS, _MOST_LATE, _MOST_EXPERTS, _MOST_STRIPS = 10, 8, 16, 40  # that are drawn, but for strips with numbers
-_MAX_HOSTS, _HOST_LETTERS, _MAX_LEVEL = 16, 12, 4
+_MAX_HOSTS, _HOST_LETTERS, _MOST_LETTERS, _MAX_TICKS = 16, 12, 36, 16
+_PALEST, _FULLEST, _WORDS_SIZE = 0.06, 0.7, 11.0
 
 
-def draw_pairs(matrix: Pairs, nodes: Nodes | None = None) -> Figure | None:
+class _Map(Drawing):
+    """Rows of squares with names on the left and below, each so full of its colour as its share says."""
+
+    def __init__(self, names: Sequence[str], columns: int, shade: str, height: float, width: float = NARROW) -> None:
+        super().__init__(width)
+        self._names, self._columns, self._height = [elided(one, _MOST_LETTERS) for one in names], columns, height
+        self._fill = f"fill:{css_of(SHADES[shade])}"
+        self.left = 12 + max(map(width_of, self._names), default=0.0)
+
+    @property
+    def square(self) -> float:
+        return (self.width - self.left - 24) / self._columns
+
+    def x(self, place: float) -> float:
+        return self.left + place * self.square
+
+    def draw(self, rows: Sequence[Sequence[Square]], columns: Sequence[str], below: str = "") -> None:
+        """Draw squares from the top, None as none, with their words; then the columns' names and what they are."""
+        for name, row in zip(self._names, rows, strict=True):
+            middle = self.top + self._height / 2
+            self.text(self.left - 6, middle, name, "end")
+            for j, (share, words) in enumerate(row):
+                if share is not None:
+                    style = f"{self._fill};fill-opacity:{_PALEST + (_FULLEST - _PALEST) * share:.3f}"
+                    self.box(self.x(j), self.top, self.square, self._height - 1, style)
+                for i, line in enumerate(lines := words.split("\n") if words else []):
+                    y = middle + (i - (len(lines) - 1) / 2) * 13
+                    self.text(self.x(j + 0.5), y, line, "middle", f"font-size:{_WORDS_SIZE:g}px")
+            self.top += self._height
+        below_each = [name.split("\n") for name in columns]
+        for j in range(0, len(columns), -(-len(columns) // _MAX_TICKS)):
+            for i, line in enumerate(below_each[j]):
+                self.text(self.x(j + 0.5), self.top + 10 + 14 * i, line, "middle")
+        self.top += 14 * max(map(len, below_each)) + 4
+        if below:
+            self.text((self.left + self.x(self._columns)) / 2, self.top + 8, below, "middle")
+            self.top += 20
+
+
+def draw_pairs(matrix: Pairs, nodes: Nodes | None = None) -> Drawing | None:
     """Return bus bandwidth from rank to rank, with ``nodes`` host by host; None if all is unknown."""
     ranks = nodes.ordered(matrix.ranks) if nodes else matrix.ranks
     rates = [[matrix.rate(source, target) for target in ranks] for source in ranks]
@@ -31,75 +65,64 @@ def draw_pairs(matrix: Pairs, nodes: Nodes | None = None) -> Figure | None:
     if not fastest:
         return None
     words = cells.gigabytes if len(ranks) <= _MOST_PAIRS else lambda _: ""
-    with plot.canvas(5.2, 4.2) as (figure, [axes]):
-        squares = [[(rate / fastest, words(rate)) if rate else (None, "") for rate in row] for row in rates]
-        plot.heat_map(axes, squares, 0, fontsize=9.0)
-        plot.name_ranks(axes.xaxis, ranks)
-        plot.name_ranks(axes.yaxis, ranks)
-        axes.set(xlabel="to rank", ylabel="from rank", aspect="equal")
-        if nodes is not None:
-            _part_hosts(axes, [nodes.hosts[rank] if rank < len(nodes.hosts) else "" for rank in ranks], nodes)
-    return figure
+    squares = [[(rate / fastest, words(rate)) if rate else (None, "") for rate in row] for row in rates]
+    every = -(-len(ranks) // _MAX_TICKS)
+    hosts = [nodes.hosts[rank] if nodes and rank < len(nodes.hosts) else "" for rank in ranks]
+    names = [f"{_short(host)} {rank}".strip() for host, rank in zip(hosts, ranks, strict=True)]
+    shown = [name if i % every == 0 else "" for i, name in enumerate(names)]
+    height = max(8.0, min(48.0, 400 / len(ranks)))
+    chart = _Map(shown, len(ranks), "rate", height)
+    top = chart.top
+    chart.draw(squares, [str(rank) for rank in ranks], "to rank; from rank on the left")
+    if nodes is not None:
+        for place, (one, other) in enumerate(pairwise(hosts), start=1):
+            if one != other:
+                # a thick line between switches
+                wide = 1.0 if nodes.switches.get(one) == nodes.switches.get(other) else 2.5
+                style = f"stroke:currentColor;stroke-width:{wide:g}"
+                chart.rule(f"M{chart.x(place):.1f} {top:.1f}v{height * len(ranks):.1f}", style)
+                chart.rule(f"M{chart.left:.1f} {top + height * place:.1f}H{chart.x(len(ranks)):.1f}", style)
+    return chart
 
 
-def _part_hosts(axes: Axes, hosts: Sequence[str], nodes: Nodes) -> None:
-    """Draw a line between hosts, a thick one between switches; name hosts above and beside if there is room for all."""
-    for place, (one, other) in enumerate(pairwise(hosts)):
-        if one != other:
-            width = 1.0 if nodes.switches.get(one) == nodes.switches.get(other) else 2.2
-            axes.axvline(place + 0.5, color=INK, linewidth=width)
-            axes.axhline(place + 0.5, color=INK, linewidth=width)
-    names = [host for host in nodes.names if host in hosts]
-    if len(names) > _MAX_HOSTS:
-        return
-    places = [sum(i for i, host in enumerate(hosts) if host == name) / hosts.count(name) for name in names]
-    short = [name if len(name) <= _HOST_LETTERS else f"{name[: _HOST_LETTERS - 1]}…" for name in names]
-    above, beside = axes.secondary_xaxis("top"), axes.secondary_yaxis("right")
-    above.set_xticks(places, short, rotation=0 if len(names) <= _MAX_LEVEL else 90)
-    beside.set_yticks(places, short)
-    for axis in (above, beside):
-        axis.tick_params(length=0)
-        for spine in axis.spines.values():
-            spine.set_visible(False)
+def _short(host: str) -> str:
+    return host if len(host) <= _HOST_LETTERS else f"{host[: _HOST_LETTERS - 1]}…"
 
 
-def draw_arrivals(strips: Sequence[tuple[str, Mapping[int, float]]]) -> Figure | None:
-    """Return a strip for each case, scaled by its own latest rank; None if no rank is known."""
+def draw_arrivals(strips: Sequence[tuple[str, Mapping[int, float]]]) -> Drawing | None:
+    """Return a strip for each case, all on one scale of colour up to the latest rank; None if no rank is known."""
     known = [(label, late) for label, late in strips if late]
     if not known:
         return None
     ranks = sorted({rank for _, late in known for rank in late})
-    words = cells.duration if len(ranks) <= _MOST_LATE else lambda _: ""
-    rows: list[list[plot.Square]] = []
-    for _, late in known:
-        latest = max(late.values()) or 1.0
-        rows.append([(late[rank] / latest, words(late[rank])) if rank in late else (None, "") for rank in ranks])
-    with plot.canvas(5.2, 1.0 + 0.26 * len(known)) as (figure, [axes]):
-        plot.heat_map(axes, rows, 1, height=0.8)
-        plot.name_ranks(axes.xaxis, ranks)
-        axes.set_xlabel("rank")
-        plot.name_rows(axes, [label for label, _ in known])
-    return figure
+    words: Callable[[float], str] = cells.duration if len(ranks) <= _MOST_LATE else lambda _: ""
+    latest = max(seconds for _, late in known for seconds in late.values()) or 1.0
+    rows: list[list[Square]] = [
+        [(late[rank] / latest, words(late[rank])) if rank in late else (None, "") for rank in ranks]
+        for _, late in known
+    ]
+    chart = _Map([label for label, _ in known], len(ranks), "late", 20.0)
+    chart.draw(rows, [str(rank) for rank in ranks], f"rank; full colour is {cells.duration(latest)} late")
+    return chart
 
 
-def draw_atlas(atlas: Atlas) -> Figure | None:
-    """Return step times and drop rates by routing and capacity, the fuller of colour the more; None without times."""
-    if not any(atlas.value(*cell, "time") for cell in atlas.cells):
-        return None
-    panels = (("step time; over that of balanced routes, taken in turns", "time", 1), ("pairs dropped", "drop_rate", 3))
-    with plot.canvas(10.0, 1.3 + 0.42 * len(atlas.routings), columns=2) as (figure, both):
-        for axes, (title, name, series) in zip(both, panels, strict=True):
-            most = max((atlas.value(*cell, name) or 0.0 for cell in atlas.cells), default=0.0) or 1.0
-            rows = [[_cell(atlas, (one, place), name, most) for place in atlas.places] for one in atlas.routings]
-            plot.heat_map(axes, rows, series)
-            axes.set_title(title, fontsize=9)
-            axes.set_yticks(range(len(atlas.routings)), [textwrap.shorten(one, 24) for one in atlas.routings])
-            names = [atlas.name_of(place).replace(", ", "\n") for place in atlas.places]
-            axes.set_xticks(range(len(names)), names, fontsize=8)
-    return figure
+def draw_atlas(atlas: Atlas) -> dict[str, Drawing]:
+    """Return step times and drop rates by routing and capacity, the fuller of colour the more; none without times."""
+    panels = (
+        ("step time; over that of balanced routes, taken in turns", "time", "time"),
+        ("pairs dropped", "drop_rate", "dropped"),
+    )
+    found: dict[str, Drawing] = {}
+    for title, name, shade in panels if any(atlas.value(*cell, "time") for cell in atlas.cells) else ():
+        most = max((atlas.value(*cell, name) or 0.0 for cell in atlas.cells), default=0.0) or 1.0
+        rows = [[_cell(atlas, (one, place), name, most) for place in atlas.places] for one in atlas.routings]
+        names = [textwrap.shorten(one, 24) for one in atlas.routings]
+        chart = found[title] = _Map(names, len(atlas.places), shade, 36.0)
+        chart.draw(rows, [atlas.name_of(place).replace(", ", "\n") for place in atlas.places])
+    return found
 
 
-def _cell(atlas: Atlas, cell: tuple[str, Place], name: str, most: float) -> plot.Square:
+def _cell(atlas: Atlas, cell: tuple[str, Place], name: str, most: float) -> Square:
     value = atlas.value(*cell, name)
     words = cells.duration(value) if name == "time" else cells.percent(value)
     factor = atlas.metric(*cell, "imbalance_slowdown") if name == "time" else None
@@ -108,7 +131,7 @@ def _cell(atlas: Atlas, cell: tuple[str, Place], name: str, most: float) -> plot
     return None if value is None else value / most, words
 
 
-def draw_loads(found: Sequence[Mixture]) -> Figure | None:
+def draw_loads(found: Sequence[Mixture]) -> Drawing | None:
     """Return a strip of experts for each step and layer, rank by rank: three times the mean share is full."""
     labels = short_labels([one.row for one in found])
     strips = [
@@ -119,15 +142,15 @@ def draw_loads(found: Sequence[Mixture]) -> Figure | None:
     ][:_MOST_STRIPS]
     if not strips:
         return None
-    with plot.canvas(10.0, 1.0 + 0.3 * len(strips)) as (figure, [axes]):
-        rows = []
-        for place, (_, ranks, load) in enumerate(strips):
-            full = 3 * sum(load) / len(load)
-            rows.append([(min(1.0, n / full), str(n) if len(load) <= _MOST_EXPERTS else "") for n in load])
-            edges = [rank * (len(load) // ranks) - 0.5 for rank in range(1, ranks)]
-            axes.vlines(edges, place - 0.42, place + 0.42, color=INK, linewidth=1.4)
-        plot.heat_map(axes, rows, 0, height=0.84)
-        plot.name_ranks(axes.xaxis, range(max(map(len, rows))))
-        axes.set_xlabel("expert")
-        plot.name_rows(axes, [label for label, _, _ in strips])
-    return figure
+    experts, height = max(len(load) for *_, load in strips), 22.0
+    chart = _Map([label for label, *_ in strips], experts, "load", height, WIDE)
+    top, rows = chart.top, []
+    for _, _, load in strips:
+        full = 3 * sum(load) / len(load)
+        rows.append([(min(1.0, n / full), str(n) if len(load) <= _MOST_EXPERTS else "") for n in load])
+    chart.draw(rows, [str(expert) for expert in range(experts)], "expert")
+    for place, (_, ranks, load) in enumerate(strips):
+        for rank in range(1, ranks):
+            edge = chart.x(rank * (len(load) // ranks))
+            chart.rule(f"M{edge:.1f} {top + place * height:.1f}v{height - 1:g}", "stroke:currentColor;stroke-width:2")
+    return chart

@@ -1,182 +1,240 @@
-"""Lines: bandwidth and time against size, by nodes or ranks, and methods of context parallelism beside each other."""
-
-from __future__ import annotations
+"""Lines named at their ends: bandwidth and time against size, by nodes or ranks, and methods beside each other."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from bench.results.fit import Fit
+from bench.results.metrics import MetricValue
+from bench.text import format_size
 from reports import cells
 from reports.analysis.attention import Context
 from reports.analysis.contrasts import Kinds
 from reports.analysis.fits import Ceiling, Curve, size_of
 from reports.analysis.labels import operation
 from reports.analysis.summary import Row
-from reports.figures import plot
-from reports.figures.svg import INK, SERIES
+from reports.figures.palette import HUES, OPERATIONS, css_of
+from reports.figures.svg import (
+    NARROW,
+    Drawing,
+    Scale,
+    elided,
+    even_ticks,
+    log_ticks,
+    spread,
+    width_of,
+)
 
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-# a label, and its values by number of nodes or by size
-Line = tuple[str, dict[int, float]]
-_FIT_STYLE: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 0.8}
-_FIT_STEPS = 24
-
-
-def draw_curves(
-    rows: Sequence[Row],
-    quantity: Literal["busbw", "time"],
-    curves: Sequence[Curve] = (),
-    ceiling: Ceiling | None = None,
-) -> Figure | None:
-    """Return a quantity against size, intervals as bands; None if none is above zero: log axes show nothing else."""
-    from matplotlib.lines import Line2D
-
-    series: dict[str, list[tuple[float, ...]]] = {}
-    for row in rows:
-        if (found := plot.extent(row.metrics.get(quantity))) and size_of(row) > 0:
-            heights = [value / (cells.GIGA if quantity == "busbw" else 1.0) for value in found]
-            series.setdefault(operation(row.case), []).append((size_of(row), *heights))
-    if not series:
-        return None
-    names = [*series]
-    with plot.canvas(5.2, 3.2 + plot.legend_inches(names)) as (figure, [axes]):
-        handles: list[Artist] = []
-        for i, points in enumerate(series.values()):
-            sizes, values, lows, highs = zip(*sorted(points, key=lambda point: point[0]), strict=True)
-            handles += axes.plot(sizes, values, **plot.line_style(i))
-            if len(points) == 1:
-                axes.vlines(sizes, lows, highs, color=SERIES[i % len(SERIES)], linewidth=1)
-            else:
-                axes.fill_between(sizes, lows, highs, color=SERIES[i % len(SERIES)], alpha=0.15, linewidth=0)
-        if quantity == "time" and curves:
-            for curve in curves:
-                _draw_fit(axes, curve.fit, SERIES[names.index(operation(curve.rows[0].case)) % len(SERIES)])
-            handles.append(Line2D([], [], color=INK, **_FIT_STYLE))
-            names.append("fit")
-        elif quantity == "busbw" and ceiling:
-            rate = ceiling.bytes_per_second
-            handles.append(axes.axhline(rate / cells.GIGA, color=INK, linewidth=1, linestyle=(0, (8, 3))))
-            names.append(f"{ceiling.name}, {cells.quantity(rate, 'B/s')}")
-        plot.scale_sizes(axes, [point[0] for points in series.values() for point in points])
-        plot.log_heights(axes, cells.duration if quantity == "time" else cells.significant)
-        axes.set_ylabel("time" if quantity == "time" else "bus bandwidth (GB/s)")
-        plot.add_legend(figure, handles, names)
-    return figure
-
-
-def _draw_fit(axes: Axes, fit: Fit, color: str) -> None:
-    """Draw a fit broken at its knees, in points so close that a straight line reads as a curve on log axes."""
-    ends = (fit.segments[0].first_bytes, *fit.knees, fit.segments[-1].last_bytes)
-    for segment, (low, high) in zip(fit.segments, pairwise(ends), strict=True):
-        sizes = [low * (high / low) ** (i / _FIT_STEPS) for i in range(_FIT_STEPS + 1)]
-        axes.plot(sizes, [segment.seconds(size) for size in sizes], color=color, **_FIT_STYLE)
+Point = tuple[float, float, float, float]
+"""A place, a value there, and its interval: thrice the value without one."""
+_DASHES = ("", "stroke-dasharray:6 3", "stroke-dasharray:2 2", "stroke-dasharray:8 2 2 2", "stroke-dasharray:1 3")
+_TOP, _HEIGHT, _LINE, _MOST_LETTERS, _MOST_PLACES = 22.0, 230.0, 14.0, 26, 8
+_FIT_STEPS, _LOG_FROM_RATIO = 24, 10.0
+FIRST_LINES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
-    """What a figure's heights are; ``level`` is where a line says what is perfect; others are log axes."""
+class Line:
+    """A series with the name at its end; without a hue it has one of its own. Its fit is of other points, in pieces."""
+
+    label: str
+    points: tuple[Point, ...]
+    hue: str = ""
+    fit: tuple[tuple[tuple[float, float], ...], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """What heights are: on a log axis, or from zero on; ``at`` is a line across with its name."""
 
     words: str
     text: Callable[[float], str]
-    level: float | None = None
+    is_log: bool = True
+    at: tuple[float, str] | None = None
 
 
-RATE = Scale(words="bus bandwidth (GB/s)", text=cells.significant)
-TIME = Scale(words="step time", text=cells.duration)
-EFFICIENCY = Scale(words="efficiency", text=lambda share: f"{100 * share:.0f} %", level=1.0)
+RATE = Level(words="bus bandwidth (GB/s)", text=cells.significant)
+TIME = Level(words="time", text=cells.duration)
+EFFICIENCY = Level(words="efficiency", text=lambda one: f"{100 * one:.0f} %", is_log=False, at=(1.0, "perfect"))
 
 
-def draw_kinds(series: Sequence[Kinds]) -> Figure | None:
-    lines: dict[str, dict[int, float]] = {}
+def extent(metric: MetricValue | None) -> tuple[float, float, float] | None:
+    """Return value, low and high, the value thrice without an interval above zero; None if it is not above zero."""
+    if metric is None or metric.value is None or metric.value <= 0:
+        return None
+    if metric.low is None or metric.high is None or metric.low <= 0:
+        return metric.value, metric.value, metric.value
+    return metric.value, metric.low, metric.high
+
+
+def draw_lines(
+    lines: Sequence[Line],
+    level: Level,
+    along: str,
+    *,
+    place_text: Callable[[float], str] = cells.whole,
+    marks: Sequence[float] = (),
+    width: float = NARROW,
+) -> Drawing | None:
+    """Return lines over places on a log axis, their names at their right ends; None without two places."""
+    shown = [replace(one, points=tuple(sorted(one.points))) for one in lines if one.points]
+    places = sorted({point[0] for one in shown for point in one.points})
+    if len(places) < 2:
+        return None
+    heights = [height for one in shown for point in one.points for height in point[1:]]
+    heights += [level.at[0]] if level.at else []
+    names = [elided(one.label, _MOST_LETTERS) for one in shown]
+    names = names if len(set(names)) == len(names) else [elided(one.label, 2 * _MOST_LETTERS) for one in shown]
+    bottom = _TOP + max(_HEIGHT, _LINE * len(shown))
+    right = width - max(map(width_of, names)) - 24
+    top = max(heights) * (1 if level.is_log else 1.04)
+    low = min(heights) if level.is_log else 0.0
+    low, top = (low / 1.1, top * 1.1) if level.is_log and top == low else (low, top)
+    ticks = log_ticks(low, top, level.text) if level.is_log else even_ticks(top, level.text)
+    left = 16 + max((width_of(told) for _, told in ticks), default=0.0)
+    y = Scale(low=low, high=top, first=bottom, last=_TOP, is_log=level.is_log)
+    x = Scale(low=places[0], high=places[-1], first=left + 6, last=right, is_log=True)
+    chart = Drawing(width)
+    chart.text(4, 10, level.words if not level.is_log else f"{level.words}, log axis")
+    for value, told in ticks:
+        chart.rule(f"M{left:.1f} {y(value):.1f}H{right:.1f}")
+        chart.text(left - 6, y(value), told, "end")
+    for mark in marks:
+        if places[0] <= mark <= places[-1]:
+            chart.rule(f"M{x(mark):.1f} {_TOP:.1f}V{bottom:.1f}", "stroke:currentColor;stroke-dasharray:1 3")
+    if level.at:
+        chart.rule(f"M{left:.1f} {y(level.at[0]):.1f}H{right:.1f}", "stroke:currentColor;stroke-dasharray:8 3")
+        below = 9 if y(level.at[0]) < _TOP + 16 else -8
+        chart.text(left + 6, y(level.at[0]) + below, level.at[1])
+    _draw_series(chart, shown, names, x, y, right)
+    chart.top = bottom
+    every = -(-len(places) // _MOST_PLACES)
+    chart.axis_below(x, [(place, place_text(place)) for place in places[::every]], along)
+    return chart
+
+
+def _draw_series(chart: Drawing, shown: Sequence[Line], names: Sequence[str], x: Scale, y: Scale, right: float) -> None:
+    count, ends = dict[str, int](), [y(one.points[-1][1]) for one in shown]
+    tops = spread(ends, _LINE, _TOP, y.first)
+    for i, (one, name, end, at) in enumerate(zip(shown, names, ends, tops, strict=True)):
+        hue = one.hue or [*HUES][i % len(HUES)]
+        dash = _DASHES[count.setdefault(hue, 0) % len(_DASHES)]
+        count[hue] += 1
+        stroke = f"stroke:{css_of(hue)}"
+        around = [(x(place), y(max(low, y.low))) for place, _, low, _ in one.points]
+        around += [(x(place), y(high)) for place, *_, high in reversed(one.points)]
+        chart.path(f"M{_joined(around)}z", f"fill:{css_of(hue)};fill-opacity:.1")
+        for piece in one.fit:
+            chart.rule(f"M{_joined([(x(a), y(b)) for a, b in piece])}", f"{stroke};stroke-dasharray:4 2")
+        told = ", ".join(f"{place:g}: {value:.3g}" for place, value, *_ in one.points)
+        points = [(x(place), y(value)) for place, value, *_ in one.points]
+        chart.path(f"M{_joined(points)}", f"fill:none;{stroke};stroke-width:2;{dash}", f"{one.label}: {told}")
+        dots = "".join(f"M{a - 2.5:.1f} {b:.1f}a2.5 2.5 0 1 0 5 0a2.5 2.5 0 1 0-5 0" for a, b in points)
+        chart.path(dots, f"fill:{css_of(hue)}")
+        # from the last point, wherever it is, to the name
+        last = points[-1][0]
+        chart.rule(f"M{last:.1f} {end:.1f}L{right + 4:.1f} {end:.1f}L{right + 14:.1f} {at:.1f}", f"{stroke};{dash}")
+        chart.text(right + 17, at, name, css="end")
+
+
+def _joined(points: Sequence[tuple[float, float]]) -> str:
+    return "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def curve_lines(
+    rows: Sequence[Row], quantity: Literal["busbw", "time"], curves: Sequence[Curve] = ()
+) -> tuple[Line, ...]:
+    """Return a line for each operation of more than one size, its interval above zero; what has one size is no line."""
+    fits = {operation(curve.rows[0].case): _pieces(curve.fit) for curve in curves if quantity == "time"}
+    series: dict[str, list[Row]] = {}
+    for row in rows:
+        series.setdefault(operation(row.case), []).append(row)
+    scale = cells.GIGA if quantity == "busbw" else 1.0
+    found = []
+    for label, of in series.items():
+        known = [(size_of(row), extent(row.metrics.get(quantity))) for row in of]
+        points = tuple(
+            (size, told[0] / scale, told[1] / scale, told[2] / scale) for size, told in known if told and size > 0
+        )
+        if len({size for size, *_ in points}) > 1:
+            hue = OPERATIONS.get(label.partition(" ")[0], "grey")
+            found.append(Line(label=label, points=points, hue=hue, fit=fits.get(label, ())))
+    return tuple(found)
+
+
+def _pieces(fit: Fit) -> tuple[tuple[tuple[float, float], ...], ...]:
+    """Return a fit broken at its knees, in points so close that a straight line reads as a curve on log axes."""
+    ends = (fit.segments[0].first_bytes, *fit.knees, fit.segments[-1].last_bytes)
+    steps = [i / _FIT_STEPS for i in range(_FIT_STEPS + 1)]
+    return tuple(
+        tuple((low * (high / low) ** step, segment.seconds(low * (high / low) ** step)) for step in steps)
+        for segment, (low, high) in zip(fit.segments, pairwise(ends), strict=True)
+    )
+
+
+def draw_sizes(
+    lines: Sequence[Line], level: Level, ceiling: Ceiling | None = None, width: float = NARROW
+) -> Drawing | None:
+    if ceiling:
+        rate = ceiling.bytes_per_second
+        level = replace(level, at=(rate / cells.GIGA, f"{ceiling.name}, {cells.quantity(rate, 'B/s')}"))
+    words = "size (bytes, 1024-based)"
+    return draw_lines(lines, level, words, place_text=lambda size: format_size(round(size)), width=width)
+
+
+def draw_kinds(series: Sequence[Kinds]) -> Drawing | None:
+    lines: dict[str, list[Point]] = {}
     for one in series:
         for kind in one.rows:
             if one.size_bytes and (rate := one.rate(kind)):
-                lines.setdefault(kind.label, {})[one.size_bytes] = rate / cells.GIGA
-    return _draw_lines([*lines.items()], RATE, plot.scale_sizes)
+                lines.setdefault(kind.label, []).append((one.size_bytes, *3 * (rate / cells.GIGA,)))
+    return draw_sizes([Line(label=label, points=tuple(points)) for label, points in lines.items()], RATE)
 
 
-def draw_against_nodes(lines: Sequence[Line], scale: Scale, against: str = "nodes") -> Figure | None:
+def draw_against(lines: Mapping[str, Mapping[int, float]], level: Level, against: str = "nodes") -> Drawing | None:
     """Return a quantity against the number of nodes, or of ranks, a line for each series; None if none has two."""
-    known = [(label, points) for label, points in lines if len(points) > 1]
-    return _draw_lines(known, scale, lambda axes, places: plot.scale_places(axes, places, against))
+    known = [
+        Line(label=label, points=tuple((n, one, one, one) for n, one in points.items()))
+        for label, points in lines.items()
+        if len(points) > 1
+    ]
+    return draw_lines(known, level, against)
 
 
-def _draw_lines(
-    lines: Sequence[Line], scale: Scale, scale_level: Callable[[Axes, Sequence[int]], None]
-) -> Figure | None:
-    if not lines:
-        return None
-    names, handles = [label for label, _ in lines], []
-    with plot.canvas(5.2, 3.2 + plot.legend_inches(names)) as (figure, [axes]):
-        for i, (_, points) in enumerate(lines):
-            places = sorted(points)
-            handles += axes.plot(places, [points[place] for place in places], **plot.line_style(i))
-        scale_level(axes, sorted({place for _, points in lines for place in points}))
-        axes.set_ylabel(scale.words)
-        if scale.level is None:
-            plot.log_heights(axes, scale.text)
-        else:
-            axes.axhline(scale.level, color=INK, linewidth=0.8, linestyle=(0, (8, 3)))
-            axes.set_ylim(bottom=0)
-            axes.yaxis.set_major_formatter(lambda y, _: scale.text(y))
-        plot.add_legend(figure, handles, names)
-    return figure
-
-
-_LOG_FROM_RATIO, _MOST_TICKS = 10.0, 5
-_TIME = "step time"
-_PANELS: tuple[tuple[str, Callable[[Context], float | None], Callable[[float], str]], ...] = (
-    (_TIME, lambda one: one.row.value(one.row.headline), cells.duration),
-    ("attention's bytes a rank sends in a step", lambda one: one.sent_bytes(), cells.num_bytes),
-    ("exposed cp communication, of the traced step", lambda one: one.exposed_share, cells.percent),
+_METHODS: tuple[tuple[str, Callable[[Context], tuple[float, float, float] | None], Callable[[float], str]], ...] = (
+    ("step time", lambda one: extent(one.row.metrics.get(one.row.headline)), cells.duration),
+    ("attention's bytes a rank sends in a step", lambda one: _alone(one.sent_bytes()), cells.num_bytes),
+    ("exposed cp communication, of the traced step", lambda one: _alone(one.exposed_share), cells.percent),
 )
+
+
+def _alone(value: float | None) -> tuple[float, float, float] | None:
+    return None if value is None else (value, value, value)
 
 
 def draw_methods(
     lines: Mapping[str, Sequence[Context]],
     against: Literal["sequence (tokens)", "cp (ranks)"] = "sequence (tokens)",
     crossover_ranks: float | None = None,
-) -> Figure | None:
-    """Return what is known of each method's steps against their length or ranks; None without two of those."""
+) -> dict[str, Drawing]:
+    """Return by its name what is known of each method's steps against their length or ranks, where there are two."""
 
     def place_of(one: Context) -> int:
         return one.ranks if against == "cp (ranks)" else one.facts.sequence
 
-    places = sorted({place_of(one) for of in lines.values() for one in of})
-    shown = [panel for panel in _PANELS if any(panel[1](one) is not None for of in lines.values() for one in of)]
-    if len(places) < 2 or not shown:
-        return None
-    with plot.canvas(10.0, 3.4, columns=len(shown)) as (figure, panels):
-        for axes, (title, value, words) in zip(panels, shown, strict=True):
-            handles, heights = [], []
-            for i, of in enumerate(lines.values()):
-                points = [(place_of(one), found) for one in of if (found := value(one)) is not None]
-                heights += [y for _, y in points]
-                # the first ones are wider: those that later lines cover can still be seen around them
-                style = plot.line_style(i, more=len(lines) - 1 - i)
-                handles += axes.plot([x for x, _ in points], [y for _, y in points], **style)
-                for one in of if title == _TIME else ():
-                    if extent := plot.extent(one.row.metrics.get(one.row.headline)):
-                        beside = place_of(one) * 1.02 ** (i - (len(lines) - 1) / 2)
-                        axes.vlines(beside, *extent[1:], color=style["color"], linewidth=0.9)
-            if words is cells.num_bytes and crossover_ranks is not None:
-                axes.axvline(crossover_ranks, color=INK, linestyle=":", linewidth=1.0)
-            plot.scale_places(axes, places[:: -(-len(places) // _MOST_TICKS)], against)
-            axes.set_xlim(places[0] / 1.15, places[-1] * 1.15)
-            # heights compare from zero on, unless the lowest could not be seen
-            if min(heights) > 0 and max(heights) / min(heights) > _LOG_FROM_RATIO:
-                title = f"{title} (log axis)"
-                plot.log_heights(axes, words)
-            else:
-                top = max(axes.get_ylim()[1], 1.06 * max(heights), 1e-9)
-                axes.set_ylim(0, top)
-                plot.even_ticks(axes.yaxis, top, words)
-            axes.set_title(title, fontsize=9)
-        plot.add_legend(figure, handles, [*lines], columns=min(5, len(lines)))
-    return figure
+    found = {}
+    for title, value, words in _METHODS:
+        series = [
+            Line(label=label, points=tuple((place_of(one), *told) for one in of if (told := value(one)) is not None))
+            for label, of in lines.items()
+        ]
+        heights = [point[1] for one in series for point in one.points]
+        # heights compare from zero on, unless the lowest could not be seen
+        is_log = bool(heights) and min(heights) > 0 and max(heights) / min(heights) > _LOG_FROM_RATIO
+        if max(heights, default=0.0) > 0:
+            level = Level(words=title, text=words, is_log=is_log)
+            marks = [crossover_ranks] if crossover_ranks is not None and words is cells.num_bytes else []
+            if chart := draw_lines(series, level, against, marks=marks):
+                found[title] = chart
+    return found

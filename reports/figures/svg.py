@@ -1,106 +1,167 @@
-"""A matplotlib figure as SVG text to stand inside a page: the same bytes each time, in the page's own colours."""
+"""Drawings as inline SVG, which take the page's colours and letters: text, boxes, legends, scales and their ticks."""
 
-from __future__ import annotations
-
-import io
-import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean as mean
+from typing import Literal
+from xml.sax.saxutils import escape
 
 from markupsafe import Markup
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from reports import cells
 
-# drawn in these, shown as the page's text colour and its variables, so that light and dark both fit
-INK = "#010203"
-FAINT = "#040506"
-SERIES = ("#0b62a4", "#c2410c", "#15803d", "#a21caf", "#946200", "#0e7490", "#be123c", "#4d5a6b")
-_COLORS = {INK: "currentColor", FAINT: "var(--faint)"} | {c: f"var(--series-{i})" for i, c in enumerate(SERIES)}
-_NAMESPACE = re.compile(r"\{[^}]*\}")
-_SETTINGS: dict[Any, Any] = {
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "xtick.minor.bottom", "ytick.minor.left"), False),
-    **dict.fromkeys(("legend.frameon", "text.parse_math"), False),
-    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
-    "grid.color": FAINT,
-    "grid.linewidth": 0.6,
-    "legend.handlelength": 3.0,
-    "font.size": 9,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "parbench",
-}
+NARROW, WIDE = 520.0, 1000.0
+FONT = 12.0
+_LETTER, _MOST_TICKS = 0.6, 5  # of the size of the font
+HATCHED = "url(#hatched)"
+"""A pattern that the page declares once: communication that nothing hides, in more than its colour."""
+Anchor = Literal["start", "middle", "end"]
 
 
-@contextmanager
-def drawing() -> Iterator[None]:
-    """Draw and write figures under these settings alone, whatever the user's own matplotlib file says."""
-    import matplotlib as mpl
-
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(_SETTINGS)
-        yield
+def width_of(words: str, size: float = FONT) -> float:
+    return _LETTER * size * len(words)
 
 
-def inline_svg(figure: Figure, *, name: str, title: str, description: str) -> str:
-    """Return the figure as an ``<svg>`` element; ``name`` must be unique in the page, for it begins every id."""
-    buffer = io.StringIO()
-    with drawing(), warnings.catch_warnings():
-        # the reader's browser has the letters that matplotlib's font lacks
-        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
-        unsaid = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(buffer, format="svg", transparent=True, metadata=unsaid)
-    root = ElementTree.fromstring(buffer.getvalue())
-    for parent in list(root.iter()):
-        # style sheets would hold for the whole page
-        for child in [child for child in parent if child.tag.endswith("}style")]:
-            parent.remove(child)
-    for element in root.iter():
-        _adapt(element, name)
-    for attribute in ("width", "height", "version"):
-        root.attrib.pop(attribute, None)
-    root.attrib.update({"role": "img", "aria-labelledby": f"{name}-title {name}-desc"})
-    for tag, text in (("desc", description), ("title", title)):
-        element = ElementTree.Element(tag, {"id": f"{name}-{tag}"})
-        element.text = text
-        root.insert(0, element)
-    return ElementTree.tostring(root, encoding="unicode")
+class Drawing:
+    """What is drawn from the top down; ``top`` is where the next thing stands, and in the end the height."""
+
+    def __init__(self, width: float = NARROW, font_size: float = FONT, top: float = 8.0) -> None:
+        self.width, self.font_size, self.top = width, font_size, top
+        self._parts: list[str] = []
+
+    def text(self, x: float, y: float, words: str, anchor: Anchor = "start", style: str = "", css: str = "") -> None:
+        place = "" if anchor == "start" else f' text-anchor="{anchor}"'
+        given = f' class="{css}"' if css else ""
+        look = f' style="{style}"' if style else ""
+        shown = escape(cells.visible(words))
+        self._parts.append(f'<text x="{x:.1f}" y="{y:.1f}" dy=".35em"{place}{given}{look}>{shown}</text>')
+
+    def path(self, path: str, style: str, told: str = "") -> None:
+        title = f"<title>{escape(cells.visible(told))}</title>" if told else ""
+        self._parts.append(f'<path d="{path}" style="{style}">{title}</path>')
+
+    def rule(self, path: str, style: str = "stroke:var(--faint)") -> None:
+        self.path(path, f"fill:none;{style}")
+
+    def box(self, x: float, y: float, width: float, height: float, style: str, told: str = "") -> None:
+        self.path(f"M{x:.1f} {y:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z", style, told)
+
+    def legend(self, items: Iterable[tuple[str, float, str]], left: float = 8.0) -> None:
+        """Draw words, each after a swatch of a share of the line's height, in as many lines as they need."""
+        x, line = left, 1.5 * self.font_size
+        for words, share, style in items:
+            width = 34 + width_of(words, self.font_size)
+            if x + width > self.width and x > left:
+                x, self.top = left, self.top + line
+            self.box(x, self.top + 6 - share * self.font_size / 2, 20, share * self.font_size, style)
+            self.text(x + 26, self.top + 6, words)
+            x += width
+        self.top += line
+
+    def axis_below(self, scale: "Scale", ticks: Sequence[tuple[float, str]], words: str) -> None:
+        """Draw an axis at the top of what is next, with ticks no closer than their words allow."""
+        size, y, end = self.font_size, self.top, -math.inf
+        self.rule(f"M{scale.first:.1f} {y:.1f}H{scale.last:.1f}", "stroke:currentColor")
+        for value, told in ticks:
+            x, half = scale(value), width_of(told, size) / 2
+            self.rule(f"M{x:.1f} {y:.1f}v4", "stroke:currentColor")
+            if x - half > end + 4:
+                self.text(x, y + 4 + 0.8 * size, told, "middle")
+                end = x + half
+        self.text((scale.first + scale.last) / 2, y + 6 + 2 * size, words, "middle")
+        self.top += 8 + 2.6 * size
+
+    def svg(self, name: str, title: str, told: str) -> str:
+        """Return all as an element; ``name`` begins its ids, which must be the page's only ones."""
+        return (
+            f'<svg viewBox="0 0 {self.width:.0f} {self.top:.0f}" role="img" '
+            f'aria-labelledby="{name}-title {name}-desc" font-size="{self.font_size:g}">'
+            f'<title id="{name}-title">{escape(cells.visible(title))}</title>'
+            f'<desc id="{name}-desc">{escape(cells.visible(told))}</desc>{"".join(self._parts)}</svg>'
+        )
 
 
-def drawn(figure: Figure | None, name: str, title: str, what: str = "", *, is_captioned: bool = False) -> list[Markup]:
-    """Return the figure's ``<svg>``, with its title below as a caption if asked; nothing for None."""
-    if figure is None:
+def figure(drawing: Drawing | None, name: str, title: str, told: str = "") -> list[Markup]:
+    """Return a drawing under its caption, as figures are that follow each other; nothing for None."""
+    if drawing is None:
         return []
-    description = f"{what} The table beside it holds the same numbers.".lstrip()
-    svg = Markup(inline_svg(figure, name=name, title=title, description=description))
-    return [svg + Markup("<figcaption>{}</figcaption>").format(title) if is_captioned else svg]
+    caption = Markup("<figcaption><strong>{}</strong> {}</figcaption>").format(cells.visible(title), told)
+    chart = Markup(drawing.svg(name, title, f"{told} The table beside it holds the same numbers.".lstrip()))
+    if drawing.width == WIDE:
+        # a small window scrolls it, by keys too
+        around = Markup('<div class="chart" role="group" tabindex="0" aria-label="{}">').format(cells.visible(title))
+        chart = around + chart + Markup("</div>")
+    return [caption + chart]
 
 
-def captioned(drawn: str, label: str, words: str) -> Markup:
-    """Return a chart below its caption: charts follow each other, and a caption below would read as the next one's."""
-    return Markup("<figcaption><strong>{}</strong> {}</figcaption>").format(label, words) + Markup(drawn)
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Where values from ``low`` to ``high`` stand between two places, by their logarithms if asked."""
+
+    low: float
+    high: float
+    first: float
+    last: float
+    is_log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high, value = (math.log(one) if self.is_log else one for one in (self.low, self.high, value))
+        return self.first + (self.last - self.first) * (value - low) / (high - low)
 
 
-def _adapt(element: ElementTree.Element, name: str) -> None:
-    """Take off namespaces, which HTML does not need; make ids the page's own and colours the page's choice."""
-    element.tag = _NAMESPACE.sub("", element.tag)
-    attributes = {_NAMESPACE.sub("", key): value for key, value in element.attrib.items()}
-    if "id" in attributes:
-        attributes["id"] = f"{name}-{attributes['id']}"
-    if "href" in attributes:
-        attributes["href"] = f"#{name}-{attributes['href'][1:]}"
-    if "clip-path" in attributes:
-        attributes["clip-path"] = attributes["clip-path"].replace("url(#", f"url(#{name}-")
-    if style := attributes.get("style"):
-        for drawn, shown in _COLORS.items():
-            style = style.replace(drawn, shown)
-        if element.tag == "text":
-            style = "; ".join(part for part in style.split("; ") if not part.startswith("font-family"))
-            style = style if "fill:" in style else f"{style}; fill: currentColor"
-        attributes["style"] = style
-    element.attrib.clear()
-    element.attrib.update(attributes)
+def even_ticks(longest: float, words: Callable[[float], str], most: int = _MOST_TICKS) -> list[tuple[float, str]]:
+    """Return a few ticks from zero on: of bytes at powers of two, else at 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(longest / most))
+    step = next(factor * power for factor in (1, 2, 5, 10) if longest / (factor * power) <= most)
+    if words is cells.num_bytes:
+        step = 2.0 ** math.ceil(math.log2(longest / most))
+    return [(i * step, _brief(words(i * step))) for i in range(math.floor(longest / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float, words: Callable[[float], str]) -> list[tuple[float, str]]:
+    """Return ticks at powers of ten, and at twice and five times those where there are few."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if high / low <= 100 else (1,)
+    ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
+    every = -(-len(exponents) // 8)
+    return [(tick, _brief(words(tick))) for tick in ticks[::every] if low <= tick * 1.0001 and tick <= high * 1.0001]
+
+
+def time_ticks(seconds: float, most: int = 8) -> tuple[str, list[tuple[float, str]]]:
+    """Return the unit of an axis of time, and its ticks in that unit."""
+    ticks = even_ticks(seconds, str, most)
+    units = ((1.0, "s"), (1e-3, "ms"))
+    factor, unit = next((one for one in units if ticks[1][0] >= one[0]), (1e-6, "us"))
+    return unit, [(tick, f"{tick / factor:.6g}") for tick, _ in ticks]
+
+
+def elided(label: str, most: int = 48) -> str:
+    """Return a label that fits: its first word and its last ones, which tell it apart."""
+    if len(label) <= most:
+        return label
+    [head, *rest] = label.split(" ")
+    while rest and len(f"{head} ... {' '.join(rest)}") > most:
+        rest.pop(0)
+    return f"{head} ... {' '.join(rest)}" if rest else f"{label[: most - 3]}..."
+
+
+def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return places as near as can be to those given, in their order, a gap apart; within bounds if there is room."""
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    # those that would meet stand together around their mean
+    blocks: list[list[float]] = []
+    for rank, i in enumerate(order):
+        blocks.append([places[i] - rank * gap])
+        while len(blocks) > 1 and mean(blocks[-2]) > mean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    found = [0.0] * len(places)
+    least, most = low, max(low, high - (len(places) - 1) * gap)
+    for rank, (i, at) in enumerate(zip(order, (mean(of) for of in blocks for _ in of), strict=True)):
+        found[i] = min(max(at, least), most) + rank * gap
+    return found
+
+
+def _brief(text: str) -> str:
+    number, _, unit = text.partition(" ")
+    return f"{float(number):.12g} {unit}".rstrip() if float(number) else "0"

@@ -55,7 +55,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   told.setAttribute("role", "status");
   label.className = "filter";
   label.append("Filter rows ", input, " ", told);
-  table.parentElement.before(label);
+  table.before(label);
   input.addEventListener("input", () => filterRows(table, input.value, told));
 }
 

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from bench.text import format_duration
 from reports.analysis.labels import row_facts
+from reports.figures.palette import style_sheet
 from reports.render.data import embedded_json
 from reports.report import Report, terms
 
@@ -46,7 +47,7 @@ def _rendered(template: str, **context: Any) -> str:
     )
     return environment.get_template(template).render(
         policy=_policy(script),
-        style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
+        style=Markup(style_sheet() + (_HERE / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
         **context,
     )

@@ -65,7 +65,7 @@ def show_again(path: Path, *, whole: bool = False) -> int:
 def rendered(report: Report, form: str) -> bytes:
     """Return a report as ``html``, ``markdown``, ``csv`` or ``json``."""
     if form == "html":
-        # jinja2 and matplotlib take a second to import, which only pages wait for
+        # only pages wait for jinja2
         from reports.render.page import render_page
 
         return render_page(report).encode(errors="replace")

@@ -10,7 +10,7 @@ from reports.analysis.attention import Context, Hopped, hops, read_context
 from reports.analysis.labels import differences
 from reports.analysis.summary import Row, unreadable
 from reports.figures.lines import draw_methods
-from reports.figures.svg import drawn
+from reports.figures.svg import figure
 from reports.report import Column, Section, Table, known, number, words
 from reports.sections.row_columns import headline, metric_column, metric_columns
 
@@ -31,7 +31,6 @@ def attention_section(found: Analysis) -> Section | None:
                 rows=found.contexts,
                 notes=tuple(sentence for one in found.context_comparisons for sentence in one.sentences),
                 figures=lambda: _draw(found),
-                is_wide=True,
             )
         )
     if lines := hops(found.contexts):
@@ -50,7 +49,8 @@ def attention_section(found: Analysis) -> Section | None:
 def _draw(found: Analysis) -> Iterator[Markup]:
     told = "A line for each method; bars are 95 % intervals; of one launch alone, within this launch."
     for i, one in enumerate(found.context_comparisons, start=1):
-        yield from drawn(draw_methods(one.lines), f"context-{i}", one.title, told, is_captioned=True)
+        for j, (what, chart) in enumerate(draw_methods(one.lines).items(), start=1):
+            yield from figure(chart, f"context-{i}-{j}", f"{one.title}: {what}", told)
 
 
 def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:

@@ -31,14 +31,14 @@ from reports.analysis.fits import Curve, fit_notes
 from reports.analysis.labels import operation
 from reports.analysis.rank_hosts import WITHIN
 from reports.analysis.summary import Alike, Row
-from reports.figures.lines import draw_curves, draw_kinds
-from reports.figures.svg import drawn
+from reports.figures.lines import RATE, TIME, curve_lines, draw_kinds, draw_sizes
+from reports.figures.svg import figure
 from reports.report import Column, Section, Table, known, measurement, number, words
 from reports.sections.row_columns import IDENTITY, case_columns, communication_columns, headline
 
 PLOTTED = "plotted data"
 _MOST_OPERATIONS = 6
-_INTERVALS = "Bands and bars are 95 % intervals; of one launch alone, within this launch."
+_INTERVALS = "Bands are 95 % intervals; of one launch alone, within this launch."
 
 
 def communication_section(found: Analysis) -> Section | None:
@@ -124,9 +124,13 @@ def _over_sizes(found: Sequence[Alike[int]]) -> Iterator[Table[Alike[int]]]:
 
 def _curves(found: Analysis, title: str, rows: Sequence[Row], name: str) -> Iterator[Markup]:
     curves = [curve for curve in found.curves if curve.rows[0] in rows]
-    bandwidth, time = draw_curves(rows, "busbw", ceiling=found.ceiling), draw_curves(rows, "time", curves)
-    yield from drawn(bandwidth, f"{name}-busbw", f"Bus bandwidth against size: {title}", _INTERVALS)
-    yield from drawn(time, f"{name}-time", f"Time against size: {title}", _INTERVALS)
+    bandwidth = draw_sizes(curve_lines(rows, "busbw"), RATE, found.ceiling)
+    lines = curve_lines(rows, "time", curves)
+    alone = len({operation(row.case) for row in rows} - {line.label for line in lines})
+    told = f"{_INTERVALS} {f'{alone} with a single size stand in the table.' * (alone > 0)}".rstrip()
+    fits = f"{told} Thin dashes are fits." if curves else told
+    yield from figure(bandwidth, f"{name}-busbw", f"Bus bandwidth over size: {title}", told)
+    yield from figure(draw_sizes(lines, TIME), f"{name}-time", f"Time over size: {title}", fits)
 
 
 def _fits(found: Analysis) -> Iterator[Table[Curve]]:
@@ -324,7 +328,7 @@ def _draw_kinds(found: Sequence[Kinds]) -> Iterator[Markup]:
     for i, (series, rows) in enumerate(list(series_of_kinds(found).items())[:_MOST_OPERATIONS], start=1):
         title = f"Within and across nodes: {', '.join(word for word in series if word != cells.UNKNOWN)}"
         told = "A line for each kind of group."
-        yield from drawn(draw_kinds(rows), f"group-kinds-{i}", title, told, is_captioned=True)
+        yield from figure(draw_kinds(rows), f"group-kinds-{i}", title, told)
 
 
 def _group_columns(found: Sequence[Grouped]) -> tuple[Column[Grouped], ...]:

@@ -13,7 +13,7 @@ from reports.analysis.experts import Atlas, Mixture, Place, Share, atlases, dist
 from reports.analysis.labels import differences, short_labels
 from reports.analysis.summary import Row, unreadable
 from reports.figures.heat_maps import draw_atlas, draw_loads
-from reports.figures.svg import drawn
+from reports.figures.svg import figure
 from reports.report import Column, Section, Table, known, measurement, number, words
 from reports.sections.row_columns import headline, metric_column, metric_columns
 
@@ -72,12 +72,12 @@ def _atlases(found: Sequence[Mixture]) -> Iterator[Table[str]]:
             rows=atlas.routings,
             notes=claims(atlas.cells.values()),
             figures=partial(_draw_atlas, atlas, f"experts-atlas-{i}-map", told),
-            is_wide=True,
         )
 
 
 def _draw_atlas(atlas: Atlas, name: str, told: str) -> list[Markup]:
-    return drawn(draw_atlas(atlas), name, atlas.title, told)
+    charts = enumerate(draw_atlas(atlas).items(), start=1)
+    return [one for i, (title, chart) in charts for one in figure(chart, f"{name}-{i}", title, told)]
 
 
 def atlas_columns(atlas: Atlas) -> tuple[Column[str], ...]:
@@ -109,8 +109,7 @@ def _loads(mixtures: Sequence[Mixture]) -> Iterator[Table[Share]]:
             caption="tokens by rank and expert in the step explained, each routing once",
             columns=share_columns(lines),
             rows=lines,
-            figures=lambda: drawn(draw_loads(chosen), "experts-load-map", "Tokens by rank and expert", told),
-            is_wide=True,
+            figures=lambda: figure(draw_loads(chosen), "experts-load-map", "Tokens by rank and expert", told),
         )
 
 

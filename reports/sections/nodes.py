@@ -13,7 +13,7 @@ from reports.analysis.labels import operation, row_label, short_labels
 from reports.analysis.rank_hosts import NEAREST_FIRST, ONE_EACH, Nodes
 from reports.analysis.timelines import Late
 from reports.figures.heat_maps import draw_arrivals, draw_pairs
-from reports.figures.svg import drawn
+from reports.figures.svg import figure
 from reports.report import Column, Section, Table, number, words
 from reports.sections.communication import PLOTTED
 from reports.sections.row_columns import case_columns, communication_columns, headline, metric_column
@@ -76,7 +76,7 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
         columns=communication_columns(rows),
         rows=rows,
         notes=notes,
-        figures=lambda: drawn(draw_pairs(matrix, nodes), f"pairs-{index}-rates", title, drawing),
+        figures=lambda: figure(draw_pairs(matrix, nodes), f"pairs-{index}-rates", title, drawing),
         has_facts=True,
         where="page",
     )
@@ -129,7 +129,7 @@ def arrival_section(found: Analysis) -> Section | None:
         return None
     clocks = dict.fromkeys((one.arrival.method, one.arrival.uncertainty) for one in late)
     strips = [(row_label(one.row), one.seconds_by_rank) for one in late]
-    told = "Each cell is a rank's median lateness, the fuller of colour the later."
+    told = "Each cell is a rank's median lateness, all on one scale of colour."
     table = Table(
         id="arrivals-table",
         title="Who comes late",
@@ -137,7 +137,7 @@ def arrival_section(found: Analysis) -> Section | None:
         columns=_late_columns(late),
         rows=late,
         notes=tuple(f"Clocks: {method}, right within {cells.duration(seconds)}." for method, seconds in clocks),
-        figures=lambda: drawn(
+        figures=lambda: figure(
             draw_arrivals(strips), "arrivals-strips", "How long after the first each rank arrives", told
         ),
     )

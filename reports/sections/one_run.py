@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from bench.launch.control_channel import LEFT_OUT
 from bench.results.runs import Run
@@ -17,6 +18,7 @@ from reports.analysis.problems import bad_rows, emulations, not_measured, other_
 from reports.analysis.step_parts import broken_down, calls_of
 from reports.analysis.summary import Summary, summarize
 from reports.analysis.verdicts import Verdict
+from reports.figures.first_screen import draw_first_screen
 from reports.report import Report, Section
 from reports.sections.attention import attention_section
 from reports.sections.communication import communication_section, contrast_section, group_section
@@ -54,6 +56,7 @@ def report_of(run: Run, *more: Verdict) -> Report:
         claims=other_claims(run),
         heading=heading(run, summary),
         front=front,
+        figures=partial(draw_first_screen, found),
         warnings=warnings_of(run),
         problems=bad_rows(summary),
         findings=look_at_first(found),

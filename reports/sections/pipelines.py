@@ -8,8 +8,9 @@ from markupsafe import Markup
 from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.pipelines import Entry, Pipeline, comparisons, schedule_labels
-from reports.figures.gantt import detail_of, gantt_svg, gantt_words
-from reports.figures.svg import captioned
+from reports.figures.gantt import detail_of, draw_pipeline, gantt_words, span_of
+from reports.figures.svg import figure
+from reports.figures.timeline import shared
 from reports.report import Column, Table, known, number, words
 from reports.sections.row_columns import headline, metric_columns
 
@@ -27,7 +28,6 @@ def pipeline_tables(found: Analysis) -> Iterator[Table[Any]]:
             columns=pipeline_columns(found.pipelines),
             rows=found.pipelines,
             figures=lambda: _draw(found.pipelines),
-            is_wide=True,
         )
     for i, one in enumerate(comparisons(found.pipelines), start=1):
         for measured, kind, caption in (
@@ -45,13 +45,12 @@ def pipeline_tables(found: Analysis) -> Iterator[Table[Any]]:
 
 
 def _draw(found: Sequence[Pipeline]) -> Iterator[Markup]:
-    labels = schedule_labels(found)
-    for i, one in enumerate(found, start=1):
-        if one.facts.measured is not None:
-            label, detail = labels[one.row.case.id], detail_of(one, _MOST_BOXES // len(found))
-            title = f"Pipeline, predicted and measured: {label}"
-            chart = gantt_svg(one, detail, name=f"pipelines-{i}", title=title)
-            yield captioned(chart, label, gantt_words(one, detail))
+    labels, shown = schedule_labels(found), [one for one in found if one.facts.measured]
+    axes = shared([*map(span_of, shown)])
+    for i, (one, (span, told)) in enumerate(zip(shown, axes, strict=True), start=1):
+        detail = detail_of(one, _MOST_BOXES // len(found))
+        chart, label = draw_pipeline(one, detail, span), labels[one.row.case.id]
+        yield from figure(chart, f"pipelines-{i}", f"Pipeline: {label}", f"{gantt_words(one, detail)}{told}")
 
 
 def pipeline_columns(found: Sequence[Pipeline]) -> tuple[Column[Pipeline], ...]:

@@ -17,8 +17,8 @@ from reports.analysis.rank_hosts import WITHIN
 from reports.analysis.several import Beside, Difference, One, Scaled, Several, beside, scaled, worlds
 from reports.analysis.summary import Row
 from reports.analysis.verdicts import verdict_words
-from reports.figures.lines import EFFICIENCY, RATE, TIME, Line, draw_against_nodes, draw_methods
-from reports.figures.svg import drawn
+from reports.figures.lines import EFFICIENCY, RATE, TIME, draw_against, draw_methods
+from reports.figures.svg import figure
 from reports.report import PROBLEM_COLUMNS, Column, Report, Section, Table, measurement, number, words
 from reports.sections.attention import context_columns
 from reports.sections.one_run import heading
@@ -177,16 +177,18 @@ def _nodes(count: int) -> str:
 
 
 def _draw_over_nodes(found: Sequence[OverNodes]) -> Iterator[Markup]:
-    def lines(series: Sequence[OverNodes], value: Callable[[OverNodes, int], float | None]) -> list[Line]:
-        return [
-            (one.label, {n: known for n in one.scaled.rows if (known := value(one, n)) is not None})
+    def lines(
+        series: Sequence[OverNodes], value: Callable[[OverNodes, int], float | None]
+    ) -> dict[str, dict[int, float]]:
+        return {
+            one.label: {n: known for n in one.scaled.rows if (known := value(one, n)) is not None}
             for one in series[:MOST_LINES]
-        ]
+        }
 
     operations = [one for one in found if one.scaled.first.is_communication]
     steps = [one for one in found if not one.scaled.first.is_communication]
-    told = lines(operations, OverNodes.shown)
-    rates = [(label, {n: rate / cells.GIGA for n, rate in of.items()}) for label, of in told]
+    told = lines(operations, OverNodes.shown).items()
+    rates = {label: {n: rate / cells.GIGA for n, rate in of.items()} for label, of in told}
     asked = (
         (rates, RATE, "Bus bandwidth against nodes", "A line for each operation, size and placement."),
         (lines(steps, OverNodes.shown), TIME, "Step time against nodes", "A line for each step and placement."),
@@ -197,8 +199,8 @@ def _draw_over_nodes(found: Sequence[OverNodes]) -> Iterator[Markup]:
             _PERFECT,
         ),
     )
-    for i, (of, scale, title, what) in enumerate(asked, start=1):
-        yield from drawn(draw_against_nodes(of, scale), f"over-nodes-{i}", title, what, is_captioned=True)
+    for i, (of, level, title, what) in enumerate(asked, start=1):
+        yield from figure(draw_against(of, level), f"over-nodes-{i}", title, what)
 
 
 def _far(several: Several) -> Section | None:
@@ -251,13 +253,12 @@ def _scaling(several: Several) -> Section | None:
         return number(f"efficiency {ranks}", lambda one: one.efficiency(ranks), cells.percent, told)
 
     def draw() -> list[Markup]:
-        lines = [
-            (name(one.first), {n: known for n in one.rows if (known := one.efficiency(n)) is not None})
+        lines = {
+            name(one.first): {n: known for n in one.rows if (known := one.efficiency(n)) is not None}
             for one in cases[:MOST_LINES]
-        ]
-        return drawn(
-            draw_against_nodes(lines, EFFICIENCY, "ranks"), "scaling-efficiency", "Efficiency against ranks", _PERFECT
-        )
+        }
+        chart = draw_against(lines, EFFICIENCY, "ranks")
+        return figure(chart, "scaling-efficiency", "Efficiency against ranks", _PERFECT)
 
     counts = worlds(cases)
     columns: tuple[Column[Scaled], ...] = (
@@ -317,8 +318,9 @@ def _context(several: Several) -> Section | None:
 
     def draw(index: int, one: Comparison) -> list[Markup]:
         told = "The dotted line is where a ring and Ulysses send as much forward." if one.crossover_ranks else ""
-        figure = draw_methods(one.lines, "cp (ranks)", one.crossover_ranks)
-        return drawn(figure, f"context-sizes-{index}-methods", one.title, told)
+        charts = enumerate(draw_methods(one.lines, "cp (ranks)", one.crossover_ranks).items(), start=1)
+        name = f"context-sizes-{index}-methods"
+        return [made for i, (what, chart) in charts for made in figure(chart, f"{name}-{i}", what, told)]
 
     tables = tuple(
         Table(
@@ -329,7 +331,6 @@ def _context(several: Several) -> Section | None:
             rows=one.contexts,
             notes=tuple(filter(None, [crossover(one.contexts)])),
             figures=partial(draw, i, one),
-            is_wide=True,
             where="page",
         )
         for i, one in enumerate(found, start=1)

@@ -27,8 +27,8 @@ from reports.analysis.step_parts import (
 from reports.analysis.summary import Row
 from reports.analysis.timelines import Busy, busy_ranks, stream_words
 from reports.figures.bars import draw_breakdown, draw_memory, draw_steps
-from reports.figures.gantt import timeline_svg, timeline_words, view_of
-from reports.figures.svg import captioned, drawn
+from reports.figures.svg import figure
+from reports.figures.timeline import draw_timeline, extent_of, shared, timeline_words, view_of
 from reports.report import Column, Section, Table, known, number, words
 from reports.sections.pipelines import pipeline_tables
 from reports.sections.row_columns import headline, metric_column, metric_columns, quality_columns, step_column
@@ -62,8 +62,8 @@ def _steps(found: Analysis) -> Iterator[Table[Row]]:
     told = {row.case.id: predict_comm(row, found.curves) if found.curves else None for row in steps}
     notes = {case: list(prediction.notes) if prediction else [] for case, prediction in told.items()}
     notes = {row.case.id: [*row.notes, *notes[row.case.id]] for row in steps}
-    title = "Step time, launch by launch (circles) and over all launches (diamonds)"
-    intervals = "Bands and bars are 95 % intervals; of one launch alone, within this launch."
+    title = "Step time, launch by launch (squares) and over all launches (diamonds)"
+    intervals = "Lines are 95 % intervals; of one launch alone, within this launch."
     yield Table(
         id="steps-table",
         title="Steps",
@@ -72,7 +72,7 @@ def _steps(found: Analysis) -> Iterator[Table[Row]]:
         rows=steps,
         # sentences would make the table wider than any page: they stand below it
         notes=_attributed(steps, notes),
-        figures=lambda: drawn(draw_steps(steps), "steps-time", title, intervals),
+        figures=lambda: figure(draw_steps(steps), "steps-time", title, intervals),
         has_facts=True,
     )
 
@@ -146,7 +146,7 @@ def _times(found: Analysis) -> Iterator[Table[Row]]:
             columns=(step_column(steps), whole, *metric_columns("times", steps), *known((residual,), steps)),
             rows=rows,
             notes=_differing(rows),
-            figures=lambda: drawn(draw_breakdown(steps), "steps-breakdown", title, told),
+            figures=lambda: figure(draw_breakdown(steps), "steps-breakdown", title, told),
         )
 
 
@@ -174,17 +174,17 @@ def _timelines(found: Analysis) -> Iterator[Table[Busy]]:
         rows=lines,
         notes=tuple(f"No timeline of {one.row.case.label}: {one.why_not}." for one in found.timelines if one.why_not),
         figures=lambda: _draw_timelines(found),
-        is_wide=True,
     )
 
 
 def _draw_timelines(found: Analysis) -> Iterator[Markup]:
     labels = short_labels(found.steps)
     shown = [(one, one.timeline) for one in found.timelines if one.timeline]
-    for i, (one, timeline) in enumerate(shown, start=1):
+    axes = shared([extent_of(timeline)[1] for _, timeline in shown])
+    for i, ((one, timeline), (span, own)) in enumerate(zip(shown, axes, strict=True), start=1):
         label, view = labels[one.row.case.id], view_of(timeline, _MOST_SPANS // len(shown))
-        chart = timeline_svg(timeline, view, name=f"timeline-{i}", title=f"Timeline of a traced step: {label}")
-        yield captioned(chart, label, f"Launch {one.launch + 1}. {timeline_words(timeline, view)}")
+        told = f"Launch {one.launch + 1}. {timeline_words(timeline, view)}{own}"
+        yield from figure(draw_timeline(timeline, view, span), f"timeline-{i}", f"Traced step: {label}", told)
 
 
 def _busy_columns(steps: Sequence[Row], lines: Sequence[Busy]) -> tuple[Column[Busy], ...]:
@@ -222,5 +222,5 @@ def _memory(found: Analysis) -> Iterator[Table[MemoryLine]]:
             caption="formula, count and measurement side by side",
             columns=(step_column(steps).of(lambda line: line.row), component, *map(of_source, SOURCES)),
             rows=lines,
-            figures=lambda: drawn(draw_memory(steps), "steps-memory", "Memory by component, measured", told),
+            figures=lambda: figure(draw_memory(steps), "steps-memory", "Memory by component, measured", told),
         )

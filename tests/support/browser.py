@@ -1,5 +1,6 @@
 """Chromium without a window, told what to do over a pipe (the DevTools protocol), for tests of the report's page."""
 
+import base64
 import json
 import os
 import shutil
@@ -73,6 +74,15 @@ class Browser:
         told = self._call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
+
+    def picture(self, target: Path, *, whole: bool = False) -> None:
+        """Write what the window shows, or the whole page, as a PNG."""
+        told = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **self._clip(whole))
+        target.write_bytes(base64.b64decode(told["data"]))
+
+    def _clip(self, whole: bool) -> dict[str, Any]:
+        size = self._call("Page.getLayoutMetrics")["cssContentSize"]
+        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}} if whole else {}
 
     def press(self, key: str, code: int, text: str = "") -> None:
         both = {"key": key, "windowsVirtualKeyCode": code}

@@ -1,71 +1,76 @@
 """Bars: step times launch by launch, and the parts of steps and of their memory."""
 
-import numpy as np
 import pytest
 import reports_fixtures as fixtures
-from figure_parts import axes_of, bars_of, labels_of, words
-from matplotlib.axes import Axes
+from figure_parts import Box, parts_of
 from report_rows import rows_of
 from reports_fixtures import ok, plain, step, training_metrics
 
 from reports.figures.bars import draw_breakdown, draw_memory, draw_steps
+from reports.figures.svg import HATCHED, Drawing
+
+LEFT, LENGTH = 10.0, 490.0
+
+
+def bars(drawing: Drawing | None) -> list[Box]:
+    """Return the boxes of bars, that say what they are, without the legend's."""
+    return [box for box in parts_of(drawing).boxes if box.told]
 
 
 def test_steps_show_each_launch_and_all_launches() -> None:
     records = [ok(step("ddp"), i, seconds) for i, seconds in enumerate((0.010, 0.011, 0.013))]
-    axes = axes_of(draw_steps(rows_of(*records, ok(step("fsdp"), 0, 0.02), launches=3)))
-    points = [(float(np.asarray(line.get_xdata())[0]), line.get_marker()) for line in axes.get_lines()]
-    assert [x for x, marker in points if marker == "o"] == [0.010, 0.011, 0.013]
-    assert [x for x, marker in points if marker == "D"] == pytest.approx([(0.010 * 0.011 * 0.013) ** (1 / 3), 0.02])
-    assert words(axes.get_yticklabels()) == ["ddp", "fsdp"]
-    many = axes_of(draw_steps(rows_of(*(ok(step(), launch) for launch in range(60)), launches=60)))
-    assert len([line for line in many.get_lines() if line.get_marker() == "o"]) == 20
+    parts = parts_of(draw_steps(rows_of(*records, ok(step("fsdp"), 0, 0.02), launches=3)))
+    scale = LENGTH / (0.02 * 1.1 * 1.02)
+    launches = [(box.x + 1.5 - LEFT) / scale for box in parts.boxes]
+    assert launches == pytest.approx([0.010, 0.011, 0.013], rel=0.01)
+    whole = [(path.points[0][0] + 5 - LEFT) / scale for path in parts.paths if "l5 -5" in path.d]
+    assert whole == pytest.approx([(0.010 * 0.011 * 0.013) ** (1 / 3), 0.02], rel=0.01)
+    assert parts.words[:2] == ["ddp", "fsdp"]
+    many = parts_of(draw_steps(rows_of(*(ok(step(), launch) for launch in range(60)), launches=60)))
+    assert len(many.boxes) == 20
 
 
 def test_step_times_begin_at_zero_unless_they_differ_too_much() -> None:
-    def axes(*seconds: float) -> Axes:
-        return axes_of(draw_steps(rows_of(*(ok(step(f"s{i}"), seconds=s) for i, s in enumerate(seconds)))))
+    def words(*seconds: float) -> list[str]:
+        return parts_of(draw_steps(rows_of(*(ok(step(f"s{i}"), seconds=s) for i, s in enumerate(seconds))))).words
 
-    near, far = axes(0.01, 0.02), axes(0.01, 2.0)
-    assert (near.get_xscale(), near.get_xlim()[0], near.get_xlabel()) == ("linear", 0, "step time")
-    assert (far.get_xscale(), far.get_xlabel()) == ("log", "step time (log axis)")
-    assert near.xaxis.get_major_formatter()(0.0) == "0"
-    assert len([label for label in words(axes(0.6, 2.4).get_xticklabels()) if label]) <= 7
+    near, far = words(0.01, 0.02), words(0.01, 2.0)
+    assert (near[2], near[-1]) == ("0", "step time")
+    assert (far[2:-1], far[-1]) == (["10 ms", "100 ms", "1 s"], "step time, log axis")
     assert draw_steps([]) is None
     assert draw_steps(rows_of(ok(step("ddp"), metrics={"step_time": fixtures.seconds_metric(None)}))) is None
 
 
-def test_the_parts_of_a_step_are_stacked_in_the_order_of_the_legend() -> None:
-    figure = draw_breakdown(rows_of(ok(step(), metrics=training_metrics(1.0, ("dp", "tp")))))
-    assert labels_of(figure) == ["compute", "exposed dp", "exposed tp", "copy", "idle"]
-    axes = axes_of(figure)
-    assert {bar.get_y() + bar.get_height() / 2 for bar in bars_of(axes)} == {0.0}
-    assert [bar.get_x() for bar in bars_of(axes)] == pytest.approx([0, 0.6, 0.75, 0.9, 0.92])
-    assert [bar.get_width() for bar in bars_of(axes)] == pytest.approx([0.6, 0.15, 0.15, 0.02, 0.06])
-    assert words(axes.texts) == ["61 %", "15 %", "15 %"]
-    assert axes.get_xlim()[0] == 0
+def test_the_parts_of_a_step_are_stacked_and_what_is_exposed_is_hatched_and_named_by_axis() -> None:
+    drawing = draw_breakdown(rows_of(ok(step(), metrics=training_metrics(1.0, ("dp", "tp")))))
+    assert parts_of(drawing).words[:4] == ["compute", "exposed communication", "copy", "idle"]
+    shown, scale = bars(drawing), LENGTH / 0.98
+    assert [one.told.split(":")[0] for one in shown] == ["compute", "exposed dp", "exposed tp", "copy", "idle"]
+    assert [(one.x - LEFT) / scale for one in shown] == pytest.approx([0, 0.6, 0.75, 0.9, 0.92], abs=1e-3)
+    assert [one.width / scale for one in shown] == pytest.approx([0.6, 0.15, 0.15, 0.02, 0.06], abs=1e-3)
+    assert [HATCHED in one.style for one in shown] == [False, True, True, False, False]
+    assert [words for words in parts_of(drawing).words if "%" in words] == ["61 %", "dp 15 %", "tp 15 %", "6 %"]
+    assert shown[0].told == "compute: 600 ms, 61 %"
 
 
-def test_each_step_is_a_bar_and_a_part_has_one_colour() -> None:
+def test_each_step_is_a_bar_and_a_part_has_one_look() -> None:
     other = training_metrics(1.0, ("shard",)) | {"compute": plain(0.2, "s")}
     rows = rows_of(ok(step("ddp"), metrics=training_metrics(1.0)), ok(step("mine")), ok(step("fsdp"), metrics=other))
-    axes = axes_of(figure := draw_breakdown(rows))
-    assert words(axes.get_yticklabels()) == ["ddp", "fsdp"]
-    assert labels_of(figure) == ["compute", "exposed dp", "exposed shard", "copy", "idle"]
-    compute = [bar for bar in bars_of(axes) if bar.get_x() == 0]
-    assert [bar.get_width() for bar in compute] == pytest.approx([0.6, 0.2])
-    assert (len({bar.get_facecolor() for bar in compute}), len({one.get_facecolor() for one in axes.patches})) == (1, 5)
-    second = [bar.get_x() for bar in bars_of(axes) if bar.get_y() + bar.get_height() / 2 == 1]
-    assert second == pytest.approx([0, 0.2, 0.5, 0.52])
+    drawing = draw_breakdown(rows)
+    compute = [box for box in bars(drawing) if box.told.startswith("compute")]
+    assert len({box.y for box in bars(drawing)}) == len({box.y for box in compute}) == 2
+    assert len({box.style for box in compute}) == 1
+    assert {"ddp", "fsdp"} < set(parts_of(drawing).words)
     zero = rows_of(ok(step(), metrics={"compute": plain(0.0, "s")}))
     assert draw_breakdown([]) is draw_breakdown(rows[1:2]) is draw_breakdown(zero) is None
 
 
 def test_memory_is_a_bar_for_each_step_stacked_of_its_components() -> None:
     rows = rows_of(ok(step("ddp"), metrics=training_metrics()), ok(step("tp")))
-    figure = draw_memory(rows)
-    assert labels_of(figure) == ["parameters", "gradients", "optimizer", "activations"]
-    axes = axes_of(figure)
-    assert [(bar.get_x() / 2**20, bar.get_width() / 2**20) for bar in bars_of(axes)] == [(0, 1), (1, 1), (2, 2), (4, 3)]
-    assert {"0", "2 MiB", "4 MiB"} <= set(words(axes.get_xticklabels()))
+    drawing = draw_memory(rows)
+    assert parts_of(drawing).words[:4] == ["parameters", "gradients", "optimizer", "activations"]
+    widths = [box.width * 7 / LENGTH for box in bars(drawing)]
+    assert widths == pytest.approx([1, 1, 2, 3], abs=0.01)
+    assert len({box.hue for box in bars(drawing)}) == 4
+    assert {"0", "2 MiB", "4 MiB"} <= set(parts_of(drawing).words)
     assert draw_memory(rows[1:]) is None

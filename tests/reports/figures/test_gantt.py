@@ -5,27 +5,21 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from matplotlib.textpath import TextPath
 from report_rows import row_of
 from reports_fixtures import pipeline_idle, pipeline_record, pipeline_timeline
-from traced import rank_timeline, timeline
 
-from bench.results.records import Interval, RankTimeline, Timeline
 from reports.analysis.pipelines import Pipeline, read_pipeline
 from reports.figures.gantt import (
-    MOST_RANKS,
-    Box,
     Detail,
     boxes_of,
     detail_of,
-    gantt_svg,
+    draw_pipeline,
     gantt_words,
     idle_boxes,
-    joined,
-    timeline_svg,
-    timeline_words,
-    view_of,
+    span_of,
 )
+from reports.figures.svg import NARROW, figure
+from reports.figures.timeline import Box, TimeChart
 
 LEFT, WIDTH = 66.0, 918.0
 
@@ -64,7 +58,7 @@ def panels_in(svg: str, left: float = LEFT) -> list[Panel]:
     """Return what stands above the first title, such as a legend, and the timelines from the top."""
     root = ElementTree.fromstring(svg)
     texts = [(float(text.attrib["x"]), float(text.attrib["y"]), text.text or "") for text in root.iter("text")]
-    heads = [(0.0, ""), *((y, words) for _, y, words in texts if words.startswith(("predicted: ", "measured: ")))]
+    heads = [(0.0, ""), *((y, words) for _, y, words in texts if words.startswith(("simulated: ", "measured: ")))]
     boxes = []
     for path in root.iter("path"):
         for told in re.findall(r"M(\S+) (\S+?)h(\S+?)v(\S+?)h-\S+?z", path.attrib["d"]):
@@ -85,7 +79,10 @@ def pipeline(schedule: str = "1f1b", **details: Any) -> Pipeline:
 
 
 def svg_of(one: Pipeline, detail: Detail | None = None) -> str:
-    return gantt_svg(one, detail or detail_of(one), name="g", title="a pipeline")
+    detail = detail or detail_of(one)
+    chart = draw_pipeline(one, detail, span_of(one))
+    assert isinstance(chart, TimeChart)
+    return chart.svg("g", "a pipeline", gantt_words(one, detail))
 
 
 def panels(one: Pipeline, detail: Detail | None = None) -> list[Panel]:
@@ -104,7 +101,7 @@ CHUNKS: dict[str, Any] = {"stages_by_rank": [[0, 2], [1, 3]], "chunks": 2, "idle
 
 def test_each_action_is_a_box_where_it_ran_and_the_predicted_stand_above_the_measured() -> None:
     _, above, below = panels(pipeline(**TINY))
-    assert (above.title, below.title) == ("predicted: 6.00 ms", "measured: 8.00 ms")
+    assert (above.title, below.title) == ("simulated: 6.00 ms", "measured: 8.00 ms")
     assert [above.spans(rank, 8) for rank in (0, 1)] == [[(0, 1), (4, 6)], [(1, 2), (2, 4)]]
     assert below.spans(0, 8) == [(0, 1.5), (1.5, 4.5), (4.5, 5), (5, 8)]
     assert below.spans(1, 8) == [(0, 2), (2, 3), (3, 5), (5, 8)]
@@ -149,8 +146,7 @@ def test_a_box_bears_its_kind_and_microbatch_or_what_of_them_has_room() -> None:
         assert len(shown) > 3 * microbatches
         for x, text in shown:
             room = [box for box in above.boxes if abs(LEFT + WIDTH * (box.left + box.right) / 2 - x) < 0.2]
-            extent = TextPath((0, 0), text, size=9).get_extents()
-            assert any(extent.width < WIDTH * (box.right - box.left) for box in room), (microbatches, text)
+            assert any(5.5 * len(text) < WIDTH * (box.right - box.left) for box in room), (microbatches, text)
 
 
 def test_the_caption_says_what_is_above_and_below() -> None:
@@ -163,7 +159,21 @@ def test_the_caption_says_what_is_above_and_below() -> None:
     assert gantt_words(alone, DETAIL) == f"What launch 1 measured{causes}"
     assert [panel.title[:8] for panel in panels(alone)] == ["", "measured"]
     unmeasured = pipeline(measured=None)
-    assert gantt_svg(unmeasured, detail_of(unmeasured), name="g", title="t") == ""
+    assert draw_pipeline(unmeasured, detail_of(unmeasured), 1.0) is None
+
+
+def test_charts_share_an_axis_and_a_small_one_shows_the_measured_alone() -> None:
+    one = pipeline(**TINY)
+    wide = draw_pipeline(one, DETAIL, 16_000)
+    assert wide is not None
+    _, above, below = panels_in(wide.svg("g", "t", ""))
+    assert above.spans(0, 16) == [(0, 1), (4, 6)]
+    assert below.spans(1, 16) == [(0, 2), (2, 3), (3, 5), (5, 8)]
+    alone = draw_pipeline(one, DETAIL, 8000, width=NARROW, is_alone=True)
+    assert [panel.title for panel in panels_in(figure(alone, "g", "t")[0].split("</figcaption>")[1])] == [
+        "",
+        "measured: 8.00 ms",
+    ]
 
 
 def test_it_is_described_in_the_pages_colours_coarse_enough_and_the_same_bytes_each_time() -> None:
@@ -172,8 +182,7 @@ def test_it_is_described_in_the_pages_colours_coarse_enough_and_the_same_bytes_e
     assert svg.startswith("<svg ")
     assert '<title id="g-title">a pipeline</title>' in svg
     assert "below, what launch 1 measured" in svg
-    assert "The table beside it holds the sums." in svg
-    assert "var(--series-0)" in svg
+    assert "var(--blue)" in svg
     assert "#" not in svg
     assert set(re.findall(r' id="([^"]*)"', svg)) == set(re.findall(r' id="(g-[^"]*)"', svg))
     paths = re.findall(r' d="([^"]*)"', svg)
@@ -260,81 +269,3 @@ def test_a_huge_chart_stays_small_and_names_a_few_ranks() -> None:
     assert re.findall(r">(rank \d+)<", svg) == [f"rank {rank}" for rank in range(0, ranks, ranks // 16)] * 2
     (width, height) = [float(number) for number in re.findall(r'viewBox="0 0 (\S+) (\S+)"', svg)[0]]
     assert height < 1.2 * width
-
-
-def busy_rank(rank: int, count: int, seconds: float = 1.0) -> RankTimeline:
-    length = seconds * 1e6 / count
-    intervals = tuple(Interval("compute", "compute", i * length, (i + 0.5) * length) for i in range(count))
-    return RankTimeline(rank=rank, start_us=0.0, stop_us=seconds * 1e6, intervals=intervals)
-
-
-def of(*ranks: RankTimeline) -> Timeline:
-    return Timeline(clock="one clock", uncertainty_seconds=0.0, ranks=ranks)
-
-
-def drawn(one: Timeline, most_boxes: int = 4000) -> str:
-    return timeline_svg(one, view_of(one, most_boxes), name="t-1", title="Timeline: <ddp>")
-
-
-def test_every_rank_and_stream_has_a_line_with_its_name_and_its_sum() -> None:
-    svg = drawn(timeline())
-    assert svg == drawn(timeline())
-    (panel,) = panels_in(svg)
-    assert [word for word in panel.words if word.startswith("rank")] == ["rank 0", "rank 1"]
-    for stream in ("phases", "compute", "copies", "comm dp", "forward", "backward", "update"):
-        assert panel.words.count(stream) == 2, stream
-    told = [title.text for title in ElementTree.fromstring(svg).iter("title")]
-    assert told[0] == "Timeline: <ddp>"
-    assert {"compute: 6.00 ms", "comm dp: 4.00 ms", "backward: 5.50 ms"} <= set(told)
-    assert timeline_words(timeline(), view_of(timeline())).startswith(
-        "One traced step on one clock (one host, one monotonic clock, right within 2.00 us), 10.1 ms long."
-    )
-
-
-def test_boxes_stand_where_the_intervals_were_on_an_axis_that_begins_with_the_first_rank() -> None:
-    (panel,) = panels_in(drawn(of(rank_timeline(), rank_timeline(1))), 130)
-    compute, comm = [(0, 5), (8.5, 9.5)], [(4, 8)]
-    assert [panel.spans(row, 10) for row in (1, 3, 5, 7)] == [compute, comm, compute, comm]
-    (panel,) = panels_in(drawn(timeline()), 130)
-    assert [panel.spans(row, 10.1) for row in (1, 5)] == [compute, [(0.1, 5.1), (8.6, 9.6)]]
-
-
-def test_neighbours_closer_than_the_gap_are_one_and_a_long_interval_keeps_its_end() -> None:
-    def spans(gap_us: float, *times: tuple[float, float]) -> list[tuple[float, float]]:
-        drawn = joined((Box(kind="compute", start=start, stop=stop) for start, stop in times), gap_us)
-        return [(box.start, box.stop) for box in drawn]
-
-    parts = [(0.0, 4.0), (5.0, 6.0), (10.0, 12.0)]
-    assert spans(0.5, *parts) == parts
-    assert spans(2.0, *parts) == [(0.0, 6.0), (10.0, 12.0)]
-    assert spans(1.0, (0.0, 100.0), (5.0, 6.0)) == [(0.0, 100.0)]
-
-
-def test_boxes_and_ranks_are_as_few_as_asked_and_the_note_says_so() -> None:
-    one = of(busy_rank(0, 20_000), busy_rank(1, 20_000))
-    for most in (50, 4000):
-        assert drawn(one, most).count("h") < most + 200
-        assert "apart is drawn as one" in view_of(one, most).note
-    view = view_of(of(*(busy_rank(rank, 3, 2.0 if rank == 37 else 1.0) for rank in range(64))))
-    shown = [one.rank for one in view.ranks]
-    assert len(shown) == MOST_RANKS
-    assert {0, 37, 63} <= set(shown)
-    assert view.note.startswith("8 of 64 ranks are drawn, the slowest among them.")
-
-
-def test_the_axis_is_in_one_unit_with_few_ticks() -> None:
-    for seconds, unit in ((5.0, "(s)"), (0.02, "(ms)"), (50e-6, "(us)")):
-        words = panels_in(drawn(of(busy_rank(0, 3, seconds))))[0].words
-        assert words[-1].endswith(unit)
-        ticks = [float(word) for word in words if re.fullmatch(r"[\d.]+", word)]
-        assert 3 <= len(ticks) <= 9
-        assert ticks == sorted(ticks)
-
-
-def test_hostile_names_are_text_and_a_step_without_intervals_is_drawn_empty() -> None:
-    told = (Interval("comm <script>", "</svg><b>", 0.0, 10.0),)
-    svg = drawn(of(RankTimeline(rank=0, start_us=0.0, stop_us=10.0, intervals=told)))
-    assert "<script" not in svg
-    assert "comm <script>" in panels_in(svg)[0].words
-    for one in (of(), of(RankTimeline(rank=0, start_us=0.0, stop_us=0.0, intervals=()))):
-        assert drawn(one).count("<title") == 1

@@ -1,14 +1,11 @@
-"""Lines: what is drawn where, in which looks, on which axes, and what is not."""
+"""Lines: what is drawn where, in which looks, on which axes, named at its end, and what is not."""
 
 import re
+from itertools import pairwise
 
-import numpy as np
 import pytest
 import reports_fixtures as fixtures
-from figure_parts import axes_of, labels_of, panels_of, points, values, words
-from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PolyCollection
-from matplotlib.figure import Figure
+from figure_parts import Parts, parts_of
 from nodes_fixtures import FAR_RATE, node_run
 from report_rows import rows_of, with_metrics
 from reports_fixtures import collective, context_details, context_record, cp, link, ok, plain, rate_metric, step_metrics
@@ -20,64 +17,95 @@ from reports.analysis.contrasts import kinds
 from reports.analysis.fits import fit_curves
 from reports.analysis.rank_hosts import nodes_of
 from reports.analysis.summary import Row, summarize
-from reports.figures.lines import EFFICIENCY, RATE, TIME, draw_against_nodes, draw_curves, draw_kinds, draw_methods
-from reports.figures.plot import elided
-from reports.figures.svg import inline_svg
+from reports.figures.lines import (
+    EFFICIENCY,
+    RATE,
+    TIME,
+    Line,
+    curve_lines,
+    draw_against,
+    draw_kinds,
+    draw_lines,
+    draw_methods,
+    draw_sizes,
+)
+from reports.figures.svg import NARROW, Drawing
+
+MAIN = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"]
 
 
 def sample_rows(mode: str) -> list[Row]:
     return [row for row in summarize(fixtures.sample_run()).rows if row.metrics and row.case.params.get("mode") == mode]
 
 
-def test_each_operation_is_a_line_of_its_own_colour_marker_and_dash_on_log_axes() -> None:
-    figure = draw_curves(sample_rows("pipelined"), "time")
-    names = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"]
-    assert labels_of(figure) == names
-    axes = axes_of(figure)
-    lines = axes.get_lines()
-    assert len(lines) == len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == 6
-    assert values(lines[0].get_xdata()) == [1 << 10, 1 << 16, 1 << 20, 1 << 24]
-    assert figure is not None
-    drawn = re.findall(r"stroke-dasharray: ([^;]*)", inline_svg(figure, name="a", title="b", description="c"))
-    assert len(set(drawn)) == 4  # and the solid line, which has none
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    format_x, format_y = axes.xaxis.get_major_formatter(), axes.yaxis.get_major_formatter()
-    assert [format_x(size) for size in (1024, 1 << 20)] == ["1K", "1M"]
-    assert [format_y(seconds) for seconds in (1e-5, 2e-3, 1.0)] == ["10 us", "2 ms", "1 s"]
-    assert len(axes.get_xticks()) <= 8
+def curve(operation: str = "all_reduce", sizes: tuple[int, ...] = (1024, 4096), **params: object) -> list[Record]:
+    return [ok(collective(operation, size, **params)) for size in sizes]
+
+
+def test_each_operation_is_a_line_of_its_own_colour_the_same_in_both_figures() -> None:
+    hues = []
+    for quantity, level in (("busbw", RATE), ("time", TIME)):
+        parts = parts_of(draw_sizes(curve_lines(sample_rows("pipelined"), quantity), level))  # type: ignore[arg-type]
+        assert sorted(parts.ends) == sorted(MAIN)
+        assert len({path.hue for path in parts.lines.values()}) == 6
+        hues.append({told.partition(":")[0]: path.hue for told, path in parts.lines.items()})
+        assert {"1K", "1M", "16M", "size (bytes, 1024-based)"} <= set(parts.words)
+        assert level.words in parts.words[0]
+    assert hues[0] == hues[1]
+
+
+def test_names_stand_beside_the_ends_inside_the_figure_a_line_apart() -> None:
+    lines = [Line(label=f"operation_{i}", points=((1, 1, 1, 1), (2, 1 + i / 100, 1, 1))) for i in range(12)]
+    drawing = draw_lines(lines, RATE, "nodes")
+    assert drawing is not None
+    ends = [text for text in parts_of(drawing).texts if text.css == "end"]
+    heights = sorted(text.y for text in ends)
+    assert min(b - a for a, b in pairwise(heights)) >= 13.9
+    assert 0 < heights[0] < heights[-1] < drawing.top
+    assert max(text.x + 6 * len(text.words) for text in ends) < drawing.width == NARROW
+
+
+def test_lines_that_share_a_colour_differ_in_their_dashes() -> None:
+    parts = parts_of(draw_sizes(curve_lines(rows_of(*curve(), *curve("reduce"), *curve("all_gather")), "time"), TIME))
+    one, other, third = parts.lines.values()
+    assert one.hue == other.hue != third.hue
+    assert ("dash" in one.style, "dash" in other.style, "dash" in third.style) == (False, True, False)
 
 
 def test_bandwidth_is_drawn_in_gigabytes_and_time_in_seconds_in_the_order_of_size() -> None:
     rows = rows_of(*(ok(collective(size_bytes=size), seconds=s) for size, s in ((2048, 3e-3), (1024, 1e-3))))
-    (bandwidth,), (time,) = (axes_of(draw_curves(rows, metric)).get_lines() for metric in ("busbw", "time"))
-    assert (values(time.get_xdata()), values(time.get_ydata())) == ([1024, 2048], [1e-3, 3e-3])
-    assert values(bandwidth.get_ydata()) == pytest.approx([1024e-6 * 1.5, 2048e-6 / 3 * 1.5])
+    time = parts_of(draw_sizes(curve_lines(rows, "time"), TIME))
+    assert list(time.lines) == ["all_reduce: 1024: 0.001, 2048: 0.003"]
+    (path,) = time.lines.values()
+    assert path.points == sorted(path.points)
+    (bandwidth,) = curve_lines(rows, "busbw")
+    assert [point[1] for point in sorted(bandwidth.points)] == pytest.approx([1024e-6 * 1.5, 2048e-6 / 3 * 1.5])
 
 
-def test_the_interval_is_a_band_and_of_a_single_size_a_bar_unless_it_reaches_zero() -> None:
-    rows = rows_of(*(ok(collective(size_bytes=size), seconds=1e-3) for size in (1024, 2048)))
-    (band,) = [shape for shape in axes_of(draw_curves(rows, "time")).collections if isinstance(shape, PolyCollection)]
-    heights = np.asarray(band.get_paths()[0].vertices)[:, 1]
-    assert (heights.min(), heights.max()) == pytest.approx((0.9e-3, 1.1e-3))
+def test_what_has_one_size_is_no_line_and_the_interval_is_a_band_unless_it_reaches_zero() -> None:
+    rows = rows_of(*curve(), *curve("gather", (1 << 20,)))
+    (line,) = curve_lines(rows, "time")
+    assert [point[0] for point in line.points] == [1024, 4096]
+    assert line.points[0][1:] == pytest.approx((1e-3, 0.9e-3, 1.1e-3))
+    (band,) = [path for path in parts_of(draw_sizes([line], TIME)).paths if path.opacity == 0.1]
+    assert len(band.points) == 4
+    assert draw_sizes(curve_lines(rows[2:], "time"), TIME) is None
     metric = MetricValue(value=1e-3, unit="s", better="lower", low=0.0, high=5e-3)
-    to_zero = ok(collective(), metrics={"time": metric})
-    for record, ends in ((ok(collective()), [0.9e-3, 1.1e-3]), (to_zero, [1e-3, 1e-3])):
-        shapes = axes_of(draw_curves(rows_of(record), "time")).collections
-        (bar,) = [shape for shape in shapes if isinstance(shape, LineCollection)]
-        assert bar.get_segments()[0][:, 1].tolist() == pytest.approx(ends)
+    to_zero = [ok(one.case, metrics={"time": metric}) for one in curve()]
+    (line,) = curve_lines(rows_of(*to_zero), "time")
+    assert line.points[0] == (1024, 1e-3, 1e-3, 1e-3)
 
 
 def test_a_parameter_without_an_axis_makes_its_own_line_and_what_a_log_axis_cannot_show_none() -> None:
-    rows = rows_of(*(ok(collective("broadcast", root=root)) for root in (0, 1)))
-    assert labels_of(draw_curves(rows, "time")) == ["broadcast root=0", "broadcast root=1"]
+    rows = rows_of(*(one for root in (0, 1) for one in curve("broadcast", root=root)))
+    assert [line.label for line in curve_lines(rows, "time")] == ["broadcast root=0", "broadcast root=1"]
     for value in (None, 0.0):
         hidden = ok(collective(), metrics={"busbw": rate_metric(value)})
-        assert draw_curves(rows_of(hidden), "busbw") is None
-        (line,) = axes_of(draw_curves(rows_of(hidden, ok(collective(size_bytes=4096))), "busbw")).get_lines()
-        assert values(line.get_xdata()) == [4096]
+        (line,) = curve_lines(rows_of(hidden, *curve(sizes=(4096, 8192))), "busbw")
+        assert [point[0] for point in line.points] == [4096, 8192]
 
 
-def test_a_fit_is_a_thin_dashed_line_of_its_operations_colour_broken_at_the_knee() -> None:
+def test_a_fit_is_a_dashed_line_of_its_operations_colour_broken_at_the_knee() -> None:
     def switching(size: int) -> float:
         return 10e-6 + size / 1e9 if size <= 1 << 16 else 100e-6 + size / 5e9
 
@@ -85,79 +113,64 @@ def test_a_fit_is_a_thin_dashed_line_of_its_operations_colour_broken_at_the_knee
     other = [ok(collective("broadcast", size), seconds=50e-6 + size / 2e9) for size in sizes[:4]]
     rows = rows_of(*other, *(ok(collective(size_bytes=size), seconds=switching(size)) for size in sizes))
     (broadcast, reduce) = curves = fit_curves(rows, None)
-    figure = draw_curves(rows, "time", curves)
-    first, second, *fits = axes_of(figure).get_lines()
-    assert [line.get_color() for line in fits] == [first.get_color(), *[second.get_color()] * 2]
-    assert all(line.get_linestyle() != "-" and line.get_linewidth() < first.get_linewidth() for line in fits)
-    ends = [values(line.get_xdata())[place] for line in fits for place in (0, -1)]
+    first, second = curve_lines(rows, "time", curves)
     (knee,) = reduce.fit.knees
+    ends = [piece[place][0] for line in (first, second) for piece in line.fit for place in (0, -1)]
     assert ends == pytest.approx([1024, 8192, 1024, knee, knee, 1 << 24])
-    assert values(fits[0].get_ydata())[0] == pytest.approx(broadcast.fit.predict(1024))
-    assert values(fits[2].get_ydata())[-1] == pytest.approx(reduce.fit.predict(1 << 24))
-    assert labels_of(figure) == ["broadcast", "all_reduce", "fit"]
+    assert first.fit[0][0][1] == pytest.approx(broadcast.fit.predict(1024))
+    assert second.fit[1][-1][1] == pytest.approx(reduce.fit.predict(1 << 24))
+    drawn = [path for path in parts_of(draw_sizes([first, second], TIME)).paths if "dasharray:4 2" in path.style]
+    assert [path.hue for path in drawn] == ["red", "blue", "blue"]
+    assert len(drawn[0].points) > 10  # what is straight on plain axes bends on these
+    assert all(line.fit == () for line in curve_lines(rows, "busbw", curves))
 
 
-def test_fits_bend_on_log_axes_and_are_of_time_alone_as_the_link_is_of_bandwidth() -> None:
-    rows = rows_of(*fixtures.curve_records())
-    curves = fit_curves(rows, None)
-    _, fit = axes_of(draw_curves(rows, "time", curves, link(25e9))).get_lines()
-    sizes, seconds = values(fit.get_xdata()), values(fit.get_ydata())
-    assert len(sizes) > 10
-    assert seconds == pytest.approx([20e-6 + size / 3e9 for size in sizes])
-    figure = draw_curves(rows, "busbw", curves, link(25e9))
-    _, level = axes_of(figure).get_lines()
-    assert values(level.get_ydata()) == [25.0, 25.0]
-    assert labels_of(figure) == ["all_reduce", "link, 25.0 GB/s"]
-    low, high = axes_of(figure).get_ylim()
-    assert low < 25 < high
-    assert len(axes_of(draw_curves(rows, "busbw")).get_lines()) == 1
+def test_the_link_is_a_line_across_with_its_name_inside_the_figure() -> None:
+    lines = curve_lines(rows_of(*fixtures.curve_records()), "busbw")
+    drawing = draw_sizes(lines, RATE, link(25e9))
+    assert drawing is not None
+    (text,) = [text for text in parts_of(drawing).texts if text.words == "link, 25.0 GB/s"]
+    assert 20 < text.y < drawing.top / 2
+    assert "link, 25.0 GB/s" not in parts_of(draw_sizes(lines, RATE)).words
 
 
 def test_long_names_are_cut_only_where_they_stay_apart() -> None:
-    long, other = "unidirectional source=0 target=1", "unidirectional source=0 target=2"
+    long, other = "unidirectional source=0 target=1 root=5", "unidirectional source=3 target=1 root=5"
     for names, shown in (
-        ((long, "broadcast"), ["unidirectional source=0...", "broadcast"]),
+        ((long, "broadcast"), ["unidirectional ... root=5", "broadcast"]),
         ((long, other), [long, other]),
-        (("x" * 9999, "y"), ["x" * 23 + "...", "y"]),
+        (("x" * 99, "y"), ["x" * 23 + "...", "y"]),
     ):
-        assert labels_of(draw_curves(rows_of(*(ok(collective(name)) for name in names)), "busbw")) == shown
-    assert elided("ddp layers=2") == "ddp layers=2"
-    steps = "ep_layer ep=1 experts=16 variant=all_to_all capacity=1.5 routing=hot_experts"
-    assert elided(steps) == "ep_layer ... capacity=1.5 routing=hot_experts"  # what tells steps apart stands last
-    assert max(len(elided(name)) for name in (steps, "x" * 100)) <= 48
+        lines = [Line(label=name, points=((1, 2 - i, 1, 2), (2, 2 - i, 1, 2))) for i, name in enumerate(names)]
+        assert parts_of(draw_lines(lines, RATE, "nodes")).ends == shown
 
 
 def test_scaling_is_a_line_for_each_case_below_perfection() -> None:
-    axes = axes_of(draw_against_nodes([("ddp", {2: 1.0, 8: 0.5, 4: 0.8})], EFFICIENCY, "ranks"))
-    ddp, perfect = points(axes)
-    assert (ddp, [height for _, height in perfect]) == ([[2, 1.0], [4, 0.8], [8, 0.5]], [1.0, 1.0])
-    assert (axes.get_ylim()[0], axes.yaxis.get_major_formatter()(0.5, None)) == (0, "50 %")
-    assert axes.get_xlabel() == "ranks"
+    parts = parts_of(draw_against({"ddp": {2: 1.0, 8: 0.5, 4: 0.8}}, EFFICIENCY, "ranks"))
+    assert list(parts.lines) == ["ddp: 2: 1, 4: 0.8, 8: 0.5"]
+    assert {"perfect", "0", "50 %", "2", "4", "8"} <= set(parts.words)
+    assert (parts.words[0], parts.words[-1]) == ("efficiency", "ranks")
 
 
 def test_each_kind_of_group_is_a_line_against_size() -> None:
     run = node_run()
-    figure = draw_kinds(kinds(summarize(run).rows, nodes_of(run)))
-    assert labels_of(figure) == ["world", "node", "node, together", "across", "across, together"]
-    across = points(axes_of(figure))[3]
-    assert [size for size, _ in across] == [1 << 16, 1 << 20, 1 << 22]
-    assert across[2][1] == pytest.approx(FAR_RATE / 1e9, rel=0.01)
-    assert words(axes_of(figure).get_xticklabels())[-1] == "4M"
+    parts = parts_of(draw_kinds(kinds(summarize(run).rows, nodes_of(run))))
+    assert sorted(parts.ends) == sorted(["world", "node", "node, together", "across", "across, together"])
+    (across,) = [told for told in parts.lines if told.startswith("across: ")]
+    sizes = dict(re.findall(r"([\d.e+]+): ([\d.]+)", across.removeprefix("across: ")))
+    assert list(sizes) == ["65536", f"{float(1 << 20):g}", f"{float(1 << 22):g}"]
+    assert float([*sizes.values()][-1]) == pytest.approx(FAR_RATE / 1e9, rel=0.01)
+    assert "4M" in parts.words
     assert draw_kinds(()) is None
 
 
-def test_lines_go_from_the_fewest_nodes_to_the_most_and_differ_in_more_than_colour() -> None:
-    figure = draw_against_nodes([("a", {4: 1.0, 1: 8.0, 2: 2.0}), ("b", {1: 1.0, 4: 0.5})], RATE)
-    axes = axes_of(figure)
-    assert labels_of(figure) == ["a", "b"]
-    assert points(axes)[0] == [[1, 8.0], [2, 2.0], [4, 1.0]]
-    assert words(axes.get_xticklabels()) == ["1", "2", "4"]
-    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_yscale()) == ("nodes", "bus bandwidth (GB/s)", "log")
-    first, other = axes.lines
-    assert first.get_marker() != other.get_marker()
-    assert first.get_linestyle() != other.get_linestyle()
-    assert draw_against_nodes([("a", {4: 1.0})], TIME) is None  # on one number of nodes is no line
-    assert labels_of(draw_against_nodes([("a", {4: 1.0}), ("b", {1: 1.0, 2: 1.0})], TIME)) == ["b"]
+def test_lines_go_from_the_fewest_nodes_to_the_most() -> None:
+    parts = parts_of(draw_against({"a": {4: 1.0, 1: 8.0, 2: 2.0}, "b": {1: 1.0, 4: 0.5}}, RATE))
+    assert list(parts.lines) == ["a: 1: 8, 2: 2, 4: 1", "b: 1: 1, 4: 0.5"]
+    assert parts.ends == ["a", "b"]
+    assert parts.words[0] == "bus bandwidth (GB/s), log axis"
+    assert draw_against({"a": {4: 1.0}}, TIME) is None  # on one number of nodes is no line
+    assert parts_of(draw_against({"a": {4: 1.0}, "b": {1: 1.0, 2: 1.0}}, TIME)).ends == ["b"]
 
 
 def both(longest: float = 0.03) -> list[Record]:
@@ -165,59 +178,54 @@ def both(longest: float = 0.03) -> list[Record]:
     return [context_record(*one) for one in told]
 
 
-def methods_of(*records: Record) -> Figure | None:
+def methods_of(*records: Record) -> dict[str, Parts]:
     (comparison,) = compared(contexts(rows_of(*records)))
-    return draw_methods(comparison.lines)
+    return {title: parts_of(drawing) for title, drawing in draw_methods(comparison.lines).items()}
 
 
-def titled(*records: Record) -> dict[str, Axes]:
-    return {axes.get_title(): axes for axes in panels_of(methods_of(*records))}
-
-
-def test_each_method_is_a_line_of_its_values_by_length_seen_beside_others() -> None:
-    found = titled(*both())
+def test_each_method_is_a_line_of_its_values_by_length_beside_others() -> None:
+    found = methods_of(*both())
     assert list(found) == [
         "step time",
         "attention's bytes a rank sends in a step",
         "exposed cp communication, of the traced step",
     ]
     time, sent, exposed = found.values()
-    assert points(time) == [[[64, 0.02], [128, 0.03]], [[64, 0.01], [128, 0.02]]]
-    intervals = [float(bar.get_segments()[0][0][0]) for bar in time.collections]  # type: ignore[attr-defined]
-    assert intervals == pytest.approx([64 / 1.01, 128 / 1.01, 64 * 1.01, 128 * 1.01], rel=1e-4)  # side by side
-    assert not exposed.collections
-    assert time.get_ylim()[0] == 0
-    assert time.get_xlabel() == "sequence (tokens)"
-    ring, zigzag = time.get_lines()
-    assert ring.get_marker() != zigzag.get_marker()
-    assert ring.get_color() != zigzag.get_color()
-    assert ring.get_linewidth() > zigzag.get_linewidth()  # which would cover it
-    assert ring.get_markersize() > zigzag.get_markersize()
-    texts = [sent.yaxis.get_major_formatter()(tick, None) for tick in sent.get_yticks()]
-    assert texts[1:4] == ["0", "1 MiB", "2 MiB"]
+    assert list(time.lines) == ["ring: 64: 0.02, 128: 0.03", "zigzag: 64: 0.01, 128: 0.02"]
+    assert (time.words[0], time.words[1], time.words[-1]) == ("step time", "0", "sequence (tokens)")
+    ring, zigzag = time.lines.values()
+    assert ring.hue != zigzag.hue
+    assert exposed.ends == sent.ends == ["ring", "zigzag"] or set(exposed.ends) == {"ring", "zigzag"}
+    assert {"0", "1 MiB", "2 MiB"} <= set(sent.words)
 
 
 def test_what_is_unknown_is_not_drawn_and_what_could_not_be_seen_takes_a_log_axis() -> None:
-    found = titled(*both(longest=0.9)[:3])  # one did not run at a length
-    time = found["step time (log axis)"]
-    assert (time.get_yscale(), [len(of) for of in points(time)]) == ("log", [2, 1])
-    assert methods_of(context_record("ring"), context_record("zigzag")) is None  # one length
-    found = titled(*(with_metrics(record, exposed_comm__cp=plain(0.0, "s")) for record in both()))
-    assert found["exposed cp communication, of the traced step"].get_ylim()[0] == 0
+    time = methods_of(*both(longest=0.9)[:3])["step time"]  # one did not run at a length
+    assert time.words[0] == "step time, log axis"
+    assert list(time.lines) == ["ring: 64: 0.02, 128: 0.9", "zigzag: 64: 0.01"]
+    (comparison, *_) = compared(contexts(rows_of(context_record("ring"), context_record("zigzag"))))
+    assert draw_methods(comparison.lines) == {}  # one length
+    found = methods_of(*(with_metrics(record, exposed_comm__cp=plain(0.0, "s")) for record in both()))
+    assert "exposed cp communication, of the traced step" not in found
     bare = [
         ok(cp(method, sequence), metrics=step_metrics(0.5), details=context_details(method, sequence))
         for method in ("ring", "zigzag")
         for sequence in (64, 128)
     ]
-    assert list(titled(*bare)) == ["step time"]
+    assert list(methods_of(*bare)) == ["step time"]
 
 
 def test_against_ranks_the_crossover_stands_on_the_bytes_alone() -> None:
     runs = [[context_record(method, 0.1 / n, ranks=n) for method in ("ring", "ulysses")] for n in (2, 4)]
     [one] = sizes([one for records in runs for one in contexts(rows_of(*records))])
-    time, sent, exposed = panels_of(draw_methods(one.lines, "cp (ranks)", one.crossover_ranks))
-    assert points(time) == [[[2, 0.05], [4, 0.025]]] * 2
-    assert time.get_xlabel() == "cp (ranks)"
-    assert [x for ((x, _), *_) in points(sent)[2:]] == [2.0]
-    assert len(time.get_lines()) == len(exposed.get_lines()) == 2
-    assert [len(axes.get_lines()) for axes in panels_of(draw_methods(one.lines, "cp (ranks)"))] == [2, 2, 2]
+    marked = draw_methods(one.lines, "cp (ranks)", one.crossover_ranks)
+    plain_ones = draw_methods(one.lines, "cp (ranks)")
+
+    def dotted(drawing: Drawing) -> int:
+        return len([path for path in parts_of(drawing).paths if "dasharray:1 3" in path.style])
+
+    time, _, _ = map(parts_of, marked.values())
+    assert [told.partition(": ")[2] for told in time.lines] == ["2: 0.05, 4: 0.025"] * 2
+    assert time.words[-1] == "cp (ranks)"
+    assert [dotted(drawing) for drawing in marked.values()] == [0, 1, 0]
+    assert [dotted(drawing) for drawing in plain_ones.values()] == [0, 0, 0]

@@ -1,66 +1,105 @@
-"""Figures as inline SVG that is text, in the page's colours, and below which table they stand."""
+"""Drawings as inline SVG in the page's colours; scales, ticks and places; with which table they stand."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from xml.etree import ElementTree
 
-import matplotlib as mpl
+import pytest
 from late import late_record, samples
-from matplotlib.figure import Figure
 from report_rows import found_in, found_of, table_of, tables_of
 from reports_fixtures import context_record, mixture_record, step
 from traced import run_with, timeline, traced_record
 
 from bench.results.runs import load_run
-from reports.figures.svg import FAINT, INK, SERIES, drawing, inline_svg
+from reports import cells
+from reports.figures.svg import WIDE, Drawing, Scale, elided, even_ticks, figure, log_ticks, spread, time_ticks
 
 
-def svg_of(label: str = "label", name: str = "one") -> str:
-    with drawing():
-        figure = Figure(figsize=(3, 2))
-        axes = figure.add_subplot()
-        axes.plot([1, 2, 3], [1, 3, 2], color=SERIES[0], marker="o")
-        axes.fill_between([1, 2, 3], [0, 2, 1], [2, 4, 3], color=SERIES[1], alpha=0.2)
-        axes.set_xlabel(label)
-    return inline_svg(figure, name=name, title="A <title>", description="What & why")
-
-
-def test_an_svg_says_what_it_shows_and_holds_no_style_sheet_metadata_or_namespace() -> None:
-    text = svg_of()
-    root = ElementTree.fromstring(text)
+def test_a_figure_says_what_it_shows_under_its_caption_and_what_is_wide_can_be_scrolled() -> None:
+    drawing = Drawing()
+    drawing.text(1, 2, "<script>alert(1)</script> 漢字 🚀\x1b[31m")
+    drawing.box(1, 2, 3, 4, "fill:var(--blue)", "told <b>")
+    (made,) = figure(drawing, "one", "A <title>", "What & why.")
+    caption, svg = made.split("</figcaption>")
+    assert caption == "<figcaption><strong>A &lt;title&gt;</strong> What &amp; why."
+    root = ElementTree.fromstring(svg)
     assert (root.tag, root.attrib["role"]) == ("svg", "img")
-    assert [(one.tag, one.text) for one in root[:2]] == [("title", "A <title>"), ("desc", "What & why")]
-    assert root.attrib["aria-labelledby"] == f"{root[0].attrib['id']} {root[1].attrib['id']}"
-    assert "viewBox" in root.attrib
+    assert [(one.tag, one.attrib["id"]) for one in root[:2]] == [("title", "one-title"), ("desc", "one-desc")]
+    assert root[1].text == "What & why. The table beside it holds the same numbers."
+    assert root.attrib["aria-labelledby"] == "one-title one-desc"
+    assert root[2].text == "<script>alert(1)</script> 漢字 🚀\\x1b[31m"
+    assert root[3][0].text == "told <b>"
     assert not {"width", "height"} & set(root.attrib)
-    for word in ("<style", "metadata", "xmlns", "xlink", "<!DOCTYPE", "<?xml", "matplotlib.org"):
-        assert word not in text
-    for drawn in (INK, FAINT, *SERIES, "#000000", "#ffffff"):
-        assert drawn not in text
-    for shown in ("currentColor", "var(--faint)", "var(--series-0)", "var(--series-1)"):
-        assert shown in text
+    (wide,) = figure(Drawing(WIDE), "two", "W")
+    assert '<div class="chart" role="group" tabindex="0" aria-label="W"><svg' in wide
+    assert figure(None, "three", "T") == []
 
 
-def test_every_id_begins_with_the_name_and_every_reference_is_met() -> None:
-    text = svg_of(name="fig7")
-    ids = re.findall(r' id="([^"]*)"', text)
-    references = re.findall(r'href="#([^"]*)"', text) + re.findall(r"url\(#([^)]*)\)", text)
-    assert all(identity.startswith("fig7-") for identity in ids)
-    assert set() < set(references) <= set(ids)
+def test_a_legend_takes_as_many_lines_as_it_needs() -> None:
+    drawing = Drawing()
+    drawing.legend([("word " * 5, 1.0, "")] * 8)
+    texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"', drawing.svg("a", "b", "c"))
+    assert len({y for _, y in texts}) > 1
+    assert max(float(x) for x, _ in texts) < drawing.width - 150
 
 
-def test_text_stays_text_in_the_pages_font_and_colour_however_foreign() -> None:
-    for label in ("<script>alert(1)</script>", "$x^2$", "$\\frac{1}{", "漢字 🚀"):
-        (text,) = [one for one in ElementTree.fromstring(svg_of(label)).iter("text") if one.text == label]
-        assert "fill: currentColor" in text.attrib["style"]
-        assert "font-family" not in text.attrib["style"]
+def test_scales_put_values_between_their_ends() -> None:
+    even = Scale(low=0, high=4, first=10, last=90)
+    log = Scale(low=1, high=16, first=90, last=10, is_log=True)
+    assert [even(value) for value in (0, 1, 4)] == [10, 30, 90]
+    assert [log(value) for value in (1, 4, 16)] == pytest.approx([90, 50, 10])
 
 
-def test_the_users_own_settings_change_nothing_and_are_left_alone() -> None:
-    told = svg_of()
-    with mpl.rc_context({"font.size": 31, "lines.linewidth": 9, "svg.fonttype": "path"}):
-        assert svg_of() == told
-        assert mpl.rcParams["font.size"] == 31
+def test_ticks_are_few_and_round() -> None:
+    assert even_ticks(0.023, cells.duration) == [
+        (0.0, "0"),
+        (0.005, "5 ms"),
+        (0.01, "10 ms"),
+        (0.015, "15 ms"),
+        (0.02, "20 ms"),
+    ]
+    assert [told for _, told in even_ticks(5 << 20, cells.num_bytes)] == [
+        "0",
+        "1 MiB",
+        "2 MiB",
+        "3 MiB",
+        "4 MiB",
+        "5 MiB",
+    ]
+    assert [told for _, told in log_ticks(0.0011, 0.09, cells.duration)] == ["2 ms", "5 ms", "10 ms", "20 ms", "50 ms"]
+    assert [told for _, told in log_ticks(0.001, 20, cells.significant)] == ["0.001", "0.01", "0.1", "1", "10"]
+    assert len(log_ticks(1e-12, 1e12, str)) <= 8
+    assert time_ticks(0.03) == ("ms", [(i * 0.005, str(5 * i)) for i in range(7)])
+    assert time_ticks(20e-6)[0] == "us"
+    rng = Random(1)
+    for longest in (rng.uniform(1, 10) * 10 ** rng.randint(-9, 6) for _ in range(200)):
+        for ticks in (even_ticks(longest, str), time_ticks(longest)[1]):
+            assert 3 <= len(ticks) <= 9
+            assert ticks[-1][0] <= longest * (1 + 1e-9)
+
+
+def test_names_at_the_ends_of_lines_never_meet_and_stand_as_near_as_they_can() -> None:
+    assert spread([50, 90, 10], 14, 0, 100) == [50, 90, 10]
+    assert spread([50, 52], 14, 0, 100) == [44, 58]
+    assert spread([98, 99], 14, 0, 100) == [86, 100]
+    assert spread([], 14, 0, 100) == []
+    rng = Random(2)
+    for _ in range(200):
+        places = [rng.uniform(0, 100) for _ in range(rng.randint(1, 7))]
+        found = spread(places, 14, 0, 100)
+        order = sorted(range(len(places)), key=lambda i: places[i])
+        steps = [found[b] - found[a] for a, b in pairwise(order)]
+        assert all(step >= 14 - 1e-9 for step in steps)
+        assert all(-1e-9 <= one <= 100 + 1e-9 for one in found)
+
+
+def test_long_names_keep_what_tells_them_apart() -> None:
+    assert elided("ddp layers=2") == "ddp layers=2"
+    steps = "ep_layer ep=1 experts=16 variant=all_to_all capacity=1.5 routing=hot_experts"
+    assert elided(steps) == "ep_layer ... capacity=1.5 routing=hot_experts"  # what tells steps apart stands last
+    assert max(len(elided(name)) for name in (steps, "x" * 100)) <= 48
 
 
 def test_timelines_and_late_ranks_are_drawn_from_the_folder(tmp_path: Path) -> None:
@@ -70,7 +109,7 @@ def test_timelines_and_late_ranks_are_drawn_from_the_folder(tmp_path: Path) -> N
     (chart,) = table_of(found_of(run), "step-timelines").figures()
     caption = re.findall(r"<figcaption>(.*?)</figcaption>", chart)[0]
     assert chart.index("<figcaption>") < chart.index("<svg")
-    assert caption.startswith("<strong>ddp</strong> Launch 1. One traced step on one clock (one host, one monotonic")
+    assert caption.startswith("<strong>Traced step: ddp</strong> Launch 1. One traced step on one clock (one host, one")
     assert list(table_of(found_of(run), "arrivals-table").figures()) == []
     (run.path / "samples" / f"{record.case.id}-0.npz").write_bytes(samples([[0, 0], [3000, 7000]]))
     (strip,) = table_of(found_of(load_run(run.path)), "arrivals-table").figures()
@@ -82,7 +121,8 @@ def test_figures_stand_in_the_page_the_same_bytes_each_time() -> None:
     found = found_in(*methods, *(mixture_record("ep_layer", routing) for routing in ("balanced", "zipf")))
     one, other = ({table.id: list(table.figures()) for table in tables_of(found)} for _ in range(2))
     assert one == other
-    assert [len(one[name]) for name in ("context-table", "experts-atlas-1", "experts-load")] == [1, 1, 1]
-    (chart,) = one["context-table"]
-    assert "<figcaption>Methods compared: cp = 2, causal mask</figcaption>" in chart
-    assert "zigzag" in chart
+    assert [len(one[name]) for name in ("context-table", "experts-atlas-1", "experts-load")] == [3, 2, 1]
+    assert "<strong>Methods compared: cp = 2, causal mask: step time</strong>" in one["context-table"][0]
+    assert "zigzag" in one["context-table"][0]
+    ids = re.findall(r' id="([^"]*)"', "".join(chart for charts in one.values() for chart in charts))
+    assert len(ids) == len(set(ids))

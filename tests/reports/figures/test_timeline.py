@@ -1,0 +1,154 @@
+"""Traced steps over time: boxes where intervals were, what is exposed or idle marked, on one axis, however many."""
+
+import re
+
+from figure_parts import Box as Drawn
+from figure_parts import Parts
+from figure_parts import parts_of as drawn_parts
+from traced import rank_timeline, timeline
+
+from bench.results.records import Interval, RankTimeline, Timeline
+from reports.figures.svg import HATCHED, NARROW
+from reports.figures.timeline import (
+    MOST_RANKS,
+    Box,
+    TimeChart,
+    draw_first,
+    draw_timeline,
+    extent_of,
+    joined,
+    parts_of,
+    shared,
+    timeline_words,
+    view_of,
+)
+
+LEFT, WIDTH = 150.0, 834.0
+
+
+def busy_rank(rank: int, count: int, seconds: float = 1.0) -> RankTimeline:
+    length = seconds * 1e6 / count
+    intervals = tuple(Interval("compute", "compute", i * length, (i + 0.5) * length) for i in range(count))
+    return RankTimeline(rank=rank, start_us=0.0, stop_us=seconds * 1e6, intervals=intervals)
+
+
+def of(*ranks: RankTimeline) -> Timeline:
+    return Timeline(clock="one clock", uncertainty_seconds=0.0, ranks=ranks)
+
+
+def chart_of(one: Timeline, most_boxes: int = 4000) -> TimeChart:
+    return draw_timeline(one, view_of(one, most_boxes), extent_of(one)[1])
+
+
+def drawn(one: Timeline) -> Parts:
+    return drawn_parts(chart_of(one))
+
+
+def spans(boxes: list[Drawn], milliseconds: float = 10.0) -> list[tuple[float, float]]:
+    scale = milliseconds / WIDTH
+    return [(round((one.x - LEFT) * scale, 1), round((one.x + one.width - LEFT) * scale, 1)) for one in boxes]
+
+
+def named(parts: Parts, told: str) -> list[Drawn]:
+    return [box for box in parts.boxes if box.told.startswith(told)]
+
+
+def test_spans_add_up_to_the_step_as_its_metrics_do() -> None:
+    parts = parts_of(rank_timeline())
+    length = {name: sum(stop - start for start, stop in found) / 1e6 for name, found in parts.items()}
+    assert length == {"compute": 6, "copy": 0.25, "exposed": 3, "hidden": 1, "idle": 0.75}
+    assert parts["exposed"] == [(5_000_000, 8_000_000)]
+    assert parts["idle"] == [(8_000_000, 8_500_000), (9_750_000, 10_000_000)]
+
+
+def test_every_rank_and_stream_has_a_line_with_its_name_and_its_sum() -> None:
+    parts = drawn(timeline())
+    assert [word for word in parts.words if word.startswith("rank")] == ["rank 0", "rank 1"]
+    for stream in ("phases", "compute", "copies", "comm dp", "forward", "backward", "update"):
+        assert parts.words.count(stream) - (stream == "compute") == 2, stream  # and in the legend
+    told = {path.told for path in parts.paths}
+    assert {"compute: 6.00 ms", "comm dp: 4.00 ms", "backward: 5.50 ms", "of it exposed: 3.00 ms"} <= told
+    assert timeline_words(timeline(), view_of(timeline())).startswith(
+        "One traced step on one clock (one host, one monotonic clock, right within 2.00 us), 10.1 ms long."
+    )
+
+
+def test_boxes_stand_where_the_intervals_were_on_an_axis_that_begins_with_the_first_rank() -> None:
+    parts = drawn(of(rank_timeline()))
+    assert spans(named(parts, "compute")) == [(0, 5), (8.5, 9.5)]
+    assert spans(named(parts, "comm dp")) == [(4, 8)]
+    late = named(drawn(timeline()), "compute")
+    assert spans([box for box in late if box.y > late[0].y], 10.1) == [(0.1, 5.1), (8.6, 9.6)]
+
+
+def test_what_is_exposed_is_hatched_and_what_is_idle_an_outline() -> None:
+    one = of(rank_timeline())
+    for parts in (drawn(one), drawn_parts(draw_first(one, view_of(one)))):
+        hatched = [path for path in parts.paths if HATCHED in path.style and path.told]
+        assert [path.told.endswith("3.00 ms") for path in hatched] == [True]
+        (idle,) = [path for path in parts.paths if path.told == "idle: 750 us"]
+        assert "stroke:var(--grey)" in idle.style
+        assert {"exposed communication", "hidden communication", "idle"} <= set(parts.words)
+    assert spans([box for box in drawn(one).boxes if "exposed" in box.told]) == [(5, 8)]
+
+
+def test_the_first_screen_has_a_row_for_each_rank() -> None:
+    parts = drawn_parts(draw_first(timeline(), view_of(timeline())))
+    assert draw_first(timeline(), view_of(timeline())).width == NARROW
+    computing, hidden = named(parts, "compute"), named(parts, "hidden")
+    assert len({box.y for box in computing}) == len({box.y for box in hidden}) == 2
+    assert hidden[0].y > computing[0].y + computing[0].height  # below what hides it
+    assert [parts.words.count(f"rank {rank}") for rank in (0, 1)] == [1, 1]
+
+
+def test_charts_that_compare_share_an_axis_unless_they_could_not_be_read_on_it() -> None:
+    assert shared([10, 20, 40]) == [(40, "")] * 3
+    (short, told), whole = shared([1, 40])
+    assert (short, whole) == (1, (40, ""))
+    assert "its own" in told
+    assert shared([]) == []
+    one = of(rank_timeline())
+    half = drawn_parts(draw_timeline(one, view_of(one), 2 * extent_of(one)[1]))
+    assert spans(named(half, "compute"), 20) == [(0, 5), (8.5, 9.5)]
+
+
+def test_neighbours_closer_than_the_gap_are_one_and_a_long_interval_keeps_its_end() -> None:
+    def found(gap_us: float, *times: tuple[float, float]) -> list[tuple[float, float]]:
+        boxes = joined((Box(kind="compute", start=start, stop=stop) for start, stop in times), gap_us)
+        return [(box.start, box.stop) for box in boxes]
+
+    parts = [(0.0, 4.0), (5.0, 6.0), (10.0, 12.0)]
+    assert found(0.5, *parts) == parts
+    assert found(2.0, *parts) == [(0.0, 6.0), (10.0, 12.0)]
+    assert found(1.0, (0.0, 100.0), (5.0, 6.0)) == [(0.0, 100.0)]
+
+
+def test_boxes_and_ranks_are_as_few_as_asked_and_the_note_says_so() -> None:
+    one = of(busy_rank(0, 20_000), busy_rank(1, 20_000))
+    for most in (50, 4000):
+        assert len(drawn_parts(chart_of(one, most)).boxes) < most + 20
+        assert "are merged" in view_of(one, most).note
+    view = view_of(of(*(busy_rank(rank, 3, 2.0 if rank == 37 else 1.0) for rank in range(64))))
+    shown = [one.rank for one in view.ranks]
+    assert len(shown) == MOST_RANKS
+    assert {0, 37, 63} <= set(shown)
+    assert view.note.startswith("8 of 64 ranks are drawn, the slowest among them.")
+
+
+def test_the_axis_is_in_one_unit_with_few_ticks() -> None:
+    for seconds, unit in ((5.0, "(s)"), (0.02, "(ms)"), (50e-6, "(us)")):
+        words = drawn(of(busy_rank(0, 3, seconds))).words
+        assert words[-1].endswith(unit)
+        ticks = [float(word) for word in words if re.fullmatch(r"[\d.]+", word)]
+        assert 3 <= len(ticks) <= 9
+        assert ticks == sorted(ticks)
+
+
+def test_hostile_names_are_text_and_a_step_without_intervals_is_drawn_empty() -> None:
+    told = (Interval("comm <script>", "</svg><b>", 0.0, 10.0),)
+    chart = chart_of(of(RankTimeline(rank=0, start_us=0.0, stop_us=10.0, intervals=told)))
+    assert "<script" not in chart.svg("t", "<ddp>", "")
+    assert "comm <script>" in drawn_parts(chart).words
+    for one in (of(), of(RankTimeline(rank=0, start_us=0.0, stop_us=0.0, intervals=()))):
+        assert [path.told for path in drawn(one).paths if path.told] == []
+        assert drawn_parts(draw_first(one, view_of(one))).words[-1].startswith("time since")
