@@ -115,7 +115,9 @@ class StatusReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A rank has done its whole job."""
+    """A rank has done its whole job, in so much time of cores."""
+
+    cpu_seconds: float = 0.0
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):

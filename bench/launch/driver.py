@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +18,23 @@ from bench.launch.monitor import START_SECONDS, RankMonitor
 from bench.launch.visits import order_of_visits, shares_of
 from bench.machine.environment import difference, format_cpus, hoist, relations
 from bench.machine.gpu import gpu_links, gpus_of
+from bench.machine.host_load import LoadMeter
 from bench.machine.slurm_allocation import NodeLayout
 from bench.plan.cases import Case
 from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue, declared, value, values
 from bench.results.records import Record, Samples, WorldInfo, noise_of
-from bench.results.runs import RecordWriter, Run, load_run, samples_name, trace_name, utc_now, write_info
+from bench.results.runs import (
+    LaunchInfo,
+    RecordWriter,
+    Run,
+    add_launch,
+    load_run,
+    samples_name,
+    trace_name,
+    utc_now,
+    write_info,
+)
 from bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
 from bench.text import format_duration
 
@@ -69,7 +81,9 @@ class Driver:
         *,
         hosts: Sequence[str],
         facts: Mapping[str, Mapping[str, Any]],
+        began: float | None = None,
     ) -> None:
+        self._noted = time.monotonic() if began is None else began
         self._path, self._info, self._plan = run.path, run.info, run.info.plan
         self._writer, self._start_gang, self._audience = writer, start_gang, audience
         self._hosts, self._facts = hosts, facts
@@ -155,8 +169,12 @@ class Driver:
                     if not self._deadline:
                         self._began, self._deadline = began, self._share_of(began)
                     job = self._job(launch, cases, self._deadline, monitor.hellos)
+                    load = LoadMeter()
                     monitor.send(job)
-                    ended = self._visits(monitor, launch, job)
+                    try:
+                        ended = self._visits(monitor, launch, job)
+                    finally:
+                        self._note(launch, monitor, load)
                     cases = [case for case in cases if case.id not in ended]
                 elif self._may_retry and monitor.can_restart and not self._silent:
                     self._may_retry = False
@@ -177,6 +195,13 @@ class Driver:
         if prices.start is None:
             prices = Prices(start=time.monotonic() - began)
         return began + (self._end - began) / max(prices.held(self._end - began, self._rest), 1)
+
+    def _note(self, launch: int, monitor: RankMonitor, meter: LoadMeter) -> None:
+        """Keep how long the launch took, and its host's load where all ranks share the driver's."""
+        here = {hello.host for hello in monitor.hellos.values()} == {socket.gethostname()}
+        load, now = meter.read(monitor.cpu_seconds()) if here else None, time.monotonic()
+        add_launch(self._path, LaunchInfo(launch=launch, seconds=round(now - self._noted, 3), load=load))
+        self._noted = now
 
     def _start(self, stack: ExitStack) -> RankMonitor:
         server, held = stack.enter_context(DriverServer(*self._hosts)), self._held()

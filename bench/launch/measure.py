@@ -144,7 +144,7 @@ def resume(
 
 
 def _drive(run: Run, joined: Joined | None, *, as_json: bool, nodelist: str | None, told: str = "") -> Path:
-    pending = remaining(run, fills=True)
+    began, pending = time.monotonic(), remaining(run, fills=True)
     skipped = () if run.records else run.info.plan.skipped
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
@@ -158,7 +158,7 @@ def _drive(run: Run, joined: Joined | None, *, as_json: bool, nodelist: str | No
         nodes_apart = run.info.plan.spread is not None  # only between them an interface counts
         disturbing = {f.topic: f.found for f in findings if f.disturbs and (nodes_apart or f.topic != "interface")}
         facts |= {VOLATILE: {DISTURBANCES: disturbing}}
-        driver = Driver(run, writer, start, display, hosts=hosts, facts=facts)
+        driver = Driver(run, writer, start, display, hosts=hosts, facts=facts, began=began)
         stack.enter_context(terminated_as_interrupted())
         try:
             driver.drive(pending, skipped)

@@ -29,7 +29,7 @@ class RankMonitor:
         self._broken: dict[int, channel.Raised] = {}
         self._where: dict[int, channel.StatusReply] = {}
         self._gone: list[int] = []
-        self._bye: set[int] = set()
+        self._bye: dict[int, float] = {}
         self._finished: dict[int, Outcome] = {}
         self._last_finished = time.monotonic()
 
@@ -82,6 +82,10 @@ class RankMonitor:
         if self.can_restart:
             self._hear_until(self._gang.ended, timeout_seconds)
 
+    def cpu_seconds(self) -> float | None:
+        """Return the time of cores that all ranks took for their job, None where one has not done it."""
+        return sum(self._bye.values()) if len(self._bye) == self._size else None
+
     def leftovers(self, timeout_seconds: float) -> list[str]:
         """Wait until the ranks that were ended are gone, and name those that stay."""
         self._hear_until(lambda: not self._there(), timeout_seconds)
@@ -106,8 +110,8 @@ class RankMonitor:
                 self._broken[rank] = broken
             case rank, channel.StatusReply() as where:
                 self._where[rank] = where
-            case rank, channel.Done():
-                self._bye.add(rank)
+            case rank, channel.Done(cpu_seconds=seconds):
+                self._bye[rank] = seconds
             case rank, None:
                 self._gone.append(rank)
 

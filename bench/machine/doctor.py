@@ -14,6 +14,7 @@ import psutil
 
 from bench.machine.environment import VOLATILE, capture, format_cpus, parse_cpus
 from bench.machine.gpu import IDLE, Gpu, in_detail
+from bench.machine.host_load import BUSY_SHARE, STEAL_PERCENT
 from bench.machine.machine import Machine, inspect_machine, or_none
 from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldSpec, choose_world
 from bench.text import UserError, counted, format_table, listed
@@ -85,10 +86,10 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
     return (
         _torch(machine),
         *_device_ranks_and_cores(machine, chosen, process.get("affinity")),
-        _judged("load average", waiting, (running or 0.0) > 0.25 * machine.cores),
+        _judged("load average", waiting, (running or 0.0) > BUSY_SHARE * machine.cores),
         _judged("cpu governor", governor, governor != "performance"),
         _judged("clock source", clock, clock not in CLOCK_SOURCES),
-        _judged("steal time", None if steal is None else f"{steal:.1f} %", (steal or 0.0) > 2.0),
+        _judged("steal time", None if steal is None else f"{steal:.1f} %", (steal or 0.0) > STEAL_PERCENT),
         _judged("virtual machine", None if virtual is None else "yes" if virtual else "no", bool(virtual)),
         _interface(host, process.get("interface"), variables.get("GLOO_SOCKET_IFNAME")),
         _judged("memory", _gibibytes(free, "available"), (free or 0) < 1 << 30),

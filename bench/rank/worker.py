@@ -118,7 +118,7 @@ def work(
     if not isinstance(job, Job):
         end()
         return
-    progress = Progress()
+    began, progress = time.process_time(), Progress()
     client.listen(answer=partial(_answers, progress), on_gone=end)
     try:
         if job.plan.path is not None:
@@ -132,7 +132,7 @@ def work(
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
         _stand_still(client, None, error)
     done.set()
-    client.say(channel.Done())
+    client.say(channel.Done(cpu_seconds=time.process_time() - began))
 
 
 def _answers(progress: Progress) -> Iterator[channel.StatusReply]:

@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from bench.machine.host_load import HostLoad
 from bench.plan.cases import renewed
 from bench.plan.plan import Plan
 from bench.results.records import SCHEMA, Record, Timeline, encode, read_records, refuse_newer
@@ -30,6 +31,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 FOLDERS = ("samples", "traces", "logs")
+
+
+class LaunchInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How a launch went: its time since the one before, or since the driver began, and the load of a single host.
+
+    One whose ranks broke has an entry more for those that went on.
+    """
+
+    launch: int
+    seconds: float
+    load: HostLoad | None = None
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +54,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     parbench: str
     plan: Plan
     environment: dict[str, Any] | None = None
+    launches: tuple[LaunchInfo, ...] = ()
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +100,12 @@ def write_info(path: Path, info: RunInfo) -> None:
 def runs_in(folder: Path) -> list[Path]:
     """Return the runs in a folder, the oldest first: their names begin with their time."""
     return sorted(file.parent for file in folder.glob("*/run.json"))
+
+
+def add_launch(path: Path, launch: LaunchInfo) -> None:
+    info = msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo)
+    with writing(path / "run.json"):
+        write_info(path, replace(info, launches=(*info.launches, launch)))
 
 
 def load_run(path: Path) -> Run:

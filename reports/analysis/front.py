@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.results.metrics import MetricValue
-from bench.text import format_duration
 from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.fits import Ceiling, size_of
 from reports.analysis.labels import AXES, differences, short_labels
+from reports.analysis.launches import measuring_words
 from reports.analysis.step_parts import differing_trace, exposed_seconds, held_bytes, share_of_traced
 from reports.analysis.summary import Row
 from reports.analysis.verdicts import Verdict, verdicts
@@ -82,9 +82,14 @@ def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
     run, plan = found.run, found.run.info.plan
     environment = run.info.environment or {}
     torch = environment.get("versions", {}).get("torch")
-    took = format_duration(sum(record.seconds for record in run.records))
     ranks = f"{plan.nproc} rank{'s' * (plan.nproc != 1)}"
-    parts = [run.info.host, ranks, f"{plan.backend}, {plan.device}", f"torch {torch}" if torch else "", took]
+    parts = [
+        run.info.host,
+        ranks,
+        f"{plan.backend}, {plan.device}",
+        f"torch {torch}" if torch else "",
+        measuring_words(run),
+    ]
     labels = short_labels(found.steps)
     return Front(
         path=run.path,

@@ -14,6 +14,7 @@ from bench.results.runs import Run
 from bench.results.stats import median
 from bench.text import counted, format_duration
 from reports import cells
+from reports.analysis.launches import disturbed_words
 from reports.analysis.summary import Row, Summary
 
 Level = Literal["good", "doubtful", "bad"]
@@ -103,6 +104,7 @@ def _noise(run: Run, rows: Sequence[Row]) -> Verdict:
     causes = load.get(DISTURBANCES) if isinstance(load, Mapping) else None
     causes = causes if isinstance(causes, Mapping) else {}
     why = [topic if what == "yes" else f"{topic} {what}" for topic, what in causes.items()]
+    why += filter(None, [disturbed_words(run)])
     told = f"launches scatter by {middle}, by over 15 % in {len(noisy)} of {counted(len(known), 'case')}"
     told += f": {', '.join(why)}" * bool(why)
     return Verdict(word="NOISY", level="doubtful", told=told, remedy="parbench doctor")

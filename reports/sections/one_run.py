@@ -14,6 +14,7 @@ from reports.analysis.contrasts import settings_words
 from reports.analysis.findings import look_at_first
 from reports.analysis.front import front_of
 from reports.analysis.labels import environment_facts
+from reports.analysis.launches import measuring_words
 from reports.analysis.problems import bad_rows, emulations, not_measured, other_claims, warnings_of
 from reports.analysis.step_parts import broken_down, calls_of
 from reports.analysis.summary import Summary, summarize
@@ -23,6 +24,7 @@ from reports.report import Report, Section
 from reports.sections.attention import attention_section
 from reports.sections.communication import communication_section, contrast_section, group_section
 from reports.sections.experts import experts_section
+from reports.sections.launches import launch_section
 from reports.sections.nodes import arrival_section, node_section, pair_section
 from reports.sections.predictions import predicted_section
 from reports.sections.steps import step_section
@@ -38,6 +40,7 @@ SECTIONS: tuple[Callable[[Analysis], Section | None], ...] = (
     experts_section,
     arrival_section,
     predicted_section,
+    launch_section,
 )
 
 
@@ -81,8 +84,7 @@ def heading(run: Run, summary: Summary) -> str:
         values = (run.info.environment or {}).get(group)
         if isinstance(values, Mapping) and values.get(name):
             parts.append(f"{word}{values[name]}")
-    took = format_duration(sum(record.seconds for record in run.records))
-    return "; ".join([*parts, f"started {run.info.started}", f"measuring took {took}"])
+    return "; ".join([*parts, f"started {run.info.started}", measuring_words(run)])
 
 
 # what a study holds, for communication (True), steps (False), or both (None)

@@ -199,6 +199,21 @@ def test_every_case_of_every_launch_has_a_record_and_every_launch_new_ranks(stag
     assert len(built.gangs) == 2, "nothing pending starts nothing"
 
 
+def test_what_each_launch_took_and_what_else_its_host_did_is_kept_also_of_one_gone_on_with(stage: Build) -> None:
+    built = stage(CASES[:2], launches=4)
+    built.acts = (built.fine, breaks_at(0), built.fine, built.fine, built.fine)
+    built.hello = lambda gang, rank: {"host": "elsewhere"} if (gang, rank) == (3, 1) else {}
+    began = time.monotonic()
+    built.drive(6)
+    built.drive()
+    found = load_run(built.path).info.launches
+    assert [one.launch for one in found] == [0, 1, 1, 2, 3]
+    assert 0 < sum(one.seconds for one in found) <= time.monotonic() - began
+    assert [one.load is None for one in found] == [False, False, False, True, False], "of one host alone"
+    known = [one.load.other_cores is not None for one in found if one.load]
+    assert known == [True, False, True, True], "a rank that died does not tell what it took"
+
+
 def test_a_record_holds_what_the_ranks_saw(stage: Build) -> None:
     said = outcome(2e-3, details={"bytes": 4}, notes=["of the case"], raw=b"npz", timeline=b"seen", wall_seconds=0.25)
     odd = outcome(details={"loss": float("nan"), "limit": float("inf")})
