@@ -1,5 +1,6 @@
 """The templates for GitHub and GitLab: every command of parbench in them exists, and the action's own steps run."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -117,6 +118,8 @@ def job(tmp_path: Path, measured: Path, branch: str, base: str = "") -> tuple[li
     """Run the action in a fresh clone; what it measures are the runs in a folder."""
     clone = tmp_path / f"clone-of-{measured.name}"
     subprocess.run(["git", "clone", "--quiet", "origin", clone], cwd=tmp_path, check=True, capture_output=True)
+    if os.geteuid() == 0:  # as in a container, where the checkout is the runner's
+        os.chown(clone, 12345, -1)
     return act(clone, branch=branch, base=base, shim=STAND_IN.format(measured=measured))
 
 
@@ -151,6 +154,11 @@ def test_a_pull_request_is_held_against_main_which_keeps_its_history_in_a_remote
         "## PASS: none of 2 series is slower, against the last 8 runs of main",
     )
     assert kept() == before, "a pull request's run is not kept"
+    (tmp_path / "origin").rename(tmp_path / "away")
+    ran, code, _ = act(tmp_path / "early", branch="main")
+    assert (ran, code) == (["Fetch the history", "Keep the history"], 128), "no new history where the remote is away"
+    (tmp_path / "away").rename(tmp_path / "origin")
+    assert kept() == before
     assert job(tmp_path, tmp_path / "night", "main")[1] == 0
     assert kept() != before
     listed = shell("parbench history list", tmp_path / "clone-of-night").stdout
