@@ -89,12 +89,14 @@ def _run(found: Analysis, row: Row, **changed: object) -> str:
 def _ranks(found: Analysis) -> Iterator[Finding]:
     late, slow = dict[int, list[_Vote]](), dict[int, list[_Vote]]()
     launches, size = {one.launch for row in found.shown for one in row.measured if one.arrival}, 1
-    in_pipelines = {one.row.case.id for one in found.pipelines}
+    # whose ranks have unlike work by design
+    rows = (one.row for of in (found.pipelines, found.mixtures, found.contexts) for one in of)
+    unlike = {row.case.id for row in rows}
     # a barrier itself lets ranks go as far apart as a short operation takes
     apart = min([row.value("transfer") or 0.0 for row in found.shown] + [_APART_SECONDS])
     for row in found.shown:
         is_alike = row.case.name.rpartition(".")[2] in _ALIKE_RANKS or not row.is_communication
-        for one in row.measured if row.case.id not in in_pipelines else ():
+        for one in row.measured if row.case.id not in unlike else ():
             time, size = _value(one, row.headline), max(size, row.world.size)
             if (arrival := one.arrival) is None or not time:
                 continue
@@ -122,7 +124,7 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
                 command=where.format(found.nodes.hosts[rank]) if found.nodes else where,
                 evidence={"rank": rank, "launches": count, "of_launches": len(launches), "seconds": seconds},
             )
-    yield from _slow_compute(found, in_pipelines)
+    yield from _slow_compute(found, unlike)
 
 
 _Vote = tuple[int, float, float]  # a rank, by how many seconds, and the share of the time
@@ -146,11 +148,11 @@ def _agreed(named: Mapping[int, Sequence[_Vote]], launches: int, size: int) -> t
     return None
 
 
-def _slow_compute(found: Analysis, in_pipelines: set[str]) -> Iterator[Finding]:
+def _slow_compute(found: Analysis, unlike: set[str]) -> Iterator[Finding]:
     """Find the rank that others wait for as it computes longer, by the traces of steps in which they wait at all."""
     for row in found.steps:
         waited = row.value("straggler_wait")
-        if row.case.id in in_pipelines or not row.seconds or not waited or waited < _LEAST * row.seconds:
+        if row.case.id in unlike or not row.seconds or not waited or waited < _LEAST * row.seconds:
             continue
         named, launches = dict[int, list[_Vote]](), 0
         for launch, timeline in timelines_of(found.run, row):
@@ -187,16 +189,16 @@ def _steps(found: Analysis) -> Iterator[Finding]:
     every = list[Finding]()
     for row in found.steps:
         pipeline, wall = in_pipelines.get(row.case.id), traced_seconds(row)
-        own = [*_hot_experts(found, row, names[row.case.id]), *_bytes(row, names[row.case.id])]
+        hot = [*_hot_experts(found, row, names[row.case.id])]
+        every += [*hot, *_bytes(row, names[row.case.id])]
         if wall and pipeline:
-            own += _of_pipeline(found, pipeline, wall, names[row.case.id])
-        elif wall:
-            own += _of_communication(found, row, wall, names[row.case.id])
-        every += own
-    groups: dict[str, list[Finding]] = {}
+            every += _of_pipeline(found, pipeline, wall, names[row.case.id])
+        elif wall and not hot:  # which others wait for in communication
+            every += _of_communication(found, row, wall, names[row.case.id])
+    groups: dict[str, dict[object, Finding]] = {}
     for one in sorted(every, key=lambda one: -one.cost * one.sure):
-        groups.setdefault(one.kind, []).append(one)
-    for first, *more in groups.values():
+        groups.setdefault(one.kind, {}).setdefault(one.evidence["step"], one)
+    for first, *more in (of.values() for of in groups.values()):
         also = ", ".join(f"{names[str(one.evidence['step'])]} {cells.percent(one.cost)}" for one in more[:_MOST_NAMED])
         left = f" and {len(more) - _MOST_NAMED} more" if len(more) > _MOST_NAMED else ""
         yield replace(first, sentence=f"{first.sentence}; also {also}{left}" if more else first.sentence)
@@ -235,7 +237,7 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> list
         overlap = row.value("overlap")
         hidden = f", {cells.percent(overlap)} of its communication hidden" if overlap is not None else ""
         add("exposed communication", share, f"{name}: {told}{hidden}", "")
-    if idle >= _LEAST_IDLE:
+    if idle >= _LEAST_IDLE and whole.get("compute", "real") == "real":
         size = int(whole.get("microbatch", 1))
         sentence = f"{name} computes and sends nothing in {cells.percent(idle)} of the step: its pieces are too small"
         add("small microbatches", idle, sentence, _run(found, row, microbatch=f"{size},{4 * size}"))
@@ -274,19 +276,19 @@ def _of_pipeline(found: Analysis, one: Pipeline, wall: float, name: str) -> Iter
 
 
 def _hot_experts(found: Analysis, row: Row, name: str) -> Iterator[Finding]:
-    lost = row.metrics.get("imbalance_time")
-    share = (lost.value or 0.0) / row.seconds if lost and row.seconds else 0.0
-    if lost is None or share < _LEAST or (lost.low is not None and lost.low <= 0):
+    factor = row.metrics.get("imbalance_slowdown")
+    share = 1 - 1 / factor.value if factor and factor.value else 0.0
+    if factor is None or share < _LEAST or (factor.low is not None and factor.low <= 1):
         return
     fullest, capacity = row.value("imbalance.rank"), row.case.whole.get("capacity")
     told = f": the fullest rank gets {fullest:.2f} times the mean" if fullest else ""
     yield Finding(
         kind="hot experts",
-        cost=min(share, 1.0),
+        cost=share,
         sentence=f"{name}: hot experts cost {cells.percent(share)} of the step{told}",
         command=_run(found, row, capacity="0,1.25") if capacity == 0 else "",
         sure=_sure(row),
-        evidence={"step": row.case.id, "imbalance_time": share},
+        evidence={"step": row.case.id, "slowdown": factor.value},
     )
 
 
@@ -317,21 +319,23 @@ def _slow_links(found: Analysis, matrix: Pairs) -> Iterator[Finding]:
 
     Where all links of a rank are slow, it is the rank's own. A link is slow if it is so in most launches.
     """
-    nodes, by_distance = found.nodes, dict[str, dict[tuple[int, int], float]]()
+    nodes, by_distance, blamed = found.nodes, dict[str, dict[tuple[int, int], float]](), set[int]()
     for pair in matrix.rows:
         distance = nodes.distance(*pair) if nodes and max(pair) < len(nodes.hosts) else ""
         if rate := matrix.rate(*pair):
             by_distance.setdefault(distance, {})[pair] = rate
     for distance, rates in by_distance.items():
+        rates = {pair: rate for pair, rate in rates.items() if not blamed & {*pair}}
         of_rank = {rank: [pair for pair in rates if rank in pair] for rank in matrix.ranks}
         for rank, own in of_rank.items():
             others = [rate for pair, rate in rates.items() if rank not in pair]
             usual = median(others) if others else 0.0
             if own and len(matrix.ranks) > 2 and all(_is_slow(matrix, pair, rates, usual) for pair in own):
                 names, slow = f"All links of rank {rank} reach", median([rates[pair] for pair in own])
+                blamed.add(rank)
                 break
         else:
-            usual = median(list(rates.values()))
+            usual = median(list(rates.values())) if rates else 0.0
             slow_ones = sorted((rate, pair) for pair, rate in rates.items() if _is_slow(matrix, pair, rates, usual))
             if not slow_ones:
                 continue

@@ -184,6 +184,7 @@ def test_what_else_a_steps_own_settings_expose() -> None:
     assert only(*training(exposed, metrics=overlap)).sentence.endswith("10.0 % of its communication hidden")
     idle = only(*training({"idle": 0.4, "compute": 0.56}))
     assert (idle.kind, idle.command) == ("small microbatches", "parbench run --only fsdp --set microbatch=4,16")
+    assert seen(*training({"idle": 0.4, "compute": 0.56}, defaults={"compute": "timed:20ms"})) == []
 
 
 def staged(causes: Mapping[str, float], **more: Any) -> list[Record]:
@@ -216,6 +217,12 @@ def test_hot_experts_are_told_by_what_balanced_routes_would_save() -> None:
     assert one.sentence == "ep_layer: hot experts cost 20.0 % of the step: the fullest rank gets 1.35 times the mean"
     assert one.command == "parbench run --only ep_layer --set experts=8 --set routing=zipf --set capacity=0,1.25"
     assert seen(mixture_record()) == []
+    waits = {"compute": plain(0.01, "s"), "exposed_comm.ep": plain(0.01, "s")}
+    hot, even = mixture_record(routing="zipf"), mixture_record()
+    assert kinds(msgspec.structs.replace(hot, metrics=hot.metrics | waits)) == ["hot experts"], (
+        "the others' waits are of it"
+    )
+    assert kinds(msgspec.structs.replace(even, metrics=even.metrics | waits)) == ["exposed communication"]
 
 
 def test_a_slow_link_and_all_links_of_a_rank_are_named() -> None:
