@@ -105,7 +105,7 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
     help="A TOML file of cases, and of: preset, nproc, backend, device, launches, budget, timeout.",
 )
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs go.")
-@click.option("--resume", type=RunPath(), metavar="RUN", help="Continue a run: measure what it has no record of.")
+@click.option("--resume", type=RunPath(), metavar="RUN", help="Continue a run: measure what it lacks.")
 @click.option("--json", "as_json", is_flag=True, help="Print records as JSON lines instead of tables.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="tables", help="What to print.")
 @click.option("--all", "whole", is_flag=True, help="Print every table and row, not only the summary page.")

@@ -83,7 +83,7 @@ def by_launch(pending: Iterable[tuple[int, Case]]) -> dict[int, list[Case]]:
 
 def budget_for(seconds: float) -> str:
     """Return as ``--budget`` takes it what holds so many seconds, with a reserve: ``90s``, ``7m``."""
-    needed = RESERVE * seconds
+    needed = round(RESERVE * seconds, 3)
     return f"{10 * math.ceil(needed / 10)}s" if needed < 180 else f"{math.ceil(needed / 60)}m"
 
 

@@ -126,7 +126,7 @@ class Driver:
             del self._rest[0]
             left, before = self._end + self._overtime - time.monotonic(), made + held
             held = self._prices.held(left, self._rest) if left > 0 else 0
-            if self._rest and 1 + made + held < before:
+            if self._prices.cases and self._rest and 1 + made + held < before:
                 took = format_duration(self._prices.launch(self._rest[0]))
                 self._tell_short(f"a launch takes about {took}", f"holds {1 + made + held} of {len(numbers)} launches")
         for launch, cases in zip(numbers[len(numbers) - len(self._rest) :], self._rest, strict=True):
@@ -288,7 +288,7 @@ class Driver:
         if self._told or self._prices.start is not None:
             return
         prices = Prices().after(time.monotonic() - self._began, self._made)
-        if sum(map(prices.case, to_come)) > left:
+        if prices.cases and sum(map(prices.case, to_come)) > left:
             self._told = True
             took = format_duration(self._made[-1].seconds)
             self._tell_short(f"{case.label} took {took}", f"hardly holds one launch of {len(self._rest[0])} cases")

@@ -9,11 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from bench.launch.budget import RESERVE, budget_for, prices_of
+from bench.launch.control_channel import LEFT_OUT
 from bench.launch.processes import run_child
 from bench.results.runs import Run, load_run
-from bench.text import UserError
+from bench.text import UserError, format_duration
 from reports.regression.compare import Comparison, compare, notes_of_pools, pool
 from reports.regression.noise_floor import Floor
 from reports.regression.rule import Rule
@@ -23,6 +26,7 @@ LOOKS = (6, 8, 12, 16, 24)  # launches a side after which the comparison is look
 FOLLOWS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "torch.threads")
 FOLLOWS |= {"GLOO_SOCKET_IFNAME": "process.interface"}
 OURS = ("--launches", "--budget", "--out", "--json", "--format", "--resume")  # of parbench run, which ab sets itself
+_SHARE = 0.8  # of a session's time is for the launches; the rest is for what surrounds each
 SHORTEST_SECONDS = 30.0  # for a launch, as starting ranks is part of it; it ends before where it is precise enough
 
 
@@ -42,14 +46,76 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The comparison of B with A, and why no more launches were made."""
+    """The comparison of B with A, and why no more launches were made; ``short`` if there were too few to decide."""
 
     comparison: Comparison
     launches: int
     reason: str
+    short: bool = False
 
 
-Launch = Callable[[Side], Run]
+Launch = Callable[[Side, float], Run]  # of a side, within so many seconds
+
+
+class Turns:
+    """Launches of both sides in turns (ABBA); iterates over all runs by side after each pair, of which one is made.
+
+    Both need ``least`` launches of all cases, and the first pair tells what these take. A budget that is not ``given``
+    becomes as long as that; of one that is, ``short`` says in words what it lacks, and nothing more is launched.
+    """
+
+    def __init__(
+        self,
+        sides: tuple[Side, Side],
+        launch: Launch,
+        launches: int,
+        *,
+        budget_seconds: float,
+        first: int,
+        least: int,
+        given: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sides, self._launch, self._launches, self._clock = sides, launch, launches, clock
+        self._seconds, self._least, self._given = budget_seconds, least, given
+        self._each = max(_SHARE * budget_seconds / (2 * first), SHORTEST_SECONDS)
+        self.short = ""
+
+    def __iter__(self) -> Iterator[Mapping[str, Sequence[Run]]]:
+        begun, slowest = self._clock(), 0.0
+        runs: dict[str, list[Run]] = {side.name: [] for side in self._sides}
+        for number in range(self._launches):
+            before = self._clock()
+            if number and before - begun + slowest > self._seconds:
+                if number < self._least:
+                    self.short = self._lacking(slowest)
+                return
+            for side in self._sides if number % 2 == 0 else self._sides[::-1]:
+                runs[side.name].append(self._launch(side, self._each))
+            slowest = max(slowest, self._clock() - before)
+            if number == 0:
+                self._plan(slowest, [run for of_side in runs.values() for run in of_side])
+            yield runs
+            if self.short:
+                return
+
+    def _plan(self, pair_seconds: float, runs: Sequence[Run]) -> None:
+        """Decide, now that a launch of both sides took so long, how long each is to be and whether enough fit."""
+        cut = [run for run in runs if any(record.reason == LEFT_OUT for record in run.records)]
+        if cut:
+            each = RESERVE * max(prices_of(run).launch(run.info.plan.cases) for run in cut)
+            pair_seconds += 2 * max(each - self._each, 0.0)
+            self._each = max(each, self._each)
+        needed = RESERVE * self._least * pair_seconds
+        if not self._given:
+            self._seconds = max(self._seconds, needed)
+        elif self._least * pair_seconds > self._seconds:
+            self.short = self._lacking(pair_seconds)
+
+    def _lacking(self, pair_seconds: float) -> str:
+        needed = budget_for(self._least * pair_seconds)
+        pair = format_duration(pair_seconds)
+        return f"a launch of both sides takes {pair} and {self._least} of them are needed: --budget {needed}"
 
 
 def measure_in_turns(
@@ -58,7 +124,8 @@ def measure_in_turns(
     *,
     budget_seconds: float,
     floor: float,
-    launches: int = LOOKS[-1],
+    given: bool = True,
+    launches: int | None = None,
     across: Sequence[str] = (),
     floors: Mapping[str, Floor] | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -66,42 +133,25 @@ def measure_in_turns(
     """Launch both sides in turns until every series is decided, ``launches`` were made, or no time is left."""
     names = dict.fromkeys([*sides[0].variables, *sides[1].variables])
     meant = (*(f"variables.{n}" for n in names), *(FOLLOWS[n] for n in names if n in FOLLOWS), *across)
-    usual, looks = Rule(), len(LOOKS)
+    usual, looks, most = Rule(), len(LOOKS), launches or LOOKS[-1]
     rule = Rule(floor=floor, level=usual.level / looks, false_discovery_rate=usual.false_discovery_rate / looks)
+    session = partial(Turns, budget_seconds=budget_seconds, given=given, clock=clock)
+    turns = session(sides, launch, most, first=launches or LOOKS[0], least=rule.min_launches)
 
     def compared(runs: Mapping[str, Sequence[Run]]) -> Comparison:
         ours, theirs = (pool(runs[side.name], f"{side.name.upper()} ({side.text})") for side in sides)
         return replace(compare(ours, theirs, rule, meant, floors), notes=notes_of_pools((ours, theirs)))
 
     found, count = None, 0
-    for runs in launch_in_turns(sides, launch, launches, budget_seconds=budget_seconds, clock=clock):
+    for runs in turns:
         count = len(runs[sides[0].name])
-        found = compared(runs) if count in (*LOOKS, launches) else None
+        found = compared(runs) if count in (*LOOKS, most) else None
         if found and not {one.word for one in found.series} & {"AMBIGUOUS", "INSUFFICIENT"}:  # more would change these
             return Outcome(comparison=found, launches=count, reason="every series is decided")
-    reason = f"{count} launches a side were made" if count == launches else "the budget ended"
-    return Outcome(comparison=found or compared(runs), launches=count, reason=reason)
-
-
-def launch_in_turns(
-    sides: tuple[Side, Side],
-    launch: Launch,
-    count: int,
-    *,
-    budget_seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Mapping[str, Sequence[Run]]]:
-    """Launch both sides in turns (ABBA), yield all runs by side after each pair; one pair is always made."""
-    begun, slowest = clock(), 0.0
-    runs: dict[str, list[Run]] = {side.name: [] for side in sides}
-    for number in range(count):
-        before = clock()
-        if number and before - begun + slowest > budget_seconds:
-            return
-        for side in sides if number % 2 == 0 else sides[::-1]:
-            runs[side.name].append(launch(side))
-        slowest = max(slowest, clock() - before)
-        yield runs
+    reason = f"{count} launches a side were made" if count == most else "the budget ended"
+    return Outcome(
+        comparison=found or compared(runs), launches=count, reason=turns.short or reason, short=bool(turns.short)
+    )
 
 
 def parse_side(name: str, text: str, python: str = "") -> Side:
@@ -115,14 +165,13 @@ def parse_side(name: str, text: str, python: str = "") -> Side:
     return Side(name=name, variables=variables, python=python)
 
 
-def launch_run(side: Side, *, out: Path, words: Sequence[str], seconds: float, tell: Callable[[str], None]) -> Run:
+def launch_run(side: Side, seconds: float, *, out: Path, words: Sequence[str], tell: Callable[[str], None]) -> Run:
     """Measure one launch under a folder: ``UserError`` in its own words if there is none, 4 after a signal."""
     before = set((folder := out / side.name).glob("*/run.json"))
     tell(f"{side.name.upper()}: {side.text}")
-    budget = f"{max(seconds, SHORTEST_SECONDS):.0f}s"
     # -P: a folder named bench where this was started would be taken for ours
     command = [side.python or sys.executable, "-P", "-m", "parbench", "run", *words]
-    command += ["--launches", "1", "--budget", budget, "--out", str(folder), "--json"]
+    command += ["--launches", "1", "--budget", f"{seconds:.0f}s", "--out", str(folder), "--json"]
     try:
         done = run_child(command, env={**os.environ, **side.variables}, catch_stderr=True)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import click
 from click.core import ParameterSource
@@ -217,7 +218,7 @@ Examples:
 
 \b
 Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input; 3 nothing could be compared, or cannot tell where asked to fail
-on it; 4 failed or missing.
+on it; 4 failed or missing, or the budget is too short to tell.
 """
 
 _AA_EXAMPLES = """\b
@@ -233,6 +234,15 @@ Exit codes: 0 fine; 2 bad input; 4 too few launches within the budget.
 _budget = partial(click.option, "--budget", show_default=True, metavar="TIME", help="Time for the whole session.")
 _out = partial(click.option, "--out", type=click.Path(path_type=Path), show_default=True, help="Where runs go.")
 _words = click.argument("words", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED)
+
+
+def _is_given(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _end_short(why: str, out: Path) -> NoReturn:
+    click.echo(f"Nothing can be told: {why}. What was measured is in {out}.")
+    click.get_current_context().exit(4)
 
 
 @click.command(epilog=_AB_EXAMPLES)
@@ -260,7 +270,7 @@ def ab(
     Ends when B is told from A, or with the budget. Options of parbench run follow after --.
     """
     from bench.text import UserError, parse_duration
-    from reports.regression.ab import LOOKS, check_words, launch_run, measure_in_turns, parse_side
+    from reports.regression.ab import check_words, launch_run, measure_in_turns, parse_side
     from reports.regression.compare_show import advised, as_table
     from reports.regression.noise_floor import parse_floor
 
@@ -268,11 +278,17 @@ def ab(
     if (a.variables, a.python) == (b.variables, b.python):
         raise UserError(f"--a and --b are the same, {a.text!r}: nothing would be compared")
     check_words(words)
-    seconds = parse_duration(given["budget"])
-    tell = partial(click.echo, err=True)
-    launch = partial(launch_run, out=out, words=words, seconds=seconds / (2 * (launches or LOOKS[0])), tell=tell)
-    floor, most = parse_floor(given["floor"]), launches or LOOKS[-1]
-    found = measure_in_turns((a, b), launch, budget_seconds=seconds, floor=floor, launches=most, across=across)
+    found = measure_in_turns(
+        (a, b),
+        partial(launch_run, out=out, words=words, tell=partial(click.echo, err=True)),
+        budget_seconds=parse_duration(given["budget"]),
+        given=_is_given("budget"),
+        floor=parse_floor(given["floor"]),
+        launches=launches,
+        across=across,
+    )
+    if found.short:
+        _end_short(found.reason, out)
     sides = [word for name in ("a", "b", "a_python", "b_python") if given[name] for word in (name, given[name])]
     command = [f"--{word.replace('_', '-')}" if i % 2 == 0 else word for i, word in enumerate(sides)]
     command = ["parbench", "ab", *command, *(word for glob in across for word in ("--across", glob))]
@@ -305,7 +321,7 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
     from then on.
     """
     from bench.text import UserError, counted, parse_duration
-    from reports.regression.ab import Side, check_words, launch_in_turns, launch_run
+    from reports.regression.ab import Side, Turns, check_words, launch_run
     from reports.regression.noise_floor import MIN_LAUNCHES, as_text, keep_floors, measure_floors, read_floors
     from reports.regression.rule import Rule
 
@@ -315,11 +331,18 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
         raise UserError(f"--floor {file} is a percentage, and aa measures one: {how}")
     if file.exists():
         read_floors(file)  # before an hour is spent
-    seconds = parse_duration(budget)
-    tell = partial(click.echo, err=True)
-    launch = partial(launch_run, out=out, words=words, seconds=seconds / (2 * launches), tell=tell)
-    sides = Side(name="a", variables={}), Side(name="b", variables={})
-    *_, pairs = launch_in_turns(sides, launch, launches, budget_seconds=seconds)
+    turns = Turns(
+        (Side(name="a", variables={}), Side(name="b", variables={})),
+        partial(launch_run, out=out, words=words, tell=partial(click.echo, err=True)),
+        launches,
+        budget_seconds=parse_duration(budget),
+        first=launches,
+        least=MIN_LAUNCHES // 2,
+        given=_is_given("budget"),
+    )
+    *_, pairs = turns
+    if turns.short:
+        _end_short(turns.short, out)
     runs = sorted((run for side in pairs.values() for run in side), key=lambda run: run.info.started)
     floors, autocorrelation = measure_floors(runs, Rule())
     click.echo(as_text(floors), nl=False)

@@ -13,7 +13,7 @@ from bench.plan.cases import Case
 from bench.plan.plan import PRESETS, FileCase, Plan, PlanFile
 from bench.results.records import WorldInfo
 from bench.text import UserError, format_duration, writing
-from reports.regression.ab import FOLLOWS, LOOKS, Outcome, Side, launch_run, measure_in_turns
+from reports.regression.ab import FOLLOWS, Outcome, Side, launch_run, measure_in_turns
 from reports.regression.compare import Comparison, Family, Series, Word, world_words
 from reports.regression.environment import NOT_SET
 from reports.regression.noise_floor import Floor
@@ -51,13 +51,12 @@ def confirm(comparison: Comparison, how: Confirming, across: Sequence[str], floo
         file.write_text(plan_file(again, plan).text, encoding="utf-8")
     what = "1 suspect is" if len(again) == 1 else f"{len(again)} suspects are"
     how.tell(f"{what} launched again, within {format_duration(how.budget_seconds)}")
-    seconds = how.budget_seconds / (2 * (how.launches or LOOKS[0]))
     outcome = measure_in_turns(
         sides,
-        partial(launch_run, out=how.out, words=run_words(file, plan), seconds=seconds, tell=how.tell),
+        partial(launch_run, out=how.out, words=run_words(file, plan), tell=how.tell),
         budget_seconds=how.budget_seconds,
         floor=comparison.rule.floor,
-        launches=how.launches or LOOKS[-1],
+        launches=how.launches,
         across=(*across, *(change.path for change in comparison.changes if change.meant)),
         floors=floors,
     )

@@ -555,6 +555,9 @@ def test_a_budget_that_is_spent_leaves_later_launches_out_and_says_so(stage: Bui
     assert built.drive() == [(0, 0, "ok"), (0, 1, "ok"), (1, 0, "skipped"), (1, 1, "skipped")]
     assert {record.reason for record in built.records()[2:]} == {LEFT_OUT}
     assert [(asked.budget_seconds, asked.run_seconds) for asked in built.jobs] == [(0.0, 0.0)]
+    never = stage(CASES[:2], tells(*[Outcome(status="skipped", reason=LEFT_OUT)] * 2), launches=2, budget_seconds=1e-6)
+    never.drive()
+    assert never.sentences == [], "what nothing is known of has no price"
 
 
 def test_a_run_that_goes_on_does_nothing_twice_and_keeps_its_logs(stage: Build) -> None:

@@ -18,11 +18,12 @@ from refusals import refusal
 from reports_fixtures import ENVIRONMENT, bad, collective, ok
 
 import parbench
+from bench.launch.control_channel import LEFT_OUT
+from bench.results.records import Samples
 from bench.results.runs import Run
 from reports.regression.ab import (
     LOOKS,
     OURS,
-    SHORTEST_SECONDS,
     Outcome,
     Side,
     check_words,
@@ -49,9 +50,11 @@ class Machine:
     ) -> None:
         self.factor, self.drift, self.noise, self.torch = factor, drift, noise, torch
         self.order: list[str] = []
+        self.allowed: list[float] = []
         self.now = 0.0
 
-    def launch(self, side: Side) -> Run:
+    def launch(self, side: Side, seconds: float = 30.0) -> Run:
+        self.allowed.append(seconds)
         i = len(self.order)
         self.order.append(side.name)
         self.now += 10.0
@@ -92,12 +95,58 @@ def test_what_stays_open_is_launched_to_the_last_look_or_the_end_of_the_budget()
     assert told == ("AMBIGUOUS", LOOKS[-1], f"{LOOKS[-1]} launches a side were made")
     found = measured(Machine(factor=1.03, noise=4.0), launches=7)
     assert (found.launches, found.reason) == (7, "7 launches a side were made")
-    machine = Machine(factor=1.03, noise=4.0)
-    found = measured(machine, budget=75.0)
-    assert found.launches == 3, "a fourth pair of twenty seconds would end at eighty"
-    assert (word(found), found.reason) == ("INSUFFICIENT", "the budget ended")
-    assert measured(Machine(), budget=80.0).launches == 4, "which is in time"
-    assert measured(Machine(), budget=0.001).launches == 1, "one pair is always made"
+    found = measured(Machine(factor=1.03, noise=4.0), budget=135.0)
+    assert found.launches == 6, "a seventh pair of twenty seconds would end after it"
+    assert (word(found), found.reason) == ("AMBIGUOUS", "the budget ended")
+    assert measured(Machine(factor=1.03, noise=4.0), budget=140.0).launches == 7, "which is in time"
+
+
+def test_a_budget_too_short_to_decide_anything_is_told_after_the_first_pair_with_the_one_that_is_not() -> None:
+    for budget in (99.0, 0.001):
+        found = measured(Machine(), budget=budget)
+        assert (found.launches, found.short) == (1, True)
+        assert found.reason == "a launch of both sides takes 20 s and 5 of them are needed: --budget 110s"
+    assert measured(Machine(), budget=100.0).launches == 5
+    grown = measured(Machine(), budget=20.0, given=False)
+    assert (grown.launches, grown.short, word(grown)) == (5, False, "SAME"), "no budget was given"
+
+
+def test_launches_that_become_slower_end_a_session_that_is_too_short_for_them_likewise() -> None:
+    class Slower(Machine):
+        def launch(self, side: Side, seconds: float = 30.0) -> Run:
+            self.now += 5.0 * len(self.order)
+            return super().launch(side)
+
+    found = measured(Slower(), budget=199.0)
+    assert (found.launches, found.short) == (3, True)
+    assert found.reason == "a launch of both sides takes 1 min 5 s and 5 of them are needed: --budget 6m"
+
+
+def test_a_launch_has_its_part_of_the_session_or_as_much_as_all_cases_need() -> None:
+    class Short(Machine):
+        """A case takes 100 s of a launch, for the other there is no time."""
+
+        def launch(self, side: Side, seconds: float = 30.0) -> Run:
+            run, other = super().launch(side, seconds), collective(size_bytes=2048)
+            plan = msgspec.structs.replace(run.info.plan, cases=(CASE, other), budget_seconds=1000.0)
+            records = [msgspec.structs.replace(run.records[0], seconds=100.0, samples=Samples())]
+            if seconds < 200.0:
+                records.append(bad(other, 0, "skipped", LEFT_OUT))
+            info = msgspec.structs.replace(run.info, plan=plan, started=run.records[0].started)
+            return msgspec.structs.replace(run, info=info, records=tuple(records))
+
+    machine = Machine()
+    measured(machine, budget=600.0)
+    assert machine.allowed[:2] == [40.0, 40.0], "a twelfth of eight minutes"
+    cut = Short()
+    found = measured(cut, budget=600.0)
+    told = "a launch of both sides takes 6 min 20 s and 5 of them are needed: --budget 35m"
+    assert (found.reason, cut.allowed) == (told, [40.0, 40.0]), "twenty seconds, and twice 180 s more"
+    for budget, given in ((2500.0, True), (600.0, False)):
+        cut = Short()
+        found = measured(cut, budget=budget, given=given)
+        assert (found.short, found.reason) == (False, "every series is decided")
+        assert cut.allowed[2:] == pytest.approx([220.0] * 10), "twice 100 s, and a tenth"
 
 
 def test_a_measured_floor_is_the_series_own() -> None:
@@ -130,7 +179,7 @@ def test_only_what_is_tested_may_differ() -> None:
 
 def test_what_breaks_on_a_side_ends_it() -> None:
     class Broken(Machine):
-        def launch(self, side: Side) -> Run:
+        def launch(self, side: Side, seconds: float = 30.0) -> Run:
             run = super().launch(side)
             return run_of([bad(CASE, 0, "wrong", "3 values differ")]) if side.name == "b" else run
 
@@ -153,10 +202,10 @@ def invoke(*words: str, **variables: str) -> Result:
 def test_a_launch_is_a_run_with_the_sides_variables_and_time_to_start(tmp_path: Path) -> None:
     heard: list[str] = []
     side = parse_side("b", "X=7", fake(tmp_path))
-    for seconds, given in ((60.0, "60s"), (1.0, f"{SHORTEST_SECONDS:.0f}s")):
+    for seconds, given in ((60.0, "60s"), (30.4, "30s")):
         out = tmp_path / given
         words = ("--only", "ddp")
-        runs = [launch_run(side, out=out, words=words, seconds=seconds, tell=heard.append) for _ in range(2)]
+        runs = [launch_run(side, seconds, out=out, words=words, tell=heard.append) for _ in range(2)]
         assert [run.path for run in runs] == [out / "b" / f"run-{i}" for i in range(2)], "each is the one just made"
         variable, *said = (runs[0].path / "told").read_text().splitlines()
         assert variable == "7"
@@ -167,8 +216,8 @@ def test_a_launch_is_a_run_with_the_sides_variables_and_time_to_start(tmp_path: 
 
 def test_bad_options_of_run_are_told_in_its_words(tmp_path: Path) -> None:
     words = ("--only", "all_reduse", "--nproc", "2")
-    launch = partial(launch_run, out=tmp_path / "out", words=words, seconds=60.0, tell=lambda text: None)
-    told = refusal(launch, parse_side("a", "X=1"))
+    launch = partial(launch_run, out=tmp_path / "out", words=words, tell=lambda text: None)
+    told = refusal(launch, parse_side("a", "X=1"), 60.0)
     assert told.startswith("side A has no run: no case is named 'all_reduse'")
 
 
@@ -260,7 +309,7 @@ def test_the_noise_floor_is_measured_and_kept(tmp_path: Path, monkeypatch: pytes
     assert [line[0] for line in done.stderr.splitlines()[:10]] == list("ABBAABBAAB")
     assert done.stdout.splitlines()[0].split() == ["noise", "floor", "series"]
     assert done.stdout.splitlines()[-1] == f"10 launches in turns; {tmp_path / 'floor.json'} has 2 floors of them."
-    assert "120s" in (tmp_path / "out" / "a" / "run-0" / "told").read_text().split(), "a tenth of twenty minutes"
+    assert "96s" in (tmp_path / "out" / "a" / "run-0" / "told").read_text().split(), "a tenth of most of the time"
     kept = read_floors(tmp_path / "floor.json")
     assert {(one.launches, one.floor) for one in kept.values()} == {(10, 0.03)}
     assert {one.series.split()[0] for one in kept.values()} == {"collective.all_reduce", "collective.broadcast"}
@@ -270,7 +319,7 @@ def test_launches_are_compared_in_the_order_of_time(tmp_path: Path, monkeypatch:
     made: list[Run] = []
     compared: list[Run] = []
 
-    def launch(side: Side, **more: object) -> Run:
+    def launch(side: Side, seconds: float, **more: object) -> Run:
         run = run_of([ok(CASE)])
         started = f"2026-01-02T03:04:{len(made):02}.000Z"
         info = msgspec.structs.replace(run.info, id=f"run-{99 - len(made)}", started=started)
@@ -291,7 +340,10 @@ def test_launches_are_compared_in_the_order_of_time(tmp_path: Path, monkeypatch:
 def test_too_few_launches_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = floors(tmp_path, monkeypatch, "--budget", "1ms")
     assert done.exit_code == 4
-    assert "No floor: 2 launches were made, and a series needs 10 that measured it." in done.stdout
+    told = "Nothing can be told: a launch of both sides takes "
+    assert done.stdout.startswith(told)
+    assert f"and 5 of them are needed: --budget 10s. What was measured is in {tmp_path / 'out'}.\n" in done.stdout
+    assert len(list((tmp_path / "out").glob("*/*"))) == 2
     assert not (tmp_path / "floor.json").exists()
 
 

@@ -1,7 +1,6 @@
 """Suspects launched again: which, on what sides, by what plan, and whose verdict counts in the end."""
 
 import tomllib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,10 +178,10 @@ def test_a_fresh_verdict_on_another_world_is_none() -> None:
     assert only(found, SLOW).word == "FAILED", "what failed to start is a verdict over any nodes"
 
 
-def runs_of(factor: float) -> Callable[[Side], Run]:
+def runs_of(factor: float) -> Launch:
     count = {"base": 0, "new": 0}
 
-    def launch(side: Side) -> Run:
+    def launch(side: Side, seconds: float) -> Run:
         i = count[side.name]
         count[side.name] += 1
         records = [launches(case, factor if side.name == "new" else 1.0)[i % 5] for case in (CASE, SLOW)]
@@ -233,5 +232,5 @@ def test_launches_are_parbench_run_with_the_plan_on_each_sides_python(tmp_path: 
     [run, *_] = sorted((tmp_path / "out" / "base").iterdir())
     said = (run / "told").read_text().splitlines()
     assert said[said.index("--plan") + 1] == str(tmp_path / "out" / "suspects.toml")
-    assert said[said.index("--budget") + 1] == "50s", "a twelfth of ten minutes"
+    assert said[said.index("--budget") + 1] == "40s", "a twelfth of eight of the ten minutes"
     assert only(found).word == "SAME", "the made-up launches are alike"
