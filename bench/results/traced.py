@@ -1,8 +1,9 @@
 """A traced step as spans of time: what torch's profiler saw of arithmetic, communication and copies."""
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.results.records import COMM, COPY, Interval, RankTimeline
 from bench.results.records import COMPUTE as COMPUTE_STREAM
@@ -17,9 +18,24 @@ _ISSUE = "c10d::"
 _WAIT = "_c10d_functional::wait_tensor"
 _WITHIN_ISSUE = "record_param_comms"  # what torch's backends record of a call, inside it
 _LAUNCH = ("cudaLaunch", "cuLaunch")
+_OPERATIONS = {
+    name.replace("_", ""): name
+    for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+} | {"send": "send", "recv": "recv", "sendrecv": "sendrecv", "barrier": "barrier", "alltoallv": "all_to_all_v"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """What a trace tells of a collective: its bytes by nccl-tests' convention and ranks; None is not told."""
+
+    op: str
+    group: str | None = None
+    ranks: tuple[int, ...] | None = None
+    size: int | None = None
+    num_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TraceEvent:
     """What torch's profiler saw, in ns of its clock; ``device`` is the device's, not the host's.
 
@@ -37,6 +53,7 @@ class TraceEvent:
     annotation: bool = False
     correlation: int = 0
     linked: int = 0
+    call: CallFacts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +64,8 @@ class Trace:
     any operation, ``called`` when it was issuing communication or waiting for it in an operation of torch's.
     ``began_ns`` is the step's start on ``time.perf_counter_ns``'s clock; ``phases`` are the ranges that the step names
     itself, such as forward. Of a device, ``issued`` is when the host issued each call and ``launched`` when it launched
-    each communication's kernel, None where that is not known; of a host ``issued`` is None.
+    each communication's kernel, None where that is not known; of a host ``issued`` is None. ``facts`` are those of
+    ``comm``, none where a profile in memory tells none.
     """
 
     step: Span
@@ -61,17 +79,29 @@ class Trace:
     phases: list[tuple[str, Span]] = field(default_factory=list)
     issued: list[Span] | None = None
     launched: list[int | None] = field(default_factory=list)
+    facts: list[CallFacts | None] = field(default_factory=list)
+
+
+def operation_of(name: str) -> str:
+    """Return our name of an operation from that of a call, a kernel or an event of gloo's; the name itself of others."""
+    word = name.removeprefix("c10d::").removeprefix("gloo:")
+    kernel = re.match(r"nccl(?:Dev)?Kernel_([A-Za-z]+)", word)
+    plain = re.sub(r"_base|_single|_into_tensor|_tensor|_coalesced|_offloaded|_", "", kernel[1] if kernel else word)
+    return _OPERATIONS.get(plain.lower(), word)
 
 
 def on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
     """Read a step whose arithmetic is the host's: operations of the step's own thread, gloo's own events."""
     whole = next(event for event in events if event.name == STEP)
     mine = [event for event in events if event.thread == whole.thread and not event.asynchronous]
-    issued = _spans(event for event in events if event.name.startswith(_ISSUE) and not event.asynchronous)
-    moved = _spans(event for event in events if event.name.startswith("gloo:") and event.asynchronous)
-    comm = moved or issued
+    calls = sorted((e for e in events if e.name.startswith(_ISSUE) and not e.asynchronous), key=_span)
+    carried = sorted((e for e in events if e.name.startswith("gloo:") and e.asynchronous), key=_span)
+    issued, moved = _spans(calls), _spans(carried)
+    comm, facts = moved or issued, [event.call for event in carried]
     if len(issued) == len(moved):  # those of gloo begin in the order of their issue
         comm = [(min(issue[0], move[0]), max(issue[1], move[1])) for issue, move in zip(issued, moved, strict=True)]
+        # gloo carries some as others
+        facts = [one and replace(one, op=operation_of(call.name)) for one, call in zip(facts, calls, strict=True)]
     arithmetic = _spans(event for event in mine if event.name.startswith("aten::") or event.name == COMPUTE)
     called = union([*issued, *_spans(event for event in mine if event.name == _WAIT)])
     return Trace(
@@ -82,6 +112,7 @@ def on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
         copies=[],
         called=called,
         busy=union([*arithmetic, *called]),
+        facts=facts,
     )
 
 
@@ -93,13 +124,14 @@ def on_device(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
     calls = {e.correlation: e.start_ns for e in [*issued, *(e for e in host if e.name == _WITHIN_ISSUE)]}
     launches = {event.correlation: event.start_ns for event in host if event.name.startswith(_LAUNCH)}
     ran: dict[str, list[Span]] = {"compute": [], "copies": []}
-    comm: list[tuple[Span, int | None]] = []
+    comm: list[tuple[Span, int | None, CallFacts | None]] = []
     for event in events:
         if not event.device or event.annotation:
             continue
         if event.name.startswith("nccl"):
             of_call = calls.get(event.linked) if event.linked else None
-            comm.append((_span(event), launches.get(event.correlation) if of_call is None else of_call))
+            launched = launches.get(event.correlation) if of_call is None else of_call
+            comm.append((_span(event), launched, event.call))
         else:
             ran["copies" if event.name.startswith(("Memcpy", "Memset")) else "compute"].append(_span(event))
     comm.sort(key=lambda kernel: kernel[0])
@@ -108,12 +140,13 @@ def on_device(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
         step=_span(whole),
         wall_seconds=wall_seconds,
         compute=union(ran["compute"]),
-        comm=[span for span, _ in comm],
+        comm=[span for span, _, _ in comm],
         copies=union(ran["copies"]),
         called=called,
         busy=union([*_spans(event for event in host if event.name.startswith("aten::")), *called]),
         issued=_spans(issued),
-        launched=[launched for _, launched in comm],
+        launched=[launched for _, launched, _ in comm],
+        facts=[facts for _, _, facts in comm],
     )
 
 

@@ -1,0 +1,232 @@
+"""What costs the traced steps most, in seconds that could be won of a step: each finding with its evidence."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from bench.results.spans import Span, difference, intersection, length
+from reports import cells
+from reports.traces.steps import PEER_TO_PEER, Call, Job, Met, RankSteps
+
+LEAST_SHARE = 0.03
+"""A finding is told from this share of the step on."""
+_GATHERS = {"all_gather"}
+_REDUCES = {"all_reduce", "reduce_scatter"}
+Ceiling = Callable[[Met], float | None]
+"""Seconds that a collective takes by the fits of a run, None where none is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """A sentence, the seconds of a step that could be won, and what to type or to change."""
+
+    kind: str
+    won_seconds: float
+    sentence: str
+    advice: str = ""
+
+
+def causes_of(job: Job, ceiling: Ceiling = lambda _: None) -> tuple[Cause, ...]:
+    """Return what costs at least 3 % of the step, the most first."""
+    every = [*_late(job), *_unequal(job), *_exposed(job, ceiling), *_idle(job), *_copies(job)]
+    least = LEAST_SHARE * step_seconds(job)
+    return tuple(sorted((one for one in every if one.won_seconds >= least), key=lambda one: -one.won_seconds))
+
+
+def step_seconds(job: Job) -> float:
+    """Return the median over steps of the slowest rank's."""
+    return median(max(rank.parts[step].wall_seconds for rank in job.ranks) for step in range(job.steps))
+
+
+def _compute(rank: RankSteps) -> float:
+    return median(part.compute_seconds for part in rank.parts)
+
+
+def _idle_seconds(rank: RankSteps) -> float:
+    return median(part.idle_seconds for part in rank.parts)
+
+
+def waits_by_rank(job: Job) -> dict[int, list[float]]:
+    """Return for each rank, by step, the seconds that others had nothing to do but to wait for it.
+
+    Of the other ranks the median; none of those that came last to none.
+    """
+    spans: dict[tuple[int, int, int], list[Span]] = defaultdict(list)
+    for met in job.met:
+        if met.facts.op not in PEER_TO_PEER:
+            came = met.spans[met.last][0]
+            for rank, (start, _) in met.spans.items():
+                spans[met.last, rank, met.step].append((start - job.offsets_ns[rank], came - job.offsets_ns[rank]))
+    by_rank = {rank.rank: rank for rank in job.ranks}
+
+    def waited(late: int, rank: int, step: int) -> float:
+        trace, window = by_rank[rank].source.trace, by_rank[rank].source.steps[step][1]
+        waits = intersection(spans.get((late, rank, step), []), [window])
+        return length(difference(waits, [*trace.compute, *trace.copies])) / 1e9
+
+    return {
+        late: [median(waited(late, rank, step) for rank in by_rank if rank != late) for step in range(job.steps)]
+        for late in by_rank
+    }
+
+
+def _late(job: Job) -> Iterator[Cause]:
+    """Find the rank that others wait for: in the median step, and twice as long as for any other."""
+    if len(job.ranks) < 2 or not job.met:
+        return
+    waits = {rank: median(seconds) for rank, seconds in waits_by_rank(job).items()}
+    (late, won), (_, second) = sorted(waits.items(), key=lambda one: -one[1])[:2]
+    if won < 2 * second or won <= (job.doubt_ns or 0) / 1e9:
+        return
+    by_rank = {rank.rank: rank for rank in job.ranks}
+    others = [rank for rank in job.ranks if rank.rank != late]
+    longer = _compute(by_rank[late]) - median(_compute(rank) for rank in others)
+    idler = _idle_seconds(by_rank[late]) - median(_idle_seconds(rank) for rank in others)
+    share = mean(met.last == late for met in job.met)
+    told = f"rank {late} comes last to {share:.0%} of collectives; the others wait {_s(won)} a step for it"
+    if longer >= won / 2:
+        compared = f"{_s(_compute(by_rank[late]))} against {_s(median(_compute(rank) for rank in others))}"
+        yield Cause(
+            kind="slow rank",
+            won_seconds=won,
+            sentence=f"{told}: it computes longer, {compared}",
+            advice="clocks and neighbours of that device, or its share of the work",
+        )
+    elif idler >= won / 2:
+        sentence = f"{told}: nothing runs on it for {_s(idler)} longer than on the others"
+        yield Cause(kind="late rank", won_seconds=won, sentence=sentence, advice="its input pipeline and host")
+    else:
+        yield Cause(kind="late rank", won_seconds=won, sentence=told, advice="its host")
+
+
+def _unequal(job: Job) -> Iterator[Cause]:
+    """Find the pipeline stage that computes longest."""
+    if not any(call.facts.op in PEER_TO_PEER for rank in job.ranks for call in rank.calls) or len(job.ranks) < 2:
+        return
+    seconds = {rank.rank: _compute(rank) for rank in job.ranks}
+    worst = max(seconds, key=lambda rank: seconds[rank])
+    won = seconds[worst] - mean(seconds.values())
+    sentence = f"rank {worst}'s stage computes {_s(seconds[worst])} a step, the mean is {_s(mean(seconds.values()))}"
+    yield Cause(
+        kind="unbalanced stages", won_seconds=won, sentence=sentence, advice="give it fewer layers: split, or chunks"
+    )
+
+
+def _exposed(job: Job, ceiling: Ceiling) -> Iterator[Cause]:
+    """Find communication that nothing hides, by kind of call, on the rank that waits least for others in it."""
+    exposed: dict[str, dict[int, float]] = defaultdict(dict)
+    for rank in job.ranks:
+        for label, seconds in _own_exposed(rank).items():
+            exposed[label][rank.rank] = median(seconds)
+    by_rank = {rank.rank: rank for rank in job.ranks}
+    for label, seconds in exposed.items():
+        who = min(seconds, key=lambda rank: seconds[rank])
+        rank, won = by_rank[who], seconds[who]
+        calls = [call for call in rank.calls if call.label == label and call.step == rank.middle]
+        if not calls or won < LEAST_SHARE * step_seconds(job):
+            continue
+        yield _why_exposed(job, rank, label, calls, won, ceiling)
+
+
+def _own_exposed(rank: RankSteps) -> dict[str, list[float]]:
+    """Return the exposed seconds of each kind of call by step; what gathers and others share is of what waits first.
+
+    Computing goes on when parameters have come, and not when gradients have gone: what is under way beside a gathering
+    would be hidden if that had come earlier.
+    """
+    found: dict[str, list[float]] = {call.label: [0.0] * len(rank.parts) for call in rank.calls}
+    trace = rank.source.trace
+    spans: dict[tuple[int, str], list[Span]] = defaultdict(list)
+    gathers: dict[int, list[Span]] = defaultdict(list)
+    for call in rank.calls:
+        spans[call.step, call.label].append(call.span)
+        if call.facts.op in _GATHERS:
+            gathers[call.step].append(call.span)
+    ops = {call.label: call.facts.op for call in rank.calls}
+    for (step, label), mine in spans.items():
+        window = rank.source.steps[step][1]
+        busy = [*intersection(trace.compute, [window]), *intersection(trace.copies, [window])]
+        others = [] if ops[label] in _GATHERS else gathers[step]
+        found[label][step] = length(difference(intersection(mine, [window]), [*busy, *others])) / 1e9
+    return found
+
+
+def _why_exposed(job: Job, rank: RankSteps, label: str, calls: Sequence[Call], won: float, ceiling: Ceiling) -> Cause:
+    op, step = calls[0].facts.op, step_seconds(job)
+    told = f"{label} is exposed {_s(won)} of {_s(step)}"
+    if op in PEER_TO_PEER:
+        advice = "more microbatches, or a schedule with a smaller bubble: parbench run --only pp --set schedule=all"
+        return Cause(
+            kind="bubble", won_seconds=won, sentence=f"{told}: stages wait for their neighbours", advice=advice
+        )
+    known = [(seconds, met) for met in job.met if met.label == label and (seconds := ceiling(met))]
+    if known:
+        longer = median(met.transfer_ns / 1e9 / seconds for seconds, met in known)
+        if longer >= 1.3:
+            slow = f"{told}: it takes {longer:.1f} times what this machine's fit says"
+            return Cause(
+                kind="slow link", won_seconds=won * (1 - 1 / longer), sentence=slow, advice="parbench run --only matrix"
+            )
+    earlier = _could_begin_earlier(rank, calls)
+    if op in _GATHERS and earlier >= won / 2:
+        sentence = f"{told}: each is issued when its result is needed, {_s(earlier)} of computing before them is free"
+        advice = "prefetch the next layer's: parbench run --only fsdp --set prefetch=default,explicit"
+        return Cause(kind="no prefetch", won_seconds=min(won, earlier), sentence=sentence, advice=advice)
+    if op in _REDUCES and len(calls) <= 2 and earlier >= won / 2:
+        count = "one call" if len(calls) == 1 else f"{len(calls)} calls"
+        sentence = f"{told}: all gradients go in {count} at the end, when nothing is left to compute"
+        advice = "smaller buckets: parbench run --only ddp --set bucket_mb=1,25"
+        return Cause(kind="one bucket", won_seconds=min(won, earlier), sentence=sentence, advice=advice)
+    hidden = rank.hidden_seconds[rank.middle]
+    sentence = f"{told}; {_s(hidden)} of all communication is hidden"
+    advice = "fewer bytes (precision, larger microbatches), or a faster link"
+    return Cause(kind="exposed", won_seconds=won, sentence=sentence, advice=advice)
+
+
+def _could_begin_earlier(rank: RankSteps, calls: Sequence[Call]) -> float:
+    """Return the seconds of computing before calls in which no communication was under way."""
+    step = calls[0].step
+    window = rank.source.steps[step][1]
+    trace = rank.source.trace
+    computing = intersection(trace.compute, [window])
+    free = difference(computing, [call.span for call in rank.calls if call.step == step])
+    before, reached = 0, window[0]
+    for call in sorted(calls, key=lambda one: one.span):
+        alone = length(difference([call.span], [*computing, *intersection(trace.copies, [window])]))
+        before += min(length(intersection(free, [(reached, max(call.span[0], reached))])), alone)
+        reached = max(reached, call.span[1])
+    return before / 1e9
+
+
+def _idle(job: Job) -> Iterator[Cause]:
+    """Find time in which not even communication runs, on the rank that has least of it."""
+    who = min(job.ranks, key=_idle_seconds)
+    won = _idle_seconds(who)
+    step = step_seconds(job)
+    where = "on the device" if who.source.on_device else "in any operator"
+    sentence = f"nothing runs {where} for {_s(won)} of {_s(step)} on every rank: the host does not keep up"
+    if longest := _longest_gap(who):
+        sentence += f" (the longest gap is {_s(longest)})"
+    advice = "input pipeline, .item() and synchronisations, small kernels: CUDA graphs, torch.compile"
+    yield Cause(kind="host-bound", won_seconds=won, sentence=sentence, advice=advice)
+
+
+def _longest_gap(rank: RankSteps) -> float:
+    window = rank.source.steps[rank.middle][1]
+    trace = rank.source.trace
+    busy = [*intersection(trace.compute, [window]), *intersection(trace.copies, [window])]
+    comm: list[Span] = [call.span for call in rank.calls if call.step == rank.middle]
+    return max((stop - start for start, stop in difference([window], [*busy, *comm])), default=0) / 1e9
+
+
+def _copies(job: Job) -> Iterator[Cause]:
+    seconds = [median(part.copy_seconds for part in rank.parts) for rank in job.ranks]
+    sentence = f"copies of memory take {_s(min(seconds))} of {_s(step_seconds(job))} beside nothing else"
+    yield Cause(
+        kind="copies", won_seconds=min(seconds), sentence=sentence, advice="pinned memory, non_blocking=True, offload"
+    )
+
+
+def _s(seconds: float) -> str:
+    return cells.quantity(seconds, "s")

@@ -1,0 +1,215 @@
+"""Where the time of traced steps went: each rank's, each collective's, and who was waited for.
+
+All ranks' clocks are brought together by collectives, which end on all of their ranks at about the same time.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench.plan.catalogue import busbw_factor
+from bench.results.spans import Breakdown, Span, break_down, intersection, length
+from bench.results.traced import CallFacts
+from bench.text import UserError
+from reports.traces.kineto import RankTrace
+
+PEER_TO_PEER = {"send", "recv", "sendrecv"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call on one rank: in which step, and when on this rank's own clock."""
+
+    facts: CallFacts
+    step: int
+    span: Span
+
+    @property
+    def label(self) -> str:
+        group = self.facts.group or (f"{self.facts.size} ranks" if self.facts.size else "")
+        return f"{self.facts.op} {group}".strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Met:
+    """A collective as its ranks saw it: from when each came to when it ended there, in ns of one clock.
+
+    It moves while it lasts on the rank where it is shortest, for which all others wait.
+    """
+
+    label: str
+    facts: CallFacts
+    step: int
+    spans: Mapping[int, Span]
+
+    @property
+    def last(self) -> int:
+        return max(self.spans, key=lambda rank: self.spans[rank][0])
+
+    @property
+    def transfer_ns(self) -> int:
+        return min(stop - start for start, stop in self.spans.values())
+
+    @property
+    def busbw(self) -> float | None:
+        """Bus bandwidth in B/s by nccl-tests' convention."""
+        size, num_bytes = self.facts.size, self.facts.num_bytes
+        factor = busbw_factor(self.facts.op, size) if size else None
+        if factor is None or num_bytes is None or self.transfer_ns <= 0:
+            return None
+        return factor * num_bytes / self.transfer_ns * 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSteps:
+    """One rank's steps: calls, and of each step how its wall divides and how much communication is hidden."""
+
+    source: RankTrace
+    calls: tuple[Call, ...]
+    parts: tuple[Breakdown, ...]
+    hidden_seconds: tuple[float, ...]
+    middle: int
+
+    @property
+    def rank(self) -> int:
+        return self.source.rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The traces of a job's ranks; clocks agree within ``doubt_ns``, None where nothing tells how they differ."""
+
+    ranks: tuple[RankSteps, ...]
+    met: tuple[Met, ...]
+    offsets_ns: Mapping[int, int]
+    doubt_ns: int | None
+    notes: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        return min(len(rank.parts) for rank in self.ranks)
+
+
+def job_of(sources: Sequence[RankTrace]) -> Job:
+    """Put the ranks of a job together; ``UserError`` where two files are of one rank."""
+    sources = sorted(sources, key=lambda one: one.rank)
+    for one, other in zip(sources, sources[1:], strict=False):
+        if one.rank == other.rank:
+            raise UserError(
+                f"{one.path} and {other.path} are both of rank {one.rank}: give one job's traces, one a rank"
+            )
+    ranks = [steps_of(source) for source in sources]
+    together = list(_together(ranks))
+    offsets, doubt_ns = _offsets(sources, together)
+    met = tuple(_on_one_clock(one, offsets) for one in together) if offsets else ()
+    notes = tuple(_notes(sources, ranks, doubt_ns))
+    return Job(ranks=tuple(ranks), met=met, offsets_ns=offsets, doubt_ns=doubt_ns, notes=notes)
+
+
+def steps_of(source: RankTrace) -> RankSteps:
+    """Divide each step of a rank."""
+    trace, windows = source.trace, [span for _, span in source.steps]
+    starts = [start for start, _ in windows]
+    by_step: list[list[Call]] = [[] for _ in windows]
+    for span, facts in zip(trace.comm, trace.facts or [None] * len(trace.comm), strict=True):
+        step = bisect_right(starts, span[0]) - 1
+        if step >= 0:
+            by_step[step].append(Call(facts or CallFacts("communication"), step, span))
+    parts, hidden = [], []
+    for window, calls in zip(windows, by_step, strict=True):
+        spans: dict[str, list[Span]] = defaultdict(list)
+        for call in calls:
+            spans[call.label].append(call.span)
+        compute, copies = _within(trace.compute, window), _within(trace.copies, window)
+        parts.append(break_down(window, compute, spans, copies))
+        comm = intersection([call.span for call in calls], [window])
+        hidden.append(length(intersection(comm, [*compute, *copies])) / 1e9)
+    order = sorted(range(len(parts)), key=lambda step: parts[step].wall_seconds)
+    return RankSteps(
+        source=source,
+        calls=tuple(call for calls in by_step for call in calls),
+        parts=tuple(parts),
+        hidden_seconds=tuple(hidden),
+        middle=order[(len(order) - 1) // 2],
+    )
+
+
+def _within(spans: Sequence[Span], window: Span) -> Sequence[Span]:
+    """Return those of disjoint spans in order that may lie in a window."""
+    first = max(bisect_left(spans, (window[0], window[0])) - 1, 0)
+    return spans[first : bisect_left(spans, (window[1], window[1]))]
+
+
+def _together(ranks: Sequence[RankSteps]) -> Iterator[Met]:
+    """Yield the collectives that all their traced ranks made, on each rank's own clock.
+
+    The ranks of a group make the same calls in the same order: the k-th of a step on one is the k-th on another.
+    """
+    names = [{name: i for i, (name, _) in enumerate(one.source.steps)} for one in ranks]
+    common = set(names[0]).intersection(*names[1:])
+    seen: dict[tuple[object, ...], dict[int, Call]] = defaultdict(dict)
+    for rank, places in zip(ranks, names, strict=True):
+        step_names = {i: name for name, i in places.items()}
+        counts: Counter[tuple[object, ...]] = Counter()
+        for call in rank.calls:
+            facts, step = call.facts, step_names[call.step]
+            members = facts.ranks or facts.group
+            if members is None or step not in common or (facts.op in PEER_TO_PEER and facts.size != 2):
+                continue
+            key = (step, facts.op if facts.op not in PEER_TO_PEER else "p2p", members)
+            seen[*key, counts[key]][rank.rank] = call
+            counts[key] += 1
+    traced = {one.rank for one in ranks}
+    for calls in seen.values():
+        call = next(iter(calls.values()))
+        if len(calls) > 1 and set(calls) == set(call.facts.ranks or traced) & traced:
+            spans = {rank: one.span for rank, one in calls.items()}
+            yield Met(label=call.label, facts=call.facts, step=call.step, spans=spans)
+
+
+def _offsets(sources: Sequence[RankTrace], together: Sequence[Met]) -> tuple[dict[int, int], int | None]:
+    """Return what to add to each rank's clock, and how far it may be wrong; nothing where hosts share no collective."""
+    host_of = {one.rank: one.host or str(one.rank) for one in sources}
+    base = {one.rank: one.base_ns for one in sources}
+    ends: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for met in together:
+        at = {host_of[rank]: stop + base[rank] for rank, (_, stop) in met.spans.items()}
+        for one in at:
+            for other in at:
+                if one != other:
+                    ends[one, other].append(at[one] - at[other])
+    shift, doubt = {host_of[sources[0].rank]: 0}, 0
+    waiting = list(shift)
+    while waiting:
+        one = waiting.pop()
+        for (known, other), apart in ends.items():
+            if known == one and other not in shift:
+                middle = round(median(apart))
+                shift[other] = shift[one] + middle
+                doubt = max(doubt, round(median(abs(each - middle) for each in apart)))
+                waiting.append(other)
+    if any(host not in shift for host in host_of.values()):
+        return {}, None
+    return {one.rank: one.base_ns + shift[host_of[one.rank]] for one in sources}, doubt
+
+
+def _on_one_clock(met: Met, offsets: Mapping[int, int]) -> Met:
+    spans = {rank: (start + offsets[rank], stop + offsets[rank]) for rank, (start, stop) in met.spans.items()}
+    return Met(label=met.label, facts=met.facts, step=met.step, spans=spans)
+
+
+def _notes(sources: Sequence[RankTrace], ranks: Sequence[RankSteps], doubt_ns: int | None) -> Iterator[str]:
+    for source in sources:
+        yield from (f"rank {source.rank}: {note}" for note in source.notes)
+    sizes = {one.world_size for one in sources if one.world_size}
+    if sizes and max(sizes) > len(sources):
+        yield f"{len(sources)} of {max(sizes)} ranks are here; who is waited for is known among these alone"
+    if len({one.host for one in sources}) > 1:
+        if doubt_ns is None:
+            yield "no collective joins the hosts' clocks: who came late is unknown"
+        else:
+            yield f"hosts' clocks are brought together by the ends of collectives, within {doubt_ns / 1e3:.0f} us"
+    if any(call.facts.ranks is None and call.facts.group is None for one in ranks for call in one.calls):
+        yield "some collectives do not tell their ranks: who came late to them is unknown"

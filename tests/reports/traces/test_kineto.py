@@ -1,0 +1,112 @@
+"""Kineto's files are read in pieces: what they tell of kernels and collectives, and what is wrong with them, in words."""
+
+from pathlib import Path
+
+import pytest
+from kineto_files import RankFile
+
+from bench.results.traced import CallFacts
+from bench.text import UserError
+from reports.traces import kineto
+from reports.traces.kineto import RankTrace, files_of, read_rank
+
+MB = 1 << 20
+
+
+def drawn(rank: int = 0) -> RankFile:
+    """Two steps of 1 ms: a gathering that computing hides, then an all_reduce of which 200 us are exposed."""
+    file = RankFile(rank, 2)
+    for step in range(2):
+        at = 1000.0 * step
+        file.step(step, at, at + 1000)
+        file.kernel(at + 100, at + 600)
+        file.collective("_allgather_base", at + 200, at + 300, 2 * MB, [0, 1])
+        file.collective("allreduce", at + 500, at + 800, MB, [0, 1])
+        file.event("python_function", "train.py(3): step", at, at + 1000)
+        file.event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", at + 850, at + 900, 7, correlation=1)
+    return file
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> RankTrace:
+    return read_rank(drawn().write(tmp_path))
+
+
+def test_kernels_collectives_and_copies_have_their_spans_and_facts(read: RankTrace) -> None:
+    assert (read.rank, read.world_size, read.host, read.on_device) == (0, 2, "node0", True)
+    assert [span for _, span in read.steps] == [(0, 1_000_000), (1_000_000, 2_000_000)]
+    assert read.trace.compute[0] == (100_000, 600_000)
+    assert read.trace.copies == [(850_000, 900_000), (1_850_000, 1_900_000)]
+    assert read.trace.comm[:2] == [(200_000, 300_000), (500_000, 800_000)]
+    gathered, reduced = read.trace.facts[:2]
+    group = {"group": "default_pg", "ranks": (0, 1), "size": 2}
+    assert gathered == CallFacts(op="all_gather", num_bytes=8 * MB, **group)  # what all end with
+    assert reduced == CallFacts(op="all_reduce", num_bytes=4 * MB, **group)
+    assert read.trace.launched == [181_000, 481_000, 1_181_000, 1_481_000]  # where c10d's operator is in it
+    assert read.notes == ()
+
+
+def test_a_file_is_read_alike_in_pieces_of_any_size_zipped_or_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: RankTrace
+) -> None:
+    file = drawn()
+    file.event("cpu_op", 'aten::odd "},\n  {" [name', 1, 2)  # a text that looks like the end of an event
+    zipped = file.write(tmp_path, zipped=True)
+    flat = tmp_path / "flat.json"
+    flat.write_text(file.text().replace("\n", " "))
+    for size in (100, 1000, 4096, 1 << 20):
+        monkeypatch.setattr(kineto, "_BLOCK", size)
+        for path in (zipped, flat):
+            found = read_rank(path)
+            assert (found.trace.comm, found.trace.facts) == (read.trace.comm, read.trace.facts), size
+            assert found.steps == read.steps, size
+
+
+def test_a_truncated_file_gives_what_is_whole_and_says_so(tmp_path: Path, read: RankTrace) -> None:
+    text = drawn().text()
+    cut = tmp_path / "rank0.json"
+    cut.write_text(text[: text.index('"gpu_memcpy"', len(text) // 2) - 40])
+    found = read_rank(cut)
+    assert found.trace.comm == read.trace.comm
+    assert found.notes[0] == "the file ends within an event: what comes after is missing"
+    whole = drawn().write(tmp_path, zipped=True)
+    short = tmp_path / "short.json.gz"
+    short.write_bytes(whole.read_bytes()[:-400])
+    assert read_rank(short).notes[0].startswith("the file ends within")
+
+
+def test_what_is_no_trace_is_said_in_one_sentence(tmp_path: Path) -> None:
+    texts = {
+        "empty.json": "",
+        "other.json": '{"cases": []}',
+        "list.json": "[1, 2, 3]",
+        "none.json": '{"traceEvents": []}',
+        "words.json": "the wrong file",
+    }
+    for name, text in texts.items():
+        path = tmp_path / name
+        path.write_text(text)
+        with pytest.raises(UserError, match=f"^{path} (is no trace|holds no)"):
+            read_rank(path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UserError, match="cannot be read"):
+        read_rank(tmp_path / "missing.json")
+    with pytest.raises(UserError, match=r"holds no trace: allowed are files that end in .json or .json.gz"):
+        files_of([empty])
+
+
+def test_a_rank_is_told_by_its_file_by_its_name_or_by_its_place(tmp_path: Path) -> None:
+    text = drawn().text().replace('"distributedInfo"', '"other"')
+    for name, place, rank, why in (("job_rank3.json", 0, 3, "name"), ("trace.json", 5, 5, "place")):
+        (tmp_path / name).write_text(text)
+        found = read_rank(tmp_path / name, place)
+        assert (found.rank, found.notes) == (rank, (f"the file does not tell its rank: {rank} by its {why}",))
+
+
+def test_without_marked_steps_all_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text(drawn().text().replace("ProfilerStep#", "Other#"))
+    found = read_rank(path)
+    assert [name for name, _ in found.steps] == ["all"]
+    assert "no step is marked" in found.notes[0]
