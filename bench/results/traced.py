@@ -83,7 +83,7 @@ class Trace:
 
 
 def operation_of(name: str) -> str:
-    """Return our name of an operation from that of a call, a kernel or an event of gloo's; the name itself of others."""
+    """Return our name of an operation from a call's, a kernel's or gloo's; of others the name itself."""
     word = name.removeprefix("c10d::").removeprefix("gloo:")
     kernel = re.match(r"nccl(?:Dev)?Kernel_([A-Za-z]+)", word)
     plain = re.sub(r"_base|_single|_into_tensor|_tensor|_coalesced|_offloaded|_", "", kernel[1] if kernel else word)

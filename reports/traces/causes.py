@@ -66,7 +66,7 @@ def waits_by_rank(job: Job) -> dict[int, list[float]]:
         return length(difference(waits, [*trace.compute, *trace.copies])) / 1e9
 
     return {
-        late: [median(waited(late, rank, step) for rank in by_rank if rank != late) for step in range(job.steps)]
+        late: [median([waited(late, rank, step) for rank in by_rank if rank != late]) for step in range(job.steps)]
         for late in by_rank
     }
 
@@ -117,8 +117,8 @@ def _exposed(job: Job, ceiling: Ceiling) -> Iterator[Cause]:
     """Find communication that nothing hides, by kind of call, on the rank that waits least for others in it."""
     exposed: dict[str, dict[int, float]] = defaultdict(dict)
     for rank in job.ranks:
-        for label, seconds in _own_exposed(rank).items():
-            exposed[label][rank.rank] = median(seconds)
+        for label, by_step in _own_exposed(rank).items():
+            exposed[label][rank.rank] = median(by_step)
     by_rank = {rank.rank: rank for rank in job.ranks}
     for label, seconds in exposed.items():
         who = min(seconds, key=lambda rank: seconds[rank])

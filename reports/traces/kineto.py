@@ -1,4 +1,4 @@
-"""Traces of PyTorch's profiler: Kineto's JSON, plain or gzip, one file for each rank, read a few megabytes at a time."""
+"""Traces of PyTorch's profiler: Kineto's JSON, plain or gzip, a file for each rank, read a few megabytes at a time."""
 
 import json
 import re

@@ -6,15 +6,20 @@ All ranks' clocks are brought together by collectives, which end on all of their
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
 from statistics import median
 
 from bench.plan.catalogue import busbw_factor
 from bench.results.spans import Breakdown, Span, break_down, intersection, length
 from bench.results.traced import CallFacts
 from bench.text import UserError
-from reports.traces.kineto import RankTrace
+from reports.traces.kineto import RankTrace, files_of, read_rank
 
+_READERS = 2
 PEER_TO_PEER = {"send", "recv", "sendrecv"}
 
 
@@ -92,10 +97,19 @@ class Job:
         return min(len(rank.parts) for rank in self.ranks)
 
 
+def read_job(paths: Sequence[Path]) -> Job:
+    """Read a job's files, two at a time; ``UserError`` where one is no trace, or two are of one rank."""
+    files = files_of(paths)
+    if len(files) == 1:
+        return job_of([read_rank(files[0])])
+    with ProcessPoolExecutor(max_workers=_READERS, mp_context=get_context("forkserver")) as readers:
+        return job_of(list(readers.map(read_rank, files, range(len(files)))))
+
+
 def job_of(sources: Sequence[RankTrace]) -> Job:
     """Put the ranks of a job together; ``UserError`` where two files are of one rank."""
     sources = sorted(sources, key=lambda one: one.rank)
-    for one, other in zip(sources, sources[1:], strict=False):
+    for one, other in pairwise(sources):
         if one.rank == other.rank:
             raise UserError(
                 f"{one.path} and {other.path} are both of rank {one.rank}: give one job's traces, one a rank"

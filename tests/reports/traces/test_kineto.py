@@ -1,4 +1,4 @@
-"""Kineto's files are read in pieces: what they tell of kernels and collectives, and what is wrong with them, in words."""
+"""Kineto's files are read in pieces: what they tell of kernels and collectives, and what is wrong with them."""
 
 from pathlib import Path
 
@@ -39,9 +39,8 @@ def test_kernels_collectives_and_copies_have_their_spans_and_facts(read: RankTra
     assert read.trace.copies == [(850_000, 900_000), (1_850_000, 1_900_000)]
     assert read.trace.comm[:2] == [(200_000, 300_000), (500_000, 800_000)]
     gathered, reduced = read.trace.facts[:2]
-    group = {"group": "default_pg", "ranks": (0, 1), "size": 2}
-    assert gathered == CallFacts(op="all_gather", num_bytes=8 * MB, **group)  # what all end with
-    assert reduced == CallFacts(op="all_reduce", num_bytes=4 * MB, **group)
+    assert gathered == CallFacts("all_gather", "default_pg", (0, 1), 2, 8 * MB)  # what all end with
+    assert reduced == CallFacts("all_reduce", "default_pg", (0, 1), 2, 4 * MB)
     assert read.trace.launched == [181_000, 481_000, 1_181_000, 1_481_000]  # where c10d's operator is in it
     assert read.notes == ()
 

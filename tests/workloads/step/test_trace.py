@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -124,8 +125,8 @@ def test_the_wall_by_our_own_clock_is_that_of_the_step() -> None:
 
 
 def event(name: str, start_ns: int, stop_ns: int, *, device: bool = True, annotation: bool = False) -> TraceEvent:
-    span = {"start_ns": start_ns, "stop_ns": stop_ns}
-    return TraceEvent(name=name, **span, thread=1, asynchronous=False, device=device, annotation=annotation)
+    kind: Any = {"asynchronous": False, "device": device, "annotation": annotation}
+    return TraceEvent(name=name, start_ns=start_ns, stop_ns=stop_ns, thread=1, **kind)
 
 
 KERNELS = [

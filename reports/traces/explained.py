@@ -1,0 +1,233 @@
+"""A job's traces as a report: what costs most, where each rank's time went, each collective, who was waited for."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from bench.results.runs import Run
+from bench.results.spans import difference, length
+from bench.text import format_size
+from reports import cells
+from reports.analysis.fits import fit_curves
+from reports.analysis.summary import summarize
+from reports.analysis.verdicts import Verdict
+from reports.report import Report, Section, Table, number, words
+from reports.traces.causes import LEAST_SHARE, Cause, Ceiling, causes_of, step_seconds, waits_by_rank
+from reports.traces.steps import PEER_TO_PEER, Job, Met, RankSteps
+
+_MOST_RANKS = 16
+_count = cells.formatted("{:.4g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Calls of one operation, group and class of sizes, of the rank whose communication is exposed least."""
+
+    label: str
+    size: str
+    count: float
+    seconds: float
+    exposed_seconds: float
+    transfer_seconds: float | None
+    busbw: float | None
+    beside_fit: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIf:
+    """A step without something: its seconds, to first order, for nothing else would change."""
+
+    without: str
+    seconds: float
+
+
+def ceiling_of_run(run: Run) -> Ceiling:
+    """Return the seconds of a collective by a run's fits of the same operation on as many ranks, one at a time."""
+    curves = {}
+    for curve in fit_curves(summarize(run).rows, None):
+        row = curve.rows[0]
+        if row.case.whole.get("mode") == "blocking":
+            curves[row.case.name.partition(".")[2], row.world.size] = curve.fit
+
+    def seconds(met: Met) -> float | None:
+        found = curves.get((met.facts.op, met.facts.size or 0))
+        return None if found is None or met.facts.num_bytes is None else found.predict(met.facts.num_bytes)
+
+    return seconds
+
+
+def report_of_traces(job: Job, name: str, ceiling: Ceiling = lambda _: None, against: str = "") -> Report:
+    """Return the report of a job's traces; ``against`` names the run whose fits are the ceiling."""
+    causes = causes_of(job, ceiling)
+    tables: list[Table[Any]] = [_causes(causes, job), _what_if(job, causes), _ranks(job), _kinds(job, ceiling)]
+    if job.met and len(job.ranks) > 1:
+        tables.append(_waits(job))
+    notes = (*job.notes, *([f"fits: those of {against}"] if against else []))
+    section = Section(id="traces", title="Traced steps", tables=tuple(tables), terms=(), notes=notes)
+    step = f"{cells.duration(step_seconds(job))} a step, the median of {job.steps}"
+    verdict = _verdict(job)
+    return Report(name=name, verdicts=(verdict,), code=0, runs=(), sections=(section,), heading=f"{name} · {step}")
+
+
+def _verdict(job: Job) -> Verdict:
+    sizes = [rank.source.world_size for rank in job.ranks if rank.source.world_size]
+    here, size = len(job.ranks), max(sizes, default=len(job.ranks))
+    told = f"{here} of {size} ranks, {job.steps} step{'s' * (job.steps > 1)} each"
+    if here < size or any(rank.source.notes for rank in job.ranks):
+        return Verdict(word="PARTIAL", level="doubtful", told=f"{told}; the notes say what is missing")
+    return Verdict(word="COMPLETE", level="good", told=told)
+
+
+def _causes(causes: Sequence[Cause], job: Job) -> Table[Cause]:
+    step = step_seconds(job)
+    return Table(
+        id="causes",
+        title="Look at first",
+        caption="what a step would be shorter by, to first order",
+        columns=(
+            number("could be won", lambda one: one.won_seconds, cells.duration, "seconds of a step"),
+            number("of the step", lambda one: one.won_seconds / step, cells.percent, "share of the step"),
+            words("what", lambda one: one.sentence, "what was found"),
+            words("try", lambda one: one.advice, "what may mend it"),
+        ),
+        rows=tuple(causes),
+        notes=() if causes else (f"Nothing costs more than {LEAST_SHARE:.0%} of the step.",),
+    )
+
+
+def _what_if(job: Job, causes: Sequence[Cause]) -> Table[WhatIf]:
+    step = step_seconds(job)
+    exposed = min(median([sum(p.exposed_comm_seconds.values()) for p in rank.parts]) for rank in job.ranks)
+    idle = min(median([part.idle_seconds for part in rank.parts]) for rank in job.ranks)
+    late = max((one.won_seconds for one in causes if one.kind in ("late rank", "slow rank")), default=0.0)
+    links = sum(one.won_seconds for one in causes if one.kind == "slow link")
+    rows = [WhatIf(without="as it is", seconds=step)]
+    if late:
+        rows.append(WhatIf(without="no rank that the others wait for", seconds=step - late))
+    if links:
+        rows.append(WhatIf(without="collectives as fast as the fits", seconds=step - links))
+    rows.append(WhatIf(without="all communication hidden", seconds=step - exposed))
+    rows.append(WhatIf(without="no idle time", seconds=step - idle))
+    return Table(
+        id="what-if",
+        title="What if",
+        caption="a step without one thing, all else as it is",
+        columns=(
+            words("with", lambda one: one.without, "what would be otherwise"),
+            number("step", lambda one: one.seconds, cells.duration, "seconds of a step"),
+            number("shorter by", lambda one: 1 - one.seconds / step, cells.percent, "share of the step"),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _ranks(job: Job) -> Table[RankSteps]:
+    def share(part: Callable[[Any], float]) -> Callable[[RankSteps], float]:
+        return lambda rank: median([part(one) / one.wall_seconds for one in rank.parts])
+
+    def overlap(rank: RankSteps) -> float | None:
+        hidden = sum(rank.hidden_seconds)
+        comm = hidden + sum(sum(part.exposed_comm_seconds.values()) for part in rank.parts)
+        return hidden / comm if comm else None
+
+    shown = sorted(job.ranks, key=lambda rank: -median([part.wall_seconds for part in rank.parts]))[:_MOST_RANKS]
+    left = len(job.ranks) - len(shown)
+    return Table(
+        id="ranks",
+        title="Where the time of a step goes",
+        caption="medians over steps, by rank",
+        columns=(
+            number("rank", lambda one: one.rank, _count, "global rank"),
+            number("step", lambda one: median([p.wall_seconds for p in one.parts]), cells.duration, "wall of a step"),
+            number("compute", share(lambda p: p.compute_seconds), cells.percent, "arithmetic"),
+            number(
+                "exposed",
+                share(lambda p: sum(p.exposed_comm_seconds.values())),
+                cells.percent,
+                "communication beside which nothing is computed",
+            ),
+            number("copies", share(lambda p: p.copy_seconds), cells.percent, "copies of memory beside no computing"),
+            number("idle", share(lambda p: p.idle_seconds), cells.percent, "nothing runs"),
+            number("overlap", overlap, cells.percent, "hidden communication over all of it"),
+        ),
+        rows=tuple(shown),
+        notes=(f"{left} more ranks are shorter.",) if left else (),
+    )
+
+
+def _kinds(job: Job, ceiling: Ceiling) -> Table[Kind]:
+    rows = _kinds_of(job, ceiling)
+    return Table(
+        id="collectives",
+        title="Communication of a step",
+        caption="on the rank that waits least; transfer is from when all ranks have come",
+        columns=(
+            words("call", lambda one: one.label, "operation and process group"),
+            words("size", lambda one: one.size, "bytes by nccl-tests' convention"),
+            number("calls", lambda one: one.count, _count, "calls of a step"),
+            number("time", lambda one: one.seconds, cells.duration, "time in them, of a step"),
+            number("exposed", lambda one: one.exposed_seconds, cells.duration, "time in them that nothing hides"),
+            number("transfer", lambda one: one.transfer_seconds, cells.duration, "of one call, the median"),
+            number("busbw", lambda one: one.busbw, cells.gigabytes, "bus bandwidth of the median transfer, GB/s"),
+            number("of the fit", lambda one: one.beside_fit, cells.percent, "the fit's time over the transfer's"),
+        ),
+        rows=rows,
+    )
+
+
+def _kinds_of(job: Job, ceiling: Ceiling) -> tuple[Kind, ...]:
+    met: dict[tuple[str, str], list[Met]] = defaultdict(list)
+    for one in job.met:
+        if one.facts.op not in PEER_TO_PEER:
+            met[one.label, _class_of(one.facts.num_bytes)].append(one)
+    rank = min(job.ranks, key=lambda one: sum(sum(p.exposed_comm_seconds.values()) for p in one.parts))
+    trace, found = rank.source.trace, []
+    busy = [*trace.compute, *trace.copies]
+    spans: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for call in rank.calls:
+        spans[call.label, _class_of(call.facts.num_bytes)].append(call.span)
+    for (label, size), mine in sorted(spans.items()):
+        same = met.get((label, size), [])
+        fits = [seconds / (one.transfer_ns / 1e9) for one in same if (seconds := ceiling(one)) and one.transfer_ns]
+        rates = [rate for one in same if (rate := one.busbw)]
+        steps = len(rank.parts)
+        found.append(
+            Kind(
+                label=label,
+                size=size,
+                count=len(mine) / steps,
+                seconds=length(mine) / 1e9 / steps,
+                exposed_seconds=length(difference(mine, busy)) / 1e9 / steps,
+                transfer_seconds=median([one.transfer_ns for one in same]) / 1e9 if same else None,
+                busbw=median(rates) if rates else None,
+                beside_fit=median(fits) if fits else None,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: -one.exposed_seconds))
+
+
+def _class_of(num_bytes: int | None) -> str:
+    """Return a size, of large ones the power of two below."""
+    if num_bytes is None:
+        return cells.UNKNOWN
+    return format_size(num_bytes) if num_bytes < 1024 else format_size(1 << (num_bytes.bit_length() - 1))
+
+
+def _waits(job: Job) -> Table[tuple[int, float, float]]:
+    waits = waits_by_rank(job)
+    last = [one.last for one in job.met if one.facts.op not in PEER_TO_PEER]
+    rows = [(rank, last.count(rank) / max(len(last), 1), median(seconds)) for rank, seconds in waits.items()]
+    rows.sort(key=lambda row: -row[2])
+    return Table(
+        id="waits",
+        title="Who is waited for",
+        caption="ranks that come last to collectives, and what the others wait for them with nothing else to do",
+        columns=(
+            number("rank", lambda row: row[0], _count, "global rank"),
+            number("last", lambda row: row[1], cells.percent, "share of collectives that it comes last to"),
+            number("waited for", lambda row: row[2], cells.duration, "of a step, the median rank and step"),
+        ),
+        rows=tuple(rows[:_MOST_RANKS]),
+    )
