@@ -85,9 +85,9 @@ class Trace:
 def operation_of(name: str) -> str:
     """Return our name of an operation from a call's, a kernel's or gloo's; of others the name itself."""
     word = name.removeprefix("c10d::").removeprefix("gloo:")
-    kernel = re.match(r"nccl(?:Dev)?Kernel_([A-Za-z]+)", word)
-    plain = re.sub(r"_base|_single|_into_tensor|_tensor|_coalesced|_offloaded|_", "", kernel[1] if kernel else word)
-    return _OPERATIONS.get(plain.lower(), word)
+    plain = re.sub(r"^nccl(Dev)?Kernel_|_", "", word).lower()
+    known = [one for one in _OPERATIONS if plain.startswith(one)]
+    return _OPERATIONS[max(known, key=len)] if known else word
 
 
 def on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:

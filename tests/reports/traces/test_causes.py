@@ -71,7 +71,7 @@ def host_bound(file: RankFile, rank: int, at: float) -> None:
 
 
 def copies(file: RankFile, rank: int, at: float) -> None:
-    file.event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", at + 10, at + 2000, 7, correlation=1)
+    file.event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", at + 10, at + 2000, 7, stream=7)
     file.kernel(at + 2000, at + 9990)
 
 
