@@ -22,6 +22,7 @@ COMMANDS = {
     "report": "reports.commands:report",
     "show": "reports.commands:show",
     "compare": "reports.commands:compare",
+    "explain": "reports.commands:explain",
     "plan": "workloads.commands:plan",
     "history": "reports.regression.commands:history",
     "ab": "reports.regression.commands:ab",

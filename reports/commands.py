@@ -21,6 +21,7 @@ EXPORTS = (
 )
 _FOLDER_FORMATS = {"hta": "a file for each rank", "github-action-benchmark": "a file for each direction"}
 REPORTS = ("html", "markdown", "csv", "json")
+EXPLANATIONS = ("tables", "html", "markdown", "json")
 COMPARISONS = ("table", "markdown", "json", "junit")
 _COMPARE_EXAMPLES = """\b
 Examples:
@@ -88,6 +89,22 @@ def show(run: Path, whole: bool, watch: bool) -> None:
     from reports.render.show import show_again
 
     click.get_current_context().exit(show_again(run, whole=whole))
+
+
+@click.command(epilog="Example: parbench explain traces/ --against latest -o explained.html")
+@click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--against", metavar="RUN", type=RunPath(), help="A run on the same machine, whose fits are the ceiling.")
+@click.option("--format", "form", type=click.Choice(EXPLANATIONS), help="The form. Default: tables, html with -o.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write.")
+def explain(traces: tuple[Path, ...], against: Path | None, form: str | None, output: Path | None) -> None:
+    """Explain a job's traces: why is my step slow?
+
+    TRACE is a file that PyTorch's profiler wrote (export_chrome_trace, .json or .json.gz), one for each rank, or a
+    folder of them. What costs most comes last: late ranks, exposed communication, idle time, each with its evidence.
+    """
+    from reports.traces.explained import explain_traces
+
+    _write(explain_traces(traces, against, form or ("html" if output else "tables")), output)
 
 
 @click.command(epilog=_COMPARE_EXAMPLES)

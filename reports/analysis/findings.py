@@ -27,7 +27,7 @@ from reports.analysis.timelines import by_stream, covered_us, exit_lag, timeline
 Kind = Literal[
     "late rank", "slow rank", "slow link", "slow group", "one bucket", "no prefetch", "small microbatches",
     "uneven stages", "pipeline bubble", "hot experts", "exposed communication", "dearer than a whole", "off its fit",
-    "slower beside others", "unexpected bytes", "busy machine",
+    "slower beside others", "unexpected bytes", "busy machine", "host-bound", "copies",
 ]  # fmt: skip
 MOST, _MOST_NAMED = 6, 3
 USUAL: Mapping[str, Value] = {

@@ -21,6 +21,8 @@ _BRIEF = ("case", "world", "status", "launches", "planned", "iterations", "check
 
 def render_json(report: Report) -> str:
     """Return the run, its rows and what has none, and what to look at first; several runs as ``{"runs": [...]}``."""
+    if not report.runs:
+        return msgspec.json.encode(_tables(report)).decode() + "\n"
     told = [_run(*one) for one in report.runs]
     if len(told) == 1:
         told[0] |= {"look_at_first": report.findings, "settings_compared": report.comparisons}
@@ -75,4 +77,16 @@ def _run(run: Run, summary: Summary) -> dict[str, Any]:
         ],
         "skipped": summary.skipped,
         "missing": summary.missing,
+    }
+def _tables(report: Report) -> dict[str, Any]:
+    """Return what a report without runs says: its findings, and each table's cells by column, numbers as they are."""
+    return {
+        "name": report.name,
+        "look_at_first": report.findings,
+        "notes": [note for section in report.sections for note in section.notes],
+        **{
+            table.id: [{column.title: column.sort(row) for column in table.columns} for row in table.rows]
+            for section in report.sections
+            for table in section.tables
+        },
     }

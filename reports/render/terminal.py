@@ -54,7 +54,7 @@ def width_of(out: TextIO) -> int | None:
 def render_text(report: Report, width: int | None = None, color: bool = False) -> str:
     """Return a report as text, no line longer than ``width``; None is unbounded: nothing is wrapped or stacked."""
     sheet = Sheet(width, color)
-    if len(report.runs) == 1:
+    if len(report.runs) < 2:
         sheet.tell(report.heading)
     sheet.tell(*report.emulated, style="bold yellow")
     for section in report.sections:

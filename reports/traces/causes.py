@@ -2,36 +2,36 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import mean, median
 
 from bench.results.spans import Span, difference, intersection, length
 from reports import cells
+from reports.analysis.findings import Finding, Kind
 from reports.traces.steps import PEER_TO_PEER, Call, Job, Met, RankSteps
 
 LEAST_SHARE = 0.03
 """A finding is told from this share of the step on."""
+_SLOWER_THAN_FIT = 1.3
+_RUN = "parbench run --only"
 _GATHERS = {"all_gather"}
 _REDUCES = {"all_reduce", "reduce_scatter"}
 Ceiling = Callable[[Met], float | None]
 """Seconds that a collective takes by the fits of a run, None where none is known."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cause:
-    """A sentence, the seconds of a step that could be won, and what to type or to change."""
-
-    kind: str
-    won_seconds: float
-    sentence: str
-    advice: str = ""
+Won = tuple[Kind, float, str, str]
+"""A kind of finding, the seconds of a step that could be won, a sentence, and the next command if there is one."""
 
 
-def causes_of(job: Job, ceiling: Ceiling = lambda _: None) -> tuple[Cause, ...]:
-    """Return what costs at least 3 % of the step, the most first."""
+def causes_of(job: Job, ceiling: Ceiling = lambda _: None) -> tuple[Finding, ...]:
+    """Return what costs at least 3 % of the step, by the time that could be won of it, the most first."""
+    step = step_seconds(job)
     every = [*_late(job), *_unequal(job), *_exposed(job, ceiling), *_idle(job), *_copies(job)]
-    least = LEAST_SHARE * step_seconds(job)
-    return tuple(sorted((one for one in every if one.won_seconds >= least), key=lambda one: -one.won_seconds))
+    return tuple(
+        Finding(kind=kind, cost=won / step, sentence=sentence, command=command, evidence={"won_seconds": won})
+        for kind, won, sentence, command in sorted(every, key=lambda one: -one[1])
+        if won >= LEAST_SHARE * step
+    )
 
 
 def step_seconds(job: Job) -> float:
@@ -71,7 +71,7 @@ def waits_by_rank(job: Job) -> dict[int, list[float]]:
     }
 
 
-def _late(job: Job) -> Iterator[Cause]:
+def _late(job: Job) -> Iterator[Won]:
     """Find the rank that others wait for: in the median step, and twice as long as for any other."""
     if len(job.ranks) < 2 or not job.met:
         return
@@ -87,33 +87,25 @@ def _late(job: Job) -> Iterator[Cause]:
     told = f"rank {late} comes last to {share:.0%} of collectives; the others wait {_s(won)} a step for it"
     if longer >= won / 2:
         compared = f"{_s(_compute(by_rank[late]))} against {_s(median(_compute(rank) for rank in others))}"
-        yield Cause(
-            kind="slow rank",
-            won_seconds=won,
-            sentence=f"{told}: it computes longer, {compared}",
-            advice="clocks and neighbours of that device, or its share of the work",
-        )
+        yield "slow rank", won, f"{told}: it computes longer, {compared}", ""
     elif idler >= won / 2:
-        sentence = f"{told}: nothing runs on it for {_s(idler)} longer than on the others"
-        yield Cause(kind="late rank", won_seconds=won, sentence=sentence, advice="its input pipeline and host")
+        yield "late rank", won, f"{told}: its host starts nothing for {_s(idler)} longer than the others'", ""
     else:
-        yield Cause(kind="late rank", won_seconds=won, sentence=told, advice="its host")
+        yield "late rank", won, told, ""
 
 
-def _unequal(job: Job) -> Iterator[Cause]:
+def _unequal(job: Job) -> Iterator[Won]:
     """Find the pipeline stage that computes longest."""
     if not any(call.facts.op in PEER_TO_PEER for rank in job.ranks for call in rank.calls) or len(job.ranks) < 2:
         return
     seconds = {rank.rank: _compute(rank) for rank in job.ranks}
     worst = max(seconds, key=lambda rank: seconds[rank])
     won = seconds[worst] - mean(seconds.values())
-    sentence = f"rank {worst}'s stage computes {_s(seconds[worst])} a step, the mean is {_s(mean(seconds.values()))}"
-    yield Cause(
-        kind="unbalanced stages", won_seconds=won, sentence=sentence, advice="give it fewer layers: split, or chunks"
-    )
+    stage = f"rank {worst}'s stage computes {_s(seconds[worst])} a step"
+    yield "uneven stages", won, f"{stage}, the mean of all is {_s(mean(seconds.values()))}: give it fewer layers", ""
 
 
-def _exposed(job: Job, ceiling: Ceiling) -> Iterator[Cause]:
+def _exposed(job: Job, ceiling: Ceiling) -> Iterator[Won]:
     """Find communication that nothing hides, by kind of call, on the rank that waits least for others in it."""
     exposed: dict[str, dict[int, float]] = defaultdict(dict)
     for rank in job.ranks:
@@ -152,36 +144,27 @@ def _own_exposed(rank: RankSteps) -> dict[str, list[float]]:
     return found
 
 
-def _why_exposed(job: Job, rank: RankSteps, label: str, calls: Sequence[Call], won: float, ceiling: Ceiling) -> Cause:
+def _why_exposed(job: Job, rank: RankSteps, label: str, calls: Sequence[Call], won: float, ceiling: Ceiling) -> Won:
     op, step = calls[0].facts.op, step_seconds(job)
     told = f"{label} is exposed {_s(won)} of {_s(step)}"
     if op in PEER_TO_PEER:
-        advice = "more microbatches, or a schedule with a smaller bubble: parbench run --only pp --set schedule=all"
-        return Cause(
-            kind="bubble", won_seconds=won, sentence=f"{told}: stages wait for their neighbours", advice=advice
-        )
+        return "pipeline bubble", won, f"{told}: stages wait for their neighbours", f"{_RUN} pp --set schedule=all"
     known = [(seconds, met) for met in job.met if met.label == label and (seconds := ceiling(met))]
-    if known:
-        longer = median(met.transfer_ns / 1e9 / seconds for seconds, met in known)
-        if longer >= 1.3:
-            slow = f"{told}: it takes {longer:.1f} times what this machine's fit says"
-            return Cause(
-                kind="slow link", won_seconds=won * (1 - 1 / longer), sentence=slow, advice="parbench run --only matrix"
-            )
+    longer = median(met.transfer_ns / 1e9 / seconds for seconds, met in known) if known else 1.0
+    if longer >= _SLOWER_THAN_FIT:
+        sentence = f"{told}: it takes {longer:.1f} times what this machine's fit says"
+        return "slow link", won * (1 - 1 / longer), sentence, f"{_RUN} matrix"
     earlier = _could_begin_earlier(rank, calls)
     if op in _GATHERS and earlier >= won / 2:
-        sentence = f"{told}: each is issued when its result is needed, {_s(earlier)} of computing before them is free"
-        advice = "prefetch the next layer's: parbench run --only fsdp --set prefetch=default,explicit"
-        return Cause(kind="no prefetch", won_seconds=min(won, earlier), sentence=sentence, advice=advice)
+        sentence = f"{told}: each is issued when its result is needed, while {_s(earlier)} of computing went before"
+        return "no prefetch", min(won, earlier), sentence, f"{_RUN} fsdp --set prefetch=default,explicit"
     if op in _REDUCES and len(calls) <= 2 and earlier >= won / 2:
         count = "one call" if len(calls) == 1 else f"{len(calls)} calls"
         sentence = f"{told}: all gradients go in {count} at the end, when nothing is left to compute"
-        advice = "smaller buckets: parbench run --only ddp --set bucket_mb=1,25"
-        return Cause(kind="one bucket", won_seconds=min(won, earlier), sentence=sentence, advice=advice)
-    hidden = rank.hidden_seconds[rank.middle]
-    sentence = f"{told}; {_s(hidden)} of all communication is hidden"
-    advice = "fewer bytes (precision, larger microbatches), or a faster link"
-    return Cause(kind="exposed", won_seconds=won, sentence=sentence, advice=advice)
+        return "one bucket", min(won, earlier), sentence, f"{_RUN} ddp --set bucket_mb=1,25"
+    hidden = _s(rank.hidden_seconds[rank.middle])
+    sentence = f"{told}, {hidden} of all communication is hidden: fewer bytes or larger microbatches would cost less"
+    return "exposed communication", won, sentence, ""
 
 
 def _could_begin_earlier(rank: RankSteps, calls: Sequence[Call]) -> float:
@@ -199,7 +182,7 @@ def _could_begin_earlier(rank: RankSteps, calls: Sequence[Call]) -> float:
     return before / 1e9
 
 
-def _idle(job: Job) -> Iterator[Cause]:
+def _idle(job: Job) -> Iterator[Won]:
     """Find time in which not even communication runs, on the rank that has least of it."""
     who = min(job.ranks, key=_idle_seconds)
     won = _idle_seconds(who)
@@ -207,9 +190,8 @@ def _idle(job: Job) -> Iterator[Cause]:
     where = "on the device" if who.source.on_device else "in any operator"
     sentence = f"nothing runs {where} for {_s(won)} of {_s(step)} on every rank: the host does not keep up"
     if longest := _longest_gap(who):
-        sentence += f" (the longest gap is {_s(longest)})"
-    advice = "input pipeline, .item() and synchronisations, small kernels: CUDA graphs, torch.compile"
-    yield Cause(kind="host-bound", won_seconds=won, sentence=sentence, advice=advice)
+        sentence += f" (longest gap {_s(longest)}): input pipeline, synchronisation or many small kernels"
+    yield "host-bound", won, sentence, ""
 
 
 def _longest_gap(rank: RankSteps) -> float:
@@ -220,12 +202,10 @@ def _longest_gap(rank: RankSteps) -> float:
     return max((stop - start for start, stop in difference([window], [*busy, *comm])), default=0) / 1e9
 
 
-def _copies(job: Job) -> Iterator[Cause]:
-    seconds = [median(part.copy_seconds for part in rank.parts) for rank in job.ranks]
-    sentence = f"copies of memory take {_s(min(seconds))} of {_s(step_seconds(job))} beside nothing else"
-    yield Cause(
-        kind="copies", won_seconds=min(seconds), sentence=sentence, advice="pinned memory, non_blocking=True, offload"
-    )
+def _copies(job: Job) -> Iterator[Won]:
+    won = min(median(part.copy_seconds for part in rank.parts) for rank in job.ranks)
+    taken = f"copies between host and device take {_s(won)} of {_s(step_seconds(job))} beside nothing else"
+    yield "copies", won, f"{taken}: pinned memory and non_blocking=True would hide them", ""
 
 
 def _s(seconds: float) -> str:

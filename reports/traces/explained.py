@@ -3,19 +3,23 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.results.runs import Run
+from bench.results.runs import Run, load_run
 from bench.results.spans import difference, length
 from bench.text import format_size
 from reports import cells
+from reports.analysis.findings import Finding
 from reports.analysis.fits import fit_curves
 from reports.analysis.summary import summarize
 from reports.analysis.verdicts import Verdict
+from reports.render.show import rendered
+from reports.render.terminal import print_report
 from reports.report import Report, Section, Table, number, words
-from reports.traces.causes import LEAST_SHARE, Cause, Ceiling, causes_of, step_seconds, waits_by_rank
-from reports.traces.steps import PEER_TO_PEER, Job, Met, RankSteps
+from reports.traces.causes import Ceiling, causes_of, step_seconds, waits_by_rank
+from reports.traces.steps import PEER_TO_PEER, Job, Met, RankSteps, read_job
 
 _MOST_RANKS = 16
 _count = cells.formatted("{:.4g}")
@@ -58,17 +62,37 @@ def ceiling_of_run(run: Run) -> Ceiling:
     return seconds
 
 
+def explain_traces(paths: Sequence[Path], against: Path | None, form: str) -> bytes:
+    """Return what a job's traces say in a form of reports; ``tables`` are printed."""
+    ceiling = ceiling_of_run(load_run(against)) if against else None
+    job = read_job(paths)
+    name = paths[0].name if len(paths) == 1 else f"{len(paths)} traces"
+    report = report_of_traces(job, name, *((ceiling, str(against)) if ceiling else ()))
+    if form == "tables":
+        print_report(report)
+        return b""
+    return rendered(report, form)
+
+
 def report_of_traces(job: Job, name: str, ceiling: Ceiling = lambda _: None, against: str = "") -> Report:
     """Return the report of a job's traces; ``against`` names the run whose fits are the ceiling."""
     causes = causes_of(job, ceiling)
-    tables: list[Table[Any]] = [_causes(causes, job), _what_if(job, causes), _ranks(job), _kinds(job, ceiling)]
+    tables: list[Table[Any]] = [_ranks(job), _kinds(job, ceiling)]
     if job.met and len(job.ranks) > 1:
         tables.append(_waits(job))
+    tables.append(_what_if(job, causes))
     notes = (*job.notes, *([f"fits: those of {against}"] if against else []))
     section = Section(id="traces", title="Traced steps", tables=tuple(tables), terms=(), notes=notes)
     step = f"{cells.duration(step_seconds(job))} a step, the median of {job.steps}"
-    verdict = _verdict(job)
-    return Report(name=name, verdicts=(verdict,), code=0, runs=(), sections=(section,), heading=f"{name} · {step}")
+    return Report(
+        name=name,
+        verdicts=(_verdict(job),),
+        code=0,
+        runs=(),
+        sections=(section,),
+        findings=causes,
+        heading=f"{name} · {step}",
+    )
 
 
 def _verdict(job: Job) -> Verdict:
@@ -80,29 +104,12 @@ def _verdict(job: Job) -> Verdict:
     return Verdict(word="COMPLETE", level="good", told=told)
 
 
-def _causes(causes: Sequence[Cause], job: Job) -> Table[Cause]:
-    step = step_seconds(job)
-    return Table(
-        id="causes",
-        title="Look at first",
-        caption="what a step would be shorter by, to first order",
-        columns=(
-            number("could be won", lambda one: one.won_seconds, cells.duration, "seconds of a step"),
-            number("of the step", lambda one: one.won_seconds / step, cells.percent, "share of the step"),
-            words("what", lambda one: one.sentence, "what was found"),
-            words("try", lambda one: one.advice, "what may mend it"),
-        ),
-        rows=tuple(causes),
-        notes=() if causes else (f"Nothing costs more than {LEAST_SHARE:.0%} of the step.",),
-    )
-
-
-def _what_if(job: Job, causes: Sequence[Cause]) -> Table[WhatIf]:
+def _what_if(job: Job, causes: Sequence[Finding]) -> Table[WhatIf]:
     step = step_seconds(job)
     exposed = min(median([sum(p.exposed_comm_seconds.values()) for p in rank.parts]) for rank in job.ranks)
     idle = min(median([part.idle_seconds for part in rank.parts]) for rank in job.ranks)
-    late = max((one.won_seconds for one in causes if one.kind in ("late rank", "slow rank")), default=0.0)
-    links = sum(one.won_seconds for one in causes if one.kind == "slow link")
+    late = max((one.cost * step for one in causes if one.kind in ("late rank", "slow rank")), default=0.0)
+    links = sum(one.cost * step for one in causes if one.kind == "slow link")
     rows = [WhatIf(without="as it is", seconds=step)]
     if late:
         rows.append(WhatIf(without="no rank that the others wait for", seconds=step - late))

@@ -102,7 +102,7 @@ def read_job(paths: Sequence[Path]) -> Job:
     files = files_of(paths)
     if len(files) == 1:
         return job_of([read_rank(files[0])])
-    with ProcessPoolExecutor(max_workers=_READERS, mp_context=get_context("forkserver")) as readers:
+    with ProcessPoolExecutor(max_workers=_READERS, mp_context=get_context("fork")) as readers:
         return job_of(list(readers.map(read_rank, files, range(len(files)))))
 
 
