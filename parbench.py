@@ -8,12 +8,14 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from bench.world.subject import Subject
 
 COMMANDS = {
     "run": "bench.commands:run",
@@ -48,6 +50,19 @@ def load(*runs: str | Path) -> "pd.DataFrame":
     from reports.analysis.several import read_runs
 
     return metrics_frame(read_runs(runs))
+
+
+def step_of(model: Any, batch: Any, loss: Any, optimizer: Any, reference: Any = None) -> "Subject":
+    """Return a training loop's step as a subject, for ``parbench run --target``.
+
+    ``model`` is a module as it trains: plain, in DDP, after ``fully_shard``, with DTensor parameters; or a schedule of
+    ``torch.distributed.pipelining``. ``batch`` is what ``loss(model, batch)`` takes, or a function of the step's number
+    that returns it. ``reference`` is the module that a single process would train: every rank's gradients are then held
+    against the mean over ranks of its own; without one they are checked to be finite.
+    """
+    from workloads.step.training_loop import TrainingLoop
+
+    return TrainingLoop(model, batch, loss, optimizer, reference)
 
 
 def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":

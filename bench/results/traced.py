@@ -14,6 +14,7 @@ STEP = "parbench:step"
 COMPUTE = "parbench:compute"
 PHASE = "parbench:"
 """How the ranges begin that a step names itself."""
+OPTIMIZER, _OPTIMIZER_STEP = "optimizer", "Optimizer.step#"
 _ISSUE = "c10d::"
 _WAIT = "_c10d_functional::wait_tensor"
 _WITHIN_ISSUE = "record_param_comms"  # what torch's backends record of a call, inside it
@@ -148,6 +149,14 @@ def on_device(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
         launched=[launched for _, launched, _ in comm],
         facts=[facts for _, _, facts in comm],
     )
+
+
+def phases_of(events: Iterable[TraceEvent]) -> list[tuple[str, Span]]:
+    """Return the ranges that a step names itself, or else those that torch names after optimizers."""
+    host = sorted((e for e in events if e.annotation and not e.device), key=_span)
+    named = [(e.name.removeprefix(PHASE), _span(e)) for e in host if e.name.startswith(PHASE)]
+    own = [(name, span) for name, span in named if PHASE + name not in (STEP, COMPUTE)]
+    return own or [(OPTIMIZER, _span(e)) for e in host if e.name.startswith(_OPTIMIZER_STEP)]
 
 
 def spans_of_calls(trace: Trace, axes: Sequence[str]) -> list[Span | None] | None:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from bench.results.spans import Span
-from bench.results.traced import COMPUTE, PHASE, STEP, CallFacts, Trace, TraceEvent, on_device, on_host, operation_of
+from bench.results.traced import PHASE, STEP, CallFacts, Trace, TraceEvent, on_device, on_host, operation_of, phases_of
 from bench.text import UserError, reading
 
 ENDINGS = (".json", ".json.gz")
@@ -238,7 +238,7 @@ def _kept(blocks: _Reader) -> list[TraceEvent]:
 
 def _speaks(event: _Event) -> bool:
     if event.cat in _RANGES:
-        return event.name.startswith(("ProfilerStep#", PHASE, "gloo:"))
+        return event.name.startswith(("ProfilerStep#", PHASE, "gloo:", "Optimizer.step#"))
     if event.cat in _RUNTIME:
         return "Launch" in event.name or "Synchronize" in event.name
     return event.cat in ("cpu_op", "Operator") and event.name.startswith(_HOST)
@@ -336,11 +336,7 @@ def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Heade
     )
     wall_seconds = (last[1] - first[0]) / 1e9
     trace = (on_device if kernels else on_host)([whole, *(e for e in events if e.name != STEP)], wall_seconds)
-    trace.phases.extend(
-        (e.name.removeprefix(PHASE), (e.start_ns, e.stop_ns))
-        for e in marks
-        if e.name.startswith(PHASE) and e.name not in (STEP, COMPUTE)
-    )
+    trace.phases.extend(phases_of(events))
     named = re.findall(r"\d+", path.name.split(".")[0])
     rank = info.rank if info.rank is not None else int(named[-1]) if named else place
     if info.rank is None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,15 @@ def nothing() -> None:
 def always(last: bool) -> AbstractContextManager[object]:
     """Synchronise gradients after every microbatch."""
     return nullcontext()
+
+
+class Grouped(Protocol):
+    """The process groups of a step by axis; where a rank holds its stages alone, ranks make calls of their own."""
+
+    @property
+    def axes(self) -> Mapping[str, dist.ProcessGroup]: ...
+    @property
+    def holds_stage_only(self) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,7 +171,7 @@ class SavedTensors:
         return saved
 
 
-def peak_during(step: Callable[[], None], device: torch.device) -> int | None:
+def peak_during(step: Callable[[], object], device: torch.device) -> int | None:
     """Run ``step`` and return how many bytes its peak stands above what was allocated at its start; None if unknown.
 
     CUDA: the caching allocator's own peak. CPU: the peak of the sum of the profiler's allocations, which sees torch's

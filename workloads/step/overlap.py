@@ -21,7 +21,7 @@ from bench.results.traced import Trace, rank_timeline, spans_of_calls
 from bench.results.turns import cross_fitted, mean_rank, paired_difference, paired_overhead, slowest
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.step.layout import Layout
+from workloads.step.layout import Grouped
 from workloads.step.probe import Begin, Step, take_turns, timed, trace_step
 from workloads.step.sent_bytes import OTHER, SentCall, Silenced, counted, fake_twins
 
@@ -60,7 +60,7 @@ class Overlap:
     share = 1.0
 
     def __init__(
-        self, world: World, layout: Layout, notes_of: Callable[[float], tuple[str, ...]] = lambda _: ()
+        self, world: World, layout: Grouped, notes_of: Callable[[float], tuple[str, ...]] = lambda _: ()
     ) -> None:
         self._world, self._layout, self._notes_of = world, layout, notes_of
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch.profiler import record_function
 
-from bench.results.traced import COMPUTE, PHASE, STEP, Trace, on_device, on_host
+from bench.results.traced import STEP, Trace, on_device, on_host, phases_of
 from bench.world.subject import Explanation
 from bench.world.torch_compat import profiling, trace_events
 from bench.world.world import World
@@ -81,9 +81,7 @@ def trace_step(step: Callable[[], object], device: torch.device) -> Trace:
         wall_seconds = (time.perf_counter_ns() - began_ns) / 1e9
     events = trace_events(profiler)
     found = on_device(events, wall_seconds) if on_cuda else on_host(events, wall_seconds)
-    named = [event for event in events if event.name.startswith(PHASE) and not event.device]
-    phases = [(e.name.removeprefix(PHASE), (e.start_ns, e.stop_ns)) for e in named if e.name not in (STEP, COMPUTE)]
-    return replace(found, began_ns=began_ns, phases=sorted(phases, key=lambda phase: phase[1]))
+    return replace(found, began_ns=began_ns, phases=phases_of(events))
 
 
 def moment(device: torch.device) -> Moment:

@@ -18,7 +18,7 @@ from bench.results.metrics import MetricValue, values
 from bench.world.subject import Explanation
 from bench.world.torch_compat import TorchDispatchMode, boxed_group, done_work, fake_group, group_named
 from workloads.costs.communication_pattern import sent_bytes
-from workloads.step.layout import Layout
+from workloads.step.layout import Grouped
 from workloads.step.probe import Begin, Step
 
 OTHER = "other"
@@ -76,13 +76,16 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count(name.partition("::")[2], args)
         return func(*args, **(kwargs or {}))
 
+    def axis_of(self, group: dist.ProcessGroup) -> str:
+        return self._axes.get(group.group_name, OTHER)
+
     def _count(self, name: str, args: tuple[Any, ...]) -> None:
         group = group_of(args)
         if group is None or name not in _CALLS:
             return
         op, at = _CALLS[name]
         num_bytes = _bytes(args[0]) * group.size() if at == SHARE else _bytes(args[at])
-        axis, ranks = self._axes.get(group.group_name, OTHER), group.size()
+        axis, ranks = self.axis_of(group), group.size()
         peer = int(args[2]) if op == "send" else None
         sent = sent_bytes(op, num_bytes, ranks)
         if name == "alltoall_base_" and (sends := list(args[4])):
@@ -135,7 +138,7 @@ class SentBytes:
 
     share = 0.0
 
-    def __init__(self, layout: Layout, expected: ByAxis) -> None:
+    def __init__(self, layout: Grouped, expected: ByAxis) -> None:
         self.layout, self.expected = layout, expected
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float) -> tuple[ByAxis, ByAxis]:
