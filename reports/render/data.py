@@ -78,6 +78,8 @@ def _run(run: Run, summary: Summary) -> dict[str, Any]:
         "skipped": summary.skipped,
         "missing": summary.missing,
     }
+
+
 def _tables(report: Report) -> dict[str, Any]:
     """Return what a report without runs says: its findings, and each table's cells by column, numbers as they are."""
     return {

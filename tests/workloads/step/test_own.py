@@ -1,0 +1,61 @@
+"""A step that says nothing of itself is explained, and a training loop's gradients are held against a reference."""
+
+from typing import Any, cast
+
+import own_steps
+import pytest
+from ranks import Ranks
+
+from bench.world.subject import Explanation
+from bench.world.world import World
+from workloads.step.own import explained
+
+
+def checked(world: World, name: str, **how: Any) -> tuple[int, list[str]]:
+    subject = cast(Any, getattr(own_steps, name)(world, **how))
+    for _ in range(2):
+        subject.reset()
+        subject.step()
+    return subject.check(), list(subject.differences())
+
+
+def explanation(world: World, name: str, **how: Any) -> Explanation:
+    subject = getattr(own_steps, name)(world, **how)
+    own = explained(world, subject)
+    for _ in range(2):
+        own.step()
+    found = own.explain(subject.reset, 0.0)
+    own.close()
+    return found
+
+
+@pytest.mark.parametrize("name", ["cnn", "blocks"])
+def test_the_gradients_of_a_loop_are_the_mean_over_ranks_of_its_references(two_ranks: Ranks, name: str) -> None:
+    assert two_ranks.call("test_own:checked", name=name) == [(0, [])] * 2
+
+
+def test_a_gradient_that_is_not_is_named_on_every_rank(two_ranks: Ranks) -> None:
+    for wrong, named in two_ranks.call("test_own:checked", name="cnn", wrong=True):
+        assert wrong == 1
+        assert named == ["0.weight: gradient is 1 of its length from the reference's"]
+
+
+def test_bytes_are_told_by_the_names_of_process_groups(two_ranks: Ranks) -> None:
+    found = two_ranks.call("test_own:explanation", name="bare")[0].metrics
+    assert found["bytes_sent.tp"].value == 4096  # 2 (n-1)/n of 4 KiB on two ranks
+    assert found["bytes_sent.world"].value == 1024
+    assert {"ect", "exposed_comm.tp", "exposed_comm.world", "idle", "compute"} <= found.keys()
+
+
+def test_a_loop_has_its_parts_memory_flops_and_optimizer_told(two_ranks: Ranks) -> None:
+    ddp, fsdp = (two_ranks.call("test_own:explanation", name=name)[0] for name in ("cnn", "blocks"))
+    whole = (8 * 3 * 9 + 8 + 16 * 8 * 10 + 10) * 4
+    assert ddp.metrics["bytes_sent.world"].value == whole
+    assert 0 < ddp.metrics["mfu"].value < 1
+    assert ddp.metrics["optimizer_time"].value > 0
+    assert ddp.metrics["memory_peak"].value > whole
+    parameters = 3 * (2 * 32 + 2 * 4 * 32 * 32 + 5 * 32)
+    # a block's all_gather forward and backward, the last one's forward alone, and reduce_scatter: half of each is sent
+    assert fsdp.metrics["bytes_sent.world"].value == pytest.approx((2 + 2 / 3) / 2 * 4 * parameters, rel=0.2)
+    # forward 2 FLOPs a weight and token, backward twice that, but no gradient for the batch
+    assert fsdp.details["flops_per_rank"] == pytest.approx(3 * 2 * 4 * 16 * (3 * 2 * 4 * 32 * 32), rel=0.2)
