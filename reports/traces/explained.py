@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from markupsafe import Markup
+
 from bench.results.runs import Run, load_run
 from bench.results.spans import difference, length
 from bench.text import format_size
@@ -15,13 +17,16 @@ from reports.analysis.findings import Finding
 from reports.analysis.fits import fit_curves
 from reports.analysis.summary import summarize
 from reports.analysis.verdicts import Verdict
+from reports.figures.svg import WIDE, figure
+from reports.figures.timeline import draw_first, timeline_words, view_of
 from reports.render.show import rendered
 from reports.render.terminal import print_report
 from reports.report import Report, Section, Table, number, words
 from reports.traces.causes import Ceiling, causes_of, step_seconds, waits_by_rank
-from reports.traces.steps import PEER_TO_PEER, Job, Met, RankSteps, read_job
+from reports.traces.steps import PEER_TO_PEER, Job, Met, RankSteps, read_job, timeline_of
 
 _MOST_RANKS = 16
+_MOST_BOXES = 4000
 _count = cells.formatted("{:.4g}")
 
 
@@ -91,8 +96,16 @@ def report_of_traces(job: Job, name: str, ceiling: Ceiling = lambda _: None, aga
         runs=(),
         sections=(section,),
         findings=causes,
+        figures=lambda: _draw(job),
         heading=f"{name} · {step}",
     )
+
+
+def _draw(job: Job) -> list[Markup]:
+    timeline = timeline_of(job)
+    view = view_of(timeline, _MOST_BOXES)
+    told = f"{timeline_words(timeline, view)} What a step waits for is hatched or empty."
+    return figure(draw_first(timeline, view, WIDE), "first-step", "Traced step", told)
 
 
 def _verdict(job: Job) -> Verdict:

@@ -7,15 +7,16 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
 from bench.plan.catalogue import busbw_factor
+from bench.results.records import Timeline
 from bench.results.spans import Breakdown, Span, break_down, intersection, length
-from bench.results.traced import CallFacts
+from bench.results.traced import CallFacts, rank_timeline
 from bench.text import UserError
 from reports.traces.kineto import RankTrace, files_of, read_rank
 
@@ -148,6 +149,31 @@ def steps_of(source: RankTrace) -> RankSteps:
         hidden_seconds=tuple(hidden),
         middle=order[(len(order) - 1) // 2],
     )
+
+
+def timeline_of(job: Job) -> Timeline:
+    """Return the step of median wall on the first rank, of all ranks, on one clock where there is one."""
+    first = job.ranks[0]
+    name = first.source.steps[first.middle][0]
+    found = []
+    for rank in job.ranks:
+        places = [i for i, (told, _) in enumerate(rank.source.steps) if told == name]
+        if places:
+            found.append((rank, places[0], rank.source.steps[places[0]][1]))
+    starts = [window[0] + job.offsets_ns.get(rank.rank, -window[0]) for rank, _, window in found]
+    ranks = []
+    for (rank, step, window), start in zip(found, starts, strict=True):
+        comm = [(call.label, call.facts.op, call.span) for call in rank.calls if call.step == step]
+        inside = replace(
+            rank.source.trace,
+            step=window,
+            compute=list(_within(rank.source.trace.compute, window)),
+            copies=list(_within(rank.source.trace.copies, window)),
+            phases=[(told, span) for told, span in rank.source.trace.phases if window[0] <= span[0] < window[1]],
+        )
+        ranks.append(rank_timeline(rank.rank, inside, comm, start - min(starts)))
+    clock = "one host" if len({rank.source.host for rank in job.ranks}) == 1 else "ends of collectives"
+    return Timeline(clock=clock, uncertainty_seconds=(job.doubt_ns or 0) / 1e9, ranks=tuple(ranks))
 
 
 def _within(spans: Sequence[Span], window: Span) -> Sequence[Span]:
