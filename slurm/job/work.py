@@ -13,22 +13,10 @@ import click
 
 from bench.results.runs import load_run, utc_now
 from bench.text import UserError
+from slurm.job import point_run
 from slurm.job.claims import Claims, is_gone, this_owner
 from slurm.job.ledger import Ledger, Standing, read_ledger, standings
-from slurm.job.point_run import (
-    Attempt,
-    Child,
-    Command,
-    DeadNodes,
-    Outcome,
-    begun_run,
-    broken_records,
-    forget_broken,
-    outcome_of,
-    parbench_run,
-    progress,
-    relative,
-)
+from slurm.job.point_run import Outcome
 from slurm.sweep.folder import Point, Sweep, load_sweep
 from slurm.system import MARGIN_SECONDS, Slurm, SlurmError, end_time, scale, too_long
 
@@ -42,7 +30,7 @@ class Signals:
 
     warned: bool = False
     stopped_at: str = ""
-    child: Child | None = None
+    child: point_run.Child | None = None
 
     @contextmanager
     def heard(self) -> Iterator[None]:
@@ -68,7 +56,7 @@ def work(
     point_id: str | None = None,
     array: bool = False,
     slurm: Slurm | None = None,
-    command: Command = parbench_run,
+    command: point_run.Command = point_run.parbench_run,
     environ: Mapping[str, str] = os.environ,
 ) -> int:
     """Measure what is missing of a sweep, of one point if it is named or an array's task means it.
@@ -106,13 +94,13 @@ class _Worker:
     claims: Claims
     slurm: Slurm
     signals: Signals
-    command: Command
+    command: point_run.Command
     environ: Mapping[str, str]
     out_of_time: bool = False
     progress: int = 0
 
     def __post_init__(self) -> None:
-        self.nodes = DeadNodes(self.slurm, self.environ)
+        self.nodes = point_run.DeadNodes(self.slurm, self.environ)
         self.job = self.environ.get("SLURM_JOB_ID")
 
     def work(self, points: Sequence[Point]) -> int:
@@ -179,13 +167,13 @@ class _Worker:
         done = [one for one in self.sweep.points if one.id in found and found[one.id].state == "done"]
         factor = scale((found[one.id].seconds, one.seconds) for one in done)
         run = self._begun(point)
-        measured, planned = progress(load_run(run)) if run else (0, 0)
+        measured, planned = point_run.progress(load_run(run)) if run else (0, 0)
         missing = 1 - measured / planned if planned else 1.0
         return point.seconds * missing * (factor if self.progress else min(factor, 1.0)) + MARGIN_SECONDS
 
     def _begun(self, point: Point) -> Path | None:
         standing = self._standing(point)
-        return begun_run(self.folder, point, standing.lost_runs if standing else ())
+        return point_run.begun_run(self.folder, point, standing.lost_runs if standing else ())
 
     def _end(self) -> float:
         """Return when the job ends; an administrator may have moved it since it was asked last."""
@@ -198,11 +186,12 @@ class _Worker:
         """Run the point's child to its end, or to that of the job or of one of its nodes, and write what came of it."""
         run = self._begun(point)
         nodes = self.nodes.alive()[: point.nodes]
-        known, measured = len(broken_records(run)), progress(load_run(run))[0] if run else 0
-        self.ledger.write(point.id, "started", run=relative(self.folder, run), nodes=nodes)
+        known, measured = len(point_run.broken_records(run)), point_run.progress(load_run(run))[0] if run else 0
+        self.ledger.write(point.id, "started", run=point_run.relative(self.folder, run), nodes=nodes)
         self._say(point, f"{'goes on' if run else 'starts'} on {','.join(nodes) or 'this node'}")
         began = time.monotonic()
-        child = Child(Attempt(folder=self.folder, sweep=self.sweep, point=point, nodes=nodes, run=run), self.command)
+        attempt = point_run.Attempt(folder=self.folder, sweep=self.sweep, point=point, nodes=nodes, run=run)
+        child = point_run.Child(attempt, self.command)
         why = self._watch(point, child, nodes, known)
         child.end(1.5 if self.signals.stopped_at else 6.0)  # a cluster's KillWait may be as short as two seconds
         self.signals.child = None
@@ -213,7 +202,7 @@ class _Worker:
             told = replace(outcome, reason=f"{self.nodes.words()}: {outcome.reason}")  # if there is time for it yet
             self._write(point, told, nodes=outcome.hosts or nodes)
 
-    def _watch(self, point: Point, child: Child, nodes: Sequence[str], known: int) -> str:
+    def _watch(self, point: Point, child: point_run.Child, nodes: Sequence[str], known: int) -> str:
         """Wait for the child's end; stop it for the job's end or a dead node, and return why, empty if it was not.
 
         ``known`` counts the run's records of hangs and failures from before.
@@ -233,7 +222,7 @@ class _Worker:
                 child.tell(signal.SIGTERM)
                 return _TIME_ENDED
             if now > looked + _LOOK_EVERY_SECONDS:
-                looked, broken = now, broken_records(self._begun(point))
+                looked, broken = now, point_run.broken_records(self._begun(point))
                 if len(broken) > known or now > asked + _ASK_EVERY_SECONDS:
                     asked = now
                     if self.nodes.look(broken[known:]) & set(nodes):
@@ -242,22 +231,22 @@ class _Worker:
             time.sleep(0.1)
         return ""
 
-    def _judge(self, point: Point, child: Child, why: str, nodes: Sequence[str], known: int) -> Outcome:
+    def _judge(self, point: Point, child: point_run.Child, why: str, nodes: Sequence[str], known: int) -> Outcome:
         """Return what came of the attempt; a dead node or the job's end excuses what is not done."""
         run = self._begun(point)
         if self.signals.stopped_at and run is not None:
-            forget_broken(run, self.signals.stopped_at)
-        outcome = outcome_of(run, child.code, child.last_words())
+            point_run.forget_broken(run, self.signals.stopped_at)
+        outcome = point_run.outcome_of(run, child.code, child.last_words())
         if outcome.state == "done":
             return outcome
         if why in (_TOLD_TO_STOP, _TIME_ENDED) or self.signals.stopped_at:
             return replace(outcome, reason=why or _TOLD_TO_STOP) if outcome.state == "interrupted" else outcome
-        if self.nodes.look(broken_records(run)[known:]) & set(nodes):
+        if self.nodes.look(point_run.broken_records(run)[known:]) & set(nodes):
             return replace(outcome, state="lost-node", reason=f"{self.nodes.words()}: {outcome.reason}")
         return outcome
 
     def _write(self, point: Point, outcome: Outcome, *, nodes: Sequence[str] = (), seconds: float = 0.0) -> None:
-        run = relative(self.folder, outcome.run)
+        run = point_run.relative(self.folder, outcome.run)
         self.ledger.write(point.id, outcome.state, run=run, reason=outcome.reason, nodes=nodes, seconds=seconds)
         self._say(point, f"{outcome.state}{f': {outcome.reason}' if outcome.reason else ''}")
 

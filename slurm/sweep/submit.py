@@ -16,19 +16,9 @@ from bench.plan.cases import load_catalogue
 from bench.results.runs import utc_now
 from bench.text import UserError, counted, did_you_mean, format_duration, format_table, listed, parse_duration, writing
 from slurm.job.ledger import FINAL
+from slurm.sweep import folder as folders
 from slurm.sweep.expand import expand
-from slurm.sweep.folder import (
-    Job,
-    Mode,
-    Point,
-    Sweep,
-    append_job,
-    create_folder,
-    load_jobs,
-    load_sweep,
-    slug,
-    write_sweep,
-)
+from slurm.sweep.folder import Job, Point, Sweep
 from slurm.sweep.status import follow, look
 from slurm.sweep.sweepfile import SweepFile, at, read_sweep_file
 from slurm.system import SLURM, Partition, Slurm, SlurmError, format_limit
@@ -93,7 +83,7 @@ def script_text(sweep: Sweep, folder: Path, batch: Batch) -> str:
 def _options(sweep: Sweep, folder: Path, batch: Batch) -> dict[str, str | bool]:
     """Return sbatch's long options; the signal never comes in the first two thirds of a short job."""
     options: dict[str, str | bool] = {
-        "job-name": slug(sweep.name),
+        "job-name": folders.slug(sweep.name),
         "nodes": str(batch.nodes),
         "ntasks-per-node": str(batch.ntasks_per_node),
         "time": format_limit(batch.time_seconds),
@@ -129,7 +119,7 @@ def indices(tasks: Sequence[int]) -> str:
     return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
 
 
-def estimate(points: Sequence[Point], mode: Mode) -> str:
+def estimate(points: Sequence[Point], mode: folders.Mode) -> str:
     """Return what points take that use up their budgets: ``12 points in 1 job, about 14 min, 0.6 node-hours``.
 
     Jobs of their own count as if one ran after the other. Slurm charges nodes held times seconds, and one allocation
@@ -186,16 +176,16 @@ def submit(
     parent = out or Path(file.out)
     wanted = batches(sweep)
     if dry_run:
-        click.echo(f"\n{script_text(sweep, parent.absolute() / f'UTC-{slug(sweep.name)}-HEX', wanted[0])}")
+        click.echo(f"\n{script_text(sweep, parent.absolute() / f'UTC-{folders.slug(sweep.name)}-HEX', wanted[0])}")
         more = f"; {counted(len(wanted) - 1, 'script')} more, of the same form" if len(wanted) > 1 else ""
         click.echo(f"dry run: nothing was submitted{more}")
         return 0
-    folder = create_folder(parent, sweep.name)
+    folder = folders.create_folder(parent, sweep.name)
     try:
-        write_sweep(folder, sweep)
+        folders.write_sweep(folder, sweep)
         jobs = send(sweep, folder, wanted, slurm)
     except UserError:
-        if not load_jobs(folder):
+        if not folders.load_jobs(folder):
             shutil.rmtree(folder, ignore_errors=True)
         raise
     sent = (f"job {job.id}: {counted(len(job.points), 'point')} on {counted(job.nodes, 'node')}" for job in jobs)
@@ -300,7 +290,7 @@ def send(sweep: Sweep, folder: Path, wanted: Sequence[Batch], slurm: Slurm) -> t
                 array=bool(batch.tasks),
             )
             jobs.append(job)
-            append_job(folder, job)
+            folders.append_job(folder, job)
     except UserError as error:
         raise UserError(f"{_take_back(jobs, slurm)}: {error}") from error
     except KeyboardInterrupt:
@@ -327,7 +317,7 @@ def resume(folder: Path, slurm: Slurm = SLURM) -> int:
     ``UserError`` if nothing is missing, if jobs of the sweep still live, or if Slurm does not answer.
     """
     folder = folder.absolute()
-    sweep, picture = load_sweep(folder), look(folder, slurm)
+    sweep, picture = folders.load_sweep(folder), look(folder, slurm)
     if picture.trouble:
         raise SlurmError(f"whether jobs of {folder} still live cannot be told: {picture.trouble}")
     if alive := [job.id for job in picture.jobs if job.lives]:
@@ -346,9 +336,9 @@ def resume(folder: Path, slurm: Slurm = SLURM) -> int:
 
 def cancel(folder: Path, slurm: Slurm = SLURM) -> int:
     """End the sweep's jobs that still wait or run, by their ids, and print which; what is measured is kept."""
-    load_sweep(folder)
+    folders.load_sweep(folder)
     alive = {job.id for job in slurm.queue()}
-    ids = [job.id for job in load_jobs(folder) if job.id in alive]
+    ids = [job.id for job in folders.load_jobs(folder) if job.id in alive]
     slurm.scancel(ids)
     for name in ids:
         click.echo(f"job {name}: cancelled")

@@ -27,15 +27,9 @@ from bench.text import UserError
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.context_parallel import attention_methods as methods
+from workloads.context_parallel import context_case
 from workloads.context_parallel.attention_kernel import Dense, Kernel, Recorder, Size, Wait, kernel_for, waiting_kernel
-from workloads.context_parallel.context_case import (
-    ContextPlan,
-    balance,
-    balance_limit,
-    parse_attention,
-    plan_of,
-    refuse_place,
-)
+from workloads.context_parallel.context_case import ContextPlan
 from workloads.costs import strategies
 from workloads.costs.communication_pattern import attention_bytes
 from workloads.costs.step_spec import Position, StepSpec
@@ -136,7 +130,7 @@ class AttentionProbe:
         if self.plan.method == "torch_cp":
             return Explanation(metrics=metrics)
         pairs = [[seen.pairs.get(("forward", i), 0) for i in range(self.plan.num_steps)] for seen in told]
-        metrics |= values({"load_balance": balance(pairs), "balance_ceiling": self.plan.balance_ceiling()})
+        metrics |= values({"load_balance": context_case.balance(pairs), "balance_ceiling": self.plan.balance_ceiling()})
         hops = hops_of(told)
         exposed, waited = _exposed_and_waited(told, range(len(told[0].rounds[-1])))
         metrics |= values({"attention_comm": sum(hop.comm_seconds for hop in hops)}, "on the slowest rank")
@@ -228,12 +222,12 @@ class ContextStep(TrainingStep):
 
     def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
         shape, attention = spec.shape, str(params["attention"])
-        plan = self._plan = plan_of(shape, params, world.size, world.seed)
+        plan = self._plan = context_case.plan_of(shape, params, world.size, world.seed)
         place = WorldSpec(nproc=world.size, backend=world.backend, device=world.device.type)
-        if (reason := refuse_place(params, place)) is not None:
+        if (reason := context_case.refuse_place(params, place)) is not None:
             raise UserError(reason)
         axes, kernel = make_groups(world, plan), kernel_for(world.device, dtype_of(spec), shape.head_size)
-        if (seconds := parse_attention(attention)) is not None:
+        if (seconds := context_case.parse_attention(attention)) is not None:
             each, heads = spec.microbatch, shape.heads
             kernel = waiting_kernel(seconds, plan, microbatch=each, heads=heads, waiter=self._block_waiter)
         self._core = core_of(plan, world.rank, world.device, axes, kernel, self._recorder)
@@ -330,13 +324,13 @@ def _attention(plan: ContextPlan, at: Position, attention: str, kernel: Kernel) 
         attention=attention,
         attention_bytes={**attention_bytes(at), "per": "layer and microbatch"},
         crossover_ranks=1 + shape.heads / shape.kv_heads,  # above which Ulysses sends less forward than a ring: 1 + 1/g
-        balance_limit=balance_limit(plan.method, plan.ranks) if plan.mask == "causal" else None,
+        balance_limit=context_case.balance_limit(plan.method, plan.ranks) if plan.mask == "causal" else None,
         kernel=None if plan.method == "torch_cp" else kernel.name,
     )
 
 
 def _notes(plan: ContextPlan, attention: str, kernel: Kernel, spec: StepSpec) -> Iterator[str]:
-    if parse_attention(attention) is not None:
+    if context_case.parse_attention(attention) is not None:
         yield f"attention {attention}: a layer's forward on the mean rank, shared by the pairs a mask leaves"
     if plan.method == "torch_cp":
         yield "torch_cp: torch computes and communicates within, so that balance and ring steps are not seen"

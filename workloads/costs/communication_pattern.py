@@ -329,8 +329,12 @@ def _sums(at: Position) -> Iterator[Call]:
         yield _call(at, "dp", "reduce_scatter", "Psi e", rounds, "gradients", group=data, Psi=whole)
         yield _call(at, "dp", "all_gather", "Psi e", "1", "parameters", group=data, Psi=whole)
         return
-    if spec.keeps_root:
-        yield from _summed_shards(at, data)
+    embeddings, layer, head = tables_of(at)
+    if spec.keeps_root:  # HSDP: each unit's shard of gradients is summed over the replicas
+        shards = spec.size("fsdp")
+        for parts, passes in ((layer, "L M"), ((*embeddings, *head), "M")):
+            shard = padded_elements(parts, shards) / shards
+            yield _call(at, "dp", "all_reduce", "Psi e", passes, "gradients", group=data, Psi=shard)
     else:
         held = elements_of(at, *dense, ranks=spec.size("fsdp"), rank=at.coordinate["fsdp"])
         yield _summed(at, "dp", data, held, rounds)
@@ -341,7 +345,6 @@ def _sums(at: Position) -> Iterator[Call]:
         routed = elements_of(at, "routed") / (spec.expert_shards if spec.planned else 1)
         yield _summed(at, "edp", ("edp",), routed, "1")
     if spec.zero1 == "broadcast":
-        embeddings, layer, head = tables_of(at)
         owned: defaultdict[int, int] = defaultdict(int)
         for parts, times in ((layer, at.layers), ((*embeddings, *head), 1)):
             for part in parts:
@@ -364,12 +367,3 @@ def _summed(at: Position, axis: str, group: tuple[str, ...], elements: float, ro
         Psi=elements,
         buckets=buckets,
     )
-
-
-def _summed_shards(at: Position, group: tuple[str, ...]) -> Iterator[Call]:
-    """HSDP: each unit's shard of gradients is summed over the replicas."""
-    embeddings, layer, head = tables_of(at)
-    shards = at.spec.size("fsdp")
-    for parts, count in ((layer, "L M"), ((*embeddings, *head), "M")):
-        held = padded_elements(parts, shards) / shards
-        yield _call(at, "dp", "all_reduce", "Psi e", count, "gradients", group=group, Psi=held)

@@ -12,16 +12,8 @@ from bench.text import UserError
 from workloads.expert_parallel.moe_case import Moe
 from workloads.mesh import axes
 from workloads.mesh.axes import along, coordinate_of, multiplied, size_of
-from workloads.model.shapes import (
-    BUCKET_BYTES,
-    COMMON,
-    PRECISIONS,
-    SAMPLED,
-    Checkpointing,
-    Shape,
-    parse_compute,
-    shape_of,
-)
+from workloads.model import shapes
+from workloads.model.shapes import Checkpointing, Shape
 from workloads.pipeline_parallel.pipeline_case import Pipeline, layers_of_stages
 from workloads.pipeline_parallel.schedules import default_chunks
 
@@ -63,7 +55,7 @@ class StepSpec:
     device: str = ""
     timed_seconds: float | None = None
     reduced_bytes: int = 0
-    bucket_bytes: int = BUCKET_BYTES
+    bucket_bytes: int = shapes.BUCKET_BYTES
     each_microbatch: bool = False
     reshard: bool = True
     keeps_root: bool = False
@@ -80,19 +72,19 @@ class StepSpec:
     @staticmethod
     def of(params: Mapping[str, Value], device: str = "cpu") -> "StepSpec":
         """Return what a measured step's parameters say beside its mesh; a step of one's own may leave out some."""
-        given = {**{param.name: param.default for param in COMMON}, **params}
+        given = {**{param.name: param.default for param in shapes.COMMON}, **params}
         return StepSpec(
-            shape=shape_of(given),
+            shape=shapes.shape_of(given),
             name=str(given["shape"]),
             microbatch=int(given["microbatch"]),
             microbatches=int(given.get("microbatches", given["accumulation"])),
-            element_bytes=PRECISIONS[str(given["precision"])],
+            element_bytes=shapes.PRECISIONS[str(given["precision"])],
             checkpointing=cast(Checkpointing, given["checkpointing"]),
             device=device,
-            timed_seconds=parse_compute(str(given["compute"])),
+            timed_seconds=shapes.parse_compute(str(given["compute"])),
             ends="whole",
             sequence_parallel=False,
-            sampled=given.get("check") == SAMPLED,
+            sampled=given.get("check") == shapes.SAMPLED,
         )
 
     def size(self, *axes: str) -> int:

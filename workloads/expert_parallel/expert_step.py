@@ -22,17 +22,11 @@ from workloads.costs.memory import state_of
 from workloads.costs.step_spec import StepSpec
 from workloads.data_parallel import ddp
 from workloads.data_parallel.fsdp import lay_out_fsdp
+from workloads.expert_parallel import moe_layer
 from workloads.expert_parallel.expert_probe import ExpertProbe
 from workloads.expert_parallel.groups import TP_NOTE, fill_sums, make_axes, split_attention
 from workloads.expert_parallel.moe_case import Moe, moe_of, num_routed_parameters
-from workloads.expert_parallel.moe_layer import (
-    MoeLayer,
-    aux_loss,
-    exchange_ffns,
-    kernel_notes,
-    let_experts_wait,
-    mixtures,
-)
+from workloads.expert_parallel.moe_layer import MoeLayer
 from workloads.expert_parallel.routes import Routes
 from workloads.model.shapes import BUCKET
 from workloads.model.transformer import Transformer, loss_of, materialise
@@ -146,8 +140,8 @@ class EpStep(MixtureStep):
     def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
         """Exchange FFNs for mixtures, wrap what is not an expert's, and say what a step is."""
         groups, tp = self._axes.groups, self.moe.tp
-        exchange_ffns(model, spec.shape, self.moe, world.seed, held=self._axes.held)
-        self._mixtures = dict(enumerate(mixtures(model)))
+        moe_layer.exchange_ffns(model, spec.shape, self.moe, world.seed, held=self._axes.held)
+        self._mixtures = dict(enumerate(moe_layer.mixtures(model)))
         for (
             i,
             mixture,
@@ -156,12 +150,12 @@ class EpStep(MixtureStep):
         if not params["fsdp"]:
             materialise(model, world.seed, world.device)
         if spec.timed_seconds is not None:
-            let_experts_wait(model, spec.timed_seconds, self._num_tokens, self._waiter)
+            moe_layer.let_experts_wait(model, spec.timed_seconds, self._num_tokens, self._waiter)
         split = split_attention(model, groups["tp"], self._positions, world.device) if tp > 1 else []
         routed = [p for name, p in model.named_parameters() if ".ffn.experts." in name]
         self._copies = {"adp": split, "edp": routed}
         around = self._under_data_parallelism(model, world, spec, bool(params["fsdp"]))
-        kernel = [TIMED] if spec.timed else kernel_notes(world.device, dtype_of(spec))
+        kernel = [TIMED] if spec.timed else moe_layer.kernel_notes(world.device, dtype_of(spec))
         notes = [CLAIM, NORMALISED, *([TP_NOTE] if tp > 1 else []), *around.notes, *kernel]
         return replace(
             around,
@@ -171,7 +165,7 @@ class EpStep(MixtureStep):
             reference_model=self._routes.reference_model,
             reference_loss=self._routes.reference_loss,
             reference_begin=self._routes.reference_begin,
-            reference_aux=aux_loss,
+            reference_aux=moe_layer.aux_loss,
             made_groups=(*around.made_groups, *groups.values()),
             details={},
             notes=tuple(notes),
@@ -191,7 +185,7 @@ class EpStep(MixtureStep):
     def _loss(self, module: nn.Module, tokens: Tensor) -> Tensor:
         self._routes.give(self._mixtures, self._microbatches[[mine is tokens for mine in self._mine].index(True)])
         first, last = self._positions.start, self._positions.stop
-        return loss_of(module, tokens[:, first : last + 1]) + aux_loss(module)
+        return loss_of(module, tokens[:, first : last + 1]) + moe_layer.aux_loss(module)
 
     def _average_copies(self) -> None:
         """Make of gradients, each the sum over the ranks of one copy, the mean over all ranks."""

@@ -7,15 +7,8 @@ from typing import Any
 
 from bench.plan.params import Param, Value, choice
 from bench.text import UserError
-from workloads.expert_parallel.routing import (
-    BALANCED,
-    GENERATORS,
-    ROUTER,
-    Generator,
-    capacity,
-    parse_routing,
-    refuse_routing,
-)
+from workloads.expert_parallel import routing as routings
+from workloads.expert_parallel.routing import Generator
 from workloads.model.shapes import Shape, num_ffn_matrices
 
 _WHOLE = 8  # elements of 2 bytes in 16 bytes: rows of torch's grouped products are whole multiples of them
@@ -35,8 +28,8 @@ STEP_PARAMS = (
     Param(
         name="routing",
         kind="str",
-        default=ROUTER,
-        help=f"who chooses experts: the trained router, or {', '.join(GENERATORS)}; :NUMBER sets its strength",
+        default=routings.ROUTER,
+        help=f"who chooses experts: the trained router, or {', '.join(routings.GENERATORS)}; :NUMBER sets its strength",
     ),
     _int(name="expert_ffn", default=0, minimum=0, optional=True, help=_EXPERT),
     _int(name="shared", default=1, minimum=0, optional=True, help="shared experts, which every token takes"),
@@ -48,7 +41,7 @@ STEP_PARAMS = (
     _parts(name="tp", help="ranks that split attention and its sequences; 1 = data parallel"),
 )
 LAYER_PARAMS = tuple(
-    replace(param, default=BALANCED) if param.name == "routing" else param
+    replace(param, default=routings.BALANCED) if param.name == "routing" else param
     for param in STEP_PARAMS
     if param.name not in ("aux", "fsdp", "tp")
 )
@@ -83,20 +76,20 @@ class Moe:
 
     def slots(self, tokens: int) -> int | None:
         """Return what an expert takes of the ``tokens`` of one source and microbatch; None is all."""
-        return capacity(self.capacity, self.top_k, tokens, self.experts) if self.capacity else None
+        return routings.capacity(self.capacity, self.top_k, tokens, self.experts) if self.capacity else None
 
     def generator(self, seed: int, parts: int, tokens: int, routing: str | None = None) -> Generator | None:
         """Return the generator of its routes, or of another's; None where the router chooses."""
-        name, strength = (self.routing, self.strength) if routing is None else parse_routing(routing)
+        name, strength = (self.routing, self.strength) if routing is None else routings.parse_routing(routing)
         sizes = {"seed": seed, "experts": self.experts, "top_k": self.top_k, "parts": parts, "tokens": tokens}
-        return None if name == ROUTER else Generator(name=name, strength=strength, **sizes)
+        return None if name == routings.ROUTER else Generator(name=name, strength=strength, **sizes)
 
 
 def moe_of(params: Mapping[str, Value], shape: Shape, nproc: int) -> Moe:
     """Return the mixture that a case means on ``nproc`` ranks; ``UserError`` by equation if it cannot be built."""
     given: dict[str, Any] = {**{param.name: param.default for param in STEP_PARAMS}, **params}
     top_k, etp = given["top_k"], given["etp"]
-    name, strength = parse_routing(given["routing"])
+    name, strength = routings.parse_routing(given["routing"])
     same = ("etp", "tp", "experts", "top_k", "shared", "capacity", "scores", "aux", "variant", "chunks")
     moe = Moe(
         ep=given["ep"] or max(1, nproc // etp),
@@ -138,7 +131,7 @@ def _reasons(moe: Moe, shape: Shape, given: Mapping[str, Value], nproc: int) -> 
     selective = "checkpointing(selective) is not for experts: their grouped products are not among what it keeps"
     yield given.get("checkpointing") == "selective", selective
     generator = moe.generator(0, nproc, tokens)
-    idle = None if generator is None else refuse_routing(generator)
+    idle = None if generator is None else routings.refuse_routing(generator)
     yield idle, str(idle)
 
 

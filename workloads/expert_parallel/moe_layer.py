@@ -14,17 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from workloads.expert_parallel.dispatch import (
-    Plan,
-    Rows,
-    Trip,
-    chunks_of,
-    gather_rows,
-    gathered,
-    make_plan,
-    start_trip,
-    sum_rows,
-)
+from workloads.expert_parallel import dispatch
+from workloads.expert_parallel.dispatch import Plan, Rows
 from workloads.expert_parallel.groups import Held
 from workloads.expert_parallel.moe_case import Moe
 from workloads.model.shapes import Shape
@@ -144,19 +135,19 @@ class MoeLayer(nn.Module):
         Ranks that split experts take each other's tokens too, and add up their parts of what experts make of them.
         """
         split, slots = self._held.split, self.moe.slots(len(tokens))
-        plan = make_plan(routes, self.moe.experts, slots)
+        plan = dispatch.make_plan(routes, self.moe.experts, slots)
         if split is None:
             return self._there_and_back(tokens, weights, plan)
-        together = gathered(plan.experts_of.int(), split).long()
-        plan = make_plan(together, self.moe.experts, None if slots is None else slots * split.size())
-        parts = self._there_and_back(gather_rows(tokens, split), gather_rows(weights, split), plan)
-        return sum_rows(parts, split)
+        together = dispatch.gathered(plan.experts_of.int(), split).long()
+        plan = dispatch.make_plan(together, self.moe.experts, None if slots is None else slots * split.size())
+        parts = self._there_and_back(dispatch.gather_rows(tokens, split), dispatch.gather_rows(weights, split), plan)
+        return dispatch.sum_rows(parts, split)
 
     def _there_and_back(self, tokens: Tensor, weights: Tensor, plan: Plan) -> Tensor:
         """Send tokens to the ranks of their experts and back; a chunk travels while another is computed."""
-        trips: list[Trip] = []
-        for part in chunks_of(plan, self.moe.chunks):
-            trips.append(start_trip(self.moe.variant, tokens, weights, part, self._held.group))
+        trips: list[dispatch.Trip] = []
+        for part in dispatch.chunks_of(plan, self.moe.chunks):
+            trips.append(dispatch.start_trip(self.moe.variant, tokens, weights, part, self._held.group))
             for before in trips[-2:-1]:
                 before.give_back(self.experts(before.arrive()))
         trips[-1].give_back(self.experts(trips[-1].arrive()))

@@ -28,38 +28,14 @@ from workloads.expert_parallel.expert_step import MixtureStep
 from workloads.expert_parallel.moe_layer import MoeLayer, exchange_ffns, kernel_notes, let_experts_wait, mixtures
 from workloads.expert_parallel.routes import Routes
 from workloads.expert_parallel.routing import BALANCED
+from workloads.mesh import mesh_stages
 from workloads.mesh.axes import coordinate_of, expert_groups, expert_parts, groups_along
-from workloads.mesh.mesh_stages import (
-    Groups,
-    RoutingRecorder,
-    Stages,
-    Sums,
-    by_kind,
-    count_wrong_fills,
-    make_groups,
-    mixtures_in,
-    one_stage,
-    plan_of,
-    shard,
-    shares_of,
-    tokens_of,
-)
+from workloads.mesh.mesh_stages import mixtures_in
 from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
 from workloads.model.transformer import Transformer, loss_of, materialise
+from workloads.pipeline_parallel import pipeline_probe as probing
 from workloads.pipeline_parallel import stages as pipeline_stages
 from workloads.pipeline_parallel.bubbles import link_latency
-from workloads.pipeline_parallel.pipeline_probe import (
-    SHARED,
-    Look,
-    Steps,
-    Taken,
-    bubble_of,
-    facts_of,
-    held_by_stages,
-    steps_of,
-    take_steps,
-    with_timelines,
-)
 from workloads.pipeline_parallel.stages import Chunk, Held, chunks_of, make_stages, make_train, notes_of_links
 from workloads.step.gate import behind_gate
 from workloads.step.layout import Layout, dtype_of
@@ -98,7 +74,7 @@ class Sent:
 class MeshBytes:
     """The probe of bytes by axis, counted and by closed form, those of experts' tokens by the step's own routes."""
 
-    look: Look
+    look: probing.Look
     expected: ByAxis
     share = 0.0
 
@@ -141,32 +117,32 @@ class MeshBytes:
 class MeshBubble:
     """The probe of the pipeline that was slowest in the other half of the steps; no claim where ranks share cores."""
 
-    look: Look
+    look: probing.Look
     share = 2 / 3  # of what is left for the rest of the step's time
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Taken | None:
-        return take_steps(self.look, step, begin, budget_seconds)
+    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> probing.Taken | None:
+        return probing.take_steps(self.look, step, begin, budget_seconds)
 
-    def summarise(self, told: Sequence[Taken | None]) -> Explanation:
+    def summarise(self, told: Sequence[probing.Taken | None]) -> Explanation:
         schedule = self.look.schedule
-        taken, facts = [one for one in told if one is not None], facts_of(schedule)
+        taken, facts = [one for one in told if one is not None], probing.facts_of(schedule)
         if not taken:
-            return Explanation(details=facts.as_details, notes=(SHARED,))
+            return Explanation(details=facts.as_details, notes=(probing.SHARED,))
         pipelines = groups_along(self.look.at.spec.mesh, "pp")
-        of_each = [steps_of([taken[rank] for rank in ranks], schedule) for ranks in pipelines]
+        of_each = [probing.steps_of([taken[rank] for rank in ranks], schedule) for ranks in pipelines]
         turns = list(enumerate(chosen([[timeline.makespan for timeline in steps.timelines] for steps in of_each])))
-        slowest = Steps(
+        slowest = probing.Steps(
             schedule=schedule,
             timelines=tuple(of_each[pipeline].timelines[turn] for turn, pipeline in turns),
             outside_seconds=tuple(of_each[pipeline].outside_seconds[turn] for turn, pipeline in turns),
             uncertainty_seconds=max(steps.uncertainty_seconds for steps in of_each),
         )
         latency = link_latency(slowest.timelines, schedule)
-        metrics = bubble_of(slowest, latency, self.look.at.spec.timed_seconds)
+        metrics = probing.bubble_of(slowest, latency, self.look.at.spec.timed_seconds)
         # a step's compute and idle are those of its traced wall here, to which exposed communication belongs
         for name in ("compute", "idle", "non_pipeline_time"):
             del metrics[name]
-        details = with_timelines(facts, slowest, latency, self.look.world.clock).as_details
+        details = probing.with_timelines(facts, slowest, latency, self.look.world.clock).as_details
         return Explanation(metrics=metrics, details=details, notes=(_IDLE,))
 
 
@@ -174,11 +150,11 @@ class MeshBubble:
 class MeshMemory:
     """The probe of what each rank holds, after all others: by closed form, counted and measured."""
 
-    look: Look
+    look: probing.Look
     share = 0.0
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float = 0.0) -> BySource:
-        held = held_by_stages(self.look, begin, as_routed)
+        held = probing.held_by_stages(self.look, begin, as_routed)
         return {**held, "memory_formula": asdict(state_of(self.look.at))} if self.look.at.spec.timed else held
 
     def summarise(self, told: Sequence[BySource]) -> Explanation:
@@ -203,9 +179,9 @@ class HybridStep(MixtureStep):
         spec = strategies.mesh(params, world.size, world.device.type)
         self.coordinate = coordinate_of(spec.mesh, world.rank)
         moe = self.moe = spec.moe
-        self._tokens = tokens_of(spec, self.coordinate)
+        self._tokens = mesh_stages.tokens_of(spec, self.coordinate)
         self._routes = None if moe is None else Routes(world, spec, moe, self._tokens, spec.size("dp", "fsdp"))
-        self._shares = shares_of(spec.shape, moe, cp=spec.size("cp"))
+        self._shares = mesh_stages.shares_of(spec.shape, moe, cp=spec.size("cp"))
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
         self._block_waiter = TimedCompute(world.device)
         super().__init__(world, params, self._lay_out, strategies.mesh, outlined=True)
@@ -220,7 +196,9 @@ class HybridStep(MixtureStep):
             return super().check()
         # each gradient as its data rank fills it in: FSDP takes the mean over its own, dp and cp add theirs up
         times = self.spec.microbatches * self.spec.size("dp", "cp")
-        return count_wrong_fills(self.layout.model, times, tp=self.spec.size("tp"), num_ranks=self._world.size)
+        return mesh_stages.count_wrong_fills(
+            self.layout.model, times, tp=self.spec.size("tp"), num_ranks=self._world.size
+        )
 
     def probes(self) -> Sequence[Probe[Any]]:
         """Return what looks into bytes by axis and the bubble, where a step's time goes, and last what ranks hold."""
@@ -229,8 +207,8 @@ class HybridStep(MixtureStep):
         time = Overlap(self._world, self.layout, self._doubts_of_peak)
         return MeshBytes(look, self.expected_bytes()), *bubble, time, MeshMemory(look)
 
-    def look(self) -> Look:
-        return Look(
+    def look(self) -> probing.Look:
+        return probing.Look(
             world=self._world,
             layout=self.layout,
             at=self.spec.at(self._world.rank),
@@ -241,9 +219,9 @@ class HybridStep(MixtureStep):
         )
 
     def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
-        groups = make_groups(world, spec)
+        groups = mesh_stages.make_groups(world, spec)
         # a wait that took too long is not made up for by the next action: that would be a bubble moved elsewhere
-        self._recorder = RoutingRecorder(world.device, self._begin, self._forget_late)
+        self._recorder = mesh_stages.RoutingRecorder(world.device, self._begin, self._forget_late)
         if self.moe is not None:
             exchange_ffns(model, spec.shape, self.moe, world.seed, held=groups.held)
             if spec.timed_seconds is not None:
@@ -251,7 +229,7 @@ class HybridStep(MixtureStep):
                 experts, others = seconds * self._shares.experts, seconds * self._shares.linear
                 let_experts_wait(model, experts, tokens, self._waiter, others=others)
         self._begin_layers(model, groups)
-        plan, cp = plan_of(spec), self.coordinate["cp"]
+        plan, cp = mesh_stages.plan_of(spec), self.coordinate["cp"]
         core = None
         if "cp" in groups.axes:
             core = core_of(plan, cp, world.device, groups.axes, self._kernel(spec))
@@ -260,11 +238,11 @@ class HybridStep(MixtureStep):
         self._stages = self._make_stages(model, spec, groups)
         if "fsdp" in groups.axes:
             for chunk in self._stages.chunks.values():
-                shard(chunk, groups, mixtures_in(chunk).values(), kept=spec.pipeline is not None)
+                mesh_stages.shard(chunk, groups, mixtures_in(chunk).values(), kept=spec.pipeline is not None)
         held = Held(self._stages.chunks.values())
         self._mixtures = {n: one for chunk in self._stages.chunks.values() for n, one in mixtures_in(chunk).items()}
-        parameters = by_kind(held, split="tp" in groups.axes)
-        self._sums = Sums(parameters=parameters, groups=groups.axes, shards=spec.size("fsdp"))
+        parameters = mesh_stages.by_kind(held, split="tp" in groups.axes)
+        self._sums = mesh_stages.Sums(parameters=parameters, groups=groups.axes, shards=spec.size("fsdp"))
         return replace(
             Layout.of(spec, world, held, groups.axes),
             forward_backward=self._train,
@@ -282,7 +260,7 @@ class HybridStep(MixtureStep):
             ),
         )
 
-    def _begin_layers(self, model: Transformer, groups: Groups) -> None:
+    def _begin_layers(self, model: Transformer, groups: mesh_stages.Groups) -> None:
         """Materialise this rank's layers, split and shard each at once; then materialise its ends."""
         pipeline = self.spec.pipeline
         chunks = [Chunk(model, 0, len(model.layers))]
@@ -295,10 +273,10 @@ class HybridStep(MixtureStep):
                     split_blocks([layer], groups.mesh["tp"], mixtures=self.moe is not None)
                 if "fsdp" in groups.axes:
                     mixtures = [layer.ffn] if isinstance(layer.ffn, MoeLayer) else []
-                    shard(layer, groups, mixtures, kept=pipeline is not None)
+                    mesh_stages.shard(layer, groups, mixtures, kept=pipeline is not None)
             materialise(chunk, self._world.seed, self._world.device)
 
-    def _make_stages(self, model: Transformer, spec: StepSpec, groups: Groups) -> Stages:
+    def _make_stages(self, model: Transformer, spec: StepSpec, groups: mesh_stages.Groups) -> mesh_stages.Stages:
         """Return this rank's layers; what is trained on is the loss over all of a gradient's ranks and microbatches."""
         parts = spec.microbatches * spec.size(*_SUMMED)
 
@@ -306,12 +284,12 @@ class HybridStep(MixtureStep):
             return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / parts
 
         if self.spec.pipeline is None:
-            return one_stage(model, loss, self._begin)
+            return mesh_stages.one_stage(model, loss, self._begin)
         recorder, group = self._recorder, groups.axes["pp"]
         stages = make_stages(model, spec, self.spec.pipeline, recorder, self._world, group, len(self._tokens))
         recorder.chunks = {stage.stage_index: stage.chunk for stage in stages}
         train = make_train(self.spec.pipeline.schedule, stages, recorder, loss)
-        return Stages(
+        return mesh_stages.Stages(
             chunks=recorder.chunks,
             train=lambda tokens, targets: train(torch.cat(tuple(tokens)), torch.cat(tuple(targets))),
         )
@@ -343,7 +321,7 @@ class HybridStep(MixtureStep):
         if spec.timed_seconds is None:
             return kernel_for(self._world.device, dtype_of(spec), shape.head_size)
         each = spec.timed_seconds * self.spec.size("pp") / shape.layers * self._shares.attention
-        plan, heads = plan_of(spec), shape.heads // self.spec.size("tp")
+        plan, heads = mesh_stages.plan_of(spec), shape.heads // self.spec.size("tp")
         return waiting_kernel(each, plan, microbatch=spec.microbatch, heads=heads, waiter=self._block_waiter)
 
     def _fill_distinct_gradients(self) -> None:

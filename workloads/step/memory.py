@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -152,10 +151,8 @@ class SavedTensors:
         self._hooks.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._hooks.__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._hooks.__exit__(*raised)
         watchers.pop()
         for kept in kept_in(self._caches):
             self._note(kept)

@@ -7,6 +7,7 @@ the batch; their parts of gradients are summed on the host, apart from what is m
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -145,29 +146,20 @@ class _OnDevice(Mapping[str, Tensor]):
         return len(self._on_host)
 
 
+@dataclass
 class _Pass:
     """One process's forward and backward passes of microbatches, which keep the layers' inputs and some gradients."""
 
-    def __init__(
-        self,
-        model: Transformer,
-        weights_of: Callable[[nn.Module, str, bool], dict[str, Tensor]],
-        layers: tuple[int, ...],
-        layout: Layout,
-        share: float,
-    ) -> None:
-        self._model, self._weights_of, self._layers, self._layout, self._share = (
-            model,
-            weights_of,
-            layers,
-            layout,
-            share,
-        )
-        self.loss = 0.0
-        self.gradients: dict[str, Tensor] = {}
+    model: Transformer
+    weights_of: Callable[[nn.Module, str, bool], dict[str, Tensor]]
+    layers: tuple[int, ...]
+    layout: Layout
+    share: float
+    loss: float = 0.0
+    gradients: dict[str, Tensor] = field(default_factory=dict)
 
     def take(self, tokens: Tensor, number: int) -> None:
-        model, layout = self._model, self._layout
+        model, layout = self.model, self.layout
         if layout.reference_begin is not None:
             layout.reference_begin(model, number)
         x = self._embedded(tokens[:, :-1])
@@ -175,12 +167,12 @@ class _Pass:
         for i, layer in enumerate(model.layers):
             given.append(x)
             with torch.no_grad():
-                x = functional_call(layer, self._weights_of(layer, f"layers.{i}", False), (x,))
+                x = functional_call(layer, self.weights_of(layer, f"layers.{i}", False), (x,))
             self.loss += float(self._aux(layer) or 0.0)
         gradient = self._head(x, tokens[:, 1:])
         for i in reversed(range(len(model.layers))):
-            layer, wanted = model.layers[i], i in self._layers
-            weights = self._weights_of(layer, f"layers.{i}", wanted)
+            layer, wanted = model.layers[i], i in self.layers
+            weights = self.weights_of(layer, f"layers.{i}", wanted)
             x = given.pop().requires_grad_()
             roots: list[Any] = [functional_call(layer, weights, (x,))]
             if isinstance(aux := self._aux(layer), Tensor):
@@ -193,15 +185,15 @@ class _Pass:
 
     def _aux(self, layer: nn.Module) -> Tensor | float:
         """Return this layer's share of what its layers add to the loss."""
-        aux = self._layout.reference_aux
-        return 0.0 if aux is None else aux(layer) * self._share / len(self._model.layers)
+        aux = self.layout.reference_aux
+        return 0.0 if aux is None else aux(layer) * self.share / len(self.model.layers)
 
     def _embedded(self, tokens: Tensor, gradient: Tensor | None = None) -> Tensor:
         """Return the first layer's input; where its ``gradient`` is given, add those of the embeddings."""
-        model, leaves = self._model, dict[str, Tensor]()
+        model, leaves = self.model, dict[str, Tensor]()
 
         def of(name: str, module: nn.Module, places: Tensor) -> Tensor:
-            weights = self._weights_of(module, name, gradient is not None)
+            weights = self.weights_of(module, name, gradient is not None)
             leaves.update({f"{name}.{inner}": weight for inner, weight in weights.items()})
             out: Tensor = functional_call(module, weights, (places,))
             return out
@@ -216,8 +208,8 @@ class _Pass:
 
     def _head(self, x: Tensor, targets: Tensor) -> Tensor:
         """Add the loss and gradients of norm and head, some tokens at a time; return the gradient of their input."""
-        model, rows, wanted = self._model, x.flatten(0, 1), targets.flatten()
-        weights = {name: self._weights_of(getattr(model, name), name, True) for name in ("norm", "head")}
+        model, rows, wanted = self.model, x.flatten(0, 1), targets.flatten()
+        weights = {name: self.weights_of(getattr(model, name), name, True) for name in ("norm", "head")}
         leaves = {f"{part}.{inner}": weight for part, of in weights.items() for inner, weight in of.items()}
         sums: dict[str, Tensor] = {}
         gradients = []
@@ -225,7 +217,7 @@ class _Pass:
         for some, right in zip(torch.split(rows, most), torch.split(wanted, most), strict=True):
             leaf = some.detach().requires_grad_()
             logits = functional_call(model.head, weights["head"], functional_call(model.norm, weights["norm"], leaf))
-            loss = F.cross_entropy(logits, right) * (len(right) / len(wanted) * self._share)
+            loss = F.cross_entropy(logits, right) * (len(right) / len(wanted) * self.share)
             self.loss += float(loss.detach())
             first, *rest = torch.autograd.grad(loss, [leaf, *leaves.values()])
             gradients.append(first)

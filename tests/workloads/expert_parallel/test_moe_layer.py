@@ -173,7 +173,7 @@ def test_a_chunk_is_on_its_way_while_the_one_before_is_computed(monkeypatch: pyt
     def start(*given: object) -> Trip:
         return Trip(stages(sum(line.endswith("sent") for line in log)))
 
-    monkeypatch.setattr("workloads.expert_parallel.moe_layer.start_trip", start)
+    monkeypatch.setattr("workloads.expert_parallel.dispatch.start_trip", start)
     orders = {
         1: ["0 sent", "0 arrived", "0 given back", "0 received"],
         3: [
