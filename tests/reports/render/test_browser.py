@@ -104,6 +104,45 @@ def test_pages_ask_for_nothing_complain_of_nothing_and_are_no_wider_than_the_win
     assert all(file.stat().st_size < 1_000_000 for file in over_nodes)
 
 
+CUT = """[...document.querySelectorAll('svg[role=img]')].flatMap(svg => {
+  const all = svg.viewBox.baseVal;
+  return [...svg.querySelectorAll('text')].filter(text => {
+    const box = text.getBBox();
+    return box.x < -1 || box.y < -1 || box.x + box.width > all.width + 1 || box.y + box.height > all.height + 1;
+  }).map(text => `${svg.querySelector('title').textContent}: ${text.textContent}`);
+})"""
+MET = """[...document.querySelectorAll('svg[role=img]')].flatMap(svg => {
+  const ends = [...svg.querySelectorAll('.end')].map(text => text.getBBox());
+  const met = (a, b) => Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y);
+  return ends.flatMap((a, i) => ends.slice(i + 1).map(b => met(a, b)));
+})"""
+
+
+def test_no_words_of_a_figure_are_cut_and_names_at_the_ends_of_lines_do_not_meet(
+    browser: Browser, folder: Path, several: Path, over_nodes: tuple[Path, Path]
+) -> None:
+    for file in (folder / "report.html", several, *over_nodes):
+        browser.open(file)
+        assert browser.run("document.querySelectorAll('svg[role=img]').length") > 0
+        assert browser.run(CUT) == [], file
+        assert max(browser.run(MET), default=0.0) < 3, file  # letters are lower than their boxes
+    assert browser.run("document.querySelectorAll('.end').length") > 2
+
+
+def test_the_first_screen_holds_verdicts_numbers_and_figures_side_by_side(browser: Browser, folder: Path) -> None:
+    places = "[...document.querySelectorAll('header .verdict, header .tiles li, header figure')]"
+    boxes = f"{places}.map(one => one.getBoundingClientRect()).map(box => [box.left, box.top, box.right, box.bottom])"
+    browser.open(folder / "report.html", size=(1400, 900))
+    found = browser.run(boxes)
+    assert max(bottom for *_, bottom in found) < 900
+    one, other = found[-2:]
+    assert one[1] == other[1]
+    assert one[2] <= other[0]
+    browser.open(folder / "report.html", size=(400, 800))
+    one, other = browser.run(boxes)[-2:]
+    assert one[3] <= other[1]
+
+
 def test_the_policy_stops_what_a_page_might_ask_for(page: Browser) -> None:
     refused = "const image = new Image(); image.onerror = () => done(true); image.src = 'x.png'"
     assert page.run(f"new Promise(done => {{ {refused} }})") is True
