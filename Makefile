@@ -1,7 +1,7 @@
 # The same three words here and in CI. PYTHON picks the environment: make check PYTHON=.venv/bin/python
 PYTHON ?= python
 
-.PHONY: format check test test-full golden
+.PHONY: format check test test-full golden pictures
 
 format:
 	$(PYTHON) -m ruff format .
@@ -17,6 +17,10 @@ test:
 
 test-full:
 	$(PYTHON) -m pytest -m full
+
+# the README's pictures, of a run: make pictures RUN=runs/latest
+pictures:
+	$(PYTHON) tests/studies/pictures.py $(RUN)
 
 golden:
 	PYTHONPATH=tests/support $(PYTHON) -m golden

@@ -51,4 +51,5 @@ def first_lines(rows: Sequence[Row]) -> tuple[Line, ...]:
         [name, *params] = line.label.split(" ")
         return bool(params), known.index(name) if name in known else len(known)
 
-    return tuple(sorted(lines, key=place)[:MOST_LINES])
+    plainest = {line.label.partition(" ")[0]: line for line in sorted(lines, key=place, reverse=True)}
+    return tuple(sorted(plainest.values(), key=place)[:MOST_LINES])

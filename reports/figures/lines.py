@@ -17,6 +17,7 @@ from reports.analysis.summary import Row
 from reports.figures.palette import HUES, OPERATIONS, css_of
 from reports.figures.svg import (
     NARROW,
+    WIDE,
     Drawing,
     Scale,
     elided,
@@ -77,16 +78,22 @@ def draw_lines(
     marks: Sequence[float] = (),
     width: float = NARROW,
 ) -> Drawing | None:
-    """Return lines over places on a log axis, their names at their right ends; None without two places."""
+    """Return lines over places on a log axis, named at their right ends; None without two places.
+
+    Long names make it wide. A level across is named like a line.
+    """
     shown = [replace(one, points=tuple(sorted(one.points))) for one in lines if one.points]
     places = sorted({point[0] for one in shown for point in one.points})
     if len(places) < 2:
         return None
     heights = [height for one in shown for point in one.points for height in point[1:]]
+    heights += [height for one in shown for piece in one.fit for _, height in piece if height > 0]
     heights += [level.at[0]] if level.at else []
     names = [elided(one.label, _MOST_LETTERS) for one in shown]
-    names = names if len(set(names)) == len(names) else [elided(one.label, 2 * _MOST_LETTERS) for one in shown]
-    bottom = _TOP + max(_HEIGHT, _LINE * len(shown))
+    if len(set(names)) < len(names):
+        names, width = [elided(one.label, 2 * _MOST_LETTERS) for one in shown], WIDE
+    names += [level.at[1]] if level.at else []
+    bottom = _TOP + max(_HEIGHT, _LINE * len(names))
     right = width - max(map(width_of, names)) - 24
     top = max(heights) * (1 if level.is_log else 1.04)
     low = min(heights) if level.is_log else 0.0
@@ -105,37 +112,47 @@ def draw_lines(
             chart.rule(f"M{x(mark):.1f} {_TOP:.1f}V{bottom:.1f}", "stroke:currentColor;stroke-dasharray:1 3")
     if level.at:
         chart.rule(f"M{left:.1f} {y(level.at[0]):.1f}H{right:.1f}", "stroke:currentColor;stroke-dasharray:8 3")
-        below = 9 if y(level.at[0]) < _TOP + 16 else -8
-        chart.text(left + 6, y(level.at[0]) + below, level.at[1])
-    _draw_series(chart, shown, names, x, y, right)
+    ends = [y(one.points[-1][1]) for one in shown] + ([y(level.at[0])] if level.at else [])
+    tops = spread(ends, _LINE, _TOP, bottom)
+    hues = _hues(shown)
+    for i, (name, end, at) in enumerate(zip(names, ends, tops, strict=True)):
+        look, start = "stroke:currentColor", right
+        if i < len(shown):
+            values = ", ".join(f"{place_text(place)}: {level.text(value)}" for place, value, *_ in shown[i].points)
+            told, start = f"{shown[i].label}: {values}", x(shown[i].points[-1][0])
+            look = _draw_line(chart, shown[i], x, y, hues[i], told, hues[:i].count(hues[i]))
+        # from the last point, wherever it is, to the name
+        chart.rule(f"M{start:.1f} {end:.1f}L{right + 4:.1f} {end:.1f}L{right + 14:.1f} {at:.1f}", look)
+        chart.text(right + 17, at, name, css="end")
     chart.top = bottom
     every = -(-len(places) // _MOST_PLACES)
     chart.axis_below(x, [(place, place_text(place)) for place in places[::every]], along)
     return chart
 
 
-def _draw_series(chart: Drawing, shown: Sequence[Line], names: Sequence[str], x: Scale, y: Scale, right: float) -> None:
-    count, ends = dict[str, int](), [y(one.points[-1][1]) for one in shown]
-    tops = spread(ends, _LINE, _TOP, y.first)
-    for i, (one, name, end, at) in enumerate(zip(shown, names, ends, tops, strict=True)):
-        hue = one.hue or [*HUES][i % len(HUES)]
-        dash = _DASHES[count.setdefault(hue, 0) % len(_DASHES)]
-        count[hue] += 1
-        stroke = f"stroke:{css_of(hue)}"
-        around = [(x(place), y(max(low, y.low))) for place, _, low, _ in one.points]
-        around += [(x(place), y(high)) for place, *_, high in reversed(one.points)]
-        chart.path(f"M{_joined(around)}z", f"fill:{css_of(hue)};fill-opacity:.1")
-        for piece in one.fit:
-            chart.rule(f"M{_joined([(x(a), y(b)) for a, b in piece])}", f"{stroke};stroke-dasharray:4 2")
-        told = ", ".join(f"{place:g}: {value:.3g}" for place, value, *_ in one.points)
-        points = [(x(place), y(value)) for place, value, *_ in one.points]
-        chart.path(f"M{_joined(points)}", f"fill:none;{stroke};stroke-width:2;{dash}", f"{one.label}: {told}")
-        dots = "".join(f"M{a - 2.5:.1f} {b:.1f}a2.5 2.5 0 1 0 5 0a2.5 2.5 0 1 0-5 0" for a, b in points)
-        chart.path(dots, f"fill:{css_of(hue)}")
-        # from the last point, wherever it is, to the name
-        last = points[-1][0]
-        chart.rule(f"M{last:.1f} {end:.1f}L{right + 4:.1f} {end:.1f}L{right + 14:.1f} {at:.1f}", f"{stroke};{dash}")
-        chart.text(right + 17, at, name, css="end")
+def _draw_line(chart: Drawing, one: Line, x: Scale, y: Scale, hue: str, told: str, alike: int) -> str:
+    """Draw a line after so many others of its hue, with its interval and its fit, and return its look."""
+    look = f"stroke:{css_of(hue)};{_DASHES[alike % len(_DASHES)]}"
+    around = [(x(place), y(low)) for place, _, low, _ in one.points]
+    around += [(x(place), y(high)) for place, *_, high in reversed(one.points)]
+    chart.path(f"M{_joined(around)}z", f"fill:{css_of(hue)};fill-opacity:.1")
+    for piece in one.fit:
+        path = _joined([(x(place), y(height)) for place, height in piece if height > 0])
+        chart.rule(f"M{path}", f"stroke:{css_of(hue)};stroke-dasharray:4 2")
+    points = [(x(place), y(value)) for place, value, *_ in one.points]
+    chart.path(f"M{_joined(points)}", f"fill:none;stroke-width:2;{look}", told)
+    dots = "".join(f"M{a - 2.5:.1f} {b:.1f}a2.5 2.5 0 1 0 5 0a2.5 2.5 0 1 0-5 0" for a, b in points)
+    chart.path(dots, f"fill:{css_of(hue)}")
+    return look
+
+
+def _hues(lines: Sequence[Line]) -> list[str]:
+    """Return each line's own hue, or its operation's; one of each where all are of the same operation, or of none."""
+    known = [one.hue or OPERATIONS.get(one.label.partition(" ")[0], "") for one in lines]
+    rest = [hue for hue in HUES if hue not in known] or [*HUES]
+    if len(set(known)) == 1 < len(known):
+        return [[*HUES][i % len(HUES)] for i in range(len(known))]
+    return [hue or rest[known[:i].count("") % len(rest)] for i, hue in enumerate(known)]
 
 
 def _joined(points: Sequence[tuple[float, float]]) -> str:

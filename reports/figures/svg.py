@@ -120,12 +120,13 @@ def even_ticks(longest: float, words: Callable[[float], str], most: int = _MOST_
 
 
 def log_ticks(low: float, high: float, words: Callable[[float], str]) -> list[tuple[float, str]]:
-    """Return ticks at powers of ten, and at twice and five times those where there are few."""
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1, 2, 5) if high / low <= 100 else (1,)
-    ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
-    every = -(-len(exponents) // 8)
-    return [(tick, _brief(words(tick))) for tick in ticks[::every] if low <= tick * 1.0001 and tick <= high * 1.0001]
+    """Return ticks at powers of ten, and between them where there are few."""
+    exponents, shown = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1), list[float]()
+    for factors in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)):
+        if len(shown) < 3:
+            every = [factor * 10.0**exponent for exponent in exponents for factor in factors]
+            shown = [tick for tick in every if low <= tick * 1.0001 and tick <= high * 1.0001]
+    return [(tick, _brief(words(tick))) for tick in shown[:: -(-len(shown) // 8) or 1]]
 
 
 def time_ticks(seconds: float, most: int = 8) -> tuple[str, list[tuple[float, str]]]:

@@ -76,13 +76,11 @@ class Browser:
         return told["result"].get("value")
 
     def picture(self, target: Path, *, whole: bool = False) -> None:
-        """Write what the window shows, or the whole page, as a PNG."""
-        told = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **self._clip(whole))
-        target.write_bytes(base64.b64decode(told["data"]))
-
-    def _clip(self, whole: bool) -> dict[str, Any]:
+        """Write what the window shows, or the whole page, in the format that the file's name ends with."""
         size = self._call("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}} if whole else {}
+        more: dict[str, Any] = {"clip": {**size, "scale": 1}, "captureBeyondViewport": True} if whole else {}
+        told = self._call("Page.captureScreenshot", format=target.suffix[1:], **more)
+        target.write_bytes(base64.b64decode(told["data"]))
 
     def press(self, key: str, code: int, text: str = "") -> None:
         both = {"key": key, "windowsVirtualKeyCode": code}

@@ -30,6 +30,7 @@ def test_no_more_than_six_lines_one_for_each_operation_of_the_usual_mode() -> No
     assert len(first_lines(rows)) == MOST_LINES
     mixed = rows_of(
         *curve("broadcast", root=1),
+        *curve("all_reduce", group="node", group_index=0),
         *curve("all_reduce"),
         *curve("all_gather", mode="pipelined"),
         ok(collective("gather")),
