@@ -16,9 +16,8 @@ from reports import cells
 from reports.analysis.findings import Finding
 from reports.analysis.front import Front
 from reports.analysis.labels import Fact
-from reports.analysis.problems import Problem
 from reports.analysis.summary import Summary
-from reports.analysis.verdicts import Verdict
+from reports.analysis.verdicts import Problem, Verdict
 
 if TYPE_CHECKING:
     from markupsafe import Markup

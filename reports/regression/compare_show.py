@@ -18,9 +18,9 @@ from bench.results.stats import median
 from bench.text import UserError, format_duration
 from reports import cells
 from reports.analysis.labels import operation, short_labels
-from reports.analysis.problems import emulations
 from reports.analysis.several import unfolded
 from reports.analysis.summary import Row
+from reports.analysis.verdicts import emulations
 from reports.regression.ab import LOOKS, SHORTEST_SECONDS
 from reports.regression.compare import (
     COMPARED,

@@ -10,9 +10,8 @@ import click
 
 from bench.results.runs import load_run
 from bench.text import UserError, format_duration
-from reports.analysis.problems import is_written, write_whole
 from reports.analysis.several import gather, is_sweep, unfolded
-from reports.analysis.verdicts import Verdict
+from reports.analysis.verdicts import Verdict, is_written, write_whole
 from reports.render.closing import render_closing
 from reports.render.data import render_csv, render_json
 from reports.render.markdown import render_markdown

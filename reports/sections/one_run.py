@@ -15,10 +15,9 @@ from reports.analysis.findings import look_at_first
 from reports.analysis.front import front_of
 from reports.analysis.labels import environment_facts
 from reports.analysis.launches import measuring_words
-from reports.analysis.problems import bad_rows, emulations, not_measured, other_claims, warnings_of
 from reports.analysis.step_parts import broken_down, calls_of
 from reports.analysis.summary import Summary, summarize
-from reports.analysis.verdicts import Verdict
+from reports.analysis.verdicts import Verdict, bad_rows, emulations, not_measured, other_claims, warnings_of
 from reports.figures.first_screen import draw_first_screen
 from reports.report import Report, Section
 from reports.sections.attention import attention_section

@@ -17,8 +17,8 @@ from bench.launch.control_channel import LEFT_OUT
 from bench.plan.plan import Skipped
 from bench.results.records import Record
 from bench.results.runs import Run
-from reports.analysis.problems import bad_rows, emulations, not_measured, other_claims, told_of_runs
 from reports.analysis.summary import summarize
+from reports.analysis.verdicts import bad_rows, emulations, not_measured, other_claims, told_of_runs
 from reports.regression.compare import compare
 from reports.regression.compare_show import as_markdown, as_table
 from reports.regression.compare_show import heading as heading_of_comparison

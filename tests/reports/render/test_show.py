@@ -26,9 +26,9 @@ from bench.results.records import Record
 from bench.results.runs import RecordWriter, Run, load_run, open_writer
 from bench.text import UserError
 from reports.analysis import several as analysis_of_several
-from reports.analysis.problems import is_written, warnings_of, write_whole
 from reports.analysis.several import several
 from reports.analysis.summary import summarize
+from reports.analysis.verdicts import is_written, warnings_of, write_whole
 from reports.regression import compare, environment
 from reports.render.closing import render_closing
 from reports.render.data import embedded_json, render_csv, render_json
