@@ -13,8 +13,8 @@ from bench.results.metrics import Metric, MetricValue
 from bench.results.runs import Run
 from bench.results.stats import WITHIN_LAUNCH
 from reports import cells
+from reports.analysis.analysis import Front
 from reports.analysis.findings import Finding
-from reports.analysis.front import Front
 from reports.analysis.labels import Fact
 from reports.analysis.summary import Summary
 from reports.analysis.verdicts import Problem, Verdict

@@ -1,17 +1,25 @@
-"""All that a run's rows say together, found once for all renderers. Pure."""
+"""All that a run's rows say together, found once for all renderers, and of that what stands on one page. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
+from bench.results.metrics import MetricValue
 from bench.results.runs import Run
+from reports import cells
 from reports.analysis.attention import Comparison, Context, compared, contexts
 from reports.analysis.contrasts import Grouped, Kinds, Pairs, grouped, kinds, pairs
 from reports.analysis.experts import Mixture, mixtures
-from reports.analysis.fits import Ceiling, Curve, ceiling_of, fit_curves
+from reports.analysis.fits import Ceiling, Curve, ceiling_of, fit_curves, size_of
+from reports.analysis.labels import AXES, differences, short_labels
+from reports.analysis.launches import measuring_words
 from reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, without_timelines
 from reports.analysis.rank_hosts import Nodes, nodes_of
+from reports.analysis.step_parts import differing_trace, exposed_seconds, held_bytes, share_of_traced
 from reports.analysis.summary import Row, Summary, unreadable
 from reports.analysis.timelines import Late, Traced, late_rows, traced_steps
+from reports.analysis.verdicts import Verdict, verdicts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,3 +82,124 @@ def analyse(run: Run, summary: Summary) -> Analysis:
         mixtures=mixtures(steps),
         unreadable=unreadable(with_timelines, read_pipeline),
     )
+
+
+_SMALL_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """An operation over all its sizes: the time of the smallest (64 KiB at most), one at a time; the best bandwidth.
+
+    ``share`` is that bandwidth over the ceiling's.
+    """
+
+    name: str
+    latency: MetricValue | None
+    rate: MetricValue | None
+    share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A training step; ``parts`` are shares of the traced one, and ``num_bytes`` what the fullest rank holds.
+
+    ``traced`` is that one's seconds where they are more than a tenth off the timed one's.
+    """
+
+    name: str
+    row: Row
+    parts: Mapping[str, float]
+    num_bytes: float | None
+    traced: float | None = None
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of communication that is hidden."""
+        return self.row.value("overlap")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """The first page of a run: where it ran, verdicts, operations with the fastest first, and steps."""
+
+    path: Path
+    where: str
+    verdicts: tuple[Verdict, ...]
+    ceiling: Ceiling | None
+    operations: tuple[Operation, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def tiles(self) -> tuple[tuple[str, str], ...]:
+        """The numbers to see first, each with what it is."""
+        found = []
+        for step in self.steps[:1]:
+            parts = [f"{name} {100 * share:.0f} %" for name, share in step.parts.items() if name != "compute"]
+            parts += [f"overlap {100 * step.overlap:.0f} %"] if step.overlap is not None else []
+            found.append((cells.duration(step.row.seconds), f"step of {step.name}"))
+            found += [(", ".join(parts), f"of a step of {step.name}")] if parts else []
+        rated = [one for one in self.operations if one.rate and one.rate.value]
+        told = [(one.latency.value, one.name) for one in self.operations if one.latency and one.latency.value]
+        found += [
+            (cells.quantity(one.rate.value, "B/s"), f"bus bandwidth of {one.name}") for one in rated[:1] if one.rate
+        ]
+        found += [(cells.duration(seconds), f"latency of {name}") for seconds, name in sorted(told)[:1]]
+        return tuple(found)
+
+
+def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
+    run, plan = found.run, found.run.info.plan
+    environment = run.info.environment or {}
+    torch = environment.get("versions", {}).get("torch")
+    ranks = f"{plan.nproc} rank{'s' * (plan.nproc != 1)}"
+    parts = [
+        run.info.host,
+        ranks,
+        f"{plan.backend}, {plan.device}",
+        f"torch {torch}" if torch else "",
+        measuring_words(run),
+    ]
+    labels = short_labels(found.steps)
+    return Front(
+        path=run.path,
+        where=" · ".join(filter(None, parts)),
+        verdicts=(*verdicts(run, found.summary), *more),
+        ceiling=found.ceiling,
+        operations=_operations(found),
+        steps=tuple(
+            Step(
+                name=labels[row.case.id],
+                row=row,
+                parts=_parts(row),
+                num_bytes=held_bytes(row),
+                traced=differing_trace(row),
+            )
+            for row in found.steps
+        ),
+    )
+
+
+def _operations(found: Analysis) -> tuple[Operation, ...]:
+    rows: dict[str, list[Row]] = {}
+    differing = differences(found.communication, AXES)
+    for row in found.communication:
+        if row.kind != "memory":
+            name = row.case.name.partition(".")[2]
+            rows.setdefault(f"{name} {differing[row.case.id]}".strip(), []).append(row)
+    made = []
+    for name, of in rows.items():
+        fastest = max(of, key=lambda row: row.value("busbw") or 0.0)
+        alone = [row for row in of if row.case.params.get("mode") == "blocking" and size_of(row) <= _SMALL_BYTES]
+        smallest = min(alone, key=size_of, default=None)
+        rate = fastest.metrics.get("busbw")
+        share = rate.value / found.ceiling.bytes_per_second if rate and rate.value and found.ceiling else None
+        latency = smallest.metrics.get("time") if smallest else None
+        made.append(Operation(name=name, latency=latency, rate=rate, share=share))
+    return tuple(sorted(made, key=lambda one: -((one.rate and one.rate.value) or 0.0)))
+
+
+def _parts(row: Row) -> dict[str, float]:
+    seconds = {"compute": row.value("compute"), "exposed": exposed_seconds(row), "idle": row.value("idle")}
+    shares = {name: share_of_traced(row, value) for name, value in seconds.items()}
+    return {name: share for name, share in shares.items() if share is not None}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from reports import cells
-from reports.analysis.front import Front, Operation, Step
+from reports.analysis.analysis import Front, Operation, Step
 from reports.render.terminal import Sheet, render_text, verdict_lines
 from reports.report import Report
 

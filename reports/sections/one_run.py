@@ -9,10 +9,9 @@ from bench.launch.control_channel import LEFT_OUT
 from bench.results.runs import Run
 from bench.results.stats import WITHIN_LAUNCH
 from bench.text import format_duration
-from reports.analysis.analysis import Analysis, analyse
+from reports.analysis.analysis import Analysis, analyse, front_of
 from reports.analysis.contrasts import settings_words
 from reports.analysis.findings import look_at_first
-from reports.analysis.front import front_of
 from reports.analysis.labels import environment_facts
 from reports.analysis.launches import measuring_words
 from reports.analysis.step_parts import broken_down, calls_of
