@@ -27,7 +27,7 @@ from reports import cells
 from reports.analysis.fits import size_of
 from reports.analysis.frame import group_rows, pivot_rows
 from reports.analysis.labels import AXES, differences, operation
-from reports.analysis.rank_hosts import WITHIN, Nodes
+from reports.analysis.ranks import WITHIN, Nodes
 from reports.analysis.summary import Alike, Row, common_details, estimate_of
 
 T = TypeVar("T")

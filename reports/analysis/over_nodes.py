@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from reports.analysis.frame import group_rows, pivot_rows
 from reports.analysis.labels import row_label, short_labels
-from reports.analysis.rank_hosts import ONE_EACH
+from reports.analysis.ranks import ONE_EACH
 from reports.analysis.several import Beside, One, Scaled, Several
 from reports.analysis.summary import Row
 

@@ -16,7 +16,7 @@ from bench.results.stats import WITHIN_LAUNCH, ratio_within_launch
 from bench.text import UserError, reading
 from reports.analysis.frame import group_rows, pivot_rows
 from reports.analysis.labels import PAIRS, environment_facts, flatten
-from reports.analysis.rank_hosts import Nodes, nodes_of
+from reports.analysis.ranks import Nodes, nodes_of
 from reports.analysis.summary import Alike, Row, Summary, estimate_of, summarize
 from reports.analysis.verdicts import Verdict
 

@@ -8,11 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
-
-from bench.results.records import COMM, COMPUTE, COPY, PHASE, Arrival, Interval, RankTimeline, Record, Timeline
-from bench.results.runs import Run, load_rank_samples, load_timeline
-from bench.results.stats import median
+from bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
+from bench.results.runs import Run, load_timeline
 from bench.text import UserError
 from reports.analysis.summary import Row
 
@@ -113,51 +110,3 @@ def covered_us(intervals: Iterable[Interval]) -> float:
         covered += max(0.0, one.stop_us - max(end, one.start_us))
         end = max(end, one.stop_us)
     return covered
-
-
-MOST_ROWS = 24
-
-
-@dataclass(frozen=True, kw_only=True)
-class Late:
-    """A row with the median seconds by which each rank arrives after the first; no rank without readable samples."""
-
-    row: Row
-    arrival: Arrival
-    seconds_by_rank: Mapping[int, float]
-
-
-def late_rows(run: Run, rows: Iterable[Row]) -> tuple[Late, ...]:
-    """Return the rows with the largest skew that know who was late, in their own order."""
-    arrivals = [(row, next((one.arrival for one in row.measured if one.arrival), None)) for row in rows]
-    known = [(skew, row, arrival) for row, arrival in arrivals if arrival and (skew := row.value("skew")) is not None]
-    kept = {row.case.id for _, row, _ in sorted(known, key=lambda one: -one[0])[:MOST_ROWS]}
-    shown = [(row, arrival) for _, row, arrival in known if row.case.id in kept]
-    return tuple(Late(row=row, arrival=arrival, seconds_by_rank=_lateness(run, row)) for row, arrival in shown)
-
-
-def _lateness(run: Run, row: Row) -> dict[int, float]:
-    launches = defaultdict[int, list[float]](list)
-    for record in row.measured:
-        try:
-            samples = load_rank_samples(run, record)
-        except UserError:
-            continue
-        if "arrival_ns" in samples:
-            late = np.median(samples["arrival_ns"] - samples["arrival_ns"].min(axis=0), axis=1) / 1e9
-            for rank, seconds in zip(samples["ranks"].tolist(), late.tolist(), strict=True):
-                launches[rank].append(seconds)
-    return {rank: median(launches[rank]) for rank in sorted(launches)}
-
-
-def exit_lag(run: Run, record: Record, rank: int) -> float:
-    """Return by how many seconds a rank usually leaves after all others; zero or less if it does not, or none tells."""
-    try:
-        samples = load_rank_samples(run, record)
-    except UserError:
-        return 0.0
-    ranks = list(samples.get("ranks", ()))
-    if rank not in ranks or len(ranks) < 2 or "exit_ns" not in samples:
-        return 0.0
-    exits, place = samples["exit_ns"], ranks.index(rank)
-    return float(np.median(exits[place] - np.delete(exits, place, axis=0).max(axis=0))) / 1e9

@@ -17,7 +17,7 @@ from bench.results.runs import Run
 from bench.results.stats import median
 from bench.text import counted, format_duration, replace_file, writing
 from reports import cells
-from reports.analysis.launches import disturbed_words
+from reports.analysis.ranks import disturbed_words
 from reports.analysis.summary import Row, Summary
 
 Level = Literal["good", "doubtful", "bad"]

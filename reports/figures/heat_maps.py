@@ -8,7 +8,7 @@ from reports import cells
 from reports.analysis.contrasts import Pairs
 from reports.analysis.experts import Atlas, Mixture, Place
 from reports.analysis.labels import short_labels
-from reports.analysis.rank_hosts import Nodes
+from reports.analysis.ranks import Nodes
 from reports.figures.palette import SHADES, css_of
 from reports.figures.svg import NARROW, WIDE, Drawing, elided, width_of
 

@@ -29,7 +29,7 @@ from reports.analysis.contrasts import (
 )
 from reports.analysis.fits import Curve, fit_notes
 from reports.analysis.labels import operation
-from reports.analysis.rank_hosts import WITHIN
+from reports.analysis.ranks import WITHIN
 from reports.analysis.summary import Alike, Row
 from reports.figures.lines import RATE, TIME, curve_lines, draw_kinds, draw_sizes
 from reports.figures.svg import figure

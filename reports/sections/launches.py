@@ -5,7 +5,7 @@ from collections.abc import Callable
 from bench.machine.host_load import HostLoad
 from reports import cells
 from reports.analysis.analysis import Analysis
-from reports.analysis.launches import Launch, launches_of, measuring_words
+from reports.analysis.ranks import Launch, launches_of, measuring_words
 from reports.report import Column, Section, Table, known, number
 
 

@@ -10,8 +10,7 @@ from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.contrasts import Pairs, matrix_title
 from reports.analysis.labels import operation, row_label, short_labels
-from reports.analysis.rank_hosts import NEAREST_FIRST, ONE_EACH, Nodes
-from reports.analysis.timelines import Late
+from reports.analysis.ranks import NEAREST_FIRST, ONE_EACH, Late, Nodes
 from reports.figures.heat_maps import draw_arrivals, draw_pairs
 from reports.figures.svg import figure
 from reports.report import Column, Section, Table, number, words

@@ -12,7 +12,7 @@ from reports.analysis.attention import Comparison, contexts, crossover, sizes
 from reports.analysis.contrasts import ACROSS, OF_GROUP, OVER, Kinds, kinds, largest
 from reports.analysis.labels import operation
 from reports.analysis.over_nodes import Environments, OverNodes, environments, over_nodes, row_names
-from reports.analysis.rank_hosts import WITHIN
+from reports.analysis.ranks import WITHIN
 from reports.analysis.several import Beside, Difference, One, Scaled, Several, beside, scaled, worlds
 from reports.analysis.summary import Row
 from reports.analysis.verdicts import Problem, bad_rows, emulations, other_claims, told_of_runs, verdict_words

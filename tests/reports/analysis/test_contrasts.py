@@ -10,7 +10,7 @@ from reports_fixtures import ok
 from bench.results.records import Record
 from bench.results.runs import Run
 from reports.analysis.contrasts import Kind, Kinds, kinds, largest, ratio_words, series_of_kinds
-from reports.analysis.rank_hosts import nodes_of
+from reports.analysis.ranks import nodes_of
 from reports.analysis.summary import summarize
 from reports.sections.communication import kind_columns
 

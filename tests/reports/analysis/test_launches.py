@@ -6,7 +6,7 @@ from reports_fixtures import collective, make_plan, make_run, ok
 from bench.machine.host_load import HostLoad
 from bench.results.runs import LaunchInfo, Run
 from reports.analysis.analysis import analyse
-from reports.analysis.launches import disturbed_words, launches_of, measuring_words
+from reports.analysis.ranks import disturbed_words, launches_of, measuring_words
 from reports.analysis.summary import summarize
 from reports.analysis.verdicts import verdicts
 from reports.report import Section

@@ -15,8 +15,8 @@ from bench.results.metrics import MetricValue, merge_metrics
 from bench.results.records import Check, Record, Status
 from bench.results.runs import load_run
 from bench.results.stats import Grade, across_launches, t_quantile
+from reports.analysis.ranks import MOST_ROWS, Late, late_rows
 from reports.analysis.summary import common_details, exit_code, num_ranks, summarize
-from reports.analysis.timelines import MOST_ROWS, Late, late_rows
 
 CASE = collective()
 

@@ -14,7 +14,7 @@ from bench.results.records import Record
 from bench.results.runs import Run
 from reports.analysis.contrasts import Pairs, pairs
 from reports.analysis.experts import Mixture, atlases, mixtures
-from reports.analysis.rank_hosts import Nodes, nodes_of
+from reports.analysis.ranks import Nodes, nodes_of
 from reports.analysis.summary import summarize
 from reports.figures.heat_maps import draw_arrivals, draw_atlas, draw_loads, draw_pairs
 

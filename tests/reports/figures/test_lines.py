@@ -15,7 +15,7 @@ from bench.results.records import Record
 from reports.analysis.attention import compared, contexts, sizes
 from reports.analysis.contrasts import kinds
 from reports.analysis.fits import fit_curves
-from reports.analysis.rank_hosts import nodes_of
+from reports.analysis.ranks import nodes_of
 from reports.analysis.summary import Row, summarize
 from reports.figures.lines import (
     EFFICIENCY,

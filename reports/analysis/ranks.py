@@ -1,15 +1,23 @@
-"""Where a run's ranks ran: their hosts, switches and cores, and how near two of them are. Pure.
+"""Where a run's ranks ran, how its launches went, and which rank comes late: hosts, switches and cores, time and load.
 
 What ranks do not share stands in the records' environment under ``rank N``, what they share in the run's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bench.machine.environment import format_cpus
-from bench.results.runs import Run
+from bench.machine.host_load import HostLoad
+from bench.results.records import Arrival, Record
+from bench.results.runs import Run, load_rank_samples
+from bench.results.stats import median
+from bench.text import UserError, format_duration
 from reports import cells
+from reports.analysis.summary import Row
 
 WITHIN, SAME_SWITCH, OTHER_SWITCH, OTHER_NODE = "within a node", "same switch", "other switch", "other node"
 NEAREST_FIRST = (WITHIN, SAME_SWITCH, OTHER_SWITCH, OTHER_NODE)
@@ -138,3 +146,94 @@ def _at(value: object, *names: str) -> Any:
 
 def _word(value: object) -> str:
     return cells.visible(str(value)) if isinstance(value, str | int) else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A launch by its number from 1: its time (s), that of its measurements, and its host's load if known."""
+
+    number: int
+    seconds: float
+    measuring_seconds: float
+    load: HostLoad | None
+
+
+def launches_of(run: Run) -> tuple[Launch, ...]:
+    """Return the launches in order, each with the load in which it measured longest; nothing of older runs."""
+    found = []
+    for number in sorted({one.launch for one in run.info.launches}):
+        parts = [one for one in run.info.launches if one.launch == number]
+        found.append(
+            Launch(
+                number=number + 1,
+                seconds=sum(one.seconds for one in parts),
+                measuring_seconds=sum(record.seconds for record in run.records if record.launch == number),
+                load=max(parts, key=lambda one: one.seconds).load,
+            )
+        )
+    return tuple(found)
+
+
+def measuring_words(run: Run) -> str:
+    took, whole = sum(record.seconds for record in run.records), sum(one.seconds for one in run.info.launches)
+    share = f"{100 * took / whole:.0f} % of {format_duration(whole)}" if whole else f"took {format_duration(took)}"
+    return f"measuring {share}"
+
+
+def disturbed_words(run: Run) -> str:
+    """Name the launch beside which its host did most else, and in how many it did much; empty if in none."""
+    launches = launches_of(run)
+    disturbed = [(one, one.load) for one in launches if one.load and one.load.disturbance]
+    if not disturbed:
+        return ""
+    worst, load = max(disturbed, key=lambda pair: (pair[1].other_cores or 0.0, pair[1].steal_percent or 0.0))
+    more = f" (much in {len(disturbed)} of {len(launches)})" if len(disturbed) > 1 else ""
+    return f"in launch {worst.number} {load.disturbance}{more}"
+
+
+MOST_ROWS = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late:
+    """A row with the median seconds by which each rank arrives after the first; no rank without readable samples."""
+
+    row: Row
+    arrival: Arrival
+    seconds_by_rank: Mapping[int, float]
+
+
+def late_rows(run: Run, rows: Iterable[Row]) -> tuple[Late, ...]:
+    """Return the rows with the largest skew that know who was late, in their own order."""
+    arrivals = [(row, next((one.arrival for one in row.measured if one.arrival), None)) for row in rows]
+    known = [(skew, row, arrival) for row, arrival in arrivals if arrival and (skew := row.value("skew")) is not None]
+    kept = {row.case.id for _, row, _ in sorted(known, key=lambda one: -one[0])[:MOST_ROWS]}
+    shown = [(row, arrival) for _, row, arrival in known if row.case.id in kept]
+    return tuple(Late(row=row, arrival=arrival, seconds_by_rank=_lateness(run, row)) for row, arrival in shown)
+
+
+def _lateness(run: Run, row: Row) -> dict[int, float]:
+    launches = defaultdict[int, list[float]](list)
+    for record in row.measured:
+        try:
+            samples = load_rank_samples(run, record)
+        except UserError:
+            continue
+        if "arrival_ns" in samples:
+            late = np.median(samples["arrival_ns"] - samples["arrival_ns"].min(axis=0), axis=1) / 1e9
+            for rank, seconds in zip(samples["ranks"].tolist(), late.tolist(), strict=True):
+                launches[rank].append(seconds)
+    return {rank: median(launches[rank]) for rank in sorted(launches)}
+
+
+def exit_lag(run: Run, record: Record, rank: int) -> float:
+    """Return by how many seconds a rank usually leaves after all others; zero or less if it does not, or none tells."""
+    try:
+        samples = load_rank_samples(run, record)
+    except UserError:
+        return 0.0
+    ranks = list(samples.get("ranks", ()))
+    if rank not in ranks or len(ranks) < 2 or "exit_ns" not in samples:
+        return 0.0
+    exits, place = samples["exit_ns"], ranks.index(rank)
+    return float(np.median(exits[place] - np.delete(exits, place, axis=0).max(axis=0))) / 1e9

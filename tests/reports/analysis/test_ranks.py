@@ -11,7 +11,7 @@ from reports_fixtures import sample_run
 
 from bench.results.runs import Run
 from reports.analysis.contrasts import Pairs, pairs
-from reports.analysis.rank_hosts import Nodes, nodes_of
+from reports.analysis.ranks import Nodes, nodes_of
 from reports.analysis.summary import summarize
 from reports.sections.nodes import distance_words, node_section, node_table, pair_tables
 
