@@ -15,9 +15,8 @@ from reports.analysis.fits import Ceiling, Curve, ceiling_of, fit_curves, size_o
 from reports.analysis.labels import AXES, differences, short_labels
 from reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, without_timelines
 from reports.analysis.ranks import Late, Nodes, late_rows, measuring_words, nodes_of
-from reports.analysis.step_parts import differing_trace, exposed_seconds, held_bytes, share_of_traced
+from reports.analysis.steps import Traced, differing_trace, exposed_seconds, held_bytes, share_of_traced, traced_steps
 from reports.analysis.summary import Row, Summary, unreadable
-from reports.analysis.timelines import Traced, traced_steps
 from reports.analysis.verdicts import Verdict, verdicts
 
 

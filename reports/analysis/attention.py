@@ -10,7 +10,7 @@ from bench.results.details import Attention, AttentionSteps, Hop, Mesh, read
 from reports import cells
 from reports.analysis.frame import group_rows
 from reports.analysis.labels import differences
-from reports.analysis.step_parts import furthest_from_one, share_of_traced, total
+from reports.analysis.steps import furthest_from_one, share_of_traced, total
 from reports.analysis.summary import Row, readable
 
 

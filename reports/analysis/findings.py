@@ -21,9 +21,16 @@ from reports.analysis.fits import Curve, size_of
 from reports.analysis.labels import operation, row_label, short_labels
 from reports.analysis.pipelines import Pipeline
 from reports.analysis.ranks import exit_lag
-from reports.analysis.step_parts import calls_of, exposed_seconds, traced_seconds, worst_ratio
+from reports.analysis.steps import (
+    by_stream,
+    calls_of,
+    covered_us,
+    exposed_seconds,
+    timelines_of,
+    traced_seconds,
+    worst_ratio,
+)
 from reports.analysis.summary import Row, num_ranks
-from reports.analysis.timelines import by_stream, covered_us, timelines_of
 
 Kind = Literal[
     "late rank", "slow rank", "slow link", "slow group", "one bucket", "no prefetch", "small microbatches",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from reports import cells
 from reports.analysis.labels import short_labels
-from reports.analysis.step_parts import broken_down, memory_lines, parts
+from reports.analysis.steps import broken_down, memory_lines, parts
 from reports.analysis.summary import Row
 from reports.figures.lines import extent
 from reports.figures.palette import MEMORY, STEP, css_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from bench.results.records import COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
 from bench.results.spans import Span, difference, gaps, length, union
 from reports import cells
-from reports.analysis.timelines import by_stream, stream_words
+from reports.analysis.steps import by_stream, stream_words
 from reports.figures.bars import part_style
 from reports.figures.palette import STEP
 from reports.figures.svg import FONT, NARROW, WIDE, Drawing, Scale, time_ticks, width_of

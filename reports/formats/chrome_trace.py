@@ -16,8 +16,8 @@ from bench.results.runs import Run
 from bench.text import UserError
 from reports.analysis.labels import short_labels
 from reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, schedule_labels
+from reports.analysis.steps import axis_of, by_stream, lanes, stream_words, traced_steps
 from reports.analysis.summary import summarize, unreadable
-from reports.analysis.timelines import axis_of, by_stream, lanes, stream_words, traced_steps
 
 Event = dict[str, Any]
 # by stream: thread, category, and the beginning of names by which HolisticTraceAnalysis tells it from arithmetic

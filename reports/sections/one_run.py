@@ -14,7 +14,7 @@ from reports.analysis.contrasts import settings_words
 from reports.analysis.findings import look_at_first
 from reports.analysis.labels import environment_facts
 from reports.analysis.ranks import measuring_words
-from reports.analysis.step_parts import broken_down, calls_of
+from reports.analysis.steps import broken_down, calls_of
 from reports.analysis.summary import Summary, summarize
 from reports.analysis.verdicts import Verdict, bad_rows, emulations, not_measured, other_claims, warnings_of
 from reports.figures.first_screen import draw_first_screen

@@ -9,11 +9,13 @@ from markupsafe import Markup
 from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.labels import short_labels
-from reports.analysis.step_parts import (
+from reports.analysis.steps import (
     SOURCES,
+    Busy,
     MemoryLine,
     Prediction,
     broken_down,
+    busy_ranks,
     by_axis,
     differing_trace,
     exposed_seconds,
@@ -21,11 +23,11 @@ from reports.analysis.step_parts import (
     memory_lines,
     predict_comm,
     share_of_traced,
+    stream_words,
     traced_seconds,
     worst_ratio,
 )
 from reports.analysis.summary import Row
-from reports.analysis.timelines import Busy, busy_ranks, stream_words
 from reports.figures.bars import draw_breakdown, draw_memory, draw_steps
 from reports.figures.svg import figure
 from reports.figures.timeline import draw_timeline, extent_of, shared, timeline_words, view_of

@@ -19,7 +19,7 @@ from bench.results.runs import Run
 from reports.analysis.contrasts import contrasts, interference, loads, matrix_title, pairs, slow_down
 from reports.analysis.fits import COPY, Ceiling, Curve, ceiling_of, fit_curves, fit_notes, points_of, size_of
 from reports.analysis.several import Scaled, scaled, worlds
-from reports.analysis.step_parts import Prediction, calls_of, predict_comm
+from reports.analysis.steps import Prediction, calls_of, predict_comm
 from reports.analysis.summary import Row, summarize
 
 MEGABYTE = 1 << 20

@@ -7,13 +7,13 @@ from reports_fixtures import bad, collective, make_plan, make_run, ok, step
 from traced import rank_timeline, run_with, timeline, traced_record
 
 from bench.results.records import Interval, RankTimeline
-from reports.analysis import timelines
+from reports.analysis import steps
 from reports.analysis.summary import summarize
 
 
-def traced_in(run_folder: Path, *traces: tuple[object, object]) -> tuple[timelines.Traced, ...]:
+def traced_in(run_folder: Path, *traces: tuple[object, object]) -> tuple[steps.Traced, ...]:
     run = run_with(run_folder, traces)  # type: ignore[arg-type]
-    return timelines.traced_steps(run, summarize(run).rows)
+    return steps.traced_steps(run, summarize(run).rows)
 
 
 def test_a_step_with_a_trace_is_told_by_the_first_launch_that_left_one(tmp_path: Path) -> None:
@@ -26,13 +26,13 @@ def test_a_step_with_a_trace_is_told_by_the_first_launch_that_left_one(tmp_path:
     assert (one.launch, len(one.timeline.ranks)) == (1, 2)
     assert traced_in(tmp_path, (bad(step("ddp")), timeline())) == ()
     run = make_run(make_plan([step("ddp")]), [traced_record()])  # without a folder
-    assert timelines.traced_steps(run, summarize(run).rows) == ()
+    assert steps.traced_steps(run, summarize(run).rows) == ()
 
 
 def test_unknown_clocks_and_damaged_traces_are_refused_with_the_reason(tmp_path: Path) -> None:
     (one,) = traced_in(tmp_path, (traced_record(), timeline(clock="")))
-    assert (one.timeline, one.why_not) == (None, timelines.NO_CLOCK)
-    assert timelines.busy_ranks([one]) == ()
+    assert (one.timeline, one.why_not) == (None, steps.NO_CLOCK)
+    assert steps.busy_ranks([one]) == ()
     for content in (b"", b"no gzip", timeline().clock.encode()):
         (one,) = traced_in(tmp_path, (traced_record(), content))
         assert one.timeline is None
@@ -41,7 +41,7 @@ def test_unknown_clocks_and_damaged_traces_are_refused_with_the_reason(tmp_path:
 
 def test_a_rank_is_busy_as_long_as_its_row_says(tmp_path: Path) -> None:
     record = traced_record()
-    first, second = timelines.busy_ranks(traced_in(tmp_path, (record, timeline())))
+    first, second = steps.busy_ranks(traced_in(tmp_path, (record, timeline())))
     assert first.by_stream["compute"] == pytest.approx(record.metrics["compute"].value)
     assert first.by_stream["copy"] == pytest.approx(record.metrics["exposed_copy"].value)
     assert first.wall_seconds == pytest.approx(10e-3)
@@ -56,19 +56,19 @@ def interval(start: float, stop: float, stream: str = "comm dp") -> Interval:
 
 
 def test_overlaps_count_once_and_lie_in_no_more_lanes_than_need_be() -> None:
-    comm = timelines.by_stream(rank_timeline())["comm dp"]
+    comm = steps.by_stream(rank_timeline())["comm dp"]
     assert sum(one.stop_us - one.start_us for one in comm) == pytest.approx(6000.25)
-    assert [timelines.covered_us(comm), timelines.covered_us([])] == pytest.approx([4000.0, 0.0])
+    assert [steps.covered_us(comm), steps.covered_us([])] == pytest.approx([4000.0, 0.0])
     a, b, c, d = interval(0, 10), interval(5, 15), interval(10, 20), interval(15, 30)
-    assert timelines.lanes([d, c, b, a]) == ((a, c), (b, d))
-    assert timelines.lanes([a, c]) == ((a, c),)
-    assert timelines.lanes([]) == ()
+    assert steps.lanes([d, c, b, a]) == ((a, c), (b, d))
+    assert steps.lanes([a, c]) == ((a, c),)
+    assert steps.lanes([]) == ()
 
 
 def test_streams_have_an_order_and_words() -> None:
     names = ("comm tp", "copy", "compute", "comm dp", "phase", "compute")
     intervals = tuple(Interval(name, "x", 0.0, 1.0) for name in names)
     rank = RankTimeline(rank=0, start_us=0.0, stop_us=1.0, intervals=intervals)
-    assert list(timelines.by_stream(rank)) == ["phase", "compute", "copy", "comm tp", "comm dp"]
-    assert [timelines.stream_words(one) for one in ("phase", "copy", "comm tp")] == ["phases", "copies", "comm tp"]
-    assert [timelines.axis_of(one) for one in ("compute", "comm tp", "comm ring 2")] == [None, "tp", "ring 2"]
+    assert list(steps.by_stream(rank)) == ["phase", "compute", "copy", "comm tp", "comm dp"]
+    assert [steps.stream_words(one) for one in ("phase", "copy", "comm tp")] == ["phases", "copies", "comm tp"]
+    assert [steps.axis_of(one) for one in ("compute", "comm tp", "comm ring 2")] == [None, "tp", "ring 2"]

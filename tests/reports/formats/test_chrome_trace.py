@@ -15,7 +15,7 @@ from traced import rank_timeline, run_with, timeline, traced_record
 
 from bench.results.records import Interval, RankTimeline, Record, Timeline
 from bench.text import UserError
-from reports.analysis.timelines import NO_CLOCK
+from reports.analysis.steps import NO_CLOCK
 from reports.formats.chrome_trace import (
     Event,
     for_analysis,

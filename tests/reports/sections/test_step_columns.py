@@ -11,7 +11,7 @@ from reports_fixtures import comm_call, curve_records, ok, plain, seconds_metric
 from bench.plan.cases import make_case
 from bench.results.metrics import MetricValue
 from bench.results.records import Record
-from reports.analysis import step_parts
+from reports.analysis import steps
 from reports.analysis.fits import Curve, fit_curves
 from reports.analysis.summary import Row
 from reports.report import Column, Table
@@ -61,44 +61,44 @@ def step_cells(metrics: dict[str, MetricValue]) -> dict[str, str]:
 
 def test_a_metric_of_several_axes_is_told_by_axis_in_the_order_of_the_rows() -> None:
     row = step_row(training_metrics(1.0, ("tp", "dp")))
-    assert step_parts.by_axis(row, "exposed_comm") == {"tp": 0.15, "dp": 0.15}
-    assert step_parts.by_axis(row, "comm") == {}
-    assert step_parts.exposed_seconds(row) == pytest.approx(0.3)
-    assert step_parts.exposed_seconds(step_row(step_metrics(1.0))) is None
+    assert steps.by_axis(row, "exposed_comm") == {"tp": 0.15, "dp": 0.15}
+    assert steps.by_axis(row, "comm") == {}
+    assert steps.exposed_seconds(row) == pytest.approx(0.3)
+    assert steps.exposed_seconds(step_row(step_metrics(1.0))) is None
 
 
 def residual_share(row: Row) -> float | None:
-    return step_parts.share_of_traced(row, row.value("residual"))
+    return steps.share_of_traced(row, row.value("residual"))
 
 
 def test_parts_and_residual_are_the_identity_and_what_is_unknown_is_no_part() -> None:
     row = step_row(training_metrics(2.0, ("dp", "tp")))
-    found = step_parts.parts(row)
+    found = steps.parts(row)
     assert list(found) == ["compute", "exposed dp", "exposed tp", "copy", "idle"]
     assert sum(found.values()) == pytest.approx(0.98 * 2.0)
     assert residual_share(row) == pytest.approx(0.02)
-    assert "copy" not in step_parts.parts(without("exposed_copy"))
-    assert "idle" not in step_parts.parts(step_row(training_metrics() | {"idle": plain(None, "s")}))
+    assert "copy" not in steps.parts(without("exposed_copy"))
+    assert "idle" not in steps.parts(step_row(training_metrics() | {"idle": plain(None, "s")}))
     zero = {name: plain(0.0, "s") for name in ("compute", "residual")}
     for unknown in ({"residual": plain(0.1, "s")}, zero):
         assert residual_share(step_row(step_metrics(1.0) | unknown)) is None
     assert residual_share(without("residual")) is None
     known, other = without(), step_row(step_metrics(1.0))
-    assert step_parts.broken_down([other, known]) == (known,)
+    assert steps.broken_down([other, known]) == (known,)
 
 
 def test_the_worst_ratio_is_furthest_from_one_and_what_is_held_is_all_of_it() -> None:
     ratios = {"bytes_ratio.dp": plain(1.2, ""), "bytes_ratio.tp": plain(0.7, ""), "bytes_ratio.pp": plain(None, "")}
-    assert step_parts.worst_ratio(step_row(step_metrics(1.0) | ratios)) == ("tp", 0.7)
-    assert step_parts.worst_ratio(step_row(step_metrics(1.0))) is None
-    assert step_parts.held_bytes(without()) == 7 << 20
-    assert step_parts.held_bytes(step_row(step_metrics(1.0))) is None
+    assert steps.worst_ratio(step_row(step_metrics(1.0) | ratios)) == ("tp", 0.7)
+    assert steps.worst_ratio(step_row(step_metrics(1.0))) is None
+    assert steps.held_bytes(without()) == 7 << 20
+    assert steps.held_bytes(step_row(step_metrics(1.0))) is None
 
 
 def test_memory_has_a_line_for_each_component_that_any_source_knows() -> None:
     metrics = step_metrics(1.0) | {"memory_formula.buffers": plain(8, "B"), "memory.parameters": plain(16, "B")}
     metrics |= {"memory_counted.cache": plain(32, "B"), "memory.gradients": plain(None, "B")}
-    lines = step_parts.memory_lines([step_row(metrics)])
+    lines = steps.memory_lines([step_row(metrics)])
     sources = ("memory", "memory_formula", "memory_counted")
     assert {line.component: [line.num_bytes(source) for source in sources] for line in lines} == {
         "parameters": [16, None, None],
@@ -191,6 +191,6 @@ def test_what_a_step_lacks_is_a_dash_and_mere_rounding_reads_as_zero() -> None:
 
 def test_steps_bear_the_same_names_in_all_tables() -> None:
     rows = rows_of(ok(step("ddp", bucket_mb=1.0), metrics=training_metrics()), ok(step("ddp", bucket_mb=2.0)))
-    (only,) = step_parts.broken_down(rows)
+    (only,) = steps.broken_down(rows)
     names = [columns[0].text(only) for columns in (step_columns(rows), time_columns(rows))]
-    assert [*names, memory_columns(rows)[0].text(step_parts.memory_lines(rows)[0])] == ["ddp bucket_mb=1.0"] * 3
+    assert [*names, memory_columns(rows)[0].text(steps.memory_lines(rows)[0])] == ["ddp bucket_mb=1.0"] * 3
