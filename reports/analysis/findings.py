@@ -5,14 +5,13 @@ launches tells, or what chance makes as easily, is not claimed; what a single la
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from bench.machine.environment import DISTURBANCES, VOLATILE
 from bench.plan.params import Value
-from bench.results.records import COMPUTE, Record
+from bench.results.records import Record
 from bench.results.stats import median
 from reports import cells
 from reports.analysis.analysis import Analysis
@@ -20,16 +19,8 @@ from reports.analysis.contrasts import OF_GROUP, Grouped, Pairs, contrasts, slow
 from reports.analysis.fits import Curve, size_of
 from reports.analysis.labels import operation, row_label, short_labels
 from reports.analysis.pipelines import Pipeline
-from reports.analysis.ranks import exit_lag
-from reports.analysis.steps import (
-    by_stream,
-    calls_of,
-    covered_us,
-    exposed_seconds,
-    timelines_of,
-    traced_seconds,
-    worst_ratio,
-)
+from reports.analysis.ranks import Blame, disturbed_words, last_out_rank, late_rank
+from reports.analysis.steps import calls_of, exposed_seconds, longest_computing, traced_seconds, worst_ratio
 from reports.analysis.summary import Row, num_ranks
 
 Kind = Literal[
@@ -44,10 +35,7 @@ USUAL: Mapping[str, Value] = {
 }  # fmt: skip
 """What all steps take unless they are told otherwise, which a command need not say."""
 _LEAST, _LEAST_EXPOSED, _LEAST_IDLE, _LEAST_BUBBLE = 0.05, 0.2, 0.25, 0.15
-_MOST_OF, _BY_CHANCE = 0.5, 0.07  # five launches of two ranks that agree are 0.0625
-_OF_TIME, _APART_SECONDS, _SLOWER_RANK = 0.1, 5e-4, 1.1
 _SLOW_LINK, _SLOW_GROUP, _OFF_RATIO, _DEARER = 0.7, 0.9, 0.01, 1.1
-_ALIKE_RANKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 _WHOLES = dict.fromkeys(("reduce_scatter", "all_gather", "broadcast", "reduce"), "all_reduce")
 _NEIGHBOURS = ("load average", "steal time", "gpu processes")
 
@@ -91,105 +79,45 @@ def _run(found: Analysis, row: Row, **changed: object) -> str:
     return f"parbench run --only {row.case.name.rpartition('.')[2]} {settings}{ranks}"
 
 
-# ---- ranks
-
-
 def _ranks(found: Analysis) -> Iterator[Finding]:
-    late, slow = dict[int, list[_Vote]](), dict[int, list[_Vote]]()
-    launches, size = {one.launch for row in found.shown for one in row.measured if one.arrival}, 1
     # whose ranks have unlike work by design
     rows = (one.row for of in (found.pipelines, found.mixtures, found.contexts) for one in of)
     unlike = {row.case.id for row in rows}
-    # a barrier itself lets ranks go as far apart as a short operation takes
-    apart = min([row.value("transfer") or 0.0 for row in found.shown] + [_APART_SECONDS])
-    for row in found.shown:
-        is_alike = row.case.name.rpartition(".")[2] in _ALIKE_RANKS or not row.is_communication
-        for one in row.measured if row.case.id not in unlike else ():
-            time, size = _value(one, row.headline), max(size, row.world.size)
-            if (arrival := one.arrival) is None or not time:
-                continue
-            skew = _value(one, "skew")
-            is_far = (arrival.share or 0.0) > _MOST_OF and skew > max(_OF_TIME * time, apart)
-            if arrival.late_rank is not None and is_far:
-                late.setdefault(one.launch, []).append((arrival.late_rank, skew, skew / time))
-            if is_alike and arrival.last_out_rank is not None and (arrival.last_out_share or 0.0) > _MOST_OF:
-                lag = exit_lag(found.run, one, arrival.last_out_rank)
-                if lag > _OF_TIME * time:
-                    slow.setdefault(one.launch, []).append((arrival.last_out_rank, lag, lag / time))
-    where = "srun --nodelist {} parbench doctor" if found.nodes else "parbench doctor"
-    told: tuple[tuple[Kind, str, dict[int, list[_Vote]]], ...] = (
-        ("late rank", "arrives last", late),
-        ("slow rank", "is done last", slow),
+    alike = [row for row in found.shown if row.case.id not in unlike]
+    doctor = "srun --nodelist {} parbench doctor" if found.nodes else "parbench doctor"
+    told: tuple[tuple[Kind, str, Blame | None], ...] = (
+        ("late rank", "arrives last", late_rank(alike)),
+        ("slow rank", "is done last", last_out_rank(found.run, alike)),
     )
-    for kind, verb, named in told:
-        if agreed := _agreed(named, len(launches), size):
-            rank, count, seconds, share = agreed
-            sentence = f"Rank {rank} {verb} in {count} of {len(launches)} launches, by {cells.duration(seconds)}"
+    for kind, verb, blame in told:
+        if blame:
+            share, seconds = min(blame.share, 1.0), cells.duration(blame.seconds)
             yield Finding(
                 kind=kind,
-                cost=min(share, 1.0),
-                sentence=f"{sentence} (median of cases), {cells.percent(min(share, 1.0))} of their time",
-                command=where.format(found.nodes.hosts[rank]) if found.nodes else where,
-                evidence={"rank": rank, "launches": count, "of_launches": len(launches), "seconds": seconds},
+                cost=share,
+                sentence=f"Rank {blame.rank} {verb} in {blame.words}, by {seconds} (median of cases),"
+                f" {cells.percent(share)} of their time",
+                command=doctor.format(found.nodes.hosts[blame.rank]) if found.nodes else doctor,
+                evidence=asdict(blame),
             )
-    yield from _slow_compute(found, unlike)
-
-
-_Vote = tuple[int, float, float]  # a rank, by how many seconds, and the share of the time
-
-
-def _agreed(named: Mapping[int, Sequence[_Vote]], launches: int, size: int) -> tuple[int, int, float, float] | None:
-    """Return the rank that launches name more often than chance makes (binomial), in how many, by what, and its share.
-
-    A launch names the rank that two thirds of the cases name, of those where any rank stands out.
-    """
-    votes = Counter[int]()
-    for of in named.values():
-        for rank, n in Counter(rank for rank, *_ in of).most_common(1):
-            votes[rank] += 3 * n >= 2 * len(of)
-    for rank, count in votes.most_common(1):
-        others = range(count, launches + 1)
-        chance = sum(math.comb(launches, k) * (size - 1) ** (launches - k) for k in others)
-        if count and size * chance / size**launches <= _BY_CHANCE:
-            own = [one for of in named.values() for one in of if one[0] == rank]
-            return rank, count, median([seconds for _, seconds, _ in own]), median([share for *_, share in own])
-    return None
-
-
-def _slow_compute(found: Analysis, unlike: set[str]) -> Iterator[Finding]:
-    """Find the rank that others wait for as it computes longer, by the traces of steps in which they wait at all."""
     for row in found.steps:
-        waited = row.value("straggler_wait")
-        if row.case.id in unlike or not row.seconds or not waited or waited < _LEAST * row.seconds:
-            continue
-        named, launches = dict[int, list[_Vote]](), 0
-        for launch, timeline in timelines_of(found.run, row):
-            launches += 1
-            busy = {one.rank: covered_us(by_stream(one).get(COMPUTE, ())) for one in timeline.ranks}
-            rank = max(busy, key=lambda rank: busy[rank])
-            others = median([us for other, us in busy.items() if other != rank]) if len(busy) > 1 else 0.0
-            if others and busy[rank] > _SLOWER_RANK * others:
-                named[launch] = [(rank, (busy[rank] - others) / 1e6, busy[rank] / others)]
-        if agreed := _agreed(named, launches, row.world.size):
-            rank, count, seconds, factor = agreed
+        waited = (row.value("straggler_wait") or 0.0) / (row.seconds or math.inf)
+        # traces are read only where ranks wait for each other at all
+        if row.case.id not in unlike and waited >= _LEAST and (blame := longest_computing(found.run, row)):
             name = short_labels(found.steps)[row.case.id]
-            times = f"{factor:.2f} times as long as the others in {count} of {launches} launches"
             yield Finding(
                 kind="slow rank",
-                cost=waited / row.seconds,
-                sentence=f"Rank {rank} computes {times} of {name}, which wait {cells.percent(waited / row.seconds)}"
-                " of the step for it",
-                command="parbench doctor",
-                evidence={"rank": rank, "launches": count, "of_launches": launches, "seconds": seconds},
+                cost=waited,
+                sentence=f"Rank {blame.rank} computes {blame.share:.2f} times as long as the others in"
+                f" {blame.words} of {name}, which wait {cells.percent(waited)} of the step for it",
+                command=doctor.format(found.nodes.hosts[blame.rank]) if found.nodes else doctor,
+                evidence=asdict(blame),
             )
 
 
 def _value(record: Record, name: str) -> float:
     metric = record.metrics.get(name)
     return (metric and metric.value) or 0.0
-
-
-# ---- steps
 
 
 def _steps(found: Analysis) -> Iterator[Finding]:
@@ -310,9 +238,6 @@ def _bytes(row: Row, name: str) -> Iterator[Finding]:
             sentence=f"{name} sends {ratio:.3f} times the bytes on {axis} that theory expects",
             evidence={"step": row.case.id, "ratio": ratio},
         )
-
-
-# ---- links, groups and single operations
 
 
 def _links(found: Analysis) -> Iterator[Finding]:
@@ -456,20 +381,19 @@ def _dearer(rows: Iterable[Row]) -> Iterator[Finding]:
             )
 
 
-# ---- the machine
-
-
 def _machine(found: Analysis) -> Iterator[Finding]:
-    """Name other work on the machine where the doctor saw some at the start, and launches scatter."""
+    """Name other work on the machine, beside launches or, where no launch tells, at the start, if launches scatter."""
     load = (found.run.info.environment or {}).get(VOLATILE)
     causes = load.get(DISTURBANCES) if isinstance(load, Mapping) else None
     others = [f"{topic} {what}" for topic, what in (causes or {}).items() if topic in _NEIGHBOURS]
+    if any(one.load for one in found.run.info.launches):
+        others = [*filter(None, [disturbed_words(found.run)])]
     known = [row.scatter for row in found.shown if row.scatter is not None]
     if others and known and (scatter := median(known)) >= _LEAST:
         yield Finding(
             kind="busy machine",
             cost=min(scatter, 1.0),
-            sentence=f"Other work runs here ({', '.join(others)}), and launches scatter by {cells.percent(scatter)}",
+            sentence=f"Launches scatter by {cells.percent(scatter)} beside other work: {', '.join(others)}",
             command="parbench doctor",
             evidence={"scatter": scatter},
         )

@@ -3,8 +3,9 @@
 What ranks do not share stands in the records' environment under ``rank N``, what they share in the run's.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,7 +227,88 @@ def _lateness(run: Run, row: Row) -> dict[int, float]:
     return {rank: median(launches[rank]) for rank in sorted(launches)}
 
 
-def exit_lag(run: Run, record: Record, rank: int) -> float:
+_MOST_OF, _OF_TIME, _BY_CHANCE = 0.5, 0.1, 0.07  # five launches of two ranks that agree are 0.0625
+_APART_SECONDS = 5e-4
+_ALIKE = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")  # all ranks do the same
+Vote = tuple[int, float, float]
+"""A rank, by how many seconds it differs, and in which proportion."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blame:
+    """A rank that so many of the launches name, more often than chance makes; ``seconds`` and ``share`` are medians."""
+
+    rank: int
+    launches: int
+    of_launches: int
+    seconds: float
+    share: float
+
+    @property
+    def words(self) -> str:
+        return f"{self.launches} of {self.of_launches} launches"
+
+
+def late_rank(rows: Sequence[Row]) -> Blame | None:
+    """Return the rank that arrives last, for a tenth of the time or more and farther apart than a barrier leaves ranks.
+
+    A barrier itself lets them go as far apart as a short operation takes.
+    """
+    transfers = [seconds for row in rows if (seconds := row.value("transfer"))]
+    apart = min([_APART_SECONDS, *transfers]) if transfers else 0.0
+    named = dict[int, list[Vote]]()
+    for record, arrival, time in _arrivals(rows):
+        skew = _value(record, "skew")
+        if arrival.late_rank is not None and (arrival.share or 0.0) > _MOST_OF and skew > max(_OF_TIME * time, apart):
+            named.setdefault(record.launch, []).append((arrival.late_rank, skew, skew / time))
+    launches = {record.launch for record, *_ in _arrivals(rows)}
+    return agreed(named, len(launches), max((row.world.size for row in rows), default=1))
+
+
+def last_out_rank(run: Run, rows: Iterable[Row]) -> Blame | None:
+    """Return the rank that leaves last, by a tenth of the time or more, of what all ranks do alike."""
+    named = dict[int, list[Vote]]()
+    alike = [row for row in rows if row.case.name.rpartition(".")[2] in _ALIKE or not row.is_communication]
+    for record, arrival, time in _arrivals(alike):
+        rank = arrival.last_out_rank if (arrival.last_out_share or 0.0) > _MOST_OF else None
+        if rank is not None and (lag := _exit_lag(run, record, rank)) > _OF_TIME * time:
+            named.setdefault(record.launch, []).append((rank, lag, lag / time))
+    launches = {record.launch for record, *_ in _arrivals(alike)}
+    return agreed(named, len(launches), max((row.world.size for row in alike), default=1))
+
+
+def agreed(named: Mapping[int, Sequence[Vote]], launches: int, size: int) -> Blame | None:
+    """Return the rank that launches name more often than chance makes (binomial), None if they name none so.
+
+    A launch names the rank that two thirds of the cases name, of those where any rank stands out.
+    """
+    votes = Counter[int]()
+    for of in named.values():
+        for rank, n in Counter(rank for rank, *_ in of).most_common(1):
+            votes[rank] += 3 * n >= 2 * len(of)
+    for rank, count in votes.most_common(1):
+        others = range(count, launches + 1)
+        chance = sum(math.comb(launches, k) * (size - 1) ** (launches - k) for k in others)
+        if count and size * chance / size**launches <= _BY_CHANCE:
+            own = [one for of in named.values() for one in of if one[0] == rank]
+            seconds, share = (median([one[i] for one in own]) for i in (1, 2))
+            return Blame(rank=rank, launches=count, of_launches=launches, seconds=seconds, share=share)
+    return None
+
+
+def _arrivals(rows: Iterable[Row]) -> Iterator[tuple[Record, Arrival, float]]:
+    for row in rows:
+        for one in row.measured:
+            if one.arrival and (time := _value(one, row.headline)):
+                yield one, one.arrival, time
+
+
+def _value(record: Record, name: str) -> float:
+    metric = record.metrics.get(name)
+    return (metric and metric.value) or 0.0
+
+
+def _exit_lag(run: Run, record: Record, rank: int) -> float:
     """Return by how many seconds a rank usually leaves after all others; zero or less if it does not, or none tells."""
     try:
         samples = load_rank_samples(run, record)

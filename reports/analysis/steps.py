@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from bench.results.details import COMPONENTS, Calls, Communication, read
 from bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
 from bench.results.runs import Run, load_timeline
+from bench.results.stats import median
 from bench.text import UserError, format_size
 from reports.analysis.fits import Curve, size_of
+from reports.analysis.ranks import Blame, Vote, agreed
 from reports.analysis.summary import Row, num_ranks
 
 SOURCES = ("memory_formula", "memory_counted", "memory")
-_AGREES = 0.1
+_AGREES, _LONGER = 0.1, 1.1
 # other parameters, such as a load beside it or another reduction, make it another operation
 _PLAIN = {"size_bytes", "dtype", "mode", "group", "group_index", "concurrent"}
 
@@ -263,3 +265,15 @@ def covered_us(intervals: Iterable[Interval]) -> float:
         covered += max(0.0, one.stop_us - max(end, one.start_us))
         end = max(end, one.stop_us)
     return covered
+
+
+def longest_computing(run: Run, row: Row) -> Blame | None:
+    """Return the rank that computes longer than the others in traces, more often than chance makes; by what factor."""
+    named, traced = dict[int, list[Vote]](), timelines_of(run, row)
+    for launch, timeline in traced:
+        busy = {one.rank: covered_us(by_stream(one).get(COMPUTE, ())) for one in timeline.ranks}
+        rank = max(busy, key=lambda rank: busy[rank])
+        others = median([us for other, us in busy.items() if other != rank]) if len(busy) > 1 else 0.0
+        if others and busy[rank] > _LONGER * others:
+            named[launch] = [(rank, (busy[rank] - others) / 1e6, busy[rank] / others)]
+    return agreed(named, len(traced), row.world.size)

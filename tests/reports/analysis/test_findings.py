@@ -1,5 +1,6 @@
 """What to look at first: each finding on runs that show it alone, nothing where nothing is, and their order."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ from traced import run_with, timeline, traced_record
 
 import parbench
 from bench.machine.environment import DISTURBANCES, VOLATILE
+from bench.machine.host_load import HostLoad
 from bench.plan.cases import load_catalogue, make_case
 from bench.results.metrics import MetricValue
 from bench.results.records import Arrival, Interval, Record
-from bench.results.runs import Run, load_run, samples_name
+from bench.results.runs import LaunchInfo, Run, load_run, samples_name
 from reports.analysis.findings import MOST, USUAL, Finding, look_at_first
 
 
@@ -310,15 +312,20 @@ def test_loads_and_odd_bytes_are_named_where_they_matter() -> None:
 
 
 def test_other_work_is_named_where_launches_scatter() -> None:
-    def told(factor: float, causes: dict[str, str]) -> list[str]:
+    def told(factor: float, causes: dict[str, str], others: float | None = None) -> list[str]:
         records = [ok(collective(), i, 1e-3 * factor**i) for i in range(3)]
         run = run_of(*records, launches=3, environment={VOLATILE: {DISTURBANCES: causes}})
+        load = HostLoad(cores=2, other_cores=others)
+        known = tuple(LaunchInfo(launch=i, seconds=1.0, load=load) for i in range(3) if others is not None)
+        run = msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, launches=known))
         return [one.sentence for one in look_at_first(found_of(run))]
 
     busy = {"load average": "3.10 on 2 cores", "virtual machine": "yes"}
     (sentence,) = told(1.2, busy)
-    assert sentence.startswith("Other work runs here (load average 3.10 on 2 cores), and launches scatter by 2")
+    assert re.fullmatch(r"Launches scatter by 2.* % beside other work: load average 3\.10 on 2 cores", sentence)
     assert told(1.001, busy) == told(1.2, {"virtual machine": "yes"}) == []
+    assert told(1.2, busy, others=0.1) == [], "that was over when launches began"
+    assert "in launch 1 other processes kept 1.5 of 2 cores busy" in told(1.2, {}, others=1.5)[0]
 
 
 def test_those_that_surely_cost_most_come_first_and_no_more_than_six() -> None:
