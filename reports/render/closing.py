@@ -5,7 +5,7 @@ from textwrap import wrap
 
 from reports import cells
 from reports.analysis.analysis import Front, Operation, Step
-from reports.render.terminal import Sheet, render_text, verdict_lines
+from reports.render.terminal import Sheet, render_text, write_verdicts
 from reports.report import Report
 
 _WIDTH, _LINES, _BAR = 80, 40, 20
@@ -18,9 +18,9 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
     front = report.front
     if front is None:  # several runs
         return render_text(report, width, color)
-    sheet = Sheet(None, color)
+    sheet = Sheet(_WIDTH, color)
     sheet.tell(front.where, *report.emulated[:1])
-    sheet.write(*verdict_lines(front.verdicts, _WIDTH))
+    write_verdicts(sheet, front.verdicts)
     first, last = _first(report), ["", f"All rows  parbench show --all {front.path}"]
     steps = _steps(front.steps, _STEPS_BESIDE if front.operations else _MOST_STEPS)
     left = _LINES - len(sheet.text().splitlines()) - len(first) - len(steps) - len(last) - 1  # the folder comes after

@@ -1,18 +1,15 @@
 """A report as text: tables are stacked where a terminal is too narrow, so that no number parts from its unit."""
 
-import io
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from typing import TextIO
 
 from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from reports import cells
 from reports.analysis.verdicts import Verdict
@@ -24,14 +21,15 @@ _GAP, _WORDS, _LONGEST = 2, 24, 40  # between columns; least of a column of word
 _GLUED = re.compile(
     r"(?<=\d) (?=(?:[num]?s|min|h|[KMGT]?i?B(?:/s)?|%)(?![\w/]))|(?<=,) (?=[^\s,\[\]]+(?: %)?\])| (?=\[[-+\d])"
 )
-_LEVELS = {"good": "green", "doubtful": "yellow", "bad": "bold red"}
+_BOLD, _RED, _YELLOW, _GREEN = "1", "31", "33", "32"
+_LEVELS = {"good": _GREEN, "doubtful": _YELLOW, "bad": f"{_BOLD};{_RED}"}
 _STYLES = {
-    "wrong": "bold red",
-    "hang": "red",
-    "failed": "red",
-    "not measured": "yellow",
-    "noisy": "yellow",
-    "very noisy": "bold yellow",
+    "wrong": f"{_BOLD};{_RED}",
+    "hang": _RED,
+    "failed": _RED,
+    "not measured": _YELLOW,
+    "noisy": _YELLOW,
+    "very noisy": f"{_BOLD};{_YELLOW}",
 }
 
 
@@ -56,7 +54,7 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
     sheet = Sheet(width, color)
     if len(report.runs) < 2:
         sheet.tell(report.heading)
-    sheet.tell(*report.emulated, style="bold yellow")
+    sheet.tell(*report.emulated, style=_STYLES["very noisy"])
     for section in report.sections:
         tables = [table for table in section.tables if table.where != "page"]
         if tables or not section.tables:
@@ -71,63 +69,66 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
         ("Settings compared", report.comparisons),
     ):
         if told:
-            sheet.write("", Text(title, style="bold"))
+            sheet.write("")
+            sheet.tell(title, style=_BOLD)
             sheet.tell(*told)
-    sheet.write("", *verdict_lines(report.verdicts, sheet.width))
+    sheet.write("")
+    write_verdicts(sheet, report.verdicts)
     sheet.tell(*report.warnings, *report.footnotes)
     return sheet.text()
 
 
-def verdict_lines(verdicts: Sequence[Verdict], width: int | None = None) -> list[Text]:
-    """Return a line for each verdict, its word in the colour of how it stands, more where the width asks for them."""
-    lines = []
+def write_verdicts(sheet: "Sheet", verdicts: Sequence[Verdict]) -> None:
+    """Write a line for each verdict, its word in the colour of how it stands, more where the width asks for them."""
     start = max(len(one.word) for one in verdicts) + 2
     for one in verdicts:
-        first, *more = wrapped(cells.visible(one.sentence), width and width - start)
-        lines.append(Text(f"{one.word:{start}}", style=_LEVELS[one.level]).append(first, style="none"))
-        lines += [Text(" " * start + part) for part in more]
-    return lines
+        first, *more = wrapped(cells.visible(one.sentence), sheet.width - start)
+        sheet.write(sheet.styled(f"{one.word:{start}}", _LEVELS[one.level]) + first)
+        sheet.write(*(" " * start + part for part in more))
 
 
-def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
+def wrapped(text: str, width: int) -> list[str]:
     """Return text in lines, no number parted from its unit or interval."""
-    if width is None or cell_len(text) <= width:
-        return [text]
-    found = textwrap.wrap(_GLUED.sub("\xa0", text), max(width, 1), break_on_hyphens=False, subsequent_indent=indent)
+    is_short = cell_len(text) <= width
+    found = [text] if is_short else textwrap.wrap(_GLUED.sub("\xa0", text), width, break_on_hyphens=False)
     return [line.replace("\xa0", " ") for line in found]
 
 
 class Sheet:
-    """Lines of text, sentences wrapped to ``width`` where there is one."""
+    """Lines of at most ``width`` columns, of any length where that is None."""
 
     def __init__(self, width: int | None, color: bool) -> None:
-        self.width = width and max(width, _NARROWEST)
-        self._buffer = io.StringIO()
-        self._console = Console(
-            file=self._buffer,
-            width=_UNBOUNDED,
-            force_terminal=color,
-            color_system="standard" if color else None,
-            highlight=False,
-            markup=False,
-            emoji=False,
-            legacy_windows=False,
-        )
+        self.width = max(width, _NARROWEST) if width else _UNBOUNDED
+        self._lines: list[str] = []
+        self._color = color
+
+    def styled(self, text: str, style: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if style and self._color else text
 
     def tell(self, *sentences: str, style: str = "") -> None:
         for sentence in sentences:
-            self.write(*(Text(line, style=style) for line in wrapped(cells.visible(sentence), self.width)))
+            self.write(*(self.styled(line, style) for line in wrapped(cells.visible(sentence), self.width)))
 
-    def write(self, *parts: RichTable | Text | str) -> None:
-        for part in parts:
-            self._console.print(part)
+    def write(self, *lines: str) -> None:
+        self._lines += [line.rstrip() for line in lines]
+
+    def write_row(
+        self, texts: Iterable[Sequence[str]], widths: Sequence[int], right: Sequence[bool], styles: Sequence[str]
+    ) -> None:
+        """Write cells of several lines side by side, numbers to the right."""
+        for parts in zip_longest(*texts, fillvalue=""):
+            line = []
+            for part, width, is_right, style in zip(parts, widths, right, styles, strict=True):
+                blank, told = " " * (width - cell_len(part)), self.styled(part, style if part else "")
+                line.append(blank + told if is_right else told + blank)
+            self.write((" " * _GAP).join(line))
 
     def text(self) -> str:
-        return "".join(line.rstrip() + "\n" for line in self._buffer.getvalue().splitlines())
+        return "".join(f"{line}\n" for line in self._lines)
 
 
 def write_table(sheet: Sheet, title: str, columns: Sequence[Column[T]], rows: Sequence[T]) -> None:
-    """Print what all rows have alike, then a table, or several with the names of rows in each, or records.
+    """Write what all rows have alike, then a table, or several with the names of rows in each, or records.
 
     Names are the first columns, as many as tell all rows apart; of several tables one leaves out rows of which it
     knows nothing.
@@ -136,32 +137,34 @@ def write_table(sheet: Sheet, title: str, columns: Sequence[Column[T]], rows: Se
         return
     alike, shown = hoisted(columns, rows)
     sheet.write("")
-    sheet.write(*(Text(line, style="bold") for line in wrapped(title, sheet.width)))
+    sheet.tell(title, style=_BOLD)
     sheet.tell(*filter(None, [alike]))
     told = [[cells.visible(column.text(row)) for column in shown] for row in rows]
     names = next((i for i in range(1, len(shown)) if len({*map(tuple, (line[:i] for line in told))}) == len(told)), 1)
-    sizes = [_widths(column, [line[i] for line in told]) for i, column in enumerate(shown)]
-    blocks = _blocks(sizes, names, sheet.width)
-    if not blocks or (len(blocks) > 1 and len(rows) == 1):
+    sizes = [_least_and_natural(column, [line[i] for line in told]) for i, column in enumerate(shown)]
+    blocks = _blocks([least for least, _ in sizes], names, sheet.width)
+    if (len(blocks) > 1 and len(rows) == 1) or any(_total(sizes[i][0] for i in of) > sheet.width for of in blocks):
         _write_records(sheet, shown, told, names)
         return
     for number, block in enumerate(blocks):
-        widths = _stretched([sizes[i] for i in block], sheet.width)
-        table = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-        for i, width in zip(block, widths, strict=True):
-            head = "\n".join(wrapped(shown[i].title, width))
-            table.add_column(head, justify="right" if shown[i].number else "left", no_wrap=True)
-        for row, line in zip(rows, told, strict=True):
-            if len(blocks) > 1 and {line[i] for i in block[names:]} == {cells.UNKNOWN}:
-                continue
-            marks = [shown[i].mark for i in block]
-            styles = [_STYLES.get(mark(row) if mark else line[i], "") for i, mark in zip(block, marks, strict=True)]
-            parts = ["\n".join(wrapped(line[i], width)) for i, width in zip(block, widths, strict=True)]
-            table.add_row(*(Text(part, style=style) for part, style in zip(parts, styles, strict=True)))
-        sheet.write(*([""] if number else []), table)
+        of, room = [shown[i] for i in block], _stretched([sizes[i] for i in block], sheet.width)
+        filled = [
+            [wrapped(text, width) for text in (shown[i].title, *(line[i] for line in told))]
+            for i, width in zip(block, room, strict=True)
+        ]
+        widths = [max(cell_len(part) for one in column for part in one) for column in filled]
+        right = [column.number for column in of]
+        heads, *texts = zip(*filled, strict=True)
+        lower = [[""] * (max(map(len, heads)) - len(head)) + head for head in heads]
+        sheet.write(*[""] * bool(number))
+        sheet.write_row(lower, widths, right, [_BOLD] * len(of))
+        for row, line, parts in zip(rows, told, texts, strict=True):
+            if len(blocks) == 1 or {line[i] for i in block[names:]} != {cells.UNKNOWN}:
+                marks = [column.mark(row) if column.mark else line[i] for i, column in zip(block, of, strict=True)]
+                sheet.write_row(parts, widths, right, [_STYLES.get(mark, "") for mark in marks])
 
 
-def _widths(column: Column[T], texts: Sequence[str]) -> tuple[int, int]:
+def _least_and_natural(column: Column[T], texts: Sequence[str]) -> tuple[int, int]:
     """Return the least width of a column and the one that wraps nothing; what is a number is never wrapped."""
     widest = max(map(cell_len, texts))
     parts = [part for text in (column.title, *texts) for part in _GLUED.sub("\xa0", text).split(" ")]
@@ -169,42 +172,33 @@ def _widths(column: Column[T], texts: Sequence[str]) -> tuple[int, int]:
     return max(words, widest if column.number else min(widest, _WORDS)), max(widest, cell_len(column.title))
 
 
-def _blocks(sizes: Sequence[tuple[int, int]], names: int, width: int | None) -> list[list[int]]:
-    """Return the columns of each table that fits, the names in each; none where names leave no room for a column."""
-    if width is None:
-        return [[*range(len(sizes))]]
-    blocks, block = [], [*range(min(names, len(sizes)))]
-    for i in range(names, len(sizes)):
-        if not _fits(sizes, [*block, i], width):
-            blocks.append(block)
-            block = block[:names]
-        block = [*block, i]
-    blocks = [one for one in [*blocks, block] if len(one) > names or len(sizes) <= names]
-    return blocks if all(_fits(sizes, one, width) for one in blocks) else []
+def _total(widths: Iterable[int]) -> int:
+    return sum(width + _GAP for width in widths) - _GAP
 
 
-def _fits(sizes: Sequence[tuple[int, int]], block: Sequence[int], width: int) -> bool:
-    return sum(sizes[i][0] + _GAP for i in block) - _GAP <= width
+def _blocks(least: Sequence[int], names: int, width: int) -> list[list[int]]:
+    """Return the columns of each table that is no wider than can be, the names in each."""
+    blocks = [[*range(names)]]
+    for i in range(names, len(least)):
+        if len(blocks[-1]) > names and _total(least[j] for j in (*blocks[-1], i)) > width:
+            blocks.append([*range(names)])
+        blocks[-1].append(i)
+    return blocks
 
 
-def _stretched(sizes: Sequence[tuple[int, int]], width: int | None) -> list[int]:
+def _stretched(sizes: Sequence[tuple[int, int]], width: int) -> list[int]:
     """Return each column's width, what is left of the line given to those that lack most of theirs."""
-    if width is None:
-        return [natural for _, natural in sizes]
     found = [least for least, _ in sizes]
-    for _ in range(width - sum(found) - _GAP * (len(found) - 1)):
+    while _total(found) < width and any(natural > has for (_, natural), has in zip(sizes, found, strict=True)):
         lacks = [natural / has for (_, natural), has in zip(sizes, found, strict=True)]
-        if max(lacks) > 1:
-            found[lacks.index(max(lacks))] += 1
+        found[lacks.index(max(lacks))] += 1
     return found
 
 
 def _write_records(sheet: Sheet, shown: Sequence[Column[T]], told: Sequence[Sequence[str]], names: int) -> None:
     for line in told:
-        named = ", ".join(text for text in line[:names] if text != cells.UNKNOWN)
-        sheet.write(*wrapped(named, sheet.width, "  "))
+        sheet.tell(", ".join(text for text in line[:names] if text != cells.UNKNOWN))
         pairs = zip(shown[names:], line[names:], strict=True)
         facts = [f"{column.title} {text}" for column, text in pairs if text != cells.UNKNOWN]
-        room = (sheet.width or _UNBOUNDED) - 2
-        kept = (fact.replace(" ", "\xa0") if len(fact) < room else fact for fact in facts)
-        sheet.write(*(f"  {part}" for part in wrapped("; ".join(kept), room)))
+        kept = (fact.replace(" ", "\xa0") if len(fact) < sheet.width - 2 else fact for fact in facts)
+        sheet.write(*(f"  {part}" for part in wrapped("; ".join(kept), sheet.width - 2)))

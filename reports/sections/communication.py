@@ -66,7 +66,7 @@ def communication_section(found: Analysis) -> Section | None:
             id=f"communication-{i}",
             title=title,
             caption=PLOTTED,
-            columns=tuple(one for one in communication_columns(of) if one.title not in ("mode", "dtype")),
+            columns=communication_columns(of),
             rows=tuple(of),
             figures=partial(_curves, found, title, of, f"communication-{i}"),
             has_facts=True,
