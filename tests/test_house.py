@@ -111,28 +111,6 @@ def subcommands(command: click.Command) -> Mapping[str, click.Command]:
     return command.commands if isinstance(command, click.Group) else {}
 
 
-def leaf(words: list[str]) -> tuple[click.Command, list[str]]:
-    """Return the command that a line of the shell calls, within its groups, and the words after its name."""
-    command: click.Command = command_line.main
-    rest = words[1:]
-    while isinstance(command, click.Group):
-        assert rest, words
-        assert rest[0].split("|")[0] in command.list_commands(click.Context(command)), words
-        command, rest = command.get_command(click.Context(command), rest[0].split("|")[0]) or command, rest[1:]
-    return command, rest
-
-
-def test_every_command_and_option_in_the_readme_exists() -> None:
-    lines = re.findall(r"^(?:\$ )?(?:(?:torchrun|salloc) .*?)?(parbench .*)$", README, re.MULTILINE)
-    assert len(lines) > 20
-    for line in lines:
-        for part in line.partition("#")[0].split(" -- "):
-            if part.startswith("parbench "):
-                command, rest = leaf(part.split())
-                known = {opt for param in command.params for opt in param.opts}
-                assert {word for word in rest if word.startswith("--")} <= known, line
-
-
 def test_what_is_packaged_is_what_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     folders = {".".join(path.relative_to(ROOT).parent.parts) for path in SOURCES}

@@ -8,6 +8,8 @@ launches before and after a rank became late: real runs on two ranks, so that no
 import csv
 import io
 import json
+import re
+import shlex
 import textwrap
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
@@ -16,7 +18,7 @@ from typing import Any
 
 import msgspec
 from click.testing import CliRunner
-from paths import TESTS
+from paths import ROOT, TESTS
 
 import parbench
 from bench.machine.world_spec import WorldSpec
@@ -224,6 +226,15 @@ FILES: dict[str, Callable[[], str]] = {
 """What makes each golden file but records.txt, which takes a run."""
 
 
+def with_tables(text: str) -> str:
+    """Return a README with what ``parbench list --markdown`` prints after each comment that says so."""
+
+    def table(found: re.Match[str]) -> str:
+        return f"{found[1]}\n{said(*shlex.split(found[2])).rstrip()}\n\n<!-- end -->"
+
+    return re.sub(r"(<!-- parbench (list --markdown .*?) -->)\n.*?<!-- end -->", table, text, flags=re.DOTALL)
+
+
 def renew() -> None:
     import tempfile
 
@@ -231,6 +242,8 @@ def renew() -> None:
 
     for name, make in FILES.items():
         (GOLDEN / name).write_text(make())
+    for path in ROOT.glob("*/README.md"):
+        path.write_text(with_tables(path.read_text()))
     with tempfile.TemporaryDirectory() as folder:
         (GOLDEN / "records.txt").write_text(records_outline(list(smoke(Path(folder)).records)))
 

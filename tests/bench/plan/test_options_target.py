@@ -24,7 +24,7 @@ from bench.rank.runner import CaseRun
 from bench.rank.timing import Progress
 from bench.world.world import Subgroups, World
 
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "workloads" / "README.md").read_text()
 
 
 def simple(world: object, *, depth: int = 3, share: float = 0.5, fused: bool = True, size_bytes: int = 9) -> None: ...

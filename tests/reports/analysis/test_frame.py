@@ -246,7 +246,7 @@ def test_the_export_as_csv_is_the_frame_to_the_last_digit(tmp_path: Path) -> Non
 def test_the_readmes_example_prints_bus_bandwidth_and_its_columns_are_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "reports" / "README.md").read_text()
     [code] = re.findall(r"^```python\n(import parbench\n.*?)^```", readme, re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(GOLDEN)
     exec(code, {})

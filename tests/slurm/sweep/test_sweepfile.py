@@ -112,7 +112,7 @@ def test_what_is_no_toml_or_cannot_be_read_is_refused(tmp_path: Path, file: Path
 def test_the_readmes_sweep_is_the_example_and_is_one() -> None:
     example = ROOT / "slurm" / "example.toml"
     shown = "\n".join(line for line in example.read_text().splitlines() if not line.startswith("#"))
-    assert f"```toml\n{shown}\n```" in (ROOT / "README.md").read_text()
+    assert f"```toml\n{shown}\n```" in (ROOT / "slurm" / "README.md").read_text()
     assert read_sweep_file(example).nodes == [2, 4]
 
 
