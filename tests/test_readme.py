@@ -30,6 +30,7 @@ ELSEWHERE = (
     "slurm",  # in tests/slurm, which need a cluster
     "torchrun",
     "salloc",
+    "explain",  # tests/reports/traces, which have traces
     "doctor --selftest",  # tests/bench/test_selftest.py
     "run --target",  # tests/bench/plan/test_options_target.py
     "compare BASE NEW --confirm",  # tests/reports/regression/test_confirm.py
@@ -99,7 +100,7 @@ def test_a_command_does_what_can_be_done_with_ranks_that_are_threads(
     ranks = FakeRanks()
     ranks.said = [outcome(1e-3 + 1e-5 * i) for i in range(200)]
     monkeypatch.setattr(measuring, "_starter", ranks.starter)
-    monkeypatch.setattr("reports.regression.ab.launch_run", lambda side, **_: one_launch(place))
+    monkeypatch.setattr("reports.regression.ab.launch_run", lambda *_, **__: one_launch(place))
     words = shlex.split(line)[1:]
     if words[0] == "run":
         words += [] if "--resume" in line else ["--launches", "1"]

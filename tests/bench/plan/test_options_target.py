@@ -18,7 +18,7 @@ from bench.machine.world_spec import WorldSpec
 from bench.plan.cases import make_case
 from bench.plan.catalogue import MODE, OF_THE_RUNNER
 from bench.plan.options import Options, define, make_plan, params_of
-from bench.plan.params import Param
+from bench.plan.params import Param, Value
 from bench.plan.plan import Measure
 from bench.rank.runner import CaseRun
 from bench.rank.timing import Progress
@@ -134,12 +134,12 @@ def test_a_target_that_cannot_be_used_is_one_sentence_with_the_reason(
     assert refusal("mine", tmp_path).endswith("names no function: write package.module:function")
 
 
-def measured_from(world: World, folder: str, num_elements: int) -> Outcome:
-    """Measure the README's step, which lies in a folder."""
+def measured_from(world: World, folder: str, module: str = "mystep", **params: Value) -> Outcome:
+    """Measure a step of the README's, which lies in a folder."""
     sys.path.append(folder)
-    sys.modules.pop("mystep", None)
+    sys.modules.pop(module, None)
     try:
-        case = make_case("custom.mystep", "mystep:prepare", {"num_elements": num_elements, "mode": "blocking"})
+        case = make_case(f"custom.{module}", f"{module}:prepare", {**params, "mode": "blocking"})
         return CaseRun(case, Subgroups(world), Measure(max_iterations=8), Progress(), None).visit(30.0)
     finally:
         sys.path.remove(folder)
@@ -147,9 +147,9 @@ def measured_from(world: World, folder: str, num_elements: int) -> Outcome:
 
 @pytest.fixture
 def mystep(tmp_path: Path) -> Path:
-    """The README's example as a file, as a reader would copy it."""
-    [code] = re.findall(r"^```python\n(# mystep\.py\n.*?)^```", README, re.DOTALL | re.MULTILINE)
-    (tmp_path / "mystep.py").write_text(code)
+    """The README's examples as files, as a reader would copy them."""
+    for code, name in re.findall(r"^```python\n(# (\w+\.py)\n.*?)^```", README, re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(code)
     return tmp_path
 
 
@@ -160,6 +160,8 @@ def test_the_readmes_own_step_is_measured_and_right_and_its_check_can_fail(two_r
         assert (outcome.status, outcome.check.passed) == ("ok", True)
         assert outcome.details["num_elements"] == num_elements
         assert len(outcome.seconds) >= 6
+    outcome, _ = two_ranks.call("test_options_target:measured_from", folder=str(mystep), module="myloop", width=64)
+    assert (outcome.status, outcome.check.passed) == ("ok", True)
     file = mystep / "mystep.py"
     file.write_text(file.read_text().replace("dist.all_reduce(self.buffer, group=self.world.group)", "pass"))
     outcome, _ = two_ranks.call("test_options_target:measured_from", folder=str(mystep), num_elements=1024)
