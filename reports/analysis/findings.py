@@ -22,6 +22,7 @@ from reports.analysis.pipelines import Pipeline
 from reports.analysis.ranks import Blame, disturbed_words, last_out_rank, late_rank
 from reports.analysis.steps import calls_of, exposed_seconds, longest_computing, traced_seconds, worst_ratio
 from reports.analysis.summary import Row, num_ranks
+from reports.analysis.verdicts import noisy_of
 
 Kind = Literal[
     "late rank", "slow rank", "slow link", "slow group", "one bucket", "no prefetch", "small microbatches",
@@ -388,8 +389,8 @@ def _machine(found: Analysis) -> Iterator[Finding]:
     others = [f"{topic} {what}" for topic, what in (causes or {}).items() if topic in _NEIGHBOURS]
     if any(one.load for one in found.run.info.launches):
         others = [*filter(None, [disturbed_words(found.run)])]
-    known = [row.scatter for row in found.shown if row.scatter is not None]
-    if others and known and (scatter := median(known)) >= _LEAST:
+    if others and noisy_of(found.shown):
+        scatter = median([row.scatter for row in found.shown if row.scatter is not None])
         yield Finding(
             kind="busy machine",
             cost=min(scatter, 1.0),

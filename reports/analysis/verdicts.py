@@ -93,15 +93,22 @@ def _completeness(run: Run, summary: Summary, measured: Sequence[Row]) -> Verdic
     return Verdict(word="PARTIAL", level=level, told=f"{told} (the budget was {budget})", remedy=remedy)
 
 
+def noisy_of(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Return the rows whose launches scatter by more than 15 %, none if they are a tenth of those that know or less."""
+    known = [row for row in rows if row.scatter is not None]
+    noisy = tuple(row for row in known if row.grade in ("noisy", "very noisy"))
+    return noisy if len(noisy) > _NOISY_SHARE * len(known) else ()
+
+
 def _noise(run: Run, rows: Sequence[Row]) -> Verdict:
     known = [row for row in rows if row.scatter is not None]
     if not known:
         most = max(row.launches for row in rows)
         told = f"{counted(most, 'launch')} cannot tell how launches differ"
         return Verdict(word="NOISE UNKNOWN", level="doubtful", told=told, remedy="--launches 5")
-    noisy = [row for row in known if row.grade in ("noisy", "very noisy")]
+    noisy = noisy_of(rows)
     middle = cells.percent(median([row.scatter or 0.0 for row in known]))
-    if len(noisy) <= _NOISY_SHARE * len(known):
+    if not noisy:
         return Verdict(word="QUIET", level="good", told=f"launches scatter by {middle} (median of cases)")
     load = (run.info.environment or {}).get(VOLATILE)
     causes = load.get(DISTURBANCES) if isinstance(load, Mapping) else None

@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from bench.results.runs import Run, load_run
 from bench.results.stats import median
-from bench.text import UserError, format_duration
+from bench.text import UserError, counted, format_duration
 from reports import cells
 from reports.analysis.labels import operation, short_labels
 from reports.analysis.several import unfolded
@@ -241,7 +241,8 @@ def whole_words(comparison: Comparison) -> str:
 def heading(comparison: Comparison) -> tuple[str, ...]:
     lines, emulated = [], []
     for name, run in (("BASE", comparison.base), ("NEW", comparison.new)):
-        launches = f"{run.info.plan.launches} launch{'es' * (run.info.plan.launches != 1)}"
+        planned, measured = run.info.plan.launches, len({one.launch for one in run.records if one.status == "ok"})
+        launches = f"{measured} of {counted(planned, 'launch')}" if measured < planned else counted(planned, "launch")
         lines.append(f"{name}: {run.path}, host {run.info.host}, started {run.info.started}, {launches}")
         emulated += [f"{name} is {note}" for note in emulations(run)]
     verdict = f"Verdict: {', '.join(f'{count} {word}' for word, count in comparison.counts.items())}"

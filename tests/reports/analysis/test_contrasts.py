@@ -1,15 +1,17 @@
 """Kinds of groups: told by where their ranks are, medians of their groups, what is left across nodes, and figures."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from nodes_fixtures import group_records, hosts_of, node_run, operation, rates_of, run_of, world_of
-from report_rows import cells_of
-from reports_fixtures import ok
+from report_rows import cells_of, rows_of
+from reports_fixtures import collective, ok
 
+from bench.plan.cases import Case, make_case
 from bench.results.records import Record
 from bench.results.runs import Run
-from reports.analysis.contrasts import Kind, Kinds, kinds, largest, ratio_words, series_of_kinds
+from reports.analysis.contrasts import Kind, Kinds, kinds, largest, ratio_words, series_of_kinds, settings_words
 from reports.analysis.ranks import nodes_of
 from reports.analysis.summary import summarize
 from reports.sections.communication import kind_columns
@@ -106,3 +108,53 @@ def test_one_node_one_kind_or_groups_of_unknown_ranks_are_no_comparison() -> Non
     for details in unknown:
         lost = ok(operation(SIZE, group="node", group_index=1), world=world_of(TWO), details=details)
         assert found(run_of([lost, world()], TWO)) == (), details
+
+
+def launches(case: Case, seconds: Sequence[float]) -> list[Record]:
+    return [ok(case, i, one) for i, one in enumerate(seconds)]
+
+
+def fsdp(prefetch: str = "", **more: Any) -> Case:
+    params = {"shape": "tiny", **more, **({"prefetch": prefetch} if prefetch else {})}
+    usual: dict[str, Any] = {"prefetch": "default", "reshard": True}
+    defaults = {name: value for name, value in usual.items() if name not in params}
+    return make_case("workload.fsdp", "workloads.fsdp:prepare", params, defaults)
+
+
+def compared(*records: Record) -> list[str]:
+    return list(settings_words(rows_of(*records, launches=6)))
+
+
+def test_cases_that_differ_in_one_setting_are_compared_against_the_default_launch_by_launch() -> None:
+    default = launches(fsdp(), [0.1, 0.2, 0.4, 0.1])
+    explicit = launches(fsdp("explicit"), [0.09, 0.18, 0.35, 0.091])  # of launches that scatter by a factor of four
+    assert compared(*explicit, *default) == ["fsdp: prefetch explicit against default: -10 % [-13, -8] time, faster"]
+    assert compared(*default, *launches(fsdp("explicit"), [0.107, 0.205, 0.42, 0.1])) == [
+        "fsdp: prefetch explicit against default: +4 % [-1, +9] time, cannot tell; about 4 more launches would"
+    ]
+    assert compared(*default[:2], *explicit[:2]) == [
+        "fsdp: prefetch explicit against default: -10 % time, cannot tell of 2 launches; about 3 more launches would"
+    ]
+    (told,) = compared(*default, *launches(fsdp("explicit"), [0.1001, 0.3, 0.3, 0.1]))
+    assert told.endswith("cannot tell; 50 launches would not")
+    # what differs in two things, or in what has a table of its own, is compared by nobody
+    assert compared(*default, *launches(fsdp("explicit", hidden=64), [0.1] * 4)) == []
+    assert compared(*launches(collective(), [1e-3] * 4), *launches(collective(mode="pipelined"), [2e-3] * 4)) == []
+
+
+def test_comparisons_share_their_error_and_those_that_tell_most_come_first() -> None:
+    def told(reshard: Sequence[float]) -> list[str]:
+        default, explicit = launches(fsdp(), [0.1] * 4), launches(fsdp("explicit"), [0.09, 0.091, 0.092, 0.09])
+        return compared(*default, *explicit, *launches(fsdp(reshard=False), reshard))
+
+    alone = compared(*launches(fsdp(), [0.1] * 4), *launches(fsdp("explicit"), [0.09, 0.091, 0.092, 0.09]))
+    first, second, meant = told([0.13, 0.12, 0.131, 0.125])
+    assert first.startswith("fsdp: reshard False against True: +26 %")
+    assert alone == ["fsdp: prefetch explicit against default: -9 % [-11, -8] time, faster"]
+    assert second == "fsdp: prefetch explicit against default: -9 % [-11, -7] time, faster", "wider than alone"
+    assert meant == "Launches are paired; the intervals hold for all 2 comparisons at once (95 %, Bonferroni)."
+    first, second, _ = told([0.2, 0.05, 0.3, 0.1])
+    assert ("prefetch" in first, "cannot tell" in second) == (True, True)
+    many = [launches(fsdp(hidden=64 * (i + 1)), [0.1 + 0.01 * i] * 4) for i in range(8)]
+    *most, left, meant = compared(*(one for of in many for one in of))
+    assert (len(most), left) == (5, "2 more comparisons tell less.")

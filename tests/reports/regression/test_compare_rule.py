@@ -61,12 +61,13 @@ def test_the_effect_is_the_ratio_of_geometric_means_in_any_unit() -> None:
     assert (other.change, other.low) == pytest.approx((found.change, found.low))
 
 
-def test_one_launch_has_a_change_and_nothing_more() -> None:
+def test_fewer_than_three_launches_have_a_change_and_nothing_more() -> None:
     found = effect([2.0], [3.0], RULE)
     assert found == Effect(change=found.change, floor=0.03)
     assert found.change == pytest.approx(0.5)
     assert effect([2.0], BASE, RULE).low is None
-    apart = effect([1e-150, 1e150], [1e-200, 1e200], RULE)
+    assert effect([2.0, 2.1], BASE, RULE).low is None, "nor have two"
+    apart = effect([1e-150, 1e150, 1.0], [1e-200, 1e200, 1.0], RULE)
     assert None not in (apart.high, apart.detectable), "two that disagree beyond a float are no error"
     assert math.isfinite(apart.high or math.inf)
     assert math.isfinite(apart.detectable or math.inf)
