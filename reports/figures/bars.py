@@ -90,7 +90,7 @@ def _draw_stacks(
         for part in shown:
             if value := stack.get(part, 0.0):
                 left, width, share = x(before), x(before + value) - x(before), f"{100 * value / total:.0f} %"
-                edge = ";stroke:var(--back)" if part in exposed[1:] else ""
+                edge = {"idle": ";stroke:currentColor"}.get(part, ";stroke:var(--back)" if part in exposed[1:] else "")
                 told = f"{part}: {words(value)}, {share}"
                 chart.box(left, chart.top + _NAME, width, _BAR, f"{styles[part]}{edge}", told)
                 axis = f"{part.removeprefix(EXPOSED)} {share}" if part in exposed and len(exposed) > 1 else share
@@ -104,7 +104,7 @@ def _draw_stacks(
 
 
 def part_style(part: str, hue: str) -> str:
-    """Return how a part of a step's time is filled: what is exposed is hatched, and idle time an outline."""
+    """Return how a part of a step's time is filled: what is exposed is hatched, and idle time pale."""
     if part.startswith("exposed"):
         return f"fill:{HATCHED}"
-    return f"fill:{css_of(hue)};fill-opacity:.2;stroke:{css_of(hue)}" if part == "idle" else f"fill:{css_of(hue)}"
+    return f"fill:{css_of(hue)};fill-opacity:.4" if part == "idle" else f"fill:{css_of(hue)}"

@@ -34,7 +34,7 @@ def draw_first_screen(found: Analysis) -> list[Markup]:
         shown += figure(step, "first-step", f"Pipeline: {labels[pipeline.row.case.id]}", told)
     elif timeline and timeline.timeline:
         step = draw_first(timeline.timeline, view_of(timeline.timeline, _MOST_BOXES), width)
-        told = f"Launch {timeline.launch + 1}; what a step waits for is hatched or empty."
+        told = f"Launch {timeline.launch + 1}; what a step waits for is hatched or grey."
         shown += figure(step, "first-step", f"Traced step: {labels[timeline.row.case.id]}", told)
     return shown
 

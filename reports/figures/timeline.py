@@ -1,6 +1,7 @@
-"""Traced steps over time: what each rank's streams did, exposed communication hatched, idle gaps outlined."""
+"""Traced steps over time: what each rank's streams did, exposed communication hatched, idle gaps pale."""
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.results.records import COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
@@ -91,6 +92,43 @@ def parts_of(rank: RankTimeline) -> dict[str, list[Span]]:
     }
 
 
+def boxes_of(parts: Mapping[str, Iterable[Span]], gap_us: float) -> list[Box]:
+    """Return a row of parts that exclude each other, in order, neighbours shorter than the gap as one.
+
+    That one is drawn as what most of its time is: no part hides another that takes longer.
+    """
+    every = ((start, stop, part) for part, spans in parts.items() for start, stop in spans)
+    found: list[Box] = []
+    short: list[Box] = []
+    for start, stop, part in [*sorted(every), (0, 0, "")]:
+        box = Box(kind=part, start=start / 1e3, stop=stop / 1e3)
+        is_long = box.stop - box.start >= gap_us
+        if short and (
+            is_long or not part or box.start - short[-1].stop >= gap_us or box.stop - short[0].start >= 2 * gap_us
+        ):
+            shares = defaultdict[str, float](float)
+            for one in short:
+                shares[one.kind] += one.stop - one.start
+            found.append(Box(kind=max(shares, key=shares.__getitem__), start=short[0].start, stop=short[-1].stop))
+            short = []
+        if part:
+            (found if is_long else short).append(box)
+    return joined(found, gap_us)
+
+
+def _rows(rank: RankTimeline) -> dict[str, dict[str, list[Span]]]:
+    """Return what the line of each stream holds: computing with the idle time, communication hidden or exposed."""
+    parts, found = parts_of(rank), dict[str, dict[str, list[Span]]]()
+    for stream, intervals in by_stream(rank).items():
+        spans = _spans(intervals)
+        if stream in (PHASE, COPY, COMPUTE):
+            found[stream] = {stream: spans} | ({"idle": parts["idle"]} if stream == COMPUTE else {})
+        else:
+            exposed = difference(spans, [*parts["compute"], *parts["copy"]])
+            found[stream] = {"hidden": difference(spans, exposed), "exposed": exposed}
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class View:
     """What of a timeline is drawn: some of its ranks, with neighbours closer than ``gap_us`` as one."""
@@ -108,11 +146,11 @@ def view_of(timeline: Timeline, most_boxes: int = 4000) -> View:
         spread = [i * (len(ranks) - 1) // (MOST_RANKS - 2) for i in range(MOST_RANKS - 1)]
         ranks = tuple(ranks[i] for i in sorted({*spread, slowest}))
         notes.append(f"{len(ranks)} of {len(timeline.ranks)} ranks are drawn, the slowest among them.")
-    rows = [of for rank in ranks for of in (*map(_spans, by_stream(rank).values()), parts_of(rank)["idle"])]
+    rows = [parts for rank in ranks for parts in _rows(rank).values()]
     gap = span / 1740
-    while sum(len(_boxes(spans, gap)) for spans in rows) > most_boxes and gap < span:
+    while sum(len(boxes_of(parts, gap)) for parts in rows) > most_boxes and gap < span:
         gap *= 2
-    notes.append(f"Gaps under {cells.duration(gap / 1e6)} are merged.")
+    notes.append(f"What is shorter than {cells.duration(gap / 1e6)} is drawn as its neighbours are.")
     return View(ranks=ranks, gap_us=gap, note=" ".join(notes))
 
 
@@ -127,21 +165,15 @@ def draw_timeline(timeline: Timeline, view: View, span_us: float) -> TimeChart:
     chart = TimeChart(150.0, span_us, start)
     _legend(chart, view.ranks)
     for rank in view.ranks:
-        streams, parts = by_stream(rank), parts_of(rank)
+        streams = by_stream(rank)
         chart.text(4, chart.top + _LANE * max(1, len(streams)) / 2, f"rank {rank.rank}", style="font-weight:600")
-        for stream, intervals in streams.items():
-            middle, told = chart.top + _LANE / 2, f"{stream_words(stream)}: {_length(_spans(intervals))}"
+        for stream, parts in _rows(rank).items():
+            middle = chart.top + _LANE / 2
             chart.text(chart.left - 6, middle, stream_words(stream), "end")
             if stream == PHASE:
-                _phases(chart, middle, intervals)
-            elif stream in (COMPUTE, COPY):
-                _row(chart, middle, _BAR, _boxes(_spans(intervals), view.gap_us), stream, told)
+                _phases(chart, middle, streams[PHASE])
             else:
-                exposed = difference(_spans(intervals), [*parts["compute"], *parts["copy"]])
-                _row(chart, middle, _BAR, _boxes(_spans(intervals), view.gap_us), "hidden", told)
-                _row(chart, middle, _BAR, _boxes(exposed, view.gap_us), "exposed", f"of it exposed: {_length(exposed)}")
-            if stream == COMPUTE:
-                _row(chart, middle, _BAR, _wide(parts["idle"], view), "idle", f"idle: {_length(parts['idle'])}")
+                _draw_row(chart, middle, _BAR, parts, view.gap_us)
             chart.top += _LANE
         chart.top += _GAP if streams else _LANE
     chart.time_axis("the first rank began")
@@ -160,11 +192,10 @@ def draw_first(timeline: Timeline, view: View, width: float = NARROW) -> TimeCha
     height = min(_MOST_ROW, _FIRST_HEIGHT / max(1, len(view.ranks)))
     for rank in view.ranks:
         chart.text(chart.left - 6, chart.top + height * 0.35, f"rank {rank.rank}", "end")
-        for part, spans in parts_of(rank).items():
-            boxes = _wide(spans, view) if part == "idle" else _boxes(spans, view.gap_us)
-            thick = height * (0.14 if part == "hidden" else 0.6)
-            middle = chart.top + height * (0.76 if part == "hidden" else 0.35)
-            _row(chart, middle, thick, boxes, part, f"{_PARTS[part]}: {_length(spans)}")
+        parts = parts_of(rank)
+        hidden = {"hidden": parts.pop("hidden")}
+        _draw_row(chart, chart.top + height * 0.35, height * 0.6, parts, view.gap_us)
+        _draw_row(chart, chart.top + height * 0.76, height * 0.14, hidden, view.gap_us)
         chart.top += height
     chart.top += 4
     chart.time_axis("the first rank began")
@@ -188,16 +219,11 @@ def _phases(chart: TimeChart, middle: float, phases: Iterable[Interval]) -> None
             chart.text(chart.x((one.start_us + one.stop_us) / 2), middle, one.name, "middle", "font-size:11px")
 
 
-def _row(chart: TimeChart, middle: float, height: float, boxes: Sequence[Box], part: str, told: str) -> None:
-    chart.boxes([(middle, box) for box in boxes], height, part_style(part, STEP[part]), told)
-
-
-def _boxes(spans: Iterable[Span], gap_us: float) -> list[Box]:
-    return joined((Box(kind="", start=start / 1e3, stop=stop / 1e3) for start, stop in sorted(spans)), gap_us)
-
-
-def _wide(spans: Iterable[Span], view: View) -> list[Box]:
-    return [box for box in _boxes(spans, 0.0) if box.stop - box.start >= view.gap_us]
+def _draw_row(chart: TimeChart, middle: float, height: float, parts: Mapping[str, list[Span]], gap_us: float) -> None:
+    boxes = boxes_of(parts, gap_us)
+    for part, spans in parts.items():
+        shown, told = [box for box in boxes if box.kind == part], cells.duration(length(spans) / 1e9)
+        chart.boxes([(middle, box) for box in shown], height, part_style(part, STEP[part]), f"{_PARTS[part]}: {told}")
 
 
 def _span(start_us: float, stop_us: float) -> Span:
@@ -206,10 +232,6 @@ def _span(start_us: float, stop_us: float) -> Span:
 
 def _spans(intervals: Iterable[Interval]) -> list[Span]:
     return [_span(one.start_us, one.stop_us) for one in intervals]
-
-
-def _length(spans: Iterable[Span]) -> str:
-    return cells.duration(length(spans) / 1e9)
 
 
 def extent_of(timeline: Timeline) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from traced import run_with, timeline, traced_record
 
 from bench.plan.catalogue import OPERATIONS as CATALOGUE
 from bench.results.records import Record
-from reports.figures.first_screen import MOST_LINES, draw_first_screen, first_lines
+from reports.figures.first_screen import draw_first_screen, first_lines
 
 
 def curve(operation: str, **params: object) -> list[Record]:
@@ -22,12 +22,12 @@ def titles(shown: list[str]) -> list[str]:
 
 def test_no_more_than_six_lines_one_for_each_operation_of_the_usual_mode() -> None:
     every = [one.name.partition(".")[2] for one in CATALOGUE if one.name.startswith("collective.")]
-    assert len(every) > MOST_LINES
+    assert len(every) > 6
     rows = rows_of(*(record for name in reversed(every) for record in curve(name)))
     assert [line.label for line in first_lines(rows)][:5] == [
         *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
     ]
-    assert len(first_lines(rows)) == MOST_LINES
+    assert len(first_lines(rows)) == 6
     mixed = rows_of(
         *curve("broadcast", root=1),
         *curve("all_reduce", group="node", group_index=0),

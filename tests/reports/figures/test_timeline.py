@@ -13,6 +13,7 @@ from reports.figures.timeline import (
     MOST_RANKS,
     Box,
     TimeChart,
+    boxes_of,
     draw_first,
     draw_timeline,
     extent_of,
@@ -67,7 +68,8 @@ def test_every_rank_and_stream_has_a_line_with_its_name_and_its_sum() -> None:
     for stream in ("phases", "compute", "copies", "comm dp", "forward", "backward", "update"):
         assert parts.words.count(stream) - (stream == "compute") == 2, stream  # and in the legend
     told = {path.told for path in parts.paths}
-    assert {"compute: 6.00 ms", "comm dp: 4.00 ms", "backward: 5.50 ms", "of it exposed: 3.00 ms"} <= told
+    sums = {"compute: 6.00 ms", "hidden communication: 1.00 ms", "exposed communication: 3.00 ms"}
+    assert {*sums, "backward: 5.50 ms", "idle: 750 us", "copy: 250 us"} <= told
     assert timeline_words(timeline(), view_of(timeline())).startswith(
         "One traced step on one clock (one host, one monotonic clock, right within 2.00 us), 10.1 ms long."
     )
@@ -76,20 +78,38 @@ def test_every_rank_and_stream_has_a_line_with_its_name_and_its_sum() -> None:
 def test_boxes_stand_where_the_intervals_were_on_an_axis_that_begins_with_the_first_rank() -> None:
     parts = drawn(of(rank_timeline()))
     assert spans(named(parts, "compute")) == [(0, 5), (8.5, 9.5)]
-    assert spans(named(parts, "comm dp")) == [(4, 8)]
+    assert spans(named(parts, "hidden")) == [(4, 5)]
+    assert spans(named(parts, "exposed")) == [(5, 8)]
     late = named(drawn(timeline()), "compute")
     assert spans([box for box in late if box.y > late[0].y], 10.1) == [(0.1, 5.1), (8.6, 9.6)]
 
 
-def test_what_is_exposed_is_hatched_and_what_is_idle_an_outline() -> None:
+def test_what_is_exposed_is_hatched_and_what_is_idle_pale() -> None:
     one = of(rank_timeline())
     for parts in (drawn(one), drawn_parts(draw_first(one, view_of(one)))):
         hatched = [path for path in parts.paths if HATCHED in path.style and path.told]
         assert [path.told.endswith("3.00 ms") for path in hatched] == [True]
         (idle,) = [path for path in parts.paths if path.told == "idle: 750 us"]
-        assert "stroke:var(--grey)" in idle.style
+        assert (idle.hue, idle.opacity) == ("grey", 0.4)
         assert {"exposed communication", "hidden communication", "idle"} <= set(parts.words)
-    assert spans([box for box in drawn(one).boxes if "exposed" in box.told]) == [(5, 8)]
+
+
+def test_what_is_too_short_to_be_seen_is_drawn_as_what_most_of_the_time_is() -> None:
+    def found(gap_us: float, **parts: list[tuple[int, int]]) -> list[tuple[str, float, float]]:
+        micro = {part: [(1000 * start, 1000 * stop) for start, stop in spans] for part, spans in parts.items()}
+        return [(box.kind, box.start, box.stop) for box in boxes_of(micro, gap_us)]
+
+    computing = [(10 * i, 10 * i + 8) for i in range(10)]
+    waiting = [(stop, stop + 2) for _, stop in computing]
+    assert found(1, compute=computing, exposed=waiting[:1]) == [
+        *(("compute", 0, 8), ("exposed", 8, 10)),
+        *(("compute", start, stop) for start, stop in computing[1:]),
+    ]
+    assert found(20, compute=computing, exposed=waiting) == [("compute", 0, 100)]
+    assert found(20, compute=waiting, exposed=computing) == [("exposed", 0, 100)]
+    assert found(20, compute=computing[:2], exposed=[(18, 60)]) == [("compute", 0, 18), ("exposed", 18, 60)]
+    assert found(5, compute=[(0, 1), (50, 51)]) == [("compute", 0, 1), ("compute", 50, 51)]
+    assert found(5) == []
 
 
 def test_the_first_screen_has_a_row_for_each_rank() -> None:
@@ -127,7 +147,7 @@ def test_boxes_and_ranks_are_as_few_as_asked_and_the_note_says_so() -> None:
     one = of(busy_rank(0, 20_000), busy_rank(1, 20_000))
     for most in (50, 4000):
         assert len(drawn_parts(chart_of(one, most)).boxes) < most + 20
-        assert "are merged" in view_of(one, most).note
+        assert "drawn as its neighbours are" in view_of(one, most).note
     view = view_of(of(*(busy_rank(rank, 3, 2.0 if rank == 37 else 1.0) for rank in range(64))))
     shown = [one.rank for one in view.ranks]
     assert len(shown) == MOST_RANKS
