@@ -14,7 +14,7 @@ from reports.figures.svg import NARROW, WIDE, Drawing, elided, width_of
 
 Square = tuple[float | None, str]
 _MOST_PAIRS, _MOST_LATE, _MOST_EXPERTS, _MOST_STRIPS = 10, 8, 16, 40  # that are drawn, but for strips with numbers
-_MAX_HOSTS, _HOST_LETTERS, _MOST_LETTERS, _MAX_TICKS = 16, 12, 36, 16
+_HOST_LETTERS, _MOST_LETTERS, _MAX_TICKS = 12, 36, 16
 _PALEST, _FULLEST, _WORDS_SIZE = 0.06, 0.7, 11.0
 
 

@@ -37,11 +37,10 @@ FIRST_LINES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A series with the name at its end; without a hue it has one of its own. Its fit is of other points, in pieces."""
+    """A series with the name at its end; its fit is of other points, in pieces."""
 
     label: str
     points: tuple[Point, ...]
-    hue: str = ""
     fit: tuple[tuple[tuple[float, float], ...], ...] = ()
 
 
@@ -147,8 +146,8 @@ def _draw_line(chart: Drawing, one: Line, x: Scale, y: Scale, hue: str, told: st
 
 
 def _hues(lines: Sequence[Line]) -> list[str]:
-    """Return each line's own hue, or its operation's; one of each where all are of the same operation, or of none."""
-    known = [one.hue or OPERATIONS.get(one.label.partition(" ")[0], "") for one in lines]
+    """Return the hue of each line's operation, one of the rest of what is none; all apart where they are of one."""
+    known = [OPERATIONS.get(one.label.partition(" ")[0], "") for one in lines]
     rest = [hue for hue in HUES if hue not in known] or [*HUES]
     if len(set(known)) == 1 < len(known):
         return [[*HUES][i % len(HUES)] for i in range(len(known))]
@@ -175,8 +174,7 @@ def curve_lines(
             (size, told[0] / scale, told[1] / scale, told[2] / scale) for size, told in known if told and size > 0
         )
         if len({size for size, *_ in points}) > 1:
-            hue = OPERATIONS.get(label.partition(" ")[0], "grey")
-            found.append(Line(label=label, points=points, hue=hue, fit=fits.get(label, ())))
+            found.append(Line(label=label, points=points, fit=fits.get(label, ())))
     return tuple(found)
 
 
