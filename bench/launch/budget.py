@@ -3,12 +3,11 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from operator import itemgetter
 from statistics import fmean
 
 from bench.plan.cases import Case
-from bench.plan.plan import Measure
+from bench.plan.plan import Measure, Plan
 from bench.results.records import Record
 from bench.results.runs import Run
 
@@ -35,14 +34,15 @@ class Prices:
         names = {**self.names, **{name: fmean(costs) for name, costs in named.items()}}
         return Prices(start=rest if self.start is None else min(rest, self.start), cases=cases, names=names)
 
-    def case(self, case: Case, unknown: float = 0.0) -> float:
-        """Return what a case costs, one never measured as those of its name, ``unknown`` where none of them was."""
-        return self.cases.get(case.id, self.names.get(case.name, unknown))
+    def case(self, case: Case) -> float:
+        """Return what a case costs; one never measured as those of its name, or as the mean of all."""
+        known = self.cases.get(case.id, self.names.get(case.name))
+        return fmean(self.cases.values() or [0.0]) if known is None else known
 
     def launch(self, cases: Iterable[Case]) -> float:
         """Return what a launch costs; below a third of measuring none is worth its start."""
-        unknown, start = fmean(self.cases.values()) if self.cases else 0.0, self.start or 0.0
-        return start + max(sum(self.case(case, unknown) for case in cases), start / 2)
+        start = self.start or 0.0
+        return start + max(sum(map(self.case, cases)), start / 2)
 
     def held(self, seconds: float, launches: Sequence[Sequence[Case]]) -> int:
         """Return how many of these launches, from the first on, there is time for."""
@@ -61,15 +61,11 @@ def _least(record: Record) -> float:
 
 
 def prices_of(run: Run) -> Prices:
-    """Return what a run's launches cost, by when their records were made."""
-    prices, before = Prices(), datetime.fromisoformat(run.info.started)
-    for launch in sorted({record.launch for record in run.records}):
-        records = [record for record in run.records if record.launch == launch]
-        ended = max(datetime.fromisoformat(record.started) for record in records)
-        if any(record.status == "ok" for record in records):
-            seconds = (ended - before).total_seconds()
-            prices = prices.after(min(seconds, run.info.plan.budget_seconds), records)  # it may have been gone on with
-        before = ended
+    """Return what a run's launches have cost."""
+    prices = Prices()
+    for launch in sorted({record.launch for record in run.records if record.status == "ok"}):
+        seconds = sum(one.seconds for one in run.info.launches if one.launch == launch)
+        prices = prices.after(seconds, (record for record in run.records if record.launch == launch))
     return prices
 
 
@@ -87,6 +83,6 @@ def budget_for(seconds: float) -> str:
     return f"{10 * math.ceil(needed / 10)}s" if needed < 180 else f"{math.ceil(needed / 60)}m"
 
 
-def budget_of_all(run: Run) -> str:
-    """Return the ``--budget`` that holds every launch of every case of a run's plan."""
-    return budget_for(run.info.plan.launches * prices_of(run).launch(run.info.plan.cases))
+def budget_of_all(plan: Plan, prices: Prices) -> str:
+    """Return the ``--budget`` that holds every launch of every case of a plan."""
+    return budget_for(plan.launches * prices.launch(plan.cases))

@@ -123,13 +123,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The driver's order: the plan's cases that are left, which of them to visit in turn, and each one's weight.
 
-    A visit's share of the budget is by its case's weight over the case's visits. The last ``more`` visits are for time
-    that these leave over, and for what is not yet known well enough.
+    A visit's share of the budget is its part of its case's price (s), as far as known, and of what all prices leave by
+    its case's weight. The last ``more`` visits are for time left over, and for what is not yet known well enough.
     """
 
     plan: Plan
     visits: list[int]
     weights: list[float]
+    prices: list[float] = []
     more: int = 0
     budget_seconds: float  # of this launch: when they are spent, no case is visited again
     run_seconds: float  # of the whole run: when they are spent, what is left is left out

@@ -15,7 +15,7 @@ from bench.launch.budget import Prices, budget_of_all, by_launch, prices_of
 from bench.launch.control_channel import DEVICE_VARIABLE, LEFT_OUT, DriverServer, Hello, Job, Outcome
 from bench.launch.launchers import Launcher
 from bench.launch.monitor import START_SECONDS, RankMonitor
-from bench.launch.visits import order_of_visits, shares_of
+from bench.launch.visits import order_of_visits, spread_over_visits
 from bench.machine.environment import difference, format_cpus, hoist, relations
 from bench.machine.gpu import gpu_links, gpus_of
 from bench.machine.host_load import LoadMeter
@@ -45,6 +45,7 @@ _SLACK_BYTES = 256 << 20  # of a GPU's memory in use, which changes by itself
 _RETRY_SECONDS = 30.0
 # what was seen of cases that have visits to come is on disk this long after a launch began, then after twice as long
 _KEPT_SECONDS = 60.0
+_MOST_NAMED = 3
 _NOT_AGAIN = ("failed", "hang", "wrong")
 # a step with its explanation takes about as long as twenty collectives of the usual sizes
 _WEIGHTS = {"workload": 20.0, "custom": 10.0}
@@ -97,6 +98,7 @@ class Driver:
         self._told = False
         self._began = self._deadline = 0.0
         self._progress = 0, 1
+        self._left_out: dict[str, Case] = {}
         self._widths: dict[str, float | None] = {}
         self._begun: dict[str, tuple[Case, Outcome]] = {}
         self._environment: dict[str, Any] = {}
@@ -128,9 +130,15 @@ class Driver:
             held = self._prices.held(left, self._rest) if left > 0 else 0
             if self._prices.cases and self._rest and 1 + made + held < before:
                 took = format_duration(self._prices.launch(self._rest[0]))
-                self._tell_short(f"a launch takes about {took}", f"holds {1 + made + held} of {len(numbers)} launches")
+                holds = f"holds {1 + made + held} of {len(numbers)} launches"
+                self._tell_short(f"a launch takes about {took}", holds, prices_of(load_run(self._path)))
         for launch, cases in zip(numbers[len(numbers) - len(self._rest) :], self._rest, strict=True):
             self._leave(launch, cases)
+        never = [case for case in self._left_out.values() if case.id not in self._prices.cases]
+        if never and self._prices.cases:
+            told = [f"{case.label} (about {format_duration(self._prices.case(case))})" for case in never[:_MOST_NAMED]]
+            told += [f"{len(never) - len(told)} more"] if len(never) > len(told) else []
+            self._audience.tell(f"no time for {', '.join(told)}; go on with: parbench run --resume {self._path}")
 
     def _leave(self, launch: int, cases: Sequence[Case]) -> None:
         """Record that these are not measured: they broke before, or there is no time."""
@@ -243,6 +251,7 @@ class Driver:
             visits=[*visits, *more],
             more=len(more),
             weights=[self._weight(case) for case in cases],
+            prices=[self._prices.case(case) for case in cases],
             budget_seconds=max(deadline - time.monotonic(), 0.0),
             run_seconds=max(self._end + self._overtime - time.monotonic(), 0.0),
             hosts=tuple(hellos[rank].host for rank in sorted(hellos)),
@@ -256,13 +265,14 @@ class Driver:
 
     def _visits(self, monitor: RankMonitor, launch: int, job: Job) -> set[str]:
         """Record each case with its last visit; return those that have a record when the gang is done or broken."""
-        ended, shares = set[str](), shares_of(job)
+        ended, weights, passed = set[str](), spread_over_visits(job, job.weights), 0.0
         for number, index in enumerate(job.visits):
-            case = job.plan.cases[index]
+            case, done = job.plan.cases[index], passed / sum(weights)
+            passed += weights[number]
             if case.id in ended:
                 continue
             made, of = self._progress
-            self._audience.visit(case, (made + sum(shares[:number])) / of)
+            self._audience.visit(case, (made + done) / of)
             began = time.monotonic()
             result = monitor.outcome(number, self._plan.timeout_seconds)
             if result.more:
@@ -291,10 +301,11 @@ class Driver:
         if prices.cases and sum(map(prices.case, to_come)) > left:
             self._told = True
             took = format_duration(self._made[-1].seconds)
-            self._tell_short(f"{case.label} took {took}", f"hardly holds one launch of {len(self._rest[0])} cases")
+            holds = f"hardly holds one launch of {len(self._rest[0])} cases"
+            self._tell_short(f"{case.label} took {took}", holds, prices)
 
-    def _tell_short(self, why: str, what: str) -> None:
-        budget, needed = format_duration(self._plan.budget_seconds), budget_of_all(load_run(self._path))
+    def _tell_short(self, why: str, what: str, prices: Prices) -> None:
+        budget, needed = format_duration(self._plan.budget_seconds), budget_of_all(self._plan, prices)
         self._audience.tell(f"{why}: the budget of {budget} {what}; --budget {needed} holds all")
 
     def _learn(self, hellos: list[Hello]) -> None:
@@ -328,6 +339,8 @@ class Driver:
         record = self._record(launch, case, result)
         self._begun.pop(case.id, None)
         self._made.append(record)
+        if record.reason == LEFT_OUT:
+            self._left_out[case.id] = case
         if record.status in _NOT_AGAIN:
             self._bad[case.id] = record
         self._writer.write(record)

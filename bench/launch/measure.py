@@ -56,7 +56,7 @@ class Display(ExitStack):
     def launch(self, number: int, of: int, cases: int) -> None:
         self._prefix = f"launch {number}/{of}"
         self._bar.update(self._task, description=f"{self._prefix}: starting ranks")
-        self._plain(f"{self._prefix}: {cases} cases")
+        self._plain(f"{self._prefix}: {counted(cases, 'case')}")
 
     def visit(self, case: Case, done: float) -> None:
         spent = time.monotonic() - self._began

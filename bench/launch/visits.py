@@ -38,11 +38,11 @@ def order_of_visits(cases: Sequence[Case], seed: int, launch: int, more: int = 0
     return visits, [place for _ in range(more) for place in random.sample(kept, len(kept))]
 
 
-def shares_of(job: Job) -> list[float]:
-    """Return each visit's share of the launch: by its case's weight, and none for what only time left over is for."""
+def spread_over_visits(job: Job, amounts: Sequence[float]) -> list[float]:
+    """Return each visit's part of its case's amount; none for those that only time left over is for."""
     usual = job.visits[: len(job.visits) - job.more]
-    counts, whole = Counter(usual), sum(job.weights[index] for index in set(usual))
-    return [job.weights[index] / counts[index] / whole for index in usual] + [0.0] * job.more
+    counts = Counter(usual)
+    return [amounts[index] / counts[index] for index in usual] + [0.0] * job.more
 
 
 def _num_bytes(case: Case) -> int:

@@ -26,7 +26,7 @@ from bench.launch.driver import StartRanks
 from bench.launch.flight_recorder import groups_seen
 from bench.launch.launchers import Launcher, loopback_variables
 from bench.launch.processes import leave
-from bench.launch.visits import shares_of
+from bench.launch.visits import spread_over_visits
 from bench.machine.environment import capture, interface_of, rank_place
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from bench.machine.world_spec import Joined
@@ -189,14 +189,18 @@ class _LaunchClock:
 
     def __init__(self, job: Job) -> None:
         self._job, self._began = job, time.monotonic()
-        self._shares = shares_of(job)
+        self._weights = spread_over_visits(job, job.weights)
+        self._prices = spread_over_visits(job, job.prices or [0.0] * len(job.weights))
         self._left = dict[int, float]()
 
     def share(self, number: int, to_come: int = 0) -> float:
         """Return a visit's part (s) of the time that is left when its turn comes, ``to_come`` others after it."""
         left = self._job.budget_seconds - (time.monotonic() - self._began)
-        rest = sum(self._shares[number:])
-        share = left * self._shares[number] / rest if rest else left / (1 + to_come)
+        weights, prices = sum(self._weights[number:]), sum(self._prices[number:])
+        share = left / (1 + to_come)
+        if weights:
+            free = max(left - prices, 0.0) * self._weights[number] / weights
+            share = free + self._prices[number] * min(left / prices if prices else 0.0, 1.0)
         return min(max(share, _MIN_CASE_SECONDS), _TIMEOUT_SHARE * self._job.plan.timeout_seconds)
 
     def allows(self, index: int) -> list[float]:

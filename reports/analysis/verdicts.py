@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench.launch.budget import budget_of_all
+from bench.launch.budget import budget_of_all, prices_of
 from bench.launch.control_channel import LEFT_OUT
 from bench.machine.environment import DISTURBANCES, EMULATED, VOLATILE, format_cpus
 from bench.results.runs import Run
@@ -89,7 +89,7 @@ def _completeness(run: Run, summary: Summary, measured: Sequence[Row]) -> Verdic
     parts = [f"{count} have {launches or 'none'} of {plan.launches}" for launches, count in sorted(shares.items())]
     told = f"launches are missing: of {counted(cases, 'case')} {', '.join(parts)}{aside}"
     level: Level = "bad" if summary.tally.code == 4 else "doubtful"
-    remedy = f"parbench run --resume {run.path}; --budget {budget_of_all(run)} holds all"
+    remedy = f"parbench run --resume {run.path}; --budget {budget_of_all(plan, prices_of(run))} holds all"
     return Verdict(word="PARTIAL", level=level, told=f"{told} (the budget was {budget})", remedy=remedy)
 
 

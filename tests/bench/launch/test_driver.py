@@ -524,6 +524,11 @@ def test_a_launch_longer_than_the_budget_is_told_with_the_first_case_that_shows_
     first, second = built.sentences
     assert first.startswith(f"{CASES[0].label} took 31 s: the budget of 1 min 40 s hardly holds one launch of 4 cases;")
     assert second.startswith("a launch takes about 2 min 4 s: the budget of 1 min 40 s holds 1 of 2 launches; ")
+    late = stage(CASES, taking(31.0), launches=2, budget_seconds=50.0)
+    late.acts = (tells(outcome(wall_seconds=31.0), *[Outcome(status="skipped", reason=LEFT_OUT)] * 3),)
+    late.drive()
+    told = f"no time for {CASES[1].label} (about 31 s), {CASES[2].label} (about 31 s), {CASES[3].label} (about 31 s); "
+    assert late.sentences[-1] == f"{told}go on with: parbench run --resume {late.path}"
     fits = stage(CASES, taking(25.0), budget_seconds=100.0)
     fits.drive()
     assert fits.sentences == []

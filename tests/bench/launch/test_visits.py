@@ -4,7 +4,7 @@ from collections import Counter
 
 from fakes import case, job
 
-from bench.launch.visits import VISITS, order_of_visits, shares_of
+from bench.launch.visits import VISITS, order_of_visits, spread_over_visits
 from bench.plan.cases import Case, make_case
 
 
@@ -47,5 +47,5 @@ def test_more_visits_are_passes_after_all_others_and_have_no_share_of_the_time()
     usual, more = order_of_visits(cases, 0, 0, 3)
     assert usual == order_of_visits(cases, 0, 0)[0]
     assert [sorted(more[i : i + 2]) for i in (0, 2, 4)] == [[0, 2]] * 3
-    shares = shares_of(job(cases, visits=[0, 2, 1, 2, 0, 2], more=2, weights=[1.0, 4.0, 3.0]))
-    assert shares == [0.125, 0.1875, 0.5, 0.1875, 0.0, 0.0], "each case's weight over its usual visits"
+    parts = spread_over_visits(job(cases, visits=[0, 2, 1, 2, 0, 2], more=2), [1.0, 4.0, 3.0])
+    assert parts == [1.0, 1.5, 4.0, 1.5, 0.0, 0.0], "over its usual visits"

@@ -184,6 +184,13 @@ def test_the_budget_is_shared_by_weight_and_what_is_not_used_goes_to_those_after
     assert (clock.share(3), clock.allows(0), clock.allows(3)) == (worker._MIN_CASE_SECONDS, [1.0, 0.0], [1.0, 0.0])
     now[0] += 60.0
     assert clock.allows(3) == [0.0, 0.0]
+    now[0] = 1000.0
+    asked = job(cases[:3], visits=[0, 1, 2, 0, 1], more=2, weights=[1.0, 1.0, 2.0], prices=[2.0, 3.0, 1.0])
+    clock = worker._LaunchClock(msgspec.structs.replace(asked, budget_seconds=10.0))
+    assert [clock.share(number) for number in range(3)] == [2 + 4 / 4, 3 + 6 / 3, 1 + 9], "prices first"
+    now[0] += 7.0
+    assert [clock.share(number) for number in range(3)] == [1.0, 3 * 3 / 4, 1 + 2], "half of what all cost is left"
+    assert [clock.share(3, 1), clock.share(4)] == [1.5, 3.0], "what is left over is shared by visits"
     clock = worker._LaunchClock(job(cases[:1], budget_seconds=100.0, timeout_seconds=30.0))
     assert clock.share(0) == 15.0, "the other half of the timeout is for what cannot be cut short"
 
