@@ -26,7 +26,6 @@ _START_SECONDS = 10.0
 
 _MAX_POINTS = 10_000
 
-
 SHAPE = ("nodes", "ntasks_per_node", "placement", "environment")
 """What a matrix may vary beside the parameters of the cases."""
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from bench.machine.world_spec import WorldSpec
 from bench.plan.params import Value
 from bench.results import details
-from bench.results.details import AttentionSteps, Hop
 from bench.results.metrics import MetricValue, values
 from bench.results.stats import Estimate, median
 from bench.results.turns import cross_fitted
@@ -44,8 +43,6 @@ from workloads.step.sent_bytes import bytes_by_axis, counted
 from workloads.step.training_step import TrainingStep
 
 Groups = Mapping[str, dist.ProcessGroup]
-
-
 BytesEachWay = Mapping[str, Mapping[str, float]]
 
 
@@ -137,11 +134,11 @@ class AttentionProbe:
         metrics |= values({"attention_exposed": exposed, "attention_wait": waited})
         doubt = max(seen.uncertainty_seconds for seen in told)
         notes = (f"attention's waits are of a GPU's events, known by the host's clock to {doubt * 1e6:.0f} us",)
-        details = AttentionSteps(attention_steps=hops).as_details
-        return Explanation(metrics=metrics, details=details, notes=notes if doubt else ())
+        steps = details.AttentionSteps(attention_steps=hops).as_details
+        return Explanation(metrics=metrics, details=steps, notes=notes if doubt else ())
 
 
-def hops_of(told: Sequence[Seen]) -> tuple[Hop, ...]:
+def hops_of(told: Sequence[Seen]) -> tuple[details.Hop, ...]:
     """Return each hop of a step: its bytes, how often it is made, how long it takes and what of it is exposed."""
     last = told[0].rounds[-1]
     hops: defaultdict[tuple[str, int, Size], list[int]] = defaultdict(list)
@@ -151,7 +148,7 @@ def hops_of(told: Sequence[Seen]) -> tuple[Hop, ...]:
     for (direction, step, size), chosen in hops.items():
         exposed, waited = _exposed_and_waited(told, chosen)
         alone = median([max(moves) for moves in zip(*(seen.alone[size] for seen in told), strict=True)])
-        hop = Hop(
+        hop = details.Hop(
             direction=direction,
             step=step,
             what=size[0],

@@ -28,8 +28,6 @@ from workloads.step.probe import Begin, Step, take_turns, timed, trace_step
 from workloads.step.sent_bytes import ByAxis, SentBytes, bytes_by_axis, counted
 
 _REPEATS = 3
-
-
 Matrix = Sequence[Sequence[int]]
 
 

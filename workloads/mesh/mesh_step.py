@@ -47,8 +47,6 @@ from workloads.tensor_parallel.tensor_parallel import split_blocks
 
 _SUMMED = ("dp", "cp", "tp")  # over these gradients of a mean are summed; over fsdp FSDP takes the mean
 _NO_OVERLAP = "gradients of dp, of edp and of what tp does not split are summed after the last microbatch, as one"
-
-
 _MEMORY = {
     "memory": "between steps, activations of a step above its start",
     "memory_counted": "activations: what the microbatches in flight saved for backward",
@@ -98,12 +96,12 @@ class MeshBytes:
         if moe is None or not routed:
             return [(one.sent, one.expected) for one in told]
         sizes = sizes_of(spec, moe, spec.microbatch * self.look.tokens, moe.etp)
-        forwards, to_experts = 1 if spec.checkpointing == "none" else 2, {}
+        to_experts = {}
         for ranks in expert_groups(spec.mesh):
             copy = [routed[rank] for rank in ranks]
             for i, rank in enumerate(ranks):
                 flights = sent_in_step(moe.variant, i, copy, sizes)
-                to_experts[rank] = sum(forwards * one.forward + one.backward for one in flights)
+                to_experts[rank] = sum(spec.forwards * one.forward + one.backward for one in flights)
         return [(one.sent, {**one.expected, "ep": to_experts[rank]}) for rank, one in enumerate(told)]
 
     def _routed(self, told: Sequence[Sent]) -> dict[int, Routed]:
