@@ -251,12 +251,7 @@ def make_groups(world: World, plan: ContextPlan) -> Groups:
 
 
 def core_of(
-    plan: ContextPlan,
-    rank: int,
-    device: torch.device,
-    axes: Groups,
-    kernel: Kernel,
-    recorder: Recorder | None = None,
+    plan: ContextPlan, rank: int, device: torch.device, axes: Groups, kernel: Kernel, recorder: Recorder | None = None
 ) -> Core:
     """Return how the rank-th of a plan's ranks attends; ``axes`` are the groups that the plan's method names."""
     recorder = recorder or Recorder(device)

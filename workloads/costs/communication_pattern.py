@@ -250,17 +250,9 @@ def _experts(at: Position) -> Iterator[Call]:
     spec, moe = at.spec, at.spec.moe
     if moe is None:
         return
-    forward, both = f"{spec.forwards} L M", f"{spec.forwards + 1} L M"
-    yield _call(
-        at,
-        "ep",
-        "all_to_all",
-        "X n k h e",
-        f"{2 * (spec.forwards + 1)} L M",
-        "tokens to their experts and back",
-        k=moe.top_k,
-        X=moe.etp,
-    )
+    forward, both, each_way = f"{spec.forwards} L M", f"{spec.forwards + 1} L M", f"{2 * (spec.forwards + 1)} L M"
+    there_and_back = "tokens to their experts and back"
+    yield _call(at, "ep", "all_to_all", "X n k h e", each_way, there_and_back, k=moe.top_k, X=moe.etp)
     if not spec.planned:
         yield _call(at, "ep", "all_to_all", f"E {COUNT_BYTES}", forward, "counts of tokens", E=moe.experts)
     for op, size, count in (
@@ -356,14 +348,5 @@ def _sums(at: Position) -> Iterator[Call]:
 def _summed(at: Position, axis: str, group: tuple[str, ...], elements: float, rounds: str) -> Call:
     width = at.spec.reduced_bytes or at.spec.element_bytes
     buckets = max(1, -(-int(elements * width) // at.spec.bucket_bytes))
-    return _call(
-        at,
-        axis,
-        "all_reduce",
-        f"Psi {'e' if width == at.spec.element_bytes else width} / buckets",
-        _times(rounds, "buckets"),
-        "gradients",
-        group=group,
-        Psi=elements,
-        buckets=buckets,
-    )
+    size, times = f"Psi {'e' if width == at.spec.element_bytes else width} / buckets", _times(rounds, "buckets")
+    return _call(at, axis, "all_reduce", size, times, "gradients", group=group, Psi=elements, buckets=buckets)

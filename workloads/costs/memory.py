@@ -162,10 +162,10 @@ def activations_equation(at: Position) -> Equation:
 
 def stage_equation(at: Position, stage: int) -> Equation:
     spec, layers = at.spec, at.layers_by_stage
-    ends = (f" + {embedding_text(spec)}" if stage == 0 else "") + (
-        f" + {head_text(spec)}" if stage == len(layers) - 1 else ""
-    )
-    return Equation(text=f"{layers[stage]} ({layer_text(spec, spec.checkpointing)}){ends}", symbols=_symbols(at))
+    text = f"{layers[stage]} ({layer_text(spec, spec.checkpointing)})"
+    text += f" + {embedding_text(spec)}" if stage == 0 else ""
+    text += f" + {head_text(spec)}" if stage == len(layers) - 1 else ""
+    return Equation(text=text, symbols=_symbols(at))
 
 
 def layer_equation(at: Position, checkpointing: str) -> Equation:

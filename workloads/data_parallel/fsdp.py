@@ -33,11 +33,7 @@ def drawing(world: World) -> Begin:
 
 
 def lay_out_fsdp(
-    model: Transformer,
-    world: World,
-    spec: StepSpec,
-    params: Mapping[str, Value],
-    ignored: Iterable[nn.Parameter] = (),
+    model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value], ignored: Iterable[nn.Parameter] = ()
 ) -> Layout:
     """Shard all but ``ignored`` over all ranks; with ``reshard`` it is gathered for each pass, the root's too."""
     mesh, made = make_mesh(world, dp=world.size)

@@ -142,10 +142,8 @@ class EpStep(MixtureStep):
         groups, tp = self._axes.groups, self.moe.tp
         moe_layer.exchange_ffns(model, spec.shape, self.moe, world.seed, held=self._axes.held)
         self._mixtures = dict(enumerate(moe_layer.mixtures(model)))
-        for (
-            i,
-            mixture,
-        ) in self._mixtures.items():  # which FSDP leaves alone; of all else it has one layer at a time whole
+        # experts now, which FSDP leaves alone; of all else it has one layer at a time whole
+        for i, mixture in self._mixtures.items():
             materialise(mixture.experts, world.seed, world.device, f"layers.{i}.ffn.experts")
         if not params["fsdp"]:
             materialise(model, world.seed, world.device)
