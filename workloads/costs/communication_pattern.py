@@ -23,12 +23,8 @@ _FACTORS: Mapping[str, Callable[[int], float]] = {
     "recv": lambda n: 0.0,  # the sender counts it
     "barrier": lambda n: 0.0,
 }
-_FACTOR_TEXTS = {
-    "all_reduce": "2 (n - 1) / n",
-    "all_gather": "(n - 1) / n",
-    "reduce_scatter": "(n - 1) / n",
-    "all_to_all": "(n - 1) / n",
-}
+_SHARED = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), "(n - 1) / n")
+_FACTOR_TEXTS = {"all_reduce": "2 (n - 1) / n", **_SHARED}
 COUNT_BYTES = 8
 ROUTE_BYTES = 4
 SOURCES = {

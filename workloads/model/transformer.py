@@ -202,15 +202,8 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-_KEPT = frozenset(
-    {
-        torch.ops.aten.mm.default,
-        torch.ops.aten.bmm.default,
-        torch.ops.aten.addmm.default,
-        torch.ops.aten.baddbmm.default,
-        *ATTENTIONS,
-    }
-)
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+_KEPT = frozenset({*(getattr(torch.ops.aten, name).default for name in _PRODUCTS), *ATTENTIONS})
 _WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module"})
 
 

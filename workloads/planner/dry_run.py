@@ -227,15 +227,8 @@ def _bubble(spec: StepSpec, work: Sequence[_Work], busiest: _Work, *, exact: boo
     # the work of every rank: the ends once each, the others as the middle one
     of_rank = work if len(work) == pp else [work[0], *[work[1]] * (pp - 2), work[-1]]
     forward, backward = (sum(getattr(each, name) for each in of_rank) / pp for name in ("forward", "backward"))
-    form = closed_form(
-        spec.schedule,
-        ranks=pp,
-        microbatches=spec.microbatches,
-        chunks=chunks,
-        f=forward,
-        i=backward / 2,
-        w=backward / 2,
-    )
+    sizes, half = {"ranks": pp, "microbatches": spec.microbatches, "chunks": chunks}, backward / 2
+    form = closed_form(spec.schedule, **sizes, f=forward, i=half, w=half)
     if form.makespan_bubble_seconds is None or (exact and pp * spec.microbatches * chunks * 2 <= MOST_ACTIONS):
         waited = _simulated(spec, of_rank, hop) - spec.microbatches * busiest.microbatch
         return max(0.0, waited), "simulated with each stage's times and the link's latency"
