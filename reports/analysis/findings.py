@@ -71,7 +71,11 @@ def _sure(row: Row) -> float:
 
 
 def _run(found: Analysis, row: Row, **changed: object) -> str:
-    """Return the command that measures the row's case again with other settings."""
+    """Return the command that measures the row's case again with other settings, none where the run has them."""
+    unset = dict.fromkeys(changed)
+    like = [one for one in found.steps if one.case.name == row.case.name and one.case.id != row.case.id]
+    if any({**one.case.whole, **unset} == {**row.case.whole, **unset} for one in like):
+        return ""
     kept = {name: value for name, value in row.case.params.items() if USUAL.get(name) != value}
     told = {name: f"{value:g}" if isinstance(value, float) else value for name, value in (kept | changed).items()}
     cores, nproc = ((found.run.info.environment or {}).get("process") or {}).get("cores"), found.run.info.plan.nproc

@@ -61,7 +61,10 @@ def _steps(steps: Sequence[Step], most: int) -> list[str]:
             f"MFU {_percent(mfu)}" if mfu is not None else "",
             f"memory {cells.num_bytes(one.num_bytes)}" if one.num_bytes else "",
         ]
-        lines.append(f"  {one.name[:30]}  {' · '.join(filter(None, told))}"[:_WIDTH])
+        line = f"  {one.name[:30]} "
+        for i, text in enumerate(filter(None, told)):  # what has no room is left out whole
+            line += f"{' ·' * (i > 0)} {text}" if len(line) + len(text) + 3 <= _WIDTH else ""
+        lines.append(line)
         parts = [f"{name} {_bar(share, _BAR)} {_percent(share)}" for name, share in one.parts.items()]
         parts += [f"overlap {_percent(one.overlap)}"] if one.overlap is not None else []
         lines += [f"    {'  '.join(parts)}"[:_WIDTH]] if parts else []

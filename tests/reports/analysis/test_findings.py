@@ -163,6 +163,13 @@ def test_one_bucket_leaves_nothing_to_overlap() -> None:
     )
     assert (one.kind, one.sure) == ("one bucket", 1.0)
     assert told(exposed=0.04) == told(count=4, exposed=0.1) == []
+    params = {"shape": "tiny", "microbatch": 4}
+    exposed, calls = {"exposed_comm.dp": 0.3, "compute": 0.6}, {"comm_calls": [comm_call()]}
+    one = only(
+        *training(exposed, "ddp", params={**params, "bucket_mb": 25.0}, details=calls),
+        *training(None, "ddp", params={**params, "bucket_mb": 1.0}),
+    )
+    assert (one.kind, one.command) == ("one bucket", ""), "the run holds the answer"
     assert told(hidden=64)[0].command == "parbench run --only ddp --set hidden=64 --set bucket_mb=2,25"
 
 
