@@ -5,7 +5,7 @@ from collections.abc import Callable
 from bench.machine.host_load import HostLoad
 from reports import cells
 from reports.analysis.analysis import Analysis
-from reports.analysis.ranks import Launch, launches_of, measuring_words
+from reports.analysis.ranks import Launch, launches_of
 from reports.report import Column, Section, Table, known, number
 
 
@@ -39,7 +39,7 @@ def launch_section(found: Analysis) -> Section | None:
         return None
     on = {one.load.cores for one in rows if one.load}
     where = f" on {'/'.join(map(str, sorted(on)))} cores" if on else ""
-    caption = f"{measuring_words(found.run)}: cases prepared, warmed up, timed and checked; the rest is starting ranks"
+    caption = "how long each took, and what else its host did while it measured"
     columns = known(_COLUMNS, rows)
     table = Table(id="launches", title=f"Launches{where}", caption=caption, columns=columns, rows=rows)
     return Section(id="launches-section", title="Launches", tables=(table,))

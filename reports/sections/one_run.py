@@ -121,6 +121,9 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
             "A difference, such as ect, is the mean of paired turns; without an interval, or with one that holds "
             "zero, it may be noise."
         )
+    if run.info.launches:
+        told = "cases prepared, warmed up, timed and checked; the rest started and ended ranks"
+        sentences.append(f"{measuring_words(run).capitalize()}: {told}.")
     asked = {kind: any(row.is_communication == kind for row in shown) for kind in (True, False)}
     studies = [told for kind, told in _STUDIES if (any(asked.values()) if kind is None else asked[kind])]
     if studies:

@@ -11,6 +11,7 @@ from reports.analysis.summary import summarize
 from reports.analysis.verdicts import verdicts
 from reports.report import Section
 from reports.sections.launches import launch_section
+from reports.sections.one_run import report_of
 
 CASE = collective()
 CALM, BUSY = (HostLoad(cores=2, one_minute=0.5, other_cores=cores, steal_percent=0.0) for cores in (0.1, 1.6))
@@ -32,6 +33,9 @@ def test_the_share_that_measured_is_told_and_of_older_runs_the_time() -> None:
     assert measuring_words(run(once, replace(once, launch=1))) == "measuring 45 % of 10 s"
     assert measuring_words(run()) == "measuring took 4 s"
     assert section_of() is None
+    told = "Measuring 90 % of 5 s: cases prepared, warmed up, timed and checked; the rest started and ended ranks."
+    assert told in report_of(run(once)).footnotes
+    assert not any("Measuring" in sentence for sentence in report_of(run()).footnotes)
 
 
 def test_ranks_that_were_started_again_belong_to_their_launch_with_the_load_of_the_longest() -> None:
