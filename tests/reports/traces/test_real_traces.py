@@ -1,0 +1,31 @@
+"""A file of PyTorch's profiler says of a real step what the probe says of the same step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import Ranks
+
+from reports.traces.steps import read_job
+
+STEPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ddp": ("ddp", {"bucket_mb": 1, "layers": 4, "hidden": 128}),
+    "fsdp": ("fsdp", {"layers": 2, "compute": "timed:10ms"}),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_divides_alike_by_its_file_and_by_the_probe(two_ranks: Ranks, name: str, tmp_path: Path) -> None:
+    step, params = STEPS[name]
+    probed = two_ranks.call("profiled:both_ways", name=step, params=params, folder=str(tmp_path))
+    job = read_job([tmp_path])
+    assert len(job.ranks) == 2
+    for rank, theirs in zip(job.ranks, probed, strict=True):
+        [ours] = rank.parts
+        whole = ours.wall_seconds
+        assert ours.compute_seconds == pytest.approx(theirs["compute_seconds"], rel=0.05)
+        exposed = sum(ours.exposed_comm_seconds.values())
+        assert exposed == pytest.approx(sum(theirs["exposed_comm_seconds"].values()), rel=0.05, abs=0.001 * whole)
+        assert ours.idle_seconds == pytest.approx(theirs["idle_seconds"], rel=0.05, abs=0.001 * whole)
+    assert {met.facts.size for met in job.met} == {2}
+    assert all(met.facts.num_bytes is None or met.facts.num_bytes > 0 for met in job.met)
