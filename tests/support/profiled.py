@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch.profiler import record_function
+from torch.profiler import ProfilerActivity, profile, record_function
 from training_steps import small
 
 from bench.results.traced import STEP, on_host
@@ -45,7 +45,8 @@ def profile_steps(world: World, kind: str, folder: str, steps: int = 5) -> None:
             layer.register_forward_pre_hook(_slow_down)
     for _ in range(3):
         _take(step, world, kind)
-    with profiling(world.device) as profiler:
+    # with shapes, or nothing tells how many bytes gloo carries
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         for number in range(steps):
             step.reset()
             world.barrier()
