@@ -22,7 +22,7 @@ from bench.plan.plan import Plan
 from bench.results.metrics import MetricValue
 from bench.results.records import Arrival, Check, RankState, Status, Stop
 
-LEFT_OUT = "left out: the run's time was spent"  # why a launch that came to a case too late has no measurement of it
+LEFT_OUT = "out of time"  # why a launch that came to a case too late has no measurement of it
 ADDRESS_VARIABLE = "PARBENCH_DRIVER"
 KEY_VARIABLE = "PARBENCH_KEY"
 DEVICE_VARIABLE = "PARBENCH_DEVICE"  # ranks on the CPU leave CUDA alone, even to say who they are

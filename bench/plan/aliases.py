@@ -40,6 +40,7 @@ METRICS = {
     "outside_pipeline": "non_pipeline_time",
     "balance": "load_balance",
 }
+REASONS = {"left out: the run's time was spent": "out of time"}
 GRADES = {"quiet": "stable", "wild": "very noisy"}
 TARGETS = {  # how they begin
     "bench.collectives:": "bench.operations.collectives:",

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from bench.plan.aliases import GRADES, METRICS
+from bench.plan.aliases import GRADES, METRICS, REASONS
 from bench.plan.cases import Case, renewed
 from bench.results.metrics import MetricValue, schema_of_metrics
 from bench.results.stats import Grade, effective_count, grade, spread, steadiness
@@ -202,7 +202,8 @@ def read_records(path: Path) -> Iterator[Record]:
                     was = msgspec.convert(raw, Record)
                     metrics = {METRICS.get(name, name): metric for name, metric in was.metrics.items()}
                     record = msgspec.structs.replace(was, case=renewed(was.case), metrics=metrics)
-            yield record
+            reason = REASONS.get(record.reason)
+            yield msgspec.structs.replace(record, reason=reason) if reason else record
 
 
 def refuse_newer(content: bytes, where: str, newest: int = SCHEMA) -> int:

@@ -219,7 +219,7 @@ def render(found: Check, form: str = "table") -> str:
     slower, meant = (
         f"SLOWER: for {rule.min_side} runs or more its level has been more than {floor} above its fastest one, sure by "
         "ranks and by Student's t among all series",
-        "A change that was meant: parbench history annotate RUN --series GLOB --note TEXT.",
+        "If a change was intended: parbench history annotate RUN --series GLOB --note TEXT.",
     )
     if not found.kept:
         slower = (

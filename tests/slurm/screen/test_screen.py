@@ -269,7 +269,7 @@ def test_a_run_is_read_with_the_hosts_of_its_ranks_and_what_is_missing(tmp_path:
     seen = read(a_run(tmp_path, [record(0), left_out], ["n1.cluster", "n3", "n2", "n4"], samples), NODES)
     assert seen.hosts == ("n1", "n3", "n2", "n4")
     assert len(seen.exchanges) == 2
-    assert seen.problems == ("left out: the run's time was spent", "rounds not reached: 1")
+    assert seen.problems == ("out of time", "rounds not reached: 1")
     assert (seen.silent, seen.notes) == ({}, ("emulated: 4 nodes on one machine",))
     first = record(0, "hang", reason="rank 1 (n2) did not arrive", ranks=states(n2="no answer"))
     then = record(1, "failed", reason="rank 2 (n3) died: ended by SIGKILL", ranks=states())
