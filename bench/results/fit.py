@@ -311,7 +311,7 @@ def _segment(line: _Line, weights: _Array, unit: float, freedom: int, by_launch:
         latency_low=latency_low,
         latency_high=latency_high,
         bytes_per_second=None if flat else 1 / slope,
-        bytes_per_second_low=1 / slope_high,
+        bytes_per_second_low=1 / slope_high if slope_high > 0 else None,
         bytes_per_second_high=1 / slope_low if slope_low > 0 and not flat else None,
     )
 

@@ -97,6 +97,22 @@ def test_one_rank_is_called_late_where_launches_agree_beyond_chance() -> None:
     assert told(2, 2, 2, skew=6e-4, transfer=4e-3) != [], "farther than any barrier"
 
 
+def test_a_launch_whose_cases_disagree_names_no_rank_nor_do_ranks_with_unlike_work() -> None:
+    cases = [collective(size_bytes=1024 * (i + 1)) for i in range(4)]
+    one = late()
+
+    def told(*ranks: int) -> list[str]:
+        arrivals = [arrived(late_rank=rank, share=0.8) for rank in ranks]
+        told = zip(cases, arrivals, strict=True)
+        return kinds(*(ok(case, i, metrics=one.metrics, arrival=arrival) for case, arrival in told for i in range(3)))
+
+    assert [told(2, 2, 2, 1), told(2, 2, 1, 1), told(2, 2, 3, 1)] == [["late rank"], [], []]
+    staged = [pipeline_record(launch=i) for i in range(3)]
+    skew = {"skew": plain(0.01, "s")} | {f"idle_{cause}": plain(0.0, "s") for cause in ("schedule", "imbalance", "p2p")}
+    arrival = arrived(late_rank=2, share=0.8)
+    assert kinds(*(msgspec.structs.replace(one, metrics=one.metrics | skew, arrival=arrival) for one in staged)) == []
+
+
 def run_with_exits(folder: Path, lag_ns: int, launches: int = 3, case: Any = None) -> Run:
     """Write a run of four ranks of which rank 1 leaves last, so much after the others."""
     case = case or collective()
@@ -226,6 +242,9 @@ def test_hot_experts_are_told_by_what_balanced_routes_would_save() -> None:
     assert one.sentence == "ep_layer: hot experts cost 20.0 % of the step: the fullest rank gets 1.35 times the mean"
     assert one.command == "parbench run --only ep_layer --set experts=8 --set routing=zipf --set capacity=0,1.25"
     assert seen(mixture_record()) == []
+    record = mixture_record(routing="zipf")
+    doubtful = MetricValue(value=1.25, low=0.9, high=1.7)
+    assert seen(msgspec.structs.replace(record, metrics=record.metrics | {"imbalance_slowdown": doubtful})) == []
     waits = {"compute": plain(0.01, "s"), "exposed_comm.ep": plain(0.01, "s")}
     hot, even = mixture_record(routing="zipf"), mixture_record()
     assert kinds(msgspec.structs.replace(hot, metrics=hot.metrics | waits)) == ["hot experts"], (
@@ -294,6 +313,11 @@ def test_a_size_far_above_its_fit_is_told_and_one_below_it_is_not() -> None:
     )
     assert one.command == "parbench run --only all_reduce --sizes 1M:16M:x2"
     assert told(0.5e-3) == []
+    curves = [msgspec.structs.replace(one, launch=i) for one in curve_records() for i in range(3)]
+    odd = collective(size_bytes=1 << 22)
+    once = [ok(odd, i, seconds=40e-3) if (one.case.id, one.launch) == (odd.id, i) else one
+            for one in curves for i in (1,)]  # fmt: skip
+    assert kinds(*once) == [], "one launch of three"
 
 
 def test_a_part_that_takes_longer_than_the_whole_is_told_where_launches_agree() -> None:
