@@ -1,7 +1,6 @@
 """Words of the command line and of files: sizes, durations, link speeds, names, and the user's error."""
 
 import difflib
-import io
 import itertools
 import os
 import re
@@ -187,17 +186,10 @@ def parse_link(text: str) -> float:
 
 def format_table(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> str:
     """Return rows of words as lines with their columns aligned, those of the indices ``right`` to the right."""
-    from rich.console import Console  # here, as ranks import this file
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     lines = [[*row] for row in rows]
-    for i in range(max(map(len, lines), default=0)):
-        table.add_column(justify="right" if i in right else "left", no_wrap=True)
-    for line in lines:
-        table.add_row(*map(Text, line))
-    console = Console(file=io.StringIO(), width=1_000_000, color_system=None)
-    with console.capture() as shown:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in shown.get().splitlines())
+    widths = [max(map(len, column)) for column in itertools.zip_longest(*lines, fillvalue="")]
+    sides = ["><"[i not in right] for i in range(len(widths))]
+    padded = (
+        [f"{word:{side}{width}}" for word, side, width in zip(line, sides, widths, strict=False)] for line in lines
+    )
+    return "\n".join("  ".join(line).rstrip() for line in padded)

@@ -30,14 +30,7 @@ OPTIMIZER = choice(
 FREED = "free gathered parameters after forward and gather them again for backward"
 RESHARD = Param(name="reshard", kind="bool", default=True, optional=True, help=FREED)
 PREFETCH = choice("prefetch", "explicit: gather each layer's parameters one layer ahead", "default", "explicit")
-SHARD = Param(
-    name="shard",
-    kind="int",
-    default=0,
-    minimum=0,
-    optional=True,
-    help="ranks that share one copy of the model; 0 = half",
-)
+SHARD = Param(name="shard", kind="int", default=0, minimum=0, optional=True, help="ranks that share a copy; 0 = half")
 TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a layer")
 
 
@@ -115,7 +108,7 @@ DEFINITIONS = (
         strategy=strategies.tp,
     ),
     _step(
-        "tp_sp", "tensor_parallel.tensor_parallel:tp_sp", "tensor parallel, sequence sharded between",
+        "tp_sp", "tensor_parallel.tensor_parallel:tp_sp", "tensor and sequence parallel",
         tags=("smoke",), strategy=strategies.tp_sp,
     ),
     _step(

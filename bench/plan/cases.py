@@ -80,6 +80,14 @@ class Definition:
     refuse: Callable[[Params, WorldSpec], str | None] = lambda params, spec: None
     expand: Callable[[Params, WorldSpec], Iterable[Params]] = only_itself
 
+    @property
+    def kind(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def short_name(self) -> str:
+        return self.name.partition(".")[2]
+
     def whole(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Return all parameters in declared order, those not given by their defaults."""
         present = present_params(given, self.name)

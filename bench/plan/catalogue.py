@@ -214,19 +214,13 @@ ENDS = (
     Param(name="source", kind="int", default=0, minimum=0, help="the sending rank"),
     Param(name="target", kind="int", default=1, minimum=0, help="the receiving rank"),
 )
-ROUND = Param(
-    name="round", kind="int", default=0, minimum=0, help="this round alone, in which each rank has another partner"
-)
+ROUND = Param(name="round", kind="int", default=0, minimum=0, help="this round alone; in each, ranks pair anew")
 PAIRS = Param(name="pairs", kind="str", default="", optional=True, help="these pairs instead, such as '0-3 1-2'")
 DIRECTION = choice("direction", "both ways at once, or one after the other", "at_once", "in_turn")
-REPEAT = Param(
-    name="repeat", kind="int", default=0, minimum=0, optional=True, help="a number to tell repeated measurements apart"
-)
+REPEAT = Param(name="repeat", kind="int", default=0, minimum=0, optional=True, help="tells repetitions apart")
 SHARE_OF_0 = "share of the bytes that goes to rank 0; in all_gather_v, that rank 0 contributes"
 SKEW = Param(name="skew", kind="float", default=0.0, minimum=0, maximum=1, optional=True, help=SHARE_OF_0)
-TRAFFIC = Param(
-    name="traffic", kind="matrix", default="", optional=True, help="how much each rank (row) sends to each (column)"
-)
+TRAFFIC = Param(name="traffic", kind="matrix", default="", optional=True, help="amounts by sender (rows) and receiver")
 LOADS = ("nothing", "gemm", "all_reduce", "all_gather", "all_to_all")
 BACKGROUND = choice("background", "what runs at the same time on every rank", *LOADS)
 GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")

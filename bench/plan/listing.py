@@ -1,8 +1,9 @@
 """What can be measured, as text: a line for each name, all about some of them, and both as Markdown."""
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
+from operator import attrgetter
 
 from bench.machine.world_spec import WorldSpec
 from bench.plan.cases import Definition
@@ -13,12 +14,12 @@ from bench.text import UserError, format_size
 _SIZE = 840 * 8  # bytes that 2 to 8 ranks can share
 
 
-def render_names(definitions: Iterable[Definition]) -> str:
+def render_names(definitions: Sequence[Definition]) -> str:
     """Return a line of at most 80 columns for each name, by kind, and for each preset."""
     lines = [f"{'':60}ranks, by default"]
-    for kind, group in groupby(sorted(definitions, key=_kind), _kind):
+    for kind, found in groupby(sorted(definitions, key=attrgetter("kind")), attrgetter("kind")):
         lines.append(f"{kind}.*")
-        lines += [f"  {_short(one):20}{one.help.partition(';')[0]:47} {ranks(one):>10}" for one in group]
+        lines += [f"  {one.short_name:20}{one.help.partition(';')[0]:47} {ranks(one):>10}" for one in found]
     lines += ["", "Presets: parbench run --preset NAME"]
     lines += [f"  {name:6}{preset.help:59} {preset.lasts:>11}" for name, preset in PRESETS.items()]
     return "\n".join([*lines, "", "All about one, with its parameters: parbench list NAME"])
@@ -34,9 +35,7 @@ def render_details(definitions: Sequence[Definition], width: int) -> str:
     for param, of in _params(definitions):
         head, told = f"  {param.name}={_default(param)}", f"{param.help} [{_allowed(param)}]".removesuffix(" []")
         told += f"; of {of}" if of else ""
-        lines += [head] if len(head) > 25 else []
-        first = " " * 26 if len(head) > 25 else head.ljust(26)
-        lines += textwrap.wrap(told, width, initial_indent=first, subsequent_indent=" " * 26)
+        lines += textwrap.wrap(told, width, initial_indent=f"{head:25} ", subsequent_indent=" " * 26)
     return "\n".join(lines)
 
 
@@ -48,7 +47,8 @@ def render_markdown(definitions: Sequence[Definition]) -> str:
     for param, of in _params(definitions):
         default = f"`{text}`" if (text := _default(param)) else ""
         params.append([f"`{param.name}`", default, param.help, _allowed(param), of or "all"])
-    return "\n\n".join("\n".join(f"| {' | '.join(row)} |" for row in _ruled(table)) for table in (rows, params))
+    tables = ([head, ["---"] * len(head), *rest] for head, *rest in (rows, params))
+    return "\n\n".join("\n".join(f"| {' | '.join(row)} |" for row in table) for table in tables)
 
 
 def ranks(definition: Definition) -> str:
@@ -65,14 +65,6 @@ def ranks(definition: Definition) -> str:
     return "2 or more" if len(fit) == 7 else "even" if fit == [2, 4, 6, 8] else ", ".join(map(str, fit))
 
 
-def _kind(definition: Definition) -> str:
-    return definition.name.partition(".")[0]
-
-
-def _short(definition: Definition) -> str:
-    return definition.name.partition(".")[2]
-
-
 def _presets(definition: Definition) -> list[str]:
     return [name for name in PRESETS if name == "full" or name in definition.tags]
 
@@ -82,13 +74,10 @@ def _params(definitions: Sequence[Definition]) -> list[tuple[Param, str]]:
     found: dict[Param, list[str]] = {}
     for one in definitions:
         for param in one.params:
-            found.setdefault(param, []).append(_short(one))
-    every = [_short(one) for one in definitions]
-    names = {param: f"all but {', '.join(n for n in every if n not in of)}" for param, of in found.items()}
-    return [
-        (param, "" if of == every else names[param] if len(of) > len(every) / 2 else ", ".join(of))
-        for param, of in found.items()
-    ]
+            found.setdefault(param, []).append(one.short_name)
+    rest = {param: [one.short_name for one in definitions if one.short_name not in of] for param, of in found.items()}
+    but = {param: f"all but {', '.join(names)}" if names else "" for param, names in rest.items()}
+    return [(param, but[param] if len(rest[param]) < len(of) else ", ".join(of)) for param, of in found.items()]
 
 
 def _default(param: Param) -> str:
@@ -101,7 +90,3 @@ def _allowed(param: Param) -> str:
     if param.kind in ("int", "float"):
         return f"{param.minimum:g} to {param.maximum:g}" if param.maximum else f">={param.minimum:g}"
     return {"size": "1K,3M or 1K:64M:x4", "bool": "false, true", "str": ""}.get(param.kind, param.allowed())
-
-
-def _ruled(table: list[list[str]]) -> list[list[str]]:
-    return [table[0], ["---"] * len(table[0]), *table[1:]]

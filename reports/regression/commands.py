@@ -76,7 +76,7 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 @_file_option
 def list_runs(branch: str | None, file: Path) -> None:
     """List the runs in the history, newest first."""
-    from bench.text import counted
+    from bench.text import counted, format_table
     from reports import cells
     from reports.regression.history import open_history
 
@@ -86,9 +86,7 @@ def list_runs(branch: str | None, file: Path) -> None:
     for o in reversed(lines):
         commit = o.commit[:12] or cells.UNKNOWN
         rows.append((o.id, o.started, o.branch, commit, o.preset, str(o.num_series), str(o.num_bad)))
-    # rich is slow for thousands
-    form = "  ".join(f"{{:{max(map(len, column))}}}" for column in zip(*rows, strict=True))
-    table = [form.format(*row).rstrip() for row in rows] if lines else []
+    table = [format_table(rows)] if lines else []
     notes = [f"meant at {one.run_id}, {one.series}: {one.note}" for one in annotations]
     click.echo("\n".join([counted(len(lines), "run"), *table, *notes]))
 

@@ -16,6 +16,7 @@ VARIANTS = ("all_to_all", "padded", "allgather", "dedup")
 
 _EXPERT = "hidden size of an expert; 0 = ffn / top_k, rounded down to a multiple of 8 * etp"
 _SHARDED = "shard all but the experts with FSDP2, instead of DDP"
+_CHOOSES = f"who chooses experts: the trained router, or {', '.join(routings.GENERATORS)}; :NUMBER sets its strength"
 _factor = partial(Param, kind="float", default=0.0, minimum=0.0)
 _parts = partial(Param, kind="int", default=1, minimum=1, optional=True)
 _int = partial(Param, kind="int", minimum=1)
@@ -25,12 +26,7 @@ STEP_PARAMS = (
     _int(name="top_k", default=2, help="experts per token"),
     _factor(name="capacity", help="capacity factor; tokens above it are dropped; 0 = dropless"),
     choice("variant", "how tokens travel to experts and back", *VARIANTS, optional=False),
-    Param(
-        name="routing",
-        kind="str",
-        default=routings.ROUTER,
-        help=f"who chooses experts: the trained router, or {', '.join(routings.GENERATORS)}; :NUMBER sets its strength",
-    ),
+    Param(name="routing", kind="str", default=routings.ROUTER, help=_CHOOSES),
     _int(name="expert_ffn", default=0, minimum=0, optional=True, help=_EXPERT),
     _int(name="shared", default=1, minimum=0, optional=True, help="shared experts, which every token takes"),
     choice("scores", "the router's scores", "softmax", "sigmoid"),
