@@ -21,6 +21,7 @@ from bench.launch.launchers import EXITS, Order
 from bench.launch.processes import die_with_parent
 from bench.rank import worker
 from bench.text import replace_file
+from bench.world.torch_compat import lost_cuda
 
 # set where forked ranks are compared with those that import everything themselves
 FRESH_VARIABLE = "PARBENCH_FRESH_RANKS"
@@ -69,7 +70,7 @@ def _be_rank(rank: int, order: Order) -> None:
     for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
         os.dup2(file, number)
     os.environ.update(order.variables, RANK=str(rank), WORLD_SIZE=str(order.size), LOCAL_RANK=str(rank))
-    if FRESH_VARIABLE in os.environ:
+    if FRESH_VARIABLE in os.environ or lost_cuda():  # should an import of some release of torch have asked for GPUs
         os.execv(sys.executable, [sys.executable, "-m", "bench.rank.worker"])
     np.random.seed()
     shift = mmap.mmap(-1, mmap.PAGESIZE * (1 + secrets.randbelow(_SHIFT_PAGES)), prot=0)  # as between two processes

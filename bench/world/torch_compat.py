@@ -36,6 +36,11 @@ ATTENTIONS = frozenset(
 REDUCE_OPS = {name: getattr(dist.ReduceOp, name.upper()) for name in ("sum", "avg", "min", "max", "product")}
 
 
+def lost_cuda() -> bool:
+    """Return whether this process is a fork of one that had asked for GPUs, so that it cannot use them."""
+    return bool(torch.cuda._is_in_bad_fork())
+
+
 @contextmanager
 def profiling(device: torch.device, *, memory: bool = False) -> Iterator[profile]:
     """Profile the host, and the device on CUDA; with ``memory`` also what is allocated.

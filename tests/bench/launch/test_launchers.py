@@ -17,10 +17,11 @@ from fake_runs import MODULES
 from fakes import HERE, wait_until
 from paths import IMPORT_PATH
 
-from bench.launch.control_channel import Hello
+from bench.launch.control_channel import DriverServer, Hello
 from bench.launch.launchers import ForkServer, Launcher, local_state, loopback_variables
 from bench.machine.environment import interface_of
 from bench.plan.cases import load_catalogue
+from bench.rank.fork_server import FRESH_VARIABLE
 
 
 def hello(pid: int, *, rank: int = 0, host: str = HERE) -> Hello:
@@ -103,6 +104,20 @@ def test_how_each_rank_ended_is_known_and_one_bad_end_is_the_launchs_but_the_oth
     wait_until(raised.ended)
     assert raised.exits() == {0: 1}
     assert "the roof is on fire" in (tmp_path / "raised" / "rank-0.log").read_text()
+
+
+@pytest.mark.parametrize("why", [FRESH_VARIABLE, "ACT_LOST"])
+def test_a_rank_starts_python_anew_where_that_is_asked_or_forks_cannot_use_gpus(
+    server: ForkServer, tmp_path: Path, why: str
+) -> None:
+    with DriverServer() as hub:
+        gang = server.launch(1, tmp_path / "gang", {**hub.variables(), "PARBENCH_DEVICE": "cpu", why: "1"})
+        event = hub.next(60)
+        assert event is not None
+        assert isinstance(event[1], Hello)
+        assert psutil.Process(event[1].pid).cmdline()[1:] == ["-m", "bench.rank.worker"]
+        gang.end([])
+        wait_until(lambda: gang.exits() == {0: -9})
 
 
 def test_ranks_do_not_outlive_a_server_that_is_killed_and_the_next_launch_has_another(
