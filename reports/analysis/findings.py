@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from bench.machine.environment import DISTURBANCES, VOLATILE
 from bench.plan.params import Value
 from bench.results.records import Record
 from bench.results.stats import median
@@ -38,7 +37,6 @@ USUAL: Mapping[str, Value] = {
 _LEAST, _LEAST_EXPOSED, _LEAST_IDLE, _LEAST_BUBBLE = 0.05, 0.2, 0.25, 0.15
 _SLOW_LINK, _SLOW_GROUP, _OFF_RATIO, _DEARER = 0.7, 0.9, 0.01, 1.1
 _WHOLES = dict.fromkeys(("reduce_scatter", "all_gather", "broadcast", "reduce"), "all_reduce")
-_NEIGHBOURS = ("load average", "steal time", "gpu processes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,18 +385,16 @@ def _dearer(rows: Iterable[Row]) -> Iterator[Finding]:
 
 
 def _machine(found: Analysis) -> Iterator[Finding]:
-    """Name other work on the machine, beside launches or, where no launch tells, at the start, if launches scatter."""
-    load = (found.run.info.environment or {}).get(VOLATILE)
-    causes = load.get(DISTURBANCES) if isinstance(load, Mapping) else None
-    others = [f"{topic} {what}" for topic, what in (causes or {}).items() if topic in _NEIGHBOURS]
-    if any(one.load for one in found.run.info.launches):
-        others = [*filter(None, [disturbed_words(found.run)])]
-    if others and noisy_of(found.shown):
-        scatter = median([row.scatter for row in found.shown if row.scatter is not None])
+    """Name other work beside half of the launches, or beside any if launches scatter; the doctor's is the verdict's."""
+    launches, others, noisy = found.run.info.launches, disturbed_words(found.run), noisy_of(found.shown)
+    beside = sum(bool(one.load and one.load.disturbance) for one in launches)
+    if others and (noisy or 2 * beside >= len(launches)):
+        scatter = median([row.scatter for row in found.shown if row.scatter is not None]) if noisy else 0.0
+        told = f"Launches scatter by {cells.percent(scatter)} beside" if noisy else "Launches ran beside"
         yield Finding(
             kind="busy machine",
-            cost=min(scatter, 1.0),
-            sentence=f"Launches scatter by {cells.percent(scatter)} beside other work: {', '.join(others)}",
+            cost=min(max(scatter, _LEAST), 1.0),
+            sentence=f"{told} other work: {others}",
             command="parbench doctor",
-            evidence={"scatter": scatter},
+            evidence={"scatter": scatter, "launches": beside},
         )
