@@ -19,7 +19,6 @@ from paths import ROOT, Command
 
 import parbench
 from bench.launch import measure as measuring
-from bench.plan.plan import PRESETS
 from bench.results.runs import Run, load_run
 from reports.render import show
 
@@ -166,12 +165,6 @@ def test_the_pictures_and_pages_that_the_first_readme_names_are_there() -> None:
     names = re.findall(r"\]\(([^)#]+)", FIRST.read_text())
     assert len(names) > 5
     assert [name for name in names if not (ROOT / name).exists()] == []
-
-
-def test_presets_last_as_long_as_the_first_readme_says() -> None:
-    told = FIRST.read_text()
-    for name, preset in PRESETS.items():
-        assert re.search(rf"`{name}` \((the default, )?{preset.lasts}\)", told)
 
 
 def test_the_first_two_commands_are_one_installation_and_the_tests() -> None:
