@@ -125,10 +125,10 @@ def test_a_step_is_linked_to_collectives_by_its_exposed_and_predicted_communicat
 def test_what_no_step_knows_has_no_column_and_what_one_knows_is_a_dash_for_the_other() -> None:
     gemm = ok(make_case("compute.gemm", "m:f", {"m": 8}), metrics={"time": seconds_metric(1.0)})
     known, other = rows_of(ok(step(), metrics=training_metrics()), gemm)
-    news = ("mfu", "exposed", "bytes ratio", "memory")
+    news = ("mfu", "overlap", "exposed", "bytes ratio", "memory")
     assert not {*news, "predicted comm"} & cells_of(step_columns([other]), other).keys()
     columns = {column.title: column for column in step_columns([known, other])}
-    assert [(columns[title].text(other), columns[title].sort(other)) for title in news] == [("-", None)] * 4
+    assert [(columns[title].text(other), columns[title].sort(other)) for title in news] == [("-", None)] * 5
     assert "predicted comm" not in columns
     assert "mfu" not in step_cells(training_metrics() | {"mfu": plain(None, "")})
 
