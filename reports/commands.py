@@ -1,6 +1,7 @@
 """The commands that show what was measured."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -159,18 +160,14 @@ def explain(traces: tuple[Path, ...], against: Path | None, form: str | None, ou
 def compare(
     base: Path,
     new: Path,
-    form: str,
     output: Path | None,
-    floor: str | None,
-    across: tuple[str, ...],
-    fail_on_unknown: bool,
-    history: Path,
     confirm: bool,
     base_python: str,
     new_python: str,
     budget: str,
     launches: int | None,
     out: Path,
+    **given: Any,
 ) -> None:
     """Compare two runs: what became slower or faster?
 
@@ -197,16 +194,7 @@ def compare(
         out=out,
         tell=lambda text: click.echo(text, err=True),
     )
-    text, code = compare_runs(
-        str(base),
-        str(new),
-        floor=floor,
-        across=across,
-        form=form,
-        fail_on_unknown=fail_on_unknown,
-        history=history,
-        confirming=how if confirm else None,
-    )
+    text, code = compare_runs(str(base), str(new), confirming=how if confirm else None, **given)
     _write(text.encode(errors="replace"), output)
     click.get_current_context().exit(code)
 
