@@ -118,7 +118,11 @@ class CaseRun:
         if self._subject is None or subgroup is None or any(refusals):
             return _refused(refusals, range(len(refusals)) if subgroup is None else subgroup.active)
         # a disturbed rank cannot explain itself, and the others wait for nobody
-        self._explains = all(world.gather(isinstance(self._subject, Explained)))
+        can = world.gather(None if isinstance(self._subject, Disturbed) else isinstance(self._subject, Explained))
+        self._explains = all(can)
+        if case.name.startswith("custom.") and all(one is False for one in can):
+            self._subject = load_target(_EXPLAINER)(world, self._subject)
+            self._explains = True
         self._ranks = subgroup.ranks
         self._checks = any(world.gather(getattr(self._subject.check, "__func__", None) is not Subject.check))
         self._graph = case.whole.get("mode") == "graph"
@@ -230,8 +234,6 @@ def _subject(case: Case, world: World | None, fault: FaultSpec | None) -> Subjec
     subject = load_target(case.target)(world, **params)
     if fault is not None and fault.kind != "late" and fault.rank == world.global_rank:
         return Disturbed(subject, fault, world.sync_stream)
-    if case.name.startswith("custom.") and not isinstance(subject, Explained):
-        return load_target(_EXPLAINER)(world, subject)
     return subject
 
 

@@ -139,7 +139,7 @@ class Ran:
 def run(world: World, params: dict[str, Value], prepared_by: str, injection: FaultSpec | None) -> Ran:
     progress, outcome, error = Progress(), Outcome(status="failed"), ""
     progress.steps = 1000  # of the case before
-    case = make_case("custom.faulty", prepared_by, params)
+    case = make_case("workload.faulty", prepared_by, params)
     try:
         outcome = CaseRun(case, Subgroups(world), MEASURE, progress, injection).visit(60.0)
     except RuntimeError as raised:
@@ -149,7 +149,7 @@ def run(world: World, params: dict[str, Value], prepared_by: str, injection: Fau
 
 def visit(world: World, params: dict[str, Value], budgets: list[float], end: bool) -> list[tuple[Outcome, list[str]]]:
     """Visit a case so often; return each outcome with what the subject was asked until then, last of its end."""
-    case, measure = make_case("custom.faulty", "test_runner:prepare", params), replace(MEASURE, max_iterations=14)
+    case, measure = make_case("workload.faulty", "test_runner:prepare", params), replace(MEASURE, max_iterations=14)
     made = CaseRun(case, Subgroups(world), measure, Progress(), None)
     seen = []
     for left, seconds in zip(reversed(range(len(budgets))), budgets, strict=True):
