@@ -152,7 +152,7 @@ def _why_exposed(job: Job, rank: RankSteps, label: str, calls: Sequence[Call], w
     known = [(seconds, met) for met in job.met if met.label == label and (seconds := ceiling(met))]
     longer = median(met.transfer_ns / 1e9 / seconds for seconds, met in known) if known else 1.0
     if longer >= _SLOWER_THAN_FIT:
-        sentence = f"{told}: it takes {longer:.1f} times what this machine's fit says"
+        sentence = f"{told}: it takes {cells.significant(longer)} times what this machine's fit says"
         return "slow link", won * (1 - 1 / longer), sentence, f"{_RUN} matrix"
     earlier = _could_begin_earlier(rank, calls)
     if op in _GATHERS and earlier >= won / 2:

@@ -42,13 +42,15 @@ class Call:
 class Met:
     """A collective as its ranks saw it: from when each came to when it ended there, in ns of one clock.
 
-    It moves while it lasts on the rank where it is shortest, for which all others wait.
+    It moves while it lasts on the rank where it is shortest, for which all others wait; ``waited_ns`` is how long it
+    stood behind the one before it on its group, where calls are queued.
     """
 
     label: str
     facts: CallFacts
     step: int
     spans: Mapping[int, Span]
+    waited_ns: Mapping[int, int]
 
     @property
     def last(self) -> int:
@@ -56,7 +58,7 @@ class Met:
 
     @property
     def transfer_ns(self) -> int:
-        return min(stop - start for start, stop in self.spans.values())
+        return min(stop - start - self.waited_ns[rank] for rank, (start, stop) in self.spans.items())
 
     @property
     def busbw(self) -> float | None:
@@ -189,24 +191,28 @@ def _together(ranks: Sequence[RankSteps]) -> Iterator[Met]:
     """
     names = [{name: i for i, (name, _) in enumerate(one.source.steps)} for one in ranks]
     common = set(names[0]).intersection(*names[1:])
-    seen: dict[tuple[object, ...], dict[int, Call]] = defaultdict(dict)
+    seen: dict[tuple[object, ...], dict[int, tuple[Call, int]]] = defaultdict(dict)
     for rank, places in zip(ranks, names, strict=True):
         step_names = {i: name for name, i in places.items()}
         counts: Counter[tuple[object, ...]] = Counter()
+        reached: dict[object, int] = {}
         for call in rank.calls:
             facts, step = call.facts, step_names[call.step]
             members = facts.ranks or facts.group
             if members is None or step not in common or (facts.op in PEER_TO_PEER and facts.size != 2):
                 continue
             key = (step, facts.op if facts.op not in PEER_TO_PEER else "p2p", members)
-            seen[*key, counts[key]][rank.rank] = call
+            start, stop = call.span
+            seen[*key, counts[key]][rank.rank] = call, max(min(reached.get(members, start), stop) - start, 0)
+            reached[members] = max(stop, reached.get(members, stop))
             counts[key] += 1
     traced = {one.rank for one in ranks}
     for calls in seen.values():
-        call = next(iter(calls.values()))
+        call, _ = next(iter(calls.values()))
         if len(calls) > 1 and set(calls) == set(call.facts.ranks or traced) & traced:
-            spans = {rank: one.span for rank, one in calls.items()}
-            yield Met(label=call.label, facts=call.facts, step=call.step, spans=spans)
+            spans = {rank: one.span for rank, (one, _) in calls.items()}
+            waited = {rank: behind for rank, (_, behind) in calls.items()}
+            yield Met(label=call.label, facts=call.facts, step=call.step, spans=spans, waited_ns=waited)
 
 
 def _offsets(sources: Sequence[RankTrace], together: Sequence[Met]) -> tuple[dict[int, int], int | None]:
@@ -237,7 +243,7 @@ def _offsets(sources: Sequence[RankTrace], together: Sequence[Met]) -> tuple[dic
 
 def _on_one_clock(met: Met, offsets: Mapping[int, int]) -> Met:
     spans = {rank: (start + offsets[rank], stop + offsets[rank]) for rank, (start, stop) in met.spans.items()}
-    return Met(label=met.label, facts=met.facts, step=met.step, spans=spans)
+    return replace(met, spans=spans)
 
 
 def _notes(sources: Sequence[RankTrace], ranks: Sequence[RankSteps], doubt_ns: int | None) -> Iterator[str]:

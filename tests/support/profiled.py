@@ -23,7 +23,7 @@ PLANTED: dict[str, tuple[str, dict[str, Any]]] = {
     "slow rank": ("ddp", {**_STEP, "bucket_mb": 1}),
     "one bucket": ("ddp", {**_STEP, "bucket_mb": 1000}),
     "host-bound": ("ddp", {**_STEP, "bucket_mb": 1}),
-    "no prefetch": ("fsdp", {**_STEP, "prefetch": "default"}),
+    "no prefetch": ("fsdp", {**_STEP, "prefetch": "default", "hidden": 512, "compute": "timed:50ms"}),
     "uneven stages": ("pp", {**_PIPELINE, "split": "5+1"}),
     "pipeline bubble": ("pp", {**_PIPELINE, "microbatches": 2}),
     "slow link": ("ddp", {**_STEP, "bucket_mb": 1, "compute": "timed:40ms"}),

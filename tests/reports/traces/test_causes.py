@@ -123,8 +123,20 @@ def test_a_collective_slower_than_the_runs_fit_is_a_slow_link(tmp_path: Path) ->
     [first, *_] = causes_of(found, lambda met: met.transfer_ns / 1e9 / 2)
     assert first.kind == "slow link"
     assert first.evidence["won_seconds"] == pytest.approx(1.25e-3, rel=0.01)
-    assert "2.0 times what this machine's fit says" in first.sentence
+    assert "2.00 times what this machine's fit says" in first.sentence
     assert causes_of(found, lambda met: met.transfer_ns / 1e9)[0].kind == "one bucket"
+
+
+def queued(file: RankFile, rank: int, at: float) -> None:
+    """Three all_reduces that are issued together and carried one after the other, each for 1 ms."""
+    file.kernel(at + 10, at + 6000)
+    for i in range(3):
+        file.collective("allreduce", at + 6000 + i, at + 7000 + 1000 * i, 8 * MB, RANKS)
+
+
+def test_what_a_collective_waits_behind_others_of_its_group_is_no_transfer(tmp_path: Path) -> None:
+    found = job(tmp_path, queued, steps=1)
+    assert [met.transfer_ns for met in found.met] == pytest.approx([1_000_000] * 3)
 
 
 def test_two_files_of_one_rank_are_refused_and_missing_ranks_are_told(tmp_path: Path) -> None:
