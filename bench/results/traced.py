@@ -19,10 +19,11 @@ _ISSUE = "c10d::"
 _WAIT = "_c10d_functional::wait_tensor"
 _WITHIN_ISSUE = "record_param_comms"  # what torch's backends record of a call, inside it
 _LAUNCH = ("cudaLaunch", "cuLaunch")
-_OPERATIONS = {
+OPERATIONS = {
     name.replace("_", ""): name
     for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 } | {"send": "send", "recv": "recv", "sendrecv": "sendrecv", "barrier": "barrier", "alltoallv": "all_to_all_v"}
+"""Our operations by how the names of calls, kernels and gloo's ranges begin, without underscores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ def operation_of(name: str) -> str:
     """Return our name of an operation from a call's, a kernel's or gloo's; of others the name itself."""
     word = name.removeprefix("c10d::").removeprefix("gloo:")
     plain = re.sub(r"^nccl(Dev)?Kernel_|_", "", word).lower()
-    known = [one for one in _OPERATIONS if plain.startswith(one)]
-    return _OPERATIONS[max(known, key=len)] if known else word
+    known = [one for one in OPERATIONS if plain.startswith(one)]
+    return OPERATIONS[max(known, key=len)] if known else word
 
 
 def on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:

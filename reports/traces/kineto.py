@@ -11,7 +11,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 from bench.results.spans import Span
-from bench.results.traced import PHASE, STEP, CallFacts, Trace, TraceEvent, on_device, on_host, operation_of, phases_of
+from bench.results.traced import (
+    OPERATIONS, PHASE, STEP, CallFacts, Trace, TraceEvent, on_device, on_host, operation_of, phases_of,
+)  # fmt: skip
 from bench.text import UserError, reading
 
 ENDINGS = (".json", ".json.gz")
@@ -62,16 +64,10 @@ class _Event(msgspec.Struct):
     args: _Args | None = None
 
 
-class _Group(msgspec.Struct):
-    pg_name: str = ""
-    pg_desc: str = ""
-    ranks: list[int] = []
-
-
 class _Distributed(msgspec.Struct):
     rank: int | None = None
     world_size: int | None = None
-    pg_config: list[_Group] = []
+    pg_config: Any = None
 
 
 class _Header(msgspec.Struct):
@@ -264,7 +260,9 @@ def _event_of(event: _Event, name: str, span: Span) -> TraceEvent:
 
 def _facts_of(name: str, args: _Args) -> CallFacts:
     """Return what is told of a collective: NCCL's kernels by their metadata, gloo's by the shapes of what went in."""
-    op = operation_of(args.op or name)
+    # calls that torch joins have a name of their own, or none
+    known = [one for one in map(operation_of, (args.op or "", name)) if one in OPERATIONS.values()]
+    op = known[0] if known else "communication"
     ranks = _ranks(args.ranks)
     size = args.size or (len(ranks) if ranks else None)
     sent, received = args.sent, args.received
@@ -299,13 +297,18 @@ def _ranks(text: str | None) -> tuple[int, ...] | None:
 
 def _steps(events: Sequence[TraceEvent], *, on_device: bool) -> list[tuple[int, int, str]]:
     """Return start, stop and name of each step; on a device from its first kernel to the next step's."""
-    marks = [e for e in events if e.annotation and (_STEP.fullmatch(e.name) or e.name == STEP)]
-    there = sorted((e.start_ns, e.stop_ns, e.name) for e in marks if e.device)
-    if not on_device or not there:
-        return sorted({(e.start_ns, e.stop_ns, e.name) for e in marks if not e.device})
-    starts = [start for start, _, _ in there[1:]]
+    spans: dict[bool, dict[str, Span]] = {True: {}, False: {}}
+    for event in events:
+        if event.annotation and (event.name == STEP or _STEP.fullmatch(event.name)):
+            # a device has one for each of its streams
+            start, stop = spans[event.device].get(event.name, (event.start_ns, event.stop_ns))
+            spans[event.device][event.name] = min(start, event.start_ns), max(stop, event.stop_ns)
+    of_host, of_device = (sorted((*span, name) for name, span in spans[where].items()) for where in (False, True))
+    if not on_device or not of_device:
+        return of_host
+    starts = [start for start, _, _ in of_device[1:]]
     last = max(e.stop_ns for e in events if e.device)
-    return [(start, stop, name) for (start, _, name), stop in zip(there, [*starts, last], strict=True)]
+    return [(start, stop, name) for (start, _, name), stop in zip(of_device, [*starts, last], strict=True)]
 
 
 def _on_all(facts: CallFacts, ranks: tuple[int, ...]) -> CallFacts:
@@ -341,7 +344,9 @@ def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Heade
     rank = info.rank if info.rank is not None else int(named[-1]) if named else place
     if info.rank is None:
         notes.append(f"the file does not tell its rank: {rank} by its {'name' if named else 'place'}")
-    groups = {tuple(one.ranks) for one in info.pg_config if len(one.ranks) > 1}
+    listed = info.pg_config if isinstance(info.pg_config, list) else []
+    told = [one.get("ranks") for one in listed if isinstance(one, dict)]
+    groups = {tuple(one) for one in told if isinstance(one, list) and len(one) > 1}
     if not kernels and len(groups) == 1:
         trace.facts[:] = [one and _on_all(one, *groups) for one in trace.facts]
     return RankTrace(

@@ -117,12 +117,25 @@ def job_of(sources: Sequence[RankTrace]) -> Job:
             raise UserError(
                 f"{one.path} and {other.path} are both of rank {one.rank}: give one job's traces, one a rank"
             )
+    sources, left_out = _of_common_steps(sources)
     ranks = [steps_of(source) for source in sources]
     together = list(_together(ranks))
     offsets, doubt_ns = _offsets(sources, together)
     met = tuple(_on_one_clock(one, offsets) for one in together) if offsets else ()
-    notes = tuple(_notes(sources, ranks, doubt_ns))
+    notes = (*left_out, *_notes(sources, ranks, doubt_ns))
     return Job(ranks=tuple(ranks), met=met, offsets_ns=offsets, doubt_ns=doubt_ns, notes=notes)
+
+
+def _of_common_steps(sources: Sequence[RankTrace]) -> tuple[list[RankTrace], list[str]]:
+    """Return the ranks with the steps that all of them traced, and a note where that leaves some out."""
+    names = [[name for name, _ in one.steps] for one in sources]
+    common = set(names[0]).intersection(*names[1:])
+    if not common:
+        told = "; ".join(f"rank {one.rank}: {own[0]} to {own[-1]}" for one, own in zip(sources, names, strict=True))
+        raise UserError(f"the ranks' traces have no step in common ({told}): give traces of the same steps")
+    ranks = [replace(one, steps=tuple(step for step in one.steps if step[0] in common)) for one in sources]
+    left = len(set().union(*names)) - len(common)
+    return ranks, [f"{left} steps that not all ranks traced are left out"] if left else []
 
 
 def steps_of(source: RankTrace) -> RankSteps:
@@ -155,16 +168,11 @@ def steps_of(source: RankTrace) -> RankSteps:
 
 def timeline_of(job: Job) -> Timeline:
     """Return the step of median wall on the first rank, of all ranks, on one clock where there is one."""
-    first = job.ranks[0]
-    name = first.source.steps[first.middle][0]
-    found = []
-    for rank in job.ranks:
-        places = [i for i, (told, _) in enumerate(rank.source.steps) if told == name]
-        if places:
-            found.append((rank, places[0], rank.source.steps[places[0]][1]))
-    starts = [window[0] + job.offsets_ns.get(rank.rank, -window[0]) for rank, _, window in found]
+    step = job.ranks[0].middle
+    found = [(rank, rank.source.steps[step][1]) for rank in job.ranks]
+    starts = [window[0] + job.offsets_ns.get(rank.rank, -window[0]) for rank, window in found]
     ranks = []
-    for (rank, step, window), start in zip(found, starts, strict=True):
+    for (rank, window), start in zip(found, starts, strict=True):
         comm = [(call.label, call.facts.op, call.span) for call in rank.calls if call.step == step]
         inside = replace(
             rank.source.trace,
@@ -189,19 +197,16 @@ def _together(ranks: Sequence[RankSteps]) -> Iterator[Met]:
 
     The ranks of a group make the same calls in the same order: the k-th of a step on one is the k-th on another.
     """
-    names = [{name: i for i, (name, _) in enumerate(one.source.steps)} for one in ranks]
-    common = set(names[0]).intersection(*names[1:])
     seen: dict[tuple[object, ...], dict[int, tuple[Call, int]]] = defaultdict(dict)
-    for rank, places in zip(ranks, names, strict=True):
-        step_names = {i: name for name, i in places.items()}
+    for rank in ranks:
         counts: Counter[tuple[object, ...]] = Counter()
         reached: dict[object, int] = {}
         for call in rank.calls:
-            facts, step = call.facts, step_names[call.step]
+            facts = call.facts
             members = facts.ranks or facts.group
-            if members is None or step not in common or (facts.op in PEER_TO_PEER and facts.size != 2):
+            if members is None or (facts.op in PEER_TO_PEER and facts.size != 2):
                 continue
-            key = (step, facts.op if facts.op not in PEER_TO_PEER else "p2p", members)
+            key = (call.step, facts.op if facts.op not in PEER_TO_PEER else "p2p", members)
             start, stop = call.span
             seen[*key, counts[key]][rank.rank] = call, max(min(reached.get(members, start), stop) - start, 0)
             reached[members] = max(stop, reached.get(members, stop))

@@ -149,3 +149,21 @@ def test_two_files_of_one_rank_are_refused_and_missing_ranks_are_told(tmp_path: 
     assert "2 of 4 ranks are here" in job_of(sources).notes[0]
     with pytest.raises(UserError, match="are both of rank 0: give one job's traces"):
         job_of([sources[0], sources[0]])
+
+
+def test_steps_that_not_all_ranks_traced_are_left_out(tmp_path: Path) -> None:
+    """Rank 1's third step, which rank 0 has not, is slow; its others are where rank 0's are."""
+    sources = []
+    for rank, numbers in ((0, (1, 2)), (1, (2, 3)), (2, (8,))):
+        file = RankFile(rank, 4)
+        for number in numbers:
+            at = 10_000.0 * number
+            file.step(number, at, at + (10_000 if number < 3 else 50_000))
+            late(file, 2 * rank, at)
+        sources.append(read_rank(file.write(tmp_path)))
+    found = job_of(sources[:2])
+    assert found.notes[0] == "2 steps that not all ranks traced are left out"
+    assert (found.steps, step_seconds(found)) == (1, pytest.approx(10e-3))
+    assert waits_by_rank(found)[1] == pytest.approx([2e-3])
+    with pytest.raises(UserError, match=r"no step in common \(rank 0: ProfilerStep#1 to ProfilerStep#2; .*rank 2"):
+        job_of(sources)

@@ -1,5 +1,6 @@
 """Kineto's files are read in pieces: what they tell of kernels and collectives, and what is wrong with them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,32 @@ def test_a_file_is_read_alike_in_pieces_of_any_size_zipped_or_in_one_line(
             found = read_rank(path)
             assert (found.trace.comm, found.trace.facts) == (read.trace.comm, read.trace.facts), size
             assert found.steps == read.steps, size
+
+
+def test_a_collective_is_what_its_kernel_is_where_its_call_is_joined_with_others(tmp_path: Path) -> None:
+    """Of ranks that are cut short only how many there are is known; a step is marked on each stream."""
+    text = drawn().text()
+    for old, new in (
+        ('"Collective name": "allreduce"', '"Collective name": "nccl:coalesced"'),
+        ('"Collective name": "_allgather_base"', '"Collective name": "allgather_into_tensor_coalesced"'),
+        ('"Process Group Ranks": "[0, 1]"', '"Process Group Ranks": "[0, 1, ..., 7]"'),
+        ('"Group size": 2', '"Group size": 8'),
+        ('"pg_config": [', '"pg_config": ["all", '),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    path = tmp_path / "rank0.json"
+    on_stream = {"ph": "X", "cat": "gpu_user_annotation", "tid": 20, "dur": 100, "args": {}}
+    marks = [{**on_stream, "name": f"ProfilerStep#{step}", "ts": 1000 * step + 200} for step in range(2)]
+    path.write_text(text.replace('"traceEvents": [', '"traceEvents": ' + json.dumps(marks)[:-1] + ",", 1))
+    found = read_rank(path)
+    gathered, reduced = found.trace.facts[:2]
+    assert (gathered, reduced) == (
+        CallFacts("all_gather", "default_pg", None, 8, 8 * MB),
+        CallFacts("all_reduce", "default_pg", None, 8, 4 * MB),
+    )
+    assert [span for _, span in found.steps] == [(0, 1_000_000), (1_000_000, 2_000_000)]
+    assert found.rank == 0
 
 
 def test_a_truncated_file_gives_what_is_whole_and_says_so(tmp_path: Path, read: RankTrace) -> None:
