@@ -190,6 +190,6 @@ def _starter(run: Run, joined: Joined | None, nodelist: str | None, stack: ExitS
         spread = plan.spread
         return lambda number, variables: SrunLauncher(spread, logs, number, {**own, **variables}, nodelist)
     # a user's own step may do anything when it is imported
-    modules = sorted({case.target.partition(":")[0] for case in plan.cases if not case.name.startswith("custom.")})
+    modules = sorted({case.target.partition(":")[0] for case in plan.cases if not case.is_own})
     server = stack.enter_context(ForkServer(modules, own, logs / "fork-server.log", START_SECONDS))
     return lambda number, variables: server.launch(plan.nproc, logs / f"gang-{number}", variables)

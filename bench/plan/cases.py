@@ -16,6 +16,8 @@ from bench.plan.aliases import CASES, Former, first_names, meanings, present_par
 from bench.plan.params import Param, Value, refuse_unknown
 from bench.text import UserError, did_you_mean
 
+_OWN = "custom."
+
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to measure: ``params`` tell it from others, ``defaults`` are the optional ones that nobody changed.
@@ -33,6 +35,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def whole(self) -> dict[str, Value]:
         """All parameters; a record of schema 1 has no defaults."""
         return {**self.defaults, **self.params}
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a step of the user's own, of ``--target``."""
+        return self.name.startswith(_OWN)
 
     @property
     def label(self) -> str:

@@ -120,7 +120,7 @@ class CaseRun:
         # a disturbed rank cannot explain itself, and the others wait for nobody
         can = world.gather(None if isinstance(self._subject, Disturbed) else isinstance(self._subject, Explained))
         self._explains = all(can)
-        if case.name.startswith("custom.") and all(one is False for one in can):
+        if case.is_own and all(one is False for one in can):
             self._subject = load_target(_EXPLAINER)(world, self._subject)
             self._explains = True
         self._ranks = subgroup.ranks

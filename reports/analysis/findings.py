@@ -69,7 +69,12 @@ def _sure(row: Row) -> float:
 
 
 def _run(found: Analysis, row: Row, **changed: object) -> str:
-    """Return the command that measures the row's case again with other settings, none where the run has them."""
+    """Return the command that measures the row's case again with other settings, none where the run has them.
+
+    None either where the case does not take the settings, as a step of one's own may not.
+    """
+    if row.case.is_own and not changed.keys() <= row.case.whole.keys():
+        return ""
     unset = dict.fromkeys(changed)
     like = [one for one in found.steps if one.case.name == row.case.name and one.case.id != row.case.id]
     if any({**one.case.whole, **unset} == {**row.case.whole, **unset} for one in like):
@@ -79,7 +84,8 @@ def _run(found: Analysis, row: Row, **changed: object) -> str:
     cores, nproc = ((found.run.info.environment or {}).get("process") or {}).get("cores"), found.run.info.plan.nproc
     ranks = f" --nproc {nproc}" * (found.run.info.plan.device == "cpu" and nproc != max(2, min(8, cores or nproc)))
     settings = " ".join(f"--set {name}={value}" for name, value in told.items())
-    return f"parbench run --only {row.case.name.rpartition('.')[2]} {settings}{ranks}"
+    what = f"--target {row.case.target}" if row.case.is_own else f"--only {row.case.name.rpartition('.')[2]}"
+    return f"parbench run {what} {settings}{ranks}"
 
 
 def _ranks(found: Analysis) -> Iterator[Finding]:
@@ -149,6 +155,7 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> list
     share = (exposed or 0.0) / wall
     told = f"{cells.percent(share)} of the step is exposed"
     evidence = {"step": row.case.id, "exposed": share}
+    own = row.case.is_own
     each, idle = int(whole.get("accumulation", 1)), (row.value("idle") or 0.0) / wall
     summed = [call for call in calls_of(row) or () if call.op in ("all_reduce", "reduce_scatter")]
     sums = each if whole.get("no_sync") is False else 1
@@ -163,12 +170,13 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> list
         sentence = f"{name} sums gradients after each of its {each} microbatches: {told}"
         command = _run(found, row, accumulation=each, no_sync="false,true")
         add("small microbatches", share * (each - 1) / each, sentence, command)
-    elif "bucket_mb" in whole and share >= _LEAST and sum(call.count for call in summed) == sums:
-        num_bytes, bucket = summed[0].num_bytes, float(whole["bucket_mb"])
+    elif (own or "bucket_mb" in whole) and share >= _LEAST and sum(call.count for call in summed) == sums:
+        num_bytes = summed[0].num_bytes
         smaller = f"{2.0 ** round(math.log2(num_bytes / 2**22)):g}"
         sentence = f"{name} sends all gradients ({cells.num_bytes(num_bytes)}) in one bucket after backward, where"
-        command = _run(found, row, bucket_mb=f"{smaller},{bucket:g}")
-        add("one bucket", share, f"{sentence} nothing hides them: {told}", command)
+        command = _run(found, row, bucket_mb=f"{smaller},{float(whole.get('bucket_mb', 0.0)):g}")
+        asked = f"; with DDP, bucket_cap_mb={smaller} makes several" if own and not command else ""
+        add("one bucket", share, f"{sentence} nothing hides them: {told}{asked}", command)
     elif whole.get("prefetch") == "default" and share >= 2 * _LEAST:
         sentence = f"{name} gathers parameters without explicit prefetch: {told}"
         add("no prefetch", share, sentence, _run(found, row, prefetch="default,explicit"))
