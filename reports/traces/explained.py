@@ -22,7 +22,7 @@ from reports.figures.timeline import draw_first, timeline_words, view_of
 from reports.render.show import rendered
 from reports.render.terminal import print_report
 from reports.report import Report, Section, Table, number, words
-from reports.traces.causes import Ceiling, causes_of, step_seconds, waits_by_rank
+from reports.traces.causes import LEAST_SHARE, Ceiling, causes_of, step_seconds, waits_by_rank
 from reports.traces.steps import PEER_TO_PEER, Job, Met, RankSteps, read_job, timeline_of
 
 _MOST_RANKS = 16
@@ -86,7 +86,8 @@ def report_of_traces(job: Job, name: str, ceiling: Ceiling = lambda _: None, aga
     if job.met and len(job.ranks) > 1:
         tables.append(_waits(job))
     tables.append(_what_if(job, causes))
-    notes = (*job.notes, *([f"fits: those of {against}"] if against else []))
+    clean = () if causes else (f"Nothing stands out: no cause costs {LEAST_SHARE:.0%} of the step.",)
+    notes = (*clean, *job.notes, *([f"fits: those of {against}"] if against else []))
     section = Section(id="traces", title="Traced steps", tables=tuple(tables), terms=(), notes=notes)
     step = f"{cells.duration(step_seconds(job))} a step, the median of {job.steps}"
     return Report(
