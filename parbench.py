@@ -57,8 +57,9 @@ def step_of(model: Any, batch: Any, loss: Any, optimizer: Any, reference: Any = 
 
     ``model`` is a module as it trains: plain, in DDP, after ``fully_shard``, with DTensor parameters; or a schedule of
     ``torch.distributed.pipelining``. ``batch`` is what ``loss(model, batch)`` takes, or a function of the step's number
-    that returns it. ``reference`` is the module that a single process would train: every rank's gradients are then held
-    against the mean over ranks of its own; without one they are checked to be finite.
+    that returns it; of a schedule, whose ``loss`` is None, it is the arguments of ``step`` on this rank as a tuple, or
+    as a mapping by keyword. ``reference`` is the module that a single process would train: every rank's gradients are
+    then held against the mean over ranks of its own; without one they are checked to be finite.
     """
     from workloads.step.training_loop import TrainingLoop
 

@@ -31,7 +31,7 @@ ELSEWHERE = (
     "salloc",
     "explain",  # tests/reports/traces, which have traces
     "doctor --selftest",  # tests/bench/test_selftest.py
-    "run --target",  # tests/bench/plan/test_options_target.py
+    "run --target",  # in the full tier
     "compare BASE NEW --confirm",  # tests/reports/regression/test_confirm.py
 )
 
@@ -51,7 +51,7 @@ def lines() -> Iterator[tuple[Path, str]]:
 
 
 COMMANDS = list(dict.fromkeys(line for _, line in lines()))
-IN_FULL = [line for path, line in lines() if path == FIRST and line.startswith("parbench run")]
+IN_FULL = [line for path, line in lines() if line.startswith("parbench run") and (path == FIRST or "--target" in line)]
 
 
 def here(line: str) -> bool:
@@ -121,7 +121,10 @@ def one_launch(folder: Path) -> Run:
 
 @pytest.mark.full
 @pytest.mark.parametrize("line", IN_FULL)
-def test_a_run_of_the_first_readme_measures(line: str, parbench: Command) -> None:
+def test_a_run_of_the_first_readme_or_of_ones_own_step_measures(line: str, parbench: Command, tmp_path: Path) -> None:
+    for block in blocks(ROOT / "workloads" / "README.md", "python"):
+        name, text = block.split("\n", 1)
+        (tmp_path / name.removeprefix("# ")).write_text(text)
     done = parbench(*shlex.split(line)[1:], "--budget", "20s", "--launches", "1")  # the last --budget counts
     assert done.returncode in (0, 4), done.stdout + done.stderr
     assert " results equal the reference" in done.stdout

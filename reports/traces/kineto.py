@@ -10,10 +10,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from bench.results import traced
 from bench.results.spans import Span
-from bench.results.traced import (
-    OPERATIONS, PHASE, STEP, CallFacts, Trace, TraceEvent, on_device, on_host, operation_of, phases_of,
-)  # fmt: skip
+from bench.results.traced import PHASE, STEP, CallFacts, Trace, TraceEvent, operation_of, phases_of
 from bench.text import UserError, reading
 
 ENDINGS = (".json", ".json.gz")
@@ -261,7 +260,7 @@ def _event_of(event: _Event, name: str, span: Span) -> TraceEvent:
 def _facts_of(name: str, args: _Args) -> CallFacts:
     """Return what is told of a collective: NCCL's kernels by their metadata, gloo's by the shapes of what went in."""
     # calls that torch joins have a name of their own, or none
-    known = [one for one in map(operation_of, (args.op or "", name)) if one in OPERATIONS.values()]
+    known = [one for one in map(operation_of, (args.op or "", name)) if one in traced.OPERATIONS.values()]
     op = known[0] if known else "communication"
     ranks = _ranks(args.ranks)
     size = args.size or (len(ranks) if ranks else None)
@@ -338,7 +337,7 @@ def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Heade
         name=STEP, start_ns=first[0], stop_ns=last[1], thread=main, device=False, asynchronous=False, annotation=True
     )
     wall_seconds = (last[1] - first[0]) / 1e9
-    trace = (on_device if kernels else on_host)([whole, *(e for e in events if e.name != STEP)], wall_seconds)
+    trace = (traced.on_device if kernels else traced.on_host)([whole, *(e for e in events if e.name != STEP)], wall_seconds)
     trace.phases.extend(phases_of(events))
     named = re.findall(r"\d+", path.name.split(".")[0])
     rank = info.rank if info.rank is not None else int(named[-1]) if named else place

@@ -5,8 +5,11 @@ import time
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.functional import cross_entropy
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import parbench
@@ -67,6 +70,33 @@ def blocks(world: World, *, hidden: int = 32) -> Subject:
         return found
 
     return parbench.step_of(model, batch, loss, optimizer, reference)
+
+
+def split_in_columns_and_rows(world: World, *, hidden: int = 32) -> Subject:
+    """Transformer-like blocks whose products are split over a mesh of one dimension, tp."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block(hidden) for _ in range(2))).to(world.device)
+    reference = copy.deepcopy(model)
+    mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("tp",))
+    for block in model:
+        parallelize_module(block, mesh, {"mlp.0": ColwiseParallel(), "mlp.2": RowwiseParallel()})
+    data = torch.randn(4, 16, hidden, generator=torch.Generator().manual_seed(1)).to(world.device)
+
+    def loss(module: nn.Module, x: Tensor) -> Tensor:
+        found: Tensor = module(x).pow(2).mean()
+        return found
+
+    return parbench.step_of(model, data, loss, torch.optim.SGD(model.parameters(), lr=0.01), reference)
+
+
+def stages(world: World, *, hidden: int = 32, microbatches: int = 4) -> Subject:
+    """Two transformer-like blocks as the stages of a pipeline."""
+    torch.manual_seed(world.rank)
+    stage = PipelineStage(Block(hidden).to(world.device), world.rank, world.size, world.device, group=world.group)
+    schedule = Schedule1F1B(stage, microbatches, loss_fn=mse_loss)
+    data = torch.randn(2 * microbatches, 16, hidden, device=world.device)
+    batch = (data,) if world.rank == 0 else {"target": data}
+    return parbench.step_of(schedule, batch, None, torch.optim.SGD(stage.submod.parameters(), lr=0.01))
 
 
 class Bare(Subject):

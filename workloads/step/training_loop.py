@@ -1,7 +1,7 @@
 """A training loop of one's own as a subject: a model, a batch, a loss and an optimizer, as they are."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -11,8 +11,8 @@ from bench.world.subject import Description, Subject
 from workloads.step.layout import whole
 
 _FINITE_ONLY = "no reference was given: gradients are checked to be finite, and nothing more"
-_NO_LOSS = "a schedule takes its loss with it"
 _MOST_NAMED = 3
+Loss = Callable[[Any, Any], Tensor]
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 _COARSE = 3e-2  # of half precision
 
@@ -24,13 +24,17 @@ class TrainingLoop(Subject):
         self,
         model: Any,
         batch: Any,
-        loss: Callable[[Any, Any], Tensor] | None,
+        loss: Loss | None,
         optimizer: torch.optim.Optimizer,
         reference: nn.Module | None = None,
     ) -> None:
         self._model, self._batch, self._loss, self._optimizer = model, batch, loss, optimizer
         self._reference, self._number = reference, 0
         self._wrong: list[str] = []
+        if isinstance(model, nn.Module) != (loss is not None):
+            raise ValueError("step_of: a module needs a loss, and a schedule has its own: give it None")
+        if loss is None and reference is not None:
+            raise ValueError("step_of: a schedule takes no reference: its stages' gradients are checked to be finite")
         self._parameters = [one for group in optimizer.param_groups for one in group["params"]]
         self.dtype: torch.dtype = self._parameters[0].dtype if self._parameters else torch.float32
         self._next()
@@ -71,10 +75,10 @@ class TrainingLoop(Subject):
         self._present = self._batch(self._number) if callable(self._batch) else self._batch
 
     def _forward_backward(self) -> None:
-        if isinstance(self._model, nn.Module):
-            if self._loss is None:
-                raise ValueError("step_of: a module needs a loss")
+        if self._loss is not None:
             self._loss(self._model, self._present).backward()  # type: ignore[no-untyped-call]
+        elif isinstance(self._present, Mapping):
+            self._model.step(**self._present)
         else:
             self._model.step(*self._present)
 
@@ -85,13 +89,11 @@ class TrainingLoop(Subject):
         return [(name, whole(grad)) for name, grad in found]
 
     def _unlike_reference(self, reference: nn.Module) -> Sequence[str]:
-        if self._loss is None:
-            raise ValueError(f"step_of: a reference needs a loss: {_NO_LOSS}")
         gradients = dict(self._gradients())
         weights = {name.removeprefix("module."): whole(one.detach()) for name, one in self._model.named_parameters()}
         reference.load_state_dict({**dict(reference.named_buffers()), **weights}, strict=False)
         reference.zero_grad()
-        self._loss(reference, self._present).backward()  # type: ignore[no-untyped-call]
+        cast(Loss, self._loss)(reference, self._present).backward()  # type: ignore[no-untyped-call]
         found = []
         for name, one in reference.named_parameters():
             if one.grad is None:

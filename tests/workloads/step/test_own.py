@@ -4,8 +4,10 @@ from typing import Any, cast
 
 import own_steps
 import pytest
+import torch
 from ranks import Ranks
 
+import parbench
 from bench.world.subject import Explanation
 from bench.world.world import World
 from workloads.step.own import explained
@@ -29,7 +31,7 @@ def explanation(world: World, name: str, **how: Any) -> Explanation:
     return found
 
 
-@pytest.mark.parametrize("name", ["cnn", "blocks"])
+@pytest.mark.parametrize("name", ["cnn", "blocks", "split_in_columns_and_rows"])
 def test_the_gradients_of_a_loop_are_the_mean_over_ranks_of_its_references(two_ranks: Ranks, name: str) -> None:
     assert two_ranks.call("test_own:checked", name=name) == [(0, [])] * 2
 
@@ -59,3 +61,27 @@ def test_a_loop_has_its_parts_memory_flops_and_optimizer_told(two_ranks: Ranks) 
     assert fsdp.metrics["bytes_sent.world"].value == pytest.approx((2 + 2 / 3) / 2 * 4 * parameters, rel=0.2)
     # forward 2 FLOPs a weight and token, backward twice that, but no gradient for the batch
     assert fsdp.details["flops_per_rank"] == pytest.approx(3 * 2 * 4 * 16 * (3 * 2 * 4 * 32 * 32), rel=0.2)
+
+
+def test_bytes_of_split_products_are_those_of_activations(two_ranks: Ranks) -> None:
+    found = two_ranks.call("test_own:explanation", name="split_in_columns_and_rows")[0].metrics
+    # each block sums its output forward and its input's gradient backward; a mesh of all ranks has the world's group
+    assert found["bytes_sent.world"].value == 4 * 4 * 16 * 32 * 4
+
+
+def test_a_pipelines_stages_send_what_lies_between_them(two_ranks: Ranks) -> None:
+    assert two_ranks.call("test_own:checked", name="stages") == [(0, [])] * 2
+    first = two_ranks.call("test_own:explanation", name="stages")[0]
+    # four microbatches of two sequences: activations there, their gradients back
+    assert first.metrics["bytes_sent.world"].value == pytest.approx(4 * 2 * 16 * 32 * 4, rel=0.01)
+    assert {"exposed_comm.world", "compute", "memory_peak"} <= first.metrics.keys()
+    assert first.timeline is not None
+    assert len(first.timeline.ranks) == 2
+
+
+def test_a_loop_that_cannot_be_checked_as_asked_is_refused() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    with pytest.raises(ValueError, match="a module needs a loss"):
+        parbench.step_of(torch.nn.Linear(1, 1), None, None, optimizer)
+    with pytest.raises(ValueError, match="a schedule takes no reference"):
+        parbench.step_of(object(), None, None, optimizer, torch.nn.Linear(1, 1))
