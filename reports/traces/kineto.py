@@ -337,7 +337,8 @@ def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Heade
         name=STEP, start_ns=first[0], stop_ns=last[1], thread=main, device=False, asynchronous=False, annotation=True
     )
     wall_seconds = (last[1] - first[0]) / 1e9
-    trace = (traced.on_device if kernels else traced.on_host)([whole, *(e for e in events if e.name != STEP)], wall_seconds)
+    divide = traced.on_device if kernels else traced.on_host
+    trace = divide([whole, *(event for event in events if event.name != STEP)], wall_seconds)
     trace.phases.extend(phases_of(events))
     named = re.findall(r"\d+", path.name.split(".")[0])
     rank = info.rank if info.rank is not None else int(named[-1]) if named else place
