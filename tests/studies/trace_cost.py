@@ -28,7 +28,7 @@ def draw_step(file: RankFile, number: int) -> None:
             file.event("python_function", f"model.py({100 + deep}): forward", begin + deep, begin + each - deep)
         for one in range(10):
             start = begin + 20 + one * (each - 40) / 10
-            file.event("cpu_op", "aten::linear", start - 18, start - 4, **{"Input Dims": "[[4, 4096], [4096, 4096]]"})
+            file.event("cpu_op", "aten::linear", start - 18, start - 4, dims="[[4, 4096], [4096, 4096], [4096]]")
             file.kernel(start, start + (each - 60) / 10)
         file.collective("_allgather_base", begin + file.rank % 3, begin + each / 2, 1 << 22, range(file.world_size))
         file.collective("_reduce_scatter_base", begin + each / 2 + 1, begin + each, 1 << 22, range(file.world_size))
